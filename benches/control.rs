@@ -1,0 +1,202 @@
+//! What the control path costs: polls, scheduler steps, plans, frames.
+//!
+//! `cargo bench --bench control`
+
+#![allow(clippy::print_stdout)]
+
+use std::error::Error;
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
+use kv_transfer::plan::{PagePlan, Plan, RegionMap};
+use kv_transfer::prelude::*;
+use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
+use kv_transfer::wire::{Body, Frame, Link, Register};
+use kv_transfer::{Attempt, Desc, Geometry};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut criterion = Criterion::default().configure_from_args();
+    let testing = std::env::args().any(|arg| arg == "--test");
+    sessions(&mut criterion, testing)?;
+    plans(&mut criterion)?;
+    frames(&mut criterion)?;
+    criterion.final_summary();
+    Ok(())
+}
+
+/// `poll` of every session, and a scheduler step in which none has changed.
+fn sessions(criterion: &mut Criterion, testing: bool) -> Result<(), Box<dyn Error>> {
+    let counts: &[u32] = if testing { &[1, 100] } else { &[1, 10_000, 100_000] };
+    for &count in counts {
+        let arena = Arena::new(count as usize * 64)?;
+        let args = KvArgs::builder("prefill", 0)
+            .pages(count, 16)
+            .region(Region::dram(RegionRole::Kv, arena.addr(), u64::from(count) * 64, 64))
+            .build()?;
+        let mut plane = LocalPlane::new(LocalConfig::default())?;
+        plane.add_arena(&arena)?;
+        let client = HttpBootstrapClient::new(ClientConfig::default())?;
+        let config = WorkerConfig::new(args, WorkerRole::Prefill);
+        let worker = Worker::start(config, plane, Box::new(client))?;
+        let manager = worker.manager();
+
+        polls(criterion, &manager, count)?;
+
+        let mut queues =
+            PrefillQueues::<u32, _>::new(manager.clone(), Default::default(), PrefillPolicy::Eager);
+        let mut changes: Vec<Change> = Vec::new();
+        for page in 0..count {
+            let outgoing = Outgoing::new("127.0.0.1:1", Room::Number(page.into()));
+            let key = loop {
+                match queues.push(page, Outgoing { room: outgoing.room.clone(), ..outgoing }) {
+                    Ok(key) => break key,
+                    // The ring is full for a moment.
+                    Err(_) => std::thread::sleep(Duration::from_micros(100)),
+                }
+            };
+            while queues.pop_waiting(|_, _| true).is_some() {}
+            queues.init(key, 1, None)?;
+            queues.send_chunk(key, Pages::claim(PageList::from_pages([page])?)?)?;
+            queues.finish(key)?;
+            step(&mut queues, &manager, &mut changes)?;
+        }
+        settle(&mut queues, &manager, &mut changes)?;
+        assert_eq!(queues.counts().inflight, count as usize);
+        let mut failure = None;
+        criterion.bench_with_input(
+            BenchmarkId::new("step, none changed, in flight", count),
+            &count,
+            |b, _| {
+                b.iter(|| {
+                    if let Err(error) = step(&mut queues, &manager, &mut changes) {
+                        failure = Some(error);
+                    }
+                });
+            },
+        );
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        drop(queues);
+        worker.stop(Duration::from_secs(10));
+    }
+    Ok(())
+}
+
+fn polls(criterion: &mut Criterion, manager: &Manager, count: u32) -> Result<(), Box<dyn Error>> {
+    let mut senders = Vec::new();
+    while senders.len() < count as usize {
+        let room = Room::Number(senders.len() as u64);
+        match manager.sender("127.0.0.1:1", room, &[], SessionOptions::default()) {
+            Ok(sender) => senders.push(sender),
+            Err(_) => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+    let mut group = criterion.benchmark_group("poll");
+    group.throughput(Throughput::Elements(count.into()));
+    group.bench_with_input(BenchmarkId::from_parameter(count), &count, |b, _| {
+        b.iter(|| senders.iter().filter(|sender| black_box(sender.poll()).is_terminal()).count());
+    });
+    group.finish();
+    drop(senders);
+    // Dropped sessions end, and make room for others.
+    while manager.gauges().sessions_open > 0 {
+        manager.poll_set().drain(|_| {});
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    manager.poll_set().drain(|_| {});
+    Ok(())
+}
+
+type Queues = PrefillQueues<u32, Manager>;
+
+/// One iteration of a scheduler.
+fn step(queues: &mut Queues, manager: &Manager, changes: &mut Vec<Change>) -> Result<(), Box<dyn Error>> {
+    manager.poll_set().drain(|change| changes.push(change));
+    queues.step(changes.drain(..))?;
+    while queues.drain_finished().is_some() {}
+    Ok(())
+}
+
+/// Steps until nothing changes any more.
+fn settle(queues: &mut Queues, manager: &Manager, changes: &mut Vec<Change>) -> Result<(), Box<dyn Error>> {
+    for _ in 0..50 {
+        std::thread::sleep(Duration::from_millis(10));
+        step(queues, manager, changes)?;
+    }
+    Ok(())
+}
+
+/// 128 K tokens in pages of 16, 80 layers, K and V: 1.3 M pieces.
+fn plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
+    const PAGES: u32 = 128 * 1024 / 16;
+    let geometry = geometry(PAGES)?;
+    let map = RegionMap::new(&geometry, &geometry)?;
+    let contiguous = PageList::from_runs([PageRun { start: 0, len: PAGES }])?;
+    let random = PageList::from_pages((0..PAGES).map(|page| page.wrapping_mul(2_654_435_761) % PAGES))?;
+    let mut group = criterion.benchmark_group("plan 8192 pages x 160 regions");
+    for (name, local, remote) in [("contiguous", &contiguous, &contiguous), ("random", &random, &contiguous)]
+    {
+        let mut descs: Vec<Desc> = Vec::with_capacity(1024);
+        let mut count = 0;
+        let mut failure = None;
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                count = 0;
+                match PagePlan::new(local, remote).and_then(|pages| Plan::pages(&map, pages)) {
+                    Ok(mut plan) => loop {
+                        descs.clear();
+                        let progress = plan.fill(black_box(&mut descs), 1024, u64::MAX);
+                        count += progress.descs;
+                        if progress.done {
+                            break;
+                        }
+                    },
+                    Err(error) => failure = Some(error),
+                }
+            });
+        });
+        if let Some(error) = failure {
+            return Err(error.into());
+        }
+        println!("{name}: {} page pieces in {count} descriptors", u64::from(PAGES) * 160);
+    }
+    group.finish();
+    Ok(())
+}
+
+fn geometry(pages: u32) -> Result<Geometry, Box<dyn Error>> {
+    let mut args = KvArgs::builder("engine", 0).pages(pages, 16);
+    let len = u64::from(pages) * 64;
+    for region in 0..160 {
+        args = args.region(Region::dram(RegionRole::Kv, 0x1000 + region * len, len, 64));
+    }
+    Ok(args.build()?.geometry().clone())
+}
+
+fn frames(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
+    let mut group = criterion.benchmark_group("frame");
+    for runs in [1_u32, 1000] {
+        let pages = PageList::from_pages((0..runs).map(|run| run * 2))?;
+        let register = Register {
+            attempt: Attempt(1),
+            floor: Attempt(1),
+            room: Room::request("cmpl-2f1b9a4e-0-0123abcd")?,
+            pages,
+            aux: Some(AuxIndex(3)),
+            ttl_ms: 300_000,
+        };
+        let frame = Frame { link: Link::new(1, 7), body: Body::Register(register) };
+        let bytes = frame.encode()?;
+        group.throughput(Throughput::Bytes(bytes.len() as u64));
+        group.bench_function(BenchmarkId::new("encode, runs", runs), |b| {
+            b.iter(|| black_box(&frame).encode())
+        });
+        group.bench_function(BenchmarkId::new("decode, runs", runs), |b| {
+            b.iter_batched(|| bytes.clone(), |bytes| Frame::decode(&bytes), BatchSize::SmallInput);
+        });
+    }
+    group.finish();
+    Ok(())
+}

@@ -1,0 +1,4 @@
+//! What the framework costs: `cargo bench --bench write_read`, `cargo bench --bench control`.
+//!
+//! A package of its own, so that whoever runs an example need not build criterion. It holds benches
+//! only, nothing to depend on.

@@ -1,0 +1,209 @@
+//! WRITE and READ between two processes over the embedded plane, by block size and count, against a
+//! plain memcpy of the same blocks in the same run.
+//!
+//! `cargo bench --bench write_read`; with `--features nixl`, also NIXL beside plain `nixl-sys`. Criterion's figures come first; then a table of ratios, each
+//! from pairs of measurements taken in turn, so that they hold on a machine whose speed drifts.
+
+#![allow(clippy::print_stdout)]
+
+#[cfg(feature = "nixl")]
+mod nixl;
+mod peer;
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use kv_transfer::local::Arena;
+use kv_transfer::{Desc, Op};
+
+use peer::Pair;
+
+type Error = Box<dyn std::error::Error>;
+
+/// Bytes of each side's region.
+const REGION: usize = 512 << 20;
+/// Pairs of measurements behind each ratio.
+const ROUNDS: usize = 7;
+
+fn main() -> Result<(), Error> {
+    // First: it sets the environment, while there is one thread.
+    #[cfg(feature = "nixl")]
+    let nixl = nixl::prepare();
+    #[cfg(feature = "nixl")]
+    if let Some(nixl) = &nixl
+        && nixl::is_peer()
+    {
+        return nixl::serve(nixl);
+    }
+    if peer::is_peer() {
+        return peer::serve();
+    }
+    let testing = std::env::args().any(|arg| arg == "--test");
+    let region = if testing { 8 << 20 } else { REGION };
+    let mut pair = Pair::start(region)?;
+    let mut copy = Memcpy::new(region);
+
+    let mut criterion = Criterion::default().configure_from_args().sample_size(10);
+    figures(&mut criterion, &mut pair, &mut copy, region)?;
+    if !testing {
+        ratios(&mut pair, &mut copy, region)?;
+    }
+    #[cfg(feature = "nixl")]
+    if let Some(nixl) = &nixl {
+        drop((pair, copy));
+        nixl::ratios(nixl, region)?;
+    }
+    criterion.final_summary();
+    Ok(())
+}
+
+fn figures(
+    criterion: &mut Criterion,
+    pair: &mut Pair,
+    copy: &mut Memcpy,
+    region: usize,
+) -> Result<(), Error> {
+    for block in [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20] {
+        for count in [16, 256, region / block] {
+            if count * block > region || count * block < block * 16 {
+                continue;
+            }
+            let moves = Moves::random(block, count, region);
+            let mut group = criterion.benchmark_group(format!("{}x{}KiB", count, block >> 10));
+            group.throughput(Throughput::Bytes((block * count) as u64));
+            group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(2));
+            group.bench_function(BenchmarkId::from_parameter("memcpy"), |b| b.iter(|| copy.run(&moves)));
+            for (name, op) in [("WRITE", Op::Write), ("READ", Op::Read)] {
+                let mut failure = None;
+                group.bench_function(BenchmarkId::from_parameter(name), |b| {
+                    b.iter(|| {
+                        if let Err(error) = pair.run(op, moves.descs()) {
+                            failure = Some(error);
+                        }
+                    });
+                });
+                if let Some(error) = failure {
+                    return Err(error);
+                }
+            }
+            group.finish();
+        }
+    }
+    Ok(())
+}
+
+/// Medians of throughput and of the ratio to memcpy, measured in turn.
+fn ratios(pair: &mut Pair, copy: &mut Memcpy, region: usize) -> Result<(), Error> {
+    println!("\n{} MiB in blocks at random places, median of {ROUNDS} rounds taken in turn", region >> 20);
+    println!(
+        "{:>9} {:>12} {:>12} {:>12} {:>14} {:>14}",
+        "block", "memcpy GB/s", "WRITE GB/s", "READ GB/s", "WRITE/memcpy", "READ/memcpy"
+    );
+    for block in [16 << 10, 64 << 10, 256 << 10, 1 << 20] {
+        let moves = Moves::random(block, region / block, region);
+        let mut rounds = Vec::new();
+        for round in 0..=ROUNDS {
+            let memcpy = timed(|| {
+                copy.run(&moves);
+                Ok(())
+            })?;
+            let write = timed(|| pair.run(Op::Write, moves.descs()))?;
+            let read = timed(|| pair.run(Op::Read, moves.descs()))?;
+            if round > 0 {
+                rounds.push([memcpy, write, read]);
+            }
+        }
+        let median = |value: &dyn Fn(&[f64; 3]) -> f64| {
+            let mut values: Vec<f64> = rounds.iter().map(value).collect();
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        let rate = |seconds: f64| region as f64 / seconds / 1e9;
+        println!(
+            "{:>5} KiB {:>12.2} {:>12.2} {:>12.2} {:>14.2} {:>14.2}",
+            block >> 10,
+            rate(median(&|round| round[0])),
+            rate(median(&|round| round[1])),
+            rate(median(&|round| round[2])),
+            median(&|round| round[0] / round[1]),
+            median(&|round| round[0] / round[2]),
+        );
+    }
+    Ok(())
+}
+
+fn timed(run: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
+    let start = Instant::now();
+    run()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Blocks and where each goes.
+struct Moves {
+    block: usize,
+    descs: Vec<Desc>,
+}
+
+impl Moves {
+    /// `count` distinct blocks, each from a random place to a random place.
+    fn random(block: usize, count: usize, region: usize) -> Moves {
+        let places = region / block;
+        let (from, to) = (shuffled(places, 1), shuffled(places, 2));
+        let descs = from.iter().zip(&to).take(count).map(|(&from, &to)| Desc {
+            local_region: 0,
+            remote_region: 0,
+            local_offset: (from * block) as u64,
+            remote_offset: (to * block) as u64,
+            len: block as u64,
+        });
+        Moves { block, descs: descs.collect() }
+    }
+
+    fn descs(&self) -> &[Desc] {
+        &self.descs
+    }
+}
+
+fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+    let mut state = seed;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize
+    };
+    let mut places: Vec<usize> = (0..count).collect();
+    for at in (1..count).rev() {
+        places.swap(at, random() % (at + 1));
+    }
+    places
+}
+
+/// The limit: one thread, both memories its own, every page touched before.
+struct Memcpy {
+    from: Vec<u8>,
+    to: Vec<u8>,
+}
+
+impl Memcpy {
+    fn new(region: usize) -> Memcpy {
+        Memcpy { from: vec![1; region], to: vec![2; region] }
+    }
+
+    fn run(&mut self, moves: &Moves) {
+        for desc in &moves.descs {
+            let (from, to) = (desc.local_offset as usize, desc.remote_offset as usize);
+            self.to[to..to + moves.block].copy_from_slice(&self.from[from..from + moves.block]);
+        }
+        black_box(&mut self.to);
+    }
+}
+
+/// Fills a region so that every block is told from every other.
+pub(crate) fn fill(arena: &Arena) -> Result<(), Error> {
+    let mut block = vec![0; 4096];
+    for offset in (0..arena.len()).step_by(block.len()) {
+        block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&(offset as u64).to_le_bytes()));
+        arena.write(offset, &block)?;
+    }
+    Ok(())
+}

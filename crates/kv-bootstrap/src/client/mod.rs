@@ -1,0 +1,371 @@
+//! The client: registrations kept alive, and questions answered, without ever blocking.
+
+mod endpoint;
+mod publication;
+mod resolve;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_core::{
+    BootstrapClient, BootstrapError, BootstrapEvent, LookupId, RankQuery, RankRecord, Replica, Time,
+    WorkerId, WorkerRole,
+};
+use mio::{Events, Poll, Token, Waker};
+use slab::Slab;
+
+use crate::client::endpoint::{Context, Endpoint, Outcome, Request};
+use crate::client::publication::{Answered, Publication};
+use crate::client::resolve::{Resolver, Target};
+use crate::config::ClientConfig;
+use crate::error::BootstrapClientError;
+use crate::http::Response;
+use crate::record::{NotReadyJson, RankJson};
+
+const WAKER: Token = Token(usize::MAX);
+/// Longest sleep inside `flush`.
+const FLUSH_STEP: Duration = Duration::from_millis(20);
+
+/// A client of any number of bootstrap servers, with one keep-alive connection to each.
+///
+/// # Contract
+///
+/// - Call [`poll`](BootstrapClient::poll) until it returns `None` whenever the descriptor is
+///   readable, [`next_timeout`](BootstrapClient::next_timeout) is due, or a method was called.
+/// - No method waits for a peer, a name server or a lock, but [`flush`](Self::flush), which says so.
+/// - A lookup ends in exactly one event, [`ClientConfig::request_timeout`] after the call at the
+///   latest if `poll` is called then. Questions that are alike and not sent yet share a request.
+/// - A registration is renewed every third of its lease, made again when the server has forgotten
+///   it, and retried without end. Each failed attempt makes a `PublishFailed` event; while nobody
+///   polls, only the latest of a server is kept. An address that is not `host:port` makes one with
+///   `retry_in` [`Duration::MAX`]: that registration is given up.
+/// - After `withdraw`, either keep polling until the servers have been told, or call `flush`.
+///   Registrations that no server could be told about end with their leases.
+pub struct HttpBootstrapClient {
+    config: ClientConfig,
+    poll: Poll,
+    ready: Events,
+    resolver: Resolver,
+    endpoints: Slab<Endpoint<Purpose>>,
+    by_addr: BTreeMap<String, usize>,
+    publications: BTreeMap<Key, Publication>,
+    events: VecDeque<BootstrapEvent>,
+    next_serial: u64,
+    scratch: Vec<u8>,
+}
+
+type Key = (String, WorkerId);
+
+/// Why a request was made.
+#[derive(Debug)]
+enum Purpose {
+    Lookup { query: RankQuery, lookups: Vec<LookupId> },
+    Step { key: Key, serial: u64 },
+    Withdraw,
+}
+
+impl HttpBootstrapClient {
+    /// A client without connections.
+    pub fn new(config: ClientConfig) -> Result<HttpBootstrapClient, BootstrapClientError> {
+        let os = |call| move |source| BootstrapClientError::Os { call, source };
+        let poll = Poll::new().map_err(os("epoll_create"))?;
+        let waker = Waker::new(poll.registry(), WAKER).map_err(os("eventfd"))?;
+        Ok(HttpBootstrapClient {
+            config,
+            poll,
+            ready: Events::with_capacity(64),
+            resolver: Resolver::new(waker),
+            endpoints: Slab::new(),
+            by_addr: BTreeMap::new(),
+            publications: BTreeMap::new(),
+            events: VecDeque::new(),
+            next_serial: 0,
+            scratch: vec![0; 16 << 10],
+        })
+    }
+
+    /// Waits until every `withdraw` has ended, because the server was told or cannot be reached,
+    /// but no longer than `at_most`. True if they all have. Events that come meanwhile are kept for
+    /// `poll`.
+    ///
+    /// The one method that blocks: for the very end of a worker. 200 ms are plenty for servers that
+    /// are alive.
+    pub fn flush(&mut self, now: Time, at_most: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            let elapsed = start.elapsed();
+            let at = now + elapsed;
+            self.progress(at, Duration::ZERO);
+            let withdrawing = |endpoint: &Endpoint<Purpose>| {
+                endpoint.pending().any(|request| matches!(request.purpose, Purpose::Withdraw))
+            };
+            if !self.endpoints.iter().any(|(_, endpoint)| withdrawing(endpoint)) {
+                return true;
+            }
+            let Some(left) = at_most.checked_sub(elapsed).filter(|left| !left.is_zero()) else {
+                return false;
+            };
+            self.progress(at, left.min(FLUSH_STEP));
+        }
+    }
+
+    /// Waits for readiness for `wait`, then does everything that can be done at `now`.
+    fn progress(&mut self, now: Time, wait: Duration) {
+        if self.poll.poll(&mut self.ready, Some(wait)).is_ok() {
+            for event in &self.ready {
+                if let Some(endpoint) = self.endpoints.get_mut(event.token().0) {
+                    endpoint.ready(event);
+                }
+            }
+        }
+        let mut outcomes = Vec::new();
+        while let Some((addr, found)) = self.resolver.next() {
+            if let Some(endpoint) = self.by_addr.get(&addr).and_then(|key| self.endpoints.get_mut(*key)) {
+                endpoint.resolved(now, &self.config, found, &mut outcomes);
+            }
+        }
+        self.take_steps(now, &mut outcomes);
+        for (_, endpoint) in &mut self.endpoints {
+            let mut context = Context {
+                now,
+                config: &self.config,
+                registry: self.poll.registry(),
+                resolver: &mut self.resolver,
+                scratch: &mut self.scratch,
+            };
+            endpoint.advance(&mut context, &mut outcomes);
+        }
+        for outcome in outcomes {
+            self.conclude(now, outcome);
+        }
+        self.endpoints.retain(|_, endpoint| {
+            let unused = endpoint.is_unused();
+            if unused {
+                self.by_addr.remove(endpoint.addr());
+            }
+            !unused
+        });
+    }
+
+    /// Submits the steps of registrations that are due.
+    fn take_steps(&mut self, now: Time, outcomes: &mut Vec<Outcome<Purpose>>) {
+        let due: Vec<Key> = self
+            .publications
+            .iter()
+            .filter(|(_, publication)| publication.due().is_some_and(|due| due <= now))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in due {
+            let Some(publication) = self.publications.get_mut(&key) else { continue };
+            let serial = publication.serial;
+            let Some(bytes) = publication.step(now) else { continue };
+            let addr = key.0.clone();
+            let request = self.request(now, Purpose::Step { key, serial }, bytes);
+            outcomes.extend(self.submit(now, &addr, request).err());
+        }
+    }
+
+    fn request(&self, now: Time, purpose: Purpose, bytes: Bytes) -> Request<Purpose> {
+        Request::new(purpose, bytes, now, now + self.config.request_timeout)
+    }
+
+    /// Queues a request for a server, or says at once why not.
+    #[allow(clippy::result_large_err, reason = "an outcome like any other, not passed up any further")]
+    fn submit(&mut self, now: Time, addr: &str, request: Request<Purpose>) -> Result<(), Outcome<Purpose>> {
+        let busy = BootstrapError::Unreachable(io::ErrorKind::ResourceBusy);
+        let key = match self.by_addr.get(addr) {
+            Some(key) => *key,
+            None => {
+                let Some(target) = Target::parse(addr) else {
+                    return Err((request, Err(BootstrapError::Address(addr.to_owned()))));
+                };
+                if self.endpoints.len() >= self.config.max_servers {
+                    return Err((request, Err(busy)));
+                }
+                let entry = self.endpoints.vacant_entry();
+                let key = entry.key();
+                entry.insert(Endpoint::new(addr, target, Token(key), now));
+                self.by_addr.insert(addr.to_owned(), key);
+                key
+            }
+        };
+        match self.endpoints.get_mut(key) {
+            Some(endpoint) => endpoint.submit(&self.config, request).map_err(|request| (request, Err(busy))),
+            None => Err((request, Err(busy))),
+        }
+    }
+
+    /// Turns the end of a request into what it means.
+    fn conclude(&mut self, now: Time, (request, answer): Outcome<Purpose>) {
+        match request.purpose {
+            Purpose::Withdraw => {}
+            Purpose::Lookup { query, lookups } => {
+                let answer = answer.and_then(|response| read_ranks(&query, response));
+                for lookup in lookups {
+                    self.events.push_back(match answer.clone() {
+                        Ok(ranks) => BootstrapEvent::Found { lookup, ranks },
+                        Err(error) => BootstrapEvent::Failed { lookup, error },
+                    });
+                }
+            }
+            Purpose::Step { key, serial } => {
+                let Some(publication) = self.publications.get_mut(&key) else { return };
+                if publication.serial != serial {
+                    return;
+                }
+                let hopeless = matches!(answer, Err(BootstrapError::Address(_)));
+                match publication.answered(now, request.asked, answer, &self.config) {
+                    Answered::Quiet => {}
+                    Answered::Published => self.events.push_back(BootstrapEvent::Published { addr: key.0 }),
+                    Answered::Failed { error, mut retry_in } => {
+                        if hopeless {
+                            self.publications.remove(&key);
+                            retry_in = Duration::MAX;
+                        }
+                        let same = |event: &BootstrapEvent| matches!(event, BootstrapEvent::PublishFailed { addr, .. } if *addr == key.0);
+                        self.events.retain(|event| !same(event));
+                        self.events.push_back(BootstrapEvent::PublishFailed { addr: key.0, error, retry_in });
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl BootstrapClient for HttpBootstrapClient {
+    fn publish(&mut self, now: Time, addr: &str, record: RankRecord) {
+        let key = (addr.to_owned(), record.worker.clone());
+        self.next_serial += 1;
+        match Publication::new(self.next_serial, now, addr, &record, &self.config) {
+            Some(publication) => {
+                self.publications.insert(key, publication);
+            }
+            None => {
+                let error = BootstrapError::Malformed("the record cannot be written as JSON");
+                let addr = addr.to_owned();
+                self.events.push_back(BootstrapEvent::PublishFailed { addr, error, retry_in: Duration::MAX });
+            }
+        }
+    }
+
+    fn withdraw(&mut self, now: Time) {
+        for ((addr, _), publication) in std::mem::take(&mut self.publications) {
+            if let Some(bytes) = publication.withdraw() {
+                let request = self.request(now, Purpose::Withdraw, bytes);
+                // A full queue means that the server does not answer: the lease has to do.
+                let _ = self.submit(now, &addr, request);
+            }
+        }
+        self.progress(now, Duration::ZERO);
+    }
+
+    fn lookup(&mut self, now: Time, lookup: LookupId, addr: &str, query: &RankQuery) {
+        if let Some(endpoint) = self.by_addr.get(addr).and_then(|key| self.endpoints.get_mut(*key)) {
+            for request in endpoint.queued_mut() {
+                match &mut request.purpose {
+                    // The one that waits longest decides when all of them time out: soon enough.
+                    Purpose::Lookup { query: same, lookups } if same == query => {
+                        lookups.push(lookup);
+                        return;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let purpose = Purpose::Lookup { query: query.clone(), lookups: vec![lookup] };
+        let request = self.request(now, purpose, question(addr, query));
+        if let Err(outcome) = self.submit(now, addr, request) {
+            self.conclude(now, outcome);
+        }
+    }
+
+    fn poll(&mut self, now: Time) -> Option<BootstrapEvent> {
+        if self.events.is_empty() {
+            self.progress(now, Duration::ZERO);
+        }
+        self.events.pop_front()
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        if !self.events.is_empty() {
+            return Some(Time::ZERO);
+        }
+        let endpoints = self.endpoints.iter().filter_map(|(_, endpoint)| endpoint.next_timeout(&self.config));
+        endpoints.chain(self.publications.values().filter_map(Publication::due)).min()
+    }
+
+    fn as_raw_fd(&self) -> Option<RawFd> {
+        Some(self.poll.as_raw_fd())
+    }
+}
+
+impl std::fmt::Debug for HttpBootstrapClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpBootstrapClient")
+            .field("servers", &self.by_addr.keys())
+            .field("publications", &self.publications.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn question(host: &str, query: &RankQuery) -> Bytes {
+    let role = match query.role {
+        WorkerRole::Prefill => "prefill",
+        WorkerRole::Decode => "decode",
+        WorkerRole::Encode => "encode",
+    };
+    let replica = match query.replica {
+        Replica::Rank(rank) => format!("dp_rank={rank}"),
+        Replica::Modulo(number) => format!("modulo={number}"),
+    };
+    Bytes::from(format!("GET /v1/ranks?role={role}&{replica} HTTP/1.1\r\nHost: {host}\r\n\r\n"))
+}
+
+/// The ranks of an answer, if they are what was asked for: one whole replica, in rank order.
+fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, BootstrapError> {
+    match response.status {
+        200 => {}
+        404 => return Err(BootstrapError::UnknownRank),
+        503 => {
+            let missing = serde_json::from_slice::<NotReadyJson>(&response.body);
+            let missing = missing.map_err(|_| BootstrapError::Status(503))?;
+            return Err(BootstrapError::NotReady {
+                registered: missing.registered,
+                expected: missing.expected,
+            });
+        }
+        status => return Err(BootstrapError::Status(status)),
+    }
+    let list: Vec<RankJson> = serde_json::from_slice(&response.body)
+        .map_err(|_| BootstrapError::Malformed("not a list of ranks"))?;
+    let ranks: Result<Vec<RankRecord>, _> = list.into_iter().map(RankJson::into_record).collect();
+    let ranks = ranks.map_err(|_| BootstrapError::Malformed("a rank that cannot be"))?;
+    let Some(first) = ranks.first() else { return Err(BootstrapError::Malformed("no ranks")) };
+    let groups = first.parallel();
+    let (tp_size, pp_size, dp_size) = (groups.tp_size, groups.pp_size, groups.dp_size);
+    let dp_rank = match query.replica {
+        Replica::Rank(rank) => u64::from(rank),
+        Replica::Modulo(number) => number % u64::from(dp_size),
+    };
+    if ranks.len() as u64 != u64::from(tp_size) * u64::from(pp_size) {
+        return Err(BootstrapError::Malformed("not all ranks of the replica"));
+    }
+    let mut places = (0..pp_size).flat_map(|pp| (0..tp_size).map(move |tp| (pp, tp)));
+    for rank in &ranks {
+        let groups = rank.parallel();
+        let sizes = (groups.tp_size, groups.pp_size, groups.dp_size);
+        if rank.role != query.role
+            || rank.worker.engine != first.worker.engine
+            || sizes != (tp_size, pp_size, dp_size)
+        {
+            return Err(BootstrapError::Malformed("ranks of different engines"));
+        }
+        if places.next() != Some((groups.pp_rank, groups.tp_rank)) || u64::from(groups.dp_rank) != dp_rank {
+            return Err(BootstrapError::Malformed("ranks out of order"));
+        }
+    }
+    Ok(ranks)
+}

@@ -1,0 +1,225 @@
+//! One registration that is to be kept alive.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::{BootstrapError, RankRecord, Time};
+use serde::Serialize;
+
+use crate::config::ClientConfig;
+use crate::http::Response;
+use crate::record::{GrantJson, LeaseJson, RankJson};
+
+/// Most bytes of a refusal that are passed on.
+const MAX_REASON: usize = 256;
+
+/// Shortest time between two steps, whatever lease a server grants.
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+
+/// A registration and its next step.
+///
+/// | state | next step | then |
+/// |---|---|---|
+/// | `Absent` | register | `Present` on 200 |
+/// | `Present` | renew, every third of the lease | `Absent` on 404 |
+///
+/// Any other answer, or none, leaves the state and repeats the step after a growing pause.
+#[derive(Debug)]
+pub(crate) struct Publication {
+    /// Distinguishes it from an earlier one of the same worker at the same server.
+    pub(crate) serial: u64,
+    register: Bytes,
+    renew: Bytes,
+    withdraw: Bytes,
+    state: State,
+    announced: bool,
+    /// Whether the server may have heard of it.
+    sent: bool,
+    step_due: Option<Time>,
+    pause: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Absent,
+    Present,
+}
+
+/// What an answer came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// All is well, as before.
+    Quiet,
+    /// Registered for the first time.
+    Published,
+    /// Not registered, or not renewed.
+    Failed { error: BootstrapError, retry_in: Duration },
+}
+
+impl Publication {
+    /// `None` if the record cannot be written as JSON.
+    pub(crate) fn new(
+        serial: u64,
+        now: Time,
+        host: &str,
+        record: &RankRecord,
+        config: &ClientConfig,
+    ) -> Option<Publication> {
+        let lease_ms = Some(u64::try_from(config.lease.as_millis()).unwrap_or(u64::MAX).max(1));
+        let key =
+            |lease_ms| LeaseJson { worker: record.worker.clone(), incarnation: record.incarnation, lease_ms };
+        Some(Publication {
+            serial,
+            register: request("PUT", "/v1/ranks", host, &RankJson::new(record, lease_ms))?,
+            renew: request("POST", "/v1/ranks/renew", host, &key(lease_ms))?,
+            withdraw: request("DELETE", "/v1/ranks", host, &key(None))?,
+            state: State::Absent,
+            announced: false,
+            sent: false,
+            step_due: Some(now),
+            pause: config.retry_first,
+        })
+    }
+
+    /// When the next step is due; `None` while one is under way.
+    pub(crate) fn due(&self) -> Option<Time> {
+        self.step_due
+    }
+
+    /// The request of the step that is due now.
+    pub(crate) fn step(&mut self, now: Time) -> Option<Bytes> {
+        if self.step_due.is_none_or(|due| due > now) {
+            return None;
+        }
+        self.step_due = None;
+        self.sent = true;
+        Some(match self.state {
+            State::Absent => self.register.clone(),
+            State::Present => self.renew.clone(),
+        })
+    }
+
+    /// The request that ends it, if it ever began.
+    pub(crate) fn withdraw(&self) -> Option<Bytes> {
+        self.sent.then(|| self.withdraw.clone())
+    }
+
+    /// The step that was asked for at `asked` has ended.
+    pub(crate) fn answered(
+        &mut self,
+        now: Time,
+        asked: Time,
+        answer: Result<Response, BootstrapError>,
+        config: &ClientConfig,
+    ) -> Answered {
+        let error = match answer {
+            Ok(response) if response.status == 200 => {
+                match serde_json::from_slice::<GrantJson>(&response.body) {
+                    Ok(grant) => {
+                        // The lease began when the server answered, or later than it was asked.
+                        self.step_due =
+                            Some(asked + (Duration::from_millis(grant.lease_ms) / 3).max(MIN_PAUSE));
+                        self.state = State::Present;
+                        self.pause = config.retry_first;
+                        let first = !std::mem::replace(&mut self.announced, true);
+                        return if first { Answered::Published } else { Answered::Quiet };
+                    }
+                    Err(_) => BootstrapError::Malformed("a grant without lease_ms"),
+                }
+            }
+            Ok(response) if response.status == 404 && self.state == State::Present => {
+                self.state = State::Absent;
+                self.step_due = Some(now);
+                return Answered::Quiet;
+            }
+            Ok(Response { status: status @ 400..=499, body, .. }) => {
+                BootstrapError::Refused { status, reason: line(&body) }
+            }
+            Ok(response) => BootstrapError::Status(response.status),
+            Err(error) => error,
+        };
+        let retry_in = self.pause.max(MIN_PAUSE);
+        self.step_due = Some(now + retry_in);
+        self.pause = (self.pause * 2).min(config.retry_max.max(config.retry_first));
+        Answered::Failed { error, retry_in }
+    }
+}
+
+/// A request as bytes. `None` if the body cannot be written as JSON.
+fn request(method: &str, path: &str, host: &str, body: &impl Serialize) -> Option<Bytes> {
+    let body = serde_json::to_vec(body).ok()?;
+    let mut bytes = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    bytes.extend_from_slice(&body);
+    Some(Bytes::from(bytes))
+}
+
+/// A server's words as one line that is fit for a log.
+fn line(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body.get(..MAX_REASON).unwrap_or(body));
+    text.trim().chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::tests::record;
+
+    fn answer(status: u16, body: &str) -> Result<Response, BootstrapError> {
+        Ok(Response { status, body: body.as_bytes().to_vec(), keep_alive: true })
+    }
+
+    #[test]
+    fn a_registration_is_renewed_and_made_again_when_forgotten() {
+        let config = ClientConfig::default();
+        let record = record("p", 0, 1, (1, 0), (1, 0), (1, 0));
+        let mut publication = Publication::new(1, Time::ZERO, "h:1", &record, &config).unwrap();
+        assert_eq!(publication.withdraw(), None);
+        assert!(publication.step(Time::ZERO).unwrap().starts_with(b"PUT /v1/ranks "));
+        assert_eq!(publication.step(Time::MAX), None, "one step at a time");
+        let granted = || answer(200, r#"{"lease_ms":3000}"#);
+        let published = publication.answered(Time::ZERO, Time::ZERO, granted(), &config);
+        assert_eq!(published, Answered::Published);
+        let second = Time::ZERO + Duration::from_secs(1);
+        assert_eq!(publication.due(), Some(second));
+        assert!(publication.step(second).unwrap().starts_with(b"POST /v1/ranks/renew "));
+        assert_eq!(publication.answered(second, second, answer(404, ""), &config), Answered::Quiet);
+        assert!(publication.step(second).unwrap().starts_with(b"PUT /v1/ranks "));
+        assert_eq!(publication.answered(second, second, granted(), &config), Answered::Quiet);
+        assert!(publication.withdraw().unwrap().starts_with(b"DELETE /v1/ranks "));
+    }
+
+    #[test]
+    fn pauses_grow_to_their_bound_and_start_over_after_success() {
+        let config = ClientConfig::default();
+        let record = record("p", 0, 1, (1, 0), (1, 0), (1, 0));
+        let mut publication = Publication::new(1, Time::ZERO, "h:1", &record, &config).unwrap();
+        let (mut now, mut pauses) = (Time::ZERO, Vec::new());
+        for status in [500, 409, 404, 500, 500, 500, 500] {
+            publication.step(now).unwrap();
+            match publication.answered(now, now, answer(status, "no\n"), &config) {
+                Answered::Failed { error, retry_in } => {
+                    let refused = BootstrapError::Refused { status, reason: "no".to_owned() };
+                    let expected = if status < 500 { refused } else { BootstrapError::Status(status) };
+                    assert_eq!(error, expected);
+                    pauses.push(retry_in.as_millis());
+                    now = now + retry_in;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(pauses, [100, 200, 400, 800, 1600, 2000, 2000]);
+        publication.step(now).unwrap();
+        publication.answered(now, now, answer(200, r#"{"lease_ms":1}"#), &config);
+        now = now + Duration::from_secs(1);
+        publication.step(now).unwrap();
+        let failed = publication.answered(now, now, Err(BootstrapError::TimedOut), &config);
+        assert_eq!(
+            failed,
+            Answered::Failed { error: BootstrapError::TimedOut, retry_in: config.retry_first }
+        );
+    }
+}

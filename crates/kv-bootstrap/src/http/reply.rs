@@ -1,0 +1,96 @@
+//! The server's side: answers.
+
+use bytes::Bytes;
+use serde::Serialize;
+
+/// An answer to a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    content_type: &'static str,
+    body: Vec<Bytes>,
+    allow: Option<&'static str>,
+}
+
+impl Reply {
+    pub(crate) fn text(status: u16, text: impl Into<String>) -> Reply {
+        let body = vec![Bytes::from(text.into())];
+        Reply { status, content_type: "text/plain; charset=utf-8", body, allow: None }
+    }
+
+    /// A JSON answer; a value that cannot be written is an error of the server.
+    pub(crate) fn json(status: u16, value: &impl Serialize) -> Reply {
+        match serde_json::to_vec(value) {
+            Ok(body) => Reply::json_parts(status, vec![Bytes::from(body)]),
+            Err(_) => Reply::text(500, "the answer cannot be written as JSON"),
+        }
+    }
+
+    /// A JSON answer from parts that are JSON together.
+    pub(crate) fn json_parts(status: u16, body: Vec<Bytes>) -> Reply {
+        Reply { status, content_type: "application/json; charset=utf-8", body, allow: None }
+    }
+
+    /// 405, with the methods that are.
+    pub(crate) fn not_allowed(allow: &'static str) -> Reply {
+        Reply { allow: Some(allow), ..Reply::text(405, "405: Method Not Allowed") }
+    }
+
+    /// The same answer declared as JSON, as SGLang does for one of its texts.
+    pub(crate) fn declared_json(self) -> Reply {
+        Reply { content_type: "application/json; charset=utf-8", ..self }
+    }
+
+    /// The bytes to send. `head_only` for an answer to HEAD.
+    pub(crate) fn encode(self, http11: bool, keep_alive: bool, head_only: bool) -> Vec<Bytes> {
+        let length: usize = self.body.iter().map(Bytes::len).sum();
+        let version = if http11 { "HTTP/1.1" } else { "HTTP/1.0" };
+        let connection = if keep_alive { "keep-alive" } else { "close" };
+        let allow = self.allow.map(|methods| format!("Allow: {methods}\r\n")).unwrap_or_default();
+        let head = format!(
+            "{version} {} {}\r\nContent-Type: {}\r\nContent-Length: {length}\r\nConnection: {connection}\r\n{allow}\r\n",
+            self.status,
+            reason(self.status),
+            self.content_type,
+        );
+        let mut parts = vec![Bytes::from(head)];
+        if !head_only {
+            parts.extend(self.body.into_iter().filter(|part| !part.is_empty()));
+        }
+        parts
+    }
+}
+
+fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        400 => "Bad Request",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        408 => "Request Timeout",
+        409 => "Conflict",
+        411 => "Length Required",
+        413 => "Content Too Large",
+        417 => "Expectation Failed",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        501 => "Not Implemented",
+        503 => "Service Unavailable",
+        505 => "HTTP Version Not Supported",
+        _ => "Unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_to_head_have_the_length_but_not_the_body() {
+        let sent = |head_only| Reply::text(200, "OK").encode(true, true, head_only).concat();
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 2\r\n\
+                    Connection: keep-alive\r\n\r\n";
+        assert_eq!(sent(true), head.as_bytes());
+        assert_eq!(sent(false), [head.as_bytes(), b"OK"].concat());
+    }
+}

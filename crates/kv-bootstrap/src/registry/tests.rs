@@ -1,0 +1,299 @@
+use super::*;
+use kv_core::{Geometry, MemoryKind, RegionRole, RegionShape};
+use proptest::prelude::*;
+
+/// A record: engine, rank, life, then (size, rank) of tp, pp and dp.
+pub(crate) fn record(
+    engine: &str,
+    rank: u32,
+    life: u64,
+    tp: (u32, u32),
+    pp: (u32, u32),
+    dp: (u32, u32),
+) -> RankRecord {
+    let parallel =
+        Parallel { tp_size: tp.0, tp_rank: tp.1, pp_size: pp.0, pp_rank: pp.1, dp_size: dp.0, dp_rank: dp.1 };
+    RankRecord {
+        worker: WorkerId { engine: EngineId::new(engine).unwrap(), rank },
+        incarnation: Incarnation::from_random(life),
+        role: WorkerRole::Prefill,
+        plane: "local".into(),
+        metadata: Bytes::from(format!("{engine}/{rank}/{life}")),
+        geometry: Geometry {
+            num_pages: 8,
+            page_size: 16,
+            dtype: "f32".into(),
+            kv_heads: 1,
+            head_dim: 4,
+            model: String::new(),
+            parallel,
+            regions: vec![RegionShape {
+                role: RegionRole::Kv,
+                len: 8 * 64,
+                item_len: 64,
+                memory: MemoryKind::Dram,
+                layer: Some(0),
+            }],
+        },
+    }
+}
+
+const LEASE: Duration = Duration::from_secs(5);
+
+fn at(secs: u64) -> Time {
+    Time::ZERO + Duration::from_secs(secs)
+}
+
+fn ranks(bodies: Vec<Bytes>) -> Vec<RankRecord> {
+    let parse = |body: &Bytes| serde_json::from_slice::<RankJson>(body).unwrap().into_record().unwrap();
+    bodies.iter().map(parse).collect()
+}
+
+fn find(registry: &mut Registry, now: Time, replica: Replica) -> Result<Vec<RankRecord>, LookupError> {
+    registry.lookup(now, WorkerRole::Prefill, replica, None).map(ranks)
+}
+
+#[test]
+fn a_replica_is_handed_out_whole_and_in_rank_order() {
+    let mut registry = Registry::new(RegistryConfig::default());
+    assert_eq!(find(&mut registry, at(0), Replica::Rank(0)), Err(LookupError::Unknown));
+    let order = [(1, 1), (0, 1), (1, 0), (0, 0)];
+    let mut all = Vec::new();
+    for (number, (pp, tp)) in order.into_iter().enumerate() {
+        let missing = LookupError::NotReady { registered: number as u32, expected: 4 };
+        if number > 0 {
+            assert_eq!(find(&mut registry, at(0), Replica::Rank(1)), Err(missing));
+        }
+        let rank = record("p", number as u32, 1, (2, tp), (2, pp), (2, 1));
+        // The same rank twice is still one rank.
+        registry.register(at(0), &rank, LEASE).unwrap();
+        registry.register(at(0), &rank, LEASE).unwrap();
+        all.push(rank);
+    }
+    all.sort_by_key(|rank| (rank.parallel().pp_rank, rank.parallel().tp_rank));
+    assert_eq!(find(&mut registry, at(0), Replica::Rank(1)).unwrap(), all);
+    assert_eq!(find(&mut registry, at(0), Replica::Modulo(7)).unwrap(), all);
+    let other = LookupError::NotReady { registered: 0, expected: 4 };
+    assert_eq!(find(&mut registry, at(0), Replica::Modulo(8)), Err(other));
+    assert_eq!(find(&mut registry, at(0), Replica::Rank(2)), Err(LookupError::Unknown));
+}
+
+#[test]
+fn ended_leases_leave_and_renewed_ones_stay() {
+    let mut registry = Registry::new(RegistryConfig::default());
+    let (a, b) = (record("p", 0, 1, (2, 0), (1, 0), (1, 0)), record("p", 1, 2, (2, 1), (1, 0), (1, 0)));
+    registry.register(at(0), &a, LEASE).unwrap();
+    registry.register(at(0), &b, LEASE).unwrap();
+    registry.renew(at(4), &a.worker, a.incarnation, LEASE).unwrap();
+    assert_eq!(registry.next_timeout(), Some(at(5)));
+    let missing = Err(LookupError::NotReady { registered: 1, expected: 2 });
+    assert_eq!(find(&mut registry, at(5), Replica::Rank(0)), missing);
+    let gone = Err(LeaseError::Unknown(b.worker.clone()));
+    assert_eq!(registry.renew(at(5), &b.worker, b.incarnation, LEASE), gone);
+    assert_eq!(find(&mut registry, at(9), Replica::Rank(0)), Err(LookupError::Unknown));
+    assert!(registry.is_empty() && registry.bytes == 0 && registry.roles.is_empty());
+}
+
+#[test]
+fn leases_are_bounded_and_so_are_ranks_and_bytes() {
+    let config = RegistryConfig { max_ranks: 2, max_bytes: 1 << 20, max_lease: LEASE };
+    let mut registry = Registry::new(config);
+    let rank = |number| record("p", number, 1, (9, number), (1, 0), (1, 0));
+    assert_eq!(registry.register(at(0), &rank(0), LEASE * 100), Ok(LEASE));
+    assert_eq!(registry.register(at(0), &rank(1), LEASE), Ok(LEASE));
+    assert_eq!(registry.register(at(0), &rank(1), LEASE), Ok(LEASE));
+    let full = Err(RegisterError::Full { field: "ranks", would_be: 3, max: 2 });
+    assert_eq!(registry.register(at(0), &rank(2), LEASE), full);
+    registry.config.max_bytes = 1;
+    let refused = registry.register(at(0), &rank(1), LEASE);
+    assert!(matches!(refused, Err(RegisterError::Full { field: "bytes", max: 1, .. })));
+    assert_eq!(registry.len(), 2, "a refused registration changes nothing");
+}
+
+#[test]
+fn a_new_life_replaces_the_old_one_which_cannot_come_back_or_delete() {
+    let mut registry = Registry::new(RegistryConfig::default());
+    let life = |life| record("p", 0, life, (1, 0), (1, 0), (1, 0));
+    registry.register(at(0), &life(1), LEASE).unwrap();
+    registry.register(at(0), &life(2), LEASE).unwrap();
+    assert_eq!(find(&mut registry, at(0), Replica::Rank(0)).unwrap(), [life(2)]);
+    let zombie = registry.register(at(1), &life(1), LEASE);
+    assert!(matches!(zombie, Err(RegisterError::Conflict { field: "incarnation", .. })));
+    let worker = life(1).worker;
+    let other = Err(LeaseError::OtherIncarnation {
+        worker: worker.clone(),
+        registered: life(2).incarnation,
+        claimed: life(1).incarnation,
+    });
+    assert_eq!(registry.withdraw(at(1), &worker, life(1).incarnation), other);
+    assert_eq!(find(&mut registry, at(1), Replica::Rank(0)).unwrap(), [life(2)]);
+    registry.withdraw(at(1), &worker, life(2).incarnation).unwrap();
+    assert!(registry.is_empty());
+}
+
+#[test]
+fn contradictions_name_the_field_and_both_values() {
+    let mut registry = Registry::new(RegistryConfig::default());
+    registry.register(at(0), &record("p", 0, 1, (2, 0), (1, 0), (1, 0)), LEASE).unwrap();
+    let cases = [
+        (record("p", 1, 1, (4, 1), (1, 0), (1, 0)), "p/1: tp_size is 4, but 2 is registered"),
+        (record("p", 1, 1, (2, 1), (3, 0), (1, 0)), "p/1: pp_size is 3, but 1 is registered"),
+        (record("p", 1, 1, (2, 1), (1, 0), (8, 0)), "p/1: dp_size is 8, but 1 is registered"),
+        (
+            record("p", 1, 1, (2, 0), (1, 0), (1, 0)),
+            "p/1: place is dp_rank 0 pp_rank 0 tp_rank 0, but p/0 at dp_rank 0 pp_rank 0 tp_rank 0 is registered",
+        ),
+    ];
+    for (claim, message) in cases {
+        assert_eq!(registry.register(at(0), &claim, LEASE).unwrap_err().to_string(), message);
+    }
+    let mut decode = record("p", 1, 1, (2, 1), (1, 0), (1, 0));
+    decode.role = WorkerRole::Decode;
+    let message = "p/1: role is Decode, but Prefill is registered";
+    assert_eq!(registry.register(at(0), &decode, LEASE).unwrap_err().to_string(), message);
+    // Once the contradicted rank has left, the new configuration is as good as any.
+    registry.register(at(6), &decode, LEASE).unwrap();
+    // A single rank that changes its mind contradicts nobody.
+    registry.register(at(6), &record("p", 1, 2, (4, 1), (1, 0), (1, 0)), LEASE).unwrap();
+    let missing = Err(LookupError::NotReady { registered: 1, expected: 4 });
+    assert_eq!(find(&mut registry, at(6), Replica::Rank(0)), missing);
+}
+
+#[test]
+fn of_several_engines_the_smallest_complete_one_serves() {
+    let mut registry = Registry::new(RegistryConfig::default());
+    registry.register(at(0), &record("a", 0, 1, (2, 0), (1, 0), (1, 0)), LEASE).unwrap();
+    for engine in ["c", "b"] {
+        registry.register(at(0), &record(engine, 0, 1, (1, 0), (1, 0), (1, 0)), LEASE).unwrap();
+    }
+    assert_eq!(find(&mut registry, at(0), Replica::Rank(0)).unwrap()[0].worker.to_string(), "b/0");
+    let mut only = |engine| {
+        let engine = EngineId::new(engine).unwrap();
+        registry.lookup(at(0), WorkerRole::Prefill, Replica::Rank(0), Some(&engine)).map(ranks)
+    };
+    assert_eq!(only("c").unwrap()[0].worker.to_string(), "c/0");
+    assert_eq!(only("a"), Err(LookupError::NotReady { registered: 1, expected: 2 }));
+    assert_eq!(only("d"), Err(LookupError::Unknown));
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Register { engine: u8, rank: u32, life: u64, tp: u32, dp: u32, lease: u64 },
+    Renew { engine: u8, rank: u32, life: u64, lease: u64 },
+    Withdraw { engine: u8, rank: u32, life: u64 },
+    Wait(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let (engine, rank, life, lease) = (0..2u8, 0..4u32, 1..4u64, 1..6u64);
+    let step = prop_oneof![
+        4 => (engine.clone(), rank.clone(), life.clone(), 1..3u32, 0..2u32, lease.clone())
+            .prop_map(|(engine, rank, life, tp, dp, lease)| Step::Register { engine, rank, life, tp, dp, lease }),
+        2 => (engine.clone(), rank.clone(), life.clone(), lease)
+            .prop_map(|(engine, rank, life, lease)| Step::Renew { engine, rank, life, lease }),
+        1 => (engine, rank, life).prop_map(|(engine, rank, life)| Step::Withdraw { engine, rank, life }),
+        2 => (0..4u64).prop_map(Step::Wait),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+/// The rules, written as a scan over a list.
+#[derive(Default)]
+struct Model(Vec<(RankRecord, Time, Vec<Incarnation>)>);
+
+impl Model {
+    fn register(&mut self, now: Time, record: &RankRecord, lease: Duration) -> bool {
+        let new = record.parallel();
+        let same = |old: &RankRecord| old.worker == record.worker;
+        let bad = self.0.iter().any(|(old, _, superseded)| {
+            let p = old.parallel();
+            let place = (p.tp_rank, p.pp_rank, p.dp_rank) == (new.tp_rank, new.pp_rank, new.dp_rank);
+            let sizes = (p.tp_size, p.pp_size, p.dp_size) != (new.tp_size, new.pp_size, new.dp_size);
+            let engine = old.worker.engine == record.worker.engine;
+            (same(old) && superseded.contains(&record.incarnation))
+                || (!same(old) && engine && (place || sizes))
+        });
+        if bad {
+            return false;
+        }
+        let mut superseded = Vec::new();
+        if let Some(at) = self.0.iter().position(|(old, ..)| same(old)) {
+            let (old, _, lives) = self.0.remove(at);
+            superseded = lives;
+            if old.incarnation != record.incarnation {
+                superseded.push(old.incarnation);
+            }
+        }
+        self.0.push((record.clone(), now + lease, superseded));
+        true
+    }
+
+    fn find(&self, engine: &str, dp: u32) -> Vec<RankRecord> {
+        let of = |r: &&RankRecord| r.worker.engine.as_str() == engine && r.parallel().dp_rank == dp;
+        let mut found: Vec<RankRecord> = self.0.iter().map(|(r, ..)| r).filter(of).cloned().collect();
+        found.sort_by_key(|r| (r.parallel().pp_rank, r.parallel().tp_rank));
+        found
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_registry_follows_its_rules(steps in steps()) {
+        let mut registry = Registry::new(RegistryConfig::default());
+        let mut model = Model::default();
+        let mut now = at(0);
+        for step in steps {
+            match step {
+                Step::Wait(secs) => now = now + Duration::from_secs(secs),
+                Step::Register { engine, rank, life, tp, dp, lease } => {
+                    model.0.retain(|(_, expires, _)| *expires > now);
+                    let claim = record(&format!("e{engine}"), rank, life, (tp, rank % tp), (1, 0), (2, dp));
+                    let lease = Duration::from_secs(lease);
+                    let taken = registry.register(now, &claim, lease);
+                    prop_assert_eq!(taken.is_ok(), model.register(now, &claim, lease), "{:?}", taken);
+                }
+                Step::Renew { engine, rank, life, lease } => {
+                    model.0.retain(|(_, expires, _)| *expires > now);
+                    let key = record(&format!("e{engine}"), rank, life, (1, 0), (1, 0), (1, 0));
+                    let lease = Duration::from_secs(lease);
+                    let mut known = false;
+                    for (old, expires, _) in &mut model.0 {
+                        if old.worker == key.worker && old.incarnation == key.incarnation {
+                            *expires = now + lease;
+                            known = true;
+                        }
+                    }
+                    prop_assert_eq!(registry.renew(now, &key.worker, key.incarnation, lease).is_ok(), known);
+                }
+                Step::Withdraw { engine, rank, life } => {
+                    model.0.retain(|(_, expires, _)| *expires > now);
+                    let key = record(&format!("e{engine}"), rank, life, (1, 0), (1, 0), (1, 0));
+                    let before = model.0.len();
+                    model.0.retain(|(old, ..)| (&old.worker, old.incarnation) != (&key.worker, key.incarnation));
+                    let gone = registry.withdraw(now, &key.worker, key.incarnation).is_ok();
+                    prop_assert_eq!(gone, model.0.len() < before);
+                }
+            }
+            model.0.retain(|(_, expires, _)| *expires > now);
+            for engine in ["e0", "e1"] {
+                for dp in 0..2 {
+                    let expected = model.find(engine, dp);
+                    let id = EngineId::new(engine).unwrap();
+                    let got = registry.lookup(now, WorkerRole::Prefill, Replica::Rank(dp), Some(&id)).map(ranks);
+                    let tp = model.0.iter().find(|(r, ..)| r.worker.engine == id).map(|(r, ..)| r.parallel().tp_size);
+                    match tp {
+                        None => prop_assert_eq!(got, Err(LookupError::Unknown)),
+                        Some(tp) if expected.len() as u32 == tp => prop_assert_eq!(got, Ok(expected)),
+                        Some(tp) => {
+                            let registered = expected.len() as u32;
+                            prop_assert_eq!(got, Err(LookupError::NotReady { registered, expected: tp }));
+                        }
+                    }
+                }
+            }
+            let bytes: usize = registry.engines.values().flat_map(|e| e.ranks.values()).map(|r| r.body.len()).sum();
+            prop_assert_eq!((registry.len(), registry.bytes), (model.0.len(), bytes));
+            prop_assert_eq!(registry.expiries.len(), model.0.len());
+        }
+    }
+}

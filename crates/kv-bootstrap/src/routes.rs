@@ -1,0 +1,261 @@
+//! What each request means: the tables behind the server, and their answers.
+//!
+//! | route | answers |
+//! |---|---|
+//! | `PUT /route` | 200 `OK`; 400 |
+//! | `GET /route?prefill_dp_rank=…&prefill_cp_rank=…&target_tp_rank=…&target_pp_rank=…` | 200 JSON; 400; 404; 503 |
+//! | `POST /register_dp_rank` | 200 `OK`; 400 |
+//! | `POST /query_dp_ranks` | 200 JSON; 400 |
+//! | `GET /health` | 200 `OK` |
+//! | `PUT /v1/ranks` | 200 [`GrantJson`]; 400; 409; 503 |
+//! | `POST /v1/ranks/renew` | 200 [`GrantJson`]; 400; 404 |
+//! | `DELETE /v1/ranks` | 200 `{}`; 400; 404; 409 |
+//! | `GET /v1/ranks?role=…&dp_rank=…` (or `&modulo=…`; optional `&engine=…`) | 200 list of [`RankJson`]; 400; 404; 503 [`NotReadyJson`] |
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::{EngineId, Replica, Time, WorkerRole};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use crate::config::ServerConfig;
+use crate::dp_ranks::DpRanks;
+use crate::http::{Query, Reply, Request, decode_query};
+use crate::record::{GrantJson, LeaseJson, NotReadyJson, RankJson};
+use crate::registry::{LeaseError, LookupError, RegisterError, Registry};
+use crate::sglang::{Int, Place, RouteJson, RouteMiss, RouteTable};
+
+/// Most rooms in one `/query_dp_ranks`.
+const MAX_ROOMS: usize = 1 << 16;
+/// Lease of a registration that names none.
+const DEFAULT_LEASE: Duration = Duration::from_secs(5);
+
+/// Everything that the server remembers.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    registry: Registry,
+    routes: RouteTable,
+    dp_ranks: DpRanks,
+}
+
+#[derive(Deserialize)]
+struct RegisterDpRank {
+    bootstrap_room: Int,
+    dp_rank: Int,
+}
+
+#[derive(Deserialize)]
+struct QueryDpRanks {
+    bootstrap_rooms: Vec<Int>,
+}
+
+impl Tables {
+    pub(crate) fn new(config: &ServerConfig) -> Tables {
+        Tables {
+            registry: Registry::new(config.registry),
+            routes: RouteTable::new(config.max_route_ranks),
+            dp_ranks: DpRanks::new(config.dp_rank_ttl, config.max_dp_ranks),
+        }
+    }
+
+    pub(crate) fn expire(&mut self, now: Time) {
+        self.registry.expire(now);
+        self.routes.expire(now);
+        self.dp_ranks.expire(now);
+    }
+
+    pub(crate) fn next_timeout(&self) -> Option<Time> {
+        let all = [self.registry.next_timeout(), self.routes.next_timeout(), self.dp_ranks.next_timeout()];
+        all.into_iter().flatten().min()
+    }
+
+    /// The answer. An answer to HEAD is that to GET; who sends it leaves the body out.
+    pub(crate) fn answer(&mut self, now: Time, request: &Request) -> Reply {
+        let result = match (request.path.as_str(), request.method.as_str()) {
+            ("/health", "GET" | "HEAD") => Ok(Reply::text(200, "OK")),
+            ("/health", _) => Err(Reply::not_allowed("GET, HEAD")),
+            ("/route", "PUT") => self.put_route(now, request),
+            ("/route", "GET") => self.get_route(now, request),
+            ("/route", _) => Err(Reply::text(405, "Method not allowed").declared_json()),
+            ("/register_dp_rank", "POST") => self.register_dp_rank(now, request),
+            ("/query_dp_ranks", "POST") => self.query_dp_ranks(now, request),
+            ("/register_dp_rank" | "/query_dp_ranks", _) => Err(Reply::not_allowed("POST")),
+            ("/v1/ranks", "PUT") => self.put_rank(now, request),
+            ("/v1/ranks", "DELETE") => self.delete_rank(now, request),
+            ("/v1/ranks", "GET" | "HEAD") => self.get_ranks(now, request),
+            ("/v1/ranks", _) => Err(Reply::not_allowed("GET, HEAD, PUT, DELETE")),
+            ("/v1/ranks/renew", "POST") => self.renew_rank(now, request),
+            ("/v1/ranks/renew", _) => Err(Reply::not_allowed("POST")),
+            _ => Err(Reply::text(404, "404: Not Found")),
+        };
+        result.unwrap_or_else(|refusal| refusal)
+    }
+
+    fn put_route(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let claim: RouteJson = text_body(request)?;
+        self.routes.register(now, claim).map_err(|error| Reply::text(400, error.to_string()))?;
+        Ok(Reply::text(200, "OK"))
+    }
+
+    fn get_route(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let query = text_query(request)?;
+        let names = ["prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"];
+        let mut numbers = [0_i64; 4];
+        for (name, number) in names.into_iter().zip(&mut numbers) {
+            let text = query.get(name).filter(|text| !text.is_empty());
+            let text = text.ok_or_else(|| Reply::text(400, "Missing inputs for bootstrap server."))?;
+            let parsed = text.trim().parse();
+            *number = parsed.map_err(|_| Reply::text(400, format!("{name} is {text:?}, not an integer")))?;
+        }
+        let reply = if numbers == [-1; 4] {
+            self.routes.info(now).map(|info| Reply::json(200, info))
+        } else {
+            let mut ranks = numbers.iter().map(|number| u32::try_from(*number).ok());
+            let mut next = || ranks.next().flatten();
+            let place = match (next(), next(), next(), next()) {
+                (Some(dp), Some(cp), Some(tp), Some(pp)) => Some(Place { dp, cp, tp, pp }),
+                _ => None,
+            };
+            self.routes.rank(now, place).map(|rank| Reply::json(200, rank))
+        };
+        let [dp, cp, tp, pp] = numbers;
+        reply.map_err(|miss| match miss {
+            RouteMiss::NotReady { registered } => Reply::text(
+                503,
+                format!("Prefill server not fully registered yet ({registered} workers registered)."),
+            ),
+            RouteMiss::Unknown => Reply::text(
+                404,
+                format!("Bootstrap info not found for dp_rank={dp} cp_rank={cp} tp_rank={tp} pp_rank={pp}"),
+            ),
+        })
+    }
+
+    fn register_dp_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let body: RegisterDpRank = text_body(request)?;
+        let rank = i64::try_from(body.dp_rank.0);
+        let rank = rank.map_err(|_| Reply::text(400, format!("dp_rank is {}", body.dp_rank.0)))?;
+        self.dp_ranks.insert(now, body.bootstrap_room.0, rank);
+        Ok(Reply::text(200, "OK"))
+    }
+
+    fn query_dp_ranks(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let QueryDpRanks { bootstrap_rooms: rooms } = text_body(request)?;
+        if rooms.len() > MAX_ROOMS {
+            let text = format!("bootstrap_rooms has {} rooms; at most {MAX_ROOMS} are allowed", rooms.len());
+            return Err(Reply::text(400, text));
+        }
+        let known = rooms.iter().filter_map(|room| Some((room.0, self.dp_ranks.get(now, room.0)?)));
+        let known: BTreeMap<String, i64> = known.map(|(room, rank)| (room.to_string(), rank)).collect();
+        Ok(Reply::json(200, &known))
+    }
+
+    fn put_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let body: RankJson = json_body(request)?;
+        let lease = lease(body.lease_ms)?;
+        let record = body.into_record().map_err(|error| refusal(400, &error.to_string()))?;
+        let granted = self.registry.register(now, &record, lease).map_err(|error| {
+            let status = match error {
+                RegisterError::Conflict { .. } => 409,
+                RegisterError::Full { .. } => 503,
+                RegisterError::Encoding => 500,
+            };
+            refusal(status, &error.to_string())
+        })?;
+        Ok(grant(granted))
+    }
+
+    fn renew_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let body: LeaseJson = json_body(request)?;
+        let lease = lease(body.lease_ms)?;
+        // Another life registered is as good as none: the client registers again, and is told then.
+        let renewed = self.registry.renew(now, &body.worker, body.incarnation, lease);
+        renewed.map(grant).map_err(|error| refusal(404, &error.to_string()))
+    }
+
+    fn delete_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let body: LeaseJson = json_body(request)?;
+        let gone = self.registry.withdraw(now, &body.worker, body.incarnation);
+        gone.map(|()| Reply::json(200, &json!({}))).map_err(|error| {
+            let status = match error {
+                LeaseError::Unknown(_) => 404,
+                LeaseError::OtherIncarnation { .. } => 409,
+            };
+            refusal(status, &error.to_string())
+        })
+    }
+
+    fn get_ranks(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let query = decode_query(&request.query).ok_or_else(|| refusal(400, "the query is malformed"))?;
+        let role = match query.get("role") {
+            Some("prefill") => WorkerRole::Prefill,
+            Some("decode") => WorkerRole::Decode,
+            Some("encode") => WorkerRole::Encode,
+            other => {
+                let got = other.unwrap_or("missing");
+                return Err(refusal(400, &format!("role is {got}; it must be prefill, decode or encode")));
+            }
+        };
+        let bad = |name, text| refusal(400, &format!("{name} is {text:?}, not a number"));
+        let replica = match (query.get("dp_rank"), query.get("modulo")) {
+            (Some(text), None) => Replica::Rank(text.parse().map_err(|_| bad("dp_rank", text))?),
+            (None, Some(text)) => Replica::Modulo(text.parse().map_err(|_| bad("modulo", text))?),
+            _ => return Err(refusal(400, "one of dp_rank and modulo must be given")),
+        };
+        let engine = query.get("engine").map(EngineId::new).transpose();
+        let engine = engine.map_err(|error| refusal(400, &error.to_string()))?;
+        match self.registry.lookup(now, role, replica, engine.as_ref()) {
+            Ok(bodies) => Ok(list(bodies)),
+            Err(error @ LookupError::Unknown) => Err(refusal(404, &error.to_string())),
+            Err(error @ LookupError::NotReady { registered, expected }) => {
+                Err(Reply::json(503, &NotReadyJson { error: error.to_string(), registered, expected }))
+            }
+        }
+    }
+}
+
+/// The body of a request to one of SGLang's routes, which refuse in plain text.
+fn text_body<T: DeserializeOwned>(request: &Request) -> Result<T, Reply> {
+    let body = request.body.as_deref().ok_or_else(|| Reply::text(411, "the request has no body"))?;
+    serde_json::from_slice(body).map_err(|error| Reply::text(400, format!("the body is not valid: {error}")))
+}
+
+fn text_query(request: &Request) -> Result<Query, Reply> {
+    decode_query(&request.query).ok_or_else(|| Reply::text(400, "the query is malformed"))
+}
+
+fn json_body<T: DeserializeOwned>(request: &Request) -> Result<T, Reply> {
+    let body = request.body.as_deref().ok_or_else(|| refusal(411, "the request has no body"))?;
+    serde_json::from_slice(body).map_err(|error| refusal(400, &format!("the body is not valid: {error}")))
+}
+
+fn refusal(status: u16, error: &str) -> Reply {
+    Reply::json(status, &json!({ "error": error }))
+}
+
+fn lease(millis: Option<u64>) -> Result<Duration, Reply> {
+    match millis {
+        None => Ok(DEFAULT_LEASE),
+        Some(0) => Err(refusal(400, "lease_ms is 0; it must be at least 1")),
+        Some(millis) => Ok(Duration::from_millis(millis)),
+    }
+}
+
+fn grant(lease: Duration) -> Reply {
+    let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+    Reply::json(200, &GrantJson { lease_ms })
+}
+
+/// A JSON list of values that are JSON already: the records are shared, not copied.
+fn list(bodies: Vec<Bytes>) -> Reply {
+    let mut parts = Vec::with_capacity(2 * bodies.len() + 1);
+    for (number, body) in bodies.into_iter().enumerate() {
+        parts.push(Bytes::from_static(if number == 0 { b"[" } else { b"," }));
+        parts.push(body);
+    }
+    parts.push(Bytes::from_static(if parts.is_empty() { b"[]" } else { b"]" }));
+    Reply::json_parts(200, parts)
+}

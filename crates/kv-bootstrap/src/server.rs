@@ -1,0 +1,343 @@
+//! The server: one thread, one `mio::Poll`.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kv_core::{BootstrapServer, Time};
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token, Waker};
+use slab::Slab;
+
+use crate::config::ServerConfig;
+use crate::connection::{Connection, Turn};
+use crate::error::BootstrapServerError;
+use crate::http::Reply;
+use crate::routes::Tables;
+
+const LISTENER: Token = Token(usize::MAX);
+const WAKER: Token = Token(usize::MAX - 1);
+/// Connections accepted before the others get their turn.
+const ACCEPTS_PER_TURN: usize = 64;
+/// Connections beyond the limit that are kept until they have their 503.
+const REFUSED: usize = 64;
+/// How long to wait when the process has no descriptor left for another connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A bootstrap server (seed: `KVBootstrapServer`): it serves from its own thread until it is
+/// stopped or dropped. The crate's documentation lists its routes.
+#[derive(Debug)]
+pub struct KvBootstrapServer {
+    local_addr: SocketAddr,
+    stop: Arc<AtomicBool>,
+    waker: Arc<Waker>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl KvBootstrapServer {
+    /// Binds `addr` (`host:port`; port 0 picks one) and serves with the default bounds.
+    pub fn start(addr: &str) -> Result<KvBootstrapServer, BootstrapServerError> {
+        KvBootstrapServer::start_with(addr, ServerConfig::default())
+    }
+
+    /// Binds `addr` and serves within the bounds given.
+    pub fn start_with(addr: &str, config: ServerConfig) -> Result<KvBootstrapServer, BootstrapServerError> {
+        let mut listener = bind(addr)?;
+        let os = |call| move |source| BootstrapServerError::Os { call, source };
+        let local_addr = listener.local_addr().map_err(os("getsockname"))?;
+        let poll = Poll::new().map_err(os("epoll_create"))?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(os("eventfd"))?);
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE).map_err(os("epoll_ctl"))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut service = Service {
+            tables: Tables::new(&config),
+            config,
+            poll,
+            listener,
+            slots: Slab::new(),
+            deadlines: BTreeSet::new(),
+            ready: VecDeque::new(),
+            buffered: 0,
+            accept: Accept::Now,
+            epoch: Instant::now(),
+            stop: Arc::clone(&stop),
+        };
+        let builder = std::thread::Builder::new().name("kv-bootstrap".to_owned());
+        let thread = builder.spawn(move || service.run()).map_err(os("clone"))?;
+        Ok(KvBootstrapServer { local_addr, stop, waker, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Closes all connections and waits for the thread to end.
+    pub fn stop(mut self) {
+        self.shut_down();
+    }
+
+    fn shut_down(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // Waking fails only if the eventfd's counter is full, and then the thread wakes anyway.
+        let _ = self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for KvBootstrapServer {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+impl BootstrapServer for KvBootstrapServer {
+    type Error = BootstrapServerError;
+
+    fn start(addr: &str) -> Result<KvBootstrapServer, BootstrapServerError> {
+        KvBootstrapServer::start(addr)
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        KvBootstrapServer::local_addr(self)
+    }
+
+    fn stop(self) {
+        KvBootstrapServer::stop(self);
+    }
+}
+
+fn bind(addr: &str) -> Result<TcpListener, BootstrapServerError> {
+    let fail = |source| BootstrapServerError::Address { addr: addr.to_owned(), source };
+    let mut failure = fail(io::ErrorKind::AddrNotAvailable.into());
+    for addr in addr.to_socket_addrs().map_err(fail)? {
+        match TcpListener::bind(addr) {
+            Ok(listener) => return Ok(listener),
+            Err(source) => failure = BootstrapServerError::Bind { addr, source },
+        }
+    }
+    Err(failure)
+}
+
+struct Service {
+    config: ServerConfig,
+    tables: Tables,
+    poll: Poll,
+    listener: TcpListener,
+    slots: Slab<Slot>,
+    deadlines: BTreeSet<(Time, usize)>,
+    /// Connections with something to do, each once.
+    ready: VecDeque<usize>,
+    /// Bytes of unfinished requests over all connections.
+    buffered: usize,
+    accept: Accept,
+    epoch: Instant,
+    stop: Arc<AtomicBool>,
+}
+
+struct Slot {
+    connection: Connection,
+    deadline: Time,
+    buffered: usize,
+    queued: bool,
+}
+
+enum Accept {
+    /// There may be connections waiting.
+    Now,
+    /// There were none.
+    WhenReadable,
+    /// There is no descriptor for another one.
+    At(Time),
+}
+
+impl Service {
+    fn run(&mut self) {
+        let mut events = Events::with_capacity(256);
+        let mut scratch = vec![0; 16 << 10];
+        while !self.stop.load(Ordering::Acquire) {
+            let timeout = self.timeout();
+            match self.poll.poll(&mut events, timeout) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // The epoll descriptor itself is broken: there is nothing left to serve with.
+                Err(_) => return,
+            }
+            for event in &events {
+                match event.token() {
+                    LISTENER => self.accept = Accept::Now,
+                    WAKER => {}
+                    Token(key) => {
+                        if let Some(slot) = self.slots.get_mut(key) {
+                            slot.connection.ready(event);
+                            self.enqueue(key);
+                        }
+                    }
+                }
+            }
+            let now = self.now();
+            self.tables.expire(now);
+            self.close_overdue(now);
+            self.accept(now);
+            for _ in 0..self.ready.len() {
+                let Some(key) = self.ready.pop_front() else { break };
+                self.turn(now, key, &mut scratch);
+            }
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time::ZERO + self.epoch.elapsed()
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let accept = match self.accept {
+            Accept::Now => return Some(Duration::ZERO),
+            Accept::WhenReadable => None,
+            Accept::At(time) => Some(time),
+        };
+        if !self.ready.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let deadline = self.deadlines.first().map(|(time, _)| *time);
+        let next = [accept, deadline, self.tables.next_timeout()].into_iter().flatten().min()?;
+        // epoll counts in milliseconds: round up, or the last of them would be a busy loop.
+        Some(next.since(self.now()) + Duration::from_millis(1))
+    }
+
+    fn enqueue(&mut self, key: usize) {
+        if let Some(slot) = self.slots.get_mut(key)
+            && !std::mem::replace(&mut slot.queued, true)
+        {
+            self.ready.push_back(key);
+        }
+    }
+
+    fn turn(&mut self, now: Time, key: usize, scratch: &mut [u8]) {
+        let Some(slot) = self.slots.get_mut(key) else { return };
+        slot.queued = false;
+        let tables = &mut self.tables;
+        let turn = slot.connection.turn(now, scratch, &mut |request| tables.answer(now, request));
+        let buffered = slot.connection.buffered();
+        let grown = buffered > slot.buffered;
+        self.buffered = self.buffered - slot.buffered + buffered;
+        slot.buffered = buffered;
+        if turn != Turn::Close && grown && self.buffered > self.config.max_buffered {
+            slot.connection.refuse(now, Reply::text(503, "too many unfinished requests"));
+            self.set_deadline(key);
+            self.enqueue(key);
+            return;
+        }
+        match turn {
+            Turn::Wait => self.set_deadline(key),
+            Turn::Again => {
+                self.set_deadline(key);
+                self.enqueue(key);
+            }
+            Turn::Close => self.close(key),
+        }
+    }
+
+    fn set_deadline(&mut self, key: usize) {
+        let Some(slot) = self.slots.get_mut(key) else { return };
+        let deadline = slot.connection.deadline(&self.config);
+        if deadline != slot.deadline {
+            self.deadlines.remove(&(slot.deadline, key));
+            self.deadlines.insert((deadline, key));
+            slot.deadline = deadline;
+        }
+    }
+
+    fn close_overdue(&mut self, now: Time) {
+        while let Some((deadline, key)) = self.deadlines.first().copied()
+            && deadline <= now
+        {
+            let Some(slot) = self.slots.get_mut(key) else {
+                self.deadlines.pop_first();
+                continue;
+            };
+            if slot.connection.overdue(now) {
+                self.close(key);
+            } else {
+                self.set_deadline(key);
+                self.enqueue(key);
+            }
+        }
+    }
+
+    fn close(&mut self, key: usize) {
+        let Some(mut slot) = self.slots.try_remove(key) else { return };
+        self.deadlines.remove(&(slot.deadline, key));
+        self.buffered -= slot.buffered;
+        if slot.queued {
+            self.ready.retain(|queued| *queued != key);
+        }
+        let _ = self.poll.registry().deregister(slot.connection.stream());
+    }
+
+    fn accept(&mut self, now: Time) {
+        match self.accept {
+            Accept::Now => {}
+            Accept::At(time) if time <= now => {}
+            Accept::At(_) | Accept::WhenReadable => return,
+        }
+        self.accept = Accept::Now;
+        for _ in 0..ACCEPTS_PER_TURN {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.admit(now, stream),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => {
+                        self.accept = Accept::WhenReadable;
+                        return;
+                    }
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    _ => {
+                        // No descriptors or memory: make room, and wait a little.
+                        self.close_idle();
+                        self.accept = Accept::At(now + ACCEPT_PAUSE);
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    fn admit(&mut self, now: Time, stream: TcpStream) {
+        let full = self.slots.len() >= self.config.max_connections && !self.close_idle();
+        let mut connection = Connection::new(stream, now, &self.config);
+        // Answers are small and whole; waiting for more to send only delays them.
+        let _ = connection.stream().set_nodelay(true);
+        if full {
+            connection.refuse(now, Reply::text(503, "too many connections"));
+            if self.slots.len() >= self.config.max_connections + REFUSED {
+                // No room even for saying so in peace: one attempt.
+                connection.turn(now, &mut [0; 4096], &mut |_| Reply::text(503, "too many connections"));
+                return;
+            }
+        }
+        let entry = self.slots.vacant_entry();
+        let key = entry.key();
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        if self.poll.registry().register(connection.stream(), Token(key), interest).is_err() {
+            return;
+        }
+        let deadline = connection.deadline(&self.config);
+        entry.insert(Slot { connection, deadline, buffered: 0, queued: false });
+        self.deadlines.insert((deadline, key));
+        self.enqueue(key);
+    }
+
+    /// Closes the connection that has been idle longest. False if all are busy.
+    fn close_idle(&mut self) -> bool {
+        let idle = self.slots.iter().filter_map(|(key, slot)| Some((slot.connection.idle_since()?, key)));
+        let Some((_, key)) = idle.min() else { return false };
+        self.close(key);
+        true
+    }
+}

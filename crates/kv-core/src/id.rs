@@ -1,0 +1,270 @@
+//! Who is who: engines, ranks, incarnations, rooms, sessions, attempts.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::IdError;
+
+/// Longest engine id, in bytes.
+pub const MAX_ENGINE_ID: usize = 128;
+/// Longest request id used as a room, in bytes.
+pub const MAX_REQUEST_ID: usize = 256;
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident, $field:literal, $max:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Parses an id: 1 to the maximum number of bytes, no control characters.
+            pub fn new(text: &str) -> Result<Self, IdError> {
+                if text.is_empty() || text.len() > $max {
+                    return Err(IdError::Length { field: $field, got: text.len(), max: $max });
+                }
+                if text.chars().any(char::is_control) {
+                    return Err(IdError::ControlCharacter { field: $field });
+                }
+                Ok($name(text.into()))
+            }
+
+            /// The id as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = IdError;
+            fn try_from(text: String) -> Result<Self, IdError> {
+                $name::new(&text)
+            }
+        }
+
+        impl TryFrom<&str> for $name {
+            type Error = IdError;
+            fn try_from(text: &str) -> Result<Self, IdError> {
+                $name::new(text)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> String {
+                id.0.as_ref().to_owned()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:?}", &*self.0)
+            }
+        }
+    };
+}
+
+text_id!(
+    /// Names one engine (one model replica) of the service.
+    EngineId, "engine_id", MAX_ENGINE_ID
+);
+text_id!(
+    /// A request's id as the server knows it, used as a rendezvous key.
+    RequestId, "request_id", MAX_REQUEST_ID
+);
+
+impl RequestId {
+    /// The id without the suffix that each engine appends to it: a `-` and eight hexadecimal
+    /// digits, of either case, at the very end (seeds/000). An id without one is its own base.
+    ///
+    /// ```
+    /// use kv_core::RequestId;
+    /// let id = RequestId::new("cmpl-abc-0-0123abcd").unwrap();
+    /// assert_eq!(id.base(), "cmpl-abc-0");
+    /// ```
+    pub fn base(&self) -> &str {
+        let text = self.as_str();
+        let Some(cut) = text.len().checked_sub(9) else { return text };
+        match text.as_bytes().get(cut..) {
+            Some([b'-', hex @ ..]) if hex.iter().all(u8::is_ascii_hexdigit) => &text[..cut],
+            _ => text,
+        }
+    }
+}
+
+/// The rendezvous key of one request: both sides open their session under the same room.
+///
+/// SGLang's routers hand out numbers (`bootstrap_room`), vLLM's proxies a request id to which
+/// each engine adds its own suffix; see [`RequestId::base`].
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Room {
+    /// A number drawn by the router.
+    Number(u64),
+    /// A request id.
+    Request(RequestId),
+}
+
+impl Room {
+    /// A room named by a request id.
+    pub fn request(id: &str) -> Result<Room, IdError> {
+        RequestId::new(id).map(Room::Request)
+    }
+
+    /// The request id without its per-engine suffix; `None` for numbered rooms, which match
+    /// exactly or not at all.
+    pub fn base(&self) -> Option<&str> {
+        match self {
+            Room::Number(_) => None,
+            Room::Request(id) => Some(id.base()),
+        }
+    }
+}
+
+impl From<u64> for Room {
+    fn from(number: u64) -> Room {
+        Room::Number(number)
+    }
+}
+
+impl fmt::Display for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Room::Number(number) => write!(f, "{number}"),
+            Room::Request(id) => write!(f, "{id}"),
+        }
+    }
+}
+
+impl fmt::Debug for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// One worker: a rank of an engine.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct WorkerId {
+    /// The engine.
+    pub engine: EngineId,
+    /// Its rank within the engine (SGLang: `engine_rank`).
+    pub rank: u32,
+}
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.engine, self.rank)
+    }
+}
+
+impl fmt::Debug for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// One life of a worker, drawn at random when it starts: a restarted peer is a different peer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Incarnation(NonZeroU64);
+
+impl Incarnation {
+    /// An incarnation from random bits (zero is mapped to one).
+    pub const fn from_random(bits: u64) -> Incarnation {
+        match NonZeroU64::new(bits) {
+            Some(bits) => Incarnation(bits),
+            None => Incarnation(NonZeroU64::MIN),
+        }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+macro_rules! number_id {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}", self.0)
+            }
+        }
+    };
+}
+
+number_id!(
+    /// A session within one worker; never reused in the worker's life.
+    SessionId(u64)
+);
+number_id!(
+    /// One attempt of a receiver to be served by one peer: a number that the receiver draws in
+    /// rising order for each peer and never reuses, so that a late frame of an old attempt can
+    /// never be taken for one of the next.
+    Attempt(u64)
+);
+number_id!(
+    /// A row of the aux regions: the small per-request data (first token, logprobs, room) that
+    /// travels with the last chunk.
+    AuxIndex(u32)
+);
+number_id!(
+    /// A peer within one worker: one incarnation of a remote worker; never reused in the worker's
+    /// life.
+    PeerId(u64)
+);
+number_id!(
+    /// One posted data operation within one worker; never reused in the worker's life.
+    PostId(u64)
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base_id_drops_exactly_one_engine_suffix() {
+        let base = |id: &str| RequestId::new(id).unwrap().base().to_owned();
+        assert_eq!(base("cmpl-abc-0-0123abcd"), "cmpl-abc-0");
+        assert_eq!(base("cmpl-abc-0"), "cmpl-abc-0");
+        assert_eq!(base("cmpl-abc-0-0123ABCD"), "cmpl-abc-0");
+        assert_eq!(base("x-0123abcd-89abcdef"), "x-0123abcd");
+        assert_eq!(base("x-0123abcg"), "x-0123abcg");
+        assert_eq!(base("-0123abcd"), "");
+        assert_eq!(base("é-0123abc"), "é-0123abc");
+        assert_eq!(base("日本語"), "日本語");
+    }
+
+    #[test]
+    fn text_ids_are_bounded_on_every_way_in() {
+        assert!(EngineId::new("").is_err());
+        assert!(EngineId::new(&"x".repeat(MAX_ENGINE_ID)).is_ok());
+        assert!(EngineId::new(&"x".repeat(MAX_ENGINE_ID + 1)).is_err());
+        assert!(EngineId::new("a\nb").is_err());
+        let long = serde_json::to_string(&"x".repeat(MAX_REQUEST_ID + 1)).unwrap();
+        assert!(serde_json::from_str::<RequestId>(&long).is_err());
+    }
+}

@@ -1,0 +1,69 @@
+//! The core of the KV transfer framework: its vocabulary, its traits and its protocol.
+//!
+//! What it is: the words that every other crate is written in ([`KvArgs`], [`KvPoll`], [`Room`],
+//! [`Pages`], [`TransferError`] …), the traits that servers program against ([`KvManager`],
+//! [`KvSender`], [`KvReceiver`]) and that planes and bootstrap servers implement ([`Plane`],
+//! [`BootstrapClient`]), the arithmetic from pages to descriptors ([`layout`], [`plan`]), the frames
+//! on the wire ([`wire`]) and the protocol machine ([`proto::Node`]).
+//!
+//! What it is not: it does no I/O, starts no thread, reads no clock, draws no global randomness and
+//! contains no `unsafe`. One seed and one order of inputs always give one history; that is what the
+//! simulator lives on. `kv-poll` runs the machine on a thread, over a plane of `kv-local`.
+//!
+//! ```
+//! use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
+//! use kv_core::{Incarnation, KvArgs, KvPoll, Region, RegionRole, Room, SessionId, Time};
+//!
+//! // A cache of 64 pages of 16 tokens; one K and one V region.
+//! let args = KvArgs::builder("prefill-0", 0)
+//!     .pages(64, 16)
+//!     .region(Region::dram(RegionRole::Kv, 0x10_0000, 64 * 4096, 4096).layer(0))
+//!     .region(Region::dram(RegionRole::Kv, 0x20_0000, 64 * 4096, 4096).layer(0))
+//!     .build()?;
+//! let mut node = Node::new(NodeConfig::new(args, Incarnation::from_random(1), "local", Default::default()));
+//!
+//! // A scheduler opens the sending half of request 42 …
+//! let open = Command::OpenSender {
+//!     session: SessionId(1), room: Room::Number(42), receivers: 1, deadline: None,
+//! };
+//! node.handle(Time::ZERO, Input::Command(open));
+//! let status = Output::Status { session: SessionId(1), poll: KvPoll::Bootstrapping, failure: None };
+//! assert_eq!(node.poll_output(), Some(status));
+//! // … and the machine says until when it must have ended.
+//! assert!(node.next_timeout().is_some());
+//! # Ok::<(), kv_core::ArgsError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod args;
+mod bootstrap;
+mod error;
+mod id;
+pub mod layout;
+mod pages;
+pub mod plan;
+mod plane;
+mod poll;
+pub mod proto;
+mod session;
+mod time;
+pub mod wire;
+
+pub use args::{KvArgs, KvArgsBuilder, MAX_REGIONS, MemoryKind, Parallel, Region, RegionRole};
+pub use bootstrap::{
+    BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, RankRecord, Replica, WorkerRole,
+};
+pub use error::{
+    ArgsError, Backpressure, BootstrapError, Cause, IdError, Mismatch, OpenError, PagesError, PeerCause,
+    Phase, TransferError,
+};
+pub use id::{
+    Attempt, AuxIndex, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId, RequestId, Room,
+    SessionId, WorkerId,
+};
+pub use layout::{Geometry, RegionShape};
+pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
+pub use plane::{Desc, MAX_FRAME, Op, Plane, PlaneError, PlaneEvent, PlaneWait, Post};
+pub use poll::KvPoll;
+pub use session::{KvManager, KvReceiver, KvSender, KvSession, SessionOptions};
+pub use time::Time;

@@ -1,0 +1,79 @@
+//! The state of a session as its scheduler sees it.
+
+use std::fmt;
+
+/// The state of a session (seed: SGLang's `KVPoll`, same names, values and order).
+///
+/// The order is the agreement rule: when several ranks hold one request, the request is in the
+/// **minimum** of their states. One failed rank fails it; otherwise the slowest rank governs.
+///
+/// | from | to | when |
+/// |---|---|---|
+/// | `Bootstrapping` | `WaitingForInput` | sender: a destination has registered; receiver: the handshake is done |
+/// | `WaitingForInput` | `Transferring` | sender: the first chunk was given; receiver: `init` gave the pages |
+/// | `Bootstrapping` | `Transferring` | sender only: chunks were given before the destination registered |
+/// | `Transferring` | `Success` | every byte, aux row included, is in place |
+/// | any but `Success` | `Failed` | see [`TransferError`](crate::TransferError) |
+///
+/// `Failed` and `Success` are final.
+#[repr(u8)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KvPoll {
+    /// Ended without success; `failure()` names the cause.
+    Failed = 0,
+    /// Waiting for the peer: rendezvous, handshake, and on a sender the destination's pages.
+    Bootstrapping = 1,
+    /// Waiting for the local scheduler: `send` on a sender, `init` on a receiver.
+    WaitingForInput = 2,
+    /// Bytes are, or may be, on their way.
+    Transferring = 3,
+    /// The bytes are there.
+    Success = 4,
+}
+
+impl KvPoll {
+    /// The state with this number.
+    pub const fn from_u8(value: u8) -> Option<KvPoll> {
+        match value {
+            0 => Some(KvPoll::Failed),
+            1 => Some(KvPoll::Bootstrapping),
+            2 => Some(KvPoll::WaitingForInput),
+            3 => Some(KvPoll::Transferring),
+            4 => Some(KvPoll::Success),
+            _ => None,
+        }
+    }
+
+    /// True for `Failed` and `Success`, which never change again.
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, KvPoll::Failed | KvPoll::Success)
+    }
+}
+
+impl fmt::Display for KvPoll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_agree_by_minimum_and_one_failure_wins() {
+        let ranks = [KvPoll::Success, KvPoll::Transferring, KvPoll::WaitingForInput];
+        assert_eq!(ranks.iter().min(), Some(&KvPoll::WaitingForInput));
+        assert_eq!(KvPoll::Failed.min(KvPoll::Success), KvPoll::Failed);
+    }
+
+    #[test]
+    fn numbers_round_trip_and_only_five_exist() {
+        for value in 0..=u8::MAX {
+            match KvPoll::from_u8(value) {
+                Some(poll) => assert_eq!(poll as u8, value),
+                None => assert!(value > 4),
+            }
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! Meeting peers, keeping in touch, and losing them.
+//!
+//! ```text
+//! receiver's node                          sender's node
+//!   Hello{to, link, nonce} ──────────────▶   checks incarnation, plane, geometry
+//!   repeated with backoff                    draws its own link
+//!                          ◀──────────────  Welcome{nonce, link} | Refused{nonce, cause}
+//!   Ping{floor, attempts}  ◀────────────▶   Pong{floor}: whenever one depends on the other and has
+//!                                           heard nothing for a while
+//! ```
+//!
+//! A peer that stays silent is *given up*: its sessions fail, but nothing is proven, so pages that
+//! it may still write stay where they are until it answers or the plane proves it gone.
+
+use std::time::Duration;
+
+use super::io::Output;
+use super::node::{Node, encode};
+use super::peer::{HelloSaid, Incoming, Introduction, Peer};
+use super::timer::Timer;
+use crate::error::{Cause, PeerCause};
+use crate::id::{Attempt, PeerId, SessionId};
+use crate::plan::RegionMap;
+use crate::plane::PlaneError;
+use crate::time::Time;
+use crate::wire::{Body, Hello, Link, Ping, Pong, Refused, Welcome};
+
+/// Most attempts that one ping asks about, and that one ping is answered for.
+const MAX_ASKED: u32 = 4096;
+
+impl Node {
+    /// The peer with this incarnation; it is greeted if it is not known. `None` if there are too
+    /// many peers and all are busy.
+    pub(super) fn meet(&mut self, introduction: Introduction) -> Option<PeerId> {
+        if let Some(known) = self.peers.with_incarnation(introduction.incarnation) {
+            if self.peers.get(known).is_some_and(|peer| !peer.is_up() && peer.hello.is_none()) {
+                self.say_hello(known);
+            }
+            return Some(known);
+        }
+        let metadata = introduction.metadata.clone();
+        let peer = self.admit(introduction)?;
+        self.output(Output::Connect { peer, metadata });
+        self.say_hello(peer);
+        Some(peer)
+    }
+
+    /// Makes room for one more peer and enters it.
+    fn admit(&mut self, introduction: Introduction) -> Option<PeerId> {
+        if self.peers.len() >= self.config.limits.max_peers {
+            let idle = self.peers.oldest_idle()?;
+            self.forget_peer(idle);
+        }
+        let Introduction { worker, incarnation, geometry, .. } = introduction;
+        let link = self.draw_link();
+        let map = RegionMap::new(self.config.args.geometry(), &geometry).ok();
+        let peer = Peer::new(worker, incarnation, geometry, map, link, self.now);
+        Some(self.peers.insert(peer))
+    }
+
+    fn forget_peer(&mut self, peer: PeerId) {
+        self.peers.remove(peer);
+        self.directory.forget(peer);
+        self.timers.cancel(Timer::Peer(peer));
+        self.output(Output::Disconnect { peer });
+    }
+
+    fn say_hello(&mut self, id: PeerId) {
+        let now = self.now;
+        let nonce = self.random.next();
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let said = peer.hello.get_or_insert(HelloSaid { nonce, first_said: now, times: 0 });
+        // A repetition keeps its nonce: any answer to any of them will do.
+        said.times += 1;
+        let (nonce, times) = (said.nonce, said.times);
+        let (to, link) = (peer.incarnation, peer.ours);
+        let args = &self.config.args;
+        let hello = Hello {
+            to,
+            worker: args.worker().clone(),
+            incarnation: self.config.incarnation,
+            link,
+            nonce,
+            plane: self.config.plane.clone(),
+            metadata: self.config.metadata.clone(),
+            geometry: args.geometry().clone(),
+        };
+        if let Some(frame) = encode(Link::NONE, Body::Hello(hello)) {
+            self.output(Output::Send { peer: id, frame });
+        }
+        let pause = self.backoff(self.config.timing.retry_first, times);
+        self.timers.arm(Timer::Peer(id), now + pause);
+    }
+
+    pub(super) fn on_hello(&mut self, hello: Hello) {
+        if hello.geometry.validate().is_err() || hello.incarnation == self.config.incarnation {
+            self.frames_dropped += 1;
+            return;
+        }
+        // Posts of a former conversation must be over before a new one begins: the welcome tells
+        // the peer that its old pages are quiet. It will ask again.
+        if self.peers.has_lingering_posts(hello.incarnation) {
+            return;
+        }
+        let refusal = self.refusal(&hello);
+        let known = self.peers.with_incarnation(hello.incarnation);
+        if let Some(id) = known
+            && hello.to != self.config.incarnation
+        {
+            // Meant for a former life of this worker: what this life has with the peer stays as it is.
+            let refused = Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::NONE };
+            if let Some(frame) = encode(hello.link, Body::Refused(refused)) {
+                self.output(Output::Send { peer: id, frame });
+            }
+            return;
+        }
+        let id = match known {
+            Some(id) => {
+                if !self.resume(id, &hello) {
+                    return;
+                }
+                id
+            }
+            None => {
+                let introduction = Introduction {
+                    worker: hello.worker.clone(),
+                    incarnation: hello.incarnation,
+                    geometry: hello.geometry.clone(),
+                    metadata: hello.metadata.clone(),
+                };
+                let Some(id) = self.admit(introduction) else {
+                    self.frames_dropped += 1;
+                    return;
+                };
+                self.output(Output::Connect { peer: id, metadata: hello.metadata.clone() });
+                id
+            }
+        };
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.theirs = Some(hello.link);
+        peer.last_heard = self.now;
+        peer.given_up = false;
+        let ours = peer.ours;
+        match refusal {
+            None => {
+                peer.refused = false;
+                self.send(id, Body::Welcome(Welcome { nonce: hello.nonce, link: ours }));
+                self.came_up(id);
+            }
+            Some(cause) => {
+                peer.refused = true;
+                self.send(id, Body::Refused(Refused { nonce: hello.nonce, cause, link: ours }));
+            }
+        }
+    }
+
+    fn refusal(&self, hello: &Hello) -> Option<PeerCause> {
+        if self.stopping {
+            return Some(PeerCause::WorkerStopped);
+        }
+        if hello.to != self.config.incarnation {
+            return Some(PeerCause::Unknown);
+        }
+        if hello.plane != self.config.plane {
+            return Some(PeerCause::Incompatible(crate::error::Mismatch {
+                field: "plane".to_owned(),
+                ours: self.config.plane.clone(),
+                theirs: hello.plane.clone(),
+            }));
+        }
+        self.config.args.geometry().check(&hello.geometry).err().map(PeerCause::Incompatible)
+    }
+
+    /// Takes a hello from a peer that is known. False if it is a late one of a former conversation.
+    fn resume(&mut self, id: PeerId, hello: &Hello) -> bool {
+        let Some(peer) = self.peers.get(id) else { return false };
+        match peer.theirs {
+            Some(theirs) if hello.link.sequence() < theirs.sequence() => false,
+            Some(theirs) if hello.link != theirs => {
+                // The peer has lost its side of the conversation: a new one begins. Frames of the
+                // old one must not reach it.
+                self.fail_peer_sessions(id, Cause::PeerRestarted, None);
+                if self.peers.get(id).is_some_and(|peer| peer.posts > 0) {
+                    return false;
+                }
+                let link = self.draw_link();
+                self.peers.renumber(id, link);
+                if let Some(peer) = self.peers.get_mut(id) {
+                    peer.incoming.clear();
+                    peer.closed = Default::default();
+                    peer.floor = Attempt(0);
+                }
+                true
+            }
+            _ => true,
+        }
+    }
+
+    pub(super) fn on_welcome(&mut self, id: PeerId, welcome: Welcome) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if peer.hello.is_none_or(|said| said.nonce != welcome.nonce) {
+            return;
+        }
+        peer.hello = None;
+        peer.refuses = None;
+        let before = peer.theirs.replace(welcome.link);
+        if before.is_some_and(|before| before != welcome.link) {
+            self.peer_forgot_us(id);
+        }
+        self.came_up(id);
+    }
+
+    /// The peer can be spoken to: whoever waited for that goes on.
+    fn came_up(&mut self, id: PeerId) {
+        self.timers.arm(Timer::Peer(id), self.now + self.config.timing.keepalive);
+        let Some(peer) = self.peers.get(id) else { return };
+        for session in peer.waiting.clone() {
+            self.source_came_up(session);
+        }
+    }
+
+    pub(super) fn on_refused(&mut self, id: PeerId, refused: Refused) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if peer.hello.is_none_or(|said| said.nonce != refused.nonce) {
+            return;
+        }
+        peer.hello = None;
+        let mismatch = self.config.args.geometry().check(&peer.geometry).err();
+        let cause = match (refused.cause, mismatch) {
+            (PeerCause::Unknown, _) => {
+                // Another incarnation answers. That proves nothing about writes that the one we knew
+                // left in flight.
+                self.fail_peer_sessions(id, Cause::PeerRestarted, None);
+                if self.peers.get(id).is_some_and(Peer::is_idle) {
+                    self.forget_peer(id);
+                }
+                return;
+            }
+            (PeerCause::Incompatible(_), Some(mismatch)) => Cause::Incompatible(mismatch),
+            (cause, _) => Cause::ByPeer(cause),
+        };
+        peer.refuses = Some(cause);
+        let before = peer.theirs.replace(refused.link);
+        if before.is_some_and(|before| before != refused.link) {
+            self.peer_forgot_us(id);
+        }
+        // Its receivers here fail, and abort their rooms at its senders. Later ones ask the bootstrap
+        // server anew: another incarnation may fit.
+        self.directory.forget(id);
+        self.came_up(id);
+    }
+
+    pub(super) fn heard_from(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.last_heard = self.now;
+        if std::mem::take(&mut peer.given_up) {
+            self.came_up(id);
+        }
+    }
+
+    /// Someone begins to depend on the peer.
+    pub(super) fn watch_peer(&mut self, id: PeerId) {
+        if self.timers.is_armed(Timer::Peer(id)) {
+            return;
+        }
+        self.timers.arm(Timer::Peer(id), self.now + self.config.timing.keepalive);
+        // Nobody listened to it until now: that it was silent says nothing.
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.last_heard = self.now;
+        }
+    }
+
+    pub(super) fn on_peer_tick(&mut self, id: PeerId) {
+        let timing = self.config.timing;
+        let Some(peer) = self.peers.get(id) else { return };
+        if let Some(said) = peer.hello
+            && !peer.is_up()
+        {
+            let silent_for = self.now - said.first_said;
+            if silent_for < timing.peer_timeout {
+                return self.say_hello(id);
+            }
+            self.fail_newcomers(id, Cause::PeerUnresponsive { silent_for });
+        }
+        let Some(peer) = self.peers.get(id) else { return };
+        let silent_for = self.now - peer.last_heard;
+        if peer.outgoing.is_empty() && peer.incoming.is_empty() && peer.waiting.is_empty() {
+            // Nothing depends on it: silence, and no timer.
+            if peer.theirs.is_none() {
+                self.forget_peer(id);
+            }
+            return;
+        }
+        if silent_for >= timing.peer_timeout && !peer.given_up {
+            let cause = self.loss(id, Cause::PeerUnresponsive { silent_for });
+            if let Some(peer) = self.peers.get_mut(id) {
+                peer.given_up = true;
+            }
+            // The next session asks the bootstrap server anew.
+            self.directory.forget(id);
+            self.fail_peer_sessions(id, cause, None);
+        }
+        self.ask_peer(id, silent_for);
+        let Some(peer) = self.peers.get(id) else { return };
+        if peer.given_up && peer.outgoing.is_empty() && peer.waiting.is_empty() {
+            // Only bookkeeping on its behalf is left, and it does not answer: wait for its word.
+            self.timers.cancel(Timer::Peer(id));
+        } else {
+            let pause = if peer.given_up { timing.retry_max.max(timing.keepalive) } else { timing.keepalive };
+            self.timers.arm(Timer::Peer(id), self.now + pause);
+        }
+    }
+
+    /// Fails the receivers that wait for a hello to be answered.
+    fn fail_newcomers(&mut self, id: PeerId, cause: Cause) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.hello = None;
+        for session in peer.waiting.clone() {
+            self.fail_receiver(session, cause.clone());
+        }
+    }
+
+    /// Asks for a sign of life, and about attempts that have been quiet for a while. A peer that
+    /// does not react may have forgotten the conversation: then it is greeted again.
+    fn ask_peer(&mut self, id: PeerId, silent_for: Duration) {
+        let keepalive = self.config.timing.keepalive;
+        let Some(peer) = self.peers.get(id) else { return };
+        let attempts = self.quiet_attempts(peer, self.now, keepalive);
+        if silent_for >= keepalive || !attempts.is_empty() {
+            let floor = peer.outgoing_floor();
+            self.send(id, Body::Ping(Ping { floor, attempts }));
+        }
+        let Some(peer) = self.peers.get(id) else { return };
+        let forgetful = (keepalive * 3).min(self.config.timing.peer_timeout / 2);
+        if silent_for >= forgetful && !(peer.outgoing.is_empty() && peer.waiting.is_empty()) {
+            self.say_hello(id);
+        }
+    }
+
+    /// Attempts at the peer about which nothing was heard for `quiet`, as runs.
+    fn quiet_attempts(&self, peer: &Peer, now: Time, quiet: Duration) -> Vec<(u64, u32)> {
+        let mut runs: Vec<(u64, u32)> = Vec::new();
+        let mut asked = 0;
+        for (&Attempt(attempt), &(session, source)) in &peer.outgoing {
+            let Some(receiver) = self.receivers.get(&session) else { continue };
+            if !receiver.is_quiet(source, now, quiet) {
+                continue;
+            }
+            match runs.last_mut() {
+                Some((start, count)) if *start + u64::from(*count) == attempt => *count += 1,
+                _ => runs.push((attempt, 1)),
+            }
+            asked += 1;
+            if asked == MAX_ASKED {
+                break;
+            }
+        }
+        runs
+    }
+
+    pub(super) fn on_ping(&mut self, id: PeerId, ping: Ping) {
+        self.on_floor(id, ping.floor);
+        let asked = ping.attempts.iter().flat_map(|&(start, count)| {
+            (0..u64::from(count.min(MAX_ASKED))).filter_map(move |offset| start.checked_add(offset))
+        });
+        let asked: Vec<Attempt> = asked.take(MAX_ASKED as usize).map(Attempt).collect();
+        for attempt in asked {
+            self.tell_about(id, attempt);
+        }
+        if let Some(peer) = self.peers.get(id) {
+            let floor = peer.outgoing_floor();
+            self.send(id, Body::Pong(Pong { floor }));
+        }
+    }
+
+    /// Why a peer is lost: a known successor explains it better.
+    fn loss(&self, id: PeerId, otherwise: Cause) -> Cause {
+        match self.peers.get(id) {
+            Some(peer) if self.peers.has_successor(&peer.worker, peer.incarnation) => Cause::PeerRestarted,
+            _ => otherwise,
+        }
+    }
+
+    pub(super) fn on_connect_failed(&mut self, id: PeerId, error: PlaneError) {
+        if self.peers.get(id).is_some() {
+            self.fail_peer_sessions(id, Cause::Connect(error), Some(self.now));
+            self.forget_peer(id);
+        }
+    }
+
+    pub(super) fn on_peer_gone(&mut self, id: PeerId, quiet_after: Duration) {
+        if self.peers.get(id).is_none() {
+            return;
+        }
+        let cause = self.loss(id, Cause::PeerLost);
+        self.fail_peer_sessions(id, cause, Some(self.now + quiet_after));
+        self.forget_peer(id);
+    }
+
+    /// Fails every session that depends on the peer. `quiet_at` tells from when on it is proven that
+    /// the peer writes no more; `None` if that is not proven.
+    fn fail_peer_sessions(&mut self, id: PeerId, cause: Cause, quiet_at: Option<Time>) {
+        let Some(peer) = self.peers.get(id) else { return };
+        let attempts = peer.outgoing.values().map(|&(session, _)| session);
+        let receivers: Vec<SessionId> = attempts.chain(peer.waiting.iter().copied()).collect();
+        let mut senders = Vec::new();
+        let mut waiting = Vec::new();
+        for (&attempt, incoming) in &peer.incoming {
+            match incoming {
+                Incoming::Waiting(_) => waiting.push(attempt),
+                Incoming::Active(session, _) => senders.push(*session),
+                Incoming::Served { .. } | Incoming::Failed { .. } => {}
+            }
+        }
+        for attempt in waiting {
+            self.drop_registration(id, attempt, cause.for_peer());
+        }
+        for session in senders {
+            self.fail_sender(session, cause.clone());
+        }
+        for session in receivers {
+            self.fail_receiver(session, cause.clone());
+            if let Some(quiet_at) = quiet_at {
+                self.source_is_quiet_at(session, id, quiet_at);
+            }
+        }
+    }
+}

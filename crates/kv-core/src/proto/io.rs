@@ -1,0 +1,302 @@
+//! What goes into the protocol machine and what comes out of it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::args::KvArgs;
+use crate::bootstrap::{LookupId, RankQuery, RankRecord};
+use crate::error::{BootstrapError, TransferError};
+use crate::id::{AuxIndex, Incarnation, PeerId, PostId, Room, SessionId};
+use crate::pages::Pages;
+use crate::plane::{PlaneError, Post};
+use crate::poll::KvPoll;
+
+/// Everything that a [`Node`](super::Node) is told.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Input {
+    /// The scheduler wants something.
+    Command(Command),
+    /// A frame arrived.
+    Frame(Bytes),
+    /// A post ended; its memory is quiet.
+    Posted {
+        /// Which.
+        post: PostId,
+        /// How it went.
+        result: Result<(), PlaneError>,
+    },
+    /// The plane could not open the way to a peer.
+    ConnectFailed {
+        /// Which.
+        peer: PeerId,
+        /// Why.
+        error: PlaneError,
+    },
+    /// The plane proved that a peer is gone.
+    PeerGone {
+        /// Which.
+        peer: PeerId,
+        /// How long from now its last writes may still arrive.
+        quiet_after: Duration,
+    },
+    /// The bootstrap server answered.
+    Found {
+        /// The question.
+        lookup: LookupId,
+        /// All ranks of the replica, in rank order.
+        ranks: Vec<RankRecord>,
+    },
+    /// The bootstrap server did not answer, or has no such ranks.
+    LookupFailed {
+        /// The question.
+        lookup: LookupId,
+        /// Why.
+        error: BootstrapError,
+    },
+    /// Time has passed: [`Node::next_timeout`](super::Node::next_timeout) is due.
+    Timeout,
+}
+
+/// What a scheduler asks for through a session handle.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Opens a sending session.
+    OpenSender {
+        /// Its id, never used before.
+        session: SessionId,
+        /// The request.
+        room: Room,
+        /// How many receivers will register, at least one.
+        receivers: u32,
+        /// How long it may take; `None` for the default.
+        deadline: Option<Duration>,
+    },
+    /// Announces a sending session's pages.
+    InitSender {
+        /// Which.
+        session: SessionId,
+        /// How many pages in all.
+        num_pages: usize,
+        /// The aux row that goes with the last chunk.
+        aux: Option<AuxIndex>,
+    },
+    /// The next pages of a sending session.
+    Send {
+        /// Which.
+        session: SessionId,
+        /// The pages; they come back in [`Output::Release`].
+        chunk: Pages,
+    },
+    /// Opens a receiving session.
+    OpenReceiver {
+        /// Its id, never used before.
+        session: SessionId,
+        /// The request.
+        room: Room,
+        /// The bootstrap server of the prefill engine.
+        bootstrap_addr: String,
+        /// Which data-parallel replica serves; `None` follows the room.
+        prefill_dp_rank: Option<u32>,
+        /// How long it may take; `None` for the default.
+        deadline: Option<Duration>,
+    },
+    /// The pages of a receiving session.
+    InitReceiver {
+        /// Which.
+        session: SessionId,
+        /// The pages; they come back in [`Output::Release`].
+        pages: Pages,
+        /// The aux row to fill.
+        aux: Option<AuxIndex>,
+    },
+    /// Ends a session.
+    Abort {
+        /// Which.
+        session: SessionId,
+    },
+    /// Ends all sessions and tells the peers; the node takes no new ones.
+    Shutdown,
+}
+
+/// Everything that a [`Node`](super::Node) wants done. Carried out in order.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Open the way to a peer. On failure: [`Input::ConnectFailed`].
+    Connect {
+        /// The id under which the plane shall know it.
+        peer: PeerId,
+        /// Its metadata.
+        metadata: Bytes,
+    },
+    /// Forget a peer.
+    Disconnect {
+        /// Which.
+        peer: PeerId,
+    },
+    /// Send a frame. It may be lost: failures need not be reported.
+    Send {
+        /// To whom.
+        peer: PeerId,
+        /// The frame.
+        frame: Bytes,
+    },
+    /// Start a data operation. If the plane refuses it, that is an [`Input::Posted`] with the
+    /// error.
+    Post {
+        /// To or from whom.
+        peer: PeerId,
+        /// The operation.
+        post: Post,
+    },
+    /// Ask for an early end of a post.
+    Cancel {
+        /// Which.
+        post: PostId,
+    },
+    /// Ask a bootstrap server. Answered by [`Input::Found`] or [`Input::LookupFailed`].
+    Lookup {
+        /// The question.
+        lookup: LookupId,
+        /// The server.
+        addr: String,
+        /// What is asked.
+        query: RankQuery,
+    },
+    /// A session changed its state. States only move as the table at [`KvPoll`] says; the two
+    /// final ones come exactly once and last.
+    Status {
+        /// Which.
+        session: SessionId,
+        /// The new state.
+        poll: KvPoll,
+        /// Why, if it is [`KvPoll::Failed`].
+        failure: Option<Box<TransferError>>,
+    },
+    /// Pages given to a session come back: no wire can touch them any more. Each token that went in
+    /// (one per `Send`, one per `InitReceiver`) comes out exactly once, after the final status.
+    Release {
+        /// Which session they had been given to. It may be one that the node does not know (any
+        /// more).
+        session: SessionId,
+        /// The pages.
+        pages: Pages,
+    },
+}
+
+/// What a [`Node`](super::Node) knows and may do.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// The worker.
+    pub args: KvArgs,
+    /// This life of it.
+    pub incarnation: Incarnation,
+    /// The plane's name.
+    pub plane: String,
+    /// The plane's metadata, for peers.
+    pub metadata: Bytes,
+    /// Seed of the node's own random numbers.
+    pub seed: u64,
+    /// Timing.
+    pub timing: Timing,
+    /// Bounds.
+    pub limits: Limits,
+}
+
+impl NodeConfig {
+    /// A configuration with the default timing and limits. The seed follows the incarnation, which
+    /// is random.
+    pub fn new(args: KvArgs, incarnation: Incarnation, plane: &str, metadata: Bytes) -> NodeConfig {
+        NodeConfig {
+            args,
+            incarnation,
+            plane: plane.to_owned(),
+            metadata,
+            seed: incarnation.get(),
+            timing: Timing::default(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// A session's life, unless it says otherwise (SGLang: 300 s).
+    pub session_deadline: Duration,
+    /// First repetition of an unanswered frame; doubles from there on.
+    pub retry_first: Duration,
+    /// Longest pause between repetitions.
+    pub retry_max: Duration,
+    /// A peer that matters and has been silent for this long is pinged.
+    pub keepalive: Duration,
+    /// A peer that matters and has been silent for this long is given up; three keepalives at least.
+    pub peer_timeout: Duration,
+    /// First repetition of a failed lookup; doubles from there on, up to `retry_max`.
+    pub lookup_retry: Duration,
+    /// How long a failed or aborted room is remembered for a receiver that comes late.
+    pub failed_room_ttl: Duration,
+}
+
+impl Timing {
+    /// The same, with no pause so short that timers would spin, nor that a live peer seems silent.
+    pub(super) fn sane(mut self) -> Timing {
+        for pause in [
+            &mut self.retry_first,
+            &mut self.retry_max,
+            &mut self.keepalive,
+            &mut self.peer_timeout,
+            &mut self.lookup_retry,
+            &mut self.failed_room_ttl,
+        ] {
+            *pause = (*pause).max(Duration::from_micros(10));
+        }
+        // A peer is asked twice before it is given up.
+        self.peer_timeout = self.peer_timeout.max(self.keepalive * 3);
+        self
+    }
+}
+
+impl Default for Timing {
+    fn default() -> Timing {
+        Timing {
+            session_deadline: Duration::from_secs(300),
+            retry_first: Duration::from_millis(200),
+            retry_max: Duration::from_secs(2),
+            keepalive: Duration::from_secs(1),
+            peer_timeout: Duration::from_secs(5),
+            lookup_retry: Duration::from_millis(100),
+            failed_room_ttl: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Bounds on what peers and schedulers can make a node remember.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Peers known at once; idle ones make way, busy ones do not.
+    pub max_peers: usize,
+    /// Registrations waiting for a sender, in all.
+    pub max_registrations: usize,
+    /// Runs of pages in the waiting registrations, in all: bounds their memory.
+    pub max_waiting_runs: usize,
+    /// Failed rooms remembered.
+    pub max_failed_rooms: usize,
+    /// Most bytes in one post: smaller ones let small sessions pass large ones.
+    pub max_post_bytes: u64,
+    /// Most attempts of one peer that may be open at once.
+    pub max_attempts: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            max_peers: 1024,
+            max_registrations: 1 << 17,
+            max_waiting_runs: 1 << 22,
+            max_failed_rooms: 1 << 16,
+            max_post_bytes: 8 << 20,
+            max_attempts: 1 << 18,
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! From an address to peers, on the decode side: questions to the bootstrap server and what its
+//! answers mean.
+
+use std::collections::BTreeSet;
+
+use super::io::Output;
+use super::node::Node;
+use super::peer::Introduction;
+use super::timer::Timer;
+use crate::bootstrap::{LookupId, RankRecord};
+use crate::error::{BootstrapError, Cause, Mismatch, PeerCause};
+use crate::id::SessionId;
+
+impl Node {
+    pub(super) fn find_sources(&mut self, session: SessionId) {
+        let Some(receiver) = self.receivers.get(&session) else { return };
+        let question = receiver.question.clone();
+        if let Some(peers) = self.directory.known(&question) {
+            let peers = peers.to_vec();
+            return self.take_sources(session, &peers);
+        }
+        let (addr, query) = question.clone();
+        if let Some(lookup) = self.directory.ask(question, session) {
+            self.output(Output::Lookup { lookup, addr, query });
+        }
+    }
+
+    pub(super) fn on_lookup_failed(&mut self, lookup: LookupId, error: BootstrapError) {
+        let Some(asking) = self.directory.asking_mut(lookup) else { return };
+        asking.failures += 1;
+        asking.last_error = Some(error.clone());
+        let failures = asking.failures;
+        if asking.waiting.is_empty() || !error.is_retryable() {
+            let waiting = self.directory.finish(lookup).map(|asking| asking.waiting).unwrap_or_default();
+            for session in waiting {
+                self.fail_receiver(session, Cause::Bootstrap(error.clone()));
+            }
+            return;
+        }
+        let pause = self.backoff(self.config.timing.lookup_retry, failures);
+        self.timers.arm(Timer::Lookup(lookup), self.now + pause);
+    }
+
+    pub(super) fn ask_again(&mut self, lookup: LookupId) {
+        let Some(asking) = self.directory.asking_mut(lookup) else { return };
+        if asking.waiting.is_empty() {
+            self.directory.finish(lookup);
+            return;
+        }
+        let (addr, query) = asking.question.clone();
+        self.output(Output::Lookup { lookup, addr, query });
+    }
+
+    pub(super) fn last_lookup_error(&self, session: SessionId) -> Option<BootstrapError> {
+        let receiver = self.receivers.get(&session)?;
+        self.directory.last_error(self.directory.lookup_of(&receiver.question)?)
+    }
+
+    pub(super) fn on_found(&mut self, lookup: LookupId, ranks: Vec<RankRecord>) {
+        self.timers.cancel(Timer::Lookup(lookup));
+        let Some(asking) = self.directory.finish(lookup) else { return };
+        if asking.waiting.is_empty() {
+            return;
+        }
+        match self.choose_sources(ranks) {
+            Ok((dp_rank, dp_size, introductions)) => {
+                let mut peers = Vec::new();
+                for introduction in introductions {
+                    match self.meet(introduction) {
+                        Some(peer) => peers.push(peer),
+                        None => {
+                            return self.fail_all(asking.waiting, Cause::ByPeer(PeerCause::Overloaded));
+                        }
+                    }
+                }
+                self.directory.learn(&asking.question.0, dp_rank, dp_size, peers.clone());
+                for session in asking.waiting {
+                    self.take_sources(session, &peers);
+                }
+            }
+            Err(cause) => self.fail_all(asking.waiting, cause),
+        }
+    }
+
+    fn fail_all(&mut self, sessions: BTreeSet<SessionId>, cause: Cause) {
+        for session in sessions {
+            self.fail_receiver(session, cause.clone());
+        }
+    }
+
+    /// The ranks that write into this one: with equal parallel sizes, the one in the same place.
+    fn choose_sources(&self, ranks: Vec<RankRecord>) -> Result<(u32, u32, Vec<Introduction>), Cause> {
+        let ours = self.config.args.geometry();
+        let (mut dp_rank, mut dp_size) = (0, 1);
+        let mut introductions = Vec::new();
+        for rank in ranks {
+            if rank.plane != self.config.plane {
+                return Err(Cause::Incompatible(Mismatch {
+                    field: "plane".to_owned(),
+                    ours: self.config.plane.clone(),
+                    theirs: rank.plane,
+                }));
+            }
+            let theirs = rank.parallel();
+            (dp_rank, dp_size) = (theirs.dp_rank, theirs.dp_size);
+            for (field, ours, theirs) in [
+                ("tp_size", ours.parallel.tp_size, theirs.tp_size),
+                ("pp_size", ours.parallel.pp_size, theirs.pp_size),
+            ] {
+                if ours != theirs {
+                    let (ours, theirs) = (ours.to_string(), theirs.to_string());
+                    return Err(Cause::Incompatible(Mismatch { field: field.to_owned(), ours, theirs }));
+                }
+            }
+            if (theirs.tp_rank, theirs.pp_rank) != (ours.parallel.tp_rank, ours.parallel.pp_rank) {
+                continue;
+            }
+            rank.geometry.validate().map_err(|_| Cause::Bootstrap(BootstrapError::Malformed("geometry")))?;
+            introductions.push(Introduction {
+                worker: rank.worker,
+                incarnation: rank.incarnation,
+                geometry: rank.geometry,
+                metadata: rank.metadata,
+            });
+        }
+        if introductions.is_empty() {
+            return Err(Cause::Bootstrap(BootstrapError::UnknownRank));
+        }
+        Ok((dp_rank, dp_size, introductions))
+    }
+
+    pub(super) fn stop_asking(&mut self, session: SessionId) {
+        let Some(receiver) = self.receivers.get(&session) else { return };
+        if let Some(lookup) = self.directory.lookup_of(&receiver.question)
+            && self.directory.leave(lookup, session)
+        {
+            self.directory.finish(lookup);
+            self.timers.cancel(Timer::Lookup(lookup));
+        }
+    }
+}

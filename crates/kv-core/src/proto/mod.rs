@@ -1,0 +1,33 @@
+//! The protocol machine: sans-IO, one [`Node`] per worker.
+//!
+//! ```text
+//! io.rs          what goes in (Input, Command) and what comes out (Output)
+//! node.rs        who gets which input
+//! ├ handshake.rs meeting peers, keeping in touch, losing them         peer.rs        what is known of each
+//! ├ lookup.rs    decode side: from an address to peers                directory.rs   answers of bootstrap servers
+//! ├ receive.rs   decode side: register, count parts, abort            run_set.rs     numbers as runs
+//! ├ attempts.rs  prefill side: registrations, aborts, answers         rendezvous.rs  who waits for whom
+//! └ send.rs      prefill side: plan, post, tell                       posting.rs     whose turn it is to post
+//! ```
+//!
+//! The receiver drives: it repeats its registration until it is acknowledged, asks about attempts
+//! that have been quiet, and repeats an abort until it is acknowledged. The sender only answers, so
+//! no frame of its own needs an acknowledgement.
+
+mod attempts;
+mod directory;
+mod handshake;
+mod io;
+mod lookup;
+mod node;
+mod peer;
+mod posting;
+mod random;
+mod receive;
+mod rendezvous;
+mod run_set;
+mod send;
+mod timer;
+
+pub use io::{Command, Input, Limits, NodeConfig, Output, Timing};
+pub use node::{Node, NodeGauges};

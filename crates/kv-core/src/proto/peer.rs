@@ -1,0 +1,296 @@
+//! What a node knows about each peer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::run_set::RunSet;
+use crate::error::{Cause, PeerCause};
+use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId, WorkerId};
+use crate::layout::Geometry;
+use crate::pages::PageList;
+use crate::plan::RegionMap;
+use crate::time::Time;
+use crate::wire::Link;
+
+/// One incarnation of a remote worker.
+///
+/// The conversation has a number on each side (`ours`, `theirs`). Under it, two independent halves:
+/// *outgoing* attempts, in which this node receives and the peer serves, and *incoming* ones, in
+/// which the peer receives and this node serves.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) worker: WorkerId,
+    pub(super) incarnation: Incarnation,
+    pub(super) geometry: Geometry,
+    /// How its regions pair with ours; `None` if they do not.
+    pub(super) map: Option<RegionMap>,
+    /// The number that the peer must put into its frames.
+    pub(super) ours: Link,
+    /// The number that the peer wants in ours; `None` until it answered the hello.
+    pub(super) theirs: Option<Link>,
+    /// The hello that was said to it and not answered yet.
+    pub(super) hello: Option<HelloSaid>,
+    pub(super) last_heard: Time,
+    /// Silent for so long that its sessions were failed. Ends with its next frame.
+    pub(super) given_up: bool,
+    /// It does not fit, and was told so.
+    pub(super) refused: bool,
+    /// It says that we do not fit: why its receivers here fail.
+    pub(super) refuses: Option<Cause>,
+    /// Posts to or from it that have not ended.
+    pub(super) posts: u32,
+
+    /// Attempts at it are numbered from 1.
+    pub(super) next_attempt: u64,
+    /// Open attempts at it → session and position among the session's sources.
+    pub(super) outgoing: BTreeMap<Attempt, (SessionId, usize)>,
+    /// Receivers that need it and have no attempt at it yet.
+    pub(super) waiting: BTreeSet<SessionId>,
+
+    /// All its attempts below are over.
+    pub(super) floor: Attempt,
+    /// Its attempts from `floor` on that are over.
+    pub(super) closed: RunSet,
+    /// Its attempts that are not over.
+    pub(super) incoming: BTreeMap<Attempt, Incoming>,
+}
+
+/// A hello under way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HelloSaid {
+    pub(super) nonce: u64,
+    pub(super) first_said: Time,
+    pub(super) times: u32,
+}
+
+/// An attempt of the peer at this node.
+///
+/// | from | to | when |
+/// |---|---|---|
+/// | – | `Waiting` | a registration arrives before its sender |
+/// | –, `Waiting` | `Active` | sender and registration meet |
+/// | `Active` | `Served` | all its parts are in place |
+/// | any but `Served` | `Failed` | see [`PeerCause`]; from `Active` once no post is in flight |
+/// | any | – (closed) | the peer finishes or aborts it, or raises its floor |
+#[derive(Debug)]
+pub(super) enum Incoming {
+    /// No sender yet.
+    Waiting(Registration),
+    /// Served by this session, as the target at this position.
+    Active(SessionId, usize),
+    /// Completely written; kept for a receiver that missed the notice.
+    Served {
+        /// How many parts it had.
+        total: u32,
+    },
+    /// Failed, and no write in flight; kept for a receiver that missed the notice.
+    Failed {
+        /// Why.
+        cause: PeerCause,
+    },
+}
+
+/// What a receiver registered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Registration {
+    pub(super) room: Room,
+    pub(super) pages: PageList,
+    pub(super) aux: Option<AuxIndex>,
+}
+
+impl Peer {
+    pub(super) fn new(
+        worker: WorkerId,
+        incarnation: Incarnation,
+        geometry: Geometry,
+        map: Option<RegionMap>,
+        ours: Link,
+        now: Time,
+    ) -> Peer {
+        Peer {
+            worker,
+            incarnation,
+            geometry,
+            map,
+            ours,
+            theirs: None,
+            hello: None,
+            last_heard: now,
+            given_up: false,
+            refused: false,
+            refuses: None,
+            posts: 0,
+            next_attempt: 1,
+            outgoing: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            floor: Attempt(0),
+            closed: RunSet::default(),
+            incoming: BTreeMap::new(),
+        }
+    }
+
+    /// True if it has been met and answers.
+    pub(super) fn is_up(&self) -> bool {
+        self.theirs.is_some() && !self.refused && !self.given_up
+    }
+
+    /// True if nothing here depends on it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.outgoing.is_empty() && self.waiting.is_empty() && self.posts == 0 && !self.serves()
+    }
+
+    /// Opens an attempt at it for a session's source.
+    pub(super) fn open_attempt(&mut self, session: SessionId, source: usize) -> Attempt {
+        let attempt = Attempt(self.next_attempt);
+        self.next_attempt += 1;
+        self.outgoing.insert(attempt, (session, source));
+        self.waiting.remove(&session);
+        attempt
+    }
+
+    /// True if an attempt of its matters here. Results kept for a peer that does not answer any more
+    /// do not.
+    fn serves(&self) -> bool {
+        let kept =
+            |incoming: &Incoming| matches!(incoming, Incoming::Served { .. } | Incoming::Failed { .. });
+        !(self.incoming.is_empty() || self.given_up && self.incoming.values().all(kept))
+    }
+
+    /// All attempts at it below this one are over.
+    pub(super) fn outgoing_floor(&self) -> Attempt {
+        self.outgoing.first_key_value().map_or(Attempt(self.next_attempt), |(&attempt, _)| attempt)
+    }
+
+    /// True if the peer's attempt is over: nothing it says about it counts any more.
+    pub(super) fn is_closed(&self, attempt: Attempt) -> bool {
+        attempt < self.floor || self.closed.contains(attempt.0)
+    }
+
+    /// Notes that the peer's attempt is over.
+    pub(super) fn close(&mut self, attempt: Attempt) {
+        self.incoming.remove(&attempt);
+        if attempt >= self.floor {
+            self.closed.insert(attempt.0, 1);
+        }
+    }
+}
+
+/// All peers, by every name they have.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    peers: BTreeMap<PeerId, Peer>,
+    by_link: BTreeMap<Link, PeerId>,
+    by_incarnation: BTreeMap<Incarnation, PeerId>,
+    /// Gone, but with posts that have not ended.
+    gone: BTreeMap<PeerId, (Incarnation, u32)>,
+    next: u64,
+}
+
+impl Peers {
+    pub(super) fn insert(&mut self, peer: Peer) -> PeerId {
+        let id = PeerId(self.next);
+        self.next += 1;
+        self.by_link.insert(peer.ours, id);
+        self.by_incarnation.insert(peer.incarnation, id);
+        self.peers.insert(id, peer);
+        id
+    }
+
+    /// Takes a peer out. Its number lives on until its posts have ended.
+    pub(super) fn remove(&mut self, id: PeerId) -> Option<Peer> {
+        let peer = self.peers.remove(&id)?;
+        self.by_link.remove(&peer.ours);
+        self.by_incarnation.remove(&peer.incarnation);
+        if peer.posts > 0 {
+            self.gone.insert(id, (peer.incarnation, peer.posts));
+        }
+        Some(peer)
+    }
+
+    /// Gives the conversation with a peer a new number on this side.
+    pub(super) fn renumber(&mut self, id: PeerId, link: Link) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            self.by_link.remove(&peer.ours);
+            peer.ours = link;
+            self.by_link.insert(link, id);
+        }
+    }
+
+    pub(super) fn post_started(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.posts += 1;
+        }
+    }
+
+    pub(super) fn post_ended(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.posts = peer.posts.saturating_sub(1);
+        } else if let Some((_, posts)) = self.gone.get_mut(&id) {
+            *posts = posts.saturating_sub(1);
+            if *posts == 0 {
+                self.gone.remove(&id);
+            }
+        }
+    }
+
+    /// True while posts to a former conversation with this incarnation have not ended.
+    pub(super) fn has_lingering_posts(&self, incarnation: Incarnation) -> bool {
+        self.gone.values().any(|&(gone, _)| gone == incarnation)
+    }
+
+    pub(super) fn get(&self, id: PeerId) -> Option<&Peer> {
+        self.peers.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
+        self.peers.get_mut(&id)
+    }
+
+    pub(super) fn with_link(&self, link: Link) -> Option<PeerId> {
+        self.by_link.get(&link).copied()
+    }
+
+    pub(super) fn with_incarnation(&self, incarnation: Incarnation) -> Option<PeerId> {
+        self.by_incarnation.get(&incarnation).copied()
+    }
+
+    /// True if another incarnation of the same worker is known.
+    pub(super) fn has_successor(&self, worker: &WorkerId, incarnation: Incarnation) -> bool {
+        self.peers.values().any(|peer| peer.worker == *worker && peer.incarnation != incarnation)
+    }
+
+    /// The idle peer that has been silent the longest.
+    pub(super) fn oldest_idle(&self) -> Option<PeerId> {
+        let idle = self.peers.iter().filter(|(_, peer)| peer.is_idle());
+        idle.min_by_key(|(_, peer)| peer.last_heard).map(|(&id, _)| id)
+    }
+
+    /// Nobody listened for `deaf`: that time does not count as silence of any peer.
+    pub(super) fn excuse(&mut self, deaf: Duration, now: Time) {
+        for peer in self.peers.values_mut() {
+            peer.last_heard = (peer.last_heard + deaf).min(now);
+            if let Some(said) = &mut peer.hello {
+                said.first_said = (said.first_said + deaf).min(now);
+            }
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.peers.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
+        self.peers.iter().map(|(&id, peer)| (id, peer))
+    }
+}
+
+/// What is needed to meet a peer.
+#[derive(Debug, Clone)]
+pub(super) struct Introduction {
+    pub(super) worker: WorkerId,
+    pub(super) incarnation: Incarnation,
+    pub(super) geometry: Geometry,
+    pub(super) metadata: Bytes,
+}

@@ -1,0 +1,506 @@
+//! The receiving half of a push session, on the decode side.
+//!
+//! ```text
+//! open ─▶ lookup ─▶ hello ─▶ WaitingForInput ─ init(pages) ─▶ Register to each source ─▶ Transferring
+//!          (Bootstrapping)                                         │ all parts of all sources done
+//!                                                                  ▼
+//!                                                               Success, pages back
+//! any failure ─▶ Failed ─▶ Abort to each source that may still write ─▶ AbortAck | proof of death ─▶ pages back
+//! ```
+//!
+//! A *source* is a rank of the prefill engine that writes into this rank. Each is served by an
+//! attempt of its own, which is over (`Over`) once it is certain that this source writes no more:
+//!
+//! | source | from | when |
+//! |---|---|---|
+//! | `Meeting` | – | the peer is not up yet |
+//! | `Met` | `Meeting` | the hello was answered |
+//! | `Open` | `Met` | pages are there: the registration was sent |
+//! | `Closing` | `Met`, `Open` | the session failed: the abort was sent |
+//! | `Over` | `Open` | all its parts are in place, or it failed and is quiet |
+//! | `Over` | `Closing` | the abort was acknowledged, or the peer is proven dead and its wire quiet |
+
+use std::time::Duration;
+
+use super::directory::Question;
+use super::io::Output;
+use super::node::Node;
+use super::run_set::RunSet;
+use super::timer::Timer;
+use crate::error::{Cause, PeerCause, Phase, TransferError};
+use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
+use crate::pages::Pages;
+use crate::poll::KvPoll;
+use crate::time::Time;
+use crate::wire::{Abort, Body, Done, Failed, Finish, Progress, Register};
+
+/// Most parts of one attempt: a peer that claims more is lying.
+const MAX_PARTS: u32 = 1 << 22;
+/// Most gaps among the parts that have arrived.
+const MAX_PART_RUNS: usize = 1 << 16;
+
+/// A receiving session.
+#[derive(Debug)]
+pub(super) struct ReceiveSession {
+    pub(super) room: Room,
+    pub(super) deadline: Duration,
+    opened: Time,
+    poll: KvPoll,
+    pub(super) question: Question,
+    given: Option<(Pages, Option<AuxIndex>)>,
+    sources: Vec<Source>,
+    repeats: u32,
+    /// Why it failed, as its sources are told.
+    failure: Option<PeerCause>,
+}
+
+#[derive(Debug)]
+struct Source {
+    peer: PeerId,
+    state: SourceState,
+    attempt: Option<Attempt>,
+    /// The peer has the registration.
+    registered: bool,
+    parts: RunSet,
+    total: Option<u32>,
+    last_news: Time,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SourceState {
+    Meeting,
+    Met,
+    Open,
+    Closing,
+    Over,
+}
+
+impl ReceiveSession {
+    /// True if nothing was heard about the source's registered attempt for a while.
+    pub(super) fn is_quiet(&self, source: usize, now: Time, quiet: Duration) -> bool {
+        self.sources.get(source).is_some_and(|source| {
+            source.state == SourceState::Open && source.registered && now - source.last_news >= quiet
+        })
+    }
+
+    fn phase(&self) -> Phase {
+        if self.sources.is_empty() {
+            Phase::Bootstrap
+        } else if self.sources.iter().any(|source| source.state == SourceState::Meeting) {
+            Phase::Handshake
+        } else if self.sources.iter().all(|source| source.parts.len() == 0) {
+            Phase::Rendezvous
+        } else {
+            Phase::Transfer
+        }
+    }
+
+    fn all(&self, state: SourceState) -> bool {
+        self.sources.iter().all(|source| source.state == state)
+    }
+}
+
+impl Node {
+    pub(super) fn open_receiver(
+        &mut self,
+        session: SessionId,
+        room: Room,
+        addr: String,
+        dp_rank: Option<u32>,
+        deadline: Option<Duration>,
+    ) {
+        let deadline = deadline.unwrap_or(self.config.timing.session_deadline);
+        let question = self.directory.question(&addr, &room, dp_rank);
+        let receiver = ReceiveSession {
+            room,
+            deadline,
+            opened: self.now,
+            poll: KvPoll::Bootstrapping,
+            question,
+            given: None,
+            sources: Vec::new(),
+            repeats: 0,
+            failure: None,
+        };
+        self.receivers.insert(session, receiver);
+        self.status(session, KvPoll::Bootstrapping, None);
+        if self.stopping {
+            return self.fail_receiver(session, Cause::WorkerStopped);
+        }
+        self.timers.arm(Timer::Deadline(session), self.now + deadline);
+        self.find_sources(session);
+    }
+
+    pub(super) fn take_sources(&mut self, session: SessionId, peers: &[PeerId]) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        if receiver.poll.is_terminal() {
+            return;
+        }
+        for &peer in peers {
+            receiver.sources.push(Source {
+                peer,
+                state: SourceState::Meeting,
+                attempt: None,
+                registered: false,
+                parts: RunSet::default(),
+                total: None,
+                last_news: self.now,
+            });
+        }
+        for &id in peers {
+            if let Some(peer) = self.peers.get_mut(id) {
+                peer.waiting.insert(session);
+                self.watch_peer(id);
+            }
+        }
+        self.source_came_up(session);
+    }
+
+    /// A peer that the session waited for is up.
+    pub(super) fn source_came_up(&mut self, session: SessionId) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        for source in &mut receiver.sources {
+            if source.state == SourceState::Meeting
+                && self.peers.get(source.peer).is_some_and(|peer| peer.is_up())
+            {
+                source.state = SourceState::Met;
+            }
+        }
+        let met = receiver.sources.iter().filter(|source| source.state == SourceState::Met);
+        let refusal = met.filter_map(|source| self.peers.get(source.peer)?.refuses.clone()).next();
+        if let Some(cause) = refusal {
+            return self.fail_receiver(session, cause);
+        }
+        if receiver.poll != KvPoll::Bootstrapping || !receiver.all(SourceState::Met) {
+            return;
+        }
+        receiver.poll = KvPoll::WaitingForInput;
+        self.status(session, KvPoll::WaitingForInput, None);
+        self.register(session);
+    }
+
+    pub(super) fn init_receiver(&mut self, session: SessionId, pages: Pages, aux: Option<AuxIndex>) {
+        let geometry = self.config.args.geometry();
+        let bad = pages.list().check_below(geometry.num_pages).err().map(Cause::BadPages);
+        let bad = bad.or_else(|| check_aux(aux, geometry.aux_rows().unwrap_or(0)));
+        let Some(receiver) = self.receivers.get_mut(&session) else {
+            return self.output(Output::Release { session, pages });
+        };
+        if receiver.poll.is_terminal() {
+            return self.output(Output::Release { session, pages });
+        }
+        if receiver.given.is_some() {
+            self.fail_receiver(session, Cause::InitOrder);
+            return self.output(Output::Release { session, pages });
+        }
+        receiver.given = Some((pages, aux));
+        match bad {
+            Some(cause) => self.fail_receiver(session, cause),
+            None => self.register(session),
+        }
+    }
+
+    /// Registers at all sources, once pages and peers are there.
+    fn register(&mut self, session: SessionId) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        if receiver.poll != KvPoll::WaitingForInput || receiver.given.is_none() {
+            return;
+        }
+        receiver.poll = KvPoll::Transferring;
+        for (index, source) in receiver.sources.iter_mut().enumerate() {
+            let Some(peer) = self.peers.get_mut(source.peer) else { continue };
+            source.attempt = Some(peer.open_attempt(session, index));
+            source.state = SourceState::Open;
+            source.last_news = self.now;
+        }
+        self.status(session, KvPoll::Transferring, None);
+        self.say_registrations(session);
+    }
+
+    /// Sends the registrations that were not acknowledged, and sets the time of the next try.
+    fn say_registrations(&mut self, session: SessionId) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let Some((pages, aux)) = &receiver.given else { return };
+        let ttl = receiver.deadline.saturating_sub(self.now - receiver.opened);
+        let mut frames = Vec::new();
+        for source in &receiver.sources {
+            let (SourceState::Open, false, Some(attempt)) = (source.state, source.registered, source.attempt)
+            else {
+                continue;
+            };
+            let Some(peer) = self.peers.get(source.peer) else { continue };
+            let register = Register {
+                attempt,
+                floor: peer.outgoing_floor(),
+                room: receiver.room.clone(),
+                pages: pages.list().clone(),
+                aux: *aux,
+                ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+            };
+            frames.push((source.peer, Body::Register(register)));
+        }
+        if frames.is_empty() {
+            return;
+        }
+        receiver.repeats += 1;
+        let repeats = receiver.repeats;
+        for (peer, body) in frames {
+            self.watch_peer(peer);
+            self.send(peer, body);
+        }
+        let pause = self.backoff(self.config.timing.retry_first, repeats);
+        self.timers.arm(Timer::Repeat(session), self.now + pause);
+    }
+
+    pub(super) fn on_repeat(&mut self, session: SessionId) {
+        let Some(receiver) = self.receivers.get(&session) else { return };
+        match receiver.poll {
+            KvPoll::Failed => self.say_aborts(session),
+            _ => self.say_registrations(session),
+        }
+    }
+
+    /// The source with this open attempt at the peer.
+    fn source_of(&mut self, id: PeerId, attempt: Attempt) -> Option<(SessionId, usize, &mut Source, bool)> {
+        let &(session, index) = self.peers.get(id)?.outgoing.get(&attempt)?;
+        let receiver = self.receivers.get_mut(&session)?;
+        let live = !receiver.poll.is_terminal();
+        let source = receiver.sources.get_mut(index)?;
+        Some((session, index, source, live))
+    }
+
+    pub(super) fn on_registered(&mut self, id: PeerId, attempt: Attempt) {
+        let now = self.now;
+        if let Some((_, _, source, _)) = self.source_of(id, attempt) {
+            source.registered = true;
+            source.last_news = now;
+        }
+    }
+
+    pub(super) fn on_done(&mut self, id: PeerId, done: Done) {
+        self.parts_arrived(id, done.attempt, &[(done.part, 1)], done.total);
+    }
+
+    pub(super) fn on_progress(&mut self, id: PeerId, progress: Progress) {
+        self.parts_arrived(id, progress.attempt, &progress.done, progress.total);
+    }
+
+    fn parts_arrived(&mut self, id: PeerId, attempt: Attempt, runs: &[(u32, u32)], total: Option<u32>) {
+        let now = self.now;
+        let Some((session, index, source, live)) = self.source_of(id, attempt) else { return };
+        if !live || source.state != SourceState::Open {
+            return;
+        }
+        source.registered = true;
+        source.last_news = now;
+        for &(start, count) in runs {
+            source.parts.insert(u64::from(start), u64::from(count));
+        }
+        let contradiction = matches!((source.total, total), (Some(before), Some(now)) if before != now);
+        source.total = source.total.or(total);
+        let bound = u64::from(source.total.unwrap_or(MAX_PARTS).min(MAX_PARTS));
+        let last = source.parts.runs().last().map_or(0, |(start, count)| start + count);
+        if contradiction || last > bound || source.parts.runs_len() > MAX_PART_RUNS {
+            return self.fail_receiver(session, Cause::Protocol("impossible part numbers"));
+        }
+        if source.total.is_some_and(|total| source.parts.len() == u64::from(total)) {
+            self.source_over(session, index);
+            self.maybe_succeed(session);
+        }
+    }
+
+    fn maybe_succeed(&mut self, session: SessionId) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        if receiver.poll != KvPoll::Transferring || !receiver.all(SourceState::Over) {
+            return;
+        }
+        receiver.poll = KvPoll::Success;
+        self.status(session, KvPoll::Success, None);
+        self.retire_receiver(session);
+    }
+
+    pub(super) fn on_failed(&mut self, id: PeerId, failed: Failed) {
+        let Some((session, index, source, live)) = self.source_of(id, failed.attempt) else {
+            // Over for us: let the peer forget it too.
+            return self.say_finish(id, failed.attempt);
+        };
+        if source.state == SourceState::Over {
+            return;
+        }
+        if failed.quiet {
+            // No abort is needed for this source.
+            self.source_over(session, index);
+        }
+        if live {
+            self.fail_receiver(session, Cause::ByPeer(failed.cause));
+        } else {
+            self.maybe_retire(session);
+        }
+    }
+
+    pub(super) fn on_abort_ack(&mut self, id: PeerId, attempt: Attempt) {
+        let Some((session, index, source, _)) = self.source_of(id, attempt) else { return };
+        if source.state == SourceState::Closing {
+            self.source_over(session, index);
+            self.maybe_retire(session);
+        }
+    }
+
+    /// The source writes no more, and that is certain. The peer may forget the attempt.
+    fn source_over(&mut self, session: SessionId, index: usize) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let Some(source) = receiver.sources.get_mut(index) else { return };
+        source.state = SourceState::Over;
+        let (id, attempt) = (source.peer, source.attempt);
+        self.timers.cancel(Timer::Quiet(session, id));
+        if let (Some(attempt), Some(peer)) = (attempt, self.peers.get_mut(id)) {
+            peer.outgoing.remove(&attempt);
+            self.say_finish(id, attempt);
+        }
+    }
+
+    /// Lost? Then the floor of a later frame says it.
+    fn say_finish(&mut self, id: PeerId, attempt: Attempt) {
+        if let Some(peer) = self.peers.get(id)
+            && attempt.0 < peer.next_attempt
+        {
+            let floor = peer.outgoing_floor();
+            self.send(id, Body::Finish(Finish { attempt, floor }));
+        }
+    }
+
+    pub(super) fn fail_receiver(&mut self, session: SessionId, cause: Cause) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        if receiver.poll.is_terminal() {
+            return;
+        }
+        receiver.poll = KvPoll::Failed;
+        receiver.repeats = 0;
+        receiver.failure = Some(cause.for_peer());
+        let phase = receiver.phase();
+        let peer = receiver.sources.first().and_then(|source| self.peers.get(source.peer));
+        let failure = TransferError {
+            room: receiver.room.clone(),
+            peer: peer.map(|peer| peer.worker.clone()),
+            phase,
+            cause,
+        };
+        for (index, source) in receiver.sources.iter_mut().enumerate() {
+            match source.state {
+                SourceState::Open => source.state = SourceState::Closing,
+                SourceState::Met => {
+                    // Nothing to stop, but the sender should not wait for a registration in vain.
+                    let Some(peer) = self.peers.get_mut(source.peer) else {
+                        source.state = SourceState::Over;
+                        continue;
+                    };
+                    source.attempt = Some(peer.open_attempt(session, index));
+                    source.state = SourceState::Closing;
+                }
+                SourceState::Meeting => {
+                    source.state = SourceState::Over;
+                    if let Some(peer) = self.peers.get_mut(source.peer) {
+                        peer.waiting.remove(&session);
+                    }
+                }
+                SourceState::Closing | SourceState::Over => {}
+            }
+        }
+        self.timers.cancel(Timer::Deadline(session));
+        self.timers.cancel(Timer::Repeat(session));
+        self.stop_asking(session);
+        self.status(session, KvPoll::Failed, Some(failure));
+        self.say_aborts(session);
+        self.maybe_retire(session);
+    }
+
+    fn say_aborts(&mut self, session: SessionId) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let Some(cause) = receiver.failure.clone() else { return };
+        let closing = receiver.sources.iter().filter(|source| source.state == SourceState::Closing);
+        let closing: Vec<_> = closing.filter_map(|source| Some((source.peer, source.attempt?))).collect();
+        if closing.is_empty() {
+            return;
+        }
+        receiver.repeats += 1;
+        let (repeats, room) = (receiver.repeats, receiver.room.clone());
+        for (peer, attempt) in closing {
+            self.watch_peer(peer);
+            self.send(peer, Body::Abort(Abort { attempt, room: room.clone(), cause: cause.clone() }));
+        }
+        let pause = self.backoff(self.config.timing.retry_first, repeats);
+        self.timers.arm(Timer::Repeat(session), self.now + pause);
+    }
+
+    /// From `quiet_at` on it is proven that the peer writes no more.
+    pub(super) fn source_is_quiet_at(&mut self, session: SessionId, id: PeerId, quiet_at: Time) {
+        if quiet_at <= self.now {
+            self.on_quiet(session, id);
+        } else if self.receivers.contains_key(&session) {
+            self.timers.arm(Timer::Quiet(session, id), quiet_at);
+        }
+    }
+
+    pub(super) fn on_quiet(&mut self, session: SessionId, id: PeerId) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        for source in receiver.sources.iter_mut().filter(|source| source.peer == id) {
+            source.state = SourceState::Over;
+            if let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(id)) {
+                peer.outgoing.remove(&attempt);
+            }
+        }
+        self.maybe_retire(session);
+    }
+
+    /// The peer has forgotten the conversation, which it does only when nothing of it is in flight:
+    /// failed attempts are over, live ones begin again under the new link.
+    pub(super) fn peer_forgot_us(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let open = std::mem::take(&mut peer.outgoing);
+        for (_, (session, index)) in open {
+            let Some(receiver) = self.receivers.get_mut(&session) else { continue };
+            let live = !receiver.poll.is_terminal();
+            let Some(source) = receiver.sources.get_mut(index) else { continue };
+            if !live || source.state != SourceState::Open {
+                source.state = SourceState::Over;
+                self.timers.cancel(Timer::Quiet(session, id));
+                self.maybe_retire(session);
+                continue;
+            }
+            let Some(peer) = self.peers.get_mut(id) else { return };
+            source.attempt = Some(peer.open_attempt(session, index));
+            source.registered = false;
+            source.parts = RunSet::default();
+            source.total = None;
+            self.say_registrations(session);
+        }
+    }
+
+    /// Hands the pages of a failed session back once all its sources are over.
+    fn maybe_retire(&mut self, session: SessionId) {
+        let retire = self
+            .receivers
+            .get(&session)
+            .is_some_and(|receiver| receiver.poll == KvPoll::Failed && receiver.all(SourceState::Over));
+        if retire {
+            self.retire_receiver(session);
+        }
+    }
+
+    fn retire_receiver(&mut self, session: SessionId) {
+        self.timers.cancel(Timer::Deadline(session));
+        self.timers.cancel(Timer::Repeat(session));
+        let Some(receiver) = self.receivers.remove(&session) else { return };
+        if let Some((pages, _)) = receiver.given {
+            self.output(Output::Release { session, pages });
+        }
+    }
+}
+
+/// Checks an aux row against the number of rows.
+pub(super) fn check_aux(aux: Option<AuxIndex>, rows: u32) -> Option<Cause> {
+    match aux {
+        Some(AuxIndex(index)) if index >= rows => Some(Cause::BadAux { index, rows }),
+        _ => None,
+    }
+}

@@ -1,0 +1,111 @@
+//! A set of numbers kept as runs.
+
+use std::collections::BTreeMap;
+
+/// A set of `u64`, stored as disjoint runs that do not touch: as small as its gaps are few.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct RunSet {
+    /// First number of each run → first number after it.
+    runs: BTreeMap<u64, u64>,
+    len: u64,
+}
+
+impl RunSet {
+    /// Adds `count` numbers from `start` on. Numbers beyond the largest are cut off.
+    pub(super) fn insert(&mut self, start: u64, count: u64) {
+        let (mut start, mut end) = (start, start.saturating_add(count));
+        if start == end {
+            return;
+        }
+        // Swallow every run that touches [start, end).
+        while let Some((&run_start, &run_end)) = self.runs.range(..=end).next_back() {
+            if run_end < start {
+                break;
+            }
+            start = start.min(run_start);
+            end = end.max(run_end);
+            self.runs.remove(&run_start);
+            self.len -= run_end - run_start;
+        }
+        self.runs.insert(start, end);
+        self.len += end - start;
+    }
+
+    /// True if `number` is in the set.
+    pub(super) fn contains(&self, number: u64) -> bool {
+        self.runs.range(..=number).next_back().is_some_and(|(_, &end)| number < end)
+    }
+
+    /// Forgets all numbers below `floor`.
+    pub(super) fn forget_below(&mut self, floor: u64) {
+        while let Some((&start, &end)) = self.runs.first_key_value() {
+            if start >= floor {
+                break;
+            }
+            self.runs.remove(&start);
+            self.len -= end - start;
+            if end > floor {
+                self.runs.insert(floor, end);
+                self.len += end - floor;
+            }
+        }
+    }
+
+    /// How many numbers.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// How many runs.
+    pub(super) fn runs_len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// The runs as (first, count).
+    pub(super) fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.runs.iter().map(|(&start, &end)| (start, end - start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_set_of_numbers(
+            steps in prop::collection::vec((0u64..60, 0u64..8, 0u64..70, any::<bool>()), 0..40),
+        ) {
+            let mut runs = RunSet::default();
+            let mut model = BTreeSet::new();
+            for (start, count, floor, forget) in steps {
+                runs.insert(start, count);
+                model.extend(start..start + count);
+                if forget && floor < 30 {
+                    runs.forget_below(floor);
+                    model.retain(|&number| number >= floor);
+                }
+                prop_assert_eq!(runs.len(), model.len() as u64);
+                let listed: BTreeSet<u64> = runs.runs().flat_map(|(start, count)| start..start + count).collect();
+                prop_assert_eq!(&listed, &model);
+                for number in 0..80 {
+                    prop_assert_eq!(runs.contains(number), model.contains(&number));
+                }
+                let touching = runs.runs.iter().zip(runs.runs.iter().skip(1)).any(|((_, end), (start, _))| end >= start);
+                prop_assert!(!touching, "runs must neither touch nor overlap: {:?}", runs);
+            }
+        }
+    }
+
+    #[test]
+    fn huge_numbers_saturate() {
+        let mut runs = RunSet::default();
+        runs.insert(u64::MAX - 1, 10);
+        assert!(runs.contains(u64::MAX - 1));
+        assert_eq!(runs.len(), 1);
+    }
+}

@@ -1,0 +1,468 @@
+//! The sending half of a push session, on the prefill side.
+//!
+//! ```text
+//! open ─▶ Bootstrapping ─ every receiver has registered ─▶ WaitingForInput ─ send ─▶ Transferring
+//!            (chunks given early wait)                                                  │ every part of
+//!                                                                                       ▼ every target done
+//!                                                                                    Success, pages back
+//! any failure ─▶ Failed ─▶ Failed{quiet: false} to the targets, posts cancelled
+//!                            └─ last post of a target ended ─▶ Failed{quiet: true} | AbortAck
+//!                                 └─ of all targets ─▶ pages back
+//! ```
+//!
+//! A *target* is a receiver that has registered. Chunks are planned lazily into *parts*, one post
+//! each; the frame that a post carries counts its part down at the receiver. The last part says how
+//! many there are.
+
+use std::time::Duration;
+
+use super::io::Output;
+use super::node::{Node, encode};
+use super::peer::{Incoming, Registration};
+use super::posting::InFlight;
+use super::receive::check_aux;
+use super::run_set::RunSet;
+use super::timer::Timer;
+use crate::error::{Cause, PeerCause, Phase, TransferError};
+use crate::id::{Attempt, AuxIndex, PeerId, PostId, Room, SessionId};
+use crate::pages::{PageList, Pages};
+use crate::plan::{PagePlan, Plan, PlanError, RegionMap};
+use crate::plane::{Desc, Op, PlaneError, Post};
+use crate::poll::KvPoll;
+use crate::wire::{Body, Done, Failed, Link, Registered};
+
+/// A sending session.
+#[derive(Debug)]
+pub(super) struct SendSession {
+    pub(super) deadline: Duration,
+    room: Room,
+    receivers: usize,
+    poll: KvPoll,
+    announced: Option<(usize, Option<AuxIndex>)>,
+    chunks: Vec<Chunk>,
+    given: usize,
+    /// The chunk that completes the announced number has been given.
+    complete: bool,
+    pub(super) targets: Vec<Target>,
+    pub(super) failure: Option<PeerCause>,
+}
+
+/// Pages in hand, and their place in the request.
+#[derive(Debug)]
+struct Chunk {
+    offset: usize,
+    pages: Pages,
+}
+
+/// A receiver that has registered.
+#[derive(Debug)]
+pub(super) struct Target {
+    peer: PeerId,
+    attempt: Attempt,
+    pages: PageList,
+    aux: Option<AuxIndex>,
+    queued: bool,
+    /// First chunk that is not planned yet.
+    next_chunk: usize,
+    aux_planned: bool,
+    /// What is left of the plan before.
+    plan: Option<Plan>,
+    next_part: u32,
+    /// Known once the last part is posted.
+    pub(super) total: Option<u32>,
+    pub(super) done: RunSet,
+    outstanding: u32,
+    /// The receiver waits for an acknowledgement of its abort.
+    pub(super) abort_asked: bool,
+    /// All of its parts are in place, or it has failed and is quiet.
+    over: bool,
+}
+
+impl Target {
+    /// The plan of the next chunk, and after the last one that of the aux row.
+    fn next_plan(
+        &mut self,
+        map: &RegionMap,
+        chunks: &[Chunk],
+        aux: Option<AuxIndex>,
+    ) -> Result<Option<Plan>, PlanError> {
+        if let Some(chunk) = chunks.get(self.next_chunk) {
+            self.next_chunk += 1;
+            let local = chunk.pages.list();
+            let remote = self.pages.slice(chunk.offset, local.len()).unwrap_or_default();
+            return Plan::pages(map, PagePlan::new(local, &remote)?).map(Some);
+        }
+        match (aux, self.aux) {
+            (Some(local), Some(remote)) if !self.aux_planned => {
+                self.aux_planned = true;
+                Plan::aux(map, local, remote).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn has_planned_all(&self, chunks: &[Chunk], aux: Option<AuxIndex>) -> bool {
+        self.plan.is_none() && self.next_chunk == chunks.len() && (aux.is_none() || self.aux_planned)
+    }
+}
+
+impl Node {
+    pub(super) fn open_sender(
+        &mut self,
+        session: SessionId,
+        room: Room,
+        receivers: u32,
+        deadline: Option<Duration>,
+    ) {
+        let deadline = deadline.unwrap_or(self.config.timing.session_deadline);
+        let sender = SendSession {
+            deadline,
+            room: room.clone(),
+            receivers: receivers.max(1) as usize,
+            poll: KvPoll::Bootstrapping,
+            announced: None,
+            chunks: Vec::new(),
+            given: 0,
+            complete: false,
+            targets: Vec::new(),
+            failure: None,
+        };
+        self.senders.insert(session, sender);
+        self.status(session, KvPoll::Bootstrapping, None);
+        if self.stopping {
+            return self.fail_sender(session, Cause::WorkerStopped);
+        }
+        self.timers.arm(Timer::Deadline(session), self.now + deadline);
+        // A new sender for the room: what became of earlier ones does not matter any more.
+        while self.rendezvous.failed_senders.take(&room).is_some() {}
+        self.rendezvous.senders.insert(&room, session);
+        while let Some((peer, attempt)) = self.rendezvous.registrations.find(&room) {
+            let Some(registration) = self.take_registration(peer, attempt) else { break };
+            self.attach(session, peer, attempt, registration);
+            if !self.lacks_receivers(session) {
+                return;
+            }
+        }
+        if let Some(cause) = self.rendezvous.failed_receivers.take(&room) {
+            self.fail_sender_of(session, Cause::ByPeer(cause), 1);
+        }
+    }
+
+    fn lacks_receivers(&self, session: SessionId) -> bool {
+        let sender = self.senders.get(&session);
+        sender.is_some_and(|sender| !sender.poll.is_terminal() && sender.targets.len() < sender.receivers)
+    }
+
+    pub(super) fn init_sender(&mut self, session: SessionId, num_pages: usize, aux: Option<AuxIndex>) {
+        let bad = check_aux(aux, self.config.args.geometry().aux_rows().unwrap_or(0));
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        if sender.poll.is_terminal() {
+            return;
+        }
+        if sender.announced.is_some() {
+            return self.fail_sender(session, Cause::InitOrder);
+        }
+        sender.announced = Some((num_pages, aux));
+        match bad {
+            Some(cause) => self.fail_sender(session, cause),
+            None => self.check_agreement(session),
+        }
+    }
+
+    /// Both sides must mean the same pages.
+    fn check_agreement(&mut self, session: SessionId) {
+        let Some(sender) = self.senders.get(&session) else { return };
+        let Some((sent, aux)) = sender.announced else { return };
+        let disagreement = sender.targets.iter().find_map(|target| {
+            let registered = target.pages.len();
+            if registered != sent {
+                Some(Cause::PageCount { sent, registered })
+            } else if target.aux.is_some() != aux.is_some() {
+                Some(Cause::AuxOneSided { sender: aux.is_some(), receiver: target.aux.is_some() })
+            } else {
+                None
+            }
+        });
+        if let Some(cause) = disagreement {
+            self.fail_sender(session, cause);
+        }
+    }
+
+    pub(super) fn send_chunk(&mut self, session: SessionId, chunk: Pages) {
+        let bad = chunk.list().check_below(self.config.args.geometry().num_pages).err();
+        let Some(sender) = self.senders.get_mut(&session) else {
+            return self.output(Output::Release { session, pages: chunk });
+        };
+        if sender.poll.is_terminal() {
+            return self.output(Output::Release { session, pages: chunk });
+        }
+        let (offset, sent) = (sender.given, sender.given + chunk.len());
+        let cause = match sender.announced {
+            None => Some(Cause::InitOrder),
+            Some((announced, _)) if sent > announced => Some(Cause::TooManyPages { sent, announced }),
+            Some((announced, _)) => {
+                sender.complete |= sent == announced;
+                bad.map(Cause::BadPages)
+            }
+        };
+        sender.given = sent;
+        sender.chunks.push(Chunk { offset, pages: chunk });
+        if let Some(cause) = cause {
+            self.fail_sender(session, cause);
+        } else {
+            self.update_sender(session);
+        }
+    }
+
+    /// Brings state and posting line up to date after a chunk or a receiver came.
+    fn update_sender(&mut self, session: SessionId) {
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        if sender.poll.is_terminal() || sender.targets.len() < sender.receivers {
+            return;
+        }
+        let poll = if sender.chunks.is_empty() { KvPoll::WaitingForInput } else { KvPoll::Transferring };
+        if poll > sender.poll {
+            sender.poll = poll;
+            self.status(session, poll, None);
+        }
+        if poll == KvPoll::Transferring {
+            self.queue_targets(session);
+        }
+    }
+
+    fn queue_targets(&mut self, session: SessionId) {
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        for (index, target) in sender.targets.iter_mut().enumerate() {
+            if !target.queued && target.total.is_none() {
+                target.queued = true;
+                self.posting.queue(session, index);
+            }
+        }
+    }
+
+    /// A registration and its sender meet.
+    pub(super) fn attach(
+        &mut self,
+        session: SessionId,
+        id: PeerId,
+        attempt: Attempt,
+        registration: Registration,
+    ) {
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let index = sender.targets.len();
+        peer.incoming.insert(attempt, Incoming::Active(session, index));
+        sender.targets.push(Target {
+            peer: id,
+            attempt,
+            pages: registration.pages,
+            aux: registration.aux,
+            queued: false,
+            next_chunk: 0,
+            aux_planned: false,
+            plan: None,
+            next_part: 0,
+            total: None,
+            done: RunSet::default(),
+            outstanding: 0,
+            abort_asked: false,
+            over: false,
+        });
+        if sender.targets.len() == sender.receivers {
+            self.rendezvous.senders.remove(&sender.room, session);
+        }
+        self.send(id, Body::Registered(Registered { attempt }));
+        self.check_agreement(session);
+        self.update_sender(session);
+    }
+
+    /// Starts posts while there is room for them, each target in its turn.
+    pub(super) fn pump_posts(&mut self) {
+        while let Some((session, index)) = self.posting.next_ready() {
+            self.post_next(session, index);
+        }
+    }
+
+    fn post_next(&mut self, session: SessionId, index: usize) {
+        let (max_sge, max_bytes) = (self.config.args.max_sge(), self.config.limits.max_post_bytes);
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        let Some(target) = sender.targets.get_mut(index) else { return };
+        target.queued = false;
+        if sender.poll.is_terminal() || target.total.is_some() {
+            return;
+        }
+        let Some(peer) = self.peers.get(target.peer) else { return };
+        let Some(map) = &peer.map else { return };
+        let aux = sender.announced.and_then(|(_, aux)| aux).filter(|_| sender.complete);
+        let mut descs: Vec<Desc> = Vec::new();
+        let mut bytes = 0;
+        while descs.len() < max_sge && bytes < max_bytes {
+            if target.plan.is_none() {
+                match target.next_plan(map, &sender.chunks, aux) {
+                    Ok(Some(plan)) => target.plan = Some(plan),
+                    Ok(None) => break,
+                    Err(_) => {
+                        return self.fail_sender(session, Cause::Protocol("pages that no plan leads to"));
+                    }
+                }
+            }
+            let Some(plan) = &mut target.plan else { break };
+            let room = max_sge - descs.len();
+            let progress = plan.fill(&mut descs, room, max_bytes - bytes);
+            bytes += progress.bytes;
+            if progress.done {
+                target.plan = None;
+            } else if progress.descs == 0 {
+                break;
+            }
+        }
+        let planned_all = target.has_planned_all(&sender.chunks, aux);
+        let last = planned_all && sender.complete;
+        if descs.is_empty() && !last {
+            return;
+        }
+        let part = target.next_part;
+        target.next_part += 1;
+        target.total = last.then_some(target.next_part);
+        if !planned_all {
+            target.queued = true;
+            self.posting.queue(session, index);
+        }
+        let (id, attempt, total) = (target.peer, target.attempt, target.total);
+        let done = Body::Done(Done { attempt, part, total });
+        if descs.is_empty() {
+            target.done.insert(u64::from(part), 1);
+            self.send(id, done);
+            return self.target_advanced(session, index);
+        }
+        target.outstanding += 1;
+        let notify = encode(peer.theirs.unwrap_or(Link::NONE), done);
+        let post = self.posting.start(InFlight { session, target: index, part, peer: id });
+        self.peers.post_started(id);
+        self.output(Output::Post { peer: id, post: Post { id: post, op: Op::Write, descs, notify } });
+    }
+
+    pub(super) fn on_posted(&mut self, post: PostId, result: Result<(), PlaneError>) {
+        let Some(InFlight { session, target: index, part, peer }) = self.posting.end(post) else { return };
+        self.peers.post_ended(peer);
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        let Some(target) = sender.targets.get_mut(index) else { return };
+        target.outstanding -= 1;
+        match result {
+            Ok(()) => target.done.insert(u64::from(part), 1),
+            Err(error) => self.fail_sender(session, Cause::Post(error)),
+        }
+        self.target_advanced(session, index);
+    }
+
+    /// A post of the target has ended: is the target over, and with it the session?
+    fn target_advanced(&mut self, session: SessionId, index: usize) {
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        let failure = sender.failure.clone();
+        let Some(target) = sender.targets.get_mut(index) else { return };
+        if target.over || target.outstanding > 0 {
+            return;
+        }
+        let (id, attempt) = (target.peer, target.attempt);
+        match failure {
+            Some(cause) => {
+                target.over = true;
+                let abort_asked = target.abort_asked;
+                self.attempt_failed(id, attempt, cause, abort_asked);
+            }
+            None => match target.total {
+                Some(total) if target.done.len() == u64::from(total) => {
+                    target.over = true;
+                    if let Some(peer) = self.peers.get_mut(id)
+                        && !peer.is_closed(attempt)
+                    {
+                        peer.incoming.insert(attempt, Incoming::Served { total });
+                    }
+                }
+                _ => return,
+            },
+        }
+        self.maybe_end_sender(session);
+    }
+
+    fn maybe_end_sender(&mut self, session: SessionId) {
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        if !sender.targets.iter().all(|target| target.over) {
+            return;
+        }
+        if sender.poll != KvPoll::Failed {
+            if sender.targets.len() < sender.receivers {
+                return;
+            }
+            sender.poll = KvPoll::Success;
+            self.status(session, KvPoll::Success, None);
+        }
+        self.timers.cancel(Timer::Deadline(session));
+        let chunks = self.senders.remove(&session).map(|sender| sender.chunks).unwrap_or_default();
+        for chunk in chunks {
+            self.output(Output::Release { session, pages: chunk.pages });
+        }
+    }
+
+    pub(super) fn fail_sender(&mut self, session: SessionId, cause: Cause) {
+        self.fail_sender_of(session, cause, 0);
+    }
+
+    /// Fails a sender; `gone` of its missing receivers will never come.
+    pub(super) fn fail_sender_of(&mut self, session: SessionId, cause: Cause, gone: usize) {
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        if sender.poll.is_terminal() {
+            return;
+        }
+        sender.poll = KvPoll::Failed;
+        let told = cause.for_peer();
+        sender.failure = Some(told.clone());
+        let missing = sender.receivers - sender.targets.len();
+        let phase = if missing > 0 { Phase::Rendezvous } else { Phase::Transfer };
+        let peer = sender.targets.first().and_then(|target| self.peers.get(target.peer));
+        let peer = peer.map(|peer| peer.worker.clone());
+        let failure = TransferError { room: sender.room.clone(), peer, phase, cause };
+        let room = sender.room.clone();
+        let loud = sender.targets.iter().filter(|target| target.outstanding > 0 && !target.abort_asked);
+        let loud: Vec<_> = loud.map(|target| (target.peer, target.attempt)).collect();
+        let targets = sender.targets.len();
+
+        self.timers.cancel(Timer::Deadline(session));
+        self.rendezvous.senders.remove(&room, session);
+        self.remember_failed_sender(room, &told, missing.saturating_sub(gone));
+        self.status(session, KvPoll::Failed, Some(failure));
+        for (peer, attempt) in loud {
+            self.send(peer, Body::Failed(Failed { attempt, cause: told.clone(), quiet: false }));
+        }
+        for post in self.posting.of(session) {
+            self.output(Output::Cancel { post });
+        }
+        for index in 0..targets {
+            self.target_advanced(session, index);
+        }
+        self.maybe_end_sender(session);
+    }
+
+    /// Receivers that have not registered yet are told when they do.
+    fn remember_failed_sender(&mut self, room: Room, cause: &PeerCause, missing: usize) {
+        if missing == 0 {
+            return;
+        }
+        let until = self.now + self.config.timing.failed_room_ttl;
+        let max = self.config.limits.max_failed_rooms;
+        for _ in 0..missing.min(max) {
+            self.rendezvous.failed_senders.insert(room.clone(), cause.clone(), until, max);
+        }
+        self.timers.arm_once(Timer::Rooms, until);
+    }
+
+    pub(super) fn expire_rooms(&mut self) {
+        let rooms = &mut self.rendezvous;
+        rooms.failed_senders.expire(self.now);
+        rooms.failed_receivers.expire(self.now);
+        let next = [rooms.failed_senders.next_expiry(), rooms.failed_receivers.next_expiry()];
+        if let Some(next) = next.into_iter().flatten().min() {
+            self.timers.arm(Timer::Rooms, next);
+        }
+    }
+}

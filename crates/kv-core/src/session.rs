@@ -1,0 +1,99 @@
+//! The surface that schedulers program against (seed: SGLang's `KVManager`, `KVSender`,
+//! `KVReceiver`).
+
+use std::time::Duration;
+
+use crate::args::KvArgs;
+use crate::error::{Backpressure, OpenError, TransferError};
+use crate::id::{AuxIndex, Room, SessionId};
+use crate::pages::Pages;
+use crate::poll::KvPoll;
+
+/// What a session may be told when it is opened, beyond address and room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SessionOptions {
+    /// How long the session may take from opening to its end; `None` for the worker's default.
+    pub deadline: Option<Duration>,
+    /// On a receiver: which data-parallel replica of the prefill engine serves the request.
+    /// `None` follows the room: number modulo replicas, as SGLang does.
+    pub prefill_dp_rank: Option<u32>,
+}
+
+/// Opens sessions of one worker. A handle: cheap to clone where the implementation is, and owned by
+/// one scheduler thread.
+pub trait KvManager {
+    /// Its sessions that send.
+    type Sender: KvSender;
+    /// Its sessions that receive.
+    type Receiver: KvReceiver;
+
+    /// What the worker was started with.
+    fn args(&self) -> &KvArgs;
+
+    /// Opens the sending half of a request on a prefill worker. `bootstrap_addr` is where this
+    /// worker is registered; `dest_ranks` are the decode ranks that will register for the room
+    /// (empty: as many as [`KvArgs::num_receivers`], whichever come).
+    fn sender(
+        &self,
+        bootstrap_addr: &str,
+        room: Room,
+        dest_ranks: &[u32],
+        options: SessionOptions,
+    ) -> Result<Self::Sender, OpenError>;
+
+    /// Opens the receiving half of a request on a decode worker. `bootstrap_addr` is the
+    /// bootstrap server of the prefill engine.
+    fn receiver(
+        &self,
+        bootstrap_addr: &str,
+        room: Room,
+        options: SessionOptions,
+    ) -> Result<Self::Receiver, OpenError>;
+}
+
+/// One half of one request's transfer.
+///
+/// A session ends exactly once, in [`KvPoll::Success`] or [`KvPoll::Failed`], inside its deadline.
+/// Pages given to it belong to it until [`reclaim`](KvSession::reclaim) hands them back.
+pub trait KvSession: Sized {
+    /// The session's number within its worker, as `PollSet` reports it.
+    fn id(&self) -> SessionId;
+
+    /// The request.
+    fn room(&self) -> &Room;
+
+    /// The state now: one atomic load, no side effect, callable from any thread.
+    fn poll(&self) -> KvPoll;
+
+    /// Why it failed; `None` unless [`poll`](KvSession::poll) says `Failed`.
+    fn failure(&self) -> Option<TransferError>;
+
+    /// Asks for an end, at any stage; idempotent. A session that has ended stays as it is. The
+    /// peer is told, and the pages come back once no wire can touch them.
+    fn abort(&mut self);
+
+    /// Takes back every page the session was given, in the order given.
+    ///
+    /// `Err(self)` while the session has not ended, or while any wire may still touch the pages:
+    /// a failed session is not proof that they are quiet. Dropping the session instead aborts it
+    /// and hands the pages to its manager later.
+    fn reclaim(self) -> Result<Pages, Self>;
+}
+
+/// The sending half, on a prefill worker.
+pub trait KvSender: KvSession {
+    /// Announces the request: how many pages will be sent in all, and the aux row that goes with
+    /// the last of them. Once, before the first `send`; full queues return [`Backpressure`].
+    fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>>;
+
+    /// Gives the next pages, in request order. Their content must be final. The chunk that
+    /// completes the announced number carries the aux row, which must be final by then; it may be
+    /// empty. A request of no pages is completed by one empty chunk.
+    fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>>;
+}
+
+/// The receiving half, on a decode worker.
+pub trait KvReceiver: KvSession {
+    /// Gives the pages, in request order, and the aux row that the prefill side is to fill.
+    fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>>;
+}

@@ -1,0 +1,180 @@
+//! The kinds of frames and their fields.
+
+use std::io::Cursor;
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{FrameError, Link, VERSION};
+use crate::error::PeerCause;
+use crate::id::{Attempt, AuxIndex, Incarnation, Room, WorkerId};
+use crate::layout::Geometry;
+use crate::pages::PageList;
+
+/// Declares the frames: each is a struct, a variant of [`Body`], and a number that never changes.
+macro_rules! bodies {
+    ($($(#[$doc:meta])* $kind:literal $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+            pub struct $name { $($(#[$field_doc])* pub $field: $type),* }
+        )*
+
+        /// What a frame says.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum Body {
+            $($(#[$doc])* $name($name)),*
+        }
+
+        impl Body {
+            /// The number of its kind on the wire.
+            pub fn kind(&self) -> u8 {
+                match self { $(Body::$name(_) => $kind),* }
+            }
+
+            pub(super) fn encode<S: serde::Serializer>(&self, link: Link, out: S) -> Result<S::Ok, S::Error> {
+                match self { $(Body::$name(body) => (VERSION, self.kind(), link, body).serialize(out)),* }
+            }
+
+            pub(super) fn decode(kind: u8, bytes: &[u8]) -> Result<(Link, Body), FrameError> {
+                match kind {
+                    $($kind => decode(kind, bytes).map(|(link, body)| (link, Body::$name(body))),)*
+                    got => Err(FrameError::Kind { got }),
+                }
+            }
+        }
+    };
+}
+
+bodies! {
+    /// Decode → prefill, first of all: who I am, and how to reach my memory.
+    1 Hello {
+        /// The incarnation that is meant; another one refuses.
+        to: Incarnation,
+        /// Who speaks.
+        worker: WorkerId,
+        /// Which life of it.
+        incarnation: Incarnation,
+        /// The number under which the speaker wants to be answered.
+        link: Link,
+        /// Repeated in the answer, so that a late answer to an earlier hello is known as such.
+        nonce: u64,
+        /// Name of the speaker's plane.
+        plane: String,
+        /// The plane's metadata.
+        metadata: Bytes,
+        /// The speaker's cache.
+        geometry: Geometry,
+    }
+    /// Prefill → decode: the hello is accepted.
+    2 Welcome {
+        /// The hello's nonce.
+        nonce: u64,
+        /// The number under which the speaker wants to be addressed.
+        link: Link,
+    }
+    /// Prefill → decode: the hello is refused.
+    3 Refused {
+        /// The hello's nonce.
+        nonce: u64,
+        /// Why; `Unknown` if another incarnation was meant.
+        cause: PeerCause,
+        /// The number under which the speaker wants to be addressed: a receiver that is refused still
+        /// aborts its rooms, so that their senders do not wait for it.
+        link: Link,
+    }
+    /// Decode → prefill: here are the pages for a room. Repeated until answered.
+    4 Register {
+        /// A number of the receiver's for this attempt at this peer.
+        attempt: Attempt,
+        /// All attempts below are over for the receiver.
+        floor: Attempt,
+        /// The request.
+        room: Room,
+        /// Where its pages shall go, in request order.
+        pages: PageList,
+        /// The aux row to fill.
+        aux: Option<AuxIndex>,
+        /// How long the receiver will wait, in milliseconds from sending.
+        ttl_ms: u64,
+    }
+    /// Prefill → decode: the registration has arrived.
+    5 Registered {
+        /// The attempt.
+        attempt: Attempt,
+    }
+    /// Prefill → decode: the bytes of one part are in place. Delivered by the plane after them.
+    6 Done {
+        /// The attempt.
+        attempt: Attempt,
+        /// Which part, from 0.
+        part: u32,
+        /// How many parts there are, once that is known; always with the last one.
+        total: Option<u32>,
+    }
+    /// Prefill → decode, when asked by a [`Ping`]: what is in place so far.
+    7 Progress {
+        /// The attempt.
+        attempt: Attempt,
+        /// Runs (first part, number of parts) that are in place; maybe not all of them.
+        done: Vec<(u32, u32)>,
+        /// How many parts there are, once that is known.
+        total: Option<u32>,
+    }
+    /// Prefill → decode: the attempt has failed.
+    8 Failed {
+        /// The attempt.
+        attempt: Attempt,
+        /// Why.
+        cause: PeerCause,
+        /// True once no write can arrive any more.
+        quiet: bool,
+    }
+    /// Decode → prefill: the attempt is over, stop writing. Repeated until acknowledged.
+    9 Abort {
+        /// The attempt.
+        attempt: Attempt,
+        /// The request, for a prefill side that has not seen the registration.
+        room: Room,
+        /// Why.
+        cause: PeerCause,
+    }
+    /// Prefill → decode: no write of the attempt is in flight, and none will be posted.
+    10 AbortAck {
+        /// The attempt.
+        attempt: Attempt,
+    }
+    /// Decode → prefill: everything has arrived, or the failure is understood. Forget the attempt.
+    11 Finish {
+        /// The attempt.
+        attempt: Attempt,
+        /// All attempts below are over for the receiver.
+        floor: Attempt,
+    }
+    /// Are you there? And what about these attempts?
+    12 Ping {
+        /// All attempts of the speaker below are over.
+        floor: Attempt,
+        /// Runs (first attempt, number) about which the speaker has heard nothing for a while.
+        attempts: Vec<(u64, u32)>,
+    }
+    /// I am here.
+    13 Pong {
+        /// All attempts of the speaker below are over.
+        floor: Attempt,
+    }
+}
+
+fn decode<T: DeserializeOwned>(kind: u8, bytes: &[u8]) -> Result<(Link, T), FrameError> {
+    let malformed = FrameError::Malformed { kind };
+    let mut deserializer = rmp_serde::Deserializer::new(Cursor::new(bytes));
+    deserializer.set_max_depth(16);
+    let frame = <(u8, u8, Link, T)>::deserialize(&mut deserializer);
+    let (_, _, link, body) = frame.map_err(|_| malformed.clone())?;
+    // Nothing may follow: the reader has consumed exactly one value.
+    if deserializer.position() != bytes.len() as u64 {
+        return Err(malformed);
+    }
+    Ok((link, body))
+}

@@ -1,0 +1,9 @@
+//! One node, step by step, against a peer that says what no well-behaved peer says, or says it at
+//! the worst moment.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod meeting;
+mod receiving;
+mod serving;
+mod solo;

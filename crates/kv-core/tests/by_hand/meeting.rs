@@ -1,0 +1,323 @@
+//! Meeting peers, keeping in touch, losing them.
+
+use std::time::Duration;
+
+use kv_core::proto::{Command, Input, Output};
+use kv_core::wire::{Body, Frame, Hello, Link, Ping, Refused, Register, Welcome};
+use kv_core::{Attempt, Cause, Incarnation, KvPoll, PeerCause, PeerId, PlaneError, Room};
+
+use crate::solo::{Solo, US, abort, hello, record, register};
+
+const ROOM: Room = Room::Number(7);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn first_hello() -> Hello {
+    hello(1, Link::new(1, 1))
+}
+
+fn refused(solo: &Solo) -> PeerCause {
+    match solo.answer() {
+        Body::Refused(Refused { nonce: 1, cause, .. }) => cause,
+        body => panic!("not refused: {body:?}"),
+    }
+}
+
+/// The number in a frame that the node sends.
+fn link_of(output: &Output) -> Option<Link> {
+    match output {
+        Output::Send { frame, .. } => Some(Frame::decode(frame).unwrap().link),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_hello_that_does_not_fit_is_refused_with_its_reason() {
+    let mut other_plane = first_hello();
+    other_plane.plane = "another".to_owned();
+    let mut other_pages = first_hello();
+    other_pages.geometry.page_size = 32;
+    let former = Hello { to: Incarnation::from_random(5), ..first_hello() };
+    for (hello, fields) in [
+        (other_plane, Some(("plane", "test", "another"))),
+        (other_pages, Some(("page_size", "16", "32"))),
+        (former, None),
+    ] {
+        let mut solo = Solo::new(|_| {});
+        solo.hello(hello);
+        match (refused(&solo), fields) {
+            (PeerCause::Incompatible(mismatch), Some(fields)) => {
+                assert_eq!((&*mismatch.field, &*mismatch.ours, &*mismatch.theirs), fields);
+            }
+            (PeerCause::Unknown, None) => {}
+            (cause, _) => panic!("{cause}"),
+        }
+        solo.run_for(SECOND * 2);
+        assert_eq!(solo.node().gauges().timers, 0);
+    }
+    let mut solo = Solo::new(|_| {});
+    solo.input(Input::Command(Command::Shutdown));
+    solo.hello(first_hello());
+    assert_eq!(refused(&solo), PeerCause::WorkerStopped);
+}
+
+#[test]
+fn a_hello_that_cannot_be_is_dropped() {
+    let mut impossible = first_hello();
+    impossible.geometry.regions.clear();
+    let ourselves = Hello { incarnation: US, ..first_hello() };
+    for hello in [impossible, ourselves] {
+        let mut solo = Solo::new(|_| {});
+        solo.hello(hello);
+        assert_eq!((solo.frames(), solo.node().gauges().peers), (vec![], 0));
+        assert_eq!(solo.node().gauges().frames_dropped, 1);
+    }
+}
+
+#[test]
+fn a_hello_for_a_former_life_leaves_the_conversation_alone() {
+    let mut solo = Solo::serving(|_| {});
+    let sender = solo.open_sender(ROOM, 1);
+    solo.says(1, Body::Register(register(1, ROOM, &[0])));
+    solo.hello(Hello { to: Incarnation::from_random(5), ..hello(1, Link::new(2, 2)) });
+    assert_eq!(refused(&solo), PeerCause::Unknown);
+    assert_eq!(solo.poll(sender), KvPoll::WaitingForInput);
+    solo.send(sender, 1, &[&[3]]);
+    let post = solo.take_posts().remove(0);
+    let notify = Frame::decode(&post.notify.unwrap()).unwrap();
+    assert_eq!(notify.link, Link::new(1, 1), "the number that the peer wants has not changed");
+}
+
+#[test]
+fn a_peer_that_lost_its_side_begins_anew_once_nothing_of_the_old_is_in_flight() {
+    let mut solo = Solo::serving(|_| {});
+    solo.says(1, abort(1, Room::Number(1)));
+    solo.says(1, abort(5, Room::Number(5)));
+    solo.says(1, Body::Register(Register { floor: Attempt(3), ..register(4, ROOM, &[0]) }));
+    let sender = solo.open_sender(ROOM, 1);
+    solo.send(sender, 1, &[&[3]]);
+    let post = solo.take_posts().remove(0);
+    solo.hello(hello(1, Link::new(2, 2)));
+    assert_eq!(solo.cause(sender), Cause::PeerRestarted);
+    let welcomed = |solo: &Solo| solo.frames().iter().any(|body| matches!(body, Body::Welcome(_)));
+    assert!(!welcomed(&solo), "a welcome says that the old pages are quiet");
+    solo.posted(post.id, Err(PlaneError::Cancelled));
+    let before = solo.node().gauges();
+    solo.greet_again(1, Link::new(2, 2));
+    assert!(welcomed(&solo));
+    assert_eq!(solo.node().gauges().incoming, 0);
+    assert!(solo.link(1).sequence() > solo.former_link(1).sequence(), "so that the peer knows the later");
+    // Numbers begin anew, and nothing said under the old number of this side counts.
+    solo.says(1, Body::Register(register(1, ROOM, &[0])));
+    assert!(matches!(solo.answer(), Body::Registered(_)));
+    solo.says(1, Body::Register(register(5, Room::Number(5), &[2])));
+    assert!(matches!(solo.answer(), Body::Registered(_)), "attempt 5 of the old conversation is another");
+    solo.says_under_old_link(1, Body::Register(register(2, ROOM, &[1])));
+    assert_eq!(solo.frames(), []);
+    assert_eq!(solo.node().gauges().frames_dropped, before.frames_dropped + 1);
+    // A hello of the old conversation that comes late is one of the past.
+    solo.hello(first_hello());
+    assert_eq!((solo.frames(), solo.node().gauges().incoming), (vec![], 2));
+}
+
+#[test]
+fn a_lost_peer_is_met_again_only_when_its_last_post_has_ended() {
+    let mut solo = Solo::serving(|_| {});
+    let sender = solo.open_sender(ROOM, 1);
+    solo.says(1, Body::Register(register(1, ROOM, &[0])));
+    solo.send(sender, 1, &[&[3]]);
+    let post = solo.take_posts().remove(0);
+    solo.input(Input::PeerGone { peer: PeerId(0), quiet_after: Duration::ZERO });
+    assert_eq!(solo.cause(sender), Cause::PeerLost);
+    assert_eq!((solo.disconnected(), solo.node().gauges().timers), (vec![PeerId(0)], 0));
+    solo.hello(hello(1, Link::new(2, 1)));
+    assert_eq!(solo.frames(), []);
+    solo.posted(post.id, Err(PlaneError::PeerGone));
+    solo.hello(hello(1, Link::new(2, 1)));
+    assert!(matches!(solo.answer(), Body::Welcome(Welcome { nonce: 1, .. })));
+}
+
+#[test]
+fn a_hello_of_a_peer_that_was_given_up_brings_it_back() {
+    let (mut solo, session) = Solo::receiving();
+    solo.run_for(SECOND * 7);
+    assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
+    let next = solo.open_receiver(ROOM, None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    assert_eq!(solo.poll(next), KvPoll::Bootstrapping);
+    solo.hello(first_hello());
+    assert_eq!(solo.poll(next), KvPoll::WaitingForInput);
+    solo.run_for(SECOND * 3);
+    assert_eq!(solo.poll(next), KvPoll::WaitingForInput, "its silence before does not count");
+}
+
+#[test]
+fn whatever_a_peer_says_that_was_given_up_brings_it_back() {
+    let (mut solo, _) = Solo::receiving();
+    solo.run_for(SECOND * 7);
+    let next = solo.open_receiver(ROOM, None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    assert_eq!(solo.poll(next), KvPoll::Bootstrapping);
+    solo.says(1, Body::Pong(kv_core::wire::Pong { floor: Attempt(0) }));
+    assert_eq!(solo.poll(next), KvPoll::WaitingForInput);
+}
+
+#[test]
+fn a_peer_that_was_refused_may_come_again_and_be_right() {
+    let mut solo = Solo::new(|_| {});
+    solo.hello(Hello { plane: "another".to_owned(), ..first_hello() });
+    assert!(matches!(refused(&solo), PeerCause::Incompatible(_)));
+    let session = solo.open_receiver(ROOM, None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    solo.hello(first_hello());
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+    solo.run_for(SECOND * 2);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+}
+
+#[test]
+fn a_hello_is_repeated_more_and_more_slowly_and_its_sessions_fail_when_nobody_answers() {
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(ROOM, None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    let said = solo.run_for(SECOND * 5 - Duration::from_millis(100));
+    assert!((4..8).contains(&said.len()), "{} hellos in five seconds", said.len());
+    let nonces = said.iter().filter_map(|(_, body)| match body {
+        Body::Hello(hello) => Some(hello.nonce),
+        _ => None,
+    });
+    assert_eq!(std::collections::BTreeSet::from_iter(nonces).len(), 1, "any answer to any of them will do");
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    solo.run_for(SECOND * 3);
+    assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
+    assert_eq!((solo.node().gauges().peers, solo.node().gauges().timers), (0, 0));
+}
+
+#[test]
+fn an_answer_to_no_hello_of_ours_is_none() {
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(ROOM, None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    let hello = solo.last_hello(1);
+    let nonce = hello.nonce ^ 1;
+    solo.says(1, Body::Welcome(Welcome { nonce, link: Link::new(1, 1) }));
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    solo.says(1, Body::Refused(Refused { nonce, cause: PeerCause::Unknown, link: Link::new(1, 1) }));
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    solo.welcome(1, 1);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+    // Nothing is asked any more: neither answer counts.
+    solo.says(1, Body::Welcome(Welcome { nonce: hello.nonce, link: Link::new(5, 5) }));
+    solo.says(
+        1,
+        Body::Refused(Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::new(5, 5) }),
+    );
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+    solo.init_receiver(session, &[0], None);
+    let links: Vec<Link> = solo.said.iter().filter_map(link_of).collect();
+    assert_eq!(links, [Link::new(1, 1)], "the number that it wants has not changed");
+}
+
+#[test]
+fn the_idle_peer_that_was_silent_longest_makes_way_and_busy_ones_never_do() {
+    let mut solo = Solo::new(|config| config.limits.max_peers = 3);
+    for peer in 1..4 {
+        solo.greet(peer);
+        solo.run_for(SECOND / 100);
+    }
+    solo.says(1, Body::Register(register(1, ROOM, &[0])));
+    solo.says(2, Body::Ping(Ping { floor: Attempt(0), attempts: vec![] }));
+    solo.greet(4);
+    assert_eq!(solo.disconnected(), [PeerId(2)], "peer 1 is served, peer 2 has just spoken");
+    for peer in [2, 4] {
+        solo.says(peer, Body::Register(register(1, Room::Number(peer), &[0])));
+    }
+    let dropped = solo.node().gauges().frames_dropped;
+    solo.greet(5);
+    assert_eq!((solo.frames(), solo.disconnected()), (vec![], vec![]), "nobody is idle");
+    assert_eq!((solo.node().gauges().peers, solo.node().gauges().frames_dropped), (3, dropped + 1));
+}
+
+#[test]
+fn a_receiver_that_cannot_meet_its_source_for_want_of_room_fails_at_once() {
+    let mut solo = Solo::serving(|config| config.limits.max_peers = 1);
+    solo.says(1, Body::Register(register(1, ROOM, &[0])));
+    let session = solo.open_receiver(ROOM, None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(2)]);
+    assert_eq!(solo.cause(session), Cause::ByPeer(PeerCause::Overloaded));
+}
+
+#[test]
+fn a_ping_asks_about_the_quiet_attempts_and_no_others() {
+    let (mut solo, first) = Solo::receiving();
+    solo.init_receiver(first, &[0], None);
+    for page in 1..4 {
+        let session = solo.open_receiver(Room::Number(1), None);
+        solo.init_receiver(session, &[page], None);
+    }
+    for attempt in 1..5 {
+        solo.says(1, Body::Registered(kv_core::wire::Registered { attempt: Attempt(attempt) }));
+    }
+    solo.says(1, Body::Done(kv_core::wire::Done { attempt: Attempt(2), part: 0, total: Some(1) }));
+    let said = solo.run_for(SECOND + SECOND / 10);
+    let pings: Vec<_> = said.into_iter().map(|(_, body)| body).collect();
+    assert_eq!(pings, [Body::Ping(Ping { floor: Attempt(1), attempts: vec![(1, 1), (3, 2)] })]);
+}
+
+#[test]
+fn a_peer_that_stops_serving_is_told_and_one_that_is_restarted_is_named() {
+    let (mut solo, session) = Solo::receiving();
+    solo.init_receiver(session, &[0], None);
+    // Its successor says hello; then the plane notices.
+    solo.hello(Hello { worker: record(1).worker, ..hello(2, Link::new(1, 1)) });
+    solo.input(Input::PeerGone { peer: PeerId(0), quiet_after: SECOND });
+    assert_eq!(solo.cause(session), Cause::PeerRestarted);
+    solo.run_for(SECOND / 2);
+    assert!(solo.released(session).is_empty(), "its last writes may still arrive");
+    solo.run_for(SECOND);
+    assert_eq!(solo.released(session).len(), 1);
+}
+
+#[test]
+fn a_source_that_is_lost_before_it_could_write_gives_the_pages_back_at_once() {
+    let lost = || Input::PeerGone { peer: PeerId(0), quiet_after: Duration::ZERO };
+    let (mut solo, session) = Solo::receiving();
+    solo.input(lost());
+    assert_eq!(solo.cause(session), Cause::PeerLost);
+
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(ROOM, None);
+    solo.init_receiver(session, &[3], None);
+    solo.found(kv_core::LookupId(0), vec![record(1)]);
+    solo.input(lost());
+    assert_eq!(solo.cause(session), Cause::PeerLost);
+    assert_eq!(solo.released(session).len(), 1);
+
+    let (mut solo, session) = Solo::receiving();
+    solo.init_receiver(session, &[3], None);
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: PlaneError::PeerGone });
+    assert_eq!(solo.cause(session), Cause::Connect(PlaneError::PeerGone));
+    assert_eq!(solo.released(session).len(), 1, "where no way was opened, nobody writes");
+    let dropped = solo.node().gauges().frames_dropped;
+    solo.says(1, Body::Ping(Ping { floor: Attempt(0), attempts: vec![] }));
+    assert_eq!(solo.node().gauges().frames_dropped, dropped + 1, "it is a stranger now");
+    solo.input(Input::Frame(bytes::Bytes::from_static(b"noise")));
+    assert_eq!(solo.node().gauges().frames_dropped, dropped + 2);
+}
+
+#[test]
+fn a_source_that_a_receiver_waits_for_does_not_make_way() {
+    let mut solo = Solo::new(|config| config.limits.max_peers = 1);
+    let session = solo.open_receiver(ROOM, None);
+    solo.found(kv_core::LookupId(0), vec![record(1)]);
+    solo.welcome(1, 1);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+    solo.greet(2);
+    assert_eq!((solo.frames(), solo.disconnected()), (vec![], vec![]));
+}

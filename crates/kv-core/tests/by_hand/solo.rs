@@ -1,0 +1,362 @@
+//! One node, and a peer of it whose every frame is in the test's hand.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
+use kv_core::wire::{Abort, Body, Finish, Frame, Hello, Link, Register, Welcome};
+use kv_core::{
+    Attempt, AuxIndex, Cause, Incarnation, KvArgs, KvPoll, LookupId, PageList, Pages, PeerCause, PeerId,
+    PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room, SessionId, Time, TransferError,
+    WorkerRole,
+};
+
+/// The node that is tested.
+pub const US: Incarnation = Incarnation::from_random(9);
+
+/// One node and what it has said so far.
+pub struct Solo {
+    node: Node,
+    pub now: Time,
+    /// What the node wants in the frames of each peer, by incarnation.
+    links: BTreeMap<u64, Link>,
+    /// What it wanted before.
+    former: BTreeMap<u64, Link>,
+    /// The number in the last welcome.
+    welcomed: Option<Link>,
+    /// The last hello to each peer that was not answered, by incarnation.
+    hellos: BTreeMap<u64, Hello>,
+    /// All outputs of the last input.
+    pub said: Vec<Output>,
+    polls: BTreeMap<SessionId, KvPoll>,
+    failures: BTreeMap<SessionId, TransferError>,
+    released: BTreeMap<SessionId, Vec<PageList>>,
+    posts: Vec<Post>,
+    sessions: u64,
+}
+
+pub fn args(engine: &str, num_pages: u32) -> KvArgs {
+    KvArgs::builder(engine, 0)
+        .pages(num_pages, 16)
+        .region(Region::dram(RegionRole::Kv, 0x1_0000, u64::from(num_pages) * 64, 64))
+        .region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
+        .max_inflight(4)
+        .build()
+        .unwrap()
+}
+
+pub fn list(pages: &[u32]) -> PageList {
+    PageList::from_pages(pages.iter().copied()).unwrap()
+}
+
+/// A registration of one request.
+pub fn register(attempt: u64, room: Room, pages: &[u32]) -> Register {
+    let (attempt, floor) = (Attempt(attempt), Attempt(0));
+    Register { attempt, floor, room, pages: list(pages), aux: None, ttl_ms: 60_000 }
+}
+
+pub fn abort(attempt: u64, room: Room) -> Body {
+    Body::Abort(Abort { attempt: Attempt(attempt), room, cause: PeerCause::Aborted })
+}
+
+pub fn finish(attempt: u64, floor: u64) -> Body {
+    Body::Finish(Finish { attempt: Attempt(attempt), floor: Attempt(floor) })
+}
+
+/// A hello of the peer with this incarnation.
+pub fn hello(incarnation: u64, link: Link) -> Hello {
+    let args = args(&format!("peer-{incarnation}"), 16);
+    Hello {
+        to: US,
+        worker: args.worker().clone(),
+        incarnation: Incarnation::from_random(incarnation),
+        link,
+        nonce: 1,
+        plane: "test".to_owned(),
+        metadata: Bytes::from_static(b"peer"),
+        geometry: args.geometry().clone(),
+    }
+}
+
+impl Solo {
+    pub fn new(change: impl FnOnce(&mut NodeConfig)) -> Solo {
+        let mut config = NodeConfig::new(args("us", 32), US, "test", Bytes::from_static(b"us"));
+        change(&mut config);
+        Solo {
+            node: Node::new(config),
+            now: Time::from_nanos(1_000_000_000),
+            links: BTreeMap::new(),
+            former: BTreeMap::new(),
+            welcomed: None,
+            hellos: BTreeMap::new(),
+            said: Vec::new(),
+            polls: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            released: BTreeMap::new(),
+            posts: Vec::new(),
+            sessions: 0,
+        }
+    }
+
+    /// A node that peer 1 has greeted.
+    pub fn serving(change: impl FnOnce(&mut NodeConfig)) -> Solo {
+        let mut solo = Solo::new(change);
+        solo.greet(1);
+        solo
+    }
+
+    /// A receiving session whose one source, peer 1, is up.
+    pub fn receiving() -> (Solo, SessionId) {
+        let mut solo = Solo::new(|_| {});
+        let session = solo.open_receiver(Room::Number(1), None);
+        let lookup = solo.lookups()[0].0;
+        solo.found(lookup, vec![record(1)]);
+        solo.welcome(1, 1);
+        (solo, session)
+    }
+
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    pub fn input(&mut self, input: Input) {
+        self.node.handle(self.now, input);
+        self.said = std::iter::from_fn(|| self.node.poll_output()).collect();
+        for output in &self.said {
+            match output {
+                Output::Send { frame, .. } => match Frame::decode(frame).unwrap().body {
+                    Body::Welcome(welcome) => self.welcomed = Some(welcome.link),
+                    Body::Hello(hello) => drop(self.hellos.insert(hello.to.get(), hello)),
+                    _ => {}
+                },
+                Output::Post { post, .. } => self.posts.push(post.clone()),
+                Output::Status { session, poll, failure } => {
+                    let before = self.polls.insert(*session, *poll);
+                    assert!(before.is_none_or(|before| !before.is_terminal()), "{session} ends twice");
+                    if let Some(failure) = failure {
+                        self.failures.insert(*session, (**failure).clone());
+                    }
+                }
+                Output::Release { session, pages } => {
+                    assert!(self.polls.get(session).is_none_or(|poll| poll.is_terminal()));
+                    self.released.entry(*session).or_default().push(pages.list().clone());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The frames among the last outputs.
+    pub fn frames(&self) -> Vec<Body> {
+        let frame = |output: &Output| match output {
+            Output::Send { frame, .. } => Some(Frame::decode(frame).unwrap().body),
+            _ => None,
+        };
+        self.said.iter().filter_map(frame).collect()
+    }
+
+    /// The frames among the last outputs, and to whom they go.
+    pub fn frames_to(&self) -> Vec<(PeerId, Body)> {
+        let frame = |output: &Output| match output {
+            Output::Send { peer, frame } => Some((*peer, Frame::decode(frame).unwrap().body)),
+            _ => None,
+        };
+        self.said.iter().filter_map(frame).collect()
+    }
+
+    /// The one frame among the last outputs.
+    pub fn answer(&self) -> Body {
+        let frames = self.frames();
+        assert_eq!(frames.len(), 1, "{frames:?}");
+        frames[0].clone()
+    }
+
+    /// The lookups among the last outputs, with what they ask.
+    pub fn lookups(&self) -> Vec<(LookupId, kv_core::Replica)> {
+        let lookup = |output: &Output| match output {
+            Output::Lookup { lookup, query, .. } => Some((*lookup, query.replica)),
+            _ => None,
+        };
+        self.said.iter().filter_map(lookup).collect()
+    }
+
+    /// The peers that are disconnected among the last outputs.
+    pub fn disconnected(&self) -> Vec<PeerId> {
+        let gone = |output: &Output| match output {
+            Output::Disconnect { peer } => Some(*peer),
+            _ => None,
+        };
+        self.said.iter().filter_map(gone).collect()
+    }
+
+    /// The posts that the last outputs cancel.
+    pub fn cancelled(&self) -> Vec<PostId> {
+        let cancel = |output: &Output| match output {
+            Output::Cancel { post } => Some(*post),
+            _ => None,
+        };
+        self.said.iter().filter_map(cancel).collect()
+    }
+
+    /// A peer says hello, and its frames follow the answer.
+    pub fn greet(&mut self, incarnation: u64) {
+        self.hello(hello(incarnation, Link::new(1, incarnation as u32)));
+        if let Some(link) = self.welcomed.take() {
+            self.links.insert(incarnation, link);
+        }
+    }
+
+    /// A peer says hello in a new conversation.
+    pub fn greet_again(&mut self, incarnation: u64, link: Link) {
+        self.former.insert(incarnation, self.links[&incarnation]);
+        self.hello(hello(incarnation, link));
+        let link = self.welcomed.take().expect("a welcome");
+        self.links.insert(incarnation, link);
+    }
+
+    /// The last hello to the peer; its answers go under the number in it.
+    pub fn last_hello(&mut self, incarnation: u64) -> Hello {
+        let hello = self.hellos[&incarnation].clone();
+        self.links.insert(incarnation, hello.link);
+        hello
+    }
+
+    /// What the node wants in the peer's frames.
+    pub fn link(&self, incarnation: u64) -> Link {
+        self.links[&incarnation]
+    }
+
+    /// What it wanted before [`Solo::greet_again`].
+    pub fn former_link(&self, incarnation: u64) -> Link {
+        self.former[&incarnation]
+    }
+
+    /// A frame of the conversation before [`Solo::greet_again`].
+    pub fn says_under_old_link(&mut self, incarnation: u64, body: Body) {
+        let frame = Frame { link: self.former[&incarnation], body };
+        self.input(Input::Frame(frame.encode().unwrap()));
+    }
+
+    pub fn hello(&mut self, hello: Hello) {
+        let frame = Frame { link: Link::NONE, body: Body::Hello(hello) };
+        self.input(Input::Frame(frame.encode().unwrap()));
+    }
+
+    /// The last hello to the peer is answered by the peer, which draws `link`.
+    pub fn welcome(&mut self, incarnation: u64, link: u32) {
+        let hello = self.hellos.remove(&incarnation).expect("a hello was said");
+        self.links.insert(incarnation, hello.link);
+        let link = Link::new(link, incarnation as u32);
+        self.says(incarnation, Body::Welcome(Welcome { nonce: hello.nonce, link }));
+    }
+
+    /// The peer says something.
+    pub fn says(&mut self, incarnation: u64, body: Body) {
+        let frame = Frame { link: self.links[&incarnation], body };
+        self.input(Input::Frame(frame.encode().unwrap()));
+    }
+
+    pub fn found(&mut self, lookup: LookupId, ranks: Vec<RankRecord>) {
+        self.input(Input::Found { lookup, ranks });
+    }
+
+    fn session(&mut self) -> SessionId {
+        self.sessions += 1;
+        SessionId(self.sessions)
+    }
+
+    pub fn open_sender(&mut self, room: Room, receivers: u32) -> SessionId {
+        let session = self.session();
+        self.input(Input::Command(Command::OpenSender { session, room, receivers, deadline: None }));
+        session
+    }
+
+    pub fn send(&mut self, session: SessionId, num_pages: usize, chunks: &[&[u32]]) {
+        self.input(Input::Command(Command::InitSender { session, num_pages, aux: None }));
+        for chunk in chunks {
+            let chunk = Pages::claim(list(chunk)).unwrap();
+            self.input(Input::Command(Command::Send { session, chunk }));
+        }
+    }
+
+    pub fn open_receiver(&mut self, room: Room, prefill_dp_rank: Option<u32>) -> SessionId {
+        let session = self.session();
+        let bootstrap_addr = "bootstrap:1".to_owned();
+        let open = Command::OpenReceiver { session, room, bootstrap_addr, prefill_dp_rank, deadline: None };
+        self.input(Input::Command(open));
+        session
+    }
+
+    pub fn init_receiver(&mut self, session: SessionId, pages: &[u32], aux: Option<u32>) {
+        let pages = Pages::claim(list(pages)).unwrap();
+        self.input(Input::Command(Command::InitReceiver { session, pages, aux: aux.map(AuxIndex) }));
+    }
+
+    pub fn abort(&mut self, session: SessionId) {
+        self.input(Input::Command(Command::Abort { session }));
+    }
+
+    pub fn poll(&self, session: SessionId) -> KvPoll {
+        self.polls[&session]
+    }
+
+    pub fn cause(&self, session: SessionId) -> Cause {
+        self.failures[&session].cause.clone()
+    }
+
+    pub fn failure(&self, session: SessionId) -> &TransferError {
+        &self.failures[&session]
+    }
+
+    pub fn failure_count(&self, session: SessionId) -> usize {
+        usize::from(self.failures.contains_key(&session))
+    }
+
+    pub fn released(&self, session: SessionId) -> Vec<PageList> {
+        self.released.get(&session).cloned().unwrap_or_default()
+    }
+
+    pub fn take_posts(&mut self) -> Vec<Post> {
+        std::mem::take(&mut self.posts)
+    }
+
+    pub fn posted(&mut self, post: PostId, result: Result<(), PlaneError>) {
+        self.input(Input::Posted { post, result });
+    }
+
+    /// Runs the next timeout, which must come within `time`.
+    pub fn run_until_said(&mut self, time: Duration) {
+        let next = self.node.next_timeout().expect("a timer is set");
+        assert!(next <= self.now + time, "the next timer is at {next:?}");
+        self.now = self.now.max(next);
+        self.input(Input::Timeout);
+    }
+
+    /// Lets time pass; what is said at each timeout is returned.
+    pub fn run_for(&mut self, time: Duration) -> Vec<(Duration, Body)> {
+        let (start, end) = (self.now, self.now + time);
+        let mut frames = Vec::new();
+        while let Some(next) = self.node.next_timeout().filter(|&next| next <= end) {
+            self.now = self.now.max(next);
+            self.input(Input::Timeout);
+            let passed = self.now - start;
+            frames.extend(self.frames().into_iter().map(|body| (passed, body)));
+        }
+        self.now = end;
+        frames
+    }
+}
+
+/// What the bootstrap server says of a peer.
+pub fn record(incarnation: u64) -> RankRecord {
+    let args = args(&format!("peer-{incarnation}"), 16);
+    RankRecord {
+        worker: args.worker().clone(),
+        incarnation: Incarnation::from_random(incarnation),
+        role: WorkerRole::Prefill,
+        plane: "test".to_owned(),
+        metadata: Bytes::from_static(b"peer"),
+        geometry: args.geometry().clone(),
+    }
+}

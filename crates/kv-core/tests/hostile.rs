@@ -1,0 +1,339 @@
+//! Hostile bytes: whatever a peer sends, decoding and the node neither panic nor grow without bound.
+//!
+//! `KV_FUZZ_CASES` sets the number of cases (default 20 000), `KV_FUZZ_SEED` the seed.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+use bytes::Bytes;
+use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output};
+use kv_core::wire::{
+    Abort, AbortAck, Body, Done, Failed, Finish, Frame, FrameError, Hello, Link, Ping, Pong, Progress,
+    Refused, Register, Registered, VERSION, Welcome,
+};
+use kv_core::{
+    Attempt, AuxIndex, Incarnation, KvArgs, MAX_FRAME, PageList, Pages, PeerCause, Region, RegionRole, Room,
+    SessionId, Time,
+};
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    /// A number that is interesting more often than not.
+    fn number(&mut self) -> u64 {
+        match self.below(6) {
+            0 => self.next(),
+            1 => u64::MAX - self.below(3),
+            2 => u64::from(u32::MAX) + self.below(3) - 1,
+            _ => self.below(8),
+        }
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+fn cases() -> (u64, u64) {
+    let (cases, seed) = (setting("KV_FUZZ_CASES", 20_000), setting("KV_FUZZ_SEED", 0x5eed));
+    println!("replay with KV_FUZZ_CASES={cases} KV_FUZZ_SEED={seed}");
+    (cases, seed)
+}
+
+fn args(engine: &str) -> KvArgs {
+    KvArgs::builder(engine, 0)
+        .pages(32, 16)
+        .region(Region::dram(RegionRole::Kv, 0x1_0000, 32 * 64, 64))
+        .region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
+        .build()
+        .unwrap()
+}
+
+fn hello(to: Incarnation, incarnation: u64, link: Link) -> Hello {
+    let args = args("decode");
+    Hello {
+        to,
+        worker: args.worker().clone(),
+        incarnation: Incarnation::from_random(incarnation),
+        link,
+        nonce: 1,
+        plane: "test".to_owned(),
+        metadata: Bytes::from_static(b"memory"),
+        geometry: args.geometry().clone(),
+    }
+}
+
+fn room(random: &mut Random) -> Room {
+    match random.below(3) {
+        0 => Room::Number(random.below(4)),
+        1 => Room::request(&format!("request-{}-0000000{}", random.below(2), random.below(4))).unwrap(),
+        _ => Room::Number(random.next()),
+    }
+}
+
+fn pages(random: &mut Random) -> PageList {
+    let runs = (0..random.below(4)).map(|_| (random.below(40) as u32, random.below(6) as u32));
+    PageList::try_from(runs.collect::<Vec<_>>()).unwrap()
+}
+
+fn body(random: &mut Random, us: Incarnation) -> Body {
+    let attempt = Attempt(random.number());
+    let floor = Attempt(random.number());
+    let cause = if random.below(2) == 0 { PeerCause::Aborted } else { PeerCause::Unknown };
+    let total = (random.below(2) == 0).then(|| random.number() as u32);
+    match random.below(14) {
+        0 => {
+            let link = Link(random.number());
+            Body::Hello(hello(
+                if random.below(4) == 0 { Incarnation::from_random(5) } else { us },
+                random.below(4),
+                link,
+            ))
+        }
+        1 => Body::Welcome(Welcome { nonce: random.number(), link: Link(random.number()) }),
+        2 => Body::Refused(Refused { nonce: random.number(), cause, link: Link(random.number()) }),
+        3 | 4 => Body::Register(Register {
+            attempt,
+            floor: Attempt(random.below(4)),
+            room: room(random),
+            pages: pages(random),
+            aux: (random.below(2) == 0).then(|| AuxIndex(random.below(6) as u32)),
+            ttl_ms: random.number(),
+        }),
+        5 => Body::Registered(Registered { attempt }),
+        6 => Body::Done(Done { attempt, part: random.number() as u32, total }),
+        7 => {
+            let done =
+                (0..random.below(4)).map(|_| (random.number() as u32, random.number() as u32)).collect();
+            Body::Progress(Progress { attempt, done, total })
+        }
+        8 => Body::Failed(Failed { attempt, cause, quiet: random.below(2) == 0 }),
+        9 => Body::Abort(Abort { attempt, room: room(random), cause }),
+        10 => Body::AbortAck(AbortAck { attempt }),
+        11 => Body::Finish(Finish { attempt, floor }),
+        12 => {
+            let attempts = (0..random.below(5)).map(|_| (random.number(), random.number() as u32)).collect();
+            Body::Ping(Ping { floor, attempts })
+        }
+        _ => Body::Pong(Pong { floor }),
+    }
+}
+
+fn damage(random: &mut Random, frame: &[u8]) -> Vec<u8> {
+    let mut bytes = frame.to_vec();
+    for _ in 0..=random.below(4) {
+        let at = random.below(bytes.len() as u64) as usize;
+        match random.below(5) {
+            0 => bytes[at] ^= 1 << random.below(8),
+            1 => bytes[at] = random.next() as u8,
+            2 => bytes.truncate(at.max(1)),
+            3 => bytes.insert(at, random.next() as u8),
+            // Length prefixes of arrays, strings and maps that promise more than there is.
+            _ => bytes.splice(at..at, [0xdd, 0xff, 0xff, 0xff, 0xff]).for_each(drop),
+        }
+    }
+    bytes
+}
+
+#[test]
+fn every_frame_survives_the_wire() {
+    let (cases, seed) = cases();
+    let mut random = Random(seed);
+    let us = Incarnation::from_random(9);
+    for _ in 0..cases {
+        let frame = Frame { link: Link(random.number()), body: body(&mut random, us) };
+        assert_eq!(Frame::decode(&frame.encode().unwrap()).as_ref(), Ok(&frame));
+    }
+}
+
+#[test]
+fn the_bytes_of_a_frame_never_change_within_a_version() {
+    let link = Link::new(1, 2);
+    let golden = |body: Body, hex: &str| {
+        let bytes = Frame { link, body }.encode().unwrap();
+        let got: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(got, hex);
+    };
+    let attempt = Attempt(3);
+    let nonce = 7;
+    let floor = Attempt(2);
+    golden(Body::Welcome(Welcome { nonce, link: Link(9) }), "940102cf0000000100000002920709");
+    golden(
+        Body::Refused(Refused { nonce, cause: PeerCause::Unknown, link: Link(9) }),
+        "940103cf00000001000000029307a7556e6b6e6f776e09",
+    );
+    golden(Body::Registered(Registered { attempt }), "940105cf00000001000000029103");
+    golden(
+        Body::Progress(Progress { attempt, done: vec![(1, 4)], total: None }),
+        "940107cf0000000100000002930391920104c0",
+    );
+    golden(
+        Body::Failed(Failed { attempt, cause: PeerCause::Aborted, quiet: true }),
+        "940108cf00000001000000029303a741626f72746564c3",
+    );
+    golden(
+        Body::Abort(Abort { attempt, room: Room::Number(7), cause: PeerCause::Aborted }),
+        "940109cf0000000100000002930381a64e756d62657207a741626f72746564",
+    );
+    golden(Body::Finish(Finish { attempt, floor }), "94010bcf0000000100000002920302");
+    golden(Body::Ping(Ping { floor, attempts: vec![(4, 5)] }), "94010ccf0000000100000002920291920405");
+    golden(Body::Pong(Pong { floor }), "94010dcf00000001000000029102");
+    golden(Body::AbortAck(AbortAck { attempt: Attempt(3) }), "94010acf00000001000000029103");
+    golden(
+        Body::Done(Done { attempt: Attempt(3), part: 1, total: Some(2) }),
+        "940106cf000000010000000293030102",
+    );
+    golden(
+        Body::Register(Register {
+            attempt: Attempt(1),
+            floor: Attempt(1),
+            room: Room::Number(7),
+            pages: PageList::from_pages([4, 5, 9]).unwrap(),
+            aux: None,
+            ttl_ms: 1000,
+        }),
+        "940104cf000000010000000296010181a64e756d6265720792920402920901c0cd03e8",
+    );
+}
+
+#[test]
+fn what_is_no_frame_is_named() {
+    let frame = Frame { link: Link(1), body: Body::Pong(Pong { floor: Attempt(1) }) }.encode().unwrap();
+    let with = |at: usize, value: u8| {
+        let mut bytes = frame.to_vec();
+        bytes[at] = value;
+        Frame::decode(&bytes)
+    };
+    assert_eq!(with(1, VERSION + 1), Err(FrameError::Version { got: VERSION + 1 }));
+    assert_eq!(with(2, 99), Err(FrameError::Kind { got: 99 }));
+    assert_eq!(with(0, 0x93), Err(FrameError::Malformed { kind: 0 }));
+    assert_eq!(Frame::decode(&[]), Err(FrameError::Malformed { kind: 0 }));
+    let mut longer = frame.to_vec();
+    longer.push(0);
+    assert_eq!(Frame::decode(&longer), Err(FrameError::Malformed { kind: 13 }));
+    let endless = Progress { attempt: Attempt(1), done: vec![(0, 1); MAX_FRAME / 3 + 1], total: None };
+    let endless = Frame { link: Link(1), body: Body::Progress(endless) };
+    assert!(matches!(endless.encode(), Err(FrameError::TooLong { got }) if got > MAX_FRAME));
+    assert_eq!(Frame::decode(&vec![0x94; MAX_FRAME + 1]), Err(FrameError::TooLong { got: MAX_FRAME + 1 }));
+}
+
+#[test]
+fn damaged_frames_are_errors_and_never_panics() {
+    let (cases, seed) = cases();
+    let mut random = Random(seed);
+    let us = Incarnation::from_random(9);
+    for _ in 0..cases {
+        let frame = Frame { link: Link(random.number()), body: body(&mut random, us) }.encode().unwrap();
+        let bytes = damage(&mut random, &frame);
+        if let Ok(frame) = Frame::decode(&bytes) {
+            // What still decodes is a valid frame, and encodes again.
+            assert!(frame.encode().is_ok());
+        }
+    }
+}
+
+/// A peer that has said hello, and then says anything: valid frames of every kind with any
+/// numbers, and damaged ones.
+#[test]
+fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
+    let (cases, seed) = cases();
+    println!("seed {seed}");
+    let us = Incarnation::from_random(9);
+    let limits = Limits {
+        max_peers: 3,
+        max_registrations: 5,
+        max_waiting_runs: 12,
+        max_failed_rooms: 4,
+        max_attempts: 64,
+        ..Limits::default()
+    };
+    for world in 0..cases.div_ceil(400) {
+        let mut random = Random(seed ^ (world << 32));
+        let mut node =
+            Node::new(NodeConfig { limits, ..NodeConfig::new(args("prefill"), us, "test", Bytes::new()) });
+        let mut now = 0;
+        let mut links = vec![Link::NONE];
+        let mut sessions = 0;
+        for _ in 0..400 {
+            now += random.below(400_000_000);
+            let input = match random.below(12) {
+                0 => {
+                    sessions += 1;
+                    let deadline = None;
+                    let (session, room) = (SessionId(sessions), room(&mut random));
+                    Input::Command(Command::OpenSender {
+                        session,
+                        room,
+                        receivers: 1 + random.below(2) as u32,
+                        deadline,
+                    })
+                }
+                1 => {
+                    let session = SessionId(random.below(sessions + 2));
+                    Input::Command(Command::InitSender {
+                        session,
+                        num_pages: random.below(4) as usize,
+                        aux: None,
+                    })
+                }
+                2 => {
+                    let chunk =
+                        Pages::claim(PageList::from_pages(0..random.below(4) as u32).unwrap()).unwrap();
+                    Input::Command(Command::Send { session: SessionId(random.below(sessions + 2)), chunk })
+                }
+                3 => Input::Timeout,
+                4 => {
+                    let frame = Frame { link: Link::NONE, body: body(&mut random, us) }.encode().unwrap();
+                    Input::Frame(damage(&mut random, &frame).into())
+                }
+                _ => {
+                    let link = links[random.below(links.len() as u64) as usize];
+                    Input::Frame(Frame { link, body: body(&mut random, us) }.encode().unwrap())
+                }
+            };
+            node.handle(Time::from_nanos(now), input);
+            let mut outputs = 0;
+            while let Some(output) = node.poll_output() {
+                outputs += 1;
+                match output {
+                    // The peer learns our link from the welcome.
+                    Output::Send { frame, .. } => {
+                        if let Ok(Frame { body: Body::Welcome(welcome), .. }) = Frame::decode(&frame) {
+                            links.push(welcome.link);
+                        }
+                    }
+                    Output::Post { post, .. } => {
+                        for desc in &post.descs {
+                            assert!(
+                                desc.local_offset + desc.len <= 32 * 64
+                                    && desc.remote_offset + desc.len <= 32 * 64
+                            );
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            assert!(outputs < 10_000, "{outputs} outputs for one input");
+            let gauges = node.gauges();
+            assert!(gauges.peers <= limits.max_peers, "{gauges:?}");
+            assert!(gauges.registrations <= limits.max_registrations, "{gauges:?}");
+            assert!(gauges.failed_rooms <= 2 * limits.max_failed_rooms, "{gauges:?}");
+            assert!(gauges.incoming as u64 <= limits.max_peers as u64 * limits.max_attempts, "{gauges:?}");
+            assert!(gauges.posts <= 64, "{gauges:?}");
+            if let Some(next) = node.next_timeout() {
+                assert!(next > Time::from_nanos(now), "a timer that is due was not run");
+            }
+        }
+    }
+}

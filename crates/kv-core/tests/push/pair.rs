@@ -1,0 +1,396 @@
+//! Two nodes, the wire between them, and a clock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
+use kv_core::wire::{Body, Frame};
+use kv_core::{
+    AuxIndex, Cause, Incarnation, KvArgs, KvPoll, LookupId, PageList, Pages, PeerId, PlaneError, Post,
+    RankRecord, Region, RegionRole, Room, SessionId, Time, TransferError, WorkerRole,
+};
+
+/// The prefill node.
+pub const P: usize = 0;
+/// The decode node.
+pub const D: usize = 1;
+
+type Filter = Box<dyn FnMut(&Body) -> bool>;
+
+pub struct Pair {
+    nodes: [Node; 2],
+    configs: [NodeConfig; 2],
+    now: Time,
+    /// Which node a node's peer number stands for.
+    peers: BTreeMap<(usize, PeerId), usize>,
+    wire: VecDeque<(usize, Bytes)>,
+    held: Vec<(usize, Bytes)>,
+    lose: Filter,
+    hold: Filter,
+    copies: usize,
+    posts: Vec<(usize, Post)>,
+    polls: BTreeMap<(usize, SessionId), KvPoll>,
+    failures: BTreeMap<(usize, SessionId), TransferError>,
+    released: BTreeMap<(usize, SessionId), Vec<PageList>>,
+    next_session: u64,
+}
+
+pub fn list(pages: &[u32]) -> PageList {
+    PageList::from_pages(pages.iter().copied()).unwrap()
+}
+
+pub fn pages(pages: &[u32]) -> Pages {
+    Pages::claim(list(pages)).unwrap()
+}
+
+fn args(engine: &str, page_size: u32) -> KvArgs {
+    KvArgs::builder(engine, 0)
+        .pages(32, page_size)
+        .region(Region::dram(RegionRole::Kv, 0x1_0000, 32 * 64, 64).layer(0))
+        .region(Region::dram(RegionRole::Kv, 0x2_0000, 32 * 64, 64).layer(0))
+        .region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
+        .max_inflight(8)
+        .build()
+        .unwrap()
+}
+
+impl Pair {
+    pub fn new() -> Pair {
+        Pair::with(|_| {})
+    }
+
+    pub fn with(change: impl Fn(&mut NodeConfig)) -> Pair {
+        let config = |engine, incarnation| {
+            let metadata = Bytes::from_static(b"memory");
+            let incarnation = Incarnation::from_random(incarnation);
+            let mut config = NodeConfig::new(args(engine, 16), incarnation, "test", metadata);
+            change(&mut config);
+            config
+        };
+        let configs = [config("prefill", 100), config("decode", 200)];
+        Pair {
+            nodes: [Node::new(configs[P].clone()), Node::new(configs[D].clone())],
+            configs,
+            now: Time::from_nanos(1_000_000_000),
+            peers: BTreeMap::new(),
+            wire: VecDeque::new(),
+            held: Vec::new(),
+            lose: Box::new(|_| false),
+            hold: Box::new(|_| false),
+            copies: 1,
+            posts: Vec::new(),
+            polls: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            released: BTreeMap::new(),
+            next_session: 0,
+        }
+    }
+
+    pub fn node(&self, node: usize) -> &Node {
+        &self.nodes[node]
+    }
+
+    pub fn input(&mut self, node: usize, input: Input) {
+        self.nodes[node].handle(self.now, input);
+        self.drain(node);
+        self.deliver();
+    }
+
+    pub fn command(&mut self, node: usize, command: Command) {
+        self.input(node, Input::Command(command));
+    }
+
+    /// Loses the frames for which `lose` says true.
+    pub fn lose(&mut self, lose: impl FnMut(&Body) -> bool + 'static) {
+        self.lose = Box::new(lose);
+    }
+
+    /// Keeps back the frames for which `hold` says true.
+    pub fn hold(&mut self, hold: impl FnMut(&Body) -> bool + 'static) {
+        self.hold = Box::new(hold);
+    }
+
+    pub fn deliver_held(&mut self) {
+        self.hold = Box::new(|_| false);
+        self.wire.extend(std::mem::take(&mut self.held));
+        self.deliver();
+    }
+
+    pub fn duplicate_frames(&mut self, copies: usize) {
+        self.copies = copies;
+    }
+
+    fn put_on_wire(&mut self, to: usize, frame: Bytes) {
+        let body = Frame::decode(&frame).expect("nodes send valid frames").body;
+        if (self.lose)(&body) {
+            return;
+        }
+        if (self.hold)(&body) {
+            self.held.push((to, frame));
+            return;
+        }
+        for _ in 0..self.copies {
+            self.wire.push_back((to, frame.clone()));
+        }
+    }
+
+    fn deliver(&mut self) {
+        while let Some((to, frame)) = self.wire.pop_front() {
+            self.nodes[to].handle(self.now, Input::Frame(frame));
+            self.drain(to);
+        }
+    }
+
+    fn drain(&mut self, node: usize) {
+        while let Some(output) = self.nodes[node].poll_output() {
+            self.carry_out(node, output);
+        }
+    }
+
+    fn carry_out(&mut self, node: usize, output: Output) {
+        match output {
+            Output::Connect { peer, .. } => {
+                self.peers.insert((node, peer), 1 - node);
+            }
+            Output::Disconnect { peer } => {
+                self.peers.remove(&(node, peer));
+            }
+            Output::Send { peer, frame } => {
+                if let Some(&to) = self.peers.get(&(node, peer)) {
+                    self.put_on_wire(to, frame);
+                }
+            }
+            Output::Post { post, .. } => self.posts.push((node, post)),
+            Output::Cancel { .. } => {}
+            Output::Lookup { lookup, .. } => self.answer(node, lookup),
+            Output::Status { session, poll, failure } => {
+                let before = self.polls.insert((node, session), poll);
+                assert!(
+                    before.is_none_or(
+                        |before| !before.is_terminal() && (poll == KvPoll::Failed || poll > before)
+                    )
+                );
+                assert_eq!(failure.is_some(), poll == KvPoll::Failed);
+                if let Some(failure) = failure {
+                    self.failures.insert((node, session), *failure);
+                }
+            }
+            Output::Release { session, pages } => {
+                assert!(self.polls.get(&(node, session)).is_none_or(|poll| poll.is_terminal()));
+                self.released.entry((node, session)).or_default().push(pages.list().clone());
+            }
+        }
+    }
+
+    fn answer(&mut self, node: usize, lookup: LookupId) {
+        let config = &self.configs[P];
+        let record = RankRecord {
+            worker: config.args.worker().clone(),
+            incarnation: config.incarnation,
+            role: WorkerRole::Prefill,
+            plane: config.plane.clone(),
+            metadata: config.metadata.clone(),
+            geometry: config.args.geometry().clone(),
+        };
+        self.nodes[node].handle(self.now, Input::Found { lookup, ranks: vec![record] });
+        self.drain(node);
+    }
+
+    /// Lets time pass; timers run when they are due.
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.now + time;
+        loop {
+            let next = self.nodes.iter().filter_map(Node::next_timeout).min().filter(|&next| next <= end);
+            self.now = self.now.max(next.unwrap_or(end));
+            for node in [P, D] {
+                if self.nodes[node].next_timeout().is_some_and(|next| next <= self.now) {
+                    self.input(node, Input::Timeout);
+                    assert!(
+                        self.nodes[node].next_timeout() > Some(self.now)
+                            || self.nodes[node].next_timeout().is_none()
+                    );
+                }
+            }
+            if next.is_none() {
+                return;
+            }
+        }
+    }
+
+    fn session(&mut self) -> SessionId {
+        self.next_session += 1;
+        SessionId(self.next_session)
+    }
+
+    pub fn open_sender(&mut self, room: Room, receivers: u32) -> SessionId {
+        let session = self.session();
+        self.command(P, Command::OpenSender { session, room, receivers, deadline: None });
+        session
+    }
+
+    pub fn open_receiver(&mut self, room: Room) -> SessionId {
+        let session = self.session();
+        let bootstrap_addr = "bootstrap:1".to_owned();
+        let open =
+            Command::OpenReceiver { session, room, bootstrap_addr, prefill_dp_rank: None, deadline: None };
+        self.command(D, open);
+        session
+    }
+
+    pub fn init_sender(&mut self, session: SessionId, num_pages: usize, aux: Option<u32>) {
+        self.command(P, Command::InitSender { session, num_pages, aux: aux.map(AuxIndex) });
+    }
+
+    pub fn send(&mut self, session: SessionId, chunk: &[u32]) {
+        self.command(P, Command::Send { session, chunk: pages(chunk) });
+    }
+
+    pub fn init_receiver(&mut self, session: SessionId, to: &[u32], aux: Option<u32>) {
+        self.command(D, Command::InitReceiver { session, pages: pages(to), aux: aux.map(AuxIndex) });
+    }
+
+    /// A request whose posts are in flight.
+    pub fn transferring(&mut self, room: Room, from: &[u32], to: &[u32]) -> (SessionId, SessionId) {
+        let sender = self.open_sender(room.clone(), 1);
+        let receiver = self.open_receiver(room);
+        self.init_receiver(receiver, to, None);
+        self.init_sender(sender, from.len(), None);
+        self.send(sender, from);
+        (sender, receiver)
+    }
+
+    pub fn abort(&mut self, node: usize, session: SessionId) {
+        self.command(node, Command::Abort { session });
+    }
+
+    pub fn shutdown(&mut self, node: usize) {
+        self.command(node, Command::Shutdown);
+    }
+
+    pub fn poll(&self, node: usize, session: SessionId) -> KvPoll {
+        self.polls[&(node, session)]
+    }
+
+    pub fn failure(&self, node: usize, session: SessionId) -> Cause {
+        assert_eq!(self.poll(node, session), KvPoll::Failed);
+        self.failures[&(node, session)].cause.clone()
+    }
+
+    pub fn released(&self, node: usize, session: SessionId) -> Vec<PageList> {
+        self.released.get(&(node, session)).cloned().unwrap_or_default()
+    }
+
+    /// Takes the posts in flight; they end when the test says so.
+    pub fn take_posts(&mut self) -> Vec<(usize, Post)> {
+        std::mem::take(&mut self.posts)
+    }
+
+    /// How many posts are in flight.
+    pub fn posts(&self) -> usize {
+        self.posts.len()
+    }
+
+    pub fn only_post(&self) -> Post {
+        assert_eq!(self.posts.len(), 1);
+        self.posts[0].1.clone()
+    }
+
+    /// How many of the posts in flight read this page.
+    pub fn posts_touching(&self, page: u64) -> usize {
+        let reads = |post: &Post| post.descs.iter().any(|desc| desc.local_offset == page * 64);
+        self.posts.iter().filter(|(_, post)| reads(post)).count()
+    }
+
+    pub fn complete(&mut self, node: usize, post: Post, result: Result<(), PlaneError>) {
+        if let (Ok(()), Some(notify)) = (&result, post.notify) {
+            self.put_on_wire(1 - node, notify);
+        }
+        self.input(node, Input::Posted { post: post.id, result });
+    }
+
+    /// Ends the oldest post well.
+    pub fn complete_first(&mut self) {
+        let (node, post) = self.posts.remove(0);
+        self.complete(node, post, Ok(()));
+    }
+
+    /// Ends all posts well, and those that follow.
+    pub fn complete_posts(&mut self) {
+        while !self.posts.is_empty() {
+            self.complete_first();
+        }
+    }
+
+    /// The plane of `node` proves its peer gone.
+    pub fn peer_gone(&mut self, node: usize, quiet_after: Duration) {
+        let peers: Vec<PeerId> =
+            self.peers.keys().filter(|(of, _)| *of == node).map(|&(_, peer)| peer).collect();
+        for peer in peers {
+            self.input(node, Input::PeerGone { peer, quiet_after });
+        }
+    }
+
+    pub fn restart(&mut self, node: usize) {
+        let incarnation = self.configs[node].incarnation.get() + 1;
+        self.configs[node].incarnation = Incarnation::from_random(incarnation);
+        self.configs[node].seed += 1;
+        self.nodes[node] = Node::new(self.configs[node].clone());
+        self.peers.retain(|&(of, _), _| of != node);
+    }
+
+    /// Gives the node another page size, before anything has begun.
+    pub fn replace_geometry(&mut self, node: usize, page_size: u32) {
+        self.configs[node].args = args("decode", page_size);
+        self.nodes[node] = Node::new(self.configs[node].clone());
+    }
+
+    /// Lets a node with room for one peer meet another, so that it forgets the one it knows.
+    pub fn make_forget(&mut self, node: usize) {
+        let mut stranger = self.configs[1 - node].clone();
+        stranger.incarnation = Incarnation::from_random(0x5712_a4e5);
+        stranger.args = args("stranger", 16);
+        let hello = kv_core::wire::Hello {
+            to: self.configs[node].incarnation,
+            worker: stranger.args.worker().clone(),
+            incarnation: stranger.incarnation,
+            link: kv_core::wire::Link::new(1, 1),
+            nonce: 1,
+            plane: stranger.plane.clone(),
+            metadata: stranger.metadata.clone(),
+            geometry: stranger.args.geometry().clone(),
+        };
+        let known = self.peers.clone();
+        for number in 0.. {
+            let mut hello = hello.clone();
+            hello.incarnation = Incarnation::from_random(0x1_0000 + number);
+            let frame = Frame { link: kv_core::wire::Link::NONE, body: Body::Hello(hello) };
+            self.nodes[node].handle(self.now, Input::Frame(frame.encode().unwrap()));
+            while let Some(output) = self.nodes[node].poll_output() {
+                if let Output::Disconnect { peer } = &output
+                    && known.contains_key(&(node, *peer))
+                {
+                    self.peers.remove(&(node, *peer));
+                    return;
+                }
+            }
+            assert!(number < 2000, "the peer was never forgotten");
+        }
+    }
+
+    /// Nothing is left in either node: no session, no attempt, no post.
+    pub fn assert_empty(&mut self) {
+        self.run_for(Duration::from_secs(120));
+        for node in [P, D] {
+            let gauges = self.nodes[node].gauges();
+            let left =
+                [gauges.senders, gauges.receivers, gauges.registrations, gauges.incoming, gauges.posts];
+            assert_eq!(left, [0; 5], "node {node}: {gauges:?}");
+            assert_eq!(
+                (gauges.timers, gauges.lookups, gauges.failed_rooms),
+                (0, 0, 0),
+                "node {node}: {gauges:?}"
+            );
+        }
+    }
+}

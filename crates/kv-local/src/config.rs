@@ -1,0 +1,70 @@
+//! Bounds on what peers, strangers and the owner can make a plane hold.
+
+use std::time::Duration;
+
+use kv_core::MAX_FRAME;
+
+use crate::connection::HEADER;
+use crate::error::LocalError;
+
+/// Limits and switches of a [`LocalPlane`](crate::LocalPlane).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalConfig {
+    /// Peers connected at once (default 1024).
+    pub max_peers: usize,
+    /// Connections open at once, whoever opened them (default 2048). Each takes two file
+    /// descriptors.
+    pub max_connections: usize,
+    /// Accepted connections that have not said who they are (default 64). When one more comes, the
+    /// oldest is dropped.
+    pub max_strangers: usize,
+    /// Accepted connections of planes that know this one's metadata, but to which `connect` has not
+    /// been called (default 256). When one more comes, the oldest is closed.
+    pub max_unclaimed: usize,
+    /// How long a stranger may take to say who it is (default 5 s).
+    pub handshake_timeout: Duration,
+    /// How long an unclaimed connection may be silent before it is closed (default 60 s).
+    pub unclaimed_timeout: Duration,
+    /// Bytes queued for one peer before `send` answers `WouldBlock` (default 4 MiB).
+    pub outbound_bytes: usize,
+    /// Posts accepted and not yet reported as ended (default 65 536).
+    pub max_posts: usize,
+    /// Lets every process of the same user reach this process' adopted memory on hosts where the
+    /// Yama security module restricts that to ancestors (`kernel.yama.ptrace_scope = 1`; default
+    /// off). It also lets them attach a debugger. Arenas never need it.
+    pub permit_tracing: bool,
+}
+
+impl Default for LocalConfig {
+    fn default() -> LocalConfig {
+        LocalConfig {
+            max_peers: 1024,
+            max_connections: 2048,
+            max_strangers: 64,
+            max_unclaimed: 256,
+            handshake_timeout: Duration::from_secs(5),
+            unclaimed_timeout: Duration::from_secs(60),
+            outbound_bytes: 4 << 20,
+            max_posts: 1 << 16,
+            permit_tracing: false,
+        }
+    }
+}
+
+impl LocalConfig {
+    pub(crate) fn check(&self) -> Result<(), LocalError> {
+        for (field, got, min, max) in [
+            ("max_peers", self.max_peers, 1, 1 << 20),
+            ("max_connections", self.max_connections, 1, 1 << 20),
+            ("max_strangers", self.max_strangers, 1, 1 << 16),
+            ("max_unclaimed", self.max_unclaimed, 1, 1 << 16),
+            ("outbound_bytes", self.outbound_bytes, MAX_FRAME + HEADER, 1 << 30),
+            ("max_posts", self.max_posts, 1, 1 << 24),
+        ] {
+            if !(min..=max).contains(&got) {
+                return Err(LocalError::Limit { field, got, min, max });
+            }
+        }
+        Ok(())
+    }
+}

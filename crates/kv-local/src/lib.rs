@@ -1,0 +1,71 @@
+//! The embedded plane: moves KV pages between processes of one Linux host, without a native library.
+//!
+//! A worker puts its pages into an [`Arena`], a sealed memory file. When two workers connect, each
+//! maps the other's arenas, and a WRITE or READ is one plain copy by the side that posts it. Memory
+//! that a server already owns can be [adopted](LocalPlane::adopt) instead; peers reach it with
+//! `process_vm_readv` and `process_vm_writev`. Frames travel on the Unix stream socket that also
+//! carried the arenas.
+//!
+//! Everything happens in [`poll`](kv_core::Plane::poll), on the thread that owns the plane, a
+//! fraction of a millisecond at a time: posts take turns, so a small one passes a large one, and a
+//! cancelled one is quiet at once.
+//!
+//! What it is not: a plane for other hosts or for device memory; a protocol (frames are opaque);
+//! a guard against processes of the same user, which could read this process' memory anyway.
+//! Other users' processes are refused.
+//!
+//! After a `fork` the child must not use the plane: the mappings of peers' memory are not there.
+//!
+//! ```
+//! use kv_core::{Desc, Op, PeerId, Plane, PlaneEvent, Post, PostId, Region, RegionRole, Time};
+//! use kv_local::{Arena, LocalConfig, LocalPlane};
+//!
+//! fn worker(arena: &Arena) -> Result<LocalPlane, Box<dyn std::error::Error>> {
+//!     let mut plane = LocalPlane::new(LocalConfig::default())?;
+//!     plane.add_arena(arena)?;
+//!     plane.register(&Region::dram(RegionRole::Kv, arena.addr(), arena.len() as u64, 4096))?;
+//!     Ok(plane)
+//! }
+//!
+//! let (here, there) = (Arena::new(1 << 20)?, Arena::new(1 << 20)?);
+//! let (mut prefill, mut decode) = (worker(&here)?, worker(&there)?);
+//! here.write(0, b"keys and values")?;
+//!
+//! let peer = PeerId(1);
+//! prefill.connect(peer, &decode.metadata()?)?;
+//! let page = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 4096, len: 4096 };
+//! prefill.post(peer, Post { id: PostId(1), op: Op::Write, descs: vec![page], notify: None })?;
+//!
+//! let mut events = Vec::new();
+//! while events.is_empty() {
+//!     decode.poll(Time::ZERO, &mut Vec::new());
+//!     prefill.poll(Time::ZERO, &mut events);
+//! }
+//! assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+//! let mut page = [0; 15];
+//! there.read(4096, &mut page)?;
+//! assert_eq!(&page, b"keys and values");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("kv-local needs Linux: memory files, seals, pidfds and process_vm_*");
+
+mod arena;
+mod config;
+mod connection;
+mod error;
+mod handshake;
+mod link;
+mod links;
+mod metadata;
+mod plane;
+mod remote;
+mod sys;
+mod transfer;
+
+pub use arena::Arena;
+pub use config::LocalConfig;
+pub use error::{ArenaError, LocalError};
+pub use plane::{LocalPlane, LocalStats};

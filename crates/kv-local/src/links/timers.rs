@@ -1,0 +1,71 @@
+//! Dialing again, listening again, and dropping who is silent for too long.
+
+use std::mem;
+
+use kv_core::Time;
+
+use super::LISTEN_AGAIN;
+use crate::plane::LocalPlane;
+
+impl LocalPlane {
+    pub(crate) fn serve_timers(&mut self) {
+        let now = self.now;
+        if self.listen_at.is_some_and(|at| at <= now) {
+            self.listen_at = match self.watch_listener() {
+                Ok(()) => None,
+                Err(_) => Some(now + LISTEN_AGAIN),
+            };
+        }
+        if !self.dialing.is_empty() && self.dial_at <= now {
+            for id in mem::take(&mut self.dialing) {
+                if self.dial(id).is_err() {
+                    // Whatever the reason: our hello was not sent.
+                    self.gone(id);
+                }
+            }
+        }
+        if self.sweep_at <= now {
+            self.sweep();
+        }
+    }
+
+    /// When `serve_timers` has something to do, if nothing else happens.
+    pub(crate) fn next_timer(&self) -> Option<Time> {
+        let dial = (!self.dialing.is_empty()).then_some(self.dial_at);
+        let watched = !self.strangers.is_empty() || !self.unclaimed.is_empty();
+        let sweep = (watched && self.sweep_at != Time::MAX).then_some(self.sweep_at);
+        [dial, sweep, self.listen_at].into_iter().flatten().min()
+    }
+
+    /// Drops strangers and unclaimed links that have been silent for too long.
+    pub(super) fn sweep(&mut self) {
+        let peers = self.tokens();
+        let mut next = Time::MAX;
+        for id in self.strangers.clone() {
+            let Some(link) = self.links.get(&id) else {
+                continue;
+            };
+            // From its beginning: one byte now and then must not keep it.
+            let due = link.opened + self.config.handshake_timeout;
+            if due <= self.now {
+                self.stats.refused += 1;
+                self.remove(id);
+            } else {
+                next = next.min(due);
+            }
+        }
+        for id in self.unclaimed.clone() {
+            let Some(link) = self.links.get(&id) else {
+                continue;
+            };
+            let known = link.identity.as_ref().is_some_and(|it| peers.contains(&it.metadata.token));
+            let due = if known { self.now } else { link.heard } + self.config.unclaimed_timeout;
+            if due <= self.now {
+                self.close(id);
+            } else {
+                next = next.min(due);
+            }
+        }
+        self.sweep_at = next;
+    }
+}

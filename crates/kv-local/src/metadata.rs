@@ -1,0 +1,231 @@
+//! What a peer must know to reach this plane: four magic bytes with the version, then msgpack.
+//!
+//! The same bytes travel twice: by way of the bootstrap server, and in the hello of every
+//! connection. Both must be equal, so a region table that somebody changed on its way is never
+//! used, and the bounds that posts are checked against are the ones the peer itself gave.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use bytes::Bytes;
+use kv_core::{MAX_REGIONS, PlaneError};
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
+
+/// Most arenas of one plane: their descriptors travel in one message, which carries 253 at most.
+pub(crate) const MAX_ARENAS: usize = 64;
+/// Longest metadata.
+pub(crate) const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
+/// Longest name of an abstract socket.
+const MAX_SOCKET_NAME: usize = 107;
+/// "KV local", version 1.
+const MAGIC: [u8; 4] = *b"KVL\x01";
+
+/// 128 random bits that name one life of one plane. Whoever knows them has been given the plane's
+/// metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Token(u64, u64);
+
+impl Token {
+    pub(crate) const LEN: usize = 16;
+
+    pub(crate) fn random() -> Result<Token, rustix::io::Errno> {
+        Ok(Token::from_bytes(random_bytes()?))
+    }
+
+    pub(crate) fn from_bytes(bytes: [u8; Token::LEN]) -> Token {
+        let number = u128::from_le_bytes(bytes);
+        Token(number as u64, (number >> 64) as u64)
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; Token::LEN] {
+        (u128::from(self.0) | u128::from(self.1) << 64).to_le_bytes()
+    }
+}
+
+/// A socket name that nobody can guess or occupy in advance.
+pub(crate) fn random_socket_name() -> Result<String, rustix::io::Errno> {
+    Ok(format!("kv-local-{:032x}", u128::from_le_bytes(random_bytes()?)))
+}
+
+fn random_bytes() -> Result<[u8; 16], rustix::io::Errno> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}
+
+/// Where a plane runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Host {
+    /// One boot of one kernel.
+    boot: (u64, u64),
+    /// The network namespace, in which abstract socket names live; zero if unknown.
+    network: u64,
+}
+
+impl Host {
+    /// This host, this boot, this namespace.
+    pub(crate) fn here() -> Result<Host, std::io::Error> {
+        let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+        let boot = u128::from_str_radix(&digits, 16).map_err(|_| std::io::ErrorKind::InvalidData)?;
+        let network = fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
+        Ok(Host { boot: (boot as u64, (boot >> 64) as u64), network })
+    }
+
+    /// Whether a plane there can be reached from here.
+    pub(crate) fn check(&self, other: &Host) -> Result<(), PlaneError> {
+        if self.boot != other.boot {
+            return Err(PlaneError::Metadata("the peer is on another host"));
+        }
+        if self.network != other.network && self.network != 0 && other.network != 0 {
+            return Err(PlaneError::Metadata("the peer is in another network namespace"));
+        }
+        Ok(())
+    }
+}
+
+/// Where a region lies at its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    /// The arena; `None` for adopted memory.
+    pub(crate) arena: Option<u32>,
+    /// Offset in the arena, or address.
+    pub(crate) start: u64,
+    /// Bytes.
+    pub(crate) len: u64,
+}
+
+/// What a plane tells its peers. One that exists is consistent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Metadata {
+    pub(crate) host: Host,
+    pub(crate) token: Token,
+    /// Name of the abstract socket.
+    pub(crate) socket: String,
+    /// Length of each arena's file.
+    pub(crate) arenas: Vec<u64>,
+    pub(crate) regions: Vec<Place>,
+}
+
+impl Metadata {
+    /// The bytes for peers.
+    pub(crate) fn encode(&self) -> Result<Bytes, PlaneError> {
+        let mut out = MAGIC.to_vec();
+        rmp_serde::encode::write(&mut out, self).map_err(|_| PlaneError::Metadata("it cannot be encoded"))?;
+        Ok(out.into())
+    }
+
+    /// Reads and checks what a peer, or somebody else, sent.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, PlaneError> {
+        if bytes.len() > MAX_METADATA {
+            return Err(PlaneError::Metadata("it is too long"));
+        }
+        let Some(body) = bytes.strip_prefix(&MAGIC) else {
+            return Err(PlaneError::Metadata("it is not of the local plane, or of another version"));
+        };
+        let metadata: Metadata =
+            rmp_serde::from_slice(body).map_err(|_| PlaneError::Metadata("it is damaged"))?;
+        metadata.check()?;
+        Ok(metadata)
+    }
+
+    fn check(&self) -> Result<(), PlaneError> {
+        if self.socket.is_empty() || self.socket.len() > MAX_SOCKET_NAME {
+            return Err(PlaneError::Metadata("the socket name has a wrong length"));
+        }
+        if self.arenas.len() > MAX_ARENAS {
+            return Err(PlaneError::Metadata("too many arenas"));
+        }
+        if self.regions.len() > MAX_REGIONS {
+            return Err(PlaneError::Metadata("too many regions"));
+        }
+        let fits = |len: u64| len != 0 && len <= isize::MAX as u64;
+        if !self.arenas.iter().all(|len| fits(*len)) {
+            return Err(PlaneError::Metadata("an arena has an impossible length"));
+        }
+        for region in &self.regions {
+            let space = match region.arena {
+                None => isize::MAX as u64,
+                Some(arena) => match self.arenas.get(arena as usize) {
+                    Some(len) => *len,
+                    None => return Err(PlaneError::Metadata("a region is in an arena that does not exist")),
+                },
+            };
+            if region.start.checked_add(region.len).is_none_or(|end| end > space) {
+                return Err(PlaneError::Metadata("a region leaves its arena or the address space"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(regions: usize) -> Metadata {
+        Metadata {
+            host: Host::here().unwrap(),
+            token: Token::random().unwrap(),
+            socket: random_socket_name().unwrap(),
+            arenas: vec![u64::MAX >> 1; MAX_ARENAS],
+            regions: vec![Place { arena: Some(63), start: u64::MAX >> 2, len: u64::MAX >> 3 }; regions],
+        }
+    }
+
+    #[test]
+    fn metadata_survives_the_trip_and_stays_within_the_bound_of_planes() {
+        for regions in [0, 1, MAX_REGIONS] {
+            let metadata = sample(regions);
+            let bytes = metadata.encode().unwrap();
+            assert!(bytes.len() <= (64 << 10) + 64 * regions);
+            assert_eq!(Metadata::decode(&bytes).unwrap(), metadata);
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_refused_and_no_damage_panics() {
+        let bytes = sample(3).encode().unwrap();
+        for len in 0..bytes.len() {
+            assert!(Metadata::decode(&bytes[..len]).is_err(), "{len}");
+        }
+        for at in 0..bytes.len() {
+            for value in [0, 0x7f, 0xc1, 0xdd, 0xff] {
+                let mut damaged = bytes.to_vec();
+                damaged[at] = value;
+                let _ = Metadata::decode(&damaged);
+            }
+        }
+    }
+
+    #[test]
+    fn tables_that_contradict_themselves_are_refused() {
+        let refused = |change: fn(&mut Metadata)| {
+            let mut metadata = sample(1);
+            change(&mut metadata);
+            Metadata::decode(&metadata.encode().unwrap()).is_err()
+        };
+        assert!(!refused(|_| {}));
+        assert!(refused(|metadata| metadata.regions[0].arena = Some(64)));
+        assert!(refused(|metadata| metadata.arenas[63] = 10));
+        assert!(refused(|metadata| metadata.arenas[0] = 0));
+        assert!(refused(|metadata| metadata.regions[0].start = u64::MAX));
+        assert!(refused(|metadata| metadata.regions[0] = Place { arena: None, start: u64::MAX, len: 2 }));
+        assert!(refused(|metadata| metadata.arenas.push(1)));
+        assert!(refused(|metadata| metadata.socket = "x".repeat(108)));
+        assert!(refused(|metadata| metadata.regions = vec![metadata.regions[0]; MAX_REGIONS + 1]));
+    }
+
+    #[test]
+    fn another_boot_is_another_host() {
+        let here = Host::here().unwrap();
+        assert_eq!(here.check(&here), Ok(()));
+        assert!(here.check(&Host { boot: (1, 2), ..here }).is_err());
+        assert!(here.check(&Host { network: here.network + 1, ..here }).is_err());
+        assert!(here.check(&Host { network: 0, ..here }).is_ok());
+    }
+}

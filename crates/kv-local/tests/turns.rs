@@ -1,0 +1,204 @@
+//! Posts take turns, `poll` is short, and an idle plane sleeps.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod conformance;
+mod workers;
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use conformance::{Pair, Side, snapshot};
+use kv_core::{
+    Desc, MAX_FRAME, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region,
+    RegionRole,
+};
+use kv_local::{Arena, LocalConfig, LocalError, LocalPlane};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use workers::{PLACES, Place, worker};
+
+const LARGE: usize = 64 << 20;
+const PEER: PeerId = PeerId(11);
+
+fn pair(a: Place, b: Place, lens: &[usize]) -> Pair<LocalPlane> {
+    Pair::connected(&mut || (worker(a, lens), worker(b, lens)))
+}
+
+fn post(id: u64, op: Op, len: usize, piece: usize) -> Post {
+    let desc = |at: usize| Desc {
+        local_region: 0,
+        remote_region: 0,
+        local_offset: at as u64,
+        remote_offset: at as u64,
+        len: piece.min(len - at) as u64,
+    };
+    Post { id: PostId(id), op, descs: (0..len).step_by(piece).map(desc).collect(), notify: None }
+}
+
+fn ended(events: &[PlaneEvent]) -> Vec<u64> {
+    let id = |event: &PlaneEvent| match event {
+        PlaneEvent::Posted { post, .. } => Some(post.0),
+        _ => None,
+    };
+    events.iter().filter_map(id).collect()
+}
+
+#[test]
+fn a_small_post_passes_large_ones() {
+    for (a, b) in PLACES {
+        for op in [Op::Write, Op::Read] {
+            let mut pair = pair(a, b, &[LARGE]);
+            pair.a.plane.post(PEER, post(1, op, LARGE, LARGE)).unwrap();
+            pair.a.plane.post(PEER, post(2, op, LARGE, 4096)).unwrap();
+            pair.turn();
+            assert_eq!(ended(&pair.a_events), [], "{a:?} {b:?}: one call must not copy 128 MiB");
+            assert_eq!(pair.a.plane.wait(), PlaneWait::Now);
+            pair.a.plane.post(PEER, post(3, op, 4096, 4096)).unwrap();
+            pair.until("all end", |pair| pair.a_events.len() == 3);
+            assert_eq!(ended(&pair.a_events)[0], 3, "{a:?} {b:?} {op:?}");
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_post_is_quiet_at_once() {
+    for (a, b) in PLACES {
+        let mut pair = pair(a, b, &[LARGE]);
+        let line = vec![9; 1 << 20];
+        for at in (0..LARGE).step_by(1 << 20) {
+            pair.a.memory.write(0, at, &line);
+        }
+        pair.a.plane.post(PEER, post(1, Op::Write, LARGE, LARGE)).unwrap();
+        pair.turn();
+        pair.a.plane.cancel(PostId(1));
+        let before = snapshot(&pair.b);
+        for _ in 0..50 {
+            pair.turn();
+        }
+        let event = PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::Cancelled) };
+        assert_eq!(pair.a_events, [event]);
+        assert!(before == snapshot(&pair.b), "{a:?} {b:?}: bytes moved after the end");
+        let copied = before[0].iter().filter(|byte| **byte == 9).count();
+        assert!(copied > 0 && copied < LARGE, "{copied}");
+    }
+}
+
+fn readable(side: &Side<LocalPlane>, patience: Duration) -> bool {
+    let (PlaneWait::Readable(fds) | PlaneWait::ReadableOrAfter(fds, _)) = side.plane.wait() else {
+        panic!("busy");
+    };
+    assert_eq!(fds.len(), 1);
+    // SAFETY: the plane keeps its descriptor open while it is borrowed.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fds[0]) };
+    let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: i64::from(patience.subsec_nanos()) };
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+}
+
+#[test]
+fn an_idle_plane_sleeps_until_a_frame_a_connection_or_a_death() {
+    let mut pair = pair(Place::Arena, Place::Adopted, &[1 << 20]);
+    pair.until("work is done", |pair| {
+        pair.a.plane.wait() != PlaneWait::Now && pair.b.plane.wait() != PlaneWait::Now
+    });
+    assert!(!readable(&pair.a, Duration::from_millis(200)), "woken for nothing");
+    assert!(!readable(&pair.b, Duration::from_millis(200)), "woken for nothing");
+    pair.a.plane.send(PEER, Bytes::from_static(b"wake up")).unwrap();
+    assert!(readable(&pair.b, Duration::from_secs(20)));
+    pair.turn();
+    assert_eq!(pair.b_events, [PlaneEvent::Frame(Bytes::from_static(b"wake up"))]);
+    assert!(!readable(&pair.b, Duration::from_millis(50)));
+
+    let mut third = worker(Place::Arena, &[4096]);
+    third.plane.connect(PeerId(5), &pair.b.plane.metadata().unwrap()).unwrap();
+    assert!(readable(&pair.b, Duration::from_secs(20)));
+    pair.turn();
+    pair.until("greeted", |pair| pair.b.plane.wait() != PlaneWait::Now);
+    drop(third);
+    assert!(readable(&pair.b, Duration::from_secs(20)));
+    for _ in 0..10 {
+        pair.turn();
+    }
+    assert!(!readable(&pair.b, Duration::from_millis(50)));
+    assert!(matches!(pair.b.plane.wait(), PlaneWait::Readable(_)));
+}
+
+#[test]
+fn a_dropped_plane_says_goodbye_even_with_a_full_queue_before_it() {
+    let mut pair = pair(Place::Arena, Place::Arena, &[1 << 20]);
+    while pair.b.plane.send(PeerId(22), Bytes::from(vec![1; MAX_FRAME])).is_ok() {}
+    let Pair { mut a, b, .. } = pair;
+    // It is read while the other side waits for its sockets.
+    let reader = std::thread::spawn(move || {
+        let mut events = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !events.contains(&PlaneEvent::PeerGone { peer: PEER, quiet_after: Duration::ZERO }) {
+            assert!(Instant::now() < deadline, "no goodbye");
+            a.plane.poll(kv_core::Time::ZERO, &mut events);
+        }
+    });
+    std::thread::sleep(Duration::from_millis(5));
+    drop(b.plane);
+    reader.join().unwrap();
+}
+
+#[test]
+fn notify_frames_wait_for_room_and_are_never_dropped() {
+    let mut pair = pair(Place::Arena, Place::Arena, &[1 << 20]);
+    for id in 0..20 {
+        let notify = Some(Bytes::from(vec![id as u8; MAX_FRAME]));
+        pair.a.plane.post(PEER, Post { notify, ..post(id, Op::Write, 4096, 4096) }).unwrap();
+    }
+    // The peer does not read.
+    let mut events = Vec::new();
+    for _ in 0..200 {
+        pair.a.plane.poll(kv_core::Time::ZERO, &mut events);
+    }
+    assert!(ended(&events).len() < 20, "more was queued than the queue holds");
+    assert_eq!(pair.a.plane.send(PEER, Bytes::new()), Err(PlaneError::WouldBlock));
+    assert_ne!(pair.a.plane.wait(), PlaneWait::Now, "waiting for the peer must not burn a core");
+    pair.a.plane.cancel(PostId(19));
+    pair.a_events = events;
+    pair.until("all are told", |pair| ended(&pair.a_events).len() == 20 && pair.b_events.len() == 19);
+    let mut seen: Vec<u8> = pair
+        .b_events
+        .iter()
+        .map(|event| match event {
+            PlaneEvent::Frame(frame) => frame[0],
+            event => panic!("{event:?}"),
+        })
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(seen, (0..19).collect::<Vec<u8>>());
+}
+
+#[test]
+fn regions_must_lie_wholly_in_memory_that_the_plane_was_given() {
+    let arena = Arena::new(8192).unwrap();
+    let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
+    plane.add_arena(&arena).unwrap();
+    let region = |addr, len| Region::dram(RegionRole::Kv, addr, len, 1);
+    plane.register(&region(arena.addr(), 8192)).unwrap();
+    let outside = [
+        region(arena.addr(), 8193),
+        region(arena.addr() - 1, 10),
+        region(arena.addr() + 8192, 1),
+        region(u64::MAX, 1),
+        region(4096, 4096),
+        Region { memory: MemoryKind::Vram, ..region(arena.addr(), 4096) },
+        Region { memory: MemoryKind::File, ..region(arena.addr(), 4096) },
+    ];
+    for region in outside {
+        let error = PlaneError::UnknownMemory { region: 1, addr: region.addr, len: region.len };
+        assert_eq!(plane.register(&region), Err(error));
+    }
+    plane.metadata().unwrap();
+    assert!(matches!(plane.register(&region(arena.addr(), 1)), Err(PlaneError::Unsupported(_))));
+    assert_eq!(plane.add_arena(&arena), Err(LocalError::Frozen));
+}
+
+#[test]
+fn a_plane_can_move_to_its_thread() {
+    fn is_send<T: Send>() {}
+    is_send::<LocalPlane>();
+    is_send::<Arena>();
+}

@@ -1,0 +1,159 @@
+//! Workers with a local plane, for tests: in an arena, or in memory that the "server" owns.
+#![allow(dead_code)] // Each test binary uses a part of it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr;
+
+use kv_core::{Plane, Region, RegionRole};
+use kv_local::{Arena, LocalConfig, LocalPlane};
+
+use crate::conformance::{Regions, Side};
+
+/// Where a worker's pages are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In an arena.
+    Arena,
+    /// In adopted memory.
+    Adopted,
+}
+
+/// All four ways in which two workers can meet.
+pub const PLACES: [(Place, Place); 4] = [
+    (Place::Arena, Place::Arena),
+    (Place::Arena, Place::Adopted),
+    (Place::Adopted, Place::Arena),
+    (Place::Adopted, Place::Adopted),
+];
+
+/// A worker with regions of these lengths, with gaps between them that nothing may touch.
+pub fn worker(place: Place, lens: &[usize]) -> Side<LocalPlane> {
+    worker_with(place, lens, LocalConfig::default())
+}
+
+/// The same with other limits.
+pub fn worker_with(place: Place, lens: &[usize], config: LocalConfig) -> Side<LocalPlane> {
+    let mut plane = LocalPlane::new(LocalConfig { permit_tracing: true, ..config }).unwrap();
+    let gap = 4096 + 64;
+    let offsets: Vec<usize> = lens
+        .iter()
+        .scan(gap, |at, len| {
+            let here = *at;
+            *at += len + gap;
+            Some(here)
+        })
+        .collect();
+    let total = lens.iter().sum::<usize>() + gap * (lens.len() + 1);
+    let memory = match place {
+        Place::Arena => {
+            let arena = Arena::new(total).unwrap();
+            plane.add_arena(&arena).unwrap();
+            Memory::Arena(arena)
+        }
+        Place::Adopted => {
+            let owned = Owned::new(total);
+            // SAFETY: the memory is freed with the worker, after its plane, and nobody refers to it.
+            unsafe { plane.adopt(owned.addr as u64, total as u64) }.unwrap();
+            Memory::Owned(owned)
+        }
+    };
+    let base = memory.addr();
+    for (offset, len) in offsets.iter().zip(lens) {
+        let region = Region::dram(RegionRole::Kv, base + *offset as u64, *len as u64, 1);
+        plane.register(&region).unwrap();
+    }
+    Side { plane, lens: lens.to_vec(), memory: Box::new(Pages { memory, offsets, total, gap }) }
+}
+
+struct Pages {
+    memory: Memory,
+    offsets: Vec<usize>,
+    total: usize,
+    gap: usize,
+}
+
+enum Memory {
+    Arena(Arena),
+    Owned(Owned),
+}
+
+impl Memory {
+    fn addr(&self) -> u64 {
+        match self {
+            Memory::Arena(arena) => arena.addr(),
+            Memory::Owned(owned) => owned.addr as u64,
+        }
+    }
+}
+
+impl Regions for Pages {
+    fn read(&self, region: usize, offset: usize, out: &mut [u8]) {
+        self.check_gaps();
+        let at = self.offsets[region] + offset;
+        match &self.memory {
+            Memory::Arena(arena) => arena.read(at, out).unwrap(),
+            Memory::Owned(owned) => owned.read(at, out),
+        }
+    }
+
+    fn write(&self, region: usize, offset: usize, bytes: &[u8]) {
+        let at = self.offsets[region] + offset;
+        match &self.memory {
+            Memory::Arena(arena) => arena.write(at, bytes).unwrap(),
+            Memory::Owned(owned) => owned.write(at, bytes),
+        }
+    }
+}
+
+impl Pages {
+    /// Stray writes beside the regions would be seen here.
+    fn check_gaps(&self) {
+        let starts = self.offsets.iter().map(|at| at - self.gap).chain([self.total - self.gap]);
+        for start in starts {
+            let mut bytes = vec![0; self.gap];
+            match &self.memory {
+                Memory::Arena(arena) => arena.read(start, &mut bytes).unwrap(),
+                Memory::Owned(owned) => owned.read(start, &mut bytes),
+            }
+            assert!(bytes.iter().all(|byte| *byte == 0), "a write outside of all regions");
+        }
+    }
+}
+
+/// Memory of the server's own.
+pub struct Owned {
+    addr: usize,
+    len: usize,
+}
+
+impl Owned {
+    fn new(len: usize) -> Owned {
+        // SAFETY: the size is not zero.
+        let addr = unsafe { alloc_zeroed(Owned::layout(len)) } as usize;
+        assert_ne!(addr, 0);
+        Owned { addr, len }
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, 4096).unwrap()
+    }
+
+    fn read(&self, at: usize, out: &mut [u8]) {
+        assert!(at + out.len() <= self.len);
+        // SAFETY: in bounds, and distinct from what is borrowed.
+        unsafe { ptr::copy_nonoverlapping((self.addr + at) as *const u8, out.as_mut_ptr(), out.len()) }
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        // SAFETY: in bounds, and distinct from what is borrowed.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), (self.addr + at) as *mut u8, bytes.len()) }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: allocated with the same layout.
+        unsafe { dealloc(self.addr as *mut u8, Owned::layout(self.len)) }
+    }
+}

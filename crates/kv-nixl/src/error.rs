@@ -1,0 +1,146 @@
+//! What can go wrong while NIXL is found, and planes and pools are made; what goes wrong later is a
+//! [`PlaneError`](kv_core::PlaneError).
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use crate::discovery::Looked;
+
+/// Why NIXL could not be loaded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DiscoveryError {
+    /// No usable library anywhere. Shows every place that was looked at, and how to get one.
+    #[error("NIXL's libnixl_capi.so was not found.{}\n{HOW_TO_GET}", Places(.looked))]
+    NotFound {
+        /// Where, why there, and what was there.
+        looked: Vec<Looked>,
+    },
+    /// The library that was asked for by name is not usable.
+    #[error("{asked_by} names {path:?}, which cannot be used: {reason}\n{HOW_TO_GET}")]
+    Named {
+        /// Who named it: the configuration, or an environment variable.
+        asked_by: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// UCX's settings must be in the environment before it starts, and cannot be put there while
+    /// other threads run. Set the variables outside, or load NIXL first thing in `main`.
+    #[error(
+        "the environment lacks {missing:?}, which UCX reads when it starts, and {threads} threads run \
+         already: load NIXL before they are started, or set these variables yourself"
+    )]
+    Threads {
+        /// Variables and the values they should have.
+        missing: Vec<(&'static str, String)>,
+        /// Threads of this process.
+        threads: usize,
+    },
+}
+
+const HOW_TO_GET: &str = "Get it with scripts/setup-nixl.sh, or `pip install nixl-cu12`, or name it: \
+                          KV_NIXL_LIB=/path/to/libnixl_capi.so";
+
+struct Places<'a>(&'a [Looked]);
+
+impl fmt::Display for Places<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(" Looked for it in:")?;
+        for looked in self.0 {
+            write!(f, "\n  {looked}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a plane could not be made, or memory not be given to it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NixlError {
+    /// A call of NIXL failed. NIXL's own log, on the standard error, may say more.
+    #[error("{call} failed: {status}")]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// Its status.
+        status: &'static str,
+    },
+    /// NIXL has no such backend, or it could not start.
+    #[error("NIXL's backend {backend:?} could not be started ({status}); installed are {installed:?}")]
+    Backend {
+        /// The backend asked for.
+        backend: String,
+        /// NIXL's status.
+        status: &'static str,
+        /// The plugins beside the library.
+        installed: Vec<String>,
+    },
+    /// Peers know the plane already: its memory cannot change any more.
+    #[error("memory must be given to a plane before its metadata is asked for")]
+    Frozen,
+    /// An adopted range must have an address and end inside the address space.
+    #[error("adopted range {addr:#x}+{len} is not a range of memory")]
+    Range {
+        /// Its address.
+        addr: u64,
+        /// Its length.
+        len: u64,
+    },
+    /// A limit is out of its range.
+    #[error("{field} is {got}; it must be {min} to {max}")]
+    Limit {
+        /// The field of the configuration.
+        field: &'static str,
+        /// Its value.
+        got: usize,
+        /// Smallest allowed.
+        min: usize,
+        /// Largest allowed.
+        max: usize,
+    },
+    /// The operating system failed.
+    #[error("{call} failed: {kind}")]
+    Os {
+        /// The call.
+        call: &'static str,
+        /// The error.
+        kind: io::ErrorKind,
+    },
+}
+
+/// Why a pool could not be made or read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// A pool has at least one byte and fits the address space.
+    #[error("pool length is {got}; it must be 1 to {max}")]
+    Length {
+        /// Length asked for.
+        got: usize,
+        /// Largest possible.
+        max: usize,
+    },
+    /// The range is not inside the pool.
+    #[error("the pool has {len} bytes, {offset}+{size} was asked for")]
+    OutOfBounds {
+        /// Bytes in the pool.
+        len: usize,
+        /// Offset asked for.
+        offset: usize,
+        /// Bytes asked for.
+        size: usize,
+    },
+    /// The operating system failed: most often there is not that much memory.
+    #[error("{call} of {len} bytes failed: {kind}")]
+    Os {
+        /// The call.
+        call: &'static str,
+        /// Length of the pool.
+        len: usize,
+        /// The error.
+        kind: io::ErrorKind,
+    },
+}

@@ -1,0 +1,104 @@
+//! What surrounds a frame inside a NIXL notification.
+
+use bytes::Bytes;
+
+/// Bytes before the payload.
+pub(crate) const HEADER: usize = 18;
+
+const VERSION: u8 = 1;
+
+/// A notification of ours.
+///
+/// NIXL says who sent a notification by a name that the sender wrote into it, and an address can be
+/// given away again after a restart. So every notification carries the token of the plane that it is
+/// for; others are dropped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Notification {
+    /// The plane that it is for.
+    pub(crate) to: u64,
+    /// The sender's number of its connection to that plane, drawn at random: counts start at zero
+    /// with each.
+    pub(crate) connection: u64,
+    /// What it says.
+    pub(crate) kind: Kind,
+}
+
+/// What a notification says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A frame of the protocol.
+    Frame(Bytes),
+    /// On the connection that is named, this many bytes have arrived here, headers included.
+    Arrived(u64),
+    /// Nothing: it is sent to find out whether the connection still works.
+    Probe,
+    /// The sender ends: none of its requests is on its way, and none will follow.
+    Farewell,
+}
+
+impl Notification {
+    /// Writes it.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let (kind, payload): (u8, &[u8]) = match &self.kind {
+            Kind::Frame(frame) => (0, frame),
+            Kind::Arrived(count) => (1, &count.to_le_bytes()),
+            Kind::Probe => (2, &[]),
+            Kind::Farewell => (3, &[]),
+        };
+        let mut bytes = Vec::with_capacity(HEADER + payload.len());
+        bytes.extend([VERSION, kind]);
+        bytes.extend(self.to.to_le_bytes());
+        bytes.extend(self.connection.to_le_bytes());
+        bytes.extend(payload);
+        bytes
+    }
+
+    /// Reads it; `None` if it is not one of ours.
+    pub(crate) fn decode(bytes: Vec<u8>) -> Option<Notification> {
+        let (head, payload) = bytes.split_at_checked(HEADER)?;
+        let number = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
+        let (to, connection) = (number(2)?, number(10)?);
+        let kind = match (*head.first()?, *head.get(1)?) {
+            (VERSION, 0) => None,
+            (VERSION, 1) => Some(Kind::Arrived(u64::from_le_bytes(payload.try_into().ok()?))),
+            (VERSION, 2) if payload.is_empty() => Some(Kind::Probe),
+            (VERSION, 3) if payload.is_empty() => Some(Kind::Farewell),
+            _ => return None,
+        };
+        let kind = kind.unwrap_or_else(|| Kind::Frame(Bytes::from(bytes).slice(HEADER..)));
+        Some(Notification { to, connection, kind })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notifications_survive_the_trip_and_no_damage_panics() {
+        for kind in [
+            Kind::Frame(Bytes::new()),
+            Kind::Frame(Bytes::from_static(b"frame")),
+            Kind::Arrived(u64::MAX),
+            Kind::Probe,
+            Kind::Farewell,
+        ] {
+            let sent = Notification { to: 1 << 63, connection: 7, kind };
+            let bytes = sent.encode();
+            assert_eq!(Notification::decode(bytes.clone()), Some(sent));
+            for len in 0..HEADER {
+                assert_eq!(Notification::decode(bytes[..len].to_vec()), None);
+            }
+            for at in 0..bytes.len() {
+                for value in [0, 3, 0x7f, 0xff] {
+                    let mut damaged = bytes.clone();
+                    damaged[at] = value;
+                    let _ = Notification::decode(damaged);
+                }
+            }
+        }
+        let mut longer = Notification { to: 1, connection: 2, kind: Kind::Arrived(3) }.encode();
+        longer.push(0);
+        assert_eq!(Notification::decode(longer), None);
+    }
+}

@@ -1,0 +1,68 @@
+//! The NIXL plane: moves KV pages with NVIDIA NIXL (UCX: RDMA, shared memory, TCP, NVLink).
+//!
+//! A [`NixlPlane`] is one NIXL agent. A worker puts its pages into a [`HostPool`], or lets the plane
+//! [adopt](NixlPlane::adopt) memory that its server owns; regions of it are registered with NIXL, and
+//! connected peers read and write them one-sidedly. Frames are NIXL notifications.
+//!
+//! # Why it is written the way it is
+//!
+//! - NIXL is loaded at run time ([`Nixl::load`]): a program that never uses this plane runs without
+//!   it, and one that does is told what is missing ([`DiscoveryError`]).
+//! - UCX reads its settings from the environment when it starts; some defaults harm a long-running
+//!   server. [`guards`] sets those that the user did not set.
+//! - There is no progress thread. The owner's thread polls, closely while something is expected and
+//!   seldom otherwise.
+//! - UCX may do a whole copy inside the call that posts it. Posts are therefore cut into slices, and
+//!   posts take turns.
+//! - A request that is given up goes on writing. So a cancelled post ends when its last request in
+//!   flight has ended, and a post to a dead peer when NIXL says that all its requests are over.
+//!
+//! What it is not: a way to use NIXL's etcd or listener metadata exchange (the bootstrap server
+//! carries metadata), its telemetry, or its object stores.
+//!
+//! ```no_run
+//! use kv_core::{Desc, Op, PeerId, Plane, Post, PostId, Region, RegionRole};
+//! use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search};
+//!
+//! # let metadata_of_the_peer = Vec::new();
+//! // First thing in `main`, before other threads run.
+//! let nixl = Nixl::load(&Search::default())?;
+//!
+//! let pool = HostPool::new(64 << 20)?;
+//! let mut plane = NixlPlane::new(&nixl, NixlConfig::default())?;
+//! plane.add_pool(&pool)?;
+//! plane.register(&Region::dram(RegionRole::Kv, pool.addr(), 64 << 20, 1 << 20))?;
+//!
+//! plane.connect(PeerId(1), &metadata_of_the_peer)?;
+//! let page = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 1 << 20 };
+//! plane.post(PeerId(1), Post { id: PostId(1), op: Op::Write, descs: vec![page], notify: None })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("kv-nixl needs Linux: NIXL does");
+
+mod config;
+mod discovery;
+mod doorbell;
+mod engine;
+mod error;
+mod ffi;
+mod frame;
+pub mod guards;
+mod host;
+mod metadata;
+mod pace;
+mod plane;
+mod pool;
+mod remote;
+mod requests;
+mod traffic;
+mod transfer;
+
+pub use config::NixlConfig;
+pub use discovery::{Looked, Nixl, Outcome, Search};
+pub use error::{DiscoveryError, NixlError, PoolError};
+pub use plane::{NixlPlane, NixlStats};
+pub use pool::HostPool;

@@ -1,0 +1,178 @@
+//! What a plane tells its peers about itself.
+
+use bytes::Bytes;
+use kv_core::{MAX_REGIONS, MemoryKind, PlaneError};
+use serde::{Deserialize, Serialize};
+
+use crate::host::Process;
+
+/// Another number for every change of the format.
+const VERSION: u32 = 1;
+const MAGIC: &str = "kv-nixl";
+/// Longest metadata: of NIXL some 500 bytes and 44 a region, of us some 200 and at most 24.
+const fn longest(regions: usize) -> usize {
+    (64 << 10) + 64 * regions
+}
+
+/// One worker's end, as its peers see it. What exists is valid.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Metadata {
+    magic: String,
+    version: u32,
+    /// Drawn at random for each plane: a restarted peer is a different peer.
+    pub(crate) token: u64,
+    /// The backend at both ends.
+    pub(crate) backend: String,
+    pub(crate) process: Process,
+    pub(crate) regions: Vec<Place>,
+    /// Of NIXL's part.
+    digest: u64,
+    /// What NIXL gives us.
+    pub(crate) nixl: Bytes,
+}
+
+/// Where a region is, in the peer's address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) kind: MemoryKind,
+    pub(crate) device: u64,
+}
+
+/// The name of the agent of a plane.
+pub(crate) fn agent_name(token: u64) -> String {
+    format!("kv-{token:016x}")
+}
+
+impl Metadata {
+    pub(crate) fn new(
+        token: u64,
+        backend: &str,
+        process: Process,
+        regions: Vec<Place>,
+        nixl: Vec<u8>,
+    ) -> Metadata {
+        let (magic, backend) = (MAGIC.to_owned(), backend.to_owned());
+        Metadata {
+            magic,
+            version: VERSION,
+            token,
+            backend,
+            process,
+            regions,
+            digest: digest(&nixl),
+            nixl: nixl.into(),
+        }
+    }
+
+    pub(crate) fn encode(&self) -> Result<Bytes, PlaneError> {
+        let bytes = rmp_serde::to_vec(self).map_err(|_| PlaneError::Metadata("our own cannot be written"))?;
+        let max = longest(self.regions.len());
+        if bytes.len() > max {
+            return Err(PlaneError::Size { field: "metadata.len", got: bytes.len(), min: 0, max });
+        }
+        Ok(bytes.into())
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, PlaneError> {
+        if bytes.len() > longest(MAX_REGIONS) {
+            return Err(PlaneError::Metadata("it is too long"));
+        }
+        let metadata: Metadata = rmp_serde::from_slice(bytes)
+            .map_err(|_| PlaneError::Metadata("it is not of this plane, or of another version"))?;
+        if metadata.magic != MAGIC || metadata.version != VERSION {
+            return Err(PlaneError::Metadata("it is not of this plane, or of another version"));
+        }
+        if metadata.regions.len() > MAX_REGIONS {
+            return Err(PlaneError::Metadata("it has too many regions"));
+        }
+        let wraps = |place: &Place| place.addr.checked_add(place.len).is_none();
+        if metadata.regions.iter().any(wraps) {
+            return Err(PlaneError::Metadata("a region leaves the address space"));
+        }
+        if metadata.backend.len() > 64 || !metadata.process.is_valid() {
+            return Err(PlaneError::Metadata("its process or backend cannot be"));
+        }
+        if metadata.digest != digest(&metadata.nixl)
+            || !is_serdes_of(&metadata.nixl, &agent_name(metadata.token))
+        {
+            return Err(PlaneError::Metadata("NIXL's part is damaged, or of another agent"));
+        }
+        Ok(metadata)
+    }
+}
+
+/// NIXL's own reader believes what it reads, and the binding panics at a name that is no text. This
+/// makes sure of the name; the digest, of the rest: that it is what a plane like this one wrote.
+fn is_serdes_of(bytes: &[u8], name: &str) -> bool {
+    let mut start = b"nixlSerDes|Agent".to_vec();
+    start.extend((name.len() as u64).to_le_bytes());
+    start.extend(name.as_bytes());
+    start.push(b'|');
+    bytes.starts_with(&start)
+}
+
+/// FNV-1a: against damage, not against forgery.
+fn digest(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(regions: usize) -> Metadata {
+        let name = agent_name(7);
+        let mut nixl = b"nixlSerDes|Agent\x13\0\0\0\0\0\0\0".to_vec();
+        nixl.extend(name.as_bytes());
+        nixl.extend(b"|");
+        nixl.resize(600 + 44 * regions, 0xff);
+        let place = Place { addr: u64::MAX >> 1, len: u64::MAX >> 2, kind: MemoryKind::Vram, device: 300 };
+        Metadata::new(7, "LIBFABRIC", Process::ours(), vec![place; regions], nixl)
+    }
+
+    #[test]
+    fn metadata_survives_the_trip_and_stays_within_the_bound_of_planes() {
+        for regions in [0, 1, MAX_REGIONS] {
+            let metadata = sample(regions);
+            let bytes = metadata.encode().unwrap();
+            assert!(bytes.len() <= longest(regions), "{}", bytes.len());
+            assert_eq!(Metadata::decode(&bytes).unwrap(), metadata);
+        }
+    }
+
+    #[test]
+    fn every_truncation_and_every_damage_of_nixls_part_is_refused() {
+        let bytes = sample(3).encode().unwrap();
+        for len in 0..bytes.len() {
+            assert!(Metadata::decode(&bytes[..len]).is_err(), "{len}");
+        }
+        let nixl = bytes.len() - sample(3).nixl.len();
+        for at in 0..bytes.len() {
+            for value in [0, 0x7f, 0xc1, 0xdd, 0xff] {
+                let mut damaged = bytes.to_vec();
+                damaged[at] = value;
+                let read = Metadata::decode(&damaged);
+                assert!(at < nixl || bytes[at] == value || read.is_err(), "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn metadata_that_contradicts_itself_is_refused() {
+        let refused = |change: fn(&mut Metadata)| {
+            let mut metadata = sample(1);
+            change(&mut metadata);
+            Metadata::decode(&metadata.encode().unwrap()).is_err()
+        };
+        assert!(!refused(|_| {}));
+        assert!(refused(|metadata| metadata.version += 1));
+        assert!(refused(|metadata| metadata.token += 1));
+        assert!(refused(|metadata| metadata.regions[0].addr = u64::MAX));
+        assert!(refused(|metadata| metadata.regions = vec![metadata.regions[0]; MAX_REGIONS + 1]));
+        assert!(refused(|metadata| metadata.backend = "x".repeat(65)));
+        assert!(refused(|metadata| metadata.nixl = Bytes::from_static(b"nixlSerDes|Agent")));
+    }
+}

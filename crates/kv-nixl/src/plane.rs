@@ -1,0 +1,425 @@
+//! The plane: memory, peers and the [`Plane`] trait. What moves bytes is in `requests`, what moves
+//! frames in `traffic`.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_core::{
+    MAX_FRAME, MAX_REGIONS, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time,
+};
+use rustix::event::epoll;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::config::NixlConfig;
+use crate::discovery::Nixl;
+use crate::doorbell::Doorbell;
+use crate::engine::{CallError, Engine, Piece};
+use crate::error::NixlError;
+use crate::ffi::Memory;
+use crate::host::{Life, Process};
+use crate::metadata::{Metadata, Place, agent_name};
+use crate::pace::Pace;
+use crate::pool::HostPool;
+use crate::remote::{Arrivals, Remote, RemoteId, Stage};
+use crate::requests::Request;
+use crate::traffic::RINGING;
+use crate::transfer::{self, Transfer};
+
+/// A post that counts less than this part of a request is short, and does not wait for long ones.
+pub(crate) const SHORT: u64 = 4;
+/// How long a dropped plane waits for requests on their way.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// The NIXL plane: one worker's end of it. See the crate's header.
+pub struct NixlPlane {
+    pub(crate) config: NixlConfig,
+    /// Requests on their way; before the agent and the memory, because it is dropped first.
+    pub(crate) requests: Vec<Request>,
+    pub(crate) engine: Engine,
+    pub(crate) token: u64,
+    process: Process,
+    memories: Vec<Memory>,
+    pub(crate) regions: Vec<Memory>,
+    /// Our metadata, once anybody has asked for it.
+    frozen: OnceCell<Bytes>,
+
+    pub(crate) peers: HashMap<PeerId, RemoteId>,
+    pub(crate) names: HashMap<String, RemoteId>,
+    pub(crate) remotes: BTreeMap<RemoteId, Remote>,
+    next_remote: u64,
+    /// Readable when a peer on this host has died, or has rung.
+    pub(crate) wakes: OwnedFd,
+    pub(crate) doorbell: Option<Doorbell>,
+
+    pub(crate) transfers: HashMap<PostId, Transfer>,
+    /// Peers with posts that have something to send, next one first.
+    pub(crate) line: VecDeque<RemoteId>,
+    /// Connections that are not open: each ends when its requests have.
+    pub(crate) ending: Vec<RemoteId>,
+    pub(crate) arrivals: Arrivals,
+    pub(crate) probe_at: Instant,
+    pub(crate) events: Vec<PlaneEvent>,
+    pub(crate) pace: Pace,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) stats: NixlStats,
+}
+
+/// Counts since the plane was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct NixlStats {
+    /// Requests posted to NIXL.
+    pub requests: u64,
+    /// Descriptors in them.
+    pub descriptors: u64,
+    /// Bytes in them.
+    pub bytes: u64,
+    /// Posts that ended well.
+    pub posts_completed: u64,
+    /// Notifications that were not for this plane, or not of this version.
+    pub strangers: u64,
+    /// Longest call of `poll`.
+    pub longest_poll: Duration,
+    /// Posts that have ended for their owner's wish or their peer's death, and whose memory is not
+    /// quiet yet.
+    pub unquiet: usize,
+}
+
+impl NixlPlane {
+    /// A plane with an agent of a random name.
+    pub fn new(nixl: &Nixl, config: NixlConfig) -> Result<NixlPlane, NixlError> {
+        config.check()?;
+        let token = random()?;
+        let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|error| NixlError::Os { call: "epoll_create", kind: error.kind() })?;
+        // Without one, peers' frames are seen a little later.
+        let doorbell = Doorbell::new(token).ok().filter(|doorbell| {
+            let data = epoll::EventData::new_u64(RINGING);
+            epoll::add(&wakes, doorbell, data, epoll::EventFlags::IN).is_ok()
+        });
+        let engine = Engine::new(nixl, &agent_name(token), &config)?;
+        Ok(NixlPlane {
+            engine,
+            token,
+            process: Process::ours(),
+            memories: Vec::new(),
+            regions: Vec::new(),
+            frozen: OnceCell::new(),
+            peers: HashMap::new(),
+            names: HashMap::new(),
+            remotes: BTreeMap::new(),
+            // Never the number of the doorbell, however many follow.
+            next_remote: random()? >> 1,
+            wakes,
+            doorbell,
+            transfers: HashMap::new(),
+            requests: Vec::new(),
+            line: VecDeque::new(),
+            ending: Vec::new(),
+            arrivals: Arrivals::default(),
+            probe_at: Instant::now(),
+            events: Vec::new(),
+            pace: Pace::new(config.idle_poll),
+            pieces: Vec::new(),
+            stats: NixlStats::default(),
+            config,
+        })
+    }
+
+    /// Gives a pool to the plane: regions inside it can be registered.
+    pub fn add_pool(&mut self, pool: &HostPool) -> Result<(), NixlError> {
+        self.adopt_memory(pool.memory().clone())
+    }
+
+    pub(crate) fn adopt_memory(&mut self, memory: Memory) -> Result<(), NixlError> {
+        if self.frozen.get().is_some() {
+            return Err(NixlError::Frozen);
+        }
+        self.memories.push(memory);
+        Ok(())
+    }
+
+    /// What has happened so far.
+    pub fn stats(&self) -> NixlStats {
+        let unquiet = self.transfers.values().filter(|transfer| transfer.stopped.is_some()).count();
+        NixlStats { unquiet, ..self.stats }
+    }
+
+    /// Starts nothing more, and waits for what is on its way. True if then no memory of this plane is
+    /// touched any more by what it started: it can be dropped, and adopted memory be freed.
+    pub fn shutdown(&mut self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let posts: Vec<PostId> = self.transfers.keys().copied().collect();
+        for post in posts {
+            self.cancel(post);
+        }
+        while !self.requests.is_empty() && Instant::now() < deadline {
+            let _ = self.engine.receive(|_, _| {});
+            self.check_requests();
+            std::thread::sleep(self.pace.sleep(true));
+        }
+        self.requests.is_empty()
+    }
+
+    /// Our metadata. From the first call on, our memory does not change any more.
+    fn own_metadata(&self) -> Result<Bytes, PlaneError> {
+        if let Some(bytes) = self.frozen.get() {
+            return Ok(bytes.clone());
+        }
+        let places = self.regions.iter().map(|memory| Place {
+            addr: memory.addr(),
+            len: memory.len(),
+            kind: memory.kind(),
+            device: memory.device(),
+        });
+        let nixl = self.engine.metadata().map_err(backend)?;
+        let backend = &self.config.backend;
+        let process = self.process.clone();
+        let bytes = Metadata::new(self.token, backend, process, places.collect(), nixl).encode()?;
+        Ok(self.frozen.get_or_init(|| bytes).clone())
+    }
+
+    /// A connection to the agent that is described; the one that is there, if there is one.
+    fn open(&mut self, peer: PeerId, metadata: Metadata) -> Result<RemoteId, PlaneError> {
+        if metadata.token == self.token {
+            return Err(PlaneError::Metadata("it is our own"));
+        }
+        if metadata.backend != self.config.backend {
+            return Err(PlaneError::Metadata("the peer uses another backend"));
+        }
+        let name = agent_name(metadata.token);
+        if let Some(id) = self.names.get(&name)
+            && let Some(remote) = self.remotes.get_mut(id)
+        {
+            if let Stage::Broken(_) = remote.stage {
+                return Err(PlaneError::PeerGone);
+            }
+            remote.stage = Stage::Open;
+            remote.users.push(peer);
+            return Ok(*id);
+        }
+        let life = metadata.process.watch();
+        if life.is_over() {
+            return Err(PlaneError::PeerGone);
+        }
+        let loaded = self.engine.load(&metadata.nixl).map_err(backend)?;
+        if loaded != name {
+            self.engine.forget(&loaded);
+            return Err(PlaneError::Metadata("NIXL's part is of another agent"));
+        }
+        let id = RemoteId(self.next_remote);
+        self.next_remote = self.next_remote.wrapping_add(1);
+        if let Life::Watched(fd) = &life {
+            // Without it the death is seen later, by an error.
+            let data = epoll::EventData::new_u64(id.0);
+            let _ = epoll::add(&self.wakes, fd, data, epoll::EventFlags::IN);
+        }
+        let remote = Remote::new(name.clone(), metadata.token, metadata.regions, life, peer);
+        self.names.insert(name, id);
+        self.remotes.insert(id, remote);
+        Ok(id)
+    }
+
+    fn open_remote(&self, peer: PeerId) -> Result<(RemoteId, &Remote), PlaneError> {
+        let id = *self.peers.get(&peer).ok_or(PlaneError::PeerGone)?;
+        let remote = self.remotes.get(&id).filter(|remote| remote.is_open());
+        Ok((id, remote.ok_or(PlaneError::PeerGone)?))
+    }
+}
+
+impl Plane for NixlPlane {
+    fn name(&self) -> &'static str {
+        "nixl"
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+        if self.frozen.get().is_some() {
+            return Err(PlaneError::Unsupported("a region after peers were told of the others"));
+        }
+        if self.regions.len() >= MAX_REGIONS {
+            let got = self.regions.len() + 1;
+            return Err(PlaneError::Size { field: "regions.len", got, min: 0, max: MAX_REGIONS });
+        }
+        let part = |memory: &Memory| memory.part(region.memory, region.device, region.addr, region.len);
+        let memory = self.memories.iter().find_map(part).ok_or(PlaneError::UnknownMemory {
+            region: self.regions.len() as u32,
+            addr: region.addr,
+            len: region.len,
+        })?;
+        self.engine.register(&memory).map_err(backend)?;
+        self.regions.push(memory);
+        Ok(())
+    }
+
+    fn metadata(&self) -> Result<Bytes, PlaneError> {
+        self.own_metadata()
+    }
+
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+        // What we registered is part of what the peer may need; it cannot change from now on.
+        self.own_metadata()?;
+        let metadata = Metadata::decode(metadata)?;
+        if let Some(remote) = self.peers.get(&peer).and_then(|id| self.remotes.get(id)) {
+            return if remote.is_open() && remote.token == metadata.token {
+                Ok(())
+            } else {
+                Err(PlaneError::Unsupported("another agent under the id of a connected peer"))
+            };
+        }
+        if self.peers.len() >= self.config.max_peers {
+            return Err(PlaneError::WouldBlock);
+        }
+        let id = self.open(peer, metadata)?;
+        self.peers.insert(peer, id);
+        self.confirm_arrivals_to(id);
+        self.pace.stir();
+        Ok(())
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        let Some(id) = self.peers.remove(&peer) else { return };
+        let posts: Vec<PostId> = self
+            .transfers
+            .iter()
+            .filter(|(_, transfer)| transfer.peer == peer)
+            .map(|(post, _)| *post)
+            .collect();
+        for post in posts {
+            self.cancel(post);
+        }
+        if let Some(remote) = self.remotes.get_mut(&id) {
+            remote.users.retain(|user| *user != peer);
+            if remote.users.is_empty() && remote.is_open() {
+                remote.stage = Stage::Left;
+                self.ending.push(id);
+            }
+        }
+        self.pace.stir();
+    }
+
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+        check_frame("frame.len", &frame)?;
+        let (id, remote) = self.open_remote(peer)?;
+        // Notify frames that wait for room go first.
+        if !remote.parked.is_empty() || !remote.has_room(frame.len(), self.config.outbound_bytes) {
+            return Err(PlaneError::WouldBlock);
+        }
+        self.pace.stir();
+        if self.transmit(id, frame) { Ok(()) } else { Err(PlaneError::PeerGone) }
+    }
+
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+        if let Some(notify) = &post.notify {
+            check_frame("notify.len", notify)?;
+        }
+        let (id, remote) = self.open_remote(peer)?;
+        transfer::check(&post.descs, &self.regions, &remote.regions)?;
+        if self.transfers.len() + self.events.len() >= self.config.max_posts {
+            return Err(PlaneError::WouldBlock);
+        }
+        if self.transfers.contains_key(&post.id) {
+            return Err(PlaneError::Unsupported("a second post under the id of a running one"));
+        }
+        let number = post.id;
+        let transfer = Transfer::new(id, peer, post);
+        if let Some(remote) = self.remotes.get_mut(&id) {
+            remote.run.push(number, transfer.is_shorter_than(self.config.slice_bytes / SHORT));
+        }
+        self.transfers.insert(number, transfer);
+        self.stand_in_line(id);
+        self.pace.stir();
+        Ok(())
+    }
+
+    fn cancel(&mut self, post: PostId) {
+        let Some(transfer) = self.transfers.get_mut(&post) else { return };
+        // What is on its way cannot be stopped: the post ends when that has ended.
+        transfer.stopped.get_or_insert(PlaneError::Cancelled);
+        if transfer.in_flight == 0 {
+            if let Some(remote) = self.remotes.get_mut(&transfer.remote) {
+                remote.parked.retain(|parked| *parked != post);
+            }
+            self.end(post, Err(PlaneError::Cancelled));
+        }
+    }
+
+    fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {
+        let begun = Instant::now();
+        self.take_wakes();
+        self.take_notifications();
+        self.check_requests();
+        self.start_requests();
+        self.ring_for_requests(begun);
+        self.probe(begun);
+        self.end_connections(begun);
+        if !self.events.is_empty() {
+            self.pace.stir();
+        }
+        events.append(&mut self.events);
+        self.stats.longest_poll = self.stats.longest_poll.max(begun.elapsed());
+    }
+
+    fn wait(&self) -> PlaneWait {
+        if !self.events.is_empty() || !self.line.is_empty() {
+            return PlaneWait::Now;
+        }
+        let sleep = self.pace.sleep(!self.requests.is_empty() || !self.ending.is_empty());
+        if sleep.is_zero() {
+            return PlaneWait::Now;
+        }
+        PlaneWait::ReadableOrAfter(vec![self.wakes.as_fd().as_raw_fd()], sleep)
+    }
+}
+
+impl Drop for NixlPlane {
+    /// Waits a moment for what is on its way, and tells the peers. What then still is keeps the agent, and the pools that
+    /// it may touch, until the process ends.
+    fn drop(&mut self) {
+        if self.shutdown(FAREWELL) {
+            self.say_farewell();
+        } else {
+            // Each request keeps the agent.
+            mem::forget(mem::take(&mut self.requests));
+            mem::forget(mem::take(&mut self.memories));
+            self.engine.abandon();
+        }
+    }
+}
+
+impl fmt::Debug for NixlPlane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NixlPlane")
+            .field("name", &agent_name(self.token))
+            .field("backend", &self.config.backend)
+            .field("regions", &self.regions.len())
+            .field("peers", &self.peers.len())
+            .field("posts", &self.transfers.len())
+            .field("requests", &self.requests.len())
+            .finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn backend(error: CallError) -> PlaneError {
+    PlaneError::Backend { call: error.call, status: error.status }
+}
+
+fn check_frame(field: &'static str, frame: &Bytes) -> Result<(), PlaneError> {
+    if frame.len() > MAX_FRAME {
+        return Err(PlaneError::Size { field, got: frame.len(), min: 0, max: MAX_FRAME });
+    }
+    Ok(())
+}
+
+fn random() -> Result<u64, NixlError> {
+    let mut bytes = [0; 8];
+    match getrandom(&mut bytes, GetRandomFlags::empty()) {
+        Ok(8) => Ok(u64::from_le_bytes(bytes)),
+        Ok(_) => Err(NixlError::Os { call: "getrandom", kind: std::io::ErrorKind::UnexpectedEof }),
+        Err(error) => Err(NixlError::Os { call: "getrandom", kind: error.kind() }),
+    }
+}

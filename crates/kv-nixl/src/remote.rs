@@ -1,0 +1,246 @@
+//! A peer's agent: what is known of it, and what is on the way to it.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use kv_core::{PeerId, PostId};
+
+use crate::doorbell::Button;
+use crate::frame::HEADER;
+use crate::host::Life;
+use crate::metadata::Place;
+
+/// A connection to an agent; random, and thus also the connection's number in notifications.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RemoteId(pub(crate) u64);
+
+/// A peer's agent.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    pub(crate) name: String,
+    /// Its plane's.
+    pub(crate) token: u64,
+    pub(crate) regions: Vec<Place>,
+    pub(crate) life: Life,
+    /// If it may be on this host.
+    pub(crate) button: Option<Button>,
+    pub(crate) stage: Stage,
+    /// It has said that it will not touch our memory any more.
+    pub(crate) said_farewell: bool,
+    /// Peers that are this agent: usually one.
+    pub(crate) users: Vec<PeerId>,
+
+    /// Posts with something to send. Ids of ended posts are skipped.
+    pub(crate) run: RunQueue,
+    /// In the plane's line of those with something to send.
+    pub(crate) in_line: bool,
+    /// Requests on their way, and what they count together.
+    pub(crate) requests: usize,
+    pub(crate) weight: u64,
+
+    /// Posts whose bytes are in place, and whose notify frames wait for room.
+    pub(crate) parked: VecDeque<PostId>,
+    /// Bytes of frames sent, and confirmed by the peer.
+    pub(crate) sent: u64,
+    pub(crate) confirmed: u64,
+    /// When something was sent last.
+    pub(crate) spoke: Instant,
+}
+
+/// The life of a connection.
+///
+/// ```text
+/// Open ── disconnect ──▶ Left ──────── requests over ──▶ (gone)
+///  │  ◀──── connect ──────┘
+///  └─ error, death ────▶ Broken ────── requests over ──▶ PeerGone, (gone)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// In use.
+    Open,
+    /// Forgotten by our owner; requests are still on their way.
+    Left,
+    /// It failed at this moment; requests are still on their way, or its death is awaited.
+    Broken(Instant),
+}
+
+impl Remote {
+    pub(crate) fn new(name: String, token: u64, regions: Vec<Place>, life: Life, user: PeerId) -> Remote {
+        let near = matches!(life, Life::Watched(_) | Life::Ours);
+        Remote {
+            name,
+            token,
+            regions,
+            button: near.then(|| Button::new(token)).flatten(),
+            life,
+            stage: Stage::Open,
+            said_farewell: false,
+            users: vec![user],
+            run: RunQueue::default(),
+            in_line: false,
+            requests: 0,
+            weight: 0,
+            parked: VecDeque::new(),
+            sent: 0,
+            confirmed: 0,
+            spoke: Instant::now(),
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.stage == Stage::Open
+    }
+
+    /// True if a frame of this length may be sent although so much is not confirmed.
+    pub(crate) fn has_room(&self, len: usize, most: usize) -> bool {
+        self.sent.saturating_sub(self.confirmed) + charge(len) <= most as u64
+    }
+
+    /// The peer says how much has arrived. It cannot make us believe in more than was sent.
+    pub(crate) fn confirm(&mut self, count: u64) {
+        self.confirmed = self.confirmed.max(count.min(self.sent));
+    }
+}
+
+/// Posts that wait for their turns: long ones, and short ones, which would otherwise wait for a part
+/// of every long one. Both kinds are served in turn, each in a circle.
+#[derive(Debug, Default)]
+pub(crate) struct RunQueue {
+    long: VecDeque<PostId>,
+    short: VecDeque<PostId>,
+    short_was_last: bool,
+}
+
+impl RunQueue {
+    /// Puts a post at the end.
+    pub(crate) fn push(&mut self, post: PostId, is_short: bool) {
+        if is_short { self.short.push_back(post) } else { self.long.push_back(post) }
+    }
+
+    /// Takes the post whose turn it is.
+    pub(crate) fn pop(&mut self) -> Option<PostId> {
+        let short = if self.short_was_last { self.long.is_empty() } else { !self.short.is_empty() };
+        self.short_was_last = short;
+        if short { self.short.pop_front() } else { self.long.pop_front() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.long.is_empty() && self.short.is_empty()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = RunQueue::default();
+    }
+}
+
+/// What a frame counts: UCX and NIXL keep some hundred bytes with each.
+pub(crate) fn charge(len: usize) -> u64 {
+    (len + HEADER + 238) as u64
+}
+
+/// After so many bytes their arrival is confirmed: less than half of what a sender may have
+/// unconfirmed, so that one that sends on never waits for a timer.
+const CONFIRM_EVERY: u64 = 512 << 10;
+/// Connections whose bytes are counted; above, the one that began first is forgotten.
+const MOST: usize = 4096;
+
+/// Counts what arrives, by the senders' connections.
+#[derive(Debug, Default)]
+pub(crate) struct Arrivals {
+    counts: HashMap<u64, Arrival>,
+    order: VecDeque<u64>,
+}
+
+#[derive(Debug)]
+struct Arrival {
+    /// The sender's agent, as it says itself.
+    name: String,
+    count: u64,
+    told: u64,
+}
+
+impl Arrivals {
+    /// Counts a frame. Returns the count if it is time to confirm it.
+    pub(crate) fn count(&mut self, connection: u64, name: &str, len: usize) -> Option<u64> {
+        if !self.counts.contains_key(&connection) {
+            if self.order.len() >= MOST
+                && let Some(oldest) = self.order.pop_front()
+            {
+                self.counts.remove(&oldest);
+            }
+            self.order.push_back(connection);
+            self.counts.insert(connection, Arrival { name: name.to_owned(), count: 0, told: 0 });
+        }
+        let arrival = self.counts.get_mut(&connection)?;
+        arrival.count += charge(len);
+        (arrival.count - arrival.told >= CONFIRM_EVERY).then_some(arrival.count)
+    }
+
+    /// This count was confirmed.
+    pub(crate) fn told(&mut self, connection: u64, count: u64) {
+        if let Some(arrival) = self.counts.get_mut(&connection) {
+            arrival.told = arrival.told.max(count);
+        }
+    }
+
+    /// What has arrived from an agent that could not be told so far.
+    pub(crate) fn untold(&self, name: &str) -> Vec<(u64, u64)> {
+        let due = |arrival: &Arrival| arrival.name == name && arrival.count - arrival.told >= CONFIRM_EVERY;
+        let due = self.counts.iter().filter(|(_, arrival)| due(arrival));
+        due.map(|(connection, arrival)| (*connection, arrival.count)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrivals_are_confirmed_now_and_then_and_bounded() {
+        let mut arrivals = Arrivals::default();
+        let frame = 100_000;
+        assert_eq!(arrivals.count(1, "a", frame), None);
+        let count = (0..10).find_map(|_| arrivals.count(1, "a", frame)).unwrap();
+        assert!(count >= CONFIRM_EVERY && count < CONFIRM_EVERY + charge(frame));
+        assert_eq!(arrivals.untold("a"), [(1, count)]);
+        arrivals.told(1, count);
+        assert_eq!(arrivals.untold("a"), []);
+        for connection in 0..3 * MOST as u64 {
+            arrivals.count(connection, "b", 0);
+        }
+        assert_eq!(arrivals.counts.len(), MOST);
+        assert_eq!(arrivals.order.len(), MOST);
+    }
+
+    #[test]
+    fn short_posts_pass_long_ones_and_starve_none() {
+        let mut run = RunQueue::default();
+        for post in 0..3 {
+            run.push(PostId(post), false);
+            run.push(PostId(10 + post), true);
+        }
+        let order: Vec<u64> = std::iter::from_fn(|| run.pop()).map(|post| post.0).collect();
+        assert_eq!(order, [10, 0, 11, 1, 12, 2]);
+        assert!(run.is_empty());
+        run.push(PostId(1), true);
+        run.push(PostId(2), true);
+        run.push(PostId(3), false);
+        let order: Vec<u64> = std::iter::from_fn(|| run.pop()).map(|post| post.0).collect();
+        assert_eq!(order, [1, 3, 2]);
+    }
+
+    #[test]
+    fn a_sender_waits_for_room_and_cannot_be_told_more_than_it_sent() {
+        let mut remote = Remote::new("x".to_owned(), 1, Vec::new(), Life::Unseen, PeerId(1));
+        let most = 2 << 20;
+        while remote.has_room(1000, most) {
+            remote.sent += charge(1000);
+        }
+        assert!(remote.sent <= most as u64 && remote.sent > most as u64 - charge(1000));
+        remote.confirm(u64::MAX);
+        assert_eq!(remote.confirmed, remote.sent);
+        remote.confirm(0);
+        assert_eq!(remote.confirmed, remote.sent);
+        assert!(remote.has_room(1000, most));
+    }
+}

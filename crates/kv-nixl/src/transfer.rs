@@ -1,0 +1,214 @@
+//! One post on its way: cut into requests, so that many posts can share one thread and one link.
+
+use bytes::Bytes;
+use kv_core::{Desc, MemoryKind, Op, PeerId, PlaneError, Post};
+
+use crate::engine::Piece;
+use crate::ffi::Memory;
+use crate::metadata::Place;
+use crate::remote::RemoteId;
+
+/// What a descriptor counts at least, in bytes: UCX takes 2 µs (shared memory) to 7 µs (TCP) for
+/// each, in which it would copy some 8 KiB.
+const DESC_COST: u64 = 8 << 10;
+
+/// A post that was accepted and has not ended.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    pub(crate) remote: RemoteId,
+    pub(crate) peer: PeerId,
+    pub(crate) notify: Option<Bytes>,
+    /// Requests on their way.
+    pub(crate) in_flight: u32,
+    /// Why nothing more of it is sent.
+    pub(crate) stopped: Option<PlaneError>,
+    op: Op,
+    descs: Vec<Desc>,
+    /// Next descriptor, and how much of it is cut off.
+    next: usize,
+    done: u64,
+}
+
+/// A part of a post for one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) op: Op,
+    /// Kinds of memory here and there.
+    pub(crate) kinds: (MemoryKind, MemoryKind),
+    /// What it counts of the peer's window.
+    pub(crate) weight: u64,
+}
+
+impl Transfer {
+    /// A transfer whose descriptors have been checked by [`check`].
+    pub(crate) fn new(remote: RemoteId, peer: PeerId, post: Post) -> Transfer {
+        Transfer {
+            remote,
+            peer,
+            notify: post.notify,
+            in_flight: 0,
+            stopped: None,
+            op: post.op,
+            descs: post.descs,
+            next: 0,
+            done: 0,
+        }
+    }
+
+    /// True if what is left counts at most this much.
+    pub(crate) fn is_shorter_than(&self, most: u64) -> bool {
+        let rest = self.descs.get(self.next..).unwrap_or_default();
+        // Long posts need not be summed up to their end.
+        let mut sum = 0_u64;
+        rest.iter().all(|desc| {
+            sum = sum.saturating_add(desc.len.max(DESC_COST));
+            sum.saturating_sub(self.done) <= most
+        })
+    }
+
+    /// True if there is something left to cut off.
+    pub(crate) fn has_more(&self) -> bool {
+        self.stopped.is_none() && self.next < self.descs.len()
+    }
+
+    /// Cuts off a part of about `most` bytes into `pieces`. `None` at the end.
+    pub(crate) fn cut(
+        &mut self,
+        local: &[Memory],
+        remote: &[Place],
+        most: u64,
+        pieces: &mut Vec<Piece>,
+    ) -> Option<Cut> {
+        pieces.clear();
+        let mut cut: Option<Cut> = None;
+        while let Some(desc) = self.descs.get(self.next) {
+            let here = local.get(desc.local_region as usize)?;
+            let there = remote.get(desc.remote_region as usize)?;
+            let kinds = (here.kind(), there.kind);
+            let part = cut.get_or_insert(Cut { op: self.op, kinds, weight: 0 });
+            // A request of NIXL has one kind of memory on each side.
+            if part.kinds != kinds || part.weight >= most {
+                break;
+            }
+            let rest = desc.len - self.done;
+            let room = most - part.weight;
+            // Nothing shorter than what a descriptor costs is left over.
+            let len =
+                if rest <= room.saturating_add(DESC_COST) { rest } else { room.max(DESC_COST).min(rest) };
+            pieces.push(Piece {
+                local: (here.addr() + desc.local_offset + self.done, here.device()),
+                remote: (there.addr + desc.remote_offset + self.done, there.device),
+                len,
+            });
+            part.weight += len.max(DESC_COST);
+            self.done += len;
+            if self.done == desc.len {
+                self.next += 1;
+                self.done = 0;
+            }
+        }
+        cut
+    }
+}
+
+/// Checks every descriptor against the regions of both sides.
+pub(crate) fn check(descs: &[Desc], local: &[Memory], remote: &[Place]) -> Result<(), PlaneError> {
+    let empty = |field| PlaneError::Size { field, got: 0, min: 1, max: usize::MAX };
+    if descs.is_empty() {
+        return Err(empty("descs.len"));
+    }
+    for (index, desc) in descs.iter().enumerate() {
+        if desc.len == 0 {
+            return Err(empty("desc.len"));
+        }
+        let ours = local.get(desc.local_region as usize).map_or(0, Memory::len);
+        let theirs = remote.get(desc.remote_region as usize).map_or(0, |place| place.len);
+        for (side, region, len, offset) in [
+            ("local", desc.local_region, ours, desc.local_offset),
+            ("remote", desc.remote_region, theirs, desc.remote_offset),
+        ] {
+            if offset.checked_add(desc.len).is_none_or(|end| end > len) {
+                let size = desc.len;
+                return Err(PlaneError::OutOfBounds { desc: index, side, region, len, offset, size });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::HostPool;
+    use kv_core::PostId;
+
+    fn desc(local_offset: u64, remote_region: u32, remote_offset: u64, len: u64) -> Desc {
+        Desc { local_region: 0, remote_region, local_offset, remote_offset, len }
+    }
+
+    fn cuts(descs: Vec<Desc>, most: u64) -> Vec<(Cut, Vec<Piece>)> {
+        let pool = HostPool::new(64 << 20).unwrap();
+        let local = [pool.memory().clone()];
+        let place = |kind, addr| Place { addr, len: 64 << 20, kind, device: 3 };
+        let remote = [place(MemoryKind::Dram, 1 << 40), place(MemoryKind::Vram, 1 << 41)];
+        check(&descs, &local, &remote).unwrap();
+        let post = Post { id: PostId(1), op: Op::Write, descs, notify: None };
+        let mut transfer = Transfer::new(RemoteId(1), PeerId(1), post);
+        let mut all = Vec::new();
+        let mut pieces = Vec::new();
+        while transfer.has_more() {
+            let cut = transfer.cut(&local, &remote, most, &mut pieces).unwrap();
+            let base = pool.addr();
+            let relative = pieces.iter().map(|piece| Piece { local: (piece.local.0 - base, 0), ..*piece });
+            all.push((cut, relative.collect()));
+        }
+        all
+    }
+
+    #[test]
+    fn parts_cover_every_byte_once_and_in_order() {
+        let descs = vec![
+            desc(0, 0, 100, 5),
+            desc(1000, 0, 9000, 10 << 20),
+            desc(20 << 20, 0, 20 << 20, (1 << 20) + 7),
+        ];
+        let most = 1 << 20;
+        let cuts = cuts(descs.clone(), most);
+        let mut at = 0;
+        let mut done = 0;
+        for (cut, pieces) in &cuts {
+            assert!(cut.weight <= most + 2 * DESC_COST, "{cut:?}");
+            for piece in pieces {
+                let desc = descs[at];
+                assert_eq!(piece.local.0, desc.local_offset + done);
+                assert_eq!(piece.remote, ((1 << 40) + desc.remote_offset + done, 3));
+                done += piece.len;
+                assert!(piece.len > 0 && done <= desc.len);
+                if done == desc.len {
+                    (at, done) = (at + 1, 0);
+                }
+            }
+        }
+        assert_eq!(at, descs.len());
+        assert!(cuts.len() >= 11 && cuts.len() <= 14, "{}", cuts.len());
+    }
+
+    #[test]
+    fn small_descriptors_count_more_than_their_bytes() {
+        let descs: Vec<Desc> = (0..1000).map(|at| desc(at * 64, 0, at * 64, 64)).collect();
+        let cuts = cuts(descs, 1 << 20);
+        assert_eq!(cuts.iter().map(|(_, pieces)| pieces.len()).sum::<usize>(), 1000);
+        assert!(cuts.iter().all(|(_, pieces)| pieces.len() as u64 <= (1 << 20) / DESC_COST));
+    }
+
+    #[test]
+    fn kinds_of_memory_are_not_mixed_in_one_request() {
+        let cuts = cuts(
+            vec![desc(0, 0, 0, 10), desc(10, 1, 0, 10), desc(20, 1, 10, 10), desc(30, 0, 50, 10)],
+            1 << 20,
+        );
+        let lens: Vec<usize> = cuts.iter().map(|(_, pieces)| pieces.len()).collect();
+        assert_eq!(lens, [1, 2, 1]);
+        assert_eq!(cuts[1].0.kinds, (MemoryKind::Dram, MemoryKind::Vram));
+    }
+}

@@ -1,0 +1,76 @@
+//! Workers with a NIXL plane, for tests.
+#![allow(dead_code)] // Each test binary uses a part of it.
+
+pub mod other;
+
+use std::sync::OnceLock;
+
+use kv_core::{Plane, Region, RegionRole};
+use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search, guards};
+
+use crate::conformance::{Regions, Side};
+
+/// NIXL, if it is installed. Without it there is nothing to test; says why and how to get it.
+pub fn nixl() -> Option<&'static Nixl> {
+    static NIXL: OnceLock<Option<Nixl>> = OnceLock::new();
+    NIXL.get_or_init(|| {
+        // SAFETY: the test harness's other threads run tests of this crate, which wait here.
+        unsafe { guards::apply_among_threads() };
+        match Nixl::load(&Search::default()) {
+            Ok(nixl) => Some(nixl),
+            Err(error) => {
+                println!("SKIPPED: {error}");
+                assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
+                None
+            }
+        }
+    })
+    .as_ref()
+}
+
+/// Space between regions, that nothing may touch.
+const GAP: usize = 4096 + 64;
+
+/// A worker with regions of these lengths.
+pub fn worker(nixl: &Nixl, lens: &[usize]) -> Side<NixlPlane> {
+    worker_with(nixl, lens, NixlConfig::default())
+}
+
+/// The same with another configuration.
+pub fn worker_with(nixl: &Nixl, lens: &[usize], config: NixlConfig) -> Side<NixlPlane> {
+    let mut plane = NixlPlane::new(nixl, config).unwrap();
+    let mut offsets = Vec::new();
+    let mut at = GAP;
+    for len in lens {
+        offsets.push(at);
+        at += len + GAP;
+    }
+    let pool = HostPool::new(at).unwrap();
+    plane.add_pool(&pool).unwrap();
+    for (offset, len) in offsets.iter().zip(lens) {
+        let region = Region::dram(RegionRole::Kv, pool.addr() + *offset as u64, *len as u64, 1);
+        plane.register(&region).unwrap();
+    }
+    Side { plane, lens: lens.to_vec(), memory: Box::new(Pages { pool, offsets }) }
+}
+
+struct Pages {
+    pool: HostPool,
+    offsets: Vec<usize>,
+}
+
+impl Regions for Pages {
+    fn read(&self, region: usize, offset: usize, out: &mut [u8]) {
+        let gaps = self.offsets.iter().map(|at| at - GAP).chain([self.pool.len() - GAP]);
+        for start in gaps {
+            let mut bytes = [0; GAP];
+            self.pool.read(start, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 0), "something wrote beside the regions");
+        }
+        self.pool.read(self.offsets[region] + offset, out).unwrap();
+    }
+
+    fn write(&self, region: usize, offset: usize, bytes: &[u8]) {
+        self.pool.write(self.offsets[region] + offset, bytes).unwrap();
+    }
+}

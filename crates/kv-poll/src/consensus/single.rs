@@ -1,0 +1,30 @@
+//! One rank agrees with itself.
+
+use std::convert::Infallible;
+
+use kv_core::Room;
+
+use super::{Agreed, RankConsensus, RequestKey, RoomBusy, Standing};
+
+/// The only rank there is: every proposal is agreed, unchanged.
+#[derive(Debug, Default)]
+pub struct SingleRank {
+    proposed: Vec<Agreed>,
+}
+
+impl RankConsensus for SingleRank {
+    type Error = Infallible;
+
+    fn join(&mut self, _key: RequestKey, _room: &Room) -> Result<(), RoomBusy> {
+        Ok(())
+    }
+
+    fn propose(&mut self, key: RequestKey, standing: Standing) {
+        self.proposed.push(Agreed { key, standing });
+    }
+
+    fn agree(&mut self, agreed: &mut Vec<Agreed>) -> Result<(), Infallible> {
+        agreed.append(&mut self.proposed);
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! Agreement among threads of one process.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kv_core::{KvPoll, Room};
+
+use super::{Agreed, OPENING, RankConsensus, RequestKey, RoomBusy, Standing, advance};
+
+/// One rank's handle on the agreement of a group of threads.
+///
+/// Ranks may run at different speeds and enter a room at different times: a rank that has not
+/// entered it counts as `Bootstrapping`. All ranks get the same agreements in the same order. A
+/// step without news costs one atomic load; otherwise a short lock, O(changed). A room is
+/// forgotten when every rank has seen its end; until then it cannot be entered again.
+///
+/// A handle that is dropped fails the requests that its rank had not seen to their end, and every
+/// later one: the others do not wait for a rank that is gone.
+#[derive(Debug)]
+pub struct ThreadConsensus {
+    rank: usize,
+    shared: Arc<Shared>,
+    requests: BTreeMap<RequestKey, Request>,
+    /// Proposals not yet in the shared table.
+    proposed: Vec<(RequestKey, KvPoll)>,
+    /// Requests whose pages have become free after the end was agreed.
+    released: Vec<Agreed>,
+}
+
+impl ThreadConsensus {
+    /// The handles of a group of `ranks` threads, in rank order.
+    pub fn group(ranks: usize) -> Vec<ThreadConsensus> {
+        let shared = Arc::new(Shared {
+            table: Mutex::new(Table {
+                rooms: BTreeMap::new(),
+                mail: (0..ranks).map(|_| VecDeque::new()).collect(),
+                gone: vec![false; ranks],
+            }),
+            news: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+        });
+        let handle = |rank| ThreadConsensus {
+            rank,
+            shared: shared.clone(),
+            requests: BTreeMap::new(),
+            proposed: Vec::new(),
+            released: Vec::new(),
+        };
+        (0..ranks).map(handle).collect()
+    }
+
+    /// How many rooms some rank has not seen the end of.
+    pub fn open_rooms(&self) -> usize {
+        self.shared.lock().rooms.len()
+    }
+}
+
+impl RankConsensus for ThreadConsensus {
+    type Error = Infallible;
+
+    fn join(&mut self, key: RequestKey, room: &Room) -> Result<(), RoomBusy> {
+        let mut table = self.shared.lock();
+        let Table { rooms, mail, gone } = &mut *table;
+        let vote = rooms.entry(room.clone()).or_insert_with(|| Vote::new(gone));
+        let Some(seat) = vote.seats.get_mut(self.rank).filter(|seat| seat.key.is_none()) else {
+            return Err(RoomBusy { room: room.clone() });
+        };
+        seat.key = Some(key);
+        if vote.agreed != OPENING.poll {
+            mail[self.rank].push_back((key, vote.agreed));
+            self.shared.news[self.rank].store(true, Ordering::Release);
+        }
+        self.requests.insert(key, Request { room: room.clone(), reclaimable: false, end: None });
+        Ok(())
+    }
+
+    fn propose(&mut self, key: RequestKey, standing: Standing) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        request.reclaimable |= standing.reclaimable;
+        match request.end {
+            None => self.proposed.push((key, standing.poll)),
+            Some(poll) if request.reclaimable => {
+                self.released.push(Agreed { key, standing: Standing { poll, reclaimable: true } });
+                self.requests.remove(&key);
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn agree(&mut self, agreed: &mut Vec<Agreed>) -> Result<(), Infallible> {
+        agreed.append(&mut self.released);
+        if self.proposed.is_empty() && !self.shared.news[self.rank].load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut table = self.shared.lock();
+        for (key, poll) in self.proposed.drain(..) {
+            if let Some(request) = self.requests.get(&key) {
+                table.propose(self.rank, &request.room, poll, &self.shared.news);
+            }
+        }
+        self.shared.news[self.rank].store(false, Ordering::Release);
+        while let Some((key, poll)) = table.mail[self.rank].pop_front() {
+            let Some(request) = self.requests.get_mut(&key) else { continue };
+            let reclaimable = poll.is_terminal() && request.reclaimable;
+            agreed.push(Agreed { key, standing: Standing { poll, reclaimable } });
+            if poll.is_terminal() {
+                table.retire(self.rank, &request.room);
+                request.end = Some(poll);
+            }
+            if reclaimable {
+                self.requests.remove(&key);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ThreadConsensus {
+    fn drop(&mut self) {
+        let mut table = self.shared.lock();
+        table.gone[self.rank] = true;
+        table.mail[self.rank].clear();
+        let Table { rooms, mail, .. } = &mut *table;
+        rooms.retain(|_, vote| {
+            vote.propose(self.rank, KvPoll::Failed, mail, &self.shared.news);
+            vote.retire(self.rank);
+            !vote.is_over()
+        });
+    }
+}
+
+/// What this rank alone knows of a request.
+#[derive(Debug)]
+struct Request {
+    room: Room,
+    reclaimable: bool,
+    /// The agreed end, once this rank has seen it.
+    end: Option<KvPoll>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    table: Mutex<Table>,
+    /// Per rank: its mail is not empty. Written under the lock.
+    news: Box<[AtomicBool]>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // Nothing panics with the table half changed.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type Mail = VecDeque<(RequestKey, KvPoll)>;
+
+#[derive(Debug)]
+struct Table {
+    rooms: BTreeMap<Room, Vote>,
+    /// Per rank: agreements that it has not seen.
+    mail: Vec<Mail>,
+    gone: Vec<bool>,
+}
+
+impl Table {
+    fn propose(&mut self, rank: usize, room: &Room, poll: KvPoll, news: &[AtomicBool]) {
+        if let Some(vote) = self.rooms.get_mut(room) {
+            vote.propose(rank, poll, &mut self.mail, news);
+        }
+    }
+
+    fn retire(&mut self, rank: usize, room: &Room) {
+        let Some(vote) = self.rooms.get_mut(room) else { return };
+        vote.retire(rank);
+        if vote.is_over() {
+            self.rooms.remove(room);
+        }
+    }
+}
+
+/// The ranks' states in one room.
+#[derive(Debug)]
+struct Vote {
+    seats: Box<[Seat]>,
+    /// How many ranks are in each state: the minimum without looking at every rank.
+    tally: [u32; 5],
+    agreed: KvPoll,
+    /// Ranks that have not seen the end.
+    watching: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Seat {
+    /// The rank's key, once it has entered the room.
+    key: Option<RequestKey>,
+    poll: KvPoll,
+    retired: bool,
+}
+
+impl Vote {
+    fn new(gone: &[bool]) -> Vote {
+        let state = |gone| if gone { KvPoll::Failed } else { KvPoll::Bootstrapping };
+        let seats: Box<[Seat]> =
+            gone.iter().map(|&gone| Seat { key: None, poll: state(gone), retired: gone }).collect();
+        let mut tally = [0; 5];
+        for seat in &seats {
+            tally[seat.poll as usize] += 1;
+        }
+        let watching = seats.iter().filter(|seat| !seat.retired).count();
+        Vote { agreed: lowest(&tally), seats, tally, watching }
+    }
+
+    fn propose(&mut self, rank: usize, poll: KvPoll, mail: &mut [Mail], news: &[AtomicBool]) {
+        let Some(seat) = self.seats.get_mut(rank).filter(|seat| !seat.retired) else { return };
+        let current = Standing { poll: seat.poll, reclaimable: false };
+        let next = advance(current, Standing { poll, reclaimable: false }).poll;
+        self.tally[seat.poll as usize] -= 1;
+        self.tally[next as usize] += 1;
+        seat.poll = next;
+        let agreed = lowest(&self.tally);
+        if agreed == self.agreed {
+            return;
+        }
+        self.agreed = agreed;
+        for (rank, seat) in self.seats.iter().enumerate().filter(|(_, seat)| !seat.retired) {
+            if let Some(key) = seat.key {
+                mail[rank].push_back((key, agreed));
+                news[rank].store(true, Ordering::Release);
+            }
+        }
+    }
+
+    fn retire(&mut self, rank: usize) {
+        if let Some(seat) = self.seats.get_mut(rank).filter(|seat| !seat.retired) {
+            seat.retired = true;
+            self.watching -= 1;
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.watching == 0
+    }
+}
+
+fn lowest(tally: &[u32; 5]) -> KvPoll {
+    let lowest = tally.iter().position(|&ranks| ranks > 0).unwrap_or(0);
+    u8::try_from(lowest).ok().and_then(KvPoll::from_u8).unwrap_or(KvPoll::Failed)
+}

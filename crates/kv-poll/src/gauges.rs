@@ -1,0 +1,104 @@
+//! What a worker counts.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// A worker's numbers at one moment. Each is exact; they are not read in one instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Gauges {
+    /// Sessions that count against `max_sessions`: those with a handle, and those that the worker
+    /// still has to do with.
+    pub sessions_open: usize,
+    /// Pages that the worker holds for sessions that have not ended.
+    pub pages_in_transfer: usize,
+    /// Pages of ended sessions that some wire may still touch.
+    pub pages_quarantined: usize,
+    /// Pages that have come back to no handle, waiting for `Manager::orphans`.
+    pub pages_orphaned: usize,
+    /// Data operations that the plane has taken and not yet ended.
+    pub posts_in_flight: usize,
+    /// Data operations that the plane has taken.
+    pub posts: u64,
+    /// Data operations that the plane has refused, or ended with an error.
+    pub posts_failed: u64,
+    /// Frames that the plane has taken.
+    pub frames_sent: u64,
+    /// Frames that the plane has refused; the protocol repeats what matters.
+    pub frames_dropped: u64,
+    /// Frames that have arrived.
+    pub frames_received: u64,
+    /// Commands taken from session handles.
+    pub commands: u64,
+    /// Turns of the worker's loop.
+    pub turns: u64,
+    /// Turns that began with waking up from a sleep.
+    pub wake_ups: u64,
+}
+
+/// The numbers as the worker keeps them.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) pages_in_transfer: Level,
+    pub(crate) pages_quarantined: Level,
+    pub(crate) pages_orphaned: Level,
+    pub(crate) posts_in_flight: Level,
+    pub(crate) posts: Count,
+    pub(crate) posts_failed: Count,
+    pub(crate) frames_sent: Count,
+    pub(crate) frames_dropped: Count,
+    pub(crate) frames_received: Count,
+    pub(crate) commands: Count,
+    pub(crate) turns: Count,
+    pub(crate) wake_ups: Count,
+}
+
+impl Counters {
+    pub(crate) fn read(&self, sessions_open: usize) -> Gauges {
+        Gauges {
+            sessions_open,
+            pages_in_transfer: self.pages_in_transfer.get(),
+            pages_quarantined: self.pages_quarantined.get(),
+            pages_orphaned: self.pages_orphaned.get(),
+            posts_in_flight: self.posts_in_flight.get(),
+            posts: self.posts.get(),
+            posts_failed: self.posts_failed.get(),
+            frames_sent: self.frames_sent.get(),
+            frames_dropped: self.frames_dropped.get(),
+            frames_received: self.frames_received.get(),
+            commands: self.commands.get(),
+            turns: self.turns.get(),
+            wake_ups: self.wake_ups.get(),
+        }
+    }
+}
+
+/// A number that only rises.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) fn add_one(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A number that rises and falls.
+#[derive(Debug, Default)]
+pub(crate) struct Level(AtomicUsize);
+
+impl Level {
+    pub(crate) fn add(&self, amount: usize) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sub(&self, amount: usize) {
+        self.0.fetch_sub(amount, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,65 @@
+//! Threads, status cells, change notification, page allocators, rank agreement and scheduler queues.
+//!
+//! A [`Worker`] is the thread that runs the protocol machine of `kv-core` over a plane: the only
+//! one that touches the plane. A scheduler talks to it through a [`Manager`], which opens
+//! [`Sender`]s and [`Receiver`]s. None of their calls blocks: commands go into a bounded ring that
+//! returns what it has no room for, states are atomics, and the [`PollSet`] names the sessions
+//! that have changed, behind a descriptor that fits any event loop.
+//!
+//! It is not an executor and not a transport: it runs no futures, and the bytes are the plane's
+//! business. The [`queue`]s, [`allocator`]s and [`consensus`] are plain values without threads; a
+//! server may use them, or its own.
+//!
+//! ```
+//! use std::error::Error;
+//!
+//! use kv_core::{BootstrapClient, KvArgs, KvManager, KvPoll, KvSender, KvSession, Pages, Plane};
+//! use kv_core::{Room, SessionOptions, WorkerRole};
+//! use kv_poll::{Worker, WorkerConfig};
+//!
+//! /// Sends the finished pages of request 7, and returns them for reuse.
+//! fn send_one<P: Plane + Send + 'static>(
+//!     args: KvArgs,
+//!     plane: P,
+//!     client: Box<dyn BootstrapClient>,
+//!     finished: Pages,
+//! ) -> Result<Pages, Box<dyn Error>> {
+//!     let config = WorkerConfig::new(args, WorkerRole::Prefill).bootstrap("10.0.0.1:8998");
+//!     let worker = Worker::start(config, plane, client)?;
+//!     let manager = worker.manager();
+//!
+//!     let mut sender = manager.sender("10.0.0.1:8998", Room::from(7), &[], SessionOptions::default())?;
+//!     sender.init(finished.len(), None)?;
+//!     sender.send(finished)?;
+//!     loop {
+//!         // A server does other work meanwhile, or sleeps on the poll set's descriptor.
+//!         manager.poll_set().drain(|change| println!("{} is {}", change.session, change.poll));
+//!         sender = match sender.reclaim() {
+//!             Ok(pages) => return Ok(pages),
+//!             Err(not_yet) => not_yet,
+//!         };
+//!         if sender.poll() == KvPoll::Failed {
+//!             println!("{:?}; the pages come back once they are quiet", sender.failure());
+//!         }
+//!     }
+//! }
+//! ```
+#![deny(unsafe_code)]
+
+pub mod allocator;
+mod cell;
+pub mod consensus;
+mod gauges;
+mod hash;
+mod link;
+mod manager;
+mod poll_set;
+pub mod queue;
+mod session;
+mod worker;
+
+pub use gauges::Gauges;
+pub use manager::{Manager, Registration};
+pub use poll_set::{Change, PollSet};
+pub use session::{Receiver, Receiving, Sender, Sending, Session};
+pub use worker::{StartError, StopReport, Worker, WorkerConfig};

@@ -1,0 +1,67 @@
+//! Which aux rows are taken.
+
+use std::collections::VecDeque;
+
+use kv_core::AuxIndex;
+
+/// A bounded set of aux rows. The row that has rested longest is taken first.
+///
+/// Decode queues own one; a prefill server keeps its own for the rows that it fills.
+#[derive(Debug, Clone)]
+pub struct AuxRows {
+    free: VecDeque<u32>,
+    taken: Vec<bool>,
+}
+
+impl AuxRows {
+    /// Rows `0..rows`, all free.
+    pub fn new(rows: u32) -> AuxRows {
+        AuxRows { free: (0..rows).collect(), taken: vec![false; rows as usize] }
+    }
+
+    /// How many rows there are.
+    pub fn capacity(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// How many of them are free.
+    pub fn available(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Takes a row, if one is free.
+    pub fn take(&mut self) -> Option<AuxIndex> {
+        let row = self.free.pop_front()?;
+        if let Some(taken) = self.taken.get_mut(row as usize) {
+            *taken = true;
+        }
+        Some(AuxIndex(row))
+    }
+
+    /// Gives a row back. False, and nothing changes, if it was not taken.
+    pub fn give(&mut self, row: AuxIndex) -> bool {
+        match self.taken.get_mut(row.0 as usize) {
+            Some(taken) if *taken => {
+                *taken = false;
+                self.free.push_back(row.0);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_taken_once_and_given_once() {
+        let mut rows = AuxRows::new(2);
+        assert_eq!((rows.take(), rows.take(), rows.take()), (Some(AuxIndex(0)), Some(AuxIndex(1)), None));
+        assert!(rows.give(AuxIndex(1)));
+        assert!(!rows.give(AuxIndex(1)));
+        assert!(!rows.give(AuxIndex(2)));
+        assert_eq!((rows.available(), rows.take()), (1, Some(AuxIndex(1))));
+    }
+}

@@ -1,0 +1,99 @@
+//! A request in decode queues, stage by stage.
+
+use kv_core::{AuxIndex, Backpressure, KvPoll, KvReceiver, Pages};
+
+use super::types::Ready;
+use crate::queue::admission::Demand;
+use crate::queue::error::RequestError;
+use crate::queue::gate::{self, AuxMemory};
+
+/// A request with a session that has not ended.
+pub(super) struct Entry<R, S> {
+    pub(super) request: R,
+    pub(super) session: S,
+    pub(super) priority: i32,
+    pub(super) demand: Demand,
+    pub(super) stage: Stage,
+    pub(super) aborted: bool,
+    /// What went wrong, if this queue found it.
+    pub(super) error: Option<RequestError>,
+}
+
+/// | from | to | when |
+/// |---|---|---|
+/// | `Handshake` | `Ready` | all ranks are `WaitingForInput` |
+/// | `Ready` | `Transfer` | admission |
+/// | `Ready` | `Handshake` | `abort`: never to be admitted |
+pub(super) enum Stage {
+    Handshake,
+    /// In the `ready` line.
+    Ready,
+    Transfer {
+        /// How many pages it has.
+        pages: usize,
+        row: Option<AuxIndex>,
+        /// The pages, until the worker's ring has room for them.
+        init: Option<Pages>,
+        /// The aux row has passed the gate.
+        passed: bool,
+    },
+}
+
+/// The session of a failed request, until no wire can touch its pages.
+pub(super) struct Quarantined<S> {
+    pub(super) session: S,
+    /// How many pages it was given.
+    pub(super) pages: usize,
+    pub(super) row: Option<AuxIndex>,
+}
+
+pub(super) struct Waiting<R> {
+    pub(super) priority: i32,
+    pub(super) ready: Ready<R>,
+}
+
+pub(super) struct Retracted<R> {
+    pub(super) request: R,
+    pub(super) priority: i32,
+    /// How many pages it needs to go on.
+    pub(super) pages: usize,
+}
+
+impl<R, S: KvReceiver> Entry<R, S> {
+    pub(super) fn awaits_pages(&self) -> bool {
+        matches!(self.stage, Stage::Handshake) && !self.aborted
+    }
+
+    /// The state to propose for what the session reports: the gate stands before the agreement, so
+    /// that all ranks fail a request if one rank's row is wrong.
+    pub(super) fn observe(&mut self, poll: KvPoll, aux: &impl AuxMemory<R>) -> KvPoll {
+        if poll == KvPoll::Success && self.error.is_none() {
+            let room = self.session.room();
+            match &mut self.stage {
+                Stage::Transfer { init: None, passed: true, .. } => {}
+                Stage::Transfer { init: None, passed, row, .. } => {
+                    let checked = row.map_or(Ok(()), |row| gate::check(room, row, aux));
+                    *passed = checked.is_ok();
+                    self.error = checked.err().map(RequestError::Gate);
+                }
+                _ => self.error = Some(RequestError::OutOfOrder { room: room.clone(), poll }),
+            }
+        }
+        if self.error.is_some() { KvPoll::Failed } else { poll }
+    }
+
+    /// Gives the session its pages, if it has not taken them yet: how many it has now taken, or
+    /// `None` if there is still no room.
+    pub(super) fn flush(&mut self) -> Option<usize> {
+        let Stage::Transfer { row, init, .. } = &mut self.stage else { return Some(0) };
+        let Some(pages) = init.take() else { return Some(0) };
+        let given = pages.len();
+        match self.session.init(pages, *row) {
+            Ok(()) => Some(given),
+            Err(Backpressure(pages)) => {
+                *init = Some(pages);
+                None
+            }
+        }
+    }
+}

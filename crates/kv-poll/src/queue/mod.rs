@@ -1,0 +1,121 @@
+//! The scheduler's queues: what a server's loop does with sessions, without blocking it.
+//!
+//! [`PrefillQueues`] and [`DecodeQueues`] hold the requests of one rank from arrival until their
+//! pages are free again. They are generic over the server's request type, open their sessions with
+//! a [`KvManager`](kv_core::KvManager), and are driven by one `step` per scheduler iteration with the
+//! [`Change`](crate::Change)s that the worker's `PollSet` reports. They are not a scheduler: what runs
+//! when, and how batches are made, stays with the server. No threads, no locks, no clock.
+//!
+//! ```text
+//! prefill   push → bootstrap → waiting → pop_waiting → forward: init, send_chunk…, finish → inflight → drain_finished
+//! decode    push → prealloc → (admission) transfer → (gate) waiting → pop_waiting → running → finish
+//!                                                                 ↖ (pages) retracted ← retract ↙
+//! ```
+//!
+//! # What happens on each failure
+//!
+//! | what fails | prefill | decode |
+//! |---|---|---|
+//! | session cannot be opened | `push` returns the request; other ranks' halves fail | the same |
+//! | room held by another request | `push` returns the request | the same |
+//! | larger than the cache | – | `push` returns the request |
+//! | session fails before `pop_waiting` / admission | leaves its queue; `newly_failed` at once; `drain_finished` without pages | `drain_failed` at once |
+//! | session fails during the forward pass | as before; `send_chunk` returns the chunk with `Refusal::Ended` | – |
+//! | session fails with pages | `newly_failed` at once; `drain_finished` when no wire can touch the pages | `drain_failed` at once; pages and aux row are quarantined, then freed by the queue |
+//! | another rank fails | own session is aborted, then as above with `RequestError::OtherRank` | the same |
+//! | aux row names another room, or none | – | `RequestError::Gate` on all ranks; pages are freed |
+//! | worker's ring is full | `init` and chunks are kept in order, retried each step | pages are kept, retried each step |
+//! | cache or aux rows are full | – | the first in line waits, see `blocked`; nothing overtakes it |
+//! | `abort` before the end | as a failing session | the same |
+//! | `abort` of a waiting or retracted request | – | `drain_failed` at once, pages freed at once |
+//! | session reports success too early | `RequestError::OutOfOrder` on all ranks | the same |
+//! | session gives back other pages | `RequestError::PagesLost` | the same; counted in `Accounting::lost` |
+//! | ranks cannot agree | `step` returns the error and moves nothing on | the same |
+//!
+//! # A prefill iteration
+//!
+//! ```
+//! use kv_core::{KvManager, Pages, Room};
+//! use kv_poll::Change;
+//! use kv_poll::queue::{PrefillQueues, Outgoing, aux_tag};
+//!
+//! struct Prompt { tokens: Vec<u32> }
+//!
+//! fn iteration<M: KvManager>(
+//!     queues: &mut PrefillQueues<Prompt, M>,
+//!     arrived: Vec<(Prompt, Room)>,
+//!     changes: Vec<Change>,
+//!     mut forward: impl FnMut(&Prompt) -> Pages,
+//!     mut free: impl FnMut(Pages),
+//! ) -> Result<(), Box<dyn std::error::Error>> {
+//!     for (prompt, room) in arrived {
+//!         queues.push(prompt, Outgoing::new("10.0.0.1:8998", room))?;
+//!     }
+//!     queues.step(changes)?;
+//!     let mut budget = 8192;
+//!     while let Some(key) = queues.pop_waiting(|_, prompt| {
+//!         let fits = prompt.tokens.len() <= budget;
+//!         budget -= if fits { prompt.tokens.len() } else { 0 };
+//!         fits
+//!     }) {
+//!         let Some(prompt) = queues.request(key) else { continue };
+//!         let pages = forward(prompt);
+//!         queues.init(key, pages.len(), None)?;
+//!         queues.send_chunk(key, pages)?;
+//!         queues.finish(key)?;
+//!     }
+//!     while let Some(done) = queues.drain_finished() {
+//!         free(done.pages);
+//!     }
+//!     Ok(())
+//! }
+//! ```
+
+mod admission;
+mod aux_rows;
+mod decode;
+mod error;
+mod gate;
+mod line;
+mod prefill;
+
+pub use admission::{AdmissionRule, Demand, Load};
+pub use aux_rows::AuxRows;
+pub use decode::{
+    Accounting, Blocked, DecodeConfig, DecodeCounts, DecodeQueues, Failed, Incoming, Origin, Ready,
+    RetractError, RetractRefusal, Shortage,
+};
+pub use error::{ChunkError, PushError, PushRefusal, Refusal, RequestError};
+pub use gate::{AuxMemory, GateError, NoAux, aux_tag};
+pub use prefill::{Finished, Outgoing, PrefillCounts, PrefillPolicy, PrefillQueues};
+
+use std::collections::BTreeSet;
+
+use kv_core::{KvPoll, KvSession, Room};
+
+use crate::consensus::{RankConsensus, RequestKey, RoomBusy, Standing};
+
+/// What a rank proposes for a request whose session it could not open.
+const CANNOT_SERVE: Standing = Standing { poll: KvPoll::Failed, reclaimable: true };
+
+/// Enters a request into the agreement, unless one of the queue's live requests holds the room.
+fn enter(
+    consensus: &mut impl RankConsensus,
+    rooms: &BTreeSet<Room>,
+    key: RequestKey,
+    room: &Room,
+) -> Result<(), RoomBusy> {
+    if rooms.contains(room) {
+        return Err(RoomBusy { room: room.clone() });
+    }
+    consensus.join(key, room)
+}
+
+/// Why a request failed that the ranks agree has failed.
+fn cause<S: KvSession>(session: &S, aborted: bool) -> RequestError {
+    match session.failure() {
+        Some(error) => error.into(),
+        None if aborted => RequestError::Aborted,
+        None => RequestError::OtherRank { room: session.room().clone() },
+    }
+}

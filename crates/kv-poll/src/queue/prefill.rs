@@ -1,0 +1,486 @@
+//! The queues of a prefill scheduler: bootstrap → waiting → (forward pass) → inflight.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use kv_core::{
+    AuxIndex, Backpressure, KvManager, KvPoll, KvSender, KvSession, Pages, Room, SessionId, SessionOptions,
+};
+
+use super::error::{ChunkError, PushError, PushRefusal, Refusal, RequestError};
+use super::line::Line;
+use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
+use crate::poll_set::Change;
+
+/// When the forward pass of a request may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PrefillPolicy {
+    /// When the decode side has registered its pages, as in SGLang: no work for requests that
+    /// nobody will fetch.
+    #[default]
+    AfterBootstrap,
+    /// At once: the decode side may register while the prompt is computed.
+    Eager,
+}
+
+/// A request as its sender needs to know it.
+#[derive(Debug, Clone)]
+pub struct Outgoing<'a> {
+    /// The room that the router gave it.
+    pub room: Room,
+    /// Where this worker is registered.
+    pub bootstrap_addr: &'a str,
+    /// The decode ranks that will register; empty: as many as the worker was configured for.
+    pub dest_ranks: &'a [u32],
+    /// Deadline and the like.
+    pub options: SessionOptions,
+    /// Higher goes first; equal ones in order of `push`.
+    pub priority: i32,
+}
+
+impl<'a> Outgoing<'a> {
+    /// A request with the worker's defaults.
+    pub fn new(bootstrap_addr: &'a str, room: Room) -> Outgoing<'a> {
+        Outgoing { room, bootstrap_addr, dest_ranks: &[], options: SessionOptions::default(), priority: 0 }
+    }
+}
+
+/// The requests of one prefill rank, from arrival until their pages are free again.
+///
+/// # Contract
+///
+/// Once per scheduler iteration: [`push`](Self::push) what has arrived, [`step`](Self::step) with
+/// the worker's changes, then drain [`drain_finished`](Self::drain_finished) and take requests with
+/// [`pop_waiting`](Self::pop_waiting). For each request taken: [`init`](Self::init) once,
+/// [`send_chunk`](Self::send_chunk) as pages become final, [`finish`](Self::finish) after the last.
+/// Nothing blocks, and a step costs O(changes), however many requests are in flight.
+///
+/// Pages given to `send_chunk` come back in [`Finished`], once, when no wire can touch them; so
+/// does the aux row given to `init`. What happens on each failure: see the table in
+/// [`queue`](super).
+pub struct PrefillQueues<R, M: KvManager, C: RankConsensus = SingleRank> {
+    manager: M,
+    consensus: C,
+    policy: PrefillPolicy,
+    entries: BTreeMap<RequestKey, Entry<R, M::Sender>>,
+    sessions: BTreeMap<SessionId, RequestKey>,
+    rooms: BTreeSet<Room>,
+    waiting: Line<()>,
+    /// Requests with something that the worker's ring had no room for, oldest first.
+    backlog: VecDeque<RequestKey>,
+    /// Requests whose session should have given its pages back, and did not.
+    unreclaimed: Vec<RequestKey>,
+    finished: VecDeque<Finished<R>>,
+    newly_failed: Vec<RequestKey>,
+    agreed: Vec<Agreed>,
+    next_key: u64,
+    stages: [usize; 5],
+}
+
+/// A request whose pages are free again.
+#[derive(Debug)]
+pub struct Finished<R> {
+    /// Its key.
+    pub key: RequestKey,
+    /// The request.
+    pub request: R,
+    /// All pages given to `send_chunk`, in that order.
+    pub pages: Pages,
+    /// Whether the decode side has them.
+    pub outcome: Result<(), RequestError>,
+}
+
+/// How many requests are where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PrefillCounts {
+    /// Waiting for the decode side to register.
+    pub bootstrap: usize,
+    /// Waiting for `pop_waiting`.
+    pub waiting: usize,
+    /// Popped, not all chunks given.
+    pub forward: usize,
+    /// All chunks given, transfer not ended.
+    pub inflight: usize,
+    /// Failed, pages not free yet.
+    pub failing: usize,
+}
+
+impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
+    /// Empty queues of one rank.
+    pub fn new(manager: M, consensus: C, policy: PrefillPolicy) -> Self {
+        PrefillQueues {
+            manager,
+            consensus,
+            policy,
+            entries: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            rooms: BTreeSet::new(),
+            waiting: Line::new(),
+            backlog: VecDeque::new(),
+            unreclaimed: Vec::new(),
+            finished: VecDeque::new(),
+            newly_failed: Vec::new(),
+            agreed: Vec::new(),
+            next_key: 0,
+            stages: [0; 5],
+        }
+    }
+
+    /// Opens the request's sender and enters it into the bootstrap queue.
+    pub fn push(&mut self, request: R, outgoing: Outgoing<'_>) -> Result<RequestKey, PushError<R>> {
+        let Outgoing { room, bootstrap_addr, dest_ranks, options, priority } = outgoing;
+        let key = RequestKey(self.next_key);
+        match super::enter(&mut self.consensus, &self.rooms, key, &room) {
+            Ok(()) => self.next_key += 1,
+            Err(busy) => return Err(PushError { request, reason: busy.into() }),
+        }
+        let session = match self.manager.sender(bootstrap_addr, room.clone(), dest_ranks, options) {
+            Ok(session) => session,
+            Err(error) => {
+                self.consensus.propose(key, super::CANNOT_SERVE);
+                return Err(PushError { request, reason: PushRefusal::Open(error) });
+            }
+        };
+        self.sessions.insert(session.id(), key);
+        self.rooms.insert(room);
+        let stage = match self.policy {
+            PrefillPolicy::AfterBootstrap => Stage::Bootstrap,
+            PrefillPolicy::Eager => Stage::Waiting,
+        };
+        if stage == Stage::Waiting {
+            self.waiting.insert(key, priority, key.0, ());
+        }
+        self.stages[stage as usize] += 1;
+        self.entries.insert(
+            key,
+            Entry {
+                request,
+                session,
+                priority,
+                stage,
+                announced: None,
+                given: 0,
+                sent_any: false,
+                init: None,
+                chunks: VecDeque::new(),
+                in_backlog: false,
+                aborted: false,
+                error: None,
+            },
+        );
+        Ok(key)
+    }
+
+    /// Takes what has changed since the last step, agrees on it with the other ranks, and retries
+    /// what the worker had no room for. Once per scheduler iteration, also without changes.
+    pub fn step(&mut self, changes: impl IntoIterator<Item = Change>) -> Result<(), C::Error> {
+        self.newly_failed.clear();
+        for change in changes {
+            let Some(key) = self.sessions.get(&change.session) else { continue };
+            let Some(entry) = self.entries.get_mut(key) else { continue };
+            let standing = Standing { poll: entry.observe(change.poll), reclaimable: change.reclaimable };
+            self.consensus.propose(*key, standing);
+        }
+        let mut agreed = std::mem::take(&mut self.agreed);
+        let result = self.consensus.agree(&mut agreed);
+        for Agreed { key, standing } in agreed.drain(..) {
+            self.apply(key, standing);
+        }
+        self.agreed = agreed;
+        for key in std::mem::take(&mut self.unreclaimed) {
+            self.reclaim(key);
+        }
+        self.flush_backlog();
+        result
+    }
+
+    /// The next request for the forward pass, if `admit` takes it. It is offered the first in line
+    /// only: a large request that does not fit is not overtaken for ever by small ones.
+    pub fn pop_waiting(&mut self, admit: impl FnOnce(RequestKey, &mut R) -> bool) -> Option<RequestKey> {
+        let (key, ()) = self.waiting.front()?;
+        let entry = self.entries.get_mut(&key)?;
+        if !admit(key, &mut entry.request) {
+            return None;
+        }
+        move_to(&mut self.stages, entry, Stage::Forward);
+        self.waiting.pop();
+        Some(key)
+    }
+
+    /// Announces how many pages will be sent, and the aux row that goes with the last of them.
+    pub fn init(&mut self, key: RequestKey, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Refusal> {
+        let entry = self.entries.get_mut(&key).ok_or(Refusal::Ended { key })?;
+        entry.check_popped(key)?;
+        if entry.announced.is_some() {
+            return Err(Refusal::InitOrder { key });
+        }
+        entry.announced = Some(num_pages);
+        if let Err(Backpressure(())) = entry.session.init(num_pages, aux) {
+            entry.init = Some((num_pages, aux));
+            enqueue(&mut self.backlog, key, entry);
+        }
+        Ok(())
+    }
+
+    /// Gives the next pages, whose content must be final, aux row included if they are the last. A
+    /// chunk that the worker has no room for is kept, in order, and given at a later step.
+    pub fn send_chunk(&mut self, key: RequestKey, pages: Pages) -> Result<(), ChunkError> {
+        let Some(entry) = self.entries.get_mut(&key) else {
+            return Err(ChunkError { pages, reason: Refusal::Ended { key } });
+        };
+        if let Err(reason) = entry.check_chunk(key, pages.len()) {
+            return Err(ChunkError { pages, reason });
+        }
+        entry.given += pages.len();
+        entry.chunks.push_back(pages);
+        if !entry.in_backlog && !entry.flush() {
+            enqueue(&mut self.backlog, key, entry);
+        }
+        Ok(())
+    }
+
+    /// Says that the forward pass is over and all announced pages are given. For a request without
+    /// pages this sends the aux row.
+    pub fn finish(&mut self, key: RequestKey) -> Result<(), Refusal> {
+        let entry = self.entries.get_mut(&key).ok_or(Refusal::Ended { key })?;
+        entry.check_popped(key)?;
+        let announced = entry.announced.ok_or(Refusal::InitOrder { key })?;
+        if entry.given != announced {
+            return Err(Refusal::PageCount { key, given: entry.given, announced });
+        }
+        if !entry.sent_any && entry.chunks.is_empty() {
+            entry.chunks.push_back(Pages::none());
+            if !entry.in_backlog && !entry.flush() {
+                enqueue(&mut self.backlog, key, entry);
+            }
+        }
+        move_to(&mut self.stages, entry, Stage::Inflight);
+        Ok(())
+    }
+
+    /// Ends a request, at any stage; false if it has ended already. It comes out of
+    /// [`drain_finished`](Self::drain_finished) when its pages are free.
+    pub fn abort(&mut self, key: RequestKey) -> bool {
+        let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.stage != Stage::Failing) else {
+            return false;
+        };
+        entry.aborted = true;
+        if self.waiting.remove(key).is_some() {
+            move_to(&mut self.stages, entry, Stage::Bootstrap);
+        }
+        entry.session.abort();
+        true
+    }
+
+    /// The next request whose pages are free again.
+    pub fn drain_finished(&mut self) -> Option<Finished<R>> {
+        self.finished.pop_front()
+    }
+
+    /// Requests that have failed in the last step: their clients can be told at once, while
+    /// the pages may still be in quarantine.
+    pub fn newly_failed(&self) -> &[RequestKey] {
+        &self.newly_failed
+    }
+
+    /// Why a request that is still in the queues has failed.
+    pub fn failure(&self, key: RequestKey) -> Option<&RequestError> {
+        let entry = self.entries.get(&key).filter(|entry| entry.stage == Stage::Failing)?;
+        entry.error.as_ref()
+    }
+
+    /// A request that is still in the queues.
+    pub fn request(&self, key: RequestKey) -> Option<&R> {
+        self.entries.get(&key).map(|entry| &entry.request)
+    }
+
+    /// A request that is still in the queues.
+    pub fn request_mut(&mut self, key: RequestKey) -> Option<&mut R> {
+        self.entries.get_mut(&key).map(|entry| &mut entry.request)
+    }
+
+    /// How many requests are where.
+    pub fn counts(&self) -> PrefillCounts {
+        let [bootstrap, waiting, forward, inflight, failing] = self.stages;
+        PrefillCounts { bootstrap, waiting, forward, inflight, failing }
+    }
+
+    /// Requests in the queues, those in `drain_finished` not counted.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True if no request is in the queues.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// What sessions are opened with.
+    pub fn manager(&self) -> &M {
+        &self.manager
+    }
+
+    fn apply(&mut self, key: RequestKey, standing: Standing) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        match standing.poll {
+            KvPoll::Failed => self.fail(key),
+            KvPoll::Bootstrapping => {}
+            KvPoll::WaitingForInput | KvPoll::Transferring | KvPoll::Success => {
+                if entry.stage == Stage::Bootstrap && !entry.aborted {
+                    move_to(&mut self.stages, entry, Stage::Waiting);
+                    self.waiting.insert(key, entry.priority, key.0, ());
+                }
+            }
+        }
+        if standing.reclaimable {
+            self.reclaim(key);
+        }
+    }
+
+    fn fail(&mut self, key: RequestKey) {
+        let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.stage != Stage::Failing) else {
+            return;
+        };
+        let room = entry.session.room();
+        self.rooms.remove(room);
+        let error = entry.error.take().unwrap_or_else(|| super::cause(&entry.session, entry.aborted));
+        entry.error = Some(error);
+        entry.session.abort();
+        entry.init = None;
+        self.waiting.remove(key);
+        move_to(&mut self.stages, entry, Stage::Failing);
+        self.newly_failed.push(key);
+    }
+
+    /// Takes the pages of an ended request out of its session.
+    fn reclaim(&mut self, key: RequestKey) {
+        let Some(entry) = self.entries.remove(&key) else { return };
+        let (id, room) = (entry.session.id(), entry.session.room().clone());
+        let mut pages = match entry.session.reclaim() {
+            Ok(pages) => pages,
+            Err(session) => {
+                self.entries.insert(key, Entry { session, ..entry });
+                self.unreclaimed.push(key);
+                return;
+            }
+        };
+        for chunk in entry.chunks {
+            let refused = pages.append(chunk);
+            debug_assert!(refused.is_ok(), "one cache's pages exceed a token");
+        }
+        self.stages[entry.stage as usize] -= 1;
+        self.sessions.remove(&id);
+        let returned = pages.len();
+        let outcome = match entry.error {
+            Some(error) => Err(error),
+            None if returned != entry.given => {
+                Err(RequestError::PagesLost { room: room.clone(), given: entry.given, returned })
+            }
+            None => Ok(()),
+        };
+        if entry.stage != Stage::Failing {
+            self.rooms.remove(&room);
+        }
+        self.finished.push_back(Finished { key, request: entry.request, pages, outcome });
+    }
+
+    /// Retries what the ring had no room for. All sessions share it, so the first refusal ends it.
+    fn flush_backlog(&mut self) {
+        while let Some(&key) = self.backlog.front() {
+            if let Some(entry) = self.entries.get_mut(&key) {
+                if entry.stage != Stage::Failing && !entry.flush() {
+                    return;
+                }
+                entry.in_backlog = false;
+            }
+            self.backlog.pop_front();
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Bootstrap,
+    Waiting,
+    Forward,
+    Inflight,
+    Failing,
+}
+
+struct Entry<R, S> {
+    request: R,
+    session: S,
+    priority: i32,
+    stage: Stage,
+    /// Pages announced with `init`.
+    announced: Option<usize>,
+    /// Pages given to `send_chunk`, kept ones included.
+    given: usize,
+    /// The session has taken a chunk.
+    sent_any: bool,
+    /// An `init` that the ring had no room for.
+    init: Option<(usize, Option<AuxIndex>)>,
+    /// Chunks that the ring had no room for, in order.
+    chunks: VecDeque<Pages>,
+    in_backlog: bool,
+    aborted: bool,
+    /// What went wrong, if this queue found it; from `Failing` on always there.
+    error: Option<RequestError>,
+}
+
+impl<R, S: KvSender> Entry<R, S> {
+    /// The state to propose for what the session reports.
+    fn observe(&mut self, poll: KvPoll) -> KvPoll {
+        let complete = self.sent_any && self.chunks.is_empty() && self.announced == Some(self.given);
+        if poll == KvPoll::Success && !complete && self.error.is_none() {
+            self.error = Some(RequestError::OutOfOrder { room: self.session.room().clone(), poll });
+        }
+        if self.error.is_some() { KvPoll::Failed } else { poll }
+    }
+
+    fn check_popped(&self, key: RequestKey) -> Result<(), Refusal> {
+        match self.stage {
+            Stage::Forward | Stage::Inflight => Ok(()),
+            Stage::Bootstrap | Stage::Waiting => Err(Refusal::NotPopped { key }),
+            Stage::Failing => Err(Refusal::Ended { key }),
+        }
+    }
+
+    fn check_chunk(&self, key: RequestKey, pages: usize) -> Result<(), Refusal> {
+        self.check_popped(key)?;
+        let announced = self.announced.ok_or(Refusal::InitOrder { key })?;
+        let given = self.given.saturating_add(pages);
+        let over = given > announced || self.stage == Stage::Inflight;
+        if over { Err(Refusal::PageCount { key, given, announced }) } else { Ok(()) }
+    }
+
+    /// Gives the session what it has not taken yet; false if something remains.
+    fn flush(&mut self) -> bool {
+        if let Some((num_pages, aux)) = self.init {
+            if self.session.init(num_pages, aux).is_err() {
+                return false;
+            }
+            self.init = None;
+        }
+        while let Some(chunk) = self.chunks.pop_front() {
+            if let Err(Backpressure(chunk)) = self.session.send(chunk) {
+                self.chunks.push_front(chunk);
+                return false;
+            }
+            self.sent_any = true;
+        }
+        true
+    }
+}
+
+fn enqueue<R, S>(backlog: &mut VecDeque<RequestKey>, key: RequestKey, entry: &mut Entry<R, S>) {
+    if !entry.in_backlog {
+        entry.in_backlog = true;
+        backlog.push_back(key);
+    }
+}
+
+fn move_to<R, S>(stages: &mut [usize; 5], entry: &mut Entry<R, S>, stage: Stage) {
+    stages[entry.stage as usize] -= 1;
+    stages[stage as usize] += 1;
+    entry.stage = stage;
+}

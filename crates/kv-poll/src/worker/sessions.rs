@@ -1,0 +1,184 @@
+//! The worker's table of sessions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kv_core::proto::Command;
+use kv_core::{KvPoll, Pages, SessionId, TransferError};
+
+use crate::cell::{Cell, Side};
+use crate::link::{Link, into_pages, pages_in};
+
+/// The sessions that the node knows, and what it holds of each.
+///
+/// A session is here from its `Open` until it has ended and all its tokens are back. When the table
+/// is dropped, the worker is no more, in whatever way: every session that is still running fails
+/// with `WorkerStopped`. Tokens that have not come back by then never will: nobody is left who
+/// could prove that no wire touches them.
+pub(super) struct Sessions {
+    link: Arc<Link>,
+    entries: HashMap<SessionId, Entry>,
+}
+
+struct Entry {
+    cell: Arc<Cell>,
+    /// Tokens that the node holds, and the pages in them.
+    tokens: usize,
+    pages: usize,
+}
+
+impl Sessions {
+    pub(super) fn new(link: Arc<Link>) -> Sessions {
+        Sessions { link, entries: HashMap::new() }
+    }
+
+    /// Books a command before the node sees it. `None` if the session has ended: then the node
+    /// need not see it, and the pages in it are on their way back, having met no wire.
+    pub(super) fn admit(&mut self, cell: &Arc<Cell>, command: Command) -> Option<Command> {
+        if let Command::OpenSender { session, .. } | Command::OpenReceiver { session, .. } = command {
+            self.entries.insert(session, Entry { cell: Arc::clone(cell), tokens: 0, pages: 0 });
+        }
+        match self.entries.get_mut(&cell.id()) {
+            Some(entry) if !cell.poll().is_terminal() => {
+                if let Some(pages) = pages_in(&command) {
+                    entry.tokens += 1;
+                    entry.pages += pages.len();
+                    self.link.counters.pages_in_transfer.add(pages.len());
+                }
+                Some(command)
+            }
+            _ => {
+                if let Some(pages) = into_pages(command) {
+                    self.link.give_back(cell, pages);
+                }
+                None
+            }
+        }
+    }
+
+    /// Whether the node knows the session and has not ended it.
+    pub(super) fn is_running(&self, cell: &Cell) -> bool {
+        self.entries.contains_key(&cell.id()) && !cell.poll().is_terminal()
+    }
+
+    /// The node says: the session has a new state.
+    pub(super) fn status(&mut self, session: SessionId, poll: KvPoll, failure: Option<Box<TransferError>>) {
+        let Some(entry) = self.entries.get(&session) else { return };
+        if !entry.cell.set(poll, failure) {
+            return;
+        }
+        if poll.is_terminal() {
+            self.link.counters.pages_in_transfer.sub(entry.pages);
+            self.link.counters.pages_quarantined.add(entry.pages);
+        }
+        self.link.poll_set.notify(&entry.cell);
+        self.retire(session);
+    }
+
+    /// The node says: these pages are quiet.
+    pub(super) fn release(&mut self, session: SessionId, pages: Pages) {
+        let Some(entry) = self.entries.get_mut(&session) else {
+            debug_assert!(false, "pages released that the node did not hold");
+            return self.link.add_orphan(pages);
+        };
+        let held = pages.len().min(entry.pages);
+        entry.tokens = entry.tokens.saturating_sub(1);
+        entry.pages -= held;
+        let counters = &self.link.counters;
+        match entry.cell.poll().is_terminal() {
+            true => counters.pages_quarantined.sub(held),
+            false => counters.pages_in_transfer.sub(held),
+        }
+        self.link.give_back(&entry.cell, pages);
+        self.retire(session);
+    }
+
+    /// How many have not ended.
+    pub(super) fn running(&self) -> usize {
+        self.entries.values().filter(|entry| !entry.cell.poll().is_terminal()).count()
+    }
+
+    /// True if every session has ended and every page is back.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn retire(&mut self, session: SessionId) {
+        let settled = |entry: &Entry| entry.tokens == 0 && entry.cell.poll().is_terminal();
+        if self.entries.get(&session).is_some_and(settled)
+            && let Some(entry) = self.entries.remove(&session)
+        {
+            self.link.leave(&entry.cell, Side::Worker);
+        }
+    }
+}
+
+impl Drop for Sessions {
+    fn drop(&mut self) {
+        // Before `close`, after which others may end sessions too.
+        let running = |entry: &&Entry| !entry.cell.poll().is_terminal();
+        let lost = self.entries.values().filter(running).map(|entry| entry.pages).sum();
+        self.link.counters.pages_in_transfer.sub(lost);
+        self.link.counters.pages_quarantined.add(lost);
+        self.link.close();
+        for entry in self.entries.values() {
+            if entry.cell.fail_stopped() {
+                self.link.poll_set.notify(&entry.cell);
+            }
+            self.link.leave(&entry.cell, Side::Worker);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::tests::{args, pages};
+    use kv_core::{KvManager, KvSender, KvSession, Room, SessionOptions};
+
+    /// Plays the worker for one command.
+    fn take(link: &Link, sessions: &mut Sessions) -> Option<Command> {
+        let message = link.next_command().unwrap();
+        sessions.admit(&message.cell, message.command)
+    }
+
+    #[test]
+    fn pages_lost_with_the_worker_are_counted_even_if_commands_of_their_session_wait() {
+        let link = Arc::new(Link::new(args(), 8, 8).unwrap());
+        let mut sessions = Sessions::new(Arc::clone(&link));
+        let manager = crate::Manager::new(Arc::clone(&link));
+        let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
+        sender.send(pages(&[1, 2])).unwrap();
+        sender.send(pages(&[3])).unwrap();
+        assert!(take(&link, &mut sessions).is_some());
+        assert!(take(&link, &mut sessions).is_some());
+        drop(sessions);
+        let gauges = manager.gauges();
+        assert_eq!((gauges.pages_in_transfer, gauges.pages_quarantined), (0, 2));
+        assert_eq!(sender.poll(), KvPoll::Failed);
+        // Page 3 has met no wire, pages 1 and 2 have: the session as a whole is not reclaimable,
+        // but dropping it returns the page that is quiet.
+        let sender = sender.reclaim().expect_err("two pages are out");
+        drop(sender);
+        assert_eq!(manager.orphans(), [pages(&[3])]);
+    }
+
+    #[test]
+    fn states_after_the_end_are_ignored() {
+        let link = Arc::new(Link::new(args(), 8, 8).unwrap());
+        let mut sessions = Sessions::new(Arc::clone(&link));
+        let manager = crate::Manager::new(Arc::clone(&link));
+        let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
+        sender.send(pages(&[1])).unwrap();
+        while link.has_commands() {
+            assert!(take(&link, &mut sessions).is_some());
+        }
+        let id = sender.id();
+        sessions.status(id, KvPoll::Success, None);
+        sessions.status(id, KvPoll::Transferring, None);
+        assert_eq!((sender.poll(), link.gauges().pages_quarantined), (KvPoll::Success, 1));
+        sessions.release(id, pages(&[1]));
+        assert_eq!((sessions.is_empty(), link.gauges().pages_quarantined), (true, 0));
+        assert_eq!(sender.reclaim().ok(), Some(pages(&[1])));
+    }
+}

@@ -1,0 +1,143 @@
+//! Page allocators against a model.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
+
+mod fake;
+
+use std::collections::BTreeSet;
+
+use fake::{Rng, pages, seeds};
+use kv_core::Pages;
+use kv_poll::allocator::{FreeList, FreeReason, PageAllocator, RunAllocator};
+
+fn random_walk(mut allocator: impl PageAllocator, first: u32, seed: u64) {
+    let mut rng = Rng(seed);
+    let capacity = allocator.capacity();
+    let all: BTreeSet<u32> = (first..first + capacity as u32).collect();
+    let mut free = all.clone();
+    let mut out: Vec<Pages> = Vec::new();
+    for step in 0..600 {
+        if rng.below(2) == 0 {
+            let n = rng.below(capacity / 3 + 2);
+            let before = allocator.available();
+            match allocator.allocate(n) {
+                Some(got) => {
+                    assert_eq!(got.len(), n, "step {step}");
+                    for page in got.list().iter() {
+                        assert!(free.remove(&page), "step {step}: page {page} is out twice, or foreign");
+                    }
+                    out.push(got);
+                }
+                None => assert!(n > before, "step {step}: {n} of {before} free pages refused"),
+            }
+        } else if !out.is_empty() {
+            let index = rng.below(out.len());
+            let mut token = out.swap_remove(index);
+            let rest = token.split_off(rng.below(token.len() + 1));
+            free.extend(token.list().iter());
+            allocator.free(token).unwrap();
+            out.push(rest);
+        }
+        if let Some(page) = free.iter().nth(rng.below(free.len())).copied() {
+            // A token of an allocated page, if there is one, and a free one: all come back, none is freed.
+            let wrong = all.difference(&free).next().copied().into_iter().chain([page]);
+            let error = allocator.free(pages(wrong.clone())).unwrap_err();
+            assert_eq!(error.reason, FreeReason::AlreadyFree { page }, "step {step}");
+            assert_eq!(error.pages.list().iter().collect::<Vec<_>>(), wrong.collect::<Vec<_>>());
+        }
+        assert_eq!(allocator.available(), free.len(), "step {step}");
+    }
+    for token in out {
+        allocator.free(token).unwrap();
+    }
+    let everything = allocator.allocate(capacity).unwrap();
+    assert_eq!(everything.list().iter().collect::<BTreeSet<_>>(), all);
+}
+
+#[test]
+fn free_list_never_gives_a_page_twice_and_loses_none() {
+    seeds(40, |seed| random_walk(FreeList::over(5..5 + 90), 5, seed));
+}
+
+#[test]
+fn run_allocator_never_gives_a_page_twice_and_loses_none() {
+    seeds(40, |seed| random_walk(RunAllocator::over(5..5 + 90), 5, seed));
+}
+
+#[test]
+fn foreign_pages_are_named_and_come_back() {
+    fn check(mut allocator: impl PageAllocator) {
+        let mine = allocator.allocate(10).unwrap();
+        for (wrong, page) in [(vec![2], 2), (vec![18], 18), (vec![16, 17, 18], 18), (vec![12, 900], 900)] {
+            let error = allocator.free(pages(wrong.clone())).unwrap_err();
+            assert_eq!(error.reason, FreeReason::Foreign { page, first: 8, end: 18 });
+            assert_eq!(error.pages.list().iter().collect::<Vec<_>>(), wrong);
+        }
+        assert_eq!(allocator.available(), 0);
+        allocator.free(mine).unwrap();
+        assert_eq!(allocator.available(), 10);
+    }
+    check(FreeList::over(8..18));
+    check(RunAllocator::over(8..18));
+}
+
+#[test]
+fn sizes_at_the_edges() {
+    fn check(mut allocator: impl PageAllocator, capacity: usize) {
+        assert_eq!((allocator.capacity(), allocator.available()), (capacity, capacity));
+        assert!(allocator.allocate(capacity + 1).is_none());
+        assert!(allocator.allocate(usize::MAX).is_none());
+        assert!(allocator.allocate(0).unwrap().is_empty());
+        assert_eq!(allocator.available(), capacity);
+    }
+    check(FreeList::new(0), 0);
+    check(RunAllocator::new(0), 0);
+    check(FreeList::new(65), 65);
+    check(RunAllocator::new(65), 65);
+    check(RunAllocator::over(std::ops::Range { start: 9, end: 3 }), 0);
+    check(FreeList::over(u32::MAX - 3..u32::MAX), 3);
+    check(RunAllocator::new(u32::MAX), kv_core::MAX_PAGES as usize);
+}
+
+/// Requests come and go at random; counts the runs of all allocations.
+fn churn(mut allocator: impl PageAllocator, seed: u64) -> usize {
+    let mut rng = Rng(seed);
+    let mut out = Vec::new();
+    let mut runs = 0;
+    for _ in 0..4000 {
+        let n = 1 + rng.below(40);
+        if allocator.available() >= n + 400 {
+            let got = allocator.allocate(n).unwrap();
+            runs += got.list().runs().len();
+            out.push(got);
+        } else {
+            allocator.free(out.swap_remove(rng.below(out.len()))).unwrap();
+        }
+    }
+    runs
+}
+
+#[test]
+fn runs_stay_few_after_churn_where_a_free_list_scatters() {
+    seeds(5, |seed| {
+        let (stack, runs) = (churn(FreeList::new(2000), seed), churn(RunAllocator::new(2000), seed));
+        assert!(runs * 2 < stack, "seed {seed}: {runs} runs, the free list made {stack}");
+    });
+}
+
+#[test]
+fn a_request_goes_into_the_smallest_run_that_holds_it() {
+    let mut cache = RunAllocator::new(100);
+    let everything = cache.allocate(100).unwrap();
+    drop(everything);
+    for run in [0..10, 20..26, 40..60] {
+        cache.free(pages(run)).unwrap();
+    }
+    assert_eq!(cache.free_runs(), 3);
+    assert_eq!(cache.allocate(6).unwrap(), pages(20..26));
+    assert_eq!(cache.allocate(25).unwrap(), pages((40..60).chain(0..5)));
+    assert_eq!((cache.available(), cache.free_runs()), (5, 1));
+    cache.free(pages(10..12)).unwrap();
+    cache.free(pages(3..5)).unwrap();
+    assert_eq!(cache.free_runs(), 1, "neighbours on both sides merge");
+}

@@ -1,0 +1,304 @@
+//! A `KvManager` whose sessions do what the test says.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use kv_core::{
+    AuxIndex, Backpressure, Cause, KvArgs, KvManager, KvPoll, KvReceiver, KvSender, KvSession, OpenError,
+    PageList, Pages, Phase, Region, RegionRole, Room, SessionId, SessionOptions, TransferError,
+};
+use kv_poll::Change;
+use kv_poll::queue::{AuxMemory, aux_tag};
+
+#[derive(Clone)]
+pub(crate) struct Fake(Rc<RefCell<World>>);
+
+pub(crate) struct World {
+    args: KvArgs,
+    next_id: u64,
+    pub(crate) sessions: BTreeMap<SessionId, Session>,
+    pub(crate) refuse: Option<OpenError>,
+    /// Free places in the command ring.
+    pub(crate) ring: usize,
+    changes: Vec<Change>,
+}
+
+pub(crate) struct Session {
+    pub(crate) room: Room,
+    pub(crate) poll: KvPoll,
+    pub(crate) reclaimable: bool,
+    pub(crate) failure: Option<TransferError>,
+    pub(crate) custody: Pages,
+    /// What the session was given, call by call.
+    pub(crate) calls: Vec<Call>,
+    pub(crate) aux: Option<AuxIndex>,
+    pub(crate) aborted: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Init(usize),
+    Pages(Vec<u32>),
+}
+
+impl Fake {
+    pub(crate) fn new() -> Fake {
+        let args = KvArgs::builder("fake", 0)
+            .pages(64, 16)
+            .region(Region::dram(RegionRole::Kv, 0x10_0000, 64 * 64, 64))
+            .build()
+            .unwrap();
+        Fake(Rc::new(RefCell::new(World {
+            args,
+            next_id: 0,
+            sessions: BTreeMap::new(),
+            refuse: None,
+            ring: usize::MAX,
+            changes: Vec::new(),
+        })))
+    }
+
+    pub(crate) fn world<T>(&self, f: impl FnOnce(&mut World) -> T) -> T {
+        f(&mut self.0.borrow_mut())
+    }
+
+    /// The session that was opened last in this room.
+    pub(crate) fn in_room(&self, room: u64) -> SessionId {
+        let find = |world: &mut World| {
+            let mut sessions = world.sessions.iter().rev();
+            sessions.find(|(_, session)| session.room == Room::Number(room)).map(|(id, _)| *id)
+        };
+        self.world(find).unwrap()
+    }
+
+    pub(crate) fn at<T>(&self, room: u64, f: impl FnOnce(&mut Session) -> T) -> T {
+        let id = self.in_room(room);
+        self.world(|world| f(world.sessions.get_mut(&id).unwrap()))
+    }
+
+    pub(crate) fn set(&self, room: u64, poll: KvPoll, reclaimable: bool) {
+        self.set_session(self.in_room(room), poll, reclaimable);
+    }
+
+    pub(crate) fn set_session(&self, id: SessionId, poll: KvPoll, reclaimable: bool) {
+        self.world(|world| {
+            let session = world.sessions.get_mut(&id).unwrap();
+            session.poll = poll;
+            session.reclaimable = reclaimable;
+            if poll == KvPoll::Failed && session.failure.is_none() {
+                let cause = if session.aborted { Cause::Aborted } else { Cause::PeerLost };
+                let (room, phase) = (session.room.clone(), Phase::Transfer);
+                session.failure = Some(TransferError { room, peer: None, phase, cause });
+            }
+            world.changes.push(Change { session: id, poll, reclaimable });
+        });
+    }
+
+    pub(crate) fn changes(&self) -> Vec<Change> {
+        self.world(|world| std::mem::take(&mut world.changes))
+    }
+
+    /// Pages in the custody of sessions; panics if one is there twice.
+    pub(crate) fn custody(&self) -> BTreeSet<u32> {
+        self.world(|world| {
+            let mut all = BTreeSet::new();
+            for session in world.sessions.values() {
+                for page in session.custody.list().iter() {
+                    assert!(all.insert(page), "page {page} is with two sessions");
+                }
+            }
+            all
+        })
+    }
+
+    fn open(&self, room: Room) -> Result<Handle, OpenError> {
+        self.world(|world| {
+            if let Some(error) = world.refuse.clone() {
+                return Err(error);
+            }
+            let id = SessionId(world.next_id);
+            world.next_id += 1;
+            let session = Session {
+                room: room.clone(),
+                poll: KvPoll::Bootstrapping,
+                reclaimable: false,
+                failure: None,
+                custody: Pages::none(),
+                calls: Vec::new(),
+                aux: None,
+                aborted: false,
+            };
+            world.sessions.insert(id, session);
+            Ok(Handle { id, room, fake: self.clone() })
+        })
+    }
+}
+
+pub(crate) struct Handle {
+    id: SessionId,
+    room: Room,
+    fake: Fake,
+}
+
+impl Handle {
+    fn with<T>(&self, f: impl FnOnce(&mut Session) -> T) -> T {
+        self.fake.world(|world| f(world.sessions.get_mut(&self.id).unwrap()))
+    }
+
+    /// One place in the ring, or none.
+    fn command(&self) -> bool {
+        self.fake.world(|world| {
+            let free = world.ring > 0;
+            world.ring -= usize::from(free && world.ring != usize::MAX);
+            free
+        })
+    }
+}
+
+impl KvSession for Handle {
+    fn id(&self) -> SessionId {
+        self.id
+    }
+
+    fn room(&self) -> &Room {
+        &self.room
+    }
+
+    fn poll(&self) -> KvPoll {
+        self.with(|session| session.poll)
+    }
+
+    fn failure(&self) -> Option<TransferError> {
+        self.with(|session| session.failure.clone())
+    }
+
+    fn abort(&mut self) {
+        self.with(|session| session.aborted |= !session.poll.is_terminal());
+    }
+
+    fn reclaim(self) -> Result<Pages, Self> {
+        let quiet = self.with(|session| session.poll.is_terminal() && session.reclaimable);
+        if quiet { Ok(self.with(|session| std::mem::take(&mut session.custody))) } else { Err(self) }
+    }
+}
+
+impl KvSender for Handle {
+    fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
+        if !self.command() {
+            return Err(Backpressure(()));
+        }
+        self.with(|session| {
+            session.calls.push(Call::Init(num_pages));
+            session.aux = aux;
+        });
+        Ok(())
+    }
+
+    fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
+        if !self.command() {
+            return Err(Backpressure(chunk));
+        }
+        self.with(|session| {
+            session.calls.push(Call::Pages(chunk.list().iter().collect()));
+            session.custody.append(chunk).unwrap();
+        });
+        Ok(())
+    }
+}
+
+impl KvReceiver for Handle {
+    fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
+        if !self.command() {
+            return Err(Backpressure(pages));
+        }
+        self.with(|session| {
+            session.calls.push(Call::Pages(pages.list().iter().collect()));
+            session.custody.append(pages).unwrap();
+            session.aux = aux;
+        });
+        Ok(())
+    }
+}
+
+impl KvManager for Fake {
+    type Sender = Handle;
+    type Receiver = Handle;
+
+    fn args(&self) -> &KvArgs {
+        unreachable!("queues do not ask")
+    }
+
+    fn sender(&self, _: &str, room: Room, _: &[u32], _: SessionOptions) -> Result<Handle, OpenError> {
+        self.open(room)
+    }
+
+    fn receiver(&self, _: &str, room: Room, _: SessionOptions) -> Result<Handle, OpenError> {
+        self.open(room)
+    }
+}
+
+/// Aux rows of one word, the tag.
+#[derive(Default)]
+pub(crate) struct Rows(pub(crate) BTreeMap<AuxIndex, u64>);
+
+impl Rows {
+    /// What the prefill side's write of the room's last chunk does.
+    pub(crate) fn write(&mut self, row: AuxIndex, room: u64) {
+        self.0.insert(row, aux_tag(&Room::Number(room)));
+    }
+}
+
+impl<R> AuxMemory<R> for Rows {
+    fn clear(&mut self, row: AuxIndex) {
+        self.0.insert(row, 0);
+    }
+
+    fn tag(&self, row: AuxIndex) -> u64 {
+        self.0.get(&row).copied().unwrap_or(0)
+    }
+
+    fn read(&mut self, row: AuxIndex, _request: &mut R) {
+        assert_ne!(self.0.get(&row), Some(&0), "a row was read before the gate");
+    }
+}
+
+pub(crate) fn pages(list: impl IntoIterator<Item = u32>) -> Pages {
+    Pages::claim(PageList::from_pages(list).unwrap()).unwrap()
+}
+
+/// SplitMix64.
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
+        of.get(self.below(of.len()))
+    }
+}
+
+/// Runs a random test for some seeds; `SEED=n` runs one.
+pub(crate) fn seeds(count: u64, run: impl Fn(u64)) {
+    match std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => run(seed),
+        None => (0..count).for_each(|seed| {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed)));
+            if let Err(panic) = outcome {
+                eprintln!("replay with SEED={seed}");
+                std::panic::resume_unwind(panic);
+            }
+        }),
+    }
+}

@@ -1,0 +1,297 @@
+//! Faults that strike at a moment, the network's state, and the end of all faults.
+
+use kv_core::proto::{Command, Input};
+
+use crate::calendar::{Event, Report, Strike};
+use crate::clock::{MS, SEC, US};
+use crate::ledger::{LifeId, Slot};
+use crate::params::NetParams;
+use crate::world::World;
+
+/// The state of the network.
+pub(crate) struct Net {
+    params: NetParams,
+    /// Until when nothing passes from one slot to another, in global time.
+    blocked: Vec<Vec<u64>>,
+}
+
+impl Net {
+    pub(crate) fn new(hosts: usize, params: &NetParams) -> Net {
+        Net { params: params.clone(), blocked: vec![vec![0; hosts]; hosts] }
+    }
+
+    /// Its rates now: those of the seed until the world is healed.
+    pub(crate) fn params(&self) -> &NetParams {
+        &self.params
+    }
+
+    /// The end of the partition on this way, if there is one now.
+    pub(crate) fn blocked_until(&self, from: Slot, to: Slot, now: u64) -> Option<u64> {
+        Some(self.blocked[from][to]).filter(|&until| until > now)
+    }
+
+    fn block(&mut self, from: Slot, to: Slot, until: u64) {
+        let known = &mut self.blocked[from][to];
+        *known = until.max(*known);
+    }
+
+    fn heal(&mut self) {
+        let NetParams { delay, .. } = self.params;
+        self.params = NetParams { delay, delay_max: delay, ..NetParams::default() };
+        self.blocked.iter_mut().for_each(|row| row.fill(0));
+    }
+}
+
+impl World {
+    /// Draws when which fault strikes.
+    pub(crate) fn plan_chaos(&mut self) {
+        let (chaos, span, hosts) = (self.params.chaos.clone(), self.params.fault_span, self.params.hosts());
+        for _ in 0..chaos.crashes {
+            let down_for = self.rng.tail(5 * MS, 400 * MS);
+            let slot = self.rng.index(hosts);
+            self.strike_at(span, Strike::Crash { slot, down_for });
+        }
+        for _ in 0..chaos.pauses {
+            let (slot, pause) = (self.rng.index(hosts), self.rng.tail(20 * MS, 1000 * MS));
+            self.strike_at(span, Strike::Pause { slot, span: pause });
+        }
+        for _ in 0..chaos.partitions {
+            let (from, to) = (self.rng.index(hosts), self.rng.index(hosts));
+            let (both_ways, lasts) = (self.rng.chance(500), self.rng.tail(20 * MS, 1000 * MS));
+            self.strike_at(span, Strike::Partition { from, to, both_ways, span: lasts });
+        }
+        for _ in 0..chaos.breaks {
+            let (prefills, decodes) = (self.params.prefills, self.params.decodes);
+            let (one, other) = (self.rng.index(prefills), prefills + self.rng.index(decodes));
+            let one_way = self.rng.chance(500);
+            self.strike_at(span, Strike::Break { one, other, one_way });
+        }
+        for _ in 0..chaos.shutdowns {
+            let slot = self.rng.index(hosts);
+            self.strike_at(span, Strike::Shutdown { slot });
+        }
+    }
+
+    fn strike_at(&mut self, span: u64, strike: Strike) {
+        let at = self.rng.below(span);
+        self.calendar.enter(at, Event::Strike(strike));
+    }
+
+    pub(crate) fn strike(&mut self, strike: Strike) {
+        if let Strike::Publish { life } = strike {
+            return self.publish(life);
+        }
+        if self.healed.is_some() {
+            return;
+        }
+        self.trace.note(self.now, || format!("strike    {strike:?}"));
+        match strike {
+            Strike::Crash { slot, down_for } => {
+                self.crash(slot);
+                self.calendar.enter(self.now + down_for, Event::Strike(Strike::Boot { slot }));
+            }
+            Strike::Boot { slot } => {
+                if self.slots[slot].is_none() {
+                    self.counters.restarts += 1;
+                    self.boot(slot);
+                }
+            }
+            Strike::Publish { .. } => {}
+            Strike::Pause { slot, span } => {
+                if let Some(life) = self.slots[slot] {
+                    self.counters.pauses += 1;
+                    let known = &mut self.ledger.lives[life];
+                    known.paused_until = known.paused_until.max(self.now + span);
+                }
+            }
+            Strike::Partition { from, to, both_ways, span } => {
+                self.counters.partitions += 1;
+                self.net.block(from, to, self.now + span);
+                if both_ways {
+                    self.net.block(to, from, self.now + span);
+                }
+            }
+            Strike::Break { one, other, one_way } => self.break_connections(one, other, one_way),
+            Strike::Shutdown { slot } => self.shut_down(slot),
+        }
+    }
+
+    fn crash(&mut self, slot: Slot) {
+        let Some(life) = self.slots[slot].take() else { return };
+        self.counters.crashes += 1;
+        self.hosts[life].node = None;
+        let strays = self.rng.below(self.params.chaos.stray_max + 1);
+        let record = &mut self.ledger.lives[life];
+        record.alive = false;
+        record.strays_until = self.now + strays;
+        self.counters.died += record.open_sessions as u64;
+        record.open_sessions = 0;
+        record.tokens_out = 0;
+        self.ledger.last_change = self.now;
+        let lease = self.rng.below(self.params.lookup.lease + 1);
+        self.servers.expire(life, self.now + lease);
+        for flight in 0..self.flights.len() {
+            let known = &mut self.flights[flight];
+            if known.over {
+                continue;
+            }
+            if known.life == life {
+                known.stops_at = known.stops_at.min(self.now + strays);
+                self.counters.crash_in_flight += 1;
+            } else if known.target == life {
+                self.counters.crash_target += 1;
+            }
+        }
+        for other in 0..self.hosts.len() {
+            let conns: Vec<_> = self.hosts[other]
+                .conns
+                .iter()
+                .filter(|(_, conn)| conn.target == life)
+                .map(|(&peer, _)| peer)
+                .collect();
+            for peer in conns {
+                let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
+                self.lose(other, peer, detected, self.now + strays);
+            }
+        }
+    }
+
+    /// The plane of a life will notice at `detected` that a connection is dead.
+    fn lose(&mut self, life: LifeId, peer: kv_core::PeerId, detected: u64, quiet_at: u64) {
+        let Some(conn) = self.hosts[life].conns.get_mut(&peer) else { return };
+        if conn.gone_at.is_some() || conn.dead {
+            return;
+        }
+        conn.gone_at = Some(detected);
+        conn.quiet_at = quiet_at;
+        self.calendar.enter(detected, Event::Report { life, report: Report::PeerGone { peer } });
+        for flight in 0..self.flights.len() {
+            let known = &self.flights[flight];
+            if !known.over && known.life == life && known.peer == peer {
+                self.doom(flight, detected);
+            }
+        }
+    }
+
+    /// Both live on, but their connections will never carry a byte again: those of `one` to `other`,
+    /// or those of both to each other.
+    fn break_connections(&mut self, one: Slot, other: Slot, one_way: bool) {
+        let (Some(one), Some(other)) = (self.slots[one], self.slots[other]) else { return };
+        self.counters.breaks += 1;
+        let quiet_at = self.now + self.rng.below(self.params.chaos.stray_max + 1);
+        for flight in &mut self.flights {
+            // One way: what is in flight goes on until its end is told.
+            if !one_way
+                && !flight.over
+                && [(one, other), (other, one)].contains(&(flight.life, flight.target))
+            {
+                flight.stops_at = flight.stops_at.min(quiet_at);
+            }
+        }
+        let ways = [(one, other), (other, one)];
+        for (from, to) in ways.into_iter().take(if one_way { 1 } else { 2 }) {
+            let conns: Vec<_> = self.hosts[from]
+                .conns
+                .iter()
+                .filter(|(_, conn)| conn.target == to)
+                .map(|(&peer, _)| peer)
+                .collect();
+            for peer in conns {
+                let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
+                self.lose(from, peer, detected, quiet_at);
+            }
+        }
+    }
+
+    fn shut_down(&mut self, slot: Slot) {
+        let Some(life) = self.slots[slot] else { return };
+        self.counters.shutdowns += 1;
+        self.ledger.lives[life].shut_down = true;
+        self.feed(life, "shutdown", Input::Command(Command::Shutdown));
+        let dies = self.now + self.rng.tail(5 * MS, 100 * MS);
+        let down_for = self.rng.tail(5 * MS, 100 * MS);
+        self.calendar.enter(dies, Event::Strike(Strike::Crash { slot, down_for }));
+    }
+
+    /// Faults stop for good, and everybody lives.
+    pub(crate) fn heal(&mut self) {
+        self.trace.note(self.now, || "heal".to_owned());
+        self.healed = Some(self.now);
+        if self.planted != Some(crate::planted::Planted::HealedInName) {
+            self.net.heal();
+        }
+        for slot in 0..self.slots.len() {
+            if let Some(life) = self.slots[slot] {
+                // Who is paused continues when its time has come: soon.
+                if self.ledger.lives[life].shut_down {
+                    self.crash(slot);
+                }
+            }
+            if self.slots[slot].is_none() {
+                self.counters.restarts += 1;
+                self.boot(slot);
+            }
+        }
+        if self.params.heal_eager {
+            let (net, timing) = (&self.params.net, &self.params.timing);
+            let grace =
+                self.params.chaos.detect_max + net.delay_max + 2 * timing.peer_timeout.as_nanos() as u64;
+            for serve in 0..self.to_serve as u64 {
+                let at = self.now + SEC + 2 * grace + 10 * MS * serve;
+                self.calendar.enter(at, Event::Serve);
+            }
+        }
+    }
+
+    pub(crate) fn publish_later(&mut self, life: LifeId) {
+        let delay = if life < self.slots.len() { 0 } else { self.rng.below(20 * MS) };
+        self.calendar.enter(self.now + delay, Event::Strike(Strike::Publish { life }));
+    }
+
+    fn publish(&mut self, life: LifeId) {
+        let host = &self.hosts[life];
+        if host.slot < self.params.prefills && self.ledger.lives[life].alive {
+            let addr = self.params.addr(host.slot);
+            self.servers.publish(&addr, life, host.record.clone());
+        }
+    }
+
+    pub(crate) fn lookup(
+        &mut self,
+        life: LifeId,
+        lookup: kv_core::LookupId,
+        addr: &str,
+        query: &kv_core::RankQuery,
+    ) {
+        self.counters.lookups += 1;
+        let params = self.params.lookup.clone();
+        let healthy = self.healed.is_some();
+        let delay = if healthy { params.delay } else { self.rng.tail(params.delay, params.delay_max) };
+        let mut delay = delay + US;
+        if !healthy && self.rng.chance(params.fail) {
+            self.counters.lookup_failures += 1;
+            let error = kv_core::BootstrapError::TimedOut;
+            return self.report_later(delay, life, Report::LookupFailed { lookup, error });
+        }
+        let answer = self.servers.lookup(self.now, addr, query);
+        if !healthy && self.rng.chance(params.stale) {
+            // The answer is of now, but takes so long that it may be of a former life.
+            delay += self.rng.tail(20 * MS, 300 * MS);
+        }
+        let report = match answer {
+            Ok(ranks) => {
+                let dead = |rank: &kv_core::RankRecord| {
+                    let life = crate::host::life_of(&rank.metadata);
+                    life.is_some_and(|life| !self.ledger.lives[life].alive)
+                };
+                self.counters.lookup_stale += u64::from(ranks.iter().any(dead));
+                Report::Found { lookup, ranks }
+            }
+            Err(error) => {
+                self.counters.lookup_failures += 1;
+                Report::LookupFailed { lookup, error }
+            }
+        };
+        self.report_later(delay, life, report);
+    }
+}

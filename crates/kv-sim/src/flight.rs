@@ -1,0 +1,61 @@
+//! Posts under way.
+
+use bytes::Bytes;
+use kv_core::{PeerId, PlaneError, PostId};
+
+use crate::ledger::{HoldId, LifeId};
+
+/// One post under way, or over.
+#[derive(Debug)]
+pub struct Flight {
+    /// Who posted it.
+    pub life: LifeId,
+    /// Over which connection.
+    pub peer: PeerId,
+    /// Into whose memory.
+    pub target: LifeId,
+    /// Its number within its node.
+    pub post: PostId,
+    /// What moves, piece by piece: no piece crosses the end of an item on either side.
+    pub pieces: Vec<Piece>,
+    /// Pieces that have moved.
+    pub moved: usize,
+    /// The frame for the target.
+    pub notify: Option<Bytes>,
+    /// It fails once so many pieces have moved.
+    pub fails_after: Option<usize>,
+    /// How it will end; `None` while that is open.
+    pub outcome: Option<Result<(), PlaneError>>,
+    /// No piece moves any more from this moment on, in global time.
+    pub stops_at: u64,
+    /// Its node has asked for an early end.
+    pub cancelled: bool,
+    /// Its node has been told of its end, or is dead.
+    pub over: bool,
+}
+
+impl Flight {
+    /// True if no piece of it can land any more.
+    pub fn is_quiet(&self, now: u64) -> bool {
+        self.over || self.stops_at <= now
+    }
+}
+
+/// What moves at one moment.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece {
+    /// Region at the source.
+    pub local_region: u32,
+    /// Offset there.
+    pub local_offset: u64,
+    /// Region at the destination.
+    pub remote_region: u32,
+    /// Offset there.
+    pub remote_offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Who held the source when the post was made.
+    pub local_hold: HoldId,
+    /// Who held the destination when the post was made.
+    pub remote_hold: HoldId,
+}

@@ -1,0 +1,135 @@
+//! One life of one host: its node, its connections, its free pages.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use kv_core::proto::{Node, NodeConfig};
+use kv_core::{
+    ArgsError, Incarnation, KvArgs, Parallel, PeerId, RankRecord, Region, RegionRole, SessionId, Time,
+    WorkerRole,
+};
+
+use crate::ledger::{LegId, LifeId, Slot};
+use crate::memory::Memory;
+use crate::params::{Params, Topology};
+
+/// The plane's name in records and hellos.
+pub(crate) const PLANE: &str = "sim";
+
+/// One life of one host.
+pub(crate) struct Host {
+    pub(crate) slot: Slot,
+    /// `None` once it has crashed.
+    pub(crate) node: Option<Node>,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) record: RankRecord,
+    pub(crate) conns: BTreeMap<PeerId, Conn>,
+    /// The timer that is set, and how often it was set.
+    pub(crate) timer: Option<Time>,
+    pub(crate) timer_generation: u32,
+    pub(crate) sessions: BTreeMap<SessionId, LegId>,
+    pub(crate) next_session: u64,
+    pub(crate) free_pages: Vec<u32>,
+    pub(crate) free_rows: Vec<u32>,
+    /// Posts in flight.
+    pub(crate) flying: usize,
+}
+
+/// The way from one life to another, as the plane of the first knows it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Conn {
+    pub(crate) target: LifeId,
+    /// Nothing passes any more: refused, or broken under way.
+    pub(crate) dead: bool,
+    /// When its end is noticed, in global time; `None` while it lives.
+    pub(crate) gone_at: Option<u64>,
+    /// Until when writes of the other side may land, in global time.
+    pub(crate) quiet_at: u64,
+}
+
+impl Host {
+    /// Starts a life.
+    pub(crate) fn boot(
+        params: &Params,
+        slot: Slot,
+        life: LifeId,
+        bits: u64,
+        memory: &Memory,
+    ) -> Result<Host, ArgsError> {
+        let args = args(params, slot, memory)?;
+        let incarnation = Incarnation::from_random(bits);
+        let role = if slot < params.prefills { WorkerRole::Prefill } else { WorkerRole::Decode };
+        let record = RankRecord {
+            worker: args.worker().clone(),
+            incarnation,
+            role,
+            plane: PLANE.to_owned(),
+            metadata: metadata(life),
+            geometry: args.geometry().clone(),
+        };
+        let mut config = NodeConfig::new(args, incarnation, PLANE, metadata(life));
+        config.timing = params.timing;
+        config.limits = params.limits;
+        let free_pages = (0..memory.pages.len() as u32).rev().collect();
+        let free_rows = (0..memory.rows.len() as u32).rev().collect();
+        Ok(Host {
+            slot,
+            node: Some(Node::new(config)),
+            incarnation,
+            record,
+            conns: BTreeMap::new(),
+            timer: None,
+            timer_generation: 0,
+            sessions: BTreeMap::new(),
+            next_session: 1,
+            free_pages,
+            free_rows,
+            flying: 0,
+        })
+    }
+}
+
+/// What peers are given to reach a life.
+fn metadata(life: LifeId) -> Bytes {
+    Bytes::copy_from_slice(&(life as u64).to_le_bytes())
+}
+
+/// The life that metadata leads to.
+pub(crate) fn life_of(metadata: &[u8]) -> Option<LifeId> {
+    Some(u64::from_le_bytes(metadata.try_into().ok()?) as LifeId)
+}
+
+fn args(params: &Params, slot: Slot, memory: &Memory) -> Result<KvArgs, ArgsError> {
+    let prefill = slot < params.prefills;
+    let within = if prefill { slot } else { slot - params.prefills };
+    let side = if prefill { "p" } else { "d" };
+    let mut parallel = Parallel::default();
+    let (engine, rank) = match params.topology {
+        Topology::Plain => (format!("{side}{within}"), 0),
+        Topology::DataParallel if prefill => {
+            parallel.dp_size = params.prefills as u32;
+            parallel.dp_rank = within as u32;
+            (side.to_owned(), within as u32)
+        }
+        Topology::DataParallel => (format!("{side}{within}"), 0),
+        Topology::TensorParallel => {
+            parallel.tp_size = 2;
+            parallel.tp_rank = within as u32;
+            (side.to_owned(), within as u32)
+        }
+    };
+    let misfit = params.misfit == Some(slot);
+    let mut builder = KvArgs::builder(&engine, rank)
+        .pages(memory.pages.len() as u32, 16)
+        .dtype(if misfit { "f16" } else { "f32" })
+        .parallel(parallel)
+        .max_inflight(params.max_inflight)
+        .max_sge(params.max_sge);
+    for (number, region) in memory.regions().iter().enumerate() {
+        let addr = (number as u64 + 1) << 20;
+        let shape = Region::dram(region.role, addr, region.bytes.len() as u64, region.item_len as u64);
+        let layered = region.role == RegionRole::Kv;
+        builder = builder.region(if layered { shape.layer(number as u32) } else { shape });
+    }
+    builder.build()
+}

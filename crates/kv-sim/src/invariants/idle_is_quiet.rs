@@ -1,0 +1,56 @@
+//! With no session open and no page held, nothing is sent, no timer rings for long, and when all is
+//! still the tables are empty.
+
+use super::{Invariant, Verdict};
+use crate::clock::SEC;
+use crate::fact::{Fact, View};
+
+#[derive(Default)]
+pub(crate) struct IdleIsQuiet;
+
+impl Invariant for IdleIsQuiet {
+    fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
+        match *fact {
+            Fact::Sent { life, .. } if is_long_idle(view) => {
+                Err(format!("life {life} sends a frame long after everything has ended"))
+            }
+            Fact::Stepped { life, input: "timeout", .. } if is_long_idle(view) => {
+                Err(format!("life {life} still has timers long after everything has ended"))
+            }
+            Fact::Restless => Err("the world does not come to rest".to_owned()),
+            Fact::Settled { gauges } => {
+                // Results are kept for a peer that was given up, until it speaks again.
+                let gentle = view.params.lossless || view.params.drizzle;
+                for &(life, gauges, next) in gauges {
+                    let kept = [
+                        ("senders", gauges.senders),
+                        ("receivers", gauges.receivers),
+                        ("registrations", gauges.registrations),
+                        ("incoming attempts", if gentle { gauges.incoming } else { 0 }),
+                        ("failed rooms", gauges.failed_rooms),
+                        ("posts", gauges.posts),
+                        ("lookups", gauges.lookups),
+                        ("timers", gauges.timers),
+                    ];
+                    if let Some((what, count)) = kept.into_iter().find(|&(_, count)| count > 0) {
+                        return Err(format!("life {life} keeps {count} {what} when all is still"));
+                    }
+                    if next.is_some() {
+                        return Err(format!("life {life} wants a timeout at {next:?} when all is still"));
+                    }
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// True if even what is remembered for a while after the last session is forgotten by now.
+fn is_long_idle(view: &View<'_>) -> bool {
+    let timing = &view.params.timing;
+    let memory =
+        timing.failed_room_ttl + timing.peer_timeout * 3 + timing.retry_max * 4 + timing.session_deadline;
+    let since = view.ledger.last_change + memory.as_nanos() as u64 * 2 + SEC;
+    view.healed && view.now > since && view.ledger.is_idle()
+}

@@ -1,0 +1,85 @@
+//! The reason of a failure names what happened: nobody is said to have aborted who did not, no
+//! deadline to have passed before its time, no peer to be lost where none was.
+
+use kv_core::{Cause, PeerCause, TransferError};
+
+use super::{Invariant, Verdict};
+use crate::fact::{Fact, View};
+use crate::ledger::{Ledger, LegId, Side};
+
+#[derive(Default)]
+pub(crate) struct ReasonIsTrue;
+
+impl Invariant for ReasonIsTrue {
+    fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
+        match *fact {
+            Fact::Status { leg, failure: Some(failure), .. } => match lie(view, leg, failure) {
+                Some(why) => Err(format!("leg {leg} fails with {:?}, but {why}", failure.cause)),
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why a reason cannot be true.
+fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static str> {
+    let known = &view.ledger.legs[leg];
+    let life = &view.ledger.lives[known.life?];
+    let params = view.params;
+    let misfit = params.misfit.is_some();
+    let quiet = params.lossless || params.drizzle;
+    let (untrue, why) = match &failure.cause {
+        Cause::Aborted => (!known.aborted, "its scheduler did not abort it"),
+        Cause::WorkerStopped => (!life.shut_down, "its host was not shut down"),
+        Cause::DeadlineExceeded { .. } => {
+            (life.clock.local(view.now) < known.deadline, "its deadline has not passed")
+        }
+        Cause::Connect(_) => (quiet, "every connect succeeds"),
+        Cause::Incompatible(_) => (!misfit, "all caches fit"),
+        Cause::PeerLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
+            (quiet, "no host or connection fails")
+        }
+        Cause::PageCount { sent, registered } => (sent == registered, "the counts are equal"),
+        Cause::AuxOneSided { sender, receiver } => (sender == receiver, "both sides say the same"),
+        Cause::Post(_) => (life.posts_failed == 0, "none of its host's posts failed"),
+        Cause::TooManyPages { .. } | Cause::InitOrder | Cause::BadPages(_) | Cause::BadAux { .. } => {
+            (!known.misused, "its scheduler made no mistake")
+        }
+        Cause::Protocol(_) => (true, "nobody breaks the protocol"),
+        Cause::ByPeer(cause) => (!peer_said(view, leg, cause), "its peer cannot have said so"),
+        _ => (false, ""),
+    };
+    untrue.then_some(why)
+}
+
+fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
+    let known = &view.ledger.legs[leg];
+    let mut others = view.ledger.legs.iter().filter(|other| {
+        other.side != known.side
+            && other.server == known.server
+            && Ledger::rooms_match(&other.room, &known.room)
+    });
+    let params = view.params;
+    match cause {
+        PeerCause::Aborted | PeerCause::DataOperation | PeerCause::BadArguments | PeerCause::Internal => {
+            others.any(|other| other.told.as_ref() == Some(cause))
+        }
+        PeerCause::PageCount { sent, registered } => sent != registered,
+        PeerCause::AuxOneSided { sender, receiver } => sender != receiver,
+        PeerCause::WorkerStopped => params.chaos.shutdowns > 0,
+        PeerCause::Incompatible(_) => params.misfit.is_some(),
+        PeerCause::Protocol => false,
+        PeerCause::OutOfRange => known.misused || others.any(|other| other.misused),
+        PeerCause::Overloaded | PeerCause::Unknown | PeerCause::OtherRankLost => {
+            !(params.lossless || params.drizzle)
+        }
+        // A sender's host gives up a registration whose sender does not come.
+        PeerCause::DeadlineExceeded => {
+            known.side == Side::Receiver
+                || others.any(|other| other.told.as_ref() == Some(cause))
+                || !params.lossless
+        }
+        _ => true,
+    }
+}

@@ -1,0 +1,128 @@
+//! When a receiver says Success, every page and its aux row hold what one sender of the same
+//! request wrote, and stay so until they are handed back. When a sender says Success, that many
+//! receivers have got everything.
+
+use std::collections::BTreeMap;
+
+use kv_core::KvPoll;
+
+use super::{Invariant, Verdict};
+use crate::fact::{Fact, View};
+use crate::ledger::{HoldId, Ledger, Leg, LegId, Side};
+
+#[derive(Default)]
+pub(crate) struct SuccessMeansRightBytes {
+    /// Of each sender that writes: into whose pages, and how many bytes.
+    written: BTreeMap<LegId, BTreeMap<LegId, u64>>,
+    /// Whose content a successful receiver has.
+    content: BTreeMap<LegId, LegId>,
+}
+
+impl Invariant for SuccessMeansRightBytes {
+    fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
+        match *fact {
+            Fact::Written { piece, .. } => {
+                let owner = |hold: HoldId| view.ledger.holds[hold as usize].leg;
+                if piece.local_hold == 0 || piece.remote_hold == 0 {
+                    return Ok(());
+                }
+                let written = self.written.entry(owner(piece.local_hold)).or_default();
+                *written.entry(owner(piece.remote_hold)).or_default() += piece.len;
+                Ok(())
+            }
+            Fact::Status { leg, to: KvPoll::Success, .. } => match view.ledger.legs[leg].side {
+                Side::Receiver => self.receiver_succeeds(view, leg),
+                Side::Sender => self.sender_succeeds(view, leg),
+            },
+            Fact::Released { leg: Some(leg), .. } => match self.content.remove(&leg) {
+                Some(sender) => {
+                    right(view, leg, sender).map_err(|wrong| format!("after success of leg {leg}: {wrong}"))
+                }
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+impl SuccessMeansRightBytes {
+    fn receiver_succeeds(&mut self, view: &View<'_>, leg: LegId) -> Verdict {
+        let receiver = &view.ledger.legs[leg];
+        if receiver.inited_at.is_none() {
+            return Err(format!("leg {leg} succeeds without ever having had pages"));
+        }
+        let mut nearest = format!("no sender of room {} was ever opened", receiver.room);
+        for (sender, candidate) in view.ledger.legs.iter().enumerate() {
+            if !could_serve(candidate, receiver) {
+                continue;
+            }
+            match right(view, leg, sender) {
+                Ok(()) => {
+                    self.content.insert(leg, sender);
+                    return Ok(());
+                }
+                Err(wrong) => nearest = wrong,
+            }
+        }
+        Err(format!("leg {leg} (room {}) succeeds with wrong bytes: {nearest}", receiver.room))
+    }
+
+    fn sender_succeeds(&self, view: &View<'_>, leg: LegId) -> Verdict {
+        let sender = &view.ledger.legs[leg];
+        let Some(life) = sender.life else { return Ok(()) };
+        let mut bytes = 0;
+        for region in view.memories[life].regions() {
+            bytes += region.item_len
+                * match region.role {
+                    kv_core::RegionRole::Kv => sender.num_pages,
+                    _ => usize::from(sender.wants_aux),
+                };
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let complete = |&&got: &&u64| got >= bytes as u64;
+        let served = self.written.get(&leg).map_or(0, |written| written.values().filter(complete).count());
+        if served < sender.receivers as usize {
+            return Err(format!(
+                "sender leg {leg} (room {}) succeeds, but {served} of {} receivers have all {bytes} bytes: {:?}",
+                sender.room,
+                sender.receivers,
+                self.written.get(&leg)
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn could_serve(sender: &Leg, receiver: &Leg) -> bool {
+    sender.side == Side::Sender
+        && sender.life.is_some()
+        && sender.slot == receiver.server
+        && Ledger::rooms_match(&sender.room, &receiver.room)
+}
+
+/// Checks every byte of a receiver against what a sender wrote.
+fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
+    let (receiver, sender_leg) = (&view.ledger.legs[leg], &view.ledger.legs[sender]);
+    let Some(life) = receiver.life else { return Err("it was never opened".to_owned()) };
+    if receiver.pages.len() != sender_leg.num_pages {
+        return Err(format!("{} pages registered, {} announced", receiver.pages.len(), sender_leg.num_pages));
+    }
+    let memory = &view.memories[life];
+    for (position, &page) in receiver.pages.iter().enumerate() {
+        if let Some(region) = memory.wrong_page(page, sender_leg.key, position as u32) {
+            return Err(format!(
+                "page {page} (position {position}), region {region}, is not that of leg {sender}"
+            ));
+        }
+    }
+    match receiver.row {
+        Some(_) if !sender_leg.wants_aux => Err("an aux row that nobody sent".to_owned()),
+        None if sender_leg.wants_aux => Err("an aux row that nobody received".to_owned()),
+        Some(row) if memory.wrong_row(row, sender_leg.key).is_some() => {
+            Err(format!("aux row {row} is not that of leg {sender}"))
+        }
+        _ => Ok(()),
+    }
+}

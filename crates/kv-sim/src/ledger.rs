@@ -1,0 +1,162 @@
+//! What has been seen from outside: sessions, their states, and who holds which pages.
+
+use kv_core::{KvPoll, PeerCause, Room, SessionId, Time};
+
+use crate::clock::Clock;
+
+/// Position of a host; prefill hosts come first.
+pub type Slot = usize;
+/// One life of a host, numbered over the whole world.
+pub type LifeId = usize;
+/// One half of one request, numbered over the whole world.
+pub type LegId = usize;
+/// One token of pages (or one aux row) that a session holds; zero is nobody.
+pub type HoldId = u32;
+
+/// Which half of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The prefill half.
+    Sender,
+    /// The decode half.
+    Receiver,
+}
+
+/// One half of one request: what its scheduler plans, and what came of it.
+#[derive(Debug, Clone)]
+pub struct Leg {
+    /// The request it belongs to.
+    pub request: usize,
+    /// Which half.
+    pub side: Side,
+    /// Where.
+    pub slot: Slot,
+    /// The prefill slot that serves it (its own for a sender).
+    pub server: Slot,
+    /// Its room.
+    pub room: Room,
+    /// How many pages it announces or registers.
+    pub num_pages: usize,
+    /// Whether it gives an aux row.
+    pub wants_aux: bool,
+    /// How many receivers a sender expects.
+    pub receivers: u32,
+    /// The content a sender writes.
+    pub key: u64,
+    /// True for requests that must succeed.
+    pub must_succeed: bool,
+    /// True if its scheduler gives arguments that cannot be right.
+    pub misused: bool,
+
+    /// The life in which it was opened; `None` before.
+    pub life: Option<LifeId>,
+    /// Its session.
+    pub session: SessionId,
+    /// Its state.
+    pub poll: KvPoll,
+    /// Its state before the last change.
+    pub before: KvPoll,
+    /// When it was opened, in global time.
+    pub opened_at: u64,
+    /// When it must have ended, on its host's clock.
+    pub deadline: Time,
+    /// When it ended, in global time.
+    pub ended_at: Option<u64>,
+    /// True if its scheduler aborted it.
+    pub aborted: bool,
+    /// The reason of its failure, as its peer may be told.
+    pub told: Option<PeerCause>,
+    /// When `init` was called, in global time.
+    pub inited_at: Option<u64>,
+    /// Its aux row, once it has one.
+    pub row: Option<u32>,
+    /// The pages given so far, in request order.
+    pub pages: Vec<u32>,
+    /// Tokens that have not come back.
+    pub holds: Vec<HoldId>,
+    /// The hold on the aux row.
+    pub row_hold: HoldId,
+}
+
+impl Leg {
+    /// True while its session exists and has not ended.
+    pub fn is_open(&self) -> bool {
+        self.life.is_some() && !self.poll.is_terminal()
+    }
+}
+
+/// One token of pages that a session holds.
+#[derive(Debug, Clone)]
+pub struct Hold {
+    /// Whose.
+    pub leg: LegId,
+    /// Which pages, in order.
+    pub pages: Vec<u32>,
+}
+
+/// One life of a host, as seen from outside.
+#[derive(Debug, Clone)]
+pub struct LifeRecord {
+    /// Its clock.
+    pub clock: Clock,
+    /// False once it has crashed.
+    pub alive: bool,
+    /// True once its scheduler has shut it down.
+    pub shut_down: bool,
+    /// Until when its writes may land after its death, in global time.
+    pub strays_until: u64,
+    /// When it was last paused, until when, in global time.
+    pub paused_until: u64,
+    /// Posts that failed.
+    pub posts_failed: u64,
+    /// Tokens of pages that its sessions hold.
+    pub tokens_out: usize,
+    /// Sessions that have not ended.
+    pub open_sessions: usize,
+}
+
+/// Everything that invariants compare against.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    /// All halves of all requests.
+    pub legs: Vec<Leg>,
+    /// All tokens ever given; number 0 is nobody.
+    pub holds: Vec<Hold>,
+    /// All lives.
+    pub lives: Vec<LifeRecord>,
+    /// When a session last opened, ended, or gave pages back, in global time.
+    pub last_change: u64,
+}
+
+impl Ledger {
+    /// A ledger in which nobody holds anything.
+    pub fn new() -> Ledger {
+        let nobody = Hold { leg: LegId::MAX, pages: Vec::new() };
+        Ledger { holds: vec![nobody], ..Ledger::default() }
+    }
+
+    /// Notes that a leg's session now holds pages.
+    pub fn hold(&mut self, leg: LegId, pages: Vec<u32>) -> HoldId {
+        self.holds.push(Hold { leg, pages });
+        (self.holds.len() - 1) as HoldId
+    }
+
+    /// True if two rooms can be those of one request.
+    pub fn rooms_match(one: &Room, other: &Room) -> bool {
+        one == other || one.base().is_some_and(|base| other.base() == Some(base))
+    }
+
+    /// The halves on the other side of a leg's request that it meets.
+    pub fn counterparts(&self, leg: LegId) -> impl Iterator<Item = LegId> + '_ {
+        let own = &self.legs[leg];
+        let meets = move |other: &Leg| {
+            other.request == own.request && other.side != own.side && other.server == own.server
+        };
+        self.legs.iter().enumerate().filter(move |(_, other)| meets(other)).map(|(id, _)| id)
+    }
+
+    /// True while nobody has anything to do: no session open, no pages held, on any living host.
+    pub fn is_idle(&self) -> bool {
+        self.lives.iter().all(|life| !life.alive || (life.open_sessions == 0 && life.tokens_out == 0))
+    }
+}

@@ -1,0 +1,56 @@
+//! A deterministic simulator of the transfer protocol.
+//!
+//! One `u64` seed makes one world: a few prefill and decode hosts, each with the real protocol
+//! machine ([`kv_core::proto::Node`]), on a virtual network, with virtual clocks, a virtual
+//! bootstrap server, and memories of real bytes; simulated schedulers that send, abort and reuse
+//! pages at once; and faults. Nothing in a world depends on anything but its seed, so that every
+//! run of a seed is the same.
+//!
+//! First comes a phase of faults: frames are lost, doubled, delayed and reordered; networks are
+//! parted; processes crash, are paused, and come back as new incarnations; posts fail, are slow,
+//! ignore their cancellation, and land after the death of their poster. Then the world is healed
+//! and must serve. In both, [`Violation`]s of the framework's five promises are looked for after
+//! every step (see the table in `invariants/mod.rs`), and [`Planted`] bugs prove that each
+//! invariant can fail.
+//!
+//! It is not a model of performance, and it does not run the worker threads or the real planes:
+//! those have tests of their own.
+//!
+//! ```
+//! use kv_sim::{Options, Planted, run_seed};
+//!
+//! assert_eq!(run_seed(1, Options::default()).violation, None);
+//!
+//! let lossy = Options { planted: Some(Planted::LostPiece), ..Options::default() };
+//! assert!((0..50).any(|seed| run_seed(seed, lossy).violation.is_some()));
+//! ```
+#![forbid(unsafe_code)]
+
+mod calendar;
+mod chaos;
+mod clock;
+mod cover;
+mod fact;
+mod flight;
+mod host;
+mod invariants;
+mod ledger;
+mod memory;
+mod params;
+mod plane;
+mod planted;
+mod rendezvous;
+mod rng;
+mod run;
+mod scheduler;
+mod stats;
+mod trace;
+mod workload;
+mod world;
+
+pub use invariants::Violation;
+pub use params::Params;
+pub use planted::Planted;
+pub use run::{Campaign, Options, Report, run_campaign, run_seed};
+pub use stats::Counters;
+pub use trace::Trace;

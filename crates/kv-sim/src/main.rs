@@ -1,0 +1,125 @@
+//! `cargo run --release -p kv-sim -- --seeds 100000`
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use clap::Parser;
+use comfy_table::{Table, presets};
+use kv_sim::{Campaign, Options, Params, Planted, Report, run_campaign, run_seed};
+
+/// Runs the transfer protocol under simulated faults, and looks for broken promises.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// How many seeds to run.
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    start: u64,
+    /// Threads; all cores by default.
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// Run this one seed only.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// With `--seed`: print everything that happens.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Stop each seed after so many events.
+    #[arg(long)]
+    steps: Option<u64>,
+    /// Plant a bug (see `planted.rs`), to see it caught.
+    #[arg(long, value_parser = planted)]
+    plant: Option<Planted>,
+}
+
+fn planted(name: &str) -> Result<Planted, &'static str> {
+    Planted::ALL.iter().copied().find(|planted| planted.name() == name).ok_or("no such planted bug")
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    // Panics of nodes are violations, and are reported as such.
+    std::panic::set_hook(Box::new(|_| {}));
+    let options = Options { planted: args.plant, keep: 0, max_events: args.steps };
+    match args.seed {
+        Some(seed) => replay(seed, &args, options),
+        None => campaign(&args, options),
+    }
+}
+
+fn replay(seed: u64, args: &Args, options: Options) -> ExitCode {
+    let keep = if args.trace { usize::MAX } else { 0 };
+    println!("{:#?}", Params::draw(seed));
+    let report = run_seed(seed, Options { keep, ..options });
+    for line in report.trace.lines() {
+        println!("{line}");
+    }
+    println!("trace hash {:016x}, {} events", report.trace.hash(), report.counters.events);
+    match &report.violation {
+        None => {
+            println!("seed {seed}: no violation");
+            ExitCode::SUCCESS
+        }
+        Some(violation) => {
+            println!("seed {seed} violates {violation}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn campaign(args: &Args, options: Options) -> ExitCode {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = args.jobs.unwrap_or(cores);
+    let shown = AtomicU64::new(0);
+    let live = std::io::stderr().is_terminal();
+    let progress = |done: u64| {
+        let tenth = done * 10 / args.seeds.max(1);
+        if live {
+            eprint!("\r{done} of {} seeds", args.seeds);
+        } else if shown.fetch_max(tenth, Ordering::Relaxed) < tenth {
+            eprintln!("{done} of {} seeds", args.seeds);
+        }
+    };
+    let campaign = run_campaign(args.start, args.seeds, jobs, options, progress);
+    if live {
+        eprintln!();
+    }
+    print_summary(&campaign);
+    let Some((seed, violation)) = &campaign.failed else {
+        println!("no violation");
+        return ExitCode::SUCCESS;
+    };
+    let report: Report = run_seed(*seed, Options { keep: 80, ..options });
+    println!("last events of seed {seed}:");
+    for line in report.trace.lines() {
+        println!("{line}");
+    }
+    println!("VIOLATION of {} in seed {seed}\n  {}", violation.invariant, violation.what);
+    let plant = args.plant.map(|planted| format!(" --plant {}", planted.name())).unwrap_or_default();
+    println!("replay: cargo run --release -p kv-sim -- --seed {seed} --trace{plant}");
+    ExitCode::FAILURE
+}
+
+fn print_summary(campaign: &Campaign) {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    let counters = &campaign.counters;
+    let mut row = |name: &str, count: u64| {
+        table.add_row([name.to_owned(), count.to_string()]);
+    };
+    for (name, count) in counters.rows() {
+        row(name, count);
+    }
+    for (kind, count) in &counters.frames_by_kind {
+        row(kind, *count);
+    }
+    for (cause, count) in &counters.failures {
+        row(&format!("failure: {cause}"), *count);
+    }
+    row("virtual hours", (campaign.virtual_time / 3_600_000_000_000) as u64);
+    println!("{table}");
+}

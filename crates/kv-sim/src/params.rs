@@ -1,0 +1,407 @@
+//! What a seed decides before anything happens.
+
+use std::time::Duration;
+
+use kv_core::proto::{Limits, Timing};
+
+use crate::clock::{MS, SEC, US};
+use crate::rng::Rng;
+
+/// How hosts form engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Topology {
+    /// Every host is an engine of its own.
+    Plain,
+    /// All prefill hosts are data-parallel replicas of one engine.
+    DataParallel,
+    /// Both engines have two tensor-parallel ranks; rank k meets rank k.
+    TensorParallel,
+}
+
+/// The parameters of one world. All rates are in permille.
+#[derive(Debug, Clone)]
+pub struct Params {
+    /// The seed.
+    pub seed: u64,
+    /// Prefill hosts.
+    pub prefills: usize,
+    /// Decode hosts.
+    pub decodes: usize,
+    /// How they form engines.
+    pub topology: Topology,
+    /// KV regions of each host.
+    pub kv_regions: usize,
+    /// Bytes of an item.
+    pub item_len: usize,
+    /// Pages of each host.
+    pub num_pages: Vec<u32>,
+    /// Aux rows of each host; zero for no aux region.
+    pub aux_rows: u32,
+    /// The one host whose cache fits nobody's.
+    pub misfit: Option<usize>,
+    /// Requests of the fault phase.
+    pub requests: usize,
+    /// Requests of the healed world.
+    pub heal_requests: usize,
+    /// Whether the healed world serves at once, or first waits for all old things to end.
+    pub heal_eager: bool,
+    /// Timing of all nodes.
+    pub timing: Timing,
+    /// Limits of all nodes.
+    pub limits: Limits,
+    /// `max_inflight` of all nodes.
+    pub max_inflight: usize,
+    /// `max_sge` of all nodes.
+    pub max_sge: usize,
+    /// Length of the fault phase.
+    pub fault_span: u64,
+    /// No frame is lost, no host fails: failures must be told.
+    pub lossless: bool,
+    /// Frames may be lost, and nothing worse: every request must be served.
+    pub drizzle: bool,
+    /// Most clock drift, in parts per million.
+    pub drift_ppm: u64,
+    /// How late timers ring at most.
+    pub lateness: u64,
+    /// The network.
+    pub net: NetParams,
+    /// The data plane.
+    pub dma: DmaParams,
+    /// The bootstrap server.
+    pub lookup: LookupParams,
+    /// Faults with a moment.
+    pub chaos: ChaosParams,
+    /// The schedulers.
+    pub sched: SchedParams,
+}
+
+/// The network that carries frames.
+#[derive(Debug, Clone, Default)]
+pub struct NetParams {
+    /// Lost.
+    pub drop: u32,
+    /// Delivered twice.
+    pub duplicate: u32,
+    /// Delayed with a heavy tail.
+    pub tail: u32,
+    /// Ordinary delay.
+    pub delay: u64,
+    /// Longest delay.
+    pub delay_max: u64,
+    /// Frames to a dead life that reach its successor.
+    pub misdeliver: u32,
+    /// Garbage that arrives after a frame.
+    pub garbage: u32,
+    /// Timeouts that nobody asked for, after a frame.
+    pub spurious: u32,
+}
+
+/// The data plane.
+#[derive(Debug, Clone, Default)]
+pub struct DmaParams {
+    /// Posts that fail.
+    pub error: u32,
+    /// Posts that are slow.
+    pub slow: u32,
+    /// Ordinary duration.
+    pub time: u64,
+    /// Longest duration.
+    pub time_max: u64,
+    /// Cancels that are honoured at once.
+    pub cancel: u32,
+    /// Connects that fail.
+    pub connect_fail: u32,
+    /// Posts refused for want of room.
+    pub refuse: u32,
+}
+
+/// The bootstrap server.
+#[derive(Debug, Clone, Default)]
+pub struct LookupParams {
+    /// Lookups that fail.
+    pub fail: u32,
+    /// Ordinary delay.
+    pub delay: u64,
+    /// Longest delay.
+    pub delay_max: u64,
+    /// How long a dead rank stays registered.
+    pub lease: u64,
+    /// Answers that were taken some time before they arrive.
+    pub stale: u32,
+}
+
+/// Faults with a moment: how many of each in the fault phase.
+#[derive(Debug, Clone, Default)]
+pub struct ChaosParams {
+    /// Crashes.
+    pub crashes: u64,
+    /// Pauses.
+    pub pauses: u64,
+    /// Partitions.
+    pub partitions: u64,
+    /// Broken connections.
+    pub breaks: u64,
+    /// Shutdowns, each followed by a crash and a restart.
+    pub shutdowns: u64,
+    /// Longest time until a death is detected.
+    pub detect_max: u64,
+    /// Longest time that writes of a dead host keep landing.
+    pub stray_max: u64,
+}
+
+/// The schedulers.
+#[derive(Debug, Clone, Default)]
+pub struct SchedParams {
+    /// Halves aborted.
+    pub abort: u32,
+    /// Requests with one half only.
+    pub one_sided: u32,
+    /// Requests whose halves disagree.
+    pub disagree: u32,
+    /// Receivers initialised before the handshake is done.
+    pub early_init: u32,
+    /// Commands with wrong arguments.
+    pub misuse: u32,
+    /// Requests named by request ids.
+    pub request_ids: u32,
+    /// Failed requests tried again under the same base id.
+    pub retry: u32,
+    /// Requests with two receivers.
+    pub two_receivers: u32,
+    /// Sessions with a deadline of their own.
+    pub own_deadline: u32,
+    /// Ordinary pause between two actions.
+    pub pause: u64,
+    /// Longest pause between two actions.
+    pub pause_max: u64,
+}
+
+impl Params {
+    /// Draws a world.
+    pub fn draw(seed: u64) -> Params {
+        let rng = &mut Rng::new(seed ^ 0x5eed_0000_cafe);
+        let lossless = rng.chance(200);
+        let topology = match rng.below(8) {
+            0 => Topology::DataParallel,
+            1 => Topology::TensorParallel,
+            _ => Topology::Plain,
+        };
+        let (prefills, decodes) = match topology {
+            Topology::Plain => (1 + rng.index(3), 1 + rng.index(3)),
+            Topology::DataParallel => (2, 1 + rng.index(2)),
+            Topology::TensorParallel => (2, 2),
+        };
+        let hosts = prefills + decodes;
+        let timing = draw_timing(rng);
+        let tiny = !lossless && rng.chance(300);
+        let limits = draw_limits(rng, tiny);
+        let fault_span = rng.between(50 * MS, 800 * MS);
+        let small = [8, 16, 24, 32, 48];
+        let params = Params {
+            drizzle: false,
+            seed,
+            prefills,
+            decodes,
+            topology,
+            kv_regions: 1 + rng.index(3),
+            item_len: rng.pick(&[8, 12, 16]),
+            num_pages: (0..hosts).map(|_| rng.pick(&small)).collect(),
+            aux_rows: rng.pick(&[0, 2, 4, 8]),
+            misfit: rng.chance(40).then(|| rng.index(hosts)),
+            requests: 1 + rng.index(12),
+            heal_requests: 1 + rng.index(3),
+            heal_eager: !tiny && rng.chance(500),
+            timing,
+            limits,
+            max_inflight: rng.pick(&[1, 1, 2, 4, 32]),
+            max_sge: rng.pick(&[1, 2, 4, 64]),
+            fault_span,
+            lossless,
+            drift_ppm: rng.pick(&[0, 100, 10_000, 150_000]),
+            lateness: rng.pick(&[0, 50 * US, MS]),
+            net: draw_net(rng, lossless, &timing),
+            dma: draw_dma(rng, lossless, &timing),
+            lookup: draw_lookup(rng, lossless),
+            chaos: if lossless { ChaosParams::default() } else { draw_chaos(rng) },
+            sched: draw_sched(rng, lossless),
+        };
+        if lossless || tiny || rng.chance(750) { params } else { params.drizzle(rng) }
+    }
+
+    /// How many hosts there are.
+    pub fn hosts(&self) -> usize {
+        self.prefills + self.decodes
+    }
+
+    /// The same world with nothing worse than lost frames.
+    fn drizzle(mut self, rng: &mut Rng) -> Params {
+        self.drizzle = true;
+        self.requests = 1 + rng.index(4);
+        self.num_pages.fill(48);
+        self.aux_rows = rng.pick(&[0, 8]);
+        self.misfit = None;
+        // Long enough for a dozen repetitions.
+        self.timing.peer_timeout = (self.timing.keepalive * 20).max(self.timing.retry_max * 12);
+        self.net = NetParams {
+            drop: rng.pick(&[10, 50, 150]),
+            duplicate: rng.pick(&[0, 50, 300]),
+            tail: rng.pick(&[0, 50, 300]),
+            delay_max: 50 * MS,
+            ..self.net
+        };
+        self.dma = DmaParams { error: 0, refuse: 0, connect_fail: 0, time_max: 50 * MS, ..self.dma };
+        self.chaos = ChaosParams::default();
+        let SchedParams { early_init, request_ids, two_receivers, pause, .. } = self.sched;
+        self.sched = SchedParams {
+            early_init,
+            request_ids,
+            two_receivers,
+            pause,
+            pause_max: 50 * MS,
+            ..Default::default()
+        };
+        self
+    }
+
+    /// The bootstrap server of a prefill slot.
+    pub fn addr(&self, slot: usize) -> String {
+        match self.topology {
+            Topology::Plain => format!("p{slot}:1"),
+            Topology::DataParallel | Topology::TensorParallel => "p:1".to_owned(),
+        }
+    }
+
+    /// How long a failure may take to reach the other side when no frame is lost.
+    pub fn telling_time(&self) -> u64 {
+        let retry = self.timing.retry_max.as_nanos() as u64 * 2;
+        4 * self.net.delay_max + 2 * retry + 4 * self.lateness + 5 * MS
+    }
+
+    /// How long the healed world may take to serve a request.
+    pub fn serving_time(&self) -> u64 {
+        let timing = &self.timing;
+        let old = 2 * self.dma.time_max + 2 * timing.peer_timeout.as_nanos() as u64;
+        old + 2 * timing.session_deadline.as_nanos() as u64
+            + 40 * timing.retry_max.as_nanos() as u64
+            + 10 * self.lookup.delay_max
+            + 2 * SEC
+    }
+}
+
+fn draw_timing(rng: &mut Rng) -> Timing {
+    let ms = Duration::from_millis;
+    let retry_first = rng.between(2, 30);
+    let keepalive = rng.between(10, 150);
+    Timing {
+        session_deadline: ms(rng.between(100, 3000)),
+        retry_first: ms(retry_first),
+        retry_max: ms(retry_first * rng.between(1, 8)),
+        keepalive: ms(keepalive),
+        peer_timeout: ms(keepalive * rng.between(2, 8)),
+        lookup_retry: ms(rng.between(2, 30)),
+        failed_room_ttl: ms(rng.between(20, 2000)),
+    }
+}
+
+fn draw_limits(rng: &mut Rng, tiny: bool) -> Limits {
+    let max_post_bytes = rng.pick(&[5, 8, 16, 40, 100, 1 << 20]);
+    if !tiny {
+        return Limits { max_post_bytes, ..Limits::default() };
+    }
+    Limits {
+        max_peers: rng.pick(&[1, 2, 3, 100]),
+        max_registrations: rng.pick(&[1, 2, 4, 100]),
+        max_waiting_runs: rng.pick(&[12, 40, 1000]),
+        max_failed_rooms: rng.pick(&[1, 2, 100]),
+        max_post_bytes,
+        max_attempts: rng.pick(&[1, 2, 4, 100]),
+    }
+}
+
+/// A rate that is often zero, often mild, sometimes wild.
+fn rate(rng: &mut Rng) -> u32 {
+    rng.pick(&[0, 0, 5, 20, 60, 150, 400])
+}
+
+fn draw_net(rng: &mut Rng, lossless: bool, timing: &Timing) -> NetParams {
+    let delay = rng.between(20 * US, 2 * MS);
+    let retry = timing.retry_first.as_nanos() as u64;
+    if lossless {
+        let delay_max = delay + rng.below(retry);
+        let (duplicate, tail) = (rate(rng), rate(rng));
+        return NetParams {
+            duplicate,
+            tail,
+            delay,
+            delay_max,
+            spurious: rng.pick(&[0, 20]),
+            ..NetParams::default()
+        };
+    }
+    NetParams {
+        drop: rate(rng),
+        duplicate: rate(rng),
+        tail: rate(rng),
+        delay,
+        delay_max: rng.pick(&[5 * MS, 50 * MS, 500 * MS]),
+        misdeliver: rng.pick(&[0, 300, 1000]),
+        garbage: rng.pick(&[0, 0, 10]),
+        spurious: rng.pick(&[0, 0, 20]),
+    }
+}
+
+fn draw_dma(rng: &mut Rng, lossless: bool, timing: &Timing) -> DmaParams {
+    let deadline = timing.session_deadline.as_nanos() as u64;
+    DmaParams {
+        error: rng.pick(&[0, 0, 10, 50, 200]),
+        slow: rate(rng),
+        time: rng.between(20 * US, 5 * MS),
+        time_max: rng.pick(&[10 * MS, 100 * MS, deadline, 2 * deadline]).min(4 * SEC),
+        cancel: rng.pick(&[0, 300, 1000]),
+        connect_fail: if lossless { 0 } else { rng.pick(&[0, 0, 50, 300]) },
+        refuse: rng.pick(&[0, 0, 50]),
+    }
+}
+
+fn draw_lookup(rng: &mut Rng, lossless: bool) -> LookupParams {
+    LookupParams {
+        fail: if lossless { 0 } else { rate(rng) },
+        delay: rng.between(50 * US, 3 * MS),
+        delay_max: rng.pick(&[5 * MS, 100 * MS]),
+        lease: rng.pick(&[0, 20 * MS, 300 * MS, 2 * SEC]),
+        stale: if lossless { 0 } else { rng.pick(&[0, 100, 400]) },
+    }
+}
+
+fn draw_chaos(rng: &mut Rng) -> ChaosParams {
+    let some = |rng: &mut Rng| match rng.below(4) {
+        0 | 1 => 1 + rng.below(4),
+        _ => 0,
+    };
+    ChaosParams {
+        crashes: some(rng),
+        pauses: some(rng),
+        partitions: some(rng),
+        breaks: some(rng),
+        shutdowns: u64::from(rng.chance(100)),
+        detect_max: rng.pick(&[MS, 20 * MS, 500 * MS]),
+        stray_max: rng.pick(&[0, 2 * MS, 50 * MS, 300 * MS]),
+    }
+}
+
+fn draw_sched(rng: &mut Rng, lossless: bool) -> SchedParams {
+    let loud = |rng: &mut Rng| rng.pick(&[0, 50, 200, 500]);
+    SchedParams {
+        abort: loud(rng),
+        one_sided: rng.pick(&[0, 0, 60, 200]),
+        disagree: rng.pick(&[0, 0, 50, 200]),
+        early_init: rng.pick(&[0, 100, 1000]),
+        misuse: rng.pick(&[0, 0, 0, 100]),
+        request_ids: rng.pick(&[0, 500, 1000]),
+        retry: if lossless { 0 } else { rng.pick(&[0, 300, 1000]) },
+        two_receivers: rng.pick(&[0, 100, 500]),
+        own_deadline: rng.pick(&[0, 100, 500]),
+        pause: rng.between(10 * US, 5 * MS),
+        pause_max: rng.pick(&[5 * MS, 50 * MS, 300 * MS]),
+    }
+}

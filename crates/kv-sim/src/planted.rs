@@ -1,0 +1,295 @@
+//! Planted bugs: each breaks one promise on purpose, so that the invariant that serves it is seen
+//! to fail.
+//!
+//! They stand between nodes and world, and need no change in the nodes: what a buggy node or plane
+//! would do is done to the inputs and outputs of a correct one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::proto::{Limits, NodeGauges, Output};
+use kv_core::wire::{AbortAck, Body, Failed, Frame, Link};
+use kv_core::{Cause, KvPoll, PageList, Pages, SessionId, Time};
+
+use crate::calendar::Event;
+use crate::ledger::LifeId;
+use crate::params::Params;
+use crate::world::World;
+
+macro_rules! planted {
+    ($($(#[$doc:meta])* $name:ident: $invariant:ident,)*) => {
+        /// One planted bug.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Planted {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Planted {
+            /// All of them.
+            pub const ALL: &[Planted] = &[$(Planted::$name),*];
+
+            /// Its name.
+            pub const fn name(self) -> &'static str {
+                match self { $(Planted::$name => stringify!($name)),* }
+            }
+
+            /// The invariant that must catch it.
+            pub const fn caught_by(self) -> &'static str {
+                match self { $(Planted::$name => stringify!($invariant)),* }
+            }
+        }
+    };
+}
+
+planted! {
+    /// The completion notice of a post travels ahead of its bytes.
+    NotifyEarly: success_means_right_bytes,
+    /// Some pieces of a post are never written.
+    LostPiece: success_means_right_bytes,
+    /// A post is reported over while its pieces still move.
+    EndBeforeQuiet: pages_quiet_when_released,
+    /// Pages come back with the failure, not with the quiet.
+    ReleaseAtFailure: pages_quiet_when_released,
+    /// An abort is acknowledged while writes are in flight.
+    AckBeforeQuiet: pages_quiet_when_released,
+    /// A failure is called quiet while writes are in flight.
+    QuietLie: pages_quiet_when_released,
+    /// Final states are kept secret.
+    EndSwallowed: ends_once_in_time,
+    /// Final states are told twice.
+    EndTwice: ends_once_in_time,
+    /// Failures have no reason.
+    NamelessFailure: ends_once_in_time,
+    /// A state is left out.
+    SkippedState: ends_once_in_time,
+    /// Timers never ring.
+    DeafToTime: ends_once_in_time,
+    /// Some tokens never come back.
+    ReleaseSwallowed: tokens_come_back,
+    /// Some tokens come back twice.
+    ReleaseTwice: tokens_come_back,
+    /// Some tokens come back in part.
+    ReleaseCut: tokens_come_back,
+    /// Tokens come back before the final state.
+    ReleaseFirst: tokens_come_back,
+    /// Posts to a dead life write into its successor.
+    WriteIntoSuccessor: incarnation_fence,
+    /// Frames for a dead life are made to fit its successor.
+    FenceDropped: incarnation_fence,
+    /// Tables have no bounds.
+    Boundless: bounded,
+    /// Posts have no bound.
+    Overposted: bounded,
+    /// A node panics.
+    Panics: bounded,
+    /// A timer is due again at the moment at which it rang.
+    SpinningTimer: bounded,
+    /// Nobody is told of failures and aborts.
+    Hushed: failure_is_told,
+    /// A timer rings for ever.
+    RestlessTimer: idle_is_quiet,
+    /// A session stays in a table for ever.
+    LeakedSession: idle_is_quiet,
+    /// A failure is given another reason.
+    WrongReason: reason_is_true,
+    /// The network stays as bad as it was.
+    HealedInName: requests_are_served,
+    /// No registration and no question is sent twice.
+    NothingRepeated: requests_are_served,
+}
+
+/// What planted bugs remember.
+#[derive(Debug, Default)]
+pub(crate) struct Sabotage {
+    /// The link that a life answers to from another.
+    links: BTreeMap<(LifeId, LifeId), Link>,
+    /// Releases made up, to be left out when the true ones come.
+    released: BTreeMap<(LifeId, SessionId), usize>,
+    /// Sessions about whose end nothing is said.
+    hushed: BTreeSet<(LifeId, SessionId)>,
+    /// Registrations sent.
+    registered: BTreeSet<(LifeId, u64, u64)>,
+    count: u64,
+}
+
+impl Planted {
+    /// Changes what nodes believe their parameters are.
+    pub(crate) fn loosen(self, params: &mut Params) {
+        match self {
+            Planted::Boundless => {
+                params.limits = Limits { max_post_bytes: params.limits.max_post_bytes, ..Limits::default() };
+            }
+            Planted::Overposted => params.max_inflight = 1024,
+            _ => {}
+        }
+    }
+
+    /// Changes what a world's seed decided, so that the bug has an occasion.
+    pub(crate) fn provoke(self, params: &mut Params) {
+        if matches!(self, Planted::WriteIntoSuccessor | Planted::FenceDropped | Planted::HealedInName) {
+            (params.lossless, params.drizzle) = (false, false);
+        }
+        match self {
+            Planted::WriteIntoSuccessor => {
+                params.dma.slow = 400;
+                params.dma.time_max = params.dma.time_max.max(100_000_000);
+                params.chaos.crashes = params.chaos.crashes.max(3);
+            }
+            Planted::FenceDropped => {
+                params.chaos.crashes = 6;
+                params.requests = 12;
+                (params.net.tail, params.net.duplicate) = (600, 600);
+                params.net.delay_max = 500_000_000;
+                params.timing.session_deadline = std::time::Duration::from_secs(2);
+            }
+            Planted::HealedInName => {
+                params.net.drop = 950;
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn panics(self, inputs: u64) -> bool {
+        self == Planted::Panics && inputs == 20
+    }
+
+    pub(crate) fn next_timeout(self, next: Option<Time>, now: Time) -> Option<Time> {
+        match self {
+            Planted::SpinningTimer => next.map(|next| next.min(now)),
+            Planted::RestlessTimer => {
+                let always = now + Duration::from_millis(500);
+                Some(next.map_or(always, |next| next.min(always)))
+            }
+            _ => next,
+        }
+    }
+
+    pub(crate) fn gauges(self, gauges: &mut NodeGauges) {
+        if self == Planted::LeakedSession {
+            gauges.senders += 1;
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn sabotage_outputs(&mut self, life: LifeId, outputs: Vec<Output>) -> Vec<Output> {
+        let Some(planted) = self.planted else { return outputs };
+        let mut kept = Vec::with_capacity(outputs.len());
+        for output in outputs {
+            match (planted, output) {
+                (Planted::EndSwallowed, Output::Status { session, poll, .. }) if poll.is_terminal() => {
+                    self.sabotage.hushed.insert((life, session));
+                }
+                (Planted::EndSwallowed, Output::Release { session, .. })
+                    if self.sabotage.hushed.contains(&(life, session)) => {}
+                (Planted::WrongReason, Output::Status { session, poll, failure: Some(mut failure) }) => {
+                    failure.cause = Cause::Aborted;
+                    kept.push(Output::Status { session, poll, failure: Some(failure) });
+                }
+                (Planted::EndTwice, Output::Status { session, poll, failure }) if poll.is_terminal() => {
+                    kept.push(Output::Status { session, poll, failure: failure.clone() });
+                    kept.push(Output::Status { session, poll, failure });
+                }
+                (Planted::NamelessFailure, Output::Status { session, poll, .. }) => {
+                    kept.push(Output::Status { session, poll, failure: None });
+                }
+                (Planted::SkippedState, Output::Status { poll: KvPoll::Transferring, .. }) => {}
+                (Planted::ReleaseAtFailure, Output::Status { session, poll: KvPoll::Failed, failure }) => {
+                    kept.push(Output::Status { session, poll: KvPoll::Failed, failure });
+                    self.release_all(life, session, &mut kept);
+                }
+                (Planted::ReleaseFirst, Output::Status { session, poll, failure }) if poll.is_terminal() => {
+                    self.release_all(life, session, &mut kept);
+                    kept.push(Output::Status { session, poll, failure });
+                }
+                (Planted::ReleaseAtFailure | Planted::ReleaseFirst, Output::Release { session, pages }) => {
+                    match self.sabotage.released.get_mut(&(life, session)) {
+                        Some(left) if *left > 0 => *left -= 1,
+                        _ => kept.push(Output::Release { session, pages }),
+                    }
+                }
+                (Planted::ReleaseSwallowed, Output::Release { .. }) if self.every(3) => {}
+                (Planted::ReleaseTwice, Output::Release { session, pages }) => {
+                    kept.extend(claim(pages.list().clone()).map(|pages| Output::Release { session, pages }));
+                    kept.push(Output::Release { session, pages });
+                }
+                (Planted::ReleaseCut, Output::Release { session, mut pages }) if pages.len() > 1 => {
+                    drop(pages.split_off(1));
+                    kept.push(Output::Release { session, pages });
+                }
+                (_, output) => kept.push(output),
+            }
+        }
+        kept
+    }
+
+    fn every(&mut self, nth: u64) -> bool {
+        self.sabotage.count += 1;
+        self.sabotage.count.is_multiple_of(nth)
+    }
+
+    fn release_all(&mut self, life: LifeId, session: SessionId, kept: &mut Vec<Output>) {
+        let Some(&leg) = self.hosts[life].sessions.get(&session) else { return };
+        let holds = self.ledger.legs[leg].holds.clone();
+        self.sabotage.released.insert((life, session), holds.len());
+        for hold in holds {
+            let list = PageList::from_pages(self.ledger.holds[hold as usize].pages.iter().copied());
+            let token = list.ok().and_then(claim);
+            kept.extend(token.map(|pages| Output::Release { session, pages }));
+        }
+    }
+
+    /// Changes a frame on its way out; `None` to lose it.
+    pub(crate) fn sabotage_frame(&mut self, from: LifeId, to: LifeId, bytes: Bytes) -> Option<Bytes> {
+        let Some(planted) = self.planted else { return Some(bytes) };
+        let Ok(frame) = Frame::decode(&bytes) else { return Some(bytes) };
+        if frame.link != Link::NONE {
+            self.sabotage.links.insert((to, from), frame.link);
+        }
+        match (planted, frame.body) {
+            (Planted::Hushed, Body::Failed(_) | Body::Abort(_) | Body::AbortAck(_)) => None,
+            (Planted::Hushed, Body::Ping(mut ping)) => {
+                ping.attempts.clear();
+                Frame { link: frame.link, body: Body::Ping(ping) }.encode().ok()
+            }
+            (Planted::NothingRepeated, Body::Register(register)) => {
+                let first = self.sabotage.registered.insert((from, frame.link.0, register.attempt.0));
+                first.then_some(bytes)
+            }
+            (Planted::NothingRepeated, Body::Ping(_)) => None,
+            (Planted::QuietLie, Body::Failed(failed)) => {
+                let body = Body::Failed(Failed { quiet: true, ..failed });
+                Frame { link: frame.link, body }.encode().ok()
+            }
+            (Planted::AckBeforeQuiet, Body::Abort(abort)) => {
+                if let Some(&link) = self.sabotage.links.get(&(from, to)) {
+                    let body = Body::AbortAck(AbortAck { attempt: abort.attempt });
+                    let bytes = Frame { link, body }.encode().ok()?;
+                    self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, bytes });
+                }
+                Some(bytes)
+            }
+            _ => Some(bytes),
+        }
+    }
+
+    /// Changes a frame that arrives at `at`, though it was meant for `to`.
+    pub(crate) fn sabotage_delivery(&mut self, from: LifeId, to: LifeId, at: LifeId, bytes: Bytes) -> Bytes {
+        if self.planted != Some(Planted::FenceDropped) || to == at {
+            return bytes;
+        }
+        let Ok(mut frame) = Frame::decode(&bytes) else { return bytes };
+        if let Body::Hello(hello) = &mut frame.body {
+            // As if the one to whom it is said did not look whom it means.
+            hello.to = self.hosts[at].incarnation;
+        } else if let Some(&link) = self.sabotage.links.get(&(at, from)) {
+            frame.link = link;
+        }
+        frame.encode().unwrap_or(bytes)
+    }
+}
+
+fn claim(list: PageList) -> Option<Pages> {
+    Pages::claim(list).ok()
+}

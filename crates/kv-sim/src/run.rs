@@ -1,0 +1,121 @@
+//! Running one seed, or many.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::invariants::Violation;
+use crate::params::Params;
+use crate::planted::Planted;
+use crate::stats::Counters;
+use crate::trace::Trace;
+use crate::world::World;
+
+/// How to run a seed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// A bug to plant.
+    pub planted: Option<Planted>,
+    /// Lines of the trace to keep; zero for none.
+    pub keep: usize,
+    /// Stop after so many events.
+    pub max_events: Option<u64>,
+}
+
+/// What became of one seed.
+#[derive(Debug)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// The broken promise, if there is one.
+    pub violation: Option<Violation>,
+    /// What was seen.
+    pub counters: Counters,
+    /// What happened.
+    pub trace: Trace,
+    /// How long it took, in virtual nanoseconds.
+    pub virtual_time: u64,
+}
+
+/// Runs the world of one seed to its end.
+///
+/// ```
+/// use kv_sim::{Options, run_seed};
+/// let report = run_seed(7, Options::default());
+/// assert_eq!(report.violation, None);
+/// ```
+pub fn run_seed(seed: u64, options: Options) -> Report {
+    let mut params = Params::draw(seed);
+    if let Some(planted) = options.planted {
+        planted.provoke(&mut params);
+    }
+    let world = World::new(params, options.planted, Trace::keeping(options.keep));
+    let outcome = world.run(options.max_events);
+    Report {
+        seed,
+        violation: outcome.violation,
+        counters: outcome.counters,
+        trace: outcome.trace,
+        virtual_time: outcome.ended_at,
+    }
+}
+
+/// What became of many seeds.
+#[derive(Debug, Default)]
+pub struct Campaign {
+    /// Sums over all worlds.
+    pub counters: Counters,
+    /// Sum of the worlds' virtual times, in nanoseconds.
+    pub virtual_time: u128,
+    /// The violation with the smallest seed, if there is one.
+    pub failed: Option<(u64, Violation)>,
+}
+
+/// Runs seeds `start .. start + count` on `jobs` threads, until the first violation. `progress` is
+/// called now and then with the number of seeds done.
+pub fn run_campaign(
+    start: u64,
+    count: u64,
+    jobs: usize,
+    options: Options,
+    progress: impl Fn(u64) + Sync,
+) -> Campaign {
+    const BLOCK: u64 = 50;
+    let next = AtomicU64::new(0);
+    let done = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
+    let total = Mutex::new(Campaign::default());
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let block = next.fetch_add(BLOCK, Ordering::Relaxed);
+                    if block >= count || stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let mut own = Campaign::default();
+                    for seed in block..(block + BLOCK).min(count) {
+                        let report = run_seed(start + seed, options);
+                        own.counters.merge(&report.counters);
+                        own.virtual_time += u128::from(report.virtual_time);
+                        if let Some(violation) = report.violation {
+                            stop.store(true, Ordering::Relaxed);
+                            own.failed = Some((report.seed, violation));
+                            break;
+                        }
+                    }
+                    let finished = done.fetch_add(own.counters.seeds, Ordering::Relaxed) + own.counters.seeds;
+                    progress(finished);
+                    let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    total.counters.merge(&own.counters);
+                    total.virtual_time += own.virtual_time;
+                    let earlier =
+                        |known: &(u64, Violation)| own.failed.as_ref().is_none_or(|own| known.0 < own.0);
+                    if !total.failed.as_ref().is_some_and(earlier) {
+                        total.failed = own.failed;
+                    }
+                }
+            });
+        }
+    });
+    total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

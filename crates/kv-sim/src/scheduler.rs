@@ -1,0 +1,437 @@
+//! The simulated schedulers: they allocate, compute, send, abort, and reuse pages at once.
+
+use std::time::Duration;
+
+use kv_core::proto::{Command, Input};
+use kv_core::{AuxIndex, KvPoll, PageList, Pages, SessionId};
+
+use crate::calendar::{Act, Check, Event};
+use crate::clock::MS;
+use crate::fact::Fact;
+use crate::ledger::{Ledger, LegId, LifeId, Side, Slot};
+use crate::world::World;
+
+/// Most attempts to find pages before a request is aborted.
+const MAX_TRIES: u32 = 40;
+
+/// One request, as the router sent it.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub(crate) number: u64,
+    /// Named by a request id with a suffix per engine, not by a number.
+    pub(crate) by_id: bool,
+    /// Prefill slots, each with the decode slots it serves.
+    pub(crate) groups: Vec<(Slot, Vec<Slot>)>,
+    pub(crate) num_pages: usize,
+    pub(crate) wants_aux: bool,
+    pub(crate) one_sided: Option<Side>,
+    pub(crate) disagree: bool,
+    pub(crate) retry: bool,
+    pub(crate) must_succeed: bool,
+}
+
+/// What the scheduler of one half still means to do.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// Chunks to send, the next one last.
+    pub(crate) chunks: Vec<usize>,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) replica: Option<u32>,
+    pub(crate) early_init: bool,
+}
+
+impl World {
+    pub(crate) fn act(&mut self, leg: LegId, act: Act) {
+        let known = &self.ledger.legs[leg];
+        if act == Act::Open {
+            return self.open(leg);
+        }
+        let Some(life) = known.life.filter(|&life| self.ledger.lives[life].alive) else { return };
+        // A scheduler that has seen the end stops, most of the time.
+        let ended = known.poll.is_terminal();
+        match act {
+            Act::Open => {}
+            Act::Abort => self.abort(leg, life),
+            Act::Misuse => self.misuse(leg, life),
+            Act::Init { .. } | Act::Chunk { .. } if ended && !self.rng.chance(100) => {}
+            Act::Init { tries } => self.init(leg, life, tries),
+            Act::Chunk { tries } => self.chunk(leg, life, tries),
+        }
+    }
+
+    fn open(&mut self, leg: LegId) {
+        let slot = self.ledger.legs[leg].slot;
+        let Some(life) = self.slots[slot] else {
+            // The host is down: the router tries again while it must.
+            if self.ledger.legs[leg].must_succeed {
+                self.act_later(leg, Act::Open);
+            }
+            return;
+        };
+        self.cover_open(leg);
+        let host = &mut self.hosts[life];
+        let session = SessionId(host.next_session);
+        host.next_session += 1;
+        host.sessions.insert(session, leg);
+        let deadline = self.plans[leg].deadline;
+        let now = self.ledger.lives[life].clock.local(self.now);
+        let known = &mut self.ledger.legs[leg];
+        known.life = Some(life);
+        known.session = session;
+        known.opened_at = self.now;
+        known.deadline = now + deadline.unwrap_or(self.params.timing.session_deadline);
+        let due = known.deadline;
+        let room = known.room.clone();
+        let (side, server, receivers) = (known.side, known.server, known.receivers);
+        self.ledger.lives[life].open_sessions += 1;
+        self.ledger.last_change = self.now;
+        self.counters.sessions += 1;
+        self.trace.note(self.now, || {
+            format!("open      leg {leg}: {side:?} {room} as session {session} of life {life}")
+        });
+        self.watch_deadline(leg, life, due);
+        self.watch_failed_counterparts(leg);
+        let command = match side {
+            Side::Sender => Command::OpenSender { session, room, receivers, deadline },
+            Side::Receiver => {
+                let (bootstrap_addr, prefill_dp_rank) = (self.params.addr(server), self.plans[leg].replica);
+                Command::OpenReceiver { session, room, bootstrap_addr, prefill_dp_rank, deadline }
+            }
+        };
+        self.feed(life, "open", Input::Command(command));
+        if side == Side::Sender || self.plans[leg].early_init {
+            self.act_later(leg, Act::Init { tries: 0 });
+        }
+    }
+
+    pub(crate) fn act_later(&mut self, leg: LegId, act: Act) {
+        let pause = self.pause();
+        self.calendar.enter(self.now + pause, Event::Act { leg, act });
+    }
+
+    fn init(&mut self, leg: LegId, life: LifeId, tries: u32) {
+        let known = &self.ledger.legs[leg];
+        if known.inited_at.is_some() {
+            return;
+        }
+        let (session, num_pages) = (known.session, known.num_pages);
+        let needed = if known.side == Side::Receiver { num_pages } else { 0 };
+        let host = &self.hosts[life];
+        if needed > host.free_pages.len() || known.wants_aux && host.free_rows.is_empty() {
+            return self.starve(leg, life, Act::Init { tries: tries + 1 }, tries);
+        }
+        let aux = self.take_row(leg, life);
+        self.ledger.legs[leg].inited_at = Some(self.now);
+        let command = match self.ledger.legs[leg].side {
+            Side::Sender => Command::InitSender { session, num_pages, aux },
+            Side::Receiver => {
+                let pages = self.take_pages(life, needed);
+                let Some(pages) = self.give(leg, life, &pages) else { return };
+                Command::InitReceiver { session, pages, aux }
+            }
+        };
+        self.feed(life, "init", Input::Command(command));
+        if self.ledger.legs[leg].side == Side::Sender {
+            self.act_later(leg, Act::Chunk { tries: 0 });
+        }
+        self.free_row_if_over(leg, life);
+    }
+
+    fn chunk(&mut self, leg: LegId, life: LifeId, tries: u32) {
+        let Some(&chunk) = self.plans[leg].chunks.last() else { return };
+        if chunk > self.hosts[life].free_pages.len() {
+            return self.starve(leg, life, Act::Chunk { tries: tries + 1 }, tries);
+        }
+        self.plans[leg].chunks.pop();
+        let pages = self.take_pages(life, chunk);
+        let last = self.plans[leg].chunks.is_empty();
+        self.fill(leg, life, &pages, last);
+        let session = self.ledger.legs[leg].session;
+        let Some(chunk) = self.give(leg, life, &pages) else { return };
+        self.feed(life, "send", Input::Command(Command::Send { session, chunk }));
+        if !self.plans[leg].chunks.is_empty() {
+            self.act_later(leg, Act::Chunk { tries: 0 });
+        }
+    }
+
+    /// Computes the next pages of a request, and with the last of them the aux row.
+    fn fill(&mut self, leg: LegId, life: LifeId, pages: &[u32], last: bool) {
+        let known = &self.ledger.legs[leg];
+        for (position, &page) in pages.iter().enumerate() {
+            self.memories[life].fill_page(page, known.key, (known.pages.len() + position) as u32);
+        }
+        if let Some(row) = known.row.filter(|_| last) {
+            self.memories[life].fill_row(row, known.key);
+        }
+    }
+
+    fn starve(&mut self, leg: LegId, life: LifeId, again: Act, tries: u32) {
+        self.counters.starved += 1;
+        if tries >= MAX_TRIES && !self.ledger.legs[leg].must_succeed {
+            return self.abort(leg, life);
+        }
+        let pause = self.rng.tail(2 * MS, 50 * MS);
+        self.calendar.enter(self.now + pause, Event::Act { leg, act: again });
+    }
+
+    fn abort(&mut self, leg: LegId, life: LifeId) {
+        if self.ledger.legs[leg].is_open() {
+            self.counters.aborts += 1;
+            self.ledger.legs[leg].aborted = true;
+            let touches = |flight: &crate::flight::Flight| {
+                !flight.over
+                    && flight.pieces.iter().any(|piece| {
+                        let held = |hold: u32| hold != 0 && self.ledger.holds[hold as usize].leg == leg;
+                        held(piece.local_hold) || held(piece.remote_hold)
+                    })
+            };
+            self.counters.abort_in_flight += u64::from(self.flights.iter().any(touches));
+        }
+        let session = self.ledger.legs[leg].session;
+        self.feed(life, "abort", Input::Command(Command::Abort { session }));
+    }
+
+    /// A command that cannot be right.
+    fn misuse(&mut self, leg: LegId, life: LifeId) {
+        self.counters.misuses += 1;
+        let known = &self.ledger.legs[leg];
+        let (session, side, num_pages) = (known.session, known.side, known.num_pages);
+        let rows = self.memories[life].rows.len() as u32;
+        let beyond = self.memories[life].pages.len() as u32 + self.rng.below(100) as u32;
+        let own = if self.hosts[life].free_pages.is_empty() { vec![] } else { self.take_pages(life, 1) };
+        let choice = self.rng.below(4);
+        let given = if choice == 0 { [&own[..], &[beyond]].concat() } else { own };
+        let stranger = SessionId(u64::MAX - 7);
+        let command = match (side, choice) {
+            (Side::Sender, 2) => {
+                self.put_back(life, &given);
+                Command::InitSender { session, num_pages: num_pages + 1, aux: Some(AuxIndex(rows)) }
+            }
+            (Side::Sender, 3) => {
+                self.put_back(life, &given);
+                let Ok(chunk) = Pages::claim(PageList::default()) else { return };
+                return self.feed_stranger(life, Command::Send { session: stranger, chunk });
+            }
+            (Side::Sender, _) => {
+                self.fill(leg, life, &given, true);
+                let Some(chunk) = self.give(leg, life, &given) else { return };
+                Command::Send { session, chunk }
+            }
+            (Side::Receiver, choice) => {
+                // Wrong in any case: its aux row does not exist, or it is the second init.
+                let aux =
+                    (choice == 1 || self.ledger.legs[leg].inited_at.is_none()).then_some(AuxIndex(rows));
+                let Some(pages) = self.give(leg, life, &given) else { return };
+                Command::InitReceiver { session, pages, aux }
+            }
+        };
+        self.feed(life, "misuse", Input::Command(command));
+    }
+
+    fn feed_stranger(&mut self, life: LifeId, command: Command) {
+        self.ledger.lives[life].tokens_out += 1;
+        self.feed(life, "misuse", Input::Command(command));
+    }
+
+    // ---- pages -------------------------------------------------------------------------------
+
+    fn take_pages(&mut self, life: LifeId, count: usize) -> Vec<u32> {
+        let scattered = self.rng.chance(300);
+        let mut pages = Vec::with_capacity(count);
+        for _ in 0..count {
+            let free = &mut self.hosts[life].free_pages;
+            if scattered && !free.is_empty() {
+                let at = self.rng.index(free.len());
+                pages.push(free.swap_remove(at));
+            } else if let Some(page) = free.pop() {
+                pages.push(page);
+            }
+        }
+        pages
+    }
+
+    fn put_back(&mut self, life: LifeId, pages: &[u32]) {
+        for &page in pages {
+            if (page as usize) < self.memories[life].pages.len() {
+                self.memories[life].poison_page(page);
+                self.memories[life].pages[page as usize] = 0;
+                self.hosts[life].free_pages.push(page);
+            }
+        }
+    }
+
+    fn take_row(&mut self, leg: LegId, life: LifeId) -> Option<AuxIndex> {
+        if !self.ledger.legs[leg].wants_aux {
+            return None;
+        }
+        let row = self.hosts[life].free_rows.pop()?;
+        let hold = self.ledger.hold(leg, Vec::new());
+        self.memories[life].rows[row as usize] = hold;
+        let known = &mut self.ledger.legs[leg];
+        (known.row, known.row_hold) = (Some(row), hold);
+        Some(AuxIndex(row))
+    }
+
+    /// Makes a token for a session, and notes who holds its pages.
+    fn give(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
+        let token =
+            PageList::from_pages(pages.iter().copied()).ok().and_then(|list| Pages::claim(list).ok())?;
+        let hold = self.ledger.hold(leg, pages.to_vec());
+        for &page in pages {
+            if let Some(holder) = self.memories[life].pages.get_mut(page as usize) {
+                *holder = hold;
+            }
+        }
+        let known = &mut self.ledger.legs[leg];
+        known.holds.push(hold);
+        if !known.poll.is_terminal() {
+            known.pages.extend_from_slice(pages);
+        }
+        self.ledger.lives[life].tokens_out += 1;
+        Some(token)
+    }
+
+    pub(crate) fn release(&mut self, life: LifeId, session: SessionId, token: Pages) {
+        let pages: Vec<u32> = token.list().iter().collect();
+        self.trace.note(self.now, || format!("  life {life} session {session} releases {token:?}"));
+        self.trace.fold(pages.len() as u64);
+        drop(token);
+        let leg = self.hosts[life].sessions.get(&session).copied();
+        let holds = leg.map(|leg| self.ledger.legs[leg].holds.clone()).unwrap_or_default();
+        let hold = holds.iter().copied().find(|&hold| self.ledger.holds[hold as usize].pages == pages);
+        self.tell(&Fact::Released { life, session, leg, hold, pages: &pages });
+        let out = &mut self.ledger.lives[life].tokens_out;
+        *out = out.saturating_sub(1);
+        self.ledger.last_change = self.now;
+        let (Some(leg), Some(hold)) = (leg, hold) else { return };
+        let known = &mut self.ledger.legs[leg];
+        known.holds.retain(|&held| held != hold);
+        if known.ended_at.is_some_and(|ended| ended < self.now) {
+            self.counters.quarantined += 1;
+        }
+        self.put_back(life, &pages);
+        self.free_row_if_over(leg, life);
+    }
+
+    /// A row is free once its session has ended and all its pages are back.
+    fn free_row_if_over(&mut self, leg: LegId, life: LifeId) {
+        let known = &mut self.ledger.legs[leg];
+        if !known.poll.is_terminal() || !known.holds.is_empty() {
+            return;
+        }
+        if let Some(row) = known.row.take() {
+            self.memories[life].rows[row as usize] = 0;
+            self.memories[life].poison_row(row);
+            self.hosts[life].free_rows.push(row);
+        }
+    }
+
+    // ---- reactions ---------------------------------------------------------------------------
+
+    pub(crate) fn state_changed(&mut self, leg: LegId, to: KvPoll) {
+        let known = &self.ledger.legs[leg];
+        let (side, request) = (known.side, known.request);
+        let Some(life) = known.life else { return };
+        match (side, to) {
+            (Side::Receiver, KvPoll::WaitingForInput) if known.inited_at.is_none() => {
+                self.act_later(leg, Act::Init { tries: 0 });
+            }
+            (Side::Receiver, KvPoll::Transferring) => self.watch_failed_counterparts(leg),
+            (_, KvPoll::Failed) => {
+                self.watch_counterparts(leg);
+                self.free_row_if_over(leg, life);
+                self.retry(request, side);
+            }
+            (_, KvPoll::Success) => {
+                self.cover_success(leg);
+                self.free_row_if_over(leg, life);
+            }
+            _ => {}
+        }
+    }
+
+    /// A half has failed: the other ones must hear of it, if nothing is lost.
+    fn watch_counterparts(&mut self, origin: LegId) {
+        if !self.params.lossless || self.healed.is_some() {
+            return;
+        }
+        let others: Vec<LegId> = self.ledger.counterparts(origin).collect();
+        for leg in others {
+            if self.must_be_told(leg, origin) {
+                self.expect_told(leg, origin);
+            }
+        }
+    }
+
+    /// A half has come, or has come further: maybe another one failed before.
+    fn watch_failed_counterparts(&mut self, leg: LegId) {
+        if !self.params.lossless || self.healed.is_some() {
+            return;
+        }
+        let ttl = self.params.timing.failed_room_ttl.as_nanos() as u64 / 2;
+        let others: Vec<LegId> = self.ledger.counterparts(leg).collect();
+        for origin in others {
+            let failed = &self.ledger.legs[origin];
+            let fresh = failed.ended_at.is_some_and(|ended| ended + ttl > self.now);
+            if failed.poll == KvPoll::Failed && fresh && self.must_be_told(leg, origin) {
+                self.expect_told(leg, origin);
+            }
+        }
+    }
+
+    fn must_be_told(&self, leg: LegId, origin: LegId) -> bool {
+        let (told, failed) = (&self.ledger.legs[leg], &self.ledger.legs[origin]);
+        told.is_open()
+            && match failed.side {
+                // A receiver that has registered, or registers later, is told.
+                Side::Sender => told.poll == KvPoll::Transferring,
+                // A receiver that had met its sender's host says goodbye.
+                Side::Receiver => failed.before >= KvPoll::WaitingForInput,
+            }
+    }
+
+    fn expect_told(&mut self, leg: LegId, origin: LegId) {
+        self.counters.told += 1;
+        let at = self.now + self.params.telling_time();
+        self.calendar.enter(at, Event::Check(Check::Told { leg, origin }));
+    }
+
+    // ---- coverage ----------------------------------------------------------------------------
+
+    fn cover_open(&mut self, leg: LegId) {
+        let known = &self.ledger.legs[leg];
+        let same_base = |other: &crate::ledger::Leg| {
+            other.side == known.side
+                && other.slot == known.slot
+                && other.is_open()
+                && Ledger::rooms_match(&other.room, &known.room)
+        };
+        self.counters.ambiguous += u64::from(self.ledger.legs.iter().any(same_base));
+        let others =
+            self.ledger.counterparts(leg).filter(|&other| self.ledger.legs[other].life.is_some()).count();
+        let first = others == 0;
+        match known.side {
+            Side::Sender if first => self.counters.sender_first += 1,
+            Side::Receiver if first => self.counters.receiver_first += 1,
+            _ => {}
+        }
+    }
+
+    fn cover_success(&mut self, leg: LegId) {
+        let known = &self.ledger.legs[leg];
+        if known.must_succeed && known.side == Side::Receiver {
+            self.counters.served += 1;
+        }
+        if known.side == Side::Sender {
+            let holds = |hold: u32| hold != 0 && self.ledger.holds[hold as usize].leg == leg;
+            let flights = self
+                .flights
+                .iter()
+                .filter(|flight| flight.pieces.iter().any(|piece| holds(piece.local_hold)));
+            self.counters.multi_part += u64::from(flights.count() > 1);
+        } else if let kv_core::Room::Request(_) = known.room {
+            let exact = self.ledger.counterparts(leg).any(|other| self.ledger.legs[other].room == known.room);
+            self.counters.base_match += u64::from(!exact);
+        }
+    }
+}

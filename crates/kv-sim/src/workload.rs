@@ -1,0 +1,263 @@
+//! Which requests there are, and how their two halves differ.
+
+use std::time::Duration;
+
+use kv_core::{KvPoll, Room, SessionId, Time};
+
+use crate::calendar::{Act, Check, Event};
+use crate::clock::{MS, SEC};
+use crate::ledger::{Leg, Side, Slot};
+use crate::params::Topology;
+use crate::scheduler::{Plan, Request};
+use crate::world::World;
+
+impl World {
+    /// Draws the requests of the fault phase.
+    pub(crate) fn plan_requests(&mut self) {
+        for _ in 0..self.params.requests {
+            let start = self.rng.below(self.params.fault_span * 3 / 4);
+            let sched = self.params.sched.clone();
+            let request = self.draw_request();
+            if self.rng.chance(sched.one_sided) {
+                self.requests[request].one_sided =
+                    Some(if self.rng.chance(500) { Side::Sender } else { Side::Receiver });
+                self.counters.one_sided += 1;
+            }
+            if self.rng.chance(sched.disagree) {
+                self.requests[request].disagree = true;
+                self.counters.disagreeing += 1;
+            }
+            self.requests[request].retry = self.rng.chance(sched.retry);
+            self.requests[request].must_succeed = self.params.drizzle;
+            self.open_request(request, start, true);
+        }
+    }
+
+    /// A request of the healed world.
+    pub(crate) fn serve_one(&mut self) {
+        if self.to_serve == 0 {
+            return;
+        }
+        if let Some(until) =
+            self.ledger.lives.iter().map(|life| life.paused_until).max().filter(|&until| until > self.now)
+        {
+            return self.calendar.enter(until + MS, Event::Serve);
+        }
+        // One at a time: two that wait for each other's pages are no fault of the protocol.
+        if self.ledger.legs.iter().any(|leg| leg.must_succeed && !leg.poll.is_terminal()) {
+            let again = self.rng.between(5 * MS, 20 * MS);
+            return self.calendar.enter(self.now + again, Event::Serve);
+        }
+        self.to_serve -= 1;
+        for _ in 0..8 {
+            let request = self.draw_request();
+            let drawn = &self.requests[request];
+            let mut hosts =
+                drawn.groups.iter().flat_map(|(sender, receivers)| receivers.iter().chain([sender]));
+            let misfit = hosts.any(|&slot| self.params.misfit == Some(slot));
+            drop(hosts);
+            if misfit {
+                continue;
+            }
+            self.requests[request].must_succeed = true;
+            let most = self.params.limits.max_peers;
+            self.requests[request].groups.iter_mut().for_each(|(_, receivers)| receivers.truncate(most));
+            self.open_request(request, self.now, false);
+            return;
+        }
+    }
+
+    fn draw_request(&mut self) -> usize {
+        let params = &self.params;
+        let (prefills, decodes) = (params.prefills, params.decodes);
+        let smallest = params.num_pages.iter().copied().min().unwrap_or(1) as usize;
+        let two = self.params.sched.two_receivers;
+        let groups = match self.params.topology {
+            Topology::TensorParallel => vec![(0, vec![2]), (1, vec![3])],
+            Topology::Plain | Topology::DataParallel => {
+                let first = prefills + self.rng.index(decodes);
+                let mut receivers = vec![first];
+                if decodes > 1 && self.rng.chance(two) {
+                    receivers.push(prefills + (first - prefills + 1) % decodes);
+                    self.counters.two_receivers += 1;
+                }
+                vec![(self.rng.index(prefills), receivers)]
+            }
+        };
+        let number = self.requests.len() as u64 * 64 + self.rng.below(32) * 2;
+        // In a data-parallel engine the number leads to the replica.
+        let number =
+            number + if self.params.topology == Topology::DataParallel { groups[0].0 as u64 } else { 0 };
+        let by_id = self.rng.chance(self.params.sched.request_ids);
+        let num_pages = match self.rng.below(10) {
+            0 => 0,
+            1 if !self.params.drizzle => smallest,
+            _ => 1 + self.rng.index(smallest.min(10)),
+        };
+        let wants_aux = self.params.aux_rows > 0 && self.rng.chance(700);
+        self.counters.requests += 1;
+        self.requests.push(Request {
+            number,
+            by_id,
+            groups,
+            num_pages,
+            wants_aux,
+            one_sided: None,
+            disagree: false,
+            retry: false,
+            must_succeed: false,
+        });
+        self.requests.len() - 1
+    }
+
+    /// Opens all halves of a request from `start` on, in any order.
+    fn open_request(&mut self, request: usize, start: u64, abortable: bool) {
+        let drawn = self.requests[request].clone();
+        let base = format!("cmpl-{:x}-0", drawn.number);
+        let exact = self.rng.chance(200);
+        let shared = self.rng.bits() as u32;
+        for (server, receivers) in &drawn.groups {
+            let sides = std::iter::once((Side::Sender, *server))
+                .chain(receivers.iter().map(|&slot| (Side::Receiver, slot)));
+            for (side, slot) in sides {
+                if drawn.one_sided.is_some_and(|only| only != side) {
+                    continue;
+                }
+                let room = if drawn.by_id {
+                    let own = if exact { shared } else { self.rng.bits() as u32 };
+                    Room::request(&format!("{base}-{own:08x}")).unwrap_or(Room::Number(drawn.number))
+                } else {
+                    Room::Number(drawn.number)
+                };
+                let leg = self.new_leg(request, &drawn, side, slot, *server, room, receivers.len() as u32);
+                let mut pause = self.pause();
+                let (limits, count) = (&self.params.limits, receivers.len());
+                let fits =
+                    count <= limits.max_registrations && count * drawn.num_pages <= limits.max_waiting_runs;
+                if drawn.must_succeed && side == Side::Receiver && !self.params.heal_eager && !fits {
+                    // Where registrations are few, the sender comes first.
+                    pause += 20 * MS;
+                }
+                self.calendar.enter(start + pause, Event::Act { leg, act: Act::Open });
+                let sched = self.params.sched.clone();
+                if abortable && self.rng.chance(sched.abort) {
+                    let at = start + pause + self.rng.tail(5 * MS, 500 * MS);
+                    self.calendar.enter(at, Event::Act { leg, act: Act::Abort });
+                }
+                if abortable && self.rng.chance(sched.misuse) {
+                    self.ledger.legs[leg].misused = true;
+                    let at = start + pause + self.pause();
+                    self.calendar.enter(at, Event::Act { leg, act: Act::Misuse });
+                }
+                if drawn.must_succeed {
+                    let at = self.now.max(start) + self.params.serving_time();
+                    self.calendar.enter(at, Event::Check(Check::Served { leg }));
+                }
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn new_leg(
+        &mut self,
+        request: usize,
+        drawn: &Request,
+        side: Side,
+        slot: Slot,
+        server: Slot,
+        room: Room,
+        receivers: u32,
+    ) -> usize {
+        let mut num_pages = drawn.num_pages;
+        let mut wants_aux = drawn.wants_aux;
+        if drawn.disagree && side == Side::Receiver {
+            if self.params.aux_rows > 0 && self.rng.chance(300) {
+                wants_aux = !wants_aux;
+            } else if num_pages > 1 && self.rng.chance(500) {
+                num_pages -= 1;
+            } else {
+                num_pages += 1;
+            }
+        }
+        num_pages = num_pages.min(self.params.num_pages[slot] as usize);
+        let leg = self.ledger.legs.len();
+        let chunks = self.cut(num_pages);
+        let sched = self.params.sched.clone();
+        let own_deadline = Duration::from_nanos(self.rng.between(10 * MS, SEC));
+        let own_deadline = self.rng.chance(sched.own_deadline).then_some(own_deadline);
+        let deadline = if drawn.must_succeed { Some(Duration::from_secs(60)) } else { own_deadline };
+        let named = drawn.by_id || self.rng.chance(300);
+        let replica = (self.params.topology == Topology::DataParallel && named).then_some(server as u32);
+        let early_init = self.rng.chance(sched.early_init);
+        self.plans.push(Plan { chunks, deadline, replica, early_init });
+        self.ledger.legs.push(Leg {
+            request,
+            side,
+            slot,
+            server,
+            room,
+            num_pages,
+            wants_aux,
+            receivers,
+            key: self.rng.bits(),
+            must_succeed: drawn.must_succeed,
+            misused: false,
+            life: None,
+            session: SessionId(0),
+            poll: KvPoll::Bootstrapping,
+            before: KvPoll::Bootstrapping,
+            opened_at: 0,
+            deadline: Time::MAX,
+            ended_at: None,
+            aborted: false,
+            told: None,
+            inited_at: None,
+            row: None,
+            pages: Vec::new(),
+            holds: Vec::new(),
+            row_hold: 0,
+        });
+        leg
+    }
+
+    /// Cuts pages into chunks; a request without pages has one empty chunk.
+    fn cut(&mut self, num_pages: usize) -> Vec<usize> {
+        let mut chunks = Vec::new();
+        let mut left = num_pages;
+        let most = 1 + self.rng.index(4);
+        while left > 0 {
+            let chunk = if chunks.len() + 1 >= most { left } else { 1 + self.rng.index(left) };
+            chunks.push(chunk);
+            left -= chunk;
+            if left > 0 && self.rng.chance(50) {
+                chunks.push(0);
+            }
+        }
+        if chunks.is_empty() {
+            chunks.push(0);
+        }
+        chunks.reverse();
+        chunks
+    }
+
+    pub(crate) fn pause(&mut self) -> u64 {
+        let sched = &self.params.sched;
+        let (pause, most) =
+            if self.healed.is_some() { (sched.pause, sched.pause) } else { (sched.pause, sched.pause_max) };
+        self.rng.tail(pause, most)
+    }
+
+    /// Tries a failed request again: the same number or base id, and new halves, or only that which
+    /// failed.
+    pub(crate) fn retry(&mut self, request: usize, side: Side) {
+        if !std::mem::take(&mut self.requests[request].retry) || self.healed.is_some() {
+            return;
+        }
+        self.counters.retries += 1;
+        let one_sided = self.rng.chance(400).then_some(side);
+        let again = Request { retry: false, one_sided, disagree: false, ..self.requests[request].clone() };
+        self.requests.push(again);
+        let start = self.now + self.pause();
+        self.open_request(self.requests.len() - 1, start, self.params.sched.abort > 100);
+    }
+}

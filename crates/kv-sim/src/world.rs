@@ -1,0 +1,445 @@
+//! One world: hosts, wires and clocks, driven by one calendar.
+//!
+//! ```text
+//! calendar ─▶ event ─▶ host's node ─▶ outputs ─┬▶ plane.rs      frames and posts ─▶ calendar
+//!                                              ├▶ rendezvous.rs lookups          ─▶ calendar
+//!                                              └▶ scheduler.rs  states, pages    ─▶ calendar
+//! every step ─▶ facts ─▶ invariants
+//! ```
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use kv_core::proto::{Input, NodeGauges, Output};
+use kv_core::{KvPoll, SessionId, Time, TransferError};
+
+use crate::calendar::{Calendar, Check, Event, Report};
+use crate::chaos::Net;
+use crate::clock::{Clock, MS, SEC};
+use crate::cover::Seen;
+use crate::fact::{Effects, Fact, View};
+use crate::flight::Flight;
+use crate::host::Host;
+use crate::invariants::{Invariants, Violation};
+use crate::ledger::{Ledger, LegId, LifeId, LifeRecord, Slot};
+use crate::memory::Memory;
+use crate::params::Params;
+use crate::planted::{Planted, Sabotage};
+use crate::rendezvous::BootstrapServers;
+use crate::rng::Rng;
+use crate::scheduler::{Plan, Request};
+use crate::stats::{Counters, cause_name};
+use crate::trace::Trace;
+
+/// Most events of one world: far more than any needs that comes to rest.
+const MAX_EVENTS: u64 = 400_000;
+/// Longest time that a world may need to come to rest once it is healed.
+const MAX_REST: u64 = 120 * SEC;
+
+/// One world.
+pub(crate) struct World {
+    pub(crate) params: Params,
+    pub(crate) rng: Rng,
+    /// Global time, which nobody in the world knows.
+    pub(crate) now: u64,
+    pub(crate) calendar: Calendar,
+    pub(crate) hosts: Vec<Host>,
+    /// The life of each slot; `None` while it is down.
+    pub(crate) slots: Vec<Option<LifeId>>,
+    pub(crate) memories: Vec<Memory>,
+    pub(crate) ledger: Ledger,
+    pub(crate) flights: Vec<Flight>,
+    pub(crate) net: Net,
+    pub(crate) servers: BootstrapServers,
+    pub(crate) requests: Vec<Request>,
+    /// Of each leg, what its scheduler still means to do.
+    pub(crate) plans: Vec<Plan>,
+    /// When faults stopped.
+    pub(crate) healed: Option<u64>,
+    pub(crate) to_serve: usize,
+    pub(crate) counters: Counters,
+    pub(crate) trace: Trace,
+    pub(crate) planted: Option<Planted>,
+    pub(crate) seen: Seen,
+    pub(crate) sabotage: Sabotage,
+    invariants: Invariants,
+    violation: Option<Violation>,
+}
+
+/// What became of a world.
+pub(crate) struct Outcome {
+    pub(crate) violation: Option<Violation>,
+    pub(crate) counters: Counters,
+    pub(crate) trace: Trace,
+    pub(crate) ended_at: u64,
+}
+
+impl World {
+    /// A world in which nothing has happened yet.
+    pub(crate) fn new(params: Params, planted: Option<Planted>, trace: Trace) -> World {
+        let rng = Rng::new(params.seed);
+        let hosts = params.hosts();
+        World {
+            rng,
+            now: 0,
+            calendar: Calendar::default(),
+            hosts: Vec::new(),
+            slots: vec![None; hosts],
+            memories: Vec::new(),
+            ledger: Ledger::new(),
+            flights: Vec::new(),
+            net: Net::new(hosts, &params.net),
+            servers: BootstrapServers::default(),
+            requests: Vec::new(),
+            plans: Vec::new(),
+            healed: None,
+            to_serve: params.heal_requests,
+            counters: Counters {
+                seeds: 1,
+                lossless: u64::from(params.lossless),
+                drizzle: u64::from(params.drizzle),
+                ..Counters::default()
+            },
+            trace,
+            planted,
+            seen: Seen::default(),
+            sabotage: Sabotage::default(),
+            invariants: Invariants::all(),
+            violation: None,
+            params,
+        }
+    }
+
+    /// Lets everything happen.
+    pub(crate) fn run(mut self, max_events: Option<u64>) -> Outcome {
+        for slot in 0..self.params.hosts() {
+            self.boot(slot);
+        }
+        self.plan_requests();
+        self.plan_chaos();
+        self.calendar.enter(self.params.fault_span, Event::Heal);
+        while self.violation.is_none() {
+            if max_events.is_some_and(|most| self.counters.events >= most) {
+                break;
+            }
+            let Some((at, event)) = self.calendar.next() else {
+                self.settled();
+                if self.to_serve == 0 || self.violation.is_some() {
+                    break;
+                }
+                self.serve_one();
+                continue;
+            };
+            debug_assert!(at >= self.now);
+            self.now = at;
+            self.counters.events += 1;
+            let rest_by = self
+                .healed
+                .map_or(u64::MAX, |healed| healed + MAX_REST * (1 + self.params.heal_requests as u64));
+            if self.counters.events > MAX_EVENTS || self.now > rest_by {
+                self.tell(&Fact::Restless);
+                break;
+            }
+            self.dispatch(event);
+        }
+        Outcome { violation: self.violation, counters: self.counters, trace: self.trace, ended_at: self.now }
+    }
+
+    fn dispatch(&mut self, event: Event) {
+        // A paused host does nothing; what reaches it waits until it continues.
+        if let Some(until) = self.paused(&event) {
+            let late = self.rng.below(MS / 5);
+            self.calendar.enter(until + late, event);
+            return;
+        }
+        match event {
+            Event::Timer { life, generation } => self.ring(life, generation),
+            Event::Frame { from, to, bytes } => self.deliver(from, to, bytes),
+            Event::Report { life, report } => self.report(life, report),
+            Event::Move { flight, upto } => self.move_pieces(flight, upto),
+            Event::Land { flight } => self.land(flight),
+            Event::Act { leg, act } => self.act(leg, act),
+            Event::Strike(strike) => self.strike(strike),
+            Event::Check(check) => self.check(check),
+            Event::Heal => self.heal(),
+            Event::Serve => self.serve_one(),
+        }
+    }
+
+    fn paused(&self, event: &Event) -> Option<u64> {
+        let life = match *event {
+            Event::Timer { life, .. } | Event::Report { life, .. } => life,
+            Event::Frame { to, .. } => to,
+            Event::Act { leg, .. } => self.ledger.legs[leg].life.or(self.slots[self.ledger.legs[leg].slot])?,
+            _ => return None,
+        };
+        let until = self.ledger.lives[life].paused_until;
+        (until > self.now && self.ledger.lives[life].alive).then_some(until)
+    }
+
+    /// Starts a new life in a slot.
+    pub(crate) fn boot(&mut self, slot: Slot) {
+        if self.slots[slot].is_some() {
+            return;
+        }
+        let life = self.hosts.len();
+        let params = &self.params;
+        let salt = self.rng.bits();
+        let memory =
+            Memory::new(params.kv_regions, params.num_pages[slot], params.item_len, params.aux_rows, salt);
+        let bits = self.rng.bits();
+        let mut shown = params.clone();
+        if let Some(planted) = self.planted {
+            planted.loosen(&mut shown);
+        }
+        let Ok(host) = Host::boot(&shown, slot, life, bits, &memory) else { return };
+        let drift = params.drift_ppm;
+        let rate = 1_000_000 - drift + self.rng.below(2 * drift + 1);
+        let clock = Clock::new(self.now, self.rng.below(1000 * SEC), rate);
+        self.trace.note(self.now, || {
+            format!("boot      life {life} in slot {slot}, incarnation {}", host.incarnation)
+        });
+        self.hosts.push(host);
+        self.memories.push(memory);
+        self.ledger.lives.push(LifeRecord {
+            clock,
+            alive: true,
+            shut_down: false,
+            strays_until: u64::MAX,
+            paused_until: 0,
+            posts_failed: 0,
+            tokens_out: 0,
+            open_sessions: 0,
+        });
+        self.slots[slot] = Some(life);
+        self.publish_later(life);
+    }
+
+    /// Gives a node an input and carries out what it wants.
+    pub(crate) fn feed(&mut self, life: LifeId, name: &'static str, input: Input) -> Effects {
+        if self.violation.is_some() {
+            return Effects::default();
+        }
+        let now = self.ledger.lives[life].clock.local(self.now);
+        self.trace.step(self.now, life, name);
+        self.counters.inputs += 1;
+        let inputs = self.counters.inputs;
+        let planted = self.planted;
+        let Some(node) = self.hosts[life].node.as_mut() else { return Effects::default() };
+        let outputs = catch_unwind(AssertUnwindSafe(|| {
+            if planted.is_some_and(|planted| planted.panics(inputs)) {
+                std::panic::resume_unwind(Box::new("planted"));
+            }
+            node.handle(now, input);
+            std::iter::from_fn(|| node.poll_output()).collect::<Vec<Output>>()
+        }));
+        let mut outputs = match outputs {
+            Ok(outputs) => outputs,
+            Err(payload) => {
+                let text = payload.downcast_ref::<String>().map(String::as_str);
+                let message = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                self.tell(&Fact::Panicked { life, message });
+                return Effects::default();
+            }
+        };
+        let count = outputs.len();
+        if planted.is_some() {
+            outputs = self.sabotage_outputs(life, outputs);
+        }
+        let mut effects = Effects::default();
+        for output in outputs {
+            self.carry_out(life, output, &mut effects);
+            if self.violation.is_some() {
+                return effects;
+            }
+        }
+        let Some(node) = self.hosts[life].node.as_ref() else { return effects };
+        let mut next = node.next_timeout();
+        let mut gauges = node.gauges();
+        if let Some(planted) = planted {
+            next = planted.next_timeout(next, now);
+            planted.gauges(&mut gauges);
+        }
+        self.set_timer(life, next);
+        self.tell(&Fact::Stepped { life, input: name, outputs: count, now, next, gauges });
+        effects
+    }
+
+    fn carry_out(&mut self, life: LifeId, output: Output, effects: &mut Effects) {
+        match output {
+            Output::Connect { peer, metadata } => self.connect(life, peer, &metadata),
+            Output::Disconnect { peer } => {
+                self.trace.note(self.now, || format!("  life {life} disconnects peer {peer}"));
+                self.hosts[life].conns.remove(&peer);
+            }
+            Output::Send { peer, frame } => self.send(life, peer, frame),
+            Output::Post { peer, post } => {
+                effects.posts += 1;
+                self.post(life, peer, post);
+            }
+            Output::Cancel { post } => {
+                effects.cancels += 1;
+                self.cancel(life, post);
+            }
+            Output::Lookup { lookup, addr, query } => self.lookup(life, lookup, &addr, &query),
+            Output::Status { session, poll, failure } => {
+                effects.statuses += 1;
+                self.status(life, session, poll, failure.as_deref());
+            }
+            Output::Release { session, pages } => {
+                effects.releases += 1;
+                self.release(life, session, pages);
+            }
+        }
+    }
+
+    fn status(&mut self, life: LifeId, session: SessionId, to: KvPoll, failure: Option<&TransferError>) {
+        self.trace.status(self.now, life, session, to, failure);
+        let Some(&leg) = self.hosts[life].sessions.get(&session) else {
+            return self.tell(&Fact::StrangeStatus { life, session, to });
+        };
+        self.tell(&Fact::Status { leg, to, failure });
+        let known = &mut self.ledger.legs[leg];
+        known.before = known.poll;
+        known.poll = to;
+        if !to.is_terminal() {
+            return self.state_changed(leg, to);
+        }
+        known.ended_at = Some(self.now);
+        self.ledger.last_change = self.now;
+        self.ledger.lives[life].open_sessions = self.ledger.lives[life].open_sessions.saturating_sub(1);
+        if to == KvPoll::Success {
+            self.counters.successes += 1;
+        } else {
+            self.counters.failed += 1;
+        }
+        if let Some(failure) = failure {
+            self.ledger.legs[leg].told = Some(failure.cause.for_peer());
+            *self.counters.failures.entry(cause_name(&failure.cause)).or_default() += 1;
+        }
+        self.state_changed(leg, to);
+    }
+
+    fn set_timer(&mut self, life: LifeId, next: Option<Time>) {
+        let host = &mut self.hosts[life];
+        if host.timer == next {
+            return;
+        }
+        host.timer = next;
+        host.timer_generation += 1;
+        let Some(next) = next else { return };
+        let generation = host.timer_generation;
+        let due = self.ledger.lives[life].clock.global(next);
+        if due == u64::MAX {
+            return;
+        }
+        let late = self.rng.below(self.params.lateness + 1);
+        self.calendar.enter(due.max(self.now) + late, Event::Timer { life, generation });
+    }
+
+    fn ring(&mut self, life: LifeId, generation: u32) {
+        let host = &mut self.hosts[life];
+        if host.node.is_none() || host.timer_generation != generation {
+            return;
+        }
+        host.timer = None;
+        if self.planted == Some(Planted::DeafToTime) {
+            return;
+        }
+        self.feed(life, "timeout", Input::Timeout);
+    }
+
+    fn report(&mut self, life: LifeId, report: Report) {
+        if self.hosts[life].node.is_none() {
+            return;
+        }
+        match report {
+            Report::Posted { post, result } => {
+                self.ledger.lives[life].posts_failed += u64::from(result.is_err());
+                self.trace.note(self.now, || format!("  post {post} of life {life}: {result:?}"));
+                self.feed(life, "posted", Input::Posted { post, result });
+            }
+            Report::ConnectFailed { peer } => self.report_connect_failed(life, peer),
+            Report::PeerGone { peer } => self.report_peer_gone(life, peer),
+            Report::Found { lookup, ranks } => {
+                self.feed(life, "found", Input::Found { lookup, ranks });
+            }
+            Report::LookupFailed { lookup, error } => {
+                self.feed(life, "lookup failed", Input::LookupFailed { lookup, error });
+            }
+            Report::SpuriousTimeout => {
+                self.counters.spurious_timeouts += 1;
+                self.feed(life, "spurious timeout", Input::Timeout);
+            }
+            Report::Garbage { bytes } => {
+                self.counters.garbage += 1;
+                self.feed(life, "garbage", Input::Frame(bytes));
+            }
+        }
+    }
+
+    fn check(&mut self, check: Check) {
+        if let Check::Deadline { leg } | Check::Told { leg, .. } = check
+            && let Some(life) = self.ledger.legs[leg].life
+        {
+            // A host that was paused over its deadline notices when it continues.
+            let resumed = self.ledger.lives[life].paused_until + self.slack();
+            if self.ledger.lives[life].alive && resumed > self.now {
+                self.calendar.enter(resumed, Event::Check(check));
+                return;
+            }
+        }
+        self.tell(&Fact::Check(check));
+    }
+
+    /// How late a timer may take effect.
+    pub(crate) fn slack(&self) -> u64 {
+        2 * self.params.lateness + MS
+    }
+
+    /// The moment after which a session must have ended.
+    pub(crate) fn watch_deadline(&mut self, leg: LegId, life: LifeId, deadline: Time) {
+        let due = self.ledger.lives[life].clock.global(deadline);
+        let at = due.saturating_add(self.slack());
+        self.calendar.enter(at, Event::Check(Check::Deadline { leg }));
+    }
+
+    fn settled(&mut self) {
+        let gauges: Vec<(LifeId, NodeGauges, Option<Time>)> = self
+            .hosts
+            .iter()
+            .enumerate()
+            .filter_map(|(life, host)| {
+                let node = host.node.as_ref()?;
+                let mut gauges = node.gauges();
+                if let Some(planted) = self.planted {
+                    planted.gauges(&mut gauges);
+                }
+                Some((life, gauges, node.next_timeout()))
+            })
+            .collect();
+        self.tell(&Fact::Settled { gauges: &gauges });
+    }
+
+    /// Tells all invariants, and stops the world if one is broken.
+    pub(crate) fn tell(&mut self, fact: &Fact<'_>) {
+        if self.violation.is_some() {
+            return;
+        }
+        let view = View {
+            now: self.now,
+            params: &self.params,
+            ledger: &self.ledger,
+            memories: &self.memories,
+            flights: &self.flights,
+            healed: self.healed.is_some(),
+        };
+        if let Err(violation) = self.invariants.observe(&view, fact) {
+            self.trace.note(self.now, || format!("VIOLATION {}: {}", violation.invariant, violation.what));
+            self.violation = Some(violation);
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.violation.is_some()
+    }
+}

@@ -1,0 +1,70 @@
+//! Every invariant can fail: each planted bug is caught, by the invariant meant for it.
+
+use kv_sim::{Options, Planted, run_seed};
+
+/// Worlds in which a planted bug must show itself.
+const SEEDS: u64 = 1500;
+
+fn is_caught(planted: Planted) {
+    let options = Options { planted: Some(planted), ..Options::default() };
+    let mut others = Vec::new();
+    for seed in 0..SEEDS {
+        let Some(violation) = run_seed(seed, options).violation else { continue };
+        if violation.invariant == planted.caught_by() {
+            return;
+        }
+        others.push((seed, violation.to_string()));
+        if others.len() == 50 {
+            break;
+        }
+    }
+    let (bug, invariant) = (planted.name(), planted.caught_by());
+    assert!(others.is_empty(), "{bug} is caught, but not by {invariant}: {others:#?}");
+    assert!(options.planted.is_none(), "{bug} is not caught in {SEEDS} seeds");
+}
+
+macro_rules! each {
+    ($($test:ident: $planted:ident,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                is_caught(Planted::$planted);
+            }
+        )*
+
+        #[test]
+        fn no_planted_bug_is_without_a_test() {
+            assert_eq!(Planted::ALL, &[$(Planted::$planted),*]);
+        }
+    };
+}
+
+each! {
+    early_notices_are_caught: NotifyEarly,
+    lost_pieces_are_caught: LostPiece,
+    posts_ended_before_they_are_quiet_are_caught: EndBeforeQuiet,
+    pages_released_at_failure_are_caught: ReleaseAtFailure,
+    aborts_acknowledged_too_early_are_caught: AckBeforeQuiet,
+    failures_that_are_not_quiet_are_caught: QuietLie,
+    final_states_kept_secret_are_caught: EndSwallowed,
+    final_states_told_twice_are_caught: EndTwice,
+    failures_without_reason_are_caught: NamelessFailure,
+    states_left_out_are_caught: SkippedState,
+    timers_that_never_ring_are_caught: DeafToTime,
+    tokens_kept_are_caught: ReleaseSwallowed,
+    tokens_doubled_are_caught: ReleaseTwice,
+    tokens_cut_are_caught: ReleaseCut,
+    tokens_before_the_end_are_caught: ReleaseFirst,
+    writes_into_a_successor_are_caught: WriteIntoSuccessor,
+    frames_for_a_former_life_are_caught: FenceDropped,
+    tables_without_bounds_are_caught: Boundless,
+    posts_without_bounds_are_caught: Overposted,
+    panics_are_caught: Panics,
+    spinning_timers_are_caught: SpinningTimer,
+    silence_about_failures_is_caught: Hushed,
+    restless_timers_are_caught: RestlessTimer,
+    leaked_sessions_are_caught: LeakedSession,
+    wrong_reasons_are_caught: WrongReason,
+    a_world_that_stays_broken_is_caught: HealedInName,
+    frames_never_repeated_are_caught: NothingRepeated,
+}

@@ -1,0 +1,128 @@
+//! A decode rank in a terminal of its own, and the router: it gives prompts to the prefill rank in
+//! the other terminal, receives their KV, continues them, and compares every token with a run of
+//! its own.
+//!
+//! ```text
+//! cargo run --release --example prefill
+//! cargo run --release --example decode
+//! ```
+#![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
+
+#[path = "../shared/mod.rs"]
+mod shared;
+
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+
+use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, WorkloadOptions};
+use shared::decode::DecodeRank;
+use shared::error::ExampleError;
+use shared::link::Link;
+use shared::loading::ModelOptions;
+use shared::plane;
+use shared::progress::Progress;
+use shared::rank::RankSpec;
+use shared::report::Report;
+use shared::router::{Plan, Router, Side};
+use shared::verdict;
+
+/// How long to wait for the prefill rank: it may still be compiling.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Receives the KV of prompts from a prefill rank, continues them, and checks every token.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    /// The bootstrap server that the prefill rank is registered with.
+    #[arg(long, value_name = "HOST:PORT", default_value = DEFAULT_BOOTSTRAP)]
+    bootstrap: String,
+
+    /// Where the prefill rank takes requests.
+    #[arg(long, value_name = "HOST:PORT", default_value = DEFAULT_REQUESTS)]
+    prefill: String,
+
+    #[command(flatten)]
+    workload: WorkloadOptions,
+
+    #[command(flatten)]
+    cache: CacheOptions,
+
+    #[command(flatten)]
+    model: ModelOptions,
+}
+
+fn main() -> ExitCode {
+    run(Options::parse()).unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(options: Options) -> Result<ExitCode, ExampleError> {
+    let Options { bootstrap, prefill, workload, cache, model: model_options } = options;
+    plane::prepare(cache.plane)?;
+    workload.check(&cache)?;
+    let mut router = Router::new();
+    let stream = connect(&prefill)?;
+    let reader = stream.try_clone().map_err(ExampleError::io("clone the connection to the prefill rank"))?;
+    router.add(Side::Prefill, reader, stream, None);
+
+    let (model, bootstrap_of_rank) = (model_options.clone(), bootstrap.clone());
+    let spec = RankSpec {
+        side: Side::Decode,
+        number: 0,
+        of: 1,
+        bootstrap: bootstrap_of_rank,
+        model,
+        cache,
+        chunk_tokens: 0,
+    };
+    let (here, there) = UnixStream::pair().map_err(ExampleError::io("make a socket pair"))?;
+    let reader = here.try_clone().map_err(ExampleError::io("clone a socket"))?;
+    router.add(Side::Decode, reader, here, None);
+    std::thread::spawn(move || {
+        let served = Link::unix(there).and_then(|link| DecodeRank::start(&spec)?.run(link));
+        if let Err(error) = served {
+            eprintln!("error: decode/0: {error}");
+        }
+    });
+
+    let model = model_options.load()?;
+    let requests =
+        model_options.prompts(&model, workload.requests as usize, workload.prompt_tokens as usize)?;
+    let progress = Progress::new(requests.len(), !workload.json);
+    let (max_new_tokens, deadline) = (workload.max_new_tokens as usize, workload.deadline());
+    let plan = Plan { bootstrap, max_new_tokens, deadline, kill: None };
+    let (run, monolithic) = verdict::compare(router, &model, requests, &plan, &progress)?;
+    let report = Report::new(&run, &monolithic, false);
+    print!("{}", report.text(workload.json)?);
+    if !workload.json
+        && let Some(answer) = model_options.first_answer(&run)?
+    {
+        println!("request 0 goes on: {answer:?}");
+    }
+    Ok(if report.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn connect(prefill: &str) -> Result<TcpStream, ExampleError> {
+    let end = Instant::now() + PATIENCE;
+    let mut told = false;
+    loop {
+        match TcpStream::connect(prefill) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if Instant::now() >= end => {
+                return Err(ExampleError::io("connect to the prefill rank")(error));
+            }
+            Err(_) => {}
+        }
+        if !told {
+            eprintln!("waiting for the prefill rank on {prefill}: cargo run --release --example prefill");
+            told = true;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}

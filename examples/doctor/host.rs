@@ -1,0 +1,86 @@
+//! What of the host matters to transfers.
+
+use std::path::Path;
+
+use kv_transfer::nixl::guards::Guard;
+use rustix::process::{Resource, getrlimit};
+
+/// Variables that were set by the user.
+pub fn environment(ours: &[Guard]) {
+    let matters = |name: &str| {
+        ["UCX_", "NIXL_", "KV_NIXL_", "CUDA_VISIBLE_DEVICES", "FI_"]
+            .iter()
+            .any(|start| name.starts_with(start))
+            && ours.iter().all(|guard| guard.name != name)
+    };
+    let mut set: Vec<(String, String)> = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .filter(|(name, _)| matters(name))
+        .collect();
+    set.sort();
+    for (name, value) in &set {
+        println!("  {name}={value}");
+    }
+    if set.is_empty() {
+        println!("  nothing is set");
+    }
+}
+
+/// Limits, devices, and what of the kernel is in the way.
+pub fn facts() {
+    let limit = getrlimit(Resource::Memlock).current;
+    let limit = limit.map_or_else(|| "unlimited".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
+    line("locked memory", &limit, "RDMA pins what it registers: the whole cache must fit");
+    let cards = names("/sys/class/infiniband");
+    line("InfiniBand", &or(&cards, "no card"), "");
+    let links: Vec<String> = names("/sys/class/net")
+        .into_iter()
+        .map(|name| {
+            let state = read(&format!("/sys/class/net/{name}/operstate"));
+            format!("{name} ({})", if state.is_empty() { "?" } else { &state })
+        })
+        .collect();
+    line("network", &or(&links, "none"), "");
+    let gpus: Vec<String> = names("/dev")
+        .into_iter()
+        .filter(|name| {
+            name.strip_prefix("nvidia")
+                .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+        })
+        .collect();
+    let driver = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"]
+        .iter()
+        .any(|dir| Path::new(dir).join("libcuda.so.1").exists());
+    let driver = if driver { "driver library found" } else { "no driver library" };
+    line("CUDA", &format!("{}; {driver}", or(&gpus, "no device")), "");
+    let huge = read("/sys/kernel/mm/transparent_hugepage/enabled");
+    let why = "pools ask for huge pages; copies ran twice as fast on them";
+    line("huge pages", if huge.is_empty() { "unknown" } else { &huge }, why);
+    let scope = read("/proc/sys/kernel/yama/ptrace_scope");
+    let (value, why) = match scope.as_str() {
+        "" | "0" => ("free", ""),
+        _ => ("restricted", "UCX cannot copy between processes directly, and takes TCP"),
+    };
+    line("process access", value, why);
+}
+
+fn line(what: &str, value: &str, why: &str) {
+    let why = if why.is_empty() { String::new() } else { format!("  ({why})") };
+    println!("  {what:<14}  {value}{why}");
+}
+
+fn names(dir: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+fn or(names: &[String], nothing: &str) -> String {
+    if names.is_empty() { nothing.to_owned() } else { names.join(", ") }
+}

@@ -1,0 +1,194 @@
+//! A transfer between two processes: this program, started twice more. One serves; the other moves
+//! the bytes, with UCX's account of its choices switched on.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search};
+use kv_transfer::{Desc, Op, PeerId, Plane, PlaneEvent, Post, PostId, Region, RegionRole, Time};
+
+/// Bytes of each process' region.
+pub const REGION: usize = 64 << 20;
+
+const BLOCK: usize = 64 << 10;
+const ROLE: &str = "KV_DOCTOR_ROLE";
+const PEER: PeerId = PeerId(1);
+const ROUNDS: usize = 5;
+/// Below this part of the other direction, a direction is called slow.
+const SLOW: f64 = 0.6;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Error = Box<dyn std::error::Error>;
+
+/// Does what this process was started for, if it is a part of the trial.
+pub fn role() -> Option<Result<(), Error>> {
+    match std::env::var(ROLE).ok()?.as_str() {
+        "serve" => Some(serve()),
+        _ => Some(probe()),
+    }
+}
+
+/// Starts the process that moves the bytes, and shows what it found.
+pub fn run() -> Result<(), Error> {
+    let log = std::env::temp_dir().join(format!("kv-doctor-{}.log", std::process::id()));
+    let status = Command::new(std::env::current_exe()?)
+        .env(ROLE, "probe")
+        .env("UCX_PROTO_INFO", "y")
+        .env("UCX_LOG_FILE", format!("file:{}", log.display()))
+        .status()?;
+    let text = std::fs::read_to_string(&log).unwrap_or_default();
+    let _ = std::fs::remove_file(&log);
+    for (what, needle) in [("WRITE", "by ucp_put"), ("READ", "by ucp_get"), ("frames", "active message")] {
+        match transports(&text, needle) {
+            found if found.is_empty() => println!("  {what:<6} over  UCX does not say"),
+            found => println!("  {what:<6} over  {}", found.join("; ")),
+        }
+    }
+    if status.success() { Ok(()) } else { Err("see above".into()) }
+}
+
+/// The rows of UCX's first table about an operation: range, method and lanes.
+fn transports(log: &str, needle: &str) -> Vec<String> {
+    let rows = log.lines().filter_map(|line| Some(line.split_once("]   ")?.1.trim()));
+    let mut rows = rows.skip_while(|row| !row.contains(needle)).skip(1);
+    // A rule, the heads of the columns, and another rule.
+    for _ in 0..3 {
+        rows.next();
+    }
+    rows.take_while(|row| row.starts_with('|'))
+        .map(|row| row.trim_matches('|').split('|').map(str::trim).collect::<Vec<_>>().join(", "))
+        .collect()
+}
+
+struct Side {
+    plane: NixlPlane,
+    pool: HostPool,
+}
+
+impl Side {
+    fn new() -> Result<Side, Error> {
+        let nixl = Nixl::load(&Search::default())?;
+        let pool = HostPool::new(REGION)?;
+        let mut plane = NixlPlane::new(&nixl, NixlConfig::default())?;
+        plane.add_pool(&pool)?;
+        plane.register(&Region::dram(RegionRole::Kv, pool.addr(), REGION as u64, BLOCK as u64))?;
+        Ok(Side { plane, pool })
+    }
+
+    /// One post, to its end. Seconds.
+    fn post(&mut self, id: u64, op: Op, descs: &[Desc]) -> Result<f64, Error> {
+        let begun = Instant::now();
+        self.plane.post(PEER, Post { id: PostId(id), op, descs: descs.to_vec(), notify: None })?;
+        let mut events = Vec::new();
+        while begun.elapsed() < PATIENCE {
+            self.plane.poll(Time::ZERO, &mut events);
+            for event in events.drain(..) {
+                match event {
+                    PlaneEvent::Posted { result, .. } => {
+                        result?;
+                        return Ok(begun.elapsed().as_secs_f64());
+                    }
+                    PlaneEvent::PeerGone { .. } => return Err("the other process is gone".into()),
+                    PlaneEvent::Frame(_) => {}
+                }
+            }
+        }
+        Err(format!("no end within {PATIENCE:?}").into())
+    }
+}
+
+/// Prints its metadata, and takes part until its standard input ends.
+fn serve() -> Result<(), Error> {
+    let mut side = Side::new()?;
+    let hex: String = side.plane.metadata()?.iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("{hex}");
+    std::io::stdout().flush()?;
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    loop {
+        side.plane.poll(Time::ZERO, &mut Vec::new());
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+fn probe() -> Result<(), Error> {
+    let mut side = Side::new()?;
+    let mut child = Server(
+        Command::new(std::env::current_exe()?)
+            .env(ROLE, "serve")
+            .env_remove("UCX_PROTO_INFO")
+            .env("UCX_LOG_FILE", "stderr")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?,
+    );
+    let mut line = String::new();
+    BufReader::new(child.0.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+    let byte = |at| u8::from_str_radix(line.get(at..at + 2).unwrap_or_default(), 16);
+    let metadata = (0..line.trim().len()).step_by(2).map(byte).collect::<Result<Vec<u8>, _>>()?;
+    side.plane.connect(PEER, &metadata)?;
+
+    let there = scattered();
+    let back = there.iter().map(|desc| Desc {
+        // Where it came from, but one block on: what is read is not what was there before.
+        local_offset: (desc.local_offset + BLOCK as u64) % REGION as u64,
+        ..*desc
+    });
+    let back: Vec<Desc> = back.collect();
+    let pattern: Vec<u8> = (0..REGION).step_by(8).flat_map(|at| (at as u64 * 31).to_le_bytes()).collect();
+    let mut speeds = [Vec::new(), Vec::new()];
+    let first = side.post(0, Op::Write, &there[..1])?;
+    for round in 0..ROUNDS as u64 {
+        side.pool.write(0, &pattern)?;
+        speeds[0].push(side.post(2 * round + 1, Op::Write, &there)?);
+        speeds[1].push(side.post(2 * round + 2, Op::Read, &back)?);
+        let mut got = vec![0; REGION];
+        side.pool.read(0, &mut got)?;
+        let (head, tail) = got.split_at(BLOCK);
+        let (most, last) = pattern.split_at(REGION - BLOCK);
+        if tail != most || head != last {
+            return Err("the bytes that came back are not those that were sent".into());
+        }
+    }
+    let [write, read] = speeds.map(|mut seconds| {
+        seconds.sort_by(f64::total_cmp);
+        REGION as f64 / seconds[ROUNDS / 2] / 1e9
+    });
+    println!("  first transfer  {:.1} ms, with the connection", first * 1e3);
+    println!("  WRITE           {write:.2} GB/s");
+    println!("  READ            {read:.2} GB/s, all bytes right");
+    let advice = match read / write {
+        ratio if ratio < SLOW => "push: READ is slow on this transport",
+        ratio if ratio > 1.0 / SLOW => "pull: WRITE is slow on this transport",
+        _ => "push or pull: both directions are alike",
+    };
+    println!("  so              {advice}");
+    Ok(())
+}
+
+/// All blocks of a region, each to another place.
+fn scattered() -> Vec<Desc> {
+    let count = REGION / BLOCK;
+    // Steps of a number that has no divisor in common with the count reach every block once.
+    let desc = |index: usize| Desc {
+        local_region: 0,
+        remote_region: 0,
+        local_offset: (index * BLOCK) as u64,
+        remote_offset: (index * 389 % count * BLOCK) as u64,
+        len: BLOCK as u64,
+    };
+    (0..count).map(desc).collect()
+}
+
+/// Ended with its handle.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

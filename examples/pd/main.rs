@@ -1,0 +1,178 @@
+//! Prefill and decode ranks as separate processes hand over a real KV cache, and every token is
+//! compared with a run that never left its process.
+//!
+//! ```text
+//! cargo run --release --example pd
+//! cargo run --release --example pd -- --requests 200 --prefill-ranks 2 --decode-ranks 2
+//! cargo run --release --example pd -- --kill prefill
+//! ```
+//!
+//! This process is the router: it starts a bootstrap server and the ranks (itself, once more, for
+//! each of them), gives each prompt to a prefill and a decode rank, and never sees a byte of KV.
+//! What a server would copy is the scheduler loop of each side, in `examples/shared`.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
+
+#[path = "../shared/mod.rs"]
+mod shared;
+
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use clap::{CommandFactory, Parser, error::ErrorKind};
+use kv_transfer::bootstrap::KvBootstrapServer;
+
+use shared::cli::{CacheOptions, Mode, PrefillOptions, WorkloadOptions};
+use shared::decode::DecodeRank;
+use shared::error::ExampleError;
+use shared::link::Link;
+use shared::loading::ModelOptions;
+use shared::plane;
+use shared::prefill::PrefillRank;
+use shared::progress::Progress;
+use shared::rank::RankSpec;
+use shared::report::Report;
+use shared::router::{Plan, Router, Side};
+use shared::verdict;
+
+/// Hands KV caches over between prefill and decode processes, and checks every token.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    #[command(flatten)]
+    workload: WorkloadOptions,
+
+    #[command(flatten)]
+    cache: CacheOptions,
+
+    #[command(flatten)]
+    prefill: PrefillOptions,
+
+    #[command(flatten)]
+    model: ModelOptions,
+
+    /// Who starts the data operations.
+    #[arg(long, value_enum, default_value = "push")]
+    mode: Mode,
+
+    /// Prefill processes [default: 1, with --kill 2].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
+    prefill_ranks: Option<u32>,
+
+    /// Decode processes [default: 1, with --kill 2].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
+    decode_ranks: Option<u32>,
+
+    /// Kill one rank of this side (SIGKILL) as soon as some, but not all, pages of one of its
+    /// requests have been given to the transfer, and show what each request gets.
+    #[arg(long, value_enum, value_name = "SIDE")]
+    kill: Option<Side>,
+
+    /// This process is one of the ranks.
+    #[arg(long, hide = true, value_parser = parse_spec)]
+    rank: Option<RankSpec>,
+}
+
+fn parse_spec(text: &str) -> Result<RankSpec, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let result = match &options.rank {
+        Some(spec) => serve(spec).map(|()| ExitCode::SUCCESS),
+        None => {
+            options.check();
+            run(&options)
+        }
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+/// One rank, told what to do on stdin.
+fn serve(spec: &RankSpec) -> Result<(), ExampleError> {
+    plane::prepare(spec.cache.plane)?;
+    // The end of stdin ends a rank, and this does where nobody reads it just then.
+    let signal = Some(rustix::process::Signal::KILL);
+    rustix::process::set_parent_process_death_signal(signal)
+        .map_err(|error| ExampleError::io("prctl")(error.into()))?;
+    let link = Link::stdio()?;
+    match spec.side {
+        Side::Prefill => PrefillRank::start(spec)?.run(link),
+        Side::Decode => DecodeRank::start(spec)?.run(link),
+    }
+}
+
+/// The router.
+fn run(options: &Options) -> Result<ExitCode, ExampleError> {
+    // Only to say here, and once, what is missing.
+    plane::prepare(options.cache.plane)?;
+    let Mode::Push = options.mode;
+    options.workload.check(&options.cache)?;
+    // Before the ranks load it: what is wrong with it is then said once.
+    let model = options.model.load()?;
+    let server = KvBootstrapServer::start("127.0.0.1:0")?;
+    let bootstrap = server.local_addr().to_string();
+    let mut router = Router::new();
+    let several = if options.kill.is_some() { 2 } else { 1 };
+    for (side, ranks) in [(Side::Prefill, options.prefill_ranks), (Side::Decode, options.decode_ranks)] {
+        let of = ranks.unwrap_or(several);
+        for number in 0..of {
+            let spec = RankSpec {
+                side,
+                number,
+                of,
+                bootstrap: bootstrap.clone(),
+                model: options.model.clone(),
+                cache: options.cache.clone(),
+                chunk_tokens: options.prefill.chunk_tokens,
+            };
+            spawn(&mut router, &spec)?;
+        }
+    }
+
+    let WorkloadOptions { requests, prompt_tokens, max_new_tokens, json, .. } = options.workload;
+    let requests = options.model.prompts(&model, requests as usize, prompt_tokens as usize)?;
+    let progress = Progress::new(requests.len(), !json);
+    let plan = Plan {
+        bootstrap,
+        max_new_tokens: max_new_tokens as usize,
+        deadline: options.workload.deadline(),
+        kill: options.kill,
+    };
+    let (run, monolithic) = verdict::compare(router, &model, requests, &plan, &progress)?;
+    server.stop();
+    let report = Report::new(&run, &monolithic, options.kill.is_some());
+    print!("{}", report.text(json)?);
+    if !json && let Some(answer) = options.model.first_answer(&run)? {
+        println!("request 0 goes on: {answer:?}");
+    }
+    Ok(if report.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Starts this program once more, as a rank.
+fn spawn(router: &mut Router, spec: &RankSpec) -> Result<(), ExampleError> {
+    let program = std::env::current_exe().map_err(ExampleError::io("find this program"))?;
+    let text = serde_json::to_string(spec).map_err(ExampleError::Command)?;
+    let mut command = Command::new(program);
+    command.args(["--rank", &text]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child: Child = command.spawn().map_err(ExampleError::io("start a rank"))?;
+    if let (Some(output), Some(input)) = (child.stdin.take(), child.stdout.take()) {
+        router.add(spec.side, input, output, Some(child));
+    }
+    Ok(())
+}
+
+impl Options {
+    /// What clap cannot check.
+    fn check(&self) {
+        let (chunk, prompt) = (self.prefill.chunk_tokens, self.workload.prompt_tokens);
+        if self.kill.is_some() && chunk > prompt / 2 {
+            let text = format!(
+                "--kill needs prompts of several chunks: {prompt} tokens are few for chunks of {chunk}"
+            );
+            Options::command().error(ErrorKind::ValueValidation, text).exit();
+        }
+    }
+}

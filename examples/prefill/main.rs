@@ -1,0 +1,93 @@
+//! A prefill rank in a terminal of its own; see the example `decode` for its other half.
+//!
+//! ```text
+//! cargo run --release --example prefill
+//! cargo run --release --example decode
+//! ```
+//!
+//! It registers with a bootstrap server, or starts one if it is told none, and takes requests on a
+//! small TCP port, one router at a time: JSON lines, see `examples/shared/control.rs`. Only prompts
+//! come that way; the KV goes straight from this process' pages into the decode rank's.
+#![allow(clippy::print_stderr)] // A program for a terminal.
+
+#[path = "../shared/mod.rs"]
+mod shared;
+
+use std::net::TcpListener;
+use std::process::ExitCode;
+
+use clap::Parser;
+use kv_transfer::bootstrap::KvBootstrapServer;
+
+use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, PrefillOptions};
+use shared::error::ExampleError;
+use shared::link::Link;
+use shared::loading::ModelOptions;
+use shared::plane;
+use shared::prefill::PrefillRank;
+use shared::rank::RankSpec;
+use shared::router::Side;
+
+/// Computes prompts and sends their KV to decode ranks.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    /// The bootstrap server to register with; without one, this process runs one on 127.0.0.1:8998.
+    #[arg(long, value_name = "HOST:PORT")]
+    bootstrap: Option<String>,
+
+    /// Where requests are taken.
+    #[arg(long, value_name = "HOST:PORT", default_value = DEFAULT_REQUESTS)]
+    listen: String,
+
+    #[command(flatten)]
+    cache: CacheOptions,
+
+    #[command(flatten)]
+    prefill: PrefillOptions,
+
+    #[command(flatten)]
+    model: ModelOptions,
+}
+
+fn main() -> ExitCode {
+    match run(Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: Options) -> Result<(), ExampleError> {
+    let Options { bootstrap, listen, cache, prefill, model } = options;
+    plane::prepare(cache.plane)?;
+    let (bootstrap, server) = match bootstrap {
+        Some(bootstrap) => (bootstrap, None),
+        None => {
+            let server = KvBootstrapServer::start(DEFAULT_BOOTSTRAP)?;
+            (server.local_addr().to_string(), Some(server))
+        }
+    };
+    let listener = TcpListener::bind(&listen).map_err(ExampleError::io("listen for requests"))?;
+    let whose = if server.is_some() { "its own" } else { "the" };
+    let chunk_tokens = prefill.chunk_tokens;
+    let spec = RankSpec { side: Side::Prefill, number: 0, of: 1, bootstrap, model, cache, chunk_tokens };
+    let mut rank = PrefillRank::start(&spec)?;
+    eprintln!(
+        "prefill/0 takes requests on {listen}, registered with {whose} bootstrap server {}",
+        spec.bootstrap
+    );
+    loop {
+        let (stream, router) = listener.accept().map_err(ExampleError::io("accept a router"))?;
+        eprintln!("router {router} is here");
+        let result = Link::tcp(stream).and_then(|mut link| rank.serve(&mut link));
+        match result {
+            Ok(()) => eprintln!("router {router} is done"),
+            // Whatever a router does, the next one is served.
+            Err(error) => eprintln!("router {router}: {error}"),
+        }
+        rank.abort_all();
+    }
+}

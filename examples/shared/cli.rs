@@ -1,0 +1,111 @@
+//! Options that more than one example has.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use super::decode::RESERVED_TOKENS;
+use super::error::ExampleError;
+use super::paged::PAGE_TOKENS;
+use super::prompts;
+
+/// Where the bootstrap server of the two-terminal examples is; SGLang's port.
+pub const DEFAULT_BOOTSTRAP: &str = "127.0.0.1:8998";
+/// Where the prefill rank of the two-terminal examples takes requests.
+pub const DEFAULT_REQUESTS: &str = "127.0.0.1:8997";
+
+/// Which plane moves the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PlaneKind {
+    /// The embedded plane, for processes on one host.
+    Local,
+    /// A NIXL agent.
+    Nixl,
+}
+
+/// Who starts the data operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Prefill ranks write into the pages that decode ranks registered.
+    Push,
+}
+
+/// How pages lie in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PageLayout {
+    /// One region for the keys and one for the values of each layer: a page is many small pieces.
+    LayerMajor,
+    /// One region, in which a page holds all layers: a page is one piece.
+    PageMajor,
+}
+
+/// How a rank holds its cache.
+#[derive(Debug, Clone, Args, Serialize, Deserialize)]
+pub struct CacheOptions {
+    /// The plane that moves the bytes.
+    #[arg(long, value_enum, default_value = "local")]
+    pub plane: PlaneKind,
+
+    /// How pages lie in memory; must be the same on both sides.
+    #[arg(long, value_enum, default_value = "layer-major")]
+    pub layout: PageLayout,
+
+    /// Pages in the cache of each rank, 16 tokens each.
+    #[arg(long, default_value_t = 512, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub pages: u32,
+}
+
+/// How a prefill rank computes.
+#[derive(Debug, Clone, Args)]
+pub struct PrefillOptions {
+    /// Tokens of a prompt that a prefill rank computes before it sends their pages.
+    #[arg(long, default_value_t = 64, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub chunk_tokens: u32,
+}
+
+/// The requests.
+#[derive(Debug, Clone, Args)]
+pub struct WorkloadOptions {
+    /// How many requests.
+    #[arg(long, default_value_t = 12, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub requests: u32,
+
+    /// Tokens in a prompt, about.
+    #[arg(long, default_value_t = 200, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub prompt_tokens: u32,
+
+    /// Tokens to generate for each request.
+    #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub max_new_tokens: u32,
+
+    /// Seconds that the transfer of a request may take, from its arrival at the ranks.
+    #[arg(long, default_value_t = 180, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub deadline: u64,
+
+    /// Print one JSON object instead of progress and table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl WorkloadOptions {
+    /// The deadline.
+    pub fn deadline(&self) -> Duration {
+        Duration::from_secs(self.deadline)
+    }
+
+    /// Fails early if the requests do not fit into the cache of a rank.
+    pub fn check(&self, cache: &CacheOptions) -> Result<(), ExampleError> {
+        let tokens =
+            prompts::longest(self.prompt_tokens as usize) + self.max_new_tokens.max(RESERVED_TOKENS) as usize;
+        // A page more, because prompt and continuation are rounded up apart.
+        let needed = tokens.div_ceil(PAGE_TOKENS) + 1;
+        if needed > cache.pages as usize {
+            Err(ExampleError::CacheTooSmall { needed, pages: cache.pages })
+        } else {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What can go wrong in an example.
+
+use kv_transfer::allocator::FreeError;
+use kv_transfer::bootstrap::{BootstrapClientError, BootstrapServerError};
+use kv_transfer::local::{ArenaError, LocalError};
+use kv_transfer::{ArgsError, StartError};
+
+/// Why an example cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ExampleError {
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The worker's arguments do not fit together.
+    #[error(transparent)]
+    Args(#[from] ArgsError),
+    /// The bootstrap server did not start.
+    #[error("bootstrap server: {0}")]
+    Server(#[from] BootstrapServerError),
+    /// The bootstrap client did not start.
+    #[error("bootstrap client: {0}")]
+    Client(#[from] BootstrapClientError),
+    /// There is no memory for the cache, or it was used wrongly.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// The plane could not be set up.
+    #[error(transparent)]
+    Local(#[from] LocalError),
+    /// NIXL could not be loaded.
+    #[cfg(feature = "nixl")]
+    #[error(transparent)]
+    Discovery(#[from] kv_transfer::nixl::DiscoveryError),
+    /// The NIXL plane could not be set up.
+    #[cfg(feature = "nixl")]
+    #[error(transparent)]
+    Nixl(#[from] kv_transfer::nixl::NixlError),
+    /// There is no memory for the cache, or it was used wrongly.
+    #[cfg(feature = "nixl")]
+    #[error(transparent)]
+    Pool(#[from] kv_transfer::nixl::PoolError),
+    /// The worker did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// Pages were given back that are not out.
+    #[error(transparent)]
+    Free(#[from] FreeError),
+    /// The checkpoint cannot be used.
+    #[cfg(feature = "checkpoint")]
+    #[error(transparent)]
+    Checkpoint(#[from] super::checkpoint::CheckpointError),
+    /// The requests do not fit into the cache.
+    #[error("a request needs {needed} pages, a rank has {pages}; see --pages")]
+    CacheTooSmall {
+        /// Pages of one request, with what it grows by.
+        needed: usize,
+        /// Pages of a rank.
+        pages: u32,
+    },
+    /// A prompt names a token that the model does not know.
+    #[error("token {token} is out of range: the model knows {vocab} tokens")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Tokens known.
+        vocab: usize,
+    },
+    /// A position outside the pages of its request.
+    #[error("token {position} is outside the request's {pages} pages")]
+    Position {
+        /// The position.
+        position: usize,
+        /// Pages of the request.
+        pages: usize,
+    },
+    /// The plane was asked for by name, but is not in this binary.
+    #[error("this example was built without feature `{feature}`")]
+    NotBuilt {
+        /// The feature.
+        feature: &'static str,
+    },
+    /// A line on the control channel is not one of ours.
+    #[error("control channel: {0}")]
+    Command(serde_json::Error),
+    /// A line on the control channel does not end.
+    #[error("control channel: a line exceeds {max} bytes")]
+    LineTooLong {
+        /// The bound.
+        max: usize,
+    },
+    /// The other end of the control channel is gone.
+    #[error("the control channel was closed")]
+    LinkClosed,
+    /// A rank ended, or never came up.
+    #[error("{rank} {how}")]
+    Rank {
+        /// Which.
+        rank: String,
+        /// What became of it.
+        how: String,
+    },
+}
+
+impl ExampleError {
+    /// Wraps an I/O error, for `map_err`.
+    pub fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> ExampleError {
+        move |source| ExampleError::Io { what, source }
+    }
+}

@@ -1,0 +1,60 @@
+//! Which model the examples run: one from a seed, or a checkpoint.
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::error::ExampleError;
+use super::model::{Model, ModelConfig, Weights};
+use super::prompts::{self, Request};
+use super::router::Run;
+
+/// Which model; every process of a run must be given the same.
+#[derive(Debug, Clone, Args, Serialize, Deserialize)]
+pub struct ModelOptions {
+    /// Seed of the model's weights and of the prompts.
+    #[arg(long, default_value_t = 1, value_name = "NUMBER")]
+    pub seed: u64,
+
+    /// A Llama-architecture checkpoint to run instead: a directory with config.json, *.safetensors
+    /// and tokenizer.json.
+    #[cfg(feature = "checkpoint")]
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<std::path::PathBuf>,
+}
+
+impl ModelOptions {
+    /// Loads or makes the model.
+    pub fn load(&self) -> Result<Model, ExampleError> {
+        #[cfg(feature = "checkpoint")]
+        if let Some(dir) = &self.model {
+            return Ok(super::checkpoint::load_model(dir)?);
+        }
+        let config = ModelConfig::small();
+        let weights = Weights::random(&config, self.seed);
+        Ok(Model::new(config, weights))
+    }
+
+    /// The prompts of a run: random tokens, or for a checkpoint a text.
+    pub fn prompts(&self, model: &Model, count: usize, tokens: usize) -> Result<Vec<Request>, ExampleError> {
+        #[cfg(feature = "checkpoint")]
+        if let Some(dir) = &self.model {
+            let tokenizer = super::checkpoint::Tokenizer::load(dir)?;
+            let text = tokenizer.encode(prompts::TEXT)?;
+            return Ok(prompts::from_text(self.seed, count, tokens, &text));
+        }
+        Ok(prompts::random(self.seed, count, tokens, model.config().vocab_size))
+    }
+
+    /// What the decode side made of the first prompt, if the model has words.
+    pub fn first_answer(&self, run: &Run) -> Result<Option<String>, ExampleError> {
+        #[cfg(feature = "checkpoint")]
+        if let Some(dir) = &self.model
+            && let Some(decoded) = run.requests.first().and_then(|request| request.decoded.as_ref())
+        {
+            let tokens: Vec<u32> = decoded.samples.iter().map(|sample| sample.token).collect();
+            return Ok(Some(super::checkpoint::Tokenizer::load(dir)?.decode(&tokens)?));
+        }
+        let _ = run;
+        Ok(None)
+    }
+}

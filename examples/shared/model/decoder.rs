@@ -1,0 +1,223 @@
+//! The forward pass: a batch of segments, each reading and writing its own KV cache.
+
+use serde::{Deserialize, Serialize};
+
+use super::config::ModelConfig;
+use super::math::{add, add_scaled, argmax, dot, matmul, rms_norm, softmax, swiglu};
+use super::rope::Rope;
+use super::weights::{LayerWeights, Weights};
+use crate::shared::error::ExampleError;
+
+/// Where the keys and values of one request live. Rows are
+/// [`kv_dim`](ModelConfig::kv_dim) elements, one for each token, in order.
+pub trait KvCache {
+    /// Stores the rows of consecutive tokens, the first of them at position `start`.
+    fn store(&mut self, layer: usize, start: usize, keys: &[f32], values: &[f32])
+    -> Result<(), ExampleError>;
+
+    /// Fills `keys` and `values` with the rows of the tokens before `len`.
+    fn load(
+        &self,
+        layer: usize,
+        len: usize,
+        keys: &mut Vec<f32>,
+        values: &mut Vec<f32>,
+    ) -> Result<(), ExampleError>;
+}
+
+/// Consecutive tokens of one request: a chunk of its prompt, or the one token decoded last.
+pub struct Segment<'a> {
+    /// The tokens, at least one.
+    pub tokens: &'a [u32],
+    /// Position of the first of them; all earlier ones are in the cache.
+    pub start: usize,
+    /// The request's cache.
+    pub cache: &'a mut dyn KvCache,
+}
+
+/// What comes after a segment's last token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The likeliest token.
+    pub token: u32,
+    /// A digest of all logits, bit by bit: wrong bytes in the cache show here even where the likeliest
+    /// token stays the same.
+    pub digest: u64,
+}
+
+/// A model ready to run.
+#[derive(Debug)]
+pub struct Model {
+    config: ModelConfig,
+    weights: Weights,
+    rope: Rope,
+}
+
+impl Model {
+    /// A model from its parts. The sizes of `weights` must be those that `config` asks for.
+    pub fn new(config: ModelConfig, weights: Weights) -> Model {
+        let rope = Rope::new(&config);
+        Model { config, weights, rope }
+    }
+
+    /// Its shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// A name for the model that differs when shape or weights do: what both engines tell each
+    /// other before they exchange pages.
+    pub fn fingerprint(&self) -> String {
+        let tensors = self.weights.layers.iter().flat_map(|layer| [&layer.q, &layer.down]);
+        let heads = tensors.chain([&self.weights.embed]).flat_map(|tensor| tensor.iter().take(256));
+        format!("llama-{}x{}-{:016x}", self.config.num_hidden_layers, self.config.hidden_size, digest(heads))
+    }
+
+    /// Runs all segments as one batch, fills their caches, and says what comes after each.
+    pub fn forward(&self, segments: &mut [Segment<'_>]) -> Result<Vec<Sample>, ExampleError> {
+        let hidden = self.config.hidden_size;
+        let mut stream = self.embed(segments)?;
+        let angles: Vec<Vec<(f32, f32)>> = segments
+            .iter()
+            .flat_map(|segment| segment.start..segment.start + segment.tokens.len())
+            .map(|position| self.rope.angles(position))
+            .collect();
+        let mut scratch = Scratch::default();
+        for (number, layer) in self.weights.layers.iter().enumerate() {
+            self.attention(number, layer, &angles, segments, &mut stream, &mut scratch)?;
+            self.feed_forward(layer, &mut stream, &mut scratch);
+        }
+        let mut end = 0;
+        let mut last = Vec::with_capacity(segments.len() * hidden);
+        for segment in segments.iter() {
+            end += segment.tokens.len();
+            last.extend_from_slice(&stream[(end - 1) * hidden..end * hidden]);
+        }
+        Ok(self.sample(&last))
+    }
+
+    fn embed(&self, segments: &[Segment<'_>]) -> Result<Vec<f32>, ExampleError> {
+        let hidden = self.config.hidden_size;
+        let mut stream = Vec::new();
+        for &token in segments.iter().flat_map(|segment| segment.tokens) {
+            let row = self.weights.embed.chunks_exact(hidden).nth(token as usize);
+            let vocab = self.config.vocab_size;
+            stream.extend_from_slice(row.ok_or(ExampleError::Token { token, vocab })?);
+        }
+        Ok(stream)
+    }
+
+    fn attention(
+        &self,
+        number: usize,
+        layer: &LayerWeights,
+        angles: &[Vec<(f32, f32)>],
+        segments: &mut [Segment<'_>],
+        stream: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> Result<(), ExampleError> {
+        let config = &self.config;
+        let (hidden, query_dim, kv_dim) = (config.hidden_size, config.query_dim(), config.kv_dim());
+        let tokens = angles.len();
+        let Scratch { normed, queries, keys, values, mixed, out, past_keys, past_values, .. } = scratch;
+        for (buffer, width) in [
+            (&mut *normed, hidden),
+            (&mut *queries, query_dim),
+            (&mut *keys, kv_dim),
+            (&mut *values, kv_dim),
+            (&mut *out, hidden),
+        ] {
+            buffer.resize(tokens * width, 0.0);
+        }
+        rms_norm(stream, &layer.input_norm, config.rms_norm_eps, normed);
+        matmul(normed, &layer.q, hidden, queries);
+        matmul(normed, &layer.k, hidden, keys);
+        matmul(normed, &layer.v, hidden, values);
+        for (t, angles) in angles.iter().enumerate() {
+            Rope::rotate(angles, &mut queries[t * query_dim..(t + 1) * query_dim]);
+            Rope::rotate(angles, &mut keys[t * kv_dim..(t + 1) * kv_dim]);
+        }
+        mixed.clear();
+        mixed.resize(tokens * query_dim, 0.0);
+        let mut first = 0;
+        for segment in segments.iter_mut() {
+            let rows = first..first + segment.tokens.len();
+            let kv = rows.start * kv_dim..rows.end * kv_dim;
+            segment.cache.store(number, segment.start, &keys[kv.clone()], &values[kv])?;
+            segment.cache.load(number, segment.start + rows.len(), past_keys, past_values)?;
+            for (i, t) in rows.clone().enumerate() {
+                let query = &queries[t * query_dim..(t + 1) * query_dim];
+                let mix = &mut mixed[t * query_dim..(t + 1) * query_dim];
+                let seen = (segment.start + i + 1) * kv_dim;
+                self.attend(query, &past_keys[..seen], &past_values[..seen], mix);
+            }
+            first = rows.end;
+        }
+        matmul(mixed, &layer.o, query_dim, out);
+        add(stream, out);
+        Ok(())
+    }
+
+    /// One token's attention over all keys up to its own.
+    fn attend(&self, query: &[f32], keys: &[f32], values: &[f32], mix: &mut [f32]) {
+        let (dim, kv_dim) = (self.config.head_dim, self.config.kv_dim());
+        let queries_per_kv = self.config.num_attention_heads / self.config.num_key_value_heads;
+        let scale = (dim as f32).sqrt().recip();
+        let heads = query.chunks_exact(dim).zip(mix.chunks_exact_mut(dim));
+        for (head, (query, mix)) in heads.enumerate() {
+            let at = head / queries_per_kv * dim;
+            let mut scores: Vec<f32> =
+                keys.chunks_exact(kv_dim).map(|row| dot(query, &row[at..at + dim]) * scale).collect();
+            softmax(&mut scores);
+            for (score, row) in scores.into_iter().zip(values.chunks_exact(kv_dim)) {
+                add_scaled(mix, score, &row[at..at + dim]);
+            }
+        }
+    }
+
+    fn feed_forward(&self, layer: &LayerWeights, stream: &mut [f32], scratch: &mut Scratch) {
+        let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
+        let Scratch { normed, gate, up, out, .. } = scratch;
+        gate.resize(stream.len() / hidden * inner, 0.0);
+        up.resize(gate.len(), 0.0);
+        rms_norm(stream, &layer.post_norm, self.config.rms_norm_eps, normed);
+        matmul(normed, &layer.gate, hidden, gate);
+        matmul(normed, &layer.up, hidden, up);
+        swiglu(gate, up);
+        matmul(gate, &layer.down, inner, out);
+        add(stream, out);
+    }
+
+    fn sample(&self, last: &[f32]) -> Vec<Sample> {
+        let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        let mut normed = vec![0.0; last.len()];
+        let mut logits = vec![0.0; last.len() / hidden * vocab];
+        rms_norm(last, &self.weights.norm, self.config.rms_norm_eps, &mut normed);
+        let head = self.weights.head.as_ref().unwrap_or(&self.weights.embed);
+        matmul(&normed, head, hidden, &mut logits);
+        let rows = logits.chunks_exact(vocab);
+        rows.map(|row| Sample { token: argmax(row) as u32, digest: digest(row) }).collect()
+    }
+}
+
+/// Buffers that live as long as one forward pass.
+#[derive(Default)]
+struct Scratch {
+    normed: Vec<f32>,
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    mixed: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    out: Vec<f32>,
+    past_keys: Vec<f32>,
+    past_values: Vec<f32>,
+}
+
+/// FNV-1a over the bits.
+fn digest<'a>(values: impl IntoIterator<Item = &'a f32>) -> u64 {
+    values.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, value| {
+        (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}

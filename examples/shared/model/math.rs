@@ -1,0 +1,147 @@
+//! The arithmetic, each sum in one fixed order.
+
+/// Partial sums of a dot product: term `i` goes to sum `i % LANES`. Wide enough for the compiler to
+/// use vector registers without reordering anything.
+const LANES: usize = 8;
+
+/// Tokens multiplied with one row of weights at a time, so that the row is loaded once for all.
+const TILE: usize = 4;
+
+/// `a · b`.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let [sum] = dot_tile([a], b);
+    sum
+}
+
+/// `output[t][o] = input[t] · weights[o]` for row-major `input` (tokens × `inner`), `weights`
+/// (outputs × `inner`) and `output` (tokens × outputs).
+pub fn matmul(input: &[f32], weights: &[f32], inner: usize, output: &mut [f32]) {
+    let outputs = weights.len() / inner;
+    for (rows, sums) in input.chunks(inner * TILE).zip(output.chunks_mut(outputs * TILE)) {
+        if rows.len() == inner * TILE {
+            let tokens: [&[f32]; TILE] = std::array::from_fn(|t| &rows[t * inner..(t + 1) * inner]);
+            for (o, row) in weights.chunks_exact(inner).enumerate() {
+                for (t, sum) in dot_tile(tokens, row).into_iter().enumerate() {
+                    sums[t * outputs + o] = sum;
+                }
+            }
+        } else {
+            for (token, sums) in rows.chunks_exact(inner).zip(sums.chunks_exact_mut(outputs)) {
+                for (row, sum) in weights.chunks_exact(inner).zip(sums) {
+                    *sum = dot(token, row);
+                }
+            }
+        }
+    }
+}
+
+/// `T` dot products with the same `row`. The order of additions does not depend on `T`.
+#[inline(always)]
+fn dot_tile<const T: usize>(tokens: [&[f32]; T], row: &[f32]) -> [f32; T] {
+    let (row_chunks, row_rest) = row.as_chunks::<LANES>();
+    let chunks = tokens.map(|token| &token.as_chunks::<LANES>().0[..row_chunks.len()]);
+    let mut lanes = [[0.0f32; LANES]; T];
+    for (i, row) in row_chunks.iter().enumerate() {
+        for t in 0..T {
+            let token = &chunks[t][i];
+            for lane in 0..LANES {
+                lanes[t][lane] += token[lane] * row[lane];
+            }
+        }
+    }
+    let start = row_chunks.len() * LANES;
+    std::array::from_fn(|t| {
+        let [a, b, c, d, e, f, g, h] = lanes[t];
+        let whole = ((a + e) + (c + g)) + ((b + f) + (d + h));
+        let rest = tokens[t][start..].iter().zip(row_rest);
+        rest.fold(whole, |sum, (x, w)| sum + x * w)
+    })
+}
+
+/// RMSNorm of each row of `input`.
+pub fn rms_norm(input: &[f32], weight: &[f32], eps: f32, output: &mut [f32]) {
+    let width = weight.len();
+    for (row, out) in input.chunks_exact(width).zip(output.chunks_exact_mut(width)) {
+        let scale = (dot(row, row) / width as f32 + eps).sqrt().recip();
+        for ((out, x), w) in out.iter_mut().zip(row).zip(weight) {
+            *out = x * scale * w;
+        }
+    }
+}
+
+/// Turns scores into weights that sum to one.
+pub fn softmax(scores: &mut [f32]) {
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for score in scores.iter_mut() {
+        *score = (*score - max).exp();
+        sum += *score;
+    }
+    for score in scores {
+        *score /= sum;
+    }
+}
+
+/// `gate = silu(gate) * up`.
+pub fn swiglu(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = *gate / (1.0 + (-*gate).exp()) * up;
+    }
+}
+
+/// `sum += addend`.
+pub fn add(sum: &mut [f32], addend: &[f32]) {
+    for (sum, addend) in sum.iter_mut().zip(addend) {
+        *sum += addend;
+    }
+}
+
+/// `sum += factor * row`.
+pub fn add_scaled(sum: &mut [f32], factor: f32, row: &[f32]) {
+    for (sum, x) in sum.iter_mut().zip(row) {
+        *sum += factor * x;
+    }
+}
+
+/// Position of the largest element, the first of equals; zero for an empty slice.
+pub fn argmax(values: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, value) in values.iter().enumerate() {
+        if *value > values[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::model::Rng;
+
+    #[test]
+    fn a_tokens_products_do_not_depend_on_how_many_tokens_stand_beside_it() {
+        let (inner, outputs) = (37, 11);
+        let mut rng = Rng::new(7);
+        let weights: Vec<f32> = (0..inner * outputs).map(|_| rng.symmetric()).collect();
+        let input: Vec<f32> = (0..inner * 9).map(|_| rng.symmetric()).collect();
+        let mut together = vec![0.0; outputs * 9];
+        matmul(&input, &weights, inner, &mut together);
+        for (t, row) in input.chunks_exact(inner).enumerate() {
+            let mut alone = vec![0.0; outputs];
+            matmul(row, &weights, inner, &mut alone);
+            assert_eq!(alone, together[t * outputs..(t + 1) * outputs]);
+        }
+        let exact: f64 =
+            input[..inner].iter().zip(&weights[..inner]).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+        assert!((f64::from(together[0]) - exact).abs() < 1e-5);
+    }
+
+    #[test]
+    fn softmax_sums_to_one_and_survives_large_scores() {
+        let mut scores = [1000.0, 1001.0, 999.0];
+        softmax(&mut scores);
+        assert!((scores.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        assert_eq!(argmax(&scores), 1);
+    }
+}

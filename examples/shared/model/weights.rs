@@ -1,0 +1,75 @@
+//! The parameters of a model, and a way to make some up.
+
+use super::config::ModelConfig;
+use super::rng::Rng;
+
+/// All parameters, row-major, each matrix as (outputs × inputs).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Weights {
+    /// Embedding of each token.
+    pub embed: Vec<f32>,
+    /// The layers.
+    pub layers: Vec<LayerWeights>,
+    /// The last norm.
+    pub norm: Vec<f32>,
+    /// The output head; `None` if it is the embedding table.
+    pub head: Option<Vec<f32>>,
+}
+
+/// Parameters of one layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerWeights {
+    /// Norm before attention.
+    pub input_norm: Vec<f32>,
+    /// Queries.
+    pub q: Vec<f32>,
+    /// Keys.
+    pub k: Vec<f32>,
+    /// Values.
+    pub v: Vec<f32>,
+    /// Attention's output.
+    pub o: Vec<f32>,
+    /// Norm before the feed-forward block.
+    pub post_norm: Vec<f32>,
+    /// Feed-forward gate.
+    pub gate: Vec<f32>,
+    /// Feed-forward, up.
+    pub up: Vec<f32>,
+    /// Feed-forward, down.
+    pub down: Vec<f32>,
+}
+
+impl Weights {
+    /// Weights drawn from `seed`: nonsense, but reproducible nonsense with lively attention.
+    pub fn random(config: &ModelConfig, seed: u64) -> Weights {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let (query, kv) = (config.query_dim(), config.kv_dim());
+        // Uniform with unit variance over the inputs keeps activations near one.
+        let matrix = |name: &str, outputs: usize, inputs: usize| {
+            let bound = (3.0 / inputs as f32).sqrt();
+            let mut rng = Rng::named(seed, name);
+            (0..outputs * inputs).map(|_| rng.symmetric() * bound).collect::<Vec<f32>>()
+        };
+        let norm = |name: &str| {
+            let mut rng = Rng::named(seed, name);
+            (0..hidden).map(|_| 1.0 + 0.1 * rng.symmetric()).collect::<Vec<f32>>()
+        };
+        let layer = |i: usize| LayerWeights {
+            input_norm: norm(&format!("{i}.input_norm")),
+            q: matrix(&format!("{i}.q"), query, hidden),
+            k: matrix(&format!("{i}.k"), kv, hidden),
+            v: matrix(&format!("{i}.v"), kv, hidden),
+            o: matrix(&format!("{i}.o"), hidden, query),
+            post_norm: norm(&format!("{i}.post_norm")),
+            gate: matrix(&format!("{i}.gate"), inner, hidden),
+            up: matrix(&format!("{i}.up"), inner, hidden),
+            down: matrix(&format!("{i}.down"), hidden, inner),
+        };
+        Weights {
+            embed: matrix("embed", config.vocab_size, hidden),
+            layers: (0..config.num_hidden_layers).map(layer).collect(),
+            norm: norm("norm"),
+            head: (!config.tie_word_embeddings).then(|| matrix("head", config.vocab_size, hidden)),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The plane of a rank, and the memory that it reaches. What differs between planes is here.
+
+use kv_transfer::bootstrap::HttpBootstrapClient;
+use kv_transfer::local::{Arena, LocalConfig, LocalPlane};
+use kv_transfer::{Worker, WorkerConfig};
+
+use super::cli::PlaneKind;
+use super::error::ExampleError;
+use super::wire::{TimedPlane, WireLog};
+
+/// To be called first in `main`: loads what the plane needs. NIXL sets UCX's environment, which is
+/// only possible before there are other threads.
+pub fn prepare(kind: PlaneKind) -> Result<(), ExampleError> {
+    match kind {
+        PlaneKind::Local => Ok(()),
+        #[cfg(feature = "nixl")]
+        PlaneKind::Nixl => {
+            kv_transfer::nixl::Nixl::load(&kv_transfer::nixl::Search::default())?;
+            Ok(())
+        }
+        #[cfg(not(feature = "nixl"))]
+        PlaneKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
+    }
+}
+
+/// Memory that a plane reaches. Clones are the same memory.
+#[derive(Debug, Clone)]
+pub enum Memory {
+    /// For the embedded plane: peers map it.
+    Arena(Arena),
+    /// For NIXL.
+    #[cfg(feature = "nixl")]
+    Pool(kv_transfer::nixl::HostPool),
+}
+
+impl Memory {
+    /// Allocates memory for a plane of this kind.
+    pub fn new(kind: PlaneKind, len: usize) -> Result<Memory, ExampleError> {
+        match kind {
+            PlaneKind::Local => Ok(Memory::Arena(Arena::new(len)?)),
+            #[cfg(feature = "nixl")]
+            PlaneKind::Nixl => Ok(Memory::Pool(kv_transfer::nixl::HostPool::new(len)?)),
+            #[cfg(not(feature = "nixl"))]
+            PlaneKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
+        }
+    }
+
+    /// Address of the first byte.
+    pub fn addr(&self) -> u64 {
+        match self {
+            Memory::Arena(arena) => arena.addr(),
+            #[cfg(feature = "nixl")]
+            Memory::Pool(pool) => pool.addr(),
+        }
+    }
+
+    /// Copies out of it.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), ExampleError> {
+        match self {
+            Memory::Arena(arena) => Ok(arena.read(offset, out)?),
+            #[cfg(feature = "nixl")]
+            Memory::Pool(pool) => Ok(pool.read(offset, out)?),
+        }
+    }
+
+    /// Copies into it.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), ExampleError> {
+        match self {
+            Memory::Arena(arena) => Ok(arena.write(offset, bytes)?),
+            #[cfg(feature = "nixl")]
+            Memory::Pool(pool) => Ok(pool.write(offset, bytes)?),
+        }
+    }
+}
+
+/// Starts a worker over the plane of this memory, which notes in `log` what it moves.
+pub fn start(
+    memory: &Memory,
+    config: WorkerConfig,
+    log: &WireLog,
+    client: HttpBootstrapClient,
+) -> Result<Worker, ExampleError> {
+    match memory {
+        Memory::Arena(arena) => {
+            let mut plane = LocalPlane::new(LocalConfig::default())?;
+            plane.add_arena(arena)?;
+            Ok(Worker::start(config, TimedPlane::new(plane, log.clone()), Box::new(client))?)
+        }
+        #[cfg(feature = "nixl")]
+        Memory::Pool(pool) => {
+            use kv_transfer::nixl::{Nixl, NixlConfig, NixlPlane, Search};
+            let mut plane = NixlPlane::new(&Nixl::load(&Search::default())?, NixlConfig::default())?;
+            plane.add_pool(pool)?;
+            Ok(Worker::start(config, TimedPlane::new(plane, log.clone()), Box::new(client))?)
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! A prefill rank: bootstrap queue → waiting queue → forward pass in chunks → inflight queue.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use kv_transfer::allocator::{PageAllocator, RunAllocator};
+use kv_transfer::consensus::{RequestKey, SingleRank};
+use kv_transfer::queue::{
+    AuxRows, Finished, Outgoing, PrefillPolicy, PrefillQueues, PushError, PushRefusal, aux_tag,
+};
+use kv_transfer::{AuxIndex, Manager, OpenError, Pages, Room, SessionOptions, Worker};
+
+use super::control::{Accounting, Command, Event, NamedError, Prefilled, millis};
+use super::error::ExampleError;
+use super::link::Link;
+use super::model::{Model, Segment};
+use super::paged::{self, PagedKv};
+use super::rank::{AUX_ROWS, FINISH_WITHIN, IDLE, RETRY, RankSpec, SetUp, close};
+use super::wire::WireLog;
+
+/// A prompt on its way through the queues.
+struct Prompt {
+    room: u64,
+    tokens: Vec<u32>,
+    options: SessionOptions,
+    /// The numbers of all its pages; empty until the forward pass begins.
+    pages: Vec<u32>,
+    /// The pages that have not been given to the transfer yet.
+    unsent: Pages,
+    aux: Option<AuxIndex>,
+    computed: usize,
+    compute: Duration,
+}
+
+/// A prefill rank.
+pub struct PrefillRank {
+    model: Model,
+    kv: PagedKv,
+    worker: Worker,
+    manager: Manager,
+    log: WireLog,
+    /// Prompts for which the worker had no room yet.
+    arrived: VecDeque<Prompt>,
+    queues: PrefillQueues<Prompt, Manager>,
+    /// Every prompt in the queues.
+    live: BTreeSet<RequestKey>,
+    allocator: RunAllocator,
+    aux_rows: AuxRows,
+    /// The prompt in the forward pass.
+    current: Option<RequestKey>,
+    /// What a router is told first.
+    ready: Event,
+    /// What the router has to be told.
+    events: Vec<Event>,
+    bootstrap: String,
+    chunk_tokens: usize,
+    finish_by: Option<Instant>,
+}
+
+impl PrefillRank {
+    /// Starts the rank that `spec` describes.
+    pub fn start(spec: &RankSpec) -> Result<PrefillRank, ExampleError> {
+        let SetUp { model, kv, worker, log, ready } = SetUp::new(spec)?;
+        let manager = worker.manager();
+        Ok(PrefillRank {
+            arrived: VecDeque::new(),
+            queues: PrefillQueues::new(manager.clone(), SingleRank::default(), PrefillPolicy::AfterBootstrap),
+            live: BTreeSet::new(),
+            allocator: RunAllocator::new(spec.cache.pages),
+            aux_rows: AuxRows::new(AUX_ROWS),
+            current: None,
+            ready,
+            events: Vec::new(),
+            bootstrap: spec.bootstrap.clone(),
+            chunk_tokens: spec.chunk_tokens as usize,
+            finish_by: None,
+            model,
+            kv,
+            worker,
+            manager,
+            log,
+        })
+    }
+
+    /// Serves one router until that says that no more requests come, or goes away; then stops.
+    pub fn run(mut self, mut link: Link) -> Result<(), ExampleError> {
+        let result = self.serve(&mut link);
+        close(self.worker, result)
+    }
+
+    /// The scheduler loop. Nothing in it blocks but the model, and the wait when there is nothing
+    /// to do.
+    pub fn serve(&mut self, link: &mut Link) -> Result<(), ExampleError> {
+        link.send(&self.ready)?;
+        loop {
+            for command in link.receive()? {
+                self.accept(command);
+            }
+            self.push_arrived();
+            let mut changes = Vec::new();
+            self.manager.poll_set().drain(|change| changes.push(change));
+            let Ok(()) = self.queues.step(changes);
+            while let Some(finished) = self.queues.drain_finished() {
+                self.end(finished)?;
+            }
+            if self.current.is_none() {
+                self.begin_next();
+            }
+            if let Some(key) = self.current {
+                self.compute_chunk(key)?;
+            }
+            for event in self.events.drain(..) {
+                link.send(&event)?;
+            }
+            if self.finished() {
+                self.finish_by = None;
+                return link.send(&Event::Finished(self.accounting()));
+            }
+            if self.current.is_none() {
+                let patience = if self.is_idle() { IDLE } else { RETRY };
+                link.wait(self.manager.poll_set(), patience)?;
+            }
+        }
+    }
+
+    /// Ends all requests: their router is gone, and nobody waits for them. Their pages come back in
+    /// the next [`serve`](Self::serve).
+    pub fn abort_all(&mut self) {
+        self.arrived.clear();
+        self.finish_by = None;
+        for key in &self.live {
+            self.queues.abort(*key);
+        }
+    }
+
+    fn accept(&mut self, command: Command) {
+        match command {
+            Command::Prefill { room, prompt: tokens, deadline_ms } => {
+                let (needed, capacity) = (PagedKv::pages_for(tokens.len()), self.allocator.capacity());
+                if tokens.is_empty() || needed > capacity {
+                    return self
+                        .refuse(room, format_args!("{needed} pages are needed, the cache has {capacity}"));
+                }
+                if let Some(token) =
+                    tokens.iter().find(|token| **token as usize >= self.model.config().vocab_size)
+                {
+                    return self.refuse(room, format_args!("the model does not know token {token}"));
+                }
+                let deadline = Some(Duration::from_millis(deadline_ms));
+                self.arrived.push_back(Prompt {
+                    room,
+                    tokens,
+                    options: SessionOptions { deadline, ..SessionOptions::default() },
+                    pages: Vec::new(),
+                    unsent: Pages::none(),
+                    aux: None,
+                    computed: 0,
+                    compute: Duration::ZERO,
+                });
+            }
+            Command::Cancel { room } => self.cancel(room),
+            Command::Decode { room, .. } => self.refuse(room, "this is a prefill rank"),
+            Command::Finish => self.finish_by = Some(Instant::now() + FINISH_WITHIN),
+        }
+    }
+
+    fn cancel(&mut self, room: u64) {
+        if let Some(at) = self.arrived.iter().position(|prompt| prompt.room == room) {
+            self.arrived.remove(at);
+            return self.refuse(room, "its decode rank is gone");
+        }
+        let of_room =
+            |key: &&RequestKey| self.queues.request(**key).is_some_and(|prompt| prompt.room == room);
+        if let Some(&key) = self.live.iter().find(of_room) {
+            self.queues.abort(key);
+        }
+    }
+
+    /// Prompts open their senders and wait until a decode rank has registered pages for them.
+    fn push_arrived(&mut self) {
+        while let Some(prompt) = self.arrived.pop_front() {
+            let (room, options) = (Room::Number(prompt.room), prompt.options);
+            let outgoing = Outgoing { options, ..Outgoing::new(&self.bootstrap, room) };
+            match self.queues.push(prompt, outgoing) {
+                Ok(key) => {
+                    self.live.insert(key);
+                }
+                Err(PushError {
+                    request,
+                    reason: PushRefusal::Open(OpenError::Backpressure | OpenError::TooManySessions { .. }),
+                }) => return self.arrived.push_front(request),
+                Err(refused) => self.refuse(refused.request.room, &refused.reason),
+            }
+        }
+    }
+
+    /// Takes the next prompt for which a decode rank waits, if there is room for its KV.
+    fn begin_next(&mut self) {
+        let (allocator, aux_rows) = (&mut self.allocator, &mut self.aux_rows);
+        let popped = self.queues.pop_waiting(|_, prompt| {
+            if aux_rows.available() == 0 {
+                return false;
+            }
+            let Some(pages) = allocator.allocate(PagedKv::pages_for(prompt.tokens.len())) else {
+                return false;
+            };
+            prompt.pages = paged::numbers(&pages);
+            prompt.unsent = pages;
+            prompt.aux = aux_rows.take();
+            true
+        });
+        let Some(key) = popped else { return };
+        let (pages, aux) =
+            self.queues.request(key).map_or((0, None), |prompt| (prompt.pages.len(), prompt.aux));
+        // Refused only if the request has failed, which `drain_finished` reports.
+        self.current = self.queues.init(key, pages, aux).is_ok().then_some(key);
+    }
+
+    /// Computes the next tokens of a prompt and sends the pages that are final with them, while
+    /// those of the chunk before may still be on their way.
+    fn compute_chunk(&mut self, key: RequestKey) -> Result<(), ExampleError> {
+        if self.queues.failure(key).is_some() {
+            self.current = None;
+        }
+        let Some(prompt) = self.queues.request_mut(key).filter(|_| self.current.is_some()) else {
+            self.current = None;
+            return Ok(());
+        };
+        let started = Instant::now();
+        let end = prompt.tokens.len().min(prompt.computed + self.chunk_tokens);
+        let tokens = &prompt.tokens[prompt.computed..end];
+        let mut cache = self.kv.of(&prompt.pages);
+        let samples =
+            self.model.forward(&mut [Segment { tokens, start: prompt.computed, cache: &mut cache }])?;
+        prompt.computed = end;
+        prompt.compute += started.elapsed();
+
+        let last = end == prompt.tokens.len();
+        let sent = prompt.pages.len() - prompt.unsent.len();
+        // A page is final when its last token is computed, and the last page with the prompt.
+        let ready = if last { prompt.pages.len() } else { end / paged::PAGE_TOKENS };
+        let rest = prompt.unsent.split_off(ready - sent);
+        let chunk = std::mem::replace(&mut prompt.unsent, rest);
+        let (room, of) = (prompt.room, prompt.pages.len());
+        if last {
+            if let (Some(row), Some(sample)) = (prompt.aux, samples.first()) {
+                self.kv.write_aux(row, aux_tag(&Room::Number(room)), *sample)?;
+            }
+            self.current = None;
+        }
+        if !chunk.is_empty()
+            && let Err(refused) = self.queues.send_chunk(key, chunk)
+        {
+            // The request has failed: its other pages come with `drain_finished`.
+            self.current = None;
+            self.allocator.free(refused.pages)?;
+            return Ok(());
+        }
+        if last {
+            // Refused only if the request has failed, which `drain_finished` reports.
+            let _ = self.queues.finish(key);
+        }
+        self.events.push(Event::Chunk { room, sent: ready, of });
+        Ok(())
+    }
+
+    /// A request is over, one way or the other, and no wire touches its pages any more.
+    fn end(&mut self, finished: Finished<Prompt>) -> Result<(), ExampleError> {
+        let Finished { key, request, pages, outcome } = finished;
+        self.live.remove(&key);
+        if self.current == Some(key) {
+            self.current = None;
+        }
+        let wire = self.log.take(&request.pages);
+        self.allocator.free(pages)?;
+        self.allocator.free(request.unsent)?;
+        if let Some(row) = request.aux {
+            self.aux_rows.give(row);
+        }
+        self.events.push(Event::Prefilled(Prefilled {
+            room: request.room,
+            compute_ms: millis(request.compute),
+            bytes: wire.bytes,
+            wire_ms: millis(wire.busy),
+            error: outcome.err().as_ref().map(NamedError::from),
+        }));
+        Ok(())
+    }
+
+    fn refuse(&mut self, room: u64, why: impl std::fmt::Display) {
+        let error = Some(NamedError::new("Refused", format_args!("room {room}: {why}")));
+        self.events.push(Event::Prefilled(Prefilled { room, error, ..Prefilled::default() }));
+    }
+
+    /// True if no request is anywhere.
+    fn is_idle(&self) -> bool {
+        self.arrived.is_empty() && self.queues.is_empty()
+    }
+
+    fn finished(&self) -> bool {
+        self.finish_by.is_some_and(|end| self.is_idle() || Instant::now() >= end)
+    }
+
+    fn accounting(&self) -> Accounting {
+        Accounting { pages: self.allocator.capacity(), free_pages: self.allocator.available() }
+    }
+}

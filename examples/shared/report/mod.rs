@@ -1,0 +1,255 @@
+//! The verdict on a run, as a table or as JSON.
+
+mod table;
+
+use serde::Serialize;
+
+use crate::shared::control::{Accounting, NamedError, millis};
+use crate::shared::error::ExampleError;
+use crate::shared::model::Sample;
+use crate::shared::router::{Kill, Routed, Run};
+
+/// The verdict on a run.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The requests, in order.
+    pub requests: Vec<RequestReport>,
+    /// The ranks.
+    pub ranks: Vec<RankReport>,
+    /// The kill, if there was one.
+    pub kill: Option<Kill>,
+    /// The sums.
+    pub totals: Totals,
+    /// What is wrong; empty if all is well.
+    pub problems: Vec<String>,
+}
+
+/// One request.
+#[derive(Debug, Serialize)]
+pub struct RequestReport {
+    room: u64,
+    prefill: String,
+    decode: String,
+    prompt_tokens: usize,
+    /// From arrival at the decode rank until its handshake was done.
+    bootstrap_ms: Option<f64>,
+    /// From there until its pages were registered.
+    prealloc_ms: Option<f64>,
+    /// From there until every byte was in place. Overlaps with the computation of the prompt.
+    transfer_ms: Option<f64>,
+    /// Of that, time in which bytes were on the wire.
+    wire_ms: Option<f64>,
+    /// Time spent computing the prompt.
+    compute_ms: Option<f64>,
+    bytes: u64,
+    /// Bytes over the time on the wire.
+    gb_per_s: Option<f64>,
+    /// Tokens that both runs have made.
+    pub tokens_compared: usize,
+    tokens: Vec<u32>,
+    /// How often its pages were taken back on the decode rank, and filled anew.
+    retractions: u32,
+    /// What it got.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What a request got.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Outcome {
+    /// Every token, and every bit of the logits behind it, as in the monolithic run.
+    Ok,
+    /// Something else than in the monolithic run.
+    Mismatch {
+        /// The first token that differs.
+        at: usize,
+    },
+    /// An error with a name.
+    Failed(NamedError),
+    /// Neither tokens nor an error within its deadline.
+    Overdue,
+}
+
+/// One rank.
+#[derive(Debug, Serialize)]
+pub struct RankReport {
+    name: String,
+    killed: bool,
+    accounting: Option<Accounting>,
+    leaked: Option<usize>,
+}
+
+/// The sums over a run.
+#[derive(Debug, Serialize)]
+pub struct Totals {
+    requests: usize,
+    ok: usize,
+    failed: usize,
+    overdue: usize,
+    mismatches: usize,
+    tokens_compared: usize,
+    /// Times that a request's pages were taken back on a decode rank, and filled anew.
+    pub retractions: u32,
+    bytes: u64,
+    pages_leaked: usize,
+    wall_ms: f64,
+}
+
+impl Report {
+    /// Compares a run with the monolithic one. `kill_wanted`: failures are to be expected.
+    pub fn new(run: &Run, monolithic: &[Vec<Sample>], kill_wanted: bool) -> Report {
+        let expected = monolithic.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
+        let requests: Vec<RequestReport> = run
+            .requests
+            .iter()
+            .zip(expected)
+            .map(|(routed, expected)| request_report(run, routed, expected))
+            .collect();
+        let ranks: Vec<RankReport> = run
+            .ranks
+            .iter()
+            .map(|rank| RankReport {
+                name: rank.name(),
+                killed: rank.killed,
+                accounting: rank.accounting.clone(),
+                leaked: rank.accounting.as_ref().map(Accounting::leaked),
+            })
+            .collect();
+        let count = |is: fn(&Outcome) -> bool| requests.iter().filter(|request| is(&request.outcome)).count();
+        let totals = Totals {
+            requests: requests.len(),
+            ok: count(|outcome| *outcome == Outcome::Ok),
+            failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
+            overdue: count(|outcome| *outcome == Outcome::Overdue),
+            mismatches: count(|outcome| matches!(outcome, Outcome::Mismatch { .. })),
+            tokens_compared: requests.iter().map(|request| request.tokens_compared).sum(),
+            retractions: requests.iter().map(|request| request.retractions).sum(),
+            bytes: requests.iter().map(|request| request.bytes).sum(),
+            pages_leaked: ranks.iter().filter_map(|rank| rank.leaked).sum(),
+            wall_ms: millis(run.wall),
+        };
+        let problems = problems(&totals, &ranks, run.kill.as_ref(), kill_wanted);
+        Report { requests, ranks, kill: run.kill.clone(), totals, problems }
+    }
+
+    /// The report as one JSON object, or for people.
+    pub fn text(&self, json: bool) -> Result<String, ExampleError> {
+        if json {
+            serde_json::to_string(self).map_err(ExampleError::Command).map(|text| text + "\n")
+        } else {
+            Ok(self.table())
+        }
+    }
+}
+
+fn request_report(run: &Run, routed: &Routed, expected: &[Sample]) -> RequestReport {
+    let name = |rank: usize| run.ranks.get(rank).map(|rank| rank.name()).unwrap_or_default();
+    let decoded = routed.decoded.as_ref().filter(|decoded| decoded.error.is_none());
+    let prefilled = routed.prefilled.as_ref().filter(|prefilled| prefilled.error.is_none());
+    let samples = decoded.map(|decoded| decoded.samples.as_slice()).unwrap_or_default();
+    let bytes = prefilled.map_or(0, |prefilled| prefilled.bytes);
+    let wire_ms = prefilled.map(|prefilled| prefilled.wire_ms);
+    RequestReport {
+        room: routed.request.room,
+        prefill: name(routed.prefill),
+        decode: name(routed.decode),
+        prompt_tokens: routed.request.prompt.len(),
+        bootstrap_ms: decoded.map(|decoded| decoded.bootstrap_ms),
+        prealloc_ms: decoded.map(|decoded| decoded.prealloc_ms),
+        transfer_ms: decoded.map(|decoded| decoded.transfer_ms),
+        wire_ms,
+        compute_ms: prefilled.map(|prefilled| prefilled.compute_ms),
+        bytes,
+        gb_per_s: wire_ms.filter(|ms| *ms > 0.0).map(|ms| bytes as f64 / ms / 1e6),
+        tokens_compared: samples.len(),
+        retractions: decoded.map_or(0, |decoded| decoded.retractions),
+        tokens: samples.iter().map(|sample| sample.token).collect(),
+        outcome: outcome(routed, expected),
+    }
+}
+
+/// The decode side's word counts, because it has the tokens; without it, whatever is known.
+fn outcome(routed: &Routed, expected: &[Sample]) -> Outcome {
+    let prefill_error = routed.prefilled.as_ref().and_then(|prefilled| prefilled.error.as_ref());
+    match &routed.decoded {
+        Some(decoded) => match &decoded.error {
+            Some(error) => Outcome::Failed(error.clone()),
+            None => match first_difference(&decoded.samples, expected) {
+                Some(at) => Outcome::Mismatch { at },
+                // The tokens are right, but the two sides must agree about that.
+                None => prefill_error.map_or(Outcome::Ok, |error| Outcome::Failed(error.clone())),
+            },
+        },
+        None => match prefill_error.or(routed.orphaned.as_ref()) {
+            Some(error) => Outcome::Failed(error.clone()),
+            None => Outcome::Overdue,
+        },
+    }
+}
+
+fn first_difference(samples: &[Sample], expected: &[Sample]) -> Option<usize> {
+    let equal = samples.iter().zip(expected).take_while(|(sample, expected)| sample == expected).count();
+    (equal < samples.len().max(expected.len())).then_some(equal)
+}
+
+fn problems(totals: &Totals, ranks: &[RankReport], kill: Option<&Kill>, kill_wanted: bool) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (count, what) in [
+        (totals.mismatches, "requests got tokens that differ from the monolithic run"),
+        (totals.overdue, "requests neither finished nor failed within their deadline"),
+        (totals.pages_leaked, "pages were never given back"),
+        (if kill_wanted { 0 } else { totals.failed }, "requests failed"),
+    ] {
+        if count > 0 {
+            problems.push(format!("{count} {what}"));
+        }
+    }
+    for rank in ranks.iter().filter(|rank| !rank.killed && rank.accounting.is_none()) {
+        problems.push(format!("{} gave no account of its pages", rank.name));
+    }
+    if kill_wanted && kill.is_none() {
+        problems.push("no request was ever seen mid-transfer, so nothing was killed".to_owned());
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::control::{Decoded, Prefilled};
+    use crate::shared::prompts::Request;
+
+    fn routed(tokens: &[u32]) -> Routed {
+        let samples = tokens.iter().map(|&token| Sample { token, digest: 1 }).collect();
+        Routed {
+            request: Request { room: 7, prompt: vec![1] },
+            prefill: 0,
+            decode: 1,
+            prefilled: Some(Prefilled { room: 7, ..Prefilled::default() }),
+            decoded: Some(Decoded { room: 7, samples, ..Decoded::default() }),
+            orphaned: None,
+        }
+    }
+
+    #[test]
+    fn missing_surplus_and_different_tokens_are_mismatches() {
+        let expected = [1, 2, 3].map(|token| Sample { token, digest: 1 });
+        assert_eq!(outcome(&routed(&[1, 2, 3]), &expected), Outcome::Ok);
+        assert_eq!(outcome(&routed(&[1, 2]), &expected), Outcome::Mismatch { at: 2 });
+        assert_eq!(outcome(&routed(&[1, 2, 3, 4]), &expected), Outcome::Mismatch { at: 3 });
+        assert_eq!(outcome(&routed(&[1, 9, 3]), &expected), Outcome::Mismatch { at: 1 });
+        let mut same_token_other_logits = routed(&[1, 2, 3]);
+        same_token_other_logits.decoded.as_mut().unwrap().samples[0].digest = 2;
+        assert_eq!(outcome(&same_token_other_logits, &expected), Outcome::Mismatch { at: 0 });
+    }
+
+    #[test]
+    fn silence_is_overdue_and_never_ok() {
+        let mut silent = routed(&[]);
+        silent.decoded = None;
+        assert_eq!(outcome(&silent, &[]), Outcome::Overdue);
+        silent.prefilled.as_mut().unwrap().error = Some(NamedError::new("PeerLost", "the peer died"));
+        assert!(matches!(outcome(&silent, &[]), Outcome::Failed(_)));
+    }
+}

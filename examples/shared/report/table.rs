@@ -1,0 +1,162 @@
+//! The report for people.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::{Outcome, Report, RequestReport};
+use crate::shared::router::Kill;
+
+/// Up to this many requests get a row each.
+const ALL_ROWS: usize = 40;
+/// Of more requests, this many.
+const FIRST_ROWS: usize = 10;
+
+impl Report {
+    pub(super) fn table(&self) -> String {
+        let mut text = String::new();
+        let rows = if self.requests.len() > ALL_ROWS { FIRST_ROWS } else { ALL_ROWS };
+        let _ = writeln!(text, "{}", self.request_table(rows));
+        if self.requests.len() > rows {
+            let _ = writeln!(
+                text,
+                "… and {} more. All of them:\n{}",
+                self.requests.len() - rows,
+                self.percentiles()
+            );
+        }
+        let _ = writeln!(
+            text,
+            "times in ms; transfer includes the wait for the prompt to be computed, wire is the copying; GB/s is of the wire"
+        );
+        if let Some(Kill { rank, request, sent, of }) = &self.kill {
+            let _ = writeln!(
+                text,
+                "killed {rank} when {sent} of {of} pages of request {request} were on their way"
+            );
+        }
+        for (outcome, (count, example)) in self.outcomes() {
+            let _ = writeln!(text, "{count:>6} × {outcome}{example}");
+        }
+        for rank in &self.ranks {
+            let _ = match (&rank.accounting, rank.killed) {
+                (Some(all), _) => {
+                    writeln!(text, "{}: {} of {} pages free at the end", rank.name, all.free_pages, all.pages)
+                }
+                (None, true) => writeln!(text, "{}: killed", rank.name),
+                (None, false) => writeln!(text, "{}: no account", rank.name),
+            };
+        }
+        let totals = &self.totals;
+        let _ = writeln!(
+            text,
+            "{} requests in {:.2} s, {:.1} MiB moved, {} tokens compared, {} mismatches, {} pages leaked",
+            totals.requests,
+            totals.wall_ms / 1e3,
+            totals.bytes as f64 / f64::from(1 << 20),
+            totals.tokens_compared,
+            totals.mismatches,
+            totals.pages_leaked
+        );
+        for problem in &self.problems {
+            let _ = writeln!(text, "PROBLEM: {problem}");
+        }
+        text
+    }
+
+    fn request_table(&self, rows: usize) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY).set_header([
+            "#",
+            "prefill",
+            "decode",
+            "prompt",
+            "bootstrap",
+            "prealloc",
+            "transfer",
+            "wire",
+            "KiB",
+            "GB/s",
+            "tokens",
+            "outcome",
+        ]);
+        for (i, request) in self.requests.iter().take(rows).enumerate() {
+            table.add_row([
+                i.to_string(),
+                request.prefill.clone(),
+                request.decode.clone(),
+                request.prompt_tokens.to_string(),
+                number(request.bootstrap_ms, 1),
+                number(request.prealloc_ms, 1),
+                number(request.transfer_ms, 1),
+                number(request.wire_ms, 2),
+                (request.bytes >> 10).to_string(),
+                number(request.gb_per_s, 2),
+                request.tokens_compared.to_string(),
+                request.outcome.label(),
+            ]);
+        }
+        for column in table.column_iter_mut().skip(3).take(8) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+
+    fn percentiles(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["ms", "p50", "p90", "p99", "max"]);
+        let phases = |request: &RequestReport| {
+            [
+                request.bootstrap_ms,
+                request.prealloc_ms,
+                request.transfer_ms,
+                request.wire_ms,
+                request.compute_ms,
+            ]
+        };
+        for (i, name) in ["bootstrap", "prealloc", "transfer", "wire", "compute"].into_iter().enumerate() {
+            let mut values: Vec<f64> =
+                self.requests.iter().filter_map(|request| phases(request)[i]).collect();
+            values.sort_by(f64::total_cmp);
+            let at = |share: f64| {
+                values.get((values.len().saturating_sub(1) as f64 * share).round() as usize).copied()
+            };
+            let mut row = vec![name.to_owned()];
+            row.extend([0.5, 0.9, 0.99, 1.0].map(|share| number(at(share), 1)));
+            table.add_row(row);
+        }
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+
+    /// Each outcome by name: how often, and for errors one of the messages.
+    fn outcomes(&self) -> BTreeMap<String, (usize, String)> {
+        let mut outcomes: BTreeMap<String, (usize, String)> = BTreeMap::new();
+        for request in &self.requests {
+            let example = match &request.outcome {
+                Outcome::Failed(error) => format!(", as in: {}", error.text),
+                _ => String::new(),
+            };
+            outcomes.entry(request.outcome.label()).or_insert((0, example)).0 += 1;
+        }
+        outcomes
+    }
+}
+
+impl Outcome {
+    fn label(&self) -> String {
+        match self {
+            Outcome::Ok => "ok".to_owned(),
+            Outcome::Mismatch { at } => format!("MISMATCH at token {at}"),
+            Outcome::Failed(error) => error.name.clone(),
+            Outcome::Overdue => "OVERDUE".to_owned(),
+        }
+    }
+}
+
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+}

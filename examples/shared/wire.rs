@@ -1,0 +1,158 @@
+//! How long the bytes of each request were on the wire, seen from the plane.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_transfer::{PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole, Time};
+
+/// A plane that notes when each data operation began and ended. Workers take any [`Plane`], so a
+/// server can put one of its own in between.
+pub struct TimedPlane<P> {
+    inner: P,
+    log: WireLog,
+    /// Bytes of a page in each region; `None` where items are no pages.
+    page_bytes: Vec<Option<u64>>,
+    posts: HashMap<PostId, (u32, Transfer)>,
+}
+
+/// What a [`TimedPlane`] has noted, by the first page that an operation touches. Clones share it.
+#[derive(Clone, Default)]
+pub struct WireLog(Arc<Mutex<BTreeMap<u32, Vec<Transfer>>>>);
+
+/// One data operation.
+struct Transfer {
+    bytes: u64,
+    from: Instant,
+    to: Instant,
+}
+
+/// All data operations of a request.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wire {
+    /// Bytes that they moved.
+    pub bytes: u64,
+    /// Time in which at least one of them was under way.
+    pub busy: Duration,
+}
+
+impl<P> TimedPlane<P> {
+    /// Notes in `log` what `inner` does.
+    pub fn new(inner: P, log: WireLog) -> TimedPlane<P> {
+        TimedPlane { inner, log, page_bytes: Vec::new(), posts: HashMap::new() }
+    }
+
+    /// The page under the first descriptor that is in one.
+    fn first_page(&self, post: &Post) -> Option<u32> {
+        post.descs.iter().find_map(|desc| {
+            let page_bytes = (*self.page_bytes.get(desc.local_region as usize)?)?;
+            u32::try_from(desc.local_offset / page_bytes).ok()
+        })
+    }
+}
+
+impl WireLog {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Vec<Transfer>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has been noted of the request that has these pages; it is forgotten here. To be called
+    /// when the transfer is over, and before the pages go to another request.
+    pub fn take(&self, pages: &[u32]) -> Wire {
+        let mut log = self.lock();
+        let mut transfers: Vec<Transfer> =
+            pages.iter().filter_map(|page| log.remove(page)).flatten().collect();
+        transfers.sort_by_key(|transfer| transfer.from);
+        let mut wire = Wire::default();
+        let mut end = None;
+        for Transfer { bytes, from, to } in transfers {
+            wire.bytes += bytes;
+            // Operations that overlap count once.
+            let from = end.map_or(from, |end| from.max(end));
+            wire.busy += to.saturating_duration_since(from);
+            end = Some(end.map_or(to, |end| to.max(end)));
+        }
+        wire
+    }
+}
+
+impl<P: Plane> Plane for TimedPlane<P> {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+        let pages = region.role == RegionRole::Kv;
+        self.page_bytes.push(pages.then_some(region.item_len).filter(|bytes| *bytes > 0));
+        self.inner.register(region)
+    }
+
+    fn metadata(&self) -> Result<Bytes, PlaneError> {
+        self.inner.metadata()
+    }
+
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+        self.inner.connect(peer, metadata)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.inner.disconnect(peer);
+    }
+
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+        self.inner.send(peer, frame)
+    }
+
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+        let (id, page) = (post.id, self.first_page(&post));
+        let bytes = post.descs.iter().map(|desc| desc.len).sum();
+        let from = Instant::now();
+        self.inner.post(peer, post)?;
+        if let Some(page) = page {
+            self.posts.insert(id, (page, Transfer { bytes, from, to: from }));
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self, post: PostId) {
+        self.inner.cancel(post);
+    }
+
+    fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
+        let before = events.len();
+        self.inner.poll(now, events);
+        for event in events.iter().skip(before) {
+            if let PlaneEvent::Posted { post, result } = event
+                && let Some((page, transfer)) = self.posts.remove(post)
+                && result.is_ok()
+            {
+                let transfer = Transfer { to: Instant::now(), ..transfer };
+                self.log.lock().entry(page).or_default().push(transfer);
+            }
+        }
+    }
+
+    fn wait(&self) -> PlaneWait {
+        self.inner.wait()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_operations_count_their_time_once_and_are_told_once() {
+        let log = WireLog::default();
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        for (page, from, to) in [(3, 0, 10), (4, 5, 20), (4, 6, 7), (9, 30, 35), (50, 0, 99)] {
+            let transfer = Transfer { bytes: 100, from: at(from), to: at(to) };
+            log.lock().entry(page).or_default().push(transfer);
+        }
+        let wire = log.take(&[2, 3, 4, 9]);
+        assert_eq!((wire.bytes, wire.busy), (400, Duration::from_millis(25)));
+        assert_eq!(log.take(&[2, 3, 4, 9]).bytes, 0);
+    }
+}

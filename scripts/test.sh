@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Installs what the tests need and runs all of them.
+#
+#   scripts/test.sh            everything
+#   scripts/test.sh push       only tests whose name contains "push"
+#
+# Needs: a Rust toolchain (https://rustup.rs) and a C compiler and linker (gcc). Everything else is
+# fetched by cargo, by name, in the versions that Cargo.lock pins. The embedded plane has no native
+# dependency. For the NIXL plane, scripts/setup-nixl.sh downloads NIXL into target/nixl; where that is
+# not possible (no g++, no pip), the NIXL plane is left out, and said so.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { printf '\n== %s\n' "$*" >&2; }
+missing() {
+    printf 'error: %s is missing. %s\n' "$1" "$2" >&2
+    exit 1
+}
+
+step "checking the tools"
+command -v cargo >/dev/null || missing cargo "Install Rust: https://rustup.rs"
+command -v cc >/dev/null || missing cc "Install a C compiler: apt-get install gcc"
+wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+have=$(rustc --version | cut -d' ' -f2)
+if [ "$(printf '%s\n%s\n' "$wanted" "$have" | sort -V | head -n 1)" != "$wanted" ]; then
+    missing "Rust $wanted or newer (found $have)" "Update it: rustup update stable"
+fi
+[ "$(uname -s)" = Linux ] || missing Linux "The embedded plane uses memfd, pidfd and Unix sockets of Linux."
+
+step "setting up NIXL"
+if settings=$(scripts/setup-nixl.sh --print); then
+    eval "$settings"
+    export KV_NIXL_REQUIRED=1
+    what=(--workspace --all-features)
+else
+    without="; the NIXL plane was left out, see the error above"
+    printf 'NOT TESTED: the NIXL plane, for the reason above\n' >&2
+    what=(--workspace --exclude kv-nixl --features kv-transfer/checkpoint)
+fi
+
+step "fetching the packages of Cargo.lock"
+cargo fetch --locked
+
+step "building"
+cargo test "${what[@]}" --locked --no-run
+
+step "running the tests"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+cargo test "${what[@]}" --locked --no-fail-fast -- "$@" 2>&1 | tee "$log" || status=$?
+
+# One closing line over all test binaries.
+sum() { awk -v word="$1" '/^test result:/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ "^" word) n += $i } END { print n + 0 }' "$log"; }
+passed=$(sum passed) failed=$(sum failed) skipped=$(sum ignored)
+printf '\n%s passed, %s failed, %s skipped%s\n' "$passed" "$failed" "$skipped" "${without:-}"
+[ "$status" -eq 0 ] && [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

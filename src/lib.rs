@@ -1,0 +1,97 @@
+//! Moves KV caches between the prefill, decode and encode workers of a disaggregated LLM service,
+//! and tells their schedulers, through `poll()` calls that never block, when the bytes are there
+//! and when the pages may be reused.
+//!
+//! What it is: one crate to depend on. It re-exports the layers below and adds a [`prelude`].
+//! What it is not: an inference engine, or a router. It knows pages, not tensors, and requests only
+//! by their room.
+//!
+//! | layer | crate | holds |
+//! |---|---|---|
+//! | scheduler | [`queue`], [`allocator`], [`consensus`] (kv-poll) | the queues of prefill and decode, page allocators, agreement of ranks |
+//! | sessions | [`Worker`], [`PollSet`] (kv-poll) | one thread per rank, status cells, bounded rings |
+//! | protocol | [`proto`], [`wire`], [`plan`] (kv-core) | the sans-IO machine, frames, pages → descriptors |
+//! | plane | [`local`] (kv-local) | one-sided copies between processes of one host |
+//! | plane | `nixl` (kv-nixl; feature `nixl`) | NVIDIA NIXL: RDMA, shared memory, TCP, NVLink |
+//! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |
+//!
+//! # A request, from prefill to decode
+//!
+//! Both workers run in one process here; in a service each is a process of its own, and nothing
+//! else changes.
+//!
+//! ```
+//! use std::time::Duration;
+//! use kv_transfer::prelude::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server = KvBootstrapServer::start("127.0.0.1:0")?;
+//! let addr = server.local_addr().to_string();
+//!
+//! // A cache of 8 pages of 4 KiB in shared memory, and a worker that serves it.
+//! let start = |engine: &str, role| -> Result<(Worker, Arena), Box<dyn std::error::Error>> {
+//!     let arena = Arena::new(8 * 4096)?;
+//!     let args = KvArgs::builder(engine, 0)
+//!         .pages(8, 16)
+//!         .region(Region::dram(RegionRole::Kv, arena.addr(), 8 * 4096, 4096))
+//!         .build()?;
+//!     let mut plane = LocalPlane::new(LocalConfig::default())?;
+//!     plane.add_arena(&arena)?;
+//!     let client = HttpBootstrapClient::new(ClientConfig::default())?;
+//!     let config = WorkerConfig::new(args, role).bootstrap(&addr);
+//!     Ok((Worker::start(config, plane, Box::new(client))?, arena))
+//! };
+//! let (prefill, prompt_cache) = start("prefill", WorkerRole::Prefill)?;
+//! let (decode, cache) = start("decode", WorkerRole::Decode)?;
+//!
+//! // The prefill side computes two pages, and sends them.
+//! prompt_cache.write(3 * 4096, &[7; 2 * 4096])?;
+//! let mut sender = prefill.manager().sender(&addr, Room::Number(42), &[], SessionOptions::default())?;
+//! sender.init(2, None)?;
+//! sender.send(Pages::claim(PageList::from_pages([3, 4])?)?)?;
+//!
+//! // The decode side gives two pages, and waits for the bytes.
+//! let mut receiver = decode.manager().receiver(&addr, Room::Number(42), SessionOptions::default())?;
+//! receiver.init(Pages::claim(PageList::from_pages([6, 0])?)?, None)?;
+//! while !receiver.poll().is_terminal() {
+//!     std::thread::sleep(Duration::from_millis(1)); // a server waits on the poll set's descriptor
+//! }
+//! assert_eq!(receiver.poll(), KvPoll::Success, "{:?}", receiver.failure());
+//! let mut page = [0; 4096];
+//! cache.read(6 * 4096, &mut page)?;
+//! assert_eq!(page, [7; 4096]);
+//!
+//! // The pages are the scheduler's again.
+//! let pages = receiver.reclaim().map_err(|_| "still in use")?;
+//! assert_eq!(pages.len(), 2);
+//! # prefill.stop(Duration::from_secs(1));
+//! # decode.stop(Duration::from_secs(1));
+//! # server.stop();
+//! # Ok(())
+//! # }
+//! ```
+
+pub use kv_bootstrap as bootstrap;
+pub use kv_core::*;
+pub use kv_local as local;
+#[cfg(feature = "nixl")]
+pub use kv_nixl as nixl;
+pub use kv_poll::{
+    Change, Gauges, Manager, PollSet, Receiver, Registration, Sender, Session, StartError, StopReport,
+    Worker, WorkerConfig, allocator, consensus, queue,
+};
+
+/// Everything that a server usually needs: `use kv_transfer::prelude::*`.
+pub mod prelude {
+    pub use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
+    pub use kv_core::{
+        AuxIndex, Backpressure, BootstrapServer, KvArgs, KvManager, KvPoll, KvReceiver, KvSender, KvSession,
+        PageList, PageRun, Pages, Parallel, Region, RegionRole, Room, SessionId, SessionOptions,
+        TransferError, WorkerRole,
+    };
+    pub use kv_local::{Arena, LocalConfig, LocalPlane};
+    #[cfg(feature = "nixl")]
+    pub use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane};
+    pub use kv_poll::allocator::{FreeList, PageAllocator, RunAllocator};
+    pub use kv_poll::{Change, Manager, PollSet, Worker, WorkerConfig};
+}

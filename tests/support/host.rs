@@ -1,0 +1,265 @@
+//! A worker with its memory, its page allocator and its aux rows.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kv_transfer::allocator::{FreeList, PageAllocator, RunAllocator};
+use kv_transfer::bootstrap::ClientConfig;
+use kv_transfer::prelude::*;
+use kv_transfer::proto::{Limits, Timing};
+use kv_transfer::queue::AuxRows;
+use kv_transfer::{Gauges, Receiver, Registration, Sender, StopReport};
+
+use super::memory::{Memory, Shape, page_content, row_content};
+use super::random::Random;
+use super::{PATIENCE, until};
+
+/// How a host is set up. The fields are changed as a test needs it.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    pub engine: String,
+    pub rank: u32,
+    pub role: WorkerRole,
+    pub addr: String,
+    pub shape: Shape,
+    pub page_size: u32,
+    pub parallel: Parallel,
+    pub receivers: u32,
+    pub max_sge: usize,
+    pub max_inflight: usize,
+    pub limits: Limits,
+    pub timing: Timing,
+    pub command_queue: usize,
+    pub max_sessions: usize,
+    pub lease: Duration,
+    /// Few, long runs of pages instead of single ones in wild order.
+    pub runs: bool,
+}
+
+impl Setup {
+    /// A host of `role`, which is also its engine's name, at the bootstrap server `addr`.
+    pub fn new(role: WorkerRole, addr: &str, shape: Shape) -> Setup {
+        Setup {
+            engine: format!("{role:?}").to_lowercase(),
+            rank: 0,
+            role,
+            addr: addr.to_owned(),
+            shape,
+            page_size: 16,
+            parallel: Parallel::default(),
+            receivers: 1,
+            max_sge: 1024,
+            max_inflight: 64,
+            limits: Limits::default(),
+            timing: Timing::default(),
+            command_queue: 4096,
+            max_sessions: 4096,
+            lease: Duration::from_secs(30),
+            runs: false,
+        }
+    }
+
+    /// A prefill host.
+    pub fn prefill(addr: &str, shape: Shape) -> Setup {
+        Setup::new(WorkerRole::Prefill, addr, shape)
+    }
+
+    /// A decode host.
+    pub fn decode(addr: &str, shape: Shape) -> Setup {
+        Setup::new(WorkerRole::Decode, addr, shape)
+    }
+
+    /// Starts it, and waits until its peers can find it.
+    pub fn start(self) -> Host {
+        let memory = Memory::new(self.shape);
+        let mut args = KvArgs::builder(&self.engine, self.rank)
+            .pages(self.shape.pages, self.page_size)
+            .parallel(self.parallel)
+            .num_receivers(self.receivers)
+            .max_sge(self.max_sge)
+            .max_inflight(self.max_inflight);
+        for region in memory.regions() {
+            args = args.region(region);
+        }
+        let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
+        plane.add_arena(&memory.arena).unwrap();
+        let client = ClientConfig { lease: self.lease, ..ClientConfig::default() };
+        let client = HttpBootstrapClient::new(client).unwrap();
+        let config = WorkerConfig::new(args.build().unwrap(), self.role)
+            .bootstrap(&self.addr)
+            .timing(self.timing)
+            .limits(self.limits)
+            .command_queue(self.command_queue)
+            .max_sessions(self.max_sessions);
+        let worker = Worker::start(config, plane, Box::new(client)).unwrap();
+        let manager = worker.manager();
+        until("registration", || manager.registration() == Registration::Published);
+        let cache: Box<dyn PageAllocator + Send> = match self.runs {
+            true => Box::new(RunAllocator::new(self.shape.pages)),
+            false => Box::new(scattered(self.shape.pages)),
+        };
+        let rows = AuxRows::new(self.shape.rows);
+        Host {
+            worker: Some(worker),
+            manager,
+            memory,
+            cache,
+            rows,
+            addr: self.addr,
+            replica: self.parallel.dp_rank,
+            limbo: BTreeMap::new(),
+            limbo_rows: Vec::new(),
+        }
+    }
+}
+
+/// A free list whose pages are in no order.
+fn scattered(pages: u32) -> FreeList {
+    let mut list = FreeList::new(pages);
+    let mut tokens: Vec<Pages> = (0..pages).map(|_| list.allocate(1).unwrap()).collect();
+    Random::from_seed(u64::from(pages)).shuffle(&mut tokens);
+    for token in tokens {
+        list.free(token).unwrap();
+    }
+    list
+}
+
+/// One worker and everything of a server that it needs.
+pub struct Host {
+    /// `None` once it has been stopped.
+    pub worker: Option<Worker>,
+    pub manager: Manager,
+    pub memory: Memory,
+    pub cache: Box<dyn PageAllocator + Send>,
+    pub rows: AuxRows,
+    pub addr: String,
+    pub replica: u32,
+    /// Pages of dropped receivers and senders: the content and the position that they may hold.
+    pub limbo: BTreeMap<u32, Option<(u64, usize)>>,
+    /// Aux rows likewise. When they are quiet is known only once all sessions are gone.
+    pub limbo_rows: Vec<(AuxIndex, Option<u64>)>,
+}
+
+impl Host {
+    /// Pages with the content of a prompt.
+    pub fn prompt(&mut self, pages: usize, content: u64) -> Pages {
+        let token = self.cache.allocate(pages).unwrap();
+        let len = self.memory.shape.page_len();
+        for (position, page) in token.list().iter().enumerate() {
+            self.memory.check_page(page, &"a free page");
+            self.memory.write_page(page, &page_content(content, position, len));
+        }
+        token
+    }
+
+    /// An aux row with the content of a prompt.
+    pub fn prompt_row(&mut self, content: u64) -> AuxIndex {
+        let row = self.rows.take().unwrap();
+        self.memory.write_row(row.0, &row_content(content, self.memory.shape.row_len()));
+        row
+    }
+
+    /// Pages for a prompt that is to come.
+    pub fn room_for(&mut self, pages: usize) -> Pages {
+        let token = self.cache.allocate(pages).unwrap();
+        for page in token.list().iter() {
+            self.memory.check_page(page, &"a free page");
+        }
+        token
+    }
+
+    /// Opens a sender.
+    pub fn sender(&self, room: impl Into<Room>, options: SessionOptions) -> Sender {
+        self.manager.sender(&self.addr, room.into(), &[], options).unwrap()
+    }
+
+    /// Opens a receiver of what the prefill engine at `addr` sends.
+    pub fn receiver(&self, addr: &str, room: impl Into<Room>, options: SessionOptions) -> Receiver {
+        self.manager.receiver(addr, room.into(), options).unwrap()
+    }
+
+    /// A prompt has arrived in these pages, in this order.
+    pub fn arrived(&mut self, pages: &PageList, content: u64, what: &dyn std::fmt::Display) {
+        let len = self.memory.shape.page_len();
+        for (position, page) in pages.iter().enumerate() {
+            self.memory.page_arrived(page, &page_content(content, position, len), what);
+        }
+    }
+
+    /// A prompt should have arrived in these pages, and did not.
+    pub fn missed(&mut self, pages: &PageList, content: u64, what: &dyn std::fmt::Display) {
+        let len = self.memory.shape.page_len();
+        for (position, page) in pages.iter().enumerate() {
+            self.memory.page_failed(page, &page_content(content, position, len), what);
+        }
+    }
+
+    /// Frees pages.
+    pub fn free(&mut self, pages: Pages) {
+        self.cache.free(pages).unwrap();
+    }
+
+    /// Takes the pages of dropped sessions back.
+    pub fn take_orphans(&mut self) {
+        let len = self.memory.shape.page_len();
+        for orphan in self.manager.orphans() {
+            for page in orphan.list().iter() {
+                let content = self.limbo.remove(&page).expect("the page of a dropped session");
+                match content {
+                    Some((content, position)) => {
+                        let content = page_content(content, position, len);
+                        self.memory.page_failed(page, &content, &"a dropped receiver");
+                    }
+                    None => self.memory.check_page(page, &"a dropped sender"),
+                }
+            }
+            self.free(orphan);
+        }
+    }
+
+    /// Waits until all sessions are gone, and everything of dropped ones is back.
+    pub fn settle(&mut self) {
+        until("the end of all sessions", || self.gauges().sessions_open == 0);
+        self.take_orphans();
+        assert!(self.limbo.is_empty(), "pages of dropped sessions are missing: {:?}", self.limbo);
+        let len = self.memory.shape.row_len();
+        for (row, content) in std::mem::take(&mut self.limbo_rows) {
+            if let Some(content) = content {
+                self.memory.row_failed(row.0, &row_content(content, len), &"a dropped receiver");
+            }
+            assert!(self.rows.give(row));
+        }
+    }
+
+    /// The worker's numbers.
+    pub fn gauges(&self) -> Gauges {
+        self.manager.gauges()
+    }
+
+    /// Everything has come back: pages, rows, sessions, posts; and every byte is right.
+    pub fn check_idle(&self, what: &str) {
+        assert_eq!(self.cache.available(), self.cache.capacity(), "{what}: free pages");
+        assert_eq!(self.rows.available(), self.rows.capacity(), "{what}: free aux rows");
+        // A session is closed right after its pages were given back.
+        until(what, || self.gauges().sessions_open == 0 && self.gauges().posts_in_flight == 0);
+        let gauges = self.gauges();
+        let held = (gauges.pages_in_transfer, gauges.pages_quarantined, gauges.pages_orphaned);
+        assert_eq!(held, (0, 0, 0), "{what}: pages in transfer, quarantined, orphaned");
+        self.memory.check_all(what);
+    }
+
+    /// Stops the worker, with plenty of time for pages to come back.
+    pub fn stop(&mut self) -> StopReport {
+        self.worker.take().unwrap().stop(PATIENCE)
+    }
+
+    /// Stops an idle host.
+    pub fn close(mut self, what: &str) {
+        self.check_idle(what);
+        let report = self.stop();
+        assert_eq!(report.sessions_ended, 0, "{what}");
+        assert_eq!((report.pages_quarantined, report.posts_in_flight), (0, 0), "{what}");
+        assert!(!report.panicked, "{what}");
+        self.memory.check_all(what);
+    }
+}

@@ -1,0 +1,210 @@
+//! A cache in shared memory, and an oracle that knows what every byte of it must be.
+
+use kv_transfer::local::Arena;
+use kv_transfer::{Region, RegionRole};
+
+use super::random::Random;
+
+/// Bytes between regions, which nobody may touch. Odd, so that nothing is aligned by chance.
+const GAP: usize = 193;
+/// Bytes of an aux row in each aux region.
+pub const ROW: usize = 72;
+
+/// How a cache lies in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub pages: u32,
+    /// Tensors (keys and values of each layer) that a page has a piece of.
+    pub tensors: usize,
+    /// Bytes of one such piece.
+    pub piece: usize,
+    /// One region with whole pages, or one for each tensor.
+    pub page_major: bool,
+    pub rows: u32,
+    pub aux_regions: usize,
+}
+
+impl Shape {
+    /// A region for each tensor.
+    pub fn layer_major(pages: u32, tensors: usize, piece: usize) -> Shape {
+        Shape { pages, tensors, piece, page_major: false, rows: 64, aux_regions: 2 }
+    }
+
+    /// One region for all tensors.
+    pub fn page_major(pages: u32, tensors: usize, piece: usize) -> Shape {
+        Shape { page_major: true, aux_regions: 1, ..Shape::layer_major(pages, tensors, piece) }
+    }
+
+    /// Bytes of a page in all regions together.
+    pub fn page_len(&self) -> usize {
+        self.tensors * self.piece
+    }
+
+    /// Bytes of an aux row in all regions together.
+    pub fn row_len(&self) -> usize {
+        self.aux_regions * ROW
+    }
+}
+
+/// The memory of one worker. `image` is what it must look like.
+pub struct Memory {
+    pub shape: Shape,
+    pub arena: Arena,
+    image: Vec<u8>,
+    kv: Vec<Place>,
+    aux: Vec<Place>,
+}
+
+/// A region in the arena.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    start: usize,
+    item: usize,
+}
+
+impl Memory {
+    /// Memory full of noise: zeroes would hide a copy of zeroes.
+    pub fn new(shape: Shape) -> Memory {
+        let (pages, rows) = (shape.pages as usize, shape.rows as usize);
+        let (regions, item) =
+            if shape.page_major { (1, shape.page_len()) } else { (shape.tensors, shape.piece) };
+        let mut end = GAP;
+        let mut place = |item: usize, items: usize| {
+            let start = end;
+            end += item * items + GAP;
+            Place { start, item }
+        };
+        let kv = (0..regions).map(|_| place(item, pages)).collect();
+        let aux_regions = if rows == 0 { 0 } else { shape.aux_regions };
+        let aux = (0..aux_regions).map(|_| place(ROW, rows)).collect();
+        let image = Random::from_seed(end as u64).bytes(end);
+        let arena = Arena::new(end).unwrap();
+        arena.write(0, &image).unwrap();
+        Memory { shape, arena, image, kv, aux }
+    }
+
+    /// What a worker registers.
+    pub fn regions(&self) -> Vec<Region> {
+        let region = |role, place: &Place, items: u32| {
+            let addr = self.arena.addr() + place.start as u64;
+            Region::dram(role, addr, place.item as u64 * u64::from(items), place.item as u64)
+        };
+        let kv = self.kv.iter().map(|place| region(RegionRole::Kv, place, self.shape.pages));
+        kv.chain(self.aux.iter().map(|place| region(RegionRole::Aux, place, self.shape.rows))).collect()
+    }
+
+    /// Writes a page as its owner.
+    pub fn write_page(&mut self, page: u32, bytes: &[u8]) {
+        put(&self.arena, &self.kv, page, bytes);
+        set(&mut self.image, &self.kv, page, bytes);
+    }
+
+    /// Writes an aux row as its owner.
+    pub fn write_row(&mut self, row: u32, bytes: &[u8]) {
+        put(&self.arena, &self.aux, row, bytes);
+        set(&mut self.image, &self.aux, row, bytes);
+    }
+
+    /// The page as it is.
+    pub fn page(&self, page: u32) -> Vec<u8> {
+        get(&self.arena, &self.kv, page)
+    }
+
+    /// The aux row as it is.
+    pub fn row(&self, row: u32) -> Vec<u8> {
+        get(&self.arena, &self.aux, row)
+    }
+
+    /// A transfer says that it has written the page.
+    pub fn page_arrived(&mut self, page: u32, bytes: &[u8], what: &dyn std::fmt::Display) {
+        assert!(self.page(page) == bytes, "{what}: page {page} has wrong bytes");
+        set(&mut self.image, &self.kv, page, bytes);
+    }
+
+    /// A transfer says that it has written the aux row.
+    pub fn row_arrived(&mut self, row: u32, bytes: &[u8], what: &dyn std::fmt::Display) {
+        assert!(self.row(row) == bytes, "{what}: aux row {row} has wrong bytes");
+        set(&mut self.image, &self.aux, row, bytes);
+    }
+
+    /// A transfer has failed that would have written this: each byte is the old or the new one.
+    pub fn page_failed(&mut self, page: u32, bytes: &[u8], what: &dyn std::fmt::Display) {
+        settle(&self.arena, &mut self.image, &self.kv, page, bytes, what);
+    }
+
+    /// The same of an aux row.
+    pub fn row_failed(&mut self, row: u32, bytes: &[u8], what: &dyn std::fmt::Display) {
+        settle(&self.arena, &mut self.image, &self.aux, row, bytes, what);
+    }
+
+    /// The page is as its owner left it.
+    pub fn check_page(&self, page: u32, what: &dyn std::fmt::Display) {
+        assert!(self.page(page) == of(&self.image, &self.kv, page), "{what}: page {page} was touched");
+    }
+
+    /// Every byte is as it must be, those between the regions included.
+    pub fn check_all(&self, what: &str) {
+        let mut bytes = vec![0; self.image.len()];
+        self.arena.read(0, &mut bytes).unwrap();
+        let wrong = bytes.iter().zip(&self.image).position(|(is, must)| is != must);
+        assert_eq!(wrong, None, "{what}: first wrong byte of {} ({:?})", bytes.len(), self.shape);
+    }
+}
+
+fn put(arena: &Arena, places: &[Place], item: u32, bytes: &[u8]) {
+    let mut rest = bytes;
+    for place in places {
+        let (piece, after) = rest.split_at(place.item);
+        arena.write(place.start + item as usize * place.item, piece).unwrap();
+        rest = after;
+    }
+    assert!(rest.is_empty());
+}
+
+fn get(arena: &Arena, places: &[Place], item: u32) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for place in places {
+        let at = bytes.len();
+        bytes.resize(at + place.item, 0);
+        arena.read(place.start + item as usize * place.item, &mut bytes[at..]).unwrap();
+    }
+    bytes
+}
+
+fn set(image: &mut [u8], places: &[Place], item: u32, bytes: &[u8]) {
+    let mut rest = bytes;
+    for place in places {
+        let (piece, after) = rest.split_at(place.item);
+        image[place.start + item as usize * place.item..][..place.item].copy_from_slice(piece);
+        rest = after;
+    }
+}
+
+fn of(image: &[u8], places: &[Place], item: u32) -> Vec<u8> {
+    let piece = |place: &Place| image[place.start + item as usize * place.item..][..place.item].to_vec();
+    places.iter().flat_map(piece).collect()
+}
+
+fn settle(
+    arena: &Arena,
+    image: &mut [u8],
+    places: &[Place],
+    item: u32,
+    new: &[u8],
+    what: &dyn std::fmt::Display,
+) {
+    let (is, old) = (get(arena, places, item), of(image, places, item));
+    let strange = is.iter().zip(old.iter().zip(new)).position(|(is, (old, new))| is != old && is != new);
+    assert_eq!(strange, None, "{what}: a byte of item {item} is neither old nor new");
+    set(image, places, item, &is);
+}
+
+/// What the page at `position` of a request holds.
+pub fn page_content(content: u64, position: usize, len: usize) -> Vec<u8> {
+    Random::from_seed(content.wrapping_mul(0x1_0001).wrapping_add(position as u64 + 1)).bytes(len)
+}
+
+/// What the aux row of a request holds.
+pub fn row_content(content: u64, len: usize) -> Vec<u8> {
+    Random::from_seed(!content).bytes(len)
+}

@@ -1,0 +1,64 @@
+//! What the tests of the real combination share: hosts with real workers and real shared memory,
+//! an oracle of every byte in it, random traffic, and processes that can be killed.
+//!
+//! Each test binary uses a part of it.
+#![allow(dead_code)]
+
+pub mod host;
+pub mod memory;
+pub mod pair;
+pub mod process;
+pub mod random;
+pub mod traffic;
+
+use std::time::{Duration, Instant};
+
+use kv_transfer::prelude::*;
+
+/// How long anything may take that must happen. Tests run beside others, on few cores.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A bootstrap server on a free port, and its address.
+pub fn server() -> (KvBootstrapServer, String) {
+    let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
+    let addr = server.local_addr().to_string();
+    (server, addr)
+}
+
+/// Waits until `done`; panics with `what` if that does not come.
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}: waited in vain");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits for the end of a session.
+pub fn ended<S: KvSession>(session: &S) -> KvPoll {
+    let deadline = Instant::now() + PATIENCE;
+    while !session.poll().is_terminal() {
+        assert!(Instant::now() < deadline, "room {} is still {}", session.room(), session.poll());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    session.poll()
+}
+
+/// Waits for the failure of a session, and says what caused it.
+pub fn failed<S: KvSession>(session: &S) -> kv_transfer::Cause {
+    assert_eq!(ended(session), KvPoll::Failed, "room {}", session.room());
+    session.failure().unwrap().cause
+}
+
+/// Waits until a session gives its pages back.
+pub fn reclaimed<S: KvSession>(mut session: S) -> Pages {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        session = match session.reclaim() {
+            Ok(pages) => return pages,
+            Err(session) => session,
+        };
+        assert!(Instant::now() < deadline, "room {}: pages do not come back", session.room());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

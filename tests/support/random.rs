@@ -1,0 +1,53 @@
+//! Random numbers whose seed is printed.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
+/// Numbers from one seed (SplitMix64, Steele, Lea and Flood 2014).
+pub struct Random(u64);
+
+impl Random {
+    /// Prints its seed, which the variable `SEED` overrides.
+    pub fn new(what: &str) -> Random {
+        let fresh = || RandomState::new().build_hasher().finish();
+        let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(fresh);
+        println!("{what}: SEED={seed}");
+        Random(seed)
+    }
+
+    /// Numbers from this seed, which is not printed.
+    pub fn from_seed(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// Any number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// 0 to `below` - 1.
+    pub fn below(&mut self, below: usize) -> usize {
+        (self.next() % below as u64) as usize
+    }
+
+    /// True in `percent` of 100 cases.
+    pub fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    /// Random bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let words = std::iter::repeat_with(|| self.next().to_le_bytes());
+        words.take(len.div_ceil(8)).flatten().take(len).collect()
+    }
+
+    /// Another order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
+}
