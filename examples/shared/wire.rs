@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_transfer::{PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole, Time};
+use kv_transfer::{
+    Directions, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole, Time,
+};
 
 /// A plane that notes when each data operation began and ended. Workers take any [`Plane`], so a
 /// server can put one of its own in between.
@@ -80,6 +82,10 @@ impl WireLog {
 impl<P: Plane> Plane for TimedPlane<P> {
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+
+    fn directions(&self, peer: Option<PeerId>) -> Directions {
+        self.inner.directions(peer)
     }
 
     fn register(&mut self, region: &Region) -> Result<(), PlaneError> {

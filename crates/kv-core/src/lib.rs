@@ -63,7 +63,7 @@ pub use id::{
 };
 pub use layout::{Geometry, RegionShape};
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
-pub use plane::{Desc, MAX_FRAME, Op, Plane, PlaneError, PlaneEvent, PlaneWait, Post};
+pub use plane::{Desc, Directions, MAX_FRAME, Op, Plane, PlaneError, PlaneEvent, PlaneWait, Post};
 pub use poll::KvPoll;
 pub use session::{KvManager, KvReceiver, KvSender, KvSession, SessionOptions};
 pub use time::Time;

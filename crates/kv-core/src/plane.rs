@@ -64,6 +64,36 @@ pub trait Plane {
 
     /// How the owner may sleep until there is something to poll.
     fn wait(&self) -> PlaneWait;
+
+    /// Which directions are worth using: with this peer or, for `None` and for one that is not
+    /// connected, as far as can be known before a peer is. Whoever may choose between push and pull
+    /// goes by it. Both, for a plane that does not say otherwise.
+    fn directions(&self, _peer: Option<PeerId>) -> Directions {
+        Directions::BOTH
+    }
+}
+
+/// Which directions a transport does at its full speed, and without a risk that the other has not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Directions {
+    /// [`Op::Write`], which push sessions use.
+    pub write: bool,
+    /// [`Op::Read`], which pull sessions use.
+    pub read: bool,
+}
+
+impl Directions {
+    /// Both alike.
+    pub const BOTH: Directions = Directions { write: true, read: true };
+    /// Only writes.
+    pub const WRITE: Directions = Directions { write: true, read: false };
+    /// Only reads.
+    pub const READ: Directions = Directions { write: false, read: true };
+
+    /// What both ends of a way agree on.
+    pub const fn and(self, other: Directions) -> Directions {
+        Directions { write: self.write && other.write, read: self.read && other.read }
+    }
 }
 
 /// One data operation: descriptors of one direction, to or from one peer.
