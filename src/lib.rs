@@ -14,6 +14,7 @@
 //! | plane | [`local`] (kv-local) | one-sided copies between processes of one host |
 //! | plane | `nixl` (kv-nixl; feature `nixl`) | NVIDIA NIXL: RDMA, shared memory, TCP, NVLink |
 //! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |
+//! | routers | [`params`] | the JSON that carries a request from one side to the other |
 //!
 //! # A request, from prefill to decode
 //!
@@ -70,6 +71,8 @@
 //! # Ok(())
 //! # }
 //! ```
+
+pub mod params;
 
 pub use kv_bootstrap as bootstrap;
 pub use kv_core::*;

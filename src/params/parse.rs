@@ -1,0 +1,222 @@
+//! From JSON: every bound is checked before anything is copied, and nothing in it can panic.
+
+use std::time::Duration;
+
+use kv_core::{EngineId, Incarnation, PageList, RequestId, Room};
+use serde_json::{Map, Value};
+
+use super::error::ParamsError;
+use super::fields::{Fields, bounded, mistyped, number, required};
+use super::{
+    Grants, Leg, MAX_BLOCKS, MAX_GROUPS, MAX_PARAMS_BYTES, MAX_RANKS, MAX_UNKNOWN_KEYS, Mode, RankGrant,
+    RemoteKv, TransferParams,
+};
+
+/// Longest host name, in bytes (RFC 1035).
+const MAX_HOST: usize = 255;
+/// Longest lease: a week.
+const MAX_LEASE_SECONDS: u64 = 7 * 86_400;
+
+/// Every key that is known here.
+const KNOWN: [&str; 15] = [
+    "do_remote_prefill",
+    "do_remote_decode",
+    "remote_block_ids",
+    "remote_engine_id",
+    "remote_request_id",
+    "remote_host",
+    "remote_port",
+    "tp_size",
+    "dcp_size",
+    "pp_size",
+    "remote_num_tokens",
+    "remote_blocks_expiry_time",
+    "remote_registration_generation",
+    "transfer_mode",
+    "kv_grants",
+];
+
+impl TransferParams {
+    /// Parses a JSON text.
+    pub fn parse(text: &str) -> Result<TransferParams, ParamsError> {
+        if text.len() > MAX_PARAMS_BYTES {
+            return Err(ParamsError::TooLong { got: text.len(), max: MAX_PARAMS_BYTES });
+        }
+        let value = serde_json::from_str(text)
+            .map_err(|error| ParamsError::NotJson { line: error.line(), column: error.column() })?;
+        TransferParams::from_value(&value)
+    }
+
+    /// Takes the parameters out of a request's body that is parsed already.
+    pub fn from_value(value: &Value) -> Result<TransferParams, ParamsError> {
+        let fields = Fields::of("kv_transfer_params", value)?;
+        let prefill = fields.flag("do_remote_prefill")?;
+        let decode = fields.flag("do_remote_decode")?;
+        let leg = match (prefill, decode) {
+            (true, true) => {
+                return Err(ParamsError::Conflict {
+                    field: "do_remote_prefill",
+                    got: true.into(),
+                    other: "do_remote_decode",
+                    expected: true.into(),
+                });
+            }
+            (false, false) => Leg::Local,
+            (true, false) => Leg::Decode { remote: Box::new(remote(fields)?) },
+            (false, true) => {
+                // A router that passes on nothing may write all keys as null.
+                let any = ["remote_engine_id", "remote_request_id", "remote_block_ids", "kv_grants"];
+                let cached = any.iter().any(|field| fields.get(field).is_some());
+                Leg::Prefill { cached: if cached { Some(Box::new(remote(fields)?)) } else { None } }
+            }
+        };
+        Ok(TransferParams { leg, mode: mode(fields)?, unknown: unknown(fields)? })
+    }
+}
+
+fn mode(fields: Fields<'_>) -> Result<Option<Mode>, ParamsError> {
+    let Some(text) = fields.text("transfer_mode", usize::MAX)? else { return Ok(None) };
+    let modes = [Mode::Push, Mode::Pull];
+    let expected = "\"push\" or \"pull\"";
+    let refused = || ParamsError::Type { field: "transfer_mode", expected, got: text.into() };
+    modes.into_iter().find(|mode| mode.name() == text).map(Some).ok_or_else(refused)
+}
+
+fn unknown(fields: Fields<'_>) -> Result<Map<String, Value>, ParamsError> {
+    let unknown = || fields.0.iter().filter(|(key, _)| !KNOWN.contains(&key.as_str()));
+    bounded("kv_transfer_params", unknown().count(), MAX_UNKNOWN_KEYS)?;
+    Ok(unknown().map(|(key, value)| (key.clone(), value.clone())).collect())
+}
+
+fn remote(fields: Fields<'_>) -> Result<RemoteKv, ParamsError> {
+    let text = |field, max| fields.text(field, max).and_then(|value| required(field, value));
+    let engine = EngineId::new(text("remote_engine_id", usize::MAX)?)?;
+    let request = RequestId::new(text("remote_request_id", usize::MAX)?)?;
+    let host = text("remote_host", MAX_HOST)?;
+    let port = fields.number("remote_port", 1, u64::from(u16::MAX))?;
+    let port = u16::try_from(required("remote_port", port)?).unwrap_or(u16::MAX);
+    let size = |field| fields.small(field, 1, MAX_RANKS).map(|size| size.unwrap_or(1));
+    let block_ids = block_ids(fields)?;
+    let grants = fields.get("kv_grants").map(|value| grants(value, &block_ids)).transpose()?;
+    let (grants, number) = grants.unzip();
+    Ok(RemoteKv {
+        engine,
+        room: room(request, number.flatten())?,
+        host: host.to_owned(),
+        port,
+        block_ids,
+        tp_size: size("tp_size")?,
+        dcp_size: size("dcp_size")?,
+        pp_size: size("pp_size")?,
+        num_tokens: fields.small("remote_num_tokens", 0, u32::MAX)?,
+        expiry_time: fields.real("remote_blocks_expiry_time")?,
+        registration_generation: fields.number("remote_registration_generation", 0, u64::MAX)?,
+        grants,
+    })
+}
+
+/// A numbered room is written twice: a router that rounds large numbers is found out here.
+fn room(request: RequestId, number: Option<u64>) -> Result<Room, ParamsError> {
+    match number {
+        None => Ok(Room::Request(request)),
+        Some(number) if request.as_str() == number.to_string() => Ok(Room::Number(number)),
+        Some(number) => Err(ParamsError::Conflict {
+            field: "bootstrap_room",
+            got: number.into(),
+            other: "remote_request_id",
+            expected: request.as_str().into(),
+        }),
+    }
+}
+
+/// A list of pages for each group; from older engines one flat list.
+fn block_ids(fields: Fields<'_>) -> Result<Vec<PageList>, ParamsError> {
+    const FIELD: &str = "remote_block_ids";
+    let Some(list) = fields.list(FIELD, MAX_BLOCKS)? else { return Ok(Vec::new()) };
+    if list.first().is_some_and(Value::is_number) {
+        return Ok(vec![page_list(list)?]);
+    }
+    bounded(FIELD, list.len(), MAX_GROUPS)?;
+    let mut total = 0;
+    let mut groups = Vec::with_capacity(list.len());
+    for group in list {
+        let pages = group.as_array().ok_or_else(|| mistyped(FIELD, "a list of lists of pages", group))?;
+        total += pages.len();
+        bounded(FIELD, total, MAX_BLOCKS)?;
+        groups.push(page_list(pages)?);
+    }
+    Ok(groups)
+}
+
+fn page_list(pages: &[Value]) -> Result<PageList, ParamsError> {
+    let page = |value| number("remote_block_ids", value, 0, u64::from(u32::MAX - 1));
+    let pages = pages.iter().map(|value| page(value).map(|page| u32::try_from(page).unwrap_or(u32::MAX)));
+    Ok(PageList::from_pages(pages.collect::<Result<Vec<u32>, ParamsError>>()?)?)
+}
+
+/// The grants, and the number of the room if it is one.
+fn grants(value: &Value, block_ids: &[PageList]) -> Result<(Grants, Option<u64>), ParamsError> {
+    let fields = Fields::of("kv_grants", value)?;
+    let addr = required("bootstrap_addr", fields.text("bootstrap_addr", MAX_HOST + 8)?)?;
+    let port = addr.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+    if port.and_then(|port| port.parse::<u16>().ok()).is_none() || addr.chars().any(char::is_control) {
+        return Err(ParamsError::Type { field: "bootstrap_addr", expected: "host:port", got: addr.into() });
+    }
+    let max_pages = u32::try_from(MAX_BLOCKS).unwrap_or(u32::MAX);
+    let num_pages = required("num_pages", fields.small("num_pages", 0, max_pages)?)?;
+    let listed: usize = block_ids.iter().map(PageList::len).sum();
+    if !block_ids.is_empty() && listed != num_pages as usize {
+        return Err(ParamsError::Conflict {
+            field: "num_pages",
+            got: u64::from(num_pages).into(),
+            other: "remote_block_ids",
+            expected: (listed as u64).into(),
+        });
+    }
+    let list = required("ranks", fields.list("ranks", MAX_RANKS as usize)?)?;
+    let ranks = list.iter().map(rank).collect::<Result<Vec<RankGrant>, ParamsError>>()?;
+    let mut numbers: Vec<u32> = ranks.iter().map(|grant| grant.rank).collect();
+    numbers.sort_unstable();
+    if let Some(pair) = numbers.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(ParamsError::Conflict {
+            field: "rank",
+            got: u64::from(pair[1]).into(),
+            other: "rank",
+            expected: u64::from(pair[0]).into(),
+        });
+    }
+    let grants = Grants {
+        bootstrap_addr: addr.to_owned(),
+        dp_rank: fields.small("dp_rank", 0, MAX_RANKS - 1)?.unwrap_or(0),
+        num_pages,
+        lease: lease(fields)?,
+        renewable: fields.flag("lease_renewable")?,
+        ranks,
+    };
+    Ok((grants, fields.number("bootstrap_room", 0, u64::MAX)?))
+}
+
+fn lease(fields: Fields<'_>) -> Result<Duration, ParamsError> {
+    const FIELD: &str = "lease_seconds";
+    let seconds = required(FIELD, fields.real(FIELD)?)?;
+    let in_range = (0.0..=MAX_LEASE_SECONDS as f64).contains(&seconds);
+    let lease = if in_range { Duration::try_from_secs_f64(seconds).ok() } else { None };
+    let got = || fields.get(FIELD).map_or_else(|| "".into(), Into::into);
+    lease.ok_or_else(|| ParamsError::Range { field: FIELD, got: got(), min: 0, max: MAX_LEASE_SECONDS })
+}
+
+fn rank(value: &Value) -> Result<RankGrant, ParamsError> {
+    let fields = Fields::of("ranks", value)?;
+    let incarnation = match required("incarnation", fields.bits("incarnation")?)? {
+        // Nobody's life.
+        0 => {
+            return Err(ParamsError::Range { field: "incarnation", got: 0.into(), min: 1, max: u64::MAX });
+        }
+        bits => Incarnation::from_random(bits),
+    };
+    Ok(RankGrant {
+        rank: required("rank", fields.small("rank", 0, u32::MAX)?)?,
+        incarnation,
+        nonce: required("nonce", fields.bits("nonce")?)?,
+    })
+}

@@ -1,0 +1,150 @@
+//! Where the KV of a request lies, on whichever side holds it.
+
+use std::time::Duration;
+
+use kv_core::{EngineId, Incarnation, PageList, Room};
+
+/// Where the KV of a request lies: what P says about the pages it keeps for D, and on the next turn
+/// D about those it keeps for P.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RemoteKv {
+    /// The engine that holds it (`remote_engine_id`).
+    pub engine: EngineId,
+    /// The request, as the holder knows it (`remote_request_id`; a numbered room travels as its
+    /// decimal digits, and once more as `bootstrap_room` in [`Grants`]).
+    pub room: Room,
+    /// Where the engine answers handshakes (`remote_host`): for this framework's engines the host of
+    /// the bootstrap server that they are registered with.
+    pub host: String,
+    /// The port there (`remote_port`).
+    pub port: u16,
+    /// Its pages, for each group of layers (`remote_block_ids`). Empty in push mode, where nobody
+    /// reads them.
+    pub block_ids: Vec<PageList>,
+    /// Tensor-parallel ranks of the engine (`tp_size`).
+    pub tp_size: u32,
+    /// Decode-context-parallel ranks (`dcp_size`).
+    pub dcp_size: u32,
+    /// Pipeline stages (`pp_size`).
+    pub pp_size: u32,
+    /// Tokens whose KV is there (`remote_num_tokens`).
+    pub num_tokens: Option<u32>,
+    /// When the pages go, in seconds of the holder's own clock (`remote_blocks_expiry_time`); only
+    /// who knows how that clock stands to its own can use it, see
+    /// [`remaining`](RemoteKv::remaining).
+    pub expiry_time: Option<f64>,
+    /// Counts the holder's registrations of its memory (`remote_registration_generation`).
+    pub registration_generation: Option<u64>,
+    /// What this framework adds (`kv_grants`); vLLM's engines have none.
+    pub grants: Option<Grants>,
+}
+
+/// What this framework adds to vLLM's fields, under the one key `kv_grants`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Grants {
+    /// The bootstrap server, `host:port` (`bootstrap_addr`).
+    pub bootstrap_addr: String,
+    /// The data-parallel replica that holds the pages (`dp_rank`).
+    pub dp_rank: u32,
+    /// Pages that the holder's sessions announced (`num_pages`).
+    pub num_pages: u32,
+    /// For how long they are kept, from the moment when the holder said so (`lease_seconds`).
+    pub lease: Duration,
+    /// Heartbeats prolong it (`lease_renewable`): so on P. D keeps pages for a fixed time.
+    pub renewable: bool,
+    /// One for each rank of the replica (`ranks`).
+    pub ranks: Vec<RankGrant>,
+}
+
+/// Names one rank's session exactly: a restarted rank, or a second session for the same request, is
+/// another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankGrant {
+    /// The rank within its engine.
+    pub rank: u32,
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// The number of its session.
+    pub nonce: u64,
+}
+
+impl RemoteKv {
+    /// KV of a request on `engine`, which is reached through the bootstrap server at `host:port`; one
+    /// rank, nothing known about pages yet.
+    pub fn new(engine: EngineId, room: Room, host: &str, port: u16) -> RemoteKv {
+        RemoteKv {
+            engine,
+            room,
+            host: host.to_owned(),
+            port,
+            block_ids: Vec::new(),
+            tp_size: 1,
+            dcp_size: 1,
+            pp_size: 1,
+            num_tokens: None,
+            expiry_time: None,
+            registration_generation: None,
+            grants: None,
+        }
+    }
+
+    /// The bootstrap server to ask for the engine's ranks.
+    pub fn bootstrap_addr(&self) -> String {
+        match &self.grants {
+            Some(grants) => grants.bootstrap_addr.clone(),
+            None if self.host.contains(':') => format!("[{}]:{}", self.host, self.port),
+            None => format!("{}:{}", self.host, self.port),
+        }
+    }
+
+    /// Pages that the holder has for the request, all groups together; `None` if it did not say.
+    pub fn num_pages(&self) -> Option<usize> {
+        let listed = || self.block_ids.iter().map(PageList::len).sum();
+        match &self.grants {
+            Some(grants) => Some(grants.num_pages as usize),
+            None => (!self.block_ids.is_empty()).then(listed),
+        }
+    }
+
+    /// The pages of a cache with one group of layers; `None` if there are several, or none was
+    /// named.
+    pub fn pages(&self) -> Option<&PageList> {
+        match self.block_ids.as_slice() {
+            [pages] => Some(pages),
+            _ => None,
+        }
+    }
+
+    /// The session of one rank of the holder.
+    pub fn grant(&self, rank: u32) -> Option<RankGrant> {
+        self.grants.as_ref()?.ranks.iter().find(|grant| grant.rank == rank).copied()
+    }
+
+    /// For how long the pages are still kept, as far as the parameters tell; `None` if they do not.
+    ///
+    /// `holder_clock`: what the holder's clock says now, in seconds, where the reader knows it (vLLM
+    /// measures the offset in its handshake). Without it the lease counts in full, as if it had just
+    /// been granted: take off the time that the parameters were kept for with [`aged`](Self::aged).
+    pub fn remaining(&self, holder_clock: Option<f64>) -> Option<Duration> {
+        let by_clock = match (self.expiry_time, holder_clock) {
+            (Some(expiry), Some(now)) => {
+                Some(Duration::try_from_secs_f64((expiry - now).max(0.0)).unwrap_or(Duration::MAX))
+            }
+            _ => None,
+        };
+        let by_lease = self.grants.as_ref().map(|grants| grants.lease);
+        match (by_clock, by_lease) {
+            (Some(clock), Some(lease)) => Some(clock.min(lease)),
+            (known, None) | (None, known) => known,
+        }
+    }
+
+    /// The same after the parameters have been kept for `elapsed`: what a router does that keeps
+    /// them from one turn to the next.
+    pub fn aged(mut self, elapsed: Duration) -> RemoteKv {
+        if let Some(grants) = &mut self.grants {
+            grants.lease = grants.lease.saturating_sub(elapsed);
+        }
+        self
+    }
+}
