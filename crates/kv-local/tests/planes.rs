@@ -1,19 +1,26 @@
-//! The local plane keeps the contract of planes, wherever the pages are.
+//! The local plane keeps the contract of planes, wherever the pages are: in one process, and with
+//! processes that are killed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
-mod conformance;
 mod workers;
 
-use workers::{PLACES, Place, worker};
+use kv_conformance::{Harness, process};
+use workers::{PLACES, Place, Places, place, worker};
+
+/// The other process. Without its variable it is no test at all.
+#[test]
+fn child() {
+    process::child(|kind| worker(place(kind), &[Places::FAR_LEN]));
+}
 
 #[test]
 fn arena_to_arena_keeps_the_contract() {
-    conformance::all(|| (worker(Place::Arena, &conformance::LENS), worker(Place::Arena, &conformance::LENS)));
+    kv_conformance::all(|| Places(Place::Arena, Place::Arena));
 }
 
 #[test]
 fn mixed_and_adopted_memory_keeps_the_contract() {
     for (a, b) in &PLACES[1..] {
-        conformance::all(|| (worker(*a, &conformance::LENS), worker(*b, &conformance::LENS)));
+        kv_conformance::all(|| Places(*a, *b));
     }
 }

@@ -1,13 +1,12 @@
 //! Posts take turns, `poll` is short, and an idle plane sleeps.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
-mod conformance;
 mod workers;
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use conformance::{Pair, Side, snapshot};
+use kv_conformance::{Pair, Side, snapshot};
 use kv_core::{
     Desc, MAX_FRAME, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region,
     RegionRole,
@@ -21,7 +20,7 @@ const LARGE: usize = 64 << 20;
 const PEER: PeerId = PeerId(11);
 
 fn pair(a: Place, b: Place, lens: &[usize]) -> Pair<LocalPlane> {
-    Pair::connected(&mut || (worker(a, lens), worker(b, lens)))
+    Pair::new(worker(a, lens), worker(b, lens)).introduce()
 }
 
 fn post(id: u64, op: Op, len: usize, piece: usize) -> Post {

@@ -1,73 +1,31 @@
-//! The NIXL plane keeps the contract of planes.
+//! The NIXL plane keeps the contract of planes, also with processes that are killed; and what else it
+//! promises.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
-#[path = "../../kv-local/tests/conformance/mod.rs"]
-mod conformance;
 mod workers;
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use conformance::{Random, snapshot};
+use kv_conformance::{Harness, process};
 use kv_core::{
     Desc, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Region, RegionRole, Time,
 };
 use kv_nixl::{HostPool, NixlConfig, NixlError, NixlPlane};
-use workers::{nixl, worker};
+use workers::{Workers, nixl, worker};
 
 const PEER: PeerId = PeerId(1);
 
+/// The other process. Without its variable it is no test at all.
 #[test]
-fn two_planes_of_one_process_keep_the_contract() {
-    let Some(nixl) = nixl() else { return };
-    conformance::all(|| (worker(nixl, &conformance::LENS), worker(nixl, &conformance::LENS)));
+fn child() {
+    process::child(|_| worker(nixl().unwrap(), &[Workers::FAR_LEN]));
 }
 
 #[test]
-fn one_and_a_hundred_thousand_descriptors_move_their_bytes() {
+fn the_contract_is_kept() {
     let Some(nixl) = nixl() else { return };
-    let (item, most) = (64, 100_000);
-    let len = item * most;
-    let (mut here, mut there) = (worker(nixl, &[len]), worker(nixl, &[len]));
-    let mut random = Random::new("one_and_a_hundred_thousand_descriptors_move_their_bytes");
-    here.plane.connect(PEER, &there.plane.metadata().unwrap()).unwrap();
-    for (id, count) in [(1, 1), (2, most), (3, 1)] {
-        for op in [Op::Write, Op::Read] {
-            here.memory.write(0, 0, &random.bytes(len));
-            there.memory.write(0, 0, &random.bytes(len));
-            let mut order: Vec<usize> = (0..most).collect();
-            for index in (1..most).rev() {
-                order.swap(index, random.below(index + 1));
-            }
-            let (mut ours, mut theirs) = (snapshot(&here), snapshot(&there));
-            let pairs = order.iter().enumerate().take(count);
-            let descs: Vec<Desc> = pairs
-                .map(|(at, other)| {
-                    let (at, other) = (at * item, other * item);
-                    let (source, target) = (at..at + item, other..other + item);
-                    match op {
-                        Op::Write => theirs[0][target].copy_from_slice(&ours[0][source]),
-                        Op::Read => ours[0][source].copy_from_slice(&theirs[0][target]),
-                    }
-                    Desc {
-                        local_region: 0,
-                        remote_region: 0,
-                        local_offset: at as u64,
-                        remote_offset: other as u64,
-                        len: item as u64,
-                    }
-                })
-                .collect();
-            here.plane.post(PEER, Post { id: PostId(id), op, descs, notify: None }).unwrap();
-            let mut events = Vec::new();
-            while events.is_empty() {
-                here.plane.poll(Time::ZERO, &mut events);
-                there.plane.poll(Time::ZERO, &mut Vec::new());
-            }
-            assert_eq!(events, [PlaneEvent::Posted { post: PostId(id), result: Ok(()) }]);
-            assert!(snapshot(&here) == ours && snapshot(&there) == theirs, "{op:?} of {count}");
-        }
-    }
+    kv_conformance::all(|| Workers(nixl));
 }
 
 #[test]

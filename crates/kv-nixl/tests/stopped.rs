@@ -2,16 +2,19 @@
 //! Another transport than in the other tests, so another process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
-#[path = "../../kv-local/tests/conformance/mod.rs"]
-mod conformance;
 mod workers;
 
 use std::time::{Duration, Instant};
 
+use kv_conformance::process::{Process, child as work};
+use kv_conformance::{Harness, Job, Other, Side, pattern, rest, snapshot};
 use kv_core::{Desc, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Time};
 use kv_nixl::{Nixl, NixlPlane};
-use rustix::process::Signal;
-use workers::other::{LEN, Other, PEER, pattern, sleep, until};
+use rustix::process::{Pid, Signal, kill_process};
+use workers::Workers;
+
+const PEER: PeerId = PeerId(1);
+const LEN: usize = Workers::FAR_LEN;
 
 fn tcp() -> Option<&'static Nixl> {
     // SAFETY: the only test of this process, besides the child's, which does nothing then; both set
@@ -23,8 +26,28 @@ fn tcp() -> Option<&'static Nixl> {
 /// The other process. Without its variable it is no test at all.
 #[test]
 fn child() {
-    if std::env::var_os("KV_NIXL_TEST_CHILD").is_some() {
-        workers::other::child(tcp(), |_, _, _, _| {});
+    work(|_| workers::worker(tcp().unwrap(), &[LEN]));
+}
+
+fn signal(other: &Process, signal: Signal) {
+    kill_process(Pid::from_child(other.child()), signal).unwrap();
+}
+
+fn sleep(plane: &NixlPlane) {
+    rest(plane, Duration::from_millis(10));
+}
+
+fn until(
+    side: &mut Side<NixlPlane>,
+    events: &mut Vec<PlaneEvent>,
+    what: &str,
+    done: impl Fn(&[PlaneEvent]) -> bool,
+) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !done(events) {
+        assert!(Instant::now() < deadline, "{what}: {} events, {:?}", events.len(), side.plane);
+        side.plane.poll(Time::ZERO, events);
+        sleep(&side.plane);
     }
 }
 
@@ -32,8 +55,8 @@ fn child() {
 fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     let Some(nixl) = tcp() else { return };
     let mut side = workers::worker(nixl, &[LEN]);
-    let other = Other::start("serve", &side.plane);
-    side.plane.connect(PEER, &other.metadata).unwrap();
+    let other = Process::start("default", Job::Serve, &side.plane.metadata().unwrap());
+    side.plane.connect(PEER, other.metadata()).unwrap();
     let whole = |id| {
         let desc =
             Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
@@ -46,7 +69,7 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     println!("READ over TCP: {:.2} GB/s", LEN as f64 / begun.elapsed().as_secs_f64() / 1e9);
     events.clear();
 
-    other.signal(Signal::STOP);
+    signal(&other, Signal::STOP);
     side.plane.post(PEER, whole(2)).unwrap();
     side.plane.post(PEER, whole(3)).unwrap();
     // A third one that never gets a request on its way: the window is full.
@@ -69,7 +92,7 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     assert!(!side.plane.shutdown(Duration::from_millis(50)), "it cannot be quiet yet");
 
     // Now it goes on; the bytes come, then the events, and after them nothing.
-    other.signal(Signal::CONT);
+    signal(&other, Signal::CONT);
     until(&mut side, &mut events, "the ends", |events| (2..=4).all(|id| events.contains(&cancelled(id))));
     assert_eq!(events.len(), 3);
     assert_eq!(side.plane.stats().unquiet, 0);
@@ -79,18 +102,13 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
         side.plane.poll(Time::ZERO, &mut events);
         sleep(&side.plane);
     }
-    assert!(conformance::snapshot(&side)[0].iter().all(|byte| *byte == 0xee), "written after the event");
+    assert!(snapshot(&side)[0].iter().all(|byte| *byte == 0xee), "written after the event");
     assert!(side.plane.shutdown(Duration::from_secs(1)));
     let again = PeerId(2);
-    side.plane.connect(again, &other.metadata).unwrap();
+    side.plane.connect(again, other.metadata()).unwrap();
     let post = Post { id: PostId(9), ..whole(9) };
     events.clear();
     side.plane.post(again, post).unwrap();
     until(&mut side, &mut events, "a post", |events| !events.is_empty());
-    assert!(conformance::snapshot(&side)[0] == pattern());
-}
-
-#[allow(dead_code)]
-fn is_send(plane: NixlPlane) -> impl Send {
-    plane
+    assert!(snapshot(&side)[0] == pattern(LEN));
 }

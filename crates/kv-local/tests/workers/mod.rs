@@ -7,7 +7,8 @@ use std::ptr;
 use kv_core::{Plane, Region, RegionRole};
 use kv_local::{Arena, LocalConfig, LocalPlane};
 
-use crate::conformance::{Regions, Side};
+use kv_conformance::process::Process;
+use kv_conformance::{Harness, Job, Regions, Side};
 
 /// Where a worker's pages are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +26,32 @@ pub const PLACES: [(Place, Place); 4] = [
     (Place::Adopted, Place::Arena),
     (Place::Adopted, Place::Adopted),
 ];
+
+/// Where two workers that meet have their pages.
+pub struct Places(pub Place, pub Place);
+
+impl Harness for Places {
+    type Plane = LocalPlane;
+    type Other = Process;
+    const FAR_LEN: usize = 32 << 20;
+
+    fn worker(&self, lens: &[usize]) -> Side<LocalPlane> {
+        worker(self.0, lens)
+    }
+
+    fn partner(&self, lens: &[usize]) -> Side<LocalPlane> {
+        worker(self.1, lens)
+    }
+
+    fn other(&self, job: Job, peer: &[u8]) -> Process {
+        Process::start(&format!("{:?}", self.1), job, peer)
+    }
+}
+
+/// The place of this name.
+pub fn place(name: &str) -> Place {
+    if name == "Arena" { Place::Arena } else { Place::Adopted }
+}
 
 /// A worker with regions of these lengths, with gaps between them that nothing may touch.
 pub fn worker(place: Place, lens: &[usize]) -> Side<LocalPlane> {

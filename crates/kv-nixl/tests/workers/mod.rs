@@ -1,14 +1,12 @@
 //! Workers with a NIXL plane, for tests.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
-pub mod other;
-
 use std::sync::OnceLock;
 
+use kv_conformance::process::Process;
+use kv_conformance::{Harness, Job, Regions, Side};
 use kv_core::{Plane, Region, RegionRole};
 use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search, guards};
-
-use crate::conformance::{Regions, Side};
 
 /// NIXL, if it is installed. Without it there is nothing to test; says why and how to get it.
 pub fn nixl() -> Option<&'static Nixl> {
@@ -26,6 +24,23 @@ pub fn nixl() -> Option<&'static Nixl> {
         }
     })
     .as_ref()
+}
+
+/// Workers with the default configuration.
+pub struct Workers(pub &'static Nixl);
+
+impl Harness for Workers {
+    type Plane = NixlPlane;
+    type Other = Process;
+    const FAR_LEN: usize = 32 << 20;
+
+    fn worker(&self, lens: &[usize]) -> Side<NixlPlane> {
+        worker(self.0, lens)
+    }
+
+    fn other(&self, job: Job, peer: &[u8]) -> Process {
+        Process::start("default", job, peer)
+    }
 }
 
 /// Space between regions, that nothing may touch.

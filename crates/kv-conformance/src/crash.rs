@@ -1,0 +1,167 @@
+//! Workers elsewhere that are killed: before, during and after, and that come back.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::{Op, PeerId, Plane, PlaneError, PlaneEvent};
+
+use crate::here::{Here, gone, ops};
+use crate::other::whole;
+use crate::pair::ended;
+use crate::{Harness, Job, Other, pattern, snapshot};
+
+const PEER: PeerId = PeerId(1);
+
+pub(crate) fn a_peer_killed_during_our_posts_ends_them_and_is_reported<H: Harness>(harness: &H) {
+    for op in ops(harness) {
+        let mut here = Here::new(harness);
+        let mut other = here.other(Job::Serve);
+        here.side.plane.connect(PEER, other.metadata()).unwrap();
+        here.run(&mut [&mut other], PEER, 0, op);
+        if op == Op::Read {
+            assert!(snapshot(&here.side)[0] == pattern(H::FAR_LEN), "READ");
+        }
+        let posts = 100;
+        for id in 1..=posts {
+            here.side.plane.post(PEER, whole(id, op, H::FAR_LEN)).unwrap();
+        }
+        for _ in 0..5 {
+            here.turn(&mut [&mut other]);
+        }
+        other.kill();
+        here.until(&mut [], "all ends", |events, _| {
+            let ends = events.iter().filter(|event| matches!(event, PlaneEvent::Posted { .. })).count();
+            ends as u64 > posts && gone(events, PEER).is_some()
+        });
+        // Nothing comes late.
+        here.pass(&mut [], Duration::from_millis(50));
+        let (mut failed, mut reports, mut ids) = (0, 0, Vec::new());
+        for event in &here.events {
+            match event {
+                PlaneEvent::Posted { post, result } => {
+                    ids.push(post.0);
+                    failed += u32::from(*result == Err(PlaneError::PeerGone));
+                    assert!(matches!(result, Ok(()) | Err(PlaneError::PeerGone)), "{result:?}");
+                }
+                PlaneEvent::PeerGone { .. } => reports += 1,
+                PlaneEvent::Frame(_) => panic!("a frame"),
+            }
+        }
+        ids.sort_unstable();
+        assert_eq!(ids, (0..=posts).collect::<Vec<u64>>(), "{op:?}");
+        assert_eq!(reports, 1, "{op:?}");
+        assert!(failed > 0, "it was killed too late to show anything");
+        assert_eq!(here.side.plane.send(PEER, Bytes::new()), Err(PlaneError::PeerGone));
+        let late = here.side.plane.post(PEER, whole(1000, op, 1));
+        assert_eq!(late, Err(PlaneError::PeerGone));
+    }
+}
+
+pub(crate) fn an_idle_peer_that_is_killed_is_reported<H: Harness>(harness: &H) {
+    let mut here = Here::new(harness);
+    let mut other = here.other(Job::Serve);
+    here.side.plane.connect(PEER, other.metadata()).unwrap();
+    here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
+    here.until(&mut [&mut other], "an echo", |events, _| !events.is_empty());
+    assert_eq!(here.events.remove(0), PlaneEvent::Frame(Bytes::from_static(b"echo")));
+    here.events.clear();
+    other.kill();
+    here.until_gone(&mut [], PEER);
+    assert!(matches!(here.events[..], [PlaneEvent::PeerGone { .. }]), "{:?}", here.events);
+}
+
+pub(crate) fn a_killed_writer_is_quiet_once_that_was_promised<H: Harness>(harness: &H) {
+    // Several times, for there may be writes on their way or not.
+    for _ in 0..4 {
+        let mut here = Here::new(harness);
+        let mut other = here.other(Job::Write);
+        here.side.plane.connect(PEER, other.metadata()).unwrap();
+        // It is in the middle of its writes once its pattern begins to show.
+        let mark = pattern(H::FAR_LEN)[H::FAR_LEN / 2..][..8].to_vec();
+        here.until(&mut [&mut other], "its writes", |_, side| {
+            let mut word = [0; 8];
+            side.memory.read(0, H::FAR_LEN / 2, &mut word);
+            word[..] == mark[..]
+        });
+        other.kill();
+        let quiet_after = here.until_gone(&mut [], PEER);
+        here.pass(&mut [], quiet_after);
+        here.side.memory.write(0, 0, &vec![0xee; H::FAR_LEN]);
+        here.pass(&mut [], Duration::from_millis(100));
+        let memory = snapshot(&here.side);
+        assert!(memory[0].iter().all(|byte| *byte == 0xee), "written after {quiet_after:?} have passed");
+    }
+}
+
+pub(crate) fn a_killed_reader_leaves_its_source_in_service<H: Harness>(harness: &H) {
+    if !harness.reads() {
+        return;
+    }
+    let mut here = Here::new(harness);
+    // The source is elsewhere: its end would be the end of this check.
+    let mut source = here.other(Job::Serve);
+    for round in 0..4 {
+        let mut reader = harness.other(Job::Read, source.metadata());
+        here.pass(&mut [&mut source, &mut reader], Duration::from_millis(30 + 20 * round));
+        assert!(reader.is_alive());
+        reader.kill();
+        here.pass(&mut [&mut source], Duration::from_millis(50));
+        assert!(source.is_alive(), "round {round}: the source died with its reader");
+    }
+    here.side.plane.connect(PEER, source.metadata()).unwrap();
+    here.run(&mut [&mut source], PEER, 1, Op::Read);
+    assert!(snapshot(&here.side)[0] == pattern(H::FAR_LEN), "the source's bytes");
+    here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
+    let echo = PlaneEvent::Frame(Bytes::from_static(b"echo"));
+    here.until(&mut [&mut source], "an echo", |events, _| events.contains(&echo));
+}
+
+pub(crate) fn a_peer_that_died_before_the_connect_is_never_connected<H: Harness>(harness: &H) {
+    for _ in 0..4 {
+        let mut here = Here::new(harness);
+        let mut other = here.other(Job::Serve);
+        other.kill();
+        match here.side.plane.connect(PEER, other.metadata()) {
+            Err(PlaneError::PeerGone) => continue,
+            // Noticed in the background; a post that was taken ends, with an error.
+            connected => assert_eq!(connected, Ok(())),
+        }
+        let post = whole(1, Op::Write, H::FAR_LEN);
+        let (id, taken) = (post.id, here.side.plane.post(PEER, post));
+        here.until_gone(&mut [], PEER);
+        if taken.is_ok() {
+            here.until(&mut [], "the post's end", |events, _| ended(events, id).is_some());
+            assert!(ended(&here.events, id).is_some_and(|result| result.is_err()));
+        } else {
+            assert_eq!(taken, Err(PlaneError::PeerGone));
+        }
+    }
+}
+
+pub(crate) fn a_peer_that_comes_back_under_its_id_serves_its_new_bytes<H: Harness>(harness: &H) {
+    let mut here = Here::new(harness);
+    for life in 0..3 {
+        // Whatever an earlier life was given is not here any more.
+        let mut other = here.other(Job::Serve);
+        here.side.plane.connect(PEER, other.metadata()).unwrap();
+        here.events.clear();
+        here.side.memory.write(0, 0, &vec![life as u8 + 1; H::FAR_LEN]);
+        if harness.reads() {
+            here.run(&mut [&mut other], PEER, 10 * life, Op::Read);
+            assert!(snapshot(&here.side)[0] == pattern(H::FAR_LEN), "life {life}");
+            here.side.memory.write(0, 0, &vec![life as u8 + 1; H::FAR_LEN]);
+            here.run(&mut [&mut other], PEER, 10 * life + 1, Op::Write);
+            here.side.memory.write(0, 0, &vec![0; H::FAR_LEN]);
+            here.run(&mut [&mut other], PEER, 10 * life + 2, Op::Read);
+            let memory = snapshot(&here.side);
+            assert!(memory[0].iter().all(|byte| *byte == life as u8 + 1), "life {life}");
+        } else {
+            here.run(&mut [&mut other], PEER, 10 * life, Op::Write);
+        }
+        here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
+        let echo = PlaneEvent::Frame(Bytes::from_static(b"echo"));
+        here.until(&mut [&mut other], "an echo", |events, _| events.contains(&echo));
+        other.kill();
+        here.until_gone(&mut [], PEER);
+    }
+}

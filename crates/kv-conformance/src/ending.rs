@@ -1,0 +1,147 @@
+//! Ends of posts: exactly one each, and after it the memory is quiet.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use kv_core::{Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId};
+
+use crate::pair::desc;
+use crate::{A_KNOWS_B, Harness, LENS, Pair, Random, snapshot};
+
+pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harness: &H) {
+    let mut pair = Pair::connected(harness, &LENS);
+    let mut random = Random::new("every_post_ends_exactly_once_also_when_cancelled");
+    let mut ends: BTreeMap<PostId, u32> = BTreeMap::new();
+    let mut accepted = 0;
+    for number in 0..300 {
+        let op = if harness.reads() && random.below(2) == 0 { Op::Read } else { Op::Write };
+        let post = Post {
+            id: PostId(number),
+            op,
+            descs: vec![desc((0, 0), (0, 0), 1 + random.below(LENS[0]) as u64)],
+            notify: (random.below(2) == 0).then(|| Bytes::from_static(b"notify")),
+        };
+        match pair.a.plane.post(A_KNOWS_B, post) {
+            Ok(()) => accepted += 1,
+            Err(error) => assert_eq!(error, PlaneError::WouldBlock),
+        }
+        if random.below(3) == 0 {
+            pair.a.plane.cancel(PostId(random.below(number as usize + 1) as u64));
+        }
+        if random.below(3) == 0 {
+            pair.turn();
+        }
+    }
+    pair.until("all posts end", |pair| {
+        for event in pair.a_events.drain(..) {
+            match event {
+                PlaneEvent::Posted { post, result: Ok(()) | Err(PlaneError::Cancelled) } => {
+                    *ends.entry(post).or_default() += 1;
+                }
+                event => panic!("{event:?}"),
+            }
+        }
+        ends.len() == accepted
+    });
+    pair.a.plane.cancel(PostId(0));
+    for _ in 0..500 {
+        pair.turn();
+    }
+    assert_eq!(pair.a_events, []);
+    assert!(ends.values().all(|count| *count == 1), "{ends:?}");
+}
+
+/// Posts that are given up by `give_up`: from their events on, neither side's memory changes.
+fn quiet_after_the_events<H: Harness>(harness: &H, op: Op, give_up: impl Fn(&mut H::Plane, PostId)) {
+    let posts = 12;
+    let len = LENS[0] as u64;
+    for turns in [0, 1, 2, 4] {
+        let mut pair = Pair::connected(harness, &LENS);
+        pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
+        pair.b.memory.write(0, 0, &vec![2; LENS[0]]);
+        for id in 0..posts {
+            let descs = vec![desc((0, 0), (0, 0), len)];
+            pair.a.plane.post(A_KNOWS_B, Post { id: PostId(id), op, descs, notify: None }).unwrap();
+        }
+        for _ in 0..turns {
+            pair.turn();
+        }
+        for id in 0..posts {
+            give_up(&mut pair.a.plane, PostId(id));
+        }
+        pair.until("posts end", |pair| pair.a_events.len() as u64 >= posts);
+        // The memory goes to somebody else.
+        pair.a.memory.write(0, 0, &vec![3; LENS[0]]);
+        pair.b.memory.write(0, 0, &vec![4; LENS[0]]);
+        for _ in 0..500 {
+            pair.turn();
+        }
+        let (ours, theirs) = (snapshot(&pair.a), snapshot(&pair.b));
+        assert!(ours[0].iter().all(|byte| *byte == 3), "{op:?}: the poster's memory, after the events");
+        assert!(theirs[0].iter().all(|byte| *byte == 4), "{op:?}: the peer's memory, after the events");
+        assert_eq!(pair.a_events.len() as u64, posts);
+    }
+}
+
+pub(crate) fn a_cancelled_post_is_quiet_once_it_has_ended<H: Harness>(harness: &H) {
+    quiet_after_the_events(harness, Op::Write, |plane, post| plane.cancel(post));
+    if harness.reads() {
+        quiet_after_the_events(harness, Op::Read, |plane, post| plane.cancel(post));
+    }
+}
+
+pub(crate) fn disconnected_posts_are_quiet_once_they_have_ended<H: Harness>(harness: &H) {
+    quiet_after_the_events(harness, Op::Write, |plane, _| plane.disconnect(A_KNOWS_B));
+    if harness.reads() {
+        quiet_after_the_events(harness, Op::Read, |plane, _| plane.disconnect(A_KNOWS_B));
+    }
+}
+
+pub(crate) fn disconnect_ends_the_posts<H: Harness>(harness: &H) {
+    let mut pair = Pair::connected(harness, &LENS);
+    for id in 0..50 {
+        let descs = vec![desc((0, 0), (0, 0), LENS[0] as u64)];
+        pair.a.plane.post(A_KNOWS_B, Post { id: PostId(id), op: Op::Write, descs, notify: None }).unwrap();
+    }
+    pair.turn();
+    pair.a.plane.disconnect(A_KNOWS_B);
+    let descs = vec![desc((0, 0), (0, 0), 1)];
+    let late = Post { id: PostId(50), op: Op::Write, descs, notify: None };
+    assert_eq!(pair.a.plane.post(A_KNOWS_B, late), Err(PlaneError::PeerGone));
+    assert_eq!(pair.a.plane.send(A_KNOWS_B, Bytes::new()), Err(PlaneError::PeerGone));
+    pair.until("posts end", |pair| pair.a_events.len() >= 50);
+    let posts: BTreeSet<_> = pair
+        .a_events
+        .iter()
+        .map(|event| match event {
+            PlaneEvent::Posted { post, .. } => *post,
+            event => panic!("{event:?}"),
+        })
+        .collect();
+    assert_eq!(posts.len(), 50);
+    // Forgetting is not for ever.
+    let metadata = pair.b.plane.metadata().unwrap();
+    pair.a.plane.connect(PeerId(12), &metadata).unwrap();
+    let post = Post { id: PostId(60), op: Op::Write, descs: vec![desc((0, 0), (0, 0), 1)], notify: None };
+    pair.a.plane.post(PeerId(12), post).unwrap();
+    assert_eq!(pair.await_post(PostId(60)), Ok(()));
+}
+
+pub(crate) fn strangers_are_refused<H: Harness>(harness: &H) {
+    let mut pair = Pair::strangers(harness, &LENS);
+    let nobody = PeerId(77);
+    let post = Post { id: PostId(1), op: Op::Read, descs: vec![desc((0, 0), (0, 0), 1)], notify: None };
+    assert_eq!(pair.a.plane.post(nobody, post), Err(PlaneError::PeerGone));
+    assert_eq!(pair.a.plane.send(nobody, Bytes::new()), Err(PlaneError::PeerGone));
+    pair.a.plane.disconnect(nobody);
+    pair.a.plane.cancel(PostId(1));
+    for metadata in [&b""[..], b"nonsense", &[0xff; 100], &vec![0; 1 << 20]] {
+        let refused = pair.a.plane.connect(nobody, metadata);
+        assert!(matches!(refused, Err(PlaneError::Metadata(_))), "{} bytes: {refused:?}", metadata.len());
+    }
+    for _ in 0..10 {
+        pair.turn();
+    }
+    assert_eq!(pair.a_events, []);
+    assert!(!matches!(pair.a.plane.wait(), PlaneWait::Now));
+}

@@ -1,0 +1,145 @@
+//! Frames: whole, and never before the bytes that they tell of.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_core::{MAX_FRAME, Op, Plane, PlaneError, PlaneEvent, Post, PostId};
+
+use crate::pair::desc;
+use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random};
+
+pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
+    let mut pair = Pair::connected(harness, &LENS);
+    let posts = 200u64;
+    let len = 4000usize;
+    let mut posted = 0;
+    let mut seen = BTreeSet::new();
+    let mut ended = 0;
+    pair.until("all posts are told", |pair| {
+        if posted < posts {
+            pair.a.memory.write(0, posted as usize * len, &vec![posted as u8 + 1; len]);
+            let at = posted * len as u64;
+            let post = Post {
+                id: PostId(posted),
+                op: Op::Write,
+                descs: vec![desc((0, at), (0, at), len as u64)],
+                notify: Some(Bytes::copy_from_slice(&posted.to_le_bytes())),
+            };
+            match pair.a.plane.post(A_KNOWS_B, post) {
+                Ok(()) => posted += 1,
+                Err(error) => assert_eq!(error, PlaneError::WouldBlock),
+            }
+        }
+        for event in pair.b_events.drain(..) {
+            let PlaneEvent::Frame(frame) = event else { panic!("{event:?}") };
+            let number = u64::from_le_bytes(frame[..].try_into().unwrap());
+            let mut bytes = vec![0; len];
+            pair.b.memory.read(0, number as usize * len, &mut bytes);
+            assert!(bytes.iter().all(|byte| *byte == number as u8 + 1), "post {number} was told too early");
+            seen.insert(number);
+        }
+        for event in pair.a_events.drain(..) {
+            assert!(matches!(event, PlaneEvent::Posted { result: Ok(()), .. }), "{event:?}");
+            ended += 1;
+        }
+        ended == posts && seen.len() as u64 == posts
+    });
+}
+
+pub(crate) fn frames_arrive_whole_in_both_directions<H: Harness>(harness: &H) {
+    let mut pair = Pair::connected(harness, &LENS);
+    let too_long = Bytes::from(vec![0; MAX_FRAME + 1]);
+    assert!(matches!(
+        pair.a.plane.send(A_KNOWS_B, too_long.clone()),
+        Err(PlaneError::Size { got, max: MAX_FRAME, .. }) if got == MAX_FRAME + 1
+    ));
+    let post =
+        Post { id: PostId(0), op: Op::Write, descs: vec![desc((0, 0), (0, 0), 1)], notify: Some(too_long) };
+    assert!(matches!(pair.a.plane.post(A_KNOWS_B, post), Err(PlaneError::Size { .. })));
+
+    let mut random = Random::new("frames_arrive_whole_in_both_directions");
+    let mut lens = vec![MAX_FRAME, 4, 5, 4096, 4097, 65536, MAX_FRAME];
+    lens.extend((0..500).map(|_| 4 + random.below(2000)));
+    let frames: Vec<Bytes> = lens
+        .iter()
+        .enumerate()
+        .map(|(number, len)| {
+            let mut frame = (number as u32).to_le_bytes().to_vec();
+            frame.resize(*len, number as u8);
+            frame.into()
+        })
+        .collect();
+    // Frames may be lost: what has not arrived is sent again.
+    let mut missing = [frames.clone(), frames.clone()];
+    let mut resend = Instant::now();
+    pair.until("all frames arrive", |pair| {
+        if Instant::now() >= resend {
+            for frame in &missing[0] {
+                let sent = pair.a.plane.send(A_KNOWS_B, frame.clone());
+                assert!(matches!(sent, Ok(()) | Err(PlaneError::WouldBlock)), "{sent:?}");
+            }
+            for frame in &missing[1] {
+                let sent = pair.b.plane.send(B_KNOWS_A, frame.clone());
+                assert!(matches!(sent, Ok(()) | Err(PlaneError::WouldBlock)), "{sent:?}");
+            }
+            resend = Instant::now() + Duration::from_millis(300);
+        }
+        for (missing, events) in missing.iter_mut().zip([&mut pair.b_events, &mut pair.a_events]) {
+            for event in events.drain(..) {
+                let PlaneEvent::Frame(got) = event else { panic!("{event:?}") };
+                let number = got.get(..4).map(|head| u32::from_le_bytes(head.try_into().unwrap()));
+                let sent = number.and_then(|number| frames.get(number as usize));
+                assert!(sent == Some(&got), "frame {number:?} is damaged");
+                missing.retain(|frame| *frame != got);
+            }
+        }
+        missing.iter().all(Vec::is_empty)
+    });
+}
+
+pub(crate) fn the_first_frame_arrives_before_the_receiver_connects<H: Harness>(harness: &H) {
+    let mut pair = Pair::strangers(harness, &LENS);
+    assert_eq!(pair.a.plane.name(), pair.b.plane.name());
+    let metadata = pair.b.plane.metadata().unwrap();
+    assert!(metadata.len() <= (64 << 10) + 64 * LENS.len());
+    pair.a.plane.connect(A_KNOWS_B, &metadata).unwrap();
+    pair.send_until_heard(b"who I am");
+    // And a post needs nothing but the poster's connect.
+    pair.a.memory.write(0, 0, b"early bytes");
+    let post = Post { id: PostId(1), op: Op::Write, descs: vec![desc((0, 0), (0, 8192), 11)], notify: None };
+    pair.a.plane.post(A_KNOWS_B, post).unwrap();
+    assert_eq!(pair.await_post(PostId(1)), Ok(()));
+    let mut bytes = [0; 11];
+    pair.b.memory.read(0, 8192, &mut bytes);
+    assert_eq!(&bytes, b"early bytes");
+}
+
+pub(crate) fn both_sides_may_connect_at_once<H: Harness>(harness: &H) {
+    let mut pair = Pair::strangers(harness, &LENS);
+    let (for_b, for_a) = (pair.a.plane.metadata().unwrap(), pair.b.plane.metadata().unwrap());
+    pair.a.plane.connect(A_KNOWS_B, &for_a).unwrap();
+    pair.b.plane.connect(B_KNOWS_A, &for_b).unwrap();
+    pair.a.memory.write(0, 0, b"from a");
+    pair.b.memory.write(0, 0, b"from b");
+    let post = |id| Post {
+        id: PostId(id),
+        op: Op::Write,
+        descs: vec![desc((0, 0), (1, 0), 6)],
+        notify: Some(Bytes::from_static(b"done")),
+    };
+    pair.a.plane.post(A_KNOWS_B, post(1)).unwrap();
+    pair.b.plane.post(B_KNOWS_A, post(2)).unwrap();
+    pair.until("both posts end", |pair| {
+        let ended = |events: &[PlaneEvent], post| {
+            events.contains(&PlaneEvent::Posted { post, result: Ok(()) })
+                && events.contains(&PlaneEvent::Frame(Bytes::from_static(b"done")))
+        };
+        ended(&pair.a_events, PostId(1)) && ended(&pair.b_events, PostId(2))
+    });
+    let mut bytes = [0; 6];
+    pair.b.memory.read(1, 0, &mut bytes);
+    assert_eq!(&bytes, b"from a");
+    pair.a.memory.read(1, 0, &mut bytes);
+    assert_eq!(&bytes, b"from b");
+}

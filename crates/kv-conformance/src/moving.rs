@@ -1,0 +1,138 @@
+//! Bytes: those that were described arrive, and no others move.
+
+use std::collections::BTreeMap;
+
+use kv_core::{Desc, Op, Plane, PlaneError, Post, PostId};
+
+use crate::pair::desc;
+use crate::{A_KNOWS_B, Harness, LENS, Pair, Random, snapshot};
+
+/// Descriptors whose targets do not overlap: the order of copies within a post is not promised.
+fn random_descs(random: &mut Random, lens: &[usize], op: Op) -> Vec<Desc> {
+    let count = 1 + random.below(60);
+    let mut taken: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
+    let mut descs = Vec::new();
+    while descs.len() < count {
+        let (target, source) = (random.below(lens.len()), random.below(lens.len()));
+        let longest = lens[target].min(lens[source]);
+        let most = if random.below(4) == 0 { 100_000 } else { 3000 };
+        let len = 1 + random.below(longest.min(most));
+        let target_at = random.below(lens[target] - len + 1);
+        let source_at = random.below(lens[source] - len + 1);
+        let ranges = taken.entry(target).or_default();
+        if ranges.iter().any(|(at, size)| target_at < at + size && *at < target_at + len) {
+            if random.below(20) == 0 && !descs.is_empty() {
+                break;
+            }
+            continue;
+        }
+        ranges.push((target_at, len));
+        let (source, target) = ((source as u32, source_at as u64), (target as u32, target_at as u64));
+        descs.push(match op {
+            Op::Write => desc(source, target, len as u64),
+            Op::Read => desc(target, source, len as u64),
+        });
+    }
+    descs
+}
+
+/// What the two memories must be after a post of `a`.
+fn apply(op: Op, descs: &[Desc], ours: &mut [Vec<u8>], theirs: &mut [Vec<u8>]) {
+    for desc in descs {
+        let here = desc.local_offset as usize..(desc.local_offset + desc.len) as usize;
+        let there = desc.remote_offset as usize..(desc.remote_offset + desc.len) as usize;
+        let (local, remote) = (desc.local_region as usize, desc.remote_region as usize);
+        match op {
+            Op::Write => theirs[remote][there].copy_from_slice(&ours[local][here]),
+            Op::Read => ours[local][here].copy_from_slice(&theirs[remote][there]),
+        }
+    }
+}
+
+pub(crate) fn posts_move_exactly_the_described_bytes<H: Harness>(harness: &H) {
+    let mut pair = Pair::connected(harness, &LENS);
+    let mut random = Random::new("posts_move_exactly_the_described_bytes");
+    pair.scramble(&mut random);
+    for round in 0..30 {
+        let op = if harness.reads() && random.below(2) == 0 { Op::Read } else { Op::Write };
+        let descs = random_descs(&mut random, &pair.a.lens, op);
+        let (mut ours, mut theirs) = (snapshot(&pair.a), snapshot(&pair.b));
+        apply(op, &descs, &mut ours, &mut theirs);
+        let id = PostId(round);
+        pair.a.plane.post(A_KNOWS_B, Post { id, op, descs: descs.clone(), notify: None }).unwrap();
+        assert_eq!(pair.await_post(id), Ok(()));
+        assert!(snapshot(&pair.a) == ours, "round {round}: {op:?} {descs:?}: the poster's memory");
+        assert!(snapshot(&pair.b) == theirs, "round {round}: {op:?} {descs:?}: the peer's memory");
+    }
+}
+
+pub(crate) fn descriptors_out_of_bounds_are_refused_and_touch_nothing<H: Harness>(harness: &H) {
+    let mut pair = Pair::connected(harness, &LENS);
+    let mut random = Random::new("descriptors_out_of_bounds_are_refused_and_touch_nothing");
+    pair.scramble(&mut random);
+    let before = (snapshot(&pair.a), snapshot(&pair.b));
+    let good = desc((0, 0), (0, 0), 4096);
+    let end = LENS[1] as u64;
+    let bad = [
+        ("remote", desc((0, 0), (1, end), 1)),
+        ("remote", desc((0, 0), (1, end - 4095), 4096)),
+        ("remote", desc((0, 0), (1, u64::MAX), 2)),
+        ("remote", desc((0, 0), (1, u64::MAX - 4095), 4096)),
+        ("remote", desc((0, 0), (3, 0), 1)),
+        ("remote", desc((0, 0), (u32::MAX, 0), 1)),
+        ("local", desc((1, end), (0, 0), 1)),
+        ("local", desc((1, end - 1), (0, 0), 2)),
+        ("local", desc((1, u64::MAX), (0, 0), 2)),
+        ("local", desc((3, 0), (0, 0), 1)),
+        ("local", desc((0, 0), (0, 0), u64::MAX)),
+    ];
+    for (number, (wanted_side, bad)) in bad.into_iter().enumerate() {
+        for op in [Op::Write, Op::Read] {
+            let descs = vec![good, good, bad, good];
+            let post = Post { id: PostId(number as u64), op, descs, notify: None };
+            match pair.a.plane.post(A_KNOWS_B, post) {
+                Err(PlaneError::OutOfBounds { desc: 2, side, .. }) => {
+                    assert_eq!(side, wanted_side, "{bad:?}")
+                }
+                other => panic!("{op:?} {bad:?}: {other:?}"),
+            }
+        }
+    }
+    for descs in [vec![], vec![good, desc((0, 0), (0, 0), 0)]] {
+        let post = Post { id: PostId(99), op: Op::Write, descs, notify: None };
+        assert!(matches!(pair.a.plane.post(A_KNOWS_B, post), Err(PlaneError::Size { .. })));
+    }
+    for _ in 0..200 {
+        pair.turn();
+    }
+    assert_eq!(pair.a_events, []);
+    assert!((snapshot(&pair.a), snapshot(&pair.b)) == before, "a refused post has touched memory");
+}
+
+/// One post of a million, at random places: what a plane splits, it must put together again.
+pub(crate) fn one_and_a_million_descriptors_move_their_bytes<H: Harness>(harness: &H) {
+    let (item, most) = (8, 1_000_000);
+    let len = item * most;
+    let mut pair = Pair::connected(harness, &[len]);
+    let mut random = Random::new("one_and_a_million_descriptors_move_their_bytes");
+    let ops = if harness.reads() { vec![Op::Write, Op::Read] } else { vec![Op::Write] };
+    for (round, op) in ops.into_iter().enumerate() {
+        for count in [1, most] {
+            pair.scramble(&mut random);
+            let order = random.order(most);
+            let (mut ours, mut theirs) = (snapshot(&pair.a), snapshot(&pair.b));
+            let pairs = order.iter().enumerate().take(count);
+            let descs: Vec<Desc> = pairs
+                .map(|(at, other)| desc((0, (at * item) as u64), (0, (other * item) as u64), item as u64))
+                .collect();
+            apply(op, &descs, &mut ours, &mut theirs);
+            let id = PostId((2 * round + usize::from(count > 1)) as u64);
+            pair.a.plane.post(A_KNOWS_B, Post { id, op, descs, notify: None }).unwrap();
+            assert_eq!(pair.await_post(id), Ok(()));
+            let (here, there) = (snapshot(&pair.a), snapshot(&pair.b));
+            let wrong = |left: &[u8], right: &[u8]| left.iter().zip(right).filter(|(l, r)| l != r).count();
+            let wrong = (wrong(&here[0], &ours[0]), wrong(&there[0], &theirs[0]));
+            assert_eq!(wrong, (0, 0), "{op:?} of {count}: wrong bytes here and there");
+        }
+    }
+}

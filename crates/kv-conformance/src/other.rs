@@ -1,0 +1,112 @@
+//! Workers elsewhere: what they do, whatever runs them.
+
+use bytes::Bytes;
+use kv_core::{Desc, Op, PeerId, Plane, PlaneEvent, Post, PostId, Time};
+
+use crate::Side;
+
+/// Posts that a busy worker keeps under way.
+const BUSY: u64 = 8;
+const PARTNER: PeerId = PeerId(1);
+
+/// A worker elsewhere. Dropping it kills it.
+pub trait Other {
+    /// What its plane tells about itself.
+    fn metadata(&self) -> &[u8];
+
+    /// Lets it work for a moment, if it does not by itself.
+    fn turn(&mut self);
+
+    /// Kills it, as SIGKILL does: it does nothing more, not even say so.
+    fn kill(&mut self);
+
+    /// False if it is dead.
+    fn is_alive(&mut self) -> bool;
+}
+
+/// What a worker elsewhere does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Job {
+    /// Sends every frame back.
+    Serve,
+    /// Writes its region over its partner's, again and again; and sends frames back.
+    Write,
+    /// Reads its partner's region, again and again.
+    Read,
+}
+
+impl Job {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Job::Serve => "serve",
+            Job::Write => "write",
+            Job::Read => "read",
+        }
+    }
+
+    /// The job of this name.
+    pub fn named(name: &str) -> Option<Job> {
+        [Job::Serve, Job::Write, Job::Read].into_iter().find(|job| job.name() == name)
+    }
+}
+
+/// A worker that does its job whenever it is turned.
+pub struct Puppet<P> {
+    /// Its plane and memory: one region.
+    pub side: Side<P>,
+    job: Job,
+    partner: Vec<u8>,
+    posted: u64,
+    ended: u64,
+}
+
+impl<P: Plane> Puppet<P> {
+    /// A worker whose region holds [`pattern`].
+    pub fn new(side: Side<P>, job: Job, partner: &[u8]) -> Puppet<P> {
+        side.memory.write(0, 0, &pattern(side.lens[0]));
+        Puppet { side, job, partner: partner.to_vec(), posted: 0, ended: 0 }
+    }
+
+    /// Works for a moment.
+    pub fn turn(&mut self, now: Time) {
+        let mut events = Vec::new();
+        self.side.plane.poll(now, &mut events);
+        for event in events {
+            match event {
+                PlaneEvent::Frame(frame) => {
+                    let _ = self.side.plane.connect(PARTNER, &self.partner);
+                    let _ = self.side.plane.send(PARTNER, frame);
+                }
+                PlaneEvent::Posted { .. } => self.ended += 1,
+                PlaneEvent::PeerGone { .. } => {}
+            }
+        }
+        let op = match self.job {
+            Job::Serve => return,
+            Job::Write => Op::Write,
+            Job::Read => Op::Read,
+        };
+        if self.side.plane.connect(PARTNER, &self.partner).is_err() {
+            return;
+        }
+        while self.posted < self.ended + BUSY {
+            let post = whole(self.posted, op, self.side.lens[0]);
+            if self.side.plane.post(PARTNER, post).is_err() {
+                return;
+            }
+            self.posted += 1;
+        }
+    }
+}
+
+/// What the region of a worker elsewhere holds at first: the offset of each word.
+pub fn pattern(len: usize) -> Vec<u8> {
+    (0..len).step_by(8).flat_map(|at| (at as u64).to_le_bytes()).take(len).collect()
+}
+
+/// One post of a whole region.
+pub(crate) fn whole(id: u64, op: Op, len: usize) -> Post {
+    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: len as u64 };
+    Post { id: PostId(id), op, descs: vec![desc], notify: None::<Bytes> }
+}

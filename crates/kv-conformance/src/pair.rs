@@ -1,0 +1,158 @@
+//! Two workers in one process, and what was reported to each.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_core::{Desc, PeerId, Plane, PlaneError, PlaneEvent, PostId, Time};
+
+use crate::{Harness, Random};
+
+/// The memory of one worker, as its server sees it.
+pub trait Regions {
+    /// Copies out of a region.
+    fn read(&self, region: usize, offset: usize, out: &mut [u8]);
+    /// Copies into a region.
+    fn write(&self, region: usize, offset: usize, bytes: &[u8]);
+}
+
+/// A plane and the regions that are registered with it. The plane ends first.
+pub struct Side<P> {
+    /// The plane.
+    pub plane: P,
+    /// Length of each region.
+    pub lens: Vec<usize>,
+    /// Its memory.
+    pub memory: Box<dyn Regions>,
+}
+
+/// Lengths that make every check meaningful: several regions, one of them of an odd length.
+pub const LENS: [usize; 3] = [1 << 20, 64 << 10, (256 << 10) + 13];
+
+/// The id of the second worker of a pair at the first.
+pub const A_KNOWS_B: PeerId = PeerId(11);
+/// The id of the first at the second.
+pub const B_KNOWS_A: PeerId = PeerId(22);
+
+/// Two workers and what was reported to each.
+pub struct Pair<P> {
+    /// One.
+    pub a: Side<P>,
+    /// The other.
+    pub b: Side<P>,
+    /// Events of each, oldest first.
+    pub a_events: Vec<PlaneEvent>,
+    /// Events of each, oldest first.
+    pub b_events: Vec<PlaneEvent>,
+    patience: Duration,
+}
+
+impl<P: Plane> Pair<P> {
+    /// Two workers of a harness that do not know each other.
+    pub fn strangers<H: Harness<Plane = P>>(harness: &H, lens: &[usize]) -> Pair<P> {
+        let mut pair = Pair::new(harness.worker(lens), harness.partner(lens));
+        pair.patience = harness.patience();
+        pair
+    }
+
+    /// Two workers of which each has connected to the other, one after the other.
+    pub fn connected<H: Harness<Plane = P>>(harness: &H, lens: &[usize]) -> Pair<P> {
+        Pair::strangers(harness, lens).introduce()
+    }
+
+    /// Two workers that do not know each other.
+    pub fn new(a: Side<P>, b: Side<P>) -> Pair<P> {
+        let patience = Duration::from_secs(60);
+        Pair { a, b, a_events: Vec::new(), b_events: Vec::new(), patience }
+    }
+
+    /// Connects one to the other, and back.
+    pub fn introduce(mut self) -> Pair<P> {
+        let metadata = self.b.plane.metadata().unwrap();
+        self.a.plane.connect(A_KNOWS_B, &metadata).unwrap();
+        self.send_until_heard(b"hello");
+        let metadata = self.a.plane.metadata().unwrap();
+        self.b.plane.connect(B_KNOWS_A, &metadata).unwrap();
+        self.a_events.clear();
+        self.b_events.clear();
+        self
+    }
+
+    /// Polls both sides once.
+    pub fn turn(&mut self) {
+        let now = Time::from_nanos(start().elapsed().as_nanos() as u64);
+        self.a.plane.poll(now, &mut self.a_events);
+        self.b.plane.poll(now, &mut self.b_events);
+    }
+
+    /// Polls both sides until `done` says so.
+    pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Pair<P>) -> bool) {
+        let deadline = Instant::now() + self.patience;
+        while !done(self) {
+            assert!(Instant::now() < deadline, "{what}: not within {:?}", self.patience);
+            self.turn();
+        }
+    }
+
+    /// Fills all memory of both.
+    pub fn scramble(&self, random: &mut Random) {
+        for side in [&self.a, &self.b] {
+            for (region, len) in side.lens.iter().enumerate() {
+                side.memory.write(region, 0, &random.bytes(*len));
+            }
+        }
+    }
+
+    pub(crate) fn send_until_heard(&mut self, frame: &'static [u8]) {
+        let mut next = Instant::now();
+        self.until("a frame is heard", |pair| {
+            if Instant::now() >= next {
+                let _ = pair.a.plane.send(A_KNOWS_B, Bytes::from_static(frame));
+                next = Instant::now() + Duration::from_millis(200);
+            }
+            pair.b_events.contains(&PlaneEvent::Frame(Bytes::from_static(frame)))
+        });
+    }
+
+    pub(crate) fn await_post(&mut self, post: PostId) -> Result<(), PlaneError> {
+        self.until("a post ends", |pair| ended(&pair.a_events, post).is_some());
+        ended(&self.a_events, post).unwrap()
+    }
+}
+
+/// How a post ended, if it has.
+pub(crate) fn ended(events: &[PlaneEvent], wanted: PostId) -> Option<Result<(), PlaneError>> {
+    events.iter().find_map(|event| match event {
+        PlaneEvent::Posted { post, result } if *post == wanted => Some(result.clone()),
+        _ => None,
+    })
+}
+
+/// All bytes of a side.
+pub fn snapshot<P>(side: &Side<P>) -> Vec<Vec<u8>> {
+    let regions = side.lens.iter().enumerate();
+    regions
+        .map(|(region, len)| {
+            let mut bytes = vec![0; *len];
+            side.memory.read(region, 0, &mut bytes);
+            bytes
+        })
+        .collect()
+}
+
+/// A descriptor: region and offset of each side.
+pub(crate) fn desc(local: (u32, u64), remote: (u32, u64), len: u64) -> Desc {
+    Desc {
+        local_region: local.0,
+        local_offset: local.1,
+        remote_region: remote.0,
+        remote_offset: remote.1,
+        len,
+    }
+}
+
+/// When the first check began: zero of the planes' time.
+pub(crate) fn start() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
+}

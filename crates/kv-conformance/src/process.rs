@@ -1,0 +1,95 @@
+//! Workers elsewhere that are processes: the test binary again, running only its test `child`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use kv_core::{Plane, Time};
+
+use crate::{Job, Other, Puppet, Side, rest};
+
+const ROLE: &str = "KV_CONFORMANCE_CHILD";
+const MARK: &str = "metadata:";
+
+/// A worker in a process of its own, killed with its handle.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    metadata: Vec<u8>,
+}
+
+impl Process {
+    /// Starts it. Its test `child` gets `kind` to make its worker by: a word.
+    pub fn start(kind: &str, job: Job, partner: &[u8]) -> Process {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+            .env(ROLE, format!("{kind} {} {}", job.name(), to_hex(partner)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let line = lines.map_while(Result::ok).find(|line| line.contains(MARK));
+        let line = line.expect("the other process ended before it told its metadata");
+        let metadata = from_hex(line.split(MARK).nth(1).unwrap());
+        Process { child, metadata }
+    }
+
+    /// The process, to stop it and let it go on.
+    pub fn child(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl Other for Process {
+    fn metadata(&self) -> &[u8] {
+        &self.metadata
+    }
+
+    fn turn(&mut self) {}
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The body of the test `child`, which is no test at all unless this process was started by
+/// [`Process::start`]. `make` makes the worker.
+pub fn child<P: Plane>(make: impl FnOnce(&str) -> Side<P>) {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let words: Vec<&str> = role.split(' ').collect();
+    let [kind, job, partner] = words[..] else { panic!("{role}") };
+    let mut puppet = Puppet::new(make(kind), Job::named(job).unwrap(), &from_hex(partner));
+    // If the parent dies, so does this.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_line(&mut String::new());
+        std::process::exit(0);
+    });
+    println!("{MARK}{}", to_hex(&puppet.side.plane.metadata().unwrap()));
+    std::io::stdout().flush().unwrap();
+    loop {
+        puppet.turn(Time::ZERO);
+        rest(&puppet.side.plane, Duration::from_secs(1));
+    }
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(hex: &str) -> Vec<u8> {
+    let digits: Vec<u8> =
+        hex.trim().chars().filter_map(|digit| digit.to_digit(16)).map(|digit| digit as u8).collect();
+    digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+}

@@ -1,0 +1,40 @@
+//! Random choices that a seed replays.
+
+use std::time::SystemTime;
+
+/// A small generator, so that a seed replays.
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Prints its seed, which the variable `SEED` overrides.
+    pub fn new(what: &str) -> Random {
+        let fresh = || {
+            let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            clock.map_or(1, |time| time.as_nanos() as u64)
+        };
+        let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(fresh);
+        println!("{what}: SEED={seed}");
+        Random(seed.wrapping_mul(2) | 1)
+    }
+
+    /// 0 to `below` - 1.
+    pub fn below(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((self.0 >> 33) % below as u64) as usize
+    }
+
+    /// Random bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.below(256) as u8).collect()
+    }
+
+    /// The numbers 0 to `count` - 1 in random order.
+    pub fn order(&mut self, count: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        for index in (1..count).rev() {
+            order.swap(index, self.below(index + 1));
+        }
+        order
+    }
+}
