@@ -47,9 +47,8 @@ fn sessions(criterion: &mut Criterion, testing: bool) -> Result<(), Box<dyn Erro
             PrefillQueues::<u32, _>::new(manager.clone(), Default::default(), PrefillPolicy::Eager);
         let mut changes: Vec<Change> = Vec::new();
         for page in 0..count {
-            let outgoing = Outgoing::new("127.0.0.1:1", Room::Number(page.into()));
             let key = loop {
-                match queues.push(page, Outgoing { room: outgoing.room.clone(), ..outgoing }) {
+                match queues.push(page, Outgoing::new("127.0.0.1:1", Room::Number(page.into()))) {
                     Ok(key) => break key,
                     // The ring is full for a moment.
                     Err(_) => std::thread::sleep(Duration::from_micros(100)),

@@ -27,7 +27,7 @@ fn pair() -> Pair {
 }
 
 fn within(deadline: Duration) -> SessionOptions {
-    SessionOptions { deadline: Some(deadline), prefill_dp_rank: None }
+    SessionOptions { deadline: Some(deadline), ..SessionOptions::default() }
 }
 
 /// Two sides, one room: both orders of opening.

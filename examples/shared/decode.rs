@@ -135,6 +135,7 @@ impl DecodeRank {
                 let options = SessionOptions {
                     deadline: Some(Duration::from_millis(deadline_ms)),
                     prefill_dp_rank: Some(prefill_dp_rank),
+                    ..SessionOptions::default()
                 };
                 if prompt.is_empty() || max_new_tokens == 0 {
                     return self.refuse(room, "no prompt, or no tokens wanted");
@@ -164,7 +165,7 @@ impl DecodeRank {
                 pages: PagedKv::pages_for(request.prompt.len()),
                 max_new_tokens: u32::try_from(request.max_new_tokens).unwrap_or(u32::MAX),
             };
-            let (options, bootstrap) = (request.options, request.bootstrap.clone());
+            let (options, bootstrap) = (request.options.clone(), request.bootstrap.clone());
             let incoming = Incoming::new(&bootstrap, Room::Number(request.room), demand);
             match self.queues.push(request, Incoming { options, ..incoming }) {
                 Ok(_) => {}

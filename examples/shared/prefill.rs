@@ -179,7 +179,7 @@ impl PrefillRank {
     /// Prompts open their senders and wait until a decode rank has registered pages for them.
     fn push_arrived(&mut self) {
         while let Some(prompt) = self.arrived.pop_front() {
-            let (room, options) = (Room::Number(prompt.room), prompt.options);
+            let (room, options) = (Room::Number(prompt.room), prompt.options.clone());
             let outgoing = Outgoing { options, ..Outgoing::new(&self.bootstrap, room) };
             match self.queues.push(prompt, outgoing) {
                 Ok(key) => {

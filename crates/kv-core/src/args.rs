@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::ArgsError;
 use crate::id::{EngineId, WorkerId};
 use crate::layout::Geometry;
+use crate::lease::TransferMode;
 use crate::pages::MAX_PAGES;
 
 /// Most regions of one worker.
@@ -138,6 +139,7 @@ pub struct KvArgs {
     ib_device: Option<String>,
     max_inflight: usize,
     max_sge: usize,
+    transfer_mode: TransferMode,
     verbose: bool,
 }
 
@@ -160,6 +162,7 @@ impl KvArgs {
             ib_device: None,
             max_inflight: 64,
             max_sge: 1024,
+            transfer_mode: TransferMode::default(),
             verbose: false,
         }
     }
@@ -200,6 +203,11 @@ impl KvArgs {
         self.max_sge
     }
 
+    /// Which side moves the bytes, where a session does not say otherwise.
+    pub fn transfer_mode(&self) -> TransferMode {
+        self.transfer_mode
+    }
+
     /// Whether the worker explains itself on standard error.
     pub fn verbose(&self) -> bool {
         self.verbose
@@ -224,6 +232,7 @@ pub struct KvArgsBuilder {
     ib_device: Option<String>,
     max_inflight: usize,
     max_sge: usize,
+    transfer_mode: TransferMode,
     verbose: bool,
 }
 
@@ -309,6 +318,12 @@ impl KvArgsBuilder {
         self
     }
 
+    /// Which side moves the bytes, where a session does not say otherwise (default push).
+    pub fn transfer_mode(mut self, transfer_mode: TransferMode) -> Self {
+        self.transfer_mode = transfer_mode;
+        self
+    }
+
     /// Whether the worker explains itself on standard error (default off).
     pub fn verbose(mut self, verbose: bool) -> Self {
         self.verbose = verbose;
@@ -356,6 +371,7 @@ impl KvArgsBuilder {
             ib_device: self.ib_device,
             max_inflight: self.max_inflight,
             max_sge: self.max_sge,
+            transfer_mode: self.transfer_mode,
             verbose: self.verbose,
         })
     }

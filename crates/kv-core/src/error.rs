@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{Room, WorkerId};
+use crate::id::{Incarnation, Room, WorkerId};
+use crate::lease::TransferMode;
 use crate::plane::PlaneError;
 
 /// A bad id.
@@ -312,9 +313,38 @@ pub enum Cause {
     /// The plane failed while moving bytes.
     #[error("the data operation failed: {0}")]
     Post(PlaneError),
+    /// The pages were pinned for a reader, and none came, or none showed a sign of life, until the
+    /// lease had run out. On the reader's side: it came, or finished, too late.
+    #[error("the lease on the sender's pages has expired")]
+    LeaseExpired,
+    /// The reference that the router carried names other pages than the sender holds.
+    #[error("the grant names {} at position {position}, where the sender holds {}", page(.referenced), page(.held))]
+    GrantPages {
+        /// The first position in the request where they differ.
+        position: usize,
+        /// The page in the reference, if it goes that far.
+        referenced: Option<u32>,
+        /// The sender's page, if it has that many.
+        held: Option<u32>,
+    },
+    /// The reference names a page that the sender's cache does not have.
+    #[error("the grant is out of range: {0}")]
+    GrantOutOfRange(PagesError),
+    /// The reference that the router carried is for an earlier life of the sender's worker.
+    #[error("the grant is for incarnation {referenced}, but the sender's worker is {found}")]
+    StaleGrant {
+        /// In the reference.
+        referenced: Incarnation,
+        /// Registered now.
+        found: Incarnation,
+    },
     /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(&'static str),
+}
+
+fn page(page: &Option<u32>) -> String {
+    page.map_or_else(|| "no page".to_owned(), |page| format!("page {page}"))
 }
 
 fn last_obstacle(last: &Option<BootstrapError>) -> String {
@@ -335,6 +365,12 @@ impl Cause {
                 "retry on another peer, or recompute"
             }
             Cause::ByPeer(_) | Cause::Post(_) => "retry, or recompute",
+            Cause::LeaseExpired | Cause::StaleGrant { .. } => {
+                "recompute; if it happens often, raise kv_lease_duration"
+            }
+            Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) => {
+                "a bug in the router: recompute, and check its transfer parameters"
+            }
             Cause::PageCount { .. }
             | Cause::TooManyPages { .. }
             | Cause::InitOrder
@@ -369,9 +405,54 @@ impl Cause {
             Cause::TooManyPages { .. } | Cause::InitOrder | Cause::BadPages(_) | Cause::BadAux { .. } => {
                 PeerCause::BadArguments
             }
+            Cause::LeaseExpired => PeerCause::LeaseExpired,
+            Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) | Cause::StaleGrant { .. } => {
+                PeerCause::BadArguments
+            }
             Cause::Bootstrap(_) | Cause::Connect(_) => PeerCause::Internal,
         }
     }
+
+    /// What a server that lost the request's pages this way should do with the request (vLLM's
+    /// `kv_load_failure_policy`).
+    pub fn recovery(&self) -> Recovery {
+        match self {
+            Cause::Aborted | Cause::ByPeer(PeerCause::Aborted) => Recovery::Fail,
+            Cause::Incompatible(_)
+            | Cause::ByPeer(PeerCause::Incompatible(_) | PeerCause::Mode { .. })
+            | Cause::Bootstrap(BootstrapError::Address(_))
+            | Cause::PageCount { .. }
+            | Cause::TooManyPages { .. }
+            | Cause::InitOrder
+            | Cause::BadPages(_)
+            | Cause::BadAux { .. }
+            | Cause::AuxOneSided { .. } => Recovery::Fail,
+            Cause::WorkerStopped
+            | Cause::DeadlineExceeded { .. }
+            | Cause::Bootstrap(_)
+            | Cause::Connect(_)
+            | Cause::PeerLost
+            | Cause::PeerRestarted
+            | Cause::PeerUnresponsive { .. }
+            | Cause::ByPeer(_)
+            | Cause::Post(_)
+            | Cause::LeaseExpired
+            | Cause::GrantPages { .. }
+            | Cause::GrantOutOfRange(_)
+            | Cause::StaleGrant { .. }
+            | Cause::Protocol(_) => Recovery::Recompute,
+        }
+    }
+}
+
+/// What to do with a request whose pages did not come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Recovery {
+    /// Compute the prompt again, here or on another prefill worker: nothing is wrong with the
+    /// request.
+    Recompute,
+    /// Answer the client with an error: another try would end the same way, or nobody waits for it.
+    Fail,
 }
 
 /// What ended the peer's half of a session, as it travels in a frame.
@@ -421,6 +502,29 @@ pub enum PeerCause {
     /// Its tables are full.
     #[error("it is overloaded")]
     Overloaded,
+    /// The lease on its pages has run out.
+    #[error("the lease on its pages has expired")]
+    LeaseExpired,
+    /// It has no such grant, or has forgotten what became of it.
+    #[error("it knows no grant {nonce}")]
+    UnknownGrant {
+        /// The nonce of the grant.
+        nonce: u64,
+    },
+    /// The pages of the grant were read and released, or have all the readers they wait for.
+    #[error("grant {nonce} has been consumed")]
+    GrantConsumed {
+        /// The nonce of the grant.
+        nonce: u64,
+    },
+    /// One side pushes, the other pulls.
+    #[error("transfer_mode differs: sender {sender}, receiver {receiver}")]
+    Mode {
+        /// Of the sender.
+        sender: TransferMode,
+        /// Of the receiver.
+        receiver: TransferMode,
+    },
     /// It does not know the session.
     #[error("it does not know the session")]
     Unknown,

@@ -126,6 +126,11 @@ impl Room {
             Room::Request(id) => Some(id.base()),
         }
     }
+
+    /// True if both name one request: equal, or request ids that are equal without their suffix.
+    pub fn is_same_request(&self, other: &Room) -> bool {
+        self == other || self.base().is_some_and(|base| other.base() == Some(base))
+    }
 }
 
 impl From<u64> for Room {

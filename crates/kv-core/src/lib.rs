@@ -24,7 +24,7 @@
 //!
 //! // A scheduler opens the sending half of request 42 …
 //! let open = Command::OpenSender {
-//!     session: SessionId(1), room: Room::Number(42), receivers: 1, deadline: None,
+//!     session: SessionId(1), room: Room::Number(42), receivers: 1, options: Default::default(),
 //! };
 //! node.handle(Time::ZERO, Input::Command(open));
 //! let status = Output::Status { session: SessionId(1), poll: KvPoll::Bootstrapping, failure: None };
@@ -40,6 +40,7 @@ mod bootstrap;
 mod error;
 mod id;
 pub mod layout;
+mod lease;
 mod pages;
 pub mod plan;
 mod plane;
@@ -55,13 +56,14 @@ pub use bootstrap::{
 };
 pub use error::{
     ArgsError, Backpressure, BootstrapError, Cause, IdError, Mismatch, OpenError, PagesError, PeerCause,
-    Phase, TransferError,
+    Phase, Recovery, TransferError,
 };
 pub use id::{
     Attempt, AuxIndex, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId, RequestId, Room,
     SessionId, WorkerId,
 };
 pub use layout::{Geometry, RegionShape};
+pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, TransferMode, UnknownMode};
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
 pub use plane::{Desc, Directions, MAX_FRAME, Op, Plane, PlaneError, PlaneEvent, PlaneWait, Post};
 pub use poll::KvPoll;

@@ -4,19 +4,32 @@
 use std::time::Duration;
 
 use crate::args::KvArgs;
+use crate::bootstrap::WorkerRole;
 use crate::error::{Backpressure, OpenError, TransferError};
 use crate::id::{AuxIndex, Room, SessionId};
+use crate::lease::{GrantRef, Lease, TransferMode};
 use crate::pages::Pages;
 use crate::poll::KvPoll;
 
 /// What a session may be told when it is opened, beyond address and room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SessionOptions {
     /// How long the session may take from opening to its end; `None` for the worker's default.
     pub deadline: Option<Duration>,
     /// On a receiver: which data-parallel replica of the prefill engine serves the request.
     /// `None` follows the room: number modulo replicas, as SGLang does.
     pub prefill_dp_rank: Option<u32>,
+    /// Which side moves the bytes; `None` for the worker's [`KvArgs::transfer_mode`].
+    pub mode: Option<TransferMode>,
+    /// On a sender: how long its pages stay pinned for readers; `None` for the worker's
+    /// `kv_lease_duration`, renewable.
+    pub lease: Option<Lease>,
+    /// On a receiver that pulls: the sender's session, as the router was told it. Without it,
+    /// whichever sender there is for the room.
+    pub grant: Option<GrantRef>,
+    /// On a receiver: in which role its source is registered; `None` for prefill. A prefill worker
+    /// that takes back what a decode worker kept of a conversation asks for `Decode`.
+    pub source: Option<WorkerRole>,
 }
 
 /// Opens sessions of one worker. A handle: cheap to clone where the implementation is, and owned by
@@ -82,6 +95,9 @@ pub trait KvSession: Sized {
 
 /// The sending half, on a prefill worker.
 pub trait KvSender: KvSession {
+    /// What a router carries to a receiver that is to read this session's pages.
+    fn grant(&self) -> GrantRef;
+
     /// Announces the request: how many pages will be sent in all, and the aux row that goes with
     /// the last of them. Once, before the first `send`; full queues return [`Backpressure`].
     fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>>;
@@ -93,7 +109,13 @@ pub trait KvSender: KvSession {
 }
 
 /// The receiving half, on a decode worker.
+///
+/// If it fails, the content of every page that it was given is unspecified: none of them may be
+/// used, whatever [`Cause::recovery`](crate::Cause::recovery) advises.
 pub trait KvReceiver: KvSession {
     /// Gives the pages, in request order, and the aux row that the prefill side is to fill.
+    ///
+    /// In pull mode fewer pages than the sender holds are the last ones of the request (the first
+    /// ones are in the prefix cache), and none at all releases the sender's without reading any.
     fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>>;
 }

@@ -7,12 +7,12 @@
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output};
 use kv_core::wire::{
-    Abort, AbortAck, Body, Done, Failed, Finish, Frame, FrameError, Hello, Link, Ping, Pong, Progress,
-    Refused, Register, Registered, VERSION, Welcome,
+    Abort, AbortAck, Body, Claim, Done, Failed, Finish, Frame, FrameError, Granted, Heartbeat, HeartbeatAck,
+    Hello, Link, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, VERSION, Welcome,
 };
 use kv_core::{
     Attempt, AuxIndex, Incarnation, KvArgs, MAX_FRAME, PageList, Pages, PeerCause, Region, RegionRole, Room,
-    SessionId, Time,
+    SessionId, SessionOptions, Time, TransferMode,
 };
 
 struct Random(u64);
@@ -92,7 +92,7 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
     let floor = Attempt(random.number());
     let cause = if random.below(2) == 0 { PeerCause::Aborted } else { PeerCause::Unknown };
     let total = (random.below(2) == 0).then(|| random.number() as u32);
-    match random.below(14) {
+    match random.below(20) {
         0 => {
             let link = Link(random.number());
             Body::Hello(hello(
@@ -119,15 +119,53 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             Body::Progress(Progress { attempt, done, total })
         }
         8 => Body::Failed(Failed { attempt, cause, quiet: random.below(2) == 0 }),
-        9 => Body::Abort(Abort { attempt, room: room(random), cause }),
+        9 => {
+            let grant = (random.below(2) == 0).then(|| SessionId(random.number()));
+            Body::Abort(Abort { attempt, room: room(random), grant, cause })
+        }
         10 => Body::AbortAck(AbortAck { attempt }),
         11 => Body::Finish(Finish { attempt, floor }),
         12 => {
             let attempts = (0..random.below(5)).map(|_| (random.number(), random.number() as u32)).collect();
             Body::Ping(Ping { floor, attempts })
         }
-        _ => Body::Pong(Pong { floor }),
+        13 => Body::Pong(Pong { floor }),
+        14 | 15 => Body::Claim(Claim {
+            attempt,
+            floor: Attempt(random.below(4)),
+            room: room(random),
+            grant: (random.below(2) == 0).then(|| SessionId(random.number())),
+            beat: random.number(),
+            ttl_ms: random.number(),
+        }),
+        16 => Body::Granted(Granted {
+            attempt,
+            beat: random.number(),
+            grant: SessionId(random.number()),
+            pages: pages(random),
+            aux: (random.below(2) == 0).then(|| AuxIndex(random.below(6) as u32)),
+            lease_ms: random.number(),
+            interval_ms: random.number(),
+        }),
+        17 => Body::Heartbeat(Heartbeat { beat: random.number(), floor, attempts: runs(random) }),
+        18 => {
+            let lease_ms = random.number();
+            Body::HeartbeatAck(HeartbeatAck { beat: random.number(), lease_ms, attempts: runs(random) })
+        }
+        _ => match random.below(2) {
+            0 => Body::Release(Release { floor, attempts: runs(random) }),
+            _ => Body::Released(Released { attempts: runs(random) }),
+        },
     }
+}
+
+fn runs(random: &mut Random) -> Vec<(u64, u32)> {
+    (0..random.below(5)).map(|_| (random.number(), random.number() as u32)).collect()
+}
+
+fn options(random: &mut Random) -> Box<SessionOptions> {
+    let mode = [None, Some(TransferMode::Pull), Some(TransferMode::Auto)][random.below(3) as usize];
+    Box::new(SessionOptions { mode, ..SessionOptions::default() })
 }
 
 fn damage(random: &mut Random, frame: &[u8]) -> Vec<u8> {
@@ -183,12 +221,45 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
         "940108cf00000001000000029303a741626f72746564c3",
     );
     golden(
-        Body::Abort(Abort { attempt, room: Room::Number(7), cause: PeerCause::Aborted }),
-        "940109cf0000000100000002930381a64e756d62657207a741626f72746564",
+        Body::Abort(Abort { attempt, room: Room::Number(7), grant: None, cause: PeerCause::Aborted }),
+        "940109cf0000000100000002940381a64e756d62657207c0a741626f72746564",
     );
     golden(Body::Finish(Finish { attempt, floor }), "94010bcf0000000100000002920302");
     golden(Body::Ping(Ping { floor, attempts: vec![(4, 5)] }), "94010ccf0000000100000002920291920405");
     golden(Body::Pong(Pong { floor }), "94010dcf00000001000000029102");
+    golden(
+        Body::Heartbeat(Heartbeat { beat: 1, floor, attempts: vec![(4, 5)] }),
+        "940110cf000000010000000293010291920405",
+    );
+    golden(
+        Body::HeartbeatAck(HeartbeatAck { beat: 1, lease_ms: 20, attempts: vec![(4, 5)] }),
+        "940111cf000000010000000293011491920405",
+    );
+    golden(Body::Release(Release { floor, attempts: vec![(4, 5)] }), "940112cf0000000100000002920291920405");
+    golden(Body::Released(Released { attempts: vec![(4, 5)] }), "940113cf00000001000000029191920405");
+    golden(
+        Body::Claim(Claim {
+            attempt,
+            floor,
+            room: Room::Number(7),
+            grant: Some(SessionId(5)),
+            beat: 6,
+            ttl_ms: 1000,
+        }),
+        "94010ecf000000010000000296030281a64e756d626572070506cd03e8",
+    );
+    golden(
+        Body::Granted(Granted {
+            attempt,
+            beat: 6,
+            grant: SessionId(5),
+            pages: PageList::from_pages([4, 5, 9]).unwrap(),
+            aux: None,
+            lease_ms: 30_000,
+            interval_ms: 5000,
+        }),
+        "94010fcf00000001000000029703060592920402920901c0cd7530cd1388",
+    );
     golden(Body::AbortAck(AbortAck { attempt: Attempt(3) }), "94010acf00000001000000029103");
     golden(
         Body::Done(Done { attempt: Attempt(3), part: 1, total: Some(2) }),
@@ -256,6 +327,7 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
         max_waiting_runs: 12,
         max_failed_rooms: 4,
         max_attempts: 64,
+        max_ended_grants: 7,
         ..Limits::default()
     };
     for world in 0..cases.div_ceil(400) {
@@ -270,13 +342,12 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
             let input = match random.below(12) {
                 0 => {
                     sessions += 1;
-                    let deadline = None;
                     let (session, room) = (SessionId(sessions), room(&mut random));
                     Input::Command(Command::OpenSender {
                         session,
                         room,
                         receivers: 1 + random.below(2) as u32,
-                        deadline,
+                        options: options(&mut random),
                     })
                 }
                 1 => {
@@ -331,6 +402,7 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
             assert!(gauges.failed_rooms <= 2 * limits.max_failed_rooms, "{gauges:?}");
             assert!(gauges.incoming as u64 <= limits.max_peers as u64 * limits.max_attempts, "{gauges:?}");
             assert!(gauges.posts <= 64, "{gauges:?}");
+            assert!(gauges.ended_grants <= limits.max_ended_grants, "{gauges:?}");
             if let Some(next) = node.next_timeout() {
                 assert!(next > Time::from_nanos(now), "a timer that is due was not run");
             }

@@ -8,9 +8,13 @@ pub struct Gauges {
     /// Sessions that count against `max_sessions`: those with a handle, and those that the worker
     /// still has to do with.
     pub sessions_open: usize,
+    /// Bytes of one page in all KV regions: what turns the pages below into bytes.
+    pub bytes_per_page: u64,
     /// Pages that the worker holds for sessions that have not ended.
     pub pages_in_transfer: usize,
-    /// Pages of ended sessions that some wire may still touch.
+    /// Those of them that are complete, and pinned under a lease until they were read.
+    pub pages_leased: usize,
+    /// Pages of ended sessions that some wire, or reader, may still touch.
     pub pages_quarantined: usize,
     /// Pages that have come back to no handle, waiting for `Manager::orphans`.
     pub pages_orphaned: usize,
@@ -38,6 +42,7 @@ pub struct Gauges {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) pages_in_transfer: Level,
+    pub(crate) pages_leased: Level,
     pub(crate) pages_quarantined: Level,
     pub(crate) pages_orphaned: Level,
     pub(crate) posts_in_flight: Level,
@@ -52,10 +57,12 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn read(&self, sessions_open: usize) -> Gauges {
+    pub(crate) fn read(&self, sessions_open: usize, bytes_per_page: u64) -> Gauges {
         Gauges {
+            bytes_per_page,
             sessions_open,
             pages_in_transfer: self.pages_in_transfer.get(),
+            pages_leased: self.pages_leased.get(),
             pages_quarantined: self.pages_quarantined.get(),
             pages_orphaned: self.pages_orphaned.get(),
             posts_in_flight: self.posts_in_flight.get(),
@@ -96,6 +103,10 @@ impl Level {
 
     pub(crate) fn sub(&self, amount: usize) {
         self.0.fetch_sub(amount, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set(&self, amount: usize) {
+        self.0.store(amount, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> usize {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use kv_core::proto::Command;
-use kv_core::{KvArgs, OpenError, Pages, Room, SessionId};
+use kv_core::{Incarnation, KvArgs, OpenError, Pages, Room, SessionId};
 
 use crate::cell::{Cell, Side};
 use crate::gauges::{Counters, Gauges};
@@ -32,6 +32,8 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) args: KvArgs,
+    /// This life of the worker.
+    pub(crate) incarnation: Incarnation,
     pub(crate) poll_set: PollSet,
     pub(crate) waker: Waker,
     pub(crate) counters: Counters,
@@ -48,9 +50,15 @@ pub(crate) struct Link {
 
 /// The scheduler's side.
 impl Link {
-    pub(crate) fn new(args: KvArgs, max_sessions: usize, commands: usize) -> io::Result<Link> {
+    pub(crate) fn new(
+        args: KvArgs,
+        incarnation: Incarnation,
+        max_sessions: usize,
+        commands: usize,
+    ) -> io::Result<Link> {
         Ok(Link {
             args,
+            incarnation,
             poll_set: PollSet::new(max_sessions)?,
             waker: Waker::new()?,
             counters: Counters::default(),
@@ -136,7 +144,7 @@ impl Link {
     }
 
     pub(crate) fn gauges(&self) -> Gauges {
-        self.counters.read(self.open.load(Ordering::Acquire))
+        self.counters.read(self.open.load(Ordering::Acquire), self.args.geometry().bytes_per_page())
     }
 
     pub(crate) fn registration(&self) -> Registration {

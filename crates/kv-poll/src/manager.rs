@@ -85,8 +85,8 @@ impl KvManager for Manager {
             0 => self.args().num_receivers(),
             ranks => u32::try_from(ranks).unwrap_or(u32::MAX),
         };
-        let deadline = options.deadline;
-        let command = |session, room| Command::OpenSender { session, room, receivers, deadline };
+        let options = Box::new(options);
+        let command = |session, room| Command::OpenSender { session, room, receivers, options };
         let cell = self.link.open(room, command)?;
         Ok(Session::new(Arc::clone(&self.link), cell))
     }
@@ -97,15 +97,8 @@ impl KvManager for Manager {
         room: Room,
         options: SessionOptions,
     ) -> Result<Receiver, OpenError> {
-        let SessionOptions { deadline, prefill_dp_rank } = options;
-        let bootstrap_addr = bootstrap_addr.to_owned();
-        let command = |session, room| Command::OpenReceiver {
-            session,
-            room,
-            bootstrap_addr,
-            prefill_dp_rank,
-            deadline,
-        };
+        let (bootstrap_addr, options) = (bootstrap_addr.to_owned(), Box::new(options));
+        let command = |session, room| Command::OpenReceiver { session, room, bootstrap_addr, options };
         let cell = self.link.open(room, command)?;
         Ok(Session::new(Arc::clone(&self.link), cell))
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use kv_core::proto::Command;
 use kv_core::{
-    AuxIndex, Backpressure, KvPoll, KvReceiver, KvSender, KvSession, Pages, Room, SessionId, TransferError,
+    AuxIndex, Backpressure, GrantRef, KvPoll, KvReceiver, KvSender, KvSession, Pages, Room, SessionId,
+    TransferError,
 };
 
 use crate::cell::{Cell, Side};
@@ -105,6 +106,10 @@ impl<Role> KvSession for Session<Role> {
 }
 
 impl KvSender for Session<Sending> {
+    fn grant(&self) -> GrantRef {
+        GrantRef { incarnation: self.link.incarnation, nonce: self.cell.id(), pages: None }
+    }
+
     fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
         let session = self.cell.id();
         let command = Command::InitSender { session, num_pages, aux };
@@ -162,14 +167,16 @@ fn in_order(mut tokens: Vec<Pages>, given: &[u32]) -> Vec<Pages> {
 mod tests {
     use super::*;
     use crate::worker::tests::{args, pages};
-    use kv_core::{Cause, OpenError};
+    use kv_core::{Cause, Incarnation, OpenError};
 
     fn link(max_sessions: usize, commands: usize) -> Arc<Link> {
-        Arc::new(Link::new(args(), max_sessions, commands).unwrap())
+        let incarnation = Incarnation::from_random(1);
+        Arc::new(Link::new(args(), incarnation, max_sessions, commands).unwrap())
     }
 
     fn open(link: &Arc<Link>) -> Result<Sender, OpenError> {
-        let command = |session, room| Command::OpenSender { session, room, receivers: 1, deadline: None };
+        let command =
+            |session, room| Command::OpenSender { session, room, receivers: 1, options: Default::default() };
         link.open(Room::from(3), command).map(|cell| Session::new(Arc::clone(link), cell))
     }
 

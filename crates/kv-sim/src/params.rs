@@ -300,6 +300,7 @@ fn draw_timing(rng: &mut Rng) -> Timing {
         peer_timeout: ms(keepalive * rng.between(2, 8)),
         lookup_retry: ms(rng.between(2, 30)),
         failed_room_ttl: ms(rng.between(20, 2000)),
+        kv_lease_duration: ms(rng.pick(&[3, 30, 100, 400, 2000])),
     }
 }
 
@@ -315,6 +316,7 @@ fn draw_limits(rng: &mut Rng, tiny: bool) -> Limits {
         max_failed_rooms: rng.pick(&[1, 2, 100]),
         max_post_bytes,
         max_attempts: rng.pick(&[1, 2, 4, 100]),
+        max_ended_grants: rng.pick(&[1, 2, 100]),
     }
 }
 

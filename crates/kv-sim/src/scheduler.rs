@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input};
-use kv_core::{AuxIndex, KvPoll, PageList, Pages, SessionId};
+use kv_core::{AuxIndex, KvPoll, PageList, Pages, SessionId, SessionOptions};
 
 use crate::calendar::{Act, Check, Event};
 use crate::clock::MS;
@@ -92,10 +92,15 @@ impl World {
         self.watch_deadline(leg, life, due);
         self.watch_failed_counterparts(leg);
         let command = match side {
-            Side::Sender => Command::OpenSender { session, room, receivers, deadline },
+            Side::Sender => {
+                let options = Box::new(SessionOptions { deadline, ..SessionOptions::default() });
+                Command::OpenSender { session, room, receivers, options }
+            }
             Side::Receiver => {
                 let (bootstrap_addr, prefill_dp_rank) = (self.params.addr(server), self.plans[leg].replica);
-                Command::OpenReceiver { session, room, bootstrap_addr, prefill_dp_rank, deadline }
+                let options =
+                    Box::new(SessionOptions { deadline, prefill_dp_rank, ..SessionOptions::default() });
+                Command::OpenReceiver { session, room, bootstrap_addr, options }
             }
         };
         self.feed(life, "open", Input::Command(command));

@@ -94,7 +94,11 @@ impl Receiving {
     }
 
     fn open(&mut self, job: &Job, host: &Host, addr: &str, tally: &mut Tally) -> bool {
-        let options = SessionOptions { deadline: Some(DEADLINE), prefill_dp_rank: job.replica };
+        let options = SessionOptions {
+            deadline: Some(DEADLINE),
+            prefill_dp_rank: job.replica,
+            ..SessionOptions::default()
+        };
         match host.manager.receiver(addr, self.room.clone(), options) {
             Ok(session) => self.session = Some(session),
             Err(OpenError::Backpressure) => tally.backpressure += 1,

@@ -78,7 +78,7 @@ impl Sending {
     }
 
     fn open(&mut self, job: &Job, host: &mut Host, tally: &mut Tally) -> bool {
-        let options = SessionOptions { deadline: Some(DEADLINE), prefill_dp_rank: None };
+        let options = SessionOptions { deadline: Some(DEADLINE), ..SessionOptions::default() };
         match host.manager.sender(&host.addr, self.room.clone(), &[], options) {
             Ok(session) => self.session = Some(session),
             Err(OpenError::Backpressure) => {

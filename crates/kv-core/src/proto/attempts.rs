@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::node::Node;
-use super::peer::{Incoming, Registration};
+use super::peer::{Incoming, Registration, Wish};
 use super::receive::check_aux;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
@@ -32,21 +32,34 @@ impl Node {
                 return self.send(id, Body::Registered(Registered { attempt }));
             }
             Some(Incoming::Served { .. } | Incoming::Failed { .. }) => return self.tell_about(id, attempt),
+            // The number stands for something else already.
+            Some(Incoming::Reading { .. }) => return,
             None => {}
         }
         let geometry = &peer.geometry;
         let out_of_range = pages.check_below(geometry.num_pages).is_err()
             || pages.check_distinct().is_err()
             || check_aux(aux, geometry.aux_rows().unwrap_or(0)).is_some();
-        let registration = Registration { room, pages, aux };
+        if out_of_range && !self.stopping {
+            return self.refuse_registration(id, attempt, room, PeerCause::OutOfRange);
+        }
+        let registration = Registration { room, wish: Wish::Write { pages, aux } };
+        self.seek_sender(id, attempt, registration, ttl_ms);
+    }
+
+    /// Brings a new registration or claim to its sender, or lets it wait for one.
+    pub(super) fn seek_sender(
+        &mut self,
+        id: PeerId,
+        attempt: Attempt,
+        registration: Registration,
+        ttl_ms: u64,
+    ) {
         if self.stopping {
             return self.refuse_attempt(id, attempt, PeerCause::WorkerStopped);
         }
-        if peer.refused {
+        if self.peers.get(id).is_some_and(|peer| peer.refused) {
             return self.refuse_registration(id, attempt, registration.room, PeerCause::Protocol);
-        }
-        if out_of_range {
-            return self.refuse_registration(id, attempt, registration.room, PeerCause::OutOfRange);
         }
         self.watch_peer(id);
         if let Some(session) = self.rendezvous.senders.find(&registration.room) {
@@ -55,7 +68,7 @@ impl Node {
         if let Some(cause) = self.rendezvous.failed_senders.take(&registration.room) {
             return self.refuse_attempt(id, attempt, cause);
         }
-        let (limits, runs) = (&self.config.limits, registration.pages.runs().len());
+        let (limits, runs) = (&self.config.limits, registration.runs());
         if self.rendezvous.registrations.len() >= limits.max_registrations
             || self.rendezvous.waiting_runs + runs > limits.max_waiting_runs
         {
@@ -77,7 +90,7 @@ impl Node {
         match peer.incoming.remove(&attempt) {
             Some(Incoming::Waiting(registration)) => {
                 self.rendezvous.registrations.remove(&registration.room, (id, attempt));
-                self.rendezvous.waiting_runs -= registration.pages.runs().len();
+                self.rendezvous.waiting_runs -= registration.runs();
                 self.timers.cancel(Timer::Registration(id, attempt));
                 Some(registration)
             }
@@ -108,7 +121,7 @@ impl Node {
     }
 
     /// Fails an attempt that no session serves.
-    fn refuse_attempt(&mut self, id: PeerId, attempt: Attempt, cause: PeerCause) {
+    pub(super) fn refuse_attempt(&mut self, id: PeerId, attempt: Attempt, cause: PeerCause) {
         if let Some(peer) = self.peers.get_mut(id) {
             peer.incoming.insert(attempt, Incoming::Failed { cause: cause.clone() });
         }
@@ -117,7 +130,7 @@ impl Node {
     }
 
     pub(super) fn on_abort(&mut self, id: PeerId, abort: Abort) {
-        let Abort { attempt, room, cause } = abort;
+        let Abort { attempt, room, grant, cause } = abort;
         let Some(peer) = self.peers.get_mut(id) else { return };
         if peer.is_closed(attempt) {
             return self.send(id, Body::AbortAck(AbortAck { attempt }));
@@ -135,12 +148,23 @@ impl Node {
                 // Acknowledged once the target's posts have ended: maybe now, maybe later.
                 return self.fail_sender(session, Cause::ByPeer(cause));
             }
+            Some(&Incoming::Reading { session, target: index, .. }) => {
+                if let Some(target) = self.target_mut(session, index) {
+                    target.abort_asked = true;
+                }
+                self.fail_sender(session, Cause::ByPeer(cause));
+                // It may have failed before.
+                return self.target_advanced(session, index);
+            }
             Some(Incoming::Waiting(_)) => {
                 self.take_registration(id, attempt);
                 self.receiver_gave_up(room, cause);
             }
             Some(Incoming::Served { .. } | Incoming::Failed { .. }) => {}
-            None => self.receiver_gave_up(room, cause),
+            None => match grant {
+                None => self.receiver_gave_up(room, cause),
+                Some(nonce) => self.reader_gave_up(nonce, &room, cause),
+            },
         }
         if let Some(peer) = self.peers.get_mut(id) {
             peer.close(attempt);
@@ -167,11 +191,15 @@ impl Node {
     }
 
     /// The peer says that the attempt is over for it.
-    fn finish_attempt(&mut self, id: PeerId, attempt: Attempt) {
+    pub(super) fn finish_attempt(&mut self, id: PeerId, attempt: Attempt) {
         self.take_registration(id, attempt);
         let Some(peer) = self.peers.get_mut(id) else { return };
         let active = match peer.incoming.get(&attempt) {
             Some(&Incoming::Active(session, index)) => Some((session, index)),
+            Some(&Incoming::Reading { session, target, .. }) => {
+                peer.close(attempt);
+                return self.reader_finished(session, target);
+            }
             _ => None,
         };
         peer.close(attempt);
@@ -212,6 +240,13 @@ impl Node {
                         let done = runs.map(|(start, count)| (start as u32, count as u32)).collect();
                         Body::Progress(Progress { attempt, done, total: target.total })
                     }
+                }
+            }
+            Some(&Incoming::Reading { session, target, .. }) => {
+                let Some(sender) = self.senders.get(&session) else { return };
+                match &sender.failure {
+                    Some(cause) => Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }),
+                    None => return self.answer_claim(id, attempt, session, target),
                 }
             }
             Some(&Incoming::Served { total }) => {

@@ -16,7 +16,7 @@ pub(super) struct Directory {
     by_question: BTreeMap<Question, LookupId>,
     known: BTreeMap<Question, Vec<PeerId>>,
     /// How many replicas the engine at an address has.
-    replicas: BTreeMap<String, u32>,
+    replicas: BTreeMap<(String, WorkerRole), u32>,
     next: u64,
 }
 
@@ -33,17 +33,23 @@ pub(super) struct Asking {
 impl Directory {
     /// The question that a receiver of `room` asks at `addr`. Rooms are spread over replicas as
     /// SGLang does: number modulo replicas; request ids by the FNV-1a hash of their base.
-    pub(super) fn question(&self, addr: &str, room: &Room, dp_rank: Option<u32>) -> Question {
+    pub(super) fn question(
+        &self,
+        addr: &str,
+        role: WorkerRole,
+        room: &Room,
+        dp_rank: Option<u32>,
+    ) -> Question {
         let number = match room {
             Room::Number(number) => *number,
             Room::Request(id) => fnv1a(id.base().as_bytes()),
         };
-        let replica = match (dp_rank, self.replicas.get(addr)) {
+        let replica = match (dp_rank, self.replicas.get(&(addr.to_owned(), role))) {
             (Some(rank), _) => Replica::Rank(rank),
             (None, Some(&replicas)) => Replica::Rank((number % u64::from(replicas.max(1))) as u32),
             (None, None) => Replica::Modulo(number),
         };
-        (addr.to_owned(), RankQuery { role: WorkerRole::Prefill, replica })
+        (addr.to_owned(), RankQuery { role, replica })
     }
 
     /// The peers that answer the question, if that is known.
@@ -94,11 +100,12 @@ impl Directory {
         asking.waiting.is_empty()
     }
 
-    /// Remembers an answer, under the replica's rank.
-    pub(super) fn learn(&mut self, addr: &str, dp_rank: u32, dp_size: u32, peers: Vec<PeerId>) {
-        self.replicas.insert(addr.to_owned(), dp_size);
-        let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(dp_rank) };
-        self.known.insert((addr.to_owned(), query), peers);
+    /// Remembers the answer to a question, under the replica's rank.
+    pub(super) fn learn(&mut self, question: &Question, dp_rank: u32, dp_size: u32, peers: Vec<PeerId>) {
+        let (addr, RankQuery { role, .. }) = question;
+        self.replicas.insert((addr.clone(), *role), dp_size);
+        let query = RankQuery { role: *role, replica: Replica::Rank(dp_rank) };
+        self.known.insert((addr.clone(), query), peers);
     }
 
     /// Forgets all answers that name a peer, and how many replicas its engine has.
@@ -106,7 +113,7 @@ impl Directory {
         let stale: Vec<Question> =
             self.known.iter().filter(|(_, peers)| peers.contains(&peer)).map(|(q, _)| q.clone()).collect();
         for question in stale {
-            self.replicas.remove(&question.0);
+            self.replicas.remove(&(question.0.clone(), question.1.role));
             self.known.remove(&question);
         }
     }
@@ -130,7 +137,7 @@ mod tests {
     #[test]
     fn one_question_is_asked_once_however_many_sessions_wait() {
         let mut directory = Directory::default();
-        let question = directory.question("a:1", &Room::Number(5), None);
+        let question = directory.question("a:1", WorkerRole::Prefill, &Room::Number(5), None);
         assert_eq!(question.1.replica, Replica::Modulo(5));
         let lookup = directory.ask(question.clone(), SessionId(1)).unwrap();
         assert_eq!(directory.ask(question.clone(), SessionId(2)), None);
@@ -140,8 +147,8 @@ mod tests {
         assert_eq!(directory.len(), 0);
         assert!(directory.by_question.is_empty());
 
-        directory.learn("a:1", 1, 2, vec![PeerId(7)]);
-        let question = directory.question("a:1", &Room::Number(5), None);
+        directory.learn(&question, 1, 2, vec![PeerId(7)]);
+        let question = directory.question("a:1", WorkerRole::Prefill, &Room::Number(5), None);
         assert_eq!(question.1.replica, Replica::Rank(1));
         assert_eq!(directory.known(&question), Some(&[PeerId(7)][..]));
         directory.forget(PeerId(7));
@@ -150,15 +157,21 @@ mod tests {
 
     #[test]
     fn request_ids_are_spread_by_the_published_hash() {
-        let question = Directory::default().question("a:1", &Room::request("foobar").unwrap(), None);
+        let question = Directory::default().question(
+            "a:1",
+            WorkerRole::Prefill,
+            &Room::request("foobar").unwrap(),
+            None,
+        );
         assert_eq!(question.1.replica, Replica::Modulo(0x8594_4171_f739_67e8));
     }
 
     #[test]
     fn both_suffixes_of_a_request_lead_to_one_replica() {
         let directory = Directory::default();
-        let one = directory.question("a:1", &Room::request("r-0000000a").unwrap(), None);
-        let other = directory.question("a:1", &Room::request("r-0000000b").unwrap(), None);
+        let one = directory.question("a:1", WorkerRole::Prefill, &Room::request("r-0000000a").unwrap(), None);
+        let other =
+            directory.question("a:1", WorkerRole::Prefill, &Room::request("r-0000000b").unwrap(), None);
         assert_eq!(one, other);
     }
 }

@@ -178,8 +178,9 @@ impl Node {
             Some(theirs) if hello.link.sequence() < theirs.sequence() => false,
             Some(theirs) if hello.link != theirs => {
                 // The peer has lost its side of the conversation: a new one begins. Frames of the
-                // old one must not reach it.
+                // old one must not reach it. It had no reads in flight, or has failed their sessions.
                 self.fail_peer_sessions(id, Cause::PeerRestarted, None);
+                self.readers_are_quiet_at(id, self.now);
                 if self.peers.get(id).is_some_and(|peer| peer.posts > 0) {
                     return false;
                 }
@@ -284,7 +285,9 @@ impl Node {
         }
         let Some(peer) = self.peers.get(id) else { return };
         let silent_for = self.now - peer.last_heard;
-        if peer.outgoing.is_empty() && peer.incoming.is_empty() && peer.waiting.is_empty() {
+        self.say_releases(id);
+        let Some(peer) = self.peers.get(id) else { return };
+        if !peer.is_needed() && peer.incoming.is_empty() {
             // Nothing depends on it: silence, and no timer.
             if peer.theirs.is_none() {
                 self.forget_peer(id);
@@ -302,7 +305,7 @@ impl Node {
         }
         self.ask_peer(id, silent_for);
         let Some(peer) = self.peers.get(id) else { return };
-        if peer.given_up && peer.outgoing.is_empty() && peer.waiting.is_empty() {
+        if peer.given_up && !peer.is_needed() {
             // Only bookkeeping on its behalf is left, and it does not answer: wait for its word.
             self.timers.cancel(Timer::Peer(id));
         } else {
@@ -332,7 +335,7 @@ impl Node {
         }
         let Some(peer) = self.peers.get(id) else { return };
         let forgetful = (keepalive * 3).min(self.config.timing.peer_timeout / 2);
-        if silent_for >= forgetful && !(peer.outgoing.is_empty() && peer.waiting.is_empty()) {
+        if silent_for >= forgetful && peer.is_needed() {
             self.say_hello(id);
         }
     }
@@ -397,6 +400,20 @@ impl Node {
         self.forget_peer(id);
     }
 
+    /// From `quiet_at` on none of the peer's reads that are under way now will be reported as a
+    /// success. Their sessions have failed.
+    fn readers_are_quiet_at(&mut self, id: PeerId, quiet_at: Time) {
+        let Some(peer) = self.peers.get(id) else { return };
+        let readers = peer.incoming.values().filter_map(|incoming| match incoming {
+            &Incoming::Reading { session, target, .. } => Some((session, target)),
+            _ => None,
+        });
+        let readers: Vec<(SessionId, usize)> = readers.collect();
+        for (session, target) in readers {
+            self.reader_is_quiet_at(session, target, quiet_at);
+        }
+    }
+
     /// Fails every session that depends on the peer. `quiet_at` tells from when on it is proven that
     /// the peer writes no more; `None` if that is not proven.
     fn fail_peer_sessions(&mut self, id: PeerId, cause: Cause, quiet_at: Option<Time>) {
@@ -407,6 +424,7 @@ impl Node {
         let mut waiting = Vec::new();
         for (&attempt, incoming) in &peer.incoming {
             match incoming {
+                Incoming::Reading { session, .. } => senders.push(*session),
                 Incoming::Waiting(_) => waiting.push(attempt),
                 Incoming::Active(session, _) => senders.push(*session),
                 Incoming::Served { .. } | Incoming::Failed { .. } => {}
@@ -417,6 +435,9 @@ impl Node {
         }
         for session in senders {
             self.fail_sender(session, cause.clone());
+        }
+        if let Some(quiet_at) = quiet_at {
+            self.readers_are_quiet_at(id, quiet_at);
         }
         for session in receivers {
             self.fail_receiver(session, cause.clone());

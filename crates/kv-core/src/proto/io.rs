@@ -8,9 +8,11 @@ use crate::args::KvArgs;
 use crate::bootstrap::{LookupId, RankQuery, RankRecord};
 use crate::error::{BootstrapError, TransferError};
 use crate::id::{AuxIndex, Incarnation, PeerId, PostId, Room, SessionId};
+use crate::lease::{KV_LEASE_DURATION, TransferMode};
 use crate::pages::Pages;
 use crate::plane::{PlaneError, Post};
 use crate::poll::KvPoll;
+use crate::session::SessionOptions;
 
 /// Everything that a [`Node`](super::Node) is told.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,8 +71,8 @@ pub enum Command {
         room: Room,
         /// How many receivers will register, at least one.
         receivers: u32,
-        /// How long it may take; `None` for the default.
-        deadline: Option<Duration>,
+        /// Deadline, mode, lease.
+        options: Box<SessionOptions>,
     },
     /// Announces a sending session's pages.
     InitSender {
@@ -96,10 +98,8 @@ pub enum Command {
         room: Room,
         /// The bootstrap server of the prefill engine.
         bootstrap_addr: String,
-        /// Which data-parallel replica serves; `None` follows the room.
-        prefill_dp_rank: Option<u32>,
-        /// How long it may take; `None` for the default.
-        deadline: Option<Duration>,
+        /// Deadline, mode, replica, grant.
+        options: Box<SessionOptions>,
     },
     /// The pages of a receiving session.
     InitReceiver {
@@ -201,6 +201,8 @@ pub struct NodeConfig {
     pub timing: Timing,
     /// Bounds.
     pub limits: Limits,
+    /// What `TransferMode::Auto` means for receivers on this plane.
+    pub auto_mode: TransferMode,
 }
 
 impl NodeConfig {
@@ -215,6 +217,7 @@ impl NodeConfig {
             seed: incarnation.get(),
             timing: Timing::default(),
             limits: Limits::default(),
+            auto_mode: TransferMode::Push,
         }
     }
 }
@@ -236,6 +239,9 @@ pub struct Timing {
     pub lookup_retry: Duration,
     /// How long a failed or aborted room is remembered for a receiver that comes late.
     pub failed_room_ttl: Duration,
+    /// The lease of pages that wait for a reader, where a session does not say otherwise (vLLM's
+    /// `kv_lease_duration`).
+    pub kv_lease_duration: Duration,
 }
 
 impl Timing {
@@ -248,6 +254,7 @@ impl Timing {
             &mut self.peer_timeout,
             &mut self.lookup_retry,
             &mut self.failed_room_ttl,
+            &mut self.kv_lease_duration,
         ] {
             *pause = (*pause).max(Duration::from_micros(10));
         }
@@ -267,6 +274,7 @@ impl Default for Timing {
             peer_timeout: Duration::from_secs(5),
             lookup_retry: Duration::from_millis(100),
             failed_room_ttl: Duration::from_secs(60),
+            kv_lease_duration: KV_LEASE_DURATION,
         }
     }
 }
@@ -286,6 +294,8 @@ pub struct Limits {
     pub max_post_bytes: u64,
     /// Most attempts of one peer that may be open at once.
     pub max_attempts: u64,
+    /// Ended grants remembered, so that a late reader is told what became of its one.
+    pub max_ended_grants: usize,
 }
 
 impl Default for Limits {
@@ -297,6 +307,7 @@ impl Default for Limits {
             max_failed_rooms: 1 << 16,
             max_post_bytes: 8 << 20,
             max_attempts: 1 << 18,
+            max_ended_grants: 1 << 16,
         }
     }
 }

@@ -73,7 +73,7 @@ impl Node {
                         }
                     }
                 }
-                self.directory.learn(&asking.question.0, dp_rank, dp_size, peers.clone());
+                self.directory.learn(&asking.question, dp_rank, dp_size, peers.clone());
                 for session in asking.waiting {
                     self.take_sources(session, &peers);
                 }

@@ -7,7 +7,9 @@
 //! ├ lookup.rs    decode side: from an address to peers                directory.rs   answers of bootstrap servers
 //! ├ receive.rs   decode side: register, count parts, abort            run_set.rs     numbers as runs
 //! ├ attempts.rs  prefill side: registrations, aborts, answers         rendezvous.rs  who waits for whom
-//! └ send.rs      prefill side: plan, post, tell                       posting.rs     whose turn it is to post
+//! ├ send.rs      prefill side: plan, post, tell                       posting.rs     whose turn it is to post
+//! ├ grant.rs     prefill side of pull: claims, leases, releases
+//! └ read.rs      decode side of pull: grants, reads, heartbeats, proofs
 //! ```
 //!
 //! The receiver drives: it repeats its registration until it is acknowledged, asks about attempts
@@ -16,6 +18,7 @@
 
 mod attempts;
 mod directory;
+mod grant;
 mod handshake;
 mod io;
 mod lookup;
@@ -23,6 +26,7 @@ mod node;
 mod peer;
 mod posting;
 mod random;
+mod read;
 mod receive;
 mod rendezvous;
 mod run_set;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 
 use super::directory::Directory;
+use super::grant::EndedGrants;
 use super::io::{Command, Input, NodeConfig, Output};
 use super::peer::{Peer, Peers};
 use super::posting::Posting;
@@ -43,7 +44,7 @@ use crate::wire::{Body, Frame, Link};
 ///     .build()?;
 /// let mut node = Node::new(NodeConfig::new(args, Incarnation::from_random(7), "local", Default::default()));
 /// let open = Command::OpenSender {
-///     session: SessionId(1), room: Room::Number(9), receivers: 1, deadline: None,
+///     session: SessionId(1), room: Room::Number(9), receivers: 1, options: Default::default(),
 /// };
 /// node.handle(Time::ZERO, Input::Command(open));
 /// assert!(matches!(
@@ -67,6 +68,8 @@ pub struct Node {
     pub(super) stopping: bool,
     pub(super) frames_dropped: u64,
     pub(super) links_drawn: u32,
+    pub(super) ended_grants: EndedGrants,
+    pub(super) pages_leased: usize,
     outputs: VecDeque<Output>,
 }
 
@@ -91,6 +94,12 @@ pub struct NodeGauges {
     pub lookups: usize,
     /// Timers set.
     pub timers: usize,
+    /// Complete pages that are pinned for readers.
+    pub pages_leased: usize,
+    /// Ended grants remembered for latecomers.
+    pub ended_grants: usize,
+    /// Attempts at peers that are over, and not acknowledged as such.
+    pub releasing: usize,
     /// Frames dropped since the start: damaged, or of no conversation that is known.
     pub frames_dropped: u64,
 }
@@ -114,6 +123,8 @@ impl Node {
             stopping: false,
             frames_dropped: 0,
             links_drawn: 0,
+            ended_grants: EndedGrants::default(),
+            pages_leased: 0,
             outputs: VecDeque::new(),
         }
     }
@@ -169,19 +180,27 @@ impl Node {
             posts: self.posting.in_flight(),
             lookups: self.directory.len(),
             timers: self.timers.len(),
+            pages_leased: self.pages_leased,
+            ended_grants: self.ended_grants.len(),
+            releasing: self.peers.iter().map(|(_, peer)| peer.releasing.len()).sum(),
             frames_dropped: self.frames_dropped,
         }
     }
 
+    /// Complete pages that are pinned for readers, at the moment.
+    pub fn pages_leased(&self) -> usize {
+        self.pages_leased
+    }
+
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::OpenSender { session, room, receivers, deadline } => {
-                self.open_sender(session, room, receivers, deadline);
+            Command::OpenSender { session, room, receivers, options } => {
+                self.open_sender(session, room, receivers, *options);
             }
             Command::InitSender { session, num_pages, aux } => self.init_sender(session, num_pages, aux),
             Command::Send { session, chunk } => self.send_chunk(session, chunk),
-            Command::OpenReceiver { session, room, bootstrap_addr, prefill_dp_rank, deadline } => {
-                self.open_receiver(session, room, bootstrap_addr, prefill_dp_rank, deadline);
+            Command::OpenReceiver { session, room, bootstrap_addr, options } => {
+                self.open_receiver(session, room, bootstrap_addr, *options);
             }
             Command::InitReceiver { session, pages, aux } => self.init_receiver(session, pages, aux),
             Command::Abort { session } => self.end_session(session, Cause::Aborted),
@@ -234,6 +253,12 @@ impl Node {
             Body::Finish(finish) => self.on_finish(peer, finish),
             Body::Ping(ping) => self.on_ping(peer, ping),
             Body::Pong(pong) => self.on_floor(peer, pong.floor),
+            Body::Claim(claim) => self.on_claim(peer, claim),
+            Body::Granted(granted) => self.on_granted(peer, granted),
+            Body::Heartbeat(heartbeat) => self.on_heartbeat(peer, heartbeat),
+            Body::HeartbeatAck(ack) => self.on_heartbeat_ack(peer, ack),
+            Body::Release(release) => self.on_release(peer, release),
+            Body::Released(released) => self.on_released(peer, released),
         }
     }
 
@@ -245,6 +270,8 @@ impl Node {
             Timer::Peer(peer) => self.on_peer_tick(peer),
             Timer::Lookup(lookup) => self.ask_again(lookup),
             Timer::Registration(peer, attempt) => self.on_registration_expired(peer, attempt),
+            Timer::Lease(session) => self.on_lease(session),
+            Timer::Heartbeat(peer) => self.on_heartbeat_due(peer),
             Timer::Rooms => self.expire_rooms(),
         }
     }

@@ -1,6 +1,6 @@
 //! What a node knows about each peer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use crate::layout::Geometry;
 use crate::pages::PageList;
 use crate::plan::RegionMap;
 use crate::time::Time;
-use crate::wire::Link;
+use crate::wire::{Abort, Link};
 
 /// One incarnation of a remote worker.
 ///
@@ -46,6 +46,10 @@ pub(super) struct Peer {
     pub(super) next_attempt: u64,
     /// Open attempts at it → session and position among the session's sources.
     pub(super) outgoing: BTreeMap<Attempt, (SessionId, usize)>,
+    /// Attempts at it that are over here, and that it has not acknowledged yet.
+    pub(super) releasing: BTreeMap<Attempt, Releasing>,
+    /// Heartbeats to it.
+    pub(super) heart: Heart,
     /// Receivers that need it and have no attempt at it yet.
     pub(super) waiting: BTreeSet<SessionId>,
 
@@ -65,14 +69,58 @@ pub(super) struct HelloSaid {
     pub(super) times: u32,
 }
 
+/// How an attempt at a peer ended here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Releasing {
+    /// Everything was read.
+    Read,
+    /// The session failed.
+    Aborted(Abort),
+}
+
+/// The heartbeats to one peer.
+#[derive(Debug, Default)]
+pub(super) struct Heart {
+    /// Number of the last one; they count from 1.
+    last: u64,
+    /// When the latest ones were sent, oldest first.
+    sent: VecDeque<(u64, Time)>,
+    /// The shortest interval that a live grant asks for.
+    pub(super) interval: Option<Duration>,
+}
+
+impl Heart {
+    /// How many heartbeats are remembered: an answer that comes later than so many others is
+    /// worth nothing.
+    const REMEMBERED: usize = 64;
+
+    /// Draws a number for a heartbeat, or a claim, that is sent now.
+    pub(super) fn beat(&mut self, now: Time) -> u64 {
+        self.last += 1;
+        if self.sent.len() == Heart::REMEMBERED {
+            self.sent.pop_front();
+        }
+        self.sent.push_back((self.last, now));
+        self.last
+    }
+
+    /// When the heartbeat with this number was sent.
+    pub(super) fn sent_at(&self, beat: u64) -> Option<Time> {
+        let at = self.sent.binary_search_by_key(&beat, |&(number, _)| number).ok()?;
+        self.sent.get(at).map(|&(_, time)| time)
+    }
+}
+
 /// An attempt of the peer at this node.
 ///
 /// | from | to | when |
 /// |---|---|---|
 /// | – | `Waiting` | a registration arrives before its sender |
 /// | –, `Waiting` | `Active` | sender and registration meet |
+/// | –, `Waiting` | `Reading` | sender and claim meet |
 /// | `Active` | `Served` | all its parts are in place |
-/// | any but `Served` | `Failed` | see [`PeerCause`]; from `Active` once no post is in flight |
+/// | any but `Served` | `Failed` | see [`PeerCause`]; from `Active` once no post is in flight, from
+/// `Reading` once the lease has run out |
 /// | any | – (closed) | the peer finishes or aborts it, or raises its floor |
 #[derive(Debug)]
 pub(super) enum Incoming {
@@ -80,6 +128,21 @@ pub(super) enum Incoming {
     Waiting(Registration),
     /// Served by this session, as the target at this position.
     Active(SessionId, usize),
+    /// It reads this session's pages, as the target at this position. Heartbeats have extended
+    /// the lease until then; the session's own part of the lease is not in it.
+    Reading {
+        /// The session.
+        session: SessionId,
+        /// The position.
+        target: usize,
+        /// The end of the lease, as far as this reader's heartbeats have brought it.
+        until: Time,
+        /// What a heartbeat brings; `None` before the grant, for a fixed lease, and after the session
+        /// has failed.
+        extension: Option<Duration>,
+        /// The pages are as they were granted.
+        intact: bool,
+    },
     /// Completely written; kept for a receiver that missed the notice.
     Served {
         /// How many parts it had.
@@ -96,8 +159,26 @@ pub(super) enum Incoming {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Registration {
     pub(super) room: Room,
-    pub(super) pages: PageList,
-    pub(super) aux: Option<AuxIndex>,
+    pub(super) wish: Wish,
+}
+
+/// What a receiver wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// To have these pages and this row written.
+    Write { pages: PageList, aux: Option<AuxIndex> },
+    /// To read the sender's pages. The number stands in the claim.
+    Read { beat: u64 },
+}
+
+impl Registration {
+    /// Runs of pages in it: what it costs.
+    pub(super) fn runs(&self) -> usize {
+        match &self.wish {
+            Wish::Write { pages, .. } => pages.runs().len(),
+            Wish::Read { .. } => 1,
+        }
+    }
 }
 
 impl Peer {
@@ -124,6 +205,8 @@ impl Peer {
             posts: 0,
             next_attempt: 1,
             outgoing: BTreeMap::new(),
+            releasing: BTreeMap::new(),
+            heart: Heart::default(),
             waiting: BTreeSet::new(),
             floor: Attempt(0),
             closed: RunSet::default(),
@@ -136,9 +219,14 @@ impl Peer {
         self.theirs.is_some() && !self.refused && !self.given_up
     }
 
+    /// True if an answer of its is needed here.
+    pub(super) fn is_needed(&self) -> bool {
+        !(self.outgoing.is_empty() && self.releasing.is_empty() && self.waiting.is_empty())
+    }
+
     /// True if nothing here depends on it.
     pub(super) fn is_idle(&self) -> bool {
-        self.outgoing.is_empty() && self.waiting.is_empty() && self.posts == 0 && !self.serves()
+        !self.is_needed() && self.posts == 0 && !self.serves()
     }
 
     /// Opens an attempt at it for a session's source.
@@ -160,7 +248,9 @@ impl Peer {
 
     /// All attempts at it below this one are over.
     pub(super) fn outgoing_floor(&self) -> Attempt {
-        self.outgoing.first_key_value().map_or(Attempt(self.next_attempt), |(&attempt, _)| attempt)
+        let open = self.outgoing.first_key_value().map(|(&attempt, _)| attempt);
+        let releasing = self.releasing.first_key_value().map(|(&attempt, _)| attempt);
+        open.into_iter().chain(releasing).min().unwrap_or(Attempt(self.next_attempt))
     }
 
     /// True if the peer's attempt is over: nothing it says about it counts any more.

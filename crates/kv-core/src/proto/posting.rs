@@ -54,6 +54,11 @@ impl Posting {
         self.in_flight.iter().filter(|(_, post)| post.session == session).map(|(&id, _)| id).collect()
     }
 
+    /// True if the session has a post that has not ended.
+    pub(super) fn has_any_of(&self, session: SessionId) -> bool {
+        self.in_flight.values().any(|post| post.session == session)
+    }
+
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.len()
     }

@@ -1,4 +1,4 @@
-//! The receiving half of a push session, on the decode side.
+//! The receiving half of a session, on the decode side. What differs in pull mode is in `read.rs`.
 //!
 //! ```text
 //! open ─▶ lookup ─▶ hello ─▶ WaitingForInput ─ init(pages) ─▶ Register to each source ─▶ Transferring
@@ -25,12 +25,16 @@ use std::time::Duration;
 use super::directory::Question;
 use super::io::Output;
 use super::node::Node;
+use super::read::Reading;
 use super::run_set::RunSet;
 use super::timer::Timer;
+use crate::bootstrap::WorkerRole;
 use crate::error::{Cause, PeerCause, Phase, TransferError};
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
-use crate::pages::Pages;
+use crate::lease::{GrantRef, TransferMode};
+use crate::pages::{PageList, Pages};
 use crate::poll::KvPoll;
+use crate::session::SessionOptions;
 use crate::time::Time;
 use crate::wire::{Abort, Body, Done, Failed, Finish, Progress, Register};
 
@@ -45,29 +49,35 @@ pub(super) struct ReceiveSession {
     pub(super) room: Room,
     pub(super) deadline: Duration,
     opened: Time,
-    poll: KvPoll,
+    pub(super) poll: KvPoll,
+    /// It reads, instead of being written to.
+    pub(super) pulls: bool,
+    /// The sender's session that is meant.
+    pub(super) grant: Option<GrantRef>,
     pub(super) question: Question,
-    given: Option<(Pages, Option<AuxIndex>)>,
-    sources: Vec<Source>,
-    repeats: u32,
+    pub(super) given: Option<(Pages, Option<AuxIndex>)>,
+    pub(super) sources: Vec<Source>,
+    pub(super) repeats: u32,
     /// Why it failed, as its sources are told.
-    failure: Option<PeerCause>,
+    pub(super) failure: Option<PeerCause>,
 }
 
 #[derive(Debug)]
-struct Source {
-    peer: PeerId,
-    state: SourceState,
-    attempt: Option<Attempt>,
-    /// The peer has the registration.
-    registered: bool,
+pub(super) struct Source {
+    pub(super) peer: PeerId,
+    pub(super) state: SourceState,
+    pub(super) attempt: Option<Attempt>,
+    /// The peer has the registration, or the claim.
+    pub(super) registered: bool,
     parts: RunSet,
     total: Option<u32>,
-    last_news: Time,
+    /// In pull mode: the grant, once it has come.
+    pub(super) reading: Option<Reading>,
+    pub(super) last_news: Time,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SourceState {
+pub(super) enum SourceState {
     Meeting,
     Met,
     Open,
@@ -79,7 +89,9 @@ impl ReceiveSession {
     /// True if nothing was heard about the source's registered attempt for a while.
     pub(super) fn is_quiet(&self, source: usize, now: Time, quiet: Duration) -> bool {
         self.sources.get(source).is_some_and(|source| {
-            source.state == SourceState::Open && source.registered && now - source.last_news >= quiet
+            // With a grant there are heartbeats.
+            let waits = source.state == SourceState::Open && source.registered && source.reading.is_none();
+            waits && now - source.last_news >= quiet
         })
     }
 
@@ -88,7 +100,7 @@ impl ReceiveSession {
             Phase::Bootstrap
         } else if self.sources.iter().any(|source| source.state == SourceState::Meeting) {
             Phase::Handshake
-        } else if self.sources.iter().all(|source| source.parts.len() == 0) {
+        } else if self.sources.iter().all(|source| source.parts.len() == 0 && source.reading.is_none()) {
             Phase::Rendezvous
         } else {
             Phase::Transfer
@@ -106,16 +118,22 @@ impl Node {
         session: SessionId,
         room: Room,
         addr: String,
-        dp_rank: Option<u32>,
-        deadline: Option<Duration>,
+        options: SessionOptions,
     ) {
-        let deadline = deadline.unwrap_or(self.config.timing.session_deadline);
-        let question = self.directory.question(&addr, &room, dp_rank);
+        let deadline = options.deadline.unwrap_or(self.config.timing.session_deadline);
+        let role = options.source.unwrap_or(WorkerRole::Prefill);
+        let question = self.directory.question(&addr, role, &room, options.prefill_dp_rank);
+        let mode = match options.mode.unwrap_or(self.config.args.transfer_mode()) {
+            TransferMode::Auto => self.config.auto_mode,
+            mode => mode,
+        };
         let receiver = ReceiveSession {
             room,
             deadline,
             opened: self.now,
             poll: KvPoll::Bootstrapping,
+            pulls: mode == TransferMode::Pull,
+            grant: options.grant,
             question,
             given: None,
             sources: Vec::new(),
@@ -144,6 +162,7 @@ impl Node {
                 registered: false,
                 parts: RunSet::default(),
                 total: None,
+                reading: None,
                 last_news: self.now,
             });
         }
@@ -175,7 +194,17 @@ impl Node {
             return;
         }
         receiver.poll = KvPoll::WaitingForInput;
+        let pulls = receiver.pulls;
         self.status(session, KvPoll::WaitingForInput, None);
+        if pulls {
+            if let Some(cause) = self.check_grant(session) {
+                return self.fail_receiver(session, cause);
+            }
+            // The sender's pages are claimed at once: their lease is kept alive from now on, however
+            // long the request waits for pages of its own.
+            self.open_attempts(session);
+            self.say_registrations(session);
+        }
         self.register(session);
     }
 
@@ -207,20 +236,51 @@ impl Node {
             return;
         }
         receiver.poll = KvPoll::Transferring;
+        let (pulls, sources) = (receiver.pulls, receiver.sources.len());
+        self.status(session, KvPoll::Transferring, None);
+        if pulls {
+            for index in 0..sources {
+                self.start_reading(session, index);
+            }
+        } else {
+            self.open_attempts(session);
+            self.say_registrations(session);
+        }
+    }
+
+    fn open_attempts(&mut self, session: SessionId) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
         for (index, source) in receiver.sources.iter_mut().enumerate() {
             let Some(peer) = self.peers.get_mut(source.peer) else { continue };
             source.attempt = Some(peer.open_attempt(session, index));
             source.state = SourceState::Open;
             source.last_news = self.now;
         }
-        self.status(session, KvPoll::Transferring, None);
-        self.say_registrations(session);
+    }
+
+    /// Why the grant cannot be one of the sources'.
+    fn check_grant(&self, session: SessionId) -> Option<Cause> {
+        let receiver = self.receivers.get(&session)?;
+        let grant = receiver.grant.as_ref()?;
+        receiver.sources.iter().filter_map(|source| self.peers.get(source.peer)).find_map(|peer| {
+            if peer.incarnation != grant.incarnation {
+                let (referenced, found) = (grant.incarnation, peer.incarnation);
+                return Some(Cause::StaleGrant { referenced, found });
+            }
+            let range = grant.pages.as_ref()?.check_below(peer.geometry.num_pages);
+            range.err().map(Cause::GrantOutOfRange)
+        })
     }
 
     /// Sends the registrations that were not acknowledged, and sets the time of the next try.
     fn say_registrations(&mut self, session: SessionId) {
         let Some(receiver) = self.receivers.get_mut(&session) else { return };
-        let Some((pages, aux)) = &receiver.given else { return };
+        let (pages, aux) = match &receiver.given {
+            Some((pages, aux)) => (pages.list().clone(), *aux),
+            None if receiver.pulls => (PageList::default(), None),
+            None => return,
+        };
+        let (pulls, grant) = (receiver.pulls, receiver.grant.clone());
         let ttl = receiver.deadline.saturating_sub(self.now - receiver.opened);
         let mut frames = Vec::new();
         for source in &receiver.sources {
@@ -233,19 +293,23 @@ impl Node {
                 attempt,
                 floor: peer.outgoing_floor(),
                 room: receiver.room.clone(),
-                pages: pages.list().clone(),
-                aux: *aux,
+                pages: pages.clone(),
+                aux,
                 ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
             };
-            frames.push((source.peer, Body::Register(register)));
+            frames.push((source.peer, register));
         }
         if frames.is_empty() {
             return;
         }
         receiver.repeats += 1;
         let repeats = receiver.repeats;
-        for (peer, body) in frames {
+        for (peer, register) in frames {
             self.watch_peer(peer);
+            let body = match pulls {
+                true => self.claim(peer, register, grant.as_ref()),
+                false => Body::Register(register),
+            };
             self.send(peer, body);
         }
         let pause = self.backoff(self.config.timing.retry_first, repeats);
@@ -256,7 +320,10 @@ impl Node {
         let Some(receiver) = self.receivers.get(&session) else { return };
         match receiver.poll {
             KvPoll::Failed => self.say_aborts(session),
-            _ => self.say_registrations(session),
+            _ => {
+                self.say_registrations(session);
+                self.ask_for_proof(session);
+            }
         }
     }
 
@@ -288,7 +355,7 @@ impl Node {
     fn parts_arrived(&mut self, id: PeerId, attempt: Attempt, runs: &[(u32, u32)], total: Option<u32>) {
         let now = self.now;
         let Some((session, index, source, live)) = self.source_of(id, attempt) else { return };
-        if !live || source.state != SourceState::Open {
+        if !live || source.state != SourceState::Open || source.reading.is_some() {
             return;
         }
         source.registered = true;
@@ -309,7 +376,7 @@ impl Node {
         }
     }
 
-    fn maybe_succeed(&mut self, session: SessionId) {
+    pub(super) fn maybe_succeed(&mut self, session: SessionId) {
         let Some(receiver) = self.receivers.get_mut(&session) else { return };
         if receiver.poll != KvPoll::Transferring || !receiver.all(SourceState::Over) {
             return;
@@ -332,13 +399,20 @@ impl Node {
             self.source_over(session, index);
         }
         if live {
-            self.fail_receiver(session, Cause::ByPeer(failed.cause));
+            let cause = match failed.cause {
+                PeerCause::LeaseExpired => Cause::LeaseExpired,
+                cause => Cause::ByPeer(cause),
+            };
+            self.fail_receiver(session, cause);
         } else {
             self.maybe_retire(session);
         }
     }
 
     pub(super) fn on_abort_ack(&mut self, id: PeerId, attempt: Attempt) {
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.releasing.remove(&attempt);
+        }
         let Some((session, index, source, _)) = self.source_of(id, attempt) else { return };
         if source.state == SourceState::Closing {
             self.source_over(session, index);
@@ -388,6 +462,13 @@ impl Node {
         for (index, source) in receiver.sources.iter_mut().enumerate() {
             match source.state {
                 SourceState::Open => source.state = SourceState::Closing,
+                // A reference that this source cannot have is none of its business.
+                SourceState::Met if receiver.grant.is_some() => {
+                    source.state = SourceState::Over;
+                    if let Some(peer) = self.peers.get_mut(source.peer) {
+                        peer.waiting.remove(&session);
+                    }
+                }
                 SourceState::Met => {
                     // Nothing to stop, but the sender should not wait for a registration in vain.
                     let Some(peer) = self.peers.get_mut(source.peer) else {
@@ -406,10 +487,14 @@ impl Node {
                 SourceState::Closing | SourceState::Over => {}
             }
         }
+        let pulls = receiver.pulls;
         self.timers.cancel(Timer::Deadline(session));
         self.timers.cancel(Timer::Repeat(session));
         self.stop_asking(session);
         self.status(session, KvPoll::Failed, Some(failure));
+        if pulls {
+            self.stop_reading(session);
+        }
         self.say_aborts(session);
         self.maybe_retire(session);
     }
@@ -426,7 +511,10 @@ impl Node {
         let (repeats, room) = (receiver.repeats, receiver.room.clone());
         for (peer, attempt) in closing {
             self.watch_peer(peer);
-            self.send(peer, Body::Abort(Abort { attempt, room: room.clone(), cause: cause.clone() }));
+            self.send(
+                peer,
+                Body::Abort(Abort { attempt, room: room.clone(), grant: None, cause: cause.clone() }),
+            );
         }
         let pause = self.backoff(self.config.timing.retry_first, repeats);
         self.timers.arm(Timer::Repeat(session), self.now + pause);
@@ -456,6 +544,7 @@ impl Node {
     /// failed attempts are over, live ones begin again under the new link.
     pub(super) fn peer_forgot_us(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.releasing.clear();
         let open = std::mem::take(&mut peer.outgoing);
         for (_, (session, index)) in open {
             let Some(receiver) = self.receivers.get_mut(&session) else { continue };
@@ -465,6 +554,12 @@ impl Node {
                 source.state = SourceState::Over;
                 self.timers.cancel(Timer::Quiet(session, id));
                 self.maybe_retire(session);
+                continue;
+            }
+            if source.reading.is_some() {
+                // Whoever forgot the conversation has no lease of it any more.
+                source.state = SourceState::Over;
+                self.fail_receiver(session, Cause::PeerRestarted);
                 continue;
             }
             let Some(peer) = self.peers.get_mut(id) else { return };
@@ -477,12 +572,12 @@ impl Node {
     }
 
     /// Hands the pages of a failed session back once all its sources are over.
-    fn maybe_retire(&mut self, session: SessionId) {
+    pub(super) fn maybe_retire(&mut self, session: SessionId) {
         let retire = self
             .receivers
             .get(&session)
             .is_some_and(|receiver| receiver.poll == KvPoll::Failed && receiver.all(SourceState::Over));
-        if retire {
+        if retire && !self.posting.has_any_of(session) {
             self.retire_receiver(session);
         }
     }

@@ -18,25 +18,33 @@ use std::time::Duration;
 
 use super::io::Output;
 use super::node::{Node, encode};
-use super::peer::{Incoming, Registration};
+use super::peer::{Incoming, Registration, Wish};
 use super::posting::InFlight;
 use super::receive::check_aux;
 use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause, Phase, TransferError};
 use crate::id::{Attempt, AuxIndex, PeerId, PostId, Room, SessionId};
+use crate::lease::{Lease, TransferMode};
 use crate::pages::{PageList, Pages};
 use crate::plan::{PagePlan, Plan, PlanError, RegionMap};
 use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::poll::KvPoll;
+use crate::session::SessionOptions;
+use crate::time::Time;
 use crate::wire::{Body, Done, Failed, Link, Registered};
 
 /// A sending session.
 #[derive(Debug)]
 pub(super) struct SendSession {
     pub(super) deadline: Duration,
-    room: Room,
-    receivers: usize,
+    pub(super) room: Room,
+    pub(super) receivers: usize,
+    mode: TransferMode,
+    /// How long the pages stay for readers.
+    pub(super) lease: Lease,
+    /// Until when they stay at least; set when they are complete.
+    pub(super) pinned_until: Option<Time>,
     poll: KvPoll,
     announced: Option<(usize, Option<AuxIndex>)>,
     chunks: Vec<Chunk>,
@@ -54,11 +62,43 @@ struct Chunk {
     pages: Pages,
 }
 
+impl SendSession {
+    /// The receivers that read, with their positions.
+    pub(super) fn readers(&self) -> impl Iterator<Item = (usize, &Target)> {
+        self.targets.iter().enumerate().filter(|(_, target)| target.reads)
+    }
+
+    /// All pages given, in request order.
+    pub(super) fn all_pages(&self) -> PageList {
+        let runs = self.chunks.iter().flat_map(|chunk| chunk.pages.list().runs());
+        PageList::from_runs(runs.copied()).unwrap_or_default()
+    }
+
+    /// How many pages are pinned for readers.
+    pub(super) fn pages_leased(&self) -> usize {
+        let pinned = self.pinned_until.and(self.announced).filter(|_| self.failure.is_none());
+        pinned.map_or(0, |(pages, _)| pages)
+    }
+
+    /// The aux row, if there is one.
+    pub(super) fn aux(&self) -> Option<AuxIndex> {
+        self.announced.and_then(|(_, aux)| aux)
+    }
+}
+
 /// A receiver that has registered.
 #[derive(Debug)]
 pub(super) struct Target {
-    peer: PeerId,
-    attempt: Attempt,
+    pub(super) peer: PeerId,
+    pub(super) attempt: Attempt,
+    /// It reads: none of the fields of writing are used.
+    pub(super) reads: bool,
+    /// The number in its last claim.
+    pub(super) beat: u64,
+    /// It needs the pages no more.
+    pub(super) released: bool,
+    /// The session has failed after the grant: when the last lease that it may know of is over.
+    pub(super) fence: Option<Time>,
     pages: PageList,
     aux: Option<AuxIndex>,
     queued: bool,
@@ -75,7 +115,7 @@ pub(super) struct Target {
     /// The receiver waits for an acknowledgement of its abort.
     pub(super) abort_asked: bool,
     /// All of its parts are in place, or it has failed and is quiet.
-    over: bool,
+    pub(super) over: bool,
 }
 
 impl Target {
@@ -112,13 +152,17 @@ impl Node {
         session: SessionId,
         room: Room,
         receivers: u32,
-        deadline: Option<Duration>,
+        options: SessionOptions,
     ) {
-        let deadline = deadline.unwrap_or(self.config.timing.session_deadline);
+        let deadline = options.deadline.unwrap_or(self.config.timing.session_deadline);
+        let lease = options.lease.unwrap_or(Lease::Renewable(self.config.timing.kv_lease_duration));
         let sender = SendSession {
             deadline,
             room: room.clone(),
             receivers: receivers.max(1) as usize,
+            mode: options.mode.unwrap_or(self.config.args.transfer_mode()),
+            lease,
+            pinned_until: None,
             poll: KvPoll::Bootstrapping,
             announced: None,
             chunks: Vec::new(),
@@ -143,6 +187,7 @@ impl Node {
                 return;
             }
         }
+        self.update_sender(session);
         if let Some(cause) = self.rendezvous.failed_receivers.take(&room) {
             self.fail_sender_of(session, Cause::ByPeer(cause), 1);
         }
@@ -173,16 +218,17 @@ impl Node {
     fn check_agreement(&mut self, session: SessionId) {
         let Some(sender) = self.senders.get(&session) else { return };
         let Some((sent, aux)) = sender.announced else { return };
-        let disagreement = sender.targets.iter().find_map(|target| {
-            let registered = target.pages.len();
-            if registered != sent {
-                Some(Cause::PageCount { sent, registered })
-            } else if target.aux.is_some() != aux.is_some() {
-                Some(Cause::AuxOneSided { sender: aux.is_some(), receiver: target.aux.is_some() })
-            } else {
-                None
-            }
-        });
+        let writes = sender.targets.iter().filter(|target| !target.reads);
+        let disagreement =
+            writes.map(|target| (target, target.pages.len())).find_map(|(target, registered)| {
+                if registered != sent {
+                    Some(Cause::PageCount { sent, registered })
+                } else if target.aux.is_some() != aux.is_some() {
+                    Some(Cause::AuxOneSided { sender: aux.is_some(), receiver: target.aux.is_some() })
+                } else {
+                    None
+                }
+            });
         if let Some(cause) = disagreement {
             self.fail_sender(session, cause);
         }
@@ -211,13 +257,24 @@ impl Node {
             self.fail_sender(session, cause);
         } else {
             self.update_sender(session);
+            self.grant_if_complete(session);
+        }
+    }
+
+    fn grant_if_complete(&mut self, session: SessionId) {
+        let grant = self.senders.get(&session).is_some_and(|sender| {
+            sender.complete && sender.mode != TransferMode::Push && sender.pinned_until.is_none()
+        });
+        if grant {
+            self.grant(session);
         }
     }
 
     /// Brings state and posting line up to date after a chunk or a receiver came.
     fn update_sender(&mut self, session: SessionId) {
         let Some(sender) = self.senders.get_mut(&session) else { return };
-        if sender.poll.is_terminal() || sender.targets.len() < sender.receivers {
+        let waits = sender.mode == TransferMode::Push && sender.targets.len() < sender.receivers;
+        if sender.poll.is_terminal() || waits {
             return;
         }
         let poll = if sender.chunks.is_empty() { KvPoll::WaitingForInput } else { KvPoll::Transferring };
@@ -233,7 +290,7 @@ impl Node {
     fn queue_targets(&mut self, session: SessionId) {
         let Some(sender) = self.senders.get_mut(&session) else { return };
         for (index, target) in sender.targets.iter_mut().enumerate() {
-            if !target.queued && target.total.is_none() {
+            if !target.reads && !target.queued && target.total.is_none() {
                 target.queued = true;
                 self.posting.queue(session, index);
             }
@@ -249,14 +306,36 @@ impl Node {
         registration: Registration,
     ) {
         let Some(sender) = self.senders.get_mut(&session) else { return };
+        let wanted = match registration.wish {
+            Wish::Write { .. } => TransferMode::Push,
+            Wish::Read { .. } => TransferMode::Pull,
+        };
+        if sender.mode != TransferMode::Auto && sender.mode != wanted {
+            let cause = PeerCause::Mode { sender: sender.mode, receiver: wanted };
+            self.refuse_attempt(id, attempt, cause.clone());
+            return self.fail_sender_of(session, Cause::ByPeer(cause), 1);
+        }
         let Some(peer) = self.peers.get_mut(id) else { return };
         let index = sender.targets.len();
-        peer.incoming.insert(attempt, Incoming::Active(session, index));
+        let (incoming, pages, aux, beat) = match registration.wish {
+            Wish::Write { pages, aux } => (Incoming::Active(session, index), pages, aux, 0),
+            Wish::Read { beat } => {
+                let until = Time::ZERO;
+                let reading =
+                    Incoming::Reading { session, target: index, until, extension: None, intact: false };
+                (reading, PageList::default(), None, beat)
+            }
+        };
+        peer.incoming.insert(attempt, incoming);
         sender.targets.push(Target {
             peer: id,
             attempt,
-            pages: registration.pages,
-            aux: registration.aux,
+            reads: wanted == TransferMode::Pull,
+            beat,
+            released: false,
+            fence: None,
+            pages,
+            aux,
             queued: false,
             next_chunk: 0,
             aux_planned: false,
@@ -271,15 +350,26 @@ impl Node {
         if sender.targets.len() == sender.receivers {
             self.rendezvous.senders.remove(&sender.room, session);
         }
-        self.send(id, Body::Registered(Registered { attempt }));
+        match wanted {
+            TransferMode::Pull => self.answer_claim(id, attempt, session, index),
+            _ => self.send(id, Body::Registered(Registered { attempt })),
+        }
         self.check_agreement(session);
         self.update_sender(session);
+    }
+
+    /// A session's receiver at this position.
+    pub(super) fn target_mut(&mut self, session: SessionId, index: usize) -> Option<&mut Target> {
+        self.senders.get_mut(&session)?.targets.get_mut(index)
     }
 
     /// Starts posts while there is room for them, each target in its turn.
     pub(super) fn pump_posts(&mut self) {
         while let Some((session, index)) = self.posting.next_ready() {
-            self.post_next(session, index);
+            match self.receivers.contains_key(&session) {
+                true => self.post_read(session, index),
+                false => self.post_next(session, index),
+            }
         }
     }
 
@@ -345,6 +435,9 @@ impl Node {
     pub(super) fn on_posted(&mut self, post: PostId, result: Result<(), PlaneError>) {
         let Some(InFlight { session, target: index, part, peer }) = self.posting.end(post) else { return };
         self.peers.post_ended(peer);
+        if self.receivers.contains_key(&session) {
+            return self.on_read(session, index, result);
+        }
         let Some(sender) = self.senders.get_mut(&session) else { return };
         let Some(target) = sender.targets.get_mut(index) else { return };
         target.outstanding -= 1;
@@ -356,11 +449,13 @@ impl Node {
     }
 
     /// A post of the target has ended: is the target over, and with it the session?
-    fn target_advanced(&mut self, session: SessionId, index: usize) {
+    pub(super) fn target_advanced(&mut self, session: SessionId, index: usize) {
         let Some(sender) = self.senders.get_mut(&session) else { return };
         let failure = sender.failure.clone();
         let Some(target) = sender.targets.get_mut(index) else { return };
-        if target.over || target.outstanding > 0 {
+        let leased = target.fence.is_some_and(|fence| fence > self.now);
+        let held = target.reads && leased && !target.released && !target.abort_asked;
+        if target.over || target.outstanding > 0 || held {
             return;
         }
         let (id, attempt) = (target.peer, target.attempt);
@@ -385,7 +480,7 @@ impl Node {
         self.maybe_end_sender(session);
     }
 
-    fn maybe_end_sender(&mut self, session: SessionId) {
+    pub(super) fn maybe_end_sender(&mut self, session: SessionId) {
         let Some(sender) = self.senders.get_mut(&session) else { return };
         if !sender.targets.iter().all(|target| target.over) {
             return;
@@ -398,8 +493,15 @@ impl Node {
             self.status(session, KvPoll::Success, None);
         }
         self.timers.cancel(Timer::Deadline(session));
-        let chunks = self.senders.remove(&session).map(|sender| sender.chunks).unwrap_or_default();
-        for chunk in chunks {
+        self.timers.cancel(Timer::Lease(session));
+        let Some(sender) = self.senders.remove(&session) else { return };
+        self.pages_leased -= sender.pages_leased();
+        if sender.mode != TransferMode::Push {
+            let consumed = PeerCause::GrantConsumed { nonce: session.0 };
+            let max = self.config.limits.max_ended_grants;
+            self.ended_grants.insert(session, sender.failure.unwrap_or(consumed), max);
+        }
+        for chunk in sender.chunks {
             self.output(Output::Release { session, pages: chunk.pages });
         }
     }
@@ -415,6 +517,8 @@ impl Node {
             return;
         }
         sender.poll = KvPoll::Failed;
+        // Not leased any more, but in quarantine.
+        self.pages_leased -= sender.pages_leased();
         let told = cause.for_peer();
         sender.failure = Some(told.clone());
         let missing = sender.receivers - sender.targets.len();
@@ -423,7 +527,10 @@ impl Node {
         let peer = peer.map(|peer| peer.worker.clone());
         let failure = TransferError { room: sender.room.clone(), peer, phase, cause };
         let room = sender.room.clone();
-        let loud = sender.targets.iter().filter(|target| target.outstanding > 0 && !target.abort_asked);
+        let granted = sender.pinned_until.is_some();
+        let loud = sender.targets.iter().filter(|target| {
+            (target.outstanding > 0 || target.reads && granted) && !target.abort_asked && !target.over
+        });
         let loud: Vec<_> = loud.map(|target| (target.peer, target.attempt)).collect();
         let targets = sender.targets.len();
 
@@ -437,6 +544,7 @@ impl Node {
         for post in self.posting.of(session) {
             self.output(Output::Cancel { post });
         }
+        self.fence_readers(session);
         for index in 0..targets {
             self.target_advanced(session, index);
         }

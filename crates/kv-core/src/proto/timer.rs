@@ -21,6 +21,10 @@ pub(super) enum Timer {
     Lookup(LookupId),
     /// A registration at this side outlives its receiver's patience.
     Registration(PeerId, Attempt),
+    /// The lease of a sender's pages runs out.
+    Lease(SessionId),
+    /// Heartbeats for the grants of a peer are due.
+    Heartbeat(PeerId),
     /// The oldest remembered room is forgotten.
     Rooms,
 }

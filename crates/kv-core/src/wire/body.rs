@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{FrameError, Link, VERSION};
 use crate::error::PeerCause;
-use crate::id::{Attempt, AuxIndex, Incarnation, Room, WorkerId};
+use crate::id::{Attempt, AuxIndex, Incarnation, Room, SessionId, WorkerId};
 use crate::layout::Geometry;
 use crate::pages::PageList;
 
@@ -137,6 +137,8 @@ bodies! {
         attempt: Attempt,
         /// The request, for a prefill side that has not seen the registration.
         room: Room,
+        /// Which sender of it was meant; any, if not given.
+        grant: Option<SessionId>,
         /// Why.
         cause: PeerCause,
     }
@@ -163,6 +165,69 @@ bodies! {
     13 Pong {
         /// All attempts of the speaker below are over.
         floor: Attempt,
+    }
+    /// Decode → prefill: I shall read the pages of a room. Repeated until answered.
+    14 Claim {
+        /// A number of the receiver's for this attempt at this peer.
+        attempt: Attempt,
+        /// All attempts below are over for the receiver.
+        floor: Attempt,
+        /// The request.
+        room: Room,
+        /// Which sender of it is meant; any, if not given.
+        grant: Option<SessionId>,
+        /// Repeated in a grant that answers this claim.
+        beat: u64,
+        /// How long the receiver will wait, in milliseconds from sending.
+        ttl_ms: u64,
+    }
+    /// Prefill → decode: the pages are complete and stay as they are while the lease lasts.
+    15 Granted {
+        /// The attempt.
+        attempt: Attempt,
+        /// The claim's `beat`, if this answers one; else 0.
+        beat: u64,
+        /// The nonce of the grant.
+        grant: SessionId,
+        /// The sender's pages, in request order.
+        pages: PageList,
+        /// The sender's aux row.
+        aux: Option<AuxIndex>,
+        /// What is left of the lease, in milliseconds.
+        lease_ms: u64,
+        /// How often heartbeats are wanted, in milliseconds; 0 if the lease is not renewed.
+        interval_ms: u64,
+    }
+    /// Decode → prefill: these attempts are alive, extend their leases. One frame for all of them.
+    16 Heartbeat {
+        /// A number of the speaker's, repeated in the answer.
+        beat: u64,
+        /// All attempts below are over for the receiver.
+        floor: Attempt,
+        /// Runs (first attempt, number), rising.
+        attempts: Vec<(u64, u32)>,
+    }
+    /// Prefill → decode: those of them whose pages were still as they were when the heartbeat came,
+    /// and stay so.
+    17 HeartbeatAck {
+        /// The heartbeat's number.
+        beat: u64,
+        /// For how long from its arrival, in milliseconds.
+        lease_ms: u64,
+        /// Runs (first attempt, number), rising.
+        attempts: Vec<(u64, u32)>,
+    }
+    /// Decode → prefill: these attempts need the pages no more. Repeated until acknowledged.
+    18 Release {
+        /// All attempts below are over for the receiver.
+        floor: Attempt,
+        /// Runs (first attempt, number), rising.
+        attempts: Vec<(u64, u32)>,
+    }
+    /// Prefill → decode: these attempts were released.
+    19 Released {
+        /// Runs (first attempt, number), rising.
+        attempts: Vec<(u64, u32)>,
     }
 }
 

@@ -12,8 +12,8 @@
 mod body;
 
 pub use body::{
-    Abort, AbortAck, Body, Done, Failed, Finish, Hello, Ping, Pong, Progress, Refused, Register, Registered,
-    Welcome,
+    Abort, AbortAck, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello, Ping, Pong,
+    Progress, Refused, Register, Registered, Release, Released, Welcome,
 };
 
 use bytes::Bytes;

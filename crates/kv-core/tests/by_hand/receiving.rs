@@ -226,7 +226,7 @@ fn a_failure_that_is_quiet_needs_no_abort_and_another_one_does() {
         assert_eq!(solo.cause(session), Cause::ByPeer(PeerCause::DataOperation));
         assert_eq!(solo.released(session).len(), usize::from(quiet));
         let cause = PeerCause::DataOperation;
-        let abort = Body::Abort(Abort { attempt: ONE, room: Room::Number(1), cause });
+        let abort = Body::Abort(Abort { attempt: ONE, room: Room::Number(1), grant: None, cause });
         assert_eq!(solo.answer(), if quiet { finish(1, 2) } else { abort });
     }
 }

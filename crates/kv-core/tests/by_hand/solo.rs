@@ -8,8 +8,8 @@ use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Abort, Body, Finish, Frame, Hello, Link, Register, Welcome};
 use kv_core::{
     Attempt, AuxIndex, Cause, Incarnation, KvArgs, KvPoll, LookupId, PageList, Pages, PeerCause, PeerId,
-    PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room, SessionId, Time, TransferError,
-    WorkerRole,
+    PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions, Time,
+    TransferError, WorkerRole,
 };
 
 /// The node that is tested.
@@ -57,7 +57,7 @@ pub fn register(attempt: u64, room: Room, pages: &[u32]) -> Register {
 }
 
 pub fn abort(attempt: u64, room: Room) -> Body {
-    Body::Abort(Abort { attempt: Attempt(attempt), room, cause: PeerCause::Aborted })
+    Body::Abort(Abort { attempt: Attempt(attempt), room, grant: None, cause: PeerCause::Aborted })
 }
 
 pub fn finish(attempt: u64, floor: u64) -> Body {
@@ -268,7 +268,12 @@ impl Solo {
 
     pub fn open_sender(&mut self, room: Room, receivers: u32) -> SessionId {
         let session = self.session();
-        self.input(Input::Command(Command::OpenSender { session, room, receivers, deadline: None }));
+        self.input(Input::Command(Command::OpenSender {
+            session,
+            room,
+            receivers,
+            options: Default::default(),
+        }));
         session
     }
 
@@ -283,7 +288,8 @@ impl Solo {
     pub fn open_receiver(&mut self, room: Room, prefill_dp_rank: Option<u32>) -> SessionId {
         let session = self.session();
         let bootstrap_addr = "bootstrap:1".to_owned();
-        let open = Command::OpenReceiver { session, room, bootstrap_addr, prefill_dp_rank, deadline: None };
+        let options = Box::new(SessionOptions { prefill_dp_rank, ..SessionOptions::default() });
+        let open = Command::OpenReceiver { session, room, bootstrap_addr, options };
         self.input(Input::Command(open));
         session
     }

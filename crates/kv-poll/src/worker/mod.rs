@@ -82,6 +82,7 @@ impl Worker {
             seed: config.seed.unwrap_or_else(random),
             timing: config.timing,
             limits: config.limits,
+            auto_mode: config.auto_mode,
         });
         let record = RankRecord {
             worker: config.args.worker().clone(),
@@ -107,7 +108,8 @@ impl Worker {
             }
         }
         let (rank, incarnation) = (config.args.worker().rank, record.incarnation);
-        let link = Link::new(config.args, config.max_sessions, config.command_queue).map(Arc::new);
+        let link =
+            Link::new(config.args, incarnation, config.max_sessions, config.command_queue).map(Arc::new);
         let link = link.map_err(|error| os("eventfd", &error))?;
         if config.bootstrap.is_some() {
             link.set_registration(Registration::Pending { last: None });

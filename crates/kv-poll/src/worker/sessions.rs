@@ -134,7 +134,7 @@ impl Drop for Sessions {
 mod tests {
     use super::*;
     use crate::worker::tests::{args, pages};
-    use kv_core::{KvManager, KvSender, KvSession, Room, SessionOptions};
+    use kv_core::{Incarnation, KvManager, KvSender, KvSession, Room, SessionOptions};
 
     /// Plays the worker for one command.
     fn take(link: &Link, sessions: &mut Sessions) -> Option<Command> {
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn pages_lost_with_the_worker_are_counted_even_if_commands_of_their_session_wait() {
-        let link = Arc::new(Link::new(args(), 8, 8).unwrap());
+        let link = Arc::new(Link::new(args(), Incarnation::from_random(1), 8, 8).unwrap());
         let mut sessions = Sessions::new(Arc::clone(&link));
         let manager = crate::Manager::new(Arc::clone(&link));
         let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn states_after_the_end_are_ignored() {
-        let link = Arc::new(Link::new(args(), 8, 8).unwrap());
+        let link = Arc::new(Link::new(args(), Incarnation::from_random(1), 8, 8).unwrap());
         let mut sessions = Sessions::new(Arc::clone(&link));
         let manager = crate::Manager::new(Arc::clone(&link));
         let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();

@@ -27,6 +27,10 @@ pub(super) trait Machine: Send {
     fn poll_output(&mut self) -> Option<Output>;
     /// When `Timeout` is due.
     fn next_timeout(&self) -> Option<Time>;
+    /// Complete pages that are pinned for readers.
+    fn pages_leased(&self) -> usize {
+        0
+    }
 }
 
 /// Everything that belongs to the worker's thread.
@@ -96,6 +100,7 @@ impl Driver {
             self.take_events(now);
             self.take_answers(now);
             self.take_timeout(now);
+            self.link.counters.pages_leased.set(self.node.pages_leased());
             if let Some(ended) = self.wind_up(now) {
                 return ended;
             }
@@ -127,6 +132,10 @@ impl Driver {
     fn take_events(&mut self, now: Time) {
         let mut events = std::mem::take(&mut self.events);
         self.plane.poll(now, &mut events);
+        // A lease is compared with the time at which a read ended or a heartbeat came. Both have
+        // happened in `poll`: the time from before it would make them earlier than they were, by
+        // as much as this process was stopped in between.
+        let now = self.now();
         for event in events.drain(..) {
             let input = match event {
                 PlaneEvent::Frame(frame) => {
@@ -289,5 +298,9 @@ impl Machine for Node {
 
     fn next_timeout(&self) -> Option<Time> {
         Node::next_timeout(self)
+    }
+
+    fn pages_leased(&self) -> usize {
+        Node::pages_leased(self)
     }
 }

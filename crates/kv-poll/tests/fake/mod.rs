@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use kv_core::{
-    AuxIndex, Backpressure, Cause, KvArgs, KvManager, KvPoll, KvReceiver, KvSender, KvSession, OpenError,
-    PageList, Pages, Phase, Region, RegionRole, Room, SessionId, SessionOptions, TransferError,
+    AuxIndex, Backpressure, Cause, GrantRef, Incarnation, KvArgs, KvManager, KvPoll, KvReceiver, KvSender,
+    KvSession, OpenError, PageList, Pages, Phase, Region, RegionRole, Room, SessionId, SessionOptions,
+    TransferError,
 };
 use kv_poll::Change;
 use kv_poll::queue::{AuxMemory, aux_tag};
@@ -186,6 +187,10 @@ impl KvSession for Handle {
 }
 
 impl KvSender for Handle {
+    fn grant(&self) -> GrantRef {
+        GrantRef { incarnation: Incarnation::from_random(1), nonce: self.id(), pages: None }
+    }
+
     fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
         if !self.command() {
             return Err(Backpressure(()));

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Body, Frame};
 use kv_core::{
-    AuxIndex, Cause, Incarnation, KvArgs, KvPoll, LookupId, PageList, Pages, PeerId, PlaneError, Post,
-    RankRecord, Region, RegionRole, Room, SessionId, Time, TransferError, WorkerRole,
+    AuxIndex, Cause, GrantRef, Incarnation, KvArgs, KvPoll, LookupId, PageList, Pages, PeerId, PlaneError,
+    Post, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions, Time, TransferError, WorkerRole,
 };
 
 /// The prefill node.
@@ -224,18 +224,29 @@ impl Pair {
     }
 
     pub fn open_sender(&mut self, room: Room, receivers: u32) -> SessionId {
-        let session = self.session();
-        self.command(P, Command::OpenSender { session, room, receivers, deadline: None });
+        self.open_sender_with(room, receivers, SessionOptions::default())
+    }
+
+    pub fn open_sender_with(&mut self, room: Room, receivers: u32, options: SessionOptions) -> SessionId {
+        let (session, options) = (self.session(), Box::new(options));
+        self.command(P, Command::OpenSender { session, room, receivers, options });
         session
     }
 
     pub fn open_receiver(&mut self, room: Room) -> SessionId {
-        let session = self.session();
+        self.open_receiver_with(room, SessionOptions::default())
+    }
+
+    pub fn open_receiver_with(&mut self, room: Room, options: SessionOptions) -> SessionId {
+        let (session, options) = (self.session(), Box::new(options));
         let bootstrap_addr = "bootstrap:1".to_owned();
-        let open =
-            Command::OpenReceiver { session, room, bootstrap_addr, prefill_dp_rank: None, deadline: None };
-        self.command(D, open);
+        self.command(D, Command::OpenReceiver { session, room, bootstrap_addr, options });
         session
+    }
+
+    /// What a router would carry to the reader of this session's pages.
+    pub fn grant(&self, sender: SessionId) -> GrantRef {
+        GrantRef { incarnation: self.configs[P].incarnation, nonce: sender, pages: None }
     }
 
     pub fn init_sender(&mut self, session: SessionId, num_pages: usize, aux: Option<u32>) {
@@ -386,6 +397,7 @@ impl Pair {
             let left =
                 [gauges.senders, gauges.receivers, gauges.registrations, gauges.incoming, gauges.posts];
             assert_eq!(left, [0; 5], "node {node}: {gauges:?}");
+            assert_eq!((gauges.releasing, gauges.pages_leased), (0, 0), "node {node}: {gauges:?}");
             assert_eq!(
                 (gauges.timers, gauges.lookups, gauges.failed_rooms),
                 (0, 0, 0),

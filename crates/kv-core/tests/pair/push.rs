@@ -1,8 +1,4 @@
-//! The push protocol between two nodes, step by step: every frame and post in the test's hand.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod pair;
+//! The push protocol between two nodes.
 
 use std::time::Duration;
 
@@ -10,7 +6,7 @@ use kv_core::proto::{Input, Timing};
 use kv_core::wire::Body;
 use kv_core::{AuxIndex, Cause, KvPoll, PeerCause, PlaneError, Room};
 
-use pair::{D, P, Pair, list, pages};
+use crate::pair::{D, P, Pair, list, pages};
 
 const ROOM: Room = Room::Number(42);
 

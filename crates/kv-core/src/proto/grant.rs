@@ -1,0 +1,343 @@
+//! The granting half of a pull session, on the prefill side: claims, leases, releases.
+//!
+//! ```text
+//! open ─▶ WaitingForInput ─ send ─▶ Transferring ─ complete ─▶ pages pinned, lease runs
+//!            claims wait                                          │ Granted to every claim
+//!                                                                 │ heartbeats extend the lease
+//!                                                                 ▼
+//!                              every reader has released ─▶ Success, pages back
+//!                              the lease has run out     ─▶ Failed(LeaseExpired), pages back
+//! any other failure ─▶ Failed ─▶ readers told ─▶ each has released, or its lease has run out ─▶ pages back
+//! ```
+//!
+//! What makes this safe: a reader reports success only if it knows, from an answer to something it
+//! sent *before*, that the lease had not run out when its last read ended. So pages that a grant
+//! has named stay as they are until their reader says that it is done, or until the last lease
+//! that it may know of is over. Nothing else frees them, a failure of the session included.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::node::{Node, encode};
+use super::peer::{Incoming, Registration, Wish};
+use super::timer::Timer;
+use crate::error::{Cause, PeerCause};
+use crate::id::{Attempt, PeerId, Room, SessionId};
+use crate::time::Time;
+use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Link, Registered, Release, Released};
+
+/// Most attempts that one frame is answered for in frames of their own.
+const MAX_TOLD: usize = 4096;
+
+/// What became of grants that are no more: bounded, the oldest are forgotten first.
+#[derive(Debug, Default)]
+pub(super) struct EndedGrants {
+    causes: BTreeMap<SessionId, PeerCause>,
+    order: VecDeque<SessionId>,
+}
+
+impl EndedGrants {
+    pub(super) fn insert(&mut self, nonce: SessionId, cause: PeerCause, max: usize) {
+        while self.order.len() >= max.max(1) {
+            if let Some(oldest) = self.order.pop_front() {
+                self.causes.remove(&oldest);
+            }
+        }
+        self.causes.insert(nonce, cause);
+        self.order.push_back(nonce);
+    }
+
+    fn get(&self, nonce: SessionId) -> Option<&PeerCause> {
+        self.causes.get(&nonce)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.order.len()
+    }
+}
+
+impl Node {
+    pub(super) fn on_claim(&mut self, id: PeerId, claim: Claim) {
+        self.on_floor(id, claim.floor);
+        let Claim { attempt, room, grant, beat, ttl_ms, .. } = claim;
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if peer.is_closed(attempt) || attempt.0 - peer.floor.0 >= self.config.limits.max_attempts {
+            self.frames_dropped += 1;
+            return;
+        }
+        match peer.incoming.get_mut(&attempt) {
+            Some(&mut Incoming::Reading { session, target, .. }) => {
+                if let Some(target) = self.target_mut(session, target) {
+                    target.beat = beat;
+                }
+                return self.answer_claim(id, attempt, session, target);
+            }
+            Some(Incoming::Waiting(registration)) => {
+                if let Wish::Read { beat: known } = &mut registration.wish {
+                    *known = beat;
+                }
+                return self.send(id, Body::Registered(Registered { attempt }));
+            }
+            Some(Incoming::Served { .. } | Incoming::Failed { .. }) => return self.tell_about(id, attempt),
+            // The number stands for something else already.
+            Some(Incoming::Active(..)) => return,
+            None => {}
+        }
+        let registration = Registration { room, wish: Wish::Read { beat } };
+        match grant {
+            Some(nonce) if !self.stopping => self.claim_grant(id, attempt, nonce, registration),
+            _ => self.seek_sender(id, attempt, registration, ttl_ms),
+        }
+    }
+
+    /// A claim that says which sender it means.
+    fn claim_grant(&mut self, id: PeerId, attempt: Attempt, nonce: SessionId, registration: Registration) {
+        let refused = self.peers.get(id).is_some_and(|peer| peer.refused);
+        let unknown = PeerCause::UnknownGrant { nonce: nonce.0 };
+        let cause = match self.senders.get(&nonce) {
+            _ if refused => PeerCause::Protocol,
+            Some(sender) if !sender.room.is_same_request(&registration.room) => unknown,
+            Some(sender) => match &sender.failure {
+                Some(cause) => cause.clone(),
+                None if sender.targets.len() < sender.receivers => {
+                    self.watch_peer(id);
+                    return self.attach(nonce, id, attempt, registration);
+                }
+                None => PeerCause::GrantConsumed { nonce: nonce.0 },
+            },
+            None => self.ended_grants.get(nonce).cloned().unwrap_or(unknown),
+        };
+        self.refuse_attempt(id, attempt, cause);
+    }
+
+    /// A reader will never claim the grant that it was given: nobody else will.
+    pub(super) fn reader_gave_up(&mut self, nonce: SessionId, room: &Room, cause: PeerCause) {
+        let meant = self.senders.get(&nonce).is_some_and(|sender| {
+            sender.room.is_same_request(room) && sender.targets.len() < sender.receivers
+        });
+        if meant {
+            self.fail_sender_of(nonce, Cause::ByPeer(cause), 1);
+        }
+    }
+
+    /// Tells a reader the grant, or that there is none yet.
+    pub(super) fn answer_claim(&mut self, id: PeerId, attempt: Attempt, session: SessionId, index: usize) {
+        let granted = self.senders.get(&session).is_some_and(|sender| sender.pinned_until.is_some());
+        if granted {
+            self.say_granted(session, index);
+        } else {
+            self.send(id, Body::Registered(Registered { attempt }));
+        }
+    }
+
+    /// The pages are complete: pins them, and tells the readers that have claimed them.
+    pub(super) fn grant(&mut self, session: SessionId) {
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        let until = self.now + sender.lease.duration();
+        sender.pinned_until = Some(until);
+        let readers: Vec<usize> = sender.readers().map(|(index, _)| index).collect();
+        self.pages_leased += sender.pages_leased();
+        self.timers.arm(Timer::Lease(session), until);
+        for index in readers {
+            self.say_granted(session, index);
+        }
+    }
+
+    fn say_granted(&mut self, session: SessionId, index: usize) {
+        let Some(sender) = self.senders.get(&session) else { return };
+        let (Some(pinned_until), Some(target)) = (sender.pinned_until, sender.targets.get(index)) else {
+            return;
+        };
+        if target.over || sender.failure.is_some() {
+            return;
+        }
+        let (id, attempt) = (target.peer, target.attempt);
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(Incoming::Reading { until, extension, intact, .. }) = peer.incoming.get_mut(&attempt) else {
+            return;
+        };
+        *until = pinned_until.max(*until);
+        *extension = sender.lease.extension();
+        *intact = true;
+        let (lease, interval) = (*until - self.now, sender.lease.heartbeat_interval());
+        let granted = Granted {
+            attempt,
+            beat: target.beat,
+            grant: session,
+            pages: sender.all_pages(),
+            aux: sender.aux(),
+            lease_ms: millis(lease),
+            interval_ms: interval.map_or(0, |interval| millis(interval).max(1)),
+        };
+        let theirs = peer.theirs.unwrap_or(Link::NONE);
+        match encode(theirs, Body::Granted(granted)) {
+            Some(frame) => self.output(super::io::Output::Send { peer: id, frame }),
+            None => self.fail_sender(session, Cause::Protocol("pages too scattered for one frame")),
+        }
+    }
+
+    pub(super) fn on_heartbeat(&mut self, id: PeerId, heartbeat: Heartbeat) {
+        let Heartbeat { beat, floor, attempts } = heartbeat;
+        if !is_rising(&attempts) {
+            self.frames_dropped += 1;
+            return;
+        }
+        self.on_floor(id, floor);
+        let now = self.now;
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let mut alive: Vec<(u64, u32)> = Vec::new();
+        let mut others: Vec<Attempt> = Vec::new();
+        let mut until = Time::MAX;
+        for (start, count) in attempts {
+            let end = start.saturating_add(u64::from(count));
+            let mut expected = start;
+            for (&attempt, incoming) in peer.incoming.range_mut(Attempt(start)..Attempt(end)) {
+                note_missing(&mut others, expected, attempt.0);
+                expected = attempt.0 + 1;
+                let Incoming::Reading { until: own, extension, intact: true, .. } = incoming else {
+                    note_missing(&mut others, attempt.0, expected);
+                    continue;
+                };
+                if let Some(extension) = *extension {
+                    *own = (*own).max(now + extension);
+                }
+                until = until.min(*own);
+                match alive.last_mut() {
+                    Some((first, run)) if *first + u64::from(*run) == attempt.0 => *run += 1,
+                    _ => alive.push((attempt.0, 1)),
+                }
+            }
+            note_missing(&mut others, expected, end);
+        }
+        if !alive.is_empty() {
+            let lease_ms = millis(until - now);
+            self.send(id, Body::HeartbeatAck(HeartbeatAck { beat, lease_ms, attempts: alive }));
+        }
+        for attempt in others {
+            self.tell_about(id, attempt);
+        }
+    }
+
+    pub(super) fn on_release(&mut self, id: PeerId, release: Release) {
+        let Release { floor, attempts } = release;
+        if !is_rising(&attempts) {
+            self.frames_dropped += 1;
+            return;
+        }
+        let Some(peer) = self.peers.get(id) else { return };
+        let mut over = Vec::new();
+        for &(start, count) in &attempts {
+            let end = start.saturating_add(u64::from(count));
+            over.extend(peer.incoming.range(Attempt(start)..Attempt(end)).map(|(&attempt, _)| attempt));
+        }
+        for attempt in over {
+            self.finish_attempt(id, attempt);
+        }
+        self.on_floor(id, floor);
+        self.send(id, Body::Released(Released { attempts }));
+    }
+
+    /// A reader needs the pages no more.
+    pub(super) fn reader_finished(&mut self, session: SessionId, index: usize) {
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        let granted = sender.pinned_until.is_some();
+        let failed = sender.failure.is_some();
+        let Some(target) = sender.targets.get_mut(index) else { return };
+        target.released = true;
+        if granted && !failed {
+            target.over = true;
+            self.maybe_end_sender(session);
+        } else if failed {
+            self.target_advanced(session, index);
+        } else {
+            self.fail_sender(session, Cause::Protocol("released before it was granted"));
+        }
+    }
+
+    /// The session has failed: what its readers know of the lease is all they will ever get.
+    pub(super) fn fence_readers(&mut self, session: SessionId) {
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        let Some(pinned_until) = sender.pinned_until else { return };
+        let mut last = None;
+        for target in sender.targets.iter_mut().filter(|target| target.reads && !target.over) {
+            let mut fence = pinned_until;
+            let incoming =
+                self.peers.get_mut(target.peer).and_then(|peer| peer.incoming.get_mut(&target.attempt));
+            if let Some(Incoming::Reading { until, extension, intact, .. }) = incoming {
+                fence = fence.max(*until);
+                *extension = None;
+                *intact = false;
+            }
+            target.fence = Some(fence);
+            last = last.max(Some(fence));
+        }
+        match last {
+            Some(fence) => self.timers.arm(Timer::Lease(session), fence),
+            None => self.timers.cancel(Timer::Lease(session)),
+        }
+    }
+
+    /// From `quiet_at` on it is certain that a reader of a failed session will not report success.
+    pub(super) fn reader_is_quiet_at(&mut self, session: SessionId, index: usize, quiet_at: Time) {
+        let Some(target) = self.target_mut(session, index) else { return };
+        let Some(fence) = target.fence else { return };
+        target.fence = Some(fence.min(quiet_at));
+        self.on_lease(session);
+    }
+
+    /// The lease may have run out: heartbeats move its end without moving the timer.
+    pub(super) fn on_lease(&mut self, session: SessionId) {
+        let Some(until) = self.lease_until(session) else { return };
+        if until <= self.now && self.senders.get(&session).is_some_and(|sender| sender.failure.is_none()) {
+            // Fences the readers, at a time that is over.
+            return self.fail_sender(session, Cause::LeaseExpired);
+        }
+        let targets = self.senders.get(&session).map_or(0, |sender| sender.targets.len());
+        for index in 0..targets {
+            self.target_advanced(session, index);
+        }
+        if let Some(until) = self.lease_until(session) {
+            self.timers.arm(Timer::Lease(session), until);
+        }
+    }
+
+    /// When the last reader that the session waits for loses its lease; `None` if it waits for none.
+    fn lease_until(&self, session: SessionId) -> Option<Time> {
+        let sender = self.senders.get(&session)?;
+        let pinned_until = sender.pinned_until?;
+        let readers = sender.readers().filter(|(_, target)| !target.over);
+        if sender.failure.is_some() {
+            return readers.filter_map(|(_, target)| target.fence).max();
+        }
+        let missing = (sender.targets.len() < sender.receivers).then_some(pinned_until);
+        let renewed = readers.map(|(_, target)| {
+            match self.peers.get(target.peer).and_then(|peer| peer.incoming.get(&target.attempt)) {
+                Some(&Incoming::Reading { until, .. }) => until.max(pinned_until),
+                _ => pinned_until,
+            }
+        });
+        renewed.chain(missing).max()
+    }
+}
+
+/// True if the runs follow each other without overlap: a frame names no attempt twice, so that what
+/// it costs is bounded by what there is.
+pub(super) fn is_rising(runs: &[(u64, u32)]) -> bool {
+    let mut next = 0;
+    runs.iter().all(|&(start, count)| {
+        let fits = start >= next && count > 0;
+        next = start.saturating_add(u64::from(count));
+        fits
+    })
+}
+
+/// Appends the numbers from `start` up to `end`, as far as they will be answered.
+fn note_missing(others: &mut Vec<Attempt>, start: u64, end: u64) {
+    let room = MAX_TOLD.saturating_sub(others.len());
+    others.extend((start..end).take(room).map(Attempt));
+}
+
+/// Whole milliseconds: a lease is told shorter than it is, never longer.
+pub(super) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

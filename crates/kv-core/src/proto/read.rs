@@ -1,0 +1,459 @@
+//! The reading half of a pull session, on the decode side.
+//!
+//! ```text
+//! open ─▶ lookup ─▶ hello ─▶ Claim to each source ─▶ WaitingForInput     (in the scheduler's queue)
+//!                                   │ Granted: heartbeats to the source from now on
+//!                                   ├─ init(pages) ─▶ Transferring ─▶ READs ─▶ the last one has ended
+//!                                   ▼                                             │ and the lease had not
+//!                               a heartbeat's answer proves how long the          ▼
+//!                               pages have been as they were granted  ──────▶ Release, Success, pages back
+//! any failure ─▶ Failed ─▶ Abort to each source (repeated by the peer's timer) ─▶ own READs ended ─▶ pages back
+//! ```
+//!
+//! A *proof* is an answer to a frame that was sent at `t`: whoever sent it still held the pages
+//! when the frame came, hence after `t`, and keeps them for the time that stands in it. So the
+//! pages are intact until `t` plus that time, by this side's clock and with a margin for clocks
+//! that run at different rates. A read that ended before that is right, without another round
+//! trip; one that ended later waits for the answer to a heartbeat that was sent after its end.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::grant::is_rising;
+use super::io::Output;
+use super::node::Node;
+use super::peer::Releasing;
+use super::posting::InFlight;
+use super::receive::{SourceState, check_aux};
+use super::timer::Timer;
+use crate::error::Cause;
+use crate::id::{Attempt, AuxIndex, PeerId, SessionId};
+use crate::lease::GrantRef;
+use crate::pages::PageList;
+use crate::plan::{PagePlan, Plan};
+use crate::plane::{Desc, Op, PlaneError, Post};
+use crate::poll::KvPoll;
+use crate::time::Time;
+use crate::wire::{Abort, Body, Claim, Granted, Heartbeat, HeartbeatAck, Register, Release, Released};
+
+/// Most runs in one frame.
+const MAX_RUNS: usize = 1 << 16;
+/// Most aborts that are repeated at once.
+const MAX_ABORTS: usize = 256;
+
+/// What is known of a grant, and how far its pages have been read.
+#[derive(Debug)]
+pub(super) struct Reading {
+    nonce: SessionId,
+    pages: PageList,
+    aux: Option<AuxIndex>,
+    /// How often the source wants heartbeats.
+    interval: Option<Duration>,
+    /// Until when the pages are known to be as granted.
+    intact_until: Time,
+    /// Plans not yet handed out, in reverse order; `None` until there are pages to read into.
+    plans: Option<Vec<Plan>>,
+    queued: bool,
+    next_part: u32,
+    outstanding: u32,
+    /// When the last read ended.
+    ended: Option<Time>,
+}
+
+impl Reading {
+    fn is_proven(&self) -> bool {
+        self.ended.is_some_and(|ended| ended <= self.intact_until)
+    }
+}
+
+impl Node {
+    /// The claim, as it is sent to a source now.
+    pub(super) fn claim(&mut self, id: PeerId, register: Register, grant: Option<&GrantRef>) -> Body {
+        let Register { attempt, floor, room, ttl_ms, .. } = register;
+        let beat = self.peers.get_mut(id).map_or(0, |peer| peer.heart.beat(self.now));
+        Body::Claim(Claim { attempt, floor, room, grant: grant.map(|grant| grant.nonce), beat, ttl_ms })
+    }
+
+    pub(super) fn on_granted(&mut self, id: PeerId, granted: Granted) {
+        let now = self.now;
+        let sent_at = self.peers.get(id).and_then(|peer| peer.heart.sent_at(granted.beat));
+        let Some((num_pages, rows)) =
+            self.peers.get(id).map(|peer| (peer.geometry.num_pages, peer.geometry.aux_rows().unwrap_or(0)))
+        else {
+            return;
+        };
+        let Some(&(session, index)) = self.peers.get(id).and_then(|peer| peer.outgoing.get(&granted.attempt))
+        else {
+            return;
+        };
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        if receiver.poll.is_terminal() || !receiver.pulls {
+            return;
+        }
+        let expected = receiver.grant.clone();
+        let Some(source) = receiver.sources.get_mut(index) else { return };
+        if source.state != SourceState::Open {
+            return;
+        }
+        source.registered = true;
+        source.last_news = now;
+        let intact_until = sent_at.map_or(Time::ZERO, |at| at + on_our_clock(granted.lease_ms));
+        if let Some(reading) = &mut source.reading {
+            if reading.nonce == granted.grant {
+                reading.intact_until = reading.intact_until.max(intact_until);
+                return self.reading_advanced(session, index);
+            }
+            return self.fail_receiver(session, Cause::Protocol("two grants for one claim"));
+        }
+        let bad = granted.pages.check_below(num_pages).is_err()
+            || granted.pages.check_distinct().is_err()
+            || check_aux(granted.aux, rows).is_some();
+        if bad {
+            return self.fail_receiver(session, Cause::Protocol("a grant of pages that do not exist"));
+        }
+        if let Some(cause) = expected.and_then(|expected| disagreement(&expected, &granted)) {
+            return self.fail_receiver(session, cause);
+        }
+        let interval = (granted.interval_ms > 0).then(|| Duration::from_millis(granted.interval_ms));
+        source.reading = Some(Reading {
+            nonce: granted.grant,
+            pages: granted.pages,
+            aux: granted.aux,
+            interval,
+            intact_until,
+            plans: None,
+            queued: false,
+            next_part: 0,
+            outstanding: 0,
+            ended: None,
+        });
+        if intact_until <= now {
+            // It was not asked for, or long ago: ask for a proof while the reads run.
+            self.say_heartbeat(id, vec![(granted.attempt.0, 1)]);
+        }
+        self.watch_peer(id);
+        self.keep_beating(id, interval);
+        self.start_reading(session, index);
+    }
+
+    /// Makes sure that heartbeats come at least this often.
+    fn keep_beating(&mut self, id: PeerId, interval: Option<Duration>) {
+        let Some(interval) = interval else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if peer.heart.interval.is_some_and(|before| before <= interval) {
+            return;
+        }
+        peer.heart.interval = Some(interval);
+        self.timers.arm(Timer::Heartbeat(id), self.now + interval);
+    }
+
+    pub(super) fn on_heartbeat_due(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.heart.interval = None;
+        let Some(peer) = self.peers.get(id) else { return };
+        let mut runs: Vec<(u64, u32)> = Vec::new();
+        let mut interval: Option<Duration> = None;
+        for (&Attempt(attempt), &(session, index)) in &peer.outgoing {
+            let receiver = self.receivers.get(&session).filter(|receiver| !receiver.poll.is_terminal());
+            let reading = receiver.and_then(|receiver| receiver.sources.get(index)?.reading.as_ref());
+            let Some(wanted) = reading.and_then(|reading| reading.interval) else { continue };
+            interval = Some(interval.map_or(wanted, |least| least.min(wanted)));
+            match runs.last_mut() {
+                Some((start, count)) if *start + u64::from(*count) == attempt => *count += 1,
+                _ => runs.push((attempt, 1)),
+            }
+        }
+        for runs in runs.chunks(MAX_RUNS) {
+            self.say_heartbeat(id, runs.to_vec());
+        }
+        self.keep_beating(id, interval);
+    }
+
+    fn say_heartbeat(&mut self, id: PeerId, attempts: Vec<(u64, u32)>) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let beat = peer.heart.beat(self.now);
+        let floor = peer.outgoing_floor();
+        self.send(id, Body::Heartbeat(Heartbeat { beat, floor, attempts }));
+    }
+
+    pub(super) fn on_heartbeat_ack(&mut self, id: PeerId, ack: HeartbeatAck) {
+        let now = self.now;
+        let Some(peer) = self.peers.get(id) else { return };
+        let Some(sent_at) = peer.heart.sent_at(ack.beat) else { return };
+        if !is_rising(&ack.attempts) {
+            self.frames_dropped += 1;
+            return;
+        }
+        let intact_until = sent_at + on_our_clock(ack.lease_ms);
+        let mut ended = Vec::new();
+        for (start, count) in ack.attempts {
+            let end = start.saturating_add(u64::from(count));
+            for &(session, index) in peer.outgoing.range(Attempt(start)..Attempt(end)).map(|(_, at)| at) {
+                let receiver = self.receivers.get_mut(&session);
+                let Some(source) = receiver.and_then(|receiver| receiver.sources.get_mut(index)) else {
+                    continue;
+                };
+                let Some(reading) = &mut source.reading else { continue };
+                source.last_news = now;
+                reading.intact_until = reading.intact_until.max(intact_until);
+                if reading.ended.is_some() {
+                    ended.push((session, index));
+                }
+            }
+        }
+        for (session, index) in ended {
+            self.reading_advanced(session, index);
+        }
+    }
+
+    /// Plans the reads from one source, once both the grant and the pages are there.
+    pub(super) fn start_reading(&mut self, session: SessionId, index: usize) {
+        let now = self.now;
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        if receiver.poll != KvPoll::Transferring {
+            return;
+        }
+        let Some((given, aux)) = &receiver.given else { return };
+        let Some(source) = receiver.sources.get_mut(index) else { return };
+        let Some(reading) = source.reading.as_mut().filter(|reading| reading.plans.is_none()) else { return };
+        let Some(map) = self.peers.get(source.peer).and_then(|peer| peer.map.as_ref()) else { return };
+        let (held, wanted) = (reading.pages.len(), given.len());
+        let suffix = held.checked_sub(wanted).and_then(|skip| reading.pages.slice(skip, wanted));
+        let planned = match (suffix, *aux, reading.aux) {
+            (None, ..) => Err(Cause::PageCount { sent: held, registered: wanted }),
+            (_, Some(_), None) => Err(Cause::AuxOneSided { sender: false, receiver: true }),
+            (Some(remote), row, row_there) => {
+                let pages = PagePlan::new(given.list(), &remote).and_then(|pages| Plan::pages(map, pages));
+                let aux = row.zip(row_there).map(|(here, there)| Plan::aux(map, here, there)).transpose();
+                let no_plan = |_| Cause::Protocol("a grant that no plan leads to");
+                pages.map_err(no_plan).and_then(|pages| Ok((pages, aux.map_err(no_plan)?)))
+            }
+        };
+        match planned {
+            Err(cause) => self.fail_receiver(session, cause),
+            Ok((pages, aux)) => {
+                let plans = aux.into_iter().chain([pages]).filter(|plan| !plan.is_done()).collect::<Vec<_>>();
+                if plans.is_empty() {
+                    reading.ended = Some(now);
+                } else {
+                    reading.queued = true;
+                    self.posting.queue(session, index);
+                }
+                reading.plans = Some(plans);
+                self.reading_advanced(session, index);
+            }
+        }
+    }
+
+    /// Posts the next part of the reads from one source.
+    pub(super) fn post_read(&mut self, session: SessionId, index: usize) {
+        let (max_sge, max_bytes) = (self.config.args.max_sge(), self.config.limits.max_post_bytes);
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        if receiver.poll.is_terminal() {
+            return;
+        }
+        let Some(source) = receiver.sources.get_mut(index) else { return };
+        let Some(reading) = &mut source.reading else { return };
+        reading.queued = false;
+        let Some(plans) = &mut reading.plans else { return };
+        let mut descs: Vec<Desc> = Vec::new();
+        let mut bytes = 0;
+        while let Some(plan) = plans.last_mut() {
+            let room = max_sge - descs.len();
+            let progress = plan.fill(&mut descs, room, max_bytes.saturating_sub(bytes));
+            bytes += progress.bytes;
+            if !progress.done {
+                break;
+            }
+            plans.pop();
+        }
+        if descs.is_empty() {
+            return;
+        }
+        reading.outstanding += 1;
+        let part = reading.next_part;
+        reading.next_part += 1;
+        if !plans.is_empty() {
+            reading.queued = true;
+            self.posting.queue(session, index);
+        }
+        let peer = source.peer;
+        let post = self.posting.start(InFlight { session, target: index, part, peer });
+        self.peers.post_started(peer);
+        self.output(Output::Post { peer, post: Post { id: post, op: Op::Read, descs, notify: None } });
+    }
+
+    pub(super) fn on_read(&mut self, session: SessionId, index: usize, result: Result<(), PlaneError>) {
+        let now = self.now;
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let Some(source) = receiver.sources.get_mut(index) else { return };
+        let Some(reading) = &mut source.reading else { return };
+        reading.outstanding -= 1;
+        if let Err(error) = result {
+            self.fail_receiver(session, Cause::Post(error));
+        } else if reading.outstanding == 0 && !reading.queued {
+            reading.ended = Some(now);
+        }
+        self.reading_advanced(session, index);
+    }
+
+    /// A read has ended, or a proof has come: is the source done, and with it the session?
+    fn reading_advanced(&mut self, session: SessionId, index: usize) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        if receiver.poll.is_terminal() {
+            return self.maybe_retire(session);
+        }
+        let Some(source) = receiver.sources.get_mut(index) else { return };
+        let (SourceState::Open, Some(attempt), Some(reading)) =
+            (source.state, source.attempt, &source.reading)
+        else {
+            return;
+        };
+        if reading.ended.is_none() {
+            return;
+        }
+        if !reading.is_proven() {
+            return self.ask_for_proof(session);
+        }
+        source.state = SourceState::Over;
+        let id = source.peer;
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.outgoing.remove(&attempt);
+            peer.releasing.insert(attempt, Releasing::Read);
+            let floor = peer.outgoing_floor();
+            self.watch_peer(id);
+            self.send(id, Body::Release(Release { floor, attempts: vec![(attempt.0, 1)] }));
+        }
+        self.maybe_succeed(session);
+    }
+
+    /// Asks the sources whose reads have ended too late whether the pages are still as they were;
+    /// repeated until answered.
+    pub(super) fn ask_for_proof(&mut self, session: SessionId) {
+        if self.timers.is_armed(Timer::Repeat(session)) {
+            return;
+        }
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let unproven = receiver.sources.iter().filter(|source| {
+            source.state == SourceState::Open
+                && source
+                    .reading
+                    .as_ref()
+                    .is_some_and(|reading| reading.ended.is_some() && !reading.is_proven())
+        });
+        let asked: Vec<_> = unproven.filter_map(|source| Some((source.peer, source.attempt?))).collect();
+        if asked.is_empty() {
+            return;
+        }
+        receiver.repeats += 1;
+        let repeats = receiver.repeats;
+        for (id, attempt) in asked {
+            self.watch_peer(id);
+            self.say_heartbeat(id, vec![(attempt.0, 1)]);
+        }
+        let pause = self.backoff(self.config.timing.retry_first, repeats);
+        self.timers.arm(Timer::Repeat(session), self.now + pause);
+    }
+
+    /// A pull session has failed: its sources are told, again and again if need be, and its own
+    /// reads are stopped. Its pages come back when the reads have ended.
+    pub(super) fn stop_reading(&mut self, session: SessionId) {
+        for post in self.posting.of(session) {
+            self.output(Output::Cancel { post });
+        }
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let Some(cause) = receiver.failure.clone() else { return };
+        let (room, grant) = (receiver.room.clone(), receiver.grant.as_ref().map(|grant| grant.nonce));
+        let closing = receiver.sources.iter_mut().filter(|source| source.state == SourceState::Closing);
+        let mut frames = Vec::new();
+        for source in closing {
+            source.state = SourceState::Over;
+            let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(source.peer)) else {
+                continue;
+            };
+            let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone() };
+            peer.outgoing.remove(&attempt);
+            peer.releasing.insert(attempt, Releasing::Aborted(abort.clone()));
+            frames.push((source.peer, abort));
+        }
+        for (id, abort) in frames {
+            self.watch_peer(id);
+            self.send(id, Body::Abort(abort));
+        }
+    }
+
+    /// Repeats what a peer has not acknowledged. Called by its timer.
+    pub(super) fn say_releases(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get(id) else { return };
+        if peer.releasing.is_empty() {
+            return;
+        }
+        let mut read: Vec<(u64, u32)> = Vec::new();
+        let mut aborted = Vec::new();
+        for (&attempt, releasing) in &peer.releasing {
+            let full = read.len() >= MAX_RUNS;
+            match releasing {
+                Releasing::Read => match read.last_mut() {
+                    Some((start, count)) if *start + u64::from(*count) == attempt.0 => *count += 1,
+                    _ if full => break,
+                    _ => read.push((attempt.0, 1)),
+                },
+                Releasing::Aborted(abort) if aborted.len() < MAX_ABORTS => aborted.push(abort.clone()),
+                Releasing::Aborted(_) => {}
+            }
+        }
+        let floor = peer.outgoing_floor();
+        if !read.is_empty() {
+            self.send(id, Body::Release(Release { floor, attempts: read }));
+        }
+        for abort in aborted {
+            self.send(id, Body::Abort(abort));
+        }
+    }
+
+    pub(super) fn on_released(&mut self, id: PeerId, released: Released) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if !is_rising(&released.attempts) {
+            self.frames_dropped += 1;
+            return;
+        }
+        for (start, count) in released.attempts {
+            forget_range(&mut peer.releasing, start, count);
+        }
+    }
+}
+
+/// How long a lease of so many milliseconds lasts at least, by this side's clock: clocks may differ
+/// in rate by a thirty-second part.
+fn on_our_clock(lease_ms: u64) -> Duration {
+    let lease = Duration::from_millis(lease_ms);
+    lease - lease / 32
+}
+
+/// How a grant differs from the reference that the router carried.
+fn disagreement(expected: &GrantRef, granted: &Granted) -> Option<Cause> {
+    if expected.nonce != granted.grant {
+        return Some(Cause::Protocol("a grant with another nonce"));
+    }
+    let referenced = expected.pages.as_ref()?;
+    if *referenced == granted.pages {
+        return None;
+    }
+    let (mut here, mut there) = (referenced.iter(), granted.pages.iter());
+    (0..).map(|position| (position, here.next(), there.next())).find_map(|(position, referenced, held)| {
+        (referenced != held || referenced.is_none()).then_some(Cause::GrantPages {
+            position,
+            referenced,
+            held,
+        })
+    })
+}
+
+fn forget_range(releasing: &mut BTreeMap<Attempt, Releasing>, start: u64, count: u32) {
+    let end = start.saturating_add(u64::from(count));
+    let over: Vec<Attempt> =
+        releasing.range(Attempt(start)..Attempt(end)).map(|(&attempt, _)| attempt).collect();
+    for attempt in over {
+        releasing.remove(&attempt);
+    }
+}

@@ -1,0 +1,7 @@
+//! Two nodes, step by step: every frame and post in the test's hand.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod pair;
+mod pull;
+mod push;

@@ -1,0 +1,406 @@
+//! The pull protocol between two nodes: claims, grants, leases, proofs, releases.
+
+use std::time::Duration;
+
+use kv_core::wire::Body;
+use kv_core::{
+    AuxIndex, Cause, GrantRef, Incarnation, KvPoll, Lease, Op, PeerCause, PlaneError, Room, SessionId,
+    SessionOptions, TransferMode,
+};
+
+use crate::pair::{D, P, Pair, list};
+
+const ROOM: Room = Room::Number(42);
+const LEASE: Duration = Duration::from_secs(6);
+
+fn pull() -> SessionOptions {
+    let lease = Some(Lease::Renewable(LEASE));
+    SessionOptions { mode: Some(TransferMode::Pull), lease, ..SessionOptions::default() }
+}
+
+/// A sender whose pages are complete.
+fn granted(pair: &mut Pair, from: &[u32], aux: Option<u32>) -> SessionId {
+    let sender = pair.open_sender_with(ROOM, 1, pull());
+    pair.init_sender(sender, from.len(), aux);
+    pair.send(sender, from);
+    sender
+}
+
+/// A receiver that claims a sender's pages by its reference.
+fn claim(pair: &mut Pair, sender: SessionId) -> SessionId {
+    let grant = Some(pair.grant(sender));
+    pair.open_receiver_with(ROOM, SessionOptions { grant, ..pull() })
+}
+
+fn leased(pair: &Pair) -> usize {
+    pair.node(P).gauges().pages_leased
+}
+
+#[test]
+fn a_request_is_read_and_released_without_another_round_trip() {
+    let mut pair = Pair::new();
+    let sender = pair.open_sender_with(ROOM, 1, pull());
+    assert_eq!(pair.poll(P, sender), KvPoll::WaitingForInput, "the forward pass waits for nobody");
+    pair.init_sender(sender, 3, Some(0));
+    pair.send(sender, &[4, 5]);
+    assert_eq!((pair.poll(P, sender), leased(&pair)), (KvPoll::Transferring, 0));
+    pair.send(sender, &[6]);
+    assert_eq!(leased(&pair), 3);
+
+    let receiver = claim(&mut pair, sender);
+    assert_eq!(pair.poll(D, receiver), KvPoll::WaitingForInput);
+    assert_eq!(pair.posts(), 0, "nowhere to read to yet");
+    pair.lose(|body| matches!(body, Body::Heartbeat(_)));
+    pair.init_receiver(receiver, &[7, 8, 1], Some(2));
+    let post = pair.only_post();
+    assert_eq!(post.op, Op::Read);
+    let moved: Vec<_> =
+        post.descs.iter().map(|d| (d.local_region, d.local_offset, d.remote_offset, d.len)).collect();
+    assert_eq!(
+        moved,
+        [
+            (0, 7 * 64, 4 * 64, 128),
+            (0, 64, 6 * 64, 64),
+            (1, 7 * 64, 4 * 64, 128),
+            (1, 64, 6 * 64, 64),
+            (2, 2 * 16, 0, 16),
+        ]
+    );
+    assert_eq!(pair.released(P, sender), [], "pinned while they are read");
+    pair.complete_posts();
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+    assert_eq!(pair.released(P, sender), [list(&[4, 5]), list(&[6])]);
+    assert_eq!(pair.released(D, receiver), [list(&[7, 8, 1])]);
+    pair.assert_empty();
+}
+
+#[test]
+fn a_claim_may_come_before_the_sender_and_before_its_pages() {
+    let mut pair = Pair::new();
+    let receiver = pair.open_receiver_with(ROOM, pull());
+    pair.init_receiver(receiver, &[7, 8], None);
+    let sender = granted(&mut pair, &[1, 2], None);
+    pair.complete_posts();
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+    pair.assert_empty();
+}
+
+#[test]
+fn a_prefix_that_is_there_already_is_not_read_and_a_whole_one_only_released() {
+    let mut pair = Pair::new();
+    let sender = granted(&mut pair, &[4, 5, 6, 7], None);
+    let receiver = claim(&mut pair, sender);
+    pair.init_receiver(receiver, &[20, 21], None);
+    let offsets: Vec<_> = pair.only_post().descs.iter().map(|d| (d.remote_offset / 64, d.len / 64)).collect();
+    assert_eq!(offsets, [(6, 2), (6, 2)]);
+    pair.complete_posts();
+    assert_eq!(pair.poll(D, receiver), KvPoll::Success);
+
+    let sender = granted(&mut pair, &[4, 5, 6, 7], None);
+    let receiver = claim(&mut pair, sender);
+    pair.init_receiver(receiver, &[], None);
+    assert_eq!(pair.posts(), 0);
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+
+    let sender = granted(&mut pair, &[4], None);
+    let receiver = claim(&mut pair, sender);
+    pair.init_receiver(receiver, &[20, 21], None);
+    assert_eq!(pair.failure(D, receiver), Cause::PageCount { sent: 1, registered: 2 });
+    pair.assert_empty();
+}
+
+#[test]
+fn an_abort_before_any_page_was_allocated_frees_the_senders_pages_at_once() {
+    let mut pair = Pair::new();
+    let sender = granted(&mut pair, &[4, 5], None);
+    let receiver = claim(&mut pair, sender);
+    pair.abort(D, receiver);
+    assert_eq!(pair.failure(P, sender), Cause::ByPeer(PeerCause::Aborted));
+    assert_eq!(pair.released(P, sender), [list(&[4, 5])]);
+    pair.assert_empty();
+}
+
+#[test]
+fn a_lease_without_a_reader_expires_and_its_pages_come_back() {
+    let mut pair = Pair::new();
+    let sender = granted(&mut pair, &[4, 5], None);
+    pair.run_for(LEASE - Duration::from_millis(1));
+    assert_eq!((pair.poll(P, sender), leased(&pair)), (KvPoll::Transferring, 2));
+    pair.run_for(Duration::from_millis(1));
+    assert_eq!((pair.failure(P, sender), leased(&pair)), (Cause::LeaseExpired, 0));
+    assert_eq!(pair.released(P, sender), [list(&[4, 5])]);
+    let receiver = claim(&mut pair, sender);
+    assert_eq!(pair.failure(D, receiver), Cause::LeaseExpired);
+    pair.assert_empty();
+}
+
+#[test]
+fn heartbeats_keep_a_waiting_request_alive_and_silence_ends_it_within_one_lease() {
+    let mut pair = Pair::new();
+    let sender = granted(&mut pair, &[4, 5], None);
+    let receiver = claim(&mut pair, sender);
+    pair.run_for(LEASE * 10);
+    assert_eq!(
+        (pair.poll(P, sender), pair.poll(D, receiver)),
+        (KvPoll::Transferring, KvPoll::WaitingForInput)
+    );
+    // The decode side stops: nothing of it arrives any more.
+    pair.lose(|_| true);
+    pair.run_for(LEASE);
+    assert_eq!(pair.poll(P, sender), KvPoll::Failed);
+    assert_eq!(pair.released(P, sender), [list(&[4, 5])]);
+    assert_eq!(pair.poll(D, receiver), KvPoll::Failed);
+    pair.lose(|_| false);
+    pair.assert_empty();
+}
+
+#[test]
+fn a_read_that_ends_after_its_lease_is_asked_about_and_right_if_the_pages_are_still_held() {
+    let mut pair = Pair::new();
+    let sender = granted(&mut pair, &[4, 5], None);
+    let receiver = claim(&mut pair, sender);
+    pair.init_receiver(receiver, &[7, 8], None);
+    // What the receiver knows of its lease runs out; the heartbeats arrive, their answers do not.
+    pair.lose(|body| matches!(body, Body::HeartbeatAck(_)));
+    pair.run_for(LEASE * 2);
+    pair.complete_posts();
+    assert_eq!(pair.poll(D, receiver), KvPoll::Transferring, "not proven");
+    pair.lose(|_| false);
+    pair.run_for(LEASE / 3);
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+    pair.assert_empty();
+}
+
+#[test]
+fn a_read_of_pages_that_were_given_away_meanwhile_never_succeeds() {
+    let mut pair = Pair::new();
+    let sender = granted(&mut pair, &[4, 5], None);
+    let receiver = claim(&mut pair, sender);
+    pair.init_receiver(receiver, &[7, 8], None);
+    pair.lose(|body| matches!(body, Body::Heartbeat(_) | Body::Failed(_)));
+    pair.run_for(LEASE + Duration::from_millis(1));
+    assert_eq!(pair.failure(P, sender), Cause::LeaseExpired);
+    assert_eq!(pair.released(P, sender), [list(&[4, 5])], "they may be overwritten now");
+    pair.complete_posts();
+    assert_eq!(pair.poll(D, receiver), KvPoll::Transferring);
+    pair.lose(|_| false);
+    pair.run_for(LEASE);
+    assert_eq!(pair.failure(D, receiver), Cause::LeaseExpired);
+    assert_eq!(pair.released(D, receiver), [list(&[7, 8])]);
+    pair.assert_empty();
+}
+
+#[test]
+fn an_aborted_sender_keeps_its_pages_until_the_reader_lets_go_or_its_lease_is_over() {
+    for lost in [false, true] {
+        let mut pair = Pair::new();
+        let sender = granted(&mut pair, &[4, 5], None);
+        let receiver = claim(&mut pair, sender);
+        pair.init_receiver(receiver, &[7, 8], None);
+        pair.lose(move |_| lost);
+        pair.abort(P, sender);
+        assert_eq!(pair.failure(P, sender), Cause::Aborted);
+        if lost {
+            // The reader does not know, and its lease is good: its success would be right.
+            assert_eq!(pair.released(P, sender), []);
+            pair.complete_posts();
+            assert_eq!(pair.poll(D, receiver), KvPoll::Success);
+            pair.run_for(LEASE);
+        } else {
+            assert_eq!(pair.failure(D, receiver), Cause::ByPeer(PeerCause::Aborted));
+            assert_eq!(pair.released(D, receiver), [], "its reads are still in flight");
+            pair.complete_posts();
+            assert_eq!(pair.released(D, receiver), [list(&[7, 8])]);
+        }
+        assert_eq!(pair.released(P, sender), [list(&[4, 5])]);
+        pair.lose(|_| false);
+        pair.assert_empty();
+    }
+}
+
+#[test]
+fn a_lost_release_is_repeated() {
+    let mut pair = Pair::new();
+    let sender = granted(&mut pair, &[4, 5], None);
+    let receiver = claim(&mut pair, sender);
+    pair.lose(|body| matches!(body, Body::Release(_)));
+    pair.init_receiver(receiver, &[7, 8], None);
+    pair.complete_posts();
+    assert_eq!((pair.poll(D, receiver), pair.poll(P, sender)), (KvPoll::Success, KvPoll::Transferring));
+    pair.lose(|_| false);
+    pair.run_for(Duration::from_secs(1));
+    assert_eq!(pair.poll(P, sender), KvPoll::Success);
+    pair.assert_empty();
+}
+
+#[test]
+fn every_frame_may_come_twice() {
+    let mut pair = Pair::new();
+    pair.duplicate_frames(2);
+    let sender = granted(&mut pair, &[4, 5], None);
+    let receiver = claim(&mut pair, sender);
+    pair.init_receiver(receiver, &[7, 8], None);
+    pair.complete_posts();
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+    assert_eq!(pair.released(P, sender).len(), 1);
+    pair.assert_empty();
+}
+
+#[test]
+fn references_that_lead_nowhere_fail_by_name_and_move_nothing() {
+    let mut pair = Pair::new();
+    let sender = granted(&mut pair, &[4, 5], None);
+    let grant = pair.grant(sender);
+    let nobody = SessionId(999);
+    let list = |pages: &[u32]| Some(list(pages));
+    let stale = Incarnation::from_random(1);
+    let cases: [(GrantRef, Cause); 4] = [
+        (GrantRef { nonce: nobody, ..grant.clone() }, Cause::ByPeer(PeerCause::UnknownGrant { nonce: 999 })),
+        (
+            GrantRef { incarnation: stale, ..grant.clone() },
+            Cause::StaleGrant { referenced: stale, found: grant.incarnation },
+        ),
+        (
+            GrantRef { pages: list(&[4, 99]), ..grant.clone() },
+            Cause::GrantOutOfRange(kv_core::PagesError::OutOfRange { page: 99, num_pages: 32 }),
+        ),
+        (
+            GrantRef { pages: list(&[4, 6]), ..grant.clone() },
+            Cause::GrantPages { position: 1, referenced: Some(6), held: Some(5) },
+        ),
+    ];
+    for (grant, cause) in cases {
+        let options = SessionOptions { grant: Some(grant), ..pull() };
+        let receiver = pair.open_receiver_with(ROOM, options);
+        pair.init_receiver(receiver, &[7, 8], None);
+        assert_eq!(pair.failure(D, receiver), cause);
+        assert_eq!(pair.posts(), 0);
+        pair.run_for(Duration::from_millis(10));
+    }
+
+    // The last one was a bug of the router, and has failed the sender.
+    let sender = granted(&mut pair, &[4, 5], None);
+    let first = claim(&mut pair, sender);
+    let second = claim(&mut pair, sender);
+    let consumed = Cause::ByPeer(PeerCause::GrantConsumed { nonce: sender.0 });
+    assert_eq!(pair.failure(D, second), consumed);
+    pair.init_receiver(first, &[7, 8], None);
+    pair.complete_posts();
+    assert_eq!(pair.poll(D, first), KvPoll::Success);
+    let replayed = claim(&mut pair, sender);
+    assert_eq!(pair.failure(D, replayed), consumed);
+    pair.assert_empty();
+}
+
+#[test]
+fn a_restarted_sender_has_no_grants_of_its_former_life() {
+    let mut pair = Pair::new();
+    let sender = granted(&mut pair, &[4, 5], None);
+    let grant = Some(pair.grant(sender));
+    pair.restart(P);
+    let receiver = pair.open_receiver_with(ROOM, SessionOptions { grant, ..pull() });
+    assert!(matches!(pair.failure(D, receiver), Cause::StaleGrant { .. }));
+    pair.run_for(Duration::from_secs(1));
+}
+
+#[test]
+fn a_failed_read_is_told_at_once_and_both_sides_get_their_pages_back() {
+    let mut pair = Pair::with(|config| config.limits.max_post_bytes = 64);
+    let sender = granted(&mut pair, &[4, 5], None);
+    let receiver = claim(&mut pair, sender);
+    pair.init_receiver(receiver, &[7, 8], None);
+    let mut posts = pair.take_posts();
+    let (node, failed) = posts.remove(0);
+    pair.complete(node, failed, Err(PlaneError::PeerGone));
+    assert_eq!(pair.failure(D, receiver), Cause::Post(PlaneError::PeerGone));
+    assert_eq!(pair.failure(P, sender), Cause::ByPeer(PeerCause::DataOperation));
+    assert_eq!(pair.released(P, sender), [list(&[4, 5])]);
+    assert_eq!(pair.released(D, receiver), [], "three reads are still in flight");
+    for (node, post) in posts {
+        pair.complete(node, post, Err(PlaneError::Cancelled));
+    }
+    assert_eq!(pair.released(D, receiver), [list(&[7, 8])]);
+    pair.assert_empty();
+}
+
+#[test]
+fn all_readers_must_release_and_one_that_dies_holds_the_pages_no_longer_than_its_lease() {
+    let mut pair = Pair::new();
+    let sender = pair.open_sender_with(ROOM, 2, pull());
+    pair.init_sender(sender, 1, None);
+    pair.send(sender, &[4]);
+    let first = claim(&mut pair, sender);
+    pair.init_receiver(first, &[7], None);
+    pair.complete_posts();
+    assert_eq!((pair.poll(D, first), pair.poll(P, sender)), (KvPoll::Success, KvPoll::Transferring));
+    assert_eq!(pair.released(P, sender), []);
+    pair.run_for(LEASE);
+    assert_eq!(pair.failure(P, sender), Cause::LeaseExpired, "the second never came");
+    assert_eq!(pair.released(P, sender), [list(&[4])]);
+    pair.assert_empty();
+}
+
+#[test]
+fn a_dead_readers_pages_come_back_when_its_wire_is_quiet() {
+    let mut pair = Pair::new();
+    let sender = granted(&mut pair, &[4, 5], None);
+    let receiver = claim(&mut pair, sender);
+    pair.init_receiver(receiver, &[7, 8], None);
+    pair.restart(D);
+    pair.peer_gone(P, Duration::from_millis(100));
+    assert_eq!(pair.failure(P, sender), Cause::PeerLost);
+    assert_eq!(pair.released(P, sender), []);
+    pair.run_for(Duration::from_millis(100));
+    assert_eq!(pair.released(P, sender), [list(&[4, 5])]);
+}
+
+#[test]
+fn a_fixed_lease_is_not_renewed_and_its_reader_sends_no_heartbeats() {
+    let mut pair = Pair::new();
+    let lease = Some(Lease::Fixed(LEASE));
+    let sender = pair.open_sender_with(ROOM, 1, SessionOptions { lease, ..pull() });
+    pair.init_sender(sender, 1, None);
+    pair.send(sender, &[4]);
+    let receiver = claim(&mut pair, sender);
+    pair.lose(|body| {
+        assert!(!matches!(body, Body::Heartbeat(_)));
+        false
+    });
+    pair.run_for(LEASE);
+    assert_eq!(pair.failure(P, sender), Cause::LeaseExpired);
+    assert_eq!(pair.failure(D, receiver), Cause::LeaseExpired);
+    pair.assert_empty();
+}
+
+#[test]
+fn modes_that_do_not_meet_fail_both_sides_and_auto_meets_any() {
+    let mut pair = Pair::new();
+    let sender = pair.open_sender_with(ROOM, 1, pull());
+    let receiver = pair.open_receiver(ROOM);
+    pair.init_receiver(receiver, &[7], None);
+    let cause = PeerCause::Mode { sender: TransferMode::Pull, receiver: TransferMode::Push };
+    assert_eq!(pair.failure(D, receiver), Cause::ByPeer(cause.clone()));
+    assert_eq!(pair.failure(P, sender), Cause::ByPeer(cause));
+
+    for mode in [TransferMode::Push, TransferMode::Pull] {
+        let auto = SessionOptions { mode: Some(TransferMode::Auto), ..SessionOptions::default() };
+        let sender = pair.open_sender_with(ROOM, 1, auto);
+        pair.init_sender(sender, 2, Some(1));
+        pair.send(sender, &[4, 5]);
+        let receiver =
+            pair.open_receiver_with(ROOM, SessionOptions { mode: Some(mode), ..SessionOptions::default() });
+        pair.command(
+            D,
+            kv_core::proto::Command::InitReceiver {
+                session: receiver,
+                pages: crate::pair::pages(&[7, 8]),
+                aux: Some(AuxIndex(0)),
+            },
+        );
+        let op = if mode == TransferMode::Push { Op::Write } else { Op::Read };
+        assert_eq!(pair.only_post().op, op);
+        pair.complete_posts();
+        assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+    }
+    pair.assert_empty();
+}
