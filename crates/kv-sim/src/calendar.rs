@@ -114,6 +114,12 @@ impl Calendar {
         self.heap.push(Reverse(Entry { at, order: self.entered, event }));
     }
 
+    /// The next event, if its moment is not after this one.
+    pub(crate) fn next_until(&mut self, until: u64) -> Option<(u64, Event)> {
+        let due = self.heap.peek().is_some_and(|Reverse(entry)| entry.at <= until);
+        if due { self.next() } else { None }
+    }
+
     pub(crate) fn next(&mut self) -> Option<(u64, Event)> {
         self.heap.pop().map(|Reverse(entry)| (entry.at, entry.event))
     }

@@ -116,10 +116,11 @@ impl World {
         }
     }
 
-    fn crash(&mut self, slot: Slot) {
+    pub(crate) fn crash(&mut self, slot: Slot) {
         let Some(life) = self.slots[slot].take() else { return };
         self.counters.crashes += 1;
         self.hosts[life].node = None;
+        self.hosts[life].inbox = None;
         let strays = self.rng.below(self.params.chaos.stray_max + 1);
         let record = &mut self.ledger.lives[life];
         record.alive = false;

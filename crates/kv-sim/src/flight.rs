@@ -1,7 +1,7 @@
 //! Posts under way.
 
 use bytes::Bytes;
-use kv_core::{PeerId, PlaneError, PostId};
+use kv_core::{Op, PeerId, PlaneError, PostId};
 
 use crate::ledger::{HoldId, LifeId};
 
@@ -12,7 +12,9 @@ pub struct Flight {
     pub life: LifeId,
     /// Over which connection.
     pub peer: PeerId,
-    /// Into whose memory.
+    /// Which way the bytes go.
+    pub op: Op,
+    /// The other side: into whose memory, or out of it.
     pub target: LifeId,
     /// Its number within its node.
     pub post: PostId,
@@ -44,18 +46,18 @@ impl Flight {
 /// What moves at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
-    /// Region at the source.
+    /// Region at the poster.
     pub local_region: u32,
     /// Offset there.
     pub local_offset: u64,
-    /// Region at the destination.
+    /// Region at the other side.
     pub remote_region: u32,
     /// Offset there.
     pub remote_offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Who held the source when the post was made.
+    /// Who held the poster's when the post was made.
     pub local_hold: HoldId,
-    /// Who held the destination when the post was made.
+    /// Who held the other side's when the post was made.
     pub remote_hold: HoldId,
 }

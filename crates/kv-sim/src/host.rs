@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use kv_core::proto::{Node, NodeConfig};
 use kv_core::{
-    ArgsError, Incarnation, KvArgs, Parallel, PeerId, RankRecord, Region, RegionRole, SessionId, Time,
-    WorkerRole,
+    ArgsError, Incarnation, KvArgs, Parallel, PeerId, PlaneEvent, RankRecord, Region, RegionRole, SessionId,
+    Time, WorkerRole,
 };
 
 use crate::ledger::{LegId, LifeId, Slot};
@@ -21,6 +21,8 @@ pub(crate) struct Host {
     pub(crate) slot: Slot,
     /// `None` once it has crashed.
     pub(crate) node: Option<Node>,
+    /// Instead of a node: what its plane has to tell to whoever owns it.
+    pub(crate) inbox: Option<Vec<PlaneEvent>>,
     pub(crate) incarnation: Incarnation,
     pub(crate) record: RankRecord,
     pub(crate) conns: BTreeMap<PeerId, Conn>,
@@ -75,6 +77,7 @@ impl Host {
         Ok(Host {
             slot,
             node: Some(Node::new(config)),
+            inbox: None,
             incarnation,
             record,
             conns: BTreeMap::new(),
@@ -90,7 +93,7 @@ impl Host {
 }
 
 /// What peers are given to reach a life.
-fn metadata(life: LifeId) -> Bytes {
+pub(crate) fn metadata(life: LifeId) -> Bytes {
     Bytes::copy_from_slice(&(life as u64).to_le_bytes())
 }
 

@@ -13,6 +13,9 @@
 //! every step (see the table in `invariants/mod.rs`), and [`Planted`] bugs prove that each
 //! invariant can fail.
 //!
+//! The plane of these worlds keeps the same contract as the real ones: [`VirtualPlane`] is it without
+//! the rest, for the conformance suite.
+//!
 //! It is not a model of performance, and it does not run the worker threads or the real planes:
 //! those have tests of their own.
 //!
@@ -45,6 +48,7 @@ mod run;
 mod scheduler;
 mod stats;
 mod trace;
+mod virtual_plane;
 mod workload;
 mod world;
 
@@ -54,3 +58,4 @@ pub use planted::Planted;
 pub use run::{Campaign, Options, Report, run_campaign, run_seed};
 pub use stats::Counters;
 pub use trace::Trace;
+pub use virtual_plane::{VirtualNet, VirtualPlane};

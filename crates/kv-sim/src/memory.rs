@@ -55,6 +55,16 @@ impl Memory {
         memory
     }
 
+    /// Memory without a region.
+    pub fn empty() -> Memory {
+        Memory { regions: Vec::new(), pages: Vec::new(), rows: Vec::new(), poisoned: 0 }
+    }
+
+    /// Adds a region of zeroes, which nobody holds, of items of this length.
+    pub fn add(&mut self, role: RegionRole, len: usize, item_len: usize) {
+        self.regions.push(SimRegion { role, item_len, bytes: vec![0; len] });
+    }
+
     /// The regions.
     pub fn regions(&self) -> &[SimRegion] {
         &self.regions

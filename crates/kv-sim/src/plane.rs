@@ -33,6 +33,8 @@ impl World {
             // Nobody is there: noticed at once, or only later.
             conn.quiet_at = self.ledger.lives[target].strays_until;
             if self.rng.chance(500) {
+                // What is posted until then ends around then.
+                conn.gone_at = Some(self.now + delay);
                 self.report_later(delay, life, Report::ConnectFailed { peer });
             } else {
                 let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
@@ -200,7 +202,7 @@ impl World {
     /// Cuts descriptors where items end on either side.
     fn pieces(&self, life: LifeId, target: LifeId, post: &Post) -> Result<Vec<Piece>, &'static str> {
         let (local, remote) = (&self.memories[life], &self.memories[target]);
-        if post.op != Op::Write {
+        if post.op != Op::Write && self.hosts[life].node.is_some() {
             return Err("a read in a push session");
         }
         if post.descs.is_empty() {
@@ -271,6 +273,7 @@ impl World {
         self.flights.push(Flight {
             life,
             peer,
+            op: post.op,
             target: conn.target,
             post: post.id,
             pieces,
@@ -332,6 +335,9 @@ impl World {
 
     fn move_piece(&mut self, flight: usize, piece: Piece) {
         let known = &self.flights[flight];
+        if known.op == Op::Read {
+            return self.fetch_piece(flight, piece);
+        }
         let (life, target, moved) = (known.life, known.target, known.moved);
         if self.ledger.lives[life].alive {
             let holder = self.memories[life].holder(piece.local_region, piece.local_offset);
@@ -355,6 +361,19 @@ impl World {
         let holder = self.memories[into].holder(piece.remote_region, piece.remote_offset);
         self.tell(&Fact::Written { flight, piece, life: into, holder });
         self.memories[into].overwrite(piece.remote_region, piece.remote_offset, &bytes);
+        self.counters.bytes_moved += piece.len;
+    }
+
+    /// A piece of a READ: the dead neither give nor take.
+    fn fetch_piece(&mut self, flight: usize, piece: Piece) {
+        let known = &self.flights[flight];
+        let (life, target) = (known.life, known.target);
+        if !self.ledger.lives[life].alive || !self.ledger.lives[target].alive {
+            return;
+        }
+        let source = self.memories[target].piece(piece.remote_region, piece.remote_offset, piece.len);
+        let Some(bytes) = source.map(<[u8]>::to_vec) else { return };
+        self.memories[life].overwrite(piece.local_region, piece.local_offset, &bytes);
         self.counters.bytes_moved += piece.len;
     }
 

@@ -10,7 +10,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kv_core::proto::{Input, NodeGauges, Output};
-use kv_core::{KvPoll, SessionId, Time, TransferError};
+use kv_core::{KvPoll, PlaneEvent, SessionId, Time, TransferError};
 
 use crate::calendar::{Calendar, Check, Event, Report};
 use crate::chaos::Net;
@@ -107,6 +107,21 @@ impl World {
             violation: None,
             params,
         }
+    }
+
+    /// A world of planes only: no nodes, no schedulers, nothing that is promised.
+    pub(crate) fn of_planes(params: Params) -> World {
+        World { invariants: Invariants::none(), ..World::new(params, None, Trace::keeping(0)) }
+    }
+
+    /// Lets this much time pass.
+    pub(crate) fn advance(&mut self, span: u64) {
+        let until = self.now + span;
+        while let Some((at, event)) = self.calendar.next_until(until) {
+            self.now = self.now.max(at);
+            self.dispatch(event);
+        }
+        self.now = until;
     }
 
     /// Lets everything happen.
@@ -224,6 +239,10 @@ impl World {
         self.counters.inputs += 1;
         let inputs = self.counters.inputs;
         let planted = self.planted;
+        if let Some(inbox) = self.hosts[life].inbox.as_mut() {
+            inbox.extend(event_of(input));
+            return Effects::default();
+        }
         let Some(node) = self.hosts[life].node.as_mut() else { return Effects::default() };
         let outputs = catch_unwind(AssertUnwindSafe(|| {
             if planted.is_some_and(|planted| planted.panics(inputs)) {
@@ -349,7 +368,7 @@ impl World {
     }
 
     fn report(&mut self, life: LifeId, report: Report) {
-        if self.hosts[life].node.is_none() {
+        if self.hosts[life].node.is_none() && self.hosts[life].inbox.is_none() {
             return;
         }
         match report {
@@ -441,5 +460,18 @@ impl World {
 
     pub(crate) fn is_over(&self) -> bool {
         self.violation.is_some()
+    }
+}
+
+/// What a plane tells its owner, where a node would be told this.
+fn event_of(input: Input) -> Option<PlaneEvent> {
+    match input {
+        Input::Frame(frame) => Some(PlaneEvent::Frame(frame)),
+        Input::Posted { post, result } => Some(PlaneEvent::Posted { post, result }),
+        Input::ConnectFailed { peer, .. } => {
+            Some(PlaneEvent::PeerGone { peer, quiet_after: std::time::Duration::ZERO })
+        }
+        Input::PeerGone { peer, quiet_after } => Some(PlaneEvent::PeerGone { peer, quiet_after }),
+        _ => None,
     }
 }

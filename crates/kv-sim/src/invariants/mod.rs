@@ -74,6 +74,11 @@ invariants! {
 }
 
 impl Invariants {
+    /// For a world without sessions, in which there is nothing to promise.
+    pub(crate) fn none() -> Invariants {
+        Invariants(Vec::new())
+    }
+
     pub(crate) fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Result<(), Violation> {
         for (name, invariant) in &mut self.0 {
             invariant.observe(view, fact).map_err(|what| Violation { invariant: name, what })?;

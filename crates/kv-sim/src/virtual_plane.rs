@@ -1,0 +1,248 @@
+//! The simulator's plane on its own: the same connections, frames and posts as in a world of nodes,
+//! behind the [`Plane`] trait, in virtual time.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::{
+    Desc, MAX_FRAME, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time,
+};
+
+use crate::clock::{Clock, MS, US};
+use crate::host::{Host, PLANE, life_of, metadata};
+use crate::ledger::{LifeId, LifeRecord};
+use crate::memory::Memory;
+use crate::params::{ChaosParams, DmaParams, NetParams, Params, Topology};
+use crate::world::World;
+
+/// Planes of one network, at most.
+const PLANES: usize = 32;
+/// Posts move in pieces of this many bytes, each at a moment of its own.
+const PIECE: usize = 4096;
+/// Virtual time that passes with each poll, in nanoseconds.
+const POLL: u64 = 20 * US;
+
+/// A network of virtual planes: up to 32, dead ones included. Frames are doubled and reordered, posts
+/// are slow or fast, cancels are honoured or not, deaths are noticed late, and writes of the dead
+/// still land for a while; all as a seed says.
+#[derive(Clone)]
+pub struct VirtualNet {
+    world: Rc<RefCell<World>>,
+}
+
+impl VirtualNet {
+    /// A network of its own.
+    pub fn new(seed: u64) -> VirtualNet {
+        let params = Params {
+            topology: Topology::Plain,
+            prefills: PLANES / 2,
+            decodes: PLANES / 2,
+            num_pages: vec![1; PLANES],
+            misfit: None,
+            net: NetParams {
+                duplicate: 100,
+                tail: 100,
+                delay: 20 * US,
+                delay_max: 500 * US,
+                ..NetParams::default()
+            },
+            dma: DmaParams {
+                slow: 100,
+                time: 200 * US,
+                time_max: 2 * MS,
+                cancel: 500,
+                ..DmaParams::default()
+            },
+            chaos: ChaosParams { detect_max: 5 * MS, stray_max: 3 * MS, ..ChaosParams::default() },
+            ..Params::draw(seed)
+        };
+        VirtualNet { world: Rc::new(RefCell::new(World::of_planes(params))) }
+    }
+
+    /// A new plane in it; `None` if the network is full.
+    pub fn plane(&self) -> Option<VirtualPlane> {
+        let life = self.world.borrow_mut().attach()?;
+        Some(VirtualPlane { world: Rc::clone(&self.world), life })
+    }
+
+    /// Copies out of a region of the plane with this metadata; false if there is none, or out of
+    /// bounds.
+    pub fn read(&self, metadata: &[u8], region: u32, offset: usize, out: &mut [u8]) -> bool {
+        let world = self.world.borrow();
+        let memory = life_of(metadata).and_then(|life| world.memories.get(life));
+        let piece = memory.and_then(|memory| memory.piece(region, offset as u64, out.len() as u64));
+        piece.map(|bytes| out.copy_from_slice(bytes)).is_some()
+    }
+
+    /// Copies into a region; false as for `read`.
+    pub fn write(&self, metadata: &[u8], region: u32, offset: usize, bytes: &[u8]) -> bool {
+        let mut world = self.world.borrow_mut();
+        let memory = life_of(metadata).and_then(|life| world.memories.get_mut(life));
+        memory.is_some_and(|memory| memory.overwrite(region, offset as u64, bytes))
+    }
+
+    /// Ends the worker of the plane with this metadata, in the middle of whatever is under way.
+    pub fn crash(&self, metadata: &[u8]) {
+        let mut world = self.world.borrow_mut();
+        let Some(life) = life_of(metadata) else { return };
+        let slot = world.slots.iter().position(|there| *there == Some(life));
+        if let Some(slot) = slot {
+            world.crash(slot);
+        }
+    }
+
+    /// The time in it: every poll of one of its planes takes 20 µs.
+    pub fn now(&self) -> Time {
+        Time::from_nanos(self.world.borrow().now)
+    }
+}
+
+/// One plane of a [`VirtualNet`], with its memory.
+pub struct VirtualPlane {
+    world: Rc<RefCell<World>>,
+    life: LifeId,
+}
+
+impl VirtualPlane {
+    /// False once it has crashed.
+    pub fn is_alive(&self) -> bool {
+        self.world.borrow().ledger.lives[self.life].alive
+    }
+}
+
+impl Plane for VirtualPlane {
+    fn name(&self) -> &'static str {
+        PLANE
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+        // Its memory comes with it: addresses mean nothing here.
+        self.world.borrow_mut().memories[self.life].add(region.role, region.len as usize, PIECE);
+        Ok(())
+    }
+
+    fn metadata(&self) -> Result<Bytes, PlaneError> {
+        Ok(metadata(self.life))
+    }
+
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+        let mut world = self.world.borrow_mut();
+        let target = life_of(metadata).filter(|target| *target < world.hosts.len() && *target != self.life);
+        let target = target.ok_or(PlaneError::Metadata("it leads to no other plane"))?;
+        if let Some(conn) = world.hosts[self.life].conns.get(&peer)
+            && !conn.dead
+        {
+            let other = PlaneError::Unsupported("another plane under the id of a connected peer");
+            return if conn.target == target { Ok(()) } else { Err(other) };
+        }
+        world.connect(self.life, peer, metadata);
+        Ok(())
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.world.borrow_mut().hosts[self.life].conns.remove(&peer);
+    }
+
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+        check_frame("frame.len", &frame)?;
+        let mut world = self.world.borrow_mut();
+        world.target(self.life, peer)?;
+        world.send(self.life, peer, frame);
+        Ok(())
+    }
+
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+        if let Some(notify) = &post.notify {
+            check_frame("notify.len", notify)?;
+        }
+        let mut world = self.world.borrow_mut();
+        let target = world.target(self.life, peer)?;
+        check(&post.descs, &world.memories[self.life], &world.memories[target])?;
+        world.post(self.life, peer, post);
+        Ok(())
+    }
+
+    fn cancel(&mut self, post: PostId) {
+        self.world.borrow_mut().cancel(self.life, post);
+    }
+
+    fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {
+        let mut world = self.world.borrow_mut();
+        world.advance(POLL);
+        if let Some(inbox) = world.hosts[self.life].inbox.as_mut() {
+            events.append(inbox);
+        }
+    }
+
+    fn wait(&self) -> PlaneWait {
+        // Time passes when it is polled.
+        PlaneWait::ReadableOrAfter(Vec::new(), Duration::ZERO)
+    }
+}
+
+impl World {
+    /// A host whose plane belongs to somebody outside of the world.
+    fn attach(&mut self) -> Option<LifeId> {
+        let slot = self.hosts.len();
+        if slot >= self.slots.len() {
+            return None;
+        }
+        let life = slot;
+        let shape = Memory::new(1, 1, PIECE, 0, 0);
+        let mut host = Host::boot(&self.params, slot, life, self.rng.bits(), &shape).ok()?;
+        host.node = None;
+        host.inbox = Some(Vec::new());
+        self.hosts.push(host);
+        self.memories.push(Memory::empty());
+        self.ledger.lives.push(LifeRecord {
+            clock: Clock::new(self.now, self.now, 1_000_000),
+            alive: true,
+            shut_down: false,
+            strays_until: u64::MAX,
+            paused_until: 0,
+            posts_failed: 0,
+            tokens_out: 0,
+            open_sessions: 0,
+        });
+        self.slots[slot] = Some(life);
+        Some(life)
+    }
+
+    /// Whom a peer is, if it is connected.
+    fn target(&self, life: LifeId, peer: PeerId) -> Result<LifeId, PlaneError> {
+        let conn = self.hosts[life].conns.get(&peer).filter(|conn| !conn.dead);
+        conn.map(|conn| conn.target).ok_or(PlaneError::PeerGone)
+    }
+}
+
+fn check_frame(field: &'static str, frame: &Bytes) -> Result<(), PlaneError> {
+    if frame.len() > MAX_FRAME {
+        return Err(PlaneError::Size { field, got: frame.len(), min: 0, max: MAX_FRAME });
+    }
+    Ok(())
+}
+
+fn check(descs: &[Desc], local: &Memory, remote: &Memory) -> Result<(), PlaneError> {
+    let empty = |field| PlaneError::Size { field, got: 0, min: 1, max: usize::MAX };
+    if descs.is_empty() {
+        return Err(empty("descs.len"));
+    }
+    for (index, desc) in descs.iter().enumerate() {
+        if desc.len == 0 {
+            return Err(empty("desc.len"));
+        }
+        for (side, memory, region, offset) in [
+            ("local", local, desc.local_region, desc.local_offset),
+            ("remote", remote, desc.remote_region, desc.remote_offset),
+        ] {
+            let len = memory.regions().get(region as usize).map_or(0, |region| region.bytes.len() as u64);
+            if offset.checked_add(desc.len).is_none_or(|end| end > len) {
+                let size = desc.len;
+                return Err(PlaneError::OutOfBounds { desc: index, side, region, len, offset, size });
+            }
+        }
+    }
+    Ok(())
+}

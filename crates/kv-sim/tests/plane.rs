@@ -1,0 +1,20 @@
+//! The virtual plane keeps the contract of planes, whatever its network does.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod virtual_net;
+
+use std::time::Duration;
+
+use kv_conformance::Random;
+use kv_sim::VirtualNet;
+use virtual_net::Virtual;
+
+#[test]
+fn the_contract_is_kept() {
+    let seed = Random::new("the_contract_is_kept").below(1 << 30) as u64;
+    kv_conformance::all(|| Virtual {
+        net: VirtualNet::new(seed),
+        wrap: |plane| plane,
+        patience: Duration::from_secs(60),
+    });
+}

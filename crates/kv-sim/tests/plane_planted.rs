@@ -1,0 +1,300 @@
+//! Every check of the conformance suite can fail: for each, a bug in a plane that it finds.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod virtual_net;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::{Desc, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time};
+use kv_sim::{VirtualNet, VirtualPlane};
+use virtual_net::{Virtual, Wrapped};
+
+/// What is wrong with a plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bug {
+    /// Nothing.
+    None,
+    /// Every tenth descriptor is not moved.
+    ForgetsADescriptor,
+    /// Descriptors that are good are moved before a bad one is noticed.
+    MovesBeforeItChecks,
+    /// A post is cut off where a request of the backend would be full.
+    CutsLongPosts,
+    /// The notify frame is sent when the post is made.
+    NotifiesEarly,
+    /// Frames over 64 KiB lose their ends.
+    ShortensFrames,
+    /// Frames are taken from peers only that were connected.
+    DeafToStrangers,
+    /// Posts to the one who connects later are not moved.
+    OneConnectsOnly,
+    /// The end of a cancelled post is reported when it is cancelled, and once more when it ends.
+    EndsTwice,
+    /// Cancelled posts are reported as ended while they still move.
+    EndsBeforeQuiet,
+    /// Posts of a forgotten peer are forgotten with it.
+    ForgetsPosts,
+    /// Posts of a forgotten peer are reported as ended while they still move.
+    ForgetsWire,
+    /// Any metadata will do.
+    Credulous,
+    /// Posts to several peers at once are moved to one of them.
+    MixesPeersUp,
+    /// The second half of what a peer's pages hold is taken for zero.
+    WritesHalves,
+    /// Posts that fail are reported as done.
+    HidesFailures,
+    /// Deaths are not reported.
+    HidesDeaths,
+    /// Writes of the dead are said to be over at once.
+    PromisesQuietEarly,
+    /// A reader that dies takes its source with it.
+    KillsWhatItReads,
+    /// A connection to a dead peer is never given up.
+    WaitsForTheDead,
+    /// Whoever comes under a known id is taken for who was there.
+    RemembersIds,
+}
+
+/// For each check, the bug that it must find.
+const FINDS: [(&str, Bug); 20] = [
+    ("posts_move_exactly_the_described_bytes", Bug::ForgetsADescriptor),
+    ("descriptors_out_of_bounds_are_refused_and_touch_nothing", Bug::MovesBeforeItChecks),
+    ("one_and_a_million_descriptors_move_their_bytes", Bug::CutsLongPosts),
+    ("the_notify_frame_comes_after_the_bytes", Bug::NotifiesEarly),
+    ("frames_arrive_whole_in_both_directions", Bug::ShortensFrames),
+    ("the_first_frame_arrives_before_the_receiver_connects", Bug::DeafToStrangers),
+    ("both_sides_may_connect_at_once", Bug::OneConnectsOnly),
+    ("every_post_ends_exactly_once_also_when_cancelled", Bug::EndsTwice),
+    ("a_cancelled_post_is_quiet_once_it_has_ended", Bug::EndsBeforeQuiet),
+    ("disconnect_ends_the_posts", Bug::ForgetsPosts),
+    ("disconnected_posts_are_quiet_once_they_have_ended", Bug::ForgetsWire),
+    ("strangers_are_refused", Bug::Credulous),
+    ("three_workers_exchange_pages_at_once", Bug::MixesPeersUp),
+    ("pages_move_to_and_from_a_worker_elsewhere", Bug::WritesHalves),
+    ("a_peer_killed_during_our_posts_ends_them_and_is_reported", Bug::HidesFailures),
+    ("an_idle_peer_that_is_killed_is_reported", Bug::HidesDeaths),
+    ("a_killed_writer_is_quiet_once_that_was_promised", Bug::PromisesQuietEarly),
+    ("a_killed_reader_leaves_its_source_in_service", Bug::KillsWhatItReads),
+    ("a_peer_that_died_before_the_connect_is_never_connected", Bug::WaitsForTheDead),
+    ("a_peer_that_comes_back_under_its_id_serves_its_new_bytes", Bug::RemembersIds),
+];
+
+/// A virtual plane with something wrong.
+struct Faulty {
+    inner: VirtualPlane,
+    bug: Bug,
+    known: BTreeMap<PeerId, Bytes>,
+    /// Posts that were said to have ended.
+    told: BTreeSet<PostId>,
+    /// Posts under way, and to whom.
+    under_way: BTreeMap<PostId, PeerId>,
+    /// To be reported by the next poll.
+    late: Vec<PlaneEvent>,
+    has_read: bool,
+}
+
+impl Faulty {
+    fn tell_ended(&mut self, post: PostId, error: PlaneError) {
+        if self.under_way.remove(&post).is_some() && self.told.insert(post) {
+            self.late.push(PlaneEvent::Posted { post, result: Err(error) });
+        }
+    }
+}
+
+impl Wrapped for Faulty {
+    fn bare(&self) -> &VirtualPlane {
+        &self.inner
+    }
+
+    fn crash(&self, net: &VirtualNet) {
+        net.crash(&self.inner.metadata().unwrap());
+        if self.bug == Bug::KillsWhatItReads && self.has_read {
+            self.known.values().for_each(|source| net.crash(source));
+        }
+    }
+}
+
+impl Plane for Faulty {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+        self.inner.register(region)
+    }
+
+    fn metadata(&self) -> Result<Bytes, PlaneError> {
+        self.inner.metadata()
+    }
+
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+        let first = self.known.entry(peer).or_insert_with(|| Bytes::copy_from_slice(metadata)).clone();
+        match self.bug {
+            Bug::RemembersIds => self.inner.connect(peer, &first),
+            Bug::Credulous => {
+                let _ = self.inner.connect(peer, metadata);
+                Ok(())
+            }
+            _ => self.inner.connect(peer, metadata),
+        }
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.inner.disconnect(peer);
+        if matches!(self.bug, Bug::ForgetsPosts | Bug::ForgetsWire) {
+            let posts: Vec<PostId> =
+                self.under_way.iter().filter(|(_, to)| **to == peer).map(|(post, _)| *post).collect();
+            for post in posts {
+                self.tell_ended(post, PlaneError::Cancelled);
+            }
+        }
+        if self.bug == Bug::ForgetsPosts {
+            self.late.clear();
+        }
+    }
+
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+        self.inner.send(peer, frame)
+    }
+
+    fn post(&mut self, peer: PeerId, mut post: Post) -> Result<(), PlaneError> {
+        let (id, mut to) = (post.id, peer);
+        self.has_read |= post.op == Op::Read;
+        match self.bug {
+            Bug::ForgetsADescriptor if post.descs.len() >= 10 => {
+                let numbered = post.descs.iter().enumerate();
+                post.descs = numbered.filter(|(at, _)| at % 10 != 9).map(|(_, desc)| *desc).collect();
+            }
+            Bug::MovesBeforeItChecks => {
+                for (at, desc) in post.descs.iter().enumerate() {
+                    let id = PostId(1 << 40 | at as u64);
+                    self.told.insert(id);
+                    self.inner
+                        .post(peer, Post { id, descs: vec![*desc], op: post.op, notify: None })
+                        .map_err(|error| match error {
+                            PlaneError::OutOfBounds { side, region, len, offset, size, .. } => {
+                                PlaneError::OutOfBounds { desc: at, side, region, len, offset, size }
+                            }
+                            error => error,
+                        })?;
+                }
+            }
+            Bug::CutsLongPosts => post.descs.truncate(1 << 16),
+            Bug::NotifiesEarly => {
+                if let Some(notify) = post.notify.take() {
+                    self.inner.send(peer, notify)?;
+                }
+            }
+            Bug::OneConnectsOnly if peer == kv_conformance::B_KNOWS_A => {
+                post.descs = vec![Desc { len: 1, ..post.descs[0] }];
+            }
+            Bug::MixesPeersUp if id.0 % 16 == 3 => {
+                to = self.known.keys().copied().find(|known| *known != peer).unwrap_or(peer);
+            }
+            Bug::WritesHalves if post.op == Op::Write => {
+                for desc in &mut post.descs {
+                    desc.len = desc.len.div_ceil(2);
+                }
+            }
+            _ => {}
+        }
+        self.inner.post(to, post)?;
+        self.under_way.insert(id, peer);
+        Ok(())
+    }
+
+    fn cancel(&mut self, post: PostId) {
+        self.inner.cancel(post);
+        match self.bug {
+            Bug::EndsBeforeQuiet => self.tell_ended(post, PlaneError::Cancelled),
+            Bug::EndsTwice if self.under_way.contains_key(&post) => {
+                self.late.push(PlaneEvent::Posted { post, result: Err(PlaneError::Cancelled) });
+            }
+            _ => {}
+        }
+    }
+
+    fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
+        events.append(&mut self.late);
+        let mut fresh = Vec::new();
+        self.inner.poll(now, &mut fresh);
+        for event in fresh {
+            match &event {
+                PlaneEvent::Posted { post, result } => {
+                    if self.told.remove(post) {
+                        continue;
+                    }
+                    self.under_way.remove(post);
+                    let hide = self.bug == Bug::HidesFailures && result == &Err(PlaneError::PeerGone);
+                    let result = if hide { Ok(()) } else { result.clone() };
+                    events.push(PlaneEvent::Posted { post: *post, result });
+                    continue;
+                }
+                PlaneEvent::Frame(frame) => {
+                    if self.bug == Bug::DeafToStrangers && self.known.is_empty() {
+                        continue;
+                    }
+                    if self.bug == Bug::ShortensFrames && frame.len() > 64 << 10 {
+                        events.push(PlaneEvent::Frame(frame.slice(..64 << 10)));
+                        continue;
+                    }
+                }
+                PlaneEvent::PeerGone { peer, .. } => match self.bug {
+                    Bug::HidesDeaths | Bug::WaitsForTheDead => continue,
+                    Bug::PromisesQuietEarly => {
+                        let quiet_after = Duration::ZERO;
+                        events.push(PlaneEvent::PeerGone { peer: *peer, quiet_after });
+                        continue;
+                    }
+                    _ => {}
+                },
+            }
+            events.push(event);
+        }
+    }
+
+    fn wait(&self) -> PlaneWait {
+        self.inner.wait()
+    }
+}
+
+fn run(check: &'static str, bug: Bug, seed: u64) {
+    let wrap = move |inner| Faulty {
+        inner,
+        bug,
+        known: BTreeMap::new(),
+        told: BTreeSet::new(),
+        under_way: BTreeMap::new(),
+        late: Vec::new(),
+        has_read: false,
+    };
+    let patience = Duration::from_secs(5);
+    kv_conformance::some(|| Virtual { net: VirtualNet::new(seed), wrap, patience }, |name| name == check);
+}
+
+#[test]
+fn every_check_finds_the_bug_that_is_planted_for_it() {
+    let names: BTreeSet<&str> = kv_conformance::checks::<Virtual<fn(VirtualPlane) -> VirtualPlane>>()
+        .iter()
+        .map(|(name, _)| *name)
+        .collect();
+    let covered: BTreeSet<&str> = FINDS.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, covered, "each check has a bug, and each bug a check");
+    let mut blind = Vec::new();
+    for (check, bug) in FINDS {
+        let fails = |bug, seed| catch_unwind(AssertUnwindSafe(|| run(check, bug, seed))).is_err();
+        // Some are only seen when the network's moments are right.
+        let found = (0..20).find(|seed| fails(bug, *seed));
+        assert!(found.is_none_or(|seed| !fails(Bug::None, seed)), "{check} fails without a bug, too");
+        let found = found.is_some();
+        println!("{check}: {bug:?} {}", if found { "found" } else { "NOT FOUND" });
+        if !found {
+            blind.push(check);
+        }
+    }
+    assert!(blind.is_empty(), "these checks did not fail: {blind:?}");
+}

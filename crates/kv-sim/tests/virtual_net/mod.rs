@@ -1,0 +1,115 @@
+//! Workers of a virtual network, for the conformance suite.
+#![allow(dead_code)] // Each test binary uses a part of it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_conformance::{Harness, Job, Other, Puppet, Regions, Side};
+use kv_core::{Plane, Region, RegionRole, Time};
+use kv_sim::{VirtualNet, VirtualPlane};
+
+/// Makes workers whose planes are `wrap`ped.
+pub struct Virtual<W> {
+    pub net: VirtualNet,
+    pub wrap: W,
+    pub patience: Duration,
+}
+
+/// A virtual plane, or one with something planted in it.
+pub trait Wrapped: Plane {
+    fn bare(&self) -> &VirtualPlane;
+
+    fn crash(&self, net: &VirtualNet) {
+        net.crash(&self.metadata().unwrap());
+    }
+}
+
+impl Wrapped for VirtualPlane {
+    fn bare(&self) -> &VirtualPlane {
+        self
+    }
+}
+
+impl<P: Wrapped, W: Fn(VirtualPlane) -> P> Virtual<W> {
+    fn make(&self, lens: &[usize]) -> Side<P> {
+        let mut plane = (self.wrap)(self.net.plane().expect("room for another plane"));
+        for len in lens {
+            plane.register(&Region::dram(RegionRole::Kv, 0, *len as u64, 1)).unwrap();
+        }
+        let memory = Memory { net: self.net.clone(), metadata: plane.metadata().unwrap() };
+        Side { plane, lens: lens.to_vec(), memory: Box::new(memory) }
+    }
+}
+
+impl<P: Wrapped, W: Fn(VirtualPlane) -> P> Harness for Virtual<W> {
+    type Plane = P;
+    type Other = Elsewhere<P>;
+    const FAR_LEN: usize = 1 << 20;
+
+    fn worker(&self, lens: &[usize]) -> Side<P> {
+        self.make(lens)
+    }
+
+    fn other(&self, job: Job, peer: &[u8]) -> Elsewhere<P> {
+        let side = self.make(&[Self::FAR_LEN]);
+        let metadata = side.plane.metadata().unwrap();
+        let puppet = Puppet::new(side, job, peer);
+        Elsewhere { puppet, metadata, net: self.net.clone() }
+    }
+
+    fn now(&self) -> Time {
+        self.net.now()
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+}
+
+/// A worker on another virtual host.
+pub struct Elsewhere<P: Wrapped> {
+    puppet: Puppet<P>,
+    metadata: Bytes,
+    net: VirtualNet,
+}
+
+impl<P: Wrapped> Other for Elsewhere<P> {
+    fn metadata(&self) -> &[u8] {
+        &self.metadata
+    }
+
+    fn turn(&mut self) {
+        if self.is_alive() {
+            self.puppet.turn(self.net.now());
+        }
+    }
+
+    fn kill(&mut self) {
+        self.puppet.side.plane.crash(&self.net);
+    }
+
+    fn is_alive(&mut self) -> bool {
+        self.puppet.side.plane.bare().is_alive()
+    }
+}
+
+impl<P: Wrapped> Drop for Elsewhere<P> {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+struct Memory {
+    net: VirtualNet,
+    metadata: Bytes,
+}
+
+impl Regions for Memory {
+    fn read(&self, region: usize, offset: usize, out: &mut [u8]) {
+        assert!(self.net.read(&self.metadata, region as u32, offset, out));
+    }
+
+    fn write(&self, region: usize, offset: usize, bytes: &[u8]) {
+        assert!(self.net.write(&self.metadata, region as u32, offset, bytes));
+    }
+}
