@@ -17,12 +17,14 @@ pub struct NixlConfig {
     /// Network devices to use, as the backend names them (`mlx5_0:1`, `eth0`); empty: all. The
     /// `ib_device` of the `KvArgs` belongs here.
     pub devices: Vec<String>,
-    /// Bytes of one request to NIXL, where a descriptor counts at least 8 KiB (default 2 MiB). UCX
-    /// may copy all of it inside one call, so this bounds how long a turn takes.
+    /// How long one request to NIXL should take (default 1.5 ms). Long posts are cut accordingly, at
+    /// the speed that each connection has shown. UCX may copy all of a request inside one call, so
+    /// this is most of what a turn takes; two such requests are in flight to a peer at most, so that
+    /// a small post is not behind a large one in UCX's queues.
+    pub slice_time: Duration,
+    /// Bytes of one request at most, where each descriptor counts 8 KiB more than it has (default
+    /// 64 MiB).
     pub slice_bytes: u64,
-    /// Bytes in flight to one peer, counted alike (default 4 MiB). What is more waits its turn, so
-    /// that a small post is not behind a large one in UCX's queues.
-    pub window_bytes: u64,
     /// Bytes of frames sent to one peer that it has not confirmed, before `send` answers
     /// `WouldBlock` (default 4 MiB).
     pub outbound_bytes: usize,
@@ -45,8 +47,8 @@ impl Default for NixlConfig {
             backend: "UCX".to_owned(),
             backend_params: Vec::new(),
             devices: Vec::new(),
-            slice_bytes: 2 << 20,
-            window_bytes: 4 << 20,
+            slice_time: Duration::from_micros(1500),
+            slice_bytes: 64 << 20,
             outbound_bytes: 4 << 20,
             max_posts: 1 << 16,
             max_peers: 1024,
@@ -59,9 +61,10 @@ impl Default for NixlConfig {
 impl NixlConfig {
     pub(crate) fn check(&self) -> Result<(), NixlError> {
         let millis = |duration: Duration| usize::try_from(duration.as_millis()).unwrap_or(usize::MAX);
+        let micros = usize::try_from(self.slice_time.as_micros()).unwrap_or(usize::MAX);
         for (field, got, min, max) in [
+            ("slice_time (µs)", micros, 100, 1_000_000),
             ("slice_bytes", self.slice_bytes as usize, 64 << 10, 1 << 40),
-            ("window_bytes", self.window_bytes as usize, 64 << 10, 1 << 40),
             ("outbound_bytes", self.outbound_bytes, 2 * MAX_FRAME, 1 << 30),
             ("max_posts", self.max_posts, 1, 1 << 24),
             ("max_peers", self.max_peers, 1, 1 << 16),

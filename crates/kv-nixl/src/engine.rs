@@ -154,8 +154,7 @@ impl Engine {
     /// Creates and posts a request. All pieces are of the same kinds of memory.
     pub(crate) fn start(
         &self,
-        op: Op,
-        kinds: (MemoryKind, MemoryKind),
+        (op, local, remote): (Op, MemoryKind, MemoryKind),
         pieces: &[Piece],
         name: &str,
     ) -> Started {
@@ -163,7 +162,7 @@ impl Engine {
             Op::Write => XferOp::Write,
             Op::Read => XferOp::Read,
         };
-        let request = match self.create(op, kinds, pieces, name) {
+        let request = match self.create(op, (local, remote), pieces, name) {
             Ok(request) => request,
             Err(error) => return Started::Refused(error),
         };

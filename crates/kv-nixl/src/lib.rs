@@ -12,8 +12,9 @@
 //!   server. [`guards`] sets those that the user did not set.
 //! - There is no progress thread. The owner's thread polls, closely while something is expected and
 //!   seldom otherwise.
-//! - UCX may do a whole copy inside the call that posts it. Posts are therefore cut into slices, and
-//!   posts take turns.
+//! - UCX may do a whole copy inside the call that posts it. Posts are therefore cut into slices of
+//!   about a millisecond, at the speed that is measured, and posts take turns; short ones to the same
+//!   peer share a request.
 //! - A request that is given up goes on writing. So a cancelled post ends when its last request in
 //!   flight has ended, and a post to a dead peer when NIXL says that all its requests are over.
 //!
@@ -58,6 +59,7 @@ mod plane;
 mod pool;
 mod remote;
 mod requests;
+mod speed;
 mod traffic;
 mod transfer;
 

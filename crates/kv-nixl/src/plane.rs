@@ -2,7 +2,7 @@
 //! frames in `traffic`.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,7 +18,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::config::NixlConfig;
 use crate::discovery::Nixl;
 use crate::doorbell::Doorbell;
-use crate::engine::{CallError, Engine, Piece};
+use crate::engine::{CallError, Engine};
 use crate::error::NixlError;
 use crate::ffi::Memory;
 use crate::host::{Life, Process};
@@ -26,12 +26,10 @@ use crate::metadata::{Metadata, Place, agent_name};
 use crate::pace::Pace;
 use crate::pool::HostPool;
 use crate::remote::{Arrivals, Remote, RemoteId, Stage};
-use crate::requests::Request;
+use crate::requests::{Line, Request};
 use crate::traffic::RINGING;
-use crate::transfer::{self, Transfer};
+use crate::transfer::{self, Batch, Transfer};
 
-/// A post that counts less than this part of a request is short, and does not wait for long ones.
-pub(crate) const SHORT: u64 = 4;
 /// How long a dropped plane waits for requests on their way.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -58,14 +56,14 @@ pub struct NixlPlane {
 
     pub(crate) transfers: HashMap<PostId, Transfer>,
     /// Peers with posts that have something to send, next one first.
-    pub(crate) line: VecDeque<RemoteId>,
+    pub(crate) line: Line,
     /// Connections that are not open: each ends when its requests have.
     pub(crate) ending: Vec<RemoteId>,
     pub(crate) arrivals: Arrivals,
     pub(crate) probe_at: Instant,
     pub(crate) events: Vec<PlaneEvent>,
     pub(crate) pace: Pace,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) batch: Batch,
     pub(crate) stats: NixlStats,
 }
 
@@ -119,13 +117,13 @@ impl NixlPlane {
             doorbell,
             transfers: HashMap::new(),
             requests: Vec::new(),
-            line: VecDeque::new(),
+            line: Line::default(),
             ending: Vec::new(),
             arrivals: Arrivals::default(),
             probe_at: Instant::now(),
             events: Vec::new(),
             pace: Pace::new(config.idle_poll),
-            pieces: Vec::new(),
+            batch: Batch::default(),
             stats: NixlStats::default(),
             config,
         })
@@ -219,7 +217,8 @@ impl NixlPlane {
             let data = epoll::EventData::new_u64(id.0);
             let _ = epoll::add(&self.wakes, fd, data, epoll::EventFlags::IN);
         }
-        let remote = Remote::new(name.clone(), metadata.token, metadata.regions, life, peer);
+        let slice = (self.config.slice_time, self.config.slice_bytes);
+        let remote = Remote::new(name.clone(), metadata.token, metadata.regions, life, peer, slice);
         self.names.insert(name, id);
         self.remotes.insert(id, remote);
         Ok(id)
@@ -327,11 +326,8 @@ impl Plane for NixlPlane {
         }
         let number = post.id;
         let transfer = Transfer::new(id, peer, post);
-        if let Some(remote) = self.remotes.get_mut(&id) {
-            remote.run.push(number, transfer.is_shorter_than(self.config.slice_bytes / SHORT));
-        }
         self.transfers.insert(number, transfer);
-        self.stand_in_line(id);
+        self.enqueue(id, number);
         self.pace.stir();
         Ok(())
     }

@@ -1,14 +1,15 @@
 //! A peer's agent: what is known of it, and what is on the way to it.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use kv_core::{PeerId, PostId};
+use kv_core::{Op, PeerId, PostId};
 
 use crate::doorbell::Button;
 use crate::frame::HEADER;
 use crate::host::Life;
 use crate::metadata::Place;
+use crate::speed::{SLICE, Speed};
 
 /// A connection to an agent; random, and thus also the connection's number in notifications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,11 +33,10 @@ pub(crate) struct Remote {
 
     /// Posts with something to send. Ids of ended posts are skipped.
     pub(crate) run: RunQueue,
-    /// In the plane's line of those with something to send.
-    pub(crate) in_line: bool,
-    /// Requests on their way, and what they count together.
+    /// Requests on their way, and the part of a slice's time that each takes, together.
     pub(crate) requests: usize,
-    pub(crate) weight: u64,
+    pub(crate) load: u64,
+    speeds: [Speed; 2],
 
     /// Posts whose bytes are in place, and whose notify frames wait for room.
     pub(crate) parked: VecDeque<PostId>,
@@ -65,7 +65,15 @@ pub(crate) enum Stage {
 }
 
 impl Remote {
-    pub(crate) fn new(name: String, token: u64, regions: Vec<Place>, life: Life, user: PeerId) -> Remote {
+    /// Its requests are to be of this time and of this weight at most.
+    pub(crate) fn new(
+        name: String,
+        token: u64,
+        regions: Vec<Place>,
+        life: Life,
+        user: PeerId,
+        slice: (Duration, u64),
+    ) -> Remote {
         let near = matches!(life, Life::Watched(_) | Life::Ours);
         Remote {
             name,
@@ -77,9 +85,9 @@ impl Remote {
             said_farewell: false,
             users: vec![user],
             run: RunQueue::default(),
-            in_line: false,
             requests: 0,
-            weight: 0,
+            load: 0,
+            speeds: [Speed::new(slice.0, slice.1), Speed::new(slice.0, slice.1)],
             parked: VecDeque::new(),
             sent: 0,
             confirmed: 0,
@@ -89,6 +97,25 @@ impl Remote {
 
     pub(crate) fn is_open(&self) -> bool {
         self.stage == Stage::Open
+    }
+
+    /// How fast this direction is.
+    pub(crate) fn speed(&mut self, op: Op) -> &mut Speed {
+        let [write, read] = &mut self.speeds;
+        match op {
+            Op::Write => write,
+            Op::Read => read,
+        }
+    }
+
+    /// True if a request may follow those on their way: a second slice, so that the way is never
+    /// empty, and short posts beside two of them.
+    pub(crate) fn has_turn(&self, length: Length) -> bool {
+        let window = match length {
+            Length::Long => 2 * SLICE,
+            Length::Short => 3 * SLICE,
+        };
+        self.load < window
     }
 
     /// True if a frame of this length may be sent although so much is not confirmed.
@@ -102,34 +129,40 @@ impl Remote {
     }
 }
 
+/// Whether a post goes into one request together with others, or into several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Length {
+    Short,
+    Long,
+}
+
 /// Posts that wait for their turns: long ones, and short ones, which would otherwise wait for a part
-/// of every long one. Both kinds are served in turn, each in a circle.
+/// of every long one. Each kind is served in a circle.
 #[derive(Debug, Default)]
 pub(crate) struct RunQueue {
-    long: VecDeque<PostId>,
-    short: VecDeque<PostId>,
-    short_was_last: bool,
+    short: Waiting,
+    long: Waiting,
+}
+
+/// Posts of one kind.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    pub(crate) posts: VecDeque<PostId>,
+    /// The peer is in the plane's line of those with posts of this kind.
+    pub(crate) in_line: bool,
 }
 
 impl RunQueue {
-    /// Puts a post at the end.
-    pub(crate) fn push(&mut self, post: PostId, is_short: bool) {
-        if is_short { self.short.push_back(post) } else { self.long.push_back(post) }
-    }
-
-    /// Takes the post whose turn it is.
-    pub(crate) fn pop(&mut self) -> Option<PostId> {
-        let short = if self.short_was_last { self.long.is_empty() } else { !self.short.is_empty() };
-        self.short_was_last = short;
-        if short { self.short.pop_front() } else { self.long.pop_front() }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.long.is_empty() && self.short.is_empty()
+    pub(crate) fn of(&mut self, length: Length) -> &mut Waiting {
+        match length {
+            Length::Short => &mut self.short,
+            Length::Long => &mut self.long,
+        }
     }
 
     pub(crate) fn clear(&mut self) {
-        *self = RunQueue::default();
+        self.short.posts.clear();
+        self.long.posts.clear();
     }
 }
 
@@ -213,25 +246,9 @@ mod tests {
     }
 
     #[test]
-    fn short_posts_pass_long_ones_and_starve_none() {
-        let mut run = RunQueue::default();
-        for post in 0..3 {
-            run.push(PostId(post), false);
-            run.push(PostId(10 + post), true);
-        }
-        let order: Vec<u64> = std::iter::from_fn(|| run.pop()).map(|post| post.0).collect();
-        assert_eq!(order, [10, 0, 11, 1, 12, 2]);
-        assert!(run.is_empty());
-        run.push(PostId(1), true);
-        run.push(PostId(2), true);
-        run.push(PostId(3), false);
-        let order: Vec<u64> = std::iter::from_fn(|| run.pop()).map(|post| post.0).collect();
-        assert_eq!(order, [1, 3, 2]);
-    }
-
-    #[test]
     fn a_sender_waits_for_room_and_cannot_be_told_more_than_it_sent() {
-        let mut remote = Remote::new("x".to_owned(), 1, Vec::new(), Life::Unseen, PeerId(1));
+        let mut remote =
+            Remote::new("x".to_owned(), 1, Vec::new(), Life::Unseen, PeerId(1), (Duration::ZERO, 1));
         let most = 2 << 20;
         while remote.has_room(1000, most) {
             remote.sent += charge(1000);

@@ -8,9 +8,9 @@ use crate::ffi::Memory;
 use crate::metadata::Place;
 use crate::remote::RemoteId;
 
-/// What a descriptor counts at least, in bytes: UCX takes 2 µs (shared memory) to 7 µs (TCP) for
-/// each, in which it would copy some 8 KiB.
-const DESC_COST: u64 = 8 << 10;
+/// What a descriptor counts beside its bytes: UCX takes 2 µs (shared memory) to 7 µs (TCP) for each,
+/// in which it would copy some 8 KiB.
+pub(crate) const DESC_COST: u64 = 8 << 10;
 
 /// A post that was accepted and has not ended.
 #[derive(Debug)]
@@ -22,21 +22,29 @@ pub(crate) struct Transfer {
     pub(crate) in_flight: u32,
     /// Why nothing more of it is sent.
     pub(crate) stopped: Option<PlaneError>,
-    op: Op,
+    pub(crate) op: Op,
     descs: Vec<Desc>,
     /// Next descriptor, and how much of it is cut off.
     next: usize,
     done: u64,
 }
 
-/// A part of a post for one request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Cut {
-    pub(crate) op: Op,
-    /// Kinds of memory here and there.
-    pub(crate) kinds: (MemoryKind, MemoryKind),
-    /// What it counts of the peer's window.
+/// What goes into one request: a part of a post, or several short posts.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    /// Which way, and the kinds of memory here and there; `None` while it is empty.
+    pub(crate) kind: Option<(Op, MemoryKind, MemoryKind)>,
+    pub(crate) pieces: Vec<Piece>,
+    /// Bytes, and what the descriptors cost.
     pub(crate) weight: u64,
+}
+
+impl Batch {
+    pub(crate) fn clear(&mut self) {
+        self.kind = None;
+        self.pieces.clear();
+        self.weight = 0;
+    }
 }
 
 impl Transfer {
@@ -61,7 +69,7 @@ impl Transfer {
         // Long posts need not be summed up to their end.
         let mut sum = 0_u64;
         rest.iter().all(|desc| {
-            sum = sum.saturating_add(desc.len.max(DESC_COST));
+            sum = sum.saturating_add(desc.len).saturating_add(DESC_COST);
             sum.saturating_sub(self.done) <= most
         })
     }
@@ -71,43 +79,38 @@ impl Transfer {
         self.stopped.is_none() && self.next < self.descs.len()
     }
 
-    /// Cuts off a part of about `most` bytes into `pieces`. `None` at the end.
-    pub(crate) fn cut(
-        &mut self,
-        local: &[Memory],
-        remote: &[Place],
-        most: u64,
-        pieces: &mut Vec<Piece>,
-    ) -> Option<Cut> {
-        pieces.clear();
-        let mut cut: Option<Cut> = None;
+    /// Cuts off a part, and adds it to a batch until that weighs about `most`. Adds nothing if the
+    /// next piece is of other kinds of memory than those of the batch, or of a region that is not
+    /// there.
+    pub(crate) fn cut(&mut self, local: &[Memory], remote: &[Place], most: u64, batch: &mut Batch) {
         while let Some(desc) = self.descs.get(self.next) {
-            let here = local.get(desc.local_region as usize)?;
-            let there = remote.get(desc.remote_region as usize)?;
-            let kinds = (here.kind(), there.kind);
-            let part = cut.get_or_insert(Cut { op: self.op, kinds, weight: 0 });
+            let (Some(here), Some(there)) =
+                (local.get(desc.local_region as usize), remote.get(desc.remote_region as usize))
+            else {
+                return;
+            };
+            let kind = (self.op, here.kind(), there.kind);
             // A request of NIXL has one kind of memory on each side.
-            if part.kinds != kinds || part.weight >= most {
-                break;
+            if *batch.kind.get_or_insert(kind) != kind || batch.weight >= most {
+                return;
             }
             let rest = desc.len - self.done;
-            let room = most - part.weight;
+            let room = most - batch.weight;
             // Nothing shorter than what a descriptor costs is left over.
             let len =
                 if rest <= room.saturating_add(DESC_COST) { rest } else { room.max(DESC_COST).min(rest) };
-            pieces.push(Piece {
+            batch.pieces.push(Piece {
                 local: (here.addr() + desc.local_offset + self.done, here.device()),
                 remote: (there.addr + desc.remote_offset + self.done, there.device),
                 len,
             });
-            part.weight += len.max(DESC_COST);
+            batch.weight += len + DESC_COST;
             self.done += len;
             if self.done == desc.len {
                 self.next += 1;
                 self.done = 0;
             }
         }
-        cut
     }
 }
 
@@ -146,7 +149,7 @@ mod tests {
         Desc { local_region: 0, remote_region, local_offset, remote_offset, len }
     }
 
-    fn cuts(descs: Vec<Desc>, most: u64) -> Vec<(Cut, Vec<Piece>)> {
+    fn cuts(descs: Vec<Desc>, most: u64) -> Vec<Batch> {
         let pool = HostPool::new(64 << 20).unwrap();
         let local = [pool.memory().clone()];
         let place = |kind, addr| Place { addr, len: 64 << 20, kind, device: 3 };
@@ -155,12 +158,14 @@ mod tests {
         let post = Post { id: PostId(1), op: Op::Write, descs, notify: None };
         let mut transfer = Transfer::new(RemoteId(1), PeerId(1), post);
         let mut all = Vec::new();
-        let mut pieces = Vec::new();
         while transfer.has_more() {
-            let cut = transfer.cut(&local, &remote, most, &mut pieces).unwrap();
-            let base = pool.addr();
-            let relative = pieces.iter().map(|piece| Piece { local: (piece.local.0 - base, 0), ..*piece });
-            all.push((cut, relative.collect()));
+            let mut batch = Batch::default();
+            transfer.cut(&local, &remote, most, &mut batch);
+            assert!(!batch.pieces.is_empty());
+            for piece in &mut batch.pieces {
+                piece.local.0 -= pool.addr();
+            }
+            all.push(batch);
         }
         all
     }
@@ -176,9 +181,9 @@ mod tests {
         let cuts = cuts(descs.clone(), most);
         let mut at = 0;
         let mut done = 0;
-        for (cut, pieces) in &cuts {
+        for cut in &cuts {
             assert!(cut.weight <= most + 2 * DESC_COST, "{cut:?}");
-            for piece in pieces {
+            for piece in &cut.pieces {
                 let desc = descs[at];
                 assert_eq!(piece.local.0, desc.local_offset + done);
                 assert_eq!(piece.remote, ((1 << 40) + desc.remote_offset + done, 3));
@@ -197,8 +202,8 @@ mod tests {
     fn small_descriptors_count_more_than_their_bytes() {
         let descs: Vec<Desc> = (0..1000).map(|at| desc(at * 64, 0, at * 64, 64)).collect();
         let cuts = cuts(descs, 1 << 20);
-        assert_eq!(cuts.iter().map(|(_, pieces)| pieces.len()).sum::<usize>(), 1000);
-        assert!(cuts.iter().all(|(_, pieces)| pieces.len() as u64 <= (1 << 20) / DESC_COST));
+        assert_eq!(cuts.iter().map(|cut| cut.pieces.len()).sum::<usize>(), 1000);
+        assert!(cuts.iter().all(|cut| cut.pieces.len() as u64 <= (1 << 20) / DESC_COST));
     }
 
     #[test]
@@ -207,8 +212,8 @@ mod tests {
             vec![desc(0, 0, 0, 10), desc(10, 1, 0, 10), desc(20, 1, 10, 10), desc(30, 0, 50, 10)],
             1 << 20,
         );
-        let lens: Vec<usize> = cuts.iter().map(|(_, pieces)| pieces.len()).collect();
+        let lens: Vec<usize> = cuts.iter().map(|cut| cut.pieces.len()).collect();
         assert_eq!(lens, [1, 2, 1]);
-        assert_eq!(cuts[1].0.kinds, (MemoryKind::Dram, MemoryKind::Vram));
+        assert_eq!(cuts[1].kind, Some((Op::Write, MemoryKind::Dram, MemoryKind::Vram)));
     }
 }

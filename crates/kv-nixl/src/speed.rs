@@ -1,0 +1,141 @@
+//! How much one request takes: what the connection moves in about a millisecond, as it was measured.
+//!
+//! A request has a price of its own, some 20 µs when a copy has just been through the caches, so
+//! requests should be large; and UCX may copy all of one inside the call that posts it, so they must
+//! not be. The time of one request is what both are about, and bytes per time differ by a factor of
+//! twenty among transports and machines.
+
+use std::time::{Duration, Instant};
+
+/// Smallest request that a long post is cut into, where its price is still a small part.
+const SMALLEST: u64 = 256 << 10;
+/// Before anything is known: a millisecond at 1 GB/s.
+const FIRST: u64 = 1 << 20;
+/// A request that weighs this part of a slice, or less, tells little about slices.
+const TELLING: u64 = 4;
+/// A slice is at most so many times what was measured: caches make small requests fast.
+const GROWTH: u64 = 4;
+/// Requests remembered. Of five, the second largest proposal ignores three requests that the system
+/// interrupted, and one that was cached.
+const REMEMBERED: usize = 5;
+
+/// What counts as one slice in [`Speed::load`].
+pub(crate) const SLICE: u64 = 1024;
+
+/// The speed of one direction of a connection.
+#[derive(Debug)]
+pub(crate) struct Speed {
+    /// How long a slice should take, and what it may weigh at most.
+    time: Duration,
+    most: u64,
+    /// What a slice should have weighed by the last requests.
+    proposals: [u64; REMEMBERED],
+    measured: usize,
+    slice: u64,
+    /// When the last request ended: one that waited for it began only then.
+    ended: Option<Instant>,
+}
+
+impl Speed {
+    /// Slices of about `time`, that weigh at most `most`.
+    pub(crate) fn new(time: Duration, most: u64) -> Speed {
+        let slice = FIRST.min(most);
+        Speed { time, most, proposals: [slice; REMEMBERED], measured: 0, slice, ended: None }
+    }
+
+    /// What a slice weighs now.
+    pub(crate) fn slice(&self) -> u64 {
+        self.slice
+    }
+
+    /// How much of a slice's time a request of this weight takes, a slice being [`SLICE`].
+    pub(crate) fn load(&self, weight: u64) -> u64 {
+        (u128::from(weight) * u128::from(SLICE) / u128::from(self.slice)) as u64
+    }
+
+    /// A request has ended.
+    pub(crate) fn ended(&mut self, weight: u64, started: Instant, now: Instant) {
+        let began = self.ended.map_or(started, |ended| ended.max(started));
+        self.ended = Some(now);
+        if weight < self.slice / TELLING {
+            return;
+        }
+        let took = now.saturating_duration_since(began).as_nanos().max(1);
+        let fitting = u128::from(weight) * self.time.as_nanos() / took;
+        let fitting = u64::try_from(fitting).unwrap_or(u64::MAX).min(weight.saturating_mul(GROWTH));
+        let at = self.measured % REMEMBERED;
+        if let Some(proposal) = self.proposals.get_mut(at) {
+            *proposal = fitting.clamp(SMALLEST.min(self.most), self.most);
+        }
+        self.measured = self.measured.wrapping_add(1).max(1);
+        let mut known = self.proposals;
+        let known = known.get_mut(..self.measured.min(REMEMBERED)).unwrap_or_default();
+        known.sort_unstable();
+        self.slice = known.get(known.len() * 3 / 4).copied().unwrap_or(self.slice);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Ends requests of a slice each at this speed, one after the other.
+    fn run(speed: &mut Speed, now: &mut Instant, requests: usize, bytes_per_second: f64) {
+        for _ in 0..requests {
+            let started = *now;
+            *now += Duration::from_secs_f64(speed.slice() as f64 / bytes_per_second);
+            speed.ended(speed.slice(), started, *now);
+        }
+    }
+
+    #[test]
+    fn a_slice_becomes_what_is_moved_in_its_time() {
+        let mut now = Instant::now();
+        let mut speed = Speed::new(MS, 32 << 20);
+        assert_eq!(speed.slice(), FIRST);
+        run(&mut speed, &mut now, 20, 6e9);
+        assert!((5_900_000..6_100_000).contains(&speed.slice()), "{}", speed.slice());
+        run(&mut speed, &mut now, 4, 1e9);
+        assert!((990_000..1_010_000).contains(&speed.slice()), "{}", speed.slice());
+        run(&mut speed, &mut now, 10, 1e6);
+        assert_eq!(speed.slice(), SMALLEST);
+        run(&mut speed, &mut now, 40, 1e12);
+        assert_eq!(speed.slice(), 32 << 20);
+    }
+
+    #[test]
+    fn interruptions_and_small_requests_do_not_change_it() {
+        let mut now = Instant::now();
+        let mut speed = Speed::new(MS, 32 << 20);
+        // The first request waits for the connection.
+        run(&mut speed, &mut now, 1, 1e7);
+        run(&mut speed, &mut now, 20, 6e9);
+        for _ in 0..20 {
+            run(&mut speed, &mut now, 3, 1e8);
+            assert!(speed.slice() > 5_900_000, "{}", speed.slice());
+            run(&mut speed, &mut now, 2, 6e9);
+            for _ in 0..10 {
+                speed.ended(64 << 10, now, now + Duration::from_nanos(1));
+            }
+            assert!((5_900_000..6_100_000).contains(&speed.slice()), "{}", speed.slice());
+        }
+        // None at all is no time at all.
+        speed.ended(speed.slice(), now, now);
+        assert!(speed.slice() <= 32 << 20);
+    }
+
+    #[test]
+    fn requests_behind_one_another_are_not_taken_for_slow_ones() {
+        let start = Instant::now();
+        let mut speed = Speed::new(MS, 32 << 20);
+        for request in 1..=20_u32 {
+            // Two on their way at any time, each of 4 MiB and a millisecond.
+            let started = start + MS * request.saturating_sub(2);
+            speed.ended(4 << 20, started, start + MS * request);
+        }
+        assert_eq!(speed.slice(), 4 << 20);
+        assert_eq!(speed.load(2 << 20), SLICE / 2);
+    }
+}
