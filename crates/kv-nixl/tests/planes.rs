@@ -158,3 +158,51 @@ fn a_short_post_passes_the_long_ones_before_it() {
     }
     assert!((0..=50).all(|id| ended(&events, id)));
 }
+
+#[test]
+fn short_posts_share_requests_and_each_has_its_own_event_frame_and_bytes() {
+    let Some(nixl) = nixl() else { return };
+    let (item, posts) = (4096, 500);
+    let len = item * posts;
+    let (mut here, mut there) = (worker(nixl, &[len]), worker(nixl, &[len]));
+    here.plane.connect(PEER, &there.plane.metadata().unwrap()).unwrap();
+    let bytes: Vec<u8> = (0..len).map(|at| (at / item * 7 + at) as u8).collect();
+    here.memory.write(0, 0, &bytes);
+    // Both directions in turn: one request has one.
+    for id in 0..posts {
+        let at = (id * item) as u64;
+        let desc =
+            Desc { local_region: 0, remote_region: 0, local_offset: at, remote_offset: at, len: item as u64 };
+        let op = if id % 100 < 90 { Op::Write } else { Op::Read };
+        let notify = Some(Bytes::from(id.to_string()));
+        here.plane.post(PEER, Post { id: PostId(id as u64), op, descs: vec![desc], notify }).unwrap();
+    }
+    here.plane.cancel(PostId(7));
+    let (mut ended, mut frames) = (Vec::new(), Vec::new());
+    while ended.len() < posts || frames.len() < posts - 1 {
+        here.plane.poll(Time::ZERO, &mut ended);
+        there.plane.poll(Time::ZERO, &mut frames);
+    }
+    for id in 0..posts {
+        let result = if id == 7 { Err(PlaneError::Cancelled) } else { Ok(()) };
+        assert!(ended.contains(&PlaneEvent::Posted { post: PostId(id as u64), result }), "post {id}");
+        let frame = PlaneEvent::Frame(Bytes::from(id.to_string()));
+        assert_eq!(
+            frames.iter().filter(|other| **other == frame).count(),
+            usize::from(id != 7),
+            "frame {id}"
+        );
+    }
+    let (mut ours, mut theirs) = (vec![1; len], vec![1; len]);
+    here.memory.read(0, 0, &mut ours);
+    there.memory.read(0, 0, &mut theirs);
+    for (id, wanted) in bytes.chunks(item).enumerate() {
+        let at = id * item;
+        match id % 100 {
+            7 if id == 7 => assert!(theirs[at..][..item].iter().all(|byte| *byte == 0), "cancelled"),
+            0..90 => assert!(theirs[at..][..item] == *wanted, "WRITE {id}"),
+            _ => assert!(ours[at..][..item].iter().all(|byte| *byte == 0), "READ {id}"),
+        }
+    }
+    assert!(here.plane.stats().requests < posts as u64 / 4, "{:?}", here.plane.stats());
+}
