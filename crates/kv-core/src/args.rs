@@ -1,10 +1,12 @@
 //! What a worker tells the framework about itself, once: memory, geometry, limits.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::ArgsError;
 use crate::id::{EngineId, WorkerId};
-use crate::layout::Geometry;
+use crate::layout::{Geometry, Holds, Layout};
 use crate::lease::TransferMode;
 use crate::pages::MAX_PAGES;
 
@@ -62,19 +64,48 @@ pub struct Region {
     pub memory: MemoryKind,
     /// Device (GPU index, NUMA node, file descriptor).
     pub device: u64,
-    /// The model layer whose KV it holds; `None` if it holds several (page-major) or none.
+    /// The model layer whose KV it holds, or the first of several (page-major); `None` if nobody
+    /// said.
     pub layer: Option<u32>,
+    /// How many layers each item holds, from `layer` on.
+    pub layers: u32,
+    /// What its items hold; needed only where the peer's cache may have another shape.
+    pub holds: Holds,
+    /// Which group of [`Layout::groups`] a state region belongs to.
+    pub group: u16,
 }
 
 impl Region {
     /// A region in host memory.
     pub fn dram(role: RegionRole, addr: u64, len: u64, item_len: u64) -> Region {
-        Region { role, addr, len, item_len, memory: MemoryKind::Dram, device: 0, layer: None }
+        let memory = MemoryKind::Dram;
+        let (layer, layers, holds, group) = (None, 1, Holds::Opaque, 0);
+        Region { role, addr, len, item_len, memory, device: 0, layer, layers, holds, group }
     }
 
     /// The same region as the memory of `layer`.
     pub fn layer(mut self, layer: u32) -> Region {
         self.layer = Some(layer);
+        self
+    }
+
+    /// The same region as the memory of several layers, all in each item.
+    pub fn layers(mut self, layers: Range<u32>) -> Region {
+        self.layer = Some(layers.start);
+        self.layers = layers.end.saturating_sub(layers.start);
+        self
+    }
+
+    /// The same region, with a word on what its items hold: then the peer's cache may be cut
+    /// differently.
+    pub fn holds(mut self, holds: Holds) -> Region {
+        self.holds = holds;
+        self
+    }
+
+    /// The same region as part of a state group.
+    pub fn group(mut self, group: u16) -> Region {
+        self.group = group;
         self
     }
 
@@ -159,6 +190,7 @@ impl KvArgs {
             head_dim: 1,
             model: String::new(),
             parallel: Parallel::default(),
+            layout: Layout::default(),
             ib_device: None,
             max_inflight: 64,
             max_sge: 1024,
@@ -229,6 +261,7 @@ pub struct KvArgsBuilder {
     head_dim: u32,
     model: String,
     parallel: Parallel,
+    layout: Layout,
     ib_device: Option<String>,
     max_inflight: usize,
     max_sge: usize,
@@ -291,6 +324,12 @@ impl KvArgsBuilder {
     /// The parallel groups.
     pub fn parallel(mut self, parallel: Parallel) -> Self {
         self.parallel = parallel;
+        self
+    }
+
+    /// How the regions hold the cache (default: [`Layout::default`]).
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
         self
     }
 
@@ -362,7 +401,9 @@ impl KvArgsBuilder {
             model: self.model,
             parallel: self.parallel,
             regions: regions.iter().map(Into::into).collect(),
+            layout: self.layout,
         };
+        geometry.validate()?;
         Ok(KvArgs {
             worker,
             num_receivers: self.num_receivers,

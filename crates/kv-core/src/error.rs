@@ -145,11 +145,14 @@ pub enum ArgsError {
         /// The field.
         field: &'static str,
     },
+    /// The layout cannot be that of a cache.
+    #[error(transparent)]
+    Layout(#[from] crate::layout::GeometryError),
 }
 
 /// Two workers that cannot exchange pages: the first field in which they differ, and both values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error("{field} differs: {ours} here, {theirs} at the peer")]
+#[error("{field} differs: {ours} here, {theirs} at the peer{}", crate::layout::remedy(.field))]
 pub struct Mismatch {
     /// The field of the geometry.
     pub field: String,

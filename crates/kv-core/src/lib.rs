@@ -62,7 +62,7 @@ pub use id::{
     Attempt, AuxIndex, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId, RequestId, Room,
     SessionId, WorkerId,
 };
-pub use layout::{Geometry, RegionShape};
+pub use layout::{Axis, Geometry, Holds, Layout, RegionShape, StateGroup};
 pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, TransferMode, UnknownMode};
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
 pub use plane::{Desc, Directions, MAX_FRAME, Op, Plane, PlaneError, PlaneEvent, PlaneWait, Post};

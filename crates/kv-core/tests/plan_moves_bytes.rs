@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use kv_core::plan::{PagePlan, Plan, RegionMap};
 use kv_core::{
-    AuxIndex, Desc, Geometry, KvArgs, MemoryKind, Op, PageList, Parallel, Region, RegionRole, RegionShape,
+    AuxIndex, Desc, Geometry, Holds, KvArgs, Layout, MemoryKind, Op, PageList, Parallel, Region, RegionRole,
+    RegionShape,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -329,7 +330,8 @@ fn foreign_region() -> impl Strategy<Value = RegionShape> {
     let role = prop_oneof![Just(RegionRole::Kv), Just(RegionRole::Aux), Just(RegionRole::State)];
     (role, edge(), edge(), any::<bool>()).prop_map(|(role, item_len, items, whole)| {
         let len = if whole { item_len.wrapping_mul(items) } else { items };
-        RegionShape { role, len, item_len, memory: MemoryKind::Vram, layer: None }
+        let memory = MemoryKind::Vram;
+        RegionShape { role, len, item_len, memory, layer: None, layers: 1, holds: Holds::Opaque, group: 0 }
     })
 }
 
@@ -352,6 +354,7 @@ fn foreign_geometry() -> impl Strategy<Value = Geometry> {
             model: String::new(),
             parallel: Parallel::default(),
             regions,
+            layout: Layout::default(),
         }
     })
 }

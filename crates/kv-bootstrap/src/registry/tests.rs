@@ -1,5 +1,5 @@
 use super::*;
-use kv_core::{Geometry, MemoryKind, RegionRole, RegionShape};
+use kv_core::{Geometry, Holds, Layout, MemoryKind, RegionRole, RegionShape};
 use proptest::prelude::*;
 
 /// A record: engine, rank, life, then (size, rank) of tp, pp and dp.
@@ -33,7 +33,11 @@ pub(crate) fn record(
                 item_len: 64,
                 memory: MemoryKind::Dram,
                 layer: Some(0),
+                layers: 1,
+                holds: Holds::Opaque,
+                group: 0,
             }],
+            layout: Layout::default(),
         },
     }
 }

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use kv_bootstrap::RankJson;
-use kv_core::{EngineId, Geometry, Incarnation, Parallel, RankRecord, WorkerId, WorkerRole};
+use kv_core::{EngineId, Geometry, Incarnation, Layout, Parallel, RankRecord, WorkerId, WorkerRole};
 use serde_json::Value;
 
 /// Far beyond what anything here takes on a loaded machine.
@@ -117,6 +117,7 @@ pub fn rank(engine: &str, tp: (u32, u32), life: u64) -> RankRecord {
             model: String::new(),
             parallel: Parallel { tp_size: tp.0, tp_rank: tp.1, ..Parallel::default() },
             regions: Vec::new(),
+            layout: Layout::default(),
         },
     }
 }

@@ -1,0 +1,270 @@
+//! Whether two caches can exchange bytes at all, and if not, in which field they differ.
+
+use std::fmt::Display;
+
+use super::cells::{Holder, holders, overlaps};
+use super::ranks::gcd;
+use super::shape::Holds;
+use super::{Geometry, RegionShape};
+use crate::args::RegionRole;
+use crate::error::Mismatch;
+
+impl Geometry {
+    /// Checks that the two caches can exchange bytes: the first field that stands in the way, if one
+    /// does.
+    ///
+    /// Number of pages, rows and slots, kind of memory and data-parallel place may always differ.
+    /// The sizes of parallel groups, pages and layouts may differ if all KV regions say what they
+    /// [hold](Holds). Both must be valid; the values in the error are then short enough for a frame.
+    pub fn check(&self, peer: &Geometry) -> Result<(), Mismatch> {
+        same_text("dtype", &self.dtype, &peer.dtype)?;
+        same("head_dim", self.head_dim, peer.head_dim)?;
+        same_text("model", &self.model, &peer.model)?;
+        same("aux_regions", self.count(RegionRole::Aux), peer.count(RegionRole::Aux))?;
+        for (ours, theirs) in self.aux_regions().zip(peer.aux_regions()) {
+            same_items(ours, &self.regions[ours], &peer.regions[theirs])?;
+        }
+        let Err(difference) = self.same_shape(peer) else { return Ok(()) };
+        let opaque_kv = |geometry: &Geometry| geometry.kv_layers().is_none();
+        if opaque_kv(self) || opaque_kv(peer) {
+            return Err(difference);
+        }
+        self.check_ranks(peer)?;
+        self.check_pages(peer)?;
+        self.check_cells(peer, RegionRole::Kv, 0)?;
+        self.check_groups(peer)
+    }
+
+    /// True if item *i* of every region is item *i* of the peer's region at the same position.
+    pub(crate) fn is_same_shape(&self, peer: &Geometry) -> bool {
+        self.same_shape(peer).is_ok()
+    }
+
+    fn same_shape(&self, peer: &Geometry) -> Result<(), Mismatch> {
+        same("page_size", self.page_size, peer.page_size)?;
+        same("kv_heads", self.kv_heads, peer.kv_heads)?;
+        let (here, there) = (&self.parallel, &peer.parallel);
+        same("tp_size", here.tp_size, there.tp_size)?;
+        same("pp_size", here.pp_size, there.pp_size)?;
+        same("tp_rank", here.tp_rank, there.tp_rank)?;
+        same("pp_rank", here.pp_rank, there.pp_rank)?;
+        for (field, role) in [("kv_regions", RegionRole::Kv), ("state_regions", RegionRole::State)] {
+            same(field, self.count(role), peer.count(role))?;
+        }
+        for (index, (ours, theirs)) in self.regions.iter().zip(&peer.regions).enumerate() {
+            check_region(index, ours, theirs)?;
+        }
+        let (ours, theirs) = (&self.layout, &peer.layout);
+        same("context_size", ours.context_size, theirs.context_size)?;
+        same("kernel_page_size", self.kernel_page_size(), peer.kernel_page_size())?;
+        same("total_kv_heads", self.total_kv_heads(), peer.total_kv_heads())?;
+        same("layout.axes", names(ours), names(theirs))?;
+        if ours.groups == theirs.groups {
+            return Ok(());
+        }
+        same("layout.groups", groups(ours), groups(theirs))
+    }
+
+    fn check_ranks(&self, peer: &Geometry) -> Result<(), Mismatch> {
+        let (here, there) = (self.replicas(), peer.replicas());
+        if !divides(here, there) {
+            same("tp_size", self.parallel.tp_size, peer.parallel.tp_size)?;
+        }
+        let (here, there) = (self.layout.context_size, peer.layout.context_size);
+        if here != there {
+            let kv = |geometry: &Geometry| {
+                let mut kv = geometry.regions.iter().filter(|region| region.role == RegionRole::Kv);
+                kv.all(|region| region.holds.is_replicated())
+            };
+            if !divides(here, there) || !kv(self) || !kv(peer) {
+                same("context_size", here, there)?;
+            }
+            // Pages are dealt to ranks one by one: they must be the same pages.
+            same("page_size", self.page_size, peer.page_size)?;
+        }
+        Ok(())
+    }
+
+    fn check_pages(&self, peer: &Geometry) -> Result<(), Mismatch> {
+        let dealt = self.layout.context_size > 1 || peer.layout.context_size > 1;
+        if dealt {
+            same("page_size", self.page_size, peer.page_size)?;
+        }
+        // Pages are counted in units that both have.
+        let unit = gcd(self.kernel_page_size(), peer.kernel_page_size());
+        let units =
+            |geometry: &Geometry| u64::from(geometry.num_pages) * u64::from(geometry.page_size / unit);
+        if units(self).max(units(peer)) > u64::from(u32::MAX) {
+            same("page_size", self.page_size, peer.page_size)?;
+            same("kernel_page_size", self.kernel_page_size(), peer.kernel_page_size())?;
+        }
+        Ok(())
+    }
+
+    /// What both hold has the same size, and if both are whole, both hold the same.
+    fn check_cells(&self, peer: &Geometry, role: RegionRole, group: u16) -> Result<(), Mismatch> {
+        let (ours, theirs) = (holders(&self.regions, role, group), holders(&peer.regions, role, group));
+        let shared = overlaps(ours, theirs);
+        let mut sharded = false;
+        for overlap in &shared {
+            let (index, there) = (overlap.local as usize, overlap.remote as usize);
+            let (ours, theirs) = (&self.regions[index], &peer.regions[there]);
+            sharded |= !ours.holds.is_replicated();
+            let (here, there) = (self.inside(ours).atom, peer.inside(theirs).atom);
+            same(&format!("regions[{index}].head_bytes"), here, there)?;
+        }
+        if sharded && role == RegionRole::Kv {
+            same("total_kv_heads", self.total_kv_heads(), peer.total_kv_heads())?;
+        }
+        if self.parallel.pp_size == 1 && peer.parallel.pp_size == 1 {
+            let shared: u64 = shared.iter().map(super::Overlap::cells).sum();
+            let cells = |geometry: &Geometry| -> u64 {
+                let count = |holder: Holder| holder.layers.len() as u64 * holder.kinds.len() as u64;
+                holders(&geometry.regions, role, group).map(count).sum()
+            };
+            let text = |geometry: &Geometry, cells: u64| match geometry.kv_layers() {
+                Some((start, end)) if role == RegionRole::Kv => format!("{cells} of layers {start}..{end}"),
+                _ => format!("{cells} of group {group}"),
+            };
+            let (here, there) = (cells(self), cells(peer));
+            if here != shared || there != shared {
+                return Err(Mismatch {
+                    field: "layers".to_owned(),
+                    ours: text(self, here),
+                    theirs: text(peer, there),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_groups(&self, peer: &Geometry) -> Result<(), Mismatch> {
+        let (ours, theirs) = (&self.layout, &peer.layout);
+        if self.count(RegionRole::State) == 0 && peer.count(RegionRole::State) == 0 {
+            return Ok(());
+        }
+        let optional =
+            |from: usize, groups: &[super::StateGroup]| groups.iter().skip(from).all(|group| group.optional);
+        let both = ours.groups.len().min(theirs.groups.len());
+        if both == 0 || !optional(both, &ours.groups) || !optional(both, &theirs.groups) {
+            same("layout.groups", groups(ours), groups(theirs))?;
+            // Slots that nobody described go to the same ranks only.
+            self.same_shape(peer)?;
+        }
+        for (number, (here, there)) in (0_u16..).zip(ours.groups.iter().zip(&theirs.groups)) {
+            let field = |name: &str| format!("layout.groups[{number}].{name}");
+            same(&field("total_heads"), here.total_heads, there.total_heads)?;
+            let unit = gcd(here.page_size, there.page_size);
+            let items = |geometry: &Geometry| {
+                let group = geometry
+                    .regions
+                    .iter()
+                    .filter(|region| region.role == RegionRole::State && region.group == number);
+                group.map(RegionShape::items).max().unwrap_or(0)
+            };
+            let most = (items(self) * u64::from(here.page_size / unit))
+                .max(items(peer) * u64::from(there.page_size / unit));
+            if most > u64::from(u32::MAX) {
+                same(&field("page_size"), here.page_size, there.page_size)?;
+            }
+            let says = |geometry: &Geometry| {
+                let mut group = geometry
+                    .regions
+                    .iter()
+                    .filter(|region| region.role == RegionRole::State && region.group == number);
+                group.all(|region| region.holds != Holds::Opaque)
+            };
+            if !says(self) || !says(peer) {
+                same(&field("holds"), says_text(says(self)), says_text(says(peer)))?;
+                self.same_shape(peer)?;
+            }
+            let lacks =
+                |geometry: &Geometry| holders(&geometry.regions, RegionRole::State, number).next().is_none();
+            if here.optional && there.optional && (lacks(self) || lacks(peer)) {
+                continue;
+            }
+            self.check_cells(peer, RegionRole::State, number)?;
+        }
+        Ok(())
+    }
+}
+
+/// What to do about a difference in a field, where anything can be done but to make it equal.
+pub(crate) fn remedy(field: &str) -> &'static str {
+    match field {
+        "page_size" | "kernel_page_size" => {
+            ": make them equal, or say what each region holds (Region::holds) so that pages can be cut"
+        }
+        "tp_size" => {
+            ": one must be a multiple of the other, and regions must say what they hold (Region::holds)"
+        }
+        "kv_heads" | "tp_rank" | "pp_size" | "pp_rank" | "kv_regions" | "layout.axes" => {
+            ": make them equal, or say what each region holds (Region::holds)"
+        }
+        "context_size" => ": one must be a multiple of the other, and the cache a latent one (Holds::Latent)",
+        "total_kv_heads" => ": give both engines the number of KV heads of the model",
+        "layers" => ": together the stages must hold every layer of the peer once",
+        "layout.groups" | "state_regions" => {
+            ": describe the state of both sides by the same groups (Layout::groups), or make a group optional"
+        }
+        _ => "",
+    }
+}
+
+fn says_text(says: bool) -> &'static str {
+    if says { "told" } else { "opaque" }
+}
+
+fn names(layout: &super::Layout) -> String {
+    layout.axes.map(|axis| format!("{axis:?}")).join(", ")
+}
+
+fn groups(layout: &super::Layout) -> String {
+    let one = |group: &super::StateGroup| {
+        format!("{} tokens, {} of {} heads", group.page_size, group.heads, group.total_heads)
+    };
+    // Short enough for a frame.
+    let first = layout.groups.iter().take(4).map(one).collect::<Vec<_>>().join("; ");
+    format!("{} ({first})", layout.groups.len())
+}
+
+/// True if one is a multiple of the other.
+fn divides(a: u32, b: u32) -> bool {
+    a.max(b).is_multiple_of(a.min(b).max(1))
+}
+
+fn same<T: PartialEq + Display>(field: &str, ours: T, theirs: T) -> Result<(), Mismatch> {
+    if ours == theirs {
+        return Ok(());
+    }
+    Err(Mismatch { field: field.to_owned(), ours: ours.to_string(), theirs: theirs.to_string() })
+}
+
+/// Quoted and escaped: the peer chose the characters, and they end up in logs.
+fn same_text(field: &str, ours: &str, theirs: &str) -> Result<(), Mismatch> {
+    if ours == theirs {
+        return Ok(());
+    }
+    Err(Mismatch { field: field.to_owned(), ours: format!("{ours:?}"), theirs: format!("{theirs:?}") })
+}
+
+fn of_region(index: usize) -> impl Fn(Mismatch) -> Mismatch {
+    move |mismatch| Mismatch { field: format!("regions[{index}].{}", mismatch.field), ..mismatch }
+}
+
+fn same_items(index: usize, ours: &RegionShape, theirs: &RegionShape) -> Result<(), Mismatch> {
+    same("item_len", ours.item_len, theirs.item_len).map_err(of_region(index))
+}
+
+fn check_region(index: usize, ours: &RegionShape, theirs: &RegionShape) -> Result<(), Mismatch> {
+    let layer =
+        |shape: &RegionShape| shape.layer.map_or_else(|| "none".to_owned(), |layer| layer.to_string());
+    same("role", ours.role.name(), theirs.role.name()).map_err(of_region(index))?;
+    same_items(index, ours, theirs)?;
+    if ours.layer != theirs.layer {
+        same("layer", layer(ours), layer(theirs)).map_err(of_region(index))?;
+    }
+    same("layers", ours.layers, theirs.layers).map_err(of_region(index))?;
+    same("group", ours.group, theirs.group).map_err(of_region(index))?;
+    same("holds", format!("{:?}", ours.holds), format!("{:?}", theirs.holds)).map_err(of_region(index))
+}

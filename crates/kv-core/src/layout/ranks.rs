@@ -1,0 +1,241 @@
+//! Who exchanges bytes with whom, when both engines have several ranks.
+//!
+//! Both sides compute the same answer from the same geometries, so each knows how many completions
+//! to wait for. The rules are those of vLLM and SGLang, in one: a tensor-parallel rank of the
+//! smaller engine belongs to a block of neighbouring ranks of the larger one, with which it shares
+//! all its heads. A destination whose source block is larger reads every head once, from the first
+//! rank of the block that has it; the others are told that they are released.
+
+use super::cells::{first_head, holders, overlaps};
+use super::shape::Holds;
+use super::{Geometry, RegionShape};
+use crate::args::RegionRole;
+use crate::error::Mismatch;
+
+/// A rank of the source engine that a destination rank has to do with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source {
+    /// Its position in the list of ranks.
+    pub index: usize,
+    /// True if bytes of pages or state come from it; otherwise it only waits to be released.
+    pub bytes: bool,
+    /// True for one of the sources: the one whose aux row counts. It is on the last pipeline stage,
+    /// where the first token is sampled.
+    pub aux: bool,
+}
+
+/// The ranks of `engine` (of one data-parallel replica) from which rank `dest` gets its cache, in
+/// the order of the list. Fails if they do not fit, or do not hold every layer that `dest` has.
+///
+/// ```
+/// use kv_core::layout::{Geometry, NHD, sources};
+/// use kv_core::{Holds, KvArgs, Parallel, Region, RegionRole};
+///
+/// // A model with 4 heads of 8 bytes, 1 layer, on engines of any size.
+/// let rank = |tp_size: u32, tp_rank: u32| -> Result<Geometry, kv_core::ArgsError> {
+///     let item_len = 16 * 8 * u64::from(4 / tp_size);
+///     let region = Region::dram(RegionRole::Kv, 0x1000, 10 * item_len, item_len).layer(0);
+///     let args = KvArgs::builder("engine", tp_rank)
+///         .pages(10, 16)
+///         .heads(4 / tp_size, 8)
+///         .parallel(Parallel { tp_size, tp_rank, ..Parallel::default() })
+///         .region(region.holds(Holds::Key))
+///         .build()?;
+///     Ok(args.geometry().clone())
+/// };
+/// let prefill = [rank(4, 0)?, rank(4, 1)?, rank(4, 2)?, rank(4, 3)?];
+/// let found = sources(&rank(2, 1)?, &prefill)?;
+/// assert_eq!(found.iter().map(|source| source.index).collect::<Vec<_>>(), [2, 3]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn sources(dest: &Geometry, engine: &[Geometry]) -> Result<Vec<Source>, Mismatch> {
+    let mut found = Vec::new();
+    let mut covered = 0;
+    let mut stages: Vec<u32> = Vec::new();
+    for (index, source) in engine.iter().enumerate() {
+        let Some(shares) = Place::of(source).shares(&Place::of(dest)) else { continue };
+        dest.check(source)?;
+        found.push(Source { index, bytes: shares.any_bytes(source, dest), aux: false });
+        if !stages.contains(&source.parallel.pp_rank) {
+            stages.push(source.parallel.pp_rank);
+            covered += shared_cells(source, dest);
+        }
+    }
+    let last = found.iter_mut().max_by_key(|source| {
+        let Some(geometry) = engine.get(source.index) else { return (0, 0) };
+        (geometry.parallel.pp_rank, u32::MAX - geometry.parallel.tp_rank)
+    });
+    let Some(last) = last else {
+        return Err(layers_mismatch(dest, engine));
+    };
+    last.aux = true;
+    let wanted: u64 = holders(&dest.regions, RegionRole::Kv, 0)
+        .map(|holder| holder.layers.len() as u64 * holder.kinds.len() as u64)
+        .sum();
+    if covered != wanted { Err(layers_mismatch(dest, engine)) } else { Ok(found) }
+}
+
+/// How many ranks of `engine` (of one data-parallel replica) rank `source` has to serve: the
+/// completions that it waits for before it frees the pages of a request.
+pub fn consumers(source: &Geometry, engine: &[Geometry]) -> usize {
+    let source = Place::of(source);
+    engine.iter().filter(|dest| source.shares(&Place::of(dest)).is_some()).count()
+}
+
+/// The same number, as a rank `dest` of that engine knows it: how many ranks of its own engine
+/// `source` has to serve. Engines of several pipeline stages need [`Layout::stages`] for it.
+///
+/// [`Layout::stages`]: super::Layout::stages
+pub fn receivers_of(source: &Geometry, dest: &Geometry) -> usize {
+    let source = Place::of(source);
+    let own = Place::of(dest);
+    let stages = dest.parallel.pp_size.max(1);
+    let mut count = 0;
+    for stage in 0..stages {
+        let layers = match dest.layout.stages.get(stage as usize) {
+            Some(&layers) => Some(layers),
+            None if stage == own.pp_rank => own.layers,
+            // Unknown: then the same stage of the other engine is meant.
+            None => None,
+        };
+        for tp_rank in 0..own.tp_size {
+            let sibling =
+                Place { pp_rank: stage, tp_rank, context_rank: tp_rank % own.context_size, layers, ..own };
+            count += usize::from(source.shares(&sibling).is_some());
+        }
+    }
+    count
+}
+
+/// What a source rank has to do with a destination rank; `None` if nothing.
+pub(crate) fn shares(source: &Geometry, dest: &Geometry) -> Option<Shares> {
+    Place::of(source).shares(&Place::of(dest))
+}
+
+/// The source's place in the block of ranks that the destination shares all its heads with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// Ranks that differ in the heads they hold, in the source engine.
+    replicas: u32,
+    /// The source among them.
+    replica: u32,
+    /// The first of the block.
+    first: u32,
+}
+
+impl Shares {
+    /// True if the source sends its bytes of a region: a rank before it in the block may have the
+    /// same heads.
+    pub(crate) fn sends(self, source: &Geometry, region: &RegionShape) -> bool {
+        if self.replica == self.first {
+            return true;
+        }
+        let total = match (region.role, source.group(region)) {
+            (RegionRole::State, Some(group)) => group.total_heads,
+            (RegionRole::State, None) => return false,
+            _ => source.total_kv_heads(),
+        };
+        let head = |replica| first_head(total, self.replicas, replica);
+        !region.holds.is_replicated() && head(self.replica) != head(self.replica - 1)
+    }
+
+    fn any_bytes(self, source: &Geometry, dest: &Geometry) -> bool {
+        let opaque =
+            |geometry: &Geometry| geometry.regions.iter().all(|region| region.holds == Holds::Opaque);
+        if opaque(source) || opaque(dest) {
+            return true;
+        }
+        let sends = |region: u32| {
+            source.regions.get(region as usize).is_some_and(|region| self.sends(source, region))
+        };
+        let groups = source.layout.groups.len() as u16;
+        let roles = (0..groups).map(|group| (RegionRole::State, group)).chain([(RegionRole::Kv, 0)]);
+        roles.into_iter().any(|(role, group)| {
+            let shared = overlaps(holders(&source.regions, role, group), holders(&dest.regions, role, group));
+            shared.iter().any(|overlap| sends(overlap.local))
+        })
+    }
+}
+
+/// A rank's place in its engine.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    tp_size: u32,
+    tp_rank: u32,
+    pp_size: u32,
+    pp_rank: u32,
+    context_size: u32,
+    context_rank: u32,
+    /// The layers of its KV regions, if they say so.
+    layers: Option<(u32, u32)>,
+}
+
+impl Place {
+    fn of(geometry: &Geometry) -> Place {
+        Place {
+            tp_size: geometry.parallel.tp_size.max(1),
+            tp_rank: geometry.parallel.tp_rank,
+            pp_size: geometry.parallel.pp_size,
+            pp_rank: geometry.parallel.pp_rank,
+            context_size: geometry.layout.context_size.max(1),
+            context_rank: geometry.layout.context_rank,
+            layers: geometry.kv_layers(),
+        }
+    }
+
+    fn shares(&self, dest: &Place) -> Option<Shares> {
+        let same_layers = match (self.layers, dest.layers) {
+            (Some(here), Some(there)) => here.0 < there.1 && there.0 < here.1,
+            _ => self.pp_size == dest.pp_size && self.pp_rank == dest.pp_rank,
+        };
+        let cycle = gcd(self.context_size, dest.context_size);
+        if !same_layers || self.context_rank % cycle != dest.context_rank % cycle {
+            return None;
+        }
+        let replica =
+            |place: &Place| (place.tp_rank / place.context_size, place.tp_size / place.context_size);
+        let ((here, ours), (there, theirs)) = (replica(self), replica(dest));
+        let (ours, theirs) = (ours.max(1), theirs.max(1));
+        let first = first_head(ours, theirs, there);
+        let end = first + if ours > theirs { ours / theirs } else { 1 };
+        (first..end).contains(&here).then_some(Shares { replicas: ours, replica: here, first })
+    }
+}
+
+impl Geometry {
+    /// The layers of the KV regions, first and one past the last; `None` unless they all say so.
+    pub fn kv_layers(&self) -> Option<(u32, u32)> {
+        let kv = self.regions.iter().filter(|region| region.role == RegionRole::Kv);
+        let mut hull: Option<(u32, u32)> = None;
+        for region in kv {
+            if region.holds == Holds::Opaque {
+                return None;
+            }
+            let layers = region.layer_range();
+            hull = Some(match hull {
+                Some((start, end)) => (start.min(layers.start), end.max(layers.end)),
+                None => (layers.start, layers.end),
+            });
+        }
+        hull
+    }
+}
+
+/// Cells of a table of layers and kinds that both have.
+fn shared_cells(source: &Geometry, dest: &Geometry) -> u64 {
+    let kv = |geometry| holders(geometry, RegionRole::Kv, 0);
+    overlaps(kv(&source.regions), kv(&dest.regions)).iter().map(super::Overlap::cells).sum()
+}
+
+fn layers_mismatch(dest: &Geometry, engine: &[Geometry]) -> Mismatch {
+    let text = |layers: Option<(u32, u32)>| {
+        layers.map_or_else(|| "not told".to_owned(), |(start, end)| format!("{start}..{end}"))
+    };
+    let all = engine.iter().filter_map(Geometry::kv_layers);
+    let theirs = all.reduce(|all, one| (all.0.min(one.0), all.1.max(one.1)));
+    Mismatch { field: "layers".to_owned(), ours: text(dest.kv_layers()), theirs: text(theirs) }
+}
+
+pub(crate) fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a.max(1) } else { gcd(b, a % b) }
+}

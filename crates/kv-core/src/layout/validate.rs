@@ -1,0 +1,260 @@
+//! The rules that a geometry keeps, whoever sends it.
+
+use super::cells::{held_twice, holders};
+use super::shape::{Holds, MAX_GROUPS};
+use super::{Geometry, RegionShape};
+use crate::args::{MAX_REGIONS, Parallel, RegionRole};
+use crate::pages::MAX_PAGES;
+
+impl Geometry {
+    /// Checks a geometry that came from a peer, by the same rules as
+    /// [`KvArgsBuilder::build`](crate::KvArgsBuilder::build): after this, every page, row and slot
+    /// lies inside its region, and no arithmetic on them overflows or divides by zero.
+    pub fn validate(&self) -> Result<(), GeometryError> {
+        range("num_pages", self.num_pages, 1, MAX_PAGES)?;
+        range("page_size", self.page_size, 1, 1 << 20)?;
+        range("kv_heads", self.kv_heads, 1, 1 << 16)?;
+        range("head_dim", self.head_dim, 1, 1 << 20)?;
+        range("dtype.len", self.dtype.len() as u64, 1, 64)?;
+        range("model.len", self.model.len() as u64, 0, 256)?;
+        range("regions.len", self.regions.len() as u64, 1, MAX_REGIONS as u64)?;
+        let Parallel { tp_size, tp_rank, pp_size, pp_rank, dp_size, dp_rank } = self.parallel;
+        for (size_field, rank_field, size, rank) in [
+            ("tp_size", "tp_rank", tp_size, tp_rank),
+            ("pp_size", "pp_rank", pp_size, pp_rank),
+            ("dp_size", "dp_rank", dp_size, dp_rank),
+        ] {
+            range(size_field, size, 1, 4096_u32)?;
+            range(rank_field, rank, 0, size - 1)?;
+        }
+        self.validate_layout()?;
+        let mut before = RegionRole::Kv;
+        for (index, region) in self.regions.iter().enumerate() {
+            if region.role < before {
+                let (role, before) = (region.role.name(), before.name());
+                return Err(GeometryError::RegionOrder { region: index, role, before });
+            }
+            before = region.role;
+            self.validate_region(index, region)?;
+        }
+        let groups = (0_u16..).take(self.layout.groups.len().max(1)).map(|group| (RegionRole::State, group));
+        for (role, group) in groups.chain([(RegionRole::Kv, 0)]) {
+            if let Some((first, second, layer)) = held_twice(holders(&self.regions, role, group)) {
+                return Err(GeometryError::HeldTwice { first, second, layer });
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_layout(&self) -> Result<(), GeometryError> {
+        let (layout, tp_size) = (&self.layout, self.parallel.tp_size);
+        let mut axes = layout.axes;
+        axes.sort_unstable();
+        if axes.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(GeometryError::Axes);
+        }
+        range("context_size", layout.context_size, 1, tp_size)?;
+        range("kernel_page_size", layout.kernel_page_size, 0, self.page_size)?;
+        range("total_kv_heads", layout.total_kv_heads, 0, 1 << 16)?;
+        range("layout.groups.len", layout.groups.len() as u64, 0, MAX_GROUPS as u64)?;
+        range("layout.stages.len", layout.stages.len() as u64, 0, u64::from(self.parallel.pp_size))?;
+        whole("tp_size", tp_size, "context_size", layout.context_size)?;
+        whole("page_size", self.page_size, "kernel_page_size", self.kernel_page_size())?;
+        let context_rank = self.parallel.tp_rank % layout.context_size;
+        range("context_rank", layout.context_rank, context_rank.into(), context_rank)?;
+        for &(first, end) in &layout.stages {
+            range("layout.stages.end", end, 0, MAX_LAYERS)?;
+            range("layout.stages.first", first, 0, end)?;
+        }
+        if layout.total_kv_heads > 0 {
+            self.validate_heads(self.kv_heads, layout.total_kv_heads)?;
+        }
+        for group in &layout.groups {
+            range("group.page_size", group.page_size, 1, 1 << 20)?;
+            range("group.heads", group.heads, 1, 1 << 16)?;
+            range("group.total_heads", group.total_heads, 1, 1 << 24)?;
+            self.validate_heads(group.heads, group.total_heads)?;
+        }
+        Ok(())
+    }
+
+    /// Heads are cut evenly among the ranks, or ranks evenly among the heads.
+    fn validate_heads(&self, heads: u32, total: u32) -> Result<(), GeometryError> {
+        let ranks = self.replicas();
+        let cut = total.is_multiple_of(ranks) && heads == total / ranks;
+        let repeated = ranks.is_multiple_of(total) && heads == 1;
+        if cut || repeated { Ok(()) } else { Err(GeometryError::Heads { heads, total, ranks }) }
+    }
+
+    fn validate_region(&self, index: usize, region: &RegionShape) -> Result<(), GeometryError> {
+        let (len, item_len) = (region.len, region.item_len);
+        if !(1..=MAX_ITEM_LEN).contains(&item_len) {
+            return Err(GeometryError::ItemLen { region: index, got: item_len, max: MAX_ITEM_LEN });
+        }
+        let items = match region.role {
+            RegionRole::Kv => u64::from(self.num_pages),
+            RegionRole::Aux | RegionRole::State => region.items().clamp(1, u64::from(u32::MAX)),
+        };
+        if item_len.checked_mul(items) != Some(len) {
+            let role = region.role.name();
+            return Err(GeometryError::RegionLength { region: index, role, len, item_len, items });
+        }
+        self.validate_content(index, region)
+    }
+
+    /// A region that says what it holds says it in full, and its items can be cut up so.
+    fn validate_content(&self, index: usize, region: &RegionShape) -> Result<(), GeometryError> {
+        let groups = self.layout.groups.len();
+        let group_end = if region.role == RegionRole::State { groups.max(1) as u64 - 1 } else { 0 };
+        range("regions.group", u64::from(region.group), 0, group_end)?;
+        if region.holds == Holds::Opaque {
+            return Ok(());
+        }
+        let wrong_role = match region.role {
+            RegionRole::Kv => matches!(region.holds, Holds::State(_)),
+            RegionRole::Aux => true,
+            RegionRole::State => groups == 0,
+        };
+        let layers = region.layer_range();
+        let no_layers = region.layer.is_none() || layers.is_empty() || layers.end > MAX_LAYERS;
+        if wrong_role || no_layers || layers.len() != region.layers as usize {
+            return Err(GeometryError::Content { region: index, max: MAX_LAYERS });
+        }
+        let heads = self.heads_of(region);
+        let sizes = [self.ratio_of(region), region.layers, region.holds.parts(), self.tokens_of(region)];
+        let mut pieces = u64::from(heads.1 - heads.0);
+        for size in sizes {
+            // At most 2^16 heads × 2^20 tokens (with the ratio) × 2 parts × 2^16 layers.
+            pieces = pieces.saturating_mul(u64::from(size));
+        }
+        if region.item_len.is_multiple_of(pieces) {
+            return Ok(());
+        }
+        Err(GeometryError::Pieces { region: index, item_len: region.item_len, pieces })
+    }
+}
+
+/// One more than the highest layer.
+const MAX_LAYERS: u32 = 1 << 16;
+
+/// Most bytes of one item: the page of a page-major cache of a very large model is some MiB.
+const MAX_ITEM_LEN: u64 = 1 << 40;
+
+/// A geometry that no worker can have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GeometryError {
+    /// A number, or the length of a text, outside its range.
+    #[error("{field} is {got}; it must be {min} to {max}")]
+    Range {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        got: u64,
+        /// Smallest allowed.
+        min: u64,
+        /// Largest allowed.
+        max: u64,
+    },
+    /// A region whose items are empty or huge.
+    #[error("regions[{region}].item_len is {got}; it must be 1 to {max}")]
+    ItemLen {
+        /// Position in the list of regions.
+        region: usize,
+        /// Its `item_len`.
+        got: u64,
+        /// Largest allowed.
+        max: u64,
+    },
+    /// A region whose bytes are not `items × item_len`.
+    #[error("regions[{region}] ({role}): len {len} is not {items} items of item_len {item_len}")]
+    RegionLength {
+        /// Position in the list of regions.
+        region: usize,
+        /// `kv`, `aux` or `state`.
+        role: &'static str,
+        /// Its length in bytes.
+        len: u64,
+        /// Bytes of one item.
+        item_len: u64,
+        /// Items it must hold.
+        items: u64,
+    },
+    /// Regions are listed KV first, then aux, then state.
+    #[error("regions[{region}] is {role}, after a region that is {before}")]
+    RegionOrder {
+        /// Position in the list of regions.
+        region: usize,
+        /// Its role.
+        role: &'static str,
+        /// The role of the region before it.
+        before: &'static str,
+    },
+    /// A size that is not a whole multiple of another.
+    #[error("{field} {got} is not a multiple of {of_field} {of}")]
+    Multiple {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        got: u32,
+        /// The field that must divide it.
+        of_field: &'static str,
+        /// Its value.
+        of: u32,
+    },
+    /// The axes of an item name a direction twice.
+    #[error("layout.axes must name layer, part, token and head once each")]
+    Axes,
+    /// Heads that cannot be cut among the ranks so.
+    #[error("{heads} heads a rank, {total} in all, do not go over {ranks} ranks")]
+    Heads {
+        /// Heads of this rank.
+        heads: u32,
+        /// Heads over all ranks.
+        total: u32,
+        /// Ranks that share them.
+        ranks: u32,
+    },
+    /// A region that says what it holds, but not which layers, or not what its role can hold.
+    #[error(
+        "regions[{region}] says what it holds: it needs layers below {max}, a role that can hold it, \
+         and a state region needs a group"
+    )]
+    Content {
+        /// Position in the list of regions.
+        region: usize,
+        /// One more than the highest layer.
+        max: u32,
+    },
+    /// A region whose items cannot be cut as its layout says.
+    #[error(
+        "regions[{region}].item_len {item_len} is not a multiple of {pieces} (layers × parts × tokens × heads)"
+    )]
+    Pieces {
+        /// Position in the list of regions.
+        region: usize,
+        /// Bytes of one item.
+        item_len: u64,
+        /// Heads of tokens of parts of layers in it.
+        pieces: u64,
+    },
+    /// Two regions that hold the same bytes.
+    #[error("regions[{first}] and regions[{second}] hold the same of layer {layer}")]
+    HeldTwice {
+        /// Position of one.
+        first: u32,
+        /// Position of the other.
+        second: u32,
+        /// The first layer that both hold.
+        layer: u32,
+    },
+}
+
+fn whole(field: &'static str, got: u32, of_field: &'static str, of: u32) -> Result<(), GeometryError> {
+    if got.is_multiple_of(of) { Ok(()) } else { Err(GeometryError::Multiple { field, got, of_field, of }) }
+}
+
+fn range<N: Into<u64>>(field: &'static str, got: N, min: u64, max: N) -> Result<(), GeometryError> {
+    let (got, max) = (got.into(), max.into());
+    if (min..=max).contains(&got) { Ok(()) } else { Err(GeometryError::Range { field, got, min, max }) }
+}

@@ -1,0 +1,239 @@
+//! Which region here goes with which at one peer, and how their pages are counted.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::error::{PlanError, Side};
+use super::pair::Pair;
+use crate::args::RegionRole;
+use crate::layout::{Geometry, Overlap, gcd, holders, overlaps, shares};
+
+/// Which bytes here go with which bytes at one peer. Made once for each peer, and cheap to clone.
+#[derive(Debug, Clone)]
+pub struct RegionMap {
+    pub(super) kv: Lane,
+    pub(super) aux: Arc<[Pair]>,
+    pub(super) aux_rows: (u32, u32),
+    pub(super) groups: Arc<[Lane]>,
+}
+
+/// Regions that are indexed together.
+#[derive(Debug, Clone)]
+pub(super) struct Lane {
+    pub(super) pairs: Arc<[Pair]>,
+    pub(super) local: Items,
+    pub(super) remote: Items,
+}
+
+/// The items of a lane on one side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Items {
+    pub(super) count: u32,
+    /// Tokens in each.
+    pub(super) tokens: u32,
+    /// Units in each.
+    pub(super) units: u32,
+    /// Among how many ranks the items of a request are dealt, and the place of this one.
+    pub(super) cycle: u32,
+    pub(super) place: u32,
+}
+
+impl RegionMap {
+    /// Matches whatever the regions of two workers share. Both geometries are validated, and must
+    /// fit. Heads that several ranks hold are shared with each of them: see
+    /// [`directed`](RegionMap::directed).
+    pub fn new(ours: &Geometry, theirs: &Geometry) -> Result<RegionMap, PlanError> {
+        RegionMap::build(ours, theirs, None, None)
+    }
+
+    /// As [`new`](RegionMap::new), without the bytes that another rank of the `source` side's engine
+    /// sends: heads and latents that several ranks hold come from one of them. A pair of ranks that
+    /// exchange nothing has an [empty](RegionMap::is_empty) map.
+    pub fn directed(ours: &Geometry, theirs: &Geometry, source: Side) -> Result<RegionMap, PlanError> {
+        RegionMap::build(ours, theirs, Some(source), None)
+    }
+
+    /// The same map, of the KV of some layers only: those that have been computed.
+    pub fn layers(
+        ours: &Geometry,
+        theirs: &Geometry,
+        source: Side,
+        layers: Range<u32>,
+    ) -> Result<RegionMap, PlanError> {
+        RegionMap::build(ours, theirs, Some(source), Some(layers))
+    }
+
+    fn build(
+        ours: &Geometry,
+        theirs: &Geometry,
+        source: Option<Side>,
+        layers: Option<Range<u32>>,
+    ) -> Result<RegionMap, PlanError> {
+        let invalid = |side| move |error| PlanError::Invalid { side, error };
+        ours.validate().map_err(invalid(Side::Local))?;
+        theirs.validate().map_err(invalid(Side::Remote))?;
+        ours.check(theirs)?;
+        // Some layers of items that hold more: only what says where they are can be cut.
+        let cut = layers.is_some() && ours.kv_layers().is_some() && theirs.kv_layers().is_some();
+        let pairing = Pairing { ours, theirs, source, layers, same: !cut && ours.is_same_shape(theirs) };
+        let rows = |geometry: &Geometry| geometry.aux_rows().unwrap_or(0);
+        let groups = ours.layout.groups.len().max(theirs.layout.groups.len()).max(1);
+        let aux = ours.aux_regions().zip(theirs.aux_regions());
+        Ok(RegionMap {
+            kv: pairing.lane(RegionRole::Kv, 0),
+            aux: aux
+                .map(|(here, there)| Pair::whole(here as u32, there as u32, ours.regions[here].item_len))
+                .collect(),
+            aux_rows: (rows(ours), rows(theirs)),
+            groups: (0_u16..).take(groups).map(|group| pairing.lane(RegionRole::State, group)).collect(),
+        })
+    }
+
+    /// True if no byte of pages or state goes between the two.
+    pub fn is_empty(&self) -> bool {
+        self.kv.pairs.is_empty() && self.groups.iter().all(|lane| lane.pairs.is_empty())
+    }
+
+    /// How many pages the peer needs for the tokens of so many pages here, at most: the last one here
+    /// may be used in part only, and under context parallelism other ranks may have fewer.
+    pub fn peer_pages(&self, local_pages: usize) -> usize {
+        convert(local_pages, &self.kv.local, &self.kv.remote)
+    }
+
+    /// How many pages the tokens of so many pages of the peer need here, at most.
+    pub fn local_pages(&self, peer_pages: usize) -> usize {
+        convert(peer_pages, &self.kv.remote, &self.kv.local)
+    }
+
+    /// True if page *i* of a request here holds the tokens of page *i* at the peer.
+    pub fn same_pages(&self) -> bool {
+        let (here, there) = (self.kv.local, self.kv.remote);
+        (here.units, here.cycle) == (there.units, there.cycle)
+    }
+
+    /// Checks that so many pages on each side can hold the same tokens.
+    pub fn check_counts(&self, local: usize, remote: usize) -> Result<(), PlanError> {
+        // Fewest and most units of so many pages: the last page may hold one token only. Under context
+        // parallelism the next pages of the request may lie on other ranks.
+        let tokens = |pages: usize, items: &Items| {
+            let units = u64::from(items.units);
+            let before = pages.checked_sub(1).map(|last| (last as u64).saturating_mul(items.cycle.into()));
+            let fewest = before.map_or(0, |before| {
+                before.saturating_add(items.place.into()).saturating_mul(units).saturating_add(1)
+            });
+            (fewest, items.whole_pages(pages).saturating_mul(units))
+        };
+        let (here, there) = (tokens(local, &self.kv.local), tokens(remote, &self.kv.remote));
+        if here.0 <= there.1 && there.0 <= here.1 {
+            Ok(())
+        } else {
+            Err(PlanError::PageCount { local, remote })
+        }
+    }
+}
+
+fn convert(pages: usize, from: &Items, to: &Items) -> usize {
+    if (from.units, from.cycle, from.place) == (to.units, to.cycle, to.place) {
+        return pages;
+    }
+    let units = from.whole_pages(pages).saturating_mul(from.units.into());
+    let whole = units.div_ceil(to.units.max(1).into());
+    let there = whole.saturating_sub(to.place.into()).div_ceil(to.cycle.max(1).into());
+    usize::try_from(there).unwrap_or(usize::MAX)
+}
+
+impl Items {
+    /// The most pages that a request can have on all ranks together, if it has so many on this one.
+    fn whole_pages(&self, pages: usize) -> u64 {
+        (pages as u64).saturating_mul(self.cycle.into()).saturating_add(self.place.into())
+    }
+}
+
+/// Two geometries that fit.
+struct Pairing<'a> {
+    ours: &'a Geometry,
+    theirs: &'a Geometry,
+    source: Option<Side>,
+    layers: Option<Range<u32>>,
+    /// Items go with items at the same position.
+    same: bool,
+}
+
+impl Pairing<'_> {
+    fn lane(&self, role: RegionRole, group: u16) -> Lane {
+        if self.same {
+            return self.same_lane(role, group);
+        }
+        let tokens = |geometry: &Geometry| match role {
+            RegionRole::State => {
+                let group = geometry.layout.groups.get(usize::from(group));
+                group.map_or((1, 1), |group| (group.page_size, group.page_size))
+            }
+            _ => (geometry.page_size, geometry.kernel_page_size()),
+        };
+        let (here, there) = (tokens(self.ours), tokens(self.theirs));
+        let unit = gcd(here.1, there.1);
+        let shared =
+            overlaps(holders(&self.ours.regions, role, group), holders(&self.theirs.regions, role, group));
+        let pairs = shared
+            .iter()
+            .filter(|overlap| self.is_sent(overlap))
+            .filter_map(|overlap| self.narrowed(overlap, role))
+            .filter_map(|overlap| Pair::shared(self.ours, self.theirs, &overlap, unit));
+        Lane {
+            pairs: pairs.collect(),
+            local: items(self.ours, role, group, here.0, unit),
+            remote: items(self.theirs, role, group, there.0, unit),
+        }
+    }
+
+    fn same_lane(&self, role: RegionRole, group: u16) -> Lane {
+        let regions = (0_u32..).zip(&self.ours.regions);
+        let of_lane = regions.filter(|(_, region)| region.role == role && region.group == group);
+        let wanted = of_lane.filter(|(_, region)| match &self.layers {
+            Some(wanted) if role == RegionRole::Kv => {
+                let held = region.layer_range();
+                !held.is_empty() && wanted.start <= held.start && held.end <= wanted.end
+            }
+            _ => true,
+        });
+        let tokens = self.ours.page_size;
+        Lane {
+            pairs: wanted.map(|(index, region)| Pair::whole(index, index, region.item_len)).collect(),
+            local: items(self.ours, role, group, tokens, tokens),
+            remote: items(self.theirs, role, group, tokens, tokens),
+        }
+    }
+
+    fn is_sent(&self, overlap: &Overlap) -> bool {
+        let (source, dest, index) = match self.source {
+            None => return true,
+            Some(Side::Local) => (self.ours, self.theirs, overlap.local),
+            Some(Side::Remote) => (self.theirs, self.ours, overlap.remote),
+        };
+        let Some(region) = source.regions.get(index as usize) else { return false };
+        shares(source, dest).is_some_and(|shares| shares.sends(source, region))
+    }
+
+    fn narrowed(&self, overlap: &Overlap, role: RegionRole) -> Option<Overlap> {
+        let mut overlap = overlap.clone();
+        if let Some(layers) = self.layers.as_ref().filter(|_| role == RegionRole::Kv) {
+            overlap.layers.0 = overlap.layers.0.max(layers.start);
+            overlap.layers.1 = overlap.layers.1.min(layers.end);
+        }
+        (overlap.layers.0 < overlap.layers.1).then_some(overlap)
+    }
+}
+
+fn items(geometry: &Geometry, role: RegionRole, group: u16, tokens: u32, unit: u32) -> Items {
+    let of_lane = geometry.regions.iter().filter(|region| region.role == role && region.group == group);
+    let count = match role {
+        RegionRole::Kv => geometry.num_pages,
+        _ => of_lane.map(|region| u32::try_from(region.items()).unwrap_or(u32::MAX)).min().unwrap_or(0),
+    };
+    let (cycle, place) = match role {
+        RegionRole::Kv => (geometry.layout.context_size, geometry.layout.context_rank),
+        _ => (1, 0),
+    };
+    Items { count, tokens, units: tokens / unit.max(1), cycle, place }
+}

@@ -1,0 +1,391 @@
+//! Pages × regions → descriptors: what a request's transfer is made of, in as few pieces as it can be.
+//!
+//! It is pure arithmetic, done in two steps. [`PagePlan`] finds, once for a list of pages, the
+//! stretches that are contiguous on both sides. [`Plan`] walks them region by region, and hands out
+//! descriptors in portions that fit a post. It is not a scheduler: who posts when is the protocol's
+//! business.
+//!
+//! ```
+//! use kv_core::plan::{PagePlan, Plan, RegionMap};
+//! use kv_core::{KvArgs, PageList, Region, RegionRole};
+//!
+//! let args = KvArgs::builder("prefill-0", 0)
+//!     .pages(64, 16)
+//!     .region(Region::dram(RegionRole::Kv, 0x10_0000, 64 * 4096, 4096))
+//!     .region(Region::dram(RegionRole::Kv, 0x20_0000, 64 * 4096, 4096))
+//!     .build()?;
+//! // Once for each peer, which here has the same geometry …
+//! let map = RegionMap::new(args.geometry(), args.geometry())?;
+//! // … once for each chunk: its pages here, and a part of those that the peer registered …
+//! let chunk = PageList::from_pages([3, 4, 5, 6])?;
+//! let registered = PageList::from_pages([0, 1, 40, 41, 42, 43])?;
+//! let destination = registered.slice(2, 4).ok_or("the chunk is longer than the registration")?;
+//! let mut plan = Plan::pages(&map, PagePlan::new(&chunk, &destination)?)?;
+//! // … and once for each post.
+//! let mut descs = Vec::new();
+//! let progress = plan.fill(&mut descs, 1024, 8 << 20);
+//! assert!(progress.done);
+//! assert_eq!(descs.len(), 2);
+//! assert_eq!((descs[1].local_region, descs[1].local_offset), (1, 3 * 4096));
+//! assert_eq!((descs[1].remote_offset, descs[1].len), (40 * 4096, 4 * 4096));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod map;
+mod pages;
+mod pair;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::error::PagesError;
+use crate::id::AuxIndex;
+use crate::pages::PageList;
+use crate::plane::Desc;
+
+pub use error::{PlanError, Side};
+use map::Lane;
+pub use map::RegionMap;
+use pages::{Cover, Span};
+pub use pages::{PagePlan, Segment};
+use pair::Pair;
+
+/// The descriptors of one transfer, not yet handed out: a cursor over regions × segments.
+///
+/// The order is region by region, and within a region that of the pages. A `Plan` that exists stays
+/// inside the regions of both sides, so handing out needs no checks and cannot fail. It allocates
+/// nothing for a descriptor: what it holds is as long as the lists of pages have runs.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pairs: Arc<[Pair]>,
+    segments: Vec<Segment>,
+    pair: usize,
+    row: u32,
+    /// Where the current row starts.
+    base: (u64, u64),
+    segment: usize,
+    unit: u32,
+    token: u32,
+    /// Bytes of the current piece that were handed out.
+    offset: u64,
+    bytes_left: u64,
+}
+
+/// What one [`Plan::fill`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Descriptors appended.
+    pub descs: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// True if nothing is left.
+    pub done: bool,
+}
+
+/// How many pieces a plan is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Pieces of single pages (units, tokens) that lie together within them on both sides.
+    pub pieces: u64,
+    /// Descriptors that stand for them, if no post cuts any.
+    pub descs: u64,
+}
+
+impl Plan {
+    /// All KV regions of the pages, page *i* here with page *i* at the peer.
+    pub fn pages(map: &RegionMap, pages: PagePlan) -> Result<Plan, PlanError> {
+        let lane = &map.kv;
+        if !map.same_pages() {
+            let (local, remote) = (lane.local.tokens, lane.remote.tokens);
+            return Err(PlanError::PageSize { local, remote });
+        }
+        for (side, end, num_pages) in [
+            (Side::Local, pages.local_end, lane.local.count),
+            (Side::Remote, pages.remote_end, lane.remote.count),
+        ] {
+            if end > num_pages {
+                let error = PagesError::OutOfRange { page: end - 1, num_pages };
+                return Err(PlanError::Pages { side, error });
+            }
+        }
+        let PagePlan { mut segments, count, .. } = pages;
+        let units = lane.local.units;
+        if units > 1 {
+            if u64::from(count) * u64::from(units) > u64::from(u32::MAX) {
+                return Err(PlanError::TooLarge { items: count, item_bytes: units.into() });
+            }
+            for segment in &mut segments {
+                segment.position *= units;
+                segment.local *= units;
+                segment.remote *= units;
+                segment.len *= units;
+            }
+        }
+        Plan::new(&lane.pairs, segments, count * units)
+    }
+
+    /// All KV regions of a chunk of a request: `local` are pages here, of which the first is page
+    /// number `offset` of the request (of those on this rank), `remote` are all its pages at the
+    /// peer. It serves both ways of a transfer: what a prefill rank writes of a chunk, and what a
+    /// decode rank reads beyond a prefix that it has.
+    ///
+    /// Pages may differ in size. Of a last page that is larger here, only what the peer's pages
+    /// cover is part of the plan. Fails if the peer has no place for a whole page.
+    pub fn chunk(
+        map: &RegionMap,
+        local: &PageList,
+        offset: usize,
+        remote: &PageList,
+    ) -> Result<Plan, PlanError> {
+        let (here, there) = (Span { list: local, first: offset }, Span { list: remote, first: 0 });
+        Plan::spans(&map.kv, here, there, Cover::Local)
+    }
+
+    /// As [`chunk`](Plan::chunk), where the peer named only the pages from number `remote_offset` on:
+    /// it has a prefix. Pages before that are not part of the plan, and none may be.
+    pub fn suffix(
+        map: &RegionMap,
+        local: (&PageList, usize),
+        remote: (&PageList, usize),
+    ) -> Result<Plan, PlanError> {
+        let (here, there) =
+            (Span { list: local.0, first: local.1 }, Span { list: remote.0, first: remote.1 });
+        Plan::spans(&map.kv, here, there, Cover::Both)
+    }
+
+    /// The regions of a state group, item *i* of `local` with item *i* of `remote`: slots of recurrent
+    /// layers, or pages of one size.
+    pub fn state(
+        map: &RegionMap,
+        group: u16,
+        local: &PageList,
+        remote: &PageList,
+    ) -> Result<Plan, PlanError> {
+        if local.len() != remote.len() {
+            return Err(PlanError::PageCount { local: local.len(), remote: remote.len() });
+        }
+        let lane = Plan::group(map, group)?;
+        if lane.local.units != lane.remote.units {
+            let (local, remote) = (lane.local.tokens, lane.remote.tokens);
+            return Err(PlanError::PageSize { local, remote });
+        }
+        Plan::spans(lane, Span { list: local, first: 0 }, Span { list: remote, first: 0 }, Cover::Local)
+    }
+
+    /// The regions of a state group of pages: those of a sliding window, or of a draft model. Each
+    /// list goes with the number of its first page in the request; what both have is part of the plan.
+    pub fn window(
+        map: &RegionMap,
+        group: u16,
+        local: (&PageList, usize),
+        remote: (&PageList, usize),
+    ) -> Result<Plan, PlanError> {
+        let (here, there) =
+            (Span { list: local.0, first: local.1 }, Span { list: remote.0, first: remote.1 });
+        Plan::spans(Plan::group(map, group)?, here, there, Cover::Both)
+    }
+
+    /// All aux regions of one row: row `local` here, row `remote` at the peer.
+    pub fn aux(map: &RegionMap, local: AuxIndex, remote: AuxIndex) -> Result<Plan, PlanError> {
+        let (here, there) = map.aux_rows;
+        for (side, AuxIndex(row), rows) in [(Side::Local, local, here), (Side::Remote, remote, there)] {
+            if row >= rows {
+                return Err(PlanError::Row { side, row, rows });
+            }
+        }
+        Plan::new(&map.aux, vec![Segment { position: 0, local: local.0, remote: remote.0, len: 1 }], 1)
+    }
+
+    fn group(map: &RegionMap, group: u16) -> Result<&Lane, PlanError> {
+        let groups = map.groups.len();
+        map.groups.get(usize::from(group)).ok_or(PlanError::Group { group, groups })
+    }
+
+    fn spans(lane: &Lane, here: Span, there: Span, cover: Cover) -> Result<Plan, PlanError> {
+        let (segments, count) = lane.segments(here, there, cover)?;
+        Plan::new(&lane.pairs, segments, count)
+    }
+
+    /// Every segment lies inside every region of the pairs: each region is, without overflow, as
+    /// long as the items that its lane promises (`Geometry::validate`), and the callers have
+    /// compared the segments with the lane.
+    fn new(pairs: &Arc<[Pair]>, segments: Vec<Segment>, items: u32) -> Result<Plan, PlanError> {
+        // At most MAX_REGIONS × MAX_ITEM_LEN; but a list of pages may name a page often.
+        let item_bytes: u64 = pairs.iter().map(Pair::unit_len).sum();
+        let bytes_left =
+            item_bytes.checked_mul(items.into()).ok_or(PlanError::TooLarge { items, item_bytes })?;
+        Ok(Plan {
+            pairs: Arc::clone(pairs),
+            segments,
+            pair: 0,
+            row: 0,
+            base: (0, 0),
+            segment: 0,
+            unit: 0,
+            token: 0,
+            offset: 0,
+            bytes_left,
+        })
+    }
+
+    /// Bytes not yet handed out.
+    pub fn bytes_left(&self) -> u64 {
+        self.bytes_left
+    }
+
+    /// True if nothing is left.
+    pub fn is_done(&self) -> bool {
+        self.bytes_left == 0
+    }
+
+    /// How many pieces the whole plan has, before and after joining what lies together. Counts them
+    /// one by one where pages are cut.
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts { pieces: 0, descs: 0 };
+        let units: u64 = self.segments.iter().map(|segment| u64::from(segment.len)).sum();
+        for pair in self.pairs.iter() {
+            let each = u64::from(pair.rows) * u64::from(pair.tokens);
+            counts.pieces += each * units;
+            let mut runs = 0;
+            for segment in &self.segments {
+                let mut unit = 0;
+                while unit < segment.len {
+                    unit += pair.together(segment, unit);
+                    runs += 1;
+                }
+            }
+            counts.descs += each * runs;
+        }
+        counts
+    }
+
+    /// Appends the next descriptors to those of a post, as many as fit: at most `max_descs`, of at
+    /// most `max_bytes` together. What `out` holds already does not count.
+    ///
+    /// A piece that does not fit is cut at the end of an item (page, row), or of what lies together
+    /// of it on both sides. If that alone is larger than `max_bytes` it is cut within, but only at the
+    /// start of a post: if `out` is empty. So an empty `out` gets at least one descriptor, unless a
+    /// bound is zero or nothing is left.
+    pub fn fill(&mut self, out: &mut Vec<Desc>, max_descs: usize, max_bytes: u64) -> Progress {
+        let before = out.len();
+        let mut slots = max_descs;
+        let mut budget = max_bytes;
+        while let Some(&pair) = self.pairs.get(self.pair) {
+            if self.offset == 0 && self.unit == 0 && pair.is_linear() {
+                let whole = self.whole_segments(slots, budget / pair.block);
+                let piece = |segment: &Segment| u64::from(segment.len) * pair.block;
+                out.extend(whole.iter().map(|segment| pair.desc((0, 0), segment, 0, 0, piece(segment))));
+                budget -= pair.block * items(whole);
+                slots -= whole.len();
+                self.segment += whole.len();
+            }
+            let Some(&segment) = self.segments.get(self.segment) else {
+                self.next_row(&pair);
+                continue;
+            };
+            if self.offset == 0 && pair.tokens > 1 {
+                let count = self.tokens(&pair, &segment, slots, budget, out);
+                slots -= count as usize;
+                budget -= u64::from(count) * pair.block;
+                if self.token == 0 && count > 0 {
+                    continue;
+                }
+            }
+            let units = pair.together(&segment, self.unit);
+            let len = u64::from(units) * pair.block;
+            let desc = pair.desc(self.base, &segment, self.unit, self.token, len);
+            let rest = len - self.offset;
+            let part = if rest <= budget { rest } else { pair.cut(self.offset, budget, out.is_empty()) };
+            if slots == 0 || part == 0 {
+                break;
+            }
+            out.push(Desc {
+                local_offset: desc.local_offset + self.offset,
+                remote_offset: desc.remote_offset + self.offset,
+                len: part,
+                ..desc
+            });
+            slots -= 1;
+            budget -= part;
+            self.offset += part;
+            if self.offset == len {
+                self.offset = 0;
+                self.advance(&pair, &segment, units);
+            }
+        }
+        let bytes = max_bytes - budget;
+        self.bytes_left -= bytes;
+        Progress { descs: out.len() - before, bytes, done: self.is_done() }
+    }
+
+    /// Hands out tokens of the current unit, as many as fit whole; how many.
+    fn tokens(
+        &mut self,
+        pair: &Pair,
+        segment: &Segment,
+        slots: usize,
+        budget: u64,
+        out: &mut Vec<Desc>,
+    ) -> u32 {
+        let fit = u32::try_from((budget / pair.block).min(slots as u64)).unwrap_or(u32::MAX);
+        let count = (pair.tokens - self.token).min(fit);
+        let first = pair.desc(self.base, segment, self.unit, self.token, pair.block);
+        let descs = std::iter::successors(Some(first), |desc| Some(pair.next_token(*desc)));
+        out.extend(descs.take(count as usize));
+        self.token += count;
+        if self.token == pair.tokens {
+            self.token = 0;
+            self.next_unit(segment, 1);
+        }
+        count
+    }
+
+    fn advance(&mut self, pair: &Pair, segment: &Segment, units: u32) {
+        self.token += 1;
+        if self.token == pair.tokens {
+            self.token = 0;
+            self.next_unit(segment, units);
+        }
+    }
+
+    fn next_unit(&mut self, segment: &Segment, units: u32) {
+        self.unit += units;
+        if self.unit == segment.len {
+            self.unit = 0;
+            self.segment += 1;
+        }
+    }
+
+    /// All segments of a row are handed out.
+    fn next_row(&mut self, pair: &Pair) {
+        self.segment = 0;
+        self.row += 1;
+        if self.row < pair.rows && !self.segments.is_empty() {
+            self.base = pair.row(self.row);
+        } else {
+            self.row = 0;
+            self.base = (0, 0);
+            self.pair += 1;
+        }
+    }
+
+    /// The next segments, as many as fit whole.
+    fn whole_segments(&self, max_segments: usize, max_units: u64) -> &[Segment] {
+        let rest = self.segments.get(self.segment..).unwrap_or_default();
+        let rest = rest.get(..max_segments).unwrap_or(rest);
+        let start = rest.first().map_or(0, |segment| segment.position);
+        let fits =
+            |segment: &Segment| u64::from(segment.position - start) + u64::from(segment.len) <= max_units;
+        rest.get(..rest.partition_point(fits)).unwrap_or_default()
+    }
+}
+
+/// How many units some neighbouring segments hold.
+fn items(segments: &[Segment]) -> u64 {
+    match (segments.first(), segments.last()) {
+        (Some(first), Some(last)) => u64::from(last.position - first.position) + u64::from(last.len),
+        _ => 0,
+    }
+}

@@ -1,0 +1,210 @@
+//! Two regions that share bytes: the pattern of pieces that repeats from unit to unit.
+
+use crate::layout::{Axis, Geometry, Overlap};
+use crate::plane::Desc;
+
+use super::pages::Segment;
+
+/// What one region here and one at the peer share, as a loop: over rows (layers, parts and heads
+/// that do not lie together), over units of pages, over tokens, with one block in the middle.
+///
+/// A unit is the largest number of tokens that divides the pages of both sides. Loops that are
+/// contiguous on both sides are folded into the block when the pair is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pair {
+    pub(super) local: u32,
+    pub(super) remote: u32,
+    /// Bytes that lie together on both sides.
+    pub(super) block: u64,
+    /// Tokens of a unit, if they do not lie together.
+    pub(super) tokens: u32,
+    local_token: u64,
+    remote_token: u64,
+    pub(super) rows: u32,
+    dims: [Dim; 3],
+    here: Units,
+    there: Units,
+}
+
+/// A loop that could not be folded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Dim {
+    count: u32,
+    local: u64,
+    remote: u64,
+}
+
+const ONCE: Dim = Dim { count: 1, local: 0, remote: 0 };
+
+/// How the units of one side follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Units {
+    /// Offset of what is shared in an item.
+    base: u64,
+    /// Bytes of an item, and the units in it.
+    item: u64,
+    per_item: u32,
+    /// Bytes from unit to unit within an item.
+    step: u64,
+}
+
+impl Units {
+    fn offset(&self, unit: u32) -> u64 {
+        if self.per_item == 1 {
+            return self.base + u64::from(unit) * self.item;
+        }
+        let (item, within) = (unit / self.per_item, unit % self.per_item);
+        self.base + u64::from(item) * self.item + u64::from(within) * self.step
+    }
+
+    /// How many units from `unit` on lie together, if each is one block.
+    fn together(&self, unit: u32, block: u64) -> u32 {
+        let within = self.per_item == 1 || self.step == block;
+        if within && self.item == u64::from(self.per_item) * block {
+            u32::MAX
+        } else if within {
+            self.per_item - unit % self.per_item
+        } else {
+            1
+        }
+    }
+}
+
+impl Pair {
+    /// Items that are the same bytes on both sides, whatever is in them.
+    pub(super) fn whole(local: u32, remote: u32, item_len: u64) -> Pair {
+        let units = Units { base: 0, item: item_len, per_item: 1, step: item_len };
+        Pair {
+            local,
+            remote,
+            block: item_len,
+            tokens: 1,
+            local_token: 0,
+            remote_token: 0,
+            rows: 1,
+            dims: [ONCE; 3],
+            here: units,
+            there: units,
+        }
+    }
+
+    /// What the two regions of an overlap share, in units of `unit` tokens; `None` if they have no
+    /// head in common. The geometries are valid and fit.
+    pub(super) fn shared(ours: &Geometry, theirs: &Geometry, overlap: &Overlap, unit: u32) -> Option<Pair> {
+        let region = |geometry: &Geometry, index: u32| {
+            let region = geometry.regions.get(index as usize)?;
+            Some((geometry.inside(region), geometry.tokens_of(region)))
+        };
+        let (here, our_tokens) = region(ours, overlap.local)?;
+        let (there, their_tokens) = region(theirs, overlap.remote)?;
+        let heads = (here.heads.0.max(there.heads.0), here.heads.1.min(there.heads.1));
+        let (layers, kinds) = (overlap.layers, overlap.kinds);
+        let head_count = heads.1.checked_sub(heads.0).filter(|count| *count > 0)?;
+        let dim = |axis, count| Dim { count, local: here.stride(axis), remote: there.stride(axis) };
+        let mut loops = [
+            (false, dim(Axis::Layer, layers.1 - layers.0)),
+            (false, dim(Axis::Part, kinds.1 - kinds.0)),
+            (false, dim(Axis::Head, head_count)),
+            (true, dim(Axis::Token, unit)),
+        ];
+        // Fold what lies together, from the inside out.
+        let mut block = here.atom;
+        while let Some((_, dim)) =
+            loops.iter_mut().find(|(_, dim)| dim.count > 1 && dim.local == block && dim.remote == block)
+        {
+            block *= u64::from(dim.count);
+            dim.count = 1;
+        }
+        let mut dims = [ONCE; 3];
+        let unfolded = loops.iter().filter(|(is_token, dim)| !is_token && dim.count > 1);
+        for (slot, (_, dim)) in dims.iter_mut().zip(unfolded) {
+            *slot = *dim;
+        }
+        let token = loops[3].1;
+        let units = |inside: &crate::layout::Inside, tokens: u32| Units {
+            base: inside.offset(layers.0, kinds.0, heads.0),
+            item: inside.item,
+            per_item: tokens / unit,
+            step: inside.stride(Axis::Token) * u64::from(unit),
+        };
+        Some(Pair {
+            local: overlap.local,
+            remote: overlap.remote,
+            block,
+            tokens: token.count,
+            local_token: token.local,
+            remote_token: token.remote,
+            rows: dims.iter().map(|dim| dim.count).product(),
+            dims,
+            here: units(&here, our_tokens),
+            there: units(&there, their_tokens),
+        })
+    }
+
+    /// True if any number of neighbouring units is one piece.
+    pub(super) fn is_linear(&self) -> bool {
+        let endless = |units: &Units| units.together(0, self.block) == u32::MAX;
+        self.rows == 1 && self.tokens == 1 && endless(&self.here) && endless(&self.there)
+    }
+
+    /// Bytes of one unit, in all rows.
+    pub(super) fn unit_len(&self) -> u64 {
+        u64::from(self.rows) * u64::from(self.tokens) * self.block
+    }
+
+    /// Where a row starts, relative to the first: here, and at the peer.
+    pub(super) fn row(&self, mut row: u32) -> (u64, u64) {
+        let (mut local, mut remote) = (0, 0);
+        for dim in self.dims.iter().rev() {
+            let index = u64::from(row % dim.count);
+            row /= dim.count;
+            local += index * dim.local;
+            remote += index * dim.remote;
+        }
+        (local, remote)
+    }
+
+    /// How many units of a segment, from `unit` of it on, are one piece; 1 if even that is several
+    /// (its tokens apart).
+    pub(super) fn together(&self, segment: &Segment, unit: u32) -> u32 {
+        if self.tokens > 1 {
+            return 1;
+        }
+        let here = self.here.together(segment.local + unit, self.block);
+        let there = self.there.together(segment.remote + unit, self.block);
+        here.min(there).min(segment.len - unit)
+    }
+
+    /// The piece that starts at a token of a unit of a segment, `len` bytes long.
+    pub(super) fn desc(&self, row: (u64, u64), segment: &Segment, unit: u32, token: u32, len: u64) -> Desc {
+        Desc {
+            local_region: self.local,
+            remote_region: self.remote,
+            local_offset: row.0
+                + self.here.offset(segment.local + unit)
+                + u64::from(token) * self.local_token,
+            remote_offset: row.1
+                + self.there.offset(segment.remote + unit)
+                + u64::from(token) * self.remote_token,
+            len,
+        }
+    }
+
+    /// The piece after `desc` among the tokens of a unit.
+    pub(super) fn next_token(&self, mut desc: Desc) -> Desc {
+        desc.local_offset += self.local_token;
+        desc.remote_offset += self.remote_token;
+        desc
+    }
+
+    /// How much of a piece to hand out from `offset` on if `budget` does not cover the rest: up to
+    /// the end of a block, and within a block only if the post is empty.
+    pub(super) fn cut(&self, offset: u64, budget: u64, empty: bool) -> u64 {
+        let end_of_block = (offset + budget) / self.block * self.block;
+        match end_of_block.checked_sub(offset) {
+            Some(whole) if whole > 0 => whole,
+            _ if empty => budget,
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Plans by hand: what is handed out, in which order, and what is refused.
+
+use super::*;
+use crate::args::RegionRole;
+use crate::args::{KvArgs, MAX_REGIONS, Region};
+use crate::layout::Geometry;
+use crate::layout::RegionShape;
+
+/// `kv` regions of `num_pages` pages, of 8, 16, 24 … bytes, and aux regions of 4 and of 2 rows.
+fn geometry(kv: u64, num_pages: u32) -> Geometry {
+    let mut builder = KvArgs::builder("e", 0)
+        .pages(num_pages, 16)
+        .region(Region::dram(RegionRole::Aux, 0x10, 40, 10))
+        .region(Region::dram(RegionRole::Aux, 0x80, 40, 20));
+    for region in 1..=kv {
+        let item_len = 8 * region;
+        builder = builder.region(Region::dram(
+            RegionRole::Kv,
+            region << 32,
+            u64::from(num_pages) * item_len,
+            item_len,
+        ));
+    }
+    builder.build().unwrap().geometry().clone()
+}
+
+fn list(pages: &[u32]) -> PageList {
+    PageList::from_pages(pages.iter().copied()).unwrap()
+}
+
+fn plan(map: &RegionMap, local: &[u32], remote: &[u32]) -> Result<Plan, PlanError> {
+    Plan::pages(map, PagePlan::new(&list(local), &list(remote))?)
+}
+
+fn all(mut plan: Plan) -> Vec<Desc> {
+    let mut descs = Vec::new();
+    assert!(plan.fill(&mut descs, usize::MAX, u64::MAX).done);
+    descs
+}
+
+#[test]
+fn segments_end_where_either_side_jumps() {
+    let pages = PagePlan::new(&list(&[5, 6, 7, 8, 1]), &list(&[0, 1, 9, 10, 11])).unwrap();
+    let segment = |position, local, remote, len| Segment { position, local, remote, len };
+    assert_eq!(pages.segments(), [segment(0, 5, 0, 2), segment(2, 7, 9, 2), segment(4, 1, 11, 1)]);
+    assert_eq!(pages.len(), 5);
+}
+
+/// Block ids and the order of the descriptors made of them, as vLLM 0.33.0 computes them for
+/// three regions of ten blocks: number of the region × 10 + block. The second row has two
+/// groups of layers, whose blocks follow each other.
+#[test]
+fn descriptors_come_in_the_order_that_vllm_numbers_them() {
+    let rows: [(&[u32], &[u64]); 2] =
+        [(&[5, 2, 9], &[5, 2, 9, 15, 12, 19, 25, 22, 29]), (&[5, 2, 7], &[5, 2, 7, 15, 12, 17, 25, 22, 27])];
+    let map = RegionMap::new(&geometry(3, 10), &geometry(3, 10)).unwrap();
+    for (blocks, expected) in rows {
+        let descs = all(plan(&map, blocks, &[0, 1, 2]).unwrap());
+        let ids = descs.iter().map(|desc| {
+            let item_len = 8 * (u64::from(desc.local_region) + 1);
+            assert_eq!((desc.local_offset % item_len, desc.len), (0, item_len));
+            u64::from(desc.local_region) * 10 + desc.local_offset / item_len
+        });
+        assert_eq!(ids.collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn contiguous_pages_make_one_descriptor_for_each_region() {
+    let map = RegionMap::new(&geometry(160, 10), &geometry(160, 20)).unwrap();
+    let descs = all(plan(&map, &[2, 3, 4, 5], &[16, 17, 18, 19]).unwrap());
+    assert_eq!(descs.len(), 160);
+    let last = Desc {
+        local_region: 159,
+        remote_region: 159,
+        local_offset: 2 * 1280,
+        remote_offset: 16 * 1280,
+        len: 4 * 1280,
+    };
+    assert_eq!(descs[159], last);
+}
+
+#[test]
+fn a_post_ends_with_a_whole_page_and_only_larger_pages_are_cut_within() {
+    // Pages of 8 and of 16 bytes.
+    let map = RegionMap::new(&geometry(2, 10), &geometry(2, 10)).unwrap();
+    let lens = |max_bytes| {
+        let mut plan = plan(&map, &[0, 1, 2], &[4, 5, 6]).unwrap();
+        let mut posts = Vec::new();
+        while !plan.is_done() {
+            let mut descs = Vec::new();
+            assert!(plan.fill(&mut descs, 10, max_bytes).descs > 0);
+            posts.push(descs.iter().map(|desc| desc.len).collect::<Vec<_>>());
+        }
+        posts
+    };
+    assert_eq!(lens(72), [vec![24, 48]]);
+    assert_eq!(lens(45), [vec![24, 16], vec![32]]);
+    assert_eq!(lens(20), [vec![16], vec![8], vec![16], vec![16], vec![16]]);
+    assert_eq!(
+        lens(12),
+        [vec![8], vec![8], vec![8], vec![12], vec![4], vec![12], vec![4], vec![12], vec![4]]
+    );
+}
+
+#[test]
+fn a_page_is_not_cut_to_fill_up_a_post_that_another_plan_began() {
+    let map = RegionMap::new(&geometry(1, 10), &geometry(1, 10)).unwrap();
+    let mut descs = all(plan(&map, &[0], &[0]).unwrap());
+    let mut next = plan(&map, &[5], &[7]).unwrap();
+    assert_eq!(next.fill(&mut descs, 10, 7), Progress { descs: 0, bytes: 0, done: false });
+    assert_eq!(next.fill(&mut descs, 10, 8), Progress { descs: 1, bytes: 8, done: true });
+}
+
+#[test]
+fn a_bound_of_zero_hands_out_nothing_and_an_empty_plan_is_done() {
+    let map = RegionMap::new(&geometry(2, 10), &geometry(2, 10)).unwrap();
+    let mut some = plan(&map, &[1], &[2]).unwrap();
+    let mut descs = Vec::new();
+    let nothing = Progress { descs: 0, bytes: 0, done: false };
+    assert_eq!(some.fill(&mut descs, 0, 100), nothing);
+    assert_eq!(some.fill(&mut descs, 100, 0), nothing);
+    assert_eq!(some.bytes_left(), 24);
+    let mut empty = plan(&map, &[], &[]).unwrap();
+    assert!(empty.is_done());
+    assert_eq!(empty.fill(&mut descs, 100, 100), Progress { done: true, ..nothing });
+    assert!(descs.is_empty());
+}
+
+#[test]
+fn one_row_of_every_aux_region_goes_with_the_aux_plan() {
+    let map = RegionMap::new(&geometry(1, 10), &geometry(1, 10)).unwrap();
+    let descs = all(Plan::aux(&map, AuxIndex(1), AuxIndex(0)).unwrap());
+    let desc = |region, local_offset, len| Desc {
+        local_region: region,
+        remote_region: region,
+        local_offset,
+        remote_offset: 0,
+        len,
+    };
+    assert_eq!(descs, [desc(1, 10, 10), desc(2, 20, 20)]);
+    // The second region has two rows only.
+    let row = |side| PlanError::Row { side, row: 2, rows: 2 };
+    assert_eq!(Plan::aux(&map, AuxIndex(2), AuxIndex(0)).unwrap_err(), row(Side::Local));
+    assert_eq!(Plan::aux(&map, AuxIndex(0), AuxIndex(2)).unwrap_err(), row(Side::Remote));
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused_with_its_side_and_values() {
+    let map = RegionMap::new(&geometry(1, 10), &geometry(1, 12)).unwrap();
+    let error = |local, remote| plan(&map, local, remote).unwrap_err();
+    assert_eq!(error(&[1, 2], &[3]), PlanError::PageCount { local: 2, remote: 1 });
+    let out = |side, page, num_pages| {
+        let error = PagesError::OutOfRange { page, num_pages };
+        PlanError::Pages { side, error }
+    };
+    assert_eq!(error(&[10, 1], &[10, 11]), out(Side::Local, 10, 10));
+    assert_eq!(error(&[9, 8], &[12, 3]), out(Side::Remote, 12, 12));
+    assert_eq!(error(&[u32::MAX - 1], &[0]), out(Side::Local, u32::MAX - 1, 10));
+
+    let mut other = geometry(1, 10);
+    other.page_size = 32;
+    let other = RegionMap::new(&geometry(1, 10), &other).unwrap_err();
+    assert!(
+        other.to_string().starts_with("page_size differs: 16 here, 32 at the peer: make them equal, or say")
+    );
+    let mut hostile = geometry(1, 10);
+    hostile.regions[0].item_len = 0;
+    let hostile = RegionMap::new(&geometry(1, 10), &hostile).unwrap_err();
+    assert!(matches!(hostile, PlanError::Invalid { side: Side::Remote, .. }));
+}
+
+#[test]
+fn more_bytes_than_can_be_counted_are_refused_not_wrapped() {
+    // As many bytes a page as a valid geometry can have: 2^52, so 2^12 pages are 2^64 bytes.
+    let mut huge = geometry(1, 1);
+    let region = RegionShape { len: 1 << 40, item_len: 1 << 40, ..huge.regions[0].clone() };
+    huge.regions = vec![region; MAX_REGIONS];
+    let map = RegionMap::new(&huge, &huge).unwrap();
+    let plan = |times| {
+        let often = PageList::from_pages(std::iter::repeat_n(0, times)).unwrap();
+        Plan::pages(&map, PagePlan::new(&often, &often).unwrap())
+    };
+    assert_eq!(plan(4095).unwrap().bytes_left(), 4095 << 52);
+    assert_eq!(plan(4096).unwrap_err(), PlanError::TooLarge { items: 4096, item_bytes: 1 << 52 });
+}

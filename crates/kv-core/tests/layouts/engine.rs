@@ -1,0 +1,250 @@
+//! Random models, the engines that serve them, and a request that both have.
+
+use std::ops::Range;
+
+use kv_core::layout::Axes;
+use kv_core::{Axis, Geometry, Holds, KvArgs, Layout, Parallel, Region, RegionRole, StateGroup};
+
+use crate::rng::Rng;
+
+/// What both engines serve.
+#[derive(Debug, Clone)]
+pub struct Model {
+    pub layers: u32,
+    pub heads: u32,
+    /// Kinds of bytes of each layer.
+    pub kinds: Vec<Holds>,
+    pub atom: u64,
+    pub groups: Vec<Group>,
+}
+
+/// A state group of the model.
+#[derive(Debug, Clone)]
+pub struct Group {
+    pub slots: bool,
+    pub heads: u32,
+    pub kinds: Vec<Holds>,
+}
+
+impl Model {
+    pub fn random(rng: &mut Rng) -> Model {
+        let kinds = match rng.below(5) {
+            0 => vec![Holds::Latent],
+            1 => vec![Holds::Latent, Holds::Index],
+            _ => vec![Holds::Key, Holds::Value],
+        };
+        let mut groups = Vec::new();
+        if rng.chance(3) {
+            let kinds = (0..1 + rng.below(2) as u8).map(Holds::State).collect();
+            groups.push(Group { slots: true, heads: 8, kinds });
+            if rng.chance(2) {
+                let heads = rng.pick(&[1, 2, 8]);
+                groups.push(Group { slots: false, heads, kinds: vec![Holds::Key, Holds::Value] });
+            }
+        }
+        let heads = rng.pick(&[1, 2, 4, 8, 3]);
+        Model { layers: 1 + rng.below(4) as u32, heads, kinds, atom: 1 + rng.below(3) as u64, groups }
+    }
+
+    fn is_latent(&self) -> bool {
+        self.kinds.contains(&Holds::Latent)
+    }
+}
+
+/// All ranks of an engine.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    pub ranks: Vec<Geometry>,
+    pub page_size: u32,
+    pub num_pages: u32,
+    pub context: u32,
+    pub group_pages: Vec<u32>,
+}
+
+impl Engine {
+    pub fn random(rng: &mut Rng, model: &Model, peer: Option<&Engine>) -> Engine {
+        let fits = |tp: &u32| {
+            let even = |heads: u32| heads.is_multiple_of(*tp) || tp.is_multiple_of(heads);
+            let groups = model.groups.iter().all(|group| even(group.heads));
+            groups && (model.is_latent() || even(model.heads))
+        };
+        let mut sizes: Vec<u32> = [1, 2, 3, 4, 6, 8].into_iter().filter(fits).collect();
+        if let Some(peer) = peer {
+            let there = peer.ranks[0].parallel.tp_size;
+            sizes.retain(|here| here.is_multiple_of(there) || there.is_multiple_of(*here));
+        }
+        let mut tp = rng.pick(&sizes);
+        let pp = 1 + rng.below(model.layers.min(3) as usize) as u32;
+        let mut context = 1;
+        let mut page_size = rng.pick(&[1, 2, 3, 4, 6, 8]);
+        let dealt = model.is_latent() && model.groups.is_empty();
+        if let Some(peer) = peer {
+            if peer.context > 1 || (dealt && rng.chance(4)) {
+                page_size = peer.page_size;
+                context = rng.pick(&[1, 2, 4]);
+                let ranks = peer.ranks[0].parallel.tp_size / peer.context;
+                tp = context * ranks;
+            }
+        } else if dealt && rng.chance(3) {
+            context = rng.pick(&[1, 2]);
+            tp = context * rng.pick(&[1, 2]);
+        }
+        let kernel = rng.pick(&divisors(page_size));
+        let axes = axes(rng);
+        let mut cuts: Vec<u32> = rng.shuffled((1..model.layers).collect());
+        cuts.truncate(pp as usize - 1);
+        cuts.sort_unstable();
+        let starts = [0].into_iter().chain(cuts.iter().copied());
+        let ends = cuts.iter().copied().chain([model.layers]);
+        let stages: Vec<(u32, u32)> = starts.zip(ends).collect();
+        let num_pages = 24 + rng.below(8) as u32;
+        let group_pages: Vec<u32> =
+            model.groups.iter().map(|group| if group.slots { 1 } else { rng.pick(&[1, 2, 4]) }).collect();
+        let layout = Layout {
+            axes,
+            total_kv_heads: if model.is_latent() { 0 } else { model.heads },
+            kernel_page_size: if kernel == page_size { 0 } else { kernel },
+            context_size: context,
+            context_rank: 0,
+            stages: stages.clone(),
+            groups: Vec::new(),
+        };
+        let mut ranks = Vec::new();
+        for (pp_rank, stage) in (0..).zip(&stages) {
+            let cells = cells(rng, &model.kinds, stage.0..stage.1);
+            let groups: Vec<_> =
+                model.groups.iter().map(|group| self::cells(rng, &group.kinds, stage.0..stage.1)).collect();
+            for tp_rank in 0..tp {
+                let parallel =
+                    Parallel { tp_size: tp, tp_rank, pp_size: pp, pp_rank, dp_size: 1, dp_rank: 0 };
+                let mut layout = Layout { context_rank: tp_rank % context, ..layout.clone() };
+                let heads = if model.is_latent() { 1 } else { (model.heads / tp).max(1) };
+                let mut builder = KvArgs::builder("e", 0).pages(num_pages, page_size).heads(heads, 1);
+                let mut addr = 0;
+                let mut region = |role, items: u32, item_len: u64, cell: &Cell| {
+                    addr += 1 << 32;
+                    let region = Region::dram(role, addr, u64::from(items) * item_len, item_len);
+                    region.layers(cell.layers.clone()).holds(cell.holds)
+                };
+                for cell in &cells {
+                    let item = cell.pieces() * u64::from(page_size) * model.atom;
+                    let heads = if cell.holds.is_replicated() { 1 } else { heads };
+                    builder =
+                        builder.region(region(RegionRole::Kv, num_pages, item * u64::from(heads), cell));
+                }
+                for (number, group) in (0..).zip(&model.groups) {
+                    let heads = (group.heads / tp).max(1);
+                    let tokens = group_pages[usize::from(number)];
+                    layout.groups.push(StateGroup::pages(tokens, heads, group.heads));
+                    for cell in &groups[usize::from(number)] {
+                        let item = cell.pieces() * u64::from(tokens) * u64::from(heads) * model.atom;
+                        builder = builder.region(region(RegionRole::State, 12, item, cell).group(number));
+                    }
+                }
+                let args = builder.parallel(parallel).layout(layout).build().unwrap();
+                ranks.push(args.geometry().clone());
+            }
+        }
+        Engine { ranks, page_size, num_pages, context, group_pages }
+    }
+}
+
+fn divisors(number: u32) -> Vec<u32> {
+    (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).chain([number]).collect()
+}
+
+fn axes(rng: &mut Rng) -> Axes {
+    let all = rng.shuffled(vec![Axis::Layer, Axis::Part, Axis::Token, Axis::Head]);
+    [all[0], all[1], all[2], all[3]]
+}
+
+/// What a region holds.
+#[derive(Debug, Clone)]
+struct Cell {
+    layers: Range<u32>,
+    holds: Holds,
+}
+
+impl Cell {
+    fn pieces(&self) -> u64 {
+        self.layers.len() as u64 * u64::from(self.holds.parts())
+    }
+}
+
+/// Regions for some layers: one each, one for all, or several for some; keys and values apart or not.
+fn cells(rng: &mut Rng, kinds: &[Holds], layers: Range<u32>) -> Vec<Cell> {
+    let packed = kinds == [Holds::Key, Holds::Value] && rng.chance(2);
+    let kinds = if packed { vec![Holds::KeyValue] } else { kinds.to_vec() };
+    let style = rng.below(3);
+    let mut cells = Vec::new();
+    for holds in kinds {
+        let mut start = layers.start;
+        while start < layers.end {
+            let left = layers.end - start;
+            let count = match style {
+                0 => 1,
+                1 => left,
+                _ => 1 + rng.below(left as usize) as u32,
+            };
+            cells.push(Cell { layers: start..start + count, holds });
+            start += count;
+        }
+    }
+    rng.shuffled(cells)
+}
+
+/// The pages and items of a request on one rank.
+#[derive(Debug, Clone, Default)]
+pub struct Lists {
+    pub pages: Vec<u32>,
+    pub groups: Vec<Vec<u32>>,
+}
+
+/// A request, on all ranks of both engines.
+#[derive(Debug, Clone)]
+pub struct Request {
+    pub tokens: usize,
+    pub group_tokens: Vec<usize>,
+    pub prefill: Vec<Lists>,
+    pub decode: Vec<Lists>,
+    /// Pages that each decode rank has already.
+    pub prefix: Vec<usize>,
+}
+
+impl Request {
+    pub fn random(rng: &mut Rng, model: &Model, prefill: &Engine, decode: &Engine) -> Request {
+        let tokens = rng.below(20 * prefill.page_size.min(decode.page_size) as usize + 1).min(40);
+        let group_tokens: Vec<usize> =
+            model.groups.iter().map(|group| if group.slots { 1 } else { 1 + rng.below(10) }).collect();
+        let mut lists = |engine: &Engine| -> Vec<Lists> {
+            let whole = tokens.div_ceil(engine.page_size as usize);
+            let contexts: Vec<Vec<u32>> = (0..engine.context as usize)
+                .map(|place| {
+                    let count = (whole + engine.context as usize - 1 - place) / engine.context as usize;
+                    rng.pages(engine.num_pages, count)
+                })
+                .collect();
+            let groups: Vec<Vec<u32>> = group_tokens
+                .iter()
+                .zip(&engine.group_pages)
+                .map(|(tokens, size)| rng.pages(12, tokens.div_ceil(*size as usize)))
+                .collect();
+            let of = |rank: &Geometry| Lists {
+                pages: contexts[rank.layout.context_rank as usize].clone(),
+                groups: groups.clone(),
+            };
+            engine.ranks.iter().map(of).collect()
+        };
+        let (prefill, decode) = (lists(prefill), lists(decode));
+        let share = if rng.chance(2) { 0 } else { rng.below(100) };
+        let prefix = decode.iter().map(|lists| lists.pages.len() * share / 100).collect();
+        Request { tokens, group_tokens, prefill, decode, prefix }
+    }
+
+    /// True if some rank may have nothing to send for want of pages.
+    pub fn is_short(&self) -> bool {
+        let short = |lists: &Lists| lists.pages.len() < 3;
+        self.decode.iter().chain(&self.prefill).any(short)
+            || self.prefix.iter().zip(&self.decode).any(|(prefix, lists)| lists.pages.len() - prefix < 5)
+    }
+}

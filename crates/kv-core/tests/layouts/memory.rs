@@ -1,0 +1,145 @@
+//! The memory of a rank, in which every byte knows which one of the model's it is.
+
+use kv_core::{Axis, Desc, Geometry, Holds, Op, RegionRole, RegionShape};
+
+use crate::engine::{Engine, Lists, Model, Request};
+
+/// The name of a byte: lane (KV, groups), kind, layer, token, head, place.
+type Name = (u8, u8, u8, u16, u8, u8);
+
+/// By region.
+pub struct Memory(Vec<Vec<Option<Name>>>);
+
+impl Memory {
+    pub fn empty(geometry: &Geometry) -> Memory {
+        Memory(geometry.regions.iter().map(|region| vec![None; region.len as usize]).collect())
+    }
+
+    /// Every token that the pages of a request have room for.
+    pub fn filled(model: &Model, geometry: &Geometry, lists: &Lists) -> Memory {
+        let mut memory = Memory::empty(geometry);
+        for_each(model, geometry, lists, |region, offset, name| {
+            let byte = &mut memory.0[region][offset];
+            assert_eq!(*byte, None, "two bytes of the model in one place: the oracle is wrong");
+            *byte = Some(name);
+        });
+        memory
+    }
+
+    /// Carries out a descriptor between this memory and that of a source.
+    pub fn take(&mut self, source: &Memory, desc: &Desc, op: Op) {
+        let ends = [(desc.local_region, desc.local_offset), (desc.remote_region, desc.remote_offset)];
+        let [from, to] = if op == Op::Write { ends } else { [ends[1], ends[0]] };
+        let range = |offset: u64| offset as usize..(offset + desc.len) as usize;
+        let bytes = &source.0[from.0 as usize][range(from.1)];
+        self.0[to.0 as usize][range(to.1)].copy_from_slice(bytes);
+    }
+
+    /// Compares with what a decode rank must have; how many bytes that is.
+    pub fn compare(
+        &self,
+        model: &Model,
+        prefill: &Engine,
+        geometry: &Geometry,
+        request: &Request,
+        rank: usize,
+    ) -> u64 {
+        let lists = &request.decode[rank];
+        // Whole pages are moved, so all tokens for which both sides have room.
+        let pages = request.tokens.div_ceil(prefill.page_size as usize);
+        let room = pages * prefill.page_size as usize;
+        let prefix = request.prefix[rank];
+        let mut expected = Memory::empty(geometry);
+        let mut count = 0;
+        for_each(model, geometry, lists, |region, offset, name| {
+            let token = usize::from(name.3);
+            let wanted = if name.0 == 0 {
+                let page = token / geometry.page_size as usize;
+                page / geometry.layout.context_size as usize >= prefix && token < room
+            } else {
+                let group = usize::from(name.0) - 1;
+                let size = prefill.group_pages[group] as usize;
+                token < request.group_tokens[group].div_ceil(size) * size
+            };
+            if wanted {
+                expected.0[region][offset] = Some(name);
+                count += 1;
+            }
+        });
+        for (number, (got, wanted)) in self.0.iter().zip(&expected.0).enumerate() {
+            for (offset, (got, wanted)) in got.iter().zip(wanted).enumerate() {
+                assert_eq!(got, wanted, "region {number}, byte {offset}");
+            }
+        }
+        count
+    }
+}
+
+/// Every byte of a request on a rank: its region, its offset, its name.
+fn for_each(model: &Model, geometry: &Geometry, lists: &Lists, mut see: impl FnMut(usize, usize, Name)) {
+    for (number, region) in geometry.regions.iter().enumerate() {
+        let group = usize::from(region.group);
+        let (lane, pages, page_size, kernel) = match region.role {
+            RegionRole::Kv => (0, &lists.pages, geometry.page_size, geometry.kernel_page_size()),
+            _ => {
+                let size = geometry.layout.groups[group].page_size;
+                (1 + group as u8, &lists.groups[group], size, size)
+            }
+        };
+        let heads = heads(model, geometry, region);
+        let kinds: Vec<u8> = match region.holds {
+            Holds::KeyValue => vec![0, 1],
+            Holds::Value => vec![1],
+            Holds::State(number) => vec![10 + number],
+            Holds::Index => vec![3],
+            _ => vec![0],
+        };
+        let layers: Vec<u32> = region.layer_range().collect();
+        for (position, page) in pages.iter().enumerate() {
+            let context = if lane == 0 { geometry.layout.context_size as usize } else { 1 };
+            let place = if lane == 0 { geometry.layout.context_rank as usize } else { 0 };
+            let whole = position * context + place;
+            for within in 0..page_size {
+                let token = whole * page_size as usize + within as usize;
+                let physical = u64::from(*page) * u64::from(page_size / kernel) + u64::from(within / kernel);
+                for (l, layer) in layers.iter().enumerate() {
+                    for (p, kind) in kinds.iter().enumerate() {
+                        for (h, head) in heads.clone().enumerate() {
+                            let mut piece = physical;
+                            for axis in geometry.layout.axes {
+                                let (index, extent) = match axis {
+                                    Axis::Layer => (l, layers.len()),
+                                    Axis::Part => (p, kinds.len()),
+                                    Axis::Token => ((within % kernel) as usize, kernel as usize),
+                                    Axis::Head => (h, heads.len()),
+                                };
+                                piece = piece * extent as u64 + index as u64;
+                            }
+                            for byte in 0..model.atom {
+                                let name = (lane, *kind, *layer as u8, token as u16, head as u8, byte as u8);
+                                see(number, (piece * model.atom + byte) as usize, name);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The heads of the model in a region: a rank has its share, or one that some neighbours have too.
+fn heads(model: &Model, geometry: &Geometry, region: &RegionShape) -> std::ops::Range<u32> {
+    let total = match region.role {
+        RegionRole::Kv if region.holds.is_replicated() => return 0..1,
+        RegionRole::Kv => model.heads,
+        _ => model.groups[usize::from(region.group)].heads,
+    };
+    let (ranks, rank) = (geometry.parallel.tp_size, geometry.parallel.tp_rank);
+    if total >= ranks {
+        let share = total / ranks;
+        rank * share..(rank + 1) * share
+    } else {
+        let head = rank / (ranks / total);
+        head..head + 1
+    }
+}
