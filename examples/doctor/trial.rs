@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search};
-use kv_transfer::{Desc, Op, PeerId, Plane, PlaneEvent, Post, PostId, Region, RegionRole, Time};
+use kv_transfer::{Desc, Directions, Op, PeerId, Plane, PlaneEvent, Post, PostId, Region, RegionRole, Time};
 
 /// Bytes of each process' region.
 pub const REGION: usize = 64 << 20;
@@ -70,7 +70,7 @@ impl Side {
     fn new() -> Result<Side, Error> {
         let nixl = Nixl::load(&Search::default())?;
         let pool = HostPool::new(REGION)?;
-        let mut plane = NixlPlane::new(&nixl, NixlConfig::default())?;
+        let mut plane = NixlPlane::new(&nixl, NixlConfig { reads_over_tcp: true, ..NixlConfig::default() })?;
         plane.add_pool(&pool)?;
         plane.register(&Region::dram(RegionRole::Kv, pool.addr(), REGION as u64, BLOCK as u64))?;
         Ok(Side { plane, pool })
@@ -160,13 +160,26 @@ fn probe() -> Result<(), Error> {
     println!("  first transfer  {:.1} ms, with the connection", first * 1e3);
     println!("  WRITE           {write:.2} GB/s");
     println!("  READ            {read:.2} GB/s, all bytes right");
-    let advice = match read / write {
-        ratio if ratio < SLOW => "push: READ is slow on this transport",
-        ratio if ratio > 1.0 / SLOW => "pull: WRITE is slow on this transport",
-        _ => "push or pull: both directions are alike",
+    let measured = match read / write {
+        ratio if ratio < SLOW => "READ is slow",
+        ratio if ratio > 1.0 / SLOW => "WRITE is slow",
+        _ => "both directions are alike",
     };
-    println!("  so              {advice}");
+    let way = side.plane.transport(PEER).map_or_else(|| "unknown".to_owned(), |way| way.to_string());
+    println!("  the plane says  {way}: {}", advice(side.plane.directions(Some(PEER))));
+    println!("  measured        {measured}");
+    let anybody = advice(side.plane.directions(None));
+    println!("  to other hosts  {anybody}, as far as can be known before they are met");
     Ok(())
+}
+
+fn advice(directions: Directions) -> &'static str {
+    match directions {
+        Directions::BOTH => "push or pull",
+        Directions::READ => "pull",
+        // Of nothing that is good, a push is what planes allow.
+        _ => "push; READ is slow and refused",
+    }
 }
 
 /// All blocks of a region, each to another place.

@@ -30,6 +30,9 @@ pub struct NixlConfig {
     pub outbound_bytes: usize,
     /// Posts accepted and not yet reported as ended (default 65 536).
     pub max_posts: usize,
+    /// Allows READ over TCP (default no): it is slow, and a reader that dies in the middle may take the
+    /// process down that it reads from. See [`Transport::Tcp`](crate::Transport::Tcp).
+    pub reads_over_tcp: bool,
     /// Peers connected at once (default 1024).
     pub max_peers: usize,
     /// Longest sleep between two looks for frames when nothing is going on (default 10 ms). NIXL has
@@ -51,6 +54,7 @@ impl Default for NixlConfig {
             slice_bytes: 64 << 20,
             outbound_bytes: 4 << 20,
             max_posts: 1 << 16,
+            reads_over_tcp: false,
             max_peers: 1024,
             idle_poll: Duration::from_millis(10),
             quiet_after: Duration::from_secs(20),

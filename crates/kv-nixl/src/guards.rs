@@ -59,7 +59,7 @@ pub(crate) fn apply() -> Result<(), DiscoveryError> {
 
 pub use crate::ffi::apply_among_threads;
 
-fn has_infiniband(class: &Path) -> bool {
+pub(crate) fn has_infiniband(class: &Path) -> bool {
     std::fs::read_dir(class).is_ok_and(|mut entries| entries.next().is_some())
 }
 

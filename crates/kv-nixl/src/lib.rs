@@ -62,9 +62,11 @@ mod requests;
 mod speed;
 mod traffic;
 mod transfer;
+mod transport;
 
 pub use config::NixlConfig;
 pub use discovery::{Looked, Nixl, Outcome, Search};
 pub use error::{DiscoveryError, NixlError, PoolError};
 pub use plane::{NixlPlane, NixlStats};
 pub use pool::HostPool;
+pub use transport::Transport;

@@ -5,9 +5,10 @@ use kv_core::{MAX_REGIONS, MemoryKind, PlaneError};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Process;
+use crate::transport::Reach;
 
 /// Another number for every change of the format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MAGIC: &str = "kv-nixl";
 /// Longest metadata: of NIXL some 500 bytes and 44 a region, of us some 200 and at most 24.
 const fn longest(regions: usize) -> usize {
@@ -24,6 +25,7 @@ pub(crate) struct Metadata {
     /// The backend at both ends.
     pub(crate) backend: String,
     pub(crate) process: Process,
+    pub(crate) reach: Reach,
     pub(crate) regions: Vec<Place>,
     /// Of NIXL's part.
     digest: u64,
@@ -50,6 +52,7 @@ impl Metadata {
         token: u64,
         backend: &str,
         process: Process,
+        reach: Reach,
         regions: Vec<Place>,
         nixl: Vec<u8>,
     ) -> Metadata {
@@ -60,6 +63,7 @@ impl Metadata {
             token,
             backend,
             process,
+            reach,
             regions,
             digest: digest(&nixl),
             nixl: nixl.into(),
@@ -122,6 +126,7 @@ fn digest(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::NixlConfig;
 
     fn sample(regions: usize) -> Metadata {
         let name = agent_name(7);
@@ -129,8 +134,9 @@ mod tests {
         nixl.extend(name.as_bytes());
         nixl.extend(b"|");
         nixl.resize(600 + 44 * regions, 0xff);
+        let reach = Reach::here(&NixlConfig::default());
         let place = Place { addr: u64::MAX >> 1, len: u64::MAX >> 2, kind: MemoryKind::Vram, device: 300 };
-        Metadata::new(7, "LIBFABRIC", Process::ours(), vec![place; regions], nixl)
+        Metadata::new(7, "LIBFABRIC", Process::ours(), reach, vec![place; regions], nixl)
     }
 
     #[test]

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    MAX_FRAME, MAX_REGIONS, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time,
+    Directions, MAX_FRAME, MAX_REGIONS, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId,
+    Region, Time,
 };
 use rustix::event::epoll;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -29,6 +30,7 @@ use crate::remote::{Arrivals, Remote, RemoteId, Stage};
 use crate::requests::{Line, Request};
 use crate::traffic::RINGING;
 use crate::transfer::{self, Batch, Transfer};
+use crate::transport::{NO_READS, Reach, Transport};
 
 /// How long a dropped plane waits for requests on their way.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -41,6 +43,7 @@ pub struct NixlPlane {
     pub(crate) engine: Engine,
     pub(crate) token: u64,
     process: Process,
+    reach: Reach,
     memories: Vec<Memory>,
     pub(crate) regions: Vec<Memory>,
     /// Our metadata, once anybody has asked for it.
@@ -105,6 +108,7 @@ impl NixlPlane {
             engine,
             token,
             process: Process::ours(),
+            reach: Reach::here(&config),
             memories: Vec::new(),
             regions: Vec::new(),
             frozen: OnceCell::new(),
@@ -140,6 +144,11 @@ impl NixlPlane {
         }
         self.memories.push(memory);
         Ok(())
+    }
+
+    /// The way to a connected peer.
+    pub fn transport(&self, peer: PeerId) -> Option<Transport> {
+        Some(self.remotes.get(self.peers.get(&peer)?)?.transport)
     }
 
     /// What has happened so far.
@@ -178,7 +187,8 @@ impl NixlPlane {
         let nixl = self.engine.metadata().map_err(backend)?;
         let backend = &self.config.backend;
         let process = self.process.clone();
-        let bytes = Metadata::new(self.token, backend, process, places.collect(), nixl).encode()?;
+        let bytes =
+            Metadata::new(self.token, backend, process, self.reach, places.collect(), nixl).encode()?;
         Ok(self.frozen.get_or_init(|| bytes).clone())
     }
 
@@ -217,8 +227,10 @@ impl NixlPlane {
             let data = epoll::EventData::new_u64(id.0);
             let _ = epoll::add(&self.wakes, fd, data, epoll::EventFlags::IN);
         }
+        let transport = self.reach.to(metadata.reach, matches!(life, Life::Watched(_) | Life::Ours));
         let slice = (self.config.slice_time, self.config.slice_bytes);
-        let remote = Remote::new(name.clone(), metadata.token, metadata.regions, life, peer, slice);
+        let mut remote = Remote::new(name.clone(), metadata.token, metadata.regions, life, peer, slice);
+        remote.transport = transport;
         self.names.insert(name, id);
         self.remotes.insert(id, remote);
         Ok(id)
@@ -253,6 +265,11 @@ impl Plane for NixlPlane {
         self.engine.register(&memory).map_err(backend)?;
         self.regions.push(memory);
         Ok(())
+    }
+
+    fn directions(&self, peer: Option<PeerId>) -> Directions {
+        let known = peer.and_then(|peer| self.transport(peer));
+        known.unwrap_or_else(|| self.reach.to_anybody()).directions()
     }
 
     fn metadata(&self) -> Result<Bytes, PlaneError> {
@@ -318,6 +335,9 @@ impl Plane for NixlPlane {
         }
         let (id, remote) = self.open_remote(peer)?;
         transfer::check(&post.descs, &self.regions, &remote.regions)?;
+        if post.op == Op::Read && remote.transport == Transport::Tcp && !self.config.reads_over_tcp {
+            return Err(PlaneError::Unsupported(NO_READS));
+        }
         if self.transfers.len() + self.events.len() >= self.config.max_posts {
             return Err(PlaneError::WouldBlock);
         }

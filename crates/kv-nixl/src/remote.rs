@@ -10,6 +10,7 @@ use crate::frame::HEADER;
 use crate::host::Life;
 use crate::metadata::Place;
 use crate::speed::{SLICE, Speed};
+use crate::transport::Transport;
 
 /// A connection to an agent; random, and thus also the connection's number in notifications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,6 +24,8 @@ pub(crate) struct Remote {
     pub(crate) token: u64,
     pub(crate) regions: Vec<Place>,
     pub(crate) life: Life,
+    /// The way to it, once that is known.
+    pub(crate) transport: Transport,
     /// If it may be on this host.
     pub(crate) button: Option<Button>,
     pub(crate) stage: Stage,
@@ -81,6 +84,7 @@ impl Remote {
             regions,
             button: near.then(|| Button::new(token)).flatten(),
             life,
+            transport: Transport::Unknown,
             stage: Stage::Open,
             said_farewell: false,
             users: vec![user],

@@ -7,7 +7,6 @@ mod workers;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_conformance::{Harness, process};
 use kv_core::{
     Desc, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Region, RegionRole, Time,
 };
@@ -19,13 +18,13 @@ const PEER: PeerId = PeerId(1);
 /// The other process. Without its variable it is no test at all.
 #[test]
 fn child() {
-    process::child(|_| worker(nixl().unwrap(), &[Workers::FAR_LEN]));
+    workers::child(nixl);
 }
 
 #[test]
 fn the_contract_is_kept() {
     let Some(nixl) = nixl() else { return };
-    kv_conformance::all(|| Workers(nixl));
+    kv_conformance::all(|| Workers { nixl, kind: "default", reads: true });
 }
 
 #[test]

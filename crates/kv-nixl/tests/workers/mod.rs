@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use kv_conformance::process::Process;
+use kv_conformance::process::{self, Process};
 use kv_conformance::{Harness, Job, Regions, Side};
 use kv_core::{Plane, Region, RegionRole};
 use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search, guards};
@@ -26,8 +26,26 @@ pub fn nixl() -> Option<&'static Nixl> {
     .as_ref()
 }
 
-/// Workers with the default configuration.
-pub struct Workers(pub &'static Nixl);
+/// Workers of one kind: `kind` says to [`configured`] how they are.
+pub struct Workers {
+    pub nixl: &'static Nixl,
+    pub kind: &'static str,
+    pub reads: bool,
+}
+
+/// The configuration of a kind of workers.
+pub fn configured(kind: &str) -> NixlConfig {
+    match kind {
+        "default" => NixlConfig::default(),
+        "reads-over-tcp" => NixlConfig { reads_over_tcp: true, ..NixlConfig::default() },
+        backend => NixlConfig { backend: backend.to_owned(), ..NixlConfig::default() },
+    }
+}
+
+/// The other process of [`Workers`].
+pub fn child(nixl: impl FnOnce() -> Option<&'static Nixl>) {
+    process::child(|kind| worker_with(nixl().unwrap(), &[Workers::FAR_LEN], configured(kind)));
+}
 
 impl Harness for Workers {
     type Plane = NixlPlane;
@@ -35,11 +53,15 @@ impl Harness for Workers {
     const FAR_LEN: usize = 32 << 20;
 
     fn worker(&self, lens: &[usize]) -> Side<NixlPlane> {
-        worker(self.0, lens)
+        worker_with(self.nixl, lens, configured(self.kind))
     }
 
     fn other(&self, job: Job, peer: &[u8]) -> Process {
-        Process::start("default", job, peer)
+        Process::start(self.kind, job, peer)
+    }
+
+    fn reads(&self) -> bool {
+        self.reads
     }
 }
 

@@ -1,15 +1,16 @@
-//! A peer that is stopped, over TCP: what is on its way stays on its way, for as long as it takes.
-//! Another transport than in the other tests, so another process.
+//! Over TCP only: the contract is kept with WRITE, READ is refused, and what is on its way stays on its
+//! way, for as long as it takes. Another transport than in the other tests, so another process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod workers;
 
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use kv_conformance::process::{Process, child as work};
-use kv_conformance::{Harness, Job, Other, Side, pattern, rest, snapshot};
-use kv_core::{Desc, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Time};
-use kv_nixl::{Nixl, NixlPlane};
+use kv_conformance::process::Process;
+use kv_conformance::{A_KNOWS_B, Harness, Job, LENS, Other, Pair, Side, pattern, rest, snapshot};
+use kv_core::{Desc, Directions, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Time};
+use kv_nixl::{Nixl, NixlPlane, Transport};
 use rustix::process::{Pid, Signal, kill_process};
 use workers::Workers;
 
@@ -17,16 +18,51 @@ const PEER: PeerId = PeerId(1);
 const LEN: usize = Workers::FAR_LEN;
 
 fn tcp() -> Option<&'static Nixl> {
-    // SAFETY: the only test of this process, besides the child's, which does nothing then; both set
-    // the same value before UCX starts.
-    unsafe { std::env::set_var("UCX_TLS", "tcp") };
+    static SET: Once = Once::new();
+    // SAFETY: the other tests of this process wait here, and UCX has not started.
+    SET.call_once(|| unsafe { std::env::set_var("UCX_TLS", "tcp") });
     workers::nixl()
 }
 
 /// The other process. Without its variable it is no test at all.
 #[test]
 fn child() {
-    work(|_| workers::worker(tcp().unwrap(), &[LEN]));
+    workers::child(tcp);
+}
+
+/// Peers are killed in the middle of their writes and ours, many times; nobody dies with them.
+#[test]
+fn the_contract_is_kept_with_writes() {
+    let Some(nixl) = tcp() else { return };
+    kv_conformance::all(|| Workers { nixl, kind: "default", reads: false });
+}
+
+#[test]
+fn reads_are_refused_before_anything_moves_unless_they_are_allowed() {
+    let Some(nixl) = tcp() else { return };
+    for (kind, allowed) in [("default", false), ("reads-over-tcp", true)] {
+        let mut pair = Pair::connected(&Workers { nixl, kind, reads: allowed }, &LENS);
+        pair.b.memory.write(0, 0, b"bytes");
+        assert_eq!(pair.a.plane.transport(A_KNOWS_B), Some(Transport::Tcp));
+        assert_eq!(pair.a.plane.directions(Some(A_KNOWS_B)), Directions::WRITE);
+        assert_eq!(pair.a.plane.directions(None), Directions::WRITE);
+        let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 5 };
+        let post = Post { id: PostId(1), op: Op::Read, descs: vec![desc], notify: None };
+        let taken = pair.a.plane.post(A_KNOWS_B, post);
+        let mut bytes = [0; 5];
+        if allowed {
+            assert_eq!(taken, Ok(()));
+            pair.until("a read", |pair| !pair.a_events.is_empty());
+            pair.a.memory.read(0, 0, &mut bytes);
+            assert_eq!(&bytes, b"bytes");
+        } else {
+            let Err(PlaneError::Unsupported(why)) = taken else { panic!("{taken:?}") };
+            assert!(why.contains("READ over TCP") && why.contains("reads_over_tcp"), "{why}");
+            (0..100).for_each(|_| pair.turn());
+            pair.a.memory.read(0, 0, &mut bytes);
+            assert_eq!((pair.a_events, bytes), (vec![], [0; 5]));
+        }
+    }
 }
 
 fn signal(other: &Process, signal: Signal) {
@@ -54,7 +90,7 @@ fn until(
 #[test]
 fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     let Some(nixl) = tcp() else { return };
-    let mut side = workers::worker(nixl, &[LEN]);
+    let mut side = workers::worker_with(nixl, &[LEN], workers::configured("reads-over-tcp"));
     let other = Process::start("default", Job::Serve, &side.plane.metadata().unwrap());
     side.plane.connect(PEER, other.metadata()).unwrap();
     let whole = |id| {
