@@ -89,7 +89,7 @@ pub struct Progress {
 pub struct Counts {
     /// Pieces of single pages (units, tokens) that lie together within them on both sides.
     pub pieces: u64,
-    /// Descriptors that stand for them, if no post cuts any.
+    /// Descriptors that stand for them, if no post cuts any; where pages are cut, rarely a few less.
     pub descs: u64,
 }
 
@@ -285,7 +285,7 @@ impl Plan {
                 self.next_row(&pair);
                 continue;
             };
-            if self.offset == 0 && pair.tokens > 1 {
+            if self.offset == 0 && pair.tokens > 1 && !self.begins_row() {
                 let count = self.tokens(&pair, &segment, slots, budget, out);
                 slots -= count as usize;
                 budget -= u64::from(count) * pair.block;
@@ -301,13 +301,20 @@ impl Plan {
             if slots == 0 || part == 0 {
                 break;
             }
-            out.push(Desc {
-                local_offset: desc.local_offset + self.offset,
-                remote_offset: desc.remote_offset + self.offset,
-                len: part,
-                ..desc
-            });
-            slots -= 1;
+            // A row may by chance go on where the one before it ended.
+            let last = out.get_mut(before..).and_then(<[Desc]>::last_mut);
+            match last.filter(|last| self.begins_row() && goes_on(last, &desc)) {
+                Some(last) => last.len += part,
+                None => {
+                    out.push(Desc {
+                        local_offset: desc.local_offset + self.offset,
+                        remote_offset: desc.remote_offset + self.offset,
+                        len: part,
+                        ..desc
+                    });
+                    slots -= 1;
+                }
+            }
             budget -= part;
             self.offset += part;
             if self.offset == len {
@@ -340,6 +347,11 @@ impl Plan {
             self.next_unit(segment, 1);
         }
         count
+    }
+
+    /// True before the first byte of a row that is not the first of its pair.
+    fn begins_row(&self) -> bool {
+        self.row > 0 && (self.segment, self.unit, self.token, self.offset) == (0, 0, 0, 0)
     }
 
     fn advance(&mut self, pair: &Pair, segment: &Segment, units: u32) {
@@ -380,6 +392,12 @@ impl Plan {
             |segment: &Segment| u64::from(segment.position - start) + u64::from(segment.len) <= max_units;
         rest.get(..rest.partition_point(fits)).unwrap_or_default()
     }
+}
+
+fn goes_on(last: &Desc, next: &Desc) -> bool {
+    (last.local_region, last.remote_region) == (next.local_region, next.remote_region)
+        && last.local_offset + last.len == next.local_offset
+        && last.remote_offset + last.len == next.remote_offset
 }
 
 /// How many units some neighbouring segments hold.
