@@ -9,17 +9,19 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
-use kv_transfer::plan::{PagePlan, Plan, RegionMap};
+use kv_transfer::layout::{Axes, HND, Holds, Layout, NHD};
+use kv_transfer::plan::{PagePlan, Plan, RegionMap, Side};
 use kv_transfer::prelude::*;
 use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
 use kv_transfer::wire::{Body, Frame, Link, Register};
-use kv_transfer::{Attempt, Desc, Geometry};
+use kv_transfer::{Attempt, Desc, Geometry, Parallel};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut criterion = Criterion::default().configure_from_args();
     let testing = std::env::args().any(|arg| arg == "--test");
     sessions(&mut criterion, testing)?;
     plans(&mut criterion)?;
+    uneven_plans(&mut criterion)?;
     frames(&mut criterion)?;
     criterion.final_summary();
     Ok(())
@@ -170,6 +172,58 @@ fn geometry(pages: u32) -> Result<Geometry, Box<dyn Error>> {
     let len = u64::from(pages) * 64;
     for region in 0..160 {
         args = args.region(Region::dram(RegionRole::Kv, 0x1000 + region * len, len, 64));
+    }
+    Ok(args.build()?.geometry().clone())
+}
+
+/// The same request from four prefill ranks to two decode ranks: what one pair of ranks exchanges.
+fn uneven_plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
+    const PAGES: u32 = 128 * 1024 / 16;
+    let pages = PageList::from_pages((0..PAGES).map(|page| page.wrapping_mul(2_654_435_761) % PAGES))?;
+    let registered = PageList::from_runs([PageRun { start: 0, len: PAGES }])?;
+    let mut group = criterion.benchmark_group("plan 8192 pages x 160 regions, 4 ranks to 2");
+    group.sample_size(10);
+    for (name, axes) in [("head-major", HND), ("token-major", NHD)] {
+        let map = RegionMap::directed(&rank(PAGES, 4, 1, axes)?, &rank(PAGES, 2, 0, axes)?, Side::Local)?;
+        let mut descs: Vec<Desc> = Vec::with_capacity(1024);
+        let mut failure = None;
+        group.bench_function(name, |b| {
+            b.iter(|| match Plan::chunk(&map, &pages, 0, &registered) {
+                Ok(mut plan) => loop {
+                    descs.clear();
+                    if plan.fill(black_box(&mut descs), 1024, u64::MAX).done {
+                        break;
+                    }
+                },
+                Err(error) => failure = Some(error),
+            });
+        });
+        if let Some(error) = failure {
+            return Err(error.into());
+        }
+        let counts = Plan::chunk(&map, &pages, 0, &registered)?.counts();
+        println!("{name}: {} pieces in {} descriptors", counts.pieces, counts.descs);
+    }
+    group.finish();
+    Ok(())
+}
+
+/// A rank of an engine with 8 KV heads of 8 bytes and 80 layers.
+fn rank(pages: u32, tp_size: u32, tp_rank: u32, axes: Axes) -> Result<Geometry, Box<dyn Error>> {
+    let heads = 8 / tp_size;
+    let layout = Layout { axes, total_kv_heads: 8, ..Layout::default() };
+    let mut args = KvArgs::builder("engine", tp_rank)
+        .pages(pages, 16)
+        .heads(heads, 4)
+        .parallel(Parallel { tp_size, tp_rank, ..Parallel::default() })
+        .layout(layout);
+    let item_len = 16 * u64::from(heads) * 8;
+    let len = u64::from(pages) * item_len;
+    for layer in 0..80 {
+        for (half, holds) in [(0, Holds::Key), (1, Holds::Value)] {
+            let addr = 0x1000 + u64::from(2 * layer + half) * len;
+            args = args.region(Region::dram(RegionRole::Kv, addr, len, item_len).layer(layer).holds(holds));
+        }
     }
     Ok(args.build()?.geometry().clone())
 }

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use kv_core::plan::{PagePlan, Plan, RegionMap};
 use kv_core::{
-    AuxIndex, Desc, Geometry, Holds, KvArgs, Layout, MemoryKind, Op, PageList, Parallel, Region, RegionRole,
-    RegionShape,
+    AuxIndex, Axis, Desc, Geometry, Holds, KvArgs, Layout, MemoryKind, Op, PageList, Parallel, Region,
+    RegionRole, RegionShape, StateGroup,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -325,38 +325,81 @@ fn edge() -> impl Strategy<Value = u64> {
     prop_oneof![0_u64..5, near, any::<u64>()]
 }
 
+/// What a peer may say that a region holds.
+fn holds() -> impl Strategy<Value = Holds> {
+    let told = prop_oneof![
+        Just(Holds::Key),
+        Just(Holds::KeyValue),
+        Just(Holds::Latent),
+        any::<u8>().prop_map(Holds::State)
+    ];
+    prop_oneof![2 => Just(Holds::Opaque), 1 => told]
+}
+
 /// What a peer may send as a region: often whole items, modulo 2^64.
 fn foreign_region() -> impl Strategy<Value = RegionShape> {
     let role = prop_oneof![Just(RegionRole::Kv), Just(RegionRole::Aux), Just(RegionRole::State)];
-    (role, edge(), edge(), any::<bool>()).prop_map(|(role, item_len, items, whole)| {
+    let content = (holds(), edge(), proptest::option::of(edge()), 0_u16..3);
+    (role, edge(), edge(), any::<bool>(), content).prop_map(|(role, item_len, items, whole, content)| {
         let len = if whole { item_len.wrapping_mul(items) } else { items };
         let memory = MemoryKind::Vram;
-        RegionShape { role, len, item_len, memory, layer: None, layers: 1, holds: Holds::Opaque, group: 0 }
+        let (holds, layers, layer, group) = content;
+        let (layer, layers) = (layer.map(|layer| layer as u32), layers as u32);
+        RegionShape { role, len, item_len, memory, layer, layers, holds, group }
     })
+}
+
+fn foreign_layout() -> impl Strategy<Value = Layout> {
+    let axis = prop_oneof![Just(Axis::Layer), Just(Axis::Part), Just(Axis::Token), Just(Axis::Head)];
+    let axes = prop_oneof![
+        Just(vec![Axis::Layer, Axis::Part, Axis::Token, Axis::Head]),
+        proptest::collection::vec(axis, 4)
+    ];
+    let group = (edge(), edge(), edge()).prop_map(|(page_size, heads, total)| {
+        StateGroup::pages(page_size as u32, heads as u32, total as u32)
+    });
+    let stages = proptest::collection::vec((edge(), edge()), 0..2);
+    (axes, [edge(), edge(), edge(), edge()], stages, proptest::collection::vec(group, 0..3)).prop_map(
+        |(axes, numbers, stages, groups)| Layout {
+            axes: [axes[0], axes[1], axes[2], axes[3]],
+            total_kv_heads: numbers[0] as u32,
+            kernel_page_size: numbers[1] as u32,
+            context_size: numbers[2] as u32,
+            context_rank: numbers[3] as u32,
+            stages: stages.into_iter().map(|(first, end)| (first as u32, end as u32)).collect(),
+            groups,
+        },
+    )
 }
 
 fn foreign_geometry() -> impl Strategy<Value = Geometry> {
     let regions = proptest::collection::vec(foreign_region(), 1..5);
-    (edge(), edge(), regions, any::<bool>()).prop_map(|(num_pages, page_size, mut regions, tidy)| {
-        let num_pages = num_pages as u32;
-        if tidy {
-            regions.sort_by_key(|region| region.role);
-            for region in regions.iter_mut().filter(|region| region.role == RegionRole::Kv) {
-                region.len = region.item_len.wrapping_mul(num_pages.into());
+    let layout = prop_oneof![Just(Layout::default()), foreign_layout()];
+    (edge(), edge(), regions, any::<bool>(), layout).prop_map(
+        |(num_pages, page_size, mut regions, tidy, layout)| {
+            let num_pages = num_pages as u32;
+            if tidy {
+                regions.sort_by_key(|region| region.role);
+                for region in &mut regions {
+                    region.group = 0;
+                    if region.role == RegionRole::Kv {
+                        region.len = region.item_len.wrapping_mul(num_pages.into());
+                    }
+                }
             }
-        }
-        Geometry {
-            num_pages,
-            page_size: (page_size as u32).max(u32::from(tidy)),
-            dtype: "bf16".to_owned(),
-            kv_heads: 1,
-            head_dim: 1,
-            model: String::new(),
-            parallel: Parallel::default(),
-            regions,
-            layout: Layout::default(),
-        }
-    })
+            Geometry {
+                num_pages,
+                page_size: (page_size as u32).max(u32::from(tidy)),
+                dtype: "bf16".to_owned(),
+                kv_heads: 1,
+                head_dim: 1,
+                model: String::new(),
+                parallel: Parallel::default(),
+                regions,
+                layout,
+            }
+        },
+    )
 }
 
 proptest! {
@@ -392,6 +435,54 @@ proptest! {
             let region = &geometry.regions[desc.local_region as usize];
             let end = desc.local_offset.checked_add(desc.len);
             prop_assert!(end.is_some_and(|end| end <= region.len), "{desc:?} leaves {region:?}");
+        }
+    }
+}
+
+/// A cache of ours that says what it holds.
+fn ours() -> Geometry {
+    let kv =
+        |addr: u64, holds| Region::dram(RegionRole::Kv, addr << 32, 10 * 64, 64).layers(0..2).holds(holds);
+    let args = KvArgs::builder("engine", 0).pages(10, 16).region(kv(1, Holds::KeyValue));
+    args.region(kv(2, Holds::Latent)).build().unwrap().geometry().clone()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn a_foreign_shape_that_fits_ours_leads_nowhere_outside_the_regions_of_either(
+        mut geometry in foreign_geometry(),
+        atoms in 0_u64..3,
+        first in edge(),
+    ) {
+        // Near enough to be accepted at times.
+        let tokens = geometry.page_size;
+        geometry.num_pages = geometry.num_pages.clamp(1, 1000);
+        for region in &mut geometry.regions {
+            let pieces = u64::from(region.layers).saturating_mul(tokens.into()).max(1);
+            region.item_len = pieces.saturating_mul(u64::from(region.holds.parts())).saturating_mul(atoms).clamp(1, 1 << 40);
+            region.len = region.item_len * u64::from(geometry.num_pages);
+        }
+        let ours = ours();
+        let Ok(map) = RegionMap::new(&ours, &geometry) else { return Ok(()) };
+        let list = |pages: u32| PageList::from_pages(0..pages.min(200)).unwrap();
+        let (here, there) = (list(ours.num_pages), list(geometry.num_pages));
+        let _ = (map.peer_pages(first as usize), map.check_counts(first as usize, 3));
+        let plans = [
+            Plan::chunk(&map, &here, 0, &there),
+            Plan::chunk(&map, &here, first as usize, &there),
+            Plan::suffix(&map, (&here, first as usize), (&there, 2)),
+            Plan::window(&map, 0, (&here, 0), (&there, first as usize)),
+        ];
+        for mut plan in plans.into_iter().flatten() {
+            let mut descs = Vec::new();
+            plan.fill(&mut descs, 10_000, u64::MAX);
+            for desc in descs {
+                let (local, remote) = (&ours.regions[desc.local_region as usize], &geometry.regions[desc.remote_region as usize]);
+                prop_assert!(desc.local_offset.checked_add(desc.len).is_some_and(|end| end <= local.len));
+                prop_assert!(desc.remote_offset.checked_add(desc.len).is_some_and(|end| end <= remote.len));
+            }
         }
     }
 }

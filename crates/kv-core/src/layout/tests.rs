@@ -187,3 +187,135 @@ fn rows_are_those_that_every_aux_region_has() {
     assert_eq!(geometry().aux_regions(), 2..4);
     assert_eq!(geometry().bytes_per_page(), 96);
 }
+
+/// A cache that says what it holds: keys and values of layers 0 and 1, on rank 0 of 2.
+fn told() -> Geometry {
+    let region =
+        |layer, holds| RegionShape { layer: Some(layer), holds, ..shape(RegionRole::Kv, 10, 16 * 2 * 8) };
+    let state = RegionShape { layer: Some(1), holds: Holds::State(0), ..shape(RegionRole::State, 4, 4 * 32) };
+    let mut geometry = geometry();
+    geometry.parallel = Parallel { tp_size: 2, ..Parallel::default() };
+    geometry.regions = vec![
+        region(0, Holds::Key),
+        region(0, Holds::Value),
+        region(1, Holds::Key),
+        region(1, Holds::Value),
+        state,
+    ];
+    geometry.layout.total_kv_heads = 4;
+    geometry.layout.groups = vec![StateGroup::slots(4, 8)];
+    geometry
+}
+
+#[test]
+fn caches_that_say_what_they_hold_may_differ_in_shape() {
+    let changes: &[fn(&mut Geometry)] = &[
+        |peer| peer.parallel.tp_rank = 1,
+        |peer| peer.layout.axes = HND,
+        |peer| peer.layout.kernel_page_size = 4,
+        |peer| {
+            peer.page_size = 32;
+            peer.regions.iter_mut().take(4).for_each(|region| {
+                region.item_len *= 2;
+                region.len *= 2;
+            });
+        },
+        |peer| {
+            peer.parallel.tp_size = 4;
+            peer.kv_heads = 1;
+            peer.layout.groups[0].heads = 2;
+            peer.regions.iter_mut().for_each(|region| {
+                region.item_len /= 2;
+                region.len /= 2;
+            });
+        },
+        |peer| peer.regions.swap(0, 3),
+    ];
+    for change in changes {
+        let mut peer = told();
+        change(&mut peer);
+        assert_eq!(peer.validate(), Ok(()));
+        assert_eq!(told().check(&peer), Ok(()));
+        assert_eq!(peer.check(&told()), Ok(()));
+    }
+}
+
+#[test]
+fn a_pairing_that_cannot_be_is_refused_with_the_field_both_values_and_a_way_out() {
+    let differences: &[(&str, &str, &str, &str, fn(&mut Geometry))] = &[
+        ("tp_size", "2", "3", "multiple", |peer| {
+            peer.parallel.tp_size = 3;
+            peer.layout.total_kv_heads = 6;
+            peer.layout.groups[0] = StateGroup::slots(4, 12);
+        }),
+        ("total_kv_heads", "4", "2", "number of KV heads", |peer| {
+            peer.parallel.tp_size = 1;
+            peer.layout.total_kv_heads = 2;
+            peer.layout.groups[0] = StateGroup::slots(4, 4);
+        }),
+        ("context_size", "1", "2", "latent", |peer| {
+            peer.layout.context_size = 2;
+            peer.layout.total_kv_heads = 2;
+            peer.layout.groups[0] = StateGroup::slots(4, 4);
+        }),
+        ("regions[0].head_bytes", "8", "4", "", |peer| {
+            peer.page_size = 32;
+        }),
+        ("tp_rank", "0", "1", "Region::holds", |peer| {
+            peer.parallel.tp_rank = 1;
+            peer.regions[2].holds = Holds::Opaque;
+        }),
+        ("layout.groups[0].total_heads", "8", "4", "", |peer| {
+            peer.parallel.tp_size = 1;
+            peer.layout.total_kv_heads = 0;
+            peer.kv_heads = 4;
+            peer.page_size = 8;
+            peer.layout.groups[0] = StateGroup::slots(4, 4);
+        }),
+    ];
+    for (field, ours, theirs, way_out, change) in differences {
+        let mut peer = told();
+        change(&mut peer);
+        assert_eq!(peer.validate(), Ok(()), "{field}");
+        let mismatch = told().check(&peer).unwrap_err();
+        assert_eq!((&*mismatch.field, &*mismatch.ours, &*mismatch.theirs), (*field, *ours, *theirs));
+        assert!(mismatch.to_string().contains(way_out), "{mismatch}");
+    }
+    let mut fewer = told();
+    fewer.parallel.tp_size = 1;
+    fewer.layout.total_kv_heads = 2;
+    fewer.layout.groups[0] = StateGroup::slots(4, 4);
+    fewer.regions.truncate(2);
+    let mut whole = told();
+    whole.parallel.tp_size = 1;
+    whole.layout.total_kv_heads = 2;
+    whole.layout.groups[0] = StateGroup::slots(4, 4);
+    let mismatch = whole.check(&fewer).unwrap_err();
+    assert_eq!((&*mismatch.field, &*mismatch.ours), ("layers", "4 of layers 0..2"));
+    assert_eq!(mismatch.theirs, "2 of layers 0..1");
+}
+
+#[test]
+fn a_layout_that_cannot_be_is_refused() {
+    let cases: Vec<Impossible> = vec![
+        (|g| g.layout.axes[3] = Axis::Layer, GeometryError::Axes),
+        (
+            |g| g.layout.kernel_page_size = 5,
+            GeometryError::Multiple { field: "page_size", got: 16, of_field: "kernel_page_size", of: 5 },
+        ),
+        (|g| g.layout.total_kv_heads = 3, GeometryError::Heads { heads: 2, total: 3, ranks: 2 }),
+        (|g| g.regions[1].holds = Holds::Key, GeometryError::HeldTwice { first: 0, second: 1, layer: 0 }),
+        (|g| g.regions[1].layer = None, GeometryError::Content { region: 1, max: 1 << 16 }),
+        (|g| g.regions[1].layers = 0, GeometryError::Content { region: 1, max: 1 << 16 }),
+        (|g| g.regions[1].layers = u32::MAX, GeometryError::Content { region: 1, max: 1 << 16 }),
+        (|g| g.regions[1].holds = Holds::State(0), GeometryError::Content { region: 1, max: 1 << 16 }),
+        (|g| g.regions[1].layers = 3, GeometryError::Pieces { region: 1, item_len: 256, pieces: 3 * 16 * 2 }),
+        (|g| g.regions[4].group = 1, GeometryError::Range { field: "regions.group", got: 1, min: 0, max: 0 }),
+    ];
+    for (change, error) in cases {
+        let mut geometry = told();
+        change(&mut geometry);
+        assert_eq!(geometry.validate(), Err(error));
+    }
+    assert_eq!(told().validate(), Ok(()));
+}
