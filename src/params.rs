@@ -22,41 +22,40 @@
 //! | `remote_num_tokens` | tokens whose KV is there |
 //! | `remote_blocks_expiry_time` | when the pages go, by the holder's clock |
 //! | `remote_registration_generation` | counts the holder's registrations |
-//! | `transfer_mode` | `pull` or `push` |
+//! | `transfer_mode` | `pull`, `push` or (ours) `auto` |
+//! | `remote_dp_rank` | ours: the holder's data-parallel replica |
 //! | `kv_grants` | ours, see [`Grants`]: the holder's sessions by incarnation and number, and the lease as a duration |
 //!
 //! # From P to D and back
 //!
 //! ```
 //! use std::time::Duration;
-//! use kv_core::{EngineId, Incarnation, PageList, Room};
+//! use kv_core::{GrantRef, Incarnation, KvArgs, Lease, PageList, Region, RegionRole, Room, SessionId};
+//! use kv_core::TransferMode;
 //! use kv_transfer::params::*;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // The router asks a prefill worker.
-//! let request = TransferParams::prefill(Mode::Pull).to_json();
+//! let request = TransferParams::prefill(TransferMode::Pull).to_json();
 //! assert!(TransferParams::parse(&request)?.is_prefill());
 //!
 //! // P has computed 40 tokens, keeps their pages, and says so in its response.
-//! let mut kept = RemoteKv::new(EngineId::new("prefill-0")?, Room::Number(42), "10.0.0.1", 8998);
-//! kept.block_ids = vec![PageList::from_pages([7, 8, 3])?];
-//! kept.num_tokens = Some(40);
-//! kept.grants = Some(Grants {
-//!     bootstrap_addr: "10.0.0.1:8998".to_owned(),
-//!     dp_rank: 0,
-//!     num_pages: 3,
-//!     lease: Duration::from_secs(30),
-//!     renewable: true,
-//!     ranks: vec![RankGrant { rank: 0, incarnation: Incarnation::from_random(77), nonce: 5 }],
-//! });
-//! let response = TransferParams::decode(Mode::Pull, kept).to_json();
+//! # let args = KvArgs::builder("prefill-0", 0).pages(64, 16);
+//! # let args = args.region(Region::dram(RegionRole::Kv, 0x10_0000, 64 * 4096, 4096)).build()?;
+//! # let grant = GrantRef { incarnation: Incarnation::from_random(77), nonce: SessionId(5), pages: None };
+//! let pages = PageList::from_pages([7, 8, 3])?;
+//! let lease = Lease::Renewable(Duration::from_secs(30));
+//! // `grant` is what the session's `KvSender::grant` says.
+//! let kept = RemoteKv::granted(&args, "10.0.0.1:8998", Room::Number(42), 40, &pages, &grant, lease)?;
+//! let response = TransferParams::decode(TransferMode::Pull, kept).to_json();
 //!
 //! // The router passes it on; D has the first page of the prompt in its cache already.
 //! let params = TransferParams::parse(&response)?;
 //! let remote = params.remote().ok_or("nothing to fetch")?;
 //! let fetch = remote.fetch(40, 16, remote.remaining(None), &FetchPolicy::decode(16))?;
 //! assert_eq!(fetch, Fetch::Read { first: 1, pages: 2 });
-//! assert_eq!(remote.grant(0).map(|grant| grant.nonce), Some(5));
+//! let options = remote.reader_options(Default::default());
+//! assert_eq!(options.grant.map(|grant| grant.nonce), Some(SessionId(5)));
 //! # Ok(())
 //! # }
 //! ```
@@ -72,6 +71,7 @@ pub use error::{ParamsError, Shown};
 pub use fetch::{EXPIRY_MARGIN, Fetch, FetchPolicy, KV_RECOMPUTE_THRESHOLD, ReleaseReason};
 pub use remote::{Grants, RankGrant, RemoteKv};
 
+use kv_core::TransferMode;
 use serde_json::{Map, Value};
 
 /// Longest JSON text, in bytes: room for the page numbers of a few million tokens.
@@ -91,7 +91,7 @@ pub struct TransferParams {
     /// Where it goes, and what it says about KV that exists already.
     pub leg: Leg,
     /// Who starts the data operations (`transfer_mode`); `None` leaves it to the workers.
-    pub mode: Option<Mode>,
+    pub mode: Option<TransferMode>,
     /// Keys that are not known here. They are kept as they are: others on the way may know them.
     pub unknown: Map<String, Value>,
 }
@@ -113,24 +113,15 @@ pub enum Leg {
     },
 }
 
-/// Who starts the data operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// The holder writes into the reader's pages.
-    Push,
-    /// The reader reads the holder's pages.
-    Pull,
-}
-
 impl TransferParams {
     /// From the router to a prefill worker, for a prompt of which nothing is computed.
-    pub fn prefill(mode: Mode) -> TransferParams {
+    pub fn prefill(mode: TransferMode) -> TransferParams {
         TransferParams { leg: Leg::Prefill { cached: None }, mode: Some(mode), unknown: Map::new() }
     }
 
     /// From a prefill worker to a decode worker, through the router: where the KV lies. In push mode
     /// a router may write it itself, and send it beside the prompt.
-    pub fn decode(mode: Mode, remote: RemoteKv) -> TransferParams {
+    pub fn decode(mode: TransferMode, remote: RemoteKv) -> TransferParams {
         let leg = Leg::Decode { remote: Box::new(remote) };
         TransferParams { leg, mode: Some(mode), unknown: Map::new() }
     }
@@ -139,7 +130,7 @@ impl TransferParams {
     /// keeps of this one. Pulling is the only way back.
     pub fn next_turn(cached: RemoteKv) -> TransferParams {
         let leg = Leg::Prefill { cached: Some(Box::new(cached)) };
-        TransferParams { leg, mode: Some(Mode::Pull), unknown: Map::new() }
+        TransferParams { leg, mode: Some(TransferMode::Pull), unknown: Map::new() }
     }
 
     /// True for a prefill worker.
@@ -153,16 +144,6 @@ impl TransferParams {
             Leg::Local => None,
             Leg::Prefill { cached } => cached.as_deref(),
             Leg::Decode { remote } => Some(remote),
-        }
-    }
-}
-
-impl Mode {
-    /// As it is written.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Mode::Push => "push",
-            Mode::Pull => "pull",
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kv_transfer::params::*;
 use kv_transfer::prelude::*;
-use kv_transfer::{EngineId, IdError, Incarnation, PagesError};
+use kv_transfer::{EngineId, GrantRef, IdError, Incarnation, Lease, PagesError, TransferMode};
 use random::Random;
 use serde_json::{Value, json};
 
@@ -46,30 +46,29 @@ fn pages(list: &[u32]) -> PageList {
 fn full() -> TransferParams {
     let mut remote = RemoteKv::new(EngineId::new("prefill-0").unwrap(), Room::Number(u64::MAX), "h", 8998);
     remote.block_ids = vec![pages(&[7, 8, 3])];
-    remote.num_tokens = Some(40);
+    (remote.num_tokens, remote.dp_rank) = (Some(40), Some(1));
     remote.expiry_time = Some(17.25);
     remote.registration_generation = Some(2);
     (remote.tp_size, remote.pp_size) = (2, 3);
     let grant = |rank| RankGrant {
         rank,
         incarnation: Incarnation::from_random(u64::MAX - u64::from(rank)),
-        nonce: u64::MAX,
+        nonce: SessionId(u64::MAX),
     };
     remote.grants = Some(Grants {
         bootstrap_addr: "10.0.0.1:8998".to_owned(),
-        dp_rank: 1,
         num_pages: 3,
         lease: Duration::from_millis(29_750),
         renewable: true,
         ranks: vec![grant(0), grant(1)],
     });
-    TransferParams::decode(Mode::Pull, remote)
+    TransferParams::decode(TransferMode::Pull, remote)
 }
 
 #[test]
 fn a_vllm_prefill_response_names_engine_request_and_pages() {
     let params = TransferParams::parse(PULL_RESPONSE).unwrap();
-    assert_eq!(params.mode, Some(Mode::Pull));
+    assert_eq!(params.mode, Some(TransferMode::Pull));
     let Leg::Decode { remote } = &params.leg else { panic!("{params:?}") };
     assert_eq!(remote.engine.as_str(), "b7a1c2f0-6d1e-4f5a-9a53-0c8c1d2e3f40");
     assert_eq!(remote.room, Room::request("cmpl-9f0c-0-1a2b3c4d").unwrap());
@@ -88,7 +87,7 @@ fn a_proxy_s_request_of_nulls_is_a_prompt_without_history() {
     let params = TransferParams::parse(PROXY_REQUEST).unwrap();
     assert_eq!(params.leg, Leg::Prefill { cached: None });
     assert_eq!(TransferParams::parse("{}").unwrap().leg, Leg::Local);
-    let ours = TransferParams::prefill(Mode::Pull);
+    let ours = TransferParams::prefill(TransferMode::Pull);
     assert_eq!(
         ours.to_value(),
         json!({"do_remote_decode": true, "do_remote_prefill": false, "transfer_mode": "pull"})
@@ -124,8 +123,30 @@ fn everything_survives_the_way_through_a_router() {
     }
     let request = "cmpl-7".try_into().map(Room::Request).unwrap();
     let push = RemoteKv::new(EngineId::new("p").unwrap(), request, "h", 1);
-    let params = TransferParams::decode(Mode::Push, push);
+    let params = TransferParams::decode(TransferMode::Push, push);
     assert_eq!(TransferParams::parse(&params.to_json()).unwrap(), params);
+}
+
+#[test]
+fn a_session_s_grant_reaches_the_reader_s_options() {
+    let region = Region::dram(RegionRole::Kv, 0x1000, 64 * 64, 64);
+    let parallel = Parallel { dp_size: 4, dp_rank: 3, ..Parallel::default() };
+    let args = KvArgs::builder("prefill", 3).pages(64, 16).region(region).parallel(parallel).build().unwrap();
+    let grant = GrantRef { incarnation: Incarnation::from_random(9), nonce: SessionId(7), pages: None };
+    let lease = Lease::Fixed(Duration::from_secs(480));
+    let granted =
+        |addr: &str| RemoteKv::granted(&args, addr, Room::Number(5), 33, &pages(&[1, 2, 9]), &grant, lease);
+    let params = TransferParams::next_turn(granted("[::1]:8998").unwrap());
+    let params = TransferParams::parse(&params.to_json()).unwrap();
+    let remote = params.remote().unwrap();
+    assert_eq!((remote.host.as_str(), remote.port), ("::1", 8998));
+    assert_eq!(remote.bootstrap_addr(), "[::1]:8998");
+    let given = SessionOptions { deadline: Some(Duration::from_secs(1)), ..SessionOptions::default() };
+    let options = remote.reader_options(given.clone());
+    let expected = GrantRef { pages: Some(pages(&[1, 2, 9])), ..grant.clone() };
+    assert_eq!(options, SessionOptions { prefill_dp_rank: Some(3), grant: Some(expected), ..given });
+    let error = granted("nowhere").unwrap_err().to_string();
+    assert_eq!(error, "bootstrap_addr must be host:port, and is \"nowhere\"");
 }
 
 #[test]
@@ -173,7 +194,7 @@ fn what_is_wrong_is_named_with_both_values() {
         ("/remote_port", json!(8998.0), "remote_port must be a whole number, and is 8998.0"),
         ("/remote_num_tokens", json!(-1), "remote_num_tokens is -1; it must be 0 to 4294967295"),
         ("/tp_size", json!(0), "tp_size is 0; it must be 1 to 4096"),
-        ("/transfer_mode", json!("shove"), "transfer_mode must be \"push\" or \"pull\", and is \"shove\""),
+        ("/transfer_mode", json!("shove"), "transfer_mode must be push, pull or auto, and is \"shove\""),
         ("/remote_block_ids", json!([[7, 8, 3, 4]]), "num_pages is 3, but remote_block_ids says 4"),
         ("/remote_block_ids/0/1", json!("8"), "remote_block_ids must be a whole number, and is \"8\""),
         (
@@ -250,8 +271,9 @@ fn a_reader_takes_what_it_lacks_and_no_more() {
     assert_eq!(fetch(40, 32), Fetch::Read { first: 2, pages: 1 });
     assert_eq!(fetch(40, 40), Fetch::Release(ReleaseReason::AllHere));
     assert_eq!(fetch(40, 48), Fetch::Release(ReleaseReason::AllHere));
-    // Of a shorter prompt the rest is not needed, of a longer one it is not there.
-    assert_eq!(fetch(20, 0), Fetch::Read { first: 0, pages: 2 });
+    // Of a shorter prompt the last pages are not needed, of a longer one they are not there.
+    let other = ReleaseReason::OtherPrompt { needed: 2, held: 3 };
+    assert_eq!(fetch(20, 0), Fetch::Release(other));
     assert_eq!(fetch(400, 16), Fetch::Read { first: 1, pages: 2 });
     assert_eq!(fetch(0, 0), Fetch::Release(ReleaseReason::AllHere));
     let error = RemoteKv { num_tokens: Some(49), ..remote }.fetch(80, 0, None, &decode).unwrap_err();

@@ -37,6 +37,13 @@ pub enum Fetch {
 pub enum ReleaseReason {
     /// Every token that the holder has is here (a full prefix hit).
     AllHere,
+    /// The prompt ends before the holder's last page, and what a session reads ends with it.
+    OtherPrompt {
+        /// Pages that the prompt takes.
+        needed: usize,
+        /// Pages that the holder has.
+        held: usize,
+    },
     /// So few that computing them is cheaper.
     BelowThreshold {
         /// How many are missing.
@@ -105,6 +112,9 @@ impl RemoteKv {
         if missing < policy.recompute_threshold {
             let threshold = policy.recompute_threshold;
             return Ok(Fetch::Release(ReleaseReason::BelowThreshold { tokens: missing, threshold }));
+        }
+        if let Some(held) = self.num_pages().filter(|held| *held > needed) {
+            return Ok(Fetch::Release(ReleaseReason::OtherPrompt { needed, held }));
         }
         let first = (computed_tokens / page_size) as usize;
         Ok(Fetch::Read { first, pages: needed - first })

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use kv_core::{EngineId, Incarnation, PageList, RequestId, Room};
+use kv_core::{EngineId, Incarnation, PageList, RequestId, Room, SessionId, TransferMode};
 use serde_json::{Map, Value};
 
 use super::error::ParamsError;
 use super::fields::{Fields, bounded, mistyped, number, required};
+use super::remote::host_and_port;
 use super::{
-    Grants, Leg, MAX_BLOCKS, MAX_GROUPS, MAX_PARAMS_BYTES, MAX_RANKS, MAX_UNKNOWN_KEYS, Mode, RankGrant,
-    RemoteKv, TransferParams,
+    Grants, Leg, MAX_BLOCKS, MAX_GROUPS, MAX_PARAMS_BYTES, MAX_RANKS, MAX_UNKNOWN_KEYS, RankGrant, RemoteKv,
+    TransferParams,
 };
 
 /// Longest host name, in bytes (RFC 1035).
@@ -18,7 +19,7 @@ const MAX_HOST: usize = 255;
 const MAX_LEASE_SECONDS: u64 = 7 * 86_400;
 
 /// Every key that is known here.
-const KNOWN: [&str; 15] = [
+const KNOWN: [&str; 16] = [
     "do_remote_prefill",
     "do_remote_decode",
     "remote_block_ids",
@@ -33,6 +34,7 @@ const KNOWN: [&str; 15] = [
     "remote_blocks_expiry_time",
     "remote_registration_generation",
     "transfer_mode",
+    "remote_dp_rank",
     "kv_grants",
 ];
 
@@ -74,12 +76,11 @@ impl TransferParams {
     }
 }
 
-fn mode(fields: Fields<'_>) -> Result<Option<Mode>, ParamsError> {
+fn mode(fields: Fields<'_>) -> Result<Option<TransferMode>, ParamsError> {
     let Some(text) = fields.text("transfer_mode", usize::MAX)? else { return Ok(None) };
-    let modes = [Mode::Push, Mode::Pull];
-    let expected = "\"push\" or \"pull\"";
-    let refused = || ParamsError::Type { field: "transfer_mode", expected, got: text.into() };
-    modes.into_iter().find(|mode| mode.name() == text).map(Some).ok_or_else(refused)
+    let expected = "push, pull or auto";
+    let refused = |_| ParamsError::Type { field: "transfer_mode", expected, got: text.into() };
+    text.parse().map(Some).map_err(refused)
 }
 
 fn unknown(fields: Fields<'_>) -> Result<Map<String, Value>, ParamsError> {
@@ -108,6 +109,7 @@ fn remote(fields: Fields<'_>) -> Result<RemoteKv, ParamsError> {
         tp_size: size("tp_size")?,
         dcp_size: size("dcp_size")?,
         pp_size: size("pp_size")?,
+        dp_rank: fields.small("remote_dp_rank", 0, MAX_RANKS - 1)?,
         num_tokens: fields.small("remote_num_tokens", 0, u32::MAX)?,
         expiry_time: fields.real("remote_blocks_expiry_time")?,
         registration_generation: fields.number("remote_registration_generation", 0, u64::MAX)?,
@@ -158,10 +160,7 @@ fn page_list(pages: &[Value]) -> Result<PageList, ParamsError> {
 fn grants(value: &Value, block_ids: &[PageList]) -> Result<(Grants, Option<u64>), ParamsError> {
     let fields = Fields::of("kv_grants", value)?;
     let addr = required("bootstrap_addr", fields.text("bootstrap_addr", MAX_HOST + 8)?)?;
-    let port = addr.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
-    if port.and_then(|port| port.parse::<u16>().ok()).is_none() || addr.chars().any(char::is_control) {
-        return Err(ParamsError::Type { field: "bootstrap_addr", expected: "host:port", got: addr.into() });
-    }
+    host_and_port(addr)?;
     let max_pages = u32::try_from(MAX_BLOCKS).unwrap_or(u32::MAX);
     let num_pages = required("num_pages", fields.small("num_pages", 0, max_pages)?)?;
     let listed: usize = block_ids.iter().map(PageList::len).sum();
@@ -187,7 +186,6 @@ fn grants(value: &Value, block_ids: &[PageList]) -> Result<(Grants, Option<u64>)
     }
     let grants = Grants {
         bootstrap_addr: addr.to_owned(),
-        dp_rank: fields.small("dp_rank", 0, MAX_RANKS - 1)?.unwrap_or(0),
         num_pages,
         lease: lease(fields)?,
         renewable: fields.flag("lease_renewable")?,
@@ -217,6 +215,6 @@ fn rank(value: &Value) -> Result<RankGrant, ParamsError> {
     Ok(RankGrant {
         rank: required("rank", fields.small("rank", 0, u32::MAX)?)?,
         incarnation,
-        nonce: required("nonce", fields.bits("nonce")?)?,
+        nonce: SessionId(required("nonce", fields.bits("nonce")?)?),
     })
 }

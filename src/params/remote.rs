@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use kv_core::{EngineId, Incarnation, PageList, Room};
+use kv_core::{EngineId, GrantRef, Incarnation, KvArgs, Lease, PageList, Room, SessionId, SessionOptions};
+
+use super::error::ParamsError;
 
 /// Where the KV of a request lies: what P says about the pages it keeps for D, and on the next turn
 /// D about those it keeps for P.
@@ -27,6 +29,9 @@ pub struct RemoteKv {
     pub dcp_size: u32,
     /// Pipeline stages (`pp_size`).
     pub pp_size: u32,
+    /// The data-parallel replica that holds the pages (`remote_dp_rank`, ours). vLLM's replicas are
+    /// engines of their own.
+    pub dp_rank: Option<u32>,
     /// Tokens whose KV is there (`remote_num_tokens`).
     pub num_tokens: Option<u32>,
     /// When the pages go, in seconds of the holder's own clock (`remote_blocks_expiry_time`); only
@@ -44,8 +49,6 @@ pub struct RemoteKv {
 pub struct Grants {
     /// The bootstrap server, `host:port` (`bootstrap_addr`).
     pub bootstrap_addr: String,
-    /// The data-parallel replica that holds the pages (`dp_rank`).
-    pub dp_rank: u32,
     /// Pages that the holder's sessions announced (`num_pages`).
     pub num_pages: u32,
     /// For how long they are kept, from the moment when the holder said so (`lease_seconds`).
@@ -65,7 +68,7 @@ pub struct RankGrant {
     /// Its life.
     pub incarnation: Incarnation,
     /// The number of its session.
-    pub nonce: u64,
+    pub nonce: SessionId,
 }
 
 impl RemoteKv {
@@ -81,11 +84,55 @@ impl RemoteKv {
             tp_size: 1,
             dcp_size: 1,
             pp_size: 1,
+            dp_rank: None,
             num_tokens: None,
             expiry_time: None,
             registration_generation: None,
             grants: None,
         }
+    }
+
+    /// What a worker says of one of its sessions: this rank has the KV of `num_tokens` tokens in
+    /// `pages`, and keeps it under `lease`, which runs from now. `bootstrap_addr` (`host:port`) is
+    /// where the worker is registered, `grant` what its session's `KvSender::grant` says.
+    pub fn granted(
+        args: &KvArgs,
+        bootstrap_addr: &str,
+        room: Room,
+        num_tokens: u32,
+        pages: &PageList,
+        grant: &GrantRef,
+        lease: Lease,
+    ) -> Result<RemoteKv, ParamsError> {
+        let (host, port) = host_and_port(bootstrap_addr)?;
+        let parallel = args.geometry().parallel;
+        let (rank, GrantRef { incarnation, nonce, .. }) = (args.worker().rank, grant.clone());
+        let grants = Grants {
+            bootstrap_addr: bootstrap_addr.to_owned(),
+            num_pages: u32::try_from(pages.len()).unwrap_or(u32::MAX),
+            lease: lease.duration(),
+            renewable: matches!(lease, Lease::Renewable(_)),
+            ranks: vec![RankGrant { rank, incarnation, nonce }],
+        };
+        Ok(RemoteKv {
+            block_ids: vec![pages.clone()],
+            tp_size: parallel.tp_size,
+            pp_size: parallel.pp_size,
+            dp_rank: Some(parallel.dp_rank),
+            num_tokens: Some(num_tokens),
+            grants: Some(grants),
+            ..RemoteKv::new(args.worker().engine.clone(), room, host, port)
+        })
+    }
+
+    /// What a receiver of this KV is opened with, besides `options`: the replica, and the grant if
+    /// one rank holds all. Its room is [`room`](Self::room).
+    pub fn reader_options(&self, options: SessionOptions) -> SessionOptions {
+        let grant = match self.grants.as_ref().map(|grants| grants.ranks.as_slice()) {
+            Some([only]) => self.grant(only.rank),
+            _ => None,
+        };
+        SessionOptions { prefill_dp_rank: self.dp_rank.or(options.prefill_dp_rank), grant, ..options }
     }
 
     /// The bootstrap server to ask for the engine's ranks.
@@ -115,9 +162,12 @@ impl RemoteKv {
         }
     }
 
-    /// The session of one rank of the holder.
-    pub fn grant(&self, rank: u32) -> Option<RankGrant> {
-        self.grants.as_ref()?.ranks.iter().find(|grant| grant.rank == rank).copied()
+    /// The session of one rank of the holder, with the pages if there is one group of them: a holder
+    /// with others refuses.
+    pub fn grant(&self, rank: u32) -> Option<GrantRef> {
+        let grant = self.grants.as_ref()?.ranks.iter().find(|grant| grant.rank == rank)?;
+        let RankGrant { incarnation, nonce, .. } = *grant;
+        Some(GrantRef { incarnation, nonce, pages: self.pages().cloned() })
     }
 
     /// For how long the pages are still kept, as far as the parameters tell; `None` if they do not.
@@ -146,5 +196,16 @@ impl RemoteKv {
             grants.lease = grants.lease.saturating_sub(elapsed);
         }
         self
+    }
+}
+
+/// The parts of `host:port`; brackets around an IPv6 address are no part of it.
+pub(super) fn host_and_port(addr: &str) -> Result<(&str, u16), ParamsError> {
+    let parts = addr.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    match parts {
+        Some((host, port)) if !host.is_empty() && !addr.chars().any(char::is_control) => {
+            Ok((host.trim_matches(['[', ']']), port))
+        }
+        _ => Err(ParamsError::Type { field: "bootstrap_addr", expected: "host:port", got: addr.into() }),
     }
 }

@@ -12,7 +12,7 @@ impl TransferParams {
         map.insert("do_remote_prefill".to_owned(), json!(matches!(self.leg, Leg::Decode { .. })));
         map.insert("do_remote_decode".to_owned(), json!(self.is_prefill()));
         if let Some(mode) = self.mode {
-            map.insert("transfer_mode".to_owned(), json!(mode.name()));
+            map.insert("transfer_mode".to_owned(), json!(mode.to_string()));
         }
         if let Some(remote) = self.remote() {
             remote.write(&mut map);
@@ -44,6 +44,9 @@ impl RemoteKv {
         ] {
             map.insert(key.to_owned(), value);
         }
+        if let Some(dp_rank) = self.dp_rank {
+            map.insert("remote_dp_rank".to_owned(), json!(dp_rank));
+        }
         if let Some(grants) = &self.grants {
             map.insert("kv_grants".to_owned(), grants.to_value(&self.room));
         }
@@ -56,13 +59,12 @@ impl Grants {
             .ranks
             .iter()
             .map(|grant| {
-                let nonce = format!("{:016x}", grant.nonce);
+                let nonce = format!("{:016x}", grant.nonce.0);
                 json!({ "rank": grant.rank, "incarnation": grant.incarnation.to_string(), "nonce": nonce })
             })
             .collect();
         let mut value = json!({
             "bootstrap_addr": self.bootstrap_addr,
-            "dp_rank": self.dp_rank,
             "num_pages": self.num_pages,
             "lease_seconds": self.lease.as_secs_f64(),
             "lease_renewable": self.renewable,

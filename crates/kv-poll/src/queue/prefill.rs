@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kv_core::{
-    AuxIndex, Backpressure, KvManager, KvPoll, KvSender, KvSession, Pages, Room, SessionId, SessionOptions,
+    AuxIndex, Backpressure, GrantRef, KvManager, KvPoll, KvSender, KvSession, Pages, Room, SessionId,
+    SessionOptions,
 };
 
 use super::error::{ChunkError, PushError, PushRefusal, Refusal, RequestError};
@@ -280,6 +281,11 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     /// the pages may still be in quarantine.
     pub fn newly_failed(&self) -> &[RequestKey] {
         &self.newly_failed
+    }
+
+    /// What a router carries to the receiver of a request in pull mode.
+    pub fn grant(&self, key: RequestKey) -> Option<GrantRef> {
+        self.entries.get(&key).map(|entry| entry.session.grant())
     }
 
     /// Why a request that is still in the queues has failed.
