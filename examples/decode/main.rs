@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 
-use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, WorkloadOptions};
+use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, WorkloadOptions};
 use shared::decode::DecodeRank;
 use shared::error::ExampleError;
 use shared::link::Link;
@@ -27,7 +27,7 @@ use shared::plane;
 use shared::progress::Progress;
 use shared::rank::RankSpec;
 use shared::report::Report;
-use shared::router::{Plan, Router, Side};
+use shared::router::{Router, Side};
 use shared::verdict;
 
 /// How long to wait for the prefill rank: it may still be compiling.
@@ -52,6 +52,9 @@ struct Options {
     cache: CacheOptions,
 
     #[command(flatten)]
+    hand_over: HandOver,
+
+    #[command(flatten)]
     model: ModelOptions,
 }
 
@@ -63,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: Options) -> Result<ExitCode, ExampleError> {
-    let Options { bootstrap, prefill, workload, cache, model: model_options } = options;
+    let Options { bootstrap, prefill, workload, cache, hand_over, model: model_options } = options;
     plane::prepare(cache.plane)?;
     workload.check(&cache)?;
     let mut router = Router::new();
@@ -72,6 +75,7 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
     router.add(Side::Prefill, reader, stream, None);
 
     let (model, bootstrap_of_rank) = (model_options.clone(), bootstrap.clone());
+    let plan = workload.plan(&hand_over, bootstrap, None);
     let spec = RankSpec {
         side: Side::Decode,
         number: 0,
@@ -79,6 +83,8 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
         bootstrap: bootstrap_of_rank,
         model,
         cache,
+        hand_over,
+        watch_pages: false,
         chunk_tokens: 0,
     };
     let (here, there) = UnixStream::pair().map_err(ExampleError::io("make a socket pair"))?;
@@ -92,12 +98,9 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
     });
 
     let model = model_options.load()?;
-    let requests =
-        model_options.prompts(&model, workload.requests as usize, workload.prompt_tokens as usize)?;
-    let progress = Progress::new(requests.len(), !workload.json);
-    let (max_new_tokens, deadline) = (workload.max_new_tokens as usize, workload.deadline());
-    let plan = Plan { bootstrap, max_new_tokens, deadline, kill: None };
-    let (run, monolithic) = verdict::compare(router, &model, requests, &plan, &progress)?;
+    let conversations = model_options.prompts(&model, workload.prompts())?;
+    let progress = Progress::new(workload.answers(), !workload.json);
+    let (run, monolithic) = verdict::compare(router, &model, &conversations, &plan, &progress)?;
     let report = Report::new(&run, &monolithic, false);
     print!("{}", report.text(workload.json)?);
     if !workload.json

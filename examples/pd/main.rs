@@ -5,6 +5,7 @@
 //! cargo run --release --example pd
 //! cargo run --release --example pd -- --requests 200 --prefill-ranks 2 --decode-ranks 2
 //! cargo run --release --example pd -- --kill prefill
+//! cargo run --release --example pd -- --mode pull --turns 2
 //! ```
 //!
 //! This process is the router: it starts a bootstrap server and the ranks (itself, once more, for
@@ -20,7 +21,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use kv_transfer::bootstrap::KvBootstrapServer;
 
-use shared::cli::{CacheOptions, Mode, PrefillOptions, WorkloadOptions};
+use shared::cli::{CacheOptions, HandOver, Mode, PrefillOptions, WorkloadOptions};
 use shared::decode::DecodeRank;
 use shared::error::ExampleError;
 use shared::link::Link;
@@ -30,7 +31,7 @@ use shared::prefill::PrefillRank;
 use shared::progress::Progress;
 use shared::rank::RankSpec;
 use shared::report::Report;
-use shared::router::{Plan, Router, Side};
+use shared::router::{Harm, Router, Side};
 use shared::verdict;
 
 /// Hands KV caches over between prefill and decode processes, and checks every token.
@@ -49,22 +50,26 @@ struct Options {
     #[command(flatten)]
     model: ModelOptions,
 
-    /// Who starts the data operations.
-    #[arg(long, value_enum, default_value = "push")]
-    mode: Mode,
+    #[command(flatten)]
+    hand_over: HandOver,
 
-    /// Prefill processes [default: 1, with --kill 2].
+    /// Prefill processes [default: 1, with --kill or --stop 2].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefill_ranks: Option<u32>,
 
-    /// Decode processes [default: 1, with --kill 2].
+    /// Decode processes [default: 1, with --kill or --stop 2].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
     decode_ranks: Option<u32>,
 
-    /// Kill one rank of this side (SIGKILL) as soon as some, but not all, pages of one of its
-    /// requests have been given to the transfer, and show what each request gets.
+    /// Kill one rank of this side (SIGKILL) as soon as one of its requests is in transfer (push: some,
+    /// but not all, of its pages have been sent), and show what each request gets.
     #[arg(long, value_enum, value_name = "SIDE")]
     kill: Option<Side>,
+
+    /// Stop it instead (SIGSTOP): its peers hear nothing from it any more, and cannot know that it will
+    /// not go on.
+    #[arg(long, value_enum, value_name = "SIDE", conflicts_with = "kill")]
+    stop: Option<Side>,
 
     /// This process is one of the ranks.
     #[arg(long, hide = true, value_parser = parse_spec)]
@@ -108,14 +113,14 @@ fn serve(spec: &RankSpec) -> Result<(), ExampleError> {
 fn run(options: &Options) -> Result<ExitCode, ExampleError> {
     // Only to say here, and once, what is missing.
     plane::prepare(options.cache.plane)?;
-    let Mode::Push = options.mode;
     options.workload.check(&options.cache)?;
     // Before the ranks load it: what is wrong with it is then said once.
     let model = options.model.load()?;
     let server = KvBootstrapServer::start("127.0.0.1:0")?;
     let bootstrap = server.local_addr().to_string();
     let mut router = Router::new();
-    let several = if options.kill.is_some() { 2 } else { 1 };
+    let harm = options.harm();
+    let several = if harm.is_some() { 2 } else { 1 };
     for (side, ranks) in [(Side::Prefill, options.prefill_ranks), (Side::Decode, options.decode_ranks)] {
         let of = ranks.unwrap_or(several);
         for number in 0..of {
@@ -126,24 +131,21 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
                 bootstrap: bootstrap.clone(),
                 model: options.model.clone(),
                 cache: options.cache.clone(),
+                hand_over: options.hand_over.clone(),
+                watch_pages: harm.is_some(),
                 chunk_tokens: options.prefill.chunk_tokens,
             };
             spawn(&mut router, &spec)?;
         }
     }
 
-    let WorkloadOptions { requests, prompt_tokens, max_new_tokens, json, .. } = options.workload;
-    let requests = options.model.prompts(&model, requests as usize, prompt_tokens as usize)?;
-    let progress = Progress::new(requests.len(), !json);
-    let plan = Plan {
-        bootstrap,
-        max_new_tokens: max_new_tokens as usize,
-        deadline: options.workload.deadline(),
-        kill: options.kill,
-    };
-    let (run, monolithic) = verdict::compare(router, &model, requests, &plan, &progress)?;
+    let conversations = options.model.prompts(&model, options.workload.prompts())?;
+    let json = options.workload.json;
+    let progress = Progress::new(options.workload.answers(), !json);
+    let plan = options.workload.plan(&options.hand_over, bootstrap, harm);
+    let (run, monolithic) = verdict::compare(router, &model, &conversations, &plan, &progress)?;
     server.stop();
-    let report = Report::new(&run, &monolithic, options.kill.is_some());
+    let report = Report::new(&run, &monolithic, harm.is_some());
     print!("{}", report.text(json)?);
     if !json && let Some(answer) = options.model.first_answer(&run)? {
         println!("request 0 goes on: {answer:?}");
@@ -165,12 +167,23 @@ fn spawn(router: &mut Router, spec: &RankSpec) -> Result<(), ExampleError> {
 }
 
 impl Options {
+    /// What is to be done to a rank.
+    fn harm(&self) -> Option<(Harm, Side)> {
+        let (kill, stop) =
+            (self.kill.map(|side| (Harm::Kill, side)), self.stop.map(|side| (Harm::Stop, side)));
+        kill.or(stop)
+    }
+
     /// What clap cannot check.
     fn check(&self) {
         let (chunk, prompt) = (self.prefill.chunk_tokens, self.workload.prompt_tokens);
-        if self.kill.is_some() && chunk > prompt / 2 {
+        if self.workload.turns > 1 && self.hand_over.mode == Mode::Push {
+            let text = "--turns needs --mode pull or auto: nobody can push a cache back";
+            Options::command().error(ErrorKind::ArgumentConflict, text).exit();
+        }
+        if self.harm().is_some() && self.hand_over.mode == Mode::Push && chunk > prompt / 2 {
             let text = format!(
-                "--kill needs prompts of several chunks: {prompt} tokens are few for chunks of {chunk}"
+                "--kill and --stop need prompts of several chunks: {prompt} tokens are few for chunks of {chunk}"
             );
             Options::command().error(ErrorKind::ValueValidation, text).exit();
         }

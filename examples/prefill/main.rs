@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use kv_transfer::bootstrap::KvBootstrapServer;
 
-use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, PrefillOptions};
+use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, PrefillOptions};
 use shared::error::ExampleError;
 use shared::link::Link;
 use shared::loading::ModelOptions;
@@ -44,6 +44,9 @@ struct Options {
     cache: CacheOptions,
 
     #[command(flatten)]
+    hand_over: HandOver,
+
+    #[command(flatten)]
     prefill: PrefillOptions,
 
     #[command(flatten)]
@@ -61,7 +64,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: Options) -> Result<(), ExampleError> {
-    let Options { bootstrap, listen, cache, prefill, model } = options;
+    let Options { bootstrap, listen, cache, hand_over, prefill, model } = options;
     plane::prepare(cache.plane)?;
     let (bootstrap, server) = match bootstrap {
         Some(bootstrap) => (bootstrap, None),
@@ -73,7 +76,9 @@ fn run(options: Options) -> Result<(), ExampleError> {
     let listener = TcpListener::bind(&listen).map_err(ExampleError::io("listen for requests"))?;
     let whose = if server.is_some() { "its own" } else { "the" };
     let chunk_tokens = prefill.chunk_tokens;
-    let spec = RankSpec { side: Side::Prefill, number: 0, of: 1, bootstrap, model, cache, chunk_tokens };
+    let side = Side::Prefill;
+    let (number, of, watch_pages) = (0, 1, false);
+    let spec = RankSpec { side, number, of, bootstrap, model, cache, hand_over, watch_pages, chunk_tokens };
     let mut rank = PrefillRank::start(&spec)?;
     eprintln!(
         "prefill/0 takes requests on {listen}, registered with {whose} bootstrap server {}",

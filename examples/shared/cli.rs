@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use kv_transfer::{Lease, TransferMode};
 use serde::{Deserialize, Serialize};
 
 use super::decode::RESERVED_TOKENS;
 use super::error::ExampleError;
 use super::paged::PAGE_TOKENS;
-use super::prompts;
+use super::prompts::{self, Workload};
+use super::router::{Harm, Plan, Side};
 
 /// Where the bootstrap server of the two-terminal examples is; SGLang's port.
 pub const DEFAULT_BOOTSTRAP: &str = "127.0.0.1:8998";
@@ -26,10 +28,48 @@ pub enum PlaneKind {
 }
 
 /// Who starts the data operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Prefill ranks write into the pages that decode ranks registered.
     Push,
+    /// Decode ranks read the pages that prefill ranks keep for them under a lease.
+    Pull,
+    /// Whichever of the two the planes say is better.
+    Auto,
+}
+
+impl HandOver {
+    /// For how long prefill ranks keep pages.
+    pub fn lease(&self) -> Lease {
+        Lease::Renewable(Duration::from_secs(self.lease_seconds))
+    }
+}
+
+impl From<Mode> for TransferMode {
+    fn from(mode: Mode) -> TransferMode {
+        match mode {
+            Mode::Push => TransferMode::Push,
+            Mode::Pull => TransferMode::Pull,
+            Mode::Auto => TransferMode::Auto,
+        }
+    }
+}
+
+/// How KV is handed over.
+#[derive(Debug, Clone, Args, Serialize, Deserialize)]
+pub struct HandOver {
+    /// Who starts the data operations.
+    #[arg(long, value_enum, default_value = "push")]
+    pub mode: Mode,
+
+    /// Pull mode: seconds that a prefill rank keeps pages after the last heartbeat of their reader.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub lease_seconds: u64,
+
+    /// Seconds that a decode rank keeps the KV of a conversation for the next turn.
+    #[arg(long, default_value_t = 480, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub kept_seconds: u64,
 }
 
 /// How pages lie in memory.
@@ -69,7 +109,7 @@ pub struct PrefillOptions {
 /// The requests.
 #[derive(Debug, Clone, Args)]
 pub struct WorkloadOptions {
-    /// How many requests.
+    /// How many conversations: requests, if they have one turn.
     #[arg(long, default_value_t = 12, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub requests: u32,
 
@@ -80,6 +120,14 @@ pub struct WorkloadOptions {
     /// Tokens to generate for each request.
     #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_new_tokens: u32,
+
+    /// Turns of each conversation; the second prompt is the first, its answer and some new tokens.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub turns: u32,
+
+    /// New tokens in each turn after the first.
+    #[arg(long, default_value_t = 24, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub follow_up_tokens: u32,
 
     /// Seconds that the transfer of a request may take, from its arrival at the ranks.
     #[arg(long, default_value_t = 180, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -96,10 +144,38 @@ impl WorkloadOptions {
         Duration::from_secs(self.deadline)
     }
 
+    /// What is said.
+    pub fn prompts(&self) -> Workload {
+        Workload {
+            count: self.requests as usize,
+            tokens: self.prompt_tokens as usize,
+            turns: self.turns as usize,
+            follow_up: self.follow_up_tokens as usize,
+        }
+    }
+
+    /// How many answers there will be.
+    pub fn answers(&self) -> usize {
+        (self.requests * self.turns) as usize
+    }
+
+    /// What a router is to do with them.
+    pub fn plan(&self, hand_over: &HandOver, bootstrap: String, harm: Option<(Harm, Side)>) -> Plan {
+        Plan {
+            mode: hand_over.mode,
+            bootstrap,
+            max_new_tokens: self.max_new_tokens as usize,
+            deadline: self.deadline(),
+            lease: Duration::from_secs(hand_over.lease_seconds),
+            harm,
+        }
+    }
+
     /// Fails early if the requests do not fit into the cache of a rank.
     pub fn check(&self, cache: &CacheOptions) -> Result<(), ExampleError> {
-        let tokens =
-            prompts::longest(self.prompt_tokens as usize) + self.max_new_tokens.max(RESERVED_TOKENS) as usize;
+        let prompt = prompts::longest(self.prompt_tokens as usize);
+        let earlier = (self.turns - 1) as usize * (self.max_new_tokens + self.follow_up_tokens) as usize;
+        let tokens = prompt + earlier + self.max_new_tokens.max(RESERVED_TOKENS) as usize;
         // A page more, because prompt and continuation are rounded up apart.
         let needed = tokens.div_ceil(PAGE_TOKENS) + 1;
         if needed > cache.pages as usize {

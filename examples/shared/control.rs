@@ -5,6 +5,7 @@ use std::time::Duration;
 use kv_transfer::queue::RequestError;
 use kv_transfer::{Cause, TransferError};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::model::Sample;
 
@@ -12,7 +13,7 @@ use super::model::Sample;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub enum Command {
-    /// To a prefill rank: compute this prompt and send its KV to whoever registers for the room.
+    /// To a prefill rank: compute this prompt and hand its KV over.
     Prefill {
         /// The rendezvous key.
         room: u64,
@@ -20,6 +21,9 @@ pub enum Command {
         prompt: Vec<u32>,
         /// How long the transfer may take.
         deadline_ms: u64,
+        /// `kv_transfer_params`: how it is handed over, and what a decode rank keeps of the turn
+        /// before.
+        params: Value,
     },
     /// To a decode rank: receive this prompt's KV and continue.
     Decode {
@@ -31,10 +35,11 @@ pub enum Command {
         max_new_tokens: usize,
         /// How long the transfer may take.
         deadline_ms: u64,
-        /// Where the prefill ranks are registered.
-        bootstrap: String,
-        /// Which of them serves.
-        prefill_dp_rank: u32,
+        /// `kv_transfer_params`: who has its KV, or is about to compute it.
+        params: Value,
+        /// Keep the KV of the whole conversation for the prefill rank of the next turn, under this
+        /// room.
+        keep_as: Option<u64>,
     },
     /// To a prefill rank: the decode rank of this request is gone, and may never have registered, so
     /// that nobody but the router can know.
@@ -68,12 +73,36 @@ pub enum Event {
         /// Pages in all.
         of: usize,
     },
+    /// A prefill rank has computed a prompt, and keeps its KV until the decode rank has read it.
+    Answer {
+        /// The request.
+        room: u64,
+        /// `kv_transfer_params` for the decode rank.
+        params: Value,
+    },
+    /// A decode rank begins to read.
+    Reading {
+        /// The request.
+        room: u64,
+    },
     /// A prefill rank's half of a request ended.
     Prefilled(Prefilled),
     /// A decode rank's half of a request ended.
     Decoded(Decoded),
     /// After [`Command::Finish`]: every session has ended, or was waited for in vain.
     Finished(Accounting),
+}
+
+impl Event {
+    /// The request that it is about.
+    pub fn room(&self) -> Option<u64> {
+        match self {
+            Event::Chunk { room, .. } | Event::Answer { room, .. } | Event::Reading { room } => Some(*room),
+            Event::Prefilled(prefilled) => Some(prefilled.room),
+            Event::Decoded(decoded) => Some(decoded.room),
+            Event::Ready { .. } | Event::Finished(_) => None,
+        }
+    }
 }
 
 /// How a prefill rank's half of a request went.
@@ -83,12 +112,33 @@ pub struct Prefilled {
     pub room: u64,
     /// Time spent computing the prompt.
     pub compute_ms: f64,
-    /// Bytes that were written into the decode rank's memory, aux row included.
+    /// Bytes that this rank moved: what it wrote into the decode rank's memory, aux row included, and
+    /// what it pulled back from it.
     pub bytes: u64,
     /// Time in which they were on the wire; the rest of the transfer was waiting for computation.
     pub wire_ms: f64,
+    /// Where the KV of the turns before came from, if there were any.
+    pub history: Option<History>,
+    /// If it failed: from the last heartbeat that named it until its pages were free again.
+    pub freed_after_ms: Option<f64>,
     /// Why it failed, if it did.
     pub error: Option<NamedError>,
+}
+
+/// Where a prefill rank got the KV of the turns before from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "history", rename_all = "snake_case")]
+pub enum History {
+    /// From the decode rank that had it.
+    PulledBack {
+        /// How many tokens.
+        tokens: usize,
+    },
+    /// It computed it again.
+    Recomputed {
+        /// Why.
+        why: String,
+    },
 }
 
 /// How a decode rank's half of a request went.
@@ -106,6 +156,12 @@ pub struct Decoded {
     pub prealloc_ms: f64,
     /// From there until every byte was in place.
     pub transfer_ms: f64,
+    /// Bytes that this rank read from the prefill rank's memory, aux row included.
+    pub bytes: u64,
+    /// Time in which they were on the wire.
+    pub wire_ms: f64,
+    /// `kv_transfer_params` for the next turn, if this rank keeps the KV for it.
+    pub params: Option<Value>,
     /// Why it failed, if it did.
     pub error: Option<NamedError>,
 }
@@ -177,6 +233,10 @@ impl From<&TransferError> for NamedError {
             Cause::BadAux { .. } => "BadAux",
             Cause::AuxOneSided { .. } => "AuxOneSided",
             Cause::Post(_) => "Post",
+            Cause::LeaseExpired => "LeaseExpired",
+            Cause::GrantPages { .. } => "GrantPages",
+            Cause::GrantOutOfRange(_) => "GrantOutOfRange",
+            Cause::StaleGrant { .. } => "StaleGrant",
             Cause::Protocol(_) => "Protocol",
             _ => "Other",
         };

@@ -1,22 +1,29 @@
 //! A decode rank: prealloc queue → transfer queue → waiting queue → running batch.
+//!
+//! Push and pull differ in nothing but the options that its receivers are opened with. What it keeps of
+//! a conversation for the next turn is in [`kept`](super::kept).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use kv_transfer::allocator::RunAllocator;
 use kv_transfer::consensus::{RequestKey, SingleRank};
+use kv_transfer::params::{Fetch, FetchPolicy, TransferParams};
 use kv_transfer::queue::{
     DecodeConfig, DecodeCounts, DecodeQueues, Demand, Incoming, Origin, PushError, PushRefusal, Ready,
 };
 use kv_transfer::{KvManager, Manager, OpenError, Pages, Room, SessionOptions, Worker};
+use serde_json::Value;
 
 use super::control::{Accounting, Command, Decoded, Event, NamedError, millis};
 use super::error::ExampleError;
+use super::kept::KeptCaches;
 use super::link::Link;
 use super::model::{Model, Sample, Segment};
 use super::paged::{self, PAGE_TOKENS, PagedKv};
 use super::phases::{Timelines, WatchedManager};
 use super::rank::{FINISH_WITHIN, IDLE, RETRY, RankSpec, SetUp, close};
+use super::wire::{Wire, WireLog};
 
 /// Most requests decoded side by side.
 const MAX_RUNNING: usize = 32;
@@ -31,6 +38,10 @@ pub struct Continuation {
     bootstrap: String,
     options: SessionOptions,
     retractions: u32,
+    /// The room under which the conversation is kept for the next turn.
+    keep_as: Option<u64>,
+    /// What its transfer has moved.
+    wire: Wire,
     /// What has been generated; the first comes from the prefill rank, in the aux row.
     pub samples: Vec<Sample>,
 }
@@ -53,7 +64,9 @@ pub struct DecodeRank {
     arrived: VecDeque<Continuation>,
     queues: DecodeQueues<Continuation, WatchedManager<Manager>>,
     timelines: Timelines,
+    log: WireLog,
     running: Vec<Running>,
+    kept: KeptCaches,
     /// What the router has to be told.
     events: Vec<Event>,
     finish_by: Option<Instant>,
@@ -62,7 +75,7 @@ pub struct DecodeRank {
 impl DecodeRank {
     /// Starts the rank that `spec` describes.
     pub fn start(spec: &RankSpec) -> Result<DecodeRank, ExampleError> {
-        let SetUp { model, kv, worker, ready, .. } = SetUp::new(spec)?;
+        let SetUp { model, kv, worker, log, ready, .. } = SetUp::new(spec)?;
         let manager = worker.manager();
         let timelines = Timelines::default();
         let watched = WatchedManager::new(manager.clone(), timelines.clone());
@@ -77,7 +90,9 @@ impl DecodeRank {
                 config,
             ),
             timelines,
+            log,
             running: Vec::new(),
+            kept: KeptCaches::new(&manager, spec),
             events: vec![ready],
             finish_by: None,
             model,
@@ -103,10 +118,18 @@ impl DecodeRank {
             self.push_arrived();
             let mut changes = Vec::new();
             self.manager.poll_set().drain(|change| changes.push(change));
-            self.timelines.note(&changes);
+            let begun = self.timelines.note(&changes);
+            self.events.extend(begun.into_iter().filter_map(reading));
+            for pages in self.kept.step(&changes) {
+                self.queues.release(pages)?;
+            }
             let Ok(()) = self.queues.step(changes, &mut self.kv);
+            if self.queues.blocked().is_some() {
+                // Requests that are here go before those that may come.
+                self.kept.evict();
+            }
             while let Some(failed) = self.queues.drain_failed() {
-                self.tell(failed.request, Some(NamedError::from(&failed.error)));
+                self.tell(failed.request, None, Some(NamedError::from(&failed.error)));
             }
             while self.running.len() < MAX_RUNNING
                 && let Some(ready) = self.queues.pop_waiting()
@@ -131,30 +154,49 @@ impl DecodeRank {
 
     fn accept(&mut self, command: Command) {
         match command {
-            Command::Decode { room, prompt, max_new_tokens, deadline_ms, bootstrap, prefill_dp_rank } => {
-                let options = SessionOptions {
-                    deadline: Some(Duration::from_millis(deadline_ms)),
-                    prefill_dp_rank: Some(prefill_dp_rank),
-                    ..SessionOptions::default()
+            Command::Decode { room, prompt, max_new_tokens, deadline_ms, params, keep_as } => {
+                let params = match TransferParams::from_value(&params) {
+                    Ok(params) => params,
+                    Err(error) => return self.refuse(room, error),
                 };
+                let Some(remote) = params.remote().filter(|_| !params.is_prefill()) else {
+                    return self.refuse(room, "nothing says where its KV comes from");
+                };
+                let tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+                let policy = FetchPolicy::decode(PAGE_TOKENS as u32);
+                match remote.fetch(tokens, 0, remote.remaining(None), &policy) {
+                    Ok(Fetch::Read { first: 0, .. }) => {}
+                    Ok(other) => return self.refuse(room, format_args!("nothing to read: {other:?}")),
+                    Err(error) => return self.refuse(room, error),
+                }
+                let bootstrap = remote.bootstrap_addr();
+                let options = remote.reader_options(SessionOptions {
+                    deadline: Some(Duration::from_millis(deadline_ms)),
+                    mode: params.mode,
+                    ..SessionOptions::default()
+                });
                 if prompt.is_empty() || max_new_tokens == 0 {
                     return self.refuse(room, "no prompt, or no tokens wanted");
                 }
-                let (samples, retractions) = (Vec::new(), 0);
                 self.arrived.push_back(Continuation {
                     room,
                     prompt,
                     max_new_tokens,
                     bootstrap,
                     options,
-                    retractions,
-                    samples,
+                    retractions: 0,
+                    keep_as,
+                    wire: Wire::default(),
+                    samples: Vec::new(),
                 });
             }
             Command::Prefill { room, .. } | Command::Cancel { room } => {
                 self.refuse(room, "this is a decode rank");
             }
-            Command::Finish => self.finish_by = Some(Instant::now() + FINISH_WITHIN),
+            Command::Finish => {
+                while self.kept.evict() {}
+                self.finish_by = Some(Instant::now() + FINISH_WITHIN);
+            }
         }
     }
 
@@ -181,7 +223,11 @@ impl DecodeRank {
     /// A request enters the running batch: no forward pass for its prompt, its KV is there.
     fn join(&mut self, ready: Ready<Continuation>) -> Result<(), ExampleError> {
         let Ready { key, request, pages, origin } = ready;
-        let running = Running { key, request, numbers: paged::numbers(&pages), pages };
+        let mut running = Running { key, request, numbers: paged::numbers(&pages), pages };
+        if origin == Origin::Transferred {
+            let opened = self.timelines.opened(&Room::Number(running.request.room));
+            running.request.wire = self.log.take(&running.numbers, opened);
+        }
         if origin == Origin::Retracted {
             // Its pages were given away when the cache was full; these are new ones.
             let tokens = running.tokens();
@@ -245,7 +291,7 @@ impl DecodeRank {
             Ok(()) => Ok(()),
             Err(refused) => {
                 self.queues.finish(key, refused.pages)?;
-                self.tell(refused.request, Some(NamedError::new("Refused", &refused.reason)));
+                self.tell(refused.request, None, Some(NamedError::new("Refused", &refused.reason)));
                 Ok(())
             }
         }
@@ -259,16 +305,35 @@ impl DecodeRank {
                 || samples.last().is_some_and(|sample| eos.contains(&sample.token))
         };
         let done: Vec<Running> = self.running.extract_if(.., done).collect();
-        for Running { key, request, pages, .. } in done {
-            self.queues.finish(key, pages)?;
-            self.tell(request, None);
+        for mut running in done {
+            let params = self.keep(&mut running)?;
+            self.queues.finish(running.key, running.pages)?;
+            self.tell(running.request, params, None);
         }
         Ok(())
     }
 
-    fn tell(&mut self, request: Continuation, error: Option<NamedError>) {
-        let Continuation { room, samples, retractions, .. } = request;
-        let mut decoded = Decoded { room, samples, retractions, error, ..Decoded::default() };
+    /// Leaves the pages of a conversation that goes on to the next turn.
+    fn keep(&mut self, running: &mut Running) -> Result<Option<Value>, ExampleError> {
+        let Some(room) = running.request.keep_as else { return Ok(None) };
+        // The KV of the last token is not computed, and nor is that of pages that wait for more.
+        let tokens = running.position();
+        let surplus = running.pages.split_off(PagedKv::pages_for(tokens));
+        self.queues.release(surplus)?;
+        match self.kept.keep(room, tokens, std::mem::take(&mut running.pages)) {
+            Ok(params) => Ok(Some(params)),
+            Err(pages) => {
+                running.pages = pages;
+                Ok(None)
+            }
+        }
+    }
+
+    fn tell(&mut self, request: Continuation, params: Option<Value>, error: Option<NamedError>) {
+        let Continuation { room, samples, retractions, wire, .. } = request;
+        let (bytes, wire_ms) = (wire.bytes, millis(wire.busy));
+        let mut decoded =
+            Decoded { room, samples, retractions, bytes, wire_ms, params, error, ..Decoded::default() };
         if let Some(timeline) = self.timelines.take(&Room::Number(room)) {
             decoded.bootstrap_ms = millis(timeline.bootstrap());
             decoded.prealloc_ms = millis(timeline.prealloc());
@@ -284,7 +349,8 @@ impl DecodeRank {
 
     /// True if no request is anywhere.
     fn is_idle(&self) -> bool {
-        self.arrived.is_empty() && self.running.is_empty() && self.queues.counts() == DecodeCounts::default()
+        let queued = self.queues.counts() != DecodeCounts::default();
+        self.arrived.is_empty() && self.running.is_empty() && self.kept.is_empty() && !queued
     }
 
     fn finished(&self) -> bool {
@@ -294,6 +360,14 @@ impl DecodeRank {
     fn accounting(&self) -> Accounting {
         let pages = self.queues.accounting();
         Accounting { pages: pages.capacity, free_pages: pages.free }
+    }
+}
+
+/// What a router is told of a request whose transfer has begun.
+fn reading(room: Room) -> Option<Event> {
+    match room {
+        Room::Number(room) => Some(Event::Reading { room }),
+        Room::Request(_) => None,
     }
 }
 

@@ -95,6 +95,9 @@ pub enum ExampleError {
     /// The other end of the control channel is gone.
     #[error("the control channel was closed")]
     LinkClosed,
+    /// An id that is none.
+    #[error(transparent)]
+    Id(#[from] kv_transfer::IdError),
     /// A rank ended, or never came up.
     #[error("{rank} {how}")]
     Rank {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ExampleError;
 use super::model::{Model, ModelConfig, Weights};
-use super::prompts::{self, Request};
+use super::prompts::{self, Conversation, Workload};
 use super::router::Run;
 
 /// Which model; every process of a run must be given the same.
@@ -34,15 +34,15 @@ impl ModelOptions {
         Ok(Model::new(config, weights))
     }
 
-    /// The prompts of a run: random tokens, or for a checkpoint a text.
-    pub fn prompts(&self, model: &Model, count: usize, tokens: usize) -> Result<Vec<Request>, ExampleError> {
+    /// What is said in a run: random tokens, or for a checkpoint a text.
+    pub fn prompts(&self, model: &Model, workload: Workload) -> Result<Vec<Conversation>, ExampleError> {
         #[cfg(feature = "checkpoint")]
         if let Some(dir) = &self.model {
             let tokenizer = super::checkpoint::Tokenizer::load(dir)?;
             let text = tokenizer.encode(prompts::TEXT)?;
-            return Ok(prompts::from_text(self.seed, count, tokens, &text));
+            return Ok(prompts::from_text(self.seed, workload, &text));
         }
-        Ok(prompts::random(self.seed, count, tokens, model.config().vocab_size))
+        Ok(prompts::random(self.seed, workload, model.config().vocab_size))
     }
 
     /// What the decode side made of the first prompt, if the model has words.

@@ -67,14 +67,26 @@ impl<M: KvManager> KvManager for WatchedManager<M> {
 }
 
 impl Timelines {
-    /// Notes what has changed.
-    pub fn note(&self, changes: &[Change]) {
+    /// Notes what has changed: the rooms whose transfer has begun.
+    pub fn note(&self, changes: &[Change]) -> Vec<Room> {
+        let mut begun = Vec::new();
         let mut open = self.open.borrow_mut();
         for change in changes {
-            if let Some((_, timeline)) = open.get_mut(&change.session) {
+            if let Some((room, timeline)) = open.get_mut(&change.session) {
+                let before = timeline.preallocated;
                 timeline.note(change.poll);
+                if before.is_none() && timeline.preallocated.is_some() {
+                    begun.push(room.clone());
+                }
             }
         }
+        begun
+    }
+
+    /// When the request's receiver was opened.
+    pub fn opened(&self, room: &Room) -> Option<Instant> {
+        let open = self.open.borrow();
+        open.values().find(|(other, _)| other == room).map(|(_, timeline)| timeline.opened)
     }
 
     /// The timeline of a request that has been received or has failed; it is forgotten here.

@@ -6,6 +6,7 @@ use kv_transfer::{Worker, WorkerConfig};
 
 use super::cli::PlaneKind;
 use super::error::ExampleError;
+use super::heartbeats::Heartbeats;
 use super::wire::{TimedPlane, WireLog};
 
 /// To be called first in `main`: loads what the plane needs. NIXL sets UCX's environment, which is
@@ -73,25 +74,33 @@ impl Memory {
     }
 }
 
-/// Starts a worker over the plane of this memory, which notes in `log` what it moves.
+/// Starts a worker over the plane of this memory, which notes what it moves and whom it hears.
 pub fn start(
     memory: &Memory,
     config: WorkerConfig,
-    log: &WireLog,
+    (log, heartbeats): (&WireLog, &Heartbeats),
     client: HttpBootstrapClient,
 ) -> Result<Worker, ExampleError> {
     match memory {
         Memory::Arena(arena) => {
             let mut plane = LocalPlane::new(LocalConfig::default())?;
             plane.add_arena(arena)?;
-            Ok(Worker::start(config, TimedPlane::new(plane, log.clone()), Box::new(client))?)
+            Ok(Worker::start(
+                config,
+                TimedPlane::new(plane, log.clone(), heartbeats.clone()),
+                Box::new(client),
+            )?)
         }
         #[cfg(feature = "nixl")]
         Memory::Pool(pool) => {
             use kv_transfer::nixl::{Nixl, NixlConfig, NixlPlane, Search};
             let mut plane = NixlPlane::new(&Nixl::load(&Search::default())?, NixlConfig::default())?;
             plane.add_pool(pool)?;
-            Ok(Worker::start(config, TimedPlane::new(plane, log.clone()), Box::new(client))?)
+            Ok(Worker::start(
+                config,
+                TimedPlane::new(plane, log.clone(), heartbeats.clone()),
+                Box::new(client),
+            )?)
         }
     }
 }

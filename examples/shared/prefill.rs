@@ -1,20 +1,31 @@
 //! A prefill rank: bootstrap queue → waiting queue → forward pass in chunks → inflight queue.
+//!
+//! Push and pull differ in one place: in pull mode the router is told where the KV lies, and passes it
+//! on to the decode rank.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use kv_transfer::allocator::{PageAllocator, RunAllocator};
 use kv_transfer::consensus::{RequestKey, SingleRank};
+use kv_transfer::params::{RemoteKv, TransferParams};
 use kv_transfer::queue::{
     AuxRows, Finished, Outgoing, PrefillPolicy, PrefillQueues, PushError, PushRefusal, aux_tag,
 };
-use kv_transfer::{AuxIndex, Manager, OpenError, Pages, Room, SessionOptions, Worker};
+use kv_transfer::{
+    AuxIndex, KvManager, KvSession, Manager, OpenError, PageList, Pages, Receiver, Room, SessionOptions,
+    Worker,
+};
 
-use super::control::{Accounting, Command, Event, NamedError, Prefilled, millis};
+use super::cli::{HandOver, Mode};
+use super::control::{Accounting, Command, Event, History, NamedError, Prefilled, millis};
 use super::error::ExampleError;
+use super::heartbeats::Heartbeats;
+use super::held::HeldPages;
 use super::link::Link;
 use super::model::{Model, Segment};
 use super::paged::{self, PagedKv};
+use super::pull_back::{PullBack, Way};
 use super::rank::{AUX_ROWS, FINISH_WITHIN, IDLE, RETRY, RankSpec, SetUp, close};
 use super::wire::WireLog;
 
@@ -30,6 +41,10 @@ struct Prompt {
     aux: Option<AuxIndex>,
     computed: usize,
     compute: Duration,
+    /// The session that fetches the KV of earlier turns.
+    pull_back: Option<Box<PullBack>>,
+    /// Where that came from in the end.
+    history: Option<History>,
 }
 
 /// A prefill rank.
@@ -39,6 +54,8 @@ pub struct PrefillRank {
     worker: Worker,
     manager: Manager,
     log: WireLog,
+    heartbeats: Heartbeats,
+    held: Option<HeldPages>,
     /// Prompts for which the worker had no room yet.
     arrived: VecDeque<Prompt>,
     queues: PrefillQueues<Prompt, Manager>,
@@ -46,6 +63,14 @@ pub struct PrefillRank {
     live: BTreeSet<RequestKey>,
     allocator: RunAllocator,
     aux_rows: AuxRows,
+    /// Prompts that have their pages, and wait for the KV of earlier turns.
+    fetching: Vec<RequestKey>,
+    /// Those of them that may be computed now.
+    fetched: VecDeque<RequestKey>,
+    /// Sessions whose prompt has ended before them.
+    leaving: Vec<PullBack>,
+    /// Sessions that only tell a decode rank to let go.
+    releases: Vec<Receiver>,
     /// The prompt in the forward pass.
     current: Option<RequestKey>,
     /// What a router is told first.
@@ -54,31 +79,40 @@ pub struct PrefillRank {
     events: Vec<Event>,
     bootstrap: String,
     chunk_tokens: usize,
+    hand_over: HandOver,
     finish_by: Option<Instant>,
 }
 
 impl PrefillRank {
     /// Starts the rank that `spec` describes.
     pub fn start(spec: &RankSpec) -> Result<PrefillRank, ExampleError> {
-        let SetUp { model, kv, worker, log, ready } = SetUp::new(spec)?;
+        let SetUp { model, kv, worker, log, heartbeats, ready } = SetUp::new(spec)?;
         let manager = worker.manager();
+        let held = spec.watch_pages.then(|| HeldPages::watch(manager.clone()));
         Ok(PrefillRank {
             arrived: VecDeque::new(),
             queues: PrefillQueues::new(manager.clone(), SingleRank::default(), PrefillPolicy::AfterBootstrap),
             live: BTreeSet::new(),
             allocator: RunAllocator::new(spec.cache.pages),
             aux_rows: AuxRows::new(AUX_ROWS),
+            fetching: Vec::new(),
+            fetched: VecDeque::new(),
+            leaving: Vec::new(),
+            releases: Vec::new(),
             current: None,
             ready,
             events: Vec::new(),
             bootstrap: spec.bootstrap.clone(),
             chunk_tokens: spec.chunk_tokens as usize,
+            hand_over: spec.hand_over.clone(),
             finish_by: None,
             model,
             kv,
             worker,
             manager,
             log,
+            heartbeats,
+            held,
         })
     }
 
@@ -103,6 +137,7 @@ impl PrefillRank {
             while let Some(finished) = self.queues.drain_finished() {
                 self.end(finished)?;
             }
+            self.step_pull_backs()?;
             if self.current.is_none() {
                 self.begin_next();
             }
@@ -126,6 +161,7 @@ impl PrefillRank {
     /// Ends all requests: their router is gone, and nobody waits for them. Their pages come back in
     /// the next [`serve`](Self::serve).
     pub fn abort_all(&mut self) {
+        // Their pull-backs have no pages yet: dropping them ends them.
         self.arrived.clear();
         self.finish_by = None;
         for key in &self.live {
@@ -135,7 +171,7 @@ impl PrefillRank {
 
     fn accept(&mut self, command: Command) {
         match command {
-            Command::Prefill { room, prompt: tokens, deadline_ms } => {
+            Command::Prefill { room, prompt: tokens, deadline_ms, params } => {
                 let (needed, capacity) = (PagedKv::pages_for(tokens.len()), self.allocator.capacity());
                 if tokens.is_empty() || needed > capacity {
                     return self
@@ -146,21 +182,46 @@ impl PrefillRank {
                 {
                     return self.refuse(room, format_args!("the model does not know token {token}"));
                 }
-                let deadline = Some(Duration::from_millis(deadline_ms));
-                self.arrived.push_back(Prompt {
+                let params = match TransferParams::from_value(&params) {
+                    Ok(params) => params,
+                    Err(error) => return self.refuse(room, error),
+                };
+                let mut prompt = Prompt {
                     room,
                     tokens,
-                    options: SessionOptions { deadline, ..SessionOptions::default() },
+                    options: SessionOptions {
+                        deadline: Some(Duration::from_millis(deadline_ms)),
+                        lease: Some(self.hand_over.lease()),
+                        ..SessionOptions::default()
+                    },
                     pages: Vec::new(),
                     unsent: Pages::none(),
                     aux: None,
                     computed: 0,
                     compute: Duration::ZERO,
-                });
+                    pull_back: None,
+                    history: None,
+                };
+                if let Some(remote) = params.remote() {
+                    self.find_history(&mut prompt, remote);
+                }
+                self.arrived.push_back(prompt);
             }
             Command::Cancel { room } => self.cancel(room),
             Command::Decode { room, .. } => self.refuse(room, "this is a prefill rank"),
             Command::Finish => self.finish_by = Some(Instant::now() + FINISH_WITHIN),
+        }
+    }
+
+    /// The prompt is the next turn of a conversation: a decode rank has the KV of those before.
+    fn find_history(&mut self, prompt: &mut Prompt, remote: &RemoteKv) {
+        match PullBack::open(&self.manager, remote, prompt.tokens.len(), &prompt.options) {
+            Ok(Way::Pull(pull_back)) => prompt.pull_back = Some(pull_back),
+            Ok(Way::Compute(history, release)) => {
+                prompt.history = Some(history);
+                self.releases.extend(release);
+            }
+            Err(error) => prompt.history = Some(History::Recomputed { why: error.to_string() }),
         }
     }
 
@@ -194,8 +255,13 @@ impl PrefillRank {
         }
     }
 
-    /// Takes the next prompt for which a decode rank waits, if there is room for its KV.
+    /// Takes the next prompt that may be computed, if there is room for its KV: in push mode one for
+    /// which a decode rank waits.
     fn begin_next(&mut self) {
+        self.current = self.fetched.pop_front();
+        if self.current.is_some() {
+            return;
+        }
         let (allocator, aux_rows) = (&mut self.allocator, &mut self.aux_rows);
         let popped = self.queues.pop_waiting(|_, prompt| {
             if aux_rows.available() == 0 {
@@ -213,7 +279,47 @@ impl PrefillRank {
         let (pages, aux) =
             self.queues.request(key).map_or((0, None), |prompt| (prompt.pages.len(), prompt.aux));
         // Refused only if the request has failed, which `drain_finished` reports.
-        self.current = self.queues.init(key, pages, aux).is_ok().then_some(key);
+        if self.queues.init(key, pages, aux).is_err() {
+            return;
+        }
+        let prompt = self.queues.request_mut(key);
+        match prompt.and_then(|prompt| Some((prompt.pull_back.as_mut()?, &mut prompt.unsent))) {
+            Some((pull_back, pages)) => {
+                pull_back.begin(std::mem::take(pages));
+                self.fetching.push(key);
+            }
+            None => self.current = Some(key),
+        }
+    }
+
+    /// Prompts whose earlier turns have come, or will not come, may be computed.
+    fn step_pull_backs(&mut self) -> Result<(), ExampleError> {
+        for key in std::mem::take(&mut self.fetching) {
+            let Some(prompt) = self.queues.request_mut(key) else { continue };
+            let Some(pull_back) = prompt.pull_back.take() else { continue };
+            match pull_back.end() {
+                Ok((pages, tokens, history)) => {
+                    (prompt.unsent, prompt.computed, prompt.history) = (pages, tokens, Some(history));
+                    self.fetched.push_back(key);
+                }
+                Err(pull_back) => {
+                    prompt.pull_back = Some(pull_back);
+                    self.fetching.push(key);
+                }
+            }
+        }
+        for pull_back in std::mem::take(&mut self.leaving) {
+            match Box::new(pull_back).end() {
+                Ok((pages, ..)) => self.allocator.free(pages)?,
+                Err(pull_back) => self.leaving.push(*pull_back),
+            }
+        }
+        for release in std::mem::take(&mut self.releases) {
+            if let Err(release) = release.reclaim() {
+                self.releases.push(release);
+            }
+        }
+        Ok(())
     }
 
     /// Computes the next tokens of a prompt and sends the pages that are final with them, while
@@ -259,19 +365,51 @@ impl PrefillRank {
         if last {
             // Refused only if the request has failed, which `drain_finished` reports.
             let _ = self.queues.finish(key);
+            self.answer(key);
         }
         self.events.push(Event::Chunk { room, sent: ready, of });
         Ok(())
+    }
+
+    /// Tells the router where the KV of a prompt lies; in push mode nobody asks.
+    fn answer(&mut self, key: RequestKey) {
+        let Some(grant) = self.queues.grant(key).filter(|_| self.hand_over.mode != Mode::Push) else {
+            return;
+        };
+        let Some(prompt) = self.queues.request(key) else { return };
+        let (room, tokens) = (prompt.room, u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX));
+        let Ok(pages) = PageList::from_pages(prompt.pages.iter().copied()) else { return };
+        let (args, lease) = (self.manager.args(), self.hand_over.lease());
+        let kept =
+            RemoteKv::granted(args, &self.bootstrap, Room::Number(room), tokens, &pages, &grant, lease);
+        match kept {
+            Ok(kept) => {
+                let params = TransferParams::decode(self.hand_over.mode.into(), kept).to_value();
+                self.events.push(Event::Answer { room, params });
+            }
+            // An address that nobody can use: there will be no reader.
+            Err(_) => drop(self.queues.abort(key)),
+        }
     }
 
     /// A request is over, one way or the other, and no wire touches its pages any more.
     fn end(&mut self, finished: Finished<Prompt>) -> Result<(), ExampleError> {
         let Finished { key, request, pages, outcome } = finished;
         self.live.remove(&key);
+        self.fetched.retain(|other| *other != key);
         if self.current == Some(key) {
             self.current = None;
         }
-        let wire = self.log.take(&request.pages);
+        let wire = self.log.take(&request.pages, None);
+        let last_heard = self.heartbeats.take(&Room::Number(request.room));
+        // Those of others may have come back since: then it is later than the truth, never earlier.
+        let freed = self.held.as_ref().and_then(HeldPages::last_drop).unwrap_or_else(Instant::now);
+        let freed_after = last_heard.map(|heard| freed.saturating_duration_since(heard));
+        let freed_after_ms = freed_after.filter(|_| outcome.is_err()).map(millis);
+        if let Some(mut pull_back) = request.pull_back {
+            pull_back.abort();
+            self.leaving.push(*pull_back);
+        }
         self.allocator.free(pages)?;
         self.allocator.free(request.unsent)?;
         if let Some(row) = request.aux {
@@ -282,6 +420,8 @@ impl PrefillRank {
             compute_ms: millis(request.compute),
             bytes: wire.bytes,
             wire_ms: millis(wire.busy),
+            history: request.history,
+            freed_after_ms,
             error: outcome.err().as_ref().map(NamedError::from),
         }));
         Ok(())
@@ -294,7 +434,8 @@ impl PrefillRank {
 
     /// True if no request is anywhere.
     fn is_idle(&self) -> bool {
-        self.arrived.is_empty() && self.queues.is_empty()
+        let sessions = self.leaving.len() + self.releases.len();
+        self.arrived.is_empty() && self.queues.is_empty() && sessions == 0
     }
 
     fn finished(&self) -> bool {

@@ -1,39 +1,59 @@
-//! The workload: prompts and the rooms of their requests.
+//! The workload: what users say, and the rooms of their requests.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::model::Rng;
 
-/// One request to the service.
+/// A conversation with the service: what its user says.
 #[derive(Debug, Clone)]
-pub struct Request {
-    /// Its rendezvous key, drawn by the router.
-    pub room: u64,
-    /// Its prompt.
+pub struct Conversation {
+    /// The first prompt.
     pub prompt: Vec<u32>,
+    /// What is added to each answer to make the next prompt.
+    pub follow_ups: Vec<Vec<u32>>,
 }
 
-/// `count` prompts of random tokens, around `tokens` long: lengths differ by up to a tenth, so that
-/// last pages are full in some and not in others.
-pub fn random(seed: u64, count: usize, tokens: usize, vocab: usize) -> Vec<Request> {
-    let longest = longest(tokens) as u64;
-    let shortest = 2 * tokens as u64 - longest;
-    let prompt = |i: usize| {
+/// How much is said.
+#[derive(Debug, Clone, Copy)]
+pub struct Workload {
+    /// Conversations.
+    pub count: usize,
+    /// Tokens of the first prompts, about.
+    pub tokens: usize,
+    /// Turns of each.
+    pub turns: usize,
+    /// Tokens added in each turn after the first.
+    pub follow_up: usize,
+}
+
+/// Prompts of random tokens: lengths differ by up to a tenth, so that last pages are full in some and
+/// not in others.
+pub fn random(seed: u64, workload: Workload, vocab: usize) -> Vec<Conversation> {
+    let longest = longest(workload.tokens) as u64;
+    let shortest = 2 * workload.tokens as u64 - longest;
+    let tokens = |rng: &mut Rng, len: u64| (0..len).map(|_| rng.below(vocab as u64) as u32).collect();
+    let conversation = |i: usize| {
         let mut rng = Rng::named(seed, &format!("prompt {i}"));
         let len = shortest + rng.below(longest - shortest + 1);
-        (0..len.max(1)).map(|_| rng.below(vocab as u64) as u32).collect()
+        let prompt = tokens(&mut rng, len.max(1));
+        let follow_ups = (1..workload.turns).map(|_| tokens(&mut rng, workload.follow_up as u64)).collect();
+        Conversation { prompt, follow_ups }
     };
-    (0..count).map(prompt).map(with_room).collect()
+    (0..workload.count).map(conversation).collect()
 }
 
 /// Prompts cut from a tokenized text, each starting somewhere else in it.
 #[cfg(feature = "checkpoint")]
-pub fn from_text(seed: u64, count: usize, tokens: usize, text: &[u32]) -> Vec<Request> {
-    let prompt = |i: usize| {
+pub fn from_text(seed: u64, workload: Workload, text: &[u32]) -> Vec<Conversation> {
+    let conversation = |i: usize| {
         let start = Rng::named(seed, &format!("prompt {i}")).below(text.len().max(1) as u64) as usize;
-        text.iter().cycle().skip(start).take(tokens).copied().collect()
+        let mut words = text.iter().cycle().skip(start).copied();
+        let prompt = words.by_ref().take(workload.tokens).collect();
+        let mut follow_up = |_| words.by_ref().take(workload.follow_up).collect();
+        let follow_ups = (1..workload.turns).map(&mut follow_up).collect();
+        Conversation { prompt, follow_ups }
     };
-    (0..count).map(prompt).map(with_room).collect()
+    (0..workload.count).map(conversation).collect()
 }
 
 /// The longest prompt that [`random`] makes.
@@ -41,12 +61,12 @@ pub fn longest(tokens: usize) -> usize {
     tokens + tokens / 10
 }
 
-/// Rooms are never reused, not even by the next run: peers remember failed ones for a while.
-fn with_room(prompt: Vec<u32>) -> Request {
+/// A rendezvous key. Rooms are never reused, not even by the next run: peers remember failed ones for
+/// a while.
+pub fn new_room() -> u64 {
     // The standard library's only source of random bits; a signed 63-bit number is what SGLang's
     // routers draw.
-    let room = RandomState::new().build_hasher().finish() >> 1;
-    Request { room, prompt }
+    RandomState::new().build_hasher().finish() >> 1
 }
 
 /// What prompts for a checkpoint are cut from.

@@ -6,9 +6,10 @@ use kv_transfer::bootstrap::{ClientConfig, HttpBootstrapClient};
 use kv_transfer::{KvArgs, Parallel, Worker, WorkerConfig, WorkerRole};
 use serde::{Deserialize, Serialize};
 
-use super::cli::CacheOptions;
+use super::cli::{CacheOptions, HandOver};
 use super::control::Event;
 use super::error::ExampleError;
+use super::heartbeats::Heartbeats;
 use super::loading::ModelOptions;
 use super::model::Model;
 use super::paged::PagedKv;
@@ -43,6 +44,10 @@ pub struct RankSpec {
     pub model: ModelOptions,
     /// The cache.
     pub cache: CacheOptions,
+    /// How KV is handed over.
+    pub hand_over: HandOver,
+    /// Note when pages come back, to the millisecond.
+    pub watch_pages: bool,
     /// Tokens of a prompt that a prefill rank computes before it sends their pages.
     pub chunk_tokens: u32,
 }
@@ -57,6 +62,8 @@ pub struct SetUp {
     pub worker: Worker,
     /// What its plane has moved.
     pub log: WireLog,
+    /// When the readers of its pages were last heard of.
+    pub heartbeats: Heartbeats,
     /// What to tell the router.
     pub ready: Event,
 }
@@ -69,18 +76,20 @@ impl SetUp {
         let parallel = Parallel { dp_size: spec.of, dp_rank: spec.number, ..Parallel::default() };
         let engine = spec.side.to_string();
         let args = KvArgs::builder(&engine, spec.number).model(&model.fingerprint()).parallel(parallel);
+        let args = args.transfer_mode(spec.hand_over.mode.into());
         let args = kv.describe(args).build()?;
         let worker = args.worker().to_string();
-        let config = match spec.side {
-            // Decode ranks look prefill ranks up; nobody has to find them.
-            Side::Decode => WorkerConfig::new(args, WorkerRole::Decode),
-            Side::Prefill => WorkerConfig::new(args, WorkerRole::Prefill).bootstrap(&spec.bootstrap),
+        let role = match spec.side {
+            Side::Decode => WorkerRole::Decode,
+            Side::Prefill => WorkerRole::Prefill,
         };
+        // Decode ranks look prefill ranks up, and on the next turn prefill ranks decode ranks.
+        let config = WorkerConfig::new(args, role).bootstrap(&spec.bootstrap);
         let client = HttpBootstrapClient::new(ClientConfig::default())?;
-        let log = WireLog::default();
-        let started = plane::start(kv.memory(), config, &log, client)?;
+        let (log, heartbeats) = (WireLog::default(), Heartbeats::default());
+        let started = plane::start(kv.memory(), config, (&log, &heartbeats), client)?;
         let ready = Event::Ready { worker, model: model.fingerprint(), page_bytes: kv.page_bytes() as u64 };
-        Ok(SetUp { model, kv, worker: started, log, ready })
+        Ok(SetUp { model, kv, worker: started, log, heartbeats, ready })
     }
 }
 

@@ -6,30 +6,38 @@ use super::error::ExampleError;
 use super::model::{Model, Sample};
 use super::monolithic;
 use super::progress::Progress;
-use super::prompts::Request;
+use super::prompts::Conversation;
 use super::router::{Plan, Router, Run};
 
-/// Runs all requests through the ranks, and at the same time through `model` in this process.
+/// What a model says in each turn of each conversation.
+pub type Answers = Vec<Vec<Vec<Sample>>>;
+
+/// Runs all conversations through the ranks, and at the same time through `model` in this process.
+/// The second result is what the latter has said.
 pub fn compare(
     mut router: Router,
     model: &Model,
-    requests: Vec<Request>,
+    conversations: &[Conversation],
     plan: &Plan,
     progress: &Progress,
-) -> Result<(Run, Vec<Vec<Sample>>), ExampleError> {
-    let prompts: Vec<Vec<u32>> = requests.iter().map(|request| request.prompt.clone()).collect();
+) -> Result<(Run, Answers), ExampleError> {
     let failed = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {
         let monolithic = scope.spawn(|| {
-            let generate = |prompt: &Vec<u32>| {
-                let samples = monolithic::generate(model, prompt, plan.max_new_tokens);
-                progress.monolithic.inc(1);
-                samples
+            let talk = |conversation: &Conversation| {
+                let mut prompt = conversation.prompt.clone();
+                let mut answers = vec![generate(model, &prompt, plan, progress)?];
+                for follow_up in &conversation.follow_ups {
+                    let answer = answers.last().into_iter().flatten();
+                    prompt.extend(answer.map(|sample| sample.token).chain(follow_up.iter().copied()));
+                    answers.push(generate(model, &prompt, plan, progress)?);
+                }
+                Ok(answers)
             };
-            let prompts = prompts.iter().take_while(|_| !failed.load(Relaxed));
-            prompts.map(generate).collect::<Result<Vec<Vec<Sample>>, ExampleError>>()
+            let conversations = conversations.iter().take_while(|_| !failed.load(Relaxed));
+            conversations.map(talk).collect::<Result<Answers, ExampleError>>()
         });
-        let run = router.wait_ready().and_then(|()| router.run(requests, plan, progress));
+        let run = router.wait_ready().and_then(|()| router.run(conversations, plan, progress));
         // Nothing to compare with: no need to wait for it.
         failed.store(run.is_err(), Relaxed);
         let monolithic = match monolithic.join() {
@@ -42,6 +50,17 @@ pub fn compare(
     outcome
 }
 
+fn generate(
+    model: &Model,
+    prompt: &[u32],
+    plan: &Plan,
+    progress: &Progress,
+) -> Result<Vec<Sample>, ExampleError> {
+    let samples = monolithic::generate(model, prompt, plan.max_new_tokens);
+    progress.monolithic.inc(1);
+    samples
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
@@ -50,17 +69,19 @@ mod tests {
     use kv_transfer::bootstrap::KvBootstrapServer;
 
     use super::*;
-    use crate::shared::cli::{CacheOptions, PageLayout, PlaneKind};
+    use crate::shared::cli::{CacheOptions, HandOver, Mode, PageLayout, PlaneKind};
+    use crate::shared::control::History;
     use crate::shared::decode::DecodeRank;
     use crate::shared::link::Link;
     use crate::shared::loading::ModelOptions;
     use crate::shared::prefill::PrefillRank;
+    use crate::shared::prompts::Workload;
     use crate::shared::rank::RankSpec;
     use crate::shared::report::{Outcome, Report};
     use crate::shared::router::Side;
 
     /// Two prefill ranks and a decode rank, each on a thread of its own.
-    fn service(layout: PageLayout, pages: u32, requests: usize, max_new_tokens: usize) -> Report {
+    fn service(mode: Mode, cache: (PageLayout, u32), workload: Workload, max_new_tokens: usize) -> Report {
         let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
         let bootstrap = server.local_addr().to_string();
         let model = ModelOptions {
@@ -70,9 +91,13 @@ mod tests {
         };
         let mut router = Router::new();
         for (side, number, of) in [(Side::Prefill, 0, 2), (Side::Prefill, 1, 2), (Side::Decode, 0, 1)] {
+            let (layout, pages) = cache;
             let cache = CacheOptions { plane: PlaneKind::Local, layout, pages };
             let (bootstrap, model) = (bootstrap.clone(), model.clone());
-            let spec = RankSpec { side, number, of, bootstrap, model, cache, chunk_tokens: 20 };
+            let hand_over = HandOver { mode, lease_seconds: 30, kept_seconds: 480 };
+            let (chunk_tokens, watch_pages) = (20, false);
+            let spec =
+                RankSpec { side, number, of, bootstrap, model, cache, hand_over, watch_pages, chunk_tokens };
             let (here, there) = UnixStream::pair().unwrap();
             router.add(side, here.try_clone().unwrap(), here, None);
             std::thread::spawn(move || {
@@ -84,19 +109,30 @@ mod tests {
             });
         }
         let loaded = model.load().unwrap();
-        let prompts = model.prompts(&loaded, requests, 70).unwrap();
-        let plan = Plan { bootstrap, max_new_tokens, deadline: Duration::from_secs(120), kill: None };
-        let progress = Progress::new(requests, false);
-        let (run, monolithic) = compare(router, &loaded, prompts, &plan, &progress).unwrap();
+        let conversations = model.prompts(&loaded, workload).unwrap();
+        let (deadline, lease) = (Duration::from_secs(120), Duration::from_secs(30));
+        let plan = Plan { mode, bootstrap, max_new_tokens, deadline, lease, harm: None };
+        let progress = Progress::new(workload.count, false);
+        let (run, monolithic) = compare(router, &loaded, &conversations, &plan, &progress).unwrap();
         server.stop();
         Report::new(&run, &monolithic, false)
     }
 
+    fn requests(count: usize) -> Workload {
+        Workload { count, tokens: 70, turns: 1, follow_up: 0 }
+    }
+
     #[test]
-    fn every_token_is_right_and_no_page_is_lost_in_both_layouts() {
-        for layout in [PageLayout::LayerMajor, PageLayout::PageMajor] {
-            let report = service(layout, 64, 5, 6);
-            assert!(report.problems.is_empty(), "{layout:?}: {report:#?}");
+    fn every_token_is_right_and_no_page_is_lost_in_every_mode_and_layout() {
+        for (mode, layout) in [
+            (Mode::Push, PageLayout::LayerMajor),
+            (Mode::Push, PageLayout::PageMajor),
+            (Mode::Pull, PageLayout::LayerMajor),
+            (Mode::Pull, PageLayout::PageMajor),
+            (Mode::Auto, PageLayout::LayerMajor),
+        ] {
+            let report = service(mode, (layout, 64), requests(5), 6);
+            assert!(report.problems.is_empty(), "{mode:?}, {layout:?}: {report:#?}");
             assert!(report.requests.iter().all(|request| request.outcome == Outcome::Ok));
         }
     }
@@ -105,9 +141,38 @@ mod tests {
     /// compute their KV anew, and nobody sees it in their tokens.
     #[test]
     fn requests_retracted_from_a_full_cache_lose_no_token() {
-        let report = service(PageLayout::LayerMajor, 24, 4, 200);
+        for mode in [Mode::Push, Mode::Pull] {
+            let report = service(mode, (PageLayout::LayerMajor, 24), requests(4), 200);
+            assert!(report.problems.is_empty(), "{mode:?}: {report:#?}");
+            assert!(report.totals.retractions > 0, "the cache was never full: {report:#?}");
+            assert_eq!(report.requests.iter().map(|request| request.tokens_compared).sum::<usize>(), 800);
+        }
+    }
+
+    #[test]
+    fn a_conversation_goes_on_with_the_cache_that_the_decode_rank_kept() {
+        let workload = Workload { turns: 3, follow_up: 9, ..requests(4) };
+        let report = service(Mode::Pull, (PageLayout::LayerMajor, 96), workload, 6);
         assert!(report.problems.is_empty(), "{report:#?}");
-        assert!(report.totals.retractions > 0, "the cache was never full: {report:#?}");
-        assert_eq!(report.requests.iter().map(|request| request.tokens_compared).sum::<usize>(), 800);
+        assert_eq!(report.requests.len(), 12);
+        for request in &report.requests {
+            let pulled = matches!(request.history, Some(History::PulledBack { tokens }) if tokens > 64);
+            assert_eq!(pulled, request.turn > 1, "{request:#?}");
+            assert_eq!(request.outcome, Outcome::Ok);
+        }
+    }
+
+    /// Fewer than 64 tokens are computed again, and what was kept of them is free at once.
+    #[test]
+    fn a_short_conversation_is_computed_again() {
+        let workload = Workload { tokens: 30, turns: 2, follow_up: 9, ..requests(3) };
+        let report = service(Mode::Pull, (PageLayout::LayerMajor, 64), workload, 6);
+        assert!(report.problems.is_empty(), "{report:#?}");
+        let second: Vec<_> = report.requests.iter().filter(|request| request.turn == 2).collect();
+        assert_eq!(second.len(), 3);
+        for request in second {
+            let why = "below 64 tokens".to_owned();
+            assert_eq!(request.history, Some(History::Recomputed { why }), "{request:#?}");
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! How long the bytes of each request were on the wire, seen from the plane.
+//! How long the bytes of each request were on the wire, and when its reader was last heard of, seen
+//! from the plane.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,11 +10,14 @@ use kv_transfer::{
     Directions, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole, Time,
 };
 
+use super::heartbeats::Heartbeats;
+
 /// A plane that notes when each data operation began and ended. Workers take any [`Plane`], so a
 /// server can put one of its own in between.
 pub struct TimedPlane<P> {
     inner: P,
     log: WireLog,
+    heartbeats: Heartbeats,
     /// Bytes of a page in each region; `None` where items are no pages.
     page_bytes: Vec<Option<u64>>,
     posts: HashMap<PostId, (u32, Transfer)>,
@@ -40,9 +44,9 @@ pub struct Wire {
 }
 
 impl<P> TimedPlane<P> {
-    /// Notes in `log` what `inner` does.
-    pub fn new(inner: P, log: WireLog) -> TimedPlane<P> {
-        TimedPlane { inner, log, page_bytes: Vec::new(), posts: HashMap::new() }
+    /// Notes in `log` and `heartbeats` what `inner` does.
+    pub fn new(inner: P, log: WireLog, heartbeats: Heartbeats) -> TimedPlane<P> {
+        TimedPlane { inner, log, heartbeats, page_bytes: Vec::new(), posts: HashMap::new() }
     }
 
     /// The page under the first descriptor that is in one.
@@ -59,12 +63,13 @@ impl WireLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has been noted of the request that has these pages; it is forgotten here. To be called
-    /// when the transfer is over, and before the pages go to another request.
-    pub fn take(&self, pages: &[u32]) -> Wire {
+    /// What has been noted of the request that has these pages, from `since` on; it is forgotten here.
+    /// To be called when the transfer is over, and before the pages go to another request.
+    pub fn take(&self, pages: &[u32], since: Option<Instant>) -> Wire {
         let mut log = self.lock();
+        let transfers = pages.iter().filter_map(|page| log.remove(page)).flatten();
         let mut transfers: Vec<Transfer> =
-            pages.iter().filter_map(|page| log.remove(page)).flatten().collect();
+            transfers.filter(|transfer| since.is_none_or(|since| transfer.from >= since)).collect();
         transfers.sort_by_key(|transfer| transfer.from);
         let mut wire = Wire::default();
         let mut end = None;
@@ -129,6 +134,9 @@ impl<P: Plane> Plane for TimedPlane<P> {
         let before = events.len();
         self.inner.poll(now, events);
         for event in events.iter().skip(before) {
+            if let PlaneEvent::Frame(frame) = event {
+                self.heartbeats.note(frame);
+            }
             if let PlaneEvent::Posted { post, result } = event
                 && let Some((page, transfer)) = self.posts.remove(post)
                 && result.is_ok()
@@ -157,8 +165,9 @@ mod tests {
             let transfer = Transfer { bytes: 100, from: at(from), to: at(to) };
             log.lock().entry(page).or_default().push(transfer);
         }
-        let wire = log.take(&[2, 3, 4, 9]);
+        let wire = log.take(&[2, 3, 4, 9], None);
         assert_eq!((wire.bytes, wire.busy), (400, Duration::from_millis(25)));
-        assert_eq!(log.take(&[2, 3, 4, 9]).bytes, 0);
+        assert_eq!(log.take(&[2, 3, 4, 9], None).bytes, 0);
+        assert_eq!(log.take(&[50], Some(at(1))).bytes, 0);
     }
 }

@@ -4,10 +4,10 @@ mod table;
 
 use serde::Serialize;
 
-use crate::shared::control::{Accounting, NamedError, millis};
+use crate::shared::control::{Accounting, History, NamedError, millis};
 use crate::shared::error::ExampleError;
 use crate::shared::model::Sample;
-use crate::shared::router::{Kill, Routed, Run};
+use crate::shared::router::{Harm, Harmed, Routed, Run};
 
 /// The verdict on a run.
 #[derive(Debug, Serialize)]
@@ -16,17 +16,33 @@ pub struct Report {
     pub requests: Vec<RequestReport>,
     /// The ranks.
     pub ranks: Vec<RankReport>,
-    /// The kill, if there was one.
-    pub kill: Option<Kill>,
+    /// The harm, if some was done.
+    pub harm: Option<Harmed>,
+    /// What the lease was worth, if that is to be seen.
+    pub lease: Option<LeaseReport>,
     /// The sums.
     pub totals: Totals,
     /// What is wrong; empty if all is well.
     pub problems: Vec<String>,
 }
 
+/// How long prefill ranks kept pages that nobody came for any more.
+#[derive(Debug, Serialize)]
+pub struct LeaseReport {
+    /// The lease.
+    lease_ms: f64,
+    /// Requests whose pages were freed without having been read.
+    requests: usize,
+    /// Of each that had one: from the last heartbeat that named it until its pages were free again.
+    freed_after_ms: Vec<f64>,
+}
+
 /// One request.
 #[derive(Debug, Serialize)]
 pub struct RequestReport {
+    conversation: usize,
+    /// From 1.
+    pub turn: usize,
     room: u64,
     prefill: String,
     decode: String,
@@ -44,6 +60,9 @@ pub struct RequestReport {
     bytes: u64,
     /// Bytes over the time on the wire.
     gb_per_s: Option<f64>,
+    /// Where the KV of the turns before came from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<History>,
     /// Tokens that both runs have made.
     pub tokens_compared: usize,
     tokens: Vec<u32>,
@@ -75,7 +94,7 @@ pub enum Outcome {
 #[derive(Debug, Serialize)]
 pub struct RankReport {
     name: String,
-    killed: bool,
+    harmed: Option<Harm>,
     accounting: Option<Accounting>,
     leaked: Option<usize>,
 }
@@ -97,21 +116,23 @@ pub struct Totals {
 }
 
 impl Report {
-    /// Compares a run with the monolithic one. `kill_wanted`: failures are to be expected.
-    pub fn new(run: &Run, monolithic: &[Vec<Sample>], kill_wanted: bool) -> Report {
-        let expected = monolithic.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
+    /// Compares a run with the monolithic one. `harm_wanted`: failures are to be expected.
+    pub fn new(run: &Run, monolithic: &[Vec<Vec<Sample>>], harm_wanted: bool) -> Report {
+        let expected = |routed: &Routed| {
+            let answers = monolithic.get(routed.conversation)?;
+            answers.get(routed.turn).map(Vec::as_slice)
+        };
         let requests: Vec<RequestReport> = run
             .requests
             .iter()
-            .zip(expected)
-            .map(|(routed, expected)| request_report(run, routed, expected))
+            .map(|routed| request_report(run, routed, expected(routed).unwrap_or_default()))
             .collect();
         let ranks: Vec<RankReport> = run
             .ranks
             .iter()
             .map(|rank| RankReport {
                 name: rank.name(),
-                killed: rank.killed,
+                harmed: rank.harmed,
                 accounting: rank.accounting.clone(),
                 leaked: rank.accounting.as_ref().map(Accounting::leaked),
             })
@@ -129,8 +150,10 @@ impl Report {
             pages_leaked: ranks.iter().filter_map(|rank| rank.leaked).sum(),
             wall_ms: millis(run.wall),
         };
-        let problems = problems(&totals, &ranks, run.kill.as_ref(), kill_wanted);
-        Report { requests, ranks, kill: run.kill.clone(), totals, problems }
+        let lease = lease_report(run);
+        let mut problems = problems(&totals, &ranks, run.harm.as_ref(), harm_wanted);
+        problems.extend(lease.iter().filter_map(LeaseReport::problem));
+        Report { requests, ranks, harm: run.harm.clone(), lease, totals, problems }
     }
 
     /// The report as one JSON object, or for people.
@@ -143,18 +166,47 @@ impl Report {
     }
 }
 
+/// Only of a run in which pages were left behind.
+fn lease_report(run: &Run) -> Option<LeaseReport> {
+    run.harm.as_ref()?;
+    let failed = |routed: &&Routed| routed.prefilled.as_ref().is_some_and(|half| half.error.is_some());
+    let left: Vec<&Routed> = run.requests.iter().filter(failed).collect();
+    let freed = left.iter().filter_map(|routed| routed.prefilled.as_ref()?.freed_after_ms);
+    Some(LeaseReport { lease_ms: millis(run.lease), requests: left.len(), freed_after_ms: freed.collect() })
+        .filter(|lease| !lease.freed_after_ms.is_empty())
+}
+
+impl LeaseReport {
+    /// When the last pages came back.
+    fn latest_ms(&self) -> f64 {
+        self.freed_after_ms.iter().copied().fold(0.0, f64::max)
+    }
+
+    fn problem(&self) -> Option<String> {
+        let (latest, lease) = (self.latest_ms() / 1e3, self.lease_ms / 1e3);
+        // A rank looks at its leases between two forward passes.
+        (latest > lease + 1.0).then(|| {
+            format!("pages were free {latest:.2} s after their last heartbeat, with a lease of {lease:.2} s")
+        })
+    }
+}
+
 fn request_report(run: &Run, routed: &Routed, expected: &[Sample]) -> RequestReport {
     let name = |rank: usize| run.ranks.get(rank).map(|rank| rank.name()).unwrap_or_default();
     let decoded = routed.decoded.as_ref().filter(|decoded| decoded.error.is_none());
     let prefilled = routed.prefilled.as_ref().filter(|prefilled| prefilled.error.is_none());
     let samples = decoded.map(|decoded| decoded.samples.as_slice()).unwrap_or_default();
-    let bytes = prefilled.map_or(0, |prefilled| prefilled.bytes);
-    let wire_ms = prefilled.map(|prefilled| prefilled.wire_ms);
+    let moved = |half: Option<(u64, f64)>| half.unwrap_or_default();
+    let (written, write_ms) = moved(prefilled.map(|half| (half.bytes, half.wire_ms)));
+    let (read, read_ms) = moved(decoded.map(|half| (half.bytes, half.wire_ms)));
+    let (bytes, wire_ms) = (written + read, prefilled.map(|_| write_ms + read_ms));
     RequestReport {
-        room: routed.request.room,
+        conversation: routed.conversation,
+        turn: routed.turn + 1,
+        room: routed.room,
         prefill: name(routed.prefill),
         decode: name(routed.decode),
-        prompt_tokens: routed.request.prompt.len(),
+        prompt_tokens: routed.prompt.len(),
         bootstrap_ms: decoded.map(|decoded| decoded.bootstrap_ms),
         prealloc_ms: decoded.map(|decoded| decoded.prealloc_ms),
         transfer_ms: decoded.map(|decoded| decoded.transfer_ms),
@@ -162,6 +214,7 @@ fn request_report(run: &Run, routed: &Routed, expected: &[Sample]) -> RequestRep
         compute_ms: prefilled.map(|prefilled| prefilled.compute_ms),
         bytes,
         gb_per_s: wire_ms.filter(|ms| *ms > 0.0).map(|ms| bytes as f64 / ms / 1e6),
+        history: prefilled.and_then(|half| half.history.clone()),
         tokens_compared: samples.len(),
         retractions: decoded.map_or(0, |decoded| decoded.retractions),
         tokens: samples.iter().map(|sample| sample.token).collect(),
@@ -193,23 +246,23 @@ fn first_difference(samples: &[Sample], expected: &[Sample]) -> Option<usize> {
     (equal < samples.len().max(expected.len())).then_some(equal)
 }
 
-fn problems(totals: &Totals, ranks: &[RankReport], kill: Option<&Kill>, kill_wanted: bool) -> Vec<String> {
+fn problems(totals: &Totals, ranks: &[RankReport], harm: Option<&Harmed>, harm_wanted: bool) -> Vec<String> {
     let mut problems = Vec::new();
     for (count, what) in [
         (totals.mismatches, "requests got tokens that differ from the monolithic run"),
         (totals.overdue, "requests neither finished nor failed within their deadline"),
         (totals.pages_leaked, "pages were never given back"),
-        (if kill_wanted { 0 } else { totals.failed }, "requests failed"),
+        (if harm_wanted { 0 } else { totals.failed }, "requests failed"),
     ] {
         if count > 0 {
             problems.push(format!("{count} {what}"));
         }
     }
-    for rank in ranks.iter().filter(|rank| !rank.killed && rank.accounting.is_none()) {
+    for rank in ranks.iter().filter(|rank| rank.harmed.is_none() && rank.accounting.is_none()) {
         problems.push(format!("{} gave no account of its pages", rank.name));
     }
-    if kill_wanted && kill.is_none() {
-        problems.push("no request was ever seen mid-transfer, so nothing was killed".to_owned());
+    if harm_wanted && harm.is_none() {
+        problems.push("no request was ever seen mid-transfer, so no rank was harmed".to_owned());
     }
     problems
 }
@@ -218,14 +271,19 @@ fn problems(totals: &Totals, ranks: &[RankReport], kill: Option<&Kill>, kill_wan
 mod tests {
     use super::*;
     use crate::shared::control::{Decoded, Prefilled};
-    use crate::shared::prompts::Request;
 
     fn routed(tokens: &[u32]) -> Routed {
         let samples = tokens.iter().map(|&token| Sample { token, digest: 1 }).collect();
         Routed {
-            request: Request { room: 7, prompt: vec![1] },
+            conversation: 0,
+            turn: 0,
+            room: 7,
+            prompt: vec![1],
+            keep_as: None,
             prefill: 0,
             decode: 1,
+            passed_on: true,
+            reading: true,
             prefilled: Some(Prefilled { room: 7, ..Prefilled::default() }),
             decoded: Some(Decoded { room: 7, samples, ..Decoded::default() }),
             orphaned: None,

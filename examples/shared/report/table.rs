@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::{Outcome, Report, RequestReport};
-use crate::shared::router::Kill;
+use crate::shared::control::History;
+use crate::shared::router::{Harm, Harmed, Moment};
 
 /// Up to this many requests get a row each.
 const ALL_ROWS: usize = 40;
@@ -30,22 +31,45 @@ impl Report {
             text,
             "times in ms; transfer includes the wait for the prompt to be computed, wire is the copying; GB/s is of the wire"
         );
-        if let Some(Kill { rank, request, sent, of }) = &self.kill {
+        if let Some(Harmed { harm, rank, request, moment }) = &self.harm {
+            let what = if *harm == Harm::Kill { "killed" } else { "stopped" };
+            let _ = match moment {
+                Moment::Sending { sent, of } => writeln!(
+                    text,
+                    "{what} {rank} when {sent} of {of} pages of request {request} were on their way"
+                ),
+                Moment::Reading => writeln!(text, "{what} {rank} when request {request} began to be read"),
+                Moment::Waiting { requests } => writeln!(
+                    text,
+                    "{what} {rank} when {requests} requests waited for room on it, their pages kept for it"
+                ),
+            };
+        }
+        if let Some(lease) = &self.lease {
             let _ = writeln!(
                 text,
-                "killed {rank} when {sent} of {of} pages of request {request} were on their way"
+                "lease {:.1} s: the pages of {} requests that nobody came for any more were free again; \
+                 the last of {} that had been asked for, {:.2} s after the last heartbeat",
+                lease.lease_ms / 1e3,
+                lease.requests,
+                lease.freed_after_ms.len(),
+                lease.latest_ms() / 1e3
             );
+        }
+        for (turn, line) in self.histories() {
+            let _ = writeln!(text, "turn {turn}: {line}");
         }
         for (outcome, (count, example)) in self.outcomes() {
             let _ = writeln!(text, "{count:>6} × {outcome}{example}");
         }
         for rank in &self.ranks {
-            let _ = match (&rank.accounting, rank.killed) {
+            let _ = match (&rank.accounting, rank.harmed) {
                 (Some(all), _) => {
                     writeln!(text, "{}: {} of {} pages free at the end", rank.name, all.free_pages, all.pages)
                 }
-                (None, true) => writeln!(text, "{}: killed", rank.name),
-                (None, false) => writeln!(text, "{}: no account", rank.name),
+                (None, Some(Harm::Kill)) => writeln!(text, "{}: killed", rank.name),
+                (None, Some(Harm::Stop)) => writeln!(text, "{}: stopped", rank.name),
+                (None, None) => writeln!(text, "{}: no account", rank.name),
             };
         }
         let totals = &self.totals;
@@ -130,6 +154,28 @@ impl Report {
             column.set_cell_alignment(CellAlignment::Right);
         }
         table
+    }
+
+    /// Where each turn after the first got the KV of those before from.
+    fn histories(&self) -> BTreeMap<usize, String> {
+        let mut histories: BTreeMap<usize, BTreeMap<String, (usize, usize)>> = BTreeMap::new();
+        for request in &self.requests {
+            let (what, tokens) = match &request.history {
+                Some(History::PulledBack { tokens }) => ("pulled back".to_owned(), *tokens),
+                Some(History::Recomputed { why }) => (format!("recomputed ({why})"), 0),
+                None => continue,
+            };
+            let sum = histories.entry(request.turn).or_default().entry(what).or_default();
+            *sum = (sum.0 + 1, sum.1 + tokens);
+        }
+        let line = |sums: BTreeMap<String, (usize, usize)>| {
+            let sums = sums.iter().map(|(what, (count, tokens))| match tokens {
+                0 => format!("{count} × {what}"),
+                _ => format!("{count} × {what} ({tokens} tokens)"),
+            });
+            sums.collect::<Vec<String>>().join(", ")
+        };
+        histories.into_iter().map(|(turn, sums)| (turn, line(sums))).collect()
     }
 
     /// Each outcome by name: how often, and for errors one of the messages.

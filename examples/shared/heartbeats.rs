@@ -1,0 +1,83 @@
+//! When each request's reader was last heard of, seen from the plane.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use kv_transfer::wire::{Body, Frame, Link};
+use kv_transfer::{Attempt, Room};
+
+/// What readers have said about the pages that they want to read: their claims, and the heartbeats
+/// that prolong the lease. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Heartbeats(Arc<Mutex<Heard>>);
+
+#[derive(Debug, Default)]
+struct Heard {
+    /// Heartbeats name attempts; their claims say which request that is.
+    attempts: BTreeMap<(Link, Attempt), Room>,
+    last: BTreeMap<Room, Instant>,
+}
+
+impl Heartbeats {
+    fn lock(&self) -> MutexGuard<'_, Heard> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a frame that has arrived.
+    pub fn note(&self, frame: &[u8]) {
+        let Ok(Frame { link, body }) = Frame::decode(frame) else { return };
+        let now = Instant::now();
+        match body {
+            Body::Claim(claim) => {
+                let mut heard = self.lock();
+                heard.attempts.insert((link, claim.attempt), claim.room.clone());
+                heard.last.insert(claim.room, now);
+            }
+            Body::Heartbeat(heartbeat) => {
+                let Heard { attempts, last } = &mut *self.lock();
+                for (start, count) in heartbeat.attempts {
+                    let end = start.saturating_add(u64::from(count));
+                    let named = attempts.range((link, Attempt(start))..(link, Attempt(end)));
+                    last.extend(named.map(|(_, room)| (room.clone(), now)));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// When the reader of a request was last heard of; it is forgotten here.
+    pub fn take(&self, room: &Room) -> Option<Instant> {
+        let mut heard = self.lock();
+        heard.attempts.retain(|_, other| other != room);
+        heard.last.remove(room)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_transfer::wire::{Claim, Heartbeat};
+
+    use super::*;
+
+    #[test]
+    fn a_heartbeat_counts_for_the_requests_it_names_and_for_no_other() {
+        let heartbeats = Heartbeats::default();
+        let link = Link::new(1, 7);
+        let say = |body| heartbeats.note(&Frame { link, body }.encode().unwrap());
+        for attempt in 1..=3 {
+            let (attempt, room) = (Attempt(attempt), Room::Number(attempt + 100));
+            say(Body::Claim(Claim { attempt, floor: Attempt(0), room, grant: None, beat: 1, ttl_ms: 9 }));
+        }
+        let before = heartbeats.lock().last.clone();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        say(Body::Heartbeat(Heartbeat { beat: 2, floor: Attempt(0), attempts: vec![(2, 1), (9, 1)] }));
+        heartbeats.note(b"no frame");
+        let last = heartbeats.lock().last.clone();
+        let renewed: Vec<u64> =
+            (101..=103).filter(|room| last[&Room::Number(*room)] > before[&Room::Number(*room)]).collect();
+        assert_eq!(renewed, [102]);
+        assert!(heartbeats.take(&Room::Number(102)).is_some());
+        assert_eq!(heartbeats.take(&Room::Number(102)), None);
+    }
+}

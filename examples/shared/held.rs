@@ -1,0 +1,38 @@
+//! When pages came back to a rank: its scheduler only looks between two forward passes.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kv_transfer::Manager;
+
+/// How often a worker's gauges are read.
+const EVERY: Duration = Duration::from_millis(2);
+
+/// Watches how many pages the sessions of a worker hold. Dropping it ends that.
+pub struct HeldPages(Arc<Mutex<Option<Instant>>>);
+
+impl HeldPages {
+    /// Watches from now on.
+    pub fn watch(manager: Manager) -> HeldPages {
+        let dropped = Arc::new(Mutex::new(None));
+        let watched = Arc::downgrade(&dropped);
+        std::thread::spawn(move || {
+            let mut before = 0;
+            while let Some(dropped) = watched.upgrade() {
+                let gauges = manager.gauges();
+                let held = gauges.pages_in_transfer + gauges.pages_quarantined;
+                if held < before {
+                    *dropped.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                }
+                before = held;
+                std::thread::sleep(EVERY);
+            }
+        });
+        HeldPages(dropped)
+    }
+
+    /// When pages came back last.
+    pub fn last_drop(&self) -> Option<Instant> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

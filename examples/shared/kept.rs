@@ -1,0 +1,104 @@
+//! What a decode rank keeps of a conversation: its pages wait, under a lease for a fixed time, for
+//! the prefill rank that gets the next turn.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use kv_transfer::consensus::{RequestKey, SingleRank};
+use kv_transfer::params::{RemoteKv, TransferParams};
+use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
+use kv_transfer::{Change, KvManager, Lease, Manager, Pages, Room, SessionOptions, TransferMode};
+use serde_json::Value;
+
+use super::rank::RankSpec;
+
+/// How much longer than the lease its session may take to end.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// The conversations that a decode rank keeps. They are sent like prompts, only that nothing has to
+/// be computed: hence the queues of a prefill rank.
+pub struct KeptCaches {
+    queues: PrefillQueues<(), Manager>,
+    manager: Manager,
+    /// Oldest first; those that have ended are dropped from the front.
+    order: VecDeque<RequestKey>,
+    bootstrap: String,
+    lease: Lease,
+}
+
+impl KeptCaches {
+    /// Nothing kept yet.
+    pub fn new(manager: &Manager, spec: &RankSpec) -> KeptCaches {
+        KeptCaches {
+            // Nobody has to be there yet: the next turn may come in minutes.
+            queues: PrefillQueues::new(manager.clone(), SingleRank::default(), PrefillPolicy::Eager),
+            manager: manager.clone(),
+            order: VecDeque::new(),
+            bootstrap: spec.bootstrap.clone(),
+            lease: Lease::Fixed(Duration::from_secs(spec.hand_over.kept_seconds)),
+        }
+    }
+
+    /// Keeps the pages of `tokens` tokens: the `kv_transfer_params` for the next turn. If the worker
+    /// has no room for it, the pages come back.
+    pub fn keep(&mut self, room: u64, tokens: usize, pages: Pages) -> Result<Value, Pages> {
+        let room = Room::Number(room);
+        let options = SessionOptions {
+            mode: Some(TransferMode::Pull),
+            lease: Some(self.lease),
+            deadline: Some(self.lease.duration() + GRACE),
+            ..SessionOptions::default()
+        };
+        let outgoing = Outgoing { options, ..Outgoing::new(&self.bootstrap, room.clone()) };
+        let Ok(key) = self.queues.push((), outgoing) else { return Err(pages) };
+        self.order.push_back(key);
+        let list = pages.list().clone();
+        let grant = self.queues.grant(key).filter(|_| {
+            self.queues.pop_waiting(|_, ()| true) == Some(key)
+                && self.queues.init(key, pages.len(), None).is_ok()
+        });
+        let Some(grant) = grant else {
+            self.queues.abort(key);
+            return Err(pages);
+        };
+        self.queues.send_chunk(key, pages).map_err(|refused| refused.pages)?;
+        // Refused only if the session has failed, which `step` reports.
+        let _ = self.queues.finish(key);
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        let (args, bootstrap) = (self.manager.args(), &self.bootstrap);
+        let offer = RemoteKv::granted(args, bootstrap, room, tokens, &list, &grant, self.lease);
+        // An address that nobody can use: the pages come back when the session has ended.
+        let Ok(offer) = offer else {
+            self.queues.abort(key);
+            return Ok(Value::Null);
+        };
+        Ok(TransferParams::next_turn(offer).to_value())
+    }
+
+    /// Takes what has changed: the pages that are free again, pulled or not.
+    pub fn step(&mut self, changes: &[Change]) -> Vec<Pages> {
+        let Ok(()) = self.queues.step(changes.iter().copied());
+        let finished = std::iter::from_fn(|| self.queues.drain_finished());
+        let free = finished.map(|finished| finished.pages).collect();
+        while self.order.front().is_some_and(|key| self.queues.request(*key).is_none()) {
+            self.order.pop_front();
+        }
+        free
+    }
+
+    /// Gives up the oldest conversation, to make room; false if none is left. Its pages come with
+    /// [`step`](Self::step).
+    pub fn evict(&mut self) -> bool {
+        while let Some(key) = self.order.pop_front() {
+            if self.queues.abort(key) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// True if nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+}

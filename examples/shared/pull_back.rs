@@ -1,0 +1,120 @@
+//! The way back: a prefill rank pulls what a decode rank keeps of a conversation.
+
+use kv_transfer::params::{Fetch, FetchPolicy, ReleaseReason, RemoteKv};
+use kv_transfer::{
+    Backpressure, KvManager, KvPoll, KvReceiver, KvSession, Manager, OpenError, Pages, Receiver,
+    SessionOptions, WorkerRole,
+};
+
+use super::control::History;
+use super::paged::PAGE_TOKENS;
+
+/// The session that fetches the KV of earlier turns, before the rest of a prompt is computed.
+pub struct PullBack {
+    receiver: Receiver,
+    tokens: usize,
+    pages: usize,
+    /// Pages that the worker's ring had no room for.
+    unsent: Option<Pages>,
+    /// Pages of the prompt that are not fetched.
+    rest: Pages,
+}
+
+/// What a prompt's earlier turns need.
+pub enum Way {
+    /// A session that fetches them.
+    Pull(Box<PullBack>),
+    /// They are computed again. The session, if there is one, only tells the holder to let go.
+    Compute(History, Option<Receiver>),
+}
+
+impl PullBack {
+    /// Decides, and opens the session at once: the holder's lease is claimed before there is room
+    /// for the pages.
+    pub fn open(
+        manager: &Manager,
+        remote: &RemoteKv,
+        prompt_tokens: usize,
+        options: &SessionOptions,
+    ) -> Result<Way, OpenError> {
+        let recompute = |why: String, session| Way::Compute(History::Recomputed { why }, session);
+        let policy = FetchPolicy::next_turn(PAGE_TOKENS as u32);
+        let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+        let fetch = match remote.fetch(prompt_tokens, 0, remote.remaining(None), &policy) {
+            Ok(fetch) => fetch,
+            Err(error) => return Ok(recompute(error.to_string(), None)),
+        };
+        if let Fetch::Expired { .. } = fetch {
+            return Ok(recompute("about to be dropped".to_owned(), None));
+        }
+        let options =
+            SessionOptions { source: Some(WorkerRole::Decode), ..remote.reader_options(options.clone()) };
+        let mut receiver = manager.receiver(&remote.bootstrap_addr(), remote.room.clone(), options)?;
+        let tokens = remote.num_tokens.unwrap_or(prompt_tokens).min(prompt_tokens) as usize;
+        match fetch {
+            Fetch::Read { pages, .. } => {
+                let (unsent, rest) = (None, Pages::none());
+                Ok(Way::Pull(Box::new(PullBack { receiver, tokens, pages, unsent, rest })))
+            }
+            Fetch::Release(reason) => {
+                // No pages: nothing is read, and the holder's are free at once. Full queues only
+                // leave that to its lease.
+                let _ = receiver.init(Pages::none(), None);
+                let why = match reason {
+                    ReleaseReason::BelowThreshold { threshold, .. } => format!("below {threshold} tokens"),
+                    other => format!("{other:?}"),
+                };
+                Ok(recompute(why, Some(receiver)))
+            }
+            Fetch::Expired { .. } => Ok(recompute("expired".to_owned(), None)),
+        }
+    }
+
+    /// Gives the session the first of the prompt's pages to read into.
+    pub fn begin(&mut self, mut pages: Pages) {
+        self.rest = pages.split_off(self.pages);
+        self.unsent = Some(pages);
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        if let Some(pages) = self.unsent.take()
+            && let Err(Backpressure(pages)) = self.receiver.init(pages, None)
+        {
+            self.unsent = Some(pages);
+        }
+    }
+
+    /// Gives up.
+    pub fn abort(&mut self) {
+        self.receiver.abort();
+    }
+
+    /// All pages, in order, the number of tokens that are in them, and how that came about; `Err`
+    /// while it goes on.
+    pub fn end(mut self: Box<Self>) -> Result<(Pages, usize, History), Box<Self>> {
+        if !self.receiver.poll().is_terminal() {
+            self.flush();
+            return Err(self);
+        }
+        let history = match self.receiver.failure() {
+            None if self.receiver.poll() == KvPoll::Success => History::PulledBack { tokens: self.tokens },
+            error => {
+                let why = error.map_or_else(|| "failed".to_owned(), |error| error.cause.to_string());
+                History::Recomputed { why }
+            }
+        };
+        let PullBack { receiver, tokens, pages, unsent, rest } = *self;
+        match receiver.reclaim() {
+            Ok(read) => {
+                let tokens = if matches!(history, History::PulledBack { .. }) { tokens } else { 0 };
+                let mut all = unsent.unwrap_or(read);
+                // Two parts of what was one token.
+                let refused = all.append(rest);
+                debug_assert!(refused.is_ok(), "a split token cannot be joined");
+                Ok((all, tokens, history))
+            }
+            Err(receiver) => Err(Box::new(PullBack { receiver, tokens, pages, unsent, rest })),
+        }
+    }
+}
