@@ -1,8 +1,9 @@
 //! WRITE and READ between two processes over the embedded plane, by block size and count, against a
 //! plain memcpy of the same blocks in the same run.
 //!
-//! `cargo bench --bench write_read`; with `--features nixl`, also NIXL beside plain `nixl-sys`. Criterion's figures come first; then a table of ratios, each
-//! from pairs of measurements taken in turn, so that they hold on a machine whose speed drifts.
+//! `cargo bench --bench write_read`; with `--features nixl`, also NIXL beside plain `nixl-sys`, and with
+//! `-- nixl` after it, only that. Criterion's figures come first; then a table of ratios, each from
+//! pairs of measurements taken in turn, so that they hold on a machine whose speed drifts.
 
 #![allow(clippy::print_stdout)]
 
@@ -41,6 +42,10 @@ fn main() -> Result<(), Error> {
     }
     let testing = std::env::args().any(|arg| arg == "--test");
     let region = if testing { 8 << 20 } else { REGION };
+    #[cfg(feature = "nixl")]
+    if std::env::args().skip(1).any(|arg| arg == "nixl") {
+        return nixl.as_ref().map_or(Ok(()), |nixl| nixl::tables(nixl, region));
+    }
     let mut pair = Pair::start(region)?;
     let mut copy = Memcpy::new(region);
 
@@ -52,7 +57,7 @@ fn main() -> Result<(), Error> {
     #[cfg(feature = "nixl")]
     if let Some(nixl) = &nixl {
         drop((pair, copy));
-        nixl::ratios(nixl, region)?;
+        nixl::tables(nixl, region)?;
     }
     criterion.final_summary();
     Ok(())

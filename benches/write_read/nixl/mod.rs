@@ -1,0 +1,235 @@
+//! The same over NIXL, beside plain `nixl-sys` code with the same descriptors in the same memory.
+//!
+//! Both processes hold two agents that register the same pool: that of a plane, and one that is used
+//! directly. Plain code puts all descriptors of a transfer into one request, posts it, and asks for
+//! its status until it is done.
+
+mod beside;
+mod ratios;
+mod raw;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::BorrowedFd;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search};
+use kv_transfer::{Desc, Op, PeerId, Plane, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole, Time};
+use nixl_sys::NotificationMap;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::{Error, Moves};
+use raw::Raw;
+
+/// Tells the child its transport, the length of its region, and how to reach its parent.
+const PEER: &str = "KV_BENCH_NIXL_PEER";
+/// What parent and child call each other.
+const OTHER: PeerId = PeerId(1);
+
+/// To be called first in `main`. Says why there will be no figures.
+pub(crate) fn prepare() -> Option<Nixl> {
+    Nixl::load(&Search::default()).inspect_err(|error| println!("no NIXL figures: {error}")).ok()
+}
+
+pub(crate) fn is_peer() -> bool {
+    std::env::var_os(PEER).is_some()
+}
+
+/// All tables.
+pub(crate) fn tables(nixl: &Nixl, region: usize) -> Result<(), Error> {
+    let mut pair = Pair::start(nixl, region, Transport::Default)?;
+    ratios::large(&mut pair, region)?;
+    ratios::small(&mut pair, region)?;
+    beside::delays(&mut pair, region)?;
+    drop(pair);
+    let mut pair = Pair::start(nixl, region, Transport::Tcp)?;
+    ratios::small(&mut pair, region)
+}
+
+/// What UCX may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Transport {
+    /// Everything: between processes of one host, one copy by the kernel.
+    Default,
+    /// What is there between hosts without RDMA.
+    Tcp,
+}
+
+impl Transport {
+    /// The backend parameter of NIXL that says so.
+    fn params(self) -> Vec<(String, String)> {
+        match self {
+            Transport::Default => Vec::new(),
+            Transport::Tcp => vec![("engine_config".to_owned(), "TLS=tcp".to_owned())],
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Transport::Default => "all transports",
+            Transport::Tcp => "TCP",
+        }
+    }
+}
+
+/// The child: prints the metadata of both agents, and serves until its standard input ends.
+pub(crate) fn serve(nixl: &Nixl) -> Result<(), Error> {
+    let told = std::env::var(PEER)?;
+    let mut told = told.split(' ');
+    let mut next = || told.next().ok_or("the parent has told too little");
+    let transport = if next()? == "tcp" { Transport::Tcp } else { Transport::Default };
+    let region = next()?.parse()?;
+    let parent = bytes(next()?)?;
+    let mut ends = Ends::new(nixl, "raw-child", region, transport)?;
+    println!("{} {}", hex(&ends.plane.metadata()?), hex(&ends.raw.metadata()?));
+    std::io::stdout().flush()?;
+    ends.plane.connect(OTHER, &parent)?;
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    let mut notifications = NotificationMap::new()?;
+    let mut events = Vec::new();
+    loop {
+        ends.plane.poll(Time::ZERO, &mut events);
+        for event in events.drain(..) {
+            match event {
+                PlaneEvent::Frame(frame) => ends.plane.send(OTHER, beside::answer(&frame))?,
+                PlaneEvent::PeerGone { .. } => return Ok(()),
+                PlaneEvent::Posted { .. } => {}
+            }
+        }
+        ends.raw.receive(&mut notifications)?;
+        // Over TCP the target takes part, and plain code does not wake it.
+        if transport == Transport::Default {
+            sleep(&ends.plane)?;
+        }
+    }
+}
+
+/// Sleeps as the plane allows, as a worker does.
+fn sleep(plane: &NixlPlane) -> Result<(), Error> {
+    let (fds, at_most) = match plane.wait() {
+        PlaneWait::Now => return Ok(()),
+        PlaneWait::Readable(fds) => (fds, Duration::from_millis(100)),
+        PlaneWait::ReadableOrAfter(fds, at_most) => (fds, at_most),
+    };
+    // SAFETY: the plane has named them just now, and is not touched before the end of this function.
+    #[allow(unsafe_code)]
+    let fds: Vec<_> = fds.into_iter().map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect();
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    poll(&mut fds, Some(&Timespec::try_from(at_most)?))?;
+    Ok(())
+}
+
+/// Both agents of one process, over the same pool.
+struct Ends {
+    plane: NixlPlane,
+    raw: Raw,
+    pool: HostPool,
+}
+
+impl Ends {
+    fn new(nixl: &Nixl, name: &str, region: usize, transport: Transport) -> Result<Ends, Error> {
+        let pool = HostPool::new(region)?;
+        let config = NixlConfig { backend_params: transport.params(), ..NixlConfig::default() };
+        let mut plane = NixlPlane::new(nixl, config)?;
+        plane.add_pool(&pool)?;
+        plane.register(&Region::dram(RegionRole::Kv, pool.addr(), region as u64, 4096))?;
+        Ok(Ends { plane, raw: Raw::new(name, &pool, transport)?, pool })
+    }
+}
+
+/// This process and its child, connected both ways.
+struct Pair {
+    ends: Ends,
+    transport: Transport,
+    /// Where the child's pool is.
+    there: u64,
+    child: Child,
+    _stdin: Option<ChildStdin>,
+    next: u64,
+}
+
+impl Pair {
+    fn start(nixl: &Nixl, region: usize, transport: Transport) -> Result<Pair, Error> {
+        let mut ends = Ends::new(nixl, "raw-parent", region, transport)?;
+        let name = if transport == Transport::Tcp { "tcp" } else { "default" };
+        let mut child = Command::new(std::env::current_exe()?)
+            .env(PEER, format!("{name} {region} {}", hex(&ends.plane.metadata()?)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().ok_or("no output of the peer")?).read_line(&mut line)?;
+        let (plane, raw) = line.trim().split_once(' ').ok_or("no metadata from the peer")?;
+        let raw = bytes(raw)?;
+        ends.plane.connect(OTHER, &bytes(plane)?)?;
+        ends.raw.connect(&raw)?;
+        // The one registered section of NIXL's metadata: its address is the child's pool.
+        let there = address(&raw, region as u64).ok_or("the peer's metadata has no such section")?;
+        let stdin = child.stdin.take();
+        let mut pair = Pair { ends, transport, there, child, _stdin: stdin, next: 0 };
+        let first = Moves::random(64 << 10, 16, region);
+        pair.plane(Op::Write, first.descs())?;
+        pair.raw(Op::Write, first.descs())?;
+        Ok(pair)
+    }
+
+    fn raw(&self, op: Op, descs: &[Desc]) -> Result<(), Error> {
+        self.ends.raw.run(op, descs, self.ends.pool.addr(), self.there)
+    }
+
+    fn plane(&mut self, op: Op, descs: &[Desc]) -> Result<(), Error> {
+        self.post(op, descs.to_vec())?;
+        self.await_posts(1)
+    }
+
+    fn post(&mut self, op: Op, descs: Vec<Desc>) -> Result<PostId, Error> {
+        let id = PostId(self.next);
+        self.next += 1;
+        self.ends.plane.post(OTHER, Post { id, op, descs, notify: None })?;
+        Ok(id)
+    }
+
+    fn await_posts(&mut self, mut count: usize) -> Result<(), Error> {
+        let mut events = Vec::new();
+        while count > 0 {
+            self.ends.plane.poll(Time::ZERO, &mut events);
+            for event in events.drain(..) {
+                match event {
+                    PlaneEvent::Posted { result, .. } => {
+                        result?;
+                        count -= 1;
+                    }
+                    PlaneEvent::PeerGone { .. } => return Err("the peer is gone".into()),
+                    PlaneEvent::Frame(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The address before this length in NIXL's list of sections.
+fn address(metadata: &[u8], len: u64) -> Option<u64> {
+    let at = metadata.windows(8).rposition(|window| window == len.to_le_bytes())?;
+    let before = metadata.get(at.checked_sub(8)?..at)?;
+    Some(u64::from_le_bytes(before.try_into().ok()?))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes(hex: &str) -> Result<Vec<u8>, Error> {
+    let byte = |at| u8::from_str_radix(hex.get(at..at + 2).unwrap_or_default(), 16);
+    Ok((0..hex.len()).step_by(2).map(byte).collect::<Result<_, _>>()?)
+}

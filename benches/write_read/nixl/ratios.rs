@@ -1,0 +1,164 @@
+//! Our throughput over that of plain code, from pairs of measurements taken in turn.
+//!
+//! Beside the ratio of the clock times stands that of the processor times of the thread: on a busy
+//! machine it is the steadier one, and over shared memory, where the thread does the copy, it says
+//! the same.
+
+use std::time::Instant;
+
+use kv_transfer::{Desc, Op};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::Pair;
+use crate::{Error, Moves};
+
+/// What the pairs of one row are to take together, in seconds, and how many there are at least and
+/// at most.
+const ROW: f64 = 2.0;
+const ROUNDS: std::ops::RangeInclusive<usize> = 9..=101;
+
+/// Transfers of 32 MiB and of the whole region, by block size.
+pub(super) fn large(pair: &mut Pair, region: usize) -> Result<(), Error> {
+    println!("\nNIXL, {}: plane / plain nixl-sys, medians of pairs taken in turn", pair.transport.name());
+    println!("{:>15} {:>38} {:>38}", "", "WRITE", "READ");
+    let columns = format!("{:>14} {:>7} {:>15}", "GB/s", "ratio", "of CPU times");
+    println!("{:>15} {columns:>38} {columns:>38}", "blocks");
+    let mut lowest = f64::INFINITY;
+    for block in [16 << 10, 64 << 10, 256 << 10, 1 << 20] {
+        for total in [32 << 20, region] {
+            if total > region {
+                continue;
+            }
+            let moves = Moves::random(block, total / block, region);
+            print!("{:>6} x {:>4} K", total / block, block >> 10);
+            for op in [Op::Write, Op::Read] {
+                let times =
+                    compare(pair, |pair| pair.plane(op, moves.descs()), |pair| pair.raw(op, moves.descs()))?;
+                let rate = |seconds: f64| total as f64 / seconds / 1e9;
+                let rates = format!("{:.2} / {:.2}", rate(times.plane), rate(times.raw));
+                print!(" {rates:>14} {:>7.3} {:>15.3}", times.ratio, times.cpu_ratio);
+                lowest = lowest.min(times.ratio);
+            }
+            println!();
+        }
+    }
+    println!("lowest ratio: {lowest:.3}");
+    Ok(())
+}
+
+/// A thousand requests of one random page each, 32 layers of 8 KiB: as many descriptors as layers
+/// where the layers lie apart, one where a page lies together.
+pub(super) fn small(pair: &mut Pair, region: usize) -> Result<(), Error> {
+    let (layers, piece) = (32, 8 << 10);
+    let pages = region / (layers * piece);
+    let requests = pages.min(1000);
+    println!(
+        "\n{requests} requests of one page, {layers} layers of {} KiB; NIXL, {}",
+        piece >> 10,
+        pair.transport.name()
+    );
+    println!("{:>12} {:>14} {:>16} {:>7} {:>13}", "", "descriptors", "ms together", "ratio", "of CPU times");
+    let page = Moves::random(layers * piece, requests, region);
+    let layer_major: Vec<Vec<Desc>> = page
+        .descs()
+        .iter()
+        .map(|page| {
+            // The same pages, but the layers lie apart.
+            let at = |offset: u64, layer: usize| (layer * pages * piece) as u64 + offset / layers as u64;
+            let desc = |layer| Desc {
+                local_offset: at(page.local_offset, layer),
+                remote_offset: at(page.remote_offset, layer),
+                len: piece as u64,
+                ..*page
+            };
+            (0..layers).map(desc).collect()
+        })
+        .collect();
+    let page_major: Vec<Vec<Desc>> = page.descs().iter().map(|page| vec![*page]).collect();
+    let mut took = Vec::new();
+    for (layout, posts) in [("layer-major", &layer_major), ("page-major", &page_major)] {
+        let times = compare(
+            pair,
+            |pair| {
+                for descs in posts {
+                    pair.post(Op::Write, descs.clone())?;
+                }
+                pair.await_posts(posts.len())
+            },
+            |pair| posts.iter().try_for_each(|descs| pair.raw(Op::Write, descs)),
+        )?;
+        println!(
+            "{layout:>12} {:>14} {:>16} {:>7.3} {:>13.3}",
+            posts.iter().map(Vec::len).sum::<usize>(),
+            format!("{:.1} / {:.1}", times.plane * 1e3, times.raw * 1e3),
+            times.ratio,
+            times.cpu_ratio
+        );
+        took.push(times.plane);
+    }
+    if let [layer_major, page_major] = took[..] {
+        println!("page-major is {:.2} times as fast as layer-major", layer_major / page_major);
+    }
+    Ok(())
+}
+
+/// Medians of a comparison.
+struct Times {
+    plane: f64,
+    raw: f64,
+    /// Of the throughputs, plane over plain code.
+    ratio: f64,
+    cpu_ratio: f64,
+}
+
+/// Seconds of one measurement.
+#[derive(Clone, Copy)]
+struct Took {
+    clock: f64,
+    cpu: f64,
+}
+
+fn compare(
+    pair: &mut Pair,
+    mut plane: impl FnMut(&mut Pair) -> Result<(), Error>,
+    mut raw: impl FnMut(&mut Pair) -> Result<(), Error>,
+) -> Result<Times, Error> {
+    let mut rounds: Vec<(Took, Took)> = Vec::new();
+    // The first one warms up.
+    took(|| plane(pair))?;
+    took(|| raw(pair))?;
+    let begun = Instant::now();
+    while rounds.len() < *ROUNDS.start()
+        || (rounds.len() < *ROUNDS.end() && begun.elapsed().as_secs_f64() < ROW)
+    {
+        // Who comes first changes.
+        rounds.push(if rounds.len().is_multiple_of(2) {
+            let plane = took(|| plane(pair))?;
+            (plane, took(|| raw(pair))?)
+        } else {
+            let raw = took(|| raw(pair))?;
+            (took(|| plane(pair))?, raw)
+        });
+    }
+    let median = |value: &dyn Fn(&(Took, Took)) -> f64| {
+        let mut values: Vec<f64> = rounds.iter().map(value).collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    };
+    Ok(Times {
+        plane: median(&|(plane, _)| plane.clock),
+        raw: median(&|(_, raw)| raw.clock),
+        ratio: median(&|(plane, raw)| raw.clock / plane.clock),
+        cpu_ratio: median(&|(plane, raw)| raw.cpu / plane.cpu),
+    })
+}
+
+fn took(run: impl FnOnce() -> Result<(), Error>) -> Result<Took, Error> {
+    let cpu = || {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+    };
+    let (clock, before) = (Instant::now(), cpu());
+    run()?;
+    Ok(Took { clock: clock.elapsed().as_secs_f64(), cpu: cpu() - before })
+}

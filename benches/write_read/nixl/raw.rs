@@ -1,0 +1,92 @@
+//! Plain `nixl-sys` code: what our plane is measured against.
+
+use kv_transfer::nixl::HostPool;
+use kv_transfer::{Desc, Op};
+use nixl_sys::{
+    Agent, AgentConfig, MemType, MemoryRegion, NixlDescriptor, NotificationMap, OptArgs, RegistrationHandle,
+    XferDescList, XferOp, XferStatus,
+};
+
+use super::Transport;
+use crate::Error;
+
+/// An agent with one registered pool.
+pub(super) struct Raw {
+    agent: Agent,
+    args: OptArgs,
+    _registered: RegistrationHandle,
+}
+
+impl Raw {
+    pub(super) fn new(name: &str, pool: &HostPool, transport: Transport) -> Result<Raw, Error> {
+        let config = AgentConfig { enable_prog_thread: false, ..AgentConfig::default() };
+        let agent = Agent::new_configured(name, &config)?;
+        let (_, mut params) = agent.get_plugin_params("UCX")?;
+        for (name, value) in transport.params() {
+            params.set(&name, &value)?;
+        }
+        let backend = agent.create_backend("UCX", &params)?;
+        let mut args = OptArgs::new()?;
+        args.add_backend(&backend)?;
+        let registered = agent.register_memory(&Whole(pool.clone()), Some(&args))?;
+        Ok(Raw { agent, args, _registered: registered })
+    }
+
+    pub(super) fn metadata(&self) -> Result<Vec<u8>, Error> {
+        Ok(self.agent.get_local_md()?)
+    }
+
+    pub(super) fn connect(&self, metadata: &[u8]) -> Result<(), Error> {
+        self.agent.load_remote_md(metadata)?;
+        Ok(())
+    }
+
+    /// Makes progress.
+    pub(super) fn receive(&self, notifications: &mut NotificationMap) -> Result<(), Error> {
+        Ok(self.agent.get_notifications(notifications, None)?)
+    }
+
+    /// One request of all descriptors, from creation to its end.
+    pub(super) fn run(&self, op: Op, descs: &[Desc], here: u64, there: u64) -> Result<(), Error> {
+        let mut local = XferDescList::new(MemType::Dram)?;
+        let mut remote = XferDescList::new(MemType::Dram)?;
+        for desc in descs {
+            local.add_desc((here + desc.local_offset) as usize, desc.len as usize, 0);
+            remote.add_desc((there + desc.remote_offset) as usize, desc.len as usize, 0);
+        }
+        let op = match op {
+            Op::Write => XferOp::Write,
+            Op::Read => XferOp::Read,
+        };
+        let request = self.agent.create_xfer_req(op, &local, &remote, "raw-child", Some(&self.args))?;
+        if self.agent.post_xfer_req(&request, Some(&self.args))? {
+            while self.agent.get_xfer_status(&request)? == XferStatus::InProgress {}
+        }
+        Ok(())
+    }
+}
+
+/// A pool as `nixl-sys` wants it.
+#[derive(Debug)]
+struct Whole(HostPool);
+
+impl MemoryRegion for Whole {
+    #[allow(unsafe_code)]
+    unsafe fn as_ptr(&self) -> *const u8 {
+        self.0.addr() as *const u8
+    }
+
+    fn size(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl NixlDescriptor for Whole {
+    fn mem_type(&self) -> MemType {
+        MemType::Dram
+    }
+
+    fn device_id(&self) -> u64 {
+        0
+    }
+}
