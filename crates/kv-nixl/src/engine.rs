@@ -38,8 +38,6 @@ pub(crate) enum Started {
     Done,
     /// On its way.
     InFlight(XferRequest),
-    /// NIXL did not take it: nothing was touched.
-    Refused(CallError),
     /// It failed while it was started; parts of it may be on their way.
     Failed(XferRequest),
 }
@@ -151,43 +149,34 @@ impl Engine {
         Ok(())
     }
 
-    /// Creates and posts a request. All pieces are of the same kinds of memory.
-    pub(crate) fn start(
+    /// Creates a request. All pieces are of the same kinds of memory. Nothing is touched yet.
+    pub(crate) fn create(
         &self,
         (op, local, remote): (Op, MemoryKind, MemoryKind),
         pieces: &[Piece],
         name: &str,
-    ) -> Started {
+    ) -> Result<XferRequest, CallError> {
         let op = match op {
             Op::Write => XferOp::Write,
             Op::Read => XferOp::Read,
         };
-        let request = match self.create(op, (local, remote), pieces, name) {
-            Ok(request) => request,
-            Err(error) => return Started::Refused(error),
-        };
+        let mut here = XferDescList::new(mem_type(local)).map_err(call("create_xfer_dlist"))?;
+        let mut there = XferDescList::new(mem_type(remote)).map_err(call("create_xfer_dlist"))?;
+        for piece in pieces {
+            here.add_desc(piece.local.0 as usize, piece.len as usize, piece.local.1);
+            there.add_desc(piece.remote.0 as usize, piece.len as usize, piece.remote.1);
+        }
+        let created = self.agent.create_xfer_req(op, &here, &there, name, Some(&self.args));
+        created.map_err(call("create_xfer_req"))
+    }
+
+    /// Starts a request.
+    pub(crate) fn start(&self, request: XferRequest) -> Started {
         match self.agent.post_xfer_req(&request, Some(&self.args)) {
             Ok(false) => Started::Done,
             Ok(true) => Started::InFlight(request),
             Err(_) => Started::Failed(request),
         }
-    }
-
-    fn create(
-        &self,
-        op: XferOp,
-        kinds: (MemoryKind, MemoryKind),
-        pieces: &[Piece],
-        name: &str,
-    ) -> Result<XferRequest, CallError> {
-        let mut local = XferDescList::new(mem_type(kinds.0)).map_err(call("create_xfer_dlist"))?;
-        let mut remote = XferDescList::new(mem_type(kinds.1)).map_err(call("create_xfer_dlist"))?;
-        for piece in pieces {
-            local.add_desc(piece.local.0 as usize, piece.len as usize, piece.local.1);
-            remote.add_desc(piece.remote.0 as usize, piece.len as usize, piece.remote.1);
-        }
-        let created = self.agent.create_xfer_req(op, &local, &remote, name, Some(&self.args));
-        created.map_err(call("create_xfer_req"))
     }
 
     /// Makes progress, and says how a request does.

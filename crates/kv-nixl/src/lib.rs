@@ -59,6 +59,7 @@ mod plane;
 mod pool;
 mod remote;
 mod requests;
+mod slices;
 mod speed;
 mod traffic;
 mod transfer;

@@ -355,7 +355,7 @@ impl Plane for NixlPlane {
     fn cancel(&mut self, post: PostId) {
         let Some(transfer) = self.transfers.get_mut(&post) else { return };
         // What is on its way cannot be stopped: the post ends when that has ended.
-        transfer.stopped.get_or_insert(PlaneError::Cancelled);
+        transfer.stop(PlaneError::Cancelled);
         if transfer.in_flight == 0 {
             if let Some(remote) = self.remotes.get_mut(&transfer.remote) {
                 remote.parked.retain(|parked| *parked != post);

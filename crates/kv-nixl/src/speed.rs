@@ -7,6 +7,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Smallest request that a long post is cut into, where its price is still a small part.
 const SMALLEST: u64 = 256 << 10;
 /// Before anything is known: a millisecond at 1 GB/s.
@@ -30,7 +32,7 @@ pub(crate) struct Speed {
     most: u64,
     /// What a slice should have weighed by the last requests.
     proposals: [u64; REMEMBERED],
-    measured: usize,
+    count: usize,
     slice: u64,
     /// When the last request ended: one that waited for it began only then.
     ended: Option<Instant>,
@@ -40,7 +42,12 @@ impl Speed {
     /// Slices of about `time`, that weigh at most `most`.
     pub(crate) fn new(time: Duration, most: u64) -> Speed {
         let slice = FIRST.min(most);
-        Speed { time, most, proposals: [slice; REMEMBERED], measured: 0, slice, ended: None }
+        Speed { time, most, proposals: [slice; REMEMBERED], count: 0, slice, ended: None }
+    }
+
+    /// True if requests have shown it.
+    pub(crate) fn is_known(&self) -> bool {
+        self.count >= REMEMBERED
     }
 
     /// What a slice weighs now.
@@ -57,22 +64,56 @@ impl Speed {
     pub(crate) fn ended(&mut self, weight: u64, started: Instant, now: Instant) {
         let began = self.ended.map_or(started, |ended| ended.max(started));
         self.ended = Some(now);
+        self.measured(weight, now.saturating_duration_since(began));
+    }
+
+    /// A request of this weight took so long.
+    pub(crate) fn measured(&mut self, weight: u64, took: Duration) {
         if weight < self.slice / TELLING {
             return;
         }
-        let took = now.saturating_duration_since(began).as_nanos().max(1);
+        let took = took.as_nanos().max(1);
         let fitting = u128::from(weight) * self.time.as_nanos() / took;
         let fitting = u64::try_from(fitting).unwrap_or(u64::MAX).min(weight.saturating_mul(GROWTH));
-        let at = self.measured % REMEMBERED;
+        let at = self.count % REMEMBERED;
         if let Some(proposal) = self.proposals.get_mut(at) {
             *proposal = fitting.clamp(SMALLEST.min(self.most), self.most);
         }
-        self.measured = self.measured.wrapping_add(1).max(1);
+        self.count = self.count.wrapping_add(1).max(1);
         let mut known = self.proposals;
-        let known = known.get_mut(..self.measured.min(REMEMBERED)).unwrap_or_default();
+        let known = known.get_mut(..self.count.min(REMEMBERED)).unwrap_or_default();
         known.sort_unstable();
         self.slice = known.get(known.len() * 3 / 4).copied().unwrap_or(self.slice);
     }
+}
+
+/// Measures a call that copies on this thread.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stopwatch {
+    clock: Instant,
+    cpu: Duration,
+}
+
+impl Stopwatch {
+    pub(crate) fn start() -> Stopwatch {
+        Stopwatch { clock: Instant::now(), cpu: cpu() }
+    }
+
+    pub(crate) fn started(&self) -> Instant {
+        self.clock
+    }
+
+    /// How long the call took, without the time in which the system let others run: shorter calls
+    /// would not make that shorter. A call that mostly slept was no copy of this thread's.
+    pub(crate) fn took(&self) -> Duration {
+        let (clock, cpu) = (self.clock.elapsed(), cpu().saturating_sub(self.cpu));
+        if cpu < clock / 8 { clock } else { cpu }
+    }
+}
+
+/// Processor time of this thread.
+fn cpu() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 #[cfg(test)]

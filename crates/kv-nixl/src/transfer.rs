@@ -1,9 +1,12 @@
 //! One post on its way: cut into requests, so that many posts can share one thread and one link.
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 use kv_core::{Desc, MemoryKind, Op, PeerId, PlaneError, Post};
+use nixl_sys::XferRequest;
 
-use crate::engine::Piece;
+use crate::engine::{CallError, Piece};
 use crate::ffi::Memory;
 use crate::metadata::Place;
 use crate::remote::RemoteId;
@@ -13,7 +16,6 @@ use crate::remote::RemoteId;
 pub(crate) const DESC_COST: u64 = 8 << 10;
 
 /// A post that was accepted and has not ended.
-#[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) remote: RemoteId,
     pub(crate) peer: PeerId,
@@ -22,11 +24,22 @@ pub(crate) struct Transfer {
     pub(crate) in_flight: u32,
     /// Why nothing more of it is sent.
     pub(crate) stopped: Option<PlaneError>,
+    /// Requests of its next slices, made and not started.
+    pub(crate) ready: VecDeque<Made>,
     pub(crate) op: Op,
     descs: Vec<Desc>,
     /// Next descriptor, and how much of it is cut off.
     next: usize,
     done: u64,
+}
+
+/// A request that was made, or could not be.
+pub(crate) struct Made {
+    pub(crate) request: Result<XferRequest, CallError>,
+    pub(crate) descriptors: u64,
+    pub(crate) bytes: u64,
+    /// Bytes, and what the descriptors cost.
+    pub(crate) weight: u64,
 }
 
 /// What goes into one request: a part of a post, or several short posts.
@@ -56,6 +69,7 @@ impl Transfer {
             notify: post.notify,
             in_flight: 0,
             stopped: None,
+            ready: VecDeque::new(),
             op: post.op,
             descs: post.descs,
             next: 0,
@@ -63,7 +77,7 @@ impl Transfer {
         }
     }
 
-    /// True if what is left counts at most this much.
+    /// True if what is left to cut off weighs at most this much.
     pub(crate) fn is_shorter_than(&self, most: u64) -> bool {
         let rest = self.descs.get(self.next..).unwrap_or_default();
         // Long posts need not be summed up to their end.
@@ -76,7 +90,13 @@ impl Transfer {
 
     /// True if there is something left to cut off.
     pub(crate) fn has_more(&self) -> bool {
-        self.stopped.is_none() && self.next < self.descs.len()
+        self.stopped.is_none() && (self.next < self.descs.len() || !self.ready.is_empty())
+    }
+
+    /// Sends nothing more, for this reason if there is none yet.
+    pub(crate) fn stop(&mut self, error: PlaneError) {
+        self.stopped.get_or_insert(error);
+        self.ready.clear();
     }
 
     /// Cuts off a part, and adds it to a batch until that weighs about `most`. Adds nothing if the
