@@ -14,7 +14,7 @@ pub struct Flight {
     pub peer: PeerId,
     /// Which way the bytes go.
     pub op: Op,
-    /// The other side: into whose memory, or out of it.
+    /// Into, or from, whose memory.
     pub target: LifeId,
     /// Its number within its node.
     pub post: PostId,
@@ -46,18 +46,18 @@ impl Flight {
 /// What moves at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
-    /// Region at the poster.
+    /// Region of the poster.
     pub local_region: u32,
     /// Offset there.
     pub local_offset: u64,
-    /// Region at the other side.
+    /// Region of the target.
     pub remote_region: u32,
     /// Offset there.
     pub remote_offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Who held the poster's when the post was made.
+    /// Who held the poster's side when the post was made.
     pub local_hold: HoldId,
-    /// Who held the other side's when the post was made.
+    /// Who held the target's side when the post was made.
     pub remote_hold: HoldId,
 }

@@ -39,6 +39,8 @@ pub struct Leg {
     pub num_pages: usize,
     /// Whether it gives an aux row.
     pub wants_aux: bool,
+    /// Its pages are read, not written.
+    pub pulls: bool,
     /// How many receivers a sender expects.
     pub receivers: u32,
     /// The content a sender writes.

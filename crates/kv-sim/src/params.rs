@@ -168,6 +168,12 @@ pub struct SchedParams {
     pub retry: u32,
     /// Requests with two receivers.
     pub two_receivers: u32,
+    /// Requests whose pages are read, not written.
+    pub pull: u32,
+    /// Senders that take either.
+    pub auto: u32,
+    /// Pulling receivers that are given a reference to their sender.
+    pub referenced: u32,
     /// Sessions with a deadline of their own.
     pub own_deadline: u32,
     /// Ordinary pause between two actions.
@@ -197,6 +203,9 @@ impl Params {
         let limits = draw_limits(rng, tiny);
         let fault_span = rng.between(50 * MS, 800 * MS);
         let small = [8, 16, 24, 32, 48];
+        let sched = draw_sched(rng, lossless);
+        // Leases are good for clocks that differ by a thirty-second part.
+        let wild = if sched.pull > 0 { 15_000 } else { 150_000 };
         let params = Params {
             drizzle: false,
             seed,
@@ -217,13 +226,13 @@ impl Params {
             max_sge: rng.pick(&[1, 2, 4, 64]),
             fault_span,
             lossless,
-            drift_ppm: rng.pick(&[0, 100, 10_000, 150_000]),
+            drift_ppm: rng.pick(&[0, 100, 10_000, wild]),
             lateness: rng.pick(&[0, 50 * US, MS]),
             net: draw_net(rng, lossless, &timing),
             dma: draw_dma(rng, lossless, &timing),
             lookup: draw_lookup(rng, lossless),
             chaos: if lossless { ChaosParams::default() } else { draw_chaos(rng) },
-            sched: draw_sched(rng, lossless),
+            sched,
         };
         if lossless || tiny || rng.chance(750) { params } else { params.drizzle(rng) }
     }
@@ -251,11 +260,15 @@ impl Params {
         };
         self.dma = DmaParams { error: 0, refuse: 0, connect_fail: 0, time_max: 50 * MS, ..self.dma };
         self.chaos = ChaosParams::default();
-        let SchedParams { early_init, request_ids, two_receivers, pause, .. } = self.sched;
+        let SchedParams { early_init, request_ids, two_receivers, pause, pull, auto, referenced, .. } =
+            self.sched;
         self.sched = SchedParams {
             early_init,
             request_ids,
             two_receivers,
+            pull,
+            auto,
+            referenced,
             pause,
             pause_max: 50 * MS,
             ..Default::default()
@@ -402,6 +415,9 @@ fn draw_sched(rng: &mut Rng, lossless: bool) -> SchedParams {
         request_ids: rng.pick(&[0, 500, 1000]),
         retry: if lossless { 0 } else { rng.pick(&[0, 300, 1000]) },
         two_receivers: rng.pick(&[0, 100, 500]),
+        pull: rng.pick(&[0, 500, 1000]),
+        auto: rng.pick(&[0, 0, 300]),
+        referenced: rng.pick(&[0, 500, 1000]),
         own_deadline: rng.pick(&[0, 100, 500]),
         pause: rng.between(10 * US, 5 * MS),
         pause_max: rng.pick(&[5 * MS, 50 * MS, 300 * MS]),

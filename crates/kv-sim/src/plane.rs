@@ -202,9 +202,6 @@ impl World {
     /// Cuts descriptors where items end on either side.
     fn pieces(&self, life: LifeId, target: LifeId, post: &Post) -> Result<Vec<Piece>, &'static str> {
         let (local, remote) = (&self.memories[life], &self.memories[target]);
-        if post.op != Op::Write && self.hosts[life].node.is_some() {
-            return Err("a read in a push session");
-        }
         if post.descs.is_empty() {
             return Err("no descriptors");
         }
@@ -335,10 +332,10 @@ impl World {
 
     fn move_piece(&mut self, flight: usize, piece: Piece) {
         let known = &self.flights[flight];
-        if known.op == Op::Read {
-            return self.fetch_piece(flight, piece);
-        }
         let (life, target, moved) = (known.life, known.target, known.moved);
+        if known.op == Op::Read {
+            return self.read_piece(flight, piece);
+        }
         if self.ledger.lives[life].alive {
             let holder = self.memories[life].holder(piece.local_region, piece.local_offset);
             self.tell(&Fact::Read { flight, piece, holder });
@@ -364,17 +361,26 @@ impl World {
         self.counters.bytes_moved += piece.len;
     }
 
-    /// A piece of a READ: the dead neither give nor take.
-    fn fetch_piece(&mut self, flight: usize, piece: Piece) {
+    /// A piece comes from the target, whose scheduler may have used the page for something else
+    /// meanwhile: nothing but the lease protects it.
+    fn read_piece(&mut self, flight: usize, piece: Piece) {
         let known = &self.flights[flight];
-        let (life, target) = (known.life, known.target);
-        if !self.ledger.lives[life].alive || !self.ledger.lives[target].alive {
+        let (life, target, moved) = (known.life, known.target, known.moved);
+        let alive = |life: LifeId| self.ledger.lives[life].alive;
+        if !alive(life) || !alive(target) || self.planted == Some(Planted::LostPiece) && moved % 3 == 1 {
             return;
         }
         let source = self.memories[target].piece(piece.remote_region, piece.remote_offset, piece.len);
         let Some(bytes) = source.map(<[u8]>::to_vec) else { return };
+        let holder = self.memories[target].holder(piece.remote_region, piece.remote_offset);
+        self.counters.torn_reads += u64::from(holder != piece.remote_hold);
+        if self.hosts[life].node.is_some() {
+            let holder = self.memories[life].holder(piece.local_region, piece.local_offset);
+            self.tell(&Fact::Written { flight, piece, life, holder });
+        }
         self.memories[life].overwrite(piece.local_region, piece.local_offset, &bytes);
         self.counters.bytes_moved += piece.len;
+        self.counters.bytes_read += piece.len;
     }
 
     pub(crate) fn land(&mut self, flight: usize) {
@@ -465,6 +471,12 @@ fn name_of(bytes: &[u8]) -> &'static str {
         Some(11) => "frame: Finish",
         Some(12) => "frame: Ping",
         Some(13) => "frame: Pong",
+        Some(14) => "frame: Claim",
+        Some(15) => "frame: Granted",
+        Some(16) => "frame: Heartbeat",
+        Some(17) => "frame: HeartbeatAck",
+        Some(18) => "frame: Release",
+        Some(19) => "frame: Released",
         _ => "frame: other",
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Limits, NodeGauges, Output};
-use kv_core::wire::{AbortAck, Body, Failed, Frame, Link};
+use kv_core::wire::{AbortAck, Body, Failed, Frame, Heartbeat, HeartbeatAck, Link};
 use kv_core::{Cause, KvPoll, PageList, Pages, SessionId, Time};
 
 use crate::calendar::Event;
@@ -47,6 +47,12 @@ planted! {
     NotifyEarly: success_means_right_bytes,
     /// Some pieces of a post are never written.
     LostPiece: success_means_right_bytes,
+    /// Leases are told four times as long as they are.
+    LeaseInflated: success_means_right_bytes,
+    /// Heartbeats are acknowledged by somebody who does not look.
+    HeartbeatForged: success_means_right_bytes,
+    /// Clocks differ in rate by a third.
+    ClocksBeyondMargin: success_means_right_bytes,
     /// A post is reported over while its pieces still move.
     EndBeforeQuiet: pages_quiet_when_released,
     /// Pages come back with the failure, not with the quiet.
@@ -142,6 +148,17 @@ impl Planted {
                 (params.net.tail, params.net.duplicate) = (600, 600);
                 params.net.delay_max = 500_000_000;
                 params.timing.session_deadline = std::time::Duration::from_secs(2);
+            }
+            Planted::LeaseInflated | Planted::HeartbeatForged | Planted::ClocksBeyondMargin => {
+                (params.lossless, params.drizzle) = (false, false);
+                params.sched.pull = 1000;
+                params.requests = 12;
+                params.timing.kv_lease_duration = Duration::from_millis(30);
+                (params.dma.slow, params.dma.time_max) = (600, 200_000_000);
+                params.net.drop = params.net.drop.max(150);
+                if self == Planted::ClocksBeyondMargin {
+                    params.drift_ppm = 300_000;
+                }
             }
             Planted::HealedInName => {
                 params.net.drop = 950;
@@ -257,10 +274,31 @@ impl World {
                 let first = self.sabotage.registered.insert((from, frame.link.0, register.attempt.0));
                 first.then_some(bytes)
             }
+            (Planted::NothingRepeated, Body::Claim(claim)) => {
+                let first = self.sabotage.registered.insert((from, frame.link.0, claim.attempt.0));
+                first.then_some(bytes)
+            }
             (Planted::NothingRepeated, Body::Ping(_)) => None,
             (Planted::QuietLie, Body::Failed(failed)) => {
                 let body = Body::Failed(Failed { quiet: true, ..failed });
                 Frame { link: frame.link, body }.encode().ok()
+            }
+            (Planted::LeaseInflated, Body::Granted(mut granted)) => {
+                granted.lease_ms *= 4;
+                Frame { link: frame.link, body: Body::Granted(granted) }.encode().ok()
+            }
+            (Planted::LeaseInflated, Body::HeartbeatAck(mut ack)) => {
+                ack.lease_ms *= 4;
+                Frame { link: frame.link, body: Body::HeartbeatAck(ack) }.encode().ok()
+            }
+            (Planted::HeartbeatForged, Body::Heartbeat(heartbeat)) => {
+                if let Some(&link) = self.sabotage.links.get(&(from, to)) {
+                    let Heartbeat { beat, attempts, .. } = heartbeat;
+                    let body = Body::HeartbeatAck(HeartbeatAck { beat, lease_ms: 20, attempts });
+                    let bytes = Frame { link, body }.encode().ok()?;
+                    self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, bytes });
+                }
+                Some(bytes)
             }
             (Planted::AckBeforeQuiet, Body::Abort(abort)) => {
                 if let Some(&link) = self.sabotage.links.get(&(from, to)) {

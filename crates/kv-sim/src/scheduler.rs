@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input};
-use kv_core::{AuxIndex, KvPoll, PageList, Pages, SessionId, SessionOptions};
+use kv_core::{AuxIndex, GrantRef, KvPoll, Lease, PageList, Pages, SessionId, SessionOptions, TransferMode};
 
 use crate::calendar::{Act, Check, Event};
 use crate::clock::MS;
@@ -28,6 +28,10 @@ pub(crate) struct Request {
     pub(crate) disagree: bool,
     pub(crate) retry: bool,
     pub(crate) must_succeed: bool,
+    /// Its pages are read.
+    pub(crate) pulls: bool,
+    /// What its senders accept.
+    pub(crate) accepts: TransferMode,
 }
 
 /// What the scheduler of one half still means to do.
@@ -38,6 +42,7 @@ pub(crate) struct Plan {
     pub(crate) deadline: Option<Duration>,
     pub(crate) replica: Option<u32>,
     pub(crate) early_init: bool,
+    pub(crate) lease: Option<Lease>,
 }
 
 impl World {
@@ -93,20 +98,35 @@ impl World {
         self.watch_failed_counterparts(leg);
         let command = match side {
             Side::Sender => {
-                let options = Box::new(SessionOptions { deadline, ..SessionOptions::default() });
+                let (mode, lease) =
+                    (Some(self.requests[self.ledger.legs[leg].request].accepts), self.plans[leg].lease);
+                let options = Box::new(SessionOptions { deadline, mode, lease, ..SessionOptions::default() });
                 Command::OpenSender { session, room, receivers, options }
             }
             Side::Receiver => {
                 let (bootstrap_addr, prefill_dp_rank) = (self.params.addr(server), self.plans[leg].replica);
+                let pulls = self.ledger.legs[leg].pulls;
+                let mode = Some(if pulls { TransferMode::Pull } else { TransferMode::Push });
+                let grant = self.reference(leg).filter(|_| pulls);
                 let options =
-                    Box::new(SessionOptions { deadline, prefill_dp_rank, ..SessionOptions::default() });
-                Command::OpenReceiver { session, room, bootstrap_addr, options }
+                    SessionOptions { deadline, prefill_dp_rank, mode, grant, ..SessionOptions::default() };
+                Command::OpenReceiver { session, room, bootstrap_addr, options: Box::new(options) }
             }
         };
         self.feed(life, "open", Input::Command(command));
         if side == Side::Sender || self.plans[leg].early_init {
             self.act_later(leg, Act::Init { tries: 0 });
         }
+    }
+
+    /// What the router carried from the sender's side, if it came that way.
+    fn reference(&mut self, leg: LegId) -> Option<GrantRef> {
+        let chance = self.params.sched.referenced;
+        let sender = self.ledger.counterparts(leg).find(|&other| self.ledger.legs[other].life.is_some())?;
+        let known = &self.ledger.legs[sender];
+        let (life, nonce) = (known.life?, known.session);
+        let incarnation = self.hosts[life].incarnation;
+        self.rng.chance(chance).then_some(GrantRef { incarnation, nonce, pages: None })
     }
 
     pub(crate) fn act_later(&mut self, leg: LegId, act: Act) {

@@ -141,6 +141,12 @@ counters! {
     ambiguous: "cover: opened while the same base was open",
     /// Requests with two receivers.
     two_receivers: "cover: requests with two receivers",
+    /// Requests whose pages are read.
+    pulled: "cover: requests that are pulled",
+    /// Bytes that were read, not written.
+    bytes_read: "cover: bytes read",
+    /// Pieces read from pages that were given away meanwhile.
+    torn_reads: "cover: pieces read from pages that were given away",
     /// Requests without a second half.
     one_sided: "cover: requests with one half only",
     /// Requests whose halves disagree.
@@ -179,6 +185,8 @@ pub fn cause_name(cause: &Cause) -> &'static str {
         Cause::BadAux { .. } => "bad aux",
         Cause::AuxOneSided { .. } => "aux one-sided",
         Cause::Post(_) => "post",
+        Cause::LeaseExpired => "lease expired",
+        Cause::StaleGrant { .. } => "stale grant",
         Cause::Protocol(_) => "protocol",
         _ => "other",
     }
@@ -198,6 +206,10 @@ fn peer_cause_name(cause: &PeerCause) -> &'static str {
         PeerCause::OutOfRange => "by peer: out of range",
         PeerCause::Overloaded => "by peer: overloaded",
         PeerCause::Unknown => "by peer: unknown",
+        PeerCause::LeaseExpired => "by peer: lease expired",
+        PeerCause::UnknownGrant { .. } => "by peer: unknown grant",
+        PeerCause::GrantConsumed { .. } => "by peer: grant consumed",
+        PeerCause::Mode { .. } => "by peer: mode",
         PeerCause::Protocol => "by peer: protocol",
         PeerCause::Internal => "by peer: internal",
         _ => "by peer: other",

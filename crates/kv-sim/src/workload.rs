@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_core::{KvPoll, Room, SessionId, Time};
+use kv_core::{KvPoll, Lease, Room, SessionId, Time, TransferMode};
 
 use crate::calendar::{Act, Check, Event};
 use crate::clock::{MS, SEC};
@@ -95,7 +95,14 @@ impl World {
             _ => 1 + self.rng.index(smallest.min(10)),
         };
         let wants_aux = self.params.aux_rows > 0 && self.rng.chance(700);
+        let pulls = self.rng.chance(self.params.sched.pull);
+        let accepts = match (self.rng.chance(self.params.sched.auto), pulls) {
+            (true, _) => TransferMode::Auto,
+            (false, true) => TransferMode::Pull,
+            (false, false) => TransferMode::Push,
+        };
         self.counters.requests += 1;
+        self.counters.pulled += u64::from(pulls);
         self.requests.push(Request {
             number,
             by_id,
@@ -106,6 +113,8 @@ impl World {
             disagree: false,
             retry: false,
             must_succeed: false,
+            pulls,
+            accepts,
         });
         self.requests.len() - 1
     }
@@ -179,6 +188,11 @@ impl World {
                 num_pages += 1;
             }
         }
+        if drawn.pulls && side == Side::Receiver && self.rng.chance(300) {
+            // The first pages are in its prefix cache; maybe all of them.
+            num_pages = self.rng.index(num_pages + 1);
+            wants_aux &= self.rng.chance(500);
+        }
         num_pages = num_pages.min(self.params.num_pages[slot] as usize);
         let leg = self.ledger.legs.len();
         let chunks = self.cut(num_pages);
@@ -189,7 +203,13 @@ impl World {
         let named = drawn.by_id || self.rng.chance(300);
         let replica = (self.params.topology == Topology::DataParallel && named).then_some(server as u32);
         let early_init = self.rng.chance(sched.early_init);
-        self.plans.push(Plan { chunks, deadline, replica, early_init });
+        let lease = match (drawn.must_succeed, self.rng.below(8)) {
+            // Long enough for whatever may happen to it.
+            (true, _) => Some(Lease::Renewable(Duration::from_secs(60))),
+            (false, 0) => Some(Lease::Fixed(Duration::from_nanos(self.rng.between(MS, SEC)))),
+            _ => None,
+        };
+        self.plans.push(Plan { chunks, deadline, replica, early_init, lease });
         self.ledger.legs.push(Leg {
             request,
             side,
@@ -198,6 +218,7 @@ impl World {
             room,
             num_pages,
             wants_aux,
+            pulls: drawn.pulls,
             receivers,
             key: self.rng.bits(),
             must_succeed: drawn.must_succeed,

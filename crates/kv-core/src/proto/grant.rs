@@ -13,7 +13,9 @@
 //! What makes this safe: a reader reports success only if it knows, from an answer to something it
 //! sent *before*, that the lease had not run out when its last read ended. So pages that a grant
 //! has named stay as they are until their reader says that it is done, or until the last lease
-//! that it may know of is over. Nothing else frees them, a failure of the session included.
+//! that it may know of is over. Nothing else frees them, a failure of the session included; nor does
+//! the plane's word that the peer is gone, for that is about this side's connection: the peer may
+//! live, and go on reading through its own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -277,11 +279,11 @@ impl Node {
         }
     }
 
-    /// From `quiet_at` on it is certain that a reader of a failed session will not report success.
-    pub(super) fn reader_is_quiet_at(&mut self, session: SessionId, index: usize, quiet_at: Time) {
+    /// A reader of a failed session has failed too: its lease need not run out.
+    pub(super) fn reader_has_failed(&mut self, session: SessionId, index: usize) {
+        let now = self.now;
         let Some(target) = self.target_mut(session, index) else { return };
-        let Some(fence) = target.fence else { return };
-        target.fence = Some(fence.min(quiet_at));
+        target.fence = target.fence.map(|fence| fence.min(now));
         self.on_lease(session);
     }
 

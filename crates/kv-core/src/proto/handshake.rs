@@ -62,6 +62,7 @@ impl Node {
         self.peers.remove(peer);
         self.directory.forget(peer);
         self.timers.cancel(Timer::Peer(peer));
+        self.timers.cancel(Timer::Heartbeat(peer));
         self.output(Output::Disconnect { peer });
     }
 
@@ -178,9 +179,9 @@ impl Node {
             Some(theirs) if hello.link.sequence() < theirs.sequence() => false,
             Some(theirs) if hello.link != theirs => {
                 // The peer has lost its side of the conversation: a new one begins. Frames of the
-                // old one must not reach it. It had no reads in flight, or has failed their sessions.
+                // old one must not reach it. Whatever read from here has failed there.
                 self.fail_peer_sessions(id, Cause::PeerRestarted, None);
-                self.readers_are_quiet_at(id, self.now);
+                self.readers_have_failed(id);
                 if self.peers.get(id).is_some_and(|peer| peer.posts > 0) {
                     return false;
                 }
@@ -400,9 +401,8 @@ impl Node {
         self.forget_peer(id);
     }
 
-    /// From `quiet_at` on none of the peer's reads that are under way now will be reported as a
-    /// success. Their sessions have failed.
-    fn readers_are_quiet_at(&mut self, id: PeerId, quiet_at: Time) {
+    /// The peer has failed all its sessions that read from here: their leases are worth nothing.
+    fn readers_have_failed(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(id) else { return };
         let readers = peer.incoming.values().filter_map(|incoming| match incoming {
             &Incoming::Reading { session, target, .. } => Some((session, target)),
@@ -410,7 +410,7 @@ impl Node {
         });
         let readers: Vec<(SessionId, usize)> = readers.collect();
         for (session, target) in readers {
-            self.reader_is_quiet_at(session, target, quiet_at);
+            self.reader_has_failed(session, target);
         }
     }
 
@@ -435,9 +435,6 @@ impl Node {
         }
         for session in senders {
             self.fail_sender(session, cause.clone());
-        }
-        if let Some(quiet_at) = quiet_at {
-            self.readers_are_quiet_at(id, quiet_at);
         }
         for session in receivers {
             self.fail_receiver(session, cause.clone());

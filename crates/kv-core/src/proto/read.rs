@@ -147,6 +147,16 @@ impl Node {
         self.timers.arm(Timer::Heartbeat(id), self.now + interval);
     }
 
+    /// Without an open attempt there is nothing to keep alive.
+    pub(super) fn stop_beating_if_idle(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(id)
+            && peer.outgoing.is_empty()
+            && peer.heart.interval.take().is_some()
+        {
+            self.timers.cancel(Timer::Heartbeat(id));
+        }
+    }
+
     pub(super) fn on_heartbeat_due(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.heart.interval = None;

@@ -586,6 +586,9 @@ impl Node {
         self.timers.cancel(Timer::Deadline(session));
         self.timers.cancel(Timer::Repeat(session));
         let Some(receiver) = self.receivers.remove(&session) else { return };
+        for source in &receiver.sources {
+            self.stop_beating_if_idle(source.peer);
+        }
         if let Some((pages, _)) = receiver.given {
             self.output(Output::Release { session, pages });
         }

@@ -85,6 +85,7 @@ fn within_limits(view: &View<'_>, life: LifeId, gauges: &NodeGauges) -> Verdict 
         ("incoming attempts", gauges.incoming, limits.max_peers.saturating_mul(limits.max_attempts as usize)),
         ("sessions", gauges.senders + gauges.receivers, sessions),
         ("lookups", gauges.lookups, record.open_sessions),
+        ("ended grants", gauges.ended_grants, limits.max_ended_grants),
         ("timers", gauges.timers, timers),
     ] {
         if got > max {

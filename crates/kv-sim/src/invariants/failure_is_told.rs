@@ -6,6 +6,7 @@ use kv_core::KvPoll;
 use super::{Invariant, Verdict};
 use crate::calendar::Check;
 use crate::fact::{Fact, View};
+use crate::flight::Piece;
 use crate::ledger::{Leg, LegId, LifeId, Side, Slot};
 
 #[derive(Default)]
@@ -53,7 +54,8 @@ fn cut_off(view: &View<'_>, life: LifeId, from: Slot) -> Verdict {
 fn was_served(view: &View<'_>, receiver: LegId) -> bool {
     let held = |hold: u32| hold != 0 && view.ledger.holds[hold as usize].leg == receiver;
     let moved = view.flights.iter().flat_map(|flight| &flight.pieces[..flight.moved]);
-    let got: u64 = moved.filter(|piece| held(piece.remote_hold)).map(|piece| piece.len).sum();
+    let into = |piece: &&Piece| held(piece.remote_hold) || held(piece.local_hold);
+    let got: u64 = moved.filter(into).map(|piece| piece.len).sum();
     let known = &view.ledger.legs[receiver];
     let items = known.num_pages * view.params.kv_regions + usize::from(known.wants_aux);
     known.side == Side::Receiver && got >= (items * view.params.item_len) as u64

@@ -31,6 +31,8 @@ impl Invariant for IdleIsQuiet {
                         ("posts", gauges.posts),
                         ("lookups", gauges.lookups),
                         ("timers", gauges.timers),
+                        ("leased pages", gauges.pages_leased),
+                        ("releases", if gentle { gauges.releasing } else { 0 }),
                     ];
                     if let Some((what, count)) = kept.into_iter().find(|&(_, count)| count > 0) {
                         return Err(format!("life {life} keeps {count} {what} when all is still"));
@@ -49,8 +51,11 @@ impl Invariant for IdleIsQuiet {
 /// True if even what is remembered for a while after the last session is forgotten by now.
 fn is_long_idle(view: &View<'_>) -> bool {
     let timing = &view.params.timing;
-    let memory =
-        timing.failed_room_ttl + timing.peer_timeout * 3 + timing.retry_max * 4 + timing.session_deadline;
+    let memory = timing.kv_lease_duration
+        + timing.failed_room_ttl
+        + timing.peer_timeout * 3
+        + timing.retry_max * 4
+        + timing.session_deadline;
     let since = view.ledger.last_change + memory.as_nanos() as u64 * 2 + SEC;
     view.healed && view.now > since && view.ledger.is_idle()
 }

@@ -4,6 +4,8 @@
 //! incarnations have no order, so that nobody can tell which of two is the former one. What such a
 //! frame starts goes to the dead, and can never succeed.)
 
+use kv_core::Op;
+
 use super::{Invariant, Verdict};
 use crate::fact::{Effects, Fact, View};
 
@@ -15,7 +17,7 @@ impl Invariant for IncarnationFence {
         match *fact {
             Fact::Written { flight, life, .. } => {
                 let flight = &view.flights[flight];
-                if life != flight.target {
+                if flight.op == Op::Write && life != flight.target {
                     return Err(format!(
                         "post {} of life {} for life {} writes into its successor {life}",
                         flight.post, flight.life, flight.target

@@ -1,6 +1,8 @@
 //! Once pages are handed back, no post reads or writes them on behalf of their former session; and
 //! none ever touches pages that were not in a transfer when it was made.
 
+use kv_core::Op;
+
 use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
 
@@ -13,7 +15,9 @@ impl Invariant for PagesQuietWhenReleased {
             Fact::Released { life, leg: Some(leg), hold: Some(hold), pages, .. } => {
                 for flight in view.flights {
                     let reads = flight.life == life && !flight.over;
-                    let writes = flight.target == life && !flight.is_quiet(view.now);
+                    // What is read is protected by its lease: the reader must not succeed, that is all.
+                    let writes =
+                        flight.target == life && flight.op == Op::Write && !flight.is_quiet(view.now);
                     let touches = flight.pieces.iter().any(|piece| {
                         (reads && piece.local_hold == hold) || (writes && piece.remote_hold == hold)
                     });
@@ -38,6 +42,15 @@ impl Invariant for PagesQuietWhenReleased {
             }
             Fact::Written { flight, piece, life, holder } => {
                 let flight = &view.flights[flight];
+                if flight.op == Op::Read {
+                    if piece.local_hold == 0 || holder != piece.local_hold {
+                        return Err(format!(
+                            "read {} of life {life} fills region {} offset {}, held by {} when posted and by {holder} now",
+                            flight.post, piece.local_region, piece.local_offset, piece.local_hold
+                        ));
+                    }
+                    return Ok(());
+                }
                 if life != flight.target {
                     return Ok(());
                 }

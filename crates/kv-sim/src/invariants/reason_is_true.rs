@@ -46,11 +46,24 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
         Cause::TooManyPages { .. } | Cause::InitOrder | Cause::BadPages(_) | Cause::BadAux { .. } => {
             (!known.misused, "its scheduler made no mistake")
         }
+        Cause::LeaseExpired => (!lease_may_be_over(view, leg), "no lease has run out"),
+        Cause::StaleGrant { .. } => (quiet, "no host was restarted"),
+        Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) => (true, "references are right"),
         Cause::Protocol(_) => (true, "nobody breaks the protocol"),
         Cause::ByPeer(cause) => (!peer_said(view, leg, cause), "its peer cannot have said so"),
         _ => (false, ""),
     };
     untrue.then_some(why)
+}
+
+/// A lease runs from the moment at which the last page was given.
+fn lease_may_be_over(view: &View<'_>, leg: LegId) -> bool {
+    let known = &view.ledger.legs[leg];
+    if known.side == Side::Receiver {
+        return peer_said(view, leg, &PeerCause::LeaseExpired);
+    }
+    let whole = known.pages.len() == known.num_pages && known.inited_at.is_some();
+    whole && !known.must_succeed
 }
 
 fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
@@ -67,6 +80,10 @@ fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
         }
         PeerCause::PageCount { sent, registered } => sent != registered,
         PeerCause::AuxOneSided { sender, receiver } => sender != receiver,
+        PeerCause::LeaseExpired => others.any(|other| other.told.as_ref() == Some(cause)),
+        // Few are remembered in a tiny world.
+        PeerCause::UnknownGrant { .. } => params.limits.max_ended_grants < 10,
+        PeerCause::Mode { .. } => false,
         PeerCause::WorkerStopped => params.chaos.shutdowns > 0,
         PeerCause::Incompatible(_) => params.misfit.is_some(),
         PeerCause::Protocol => false,

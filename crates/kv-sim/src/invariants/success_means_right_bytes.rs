@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use kv_core::KvPoll;
+use kv_core::{KvPoll, Op};
 
 use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
@@ -21,7 +21,10 @@ pub(crate) struct SuccessMeansRightBytes {
 impl Invariant for SuccessMeansRightBytes {
     fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
         match *fact {
-            Fact::Written { piece, .. } => {
+            Fact::Written { flight, piece, .. } => {
+                if view.flights[flight].op == Op::Read {
+                    return Ok(());
+                }
                 let owner = |hold: HoldId| view.ledger.holds[hold as usize].leg;
                 if piece.local_hold == 0 || piece.remote_hold == 0 {
                     return Ok(());
@@ -70,6 +73,9 @@ impl SuccessMeansRightBytes {
     fn sender_succeeds(&self, view: &View<'_>, leg: LegId) -> Verdict {
         let sender = &view.ledger.legs[leg];
         let Some(life) = sender.life else { return Ok(()) };
+        if sender.pulls {
+            return readers_have_succeeded(view, leg);
+        }
         let mut bytes = 0;
         for region in view.memories[life].regions() {
             bytes += region.item_len
@@ -95,6 +101,22 @@ impl SuccessMeansRightBytes {
     }
 }
 
+/// A sender that is read succeeds when its readers have said that they are done.
+fn readers_have_succeeded(view: &View<'_>, leg: LegId) -> Verdict {
+    let sender = &view.ledger.legs[leg];
+    let read = |receiver: &&Leg| {
+        receiver.side == Side::Receiver && receiver.poll == KvPoll::Success && could_serve(sender, receiver)
+    };
+    let readers = view.ledger.legs.iter().filter(read).count();
+    if readers < sender.receivers as usize {
+        return Err(format!(
+            "sender leg {leg} (room {}) succeeds, but {readers} of {} receivers have",
+            sender.room, sender.receivers
+        ));
+    }
+    Ok(())
+}
+
 fn could_serve(sender: &Leg, receiver: &Leg) -> bool {
     sender.side == Side::Sender
         && sender.life.is_some()
@@ -106,12 +128,14 @@ fn could_serve(sender: &Leg, receiver: &Leg) -> bool {
 fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
     let (receiver, sender_leg) = (&view.ledger.legs[leg], &view.ledger.legs[sender]);
     let Some(life) = receiver.life else { return Err("it was never opened".to_owned()) };
-    if receiver.pages.len() != sender_leg.num_pages {
+    let prefix = sender_leg.num_pages.checked_sub(receiver.pages.len()).filter(|_| receiver.pulls);
+    if receiver.pages.len() != sender_leg.num_pages && prefix.is_none() {
         return Err(format!("{} pages registered, {} announced", receiver.pages.len(), sender_leg.num_pages));
     }
     let memory = &view.memories[life];
     for (position, &page) in receiver.pages.iter().enumerate() {
-        if let Some(region) = memory.wrong_page(page, sender_leg.key, position as u32) {
+        if let Some(region) = memory.wrong_page(page, sender_leg.key, (prefix.unwrap_or(0) + position) as u32)
+        {
             return Err(format!(
                 "page {page} (position {position}), region {region}, is not that of leg {sender}"
             ));
@@ -119,7 +143,7 @@ fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
     }
     match receiver.row {
         Some(_) if !sender_leg.wants_aux => Err("an aux row that nobody sent".to_owned()),
-        None if sender_leg.wants_aux => Err("an aux row that nobody received".to_owned()),
+        None if sender_leg.wants_aux && !receiver.pulls => Err("an aux row that nobody received".to_owned()),
         Some(row) if memory.wrong_row(row, sender_leg.key).is_some() => {
             Err(format!("aux row {row} is not that of leg {sender}"))
         }
