@@ -157,6 +157,8 @@ impl World {
                 return;
             }
             self.counters.misdelivered += 1;
+            // A timer that is due anyway is not what the frame does.
+            self.feed(at, "timeout", Input::Timeout);
         }
         if !self.ledger.lives[from].alive {
             self.counters.posthumous += 1;
