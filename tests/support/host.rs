@@ -194,6 +194,14 @@ impl Host {
         }
     }
 
+    /// A reader has failed, and its pages hold anything: their owner writes on them.
+    pub fn rewrite(&mut self, pages: &PageList) {
+        for page in pages.iter() {
+            let mine = vec![page as u8; self.memory.shape.page_len()];
+            self.memory.write_page(page, &mine);
+        }
+    }
+
     /// Frees pages.
     pub fn free(&mut self, pages: Pages) {
         self.cache.free(pages).unwrap();

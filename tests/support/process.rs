@@ -4,15 +4,16 @@
 //! what to do line by line on its standard input, and answers on its standard output. It dies with
 //! the test: by its end of input, or, even when stopped, by a signal from the kernel.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
+use kv_transfer::params::{RemoteKv, TransferParams};
 use kv_transfer::prelude::*;
 use kv_transfer::proto::Timing;
-use kv_transfer::{Receiver as KvReceiverSession, Sender};
+use kv_transfer::{Lease, Receiver as KvReceiverSession, Sender, TransferMode};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 use super::PATIENCE;
@@ -137,6 +138,7 @@ pub fn child() {
         addr: addr.to_owned(),
         senders: BTreeMap::new(),
         receivers: BTreeMap::new(),
+        readers: BTreeSet::new(),
     };
     let (tell, lines) = channel();
     std::thread::spawn(move || {
@@ -171,14 +173,28 @@ struct Here {
     addr: String,
     senders: BTreeMap<u64, (Sender, Pages)>,
     receivers: BTreeMap<u64, (KvReceiverSession, u64)>,
+    /// Those of them that read.
+    readers: BTreeSet<u64>,
 }
 
 impl Here {
     /// `send ROOM PAGES HELD CONTENT` sends a prompt but for the last HELD pages;
     /// `rest ROOM` sends those;
-    /// `receive ROOM PAGES CONTENT` opens a receiver, and checks what comes.
+    /// `receive ROOM PAGES CONTENT` opens a receiver, and checks what comes;
+    /// `grant ROOM PAGES CONTENT LEASE_MS` keeps a prompt for a reader, and says the parameters;
+    /// `claim CONTENT PARAMS` opens a reader, and says when its claim was heard;
+    /// `read ROOM PAGES AFTER_MS` gives it pages, after that time, and checks what comes.
     fn obey(&mut self, line: &str) {
         let (what, numbers) = line.split_once(' ').unwrap();
+        if what == "claim" {
+            let (content, params) = numbers.split_once(' ').unwrap();
+            let (room, receiver) = reader(&self.host, &TransferParams::parse(params).unwrap());
+            super::until("a claim", || receiver.poll() == KvPoll::WaitingForInput);
+            say(&format!("claimed {room}"));
+            self.receivers.insert(room, (receiver, content.parse().unwrap()));
+            self.readers.insert(room);
+            return;
+        }
         let numbers: Vec<u64> = numbers.split(' ').map(|word| word.parse().unwrap()).collect();
         match (what, &numbers[..]) {
             ("send", &[room, pages, held, content]) => {
@@ -197,6 +213,18 @@ impl Here {
                 let mut receiver = self.host.receiver(&self.addr, room, SessionOptions::default());
                 receiver.init(self.host.room_for(pages as usize), None).unwrap();
                 self.receivers.insert(room, (receiver, content));
+            }
+            ("grant", &[room, pages, content, lease_ms]) => {
+                let lease = Lease::Renewable(Duration::from_millis(lease_ms));
+                let (sender, params) = grant(&mut self.host, room, pages as usize, content, lease);
+                say(&format!("granted {}", params.to_json()));
+                self.senders.insert(room, (sender, Pages::none()));
+            }
+            ("read", &[room, pages, after_ms]) => {
+                std::thread::sleep(Duration::from_millis(after_ms));
+                // It may have failed before, and its end has been said.
+                let Some((receiver, _)) = self.receivers.get_mut(&room) else { return };
+                receiver.init(self.host.room_for(pages as usize), None).unwrap();
             }
             _ => panic!("no such command: {line}"),
         }
@@ -221,6 +249,8 @@ impl Here {
                 Ok(pages) => {
                     match end.as_str() {
                         "Success" => self.host.arrived(pages.list(), content, &format!("room {room}")),
+                        // A reader that fails may have read anything by then.
+                        _ if self.readers.remove(&room) => self.host.rewrite(pages.list()),
                         _ => self.host.missed(pages.list(), content, &format!("room {room}")),
                     }
                     self.host.free(pages);
@@ -230,6 +260,35 @@ impl Here {
             }
         }
     }
+}
+
+/// Keeps a prompt for a reader: what a prefill worker answers in pull mode.
+pub fn grant(
+    host: &mut Host,
+    room: u64,
+    pages: usize,
+    content: u64,
+    lease: Lease,
+) -> (Sender, TransferParams) {
+    let (mode, given) = (Some(TransferMode::Pull), Some(lease));
+    let options = SessionOptions { mode, lease: given, ..SessionOptions::default() };
+    let mut sender = host.sender(room, options);
+    sender.init(pages, None).unwrap();
+    let prompt = host.prompt(pages, content);
+    let list = prompt.list().clone();
+    sender.send(prompt).unwrap();
+    let (args, tokens) = (host.manager.args(), 16 * pages as u32);
+    let kept =
+        RemoteKv::granted(args, &host.addr, room.into(), tokens, &list, &sender.grant(), lease).unwrap();
+    (sender, TransferParams::decode(TransferMode::Pull, kept))
+}
+
+/// Opens a reader of what the parameters say, and its room.
+pub fn reader(host: &Host, params: &TransferParams) -> (u64, KvReceiverSession) {
+    let remote = params.remote().unwrap();
+    let Room::Number(room) = remote.room else { panic!("room {}", remote.room) };
+    let options = SessionOptions { mode: params.mode, ..SessionOptions::default() };
+    (room, host.receiver(&remote.bootstrap_addr(), room, remote.reader_options(options)))
 }
 
 fn end<S: KvSession>(session: &S) -> String {
