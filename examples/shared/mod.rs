@@ -27,6 +27,7 @@ pub mod phases;
 pub mod plane;
 pub mod prefill;
 pub mod progress;
+pub mod prompt;
 pub mod prompts;
 pub mod pull_back;
 pub mod rank;

@@ -13,11 +13,10 @@ use kv_transfer::queue::{
     AuxRows, Finished, Outgoing, PrefillPolicy, PrefillQueues, PushError, PushRefusal, aux_tag,
 };
 use kv_transfer::{
-    AuxIndex, KvManager, KvSession, Manager, OpenError, PageList, Pages, Receiver, Room, SessionOptions,
-    Worker,
+    KvManager, KvSession, Manager, OpenError, PageList, Receiver, Room, SessionOptions, TransferMode, Worker,
 };
 
-use super::cli::{HandOver, Mode};
+use super::cli::HandOver;
 use super::control::{Accounting, Command, Event, History, NamedError, Prefilled, millis};
 use super::error::ExampleError;
 use super::heartbeats::Heartbeats;
@@ -25,27 +24,10 @@ use super::held::HeldPages;
 use super::link::Link;
 use super::model::{Model, Segment};
 use super::paged::{self, PagedKv};
+use super::prompt::Prompt;
 use super::pull_back::{PullBack, Way};
 use super::rank::{AUX_ROWS, FINISH_WITHIN, IDLE, RETRY, RankSpec, SetUp, close};
 use super::wire::WireLog;
-
-/// A prompt on its way through the queues.
-struct Prompt {
-    room: u64,
-    tokens: Vec<u32>,
-    options: SessionOptions,
-    /// The numbers of all its pages; empty until the forward pass begins.
-    pages: Vec<u32>,
-    /// The pages that have not been given to the transfer yet.
-    unsent: Pages,
-    aux: Option<AuxIndex>,
-    computed: usize,
-    compute: Duration,
-    /// The session that fetches the KV of earlier turns.
-    pull_back: Option<Box<PullBack>>,
-    /// Where that came from in the end.
-    history: Option<History>,
-}
 
 /// A prefill rank.
 pub struct PrefillRank {
@@ -186,22 +168,18 @@ impl PrefillRank {
                     Ok(params) => params,
                     Err(error) => return self.refuse(room, error),
                 };
-                let mut prompt = Prompt {
+                // With a history it says how that is fetched, else how this is handed over.
+                let mode = params.mode.filter(|_| params.remote().is_none());
+                let mut prompt = Prompt::new(
                     room,
                     tokens,
-                    options: SessionOptions {
+                    SessionOptions {
                         deadline: Some(Duration::from_millis(deadline_ms)),
+                        mode: Some(mode.unwrap_or(self.hand_over.mode.into())),
                         lease: Some(self.hand_over.lease()),
                         ..SessionOptions::default()
                     },
-                    pages: Vec::new(),
-                    unsent: Pages::none(),
-                    aux: None,
-                    computed: 0,
-                    compute: Duration::ZERO,
-                    pull_back: None,
-                    history: None,
-                };
+                );
                 if let Some(remote) = params.remote() {
                     self.find_history(&mut prompt, remote);
                 }
@@ -373,10 +351,8 @@ impl PrefillRank {
 
     /// Tells the router where the KV of a prompt lies; in push mode nobody asks.
     fn answer(&mut self, key: RequestKey) {
-        let Some(grant) = self.queues.grant(key).filter(|_| self.hand_over.mode != Mode::Push) else {
-            return;
-        };
-        let Some(prompt) = self.queues.request(key) else { return };
+        let (Some(grant), Some(prompt)) = (self.queues.grant(key), self.queues.request(key)) else { return };
+        let Some(mode) = prompt.options.mode.filter(|mode| *mode != TransferMode::Push) else { return };
         let (room, tokens) = (prompt.room, u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX));
         let Ok(pages) = PageList::from_pages(prompt.pages.iter().copied()) else { return };
         let (args, lease) = (self.manager.args(), self.hand_over.lease());
@@ -384,7 +360,7 @@ impl PrefillRank {
             RemoteKv::granted(args, &self.bootstrap, Room::Number(room), tokens, &pages, &grant, lease);
         match kept {
             Ok(kept) => {
-                let params = TransferParams::decode(self.hand_over.mode.into(), kept).to_value();
+                let params = TransferParams::decode(mode, kept).to_value();
                 self.events.push(Event::Answer { room, params });
             }
             // An address that nobody can use: there will be no reader.

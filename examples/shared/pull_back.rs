@@ -3,7 +3,7 @@
 use kv_transfer::params::{Fetch, FetchPolicy, ReleaseReason, RemoteKv};
 use kv_transfer::{
     Backpressure, KvManager, KvPoll, KvReceiver, KvSession, Manager, OpenError, Pages, Receiver,
-    SessionOptions, WorkerRole,
+    SessionOptions, TransferMode, WorkerRole,
 };
 
 use super::control::History;
@@ -47,8 +47,8 @@ impl PullBack {
         if let Fetch::Expired { .. } = fetch {
             return Ok(recompute("about to be dropped".to_owned(), None));
         }
-        let options =
-            SessionOptions { source: Some(WorkerRole::Decode), ..remote.reader_options(options.clone()) };
+        let (source, mode) = (Some(WorkerRole::Decode), Some(TransferMode::Pull));
+        let options = SessionOptions { source, mode, ..remote.reader_options(options.clone()) };
         let mut receiver = manager.receiver(&remote.bootstrap_addr(), remote.room.clone(), options)?;
         let tokens = remote.num_tokens.unwrap_or(prompt_tokens).min(prompt_tokens) as usize;
         match fetch {
