@@ -43,6 +43,11 @@ fn main() -> ExitCode {
     println!("  library     {}", nixl.library().display());
     println!("  version     {}", nixl.version().unwrap_or("unknown: it is in no Python package"));
     println!("  backends    {}", nixl.plugins().join(", "));
+    for (backend, what) in [("UCX", "peers"), ("POSIX", "files"), ("LIBFABRIC", "peers, by name")] {
+        let state =
+            nixl.why_not(backend).map_or_else(|| "usable".to_owned(), |why| format!("not usable: {why}"));
+        println!("  {backend:<10}  for {what}; {state}");
+    }
     println!("\nGuards: settings of UCX, read when it starts");
     for guard in guards::guards() {
         let value = std::env::var(guard.name).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! What the owner of a plane can choose.
 
+use std::path::Path;
 use std::time::Duration;
 
 use kv_core::MAX_FRAME;
@@ -14,8 +15,8 @@ pub struct NixlConfig {
     pub backend: String,
     /// Parameters of the backend, over its defaults: for UCX, say, `("num_workers", "2")`.
     pub backend_params: Vec<(String, String)>,
-    /// Network devices to use, as the backend names them (`mlx5_0:1`, `eth0`); empty: all. The
-    /// `ib_device` of the `KvArgs` belongs here.
+    /// Network devices to use, and to listen on: `mlx5_0`, `mlx5_0:2`, `eth0`; empty: all. The
+    /// `ib_device` of the `KvArgs` belongs here. Several must all be cards' first ports.
     pub devices: Vec<String>,
     /// How long one request to NIXL should take (default 1.5 ms). Long posts are cut accordingly, at
     /// the speed that each connection has shown. UCX may copy all of a request inside one call, so
@@ -63,6 +64,35 @@ impl Default for NixlConfig {
 }
 
 impl NixlConfig {
+    /// The backend's parameters, devices included. NIXL's UCX backend takes its `device_list` for names
+    /// of cards, and adds `:1` to each: what has another port, or none, goes into UCX's own setting,
+    /// which takes one only, because a comma ends it.
+    pub(crate) fn params(&self) -> Result<Vec<(String, String)>, NixlError> {
+        let mut params = self.backend_params.clone();
+        let list = |devices: &[String]| ("device_list".to_owned(), devices.join(","));
+        match &self.devices[..] {
+            [] => {}
+            devices if self.backend != "UCX" => params.push(list(devices)),
+            [device] => {
+                let setting = format!("NET_DEVICES={device}");
+                match params.iter_mut().find(|(name, _)| name == "engine_config") {
+                    Some((_, value)) => *value = format!("{setting},{value}"),
+                    None => params.push(("engine_config".to_owned(), setting)),
+                }
+            }
+            devices => {
+                let card = |device: &String| device.strip_suffix(":1").unwrap_or(device).to_owned();
+                let cards: Vec<String> = devices.iter().map(card).collect();
+                let is_card = |name: &String| Path::new("/sys/class/infiniband").join(name).exists();
+                if let Some(other) = cards.iter().find(|name| !is_card(name)) {
+                    return Err(NixlError::Device { device: other.clone(), of: devices.len() });
+                }
+                params.push(list(&cards));
+            }
+        }
+        Ok(params)
+    }
+
     pub(crate) fn check(&self) -> Result<(), NixlError> {
         let millis = |duration: Duration| usize::try_from(duration.as_millis()).unwrap_or(usize::MAX);
         let micros = usize::try_from(self.slice_time.as_micros()).unwrap_or(usize::MAX);
@@ -79,5 +109,27 @@ impl NixlConfig {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_reach_ucx_in_the_form_that_it_takes() {
+        let config = |devices: &[&str], params: &[(&str, &str)]| NixlConfig {
+            devices: devices.iter().map(|device| (*device).to_owned()).collect(),
+            backend_params: params.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
+            ..NixlConfig::default()
+        };
+        let params = |config: NixlConfig| config.params().unwrap();
+        let set = |value: &str| vec![("engine_config".to_owned(), value.to_owned())];
+        assert_eq!(params(config(&[], &[])), []);
+        assert_eq!(params(config(&["mlx5_0:2"], &[])), set("NET_DEVICES=mlx5_0:2"));
+        let both = config(&["eth0"], &[("engine_config", "TLS=tcp")]);
+        assert_eq!(params(both), set("NET_DEVICES=eth0,TLS=tcp"));
+        let error = config(&["no_such_card", "lo"], &[]).params().unwrap_err();
+        assert_eq!(error, NixlError::Device { device: "no_such_card".to_owned(), of: 2 });
     }
 }

@@ -101,6 +101,16 @@ impl Nixl {
         &self.plugins
     }
 
+    /// Why the plugin of a backend cannot be loaded, in the loader's words; `None` if it can.
+    pub fn why_not(&self, backend: &str) -> Option<String> {
+        let file = format!("libplugin_{backend}.so");
+        let paths: Vec<PathBuf> = plugin_dirs(&self.library).map(|dir| dir.join(&file)).collect();
+        let Some(path) = paths.iter().find(|path| path.is_file()) else {
+            return Some(format!("there is no {file} beside the library"));
+        };
+        ffi::load_library(path, &[]).err()
+    }
+
     /// Looks for the library as [`load`](Nixl::load) does, without loading it or changing anything:
     /// every place, in order, up to the first file.
     pub fn look(search: &Search) -> Vec<Looked> {
@@ -336,13 +346,15 @@ fn version(library: &Path) -> Option<String> {
     })
 }
 
-/// `libplugin_UCX.so` is the plugin of the backend UCX.
-fn plugins(library: &Path) -> Vec<String> {
+fn plugin_dirs(library: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let beside = library.parent().map(|dir| dir.join("plugins"));
     let named = std::env::var_os("NIXL_PLUGIN_DIR").map(PathBuf::from);
-    let mut names: Vec<String> = [named, beside]
-        .into_iter()
-        .flatten()
+    [named, beside].into_iter().flatten()
+}
+
+/// `libplugin_UCX.so` is the plugin of the backend UCX.
+fn plugins(library: &Path) -> Vec<String> {
+    let mut names: Vec<String> = plugin_dirs(library)
         .flat_map(|dir| entries(&dir))
         .filter_map(|path| Some(name_of(&path).strip_prefix("libplugin_")?.strip_suffix(".so")?.to_owned()))
         .collect();

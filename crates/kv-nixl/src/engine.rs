@@ -1,5 +1,7 @@
 //! The NIXL agent: what of `nixl-sys` this crate uses, with its statuses as values.
 
+use std::time::Duration;
+
 use kv_core::{MemoryKind, Op};
 use nixl_sys::{
     Agent, AgentConfig, Backend, NotificationMap, OptArgs, RegistrationHandle, ThreadSync, XferDescList,
@@ -10,6 +12,12 @@ use crate::config::NixlConfig;
 use crate::discovery::Nixl;
 use crate::error::NixlError;
 use crate::ffi::{Memory, Owned, mem_type};
+use crate::storage;
+
+/// The backend over libfabric.
+const LIBFABRIC: &str = "LIBFABRIC";
+/// How long its progress thread sleeps between two looks.
+const LIBFABRIC_PAUSE: Duration = Duration::from_millis(1);
 
 /// A call of NIXL that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,38 +58,41 @@ pub(crate) enum Progress {
     Failed,
 }
 
-/// An agent with one backend. Fields are dropped in this order: what is NIXL's before the agent.
+/// An agent with one backend for peers, and one for files. Fields are dropped in this order: what is NIXL's before the agent.
 pub(crate) struct Engine {
     received: Owned<NotificationMap>,
     args: Owned<OptArgs>,
+    /// For files, if there are any.
+    storage: Option<Storage>,
     registered: Vec<RegistrationHandle>,
     backend: Backend,
     agent: Agent,
+}
+
+/// Arguments that name the backend for files, alone and with the one for peers.
+struct Storage {
+    files: Owned<OptArgs>,
+    memory: Owned<OptArgs>,
 }
 
 impl Engine {
     /// Starts an agent of this name.
     pub(crate) fn new(nixl: &Nixl, name: &str, config: &NixlConfig) -> Result<Engine, NixlError> {
         // No progress thread: it costs a core or milliseconds of delay, and the owner polls anyway.
+        // LIBFABRIC does nothing without one.
         let agent_config = AgentConfig {
-            enable_prog_thread: false,
+            enable_prog_thread: config.backend == LIBFABRIC,
+            pthr_delay_us: LIBFABRIC_PAUSE.as_micros() as u64,
             enable_listen_thread: false,
             thread_sync: ThreadSync::None,
             capture_telemetry: false,
             ..AgentConfig::default()
         };
         let agent = Agent::new_configured(name, &agent_config).map_err(call("create_agent"))?;
-        let refused = |error| NixlError::Backend {
-            backend: config.backend.clone(),
-            status: status(&error),
-            installed: nixl.plugins().to_vec(),
-        };
-        let (_, mut params) = agent.get_plugin_params(&config.backend).map_err(refused)?;
-        if !config.devices.is_empty() {
-            params.set("device_list", &config.devices.join(",")).map_err(call("params_add"))?;
-        }
-        for (name, value) in &config.backend_params {
-            params.set(name, value).map_err(call("params_add"))?;
+        let refused = refused(nixl, &config.backend);
+        let (_, mut params) = agent.get_plugin_params(&config.backend).map_err(&refused)?;
+        for (name, value) in config.params()? {
+            params.set(&name, &value).map_err(call("params_add"))?;
         }
         let backend = agent.create_backend(&config.backend, &params).map_err(refused)?;
         let mut args = OptArgs::new().map_err(call("create_opt_args"))?;
@@ -90,16 +101,51 @@ impl Engine {
         Ok(Engine {
             received: Owned::new(received),
             args: Owned::new(args),
+            storage: None,
             registered: Vec::new(),
             backend,
             agent,
         })
     }
 
+    /// Starts the backend for files, if it is not there. Before any memory is registered: NIXL takes a
+    /// registration back from all backends at once, so each must be made with all of them.
+    pub(crate) fn start_storage(&mut self, nixl: &Nixl) -> Result<(), NixlError> {
+        if self.storage.is_some() {
+            return Ok(());
+        }
+        let refused = refused(nixl, storage::BACKEND);
+        let (_, params) = self.agent.get_plugin_params(storage::BACKEND).map_err(&refused)?;
+        let backend = self.agent.create_backend(storage::BACKEND, &params).map_err(&refused)?;
+        let args = |backends: &[&Backend]| {
+            let mut args = OptArgs::new().map_err(call("create_opt_args"))?;
+            for backend in backends {
+                args.add_backend(backend).map_err(call("opt_args_add_backend"))?;
+            }
+            Ok::<_, CallError>(Owned::new(args))
+        };
+        self.storage = Some(Storage { files: args(&[&backend])?, memory: args(&[&self.backend, &backend])? });
+        Ok(())
+    }
+
+    /// Registers memory with the backends that move it.
     pub(crate) fn register(&mut self, memory: &Memory) -> Result<(), CallError> {
-        let handle = self.agent.register_memory(memory, Some(&self.args)).map_err(call("register_mem"))?;
+        let args = match (&self.storage, memory.kind()) {
+            (Some(storage), MemoryKind::Dram) => &storage.memory,
+            (Some(storage), MemoryKind::File) => &storage.files,
+            _ => &self.args,
+        };
+        let handle = self.agent.register_memory(memory, Some(args)).map_err(call("register_mem"))?;
         self.registered.push(handle);
         Ok(())
+    }
+
+    /// The arguments that name the backend for these kinds of memory.
+    fn args(&self, kinds: (MemoryKind, MemoryKind)) -> &OptArgs {
+        match &self.storage {
+            Some(storage) if kinds.1 == MemoryKind::File => &storage.files,
+            _ => &self.args,
+        }
     }
 
     /// Leaves the registrations in place for as long as the process lives: requests are on their way.
@@ -166,7 +212,7 @@ impl Engine {
             here.add_desc(piece.local.0 as usize, piece.len as usize, piece.local.1);
             there.add_desc(piece.remote.0 as usize, piece.len as usize, piece.remote.1);
         }
-        let created = self.agent.create_xfer_req(op, &here, &there, name, Some(&self.args));
+        let created = self.agent.create_xfer_req(op, &here, &there, name, Some(self.args((local, remote))));
         created.map_err(call("create_xfer_req"))
     }
 
@@ -186,6 +232,16 @@ impl Engine {
             Ok(XferStatus::Success) => Progress::Done,
             Err(_) => Progress::Failed,
         }
+    }
+}
+
+/// What it means that a backend does not start.
+fn refused(nixl: &Nixl, backend: &str) -> impl Fn(nixl_sys::NixlError) -> NixlError {
+    move |error| NixlError::Backend {
+        backend: backend.to_owned(),
+        status: status(&error),
+        reason: nixl.why_not(backend),
+        installed: nixl.plugins().to_vec(),
     }
 }
 

@@ -69,12 +69,15 @@ pub enum NixlError {
         status: &'static str,
     },
     /// NIXL has no such backend, or it could not start.
-    #[error("NIXL's backend {backend:?} could not be started ({status}); installed are {installed:?}")]
+    #[error("NIXL's backend {backend:?} could not be started: {}; installed are {installed:?}", .reason.as_deref().unwrap_or(.status))]
     Backend {
         /// The backend asked for.
         backend: String,
         /// NIXL's status.
         status: &'static str,
+        /// What the loader says of its plugin, if that is what is wrong: most often a library that the
+        /// host lacks.
+        reason: Option<String>,
         /// The plugins beside the library.
         installed: Vec<String>,
     },
@@ -88,6 +91,21 @@ pub enum NixlError {
         addr: u64,
         /// Its length.
         len: u64,
+    },
+    /// NIXL takes several devices only if each is the first port of an RDMA card. Name one, or set
+    /// `UCX_NET_DEVICES`.
+    #[error("{device:?} is one of {of} devices, and no RDMA card; name one device, or set UCX_NET_DEVICES")]
+    Device {
+        /// The device.
+        device: String,
+        /// How many were named.
+        of: usize,
+    },
+    /// A file that pages cannot be moved to and from.
+    #[error("the file cannot be used: {reason}")]
+    File {
+        /// What is wrong with it.
+        reason: &'static str,
     },
     /// A limit is out of its range.
     #[error("{field} is {got}; it must be {min} to {max}")]

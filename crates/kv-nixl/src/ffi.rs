@@ -3,8 +3,10 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_void};
+use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr;
 use std::slice;
@@ -153,6 +155,7 @@ pub(crate) struct Memory {
     addr: u64,
     len: u64,
     mapping: Option<Arc<Mapping>>,
+    file: Option<Arc<File>>,
 }
 
 impl Memory {
@@ -164,7 +167,20 @@ impl Memory {
             addr: mapping.addr as u64,
             len: len.min(mapping.len) as u64,
             mapping: Some(Arc::clone(mapping)),
+            file: None,
         }
+    }
+
+    /// The first `len` bytes of a file, which stays open.
+    pub(crate) fn of_file(file: &Arc<File>, len: u64) -> Memory {
+        let device = u64::from(file.as_raw_fd().unsigned_abs());
+        let file = Some(Arc::clone(file));
+        Memory { kind: MemoryKind::File, device, addr: 0, len, mapping: None, file }
+    }
+
+    /// How long its file is now, if it is one.
+    pub(crate) fn file_len(&self) -> Option<u64> {
+        self.file.as_ref()?.metadata().ok().map(|about| about.len())
     }
 
     /// The part of this memory that is this range of this kind; `None` if it is not inside.
@@ -307,7 +323,7 @@ fn adopted(kind: MemoryKind, device: u64, addr: u64, len: u64) -> Result<Memory,
     if addr == 0 || len == 0 || !fits {
         return Err(NixlError::Range { addr, len });
     }
-    Ok(Memory { kind, device, addr, len, mapping: None })
+    Ok(Memory { kind, device, addr, len, mapping: None, file: None })
 }
 
 /// A value of `nixl-sys` that may move to another thread with the plane that owns it.

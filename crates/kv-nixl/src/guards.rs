@@ -39,6 +39,14 @@ pub fn guards() -> Vec<Guard> {
              end of the process",
         ));
     }
+    if Path::new("/dev/nvidiactl").exists() {
+        guards.push(guard(
+            "UCX_CUDA_IPC_CACHE",
+            "n",
+            "mappings of a peer's GPU memory would outlive the peer: its memory stays taken, and a peer that comes \
+             back under the same process number would be written to where the old one was",
+        ));
+    }
     guards
 }
 

@@ -61,6 +61,7 @@ mod remote;
 mod requests;
 mod slices;
 mod speed;
+mod storage;
 mod traffic;
 mod transfer;
 mod transport;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Directions, MAX_FRAME, MAX_REGIONS, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId,
-    Region, Time,
+    Directions, MAX_FRAME, MAX_REGIONS, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait,
+    Post, PostId, Region, Time,
 };
 use rustix::event::epoll;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -28,6 +28,7 @@ use crate::pace::Pace;
 use crate::pool::HostPool;
 use crate::remote::{Arrivals, Remote, RemoteId, Stage};
 use crate::requests::{Line, Request};
+use crate::storage;
 use crate::traffic::RINGING;
 use crate::transfer::{self, Batch, Transfer};
 use crate::transport::{NO_READS, Reach, Transport};
@@ -37,6 +38,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// The NIXL plane: one worker's end of it. See the crate's header.
 pub struct NixlPlane {
+    nixl: Nixl,
     pub(crate) config: NixlConfig,
     /// Requests on their way; before the agent and the memory, because it is dropped first.
     pub(crate) requests: Vec<Request>,
@@ -105,6 +107,7 @@ impl NixlPlane {
         });
         let engine = Engine::new(nixl, &agent_name(token), &config)?;
         Ok(NixlPlane {
+            nixl: nixl.clone(),
             engine,
             token,
             process: Process::ours(),
@@ -136,6 +139,19 @@ impl NixlPlane {
     /// Gives a pool to the plane: regions inside it can be registered.
     pub fn add_pool(&mut self, pool: &HostPool) -> Result<(), NixlError> {
         self.adopt_memory(pool.memory().clone())
+    }
+
+    /// Makes ready for files.
+    pub(crate) fn start_storage(&mut self) -> Result<(), NixlError> {
+        if self.frozen.get().is_some() {
+            return Err(NixlError::Frozen);
+        }
+        if !self.regions.is_empty() {
+            return Err(NixlError::File {
+                reason: "files are given to a plane before regions are registered",
+            });
+        }
+        self.engine.start_storage(&self.nixl)
     }
 
     pub(crate) fn adopt_memory(&mut self, memory: Memory) -> Result<(), NixlError> {
@@ -194,8 +210,9 @@ impl NixlPlane {
 
     /// A connection to the agent that is described; the one that is there, if there is one.
     fn open(&mut self, peer: PeerId, metadata: Metadata) -> Result<RemoteId, PlaneError> {
-        if metadata.token == self.token {
-            return Err(PlaneError::Metadata("it is our own"));
+        let ours = metadata.token == self.token;
+        if ours && self.regions.iter().all(|region| region.kind() != MemoryKind::File) {
+            return Err(PlaneError::Metadata("it is our own, and we have no files"));
         }
         if metadata.backend != self.config.backend {
             return Err(PlaneError::Metadata("the peer uses another backend"));
@@ -215,7 +232,7 @@ impl NixlPlane {
         if life.is_over() {
             return Err(PlaneError::PeerGone);
         }
-        let loaded = self.engine.load(&metadata.nixl).map_err(backend)?;
+        let loaded = if ours { name.clone() } else { self.engine.load(&metadata.nixl).map_err(backend)? };
         if loaded != name {
             self.engine.forget(&loaded);
             return Err(PlaneError::Metadata("NIXL's part is of another agent"));
@@ -230,7 +247,7 @@ impl NixlPlane {
         let transport = self.reach.to(metadata.reach, matches!(life, Life::Watched(_) | Life::Ours));
         let slice = (self.config.slice_time, self.config.slice_bytes);
         let mut remote = Remote::new(name.clone(), metadata.token, metadata.regions, life, peer, slice);
-        remote.transport = transport;
+        remote.transport = if ours { Transport::Storage } else { transport };
         self.names.insert(name, id);
         self.remotes.insert(id, remote);
         Ok(id)
@@ -335,6 +352,7 @@ impl Plane for NixlPlane {
         }
         let (id, remote) = self.open_remote(peer)?;
         transfer::check(&post.descs, &self.regions, &remote.regions)?;
+        storage::check(remote.transport == Transport::Storage, &post, &self.regions, &remote.regions)?;
         if post.op == Op::Read && remote.transport == Transport::Tcp && !self.config.reads_over_tcp {
             return Err(PlaneError::Unsupported(NO_READS));
         }

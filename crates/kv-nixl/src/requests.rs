@@ -10,6 +10,7 @@ use crate::engine::{Progress, Started};
 use crate::plane::{NixlPlane, backend};
 use crate::remote::{Length, RemoteId, Stage};
 use crate::speed::Stopwatch;
+use crate::transport::Transport;
 
 /// One call of `poll` goes on to start requests of short posts for this part of a slice's time...
 const SHORT_TIME: u32 = 8;
@@ -95,7 +96,7 @@ impl NixlPlane {
             Ok(request) => request,
             Err(error) => {
                 // NIXL drops what it knows of a peer when its connection has failed.
-                let known = self.engine.knows(&remote.name);
+                let known = remote.transport == Transport::Storage || self.engine.knows(&remote.name);
                 let error = if known { backend(error) } else { PlaneError::PeerGone };
                 if !known {
                     self.break_off(id);
@@ -121,8 +122,17 @@ impl NixlPlane {
         remote.load += parts.load;
         self.requests.push(Request { handle, parts, failed });
         if failed {
-            self.break_off(id);
+            self.fail(id);
         }
+    }
+
+    /// A request has failed. Files are not gone because of that. Returns what its posts end with.
+    fn fail(&mut self, id: RemoteId) -> PlaneError {
+        if self.remotes.get(&id).is_some_and(|remote| remote.transport == Transport::Storage) {
+            return PlaneError::Backend { call: "post_xfer_req", status: "the file system refused" };
+        }
+        self.break_off(id);
+        PlaneError::PeerGone
     }
 
     /// Looks how the requests do.
@@ -143,12 +153,13 @@ impl NixlPlane {
                 remote.load -= parts.load;
             }
             let failed = failed || progress == Progress::Failed;
-            if failed {
-                self.break_off(parts.remote);
-            } else if let Some(remote) = self.remotes.get_mut(&parts.remote) {
+            let error = failed.then(|| self.fail(parts.remote));
+            if error.is_none()
+                && let Some(remote) = self.remotes.get_mut(&parts.remote)
+            {
                 remote.speed(parts.op).ended(parts.weight, parts.started, Instant::now());
             }
-            self.finish(&parts, failed.then_some(PlaneError::PeerGone));
+            self.finish(&parts, error);
             self.stand_in_line(parts.remote);
         }
     }

@@ -11,6 +11,7 @@ use crate::frame::{Kind, Notification};
 use crate::host::Life;
 use crate::plane::NixlPlane;
 use crate::remote::{RemoteId, Stage, charge};
+use crate::transport::Transport;
 
 /// A connection on which nothing was sent for so long is tried out, if the peer's death cannot be
 /// seen otherwise.
@@ -73,7 +74,8 @@ impl NixlPlane {
 
     /// Tells the peers that this plane ends. Nothing is on its way any more.
     pub(crate) fn say_farewell(&mut self) {
-        let ids: Vec<RemoteId> = self.remotes.keys().copied().collect();
+        let peers = self.remotes.iter().filter(|(_, remote)| remote.transport != Transport::Storage);
+        let ids: Vec<RemoteId> = peers.map(|(id, _)| *id).collect();
         for id in ids {
             self.notify(id, Kind::Farewell, id.0);
         }
@@ -95,6 +97,11 @@ impl NixlPlane {
 
     /// Sends a frame for which there is room; false if the connection has failed.
     pub(crate) fn transmit(&mut self, id: RemoteId, frame: Bytes) -> bool {
+        if self.remotes.get(&id).is_some_and(|remote| remote.transport == Transport::Storage) {
+            // To ourselves.
+            self.events.push(PlaneEvent::Frame(frame));
+            return true;
+        }
         let charged = charge(frame.len());
         let sent = self.notify(id, Kind::Frame(frame), id.0);
         if sent && let Some(remote) = self.remotes.get_mut(&id) {
@@ -246,7 +253,9 @@ impl NixlPlane {
 
     fn remove(&mut self, id: RemoteId) -> Vec<PeerId> {
         let Some(remote) = self.remotes.remove(&id) else { return Vec::new() };
-        self.engine.forget(&remote.name);
+        if remote.transport != Transport::Storage {
+            self.engine.forget(&remote.name);
+        }
         self.names.remove(&remote.name);
         remote.users
     }

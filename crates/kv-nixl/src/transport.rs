@@ -28,6 +28,8 @@ pub enum Transport {
     Memory,
     /// An RDMA card at both ends.
     Rdma,
+    /// No peer, but files of this plane.
+    Storage,
     /// Sockets. A READ there is a request to the peer, which answers with bytes: it takes three to
     /// seven times as long as a WRITE, and UCX 1.23 aborts the process that is asked when the one that
     /// asked dies (in 22 of 400 kills here, whatever its settings). WRITE has neither fault.
@@ -38,7 +40,7 @@ impl Transport {
     /// Which directions are worth using on it.
     pub fn directions(self) -> Directions {
         match self {
-            Transport::Unknown | Transport::Memory | Transport::Rdma => Directions::BOTH,
+            Transport::Unknown | Transport::Memory | Transport::Rdma | Transport::Storage => Directions::BOTH,
             Transport::Tcp => Directions::WRITE,
         }
     }
@@ -50,6 +52,7 @@ impl fmt::Display for Transport {
             Transport::Unknown => "what the backend chooses",
             Transport::Memory => "copies between processes",
             Transport::Rdma => "RDMA",
+            Transport::Storage => "files",
             Transport::Tcp => "TCP",
         })
     }
