@@ -237,7 +237,10 @@ fn frames(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
             floor: Attempt(1),
             room: Room::request("cmpl-2f1b9a4e-0-0123abcd")?,
             pages,
+            first: 0,
             aux: Some(AuxIndex(3)),
+            aux_here: true,
+            ranks: 1,
             ttl_ms: 300_000,
         };
         let frame = Frame { link: Link::new(1, 7), body: Body::Register(register) };

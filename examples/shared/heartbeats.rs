@@ -67,7 +67,15 @@ mod tests {
         let say = |body| heartbeats.note(&Frame { link, body }.encode().unwrap());
         for attempt in 1..=3 {
             let (attempt, room) = (Attempt(attempt), Room::Number(attempt + 100));
-            say(Body::Claim(Claim { attempt, floor: Attempt(0), room, grant: None, beat: 1, ttl_ms: 9 }));
+            say(Body::Claim(Claim {
+                attempt,
+                floor: Attempt(0),
+                room,
+                grant: None,
+                beat: 1,
+                ranks: 1,
+                ttl_ms: 9,
+            }));
         }
         let before = heartbeats.lock().last.clone();
         std::thread::sleep(std::time::Duration::from_millis(2));

@@ -180,7 +180,7 @@ impl KvArgs {
         KvArgsBuilder {
             engine: engine.to_owned(),
             engine_rank,
-            num_receivers: 1,
+            num_receivers: 0,
             regions: Vec::new(),
             lists: None,
             num_pages: None,
@@ -204,7 +204,8 @@ impl KvArgs {
         &self.worker
     }
 
-    /// How many receivers (decode ranks) one request of this worker has by default.
+    /// How many receivers (decode ranks) one request of this worker has by default; 0 if the first
+    /// receiver is to say it.
     pub fn num_receivers(&self) -> u32 {
         self.num_receivers
     }
@@ -333,7 +334,7 @@ impl KvArgsBuilder {
         self
     }
 
-    /// How many receivers one request has (default 1).
+    /// How many receivers one request has (default 0: as many as the first one says).
     pub fn num_receivers(mut self, num_receivers: u32) -> Self {
         self.num_receivers = num_receivers;
         self
@@ -379,7 +380,7 @@ impl KvArgsBuilder {
         range("page_size", u64::from(self.page_size), 1, 1 << 20)?;
         range("kv_heads", u64::from(self.kv_heads), 1, 1 << 16)?;
         range("head_dim", u64::from(self.head_dim), 1, 1 << 20)?;
-        range("num_receivers", u64::from(self.num_receivers), 1, 4096)?;
+        range("num_receivers", u64::from(self.num_receivers), 0, 4096)?;
         range("max_inflight", self.max_inflight as u64, 1, 1 << 16)?;
         range("max_sge", self.max_sge as u64, 1, 1 << 20)?;
         range("dtype.len", self.dtype.len() as u64, 1, 64)?;

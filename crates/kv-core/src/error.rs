@@ -499,6 +499,14 @@ pub enum PeerCause {
     /// The geometries do not fit.
     #[error("{0}")]
     Incompatible(Mismatch),
+    /// The scheduler expected another number of receivers than an engine has for the sender's rank.
+    #[error("the sender expects {expected} receivers, the receiver's engine has {told} for it")]
+    ReceiverCount {
+        /// Told by the sender's scheduler.
+        expected: usize,
+        /// Told by the receiver.
+        told: usize,
+    },
     /// The registration names pages or rows that do not exist.
     #[error("the registration is out of range")]
     OutOfRange,

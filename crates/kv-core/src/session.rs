@@ -30,6 +30,9 @@ pub struct SessionOptions {
     /// On a receiver: in which role its source is registered; `None` for prefill. A prefill worker
     /// that takes back what a decode worker kept of a conversation asks for `Decode`.
     pub source: Option<WorkerRole>,
+    /// On a receiver: how many pages of the request it has already. Those given with `init` are the
+    /// ones after them, and nothing is moved for the ones before.
+    pub prefix_pages: usize,
 }
 
 /// Opens sessions of one worker. A handle: cheap to clone where the implementation is, and owned by
@@ -45,7 +48,8 @@ pub trait KvManager {
 
     /// Opens the sending half of a request on a prefill worker. `bootstrap_addr` is where this
     /// worker is registered; `dest_ranks` are the decode ranks that will register for the room
-    /// (empty: as many as [`KvArgs::num_receivers`], whichever come).
+    /// (empty: as many as [`KvArgs::num_receivers`], or if that was not told either, as many as the
+    /// first of them says that its engine has for this rank).
     fn sender(
         &self,
         bootstrap_addr: &str,

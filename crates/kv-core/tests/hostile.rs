@@ -108,7 +108,10 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             floor: Attempt(random.below(4)),
             room: room(random),
             pages: pages(random),
+            first: if random.below(2) == 0 { 0 } else { random.number() as u32 },
             aux: (random.below(2) == 0).then(|| AuxIndex(random.below(6) as u32)),
+            aux_here: random.below(2) == 0,
+            ranks: random.below(3) as u32,
             ttl_ms: random.number(),
         }),
         5 => Body::Registered(Registered { attempt }),
@@ -136,6 +139,7 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             room: room(random),
             grant: (random.below(2) == 0).then(|| SessionId(random.number())),
             beat: random.number(),
+            ranks: random.below(3) as u32,
             ttl_ms: random.number(),
         }),
         16 => Body::Granted(Granted {
@@ -244,9 +248,10 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
             room: Room::Number(7),
             grant: Some(SessionId(5)),
             beat: 6,
+            ranks: 2,
             ttl_ms: 1000,
         }),
-        "94010ecf000000010000000296030281a64e756d626572070506cd03e8",
+        "94010ecf000000010000000297030281a64e756d62657207050602cd03e8",
     );
     golden(
         Body::Granted(Granted {
@@ -271,10 +276,13 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
             floor: Attempt(1),
             room: Room::Number(7),
             pages: PageList::from_pages([4, 5, 9]).unwrap(),
+            first: 8,
             aux: None,
+            aux_here: true,
+            ranks: 2,
             ttl_ms: 1000,
         }),
-        "940104cf000000010000000296010181a64e756d6265720792920402920901c0cd03e8",
+        "940104cf000000010000000299010181a64e756d626572079292040292090108c0c302cd03e8",
     );
 }
 

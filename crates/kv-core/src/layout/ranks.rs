@@ -6,6 +6,8 @@
 //! all its heads. A destination whose source block is larger reads every head once, from the first
 //! rank of the block that has it; the others are told that they are released.
 
+use std::borrow::Borrow;
+
 use super::cells::{first_head, holders, overlaps};
 use super::shape::Holds;
 use super::{Geometry, RegionShape};
@@ -48,11 +50,11 @@ pub struct Source {
 /// assert_eq!(found.iter().map(|source| source.index).collect::<Vec<_>>(), [2, 3]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn sources(dest: &Geometry, engine: &[Geometry]) -> Result<Vec<Source>, Mismatch> {
+pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec<Source>, Mismatch> {
     let mut found = Vec::new();
     let mut covered = 0;
     let mut stages: Vec<u32> = Vec::new();
-    for (index, source) in engine.iter().enumerate() {
+    for (index, source) in engine.iter().map(Borrow::borrow).enumerate() {
         let Some(shares) = Place::of(source).shares(&Place::of(dest)) else { continue };
         dest.check(source)?;
         found.push(Source { index, bytes: shares.any_bytes(source, dest), aux: false });
@@ -61,18 +63,18 @@ pub fn sources(dest: &Geometry, engine: &[Geometry]) -> Result<Vec<Source>, Mism
             covered += shared_cells(source, dest);
         }
     }
-    let last = found.iter_mut().max_by_key(|source| {
-        let Some(geometry) = engine.get(source.index) else { return (0, 0) };
+    let last = found.iter_mut().rev().max_by_key(|source| {
+        let Some(geometry) = engine.get(source.index).map(Borrow::borrow) else { return (0, 0) };
         (geometry.parallel.pp_rank, u32::MAX - geometry.parallel.tp_rank)
     });
     let Some(last) = last else {
-        return Err(layers_mismatch(dest, engine));
+        return Err(nobody(dest, engine));
     };
     last.aux = true;
     let wanted: u64 = holders(&dest.regions, RegionRole::Kv, 0)
         .map(|holder| holder.layers.len() as u64 * holder.kinds.len() as u64)
         .sum();
-    if covered != wanted { Err(layers_mismatch(dest, engine)) } else { Ok(found) }
+    if covered != wanted { Err(nobody(dest, engine)) } else { Ok(found) }
 }
 
 /// How many ranks of `engine` (of one data-parallel replica) rank `source` has to serve: the
@@ -227,11 +229,16 @@ fn shared_cells(source: &Geometry, dest: &Geometry) -> u64 {
     overlaps(kv(&source.regions), kv(&dest.regions)).iter().map(super::Overlap::cells).sum()
 }
 
-fn layers_mismatch(dest: &Geometry, engine: &[Geometry]) -> Mismatch {
+/// Why no rank, or not enough of them, has what `dest` needs.
+fn nobody<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Mismatch {
+    // Ranks that do not fit say it best.
+    if let Some(mismatch) = engine.iter().find_map(|source| dest.check(source.borrow()).err()) {
+        return mismatch;
+    }
     let text = |layers: Option<(u32, u32)>| {
         layers.map_or_else(|| "not told".to_owned(), |(start, end)| format!("{start}..{end}"))
     };
-    let all = engine.iter().filter_map(Geometry::kv_layers);
+    let all = engine.iter().filter_map(|source| source.borrow().kv_layers());
     let theirs = all.reduce(|all, one| (all.0.min(one.0), all.1.max(one.1)));
     Mismatch { field: "layers".to_owned(), ours: text(dest.kv_layers()), theirs: text(theirs) }
 }

@@ -242,7 +242,8 @@ fn caches_that_say_what_they_hold_may_differ_in_shape() {
 
 #[test]
 fn a_pairing_that_cannot_be_is_refused_with_the_field_both_values_and_a_way_out() {
-    let differences: &[(&str, &str, &str, &str, fn(&mut Geometry))] = &[
+    type Refused = (&'static str, &'static str, &'static str, &'static str, fn(&mut Geometry));
+    let differences: &[Refused] = &[
         ("tp_size", "2", "3", "multiple", |peer| {
             peer.parallel.tp_size = 3;
             peer.layout.total_kv_heads = 6;

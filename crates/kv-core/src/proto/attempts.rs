@@ -12,6 +12,7 @@ use super::receive::check_aux;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, Room};
+use crate::pages::MAX_PAGES;
 use crate::wire::{Abort, AbortAck, Body, Failed, Finish, Progress, Register, Registered};
 
 /// Most runs of parts that one answer lists; the receiver asks again for the rest.
@@ -20,7 +21,7 @@ const MAX_TOLD_RUNS: usize = 1024;
 impl Node {
     pub(super) fn on_register(&mut self, id: PeerId, register: Register) {
         self.on_floor(id, register.floor);
-        let Register { attempt, room, pages, aux, ttl_ms, .. } = register;
+        let Register { attempt, room, pages, first, aux, aux_here, ranks, ttl_ms, .. } = register;
         let Some(peer) = self.peers.get_mut(id) else { return };
         let window = self.config.limits.max_attempts;
         if peer.is_closed(attempt) || attempt.0 - peer.floor.0 >= window {
@@ -39,11 +40,12 @@ impl Node {
         let geometry = &peer.geometry;
         let out_of_range = pages.check_below(geometry.num_pages).is_err()
             || pages.check_distinct().is_err()
+            || first > MAX_PAGES
             || check_aux(aux, geometry.aux_rows().unwrap_or(0)).is_some();
         if out_of_range && !self.stopping {
             return self.refuse_registration(id, attempt, room, PeerCause::OutOfRange);
         }
-        let registration = Registration { room, wish: Wish::Write { pages, aux } };
+        let registration = Registration { room, ranks, wish: Wish::Write { pages, first, aux, aux_here } };
         self.seek_sender(id, attempt, registration, ttl_ms);
     }
 

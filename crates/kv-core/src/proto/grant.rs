@@ -61,7 +61,7 @@ impl EndedGrants {
 impl Node {
     pub(super) fn on_claim(&mut self, id: PeerId, claim: Claim) {
         self.on_floor(id, claim.floor);
-        let Claim { attempt, room, grant, beat, ttl_ms, .. } = claim;
+        let Claim { attempt, room, grant, beat, ranks, ttl_ms, .. } = claim;
         let Some(peer) = self.peers.get_mut(id) else { return };
         if peer.is_closed(attempt) || attempt.0 - peer.floor.0 >= self.config.limits.max_attempts {
             self.frames_dropped += 1;
@@ -85,7 +85,7 @@ impl Node {
             Some(Incoming::Active(..)) => return,
             None => {}
         }
-        let registration = Registration { room, wish: Wish::Read { beat } };
+        let registration = Registration { room, ranks, wish: Wish::Read { beat } };
         match grant {
             Some(nonce) if !self.stopping => self.claim_grant(id, attempt, nonce, registration),
             _ => self.seek_sender(id, attempt, registration, ttl_ms),

@@ -20,7 +20,6 @@ use super::peer::{HelloSaid, Incoming, Introduction, Peer};
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
-use crate::plan::RegionMap;
 use crate::plane::PlaneError;
 use crate::time::Time;
 use crate::wire::{Body, Hello, Link, Ping, Pong, Refused, Welcome};
@@ -53,8 +52,8 @@ impl Node {
         }
         let Introduction { worker, incarnation, geometry, .. } = introduction;
         let link = self.draw_link();
-        let map = RegionMap::new(self.config.args.geometry(), &geometry).ok();
-        let peer = Peer::new(worker, incarnation, geometry, map, link, self.now);
+        let here = self.config.args.geometry();
+        let peer = Peer::new(worker, incarnation, geometry, here, link, self.now);
         Some(self.peers.insert(peer))
     }
 

@@ -10,6 +10,7 @@ use super::timer::Timer;
 use crate::bootstrap::{LookupId, RankRecord};
 use crate::error::{BootstrapError, Cause, Mismatch, PeerCause};
 use crate::id::SessionId;
+use crate::layout::{Geometry, shares, sources};
 
 impl Node {
     pub(super) fn find_sources(&mut self, session: SessionId) {
@@ -88,45 +89,50 @@ impl Node {
         }
     }
 
-    /// The ranks that write into this one: with equal parallel sizes, the one in the same place.
+    /// The ranks of an engine that this rank has to do with, the one whose aux row counts first.
     fn choose_sources(&self, ranks: Vec<RankRecord>) -> Result<(u32, u32, Vec<Introduction>), Cause> {
-        let ours = self.config.args.geometry();
+        let malformed = Cause::Bootstrap(BootstrapError::Malformed("geometry"));
         let (mut dp_rank, mut dp_size) = (0, 1);
-        let mut introductions = Vec::new();
-        for rank in ranks {
+        for rank in &ranks {
             if rank.plane != self.config.plane {
                 return Err(Cause::Incompatible(Mismatch {
                     field: "plane".to_owned(),
                     ours: self.config.plane.clone(),
-                    theirs: rank.plane,
+                    theirs: rank.plane.clone(),
                 }));
             }
-            let theirs = rank.parallel();
-            (dp_rank, dp_size) = (theirs.dp_rank, theirs.dp_size);
-            for (field, ours, theirs) in [
-                ("tp_size", ours.parallel.tp_size, theirs.tp_size),
-                ("pp_size", ours.parallel.pp_size, theirs.pp_size),
-            ] {
-                if ours != theirs {
-                    let (ours, theirs) = (ours.to_string(), theirs.to_string());
-                    return Err(Cause::Incompatible(Mismatch { field: field.to_owned(), ours, theirs }));
+            rank.geometry.validate().map_err(|_| malformed.clone())?;
+            (dp_rank, dp_size) = (rank.parallel().dp_rank, rank.parallel().dp_size);
+        }
+        let geometries: Vec<&Geometry> = ranks.iter().map(|rank| &rank.geometry).collect();
+        let here = self.config.args.geometry();
+        let chosen: Vec<usize> = match sources(here, &geometries) {
+            Ok(mut found) => {
+                found.sort_by_key(|source| !source.aux);
+                found.iter().map(|source| source.index).collect()
+            }
+            // Those in the right place are met all the same: they refuse, and their senders are told.
+            Err(mismatch) => {
+                let linked = (0..).zip(&geometries).filter(|(_, there)| shares(there, here).is_some());
+                let linked: Vec<_> = linked.filter(|(_, there)| here.check(there).is_err()).collect();
+                if ranks.is_empty() {
+                    return Err(Cause::Bootstrap(BootstrapError::UnknownRank));
                 }
+                if linked.is_empty() {
+                    return Err(Cause::Incompatible(mismatch));
+                }
+                linked.into_iter().map(|(index, _)| index).collect()
             }
-            if (theirs.tp_rank, theirs.pp_rank) != (ours.parallel.tp_rank, ours.parallel.pp_rank) {
-                continue;
-            }
-            rank.geometry.validate().map_err(|_| Cause::Bootstrap(BootstrapError::Malformed("geometry")))?;
-            introductions.push(Introduction {
-                worker: rank.worker,
-                incarnation: rank.incarnation,
-                geometry: rank.geometry,
-                metadata: rank.metadata,
-            });
-        }
-        if introductions.is_empty() {
-            return Err(Cause::Bootstrap(BootstrapError::UnknownRank));
-        }
-        Ok((dp_rank, dp_size, introductions))
+        };
+        let mut ranks: Vec<Option<RankRecord>> = ranks.into_iter().map(Some).collect();
+        let chosen = chosen.into_iter().filter_map(|index| ranks.get_mut(index)?.take());
+        let introductions = chosen.map(|rank| Introduction {
+            worker: rank.worker,
+            incarnation: rank.incarnation,
+            geometry: rank.geometry,
+            metadata: rank.metadata,
+        });
+        Ok((dp_rank, dp_size, introductions.collect()))
     }
 
     pub(super) fn stop_asking(&mut self, session: SessionId) {

@@ -64,6 +64,8 @@ pub struct Node {
     pub(super) rendezvous: Rendezvous,
     pub(super) posting: Posting,
     pub(super) senders: BTreeMap<SessionId, SendSession>,
+    /// How many receivers the last request had whose scheduler did not say it.
+    pub(super) usual_receivers: usize,
     pub(super) receivers: BTreeMap<SessionId, ReceiveSession>,
     pub(super) stopping: bool,
     pub(super) frames_dropped: u64,
@@ -119,6 +121,7 @@ impl Node {
             directory: Directory::default(),
             rendezvous: Rendezvous::default(),
             senders: BTreeMap::new(),
+            usual_receivers: 1,
             receivers: BTreeMap::new(),
             stopping: false,
             frames_dropped: 0,

@@ -8,9 +8,9 @@ use bytes::Bytes;
 use super::run_set::RunSet;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId, WorkerId};
-use crate::layout::Geometry;
+use crate::layout::{Geometry, receivers_of};
 use crate::pages::PageList;
-use crate::plan::RegionMap;
+use crate::plan::{RegionMap, Side};
 use crate::time::Time;
 use crate::wire::{Abort, Link};
 
@@ -24,8 +24,12 @@ pub(super) struct Peer {
     pub(super) worker: WorkerId,
     pub(super) incarnation: Incarnation,
     pub(super) geometry: Geometry,
-    /// How its regions pair with ours; `None` if they do not.
-    pub(super) map: Option<RegionMap>,
+    /// What this worker sends to it; `None` if the caches do not fit.
+    pub(super) out: Option<RegionMap>,
+    /// What it sends to this worker; `None` if the caches do not fit.
+    pub(super) inward: Option<RegionMap>,
+    /// How many ranks of this worker's engine it has to serve for a request.
+    pub(super) ranks_served: u32,
     /// The number that the peer must put into its frames.
     pub(super) ours: Link,
     /// The number that the peer wants in ours; `None` until it answered the hello.
@@ -159,6 +163,8 @@ pub(super) enum Incoming {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Registration {
     pub(super) room: Room,
+    /// How many ranks of the receiver's engine this worker has to serve.
+    pub(super) ranks: u32,
     pub(super) wish: Wish,
 }
 
@@ -166,7 +172,14 @@ pub(super) struct Registration {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Wish {
     /// To have these pages and this row written.
-    Write { pages: PageList, aux: Option<AuxIndex> },
+    Write {
+        /// From number `first` of the request on.
+        pages: PageList,
+        first: u32,
+        aux: Option<AuxIndex>,
+        /// The row is this worker's to write.
+        aux_here: bool,
+    },
     /// To read the sender's pages. The number stands in the claim.
     Read { beat: u64 },
 }
@@ -186,15 +199,17 @@ impl Peer {
         worker: WorkerId,
         incarnation: Incarnation,
         geometry: Geometry,
-        map: Option<RegionMap>,
+        here: &Geometry,
         ours: Link,
         now: Time,
     ) -> Peer {
         Peer {
             worker,
             incarnation,
+            out: RegionMap::directed(here, &geometry, Side::Local).ok(),
+            inward: RegionMap::directed(here, &geometry, Side::Remote).ok(),
+            ranks_served: u32::try_from(receivers_of(&geometry, here)).unwrap_or(u32::MAX).max(1),
             geometry,
-            map,
             ours,
             theirs: None,
             hello: None,

@@ -30,7 +30,7 @@ use crate::error::Cause;
 use crate::id::{Attempt, AuxIndex, PeerId, SessionId};
 use crate::lease::GrantRef;
 use crate::pages::PageList;
-use crate::plan::{PagePlan, Plan};
+use crate::plan::Plan;
 use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::poll::KvPoll;
 use crate::time::Time;
@@ -69,19 +69,19 @@ impl Reading {
 impl Node {
     /// The claim, as it is sent to a source now.
     pub(super) fn claim(&mut self, id: PeerId, register: Register, grant: Option<&GrantRef>) -> Body {
-        let Register { attempt, floor, room, ttl_ms, .. } = register;
+        let Register { attempt, floor, room, ranks, ttl_ms, .. } = register;
+        let meant = self.peers.get(id).map(|peer| peer.incarnation);
+        let grant = grant.filter(|grant| meant == Some(grant.incarnation)).map(|grant| grant.nonce);
         let beat = self.peers.get_mut(id).map_or(0, |peer| peer.heart.beat(self.now));
-        Body::Claim(Claim { attempt, floor, room, grant: grant.map(|grant| grant.nonce), beat, ttl_ms })
+        Body::Claim(Claim { attempt, floor, room, grant, beat, ranks, ttl_ms })
     }
 
     pub(super) fn on_granted(&mut self, id: PeerId, granted: Granted) {
         let now = self.now;
         let sent_at = self.peers.get(id).and_then(|peer| peer.heart.sent_at(granted.beat));
-        let Some((num_pages, rows)) =
-            self.peers.get(id).map(|peer| (peer.geometry.num_pages, peer.geometry.aux_rows().unwrap_or(0)))
-        else {
-            return;
-        };
+        let Some(peer) = self.peers.get(id) else { return };
+        let (num_pages, rows) = (peer.geometry.num_pages, peer.geometry.aux_rows().unwrap_or(0));
+        let incarnation = peer.incarnation;
         let Some(&(session, index)) = self.peers.get(id).and_then(|peer| peer.outgoing.get(&granted.attempt))
         else {
             return;
@@ -90,7 +90,7 @@ impl Node {
         if receiver.poll.is_terminal() || !receiver.pulls {
             return;
         }
-        let expected = receiver.grant.clone();
+        let expected = receiver.grant.clone().filter(|grant| grant.incarnation == incarnation);
         let Some(source) = receiver.sources.get_mut(index) else { return };
         if source.state != SourceState::Open {
             return;
@@ -226,15 +226,24 @@ impl Node {
         let Some((given, aux)) = &receiver.given else { return };
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let Some(reading) = source.reading.as_mut().filter(|reading| reading.plans.is_none()) else { return };
-        let Some(map) = self.peers.get(source.peer).and_then(|peer| peer.map.as_ref()) else { return };
+        let Some(map) = self.peers.get(source.peer).and_then(|peer| peer.inward.as_ref()) else { return };
         let (held, wanted) = (reading.pages.len(), given.len());
-        let suffix = held.checked_sub(wanted).and_then(|skip| reading.pages.slice(skip, wanted));
-        let planned = match (suffix, *aux, reading.aux) {
-            (None, ..) => Err(Cause::PageCount { sent: held, registered: wanted }),
+        // Pages that the request has here already are those before the given ones. Nobody has to say
+        // how many, if pages are counted alike on both sides.
+        let told = receiver.prefix;
+        let prefix = if told == 0 && map.same_pages() { held.saturating_sub(wanted) } else { told };
+        let registered = prefix.saturating_add(wanted);
+        let planned = match (map.check_counts(registered, held), *aux, reading.aux) {
+            (Err(_), ..) => Err(Cause::PageCount { sent: held, registered }),
             (_, Some(_), None) => Err(Cause::AuxOneSided { sender: false, receiver: true }),
-            (Some(remote), row, row_there) => {
-                let pages = PagePlan::new(given.list(), &remote).and_then(|pages| Plan::pages(map, pages));
-                let aux = row.zip(row_there).map(|(here, there)| Plan::aux(map, here, there)).transpose();
+            (Ok(()), row, row_there) => {
+                let pages = Plan::chunk(map, given.list(), prefix, &reading.pages);
+                // The row of the first source counts.
+                let aux = row
+                    .filter(|_| index == 0)
+                    .zip(row_there)
+                    .map(|(here, there)| Plan::aux(map, here, there))
+                    .transpose();
                 let no_plan = |_| Cause::Protocol("a grant that no plan leads to");
                 pages.map_err(no_plan).and_then(|pages| Ok((pages, aux.map_err(no_plan)?)))
             }

@@ -56,6 +56,8 @@ pub(super) struct ReceiveSession {
     pub(super) grant: Option<GrantRef>,
     pub(super) question: Question,
     pub(super) given: Option<(Pages, Option<AuxIndex>)>,
+    /// Pages of the request that are here already; the given ones come after them.
+    pub(super) prefix: usize,
     pub(super) sources: Vec<Source>,
     pub(super) repeats: u32,
     /// Why it failed, as its sources are told.
@@ -136,6 +138,7 @@ impl Node {
             grant: options.grant,
             question,
             given: None,
+            prefix: options.prefix_pages,
             sources: Vec::new(),
             repeats: 0,
             failure: None,
@@ -262,14 +265,14 @@ impl Node {
     fn check_grant(&self, session: SessionId) -> Option<Cause> {
         let receiver = self.receivers.get(&session)?;
         let grant = receiver.grant.as_ref()?;
-        receiver.sources.iter().filter_map(|source| self.peers.get(source.peer)).find_map(|peer| {
-            if peer.incarnation != grant.incarnation {
-                let (referenced, found) = (grant.incarnation, peer.incarnation);
-                return Some(Cause::StaleGrant { referenced, found });
-            }
-            let range = grant.pages.as_ref()?.check_below(peer.geometry.num_pages);
-            range.err().map(Cause::GrantOutOfRange)
-        })
+        let mut sources = receiver.sources.iter().filter_map(|source| self.peers.get(source.peer));
+        // Of several sources one is meant; the others are claimed by the room.
+        let Some(meant) = sources.clone().find(|peer| peer.incarnation == grant.incarnation) else {
+            let (referenced, found) = (grant.incarnation, sources.next()?.incarnation);
+            return Some(Cause::StaleGrant { referenced, found });
+        };
+        let range = grant.pages.as_ref()?.check_below(meant.geometry.num_pages);
+        range.err().map(Cause::GrantOutOfRange)
     }
 
     /// Sends the registrations that were not acknowledged, and sets the time of the next try.
@@ -283,7 +286,7 @@ impl Node {
         let (pulls, grant) = (receiver.pulls, receiver.grant.clone());
         let ttl = receiver.deadline.saturating_sub(self.now - receiver.opened);
         let mut frames = Vec::new();
-        for source in &receiver.sources {
+        for (index, source) in receiver.sources.iter().enumerate() {
             let (SourceState::Open, false, Some(attempt)) = (source.state, source.registered, source.attempt)
             else {
                 continue;
@@ -294,7 +297,11 @@ impl Node {
                 floor: peer.outgoing_floor(),
                 room: receiver.room.clone(),
                 pages: pages.clone(),
+                first: u32::try_from(receiver.prefix).unwrap_or(u32::MAX),
                 aux,
+                // The first source is the one whose row counts.
+                aux_here: index == 0,
+                ranks: peer.ranks_served,
                 ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
             };
             frames.push((source.peer, register));

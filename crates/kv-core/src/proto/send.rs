@@ -27,7 +27,7 @@ use crate::error::{Cause, PeerCause, Phase, TransferError};
 use crate::id::{Attempt, AuxIndex, PeerId, PostId, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
 use crate::pages::{PageList, Pages};
-use crate::plan::{PagePlan, Plan, PlanError, RegionMap};
+use crate::plan::{Plan, PlanError, RegionMap};
 use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::poll::KvPoll;
 use crate::session::SessionOptions;
@@ -39,7 +39,10 @@ use crate::wire::{Body, Done, Failed, Link, Registered};
 pub(super) struct SendSession {
     pub(super) deadline: Duration,
     pub(super) room: Room,
+    /// How many ranks receive: told by the scheduler, or by the first of them.
     pub(super) receivers: usize,
+    /// The scheduler has not said how many.
+    learns: bool,
     mode: TransferMode,
     /// How long the pages stay for readers.
     pub(super) lease: Lease,
@@ -100,7 +103,11 @@ pub(super) struct Target {
     /// The session has failed after the grant: when the last lease that it may know of is over.
     pub(super) fence: Option<Time>,
     pages: PageList,
+    /// The number of the first of them in the request.
+    first: usize,
     aux: Option<AuxIndex>,
+    /// The aux row is this worker's to write.
+    aux_here: bool,
     queued: bool,
     /// First chunk that is not planned yet.
     next_chunk: usize,
@@ -129,11 +136,10 @@ impl Target {
         if let Some(chunk) = chunks.get(self.next_chunk) {
             self.next_chunk += 1;
             let local = chunk.pages.list();
-            let remote = self.pages.slice(chunk.offset, local.len()).unwrap_or_default();
-            return Plan::pages(map, PagePlan::new(local, &remote)?).map(Some);
+            return Plan::suffix(map, (local, chunk.offset), (&self.pages, self.first)).map(Some);
         }
         match (aux, self.aux) {
-            (Some(local), Some(remote)) if !self.aux_planned => {
+            (Some(local), Some(remote)) if self.aux_here && !self.aux_planned => {
                 self.aux_planned = true;
                 Plan::aux(map, local, remote).map(Some)
             }
@@ -142,7 +148,9 @@ impl Target {
     }
 
     fn has_planned_all(&self, chunks: &[Chunk], aux: Option<AuxIndex>) -> bool {
-        self.plan.is_none() && self.next_chunk == chunks.len() && (aux.is_none() || self.aux_planned)
+        self.plan.is_none()
+            && self.next_chunk == chunks.len()
+            && (aux.is_none() || self.aux_planned || !self.aux_here)
     }
 }
 
@@ -159,7 +167,8 @@ impl Node {
         let sender = SendSession {
             deadline,
             room: room.clone(),
-            receivers: receivers.max(1) as usize,
+            receivers: if receivers == 0 { self.usual_receivers } else { receivers as usize },
+            learns: receivers == 0,
             mode: options.mode.unwrap_or(self.config.args.transfer_mode()),
             lease,
             pinned_until: None,
@@ -219,16 +228,18 @@ impl Node {
         let Some(sender) = self.senders.get(&session) else { return };
         let Some((sent, aux)) = sender.announced else { return };
         let writes = sender.targets.iter().filter(|target| !target.reads);
-        let disagreement =
-            writes.map(|target| (target, target.pages.len())).find_map(|(target, registered)| {
-                if registered != sent {
+        let disagreement = writes.map(|target| (target, target.first + target.pages.len())).find_map(
+            |(target, registered)| {
+                let map = self.peers.get(target.peer).and_then(|peer| peer.out.as_ref());
+                if map.is_none_or(|map| map.check_counts(sent, registered).is_err()) {
                     Some(Cause::PageCount { sent, registered })
                 } else if target.aux.is_some() != aux.is_some() {
                     Some(Cause::AuxOneSided { sender: aux.is_some(), receiver: target.aux.is_some() })
                 } else {
                     None
                 }
-            });
+            },
+        );
         if let Some(cause) = disagreement {
             self.fail_sender(session, cause);
         }
@@ -315,15 +326,27 @@ impl Node {
             self.refuse_attempt(id, attempt, cause.clone());
             return self.fail_sender_of(session, Cause::ByPeer(cause), 1);
         }
+        let ranks = registration.ranks.max(1) as usize;
+        if sender.learns && sender.targets.is_empty() {
+            sender.receivers = ranks;
+            self.usual_receivers = ranks;
+        } else if !sender.receivers.is_multiple_of(ranks) {
+            // The scheduler may give one request to several engines, but not to parts of one.
+            let cause = PeerCause::ReceiverCount { expected: sender.receivers, told: ranks };
+            self.refuse_attempt(id, attempt, cause.clone());
+            return self.fail_sender_of(session, Cause::ByPeer(cause), 1);
+        }
         let Some(peer) = self.peers.get_mut(id) else { return };
         let index = sender.targets.len();
-        let (incoming, pages, aux, beat) = match registration.wish {
-            Wish::Write { pages, aux } => (Incoming::Active(session, index), pages, aux, 0),
+        let (incoming, (pages, first), (aux, aux_here), beat) = match registration.wish {
+            Wish::Write { pages, first, aux, aux_here } => {
+                (Incoming::Active(session, index), (pages, first as usize), (aux, aux_here), 0)
+            }
             Wish::Read { beat } => {
                 let until = Time::ZERO;
                 let reading =
                     Incoming::Reading { session, target: index, until, extension: None, intact: false };
-                (reading, PageList::default(), None, beat)
+                (reading, Default::default(), Default::default(), beat)
             }
         };
         peer.incoming.insert(attempt, incoming);
@@ -335,7 +358,9 @@ impl Node {
             released: false,
             fence: None,
             pages,
+            first,
             aux,
+            aux_here,
             queued: false,
             next_chunk: 0,
             aux_planned: false,
@@ -382,7 +407,7 @@ impl Node {
             return;
         }
         let Some(peer) = self.peers.get(target.peer) else { return };
-        let Some(map) = &peer.map else { return };
+        let Some(map) = &peer.out else { return };
         let aux = sender.announced.and_then(|(_, aux)| aux).filter(|_| sender.complete);
         let mut descs: Vec<Desc> = Vec::new();
         let mut bytes = 0;

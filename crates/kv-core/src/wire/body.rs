@@ -94,8 +94,14 @@ bodies! {
         room: Room,
         /// Where its pages shall go, in request order.
         pages: PageList,
+        /// The number of the first of them in the request; before it the receiver has a prefix.
+        first: u32,
         /// The aux row to fill.
         aux: Option<AuxIndex>,
+        /// True if this sender is to fill it, and not another rank of its engine.
+        aux_here: bool,
+        /// How many ranks of the receiver's engine this sender has to serve for the request.
+        ranks: u32,
         /// How long the receiver will wait, in milliseconds from sending.
         ttl_ms: u64,
     }
@@ -178,6 +184,8 @@ bodies! {
         grant: Option<SessionId>,
         /// Repeated in a grant that answers this claim.
         beat: u64,
+        /// How many ranks of the receiver's engine this sender has to serve for the request.
+        ranks: u32,
         /// How long the receiver will wait, in milliseconds from sending.
         ttl_ms: u64,
     }

@@ -427,7 +427,7 @@ fn answers_that_cannot_be_used_fail_everyone_who_waits() {
         vec![kv_core::RankRecord { plane: "another".to_owned(), ..record(1) }],
         vec![],
         vec![broken(record(1), |geometry| geometry.regions.clear())],
-        vec![broken(record(1), |geometry| geometry.parallel.tp_size = 2)],
+        vec![broken(record(1), |geometry| geometry.parallel.pp_size = 2)],
     ];
     for ranks in answers {
         let mut solo = Solo::new(|_| {});
@@ -444,6 +444,16 @@ fn answers_that_cannot_be_used_fail_everyone_who_waits() {
         }
         assert_eq!(solo.node().gauges().peers, 0);
     }
+}
+
+#[test]
+fn a_rank_of_another_shape_is_met_so_that_its_sender_is_told() {
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(Room::Number(4), None);
+    let ranks = vec![broken(record(1), |geometry| geometry.parallel.tp_size = 2)];
+    solo.found(kv_core::LookupId(0), ranks);
+    assert_eq!((solo.poll(session), solo.node().gauges().peers), (KvPoll::Bootstrapping, 1));
+    assert!(solo.frames().iter().any(|body| matches!(body, Body::Hello(_))));
 }
 
 fn broken(

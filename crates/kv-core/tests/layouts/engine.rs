@@ -5,6 +5,7 @@ use std::ops::Range;
 use kv_core::layout::Axes;
 use kv_core::{Axis, Geometry, Holds, KvArgs, Layout, Parallel, Region, RegionRole, StateGroup};
 
+use crate::memory::AUX_LEN;
 use crate::rng::Rng;
 
 /// What both engines serve.
@@ -55,6 +56,7 @@ impl Model {
 #[derive(Debug, Clone)]
 pub struct Engine {
     pub ranks: Vec<Geometry>,
+    pub args: Vec<KvArgs>,
     pub page_size: u32,
     pub num_pages: u32,
     pub context: u32,
@@ -109,7 +111,7 @@ impl Engine {
             stages: stages.clone(),
             groups: Vec::new(),
         };
-        let mut ranks = Vec::new();
+        let mut all = Vec::new();
         for (pp_rank, stage) in (0..).zip(&stages) {
             let cells = cells(rng, &model.kinds, stage.0..stage.1);
             let groups: Vec<_> =
@@ -119,7 +121,8 @@ impl Engine {
                     Parallel { tp_size: tp, tp_rank, pp_size: pp, pp_rank, dp_size: 1, dp_rank: 0 };
                 let mut layout = Layout { context_rank: tp_rank % context, ..layout.clone() };
                 let heads = if model.is_latent() { 1 } else { (model.heads / tp).max(1) };
-                let mut builder = KvArgs::builder("e", 0).pages(num_pages, page_size).heads(heads, 1);
+                let mut builder =
+                    KvArgs::builder("e", pp_rank * tp + tp_rank).pages(num_pages, page_size).heads(heads, 1);
                 let mut addr = 0;
                 let mut region = |role, items: u32, item_len: u64, cell: &Cell| {
                     addr += 1 << 32;
@@ -141,11 +144,12 @@ impl Engine {
                         builder = builder.region(region(RegionRole::State, 12, item, cell).group(number));
                     }
                 }
-                let args = builder.parallel(parallel).layout(layout).build().unwrap();
-                ranks.push(args.geometry().clone());
+                let rows = Region::dram(RegionRole::Aux, 1 << 50, 4 * AUX_LEN, AUX_LEN);
+                all.push(builder.parallel(parallel).layout(layout).region(rows).build().unwrap());
             }
         }
-        Engine { ranks, page_size, num_pages, context, group_pages }
+        let ranks = all.iter().map(|args| args.geometry().clone()).collect();
+        Engine { ranks, args: all, page_size, num_pages, context, group_pages }
     }
 }
 

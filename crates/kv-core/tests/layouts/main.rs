@@ -7,6 +7,7 @@
 
 mod engine;
 mod memory;
+mod protocol;
 mod rng;
 mod tables;
 
@@ -37,6 +38,11 @@ impl Case {
         let op = if rng.chance(2) { Op::Write } else { Op::Read };
         Case { model, prefill, decode, request, rank, op }
     }
+}
+
+/// A number that whoever runs the test gives.
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
 fn list(pages: &[u32]) -> PageList {
@@ -184,7 +190,6 @@ fn run(seed: u64) {
 
 #[test]
 fn every_element_arrives_once_in_its_place_between_any_two_engines() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let cases: u64 = number("KV_LAYOUT_CASES").unwrap_or(2_000);
     let first: u64 = number("KV_LAYOUT_SEED").unwrap_or(1);
     for seed in first..first + cases {

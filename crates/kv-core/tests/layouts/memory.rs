@@ -7,12 +7,40 @@ use crate::engine::{Engine, Lists, Model, Request};
 /// The name of a byte: lane (KV, groups), kind, layer, token, head, place.
 type Name = (u8, u8, u8, u16, u8, u8);
 
+/// Bytes of an aux row.
+pub const AUX_LEN: u64 = 8;
+
 /// By region.
 pub struct Memory(Vec<Vec<Option<Name>>>);
 
 impl Memory {
     pub fn empty(geometry: &Geometry) -> Memory {
         Memory(geometry.regions.iter().map(|region| vec![None; region.len as usize]).collect())
+    }
+
+    /// No memory.
+    pub fn none() -> Memory {
+        Memory(Vec::new())
+    }
+
+    /// Marks an aux row as that of a rank.
+    pub fn fill_aux(&mut self, geometry: &Geometry, row: usize) {
+        let name = (255, geometry.parallel.pp_rank as u8, geometry.parallel.tp_rank as u8, 0, 0, 0);
+        self.aux_row(geometry, row).fill(Some(name));
+    }
+
+    /// Of which stage an aux row is; empties it. All its bytes must be of one rank.
+    pub fn take_aux(&mut self, geometry: &Geometry, row: usize) -> u8 {
+        let row = self.aux_row(geometry, row);
+        let name = row[0].unwrap();
+        assert!(name.0 == 255 && row.iter().all(|byte| *byte == Some(name)));
+        row.fill(None);
+        name.1
+    }
+
+    fn aux_row(&mut self, geometry: &Geometry, row: usize) -> &mut [Option<Name>] {
+        let start = row * AUX_LEN as usize;
+        &mut self.0[geometry.aux_regions().start][start..start + AUX_LEN as usize]
     }
 
     /// Every token that the pages of a request have room for.
@@ -80,6 +108,7 @@ fn for_each(model: &Model, geometry: &Geometry, lists: &Lists, mut see: impl FnM
     for (number, region) in geometry.regions.iter().enumerate() {
         let group = usize::from(region.group);
         let (lane, pages, page_size, kernel) = match region.role {
+            RegionRole::Aux => continue,
             RegionRole::Kv => (0, &lists.pages, geometry.page_size, geometry.kernel_page_size()),
             _ => {
                 let size = geometry.layout.groups[group].page_size;
