@@ -31,7 +31,10 @@ pub enum TransferMode {
     /// The receiver reads from pages that the sender granted. The sender waits for nobody: the
     /// receiver may be chosen when the pages are complete.
     Pull,
-    /// On a receiver: whichever its plane does better. On a sender: whatever its receivers do.
+    /// On a sender: whatever its receivers do. On a receiver: what the plane is good for with the
+    /// peer ([`Directions`](crate::Directions)); where it is good for both, pull if the router carried
+    /// a [`GrantRef`], else push. Over UCX and TCP that is push: reads are slow there, and a reader
+    /// that dies takes its source down.
     Auto,
 }
 

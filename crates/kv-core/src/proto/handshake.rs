@@ -20,7 +20,7 @@ use super::peer::{HelloSaid, Incoming, Introduction, Peer};
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
-use crate::plane::PlaneError;
+use crate::plane::{Directions, PlaneError};
 use crate::time::Time;
 use crate::wire::{Body, Hello, Link, Ping, Pong, Refused, Welcome};
 
@@ -381,6 +381,12 @@ impl Node {
         match self.peers.get(id) {
             Some(peer) if self.peers.has_successor(&peer.worker, peer.incarnation) => Cause::PeerRestarted,
             _ => otherwise,
+        }
+    }
+
+    pub(super) fn on_connected(&mut self, id: PeerId, directions: Directions) {
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.directions = directions;
         }
     }
 

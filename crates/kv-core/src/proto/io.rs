@@ -8,9 +8,9 @@ use crate::args::KvArgs;
 use crate::bootstrap::{LookupId, RankQuery, RankRecord};
 use crate::error::{BootstrapError, TransferError};
 use crate::id::{AuxIndex, Incarnation, PeerId, PostId, Room, SessionId};
-use crate::lease::{KV_LEASE_DURATION, TransferMode};
+use crate::lease::KV_LEASE_DURATION;
 use crate::pages::Pages;
-use crate::plane::{PlaneError, Post};
+use crate::plane::{Directions, PlaneError, Post};
 use crate::poll::KvPoll;
 use crate::session::SessionOptions;
 
@@ -27,6 +27,14 @@ pub enum Input {
         post: PostId,
         /// How it went.
         result: Result<(), PlaneError>,
+    },
+    /// The plane has opened the way to a peer, and says what it is good for. Until it does, both
+    /// directions are taken to be.
+    Connected {
+        /// Which.
+        peer: PeerId,
+        /// What the way is good for.
+        directions: Directions,
     },
     /// The plane could not open the way to a peer.
     ConnectFailed {
@@ -201,8 +209,6 @@ pub struct NodeConfig {
     pub timing: Timing,
     /// Bounds.
     pub limits: Limits,
-    /// What `TransferMode::Auto` means for receivers on this plane.
-    pub auto_mode: TransferMode,
 }
 
 impl NodeConfig {
@@ -217,7 +223,6 @@ impl NodeConfig {
             seed: incarnation.get(),
             timing: Timing::default(),
             limits: Limits::default(),
-            auto_mode: TransferMode::Push,
         }
     }
 }

@@ -140,6 +140,7 @@ impl Node {
             Input::Command(command) => self.on_command(command),
             Input::Frame(bytes) => self.on_frame(bytes),
             Input::Posted { post, result } => self.on_posted(post, result),
+            Input::Connected { peer, directions } => self.on_connected(peer, directions),
             Input::ConnectFailed { peer, error } => self.on_connect_failed(peer, error),
             Input::PeerGone { peer, quiet_after } => self.on_peer_gone(peer, quiet_after),
             Input::Found { lookup, ranks } => self.on_found(lookup, ranks),

@@ -11,6 +11,7 @@ use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId, WorkerI
 use crate::layout::{Geometry, receivers_of};
 use crate::pages::PageList;
 use crate::plan::{RegionMap, Side};
+use crate::plane::Directions;
 use crate::time::Time;
 use crate::wire::{Abort, Link};
 
@@ -30,6 +31,8 @@ pub(super) struct Peer {
     pub(super) inward: Option<RegionMap>,
     /// How many ranks of this worker's engine it has to serve for a request.
     pub(super) ranks_served: u32,
+    /// What the way to it is good for.
+    pub(super) directions: Directions,
     /// The number that the peer must put into its frames.
     pub(super) ours: Link,
     /// The number that the peer wants in ours; `None` until it answered the hello.
@@ -210,6 +213,7 @@ impl Peer {
             inward: RegionMap::directed(here, &geometry, Side::Remote).ok(),
             ranks_served: u32::try_from(receivers_of(&geometry, here)).unwrap_or(u32::MAX).max(1),
             geometry,
+            directions: Directions::BOTH,
             ours,
             theirs: None,
             hello: None,

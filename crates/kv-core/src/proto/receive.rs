@@ -33,6 +33,7 @@ use crate::error::{Cause, PeerCause, Phase, TransferError};
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{GrantRef, TransferMode};
 use crate::pages::{PageList, Pages};
+use crate::plane::Directions;
 use crate::poll::KvPoll;
 use crate::session::SessionOptions;
 use crate::time::Time;
@@ -50,7 +51,8 @@ pub(super) struct ReceiveSession {
     pub(super) deadline: Duration,
     opened: Time,
     pub(super) poll: KvPoll,
-    /// It reads, instead of being written to.
+    mode: TransferMode,
+    /// It reads, instead of being written to. Decided when all sources are met.
     pub(super) pulls: bool,
     /// The sender's session that is meant.
     pub(super) grant: Option<GrantRef>,
@@ -125,15 +127,13 @@ impl Node {
         let deadline = options.deadline.unwrap_or(self.config.timing.session_deadline);
         let role = options.source.unwrap_or(WorkerRole::Prefill);
         let question = self.directory.question(&addr, role, &room, options.prefill_dp_rank);
-        let mode = match options.mode.unwrap_or(self.config.args.transfer_mode()) {
-            TransferMode::Auto => self.config.auto_mode,
-            mode => mode,
-        };
+        let mode = options.mode.unwrap_or(self.config.args.transfer_mode());
         let receiver = ReceiveSession {
             room,
             deadline,
             opened: self.now,
             poll: KvPoll::Bootstrapping,
+            mode,
             pulls: mode == TransferMode::Pull,
             grant: options.grant,
             question,
@@ -197,6 +197,12 @@ impl Node {
             return;
         }
         receiver.poll = KvPoll::WaitingForInput;
+        if receiver.mode == TransferMode::Auto {
+            let ways = receiver.sources.iter().filter_map(|source| self.peers.get(source.peer));
+            let good = ways.fold(Directions::BOTH, |good, peer| good.and(peer.directions));
+            // A reference is a sender's that waits for nobody: reading needs no registration first.
+            receiver.pulls = good.read && (receiver.grant.is_some() || !good.write);
+        }
         let pulls = receiver.pulls;
         self.status(session, KvPoll::WaitingForInput, None);
         if pulls {

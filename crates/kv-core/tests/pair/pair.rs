@@ -7,8 +7,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Body, Frame};
 use kv_core::{
-    AuxIndex, Cause, GrantRef, Incarnation, KvArgs, KvPoll, LookupId, PageList, Pages, PeerId, PlaneError,
-    Post, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions, Time, TransferError, WorkerRole,
+    AuxIndex, Cause, Directions, GrantRef, Incarnation, KvArgs, KvPoll, LookupId, PageList, Pages, PeerId,
+    PlaneError, Post, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions, Time, TransferError,
+    WorkerRole,
 };
 
 /// The prefill node.
@@ -29,6 +30,8 @@ pub struct Pair {
     lose: Filter,
     hold: Filter,
     copies: usize,
+    /// What the wire is good for.
+    pub directions: Directions,
     posts: Vec<(usize, Post)>,
     polls: BTreeMap<(usize, SessionId), KvPoll>,
     failures: BTreeMap<(usize, SessionId), TransferError>,
@@ -79,6 +82,7 @@ impl Pair {
             lose: Box::new(|_| false),
             hold: Box::new(|_| false),
             copies: 1,
+            directions: Directions::BOTH,
             posts: Vec::new(),
             polls: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -152,6 +156,8 @@ impl Pair {
         match output {
             Output::Connect { peer, .. } => {
                 self.peers.insert((node, peer), 1 - node);
+                let directions = self.directions;
+                self.nodes[node].handle(self.now, Input::Connected { peer, directions });
             }
             Output::Disconnect { peer } => {
                 self.peers.remove(&(node, peer));

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kv_core::wire::Body;
 use kv_core::{
-    AuxIndex, Cause, GrantRef, Incarnation, KvPoll, Lease, Op, PeerCause, PlaneError, Room, SessionId,
-    SessionOptions, TransferMode,
+    AuxIndex, Cause, Directions, GrantRef, Incarnation, KvPoll, Lease, Op, PeerCause, PlaneError, Room,
+    SessionId, SessionOptions, TransferMode,
 };
 
 use crate::pair::{D, P, Pair, list};
@@ -407,4 +407,28 @@ fn modes_that_do_not_meet_fail_both_sides_and_auto_meets_any() {
         assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
     }
     pair.assert_empty();
+}
+
+#[test]
+fn auto_follows_the_wire_and_prefers_a_grant_that_the_router_carried() {
+    let auto = || SessionOptions { mode: Some(TransferMode::Auto), ..SessionOptions::default() };
+    for (directions, referenced, op) in [
+        (Directions::BOTH, false, Op::Write),
+        (Directions::BOTH, true, Op::Read),
+        (Directions::READ, false, Op::Read),
+        (Directions::WRITE, true, Op::Write),
+    ] {
+        let mut pair = Pair::new();
+        pair.directions = directions;
+        let sender = pair.open_sender_with(ROOM, 1, auto());
+        pair.init_sender(sender, 1, None);
+        pair.send(sender, &[4]);
+        let grant = referenced.then(|| pair.grant(sender));
+        let receiver = pair.open_receiver_with(ROOM, SessionOptions { grant, ..auto() });
+        pair.init_receiver(receiver, &[7], None);
+        assert_eq!(pair.only_post().op, op, "{directions:?}, referenced {referenced}");
+        pair.complete_posts();
+        assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+        pair.assert_empty();
+    }
 }

@@ -1,7 +1,7 @@
 //! What a worker is started with, and why it may not start.
 
 use kv_core::proto::{Limits, Timing};
-use kv_core::{KvArgs, PlaneError, TransferMode, WorkerRole};
+use kv_core::{KvArgs, PlaneError, WorkerRole};
 
 /// What a worker is started with.
 ///
@@ -19,8 +19,6 @@ pub struct WorkerConfig {
     pub timing: Timing,
     /// Bounds on what peers can make it remember.
     pub limits: Limits,
-    /// What `TransferMode::Auto` means for its receivers (default push).
-    pub auto_mode: TransferMode,
     /// Most sessions open at once (default 131 072).
     pub max_sessions: usize,
     /// Commands that wait for the worker before session handles see backpressure (default 4096).
@@ -39,7 +37,6 @@ impl WorkerConfig {
             bootstrap: None,
             timing: Timing::default(),
             limits: Limits::default(),
-            auto_mode: TransferMode::Push,
             max_sessions: 131_072,
             command_queue: 4096,
             seed: None,
@@ -61,12 +58,6 @@ impl WorkerConfig {
     /// Bounds on what peers can make it remember.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
-        self
-    }
-
-    /// What `TransferMode::Auto` means for its receivers.
-    pub fn auto_mode(mut self, auto_mode: TransferMode) -> Self {
-        self.auto_mode = auto_mode;
         self
     }
 

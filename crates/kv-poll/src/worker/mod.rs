@@ -82,7 +82,6 @@ impl Worker {
             seed: config.seed.unwrap_or_else(random),
             timing: config.timing,
             limits: config.limits,
-            auto_mode: config.auto_mode,
         });
         let record = RankRecord {
             worker: config.args.worker().clone(),

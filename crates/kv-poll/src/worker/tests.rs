@@ -182,7 +182,7 @@ impl Machine for Script {
             Input::Posted { post, result } => self.see(Seen::Posted(post.0, result.is_ok())),
             Input::ConnectFailed { .. } => self.see(Seen::ConnectFailed),
             Input::PeerGone { .. } => self.see(Seen::PeerGone),
-            Input::Found { .. } => {}
+            Input::Connected { .. } | Input::Found { .. } => {}
             Input::LookupFailed { lookup, .. } => self.see(Seen::LookupFailed(lookup.0)),
             Input::Timeout => {
                 assert!(self.timeout.take().is_some_and(|at| at <= now), "not before it is due");

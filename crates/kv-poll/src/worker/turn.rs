@@ -196,9 +196,10 @@ impl Driver {
         let counters = &self.link.counters;
         match output {
             Output::Connect { peer, metadata } => {
-                if let Err(error) = self.plane.connect(peer, &metadata) {
-                    self.inputs.push_back(Input::ConnectFailed { peer, error });
-                }
+                self.inputs.push_back(match self.plane.connect(peer, &metadata) {
+                    Ok(()) => Input::Connected { peer, directions: self.plane.directions(Some(peer)) },
+                    Err(error) => Input::ConnectFailed { peer, error },
+                });
             }
             Output::Disconnect { peer } => self.plane.disconnect(peer),
             Output::Send { peer, frame } => match self.plane.send(peer, frame) {
