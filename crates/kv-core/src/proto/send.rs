@@ -230,7 +230,8 @@ impl Node {
         let writes = sender.targets.iter().filter(|target| !target.reads);
         let disagreement = writes.map(|target| (target, target.first + target.pages.len())).find_map(
             |(target, registered)| {
-                let map = self.peers.get(target.peer).and_then(|peer| peer.out.as_ref());
+                // A peer that is gone has nothing to agree to.
+                let map = self.peers.get(target.peer)?.out.as_ref();
                 if map.is_none_or(|map| map.check_counts(sent, registered).is_err()) {
                     Some(Cause::PageCount { sent, registered })
                 } else if target.aux.is_some() != aux.is_some() {
