@@ -51,7 +51,7 @@ planted! {
     LeaseInflated: success_means_right_bytes,
     /// Heartbeats are acknowledged by somebody who does not look.
     HeartbeatForged: success_means_right_bytes,
-    /// Clocks differ in rate by a third.
+    /// Clocks differ in rate by far more than leases allow for.
     ClocksBeyondMargin: success_means_right_bytes,
     /// A post is reported over while its pieces still move.
     EndBeforeQuiet: pages_quiet_when_released,
@@ -157,7 +157,7 @@ impl Planted {
                 (params.dma.slow, params.dma.time_max) = (600, 200_000_000);
                 params.net.drop = params.net.drop.max(150);
                 if self == Planted::ClocksBeyondMargin {
-                    params.drift_ppm = 300_000;
+                    (params.drift_ppm, params.net.drop) = (400_000, 500);
                 }
             }
             Planted::HealedInName => {

@@ -42,6 +42,9 @@ macro_rules! each {
 each! {
     early_notices_are_caught: NotifyEarly,
     lost_pieces_are_caught: LostPiece,
+    leases_told_longer_than_they_are_are_caught: LeaseInflated,
+    heartbeats_answered_without_a_look_are_caught: HeartbeatForged,
+    clocks_that_leases_do_not_allow_for_are_caught: ClocksBeyondMargin,
     posts_ended_before_they_are_quiet_are_caught: EndBeforeQuiet,
     pages_released_at_failure_are_caught: ReleaseAtFailure,
     aborts_acknowledged_too_early_are_caught: AckBeforeQuiet,
