@@ -101,7 +101,7 @@ impl Node {
             Some(sender) if !sender.room.is_same_request(&registration.room) => unknown,
             Some(sender) => match &sender.failure {
                 Some(cause) => cause.clone(),
-                None if sender.targets.len() < sender.receivers => {
+                None if sender.lacks_receivers() => {
                     self.watch_peer(id);
                     return self.attach(nonce, id, attempt, registration);
                 }
@@ -114,9 +114,10 @@ impl Node {
 
     /// A reader will never claim the grant that it was given: nobody else will.
     pub(super) fn reader_gave_up(&mut self, nonce: SessionId, room: &Room, cause: PeerCause) {
-        let meant = self.senders.get(&nonce).is_some_and(|sender| {
-            sender.room.is_same_request(room) && sender.targets.len() < sender.receivers
-        });
+        let meant = self
+            .senders
+            .get(&nonce)
+            .is_some_and(|sender| sender.room.is_same_request(room) && sender.lacks_receivers());
         if meant {
             self.fail_sender_of(nonce, Cause::ByPeer(cause), 1);
         }
@@ -311,7 +312,7 @@ impl Node {
         if sender.failure.is_some() {
             return readers.filter_map(|(_, target)| target.fence).max();
         }
-        let missing = (sender.targets.len() < sender.receivers).then_some(pinned_until);
+        let missing = sender.lacks_receivers().then_some(pinned_until);
         let renewed = readers.map(|(_, target)| {
             match self.peers.get(target.peer).and_then(|peer| peer.incoming.get(&target.attempt)) {
                 Some(&Incoming::Reading { until, .. }) => until.max(pinned_until),

@@ -24,7 +24,7 @@ use super::receive::check_aux;
 use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause, Phase, TransferError};
-use crate::id::{Attempt, AuxIndex, PeerId, PostId, Room, SessionId};
+use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, PostId, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
 use crate::pages::{PageList, Pages};
 use crate::plan::{Plan, PlanError, RegionMap};
@@ -66,6 +66,16 @@ struct Chunk {
 }
 
 impl SendSession {
+    /// How many receivers have come.
+    pub(super) fn met(&self) -> usize {
+        self.targets.iter().filter(|target| !target.replaced).count()
+    }
+
+    /// True if receivers are to come.
+    pub(super) fn lacks_receivers(&self) -> bool {
+        self.met() < self.receivers
+    }
+
     /// The receivers that read, with their positions.
     pub(super) fn readers(&self) -> impl Iterator<Item = (usize, &Target)> {
         self.targets.iter().enumerate().filter(|(_, target)| target.reads)
@@ -94,6 +104,11 @@ impl SendSession {
 pub(super) struct Target {
     pub(super) peer: PeerId,
     pub(super) attempt: Attempt,
+    /// Whose it is, and in which conversation.
+    receiver: Incarnation,
+    link: Link,
+    /// The same receiver has come again.
+    replaced: bool,
     /// It reads: none of the fields of writing are used.
     pub(super) reads: bool,
     /// The number in its last claim.
@@ -204,7 +219,7 @@ impl Node {
 
     fn lacks_receivers(&self, session: SessionId) -> bool {
         let sender = self.senders.get(&session);
-        sender.is_some_and(|sender| !sender.poll.is_terminal() && sender.targets.len() < sender.receivers)
+        sender.is_some_and(|sender| !sender.poll.is_terminal() && sender.lacks_receivers())
     }
 
     pub(super) fn init_sender(&mut self, session: SessionId, num_pages: usize, aux: Option<AuxIndex>) {
@@ -285,7 +300,7 @@ impl Node {
     /// Brings state and posting line up to date after a chunk or a receiver came.
     fn update_sender(&mut self, session: SessionId) {
         let Some(sender) = self.senders.get_mut(&session) else { return };
-        let waits = sender.mode == TransferMode::Push && sender.targets.len() < sender.receivers;
+        let waits = sender.mode == TransferMode::Push && sender.lacks_receivers();
         if sender.poll.is_terminal() || waits {
             return;
         }
@@ -351,9 +366,20 @@ impl Node {
             }
         };
         peer.incoming.insert(attempt, incoming);
+        let (receiver, link) = (peer.incarnation, peer.ours);
+        // It was served in a conversation that is over, and does not know: not another receiver.
+        let before = sender.targets.iter_mut().find(|target| {
+            target.receiver == receiver && target.link != link && target.over && !target.replaced
+        });
+        if let Some(before) = before {
+            before.replaced = true;
+        }
         sender.targets.push(Target {
             peer: id,
             attempt,
+            receiver,
+            link,
+            replaced: false,
             reads: wanted == TransferMode::Pull,
             beat,
             released: false,
@@ -373,7 +399,7 @@ impl Node {
             abort_asked: false,
             over: false,
         });
-        if sender.targets.len() == sender.receivers {
+        if !sender.lacks_receivers() {
             self.rendezvous.senders.remove(&sender.room, session);
         }
         match wanted {
@@ -512,7 +538,7 @@ impl Node {
             return;
         }
         if sender.poll != KvPoll::Failed {
-            if sender.targets.len() < sender.receivers {
+            if sender.lacks_receivers() {
                 return;
             }
             sender.poll = KvPoll::Success;
@@ -547,7 +573,7 @@ impl Node {
         self.pages_leased -= sender.pages_leased();
         let told = cause.for_peer();
         sender.failure = Some(told.clone());
-        let missing = sender.receivers - sender.targets.len();
+        let missing = sender.receivers.saturating_sub(sender.met());
         let phase = if missing > 0 { Phase::Rendezvous } else { Phase::Transfer };
         let peer = sender.targets.first().and_then(|target| self.peers.get(target.peer));
         let peer = peer.map(|peer| peer.worker.clone());

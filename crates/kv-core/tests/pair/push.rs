@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kv_core::proto::{Input, Timing};
 use kv_core::wire::Body;
-use kv_core::{AuxIndex, Cause, KvPoll, PeerCause, PlaneError, Room};
+use kv_core::{AuxIndex, Cause, KvPoll, PeerCause, PlaneError, Room, SessionOptions, TransferMode};
 
 use crate::pair::{D, P, Pair, list, pages};
 
@@ -562,4 +562,29 @@ fn unknown_sessions_get_their_pages_straight_back() {
     assert_eq!(pair.released(P, ghost), [list(&[1])]);
     assert_eq!(pair.released(D, ghost), [list(&[2])]);
     pair.input(P, Input::Timeout);
+}
+
+#[test]
+fn a_receiver_that_is_served_again_after_a_broken_connection_counts_once() {
+    let mut pair = Pair::new();
+    let auto = SessionOptions { mode: Some(TransferMode::Auto), ..SessionOptions::default() };
+    let sender = pair.open_sender_with(ROOM, 2, auto);
+    pair.init_sender(sender, 1, None);
+    pair.send(sender, &[4]);
+    let first = pair.open_receiver(ROOM);
+    pair.init_receiver(first, &[7], None);
+    // What the first would hear of its success is lost, and then the connection.
+    pair.lose(|body| matches!(body, Body::Done(_) | Body::Progress(_)));
+    pair.complete_posts();
+    pair.lose(|_| false);
+    pair.peer_gone(P, Duration::ZERO);
+    assert_eq!((pair.poll(P, sender), pair.poll(D, first)), (KvPoll::Transferring, KvPoll::Transferring));
+    pair.run_for(Duration::from_secs(4));
+    pair.complete_posts();
+    assert_eq!((pair.poll(P, sender), pair.poll(D, first)), (KvPoll::Transferring, KvPoll::Success));
+    let second = pair.open_receiver(ROOM);
+    pair.init_receiver(second, &[8], None);
+    pair.complete_posts();
+    assert_eq!((pair.poll(P, sender), pair.poll(D, second)), (KvPoll::Success, KvPoll::Success));
+    pair.assert_empty();
 }
