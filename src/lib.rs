@@ -80,8 +80,8 @@ pub use kv_local as local;
 #[cfg(feature = "nixl")]
 pub use kv_nixl as nixl;
 pub use kv_poll::{
-    Change, Gauges, Manager, PollSet, Receiver, Registration, Sender, Session, StartError, StopReport,
-    Worker, WorkerConfig, allocator, consensus, queue,
+    Change, Gauges, HeldBytes, Manager, PollSet, Receiver, Registration, Sender, Session, StartError,
+    StopReport, Worker, WorkerConfig, allocator, consensus, queue,
 };
 
 /// Everything that a server usually needs: `use kv_transfer::prelude::*`.

@@ -38,6 +38,32 @@ pub struct Gauges {
     pub wake_ups: u64,
 }
 
+/// KV bytes that a worker holds, by the reason why they cannot be used for anything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HeldBytes {
+    /// Waiting for the other half, or on the wire.
+    pub in_transfer: u64,
+    /// Complete, and pinned under a lease until they were read.
+    pub leased: u64,
+    /// Of ended sessions, until no wire or reader can touch them.
+    pub quarantined: u64,
+    /// Back, and not taken from `Manager::orphans`.
+    pub orphaned: u64,
+}
+
+impl Gauges {
+    /// The pages in bytes.
+    pub fn held_bytes(&self) -> HeldBytes {
+        let bytes = |pages: usize| self.bytes_per_page.saturating_mul(pages as u64);
+        HeldBytes {
+            in_transfer: bytes(self.pages_in_transfer.saturating_sub(self.pages_leased)),
+            leased: bytes(self.pages_leased),
+            quarantined: bytes(self.pages_quarantined),
+            orphaned: bytes(self.pages_orphaned),
+        }
+    }
+}
+
 /// The numbers as the worker keeps them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {

@@ -58,7 +58,7 @@ pub mod queue;
 mod session;
 mod worker;
 
-pub use gauges::Gauges;
+pub use gauges::{Gauges, HeldBytes};
 pub use manager::{Manager, Registration};
 pub use poll_set::{Change, PollSet};
 pub use session::{Receiver, Receiving, Sender, Sending, Session};
