@@ -1,8 +1,10 @@
-//! What the control path costs: polls, scheduler steps, plans, frames.
+//! What the control path costs: polls, scheduler steps, plans, frames, leases.
 //!
 //! `cargo bench --bench control`
 
 #![allow(clippy::print_stdout)]
+
+mod leases;
 
 use std::error::Error;
 use std::hint::black_box;
@@ -23,6 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     plans(&mut criterion)?;
     uneven_plans(&mut criterion)?;
     frames(&mut criterion)?;
+    leases::heartbeats(&mut criterion)?;
     criterion.final_summary();
     Ok(())
 }

@@ -206,6 +206,12 @@ impl Pages {
         Ok(())
     }
 
+    /// The same pages again, for the twin of a machine: see `Node::fork`.
+    #[cfg(feature = "model")]
+    pub(crate) fn twin(&self) -> Pages {
+        Pages(self.0.clone())
+    }
+
     /// Cuts off the pages from position `at` on. `at` beyond the end cuts off nothing.
     pub fn split_off(&mut self, at: usize) -> Pages {
         let mut head = PageList::default();

@@ -33,6 +33,7 @@ mod calendar;
 mod chaos;
 mod clock;
 mod cover;
+pub mod exhaust;
 mod fact;
 mod flight;
 mod host;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::Parser;
 use comfy_table::{Table, presets};
+use kv_sim::exhaust::{Mistake, Outcome, Scope, explore, hunt};
 use kv_sim::{Campaign, Options, Params, Planted, Report, run_campaign, run_seed};
 
 /// Runs the transfer protocol under simulated faults, and looks for broken promises.
@@ -34,6 +35,27 @@ struct Args {
     /// Plant a bug (see `planted.rs`), to see it caught.
     #[arg(long, value_parser = planted)]
     plant: Option<Planted>,
+    /// Instead of seeds: go through all histories of the small worlds of the lease protocol.
+    #[arg(long)]
+    exhaust: bool,
+    /// With `--exhaust`: only this world (see `exhaust/scope.rs`).
+    #[arg(long, requires = "exhaust", value_parser = scope)]
+    scope: Option<Scope>,
+    /// With `--exhaust`: so many steps, instead of what the world says.
+    #[arg(long, requires = "exhaust")]
+    depth: Option<u8>,
+    /// With `--exhaust`: plant a mistake (see `exhaust/mistake.rs`), and look for the shortest
+    /// history in which it shows.
+    #[arg(long, requires = "exhaust", value_parser = mistake)]
+    mistake: Option<Mistake>,
+}
+
+fn scope(name: &str) -> Result<Scope, &'static str> {
+    Scope::named(name).ok_or("no such world")
+}
+
+fn mistake(name: &str) -> Result<Mistake, &'static str> {
+    Mistake::ALL.iter().copied().find(|mistake| mistake.name() == name).ok_or("no such mistake")
 }
 
 fn planted(name: &str) -> Result<Planted, &'static str> {
@@ -42,6 +64,9 @@ fn planted(name: &str) -> Result<Planted, &'static str> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if args.exhaust {
+        return exhaust(&args);
+    }
     // Panics of nodes are violations, and are reported as such.
     std::panic::set_hook(Box::new(|_| {}));
     let options = Options { planted: args.plant, keep: 0, max_events: args.steps };
@@ -49,6 +74,38 @@ fn main() -> ExitCode {
         Some(seed) => replay(seed, &args, options),
         None => campaign(&args, options),
     }
+}
+
+fn exhaust(args: &Args) -> ExitCode {
+    let scopes: Vec<Scope> = match (args.scope, args.mistake) {
+        (Some(scope), _) => vec![scope],
+        (None, Some(mistake)) => Scope::named(mistake.scope()).into_iter().collect(),
+        (None, None) => Scope::ALL.to_vec(),
+    };
+    for scope in scopes {
+        let scope = Scope { depth: args.depth.unwrap_or(scope.depth), ..scope };
+        println!("{}: {}", scope.name, scope.about);
+        let started = std::time::Instant::now();
+        let outcome: Outcome = match args.mistake {
+            None => explore(scope, None),
+            mistake => hunt(scope, mistake),
+        };
+        let Outcome { states, steps, ends, rests, found } = outcome;
+        let seconds = started.elapsed().as_secs_f64();
+        let depth = scope.depth;
+        println!(
+            "  {depth} steps deep: {states} states, {steps} steps, {ends} ends, {rests} rests, {seconds:.1} s"
+        );
+        if let Some(found) = found {
+            for line in found.history {
+                println!("  {line}");
+            }
+            println!("VIOLATION of {}\n  {}", found.violation.invariant, found.violation.what);
+            return ExitCode::FAILURE;
+        }
+    }
+    println!("no violation");
+    ExitCode::SUCCESS
 }
 
 fn replay(seed: u64, args: &Args, options: Options) -> ExitCode {

@@ -156,7 +156,7 @@ impl Node {
                 }
                 self.fail_sender(session, Cause::ByPeer(cause));
                 // It may have failed before.
-                return self.target_advanced(session, index);
+                return self.reader_let_go(session, index);
             }
             Some(Incoming::Waiting(_)) => {
                 self.take_registration(id, attempt);

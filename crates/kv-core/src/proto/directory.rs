@@ -10,7 +10,7 @@ use crate::id::{PeerId, Room, SessionId};
 pub(super) type Question = (String, RankQuery);
 
 /// Questions under way and answers known.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Directory {
     asking: BTreeMap<LookupId, Asking>,
     by_question: BTreeMap<Question, LookupId>,
@@ -21,7 +21,7 @@ pub(super) struct Directory {
 }
 
 /// A question under way.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Asking {
     pub(super) question: Question,
     pub(super) waiting: BTreeSet<SessionId>,

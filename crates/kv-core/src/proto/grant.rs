@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use super::node::{Node, encode};
 use super::peer::{Incoming, Registration, Wish};
+use super::read::MAX_RUNS;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, Room, SessionId};
@@ -32,7 +33,7 @@ use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Link, Registere
 const MAX_TOLD: usize = 4096;
 
 /// What became of grants that are no more: bounded, the oldest are forgotten first.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct EndedGrants {
     causes: BTreeMap<SessionId, PeerCause>,
     order: VecDeque<SessionId>,
@@ -212,9 +213,10 @@ impl Node {
             }
             note_missing(&mut others, expected, end);
         }
-        if !alive.is_empty() {
-            let lease_ms = millis(until - now);
-            self.send(id, Body::HeartbeatAck(HeartbeatAck { beat, lease_ms, attempts: alive }));
+        // One run that came may be many that are left: more than fit into a frame.
+        for attempts in alive.chunks(MAX_RUNS) {
+            let (lease_ms, attempts) = (millis(until - now), attempts.to_vec());
+            self.send(id, Body::HeartbeatAck(HeartbeatAck { beat, lease_ms, attempts }));
         }
         for attempt in others {
             self.tell_about(id, attempt);
@@ -251,10 +253,16 @@ impl Node {
             target.over = true;
             self.maybe_end_sender(session);
         } else if failed {
-            self.target_advanced(session, index);
+            self.reader_let_go(session, index);
         } else {
             self.fail_sender(session, Cause::Protocol("released before it was granted"));
         }
+    }
+
+    /// A reader of a failed session will not report success. Others may have lost their lease by now.
+    pub(super) fn reader_let_go(&mut self, session: SessionId, index: usize) {
+        self.target_advanced(session, index);
+        self.on_lease(session);
     }
 
     /// The session has failed: what its readers know of the lease is all they will ever get.

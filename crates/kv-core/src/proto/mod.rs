@@ -9,7 +9,8 @@
 //! ├ attempts.rs  prefill side: registrations, aborts, answers         rendezvous.rs  who waits for whom
 //! ├ send.rs      prefill side: plan, post, tell                       posting.rs     whose turn it is to post
 //! ├ grant.rs     prefill side of pull: claims, leases, releases
-//! └ read.rs      decode side of pull: grants, reads, heartbeats, proofs
+//! ├ read.rs      decode side of pull: grants, reads, heartbeats, proofs
+//! └ model.rs     twins of a machine, for a model checker (feature `model`)
 //! ```
 //!
 //! The receiver drives: it repeats its registration until it is acknowledged, asks about attempts
@@ -22,6 +23,8 @@ mod grant;
 mod handshake;
 mod io;
 mod lookup;
+#[cfg(feature = "model")]
+mod model;
 mod node;
 mod peer;
 mod posting;

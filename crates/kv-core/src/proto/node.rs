@@ -72,7 +72,7 @@ pub struct Node {
     pub(super) links_drawn: u32,
     pub(super) ended_grants: EndedGrants,
     pub(super) pages_leased: usize,
-    outputs: VecDeque<Output>,
+    pub(super) outputs: VecDeque<Output>,
 }
 
 /// What a node holds at the moment.

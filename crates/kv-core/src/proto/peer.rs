@@ -20,7 +20,7 @@ use crate::wire::{Abort, Link};
 /// The conversation has a number on each side (`ours`, `theirs`). Under it, two independent halves:
 /// *outgoing* attempts, in which this node receives and the peer serves, and *incoming* ones, in
 /// which the peer receives and this node serves.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Peer {
     pub(super) worker: WorkerId,
     pub(super) incarnation: Incarnation,
@@ -86,7 +86,7 @@ pub(super) enum Releasing {
 }
 
 /// The heartbeats to one peer.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Heart {
     /// Number of the last one; they count from 1.
     last: u64,
@@ -101,8 +101,12 @@ impl Heart {
     /// worth nothing.
     const REMEMBERED: usize = 64;
 
-    /// Draws a number for a heartbeat, or a claim, that is sent now.
+    /// The number for a heartbeat, or a claim, that is sent now. What is sent at one moment shares
+    /// a number: a burst of claims must not push out those that are still to be answered.
     pub(super) fn beat(&mut self, now: Time) -> u64 {
+        if let Some(&(number, _)) = self.sent.back().filter(|&&(_, at)| at == now) {
+            return number;
+        }
         self.last += 1;
         if self.sent.len() == Heart::REMEMBERED {
             self.sent.pop_front();
@@ -129,7 +133,7 @@ impl Heart {
 /// | any but `Served` | `Failed` | see [`PeerCause`]; from `Active` once no post is in flight, from
 /// `Reading` once the lease has run out |
 /// | any | – (closed) | the peer finishes or aborts it, or raises its floor |
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Incoming {
     /// No sender yet.
     Waiting(Registration),
@@ -287,7 +291,7 @@ impl Peer {
 }
 
 /// All peers, by every name they have.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Peers {
     peers: BTreeMap<PeerId, Peer>,
     by_link: BTreeMap<Link, PeerId>,
@@ -347,6 +351,12 @@ impl Peers {
     /// True while posts to a former conversation with this incarnation have not ended.
     pub(super) fn has_lingering_posts(&self, incarnation: Incarnation) -> bool {
         self.gone.values().any(|&(gone, _)| gone == incarnation)
+    }
+
+    /// Former conversations with posts that have not ended, and the next number of a peer.
+    #[cfg(feature = "model")]
+    pub(super) fn lingering(&self) -> impl std::fmt::Debug {
+        (&self.gone, self.next)
     }
 
     pub(super) fn get(&self, id: PeerId) -> Option<&Peer> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::id::{PeerId, PostId, SessionId};
 
 /// Targets that have something to post, and posts in flight.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Posting {
     max_in_flight: usize,
     in_flight: BTreeMap<PostId, InFlight>,

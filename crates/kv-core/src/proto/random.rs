@@ -1,7 +1,7 @@
 //! The node's own random numbers.
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, seeded, good enough for jitter and link numbers.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Random(u64);
 
 impl Random {

@@ -12,9 +12,10 @@
 //!
 //! A *proof* is an answer to a frame that was sent at `t`: whoever sent it still held the pages
 //! when the frame came, hence after `t`, and keeps them for the time that stands in it. So the
-//! pages are intact until `t` plus that time, by this side's clock and with a margin for clocks
+//! pages are intact before `t` plus that time, by this side's clock and with a margin for clocks
 //! that run at different rates. A read that ended before that is right, without another round
-//! trip; one that ended later waits for the answer to a heartbeat that was sent after its end.
+//! trip; one that ended at that moment or later waits for the answer to a heartbeat that was sent
+//! after its end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,19 +38,19 @@ use crate::time::Time;
 use crate::wire::{Abort, Body, Claim, Granted, Heartbeat, HeartbeatAck, Register, Release, Released};
 
 /// Most runs in one frame.
-const MAX_RUNS: usize = 1 << 16;
+pub(super) const MAX_RUNS: usize = 1 << 16;
 /// Most aborts that are repeated at once.
 const MAX_ABORTS: usize = 256;
 
 /// What is known of a grant, and how far its pages have been read.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Reading {
     nonce: SessionId,
     pages: PageList,
     aux: Option<AuxIndex>,
     /// How often the source wants heartbeats.
     interval: Option<Duration>,
-    /// Until when the pages are known to be as granted.
+    /// Before this moment, the pages are known to be as granted. At it they may be gone.
     intact_until: Time,
     /// Plans not yet handed out, in reverse order; `None` until there are pages to read into.
     plans: Option<Vec<Plan>>,
@@ -62,7 +63,7 @@ pub(super) struct Reading {
 
 impl Reading {
     fn is_proven(&self) -> bool {
-        self.ended.is_some_and(|ended| ended <= self.intact_until)
+        self.ended.is_some_and(|ended| ended < self.intact_until)
     }
 }
 
@@ -97,7 +98,7 @@ impl Node {
         }
         source.registered = true;
         source.last_news = now;
-        let intact_until = sent_at.map_or(Time::ZERO, |at| at + on_our_clock(granted.lease_ms));
+        let intact_until = sent_at.map_or(Time::ZERO, |at| proven_until(at, granted.lease_ms));
         if let Some(reading) = &mut source.reading {
             if reading.nonce == granted.grant {
                 reading.intact_until = reading.intact_until.max(intact_until);
@@ -194,7 +195,7 @@ impl Node {
             self.frames_dropped += 1;
             return;
         }
-        let intact_until = sent_at + on_our_clock(ack.lease_ms);
+        let intact_until = proven_until(sent_at, ack.lease_ms);
         let mut ended = Vec::new();
         for (start, count) in ack.attempts {
             let end = start.saturating_add(u64::from(count));
@@ -442,11 +443,12 @@ impl Node {
     }
 }
 
-/// How long a lease of so many milliseconds lasts at least, by this side's clock: clocks may differ
-/// in rate by a thirty-second part.
-fn on_our_clock(lease_ms: u64) -> Duration {
+/// Before which moment by this side's clock the answer to a frame that was sent at `sent_at` proves
+/// that the pages were held: clocks may differ in rate by a thirty-second part. If no time was left,
+/// what is proven is all that came before the frame.
+fn proven_until(sent_at: Time, lease_ms: u64) -> Time {
     let lease = Duration::from_millis(lease_ms);
-    lease - lease / 32
+    sent_at + (lease - lease / 32)
 }
 
 /// How a grant differs from the reference that the router carried.

@@ -49,9 +49,9 @@ const MAX_PART_RUNS: usize = 1 << 16;
 pub(super) struct ReceiveSession {
     pub(super) room: Room,
     pub(super) deadline: Duration,
-    opened: Time,
+    pub(super) opened: Time,
     pub(super) poll: KvPoll,
-    mode: TransferMode,
+    pub(super) mode: TransferMode,
     /// It reads, instead of being written to. Decided when all sources are met.
     pub(super) pulls: bool,
     /// The sender's session that is meant.
@@ -66,7 +66,7 @@ pub(super) struct ReceiveSession {
     pub(super) failure: Option<PeerCause>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Source {
     pub(super) peer: PeerId,
     pub(super) state: SourceState,

@@ -11,7 +11,7 @@ use crate::id::{Attempt, PeerId, Room, SessionId};
 use crate::time::Time;
 
 /// Who waits, by room.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Waiters<T> {
     exact: BTreeMap<Room, BTreeSet<T>>,
     base: BTreeMap<String, BTreeSet<(u64, T)>>,
@@ -69,7 +69,7 @@ impl<T: Copy + Ord> Waiters<T> {
 
 /// Rooms whose one half has failed before the other came, so that the other is told when it comes.
 /// Bounded in number and in time; each entry is good for one latecomer.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct FailedRooms {
     waiters: Waiters<u64>,
     rooms: VecDeque<(u64, Time, Room, PeerCause)>,
@@ -118,7 +118,7 @@ impl FailedRooms {
 }
 
 /// The meeting place of a node's serving half.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Rendezvous {
     /// Senders that lack receivers.
     pub(super) senders: Waiters<SessionId>,

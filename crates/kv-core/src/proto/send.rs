@@ -42,27 +42,27 @@ pub(super) struct SendSession {
     /// How many ranks receive: told by the scheduler, or by the first of them.
     pub(super) receivers: usize,
     /// The scheduler has not said how many.
-    learns: bool,
-    mode: TransferMode,
+    pub(super) learns: bool,
+    pub(super) mode: TransferMode,
     /// How long the pages stay for readers.
     pub(super) lease: Lease,
     /// Until when they stay at least; set when they are complete.
     pub(super) pinned_until: Option<Time>,
-    poll: KvPoll,
-    announced: Option<(usize, Option<AuxIndex>)>,
-    chunks: Vec<Chunk>,
-    given: usize,
+    pub(super) poll: KvPoll,
+    pub(super) announced: Option<(usize, Option<AuxIndex>)>,
+    pub(super) chunks: Vec<Chunk>,
+    pub(super) given: usize,
     /// The chunk that completes the announced number has been given.
-    complete: bool,
+    pub(super) complete: bool,
     pub(super) targets: Vec<Target>,
     pub(super) failure: Option<PeerCause>,
 }
 
 /// Pages in hand, and their place in the request.
 #[derive(Debug)]
-struct Chunk {
-    offset: usize,
-    pages: Pages,
+pub(super) struct Chunk {
+    pub(super) offset: usize,
+    pub(super) pages: Pages,
 }
 
 impl SendSession {
@@ -100,7 +100,7 @@ impl SendSession {
 }
 
 /// A receiver that has registered.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Target {
     pub(super) peer: PeerId,
     pub(super) attempt: Attempt,

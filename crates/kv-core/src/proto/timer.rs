@@ -30,7 +30,7 @@ pub(super) enum Timer {
 }
 
 /// Timers by key and by time.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Timers {
     at: BTreeMap<Timer, Time>,
     order: BTreeSet<(Time, Timer)>,

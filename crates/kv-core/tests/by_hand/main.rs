@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod granting;
 mod meeting;
+mod reading;
 mod receiving;
 mod serving;
 mod solo;

@@ -107,6 +107,14 @@ impl Solo {
         solo
     }
 
+    /// The same with more pages.
+    pub fn serving_pages(num_pages: u32) -> Solo {
+        let region = Region::dram(RegionRole::Kv, 0x100_0000, u64::from(num_pages) * 64, 64);
+        let aux = Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16);
+        let args = KvArgs::builder("us", 0).pages(num_pages, 16).region(region).region(aux);
+        Solo::serving(|config| config.args = args.build().unwrap())
+    }
+
     /// A receiving session whose one source, peer 1, is up.
     pub fn receiving() -> (Solo, SessionId) {
         let mut solo = Solo::new(|_| {});
@@ -268,14 +276,21 @@ impl Solo {
     }
 
     pub fn open_sender(&mut self, room: Room, receivers: u32) -> SessionId {
-        let session = self.session();
-        self.input(Input::Command(Command::OpenSender {
-            session,
-            room,
-            receivers,
-            options: Default::default(),
-        }));
+        self.open_sender_with(room, receivers, SessionOptions::default())
+    }
+
+    pub fn open_sender_with(&mut self, room: Room, receivers: u32, options: SessionOptions) -> SessionId {
+        let (session, options) = (self.session(), Box::new(options));
+        self.input(Input::Command(Command::OpenSender { session, room, receivers, options }));
         session
+    }
+
+    /// Sends all pages at once.
+    pub fn send_list(&mut self, session: SessionId, pages: PageList) {
+        let (num_pages, aux) = (pages.len(), None);
+        self.input(Input::Command(Command::InitSender { session, num_pages, aux }));
+        let chunk = Pages::claim(pages).unwrap();
+        self.input(Input::Command(Command::Send { session, chunk }));
     }
 
     pub fn send(&mut self, session: SessionId, num_pages: usize, chunks: &[&[u32]]) {
@@ -287,9 +302,12 @@ impl Solo {
     }
 
     pub fn open_receiver(&mut self, room: Room, prefill_dp_rank: Option<u32>) -> SessionId {
-        let session = self.session();
+        self.open_receiver_with(room, SessionOptions { prefill_dp_rank, ..SessionOptions::default() })
+    }
+
+    pub fn open_receiver_with(&mut self, room: Room, options: SessionOptions) -> SessionId {
+        let (session, options) = (self.session(), Box::new(options));
         let bootstrap_addr = "bootstrap:1".to_owned();
-        let options = Box::new(SessionOptions { prefill_dp_rank, ..SessionOptions::default() });
         let open = Command::OpenReceiver { session, room, bootstrap_addr, options };
         self.input(Input::Command(open));
         session

@@ -1,0 +1,124 @@
+//! Leases renewed at the prefill side: one heartbeat frame in, its answer out.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use kv_transfer::prelude::*;
+use kv_transfer::proto::{Command, Input, Node, NodeConfig, Output};
+use kv_transfer::wire::{Body, Claim, Frame, Heartbeat, Hello, Link};
+use kv_transfer::{Attempt, Incarnation, Time, TransferMode};
+
+const US: Incarnation = Incarnation::from_random(1);
+const READER: Incarnation = Incarnation::from_random(2);
+const THEIR_LINK: Link = Link::new(1, 7);
+
+/// 10 000 leases in one frame: of neighbouring attempts, and of every second one.
+pub(crate) fn heartbeats(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
+    const LEASES: u32 = 10_000;
+    let mut group = criterion.benchmark_group("heartbeat");
+    group.throughput(Throughput::Elements(LEASES.into()));
+    for (name, step) in [("neighbouring leases", 1), ("every second lease", 2)] {
+        let mut prefill = Prefill::with_leases(LEASES * step)?;
+        let floor = Attempt(1);
+        let attempts: Vec<(u64, u32)> = match step {
+            1 => vec![(1, LEASES)],
+            _ => (0..LEASES).map(|lease| (1 + u64::from(lease * step), 1)).collect(),
+        };
+        let body = Body::Heartbeat(Heartbeat { beat: 1, floor, attempts });
+        let frame = Frame { link: prefill.link, body }.encode()?;
+        let answer = prefill.renew(Input::Frame(frame.clone()));
+        assert_eq!(renewed_by(answer)?, LEASES, "not all leases were renewed");
+        group.bench_function(BenchmarkId::new(name, LEASES), |b| {
+            b.iter(|| prefill.renew(black_box(Input::Frame(frame.clone()))));
+        });
+    }
+    group.finish();
+    Ok(())
+}
+
+/// A prefill node whose every sender is claimed by the same decode worker.
+struct Prefill {
+    node: Node,
+    now: Time,
+    /// What it wants in the reader's frames.
+    link: Link,
+}
+
+impl Prefill {
+    fn with_leases(leases: u32) -> Result<Prefill, Box<dyn Error>> {
+        let args = |engine: &str| {
+            let len = u64::from(leases) * 64;
+            let region = Region::dram(RegionRole::Kv, 0x1000, len, 64);
+            KvArgs::builder(engine, 0).pages(leases, 16).region(region).build()
+        };
+        let config = NodeConfig::new(args("prefill")?, US, "bench", Default::default());
+        let reader = args("decode")?;
+        let mut prefill =
+            Prefill { node: Node::new(config), now: Time::from_nanos(1_000_000_000), link: Link::NONE };
+        let hello = Hello {
+            to: US,
+            worker: reader.worker().clone(),
+            incarnation: READER,
+            link: THEIR_LINK,
+            nonce: 1,
+            plane: "bench".to_owned(),
+            metadata: Default::default(),
+            geometry: reader.geometry().clone(),
+        };
+        for body in prefill.says(Link::NONE, Body::Hello(hello))? {
+            if let Body::Welcome(welcome) = body {
+                prefill.link = welcome.link;
+            }
+        }
+        for page in 0..leases {
+            let (session, room) = (SessionId(page.into()), Room::Number(page.into()));
+            let mode = Some(TransferMode::Pull);
+            let options = Box::new(SessionOptions { mode, ..SessionOptions::default() });
+            prefill.command(Command::OpenSender { session, room: room.clone(), receivers: 1, options });
+            prefill.command(Command::InitSender { session, num_pages: 1, aux: None });
+            let chunk = Pages::claim(PageList::from_pages([page])?)?;
+            prefill.command(Command::Send { session, chunk });
+            let attempt = Attempt(1 + u64::from(page));
+            let (floor, grant, beat, ttl_ms) = (Attempt(1), Some(session), 1, 60_000);
+            let claim = Claim { attempt, floor, room, grant, beat, ttl_ms };
+            let granted = prefill.says(prefill.link, Body::Claim(claim))?;
+            assert!(matches!(granted[..], [Body::Granted(_)]), "{granted:?}");
+        }
+        Ok(prefill)
+    }
+
+    fn command(&mut self, command: Command) {
+        self.node.handle(self.now, Input::Command(command));
+        while self.node.poll_output().is_some() {}
+    }
+
+    /// Takes a frame; gives its answers.
+    fn says(&mut self, link: Link, body: Body) -> Result<Vec<Body>, Box<dyn Error>> {
+        self.node.handle(self.now, Input::Frame(Frame { link, body }.encode()?));
+        let mut answers = Vec::new();
+        while let Some(output) = self.node.poll_output() {
+            if let Output::Send { frame, .. } = output {
+                answers.push(Frame::decode(&frame)?.body);
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Takes a heartbeat; gives its answer.
+    fn renew(&mut self, heartbeat: Input) -> Option<Output> {
+        self.now = self.now + Duration::from_micros(1);
+        self.node.handle(self.now, heartbeat);
+        std::iter::from_fn(|| self.node.poll_output()).last()
+    }
+}
+
+/// How many leases an answer renews.
+fn renewed_by(answer: Option<Output>) -> Result<u32, Box<dyn Error>> {
+    let Some(Output::Send { frame, .. }) = answer else { return Err("no answer".into()) };
+    match Frame::decode(&frame)?.body {
+        Body::HeartbeatAck(ack) => Ok(ack.attempts.iter().map(|&(_, count)| count).sum()),
+        other => Err(format!("not an answer to a heartbeat: {other:?}").into()),
+    }
+}

@@ -1,0 +1,376 @@
+//! The reading half of pull: grants, proofs, heartbeats, releases, frame by frame.
+
+use std::time::Duration;
+
+use kv_core::wire::{
+    Abort, AbortAck, Body, Claim, Failed, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released,
+};
+use kv_core::{
+    Attempt, AuxIndex, Cause, GrantRef, Incarnation, KvPoll, PageList, PeerCause, PlaneError, Room,
+    SessionId, SessionOptions, TransferMode,
+};
+
+use crate::solo::{Solo, list, record};
+
+const ROOM: Room = Room::Number(7);
+const NONCE: SessionId = SessionId(55);
+const NS: Duration = Duration::from_nanos(1);
+/// A lease of six seconds, less the margin for clocks.
+const PROVEN: Duration = Duration::from_micros(5_812_500);
+
+fn pull() -> SessionOptions {
+    let grant = GrantRef { incarnation: Incarnation::from_random(1), nonce: NONCE, pages: None };
+    let deadline = Some(Duration::from_secs(1000));
+    SessionOptions {
+        mode: Some(TransferMode::Pull),
+        grant: Some(grant),
+        deadline,
+        ..SessionOptions::default()
+    }
+}
+
+/// A receiver that has met peer 1, and its claim.
+fn claiming(options: SessionOptions) -> (Solo, SessionId, Claim) {
+    let mut solo = Solo::new(|config| config.timing.peer_timeout = Duration::from_secs(3600));
+    let session = solo.open_receiver_with(ROOM, options);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    solo.welcome(1, 1);
+    let claim = claims(&solo).remove(0);
+    (solo, session, claim)
+}
+
+fn claims(solo: &Solo) -> Vec<Claim> {
+    let claim = |body| match body {
+        Body::Claim(claim) => Some(claim),
+        _ => None,
+    };
+    solo.frames().into_iter().filter_map(claim).collect()
+}
+
+fn heartbeats(said: impl IntoIterator<Item = Body>) -> Vec<Heartbeat> {
+    let heartbeat = |body| match body {
+        Body::Heartbeat(heartbeat) => Some(heartbeat),
+        _ => None,
+    };
+    said.into_iter().filter_map(heartbeat).collect()
+}
+
+fn grant(beat: u64) -> Granted {
+    Granted {
+        attempt: Attempt(1),
+        beat,
+        grant: NONCE,
+        pages: list(&[4, 5]),
+        aux: None,
+        lease_ms: 6000,
+        interval_ms: 60_000,
+    }
+}
+
+fn ack(beat: u64, lease_ms: u64) -> HeartbeatAck {
+    HeartbeatAck { beat, lease_ms, attempts: vec![(1, 1)] }
+}
+
+/// A receiver whose one read is in flight, granted in answer to its claim.
+fn reading() -> (Solo, SessionId, kv_core::PostId) {
+    let (mut solo, session, claim) = claiming(pull());
+    solo.says(1, Body::Granted(grant(claim.beat)));
+    solo.init_receiver(session, &[7, 8], None);
+    let post = solo.take_posts().remove(0).id;
+    (solo, session, post)
+}
+
+#[test]
+fn a_claim_names_its_grant_and_is_repeated_until_it_is_acknowledged() {
+    let (mut solo, _, claim) = claiming(pull());
+    assert_eq!((claim.attempt, claim.grant, claim.room), (Attempt(1), Some(NONCE), ROOM));
+    let again = solo.run_for(Duration::from_secs(1));
+    let again: Vec<u64> = again
+        .iter()
+        .filter_map(|(_, body)| if let Body::Claim(claim) = body { Some(claim.beat) } else { None })
+        .collect();
+    assert!(again.len() >= 2 && again[0] > claim.beat && again[1] > again[0], "{again:?}");
+    solo.says(1, Body::Registered(Registered { attempt: Attempt(1) }));
+    let more = solo.run_for(Duration::from_secs(10));
+    assert!(more.iter().all(|(_, body)| !matches!(body, Body::Claim(_))), "{more:?}");
+}
+
+#[test]
+fn a_grant_acknowledges_its_claim() {
+    let (mut solo, _, claim) = claiming(pull());
+    solo.says(1, Body::Granted(grant(claim.beat)));
+    let more = solo.run_for(Duration::from_secs(10));
+    assert!(more.iter().all(|(_, body)| !matches!(body, Body::Claim(_))), "{more:?}");
+}
+
+#[test]
+fn a_lease_counts_from_the_claim_and_a_read_within_it_needs_no_round_trip() {
+    for (late, proven) in [(Duration::ZERO, false), (NS, true)] {
+        let (mut solo, session, claim) = claiming(pull());
+        let claimed_at = solo.now;
+        solo.now = claimed_at + Duration::from_secs(3);
+        solo.says(1, Body::Granted(grant(claim.beat)));
+        assert_eq!(heartbeats(solo.frames()), [], "the claim is proof enough");
+        solo.init_receiver(session, &[7, 8], None);
+        let post = solo.take_posts().remove(0).id;
+        solo.now = claimed_at + (PROVEN - late);
+        solo.posted(post, Ok(()));
+        let expected = if proven { KvPoll::Success } else { KvPoll::Transferring };
+        assert_eq!(solo.poll(session), expected, "{late:?} before the end");
+        assert_eq!(heartbeats(solo.frames()).len(), usize::from(!proven), "otherwise it asks");
+        assert_eq!(solo.released(session).len(), usize::from(proven));
+    }
+}
+
+#[test]
+fn a_late_read_is_proven_by_a_heartbeat_that_was_sent_after_its_end_and_by_no_other() {
+    let (mut solo, session, post) = reading();
+    solo.now = solo.now + Duration::from_secs(10);
+    solo.posted(post, Ok(()));
+    let asked = heartbeats(solo.frames()).remove(0);
+    assert_eq!(asked.attempts, [(1, 1)]);
+    for wrong in [
+        ack(asked.beat + 1, 6000),
+        // The claim: its six seconds are over.
+        ack(1, 6000),
+        HeartbeatAck { attempts: vec![(2, 5)], ..ack(asked.beat, 6000) },
+        HeartbeatAck { attempts: vec![(1, 1), (1, 1)], ..ack(asked.beat, 6000) },
+    ] {
+        solo.says(1, Body::HeartbeatAck(wrong.clone()));
+        assert_eq!(solo.poll(session), KvPoll::Transferring, "{wrong:?}");
+    }
+    // No time was left: it says nothing about the moment at which it was sent, when the read ended.
+    solo.says(1, Body::HeartbeatAck(ack(asked.beat, 0)));
+    assert_eq!(solo.poll(session), KvPoll::Transferring);
+    let again = solo.run_for(Duration::from_millis(500));
+    let again = heartbeats(again.into_iter().map(|(_, body)| body)).remove(0);
+    solo.says(1, Body::HeartbeatAck(ack(again.beat, 0)));
+    assert_eq!(solo.poll(session), KvPoll::Success, "the pages were held after its end");
+    let release = Body::Release(Release { floor: Attempt(1), attempts: vec![(1, 1)] });
+    assert_eq!(solo.answer(), release);
+}
+
+#[test]
+fn a_heartbeat_of_before_proves_as_much_as_it_says_and_a_shorter_one_takes_nothing_back() {
+    let (mut solo, session, post) = reading();
+    let start = solo.now;
+    solo.says(1, Body::HeartbeatAck(ack(1, 12_000)));
+    solo.says(1, Body::HeartbeatAck(ack(1, 1000)));
+    solo.says(1, Body::Granted(Granted { lease_ms: 500, ..grant(1) }));
+    solo.now = start + (PROVEN * 2 - NS);
+    solo.posted(post, Ok(()));
+    assert_eq!(solo.poll(session), KvPoll::Success);
+}
+
+#[test]
+fn a_repeated_grant_is_a_proof_too() {
+    let (mut solo, session, post) = reading();
+    solo.now = solo.now + Duration::from_secs(10);
+    solo.posted(post, Ok(()));
+    let beat = heartbeats(solo.frames())[0].beat;
+    solo.says(1, Body::Granted(grant(beat)));
+    assert_eq!(solo.poll(session), KvPoll::Success);
+}
+
+#[test]
+fn questions_for_a_proof_are_repeated_with_growing_pauses() {
+    let (mut solo, _, post) = reading();
+    solo.now = solo.now + Duration::from_secs(10);
+    solo.posted(post, Ok(()));
+    assert_eq!(heartbeats(solo.frames()).len(), 1);
+    // An answer that proves nothing does not make it ask at once.
+    solo.says(1, Body::HeartbeatAck(ack(1, 1)));
+    assert_eq!(solo.frames(), []);
+    let said = solo.run_for(Duration::from_secs(10));
+    let asked = heartbeats(said.into_iter().map(|(_, body)| body)).len();
+    assert!((4..=12).contains(&asked), "{asked} in ten seconds");
+}
+
+#[test]
+fn a_grant_that_was_not_asked_for_is_asked_about_at_once() {
+    let (mut solo, session, _) = claiming(pull());
+    solo.says(1, Body::Granted(grant(0)));
+    let asked = heartbeats(solo.frames()).remove(0);
+    assert_eq!(asked.attempts, [(1, 1)]);
+    solo.init_receiver(session, &[7, 8], None);
+    let post = solo.take_posts().remove(0).id;
+    solo.posted(post, Ok(()));
+    assert_eq!(solo.poll(session), KvPoll::Transferring);
+}
+
+#[test]
+fn grants_of_what_does_not_exist_and_second_grants_fail_the_session() {
+    let none = "a grant of pages that do not exist";
+    let cases = [
+        (Granted { pages: list(&[15, 16]), ..grant(1) }, none),
+        (Granted { pages: list(&[3, 4, 3]), ..grant(1) }, none),
+        (Granted { aux: Some(AuxIndex(4)), ..grant(1) }, none),
+        (Granted { grant: SessionId(56), ..grant(1) }, "a grant with another nonce"),
+    ];
+    for (granted, what) in cases {
+        let (mut solo, session, _) = claiming(pull());
+        solo.says(1, Body::Granted(granted));
+        assert_eq!(solo.cause(session), Cause::Protocol(what));
+    }
+    let (mut solo, session, _) = claiming(SessionOptions { grant: None, ..pull() });
+    solo.says(1, Body::Granted(grant(1)));
+    solo.says(1, Body::Granted(Granted { grant: SessionId(56), ..grant(1) }));
+    assert_eq!(solo.cause(session), Cause::Protocol("two grants for one claim"));
+}
+
+#[test]
+fn a_grant_means_nothing_to_a_session_that_is_written_to_or_that_has_failed() {
+    let (mut solo, session) = Solo::receiving();
+    solo.init_receiver(session, &[7, 8], None);
+    solo.says(1, Body::Granted(grant(0)));
+    assert_eq!((solo.frames(), solo.take_posts().len()), (vec![], 0));
+
+    let (mut solo, session, claim) = claiming(pull());
+    solo.abort(session);
+    solo.says(1, Body::Granted(grant(claim.beat)));
+    assert_eq!((solo.frames(), solo.node().gauges().receivers), (vec![], 0));
+}
+
+#[test]
+fn a_row_that_only_the_receiver_has_is_an_error() {
+    let (mut solo, session, claim) = claiming(pull());
+    solo.says(1, Body::Granted(grant(claim.beat)));
+    solo.init_receiver(session, &[7, 8], Some(0));
+    assert_eq!(solo.cause(session), Cause::AuxOneSided { sender: false, receiver: true });
+    let (mut solo, session, claim) = claiming(pull());
+    solo.says(1, Body::Granted(Granted { aux: Some(AuxIndex(1)), ..grant(claim.beat) }));
+    solo.init_receiver(session, &[7, 8], None);
+    assert_eq!(solo.take_posts().len(), 1, "a row that nobody wants is left alone");
+}
+
+/// Two receivers with grants, and how often they ask for heartbeats.
+fn two(intervals: [u64; 2]) -> (Solo, [SessionId; 2]) {
+    let (mut solo, first, claim) = claiming(pull());
+    let second = solo.open_receiver_with(ROOM, pull());
+    let beat = claims(&solo)[0].beat;
+    assert_eq!(beat, claim.beat, "what is sent at one moment shares a number");
+    for (attempt, interval_ms) in (1..).zip(intervals) {
+        solo.says(1, Body::Granted(Granted { attempt: Attempt(attempt), interval_ms, ..grant(beat) }));
+    }
+    (solo, [first, second])
+}
+
+#[test]
+fn one_heartbeat_is_for_all_at_the_shortest_interval_and_they_stop_with_the_sessions() {
+    for intervals in [[1000, 2000], [2000, 1000]] {
+        let (mut solo, sessions) = two(intervals);
+        let mut attempts = vec![(1, 2)];
+        for (session, next) in [(sessions[0], vec![(2, 1)]), (sessions[1], vec![])] {
+            let start = solo.now;
+            let said = heartbeats(solo.run_for(Duration::from_secs(6)).into_iter().map(|(_, body)| body));
+            assert!((3..=6).contains(&said.len()), "{said:?} from {start:?}");
+            assert!(said.iter().all(|heartbeat| heartbeat.attempts == attempts), "{said:?}");
+            solo.abort(session);
+            attempts = next;
+        }
+        let said = solo.run_for(Duration::from_secs(6));
+        assert_eq!(heartbeats(said.into_iter().map(|(_, body)| body)), []);
+    }
+}
+
+#[test]
+fn the_number_of_a_claim_is_remembered_through_a_burst_of_others() {
+    let (mut solo, _, claim) = claiming(pull());
+    for _ in 0..200 {
+        solo.open_receiver_with(ROOM, pull());
+    }
+    solo.says(1, Body::Granted(grant(claim.beat)));
+    assert_eq!(heartbeats(solo.frames()), [], "the claim is proof enough");
+}
+
+#[test]
+fn no_more_than_the_latest_numbers_are_remembered() {
+    let (mut solo, _, claim) = claiming(pull());
+    for _ in 0..64 {
+        solo.now = solo.now + NS;
+        solo.open_receiver_with(ROOM, pull());
+    }
+    solo.says(1, Body::Granted(grant(claim.beat)));
+    assert_eq!(heartbeats(solo.frames()).len(), 1, "its number is forgotten: it proves nothing");
+}
+
+#[test]
+fn a_release_is_repeated_until_it_is_acknowledged_and_holds_the_floor() {
+    let (mut solo, session, post) = reading();
+    solo.posted(post, Ok(()));
+    assert_eq!(solo.poll(session), KvPoll::Success);
+    let release = Body::Release(Release { floor: Attempt(1), attempts: vec![(1, 1)] });
+    assert_eq!(solo.answer(), release);
+    solo.says(1, Body::Released(Released { attempts: vec![(1, 0)] }));
+    let said = solo.run_for(Duration::from_secs(5));
+    assert!(said.iter().filter(|(_, body)| *body == release).count() >= 3, "{said:?}");
+    assert_eq!(solo.node().gauges().releasing, 1);
+    solo.says(1, Body::Released(Released { attempts: vec![(0, 9)] }));
+    assert_eq!(solo.node().gauges().releasing, 0);
+    let said = solo.run_for(Duration::from_secs(60));
+    assert!(said.iter().all(|(_, body)| !matches!(body, Body::Release(_))), "{said:?}");
+}
+
+#[test]
+fn an_abort_names_the_grant_is_repeated_until_it_is_acknowledged_and_cancels_the_reads() {
+    let (mut solo, session, post) = reading();
+    solo.abort(session);
+    assert_eq!((solo.cancelled(), solo.released(session)), (vec![post], vec![]));
+    let (attempt, cause) = (Attempt(1), PeerCause::Aborted);
+    let abort = Body::Abort(Abort { attempt, room: ROOM, grant: Some(NONCE), cause });
+    assert_eq!(solo.answer(), abort);
+    let said = solo.run_for(Duration::from_secs(5));
+    assert!(said.iter().filter(|(_, body)| *body == abort).count() >= 3, "{said:?}");
+    solo.says(1, Body::AbortAck(AbortAck { attempt }));
+    assert_eq!((solo.node().gauges().releasing, solo.released(session)), (0, vec![]));
+    solo.posted(post, Err(PlaneError::Cancelled));
+    assert_eq!(solo.released(session), [list(&[7, 8])]);
+    assert_eq!(solo.node().gauges().receivers, 0);
+}
+
+#[test]
+fn an_expired_lease_is_named_as_such() {
+    let (mut solo, session, post) = reading();
+    let cause = PeerCause::LeaseExpired;
+    solo.says(1, Body::Failed(Failed { attempt: Attempt(1), cause, quiet: true }));
+    assert_eq!(solo.cause(session), Cause::LeaseExpired);
+    solo.posted(post, Ok(()));
+    assert_eq!((solo.poll(session), solo.released(session)), (KvPoll::Failed, vec![list(&[7, 8])]));
+}
+
+#[test]
+fn a_reference_that_cannot_be_is_refused_before_anything_is_said() {
+    let reference = |incarnation: u64, pages: Option<PageList>| {
+        let grant = GrantRef { incarnation: Incarnation::from_random(incarnation), nonce: NONCE, pages };
+        SessionOptions { grant: Some(grant), ..pull() }
+    };
+    for options in [reference(2, None), reference(1, Some(list(&[16])))] {
+        let mut solo = Solo::new(|_| {});
+        let session = solo.open_receiver_with(ROOM, options);
+        let lookup = solo.lookups()[0].0;
+        solo.found(lookup, vec![record(1)]);
+        solo.welcome(1, 1);
+        assert!(matches!(solo.cause(session), Cause::StaleGrant { .. } | Cause::GrantOutOfRange(_)));
+        assert_eq!((solo.frames(), solo.node().gauges().receivers), (vec![], 0));
+    }
+}
+
+#[test]
+fn numbers_without_sense_are_survived() {
+    let (mut solo, session, claim) = claiming(pull());
+    let most = Granted { lease_ms: u64::MAX, interval_ms: u64::MAX, ..grant(claim.beat) };
+    solo.says(1, Body::Granted(most));
+    for attempts in [vec![(u64::MAX, u32::MAX)], vec![(0, u32::MAX), (1 << 40, u32::MAX)]] {
+        solo.says(
+            1,
+            Body::HeartbeatAck(HeartbeatAck { attempts: attempts.clone(), ..ack(claim.beat, u64::MAX) }),
+        );
+        solo.says(1, Body::Released(Released { attempts }));
+    }
+    solo.init_receiver(session, &[7, 8], None);
+    let post = solo.take_posts().remove(0).id;
+    solo.now = solo.now + Duration::from_secs(900);
+    solo.posted(post, Ok(()));
+    assert_eq!(solo.poll(session), KvPoll::Success, "that long is what the peer said");
+}

@@ -1,0 +1,44 @@
+//! An exhaustive check of the lease protocol at small scope.
+//!
+//! Where a simulated world draws one history from its seed, this goes through *all* histories of a
+//! very small world, up to a number of steps: one prefill host and one or two decode hosts, each
+//! with the real machine ([`kv_core::proto::Node`], forked at every step), one grant, one receiver
+//! per decode host. A step is a [`Choice`](choice::Choice):
+//!
+//! - a frame in flight is delivered, whichever, now or after any other, once or twice. One that is
+//!   never delivered is a lost one;
+//! - the next timer of either host rings: time jumps there, and the other host's timers that were
+//!   due before are late. Clocks run at different rates, up to the full margin of a thirty-second part;
+//! - a read copies its bytes; a read that has copied ends; a read fails;
+//! - the prefill scheduler completes the pages; the decode scheduler brings its own; either aborts;
+//! - the prefill host restarts with other pages for the same room and session number, a decode host
+//!   dies, a plane proves a peer gone. How many of these a world has is its [`Scope`].
+//!
+//! The prefill scheduler overwrites its pages in the moment in which they come back.
+//!
+//! After every step, in every history:
+//!
+//! | invariant | what |
+//! |---|---|
+//! | `success_means_granted_bytes` | a receiver that reports success holds the bytes of one grant, all of them |
+//! | `success_is_mutual` | a sender that reports success was released by receivers that report it too |
+//! | `ends_once` | a session changes its state as it may, and ends once |
+//! | `pages_come_back_once` | each token comes back once, after the end of its session |
+//! | `pages_come_back_with_the_lease` | no later than the last grant or heartbeat that arrived allows |
+//! | `rests_in_the_end` | if nothing more goes wrong, all sessions end, all pages come back, and nothing is left |
+//!
+//! Histories that lead to the same state are continued once: a state is the fingerprint of every
+//! host, the frames and reads in flight, the memories, and what a scope still allows.
+//! [`Mistake`]s prove that each invariant can fail.
+
+mod choice;
+mod ledger;
+mod mistake;
+mod rest;
+mod scope;
+mod search;
+mod world;
+
+pub use mistake::Mistake;
+pub use scope::{Drift, Scope};
+pub use search::{Counterexample, Outcome, explore, hunt};

@@ -1,0 +1,169 @@
+//! Which small world is gone through, and how far.
+
+/// How the clocks of decode hosts run beside that of the prefill host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drift {
+    /// Slower by a thirty-second part: a lease seems longer than it is.
+    Slow,
+    /// Alike.
+    Equal,
+    /// Faster by a thirty-second part.
+    Fast,
+}
+
+/// A small world, and what may happen in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scope {
+    /// Its name, for the command line.
+    pub name: &'static str,
+    /// What it is there for.
+    pub about: &'static str,
+    /// Decode hosts, with one receiver each.
+    pub decodes: usize,
+    /// Receivers that the sender waits for. With fewer than there are decode hosts, some of them
+    /// come with a reference that is used up.
+    pub readers: u32,
+    /// Pages of the request; each is read by a post of its own.
+    pub pages: u32,
+    /// The lease is not renewed.
+    pub fixed: bool,
+    /// Receivers claim by room, without a reference to the grant.
+    pub by_room: bool,
+    /// Peers are given up after half a lease of silence, not after ten.
+    pub impatient: bool,
+    /// Everything starts with the grant told and the reads in flight, not with the claim.
+    pub reading: bool,
+    /// Clocks.
+    pub drift: Drift,
+    /// Frames that are delivered twice.
+    pub duplicates: u8,
+    /// Sessions that are aborted.
+    pub aborts: u8,
+    /// Reads that fail.
+    pub failures: u8,
+    /// Restarts of the prefill host.
+    pub restarts: u8,
+    /// Deaths of decode hosts.
+    pub deaths: u8,
+    /// Most frames in flight; beyond, the oldest is lost.
+    pub frames: usize,
+    /// Most steps of one history.
+    pub depth: u8,
+}
+
+impl Scope {
+    const BASE: Scope = Scope {
+        name: "one-reader",
+        about: "one grant, one reader with a slow clock, late and doubled frames, an abort on either side",
+        decodes: 1,
+        readers: 1,
+        pages: 1,
+        fixed: false,
+        by_room: false,
+        impatient: false,
+        reading: false,
+        drift: Drift::Slow,
+        duplicates: 1,
+        aborts: 1,
+        failures: 0,
+        restarts: 0,
+        deaths: 0,
+        frames: 6,
+        depth: 5,
+    };
+
+    /// All of them. The depths are for a test build: together well under a minute.
+    pub const ALL: &[Scope] = &[
+        Scope {
+            name: "plain",
+            about: "one grant, one reader with a slow clock; frames are late or lost, nothing else goes wrong",
+            aborts: 0,
+            duplicates: 0,
+            depth: 6,
+            ..Scope::BASE
+        },
+        Scope {
+            name: "reading",
+            about: "the same from the moment at which the read is in flight",
+            aborts: 0,
+            duplicates: 0,
+            reading: true,
+            depth: 6,
+            ..Scope::BASE
+        },
+        Scope::BASE,
+        Scope {
+            name: "equal-clocks",
+            about: "the same with equal clocks",
+            drift: Drift::Equal,
+            ..Scope::BASE
+        },
+        Scope { name: "fast-clock", about: "the same with a fast clock", drift: Drift::Fast, ..Scope::BASE },
+        Scope { name: "fixed-lease", about: "a lease that no heartbeat extends", fixed: true, ..Scope::BASE },
+        Scope {
+            name: "two-reads",
+            reading: true,
+            about: "two pages in two reads, of which one may fail",
+            pages: 2,
+            failures: 1,
+            duplicates: 0,
+            ..Scope::BASE
+        },
+        Scope {
+            name: "restart",
+            reading: true,
+            about: "a prefill host that comes back with the same room, session number and pages",
+            restarts: 1,
+            aborts: 0,
+            duplicates: 0,
+            ..Scope::BASE
+        },
+        Scope {
+            name: "restart-by-room",
+            about: "the same, for a receiver that has no reference",
+            restarts: 1,
+            by_room: true,
+            aborts: 0,
+            duplicates: 0,
+            ..Scope::BASE
+        },
+        Scope {
+            name: "death",
+            reading: true,
+            about: "a reader that dies at any step",
+            deaths: 1,
+            duplicates: 0,
+            ..Scope::BASE
+        },
+        Scope {
+            name: "impatient",
+            about: "peers that are given up sooner than the lease is over",
+            impatient: true,
+            duplicates: 0,
+            ..Scope::BASE
+        },
+        Scope {
+            name: "two-readers",
+            reading: true,
+            about: "two readers, both of which must release",
+            decodes: 2,
+            readers: 2,
+            aborts: 0,
+            duplicates: 0,
+            ..Scope::BASE
+        },
+        Scope {
+            name: "used-twice",
+            about: "one grant, two readers that both want it",
+            decodes: 2,
+            aborts: 0,
+            duplicates: 0,
+            ..Scope::BASE
+        },
+    ];
+
+    /// The scope with this name.
+    pub fn named(name: &str) -> Option<Scope> {
+        Scope::ALL.iter().copied().find(|scope| scope.name == name)
+    }
+}
