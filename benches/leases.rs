@@ -12,7 +12,7 @@ use kv_transfer::{Attempt, Incarnation, Time, TransferMode};
 
 const US: Incarnation = Incarnation::from_random(1);
 const READER: Incarnation = Incarnation::from_random(2);
-const THEIR_LINK: Link = Link::new(1, 7);
+const THEIR_LINK: Link = Link(1 << 32 | 7);
 
 /// 10 000 leases in one frame: of neighbouring attempts, and of every second one.
 pub(crate) fn heartbeats(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
@@ -82,7 +82,7 @@ impl Prefill {
             prefill.command(Command::Send { session, chunk });
             let attempt = Attempt(1 + u64::from(page));
             let (floor, grant, beat, ttl_ms) = (Attempt(1), Some(session), 1, 60_000);
-            let claim = Claim { attempt, floor, room, grant, beat, ttl_ms };
+            let claim = Claim { attempt, floor, room, grant, beat, ranks: 1, ttl_ms };
             let granted = prefill.says(prefill.link, Body::Claim(claim))?;
             assert!(matches!(granted[..], [Body::Granted(_)]), "{granted:?}");
         }

@@ -192,26 +192,35 @@ impl Node {
         let mut alive: Vec<(u64, u32)> = Vec::new();
         let mut others: Vec<Attempt> = Vec::new();
         let mut until = Time::MAX;
-        for (start, count) in attempts {
-            let end = start.saturating_add(u64::from(count));
-            let mut expected = start;
-            for (&attempt, incoming) in peer.incoming.range_mut(Attempt(start)..Attempt(end)) {
-                note_missing(&mut others, expected, attempt.0);
-                expected = attempt.0 + 1;
-                let Incoming::Reading { until: own, extension, intact: true, .. } = incoming else {
-                    note_missing(&mut others, attempt.0, expected);
-                    continue;
-                };
-                if let Some(extension) = *extension {
-                    *own = (*own).max(now + extension);
-                }
-                until = until.min(*own);
-                match alive.last_mut() {
-                    Some((first, run)) if *first + u64::from(*run) == attempt.0 => *run += 1,
-                    _ => alive.push((attempt.0, 1)),
-                }
+        // One walk along the attempts, however scattered the runs are.
+        let ends = |&(start, count): &(u64, u32)| (start, start.saturating_add(u64::from(count)));
+        let span = attempts.first().map_or(0, |run| run.0)..attempts.last().map_or(0, |run| ends(run).1);
+        let mut runs = attempts.iter().map(ends);
+        let mut run = runs.next();
+        for (&attempt, incoming) in peer.incoming.range_mut(Attempt(span.start)..Attempt(span.end)) {
+            while let Some((next, end)) = run.filter(|&(_, end)| end <= attempt.0) {
+                note_missing(&mut others, next, end);
+                run = runs.next();
             }
-            note_missing(&mut others, expected, end);
+            let Some((next, end)) = run.filter(|&(next, _)| next <= attempt.0) else { continue };
+            note_missing(&mut others, next, attempt.0);
+            run = Some((attempt.0 + 1, end));
+            let Incoming::Reading { until: own, extension, intact: true, .. } = incoming else {
+                note_missing(&mut others, attempt.0, attempt.0 + 1);
+                continue;
+            };
+            if let Some(extension) = *extension {
+                *own = (*own).max(now + extension);
+            }
+            until = until.min(*own);
+            match alive.last_mut() {
+                Some((first, run)) if *first + u64::from(*run) == attempt.0 => *run += 1,
+                _ => alive.push((attempt.0, 1)),
+            }
+        }
+        while let Some((next, end)) = run {
+            note_missing(&mut others, next, end);
+            run = runs.next();
         }
         // One run that came may be many that are left: more than fit into a frame.
         for attempts in alive.chunks(MAX_RUNS) {
