@@ -5,9 +5,11 @@
 //! node.rs        who gets which input
 //! ├ handshake.rs meeting peers, keeping in touch, losing them         peer.rs        what is known of each
 //! ├ lookup.rs    decode side: from an address to peers                directory.rs   answers of bootstrap servers
-//! ├ receive.rs   decode side: register, count parts, abort            run_set.rs     numbers as runs
+//! ├ receive.rs   decode side: register, count parts                   run_set.rs     numbers as runs
+//! ├ close.rs     decode side: tell of a failure, wait for quiet
 //! ├ attempts.rs  prefill side: registrations, aborts, answers         rendezvous.rs  who waits for whom
-//! ├ send.rs      prefill side: plan, post, tell                       posting.rs     whose turn it is to post
+//! ├ send.rs      prefill side: sessions and their targets             posting.rs     whose turn it is to post
+//! ├ write.rs     prefill side of push: plan and post
 //! ├ grant.rs     prefill side of pull: claims, leases, releases
 //! ├ read.rs      decode side of pull: grants, reads, heartbeats, proofs
 //! └ model.rs     twins of a machine, for a model checker (feature `model`)
@@ -18,6 +20,7 @@
 //! no frame of its own needs an acknowledgement.
 
 mod attempts;
+mod close;
 mod directory;
 mod grant;
 mod handshake;
@@ -35,6 +38,7 @@ mod rendezvous;
 mod run_set;
 mod send;
 mod timer;
+mod write;
 
 pub use io::{Command, Input, Limits, NodeConfig, Output, Timing};
 pub use node::{Node, NodeGauges};

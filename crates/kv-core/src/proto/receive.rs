@@ -29,7 +29,7 @@ use super::read::Reading;
 use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::bootstrap::WorkerRole;
-use crate::error::{Cause, PeerCause, Phase, TransferError};
+use crate::error::{Cause, PeerCause, Phase};
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{GrantRef, TransferMode};
 use crate::pages::{PageList, Pages};
@@ -37,7 +37,7 @@ use crate::plane::Directions;
 use crate::poll::KvPoll;
 use crate::session::SessionOptions;
 use crate::time::Time;
-use crate::wire::{Abort, Body, Done, Failed, Finish, Progress, Register};
+use crate::wire::{Body, Done, Failed, Finish, Progress, Register};
 
 /// Most parts of one attempt: a peer that claims more is lying.
 const MAX_PARTS: u32 = 1 << 22;
@@ -73,8 +73,8 @@ pub(super) struct Source {
     pub(super) attempt: Option<Attempt>,
     /// The peer has the registration, or the claim.
     pub(super) registered: bool,
-    parts: RunSet,
-    total: Option<u32>,
+    pub(super) parts: RunSet,
+    pub(super) total: Option<u32>,
     /// In pull mode: the grant, once it has come.
     pub(super) reading: Option<Reading>,
     pub(super) last_news: Time,
@@ -99,7 +99,7 @@ impl ReceiveSession {
         })
     }
 
-    fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> Phase {
         if self.sources.is_empty() {
             Phase::Bootstrap
         } else if self.sources.iter().any(|source| source.state == SourceState::Meeting) {
@@ -282,7 +282,7 @@ impl Node {
     }
 
     /// Sends the registrations that were not acknowledged, and sets the time of the next try.
-    fn say_registrations(&mut self, session: SessionId) {
+    pub(super) fn say_registrations(&mut self, session: SessionId) {
         let Some(receiver) = self.receivers.get_mut(&session) else { return };
         let (pages, aux) = match &receiver.given {
             Some((pages, aux)) => (pages.list().clone(), *aux),
@@ -453,134 +453,6 @@ impl Node {
         {
             let floor = peer.outgoing_floor();
             self.send(id, Body::Finish(Finish { attempt, floor }));
-        }
-    }
-
-    pub(super) fn fail_receiver(&mut self, session: SessionId, cause: Cause) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
-        if receiver.poll.is_terminal() {
-            return;
-        }
-        receiver.poll = KvPoll::Failed;
-        receiver.repeats = 0;
-        receiver.failure = Some(cause.for_peer());
-        let phase = receiver.phase();
-        let peer = receiver.sources.first().and_then(|source| self.peers.get(source.peer));
-        let failure = TransferError {
-            room: receiver.room.clone(),
-            peer: peer.map(|peer| peer.worker.clone()),
-            phase,
-            cause,
-        };
-        for (index, source) in receiver.sources.iter_mut().enumerate() {
-            match source.state {
-                SourceState::Open => source.state = SourceState::Closing,
-                // A reference that this source cannot have is none of its business.
-                SourceState::Met if receiver.grant.is_some() => {
-                    source.state = SourceState::Over;
-                    if let Some(peer) = self.peers.get_mut(source.peer) {
-                        peer.waiting.remove(&session);
-                    }
-                }
-                SourceState::Met => {
-                    // Nothing to stop, but the sender should not wait for a registration in vain.
-                    let Some(peer) = self.peers.get_mut(source.peer) else {
-                        source.state = SourceState::Over;
-                        continue;
-                    };
-                    source.attempt = Some(peer.open_attempt(session, index));
-                    source.state = SourceState::Closing;
-                }
-                SourceState::Meeting => {
-                    source.state = SourceState::Over;
-                    if let Some(peer) = self.peers.get_mut(source.peer) {
-                        peer.waiting.remove(&session);
-                    }
-                }
-                SourceState::Closing | SourceState::Over => {}
-            }
-        }
-        let pulls = receiver.pulls;
-        self.timers.cancel(Timer::Deadline(session));
-        self.timers.cancel(Timer::Repeat(session));
-        self.stop_asking(session);
-        self.status(session, KvPoll::Failed, Some(failure));
-        if pulls {
-            self.stop_reading(session);
-        }
-        self.say_aborts(session);
-        self.maybe_retire(session);
-    }
-
-    fn say_aborts(&mut self, session: SessionId) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
-        let Some(cause) = receiver.failure.clone() else { return };
-        let closing = receiver.sources.iter().filter(|source| source.state == SourceState::Closing);
-        let closing: Vec<_> = closing.filter_map(|source| Some((source.peer, source.attempt?))).collect();
-        if closing.is_empty() {
-            return;
-        }
-        receiver.repeats += 1;
-        let (repeats, room) = (receiver.repeats, receiver.room.clone());
-        for (peer, attempt) in closing {
-            self.watch_peer(peer);
-            self.send(
-                peer,
-                Body::Abort(Abort { attempt, room: room.clone(), grant: None, cause: cause.clone() }),
-            );
-        }
-        let pause = self.backoff(self.config.timing.retry_first, repeats);
-        self.timers.arm(Timer::Repeat(session), self.now + pause);
-    }
-
-    /// From `quiet_at` on it is proven that the peer writes no more.
-    pub(super) fn source_is_quiet_at(&mut self, session: SessionId, id: PeerId, quiet_at: Time) {
-        if quiet_at <= self.now {
-            self.on_quiet(session, id);
-        } else if self.receivers.contains_key(&session) {
-            self.timers.arm(Timer::Quiet(session, id), quiet_at);
-        }
-    }
-
-    pub(super) fn on_quiet(&mut self, session: SessionId, id: PeerId) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
-        for source in receiver.sources.iter_mut().filter(|source| source.peer == id) {
-            source.state = SourceState::Over;
-            if let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(id)) {
-                peer.outgoing.remove(&attempt);
-            }
-        }
-        self.maybe_retire(session);
-    }
-
-    /// The peer has forgotten the conversation, which it does only when nothing of it is in flight:
-    /// failed attempts are over, live ones begin again under the new link.
-    pub(super) fn peer_forgot_us(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        peer.releasing.clear();
-        let open = std::mem::take(&mut peer.outgoing);
-        for (_, (session, index)) in open {
-            let Some(receiver) = self.receivers.get_mut(&session) else { continue };
-            let live = !receiver.poll.is_terminal();
-            let Some(source) = receiver.sources.get_mut(index) else { continue };
-            if !live || source.state != SourceState::Open {
-                source.state = SourceState::Over;
-                self.timers.cancel(Timer::Quiet(session, id));
-                self.maybe_retire(session);
-                continue;
-            }
-            if source.reading.is_some() {
-                // Whoever forgot the conversation has no lease of it any more.
-                source.state = SourceState::Over;
-                self.fail_receiver(session, Cause::PeerRestarted);
-                continue;
-            }
-            let Some(peer) = self.peers.get_mut(id) else { return };
-            source.attempt = Some(peer.open_attempt(session, index));
-            source.registered = false;
-            source.parts = RunSet::default();
-            source.total = None;
-            self.say_registrations(session);
         }
     }
 

@@ -10,29 +10,26 @@
 //!                                 └─ of all targets ─▶ pages back
 //! ```
 //!
-//! A *target* is a receiver that has registered. Chunks are planned lazily into *parts*, one post
-//! each; the frame that a post carries counts its part down at the receiver. The last part says how
-//! many there are.
+//! A *target* is a receiver that has registered, or claimed. How its bytes are written is in
+//! `write.rs`, how it reads them in `grant.rs`.
 
 use std::time::Duration;
 
 use super::io::Output;
-use super::node::{Node, encode};
+use super::node::Node;
 use super::peer::{Incoming, Registration, Wish};
-use super::posting::InFlight;
 use super::receive::check_aux;
 use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause, Phase, TransferError};
-use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, PostId, Room, SessionId};
+use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
 use crate::pages::{PageList, Pages};
-use crate::plan::{Plan, PlanError, RegionMap};
-use crate::plane::{Desc, Op, PlaneError, Post};
+use crate::plan::Plan;
 use crate::poll::KvPoll;
 use crate::session::SessionOptions;
 use crate::time::Time;
-use crate::wire::{Body, Done, Failed, Link, Registered};
+use crate::wire::{Body, Failed, Link, Registered};
 
 /// A sending session.
 #[derive(Debug)]
@@ -105,10 +102,10 @@ pub(super) struct Target {
     pub(super) peer: PeerId,
     pub(super) attempt: Attempt,
     /// Whose it is, and in which conversation.
-    receiver: Incarnation,
-    link: Link,
+    pub(super) receiver: Incarnation,
+    pub(super) link: Link,
     /// The same receiver has come again.
-    replaced: bool,
+    pub(super) replaced: bool,
     /// It reads: none of the fields of writing are used.
     pub(super) reads: bool,
     /// The number in its last claim.
@@ -117,56 +114,27 @@ pub(super) struct Target {
     pub(super) released: bool,
     /// The session has failed after the grant: when the last lease that it may know of is over.
     pub(super) fence: Option<Time>,
-    pages: PageList,
+    pub(super) pages: PageList,
     /// The number of the first of them in the request.
-    first: usize,
-    aux: Option<AuxIndex>,
+    pub(super) first: usize,
+    pub(super) aux: Option<AuxIndex>,
     /// The aux row is this worker's to write.
-    aux_here: bool,
-    queued: bool,
+    pub(super) aux_here: bool,
+    pub(super) queued: bool,
     /// First chunk that is not planned yet.
-    next_chunk: usize,
-    aux_planned: bool,
+    pub(super) next_chunk: usize,
+    pub(super) aux_planned: bool,
     /// What is left of the plan before.
-    plan: Option<Plan>,
-    next_part: u32,
+    pub(super) plan: Option<Plan>,
+    pub(super) next_part: u32,
     /// Known once the last part is posted.
     pub(super) total: Option<u32>,
     pub(super) done: RunSet,
-    outstanding: u32,
+    pub(super) outstanding: u32,
     /// The receiver waits for an acknowledgement of its abort.
     pub(super) abort_asked: bool,
     /// All of its parts are in place, or it has failed and is quiet.
     pub(super) over: bool,
-}
-
-impl Target {
-    /// The plan of the next chunk, and after the last one that of the aux row.
-    fn next_plan(
-        &mut self,
-        map: &RegionMap,
-        chunks: &[Chunk],
-        aux: Option<AuxIndex>,
-    ) -> Result<Option<Plan>, PlanError> {
-        if let Some(chunk) = chunks.get(self.next_chunk) {
-            self.next_chunk += 1;
-            let local = chunk.pages.list();
-            return Plan::suffix(map, (local, chunk.offset), (&self.pages, self.first)).map(Some);
-        }
-        match (aux, self.aux) {
-            (Some(local), Some(remote)) if self.aux_here && !self.aux_planned => {
-                self.aux_planned = true;
-                Plan::aux(map, local, remote).map(Some)
-            }
-            _ => Ok(None),
-        }
-    }
-
-    fn has_planned_all(&self, chunks: &[Chunk], aux: Option<AuxIndex>) -> bool {
-        self.plan.is_none()
-            && self.next_chunk == chunks.len()
-            && (aux.is_none() || self.aux_planned || !self.aux_here)
-    }
 }
 
 impl Node {
@@ -413,91 +381,6 @@ impl Node {
     /// A session's receiver at this position.
     pub(super) fn target_mut(&mut self, session: SessionId, index: usize) -> Option<&mut Target> {
         self.senders.get_mut(&session)?.targets.get_mut(index)
-    }
-
-    /// Starts posts while there is room for them, each target in its turn.
-    pub(super) fn pump_posts(&mut self) {
-        while let Some((session, index)) = self.posting.next_ready() {
-            match self.receivers.contains_key(&session) {
-                true => self.post_read(session, index),
-                false => self.post_next(session, index),
-            }
-        }
-    }
-
-    fn post_next(&mut self, session: SessionId, index: usize) {
-        let (max_sge, max_bytes) = (self.config.args.max_sge(), self.config.limits.max_post_bytes);
-        let Some(sender) = self.senders.get_mut(&session) else { return };
-        let Some(target) = sender.targets.get_mut(index) else { return };
-        target.queued = false;
-        if sender.poll.is_terminal() || target.total.is_some() {
-            return;
-        }
-        let Some(peer) = self.peers.get(target.peer) else { return };
-        let Some(map) = &peer.out else { return };
-        let aux = sender.announced.and_then(|(_, aux)| aux).filter(|_| sender.complete);
-        let mut descs: Vec<Desc> = Vec::new();
-        let mut bytes = 0;
-        while descs.len() < max_sge && bytes < max_bytes {
-            if target.plan.is_none() {
-                match target.next_plan(map, &sender.chunks, aux) {
-                    Ok(Some(plan)) => target.plan = Some(plan),
-                    Ok(None) => break,
-                    Err(_) => {
-                        return self.fail_sender(session, Cause::Protocol("pages that no plan leads to"));
-                    }
-                }
-            }
-            let Some(plan) = &mut target.plan else { break };
-            let room = max_sge - descs.len();
-            let progress = plan.fill(&mut descs, room, max_bytes - bytes);
-            bytes += progress.bytes;
-            if progress.done {
-                target.plan = None;
-            } else if progress.descs == 0 {
-                break;
-            }
-        }
-        let planned_all = target.has_planned_all(&sender.chunks, aux);
-        let last = planned_all && sender.complete;
-        if descs.is_empty() && !last {
-            return;
-        }
-        let part = target.next_part;
-        target.next_part += 1;
-        target.total = last.then_some(target.next_part);
-        if !planned_all {
-            target.queued = true;
-            self.posting.queue(session, index);
-        }
-        let (id, attempt, total) = (target.peer, target.attempt, target.total);
-        let done = Body::Done(Done { attempt, part, total });
-        if descs.is_empty() {
-            target.done.insert(u64::from(part), 1);
-            self.send(id, done);
-            return self.target_advanced(session, index);
-        }
-        target.outstanding += 1;
-        let notify = encode(peer.theirs.unwrap_or(Link::NONE), done);
-        let post = self.posting.start(InFlight { session, target: index, part, peer: id });
-        self.peers.post_started(id);
-        self.output(Output::Post { peer: id, post: Post { id: post, op: Op::Write, descs, notify } });
-    }
-
-    pub(super) fn on_posted(&mut self, post: PostId, result: Result<(), PlaneError>) {
-        let Some(InFlight { session, target: index, part, peer }) = self.posting.end(post) else { return };
-        self.peers.post_ended(peer);
-        if self.receivers.contains_key(&session) {
-            return self.on_read(session, index, result);
-        }
-        let Some(sender) = self.senders.get_mut(&session) else { return };
-        let Some(target) = sender.targets.get_mut(index) else { return };
-        target.outstanding -= 1;
-        match result {
-            Ok(()) => target.done.insert(u64::from(part), 1),
-            Err(error) => self.fail_sender(session, Cause::Post(error)),
-        }
-        self.target_advanced(session, index);
     }
 
     /// A post of the target has ended: is the target over, and with it the session?

@@ -1,0 +1,142 @@
+//! The end of a receiving session that failed: its sources are told, and its pages stay where they are
+//! until it is certain that none of them writes any more.
+
+use super::node::Node;
+use super::receive::SourceState;
+use super::run_set::RunSet;
+use super::timer::Timer;
+use crate::error::{Cause, TransferError};
+use crate::id::{PeerId, SessionId};
+use crate::poll::KvPoll;
+use crate::time::Time;
+use crate::wire::{Abort, Body};
+
+impl Node {
+    pub(super) fn fail_receiver(&mut self, session: SessionId, cause: Cause) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        if receiver.poll.is_terminal() {
+            return;
+        }
+        receiver.poll = KvPoll::Failed;
+        receiver.repeats = 0;
+        receiver.failure = Some(cause.for_peer());
+        let phase = receiver.phase();
+        let peer = receiver.sources.first().and_then(|source| self.peers.get(source.peer));
+        let failure = TransferError {
+            room: receiver.room.clone(),
+            peer: peer.map(|peer| peer.worker.clone()),
+            phase,
+            cause,
+        };
+        for (index, source) in receiver.sources.iter_mut().enumerate() {
+            match source.state {
+                SourceState::Open => source.state = SourceState::Closing,
+                // A reference that this source cannot have is none of its business.
+                SourceState::Met if receiver.grant.is_some() => {
+                    source.state = SourceState::Over;
+                    if let Some(peer) = self.peers.get_mut(source.peer) {
+                        peer.waiting.remove(&session);
+                    }
+                }
+                SourceState::Met => {
+                    // Nothing to stop, but the sender should not wait for a registration in vain.
+                    let Some(peer) = self.peers.get_mut(source.peer) else {
+                        source.state = SourceState::Over;
+                        continue;
+                    };
+                    source.attempt = Some(peer.open_attempt(session, index));
+                    source.state = SourceState::Closing;
+                }
+                SourceState::Meeting => {
+                    source.state = SourceState::Over;
+                    if let Some(peer) = self.peers.get_mut(source.peer) {
+                        peer.waiting.remove(&session);
+                    }
+                }
+                SourceState::Closing | SourceState::Over => {}
+            }
+        }
+        let pulls = receiver.pulls;
+        self.timers.cancel(Timer::Deadline(session));
+        self.timers.cancel(Timer::Repeat(session));
+        self.stop_asking(session);
+        self.status(session, KvPoll::Failed, Some(failure));
+        if pulls {
+            self.stop_reading(session);
+        }
+        self.say_aborts(session);
+        self.maybe_retire(session);
+    }
+
+    pub(super) fn say_aborts(&mut self, session: SessionId) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let Some(cause) = receiver.failure.clone() else { return };
+        let closing = receiver.sources.iter().filter(|source| source.state == SourceState::Closing);
+        let closing: Vec<_> = closing.filter_map(|source| Some((source.peer, source.attempt?))).collect();
+        if closing.is_empty() {
+            return;
+        }
+        receiver.repeats += 1;
+        let (repeats, room) = (receiver.repeats, receiver.room.clone());
+        for (peer, attempt) in closing {
+            self.watch_peer(peer);
+            self.send(
+                peer,
+                Body::Abort(Abort { attempt, room: room.clone(), grant: None, cause: cause.clone() }),
+            );
+        }
+        let pause = self.backoff(self.config.timing.retry_first, repeats);
+        self.timers.arm(Timer::Repeat(session), self.now + pause);
+    }
+
+    /// From `quiet_at` on it is proven that the peer writes no more.
+    pub(super) fn source_is_quiet_at(&mut self, session: SessionId, id: PeerId, quiet_at: Time) {
+        if quiet_at <= self.now {
+            self.on_quiet(session, id);
+        } else if self.receivers.contains_key(&session) {
+            self.timers.arm(Timer::Quiet(session, id), quiet_at);
+        }
+    }
+
+    pub(super) fn on_quiet(&mut self, session: SessionId, id: PeerId) {
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        for source in receiver.sources.iter_mut().filter(|source| source.peer == id) {
+            source.state = SourceState::Over;
+            if let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(id)) {
+                peer.outgoing.remove(&attempt);
+            }
+        }
+        self.maybe_retire(session);
+    }
+
+    /// The peer has forgotten the conversation, which it does only when nothing of it is in flight:
+    /// failed attempts are over, live ones begin again under the new link.
+    pub(super) fn peer_forgot_us(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.releasing.clear();
+        let open = std::mem::take(&mut peer.outgoing);
+        for (_, (session, index)) in open {
+            let Some(receiver) = self.receivers.get_mut(&session) else { continue };
+            let live = !receiver.poll.is_terminal();
+            let Some(source) = receiver.sources.get_mut(index) else { continue };
+            if !live || source.state != SourceState::Open {
+                source.state = SourceState::Over;
+                self.timers.cancel(Timer::Quiet(session, id));
+                self.maybe_retire(session);
+                continue;
+            }
+            if source.reading.is_some() {
+                // Whoever forgot the conversation has no lease of it any more.
+                source.state = SourceState::Over;
+                self.fail_receiver(session, Cause::PeerRestarted);
+                continue;
+            }
+            let Some(peer) = self.peers.get_mut(id) else { return };
+            source.attempt = Some(peer.open_attempt(session, index));
+            source.registered = false;
+            source.parts = RunSet::default();
+            source.total = None;
+            self.say_registrations(session);
+        }
+    }
+}

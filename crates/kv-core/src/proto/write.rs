@@ -1,0 +1,129 @@
+//! The writes of a push session, on the prefill side: chunks are planned lazily into *parts*, one post
+//! each, in turn with those of other sessions. The frame that a post carries counts its part down at
+//! the receiver; the last part says how many there are.
+
+use super::io::Output;
+use super::node::{Node, encode};
+use super::posting::InFlight;
+use super::send::{Chunk, Target};
+use crate::error::Cause;
+use crate::id::{AuxIndex, PostId, SessionId};
+use crate::plan::{Plan, PlanError, RegionMap};
+use crate::plane::{Desc, Op, PlaneError, Post};
+use crate::wire::{Body, Done, Link};
+
+impl Target {
+    /// The plan of the next chunk, and after the last one that of the aux row.
+    fn next_plan(
+        &mut self,
+        map: &RegionMap,
+        chunks: &[Chunk],
+        aux: Option<AuxIndex>,
+    ) -> Result<Option<Plan>, PlanError> {
+        if let Some(chunk) = chunks.get(self.next_chunk) {
+            self.next_chunk += 1;
+            let local = chunk.pages.list();
+            return Plan::suffix(map, (local, chunk.offset), (&self.pages, self.first)).map(Some);
+        }
+        match (aux, self.aux) {
+            (Some(local), Some(remote)) if self.aux_here && !self.aux_planned => {
+                self.aux_planned = true;
+                Plan::aux(map, local, remote).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn has_planned_all(&self, chunks: &[Chunk], aux: Option<AuxIndex>) -> bool {
+        self.plan.is_none()
+            && self.next_chunk == chunks.len()
+            && (aux.is_none() || self.aux_planned || !self.aux_here)
+    }
+}
+
+impl Node {
+    /// Starts posts while there is room for them, each target in its turn.
+    pub(super) fn pump_posts(&mut self) {
+        while let Some((session, index)) = self.posting.next_ready() {
+            match self.receivers.contains_key(&session) {
+                true => self.post_read(session, index),
+                false => self.post_next(session, index),
+            }
+        }
+    }
+
+    fn post_next(&mut self, session: SessionId, index: usize) {
+        let (max_sge, max_bytes) = (self.config.args.max_sge(), self.config.limits.max_post_bytes);
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        let Some(target) = sender.targets.get_mut(index) else { return };
+        target.queued = false;
+        if sender.poll.is_terminal() || target.total.is_some() {
+            return;
+        }
+        let Some(peer) = self.peers.get(target.peer) else { return };
+        let Some(map) = &peer.out else { return };
+        let aux = sender.announced.and_then(|(_, aux)| aux).filter(|_| sender.complete);
+        let mut descs: Vec<Desc> = Vec::new();
+        let mut bytes = 0;
+        while descs.len() < max_sge && bytes < max_bytes {
+            if target.plan.is_none() {
+                match target.next_plan(map, &sender.chunks, aux) {
+                    Ok(Some(plan)) => target.plan = Some(plan),
+                    Ok(None) => break,
+                    Err(_) => {
+                        return self.fail_sender(session, Cause::Protocol("pages that no plan leads to"));
+                    }
+                }
+            }
+            let Some(plan) = &mut target.plan else { break };
+            let room = max_sge - descs.len();
+            let progress = plan.fill(&mut descs, room, max_bytes - bytes);
+            bytes += progress.bytes;
+            if progress.done {
+                target.plan = None;
+            } else if progress.descs == 0 {
+                break;
+            }
+        }
+        let planned_all = target.has_planned_all(&sender.chunks, aux);
+        let last = planned_all && sender.complete;
+        if descs.is_empty() && !last {
+            return;
+        }
+        let part = target.next_part;
+        target.next_part += 1;
+        target.total = last.then_some(target.next_part);
+        if !planned_all {
+            target.queued = true;
+            self.posting.queue(session, index);
+        }
+        let (id, attempt, total) = (target.peer, target.attempt, target.total);
+        let done = Body::Done(Done { attempt, part, total });
+        if descs.is_empty() {
+            target.done.insert(u64::from(part), 1);
+            self.send(id, done);
+            return self.target_advanced(session, index);
+        }
+        target.outstanding += 1;
+        let notify = encode(peer.theirs.unwrap_or(Link::NONE), done);
+        let post = self.posting.start(InFlight { session, target: index, part, peer: id });
+        self.peers.post_started(id);
+        self.output(Output::Post { peer: id, post: Post { id: post, op: Op::Write, descs, notify } });
+    }
+
+    pub(super) fn on_posted(&mut self, post: PostId, result: Result<(), PlaneError>) {
+        let Some(InFlight { session, target: index, part, peer }) = self.posting.end(post) else { return };
+        self.peers.post_ended(peer);
+        if self.receivers.contains_key(&session) {
+            return self.on_read(session, index, result);
+        }
+        let Some(sender) = self.senders.get_mut(&session) else { return };
+        let Some(target) = sender.targets.get_mut(index) else { return };
+        target.outstanding -= 1;
+        match result {
+            Ok(()) => target.done.insert(u64::from(part), 1),
+            Err(error) => self.fail_sender(session, Cause::Post(error)),
+        }
+        self.target_advanced(session, index);
+    }
+}
