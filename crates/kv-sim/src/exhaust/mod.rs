@@ -3,7 +3,7 @@
 //! Where a simulated world draws one history from its seed, this goes through *all* histories of a
 //! very small world, up to a number of steps: one prefill host and one or two decode hosts, each
 //! with the real machine ([`kv_core::proto::Node`], forked at every step), one grant, one receiver
-//! per decode host. A step is a [`Choice`](choice::Choice):
+//! per decode host. A step is a `Choice`:
 //!
 //! - a frame in flight is delivered, whichever, now or after any other, once or twice. One that is
 //!   never delivered is a lost one;

@@ -1,0 +1,267 @@
+//! A worker with its pages, on either side, and what every byte of a request must be.
+
+use std::time::{Duration, Instant};
+
+use kv_transfer::local::Arena;
+use kv_transfer::prelude::*;
+use kv_transfer::{Receiver, Registration, Sender};
+
+use super::PlaneKind;
+
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Bytes of a page, and pages of a worker.
+pub const PAGE: usize = 64 << 10;
+const PAGES: u32 = 256;
+/// How long anything may take that must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// To be called first: NIXL sets UCX's environment, while there is one thread.
+pub fn prepare(kind: PlaneKind) -> Result<(), Error> {
+    match kind {
+        PlaneKind::Local => Ok(()),
+        #[cfg(feature = "nixl")]
+        PlaneKind::Nixl => {
+            Nixl::load(&kv_transfer::nixl::Search::default())?;
+            Ok(())
+        }
+        #[cfg(not(feature = "nixl"))]
+        PlaneKind::Nixl => Err("this example was built without feature `nixl`".into()),
+    }
+}
+
+/// Memory that a plane reaches.
+enum Memory {
+    Arena(Arena),
+    #[cfg(feature = "nixl")]
+    Pool(HostPool),
+}
+
+/// A worker, its pages, and what it has done.
+pub struct Side {
+    pub manager: Manager,
+    pub addr: String,
+    worker: Worker,
+    memory: Memory,
+    cache: FreeList,
+    /// Senders that have ended, and whose pages are not back.
+    limbo: Vec<(Sender, Instant)>,
+    pub requests: u64,
+    pub bytes: u64,
+    started: usize,
+}
+
+impl Side {
+    pub fn start(kind: PlaneKind, role: WorkerRole, addr: &str) -> Result<Side, Error> {
+        let len = PAGE * PAGES as usize;
+        let engine = format!("{role:?}").to_lowercase();
+        let config = |base: u64| -> Result<WorkerConfig, Error> {
+            let region = Region::dram(RegionRole::Kv, base, len as u64, PAGE as u64);
+            let args = KvArgs::builder(&engine, 0).pages(PAGES, 16).region(region).build()?;
+            let config = WorkerConfig::new(args, role);
+            // Nobody looks for decode workers.
+            Ok(if role == WorkerRole::Prefill { config.bootstrap(addr) } else { config })
+        };
+        let client = Box::new(HttpBootstrapClient::new(ClientConfig::default())?);
+        let (memory, worker) = match kind {
+            PlaneKind::Local => {
+                let arena = Arena::new(len)?;
+                let mut plane = LocalPlane::new(LocalConfig::default())?;
+                plane.add_arena(&arena)?;
+                let worker = Worker::start(config(arena.addr())?, plane, client)?;
+                (Memory::Arena(arena), worker)
+            }
+            #[cfg(feature = "nixl")]
+            PlaneKind::Nixl => {
+                let pool = HostPool::new(len)?;
+                let nixl = Nixl::load(&kv_transfer::nixl::Search::default())?;
+                let mut plane = NixlPlane::new(&nixl, NixlConfig::default())?;
+                plane.add_pool(&pool)?;
+                let worker = Worker::start(config(pool.addr())?, plane, client)?;
+                (Memory::Pool(pool), worker)
+            }
+            #[cfg(not(feature = "nixl"))]
+            PlaneKind::Nixl => return Err("this example was built without feature `nixl`".into()),
+        };
+        let manager = worker.manager();
+        if role == WorkerRole::Prefill {
+            until("the registration", || manager.registration() == Registration::Published)?;
+        }
+        let cache = FreeList::new(PAGES);
+        Ok(Side {
+            manager,
+            addr: addr.to_owned(),
+            worker,
+            memory,
+            cache,
+            limbo: Vec::new(),
+            requests: 0,
+            bytes: 0,
+            started: handles()?,
+        })
+    }
+
+    pub fn allocate(&mut self, pages: usize) -> Option<Pages> {
+        self.cache.allocate(pages)
+    }
+
+    pub fn free(&mut self, pages: Pages) -> Result<(), Error> {
+        self.cache.free(pages).map_err(|_| "the allocator refuses its own pages".into())
+    }
+
+    /// Writes what a room's pages hold.
+    pub fn fill(&self, pages: &Pages, room: u64) -> Result<(), Error> {
+        let mut bytes = vec![0; PAGE];
+        for (position, page) in pages.list().iter().enumerate() {
+            content(room, position, &mut bytes);
+            let offset = page as usize * PAGE;
+            match &self.memory {
+                Memory::Arena(arena) => arena.write(offset, &bytes)?,
+                #[cfg(feature = "nixl")]
+                Memory::Pool(pool) => pool.write(offset, &bytes)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares every byte.
+    pub fn compare(&self, pages: &Pages, room: u64) -> Result<(), Error> {
+        let (mut bytes, mut wanted) = (vec![0; PAGE], vec![0; PAGE]);
+        for (position, page) in pages.list().iter().enumerate() {
+            let offset = page as usize * PAGE;
+            match &self.memory {
+                Memory::Arena(arena) => arena.read(offset, &mut bytes)?,
+                #[cfg(feature = "nixl")]
+                Memory::Pool(pool) => pool.read(offset, &mut bytes)?,
+            }
+            content(room, position, &mut wanted);
+            if bytes != wanted {
+                let at = bytes.iter().zip(&wanted).position(|(is, wanted)| is != wanted).unwrap_or(0);
+                return Err(format!("room {room}: page {position} is wrong from byte {at} on").into());
+            }
+        }
+        Ok(())
+    }
+
+    /// A sender has ended: its pages come back, now or later.
+    pub fn give_up(&mut self, sender: Sender) {
+        self.limbo.push((sender, Instant::now() + PATIENCE));
+    }
+
+    /// Takes back the pages of senders that have ended.
+    pub fn take_back(&mut self) -> Result<(), Error> {
+        for (sender, until) in std::mem::take(&mut self.limbo) {
+            match sender.reclaim() {
+                Ok(pages) => self.free(pages)?,
+                Err(sender) if Instant::now() < until => self.limbo.push((sender, until)),
+                Err(sender) => {
+                    return Err(format!("the pages of {:?} do not come back", sender.room()).into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits a moment for something to do.
+    pub fn rest(&self) {
+        self.manager.poll_set().drain(|_| ());
+        std::thread::sleep(Duration::from_micros(200));
+    }
+
+    /// Waits until all pages are back and no session is open.
+    pub fn settle(&mut self) -> Result<(), Error> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.take_back()?;
+            let gauges = self.manager.gauges();
+            if (gauges.sessions_open == 0 && gauges.posts_in_flight == 0) || Instant::now() > deadline {
+                return Ok(());
+            }
+            self.rest();
+        }
+    }
+
+    /// What is still there and should not be.
+    pub fn left(&self) -> Result<Vec<(&'static str, usize)>, Error> {
+        let gauges = self.manager.gauges();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        // The last peers' connections end with their processes.
+        while handles()? > self.started && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let mut left = vec![
+            ("sessions", gauges.sessions_open),
+            ("pages in transfer", gauges.pages_in_transfer),
+            ("pages leased", gauges.pages_leased),
+            ("pages in quarantine", gauges.pages_quarantined),
+            ("pages of nobody", gauges.pages_orphaned),
+            ("posts", gauges.posts_in_flight),
+            ("senders", self.limbo.len()),
+            ("pages that are not free", self.cache.capacity() - self.cache.available()),
+            ("descriptors of the process", handles()?.saturating_sub(self.started)),
+        ];
+        left.retain(|(_, count)| *count > 0);
+        Ok(left)
+    }
+
+    pub fn stop(self) -> Result<(), Error> {
+        let report = self.worker.stop(PATIENCE);
+        if report.panicked || report.pages_quarantined > 0 || report.posts_in_flight > 0 {
+            return Err(format!("the worker did not end well: {report:?}").into());
+        }
+        Ok(())
+    }
+}
+
+/// What the pages of a receiver are when it has ended: back after a moment.
+pub fn reclaimed(mut receiver: Receiver) -> Result<Pages, Error> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match receiver.reclaim() {
+            Ok(pages) => return Ok(pages),
+            Err(_) if Instant::now() > deadline => return Err("a receiver's pages do not come back".into()),
+            Err(back) => receiver = back,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What the page at this position of a room's prompt holds.
+fn content(room: u64, position: usize, bytes: &mut [u8]) {
+    let mut state = room ^ (position as u64) << 48;
+    for word in bytes.chunks_exact_mut(8) {
+        word.copy_from_slice(&next(&mut state).to_le_bytes());
+    }
+}
+
+/// The next of a sequence of random numbers (splitmix64).
+pub fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Resident memory of this process, in KiB.
+pub fn resident() -> Result<u64, Error> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+/// Descriptors that this process has open.
+pub fn handles() -> Result<usize, Error> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count())
+}
+
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<(), Error> {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        if Instant::now() > deadline {
+            return Err(format!("{what} does not come").into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}

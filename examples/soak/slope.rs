@@ -1,0 +1,72 @@
+//! The slope of the resident memory, with its confidence interval.
+
+/// What growth is called a leak, in KiB a minute: less than a page a second.
+const TOLERATED: f64 = 128.0;
+
+/// Samples: minutes and KiB.
+#[derive(Debug, Default)]
+pub struct Slope {
+    samples: Vec<(f64, f64)>,
+}
+
+impl Slope {
+    /// Adds a sample.
+    pub fn add(&mut self, minutes: f64, kib: f64) {
+        self.samples.push((minutes, kib));
+    }
+
+    /// Prints the slope; false if the memory grew.
+    pub fn report(&self) -> bool {
+        let Some((slope, half)) = self.fit() else {
+            println!("too few samples for a slope");
+            return true;
+        };
+        let (low, high) = (slope - half, slope + half);
+        println!("RSS slope {slope:+.1} KiB/min, 95 % confidence interval {low:+.1} to {high:+.1}");
+        let flat = low <= 0.0;
+        println!("{}", if flat { "indistinguishable from 0, or falling" } else { "it grows" });
+        flat || slope < TOLERATED
+    }
+
+    /// Slope by least squares and half of its confidence interval. Neighbouring samples resemble each
+    /// other, so that they count for fewer: n (1 - r) / (1 + r) with the correlation r of neighbours.
+    fn fit(&self) -> Option<(f64, f64)> {
+        let n = self.samples.len() as f64;
+        if n < 5.0 {
+            return None;
+        }
+        let mean = |value: fn(&(f64, f64)) -> f64| self.samples.iter().map(value).sum::<f64>() / n;
+        let (x, y) = (mean(|sample| sample.0), mean(|sample| sample.1));
+        let spread: f64 = self.samples.iter().map(|sample| (sample.0 - x).powi(2)).sum();
+        let slope = self.samples.iter().map(|sample| (sample.0 - x) * (sample.1 - y)).sum::<f64>() / spread;
+        let rest: Vec<f64> =
+            self.samples.iter().map(|sample| sample.1 - y - slope * (sample.0 - x)).collect();
+        let squares: f64 = rest.iter().map(|rest| rest * rest).sum();
+        let neighbours: f64 = rest.iter().zip(rest.iter().skip(1)).map(|(one, next)| one * next).sum();
+        let r = if squares > 0.0 { (neighbours / squares).clamp(0.0, 0.95) } else { 0.0 };
+        let counted = (n * (1.0 - r) / (1.0 + r)).max(4.0);
+        let error = (squares / (counted - 2.0) / (spread * counted / n)).sqrt();
+        // Student's t for 95 %, from above: 2.8 at 4 degrees of freedom, 2.0 at 60.
+        let t = 1.96 + 2.8 / (counted - 2.0).max(1.0);
+        Some((slope, t * error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leak_is_told_from_noise() {
+        let noise = |at: usize| f64::from((at as u32).wrapping_mul(2_654_435_761) >> 20);
+        let (mut flat, mut grows) = (Slope::default(), Slope::default());
+        for at in 0..60 {
+            let minutes = at as f64 / 6.0;
+            flat.add(minutes, 50_000.0 + noise(at));
+            grows.add(minutes, 50_000.0 + noise(at) + 2000.0 * minutes);
+        }
+        assert!(flat.report());
+        assert!(!grows.report());
+        assert!((grows.fit().unwrap().0 - flat.fit().unwrap().0 - 2000.0).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,102 @@
+//! Rest over NIXL, which has no descriptor to wait on: a worker with nothing to do looks seldom
+//! enough to use less than a hundredth of a processor, and often enough to serve the next request.
+#![cfg(feature = "nixl")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+use std::time::{Duration, Instant};
+
+use kv_transfer::nixl::{Search, guards};
+use kv_transfer::prelude::*;
+
+const PAGE: usize = 16 << 10;
+const PAGES: u32 = 8;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn nixl() -> Option<Nixl> {
+    // SAFETY: the only test of this process, and nothing else runs yet.
+    #[allow(unsafe_code)]
+    unsafe {
+        guards::apply_among_threads();
+    };
+    match Nixl::load(&Search::default()) {
+        Ok(nixl) => Some(nixl),
+        Err(error) => {
+            println!("SKIPPED: {error}");
+            assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
+            None
+        }
+    }
+}
+
+fn start(nixl: &Nixl, role: WorkerRole, addr: &str) -> (Worker, HostPool) {
+    let pool = HostPool::new(PAGE * PAGES as usize).unwrap();
+    let mut plane = NixlPlane::new(nixl, NixlConfig::default()).unwrap();
+    plane.add_pool(&pool).unwrap();
+    let region = Region::dram(RegionRole::Kv, pool.addr(), pool.len() as u64, PAGE as u64);
+    let args = KvArgs::builder(&format!("{role:?}"), 0).pages(PAGES, 16).region(region).build().unwrap();
+    let client = HttpBootstrapClient::new(ClientConfig::default()).unwrap();
+    let config = WorkerConfig::new(args, role).bootstrap(addr);
+    (Worker::start(config, plane, Box::new(client)).unwrap(), pool)
+}
+
+/// Processor time of all workers' threads so far.
+fn worked() -> Duration {
+    let mut sum = Duration::ZERO;
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let read = |file: &str| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        if read("comm").starts_with("kv-worker") {
+            let nanos = read("schedstat").split(' ').next().and_then(|first| first.parse().ok());
+            sum += Duration::from_nanos(nanos.unwrap_or(0));
+        }
+    }
+    sum
+}
+
+fn serve(prefill: &(Worker, HostPool), decode: &(Worker, HostPool), addr: &str, room: u64) {
+    let bytes: Vec<u8> = (0..2 * PAGE).map(|at| (at as u64 * 31 + room) as u8).collect();
+    prefill.1.write(PAGE, &bytes).unwrap();
+    let claim = |pages: [u32; 2]| Pages::claim(PageList::from_pages(pages).unwrap()).unwrap();
+    let options = SessionOptions::default;
+    let mut sender = prefill.0.manager().sender(addr, Room::Number(room), &[], options()).unwrap();
+    sender.init(2, None).unwrap();
+    sender.send(claim([1, 2])).unwrap();
+    let mut receiver = decode.0.manager().receiver(addr, Room::Number(room), options()).unwrap();
+    receiver.init(claim([5, 6]), None).unwrap();
+    let begun = Instant::now();
+    while !receiver.poll().is_terminal() || !sender.poll().is_terminal() {
+        assert!(begun.elapsed() < PATIENCE, "{:?} {:?}", sender.poll(), receiver.poll());
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    assert_eq!(receiver.poll(), KvPoll::Success, "{:?}", receiver.failure());
+    let mut arrived = vec![0; 2 * PAGE];
+    decode.1.read(5 * PAGE, &mut arrived).unwrap();
+    assert!(arrived == bytes, "room {room}");
+}
+
+#[test]
+fn connected_workers_without_sessions_use_less_than_a_hundredth_of_a_processor() {
+    let Some(nixl) = nixl() else { return };
+    let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
+    let addr = server.local_addr().to_string();
+    let prefill = start(&nixl, WorkerRole::Prefill, &addr);
+    let decode = start(&nixl, WorkerRole::Decode, &addr);
+    for room in 0..2 {
+        serve(&prefill, &decode, &addr, room);
+        // A second in which both together keep within it.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let gauges = || prefill.0.manager().gauges().turns + decode.0.manager().gauges().turns;
+            let (begun, before, turns) = (Instant::now(), worked(), gauges());
+            std::thread::sleep(Duration::from_secs(1));
+            let part = (worked() - before).as_secs_f64() / begun.elapsed().as_secs_f64();
+            println!("{:.3} % of a processor for two, {} turns", part * 100.0, gauges() - turns);
+            if part < 0.02 {
+                break;
+            }
+            assert!(Instant::now() < deadline, "they do not come to rest");
+        }
+    }
+    prefill.0.stop(PATIENCE);
+    decode.0.stop(PATIENCE);
+    server.stop();
+}
