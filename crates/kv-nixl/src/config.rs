@@ -36,7 +36,7 @@ pub struct NixlConfig {
     pub reads_over_tcp: bool,
     /// Peers connected at once (default 1024).
     pub max_peers: usize,
-    /// Longest sleep between two looks for frames when nothing is going on (default 10 ms). NIXL has
+    /// Longest sleep between two looks for frames when nothing is going on (default 20 ms). NIXL has
     /// no descriptor to wait on; peers on the same host wake each other, so this is for others.
     pub idle_poll: Duration,
     /// After the connection to a peer has failed whose death cannot be seen from here (it is on
@@ -57,7 +57,7 @@ impl Default for NixlConfig {
             max_posts: 1 << 16,
             reads_over_tcp: false,
             max_peers: 1024,
-            idle_poll: Duration::from_millis(10),
+            idle_poll: Duration::from_millis(20),
             quiet_after: Duration::from_secs(20),
         }
     }
