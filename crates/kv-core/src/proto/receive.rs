@@ -290,7 +290,9 @@ impl Node {
             None => return,
         };
         let (pulls, grant) = (receiver.pulls, receiver.grant.clone());
-        let ttl = receiver.deadline.saturating_sub(self.now - receiver.opened);
+        // A little longer than this side waits: its own deadline shall end it, not the peer's patience.
+        let left = receiver.deadline.saturating_sub(self.now - receiver.opened);
+        let ttl = left + self.config.timing.retry_first;
         let mut frames = Vec::new();
         for (index, source) in receiver.sources.iter().enumerate() {
             let (SourceState::Open, false, Some(attempt)) = (source.state, source.registered, source.attempt)

@@ -102,7 +102,7 @@ bodies! {
         aux_here: bool,
         /// How many ranks of the receiver's engine this sender has to serve for the request.
         ranks: u32,
-        /// How long the receiver will wait, in milliseconds from sending.
+        /// How long to keep it, in milliseconds from sending: a little longer than the receiver waits.
         ttl_ms: u64,
     }
     /// Prefill → decode: the registration has arrived.
@@ -186,7 +186,7 @@ bodies! {
         beat: u64,
         /// How many ranks of the receiver's engine this sender has to serve for the request.
         ranks: u32,
-        /// How long the receiver will wait, in milliseconds from sending.
+        /// How long to keep it, in milliseconds from sending: a little longer than the receiver waits.
         ttl_ms: u64,
     }
     /// Prefill → decode: the pages are complete and stay as they are while the lease lasts.
