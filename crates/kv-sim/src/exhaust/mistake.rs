@@ -62,7 +62,7 @@ mistakes! {
     /// A read of a dead host's pages reads those of its successor.
     ReadsSuccessor "reads-successor" "restart" "success_means_granted_bytes",
     /// Leases never run out.
-    NeverExpires "never-expires" "one-reader" "rests_in_the_end",
+    NeverExpires "never-expires" "one-reader" "pages_come_back_with_the_lease",
     /// Leases last twice as long.
     LongLease "long-lease" "one-reader" "pages_come_back_with_the_lease",
     /// Tokens come back twice.
