@@ -155,7 +155,9 @@ fn a_killed_decode_process_fails_its_senders_and_leaves_others_waiting_for_its_s
         std::thread::sleep(Duration::from_micros(random.below(4000) as u64));
         let old = decode.incarnation.clone();
         decode.kill();
-        assert_eq!(failed(&session), Cause::PeerLost);
+        // A write may notice that nobody is there before the connection does.
+        let lost = [Cause::PeerLost, Cause::Post(PlaneError::PeerGone)];
+        assert!(lost.contains(&failed(&session)), "{:?}", session.failure());
         assert_eq!(failed(&registered), Cause::PeerLost);
         let back = reclaimed(session);
         assert_eq!(back.len(), MANY - 1);
