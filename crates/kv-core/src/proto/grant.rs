@@ -23,6 +23,7 @@ use std::time::Duration;
 use super::node::{Node, encode};
 use super::peer::{Incoming, Registration, Wish};
 use super::read::MAX_RUNS;
+use super::run_set;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, Room, SessionId};
@@ -213,10 +214,7 @@ impl Node {
                 *own = (*own).max(now + extension);
             }
             until = until.min(*own);
-            match alive.last_mut() {
-                Some((first, run)) if *first + u64::from(*run) == attempt.0 => *run += 1,
-                _ => alive.push((attempt.0, 1)),
-            }
+            run_set::append(&mut alive, attempt.0);
         }
         while let Some((next, end)) = run {
             note_missing(&mut others, next, end);

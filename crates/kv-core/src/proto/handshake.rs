@@ -17,6 +17,7 @@ use std::time::Duration;
 use super::io::Output;
 use super::node::{Node, encode};
 use super::peer::{HelloSaid, Incoming, Introduction, Peer};
+use super::run_set;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
@@ -349,10 +350,7 @@ impl Node {
             if !receiver.is_quiet(source, now, quiet) {
                 continue;
             }
-            match runs.last_mut() {
-                Some((start, count)) if *start + u64::from(*count) == attempt => *count += 1,
-                _ => runs.push((attempt, 1)),
-            }
+            run_set::append(&mut runs, attempt);
             asked += 1;
             if asked == MAX_ASKED {
                 break;

@@ -26,6 +26,7 @@ use super::node::Node;
 use super::peer::Releasing;
 use super::posting::InFlight;
 use super::receive::{SourceState, check_aux};
+use super::run_set;
 use super::timer::Timer;
 use crate::error::Cause;
 use crate::id::{Attempt, AuxIndex, PeerId, SessionId};
@@ -169,10 +170,7 @@ impl Node {
             let reading = receiver.and_then(|receiver| receiver.sources.get(index)?.reading.as_ref());
             let Some(wanted) = reading.and_then(|reading| reading.interval) else { continue };
             interval = Some(interval.map_or(wanted, |least| least.min(wanted)));
-            match runs.last_mut() {
-                Some((start, count)) if *start + u64::from(*count) == attempt => *count += 1,
-                _ => runs.push((attempt, 1)),
-            }
+            run_set::append(&mut runs, attempt);
         }
         for runs in runs.chunks(MAX_RUNS) {
             self.say_heartbeat(id, runs.to_vec());
@@ -411,13 +409,14 @@ impl Node {
         let mut read: Vec<(u64, u32)> = Vec::new();
         let mut aborted = Vec::new();
         for (&attempt, releasing) in &peer.releasing {
-            let full = read.len() >= MAX_RUNS;
             match releasing {
-                Releasing::Read => match read.last_mut() {
-                    Some((start, count)) if *start + u64::from(*count) == attempt.0 => *count += 1,
-                    _ if full => break,
-                    _ => read.push((attempt.0, 1)),
-                },
+                Releasing::Read => {
+                    run_set::append(&mut read, attempt.0);
+                    if read.len() > MAX_RUNS {
+                        read.pop();
+                        break;
+                    }
+                }
                 Releasing::Aborted(abort) if aborted.len() < MAX_ABORTS => aborted.push(abort.clone()),
                 Releasing::Aborted(_) => {}
             }

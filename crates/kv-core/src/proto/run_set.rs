@@ -67,6 +67,14 @@ impl RunSet {
     }
 }
 
+/// Appends a number to runs (first, how many) that it follows or goes beyond, as frames carry them.
+pub(super) fn append(runs: &mut Vec<(u64, u32)>, number: u64) {
+    match runs.last_mut() {
+        Some((first, count)) if *first + u64::from(*count) == number => *count += 1,
+        _ => runs.push((number, 1)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
