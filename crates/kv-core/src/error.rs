@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{Incarnation, Room, WorkerId};
+use crate::announce::{FenceError, LayersError};
+use crate::id::{ChunkId, Incarnation, Room, WorkerId};
 use crate::lease::TransferMode;
 use crate::plane::PlaneError;
 
@@ -297,6 +298,17 @@ pub enum Cause {
     /// The pages are not pages of this cache.
     #[error(transparent)]
     BadPages(#[from] PagesError),
+    /// The layers announced as final are not those of the chunk.
+    #[error(transparent)]
+    Layers(#[from] LayersError),
+    /// What an announcement waited for will never be: the pages may be half computed.
+    #[error("the fence before an announcement of chunk {chunk} failed: {error}")]
+    Fence {
+        /// The chunk that was to be announced.
+        chunk: ChunkId,
+        /// What the fence said.
+        error: FenceError,
+    },
     /// The aux row does not exist, here or at the peer.
     #[error("aux row {index} is out of range: there are {rows} rows")]
     BadAux {
@@ -368,6 +380,7 @@ impl Cause {
                 "retry on another peer, or recompute"
             }
             Cause::ByPeer(_) | Cause::Post(_) => "retry, or recompute",
+            Cause::Fence { .. } => "recompute; look into what the device says",
             Cause::LeaseExpired | Cause::StaleGrant { .. } => {
                 "recompute; if it happens often, raise kv_lease_duration"
             }
@@ -378,6 +391,7 @@ impl Cause {
             | Cause::TooManyPages { .. }
             | Cause::InitOrder
             | Cause::BadPages(_)
+            | Cause::Layers(_)
             | Cause::BadAux { .. }
             | Cause::AuxOneSided { .. } => {
                 "a bug in the server: both sides must agree on the request's pages"
@@ -405,14 +419,16 @@ impl Cause {
             Cause::Incompatible(mismatch) => PeerCause::Incompatible(mismatch.clone()),
             Cause::ByPeer(cause) => cause.clone(),
             Cause::Protocol(_) => PeerCause::Protocol,
-            Cause::TooManyPages { .. } | Cause::InitOrder | Cause::BadPages(_) | Cause::BadAux { .. } => {
-                PeerCause::BadArguments
-            }
+            Cause::TooManyPages { .. }
+            | Cause::InitOrder
+            | Cause::BadPages(_)
+            | Cause::Layers(_)
+            | Cause::BadAux { .. } => PeerCause::BadArguments,
             Cause::LeaseExpired => PeerCause::LeaseExpired,
             Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) | Cause::StaleGrant { .. } => {
                 PeerCause::BadArguments
             }
-            Cause::Bootstrap(_) | Cause::Connect(_) => PeerCause::Internal,
+            Cause::Bootstrap(_) | Cause::Connect(_) | Cause::Fence { .. } => PeerCause::Internal,
         }
     }
 
@@ -428,6 +444,7 @@ impl Cause {
             | Cause::TooManyPages { .. }
             | Cause::InitOrder
             | Cause::BadPages(_)
+            | Cause::Layers(_)
             | Cause::BadAux { .. }
             | Cause::AuxOneSided { .. } => Recovery::Fail,
             Cause::WorkerStopped
@@ -439,6 +456,7 @@ impl Cause {
             | Cause::PeerUnresponsive { .. }
             | Cause::ByPeer(_)
             | Cause::Post(_)
+            | Cause::Fence { .. }
             | Cause::LeaseExpired
             | Cause::GrantPages { .. }
             | Cause::GrantOutOfRange(_)

@@ -237,6 +237,11 @@ number_id!(
     AuxIndex(u32)
 );
 number_id!(
+    /// A chunk of a sending session: they count from 0 in the order in which they are given, whether
+    /// with `send` or with `begin_chunk`.
+    ChunkId(u32)
+);
+number_id!(
     /// A peer within one worker: one incarnation of a remote worker; never reused in the worker's
     /// life.
     PeerId(u64)

@@ -35,6 +35,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod announce;
 mod args;
 mod bootstrap;
 mod error;
@@ -50,6 +51,7 @@ mod session;
 mod time;
 pub mod wire;
 
+pub use announce::{Fence, FenceError, FinalLayers, LayersError};
 pub use args::{KvArgs, KvArgsBuilder, MAX_REGIONS, MemoryKind, Parallel, Region, RegionRole};
 pub use bootstrap::{
     BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, RankRecord, Replica, WorkerRole,
@@ -59,8 +61,8 @@ pub use error::{
     Phase, Recovery, TransferError,
 };
 pub use id::{
-    Attempt, AuxIndex, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId, RequestId, Room,
-    SessionId, WorkerId,
+    Attempt, AuxIndex, ChunkId, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId,
+    RequestId, Room, SessionId, WorkerId,
 };
 pub use layout::{Axis, Geometry, Holds, Layout, RegionShape, StateGroup};
 pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, TransferMode, UnknownMode};

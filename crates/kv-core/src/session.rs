@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use crate::announce::FinalLayers;
 use crate::args::KvArgs;
 use crate::bootstrap::WorkerRole;
 use crate::error::{Backpressure, OpenError, TransferError};
-use crate::id::{AuxIndex, Room, SessionId};
+use crate::id::{AuxIndex, ChunkId, Room, SessionId};
 use crate::lease::{GrantRef, Lease, TransferMode};
 use crate::pages::Pages;
 use crate::poll::KvPoll;
@@ -110,6 +111,23 @@ pub trait KvSender: KvSession {
     /// completes the announced number carries the aux row, which must be final by then; it may be
     /// empty. A request of no pages is completed by one empty chunk.
     fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>>;
+
+    /// Gives the next pages, in request order, before they have been computed: they are moved as
+    /// [`layers_final`](KvSender::layers_final) says. Several chunks may be under way at once. The
+    /// number of the chunk counts those given with `send` too.
+    ///
+    /// If the session fails, the pages come back once no wire can touch them; kernels of the server
+    /// that still compute them are the server's to wait for.
+    fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>>;
+
+    /// Says that layers of a chunk are final, now or once a fence has passed. Writing them starts at
+    /// once; pages are granted to readers when every chunk is final in all layers. The last
+    /// announcement of the request takes the place of its last `send`: with it goes the aux row.
+    ///
+    /// What is given and announced after a fence waits for it too; an abort does not. Layers that
+    /// this rank does not have, or that were announced before, fail the session with
+    /// [`Cause::Layers`](crate::Cause::Layers).
+    fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>>;
 }
 
 /// The receiving half, on a decode worker.

@@ -44,6 +44,40 @@
 //!     }
 //! }
 //! ```
+//! # Overlap with the forward pass
+//!
+//! Pages may be given before they are computed, and are moved as layers of them become final, at once
+//! or when a [`Fence`](kv_core::Fence) says so. What [`send`](kv_core::KvSender::send) does is to begin
+//! a chunk and announce all of it.
+//!
+//! ```
+//! use std::error::Error;
+//!
+//! use kv_core::{FenceError, FinalLayers, KvSender, Pages};
+//! use kv_poll::Sender;
+//!
+//! /// Gives the pages of a prompt away, and their layers as the device gets to the end of each.
+//! fn overlapped(
+//!     sender: &mut Sender,
+//!     prompt: Pages,
+//!     layers: u32,
+//!     record_event: impl Fn(u32) -> fn() -> i32,
+//! ) -> Result<(), Box<dyn Error>> {
+//!     sender.init(prompt.len(), None)?;
+//!     let chunk = sender.begin_chunk(prompt)?;
+//!     for layer in 0..layers {
+//!         // Launch the kernels of the layer, and record an event behind them; the worker asks it.
+//!         let query = record_event(layer);
+//!         let event = move || match query() {
+//!             0 => Ok(true),
+//!             600 => Ok(false), // not ready
+//!             code => Err(FenceError::Device { code }),
+//!         };
+//!         sender.layers_final(FinalLayers::new(chunk, layer..layer + 1).after(event))?;
+//!     }
+//!     Ok(())
+//! }
+//! ```
 #![deny(unsafe_code)]
 
 pub mod allocator;

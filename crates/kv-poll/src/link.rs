@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use kv_core::proto::Command;
-use kv_core::{Incarnation, KvArgs, OpenError, Pages, Room, SessionId};
+use kv_core::{Fence, Incarnation, KvArgs, OpenError, Pages, Room, SessionId};
 
 use crate::cell::{Cell, Side};
 use crate::gauges::{Counters, Gauges};
@@ -21,6 +21,8 @@ use crate::worker::Waker;
 pub(crate) struct Message {
     pub(crate) cell: Arc<Cell>,
     pub(crate) command: Command,
+    /// What must have passed before the node is told.
+    pub(crate) fence: Option<Box<dyn Fence>>,
 }
 
 /// Shared by a worker, its managers and their sessions.
@@ -100,11 +102,21 @@ impl Link {
 
     /// Gives the worker a command, or the command back if there is no room for it.
     pub(crate) fn submit(&self, cell: &Arc<Cell>, command: Command) -> Result<(), Command> {
+        self.submit_after(cell, command, None).map_err(|(command, _)| command)
+    }
+
+    /// As `submit`, of a command that the node is told once the fence has passed.
+    pub(crate) fn submit_after(
+        &self,
+        cell: &Arc<Cell>,
+        command: Command,
+        fence: Option<Box<dyn Fence>>,
+    ) -> Result<(), (Command, Option<Box<dyn Fence>>)> {
         let lends = pages_in(&command).is_some();
         if lends {
             cell.lend();
         }
-        match self.ring.push(Message { cell: Arc::clone(cell), command }) {
+        match self.ring.push(Message { cell: Arc::clone(cell), command, fence }) {
             Ok(()) => {
                 self.waker.wake();
                 self.sweep_if_stopped();
@@ -115,7 +127,7 @@ impl Link {
                     cell.unlend();
                     self.notify_if_reclaimable(cell);
                 }
-                Err(message.command)
+                Err((message.command, message.fence))
             }
         }
     }
@@ -219,7 +231,7 @@ impl Link {
             return;
         }
         while self.aborts.pop().is_some() {}
-        while let Some(Message { cell, command }) = self.ring.pop() {
+        while let Some(Message { cell, command, fence: _ }) = self.ring.pop() {
             // No node has seen these pages, so no wire knows them.
             if let Some(pages) = into_pages(command) {
                 self.give_back(&cell, pages);
@@ -241,7 +253,9 @@ impl Link {
 /// The pages that a command carries.
 pub(crate) fn pages_in(command: &Command) -> Option<&Pages> {
     match command {
-        Command::Send { chunk: pages, .. } | Command::InitReceiver { pages, .. } => Some(pages),
+        Command::Send { chunk: pages, .. }
+        | Command::BeginChunk { chunk: pages, .. }
+        | Command::InitReceiver { pages, .. } => Some(pages),
         _ => None,
     }
 }
@@ -249,7 +263,9 @@ pub(crate) fn pages_in(command: &Command) -> Option<&Pages> {
 /// The pages that a command carried.
 pub(crate) fn into_pages(command: Command) -> Option<Pages> {
     match command {
-        Command::Send { chunk: pages, .. } | Command::InitReceiver { pages, .. } => Some(pages),
+        Command::Send { chunk: pages, .. }
+        | Command::BeginChunk { chunk: pages, .. }
+        | Command::InitReceiver { pages, .. } => Some(pages),
         _ => None,
     }
 }

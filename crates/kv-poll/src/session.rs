@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use kv_core::proto::Command;
 use kv_core::{
-    AuxIndex, Backpressure, GrantRef, KvPoll, KvReceiver, KvSender, KvSession, Pages, Room, SessionId,
-    TransferError,
+    AuxIndex, Backpressure, ChunkId, FinalLayers, GrantRef, KvPoll, KvReceiver, KvSender, KvSession, Pages,
+    Room, SessionId, TransferError,
 };
 
 use crate::cell::{Cell, Side};
@@ -35,13 +35,15 @@ pub struct Session<Role> {
     cell: Arc<Cell>,
     /// The first page of each token given, by which its place is known when it comes back.
     given: Vec<u32>,
+    /// How many tokens were given.
+    tokens: u32,
     closed: bool,
     role: PhantomData<fn() -> Role>,
 }
 
 impl<Role> Session<Role> {
     pub(crate) fn new(link: Arc<Link>, cell: Arc<Cell>) -> Session<Role> {
-        Session { link, cell, given: Vec::new(), closed: false, role: PhantomData }
+        Session { link, cell, given: Vec::new(), tokens: 0, closed: false, role: PhantomData }
     }
 
     /// Gives pages away in a command.
@@ -54,6 +56,7 @@ impl<Role> Session<Role> {
         match self.link.submit(&self.cell, command(self.cell.id(), pages)) {
             Ok(()) => {
                 self.given.extend(first);
+                self.tokens = self.tokens.saturating_add(1);
                 Ok(())
             }
             Err(command) => Err(Backpressure(into_pages(command).unwrap_or_default())),
@@ -118,6 +121,19 @@ impl KvSender for Session<Sending> {
 
     fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
         self.give(chunk, |session, chunk| Command::Send { session, chunk })
+    }
+
+    fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
+        let number = ChunkId(self.tokens);
+        self.give(chunk, |session, chunk| Command::BeginChunk { session, chunk })?;
+        Ok(number)
+    }
+
+    fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>> {
+        let FinalLayers { chunk, layers, fence } = layers;
+        let command = Command::LayersFinal { session: self.cell.id(), chunk, layers: layers.clone() };
+        let refused = self.link.submit_after(&self.cell, command, fence);
+        refused.map_err(|(_, fence)| Backpressure(FinalLayers { chunk, layers, fence }))
     }
 }
 

@@ -7,7 +7,7 @@ mod fake;
 use std::collections::BTreeSet;
 
 use fake::{Call, Fake, Rng, pages, seeds};
-use kv_core::{AuxIndex, Cause, KvPoll, OpenError, Room};
+use kv_core::{AuxIndex, Cause, ChunkId, FinalLayers, KvPoll, OpenError, Room};
 use kv_poll::consensus::{RequestKey, SingleRank, ThreadConsensus};
 use kv_poll::queue::{Finished, Outgoing, PrefillPolicy, PrefillQueues, PushRefusal, Refusal, RequestError};
 
@@ -124,6 +124,63 @@ fn the_line_is_by_priority_then_by_push_order_and_nobody_overtakes_its_head() {
         order.extend(queues.request(key));
     }
     assert_eq!(order, [2, 4, 1, 3, 5]);
+}
+
+#[test]
+fn chunks_and_layers_that_find_the_ring_full_are_kept_in_order() {
+    let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
+    let key = popped(&mut queues, &fake, 1);
+    let layers = |chunk, layers| FinalLayers::new(ChunkId(chunk), layers);
+    assert_eq!(queues.begin_chunk(key, pages([1])).unwrap_err().reason, Refusal::InitOrder { key });
+    queues.init(key, 4, None).unwrap();
+    let unknown = Refusal::UnknownChunk { key, chunk: ChunkId(0), given: 0 };
+    assert_eq!(queues.layers_final(key, layers(0, 0..1)), Err(unknown));
+    assert_eq!(queues.begin_chunk(key, pages([5, 6])).unwrap(), ChunkId(0));
+    fake.world(|world| world.ring = 0);
+    queues.layers_final(key, layers(0, 1..2)).unwrap();
+    assert_eq!(queues.begin_chunk(key, pages([7])).unwrap(), ChunkId(1));
+    queues.send_chunk(key, pages([8])).unwrap();
+    let refused = queues.begin_chunk(key, pages([9])).unwrap_err();
+    assert_eq!(refused.reason, Refusal::PageCount { key, given: 5, announced: 4 });
+    queues.layers_final(key, layers(1, 0..2)).unwrap();
+    queues.finish(key).unwrap();
+    // Also after the forward pass: a fence may say when.
+    queues.layers_final(key, FinalLayers { layers: None, ..layers(0, 0..1) }).unwrap();
+    let mut expected = vec![Call::Init(4), Call::Begin(vec![5, 6])];
+    let later = [
+        Call::Final(0, Some(1..2)),
+        Call::Begin(vec![7]),
+        Call::Pages(vec![8]),
+        Call::Final(1, Some(0..2)),
+        Call::Final(0, None),
+    ];
+    for call in later {
+        fake.at(1, |session| assert_eq!(session.calls, expected));
+        fake.world(|world| world.ring = 1);
+        step(&mut queues, &fake);
+        expected.push(call);
+    }
+    fake.at(1, |session| assert_eq!(session.calls, expected));
+    fake.set(1, KvPoll::Success, true);
+    step(&mut queues, &fake);
+    let finished = queues.drain_finished().unwrap();
+    assert_eq!((finished.pages, finished.outcome), (pages([5, 6, 7, 8]), Ok(())));
+}
+
+#[test]
+fn a_request_that_fails_gives_back_chunks_that_were_begun_and_kept() {
+    let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
+    let key = popped(&mut queues, &fake, 1);
+    queues.init(key, 3, None).unwrap();
+    queues.begin_chunk(key, pages([5])).unwrap();
+    fake.world(|world| world.ring = 0);
+    queues.layers_final(key, FinalLayers::all(ChunkId(0))).unwrap();
+    queues.begin_chunk(key, pages([6, 7])).unwrap();
+    queues.abort(key);
+    fake.set(1, KvPoll::Failed, true);
+    step(&mut queues, &fake);
+    assert_eq!(queues.drain_finished().unwrap().pages, pages([5, 6, 7]));
+    assert_eq!(queues.layers_final(key, FinalLayers::all(ChunkId(1))), Err(Refusal::Ended { key }));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 
 mod cells;
 mod check;
+mod layers;
 mod ranks;
 mod shape;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use crate::args::{MemoryKind, Parallel, Region, RegionRole};
 
 pub(crate) use cells::{Inside, Overlap, holders, overlaps};
 pub(crate) use check::remedy;
+pub(crate) use layers::HeldLayers;
 pub use ranks::{Source, consumers, receivers_of, sources};
 pub(crate) use ranks::{gcd, shares};
 pub use shape::{Axes, Axis, HND, HND_PACKED, Holds, Layout, MAX_GROUPS, NHD, NHD_PACKED, StateGroup};

@@ -63,6 +63,13 @@ impl RegionMap {
         RegionMap::build(ours, theirs, Some(source), Some(layers))
     }
 
+    /// The same map with the KV of some layers only, made anew from the geometries that it is of:
+    /// what this side sends, as [`directed`](RegionMap::directed) says it.
+    pub(crate) fn of_layers(&self, ours: &Geometry, theirs: &Geometry, layers: Range<u32>) -> RegionMap {
+        let pairing = Pairing::new(ours, theirs, Some(Side::Local), Some(layers));
+        RegionMap { kv: pairing.lane(RegionRole::Kv, 0), ..self.clone() }
+    }
+
     fn build(
         ours: &Geometry,
         theirs: &Geometry,
@@ -73,9 +80,7 @@ impl RegionMap {
         ours.validate().map_err(invalid(Side::Local))?;
         theirs.validate().map_err(invalid(Side::Remote))?;
         ours.check(theirs)?;
-        // Some layers of items that hold more: only what says where they are can be cut.
-        let cut = layers.is_some() && ours.kv_layers().is_some() && theirs.kv_layers().is_some();
-        let pairing = Pairing { ours, theirs, source, layers, same: !cut && ours.is_same_shape(theirs) };
+        let pairing = Pairing::new(ours, theirs, source, layers);
         let rows = |geometry: &Geometry| geometry.aux_rows().unwrap_or(0);
         let groups = ours.layout.groups.len().max(theirs.layout.groups.len()).max(1);
         let aux = ours.aux_regions().zip(theirs.aux_regions());
@@ -159,7 +164,18 @@ struct Pairing<'a> {
     same: bool,
 }
 
-impl Pairing<'_> {
+impl<'a> Pairing<'a> {
+    fn new(
+        ours: &'a Geometry,
+        theirs: &'a Geometry,
+        source: Option<Side>,
+        layers: Option<Range<u32>>,
+    ) -> Pairing<'a> {
+        // Some layers of items that hold more: only what says where they are can be cut.
+        let cut = layers.is_some() && ours.kv_layers().is_some() && theirs.kv_layers().is_some();
+        Pairing { ours, theirs, source, layers, same: !cut && ours.is_same_shape(theirs) }
+    }
+
     fn lane(&self, role: RegionRole, group: u16) -> Lane {
         if self.same {
             return self.same_lane(role, group);

@@ -1,13 +1,15 @@
 //! What goes into the protocol machine and what comes out of it.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::announce::FenceError;
 use crate::args::KvArgs;
 use crate::bootstrap::{LookupId, RankQuery, RankRecord};
 use crate::error::{BootstrapError, TransferError};
-use crate::id::{AuxIndex, Incarnation, PeerId, PostId, Room, SessionId};
+use crate::id::{AuxIndex, ChunkId, Incarnation, PeerId, PostId, Room, SessionId};
 use crate::lease::KV_LEASE_DURATION;
 use crate::pages::Pages;
 use crate::plane::{Directions, PlaneError, Post};
@@ -98,6 +100,31 @@ pub enum Command {
         /// The pages; they come back in [`Output::Release`].
         chunk: Pages,
     },
+    /// The next pages of a sending session, of which nothing is final yet.
+    BeginChunk {
+        /// Which.
+        session: SessionId,
+        /// The pages; they come back in [`Output::Release`].
+        chunk: Pages,
+    },
+    /// Layers of a chunk of a sending session are final, see [`FinalLayers`](crate::FinalLayers).
+    LayersFinal {
+        /// Which.
+        session: SessionId,
+        /// The chunk.
+        chunk: ChunkId,
+        /// The layers, by their numbers in the model; `None` for all that this rank has.
+        layers: Option<Range<u32>>,
+    },
+    /// What an announcement waited for will never be: ends the session.
+    FenceFailed {
+        /// Which.
+        session: SessionId,
+        /// The chunk that was to be announced.
+        chunk: ChunkId,
+        /// What the fence said.
+        error: FenceError,
+    },
     /// Opens a receiving session.
     OpenReceiver {
         /// Its id, never used before.
@@ -182,7 +209,7 @@ pub enum Output {
         failure: Option<Box<TransferError>>,
     },
     /// Pages given to a session come back: no wire can touch them any more. Each token that went in
-    /// (one per `Send`, one per `InitReceiver`) comes out exactly once, after the final status.
+    /// (one per `Send`, `BeginChunk` and `InitReceiver`) comes out exactly once, after the final status.
     Release {
         /// Which session they had been given to. It may be one that the node does not know (any
         /// more).

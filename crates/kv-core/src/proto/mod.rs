@@ -9,6 +9,7 @@
 //! ├ close.rs     decode side: tell of a failure, wait for quiet
 //! ├ attempts.rs  prefill side: registrations, aborts, answers         rendezvous.rs  who waits for whom
 //! ├ send.rs      prefill side: sessions and their targets             posting.rs     whose turn it is to post
+//! ├ chunks.rs    prefill side: pages given, layers announced
 //! ├ write.rs     prefill side of push: plan and post
 //! ├ grant.rs     prefill side of pull: claims, leases, releases
 //! ├ read.rs      decode side of pull: grants, reads, heartbeats, proofs
@@ -20,6 +21,7 @@
 //! no frame of its own needs an acknowledgement.
 
 mod attempts;
+mod chunks;
 mod close;
 mod directory;
 mod grant;

@@ -8,10 +8,11 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hasher};
 
+use super::chunks::Chunk;
 use super::node::Node;
 use super::peer::{Peer, Peers};
 use super::receive::ReceiveSession;
-use super::send::{Chunk, SendSession};
+use super::send::SendSession;
 
 impl Node {
     /// A second machine in the same state. Outputs must have been drained: the twin has none.
@@ -28,6 +29,7 @@ impl Node {
             rendezvous,
             posting,
             senders,
+            held_layers,
             usual_receivers,
             receivers,
             stopping,
@@ -47,6 +49,7 @@ impl Node {
             rendezvous: rendezvous.clone(),
             posting: posting.clone(),
             senders: senders.iter().map(|(&id, session)| (id, session.fork())).collect(),
+            held_layers: held_layers.clone(),
             usual_receivers: *usual_receivers,
             receivers: receivers.iter().map(|(&id, session)| (id, session.fork())).collect(),
             stopping: *stopping,
@@ -71,6 +74,7 @@ impl Node {
             rendezvous,
             posting,
             senders,
+            held_layers: _,
             usual_receivers,
             receivers,
             stopping,
@@ -102,12 +106,17 @@ impl SendSession {
             announced,
             chunks,
             given,
+            chunks_final,
+            finals,
             complete,
             targets,
             failure,
         } = self;
-        let chunks =
-            chunks.iter().map(|Chunk { offset, pages }| Chunk { offset: *offset, pages: pages.twin() });
+        let chunks = chunks.iter().map(|Chunk { offset, pages, layers }| Chunk {
+            offset: *offset,
+            pages: pages.twin(),
+            layers: layers.clone(),
+        });
         SendSession {
             deadline: *deadline,
             room: room.clone(),
@@ -120,6 +129,8 @@ impl SendSession {
             announced: *announced,
             chunks: chunks.collect(),
             given: *given,
+            chunks_final: *chunks_final,
+            finals: finals.clone(),
             complete: *complete,
             targets: targets.clone(),
             failure: failure.clone(),

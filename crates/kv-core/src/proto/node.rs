@@ -16,6 +16,7 @@ use super::send::SendSession;
 use super::timer::{Timer, Timers};
 use crate::error::{Cause, TransferError};
 use crate::id::{PeerId, SessionId};
+use crate::layout::HeldLayers;
 use crate::poll::KvPoll;
 use crate::time::Time;
 use crate::wire::{Body, Frame, Link};
@@ -64,6 +65,7 @@ pub struct Node {
     pub(super) rendezvous: Rendezvous,
     pub(super) posting: Posting,
     pub(super) senders: BTreeMap<SessionId, SendSession>,
+    pub(super) held_layers: HeldLayers,
     /// How many receivers the last request had whose scheduler did not say it.
     pub(super) usual_receivers: usize,
     pub(super) receivers: BTreeMap<SessionId, ReceiveSession>,
@@ -114,6 +116,7 @@ impl Node {
             // Two lives of a worker draw different links, even if they are given one seed.
             random: Random::new(config.seed ^ config.incarnation.get().rotate_left(32)),
             posting: Posting::new(config.args.max_inflight()),
+            held_layers: HeldLayers::new(config.args.geometry()),
             config,
             now: Time::ZERO,
             timers: Timers::default(),
@@ -203,6 +206,13 @@ impl Node {
             }
             Command::InitSender { session, num_pages, aux } => self.init_sender(session, num_pages, aux),
             Command::Send { session, chunk } => self.send_chunk(session, chunk),
+            Command::BeginChunk { session, chunk } => {
+                self.begin_chunk(session, chunk);
+            }
+            Command::LayersFinal { session, chunk, layers } => self.layers_final(session, chunk, layers),
+            Command::FenceFailed { session, chunk, error } => {
+                self.end_session(session, Cause::Fence { chunk, error });
+            }
             Command::OpenReceiver { session, room, bootstrap_addr, options } => {
                 self.open_receiver(session, room, bootstrap_addr, *options);
             }

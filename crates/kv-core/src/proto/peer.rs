@@ -15,6 +15,9 @@ use crate::plane::Directions;
 use crate::time::Time;
 use crate::wire::{Abort, Link};
 
+/// Most layer ranges whose maps are kept for one peer.
+const MAX_LAYER_MAPS: usize = 512;
+
 /// One incarnation of a remote worker.
 ///
 /// The conversation has a number on each side (`ours`, `theirs`). Under it, two independent halves:
@@ -27,6 +30,8 @@ pub(super) struct Peer {
     pub(super) geometry: Geometry,
     /// What this worker sends to it; `None` if the caches do not fit.
     pub(super) out: Option<RegionMap>,
+    /// The same for some layers, as announcements have named them: made when first needed.
+    pub(super) out_layers: BTreeMap<(u32, u32), RegionMap>,
     /// What it sends to this worker; `None` if the caches do not fit.
     pub(super) inward: Option<RegionMap>,
     /// How many ranks of this worker's engine it has to serve for a request.
@@ -214,6 +219,7 @@ impl Peer {
             worker,
             incarnation,
             out: RegionMap::directed(here, &geometry, Side::Local).ok(),
+            out_layers: BTreeMap::new(),
             inward: RegionMap::directed(here, &geometry, Side::Remote).ok(),
             ranks_served: u32::try_from(receivers_of(&geometry, here)).unwrap_or(u32::MAX).max(1),
             geometry,
@@ -235,6 +241,18 @@ impl Peer {
             closed: RunSet::default(),
             incoming: BTreeMap::new(),
         }
+    }
+
+    /// What this worker, whose geometry is `here`, sends to it of some layers, or of all.
+    pub(super) fn map_out(&mut self, here: &Geometry, layers: Option<(u32, u32)>) -> Option<&RegionMap> {
+        let all = self.out.as_ref()?;
+        let Some(layers) = layers else { return Some(all) };
+        // Servers cut the layers of all requests alike.
+        if self.out_layers.len() >= MAX_LAYER_MAPS && !self.out_layers.contains_key(&layers) {
+            self.out_layers.clear();
+        }
+        let make = || all.of_layers(here, &self.geometry, layers.0..layers.1);
+        Some(self.out_layers.entry(layers).or_insert_with(make))
     }
 
     /// True if it has been met and answers.

@@ -36,6 +36,12 @@ impl RunSet {
         self.runs.range(..=number).next_back().is_some_and(|(_, &end)| number < end)
     }
 
+    /// A run of the set that shares a number with `range`, the last such run if several do.
+    pub(super) fn shared(&self, range: std::ops::Range<u64>) -> Option<std::ops::Range<u64>> {
+        let (&start, &end) = self.runs.range(..range.end).next_back()?;
+        (range.start < end && !range.is_empty()).then_some(start..end)
+    }
+
     /// Forgets all numbers below `floor`.
     pub(super) fn forget_below(&mut self, floor: u64) {
         while let Some((&start, &end)) = self.runs.first_key_value() {

@@ -15,6 +15,7 @@
 
 use std::time::Duration;
 
+use super::chunks::{Chunk, Final};
 use super::io::Output;
 use super::node::Node;
 use super::peer::{Incoming, Registration, Wish};
@@ -24,7 +25,7 @@ use super::timer::Timer;
 use crate::error::{Cause, PeerCause, Phase, TransferError};
 use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
-use crate::pages::{PageList, Pages};
+use crate::pages::PageList;
 use crate::plan::Plan;
 use crate::poll::KvPoll;
 use crate::session::SessionOptions;
@@ -49,17 +50,14 @@ pub(super) struct SendSession {
     pub(super) announced: Option<(usize, Option<AuxIndex>)>,
     pub(super) chunks: Vec<Chunk>,
     pub(super) given: usize,
-    /// The chunk that completes the announced number has been given.
+    /// How many chunks are final in all layers.
+    pub(super) chunks_final: usize,
+    /// What of the chunks is final, in the order in which it was announced.
+    pub(super) finals: Vec<Final>,
+    /// All announced pages have been given, and are final.
     pub(super) complete: bool,
     pub(super) targets: Vec<Target>,
     pub(super) failure: Option<PeerCause>,
-}
-
-/// Pages in hand, and their place in the request.
-#[derive(Debug)]
-pub(super) struct Chunk {
-    pub(super) offset: usize,
-    pub(super) pages: Pages,
 }
 
 impl SendSession {
@@ -121,8 +119,8 @@ pub(super) struct Target {
     /// The aux row is this worker's to write.
     pub(super) aux_here: bool,
     pub(super) queued: bool,
-    /// First chunk that is not planned yet.
-    pub(super) next_chunk: usize,
+    /// First announcement that is not planned yet.
+    pub(super) next_final: usize,
     pub(super) aux_planned: bool,
     /// What is left of the plan before.
     pub(super) plan: Option<Plan>,
@@ -159,6 +157,8 @@ impl Node {
             announced: None,
             chunks: Vec::new(),
             given: 0,
+            chunks_final: 0,
+            finals: Vec::new(),
             complete: false,
             targets: Vec::new(),
             failure: None,
@@ -229,50 +229,14 @@ impl Node {
         }
     }
 
-    pub(super) fn send_chunk(&mut self, session: SessionId, chunk: Pages) {
-        let bad = chunk.list().check_below(self.config.args.geometry().num_pages).err();
-        let Some(sender) = self.senders.get_mut(&session) else {
-            return self.output(Output::Release { session, pages: chunk });
-        };
-        if sender.poll.is_terminal() {
-            return self.output(Output::Release { session, pages: chunk });
-        }
-        let (offset, sent) = (sender.given, sender.given + chunk.len());
-        let cause = match sender.announced {
-            None => Some(Cause::InitOrder),
-            Some((announced, _)) if sent > announced => Some(Cause::TooManyPages { sent, announced }),
-            Some((announced, _)) => {
-                sender.complete |= sent == announced;
-                bad.map(Cause::BadPages)
-            }
-        };
-        sender.given = sent;
-        sender.chunks.push(Chunk { offset, pages: chunk });
-        if let Some(cause) = cause {
-            self.fail_sender(session, cause);
-        } else {
-            self.update_sender(session);
-            self.grant_if_complete(session);
-        }
-    }
-
-    fn grant_if_complete(&mut self, session: SessionId) {
-        let grant = self.senders.get(&session).is_some_and(|sender| {
-            sender.complete && sender.mode != TransferMode::Push && sender.pinned_until.is_none()
-        });
-        if grant {
-            self.grant(session);
-        }
-    }
-
-    /// Brings state and posting line up to date after a chunk or a receiver came.
-    fn update_sender(&mut self, session: SessionId) {
+    /// Brings state and posting line up to date after an announcement or a receiver came.
+    pub(super) fn update_sender(&mut self, session: SessionId) {
         let Some(sender) = self.senders.get_mut(&session) else { return };
         let waits = sender.mode == TransferMode::Push && sender.lacks_receivers();
         if sender.poll.is_terminal() || waits {
             return;
         }
-        let poll = if sender.chunks.is_empty() { KvPoll::WaitingForInput } else { KvPoll::Transferring };
+        let poll = if sender.finals.is_empty() { KvPoll::WaitingForInput } else { KvPoll::Transferring };
         if poll > sender.poll {
             sender.poll = poll;
             self.status(session, poll, None);
@@ -357,7 +321,7 @@ impl Node {
             aux,
             aux_here,
             queued: false,
-            next_chunk: 0,
+            next_final: 0,
             aux_planned: false,
             plan: None,
             next_part: 0,

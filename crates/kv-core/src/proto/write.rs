@@ -1,32 +1,38 @@
-//! The writes of a push session, on the prefill side: chunks are planned lazily into *parts*, one post
+//! The writes of a push session, on the prefill side: announcements are planned lazily into *parts*, one post
 //! each, in turn with those of other sessions. The frame that a post carries counts its part down at
 //! the receiver; the last part says how many there are.
 
+use super::chunks::{Chunk, Final};
 use super::io::Output;
 use super::node::{Node, encode};
+use super::peer::Peer;
 use super::posting::InFlight;
-use super::send::{Chunk, Target};
+use super::send::Target;
 use crate::error::Cause;
 use crate::id::{AuxIndex, PostId, SessionId};
-use crate::plan::{Plan, PlanError, RegionMap};
+use crate::layout::Geometry;
+use crate::plan::{Plan, PlanError};
 use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::wire::{Body, Done, Link};
 
 impl Target {
-    /// The plan of the next chunk, and after the last one that of the aux row.
+    /// The plan of the next announcement, and after the last one that of the aux row.
     fn next_plan(
         &mut self,
-        map: &RegionMap,
-        chunks: &[Chunk],
+        (peer, here): (&mut Peer, &Geometry),
+        (chunks, finals): (&[Chunk], &[Final]),
         aux: Option<AuxIndex>,
     ) -> Result<Option<Plan>, PlanError> {
-        if let Some(chunk) = chunks.get(self.next_chunk) {
-            self.next_chunk += 1;
-            let local = chunk.pages.list();
-            return Plan::suffix(map, (local, chunk.offset), (&self.pages, self.first)).map(Some);
+        if let Some(&Final { chunk, layers }) = finals.get(self.next_final) {
+            self.next_final += 1;
+            let (Some(chunk), Some(map)) = (chunks.get(chunk), peer.map_out(here, layers)) else {
+                return Ok(None);
+            };
+            let local = (chunk.pages.list(), chunk.offset);
+            return Plan::suffix(map, local, (&self.pages, self.first)).map(Some);
         }
-        match (aux, self.aux) {
-            (Some(local), Some(remote)) if self.aux_here && !self.aux_planned => {
+        match (aux, self.aux, &peer.out) {
+            (Some(local), Some(remote), Some(map)) if self.aux_here && !self.aux_planned => {
                 self.aux_planned = true;
                 Plan::aux(map, local, remote).map(Some)
             }
@@ -34,9 +40,9 @@ impl Target {
         }
     }
 
-    fn has_planned_all(&self, chunks: &[Chunk], aux: Option<AuxIndex>) -> bool {
+    fn has_planned_all(&self, finals: &[Final], aux: Option<AuxIndex>) -> bool {
         self.plan.is_none()
-            && self.next_chunk == chunks.len()
+            && self.next_final == finals.len()
             && (aux.is_none() || self.aux_planned || !self.aux_here)
     }
 }
@@ -60,14 +66,17 @@ impl Node {
         if sender.poll.is_terminal() || target.total.is_some() {
             return;
         }
-        let Some(peer) = self.peers.get(target.peer) else { return };
-        let Some(map) = &peer.out else { return };
+        let Some(peer) = self.peers.get_mut(target.peer) else { return };
+        if peer.out.is_none() {
+            return;
+        }
+        let here = self.config.args.geometry();
         let aux = sender.announced.and_then(|(_, aux)| aux).filter(|_| sender.complete);
         let mut descs: Vec<Desc> = Vec::new();
         let mut bytes = 0;
         while descs.len() < max_sge && bytes < max_bytes {
             if target.plan.is_none() {
-                match target.next_plan(map, &sender.chunks, aux) {
+                match target.next_plan((peer, here), (&sender.chunks, &sender.finals), aux) {
                     Ok(Some(plan)) => target.plan = Some(plan),
                     Ok(None) => break,
                     Err(_) => {
@@ -85,7 +94,7 @@ impl Node {
                 break;
             }
         }
-        let planned_all = target.has_planned_all(&sender.chunks, aux);
+        let planned_all = target.has_planned_all(&sender.finals, aux);
         let last = planned_all && sender.complete;
         if descs.is_empty() && !last {
             return;

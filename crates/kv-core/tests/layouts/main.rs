@@ -11,6 +11,8 @@ mod protocol;
 mod rng;
 mod tables;
 
+use std::ops::Range;
+
 use engine::{Engine, Model, Request};
 use kv_core::layout::{consumers, receivers_of, sources};
 use kv_core::plan::{Plan, PlanError, RegionMap, Side};
@@ -81,6 +83,27 @@ fn joins(first: &Desc, second: &Desc) -> bool {
         && first.remote_offset + first.len == second.remote_offset
 }
 
+/// Disjoint ranges that are all layers together, in any order; or `None` once, for all of them.
+fn partition(rng: &mut Rng, layers: u32) -> Vec<Option<Range<u32>>> {
+    if rng.chance(2) {
+        return vec![None];
+    }
+    cuts(rng, 0..layers).into_iter().map(Some).collect()
+}
+
+/// A range, cut at random, the pieces in any order.
+fn cuts(rng: &mut Rng, range: Range<u32>) -> Vec<Range<u32>> {
+    let mut pieces = Vec::new();
+    let mut start = range.start;
+    for layer in range.clone() {
+        if layer + 1 == range.end || rng.chance(2) {
+            pieces.push(start..layer + 1);
+            start = layer + 1;
+        }
+    }
+    rng.shuffled(pieces)
+}
+
 /// Plans of one source of the decode rank.
 fn plans(rng: &mut Rng, case: &Case, source: usize) -> Result<Vec<Plan>, PlanError> {
     let (here, there) = (&case.prefill.ranks[source], &case.decode.ranks[case.rank]);
@@ -94,11 +117,17 @@ fn plans(rng: &mut Rng, case: &Case, source: usize) -> Result<Vec<Plan>, PlanErr
             while sent < ours.pages.len() {
                 let count = (1 + rng.below(4)).min(ours.pages.len() - sent);
                 let chunk = list(&ours.pages[sent..sent + count]);
-                plans.push(if prefix == 0 && rng.chance(2) {
-                    Plan::chunk(&map, &chunk, sent, &suffix)?
-                } else {
-                    Plan::suffix(&map, (&chunk, sent), (&suffix, prefix))?
-                });
+                for layers in partition(rng, case.model.layers) {
+                    let map = match layers {
+                        Some(layers) => RegionMap::layers(here, there, Side::Local, layers)?,
+                        None => map.clone(),
+                    };
+                    plans.push(if prefix == 0 && rng.chance(2) {
+                        Plan::chunk(&map, &chunk, sent, &suffix)?
+                    } else {
+                        Plan::suffix(&map, (&chunk, sent), (&suffix, prefix))?
+                    });
+                }
                 sent += count;
             }
             for group in 0..case.model.groups.len() {
@@ -109,7 +138,13 @@ fn plans(rng: &mut Rng, case: &Case, source: usize) -> Result<Vec<Plan>, PlanErr
         Op::Read => {
             let map = RegionMap::directed(there, here, Side::Remote)?;
             let suffix = list(&theirs.pages[prefix..]);
-            plans.push(Plan::chunk(&map, &suffix, prefix, &list(&ours.pages))?);
+            for layers in partition(rng, case.model.layers) {
+                let map = match layers {
+                    Some(layers) => RegionMap::layers(there, here, Side::Remote, layers)?,
+                    None => map.clone(),
+                };
+                plans.push(Plan::chunk(&map, &suffix, prefix, &list(&ours.pages))?);
+            }
             for group in 0..case.model.groups.len() {
                 let (ours, theirs) = (list(&ours.groups[group]), list(&theirs.groups[group]));
                 plans.push(if case.model.groups[group].slots {

@@ -1,5 +1,7 @@
 //! The memory of a rank, in which every byte knows which one of the model's it is.
 
+use std::ops::Range;
+
 use kv_core::{Axis, Desc, Geometry, Holds, Op, RegionRole, RegionShape};
 
 use crate::engine::{Engine, Lists, Model, Request};
@@ -61,6 +63,20 @@ impl Memory {
         let range = |offset: u64| offset as usize..(offset + desc.len) as usize;
         let bytes = &source.0[from.0 as usize][range(from.1)];
         self.0[to.0 as usize][range(to.1)].copy_from_slice(bytes);
+    }
+
+    /// What the forward pass does: writes the KV of some layers and tokens of a request.
+    pub fn compute(&mut self, truth: &Memory, layers: &Range<u32>, tokens: impl Fn(usize) -> bool) {
+        for (region, truth) in self.0.iter_mut().zip(&truth.0) {
+            for (byte, name) in region.iter_mut().zip(truth) {
+                let computed = |name: &Name| {
+                    name.0 == 0 && layers.contains(&u32::from(name.2)) && tokens(usize::from(name.3))
+                };
+                if name.as_ref().is_some_and(computed) {
+                    *byte = *name;
+                }
+            }
+        }
     }
 
     /// Compares with what a decode rank must have; how many bytes that is.

@@ -2,19 +2,20 @@
 //! order, and the bytes compared at the end.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::{
-    AuxIndex, Cause, Incarnation, KvPoll, Op, Pages, PeerCause, PeerId, Post, RankRecord, Room, SessionId,
-    SessionOptions, Time, TransferError, TransferMode, WorkerRole,
+    AuxIndex, Cause, ChunkId, Geometry, Incarnation, KvPoll, Op, Pages, PeerCause, PeerId, Post, RankRecord,
+    Room, SessionId, SessionOptions, Time, TransferError, TransferMode, WorkerRole,
 };
 
 use crate::engine::{Engine, Model, Request};
 use crate::memory::Memory;
 use crate::rng::Rng;
-use crate::{list, number};
+use crate::{cuts, list, number};
 
 const ROOM: Room = Room::Number(7);
 
@@ -23,6 +24,8 @@ struct World {
     rng: Rng,
     nodes: Vec<Node>,
     memories: Vec<Memory>,
+    /// What the forward pass writes on each prefill rank, layer by layer, before it says so.
+    truths: Vec<Memory>,
     records: Vec<RankRecord>,
     prefills: usize,
     peers: BTreeMap<(usize, PeerId), usize>,
@@ -36,7 +39,7 @@ struct World {
 }
 
 impl World {
-    fn new(mut rng: Rng, engines: [&Engine; 2], memories: Vec<Memory>) -> World {
+    fn new(mut rng: Rng, engines: [&Engine; 2], memories: Vec<Memory>, truths: Vec<Memory>) -> World {
         let mut nodes = Vec::new();
         let mut records = Vec::new();
         for args in engines.iter().flat_map(|engine| &engine.args) {
@@ -60,6 +63,7 @@ impl World {
             rng,
             nodes,
             memories,
+            truths,
             records,
             prefills,
             peers: BTreeMap::new(),
@@ -98,8 +102,14 @@ impl World {
         }
     }
 
-    fn command(&mut self, node: usize, command: Command) {
-        self.input(node, Input::Command(command));
+    fn carry_out(&mut self, node: usize, step: Step) {
+        match step {
+            Step::Say(command) => self.input(node, Input::Command(command)),
+            Step::ComputeAux => self.memories[node].fill_aux(&self.records[node].geometry, 1),
+            Step::Compute { layers, tokens } => {
+                self.memories[node].compute(&self.truths[node], &layers, |token| tokens.contains(&token));
+            }
+        }
     }
 
     /// Delivers one thing, or lets time pass. False if nothing can happen any more.
@@ -146,44 +156,93 @@ impl World {
     }
 }
 
+/// What a scheduler does next.
+enum Step {
+    Say(Command),
+    /// Runs the forward pass for some layers of some tokens.
+    Compute {
+        layers: Range<u32>,
+        tokens: Vec<usize>,
+    },
+    ComputeAux,
+}
+
+/// What the scheduler of a prefill rank does with the pages of a request: chunks at once, or layer by
+/// layer, those of one chunk before, between and after those of the next.
+fn forward(rng: &mut Rng, session: SessionId, geometry: &Geometry, pages: &[u32]) -> Vec<Step> {
+    let (first, end) = geometry.kv_layers().unwrap();
+    let mut steps = Vec::new();
+    let mut open: Vec<Vec<Step>> = Vec::new();
+    let mut start = 0;
+    for number in 0.. {
+        let count = (1 + rng.below(4)).min(pages.len() - start);
+        let chunk = Pages::claim(list(&pages[start..start + count])).unwrap();
+        let layout = &geometry.layout;
+        let whole = |page: usize| page * layout.context_size as usize + layout.context_rank as usize;
+        let size = geometry.page_size as usize;
+        let tokens: Vec<usize> =
+            (start..start + count).flat_map(|page| whole(page) * size..(whole(page) + 1) * size).collect();
+        start += count;
+        if rng.chance(2) {
+            steps.push(Step::Compute { layers: first..end, tokens });
+            steps.push(Step::Say(Command::Send { session, chunk }));
+        } else {
+            steps.push(Step::Say(Command::BeginChunk { session, chunk }));
+            let announce = |layers: Range<u32>| {
+                let told =
+                    if layers == (first..end) && number % 2 == 0 { None } else { Some(layers.clone()) };
+                let chunk = ChunkId(number);
+                let told = Command::LayersFinal { session, chunk, layers: told };
+                [Step::Say(told), Step::Compute { layers, tokens: tokens.clone() }]
+            };
+            // The next step is the last one.
+            open.push(cuts(rng, first..end).into_iter().flat_map(announce).collect());
+        }
+        while !open.is_empty() && (start == pages.len() || rng.chance(2)) {
+            let of = rng.below(open.len());
+            steps.extend(open[of].pop());
+            steps.extend(open[of].pop());
+            open.retain(|steps| !steps.is_empty());
+        }
+        if start == pages.len() {
+            break;
+        }
+    }
+    // The row is final when the last thing is said, no earlier.
+    steps.insert(steps.len() - 1, Step::ComputeAux);
+    steps
+}
+
 /// Opens, gives and sends in any order among the ranks; returns once all have ended.
-fn serve(world: &mut World, request: &Request, mode: TransferMode, receivers: u32) {
-    let mut todo: Vec<Vec<Command>> = Vec::new();
+fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: TransferMode, receivers: u32) {
+    let mut todo: Vec<Vec<Step>> = Vec::new();
     for node in 0..world.nodes.len() {
         let session = SessionId(node as u64 + 1);
-        let mut commands = Vec::new();
+        let mut steps = Vec::new();
         let (mode, aux) = (Some(mode), Some(AuxIndex(1)));
         if node < world.prefills {
             let options = Box::new(SessionOptions { mode, ..SessionOptions::default() });
-            commands.push(Command::OpenSender { session, room: ROOM, receivers, options });
+            steps.push(Step::Say(Command::OpenSender { session, room: ROOM, receivers, options }));
             let pages = &request.prefill[node].pages;
-            commands.push(Command::InitSender { session, num_pages: pages.len(), aux });
-            let mut rest = &pages[..];
-            loop {
-                let (chunk, after) = rest.split_at((1 + world.rng.below(4)).min(rest.len()));
-                commands.push(Command::Send { session, chunk: Pages::claim(list(chunk)).unwrap() });
-                rest = after;
-                if rest.is_empty() {
-                    break;
-                }
-            }
+            steps.push(Step::Say(Command::InitSender { session, num_pages: pages.len(), aux }));
+            steps.extend(forward(&mut world.rng, session, &engines[0].ranks[node], pages));
         } else {
             let rank = node - world.prefills;
             let prefix_pages = request.prefix[rank];
             let options = Box::new(SessionOptions { mode, prefix_pages, ..SessionOptions::default() });
             let bootstrap_addr = "bootstrap:1".to_owned();
-            commands.push(Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options });
+            steps.push(Step::Say(Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options }));
             let pages = Pages::claim(list(&request.decode[rank].pages[prefix_pages..])).unwrap();
-            commands.push(Command::InitReceiver { session, pages, aux });
+            steps.push(Step::Say(Command::InitReceiver { session, pages, aux }));
         }
-        commands.reverse();
-        todo.push(commands);
+        steps.reverse();
+        todo.push(steps);
     }
     for _ in 0..200_000 {
         if world.rng.chance(3) {
             let node = world.rng.below(world.nodes.len());
-            if let Some(command) = todo[node].pop() {
-                world.command(node, command);
+            if let Some(step) = todo[node].pop() {
+                world.carry_out(node, step);
             }
         }
         // Schedulers are quick: no time passes before they have said everything.
@@ -210,20 +269,17 @@ fn case(seed: u64) -> (Rng, Model, [Engine; 2], Request) {
 
 fn world(rng: Rng, model: &Model, engines: &[Engine; 2], request: &Request) -> World {
     let [prefill, decode] = engines;
-    let filled = prefill.ranks.iter().zip(&request.prefill).map(|(rank, lists)| {
-        let mut memory = Memory::filled(model, rank, lists);
-        memory.fill_aux(rank, 1);
-        memory
-    });
-    let empty = decode.ranks.iter().map(Memory::empty);
-    World::new(rng, [prefill, decode], filled.chain(empty).collect())
+    let truths =
+        prefill.ranks.iter().zip(&request.prefill).map(|(rank, lists)| Memory::filled(model, rank, lists));
+    let ranks = prefill.ranks.iter().chain(&decode.ranks);
+    World::new(rng, [prefill, decode], ranks.map(Memory::empty).collect(), truths.collect())
 }
 
 fn run(seed: u64) {
     let (mut rng, model, engines, request) = case(seed);
     let mode = rng.pick(&[TransferMode::Push, TransferMode::Pull]);
     let mut world = world(rng, &model, &engines, &request);
-    serve(&mut world, &request, mode, 0);
+    serve(&mut world, &engines, &request, mode, 0);
     for node in 0..world.nodes.len() {
         assert_eq!(world.polls[&node], KvPoll::Success, "node {node}: {:?}", world.failures);
     }
@@ -271,7 +327,7 @@ fn uneven() -> (Rng, Model, [Engine; 2], Request) {
 fn a_number_of_receivers_that_contradicts_the_engine_fails_with_both_values() {
     let (rng, model, engines, request) = uneven();
     let mut world = world(rng, &model, &engines, &request);
-    serve(&mut world, &request, TransferMode::Push, 1);
+    serve(&mut world, &engines, &request, TransferMode::Push, 1);
     let expected = Cause::ByPeer(PeerCause::ReceiverCount { expected: 1, told: 2 });
     assert_eq!(world.failures[&0].cause, expected);
     assert!(world.failures[&0].to_string().contains("expects 1 receivers, the receiver's engine has 2"));
@@ -279,7 +335,7 @@ fn a_number_of_receivers_that_contradicts_the_engine_fails_with_both_values() {
 
     let (rng, model, engines, request) = uneven();
     let mut world = self::world(rng, &model, &engines, &request);
-    serve(&mut world, &request, TransferMode::Push, 2);
+    serve(&mut world, &engines, &request, TransferMode::Push, 2);
     assert!(world.polls.iter().all(|(_, poll)| *poll == KvPoll::Success), "{:?}", world.failures);
 }
 
@@ -296,7 +352,7 @@ fn page_counts_that_cannot_be_the_same_tokens_fail_with_both_values() {
         request.prefix.iter_mut().for_each(|prefix| *prefix = 0);
         let mut world = world(rng, &model, &engines, &request);
         // Nobody gives a prefix away where pages are counted alike.
-        serve(&mut world, &request, mode, 0);
+        serve(&mut world, &engines, &request, mode, 0);
         let sent = request.prefill[0].pages.len();
         let wanted = Cause::PageCount { sent, registered };
         assert!(world.failures.values().any(|failure| failure.cause == wanted), "{:?}", world.failures);

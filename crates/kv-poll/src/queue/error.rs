@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kv_core::{KvPoll, OpenError, Pages, Room, TransferError};
+use kv_core::{ChunkId, KvPoll, OpenError, Pages, Room, TransferError};
 
 use super::gate::GateError;
 use crate::consensus::{RequestKey, RoomBusy};
@@ -106,6 +106,16 @@ pub enum Refusal {
         given: usize,
         /// Announced with `init`.
         announced: usize,
+    },
+    /// Layers are final of a chunk that was not given.
+    #[error("request {key}: chunk {chunk} is final, but only {given} chunks were given")]
+    UnknownChunk {
+        /// The request.
+        key: RequestKey,
+        /// The chunk.
+        chunk: ChunkId,
+        /// How many were given.
+        given: u32,
     },
 }
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kv_core::{
-    AuxIndex, Backpressure, GrantRef, KvManager, KvPoll, KvSender, KvSession, Pages, Room, SessionId,
-    SessionOptions,
+    AuxIndex, Backpressure, ChunkId, FinalLayers, GrantRef, KvManager, KvPoll, KvSender, KvSession, Pages,
+    Room, SessionId, SessionOptions,
 };
 
 use super::error::{ChunkError, PushError, PushRefusal, Refusal, RequestError};
@@ -52,10 +52,11 @@ impl<'a> Outgoing<'a> {
 /// Once per scheduler iteration: [`push`](Self::push) what has arrived, [`step`](Self::step) with
 /// the worker's changes, then drain [`drain_finished`](Self::drain_finished) and take requests with
 /// [`pop_waiting`](Self::pop_waiting). For each request taken: [`init`](Self::init) once,
-/// [`send_chunk`](Self::send_chunk) as pages become final, [`finish`](Self::finish) after the last.
+/// [`send_chunk`](Self::send_chunk) as pages become final (or [`begin_chunk`](Self::begin_chunk), and
+/// [`layers_final`](Self::layers_final) as layers of them do), [`finish`](Self::finish) after the last.
 /// Nothing blocks, and a step costs O(changes), however many requests are in flight.
 ///
-/// Pages given to `send_chunk` come back in [`Finished`], once, when no wire can touch them; so
+/// Pages given come back in [`Finished`], once, when no wire can touch them; so
 /// does the aux row given to `init`. What happens on each failure: see the table in
 /// [`queue`](super).
 pub struct PrefillQueues<R, M: KvManager, C: RankConsensus = SingleRank> {
@@ -84,7 +85,7 @@ pub struct Finished<R> {
     pub key: RequestKey,
     /// The request.
     pub request: R,
-    /// All pages given to `send_chunk`, in that order.
+    /// All pages given to `send_chunk` and `begin_chunk`, in that order.
     pub pages: Pages,
     /// Whether the decode side has them.
     pub outcome: Result<(), RequestError>,
@@ -162,7 +163,8 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
                 given: 0,
                 sent_any: false,
                 init: None,
-                chunks: VecDeque::new(),
+                chunks: 0,
+                kept: VecDeque::new(),
                 in_backlog: false,
                 aborted: false,
                 error: None,
@@ -225,6 +227,38 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     /// Gives the next pages, whose content must be final, aux row included if they are the last. A
     /// chunk that the worker has no room for is kept, in order, and given at a later step.
     pub fn send_chunk(&mut self, key: RequestKey, pages: Pages) -> Result<(), ChunkError> {
+        self.give_chunk(key, pages, Step::Send).map(drop)
+    }
+
+    /// Gives the next pages before they are computed; [`layers_final`](Self::layers_final) says what
+    /// of them is. Kept as with `send_chunk` if the worker has no room.
+    pub fn begin_chunk(&mut self, key: RequestKey, pages: Pages) -> Result<ChunkId, ChunkError> {
+        self.give_chunk(key, pages, Step::Begin)
+    }
+
+    /// Says that layers of a chunk are final, now or once a fence has passed: they are moved while the
+    /// forward pass goes on. Kept as with `send_chunk` if the worker has no room. It may come after
+    /// `finish`.
+    pub fn layers_final(&mut self, key: RequestKey, layers: FinalLayers) -> Result<(), Refusal> {
+        let entry = self.entries.get_mut(&key).ok_or(Refusal::Ended { key })?;
+        entry.check_popped(key)?;
+        let (chunk, given) = (layers.chunk, entry.chunks);
+        if chunk.0 >= given {
+            return Err(Refusal::UnknownChunk { key, chunk, given });
+        }
+        entry.kept.push_back(Step::Final(layers));
+        if !entry.in_backlog && !entry.flush() {
+            enqueue(&mut self.backlog, key, entry);
+        }
+        Ok(())
+    }
+
+    fn give_chunk(
+        &mut self,
+        key: RequestKey,
+        pages: Pages,
+        step: fn(Pages) -> Step,
+    ) -> Result<ChunkId, ChunkError> {
         let Some(entry) = self.entries.get_mut(&key) else {
             return Err(ChunkError { pages, reason: Refusal::Ended { key } });
         };
@@ -232,11 +266,11 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             return Err(ChunkError { pages, reason });
         }
         entry.given += pages.len();
-        entry.chunks.push_back(pages);
+        let number = entry.give(step(pages));
         if !entry.in_backlog && !entry.flush() {
             enqueue(&mut self.backlog, key, entry);
         }
-        Ok(())
+        Ok(number)
     }
 
     /// Says that the forward pass is over and all announced pages are given. For a request without
@@ -248,8 +282,8 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         if entry.given != announced {
             return Err(Refusal::PageCount { key, given: entry.given, announced });
         }
-        if !entry.sent_any && entry.chunks.is_empty() {
-            entry.chunks.push_back(Pages::none());
+        if entry.chunks == 0 {
+            entry.give(Step::Send(Pages::none()));
             if !entry.in_backlog && !entry.flush() {
                 enqueue(&mut self.backlog, key, entry);
             }
@@ -369,7 +403,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
                 return;
             }
         };
-        for chunk in entry.chunks {
+        for chunk in entry.kept.into_iter().filter_map(Step::into_pages) {
             let refused = pages.append(chunk);
             debug_assert!(refused.is_ok(), "one cache's pages exceed a token");
         }
@@ -412,6 +446,22 @@ enum Stage {
     Failing,
 }
 
+/// What a session is given.
+enum Step {
+    Send(Pages),
+    Begin(Pages),
+    Final(FinalLayers),
+}
+
+impl Step {
+    fn into_pages(self) -> Option<Pages> {
+        match self {
+            Step::Send(pages) | Step::Begin(pages) => Some(pages),
+            Step::Final(_) => None,
+        }
+    }
+}
+
 struct Entry<R, S> {
     request: R,
     session: S,
@@ -419,14 +469,16 @@ struct Entry<R, S> {
     stage: Stage,
     /// Pages announced with `init`.
     announced: Option<usize>,
-    /// Pages given to `send_chunk`, kept ones included.
+    /// Pages given, kept ones included.
     given: usize,
-    /// The session has taken a chunk.
+    /// The session has taken something.
     sent_any: bool,
     /// An `init` that the ring had no room for.
     init: Option<(usize, Option<AuxIndex>)>,
-    /// Chunks that the ring had no room for, in order.
-    chunks: VecDeque<Pages>,
+    /// How many chunks were given, kept ones included.
+    chunks: u32,
+    /// What the ring had no room for, in order.
+    kept: VecDeque<Step>,
     in_backlog: bool,
     aborted: bool,
     /// What went wrong, if this queue found it; from `Failing` on always there.
@@ -436,7 +488,7 @@ struct Entry<R, S> {
 impl<R, S: KvSender> Entry<R, S> {
     /// The state to propose for what the session reports.
     fn observe(&mut self, poll: KvPoll) -> KvPoll {
-        let complete = self.sent_any && self.chunks.is_empty() && self.announced == Some(self.given);
+        let complete = self.sent_any && self.kept.is_empty() && self.announced == Some(self.given);
         if poll == KvPoll::Success && !complete && self.error.is_none() {
             self.error = Some(RequestError::OutOfOrder { room: self.session.room().clone(), poll });
         }
@@ -459,6 +511,14 @@ impl<R, S: KvSender> Entry<R, S> {
         if over { Err(Refusal::PageCount { key, given, announced }) } else { Ok(()) }
     }
 
+    /// Notes a chunk to be given; its number.
+    fn give(&mut self, chunk: Step) -> ChunkId {
+        let number = ChunkId(self.chunks);
+        self.chunks = self.chunks.saturating_add(1);
+        self.kept.push_back(chunk);
+        number
+    }
+
     /// Gives the session what it has not taken yet; false if something remains.
     fn flush(&mut self) -> bool {
         if let Some((num_pages, aux)) = self.init {
@@ -467,9 +527,19 @@ impl<R, S: KvSender> Entry<R, S> {
             }
             self.init = None;
         }
-        while let Some(chunk) = self.chunks.pop_front() {
-            if let Err(Backpressure(chunk)) = self.session.send(chunk) {
-                self.chunks.push_front(chunk);
+        while let Some(step) = self.kept.pop_front() {
+            let refused = match step {
+                Step::Send(chunk) => self.session.send(chunk).map_err(|Backpressure(it)| Step::Send(it)),
+                Step::Begin(chunk) => match self.session.begin_chunk(chunk) {
+                    Ok(_) => Ok(()),
+                    Err(Backpressure(chunk)) => Err(Step::Begin(chunk)),
+                },
+                Step::Final(layers) => {
+                    self.session.layers_final(layers).map_err(|Backpressure(it)| Step::Final(it))
+                }
+            };
+            if let Err(step) = refused {
+                self.kept.push_front(step);
                 return false;
             }
             self.sent_any = true;

@@ -2,6 +2,7 @@
 
 mod config;
 mod explain;
+mod fences;
 mod sessions;
 mod turn;
 mod wake;
@@ -33,7 +34,9 @@ const MAX_QUEUE: usize = 1 << 24;
 ///
 /// It sleeps in `poll(2)` on the plane's descriptors, the bootstrap client's, and an eventfd that
 /// session handles write when it sleeps, until one of them is readable or the protocol's next
-/// deadline is due. An idle worker uses no processor time.
+/// deadline is due. An idle worker uses no processor time. While an announcement waits for a
+/// [`Fence`](kv_core::Fence), it is asked after 20 µs, and then ever less often, down to once in a
+/// millisecond.
 ///
 /// Dropping it stops it as [`stop`](Worker::stop) does, with a grace of one second.
 ///

@@ -16,6 +16,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::*;
 
+mod fences;
+
 /// Long enough for any machine; reached only by a test that fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -37,6 +39,7 @@ pub(crate) fn pages(list: &[u32]) -> Pages {
 enum Seen {
     Opened(u64),
     Sent(u64),
+    Final(u64, u32, u32),
     Aborted(u64),
     Frame(&'static str),
     Posted(u64, bool),
@@ -109,6 +112,18 @@ impl Script {
                 }
             }
             Command::InitSender { .. } => {}
+            Command::BeginChunk { session, chunk } => {
+                self.see(Seen::Sent(session.0));
+                self.held.push((session, chunk));
+                let poll = KvPoll::Transferring;
+                self.outputs.push_back(Output::Status { session, poll, failure: None });
+            }
+            Command::LayersFinal { session, chunk, layers } => {
+                self.see(Seen::Final(session.0, chunk.0, layers.map_or(0, |layers| layers.start)));
+            }
+            Command::FenceFailed { session, chunk, error } => {
+                self.end(session, Some(Cause::Fence { chunk, error }));
+            }
             Command::Send { session, chunk: pages } | Command::InitReceiver { session, pages, .. } => {
                 self.see(Seen::Sent(session.0));
                 self.held.push((session, pages));

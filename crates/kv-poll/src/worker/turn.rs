@@ -8,7 +8,9 @@ use kv_core::proto::{Command, Input, Node, Output};
 use kv_core::{BootstrapClient, BootstrapEvent, Plane, PlaneError, PlaneEvent, PlaneWait, PostId, Time};
 
 use super::explain::Explain;
+use super::fences::Fences;
 use super::sessions::Sessions;
+use crate::cell::Cell;
 use crate::link::{Link, Message};
 use crate::manager::Registration;
 
@@ -37,6 +39,7 @@ pub(super) trait Machine: Send {
 pub(super) struct Driver {
     /// Dropped first: sessions end before the plane under them does.
     sessions: Sessions,
+    fences: Fences,
     node: Box<dyn Machine>,
     plane: Box<dyn Plane + Send>,
     client: Box<dyn BootstrapClient>,
@@ -75,6 +78,7 @@ impl Driver {
         let explain = Explain::new(link.args.worker(), link.args.verbose());
         Driver {
             sessions: Sessions::new(Arc::clone(&link)),
+            fences: Fences::new(Arc::clone(&link)),
             node,
             plane,
             client,
@@ -100,6 +104,7 @@ impl Driver {
             self.take_events(now);
             self.take_answers(now);
             self.take_timeout(now);
+            self.take_fences(now);
             self.link.counters.pages_leased.set(self.node.pages_leased());
             if let Some(ended) = self.wind_up(now) {
                 return ended;
@@ -117,15 +122,27 @@ impl Driver {
             }
         }
         for _ in 0..PER_TURN {
-            let Some(Message { cell, command }) = self.link.next_command() else { break };
+            let Some(message) = self.link.next_command() else { break };
             self.link.counters.commands.add_one();
-            if let Some(command) = self.sessions.admit(&cell, command) {
-                let opens = matches!(command, Command::OpenSender { .. } | Command::OpenReceiver { .. });
-                self.feed(now, Input::Command(command));
-                if opens && cell.is_abort_wanted() && self.sessions.is_running(&cell) {
-                    self.feed(now, Input::Command(Command::Abort { session: cell.id() }));
-                }
+            if let Some(Message { cell, command, .. }) = self.fences.admit(now, message) {
+                self.take_command(now, cell, command);
             }
+        }
+    }
+
+    fn take_command(&mut self, now: Time, cell: Arc<Cell>, command: Command) {
+        let Some(command) = self.sessions.admit(&cell, command) else { return };
+        let opens = matches!(command, Command::OpenSender { .. } | Command::OpenReceiver { .. });
+        self.feed(now, Input::Command(command));
+        if opens && cell.is_abort_wanted() && self.sessions.is_running(&cell) {
+            self.feed(now, Input::Command(Command::Abort { session: cell.id() }));
+        }
+    }
+
+    /// Passes on what has waited for a device.
+    fn take_fences(&mut self, now: Time) {
+        for (cell, command) in self.fences.ask(now) {
+            self.take_command(now, cell, command);
         }
     }
 
@@ -255,7 +272,7 @@ impl Driver {
         let stopping = self.stopping.as_ref()?;
         let withdrawn = self.link.registration() == Registration::None
             || (!self.client_stirred && self.client.next_timeout().is_none());
-        let quiet = self.sessions.is_empty() && !self.link.has_commands();
+        let quiet = self.sessions.is_empty() && self.fences.is_empty() && !self.link.has_commands();
         let done = quiet && (withdrawn || now >= stopping.withdrawing);
         (done || now >= stopping.deadline).then_some(Ended { sessions: stopping.sessions })
     }
@@ -272,7 +289,8 @@ impl Driver {
         fds.extend(self.client.as_raw_fd());
         let stop =
             self.stopping.iter().flat_map(|stop| [stop.withdrawing, stop.deadline]).find(|at| *at > now);
-        let due = [self.node.next_timeout(), self.client.next_timeout(), stop].into_iter().flatten().min();
+        let due = [self.node.next_timeout(), self.fences.next_timeout(), self.client.next_timeout(), stop];
+        let due = due.into_iter().flatten().min();
         let timeout = [at_most, due.map(|at| at.since(now))].into_iter().flatten().min();
         if timeout == Some(Duration::ZERO) {
             return;

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use kv_core::{
-    AuxIndex, Backpressure, Cause, GrantRef, Incarnation, KvArgs, KvManager, KvPoll, KvReceiver, KvSender,
-    KvSession, OpenError, PageList, Pages, Phase, Region, RegionRole, Room, SessionId, SessionOptions,
-    TransferError,
+    AuxIndex, Backpressure, Cause, ChunkId, FinalLayers, GrantRef, Incarnation, KvArgs, KvManager, KvPoll,
+    KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Region, RegionRole, Room, SessionId,
+    SessionOptions, TransferError,
 };
 use kv_poll::Change;
 use kv_poll::queue::{AuxMemory, aux_tag};
@@ -43,6 +43,8 @@ pub(crate) struct Session {
 pub(crate) enum Call {
     Init(usize),
     Pages(Vec<u32>),
+    Begin(Vec<u32>),
+    Final(u32, Option<std::ops::Range<u32>>),
 }
 
 impl Fake {
@@ -210,6 +212,27 @@ impl KvSender for Handle {
             session.calls.push(Call::Pages(chunk.list().iter().collect()));
             session.custody.append(chunk).unwrap();
         });
+        Ok(())
+    }
+
+    fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
+        if !self.command() {
+            return Err(Backpressure(chunk));
+        }
+        Ok(self.with(|session| {
+            let chunks = session.calls.iter().filter(|call| !matches!(call, Call::Init(_) | Call::Final(..)));
+            let number = ChunkId(chunks.count() as u32);
+            session.calls.push(Call::Begin(chunk.list().iter().collect()));
+            session.custody.append(chunk).unwrap();
+            number
+        }))
+    }
+
+    fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>> {
+        if !self.command() {
+            return Err(Backpressure(layers));
+        }
+        self.with(|session| session.calls.push(Call::Final(layers.chunk.0, layers.layers)));
         Ok(())
     }
 }
