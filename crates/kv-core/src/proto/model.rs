@@ -182,6 +182,8 @@ impl Peers {
                 incarnation,
                 geometry: _,
                 out: _,
+                // Follows from the geometries, whenever it is needed.
+                out_layers: _,
                 inward: _,
                 ranks_served: _,
                 directions,
