@@ -245,6 +245,7 @@ fn frames(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
             aux_here: true,
             ranks: 1,
             ttl_ms: 300_000,
+            groups: Default::default(),
         };
         let frame = Frame { link: Link::new(1, 7), body: Body::Register(register) };
         let bytes = frame.encode()?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::announce::{FenceError, LayersError};
+use crate::groups::GroupSpan;
 use crate::id::{ChunkId, Incarnation, Room, WorkerId};
 use crate::lease::TransferMode;
 use crate::plane::PlaneError;
@@ -325,6 +326,31 @@ pub enum Cause {
         /// The receiver gave a row.
         receiver: bool,
     },
+    /// The worker has no regions of this state group.
+    #[error("there are no regions of state group {group}")]
+    UnknownGroup {
+        /// The group.
+        group: u16,
+    },
+    /// The items are not items of this state group.
+    #[error("state group {group}: {error}")]
+    BadGroup {
+        /// The group.
+        group: u16,
+        /// Which item, and how many there are.
+        error: PagesError,
+    },
+    /// The two sides disagree about the items of a state group: both must name it, unless it is
+    /// [optional](crate::StateGroup::optional), and the sender must have all that the receiver wants.
+    #[error("{}", group_items(.group, .sent, .wanted))]
+    GroupItems {
+        /// The group.
+        group: u16,
+        /// What the sender gave; `None` if it did not name the group.
+        sent: Option<GroupSpan>,
+        /// What the receiver gave; `None` if it did not name the group.
+        wanted: Option<GroupSpan>,
+    },
     /// The plane failed while moving bytes.
     #[error("the data operation failed: {0}")]
     Post(PlaneError),
@@ -356,6 +382,15 @@ pub enum Cause {
     /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(&'static str),
+}
+
+fn group_items(group: &u16, sent: &Option<GroupSpan>, wanted: &Option<GroupSpan>) -> String {
+    let text = |span: &Option<GroupSpan>| span.map_or_else(|| "none".to_owned(), |span| span.to_string());
+    format!(
+        "items of state group {group}: the sender has {}, the receiver wants {}",
+        text(sent),
+        text(wanted)
+    )
 }
 
 fn page(page: &Option<u32>) -> String {
@@ -393,9 +428,10 @@ impl Cause {
             | Cause::BadPages(_)
             | Cause::Layers(_)
             | Cause::BadAux { .. }
-            | Cause::AuxOneSided { .. } => {
-                "a bug in the server: both sides must agree on the request's pages"
-            }
+            | Cause::AuxOneSided { .. }
+            | Cause::UnknownGroup { .. }
+            | Cause::BadGroup { .. }
+            | Cause::GroupItems { .. } => "a bug in the server: both sides must agree on the request's pages",
             Cause::Protocol(_) => "run the same version on both sides",
         }
     }
@@ -412,6 +448,9 @@ impl Cause {
             Cause::AuxOneSided { sender, receiver } => {
                 PeerCause::AuxOneSided { sender: *sender, receiver: *receiver }
             }
+            Cause::GroupItems { group, sent, wanted } => {
+                PeerCause::GroupItems { group: *group, sent: *sent, wanted: *wanted }
+            }
             Cause::Post(_) => PeerCause::DataOperation,
             Cause::PeerLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
                 PeerCause::OtherRankLost
@@ -423,7 +462,9 @@ impl Cause {
             | Cause::InitOrder
             | Cause::BadPages(_)
             | Cause::Layers(_)
-            | Cause::BadAux { .. } => PeerCause::BadArguments,
+            | Cause::BadAux { .. }
+            | Cause::UnknownGroup { .. }
+            | Cause::BadGroup { .. } => PeerCause::BadArguments,
             Cause::LeaseExpired => PeerCause::LeaseExpired,
             Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) | Cause::StaleGrant { .. } => {
                 PeerCause::BadArguments
@@ -446,7 +487,10 @@ impl Cause {
             | Cause::BadPages(_)
             | Cause::Layers(_)
             | Cause::BadAux { .. }
-            | Cause::AuxOneSided { .. } => Recovery::Fail,
+            | Cause::AuxOneSided { .. }
+            | Cause::UnknownGroup { .. }
+            | Cause::BadGroup { .. }
+            | Cause::GroupItems { .. } => Recovery::Fail,
             Cause::WorkerStopped
             | Cause::DeadlineExceeded { .. }
             | Cause::Bootstrap(_)
@@ -504,6 +548,16 @@ pub enum PeerCause {
         sender: bool,
         /// The receiver gave a row.
         receiver: bool,
+    },
+    /// The two sides disagree about the items of a state group.
+    #[error("{}", group_items(.group, .sent, .wanted))]
+    GroupItems {
+        /// The group.
+        group: u16,
+        /// What the sender gave; `None` if it did not name the group.
+        sent: Option<GroupSpan>,
+        /// What the receiver gave; `None` if it did not name the group.
+        wanted: Option<GroupSpan>,
     },
     /// Its server gave pages, rows or chunks that do not fit the request or its cache.
     #[error("its server gave pages or rows that do not fit")]

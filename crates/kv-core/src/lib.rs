@@ -39,6 +39,7 @@ mod announce;
 mod args;
 mod bootstrap;
 mod error;
+mod groups;
 mod id;
 pub mod layout;
 mod lease;
@@ -60,6 +61,9 @@ pub use error::{
     ArgsError, Backpressure, BootstrapError, Cause, IdError, Mismatch, OpenError, PagesError, PeerCause,
     Phase, Recovery, TransferError,
 };
+pub use groups::{
+    GroupItems, GroupList, GroupLists, GroupRefused, GroupSpan, Groups, GroupsError, MAX_REQUEST_GROUPS,
+};
 pub use id::{
     Attempt, AuxIndex, ChunkId, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId,
     RequestId, Room, SessionId, WorkerId,
@@ -69,5 +73,5 @@ pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, Trans
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
 pub use plane::{Desc, Directions, MAX_FRAME, Op, Plane, PlaneError, PlaneEvent, PlaneWait, Post};
 pub use poll::KvPoll;
-pub use session::{KvManager, KvReceiver, KvSender, KvSession, SessionOptions};
+pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed, SessionOptions};
 pub use time::Time;

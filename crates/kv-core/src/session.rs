@@ -7,6 +7,7 @@ use crate::announce::FinalLayers;
 use crate::args::KvArgs;
 use crate::bootstrap::WorkerRole;
 use crate::error::{Backpressure, OpenError, TransferError};
+use crate::groups::Groups;
 use crate::id::{AuxIndex, ChunkId, Room, SessionId};
 use crate::lease::{GrantRef, Lease, TransferMode};
 use crate::pages::Pages;
@@ -90,12 +91,39 @@ pub trait KvSession: Sized {
     /// peer is told, and the pages come back once no wire can touch them.
     fn abort(&mut self);
 
-    /// Takes back every page the session was given, in the order given.
+    /// Gives the items of the request's state groups, all at once: slots of recurrent layers, the last
+    /// pages of a sliding window, the pages of a draft model. Once at most; a sender before the chunk
+    /// that completes the request, with which their content must be final; a receiver before `init`.
+    /// Success then means that their bytes are in place, too.
+    ///
+    /// Both sides name the same groups. Of a group that only one of them names, nothing is moved if it
+    /// is [optional](crate::StateGroup::optional); otherwise the session fails. The sender must have
+    /// all items that the receiver wants, and may have earlier ones.
+    fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>>;
+
+    /// Takes back every page the session was given, in the order given. The items of state groups, if
+    /// there are any, go to the manager: use [`reclaim_all`](KvSession::reclaim_all) for those.
     ///
     /// `Err(self)` while the session has not ended, or while any wire may still touch the pages:
     /// a failed session is not proof that they are quiet. Dropping the session instead aborts it
     /// and hands the pages to its manager later.
     fn reclaim(self) -> Result<Pages, Self>;
+
+    /// As [`reclaim`](KvSession::reclaim), with the items of the state groups.
+    fn reclaim_all(self) -> Result<Reclaimed, Self>;
+}
+
+/// What a session hands back at its end.
+#[must_use = "dropping pages leaks them: give them back to their allocators"]
+#[derive(Debug, PartialEq, Eq, Default)]
+pub struct Reclaimed {
+    /// The pages, in the order given.
+    pub pages: Pages,
+    /// The items of the state groups.
+    pub groups: Groups,
+    /// On a receiver that ended in success: those of its groups that are optional and that the sender
+    /// did not name. Their items were not written.
+    pub skipped: Vec<u16>,
 }
 
 /// The sending half, on a prefill worker.

@@ -11,8 +11,9 @@ use kv_core::wire::{
     Hello, Link, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, VERSION, Welcome,
 };
 use kv_core::{
-    Attempt, AuxIndex, Incarnation, KvArgs, MAX_FRAME, PageList, Pages, PeerCause, Region, RegionRole, Room,
-    SessionId, SessionOptions, Time, TransferMode,
+    Attempt, AuxIndex, GroupItems, GroupList, GroupLists, Groups, Incarnation, KvArgs, Layout, MAX_FRAME,
+    PageList, Pages, PeerCause, Region, RegionRole, Room, SessionId, SessionOptions, StateGroup, Time,
+    TransferMode,
 };
 
 struct Random(u64);
@@ -56,6 +57,17 @@ fn args(engine: &str) -> KvArgs {
         .pages(32, 16)
         .region(Region::dram(RegionRole::Kv, 0x1_0000, 32 * 64, 64))
         .region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
+        .region(Region::dram(RegionRole::State, 0x4_0000, 8 * 32, 32))
+        .region(Region::dram(RegionRole::State, 0x5_0000, 12 * 48, 48).group(1))
+        .region(Region::dram(RegionRole::State, 0x6_0000, 6 * 16, 16).group(2))
+        .layout(Layout {
+            groups: vec![
+                StateGroup::slots(1, 1),
+                StateGroup::pages(4, 1, 1),
+                StateGroup::pages(16, 1, 1).optional(),
+            ],
+            ..Layout::default()
+        })
         .build()
         .unwrap()
 }
@@ -87,6 +99,16 @@ fn pages(random: &mut Random) -> PageList {
     PageList::try_from(runs.collect::<Vec<_>>()).unwrap()
 }
 
+fn groups(random: &mut Random) -> GroupLists {
+    let numbers = (0..4).filter(|_| random.below(4) == 0).collect::<Vec<u16>>();
+    let list = |group| GroupList { group, first: random.below(3) as u32, items: pages(random) };
+    GroupLists::try_from(numbers.into_iter().map(list).collect::<Vec<_>>()).unwrap()
+}
+
+fn skipped(random: &mut Random) -> Vec<u16> {
+    (0..4).filter(|_| random.below(4) == 0).collect()
+}
+
 fn body(random: &mut Random, us: Incarnation) -> Body {
     let attempt = Attempt(random.number());
     let floor = Attempt(random.number());
@@ -113,13 +135,14 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             aux_here: random.below(2) == 0,
             ranks: random.below(3) as u32,
             ttl_ms: random.number(),
+            groups: groups(random),
         }),
         5 => Body::Registered(Registered { attempt }),
-        6 => Body::Done(Done { attempt, part: random.number() as u32, total }),
+        6 => Body::Done(Done { attempt, part: random.number() as u32, total, skipped: skipped(random) }),
         7 => {
             let done =
                 (0..random.below(4)).map(|_| (random.number() as u32, random.number() as u32)).collect();
-            Body::Progress(Progress { attempt, done, total })
+            Body::Progress(Progress { attempt, done, total, skipped: skipped(random) })
         }
         8 => Body::Failed(Failed { attempt, cause, quiet: random.below(2) == 0 }),
         9 => {
@@ -150,6 +173,7 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             aux: (random.below(2) == 0).then(|| AuxIndex(random.below(6) as u32)),
             lease_ms: random.number(),
             interval_ms: random.number(),
+            groups: groups(random),
         }),
         17 => Body::Heartbeat(Heartbeat { beat: random.number(), floor, attempts: runs(random) }),
         18 => {
@@ -210,37 +234,37 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
     let attempt = Attempt(3);
     let nonce = 7;
     let floor = Attempt(2);
-    golden(Body::Welcome(Welcome { nonce, link: Link(9) }), "940102cf0000000100000002920709");
+    golden(Body::Welcome(Welcome { nonce, link: Link(9) }), "940202cf0000000100000002920709");
     golden(
         Body::Refused(Refused { nonce, cause: PeerCause::Unknown, link: Link(9) }),
-        "940103cf00000001000000029307a7556e6b6e6f776e09",
+        "940203cf00000001000000029307a7556e6b6e6f776e09",
     );
-    golden(Body::Registered(Registered { attempt }), "940105cf00000001000000029103");
+    golden(Body::Registered(Registered { attempt }), "940205cf00000001000000029103");
     golden(
-        Body::Progress(Progress { attempt, done: vec![(1, 4)], total: None }),
-        "940107cf0000000100000002930391920104c0",
+        Body::Progress(Progress { attempt, done: vec![(1, 4)], total: None, skipped: vec![3] }),
+        "940207cf0000000100000002940391920104c09103",
     );
     golden(
         Body::Failed(Failed { attempt, cause: PeerCause::Aborted, quiet: true }),
-        "940108cf00000001000000029303a741626f72746564c3",
+        "940208cf00000001000000029303a741626f72746564c3",
     );
     golden(
         Body::Abort(Abort { attempt, room: Room::Number(7), grant: None, cause: PeerCause::Aborted }),
-        "940109cf0000000100000002940381a64e756d62657207c0a741626f72746564",
+        "940209cf0000000100000002940381a64e756d62657207c0a741626f72746564",
     );
-    golden(Body::Finish(Finish { attempt, floor }), "94010bcf0000000100000002920302");
-    golden(Body::Ping(Ping { floor, attempts: vec![(4, 5)] }), "94010ccf0000000100000002920291920405");
-    golden(Body::Pong(Pong { floor }), "94010dcf00000001000000029102");
+    golden(Body::Finish(Finish { attempt, floor }), "94020bcf0000000100000002920302");
+    golden(Body::Ping(Ping { floor, attempts: vec![(4, 5)] }), "94020ccf0000000100000002920291920405");
+    golden(Body::Pong(Pong { floor }), "94020dcf00000001000000029102");
     golden(
         Body::Heartbeat(Heartbeat { beat: 1, floor, attempts: vec![(4, 5)] }),
-        "940110cf000000010000000293010291920405",
+        "940210cf000000010000000293010291920405",
     );
     golden(
         Body::HeartbeatAck(HeartbeatAck { beat: 1, lease_ms: 20, attempts: vec![(4, 5)] }),
-        "940111cf000000010000000293011491920405",
+        "940211cf000000010000000293011491920405",
     );
-    golden(Body::Release(Release { floor, attempts: vec![(4, 5)] }), "940112cf0000000100000002920291920405");
-    golden(Body::Released(Released { attempts: vec![(4, 5)] }), "940113cf00000001000000029191920405");
+    golden(Body::Release(Release { floor, attempts: vec![(4, 5)] }), "940212cf0000000100000002920291920405");
+    golden(Body::Released(Released { attempts: vec![(4, 5)] }), "940213cf00000001000000029191920405");
     golden(
         Body::Claim(Claim {
             attempt,
@@ -251,7 +275,7 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
             ranks: 2,
             ttl_ms: 1000,
         }),
-        "94010ecf000000010000000297030281a64e756d62657207050602cd03e8",
+        "94020ecf000000010000000297030281a64e756d62657207050602cd03e8",
     );
     golden(
         Body::Granted(Granted {
@@ -262,13 +286,14 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
             aux: None,
             lease_ms: 30_000,
             interval_ms: 5000,
+            groups: Default::default(),
         }),
-        "94010fcf00000001000000029703060592920402920901c0cd7530cd1388",
+        "94020fcf00000001000000029803060592920402920901c0cd7530cd138890",
     );
-    golden(Body::AbortAck(AbortAck { attempt: Attempt(3) }), "94010acf00000001000000029103");
+    golden(Body::AbortAck(AbortAck { attempt: Attempt(3) }), "94020acf00000001000000029103");
     golden(
-        Body::Done(Done { attempt: Attempt(3), part: 1, total: Some(2) }),
-        "940106cf000000010000000293030102",
+        Body::Done(Done { attempt: Attempt(3), part: 1, total: Some(2), skipped: Vec::new() }),
+        "940206cf00000001000000029403010290",
     );
     golden(
         Body::Register(Register {
@@ -281,8 +306,11 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
             aux_here: true,
             ranks: 2,
             ttl_ms: 1000,
+            groups: vec![GroupList { group: 1, first: 6, items: PageList::from_pages([2, 3]).unwrap() }]
+                .try_into()
+                .unwrap(),
         }),
-        "940104cf000000010000000299010181a64e756d626572079292040292090108c0c302cd03e8",
+        "940204cf00000001000000029a010181a64e756d626572079292040292090108c0c302cd03e89193010691920202",
     );
 }
 
@@ -301,7 +329,12 @@ fn what_is_no_frame_is_named() {
     let mut longer = frame.to_vec();
     longer.push(0);
     assert_eq!(Frame::decode(&longer), Err(FrameError::Malformed { kind: 13 }));
-    let endless = Progress { attempt: Attempt(1), done: vec![(0, 1); MAX_FRAME / 3 + 1], total: None };
+    let endless = Progress {
+        attempt: Attempt(1),
+        done: vec![(0, 1); MAX_FRAME / 3 + 1],
+        total: None,
+        skipped: Vec::new(),
+    };
     let endless = Frame { link: Link(1), body: Body::Progress(endless) };
     assert!(matches!(endless.encode(), Err(FrameError::TooLong { got }) if got > MAX_FRAME));
     assert_eq!(Frame::decode(&vec![0x94; MAX_FRAME + 1]), Err(FrameError::TooLong { got: MAX_FRAME + 1 }));
@@ -371,6 +404,15 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
                         Pages::claim(PageList::from_pages(0..random.below(4) as u32).unwrap()).unwrap();
                     Input::Command(Command::Send { session: SessionId(random.below(sessions + 2)), chunk })
                 }
+                3 if random.below(2) == 0 => {
+                    let mut groups = Groups::none();
+                    for group in (0..4).filter(|_| random.below(2) == 0).collect::<Vec<_>>() {
+                        let items = Pages::claim(PageList::from_pages(0..random.below(4) as u32).unwrap());
+                        let first = random.below(3) as u32;
+                        groups.push(GroupItems::from_number(group, first, items.unwrap())).unwrap();
+                    }
+                    Input::Command(Command::Groups { session: SessionId(random.below(sessions + 2)), groups })
+                }
                 3 => Input::Timeout,
                 4 => {
                     let frame = Frame { link: Link::NONE, body: body(&mut random, us) }.encode().unwrap();
@@ -394,9 +436,11 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
                     }
                     Output::Post { post, .. } => {
                         for desc in &post.descs {
+                            let len =
+                                |region: u32| [32 * 64, 4 * 16, 8 * 32, 12 * 48, 6 * 16][region as usize];
                             assert!(
-                                desc.local_offset + desc.len <= 32 * 64
-                                    && desc.remote_offset + desc.len <= 32 * 64
+                                desc.local_offset + desc.len <= len(desc.local_region)
+                                    && desc.remote_offset + desc.len <= len(desc.remote_region)
                             );
                         }
                     }

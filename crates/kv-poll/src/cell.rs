@@ -3,11 +3,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use kv_core::{Cause, KvPoll, Pages, Phase, Room, SessionId, TransferError};
+use kv_core::{Cause, KvPoll, Phase, Room, SessionId, TransferError};
+
+use crate::token::Token;
 
 /// One session, seen from both sides.
 ///
-/// The worker writes the state, the scheduler reads it. Between them go page tokens: `lend` counts
+/// The worker writes the state, the scheduler reads it. Between them go tokens of pages and items: `lend` counts
 /// one out, `give_back` counts it in again; the session can be reclaimed when it has ended and
 /// none is out.
 ///
@@ -27,10 +29,10 @@ pub(crate) struct Cell {
     sides_left: AtomicU8,
 }
 
-/// The pages that have come back, until somebody takes them.
+/// The tokens that have come back, until somebody takes them.
 #[derive(Debug, Default)]
 struct Custody {
-    returned: Vec<Pages>,
+    returned: Vec<Token>,
     /// Nobody will: they go to the orphans.
     abandoned: bool,
 }
@@ -107,12 +109,12 @@ impl Cell {
     }
 
     /// Counts a token in. If the handle is gone, it comes straight back out: an orphan.
-    pub(crate) fn give_back(&self, pages: Pages) -> Option<Pages> {
+    pub(crate) fn give_back(&self, token: Token) -> Option<Token> {
         let mut custody = self.custody();
         let orphan = if custody.abandoned {
-            Some(pages)
+            Some(token)
         } else {
-            custody.returned.push(pages);
+            custody.returned.push(token);
             None
         };
         drop(custody);
@@ -126,13 +128,13 @@ impl Cell {
     }
 
     /// The tokens that are back, in the order in which they came.
-    pub(crate) fn take_returned(&self) -> Vec<Pages> {
+    pub(crate) fn take_returned(&self) -> Vec<Token> {
         std::mem::take(&mut self.custody().returned)
     }
 
     /// The handle goes without reclaiming: what is back now is handed out, what comes later will
     /// be by `give_back`.
-    pub(crate) fn abandon(&self) -> Vec<Pages> {
+    pub(crate) fn abandon(&self) -> Vec<Token> {
         let mut custody = self.custody();
         custody.abandoned = true;
         std::mem::take(&mut custody.returned)
@@ -194,7 +196,11 @@ const BOTH: u8 = Side::Handle as u8 | Side::Worker as u8;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::tests::pages;
+    use crate::worker::tests::pages as some_pages;
+
+    fn pages(pages: &[u32]) -> Token {
+        some_pages(pages).into()
+    }
 
     fn cell() -> Cell {
         Cell::new(SessionId(1), Room::from(7))

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::token::Size;
+
 /// A worker's numbers at one moment. Each is exact; they are not read in one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Gauges {
@@ -18,6 +20,12 @@ pub struct Gauges {
     pub pages_quarantined: usize,
     /// Pages that have come back to no handle, waiting for `Manager::orphans`.
     pub pages_orphaned: usize,
+    /// Items of state groups that the worker holds for sessions that have not ended.
+    pub items_in_transfer: usize,
+    /// Items of state groups of ended sessions that some wire, or reader, may still touch.
+    pub items_quarantined: usize,
+    /// Items of state groups that have come back to no handle, waiting for `Manager::orphan_groups`.
+    pub items_orphaned: usize,
     /// Data operations that the plane has taken and not yet ended.
     pub posts_in_flight: usize,
     /// Data operations that the plane has taken.
@@ -71,6 +79,9 @@ pub(crate) struct Counters {
     pub(crate) pages_leased: Level,
     pub(crate) pages_quarantined: Level,
     pub(crate) pages_orphaned: Level,
+    pub(crate) items_in_transfer: Level,
+    pub(crate) items_quarantined: Level,
+    pub(crate) items_orphaned: Level,
     pub(crate) posts_in_flight: Level,
     pub(crate) posts: Count,
     pub(crate) posts_failed: Count,
@@ -83,6 +94,31 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Tokens go to a worker.
+    pub(crate) fn start_transfer(&self, size: Size) {
+        self.pages_in_transfer.add(size.pages);
+        self.items_in_transfer.add(size.items);
+    }
+
+    /// Tokens leave a session that has not ended.
+    pub(crate) fn end_transfer(&self, size: Size) {
+        self.pages_in_transfer.sub(size.pages);
+        self.items_in_transfer.sub(size.items);
+    }
+
+    /// The session of these tokens has ended, and they are not quiet.
+    pub(crate) fn start_quarantine(&self, size: Size) {
+        self.end_transfer(size);
+        self.pages_quarantined.add(size.pages);
+        self.items_quarantined.add(size.items);
+    }
+
+    /// Tokens of an ended session are quiet.
+    pub(crate) fn end_quarantine(&self, size: Size) {
+        self.pages_quarantined.sub(size.pages);
+        self.items_quarantined.sub(size.items);
+    }
+
     pub(crate) fn read(&self, sessions_open: usize, bytes_per_page: u64) -> Gauges {
         Gauges {
             bytes_per_page,
@@ -91,6 +127,9 @@ impl Counters {
             pages_leased: self.pages_leased.get(),
             pages_quarantined: self.pages_quarantined.get(),
             pages_orphaned: self.pages_orphaned.get(),
+            items_in_transfer: self.items_in_transfer.get(),
+            items_quarantined: self.items_quarantined.get(),
+            items_orphaned: self.items_orphaned.get(),
             posts_in_flight: self.posts_in_flight.get(),
             posts: self.posts.get(),
             posts_failed: self.posts_failed.get(),

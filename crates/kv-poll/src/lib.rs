@@ -90,6 +90,7 @@ mod manager;
 mod poll_set;
 pub mod queue;
 mod session;
+mod token;
 mod worker;
 
 pub use gauges::{Gauges, HeldBytes};

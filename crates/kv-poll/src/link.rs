@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use kv_core::proto::Command;
-use kv_core::{Fence, Incarnation, KvArgs, OpenError, Pages, Room, SessionId};
+use kv_core::{Fence, Groups, Incarnation, KvArgs, OpenError, Pages, Room, SessionId};
 
 use crate::cell::{Cell, Side};
 use crate::gauges::{Counters, Gauges};
 use crate::manager::Registration;
 use crate::poll_set::PollSet;
+use crate::token::Token;
 use crate::worker::Waker;
 
 /// A command, with the cell of its session: the way back for the pages in it.
@@ -45,6 +46,7 @@ pub(crate) struct Link {
     ring: ArrayQueue<Message>,
     aborts: SegQueue<Arc<Cell>>,
     orphans: Mutex<Vec<Pages>>,
+    orphan_groups: Mutex<Vec<Groups>>,
     registration: Mutex<Registration>,
     stop: OnceLock<Duration>,
     stopped: AtomicBool,
@@ -70,6 +72,7 @@ impl Link {
             ring: ArrayQueue::new(commands.max(1)),
             aborts: SegQueue::new(),
             orphans: Mutex::default(),
+            orphan_groups: Mutex::default(),
             registration: Mutex::default(),
             stop: OnceLock::new(),
             stopped: AtomicBool::new(false),
@@ -112,7 +115,7 @@ impl Link {
         command: Command,
         fence: Option<Box<dyn Fence>>,
     ) -> Result<(), (Command, Option<Box<dyn Fence>>)> {
-        let lends = pages_in(&command).is_some();
+        let lends = Token::size_in(&command).is_some();
         if lends {
             cell.lend();
         }
@@ -152,6 +155,12 @@ impl Link {
     pub(crate) fn take_orphans(&self) -> Vec<Pages> {
         let orphans = std::mem::take(&mut *lock(&self.orphans));
         self.counters.pages_orphaned.sub(orphans.iter().map(Pages::len).sum());
+        orphans
+    }
+
+    pub(crate) fn take_orphan_groups(&self) -> Vec<Groups> {
+        let orphans = std::mem::take(&mut *lock(&self.orphan_groups));
+        self.counters.items_orphaned.sub(orphans.iter().map(Groups::len).sum());
         orphans
     }
 
@@ -197,18 +206,25 @@ impl Link {
     }
 
     /// Hands a token back to its session, and says so if that was the last it waited for.
-    pub(crate) fn give_back(&self, cell: &Arc<Cell>, pages: Pages) {
-        if let Some(orphan) = cell.give_back(pages) {
+    pub(crate) fn give_back(&self, cell: &Arc<Cell>, token: impl Into<Token>) {
+        if let Some(orphan) = cell.give_back(token.into()) {
             self.add_orphan(orphan);
         }
         self.notify_if_reclaimable(cell);
     }
 
-    /// Keeps pages that no session takes back.
-    pub(crate) fn add_orphan(&self, pages: Pages) {
-        if !pages.is_empty() {
-            self.counters.pages_orphaned.add(pages.len());
-            lock(&self.orphans).push(pages);
+    /// Keeps what no session takes back.
+    pub(crate) fn add_orphan(&self, token: impl Into<Token>) {
+        match token.into() {
+            Token::Pages(pages) if !pages.is_empty() => {
+                self.counters.pages_orphaned.add(pages.len());
+                lock(&self.orphans).push(pages);
+            }
+            Token::Groups(groups, _) if !groups.is_empty() => {
+                self.counters.items_orphaned.add(groups.len());
+                lock(&self.orphan_groups).push(groups);
+            }
+            _ => {}
         }
     }
 
@@ -232,9 +248,9 @@ impl Link {
         }
         while self.aborts.pop().is_some() {}
         while let Some(Message { cell, command, fence: _ }) = self.ring.pop() {
-            // No node has seen these pages, so no wire knows them.
-            if let Some(pages) = into_pages(command) {
-                self.give_back(&cell, pages);
+            // No node has seen what is in it, so no wire knows it.
+            if let Some(token) = Token::from_command(command) {
+                self.give_back(&cell, token);
             }
             if cell.fail_stopped() {
                 self.poll_set.notify(&cell);
@@ -247,26 +263,6 @@ impl Link {
         if cell.is_reclaimable() {
             self.poll_set.notify(cell);
         }
-    }
-}
-
-/// The pages that a command carries.
-pub(crate) fn pages_in(command: &Command) -> Option<&Pages> {
-    match command {
-        Command::Send { chunk: pages, .. }
-        | Command::BeginChunk { chunk: pages, .. }
-        | Command::InitReceiver { pages, .. } => Some(pages),
-        _ => None,
-    }
-}
-
-/// The pages that a command carried.
-pub(crate) fn into_pages(command: Command) -> Option<Pages> {
-    match command {
-        Command::Send { chunk: pages, .. }
-        | Command::BeginChunk { chunk: pages, .. }
-        | Command::InitReceiver { pages, .. } => Some(pages),
-        _ => None,
     }
 }
 

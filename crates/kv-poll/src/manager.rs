@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kv_core::proto::Command;
-use kv_core::{BootstrapError, KvArgs, KvManager, OpenError, Pages, Room, SessionOptions};
+use kv_core::{BootstrapError, Groups, KvArgs, KvManager, OpenError, Pages, Room, SessionOptions};
 
 use crate::gauges::Gauges;
 use crate::link::Link;
@@ -47,6 +47,12 @@ impl Manager {
     /// them any more.
     pub fn orphans(&self) -> Vec<Pages> {
         self.link.take_orphans()
+    }
+
+    /// Takes the items of state groups that came back after their session's handle was dropped, or was
+    /// reclaimed without them. No wire touches them any more.
+    pub fn orphan_groups(&self) -> Vec<Groups> {
+        self.link.take_orphan_groups()
     }
 
     /// The worker's numbers.

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use kv_core::proto::Command;
 use kv_core::{
-    AuxIndex, Backpressure, ChunkId, FinalLayers, GrantRef, KvPoll, KvReceiver, KvSender, KvSession, Pages,
-    Room, SessionId, TransferError,
+    AuxIndex, Backpressure, ChunkId, FinalLayers, GrantRef, Groups, KvPoll, KvReceiver, KvSender, KvSession,
+    Pages, Reclaimed, Room, SessionId, TransferError,
 };
 
 use crate::cell::{Cell, Side};
-use crate::link::{Link, into_pages};
+use crate::link::Link;
+use crate::token::Token;
 
 /// The sending half of a transfer, on a prefill worker.
 pub type Sender = Session<Sending>;
@@ -28,7 +29,8 @@ pub enum Receiving {}
 /// One half of one transfer. Nothing in it blocks, and [`poll`](KvSession::poll) is one load.
 ///
 /// Dropping a session without reclaiming it aborts it, and its pages go to
-/// [`Manager::orphans`](crate::Manager::orphans) as they come back.
+/// [`Manager::orphans`](crate::Manager::orphans) as they come back, items of state groups to
+/// [`Manager::orphan_groups`](crate::Manager::orphan_groups).
 #[must_use = "dropping a session aborts it"]
 pub struct Session<Role> {
     link: Arc<Link>,
@@ -59,8 +61,45 @@ impl<Role> Session<Role> {
                 self.tokens = self.tokens.saturating_add(1);
                 Ok(())
             }
-            Err(command) => Err(Backpressure(into_pages(command).unwrap_or_default())),
+            Err(command) => match Token::from_command(command) {
+                Some(Token::Pages(pages)) => Err(Backpressure(pages)),
+                _ => Err(Backpressure(Pages::none())),
+            },
         }
+    }
+
+    /// Everything that has come back, once the session can be reclaimed.
+    fn take_back(&mut self) -> Option<Reclaimed> {
+        if !self.cell.is_reclaimable() {
+            return None;
+        }
+        let mut reclaimed = Reclaimed::default();
+        let mut tokens = Vec::new();
+        for token in self.cell.take_returned() {
+            match token {
+                Token::Pages(pages) => tokens.push(pages),
+                Token::Groups(groups, skipped) => {
+                    // Of several, the node has refused all but the first.
+                    reclaimed.skipped.extend(skipped);
+                    for items in groups {
+                        if let Err(refused) = reclaimed.groups.push(items) {
+                            let mut rest = Groups::none();
+                            // The first of an empty list always gets in.
+                            let _ = rest.push(refused.items);
+                            self.link.add_orphan(Token::Groups(rest, Vec::new()));
+                        }
+                    }
+                }
+            }
+        }
+        for token in in_order(tokens, &self.given) {
+            // Only tokens that share pages, against their promise, can exceed the bound together.
+            if let Err(token) = reclaimed.pages.append(token) {
+                self.link.add_orphan(token);
+            }
+        }
+        self.close();
+        Some(reclaimed)
     }
 
     fn close(&mut self) {
@@ -91,20 +130,23 @@ impl<Role> KvSession for Session<Role> {
         self.link.abort(&self.cell);
     }
 
-    fn reclaim(mut self) -> Result<Pages, Self> {
-        if !self.cell.is_reclaimable() {
-            return Err(self);
-        }
-        let mut tokens = in_order(self.cell.take_returned(), &self.given).into_iter();
-        let mut pages = tokens.next().unwrap_or_default();
-        for token in tokens {
-            // Only tokens that share pages, against their promise, can exceed the bound together.
-            if let Err(token) = pages.append(token) {
-                self.link.add_orphan(token);
-            }
-        }
-        self.close();
+    fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>> {
+        let command = Command::Groups { session: self.cell.id(), groups };
+        self.link.submit(&self.cell, command).map_err(|command| match Token::from_command(command) {
+            Some(Token::Groups(groups, _)) => Backpressure(groups),
+            _ => Backpressure(Groups::none()),
+        })
+    }
+
+    fn reclaim(self) -> Result<Pages, Self> {
+        let link = Arc::clone(&self.link);
+        let Reclaimed { pages, groups, .. } = self.reclaim_all()?;
+        link.add_orphan(Token::Groups(groups, Vec::new()));
         Ok(pages)
+    }
+
+    fn reclaim_all(mut self) -> Result<Reclaimed, Self> {
+        self.take_back().ok_or(self)
     }
 }
 
@@ -149,8 +191,8 @@ impl<Role> Drop for Session<Role> {
             return;
         }
         self.link.abort(&self.cell);
-        for pages in self.cell.abandon() {
-            self.link.add_orphan(pages);
+        for token in self.cell.abandon() {
+            self.link.add_orphan(token);
         }
         self.close();
     }
@@ -250,7 +292,7 @@ mod tests {
             sender.send(pages(chunk)).unwrap();
         }
         let (cell, _) = take(&link);
-        let mut tokens: Vec<_> = (0..4).filter_map(|_| into_pages(take(&link).1)).collect();
+        let mut tokens: Vec<_> = (0..4).filter_map(|_| Token::from_command(take(&link).1)).collect();
         assert_eq!(tokens.len(), 4);
         cell.set(KvPoll::Success, None);
         while let Some(token) = tokens.pop() {
@@ -268,11 +310,11 @@ mod tests {
         sender.send(pages(&[1])).unwrap();
         sender.send(pages(&[2])).unwrap();
         let (cell, _) = take(&link);
-        link.give_back(&cell, into_pages(take(&link).1).unwrap());
+        link.give_back(&cell, Token::from_command(take(&link).1).unwrap());
         drop(sender);
         assert!(cell.is_abort_wanted());
         assert_eq!((link.gauges().pages_orphaned, link.take_orphans()), (1, vec![pages(&[1])]));
-        link.give_back(&cell, into_pages(take(&link).1).unwrap());
+        link.give_back(&cell, Token::from_command(take(&link).1).unwrap());
         assert_eq!((link.gauges().pages_orphaned, link.take_orphans()), (1, vec![pages(&[2])]));
         assert_eq!(link.gauges().pages_orphaned, 0);
     }

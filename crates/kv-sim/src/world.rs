@@ -308,6 +308,8 @@ impl World {
                 effects.releases += 1;
                 self.release(life, session, pages);
             }
+            // No scheduler of this world gives any.
+            Output::ReleaseGroups { .. } => {}
         }
     }
 

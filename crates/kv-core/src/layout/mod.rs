@@ -128,6 +128,13 @@ impl Geometry {
         Some(u32::try_from(rows).unwrap_or(u32::MAX))
     }
 
+    /// How many items every region of a state group has; none if there is no such region.
+    pub fn group_items(&self, group: u16) -> u32 {
+        let of_group = |region: &&RegionShape| region.role == RegionRole::State && region.group == group;
+        let items = self.regions.iter().filter(of_group).map(RegionShape::items).min();
+        u32::try_from(items.unwrap_or(0)).unwrap_or(u32::MAX)
+    }
+
     /// Bytes of one page in all KV regions together.
     pub fn bytes_per_page(&self) -> u64 {
         let kv = self.regions.iter().filter(|region| region.role == RegionRole::Kv);

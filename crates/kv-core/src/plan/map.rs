@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::error::{PlanError, Side};
 use super::pair::Pair;
 use crate::args::RegionRole;
+use crate::groups::GroupSpan;
 use crate::layout::{Geometry, Overlap, gcd, holders, overlaps, shares};
 
 /// Which bytes here go with which bytes at one peer. Made once for each peer, and cheap to clone.
@@ -97,6 +98,31 @@ impl RegionMap {
     /// True if no byte of pages or state goes between the two.
     pub fn is_empty(&self) -> bool {
         self.kv.pairs.is_empty() && self.groups.iter().all(|lane| lane.pairs.is_empty())
+    }
+
+    /// True if bytes of a state group go between the two.
+    pub fn has_group(&self, group: u16) -> bool {
+        self.groups.get(usize::from(group)).is_some_and(|lane| !lane.pairs.is_empty())
+    }
+
+    /// True if the items that the `source` side has of a state group are all that the other wants:
+    /// both lists end with the same token, as far as whole items can tell, and the source's begins no
+    /// later than in the first item of the other.
+    pub fn covers(&self, group: u16, sent: GroupSpan, wanted: GroupSpan, source: Side) -> bool {
+        let Some(lane) = self.groups.get(usize::from(group)) else { return false };
+        let (from, to) = match source {
+            Side::Local => (lane.local, lane.remote),
+            Side::Remote => (lane.remote, lane.local),
+        };
+        let range = |span: GroupSpan, items: Items| {
+            let (first, units) = (u64::from(span.first), u64::from(items.units));
+            // Item numbers are u32, and so are the units of an item.
+            (first * units, (first + u64::from(span.len)).saturating_mul(units), units)
+        };
+        let (sent, to_fill) = (range(sent, from), range(wanted, to));
+        // The last item of each side holds one token at least.
+        let ends = sent.1 < to_fill.1.saturating_add(sent.2) && to_fill.1 < sent.1.saturating_add(to_fill.2);
+        ends && (wanted.len == 0 || sent.0 < to_fill.0.saturating_add(to_fill.2))
     }
 
     /// How many pages the peer needs for the tokens of so many pages here, at most: the last one here

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use super::groups::check_peer_groups;
 use super::node::Node;
 use super::peer::{Incoming, Registration, Wish};
 use super::receive::check_aux;
@@ -21,7 +22,7 @@ const MAX_TOLD_RUNS: usize = 1024;
 impl Node {
     pub(super) fn on_register(&mut self, id: PeerId, register: Register) {
         self.on_floor(id, register.floor);
-        let Register { attempt, room, pages, first, aux, aux_here, ranks, ttl_ms, .. } = register;
+        let Register { attempt, room, pages, first, aux, aux_here, ranks, ttl_ms, groups, .. } = register;
         let Some(peer) = self.peers.get_mut(id) else { return };
         let window = self.config.limits.max_attempts;
         if peer.is_closed(attempt) || attempt.0 - peer.floor.0 >= window {
@@ -41,11 +42,13 @@ impl Node {
         let out_of_range = pages.check_below(geometry.num_pages).is_err()
             || pages.check_distinct().is_err()
             || first > MAX_PAGES
-            || check_aux(aux, geometry.aux_rows().unwrap_or(0)).is_some();
+            || check_aux(aux, geometry.aux_rows().unwrap_or(0)).is_some()
+            || check_peer_groups(&groups, geometry).is_err();
         if out_of_range && !self.stopping {
             return self.refuse_registration(id, attempt, room, PeerCause::OutOfRange);
         }
-        let registration = Registration { room, ranks, wish: Wish::Write { pages, first, aux, aux_here } };
+        let wish = Wish::Write { pages, first, aux, aux_here, groups };
+        let registration = Registration { room, ranks, wish };
         self.seek_sender(id, attempt, registration, ttl_ms);
     }
 
@@ -240,7 +243,8 @@ impl Node {
                     None => {
                         let runs = target.done.runs().take(MAX_TOLD_RUNS);
                         let done = runs.map(|(start, count)| (start as u32, count as u32)).collect();
-                        Body::Progress(Progress { attempt, done, total: target.total })
+                        let skipped = target.total.map_or_else(Vec::new, |_| target.skipped.clone());
+                        Body::Progress(Progress { attempt, done, total: target.total, skipped })
                     }
                 }
             }
@@ -251,9 +255,12 @@ impl Node {
                     None => return self.answer_claim(id, attempt, session, target),
                 }
             }
-            Some(&Incoming::Served { total }) => {
-                Body::Progress(Progress { attempt, done: vec![(0, total)], total: Some(total) })
-            }
+            Some(Incoming::Served { total, skipped }) => Body::Progress(Progress {
+                attempt,
+                done: vec![(0, *total)],
+                total: Some(*total),
+                skipped: skipped.clone(),
+            }),
             Some(Incoming::Failed { cause }) => {
                 Body::Failed(Failed { attempt, cause: cause.clone(), quiet: true })
             }

@@ -143,6 +143,7 @@ impl Node {
             Err(error) => return self.fail_sender(session, error.into()),
         }
         sender.check_complete();
+        self.plan_groups(session);
         self.update_sender(session);
         self.grant_if_complete(session);
     }

@@ -26,6 +26,7 @@ use super::read::MAX_RUNS;
 use super::run_set;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
+use crate::groups::Groups;
 use crate::id::{Attempt, PeerId, Room, SessionId};
 use crate::time::Time;
 use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Link, Registered, Release, Released};
@@ -173,6 +174,7 @@ impl Node {
             aux: sender.aux(),
             lease_ms: millis(lease),
             interval_ms: interval.map_or(0, |interval| millis(interval).max(1)),
+            groups: sender.groups.as_ref().map(Groups::lists).unwrap_or_default(),
         };
         let theirs = peer.theirs.unwrap_or(Link::NONE);
         match encode(theirs, Body::Granted(granted)) {

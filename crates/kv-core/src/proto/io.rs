@@ -9,6 +9,7 @@ use crate::announce::FenceError;
 use crate::args::KvArgs;
 use crate::bootstrap::{LookupId, RankQuery, RankRecord};
 use crate::error::{BootstrapError, TransferError};
+use crate::groups::Groups;
 use crate::id::{AuxIndex, ChunkId, Incarnation, PeerId, PostId, Room, SessionId};
 use crate::lease::KV_LEASE_DURATION;
 use crate::pages::Pages;
@@ -145,6 +146,13 @@ pub enum Command {
         /// The aux row to fill.
         aux: Option<AuxIndex>,
     },
+    /// The items of a session's state groups, before the last chunk, or before `InitReceiver`.
+    Groups {
+        /// Which.
+        session: SessionId,
+        /// The items; they come back in [`Output::ReleaseGroups`].
+        groups: Groups,
+    },
     /// Ends a session.
     Abort {
         /// Which.
@@ -216,6 +224,15 @@ pub enum Output {
         session: SessionId,
         /// The pages.
         pages: Pages,
+    },
+    /// Items of state groups given to a session come back, under the same promise.
+    ReleaseGroups {
+        /// Which session they had been given to.
+        session: SessionId,
+        /// The items.
+        groups: Groups,
+        /// On a receiver that succeeded: its optional groups that the sender did not name.
+        skipped: Vec<u16>,
     },
 }
 

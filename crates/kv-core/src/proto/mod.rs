@@ -10,7 +10,7 @@
 //! ├ attempts.rs  prefill side: registrations, aborts, answers         rendezvous.rs  who waits for whom
 //! ├ send.rs      prefill side: sessions and their targets             posting.rs     whose turn it is to post
 //! ├ chunks.rs    prefill side: pages given, layers announced
-//! ├ write.rs     prefill side of push: plan and post
+//! ├ write.rs     prefill side of push: plan and post                  groups.rs      state groups, both sides
 //! ├ grant.rs     prefill side of pull: claims, leases, releases
 //! ├ read.rs      decode side of pull: grants, reads, heartbeats, proofs
 //! └ model.rs     twins of a machine, for a model checker (feature `model`)
@@ -25,6 +25,7 @@ mod chunks;
 mod close;
 mod directory;
 mod grant;
+mod groups;
 mod handshake;
 mod io;
 mod lookup;

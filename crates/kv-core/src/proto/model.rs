@@ -13,6 +13,7 @@ use super::node::Node;
 use super::peer::{Peer, Peers};
 use super::receive::ReceiveSession;
 use super::send::SendSession;
+use crate::groups::Groups;
 
 impl Node {
     /// A second machine in the same state. Outputs must have been drained: the twin has none.
@@ -109,6 +110,7 @@ impl SendSession {
             chunks_final,
             finals,
             complete,
+            groups,
             targets,
             failure,
         } = self;
@@ -132,6 +134,7 @@ impl SendSession {
             chunks_final: *chunks_final,
             finals: finals.clone(),
             complete: *complete,
+            groups: groups.as_ref().map(Groups::twin),
             targets: targets.clone(),
             failure: failure.clone(),
         }
@@ -150,6 +153,7 @@ impl ReceiveSession {
             grant,
             question,
             given,
+            groups,
             prefix,
             sources,
             repeats,
@@ -165,6 +169,7 @@ impl ReceiveSession {
             grant: grant.clone(),
             question: question.clone(),
             given: given.as_ref().map(|(pages, aux)| (pages.twin(), *aux)),
+            groups: groups.as_ref().map(Groups::twin),
             prefix: *prefix,
             sources: sources.clone(),
             repeats: *repeats,

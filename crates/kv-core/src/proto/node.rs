@@ -33,7 +33,7 @@ use crate::wire::{Body, Frame, Link};
 ///   early does nothing.
 /// - **Ends**: every session that was opened gets exactly one final [`Output::Status`], at the
 ///   latest at its deadline; every `Pages` token that went in comes out in exactly one
-///   [`Output::Release`].
+///   [`Output::Release`], every `Groups` token in one [`Output::ReleaseGroups`].
 ///
 /// ```
 /// use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
@@ -217,6 +217,7 @@ impl Node {
                 self.open_receiver(session, room, bootstrap_addr, *options);
             }
             Command::InitReceiver { session, pages, aux } => self.init_receiver(session, pages, aux),
+            Command::Groups { session, groups } => self.take_groups(session, groups),
             Command::Abort { session } => self.end_session(session, Cause::Aborted),
             Command::Shutdown => {
                 self.stopping = true;

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::run_set::RunSet;
 use crate::error::{Cause, PeerCause};
+use crate::groups::GroupLists;
 use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId, WorkerId};
 use crate::layout::{Geometry, receivers_of};
 use crate::pages::PageList;
@@ -163,6 +164,8 @@ pub(super) enum Incoming {
     Served {
         /// How many parts it had.
         total: u32,
+        /// Its groups that were left out.
+        skipped: Vec<u16>,
     },
     /// Failed, and no write in flight; kept for a receiver that missed the notice.
     Failed {
@@ -191,6 +194,7 @@ pub(super) enum Wish {
         aux: Option<AuxIndex>,
         /// The row is this worker's to write.
         aux_here: bool,
+        groups: GroupLists,
     },
     /// To read the sender's pages. The number stands in the claim.
     Read { beat: u64 },
@@ -200,7 +204,7 @@ impl Registration {
     /// Runs of pages in it: what it costs.
     pub(super) fn runs(&self) -> usize {
         match &self.wish {
-            Wish::Write { pages, .. } => pages.runs().len(),
+            Wish::Write { pages, groups, .. } => pages.runs().len() + groups.runs(),
             Wish::Read { .. } => 1,
         }
     }

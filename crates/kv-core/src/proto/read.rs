@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::grant::is_rising;
+use super::groups::{Between, GroupPlans, check_peer_groups};
 use super::io::Output;
 use super::node::Node;
 use super::peer::Releasing;
@@ -29,10 +30,11 @@ use super::receive::{SourceState, check_aux};
 use super::run_set;
 use super::timer::Timer;
 use crate::error::Cause;
+use crate::groups::{GroupLists, Groups};
 use crate::id::{Attempt, AuxIndex, PeerId, SessionId};
 use crate::lease::GrantRef;
 use crate::pages::PageList;
-use crate::plan::Plan;
+use crate::plan::{Plan, Side};
 use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::poll::KvPoll;
 use crate::time::Time;
@@ -49,6 +51,7 @@ pub(super) struct Reading {
     nonce: SessionId,
     pages: PageList,
     aux: Option<AuxIndex>,
+    groups: GroupLists,
     /// How often the source wants heartbeats.
     interval: Option<Duration>,
     /// Before this moment, the pages are known to be as granted. At it they may be gone.
@@ -84,6 +87,7 @@ impl Node {
         let Some(peer) = self.peers.get(id) else { return };
         let (num_pages, rows) = (peer.geometry.num_pages, peer.geometry.aux_rows().unwrap_or(0));
         let incarnation = peer.incarnation;
+        let groups_bad = check_peer_groups(&granted.groups, &peer.geometry).is_err();
         let Some(&(session, index)) = self.peers.get(id).and_then(|peer| peer.outgoing.get(&granted.attempt))
         else {
             return;
@@ -109,7 +113,8 @@ impl Node {
         }
         let bad = granted.pages.check_below(num_pages).is_err()
             || granted.pages.check_distinct().is_err()
-            || check_aux(granted.aux, rows).is_some();
+            || check_aux(granted.aux, rows).is_some()
+            || groups_bad;
         if bad {
             return self.fail_receiver(session, Cause::Protocol("a grant of pages that do not exist"));
         }
@@ -121,6 +126,7 @@ impl Node {
             nonce: granted.grant,
             pages: granted.pages,
             aux: granted.aux,
+            groups: granted.groups,
             interval,
             intact_until,
             plans: None,
@@ -225,7 +231,8 @@ impl Node {
         let Some((given, aux)) = &receiver.given else { return };
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let Some(reading) = source.reading.as_mut().filter(|reading| reading.plans.is_none()) else { return };
-        let Some(map) = self.peers.get(source.peer).and_then(|peer| peer.inward.as_ref()) else { return };
+        let Some(peer) = self.peers.get(source.peer) else { return };
+        let Some(map) = peer.inward.as_ref() else { return };
         let (held, wanted) = (reading.pages.len(), given.len());
         // Pages that the request has here already are those before the given ones. Nobody has to say
         // how many, if pages are counted alike on both sides.
@@ -244,13 +251,24 @@ impl Node {
                     .map(|(here, there)| Plan::aux(map, here, there))
                     .transpose();
                 let no_plan = |_| Cause::Protocol("a grant that no plan leads to");
-                pages.map_err(no_plan).and_then(|pages| Ok((pages, aux.map_err(no_plan)?)))
+                // Whoever gives nothing at all reads nothing.
+                let nothing = given.is_empty() && receiver.groups.is_none();
+                let (ours, theirs) = (self.config.args.geometry(), &peer.geometry);
+                let between = Between { map, ours, theirs, source: Side::Remote };
+                let groups = match &receiver.groups {
+                    _ if nothing => Ok(GroupPlans::default()),
+                    Some(groups) => between.plan(groups, &reading.groups),
+                    None => between.plan(&Groups::none(), &reading.groups),
+                };
+                pages.map_err(no_plan).and_then(|pages| Ok((pages, groups?, aux.map_err(no_plan)?)))
             }
         };
         match planned {
             Err(cause) => self.fail_receiver(session, cause),
-            Ok((pages, aux)) => {
-                let plans = aux.into_iter().chain([pages]).filter(|plan| !plan.is_done()).collect::<Vec<_>>();
+            Ok((pages, groups, aux)) => {
+                source.skipped = groups.skipped;
+                let plans = aux.into_iter().chain(groups.plans).chain([pages]);
+                let plans = plans.filter(|plan| !plan.is_done()).collect::<Vec<_>>();
                 if plans.is_empty() {
                     reading.ended = Some(now);
                 } else {

@@ -30,6 +30,7 @@ use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::bootstrap::WorkerRole;
 use crate::error::{Cause, PeerCause, Phase};
+use crate::groups::Groups;
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{GrantRef, TransferMode};
 use crate::pages::{PageList, Pages};
@@ -58,6 +59,8 @@ pub(super) struct ReceiveSession {
     pub(super) grant: Option<GrantRef>,
     pub(super) question: Question,
     pub(super) given: Option<(Pages, Option<AuxIndex>)>,
+    /// Items of state groups, given before the pages.
+    pub(super) groups: Option<Groups>,
     /// Pages of the request that are here already; the given ones come after them.
     pub(super) prefix: usize,
     pub(super) sources: Vec<Source>,
@@ -75,6 +78,8 @@ pub(super) struct Source {
     pub(super) registered: bool,
     pub(super) parts: RunSet,
     pub(super) total: Option<u32>,
+    /// Groups that the source has left out.
+    pub(super) skipped: Vec<u16>,
     /// In pull mode: the grant, once it has come.
     pub(super) reading: Option<Reading>,
     pub(super) last_news: Time,
@@ -138,6 +143,7 @@ impl Node {
             grant: options.grant,
             question,
             given: None,
+            groups: None,
             prefix: options.prefix_pages,
             sources: Vec::new(),
             repeats: 0,
@@ -165,6 +171,7 @@ impl Node {
                 registered: false,
                 parts: RunSet::default(),
                 total: None,
+                skipped: Vec::new(),
                 reading: None,
                 last_news: self.now,
             });
@@ -289,6 +296,7 @@ impl Node {
             None if receiver.pulls => (PageList::default(), None),
             None => return,
         };
+        let groups = receiver.groups.as_ref().filter(|_| !receiver.pulls).map(Groups::lists);
         let (pulls, grant) = (receiver.pulls, receiver.grant.clone());
         // A little longer than this side waits: its own deadline shall end it, not the peer's patience.
         let left = receiver.deadline.saturating_sub(self.now - receiver.opened);
@@ -311,6 +319,7 @@ impl Node {
                 aux_here: index == 0,
                 ranks: peer.ranks_served,
                 ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+                groups: groups.clone().unwrap_or_default(),
             };
             frames.push((source.peer, register));
         }
@@ -360,14 +369,20 @@ impl Node {
     }
 
     pub(super) fn on_done(&mut self, id: PeerId, done: Done) {
-        self.parts_arrived(id, done.attempt, &[(done.part, 1)], done.total);
+        self.parts_arrived(id, done.attempt, &[(done.part, 1)], (done.total, done.skipped));
     }
 
     pub(super) fn on_progress(&mut self, id: PeerId, progress: Progress) {
-        self.parts_arrived(id, progress.attempt, &progress.done, progress.total);
+        self.parts_arrived(id, progress.attempt, &progress.done, (progress.total, progress.skipped));
     }
 
-    fn parts_arrived(&mut self, id: PeerId, attempt: Attempt, runs: &[(u32, u32)], total: Option<u32>) {
+    fn parts_arrived(
+        &mut self,
+        id: PeerId,
+        attempt: Attempt,
+        runs: &[(u32, u32)],
+        (total, skipped): (Option<u32>, Vec<u16>),
+    ) {
         let now = self.now;
         let Some((session, index, source, live)) = self.source_of(id, attempt) else { return };
         if !live || source.state != SourceState::Open || source.reading.is_some() {
@@ -380,12 +395,18 @@ impl Node {
         }
         let contradiction = matches!((source.total, total), (Some(before), Some(now)) if before != now);
         source.total = source.total.or(total);
+        if total.is_some() {
+            source.skipped = skipped;
+        }
         let bound = u64::from(source.total.unwrap_or(MAX_PARTS).min(MAX_PARTS));
         let last = source.parts.runs().last().map_or(0, |(start, count)| start + count);
         if contradiction || last > bound || source.parts.runs_len() > MAX_PART_RUNS {
             return self.fail_receiver(session, Cause::Protocol("impossible part numbers"));
         }
         if source.total.is_some_and(|total| source.parts.len() == u64::from(total)) {
+            if let Some(cause) = self.check_skipped(session, index) {
+                return self.fail_receiver(session, cause);
+            }
             self.source_over(session, index);
             self.maybe_succeed(session);
         }
@@ -476,8 +497,12 @@ impl Node {
         for source in &receiver.sources {
             self.stop_beating_if_idle(source.peer);
         }
+        let skipped = self.skipped_groups(&receiver);
         if let Some((pages, _)) = receiver.given {
             self.output(Output::Release { session, pages });
+        }
+        if let Some(groups) = receiver.groups {
+            self.release_groups(session, groups, skipped);
         }
     }
 }

@@ -23,6 +23,7 @@ use super::receive::check_aux;
 use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause, Phase, TransferError};
+use crate::groups::{GroupLists, Groups};
 use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
 use crate::pages::PageList;
@@ -56,6 +57,8 @@ pub(super) struct SendSession {
     pub(super) finals: Vec<Final>,
     /// All announced pages have been given, and are final.
     pub(super) complete: bool,
+    /// Items of state groups, sent with the last chunk.
+    pub(super) groups: Option<Groups>,
     pub(super) targets: Vec<Target>,
     pub(super) failure: Option<PeerCause>,
 }
@@ -118,6 +121,11 @@ pub(super) struct Target {
     pub(super) aux: Option<AuxIndex>,
     /// The aux row is this worker's to write.
     pub(super) aux_here: bool,
+    pub(super) groups: GroupLists,
+    /// Plans of the groups, in reverse order; `None` until the request is complete.
+    pub(super) group_plans: Option<Vec<Plan>>,
+    /// Registered groups that this worker leaves out.
+    pub(super) skipped: Vec<u16>,
     pub(super) queued: bool,
     /// First announcement that is not planned yet.
     pub(super) next_final: usize,
@@ -160,6 +168,7 @@ impl Node {
             chunks_final: 0,
             finals: Vec::new(),
             complete: false,
+            groups: None,
             targets: Vec::new(),
             failure: None,
         };
@@ -286,15 +295,15 @@ impl Node {
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
         let index = sender.targets.len();
-        let (incoming, (pages, first), (aux, aux_here), beat) = match registration.wish {
-            Wish::Write { pages, first, aux, aux_here } => {
-                (Incoming::Active(session, index), (pages, first as usize), (aux, aux_here), 0)
+        let (incoming, (pages, first), (aux, aux_here), groups, beat) = match registration.wish {
+            Wish::Write { pages, first, aux, aux_here, groups } => {
+                (Incoming::Active(session, index), (pages, first as usize), (aux, aux_here), groups, 0)
             }
             Wish::Read { beat } => {
                 let until = Time::ZERO;
                 let reading =
                     Incoming::Reading { session, target: index, until, extension: None, intact: false };
-                (reading, Default::default(), Default::default(), beat)
+                (reading, Default::default(), Default::default(), Default::default(), beat)
             }
         };
         peer.incoming.insert(attempt, incoming);
@@ -320,6 +329,9 @@ impl Node {
             first,
             aux,
             aux_here,
+            groups,
+            group_plans: None,
+            skipped: Vec::new(),
             queued: false,
             next_final: 0,
             aux_planned: false,
@@ -339,6 +351,7 @@ impl Node {
             _ => self.send(id, Body::Registered(Registered { attempt })),
         }
         self.check_agreement(session);
+        self.plan_groups(session);
         self.update_sender(session);
     }
 
@@ -370,7 +383,8 @@ impl Node {
                     if let Some(peer) = self.peers.get_mut(id)
                         && !peer.is_closed(attempt)
                     {
-                        peer.incoming.insert(attempt, Incoming::Served { total });
+                        let skipped = target.skipped.clone();
+                        peer.incoming.insert(attempt, Incoming::Served { total, skipped });
                     }
                 }
                 _ => return,
@@ -402,6 +416,9 @@ impl Node {
         }
         for chunk in sender.chunks {
             self.output(Output::Release { session, pages: chunk.pages });
+        }
+        if let Some(groups) = sender.groups {
+            self.release_groups(session, groups, Vec::new());
         }
     }
 

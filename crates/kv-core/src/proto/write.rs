@@ -16,7 +16,7 @@ use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::wire::{Body, Done, Link};
 
 impl Target {
-    /// The plan of the next announcement, and after the last one that of the aux row.
+    /// The plan of the next announcement, and after the last one those of the state groups and the aux row.
     fn next_plan(
         &mut self,
         (peer, here): (&mut Peer, &Geometry),
@@ -31,6 +31,9 @@ impl Target {
             let local = (chunk.pages.list(), chunk.offset);
             return Plan::suffix(map, local, (&self.pages, self.first)).map(Some);
         }
+        if let Some(plan) = self.group_plans.as_mut().and_then(Vec::pop) {
+            return Ok(Some(plan));
+        }
         match (aux, self.aux, &peer.out) {
             (Some(local), Some(remote), Some(map)) if self.aux_here && !self.aux_planned => {
                 self.aux_planned = true;
@@ -43,6 +46,7 @@ impl Target {
     fn has_planned_all(&self, finals: &[Final], aux: Option<AuxIndex>) -> bool {
         self.plan.is_none()
             && self.next_final == finals.len()
+            && self.group_plans.as_ref().is_none_or(Vec::is_empty)
             && (aux.is_none() || self.aux_planned || !self.aux_here)
     }
 }
@@ -107,7 +111,8 @@ impl Node {
             self.posting.queue(session, index);
         }
         let (id, attempt, total) = (target.peer, target.attempt, target.total);
-        let done = Body::Done(Done { attempt, part, total });
+        let skipped = total.map_or_else(Vec::new, |_| target.skipped.clone());
+        let done = Body::Done(Done { attempt, part, total, skipped });
         if descs.is_empty() {
             target.done.insert(u64::from(part), 1);
             self.send(id, done);

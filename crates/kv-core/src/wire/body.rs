@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{FrameError, Link, VERSION};
 use crate::error::PeerCause;
+use crate::groups::GroupLists;
 use crate::id::{Attempt, AuxIndex, Incarnation, Room, SessionId, WorkerId};
 use crate::layout::Geometry;
 use crate::pages::PageList;
@@ -104,6 +105,8 @@ bodies! {
         ranks: u32,
         /// How long to keep it, in milliseconds from sending: a little longer than the receiver waits.
         ttl_ms: u64,
+        /// Where the items of its state groups shall go.
+        groups: GroupLists,
     }
     /// Prefill → decode: the registration has arrived.
     5 Registered {
@@ -118,6 +121,8 @@ bodies! {
         part: u32,
         /// How many parts there are, once that is known; always with the last one.
         total: Option<u32>,
+        /// With `total`: registered groups, all optional, that the sender does not have.
+        skipped: Vec<u16>,
     }
     /// Prefill → decode, when asked by a [`Ping`]: what is in place so far.
     7 Progress {
@@ -127,6 +132,8 @@ bodies! {
         done: Vec<(u32, u32)>,
         /// How many parts there are, once that is known.
         total: Option<u32>,
+        /// With `total`: registered groups, all optional, that the sender does not have.
+        skipped: Vec<u16>,
     }
     /// Prefill → decode: the attempt has failed.
     8 Failed {
@@ -205,6 +212,8 @@ bodies! {
         lease_ms: u64,
         /// How often heartbeats are wanted, in milliseconds; 0 if the lease is not renewed.
         interval_ms: u64,
+        /// The sender's items of its state groups.
+        groups: GroupLists,
     }
     /// Decode → prefill: these attempts are alive, extend their leases. One frame for all of them.
     16 Heartbeat {

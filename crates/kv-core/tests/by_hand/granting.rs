@@ -80,6 +80,7 @@ fn a_grant_tells_what_is_left_of_the_lease_and_repeats_the_number_of_the_latest_
             aux: None,
             lease_ms: left,
             interval_ms: 1000,
+            groups: Default::default(),
         };
         assert_eq!(granted(&solo), expected);
         solo.now = solo.now + Duration::from_secs(1);

@@ -264,7 +264,10 @@ fn a_ping_asks_about_the_quiet_attempts_and_no_others() {
     for attempt in 1..5 {
         solo.says(1, Body::Registered(kv_core::wire::Registered { attempt: Attempt(attempt) }));
     }
-    solo.says(1, Body::Done(kv_core::wire::Done { attempt: Attempt(2), part: 0, total: Some(1) }));
+    solo.says(
+        1,
+        Body::Done(kv_core::wire::Done { attempt: Attempt(2), part: 0, total: Some(1), skipped: Vec::new() }),
+    );
     let said = solo.run_for(SECOND + SECOND / 10);
     let pings: Vec<_> = said.into_iter().map(|(_, body)| body).collect();
     assert_eq!(pings, [Body::Ping(Ping { floor: Attempt(1), attempts: vec![(1, 1), (3, 2)] })]);

@@ -65,6 +65,7 @@ fn grant(beat: u64) -> Granted {
         aux: None,
         lease_ms: 6000,
         interval_ms: 60_000,
+        groups: Default::default(),
     }
 }
 

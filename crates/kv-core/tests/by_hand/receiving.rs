@@ -14,7 +14,7 @@ const ONE: Attempt = Attempt(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn done(attempt: u64, part: u32, total: Option<u32>) -> Body {
-    Body::Done(Done { attempt: Attempt(attempt), part, total })
+    Body::Done(Done { attempt: Attempt(attempt), part, total, skipped: Vec::new() })
 }
 
 fn registered(attempt: u64) -> Body {
@@ -198,7 +198,7 @@ fn impossible_parts_and_contradicting_totals_break_the_protocol() {
     };
     let gaps = |from: u32| {
         let done = (from..from + 20_000).map(|part| (2 * part, 1)).collect();
-        Body::Progress(Progress { attempt: ONE, done, total: None })
+        Body::Progress(Progress { attempt: ONE, done, total: None, skipped: Vec::new() })
     };
     for said in [
         parts(&[(0, Some(3)), (1, Some(4))]),

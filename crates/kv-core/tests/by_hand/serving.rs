@@ -256,8 +256,9 @@ fn a_receiver_that_asks_is_told_how_its_attempt_stands() {
     solo.send(sender, 3, &[&[5], &[6], &[7]]);
     let posts = solo.take_posts();
     assert_eq!(told(&mut solo, 1), [], "nothing is there yet");
-    let progress =
-        |done: &[(u32, u32)]| Body::Progress(Progress { attempt: ONE, done: done.to_vec(), total: Some(3) });
+    let progress = |done: &[(u32, u32)]| {
+        Body::Progress(Progress { attempt: ONE, done: done.to_vec(), total: Some(3), skipped: Vec::new() })
+    };
     solo.posted(posts[2].id, Ok(()));
     assert_eq!(told(&mut solo, 1), [progress(&[(2, 1)])]);
     solo.posted(posts[0].id, Ok(()));
@@ -335,7 +336,7 @@ fn the_last_part_without_bytes_counts_on_both_sides() {
     let sender = solo.open_sender(Room::Number(2), 1);
     solo.says(1, Body::Register(register(2, Room::Number(2), &[])));
     solo.send(sender, 0, &[&[]]);
-    let done = Body::Done(Done { attempt: Attempt(2), part: 0, total: Some(1) });
+    let done = Body::Done(Done { attempt: Attempt(2), part: 0, total: Some(1), skipped: Vec::new() });
     assert!(solo.frames().contains(&done), "{:?}", solo.frames());
     assert_eq!(solo.poll(sender), KvPoll::Success);
     assert_eq!(solo.released(sender).len(), 1);

@@ -53,8 +53,8 @@ pub fn list(pages: &[u32]) -> PageList {
 /// A registration of one request.
 pub fn register(attempt: u64, room: Room, pages: &[u32]) -> Register {
     let (attempt, floor) = (Attempt(attempt), Attempt(0));
-    let (pages, first, aux) = (list(pages), 0, None);
-    Register { attempt, floor, room, pages, first, aux, aux_here: true, ranks: 1, ttl_ms: 60_000 }
+    let (pages, first, aux, groups) = (list(pages), 0, None, Default::default());
+    Register { attempt, floor, room, pages, first, aux, aux_here: true, ranks: 1, ttl_ms: 60_000, groups }
 }
 
 pub fn abort(attempt: u64, room: Room) -> Body {

@@ -209,6 +209,10 @@ pub struct Lists {
 pub struct Request {
     pub tokens: usize,
     pub group_tokens: Vec<usize>,
+    /// The token with which the window of each group begins.
+    pub windows: Vec<usize>,
+    /// The prefill side has the items before the windows, too.
+    pub keeps_all: bool,
     pub prefill: Vec<Lists>,
     pub decode: Vec<Lists>,
     /// Pages that each decode rank has already.
@@ -242,7 +246,8 @@ impl Request {
         let (prefill, decode) = (lists(prefill), lists(decode));
         let share = if rng.chance(2) { 0 } else { rng.below(100) };
         let prefix = decode.iter().map(|lists| lists.pages.len() * share / 100).collect();
-        Request { tokens, group_tokens, prefill, decode, prefix }
+        let windows = vec![0; group_tokens.len()];
+        Request { tokens, group_tokens, windows, keeps_all: false, prefill, decode, prefix }
     }
 
     /// True if some rank may have nothing to send for want of pages.

@@ -79,6 +79,15 @@ impl Memory {
         }
     }
 
+    /// What the forward pass leaves behind: the items of all state groups.
+    pub fn compute_groups(&mut self, truth: &Memory) {
+        for (byte, name) in self.0.iter_mut().flatten().zip(truth.0.iter().flatten()) {
+            if name.as_ref().is_some_and(|name| (1..255).contains(&name.0)) {
+                *byte = *name;
+            }
+        }
+    }
+
     /// Compares with what a decode rank must have; how many bytes that is.
     pub fn compare(
         &self,
@@ -103,7 +112,11 @@ impl Memory {
             } else {
                 let group = usize::from(name.0) - 1;
                 let size = prefill.group_pages[group] as usize;
-                token < request.group_tokens[group].div_ceil(size) * size
+                let window = request.windows[group];
+                let own = geometry.layout.groups[group].page_size as usize;
+                let sent = if request.keeps_all { 0 } else { window / size * size };
+                token >= sent.max(window / own * own)
+                    && token < request.group_tokens[group].div_ceil(size) * size
             };
             if wanted {
                 expected.0[region][offset] = Some(name);

@@ -8,11 +8,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::{
-    AuxIndex, Cause, ChunkId, Geometry, Incarnation, KvPoll, Op, Pages, PeerCause, PeerId, Post, RankRecord,
-    Room, SessionId, SessionOptions, Time, TransferError, TransferMode, WorkerRole,
+    AuxIndex, Cause, ChunkId, Geometry, GroupItems, Groups, Incarnation, KvPoll, Op, Pages, PeerCause,
+    PeerId, Post, RankRecord, Room, SessionId, SessionOptions, Time, TransferError, TransferMode, WorkerRole,
 };
 
-use crate::engine::{Engine, Model, Request};
+use crate::engine::{Engine, Lists, Model, Request};
 use crate::memory::Memory;
 use crate::rng::Rng;
 use crate::{cuts, list, number};
@@ -34,6 +34,7 @@ struct World {
     polls: BTreeMap<usize, KvPoll>,
     failures: BTreeMap<usize, TransferError>,
     released: BTreeMap<usize, usize>,
+    released_items: BTreeMap<usize, usize>,
     now: Time,
     moved: u64,
 }
@@ -72,6 +73,7 @@ impl World {
             polls: BTreeMap::new(),
             failures: BTreeMap::new(),
             released: BTreeMap::new(),
+            released_items: BTreeMap::new(),
             now: Time::from_nanos(1_000_000_000),
             moved: 0,
         }
@@ -97,6 +99,10 @@ impl World {
                     self.failures.extend(failure.map(|failure| (node, *failure)));
                 }
                 Output::Release { pages, .. } => *self.released.entry(node).or_default() += pages.len(),
+                Output::ReleaseGroups { groups, skipped, .. } => {
+                    assert_eq!(skipped, [] as [u16; 0]);
+                    *self.released_items.entry(node).or_default() += groups.len();
+                }
                 Output::Cancel { .. } => {}
             }
         }
@@ -105,7 +111,10 @@ impl World {
     fn carry_out(&mut self, node: usize, step: Step) {
         match step {
             Step::Say(command) => self.input(node, Input::Command(command)),
-            Step::ComputeAux => self.memories[node].fill_aux(&self.records[node].geometry, 1),
+            Step::ComputeAux => {
+                self.memories[node].fill_aux(&self.records[node].geometry, 1);
+                self.memories[node].compute_groups(&self.truths[node]);
+            }
             Step::Compute { layers, tokens } => {
                 self.memories[node].compute(&self.truths[node], &layers, |token| tokens.contains(&token));
             }
@@ -213,6 +222,18 @@ fn forward(rng: &mut Rng, session: SessionId, geometry: &Geometry, pages: &[u32]
     steps
 }
 
+/// The items of a rank: from the beginning of the request on, or of the window.
+fn groups(engine: &Engine, request: &Request, lists: &Lists, all: bool) -> Groups {
+    let mut groups = Groups::none();
+    for (number, items) in lists.groups.iter().enumerate() {
+        let size = engine.group_pages[number] as usize;
+        let first = if all { 0 } else { request.windows[number] / size };
+        let items = Pages::claim(list(&items[first..])).unwrap();
+        groups.push(GroupItems::from_number(number as u16, first as u32, items)).unwrap();
+    }
+    groups
+}
+
 /// Opens, gives and sends in any order among the ranks; returns once all have ended.
 fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: TransferMode, receivers: u32) {
     let mut todo: Vec<Vec<Step>> = Vec::new();
@@ -225,13 +246,19 @@ fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: Tran
             steps.push(Step::Say(Command::OpenSender { session, room: ROOM, receivers, options }));
             let pages = &request.prefill[node].pages;
             steps.push(Step::Say(Command::InitSender { session, num_pages: pages.len(), aux }));
+            let groups = groups(&engines[0], request, &request.prefill[node], request.keeps_all);
             steps.extend(forward(&mut world.rng, session, &engines[0].ranks[node], pages));
+            // At any time before the last thing is said.
+            let at = 1 + world.rng.below(steps.len() - 1);
+            steps.insert(at, Step::Say(Command::Groups { session, groups }));
         } else {
             let rank = node - world.prefills;
             let prefix_pages = request.prefix[rank];
             let options = Box::new(SessionOptions { mode, prefix_pages, ..SessionOptions::default() });
             let bootstrap_addr = "bootstrap:1".to_owned();
             steps.push(Step::Say(Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options }));
+            let groups = groups(&engines[1], request, &request.decode[rank], false);
+            steps.push(Step::Say(Command::Groups { session, groups }));
             let pages = Pages::claim(list(&request.decode[rank].pages[prefix_pages..])).unwrap();
             steps.push(Step::Say(Command::InitReceiver { session, pages, aux }));
         }
@@ -259,11 +286,16 @@ fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: Tran
 
 fn case(seed: u64) -> (Rng, Model, [Engine; 2], Request) {
     let mut rng = Rng::new(seed);
-    let mut model = Model::random(&mut rng);
-    model.groups.clear();
+    let model = Model::random(&mut rng);
     let prefill = Engine::random(&mut rng, &model, None);
     let decode = Engine::random(&mut rng, &model, Some(&prefill));
-    let request = Request::random(&mut rng, &model, &prefill, &decode);
+    let mut request = Request::random(&mut rng, &model, &prefill, &decode);
+    for (window, (group, tokens)) in
+        request.windows.iter_mut().zip(model.groups.iter().zip(&request.group_tokens))
+    {
+        *window = if group.slots || rng.chance(2) { 0 } else { rng.below(*tokens) };
+    }
+    request.keeps_all = rng.chance(2);
     (rng, model, [prefill, decode], request)
 }
 
@@ -293,6 +325,11 @@ fn run(seed: u64) {
         // Only the pages that were given are given back, and all of them.
         let given = request.decode[rank].pages.len() - request.prefix[rank];
         assert_eq!(world.released.get(&(world.prefills + rank)).copied().unwrap_or(0), given);
+        let of_group =
+            |(items, (window, size)): (&Vec<u32>, (&usize, &u32))| items.len() - window / *size as usize;
+        let sizes = request.windows.iter().zip(&engines[1].group_pages);
+        let items: usize = request.decode[rank].groups.iter().zip(sizes).map(of_group).sum();
+        assert_eq!(world.released_items[&(world.prefills + rank)], items);
     }
     assert_eq!(world.moved, expected, "bytes were moved twice");
 }

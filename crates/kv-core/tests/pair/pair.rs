@@ -7,15 +7,18 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Body, Frame};
 use kv_core::{
-    AuxIndex, Cause, Directions, GrantRef, Incarnation, KvArgs, KvPoll, LookupId, PageList, Pages, PeerId,
-    PlaneError, Post, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions, Time, TransferError,
-    WorkerRole,
+    AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvPoll, LookupId,
+    PageList, Pages, PeerId, PlaneError, Post, RankRecord, Region, RegionRole, Room, SessionId,
+    SessionOptions, Time, TransferError, WorkerRole,
 };
 
 /// The prefill node.
 pub const P: usize = 0;
 /// The decode node.
 pub const D: usize = 1;
+
+/// What came back of the groups of a session: lists, and groups that were skipped.
+pub type ReleasedGroups = (GroupLists, Vec<u16>);
 
 type Filter = Box<dyn FnMut(&Body) -> bool>;
 
@@ -36,6 +39,7 @@ pub struct Pair {
     polls: BTreeMap<(usize, SessionId), KvPoll>,
     failures: BTreeMap<(usize, SessionId), TransferError>,
     released: BTreeMap<(usize, SessionId), Vec<PageList>>,
+    released_groups: BTreeMap<(usize, SessionId), Vec<ReleasedGroups>>,
     next_session: u64,
 }
 
@@ -87,6 +91,7 @@ impl Pair {
             polls: BTreeMap::new(),
             failures: BTreeMap::new(),
             released: BTreeMap::new(),
+            released_groups: BTreeMap::new(),
             next_session: 0,
         }
     }
@@ -186,6 +191,11 @@ impl Pair {
                 assert!(self.polls.get(&(node, session)).is_none_or(|poll| poll.is_terminal()));
                 self.released.entry((node, session)).or_default().push(pages.list().clone());
             }
+            Output::ReleaseGroups { session, groups, skipped } => {
+                assert!(self.polls.get(&(node, session)).is_none_or(|poll| poll.is_terminal()));
+                let lists = groups.lists();
+                self.released_groups.entry((node, session)).or_default().push((lists, skipped));
+            }
         }
     }
 
@@ -267,6 +277,15 @@ impl Pair {
         self.command(D, Command::InitReceiver { session, pages: pages(to), aux: aux.map(AuxIndex) });
     }
 
+    pub fn give_groups(&mut self, node: usize, session: SessionId, groups: Groups) {
+        self.command(node, Command::Groups { session, groups });
+    }
+
+    /// What came back of the groups of a session: lists, and groups that were skipped.
+    pub fn released_groups(&self, node: usize, session: SessionId) -> Vec<ReleasedGroups> {
+        self.released_groups.get(&(node, session)).cloned().unwrap_or_default()
+    }
+
     /// A request whose posts are in flight.
     pub fn transferring(&mut self, room: Room, from: &[u32], to: &[u32]) -> (SessionId, SessionId) {
         let sender = self.open_sender(room.clone(), 1);
@@ -301,6 +320,11 @@ impl Pair {
     /// Takes the posts in flight; they end when the test says so.
     pub fn take_posts(&mut self) -> Vec<(usize, Post)> {
         std::mem::take(&mut self.posts)
+    }
+
+    /// Takes the oldest post in flight; it ends when the test says so.
+    pub fn take_first(&mut self) -> Option<(usize, Post)> {
+        (!self.posts.is_empty()).then(|| self.posts.remove(0))
     }
 
     /// How many posts are in flight.

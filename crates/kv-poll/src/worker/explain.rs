@@ -42,6 +42,9 @@ impl Explain {
             Output::Release { session, pages } => {
                 eprintln!("{worker}: session {session} gives {} pages back", pages.len());
             }
+            Output::ReleaseGroups { session, groups, .. } => {
+                eprintln!("{worker}: session {session} gives {} items of state groups back", groups.len());
+            }
             _ => {}
         }
     }

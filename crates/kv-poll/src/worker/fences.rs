@@ -10,7 +10,8 @@ use kv_core::proto::Command;
 use kv_core::{Fence, FenceError, SessionId, Time};
 
 use crate::cell::Cell;
-use crate::link::{Link, Message, into_pages};
+use crate::link::{Link, Message};
+use crate::token::Token;
 
 /// First pause between two questions; doubles while the answer stays no.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
@@ -116,8 +117,8 @@ impl Drop for Fences {
     fn drop(&mut self) {
         for Message { cell, command, fence } in std::mem::take(&mut self.lines).into_values().flatten() {
             discard(fence);
-            if let Some(pages) = into_pages(command) {
-                self.link.give_back(&cell, pages);
+            if let Some(token) = Token::from_command(command) {
+                self.link.give_back(&cell, token);
             }
         }
     }

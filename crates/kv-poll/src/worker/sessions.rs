@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kv_core::proto::Command;
-use kv_core::{KvPoll, Pages, SessionId, TransferError};
+use kv_core::{KvPoll, SessionId, TransferError};
 
 use crate::cell::{Cell, Side};
-use crate::link::{Link, into_pages, pages_in};
+use crate::link::Link;
+use crate::token::{Size, Token};
 
 /// The sessions that the node knows, and what it holds of each.
 ///
@@ -22,9 +23,9 @@ pub(super) struct Sessions {
 
 struct Entry {
     cell: Arc<Cell>,
-    /// Tokens that the node holds, and the pages in them.
+    /// Tokens that the node holds, and what is in them.
     tokens: usize,
-    pages: usize,
+    held: Size,
 }
 
 impl Sessions {
@@ -36,20 +37,21 @@ impl Sessions {
     /// need not see it, and the pages in it are on their way back, having met no wire.
     pub(super) fn admit(&mut self, cell: &Arc<Cell>, command: Command) -> Option<Command> {
         if let Command::OpenSender { session, .. } | Command::OpenReceiver { session, .. } = command {
-            self.entries.insert(session, Entry { cell: Arc::clone(cell), tokens: 0, pages: 0 });
+            self.entries.insert(session, Entry { cell: Arc::clone(cell), tokens: 0, held: Size::default() });
         }
         match self.entries.get_mut(&cell.id()) {
             Some(entry) if !cell.poll().is_terminal() => {
-                if let Some(pages) = pages_in(&command) {
+                if let Some(size) = Token::size_in(&command) {
                     entry.tokens += 1;
-                    entry.pages += pages.len();
-                    self.link.counters.pages_in_transfer.add(pages.len());
+                    entry.held.pages += size.pages;
+                    entry.held.items += size.items;
+                    self.link.counters.start_transfer(size);
                 }
                 Some(command)
             }
             _ => {
-                if let Some(pages) = into_pages(command) {
-                    self.link.give_back(cell, pages);
+                if let Some(token) = Token::from_command(command) {
+                    self.link.give_back(cell, token);
                 }
                 None
             }
@@ -68,28 +70,29 @@ impl Sessions {
             return;
         }
         if poll.is_terminal() {
-            self.link.counters.pages_in_transfer.sub(entry.pages);
-            self.link.counters.pages_quarantined.add(entry.pages);
+            self.link.counters.start_quarantine(entry.held);
         }
         self.link.poll_set.notify(&entry.cell);
         self.retire(session);
     }
 
-    /// The node says: these pages are quiet.
-    pub(super) fn release(&mut self, session: SessionId, pages: Pages) {
+    /// The node says: these pages or items are quiet.
+    pub(super) fn release(&mut self, session: SessionId, token: Token) {
         let Some(entry) = self.entries.get_mut(&session) else {
             debug_assert!(false, "pages released that the node did not hold");
-            return self.link.add_orphan(pages);
+            return self.link.add_orphan(token);
         };
-        let held = pages.len().min(entry.pages);
+        let size = token.size();
+        let size = Size { pages: size.pages.min(entry.held.pages), items: size.items.min(entry.held.items) };
         entry.tokens = entry.tokens.saturating_sub(1);
-        entry.pages -= held;
+        entry.held.pages -= size.pages;
+        entry.held.items -= size.items;
         let counters = &self.link.counters;
         match entry.cell.poll().is_terminal() {
-            true => counters.pages_quarantined.sub(held),
-            false => counters.pages_in_transfer.sub(held),
+            true => counters.end_quarantine(size),
+            false => counters.end_transfer(size),
         }
-        self.link.give_back(&entry.cell, pages);
+        self.link.give_back(&entry.cell, token);
         self.retire(session);
     }
 
@@ -117,9 +120,9 @@ impl Drop for Sessions {
     fn drop(&mut self) {
         // Before `close`, after which others may end sessions too.
         let running = |entry: &&Entry| !entry.cell.poll().is_terminal();
-        let lost = self.entries.values().filter(running).map(|entry| entry.pages).sum();
-        self.link.counters.pages_in_transfer.sub(lost);
-        self.link.counters.pages_quarantined.add(lost);
+        for entry in self.entries.values().filter(running) {
+            self.link.counters.start_quarantine(entry.held);
+        }
         self.link.close();
         for entry in self.entries.values() {
             if entry.cell.fail_stopped() {
@@ -177,7 +180,7 @@ mod tests {
         sessions.status(id, KvPoll::Success, None);
         sessions.status(id, KvPoll::Transferring, None);
         assert_eq!((sender.poll(), link.gauges().pages_quarantined), (KvPoll::Success, 1));
-        sessions.release(id, pages(&[1]));
+        sessions.release(id, pages(&[1]).into());
         assert_eq!((sessions.is_empty(), link.gauges().pages_quarantined), (true, 0));
         assert_eq!(sender.reclaim().ok(), Some(pages(&[1])));
     }

@@ -124,6 +124,9 @@ impl Script {
             Command::FenceFailed { session, chunk, error } => {
                 self.end(session, Some(Cause::Fence { chunk, error }));
             }
+            Command::Groups { session, groups } => {
+                self.outputs.push_back(Output::ReleaseGroups { session, groups, skipped: Vec::new() });
+            }
             Command::Send { session, chunk: pages } | Command::InitReceiver { session, pages, .. } => {
                 self.see(Seen::Sent(session.0));
                 self.held.push((session, pages));

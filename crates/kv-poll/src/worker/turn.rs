@@ -13,6 +13,7 @@ use super::sessions::Sessions;
 use crate::cell::Cell;
 use crate::link::{Link, Message};
 use crate::manager::Registration;
+use crate::token::Token;
 
 /// Commands and answers of one turn: enough to be efficient, few enough that frames and deadlines
 /// are served beside a scheduler that opens sessions as fast as it can.
@@ -242,7 +243,10 @@ impl Driver {
                 self.client_stirred = true;
             }
             Output::Status { session, poll, failure } => self.sessions.status(session, poll, failure),
-            Output::Release { session, pages } => self.sessions.release(session, pages),
+            Output::Release { session, pages } => self.sessions.release(session, pages.into()),
+            Output::ReleaseGroups { session, groups, skipped } => {
+                self.sessions.release(session, Token::Groups(groups, skipped));
+            }
         }
     }
 

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use kv_core::{
-    AuxIndex, Backpressure, Cause, ChunkId, FinalLayers, GrantRef, Incarnation, KvArgs, KvManager, KvPoll,
-    KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Region, RegionRole, Room, SessionId,
-    SessionOptions, TransferError,
+    AuxIndex, Backpressure, Cause, ChunkId, FinalLayers, GrantRef, Groups, Incarnation, KvArgs, KvManager,
+    KvPoll, KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Reclaimed, Region,
+    RegionRole, Room, SessionId, SessionOptions, TransferError,
 };
 use kv_poll::Change;
 use kv_poll::queue::{AuxMemory, aux_tag};
@@ -33,6 +33,7 @@ pub(crate) struct Session {
     pub(crate) reclaimable: bool,
     pub(crate) failure: Option<TransferError>,
     pub(crate) custody: Pages,
+    pub(crate) groups: Groups,
     /// What the session was given, call by call.
     pub(crate) calls: Vec<Call>,
     pub(crate) aux: Option<AuxIndex>,
@@ -130,6 +131,7 @@ impl Fake {
                 reclaimable: false,
                 failure: None,
                 custody: Pages::none(),
+                groups: Groups::none(),
                 calls: Vec::new(),
                 aux: None,
                 aborted: false,
@@ -185,6 +187,25 @@ impl KvSession for Handle {
     fn reclaim(self) -> Result<Pages, Self> {
         let quiet = self.with(|session| session.poll.is_terminal() && session.reclaimable);
         if quiet { Ok(self.with(|session| std::mem::take(&mut session.custody))) } else { Err(self) }
+    }
+
+    fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>> {
+        if !self.command() {
+            return Err(Backpressure(groups));
+        }
+        self.with(|session| groups.into_iter().try_for_each(|items| session.groups.push(items))).unwrap();
+        Ok(())
+    }
+
+    fn reclaim_all(self) -> Result<Reclaimed, Self> {
+        let groups = self.with(|session| std::mem::take(&mut session.groups));
+        match self.reclaim() {
+            Ok(pages) => Ok(Reclaimed { pages, groups, skipped: Vec::new() }),
+            Err(handle) => {
+                handle.with(|session| session.groups = groups);
+                Err(handle)
+            }
+        }
     }
 }
 

@@ -385,6 +385,8 @@ impl World {
                 }
             }
             Output::Release { session, pages } => self.release(host, session, pages.list())?,
+            // None were given.
+            Output::ReleaseGroups { .. } => {}
         }
         Ok(())
     }

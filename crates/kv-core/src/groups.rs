@@ -1,0 +1,324 @@
+//! Items of state groups that a request uses beside its KV pages: lists of them, and the token that
+//! owns them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::pages::{MAX_PAGES, PageList, Pages};
+
+/// Most state groups that one request may name.
+pub const MAX_REQUEST_GROUPS: usize = 16;
+
+/// Items of one state group, as peers tell each other: slots, the last pages of a sliding window, the
+/// pages of a draft model. Their numbers are those of the group's own regions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupList {
+    /// The group, by its position in [`Layout::groups`](crate::Layout::groups).
+    pub group: u16,
+    /// The number of the first item in the request, counted in the group's items: a window of the last
+    /// 4 of 10 pages begins with number 6. Slots begin with 0.
+    pub first: u32,
+    /// The items, in request order.
+    pub items: PageList,
+}
+
+impl GroupList {
+    /// Which items of the request these are.
+    pub fn span(&self) -> GroupSpan {
+        span(self.first, self.items.len())
+    }
+}
+
+/// Lists of several groups.
+///
+/// Valid by construction: at most [`MAX_REQUEST_GROUPS`], each group once, by rising number, and no list
+/// begins beyond [`MAX_PAGES`].
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "Vec<GroupList>", into = "Vec<GroupList>")]
+pub struct GroupLists(Vec<GroupList>);
+
+impl GroupLists {
+    /// The lists, by rising group number.
+    pub fn iter(&self) -> impl Iterator<Item = &GroupList> {
+        self.0.iter()
+    }
+
+    /// The list of one group.
+    pub fn get(&self, group: u16) -> Option<&GroupList> {
+        self.0.iter().find(|list| list.group == group)
+    }
+
+    /// True if no group is named.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many runs all lists have: what they cost.
+    pub fn runs(&self) -> usize {
+        self.0.iter().map(|list| list.items.runs().len()).sum()
+    }
+}
+
+impl TryFrom<Vec<GroupList>> for GroupLists {
+    type Error = GroupsError;
+
+    fn try_from(lists: Vec<GroupList>) -> Result<GroupLists, GroupsError> {
+        if lists.len() > MAX_REQUEST_GROUPS {
+            return Err(GroupsError::TooMany { got: lists.len() });
+        }
+        if let Some(pair) = lists.windows(2).find(|pair| pair[0].group >= pair[1].group) {
+            return Err(GroupsError::Order { group: pair[1].group, before: pair[0].group });
+        }
+        match lists.iter().find(|list| list.first > MAX_PAGES) {
+            Some(list) => Err(GroupsError::First { group: list.group, first: list.first }),
+            None => Ok(GroupLists(lists)),
+        }
+    }
+}
+
+impl From<GroupLists> for Vec<GroupList> {
+    fn from(lists: GroupLists) -> Vec<GroupList> {
+        lists.0
+    }
+}
+
+/// Which items of a request a list names: `len` of them, from number `first` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupSpan {
+    /// The number of the first.
+    pub first: u32,
+    /// How many.
+    pub len: u32,
+}
+
+impl fmt::Display for GroupSpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (from number {} on)", self.len, self.first)
+    }
+}
+
+fn span(first: u32, len: usize) -> GroupSpan {
+    // A list names at most MAX_PAGES.
+    GroupSpan { first, len: len as u32 }
+}
+
+/// A list of groups that no request can have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupsError {
+    /// More groups than a request may name.
+    #[error("{got} groups; a request may name at most {MAX_REQUEST_GROUPS}")]
+    TooMany {
+        /// How many there are.
+        got: usize,
+    },
+    /// A group is named twice.
+    #[error("group {group} is named twice")]
+    Twice {
+        /// The group.
+        group: u16,
+    },
+    /// The groups of a frame do not rise.
+    #[error("group {group} follows group {before}")]
+    Order {
+        /// The group.
+        group: u16,
+        /// The one before it.
+        before: u16,
+    },
+    /// A list begins beyond the largest number.
+    #[error("group {group} begins with item {first}; at most {MAX_PAGES} is allowed")]
+    First {
+        /// The group.
+        group: u16,
+        /// The number of its first item.
+        first: u32,
+    },
+}
+
+/// Ownership of items of one state group, with their place in the request.
+///
+/// As for [`Pages`]: whoever holds it may write the items and may free them, and nobody else.
+#[must_use = "dropping items leaks them: give them back to their allocator"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct GroupItems {
+    /// The group, by its position in [`Layout::groups`](crate::Layout::groups).
+    pub group: u16,
+    /// The number of the first item in the request, counted in the group's items; 0 for slots.
+    pub first: u32,
+    /// The items, in request order. Their numbers are those of the group's own regions.
+    pub items: Pages,
+}
+
+impl GroupItems {
+    /// Items from the beginning of the request on: its slots, or all pages of a draft model.
+    pub fn new(group: u16, items: Pages) -> GroupItems {
+        GroupItems { group, first: 0, items }
+    }
+
+    /// Items from number `first` of the request on: the last pages of a sliding window.
+    pub fn from_number(group: u16, first: u32, items: Pages) -> GroupItems {
+        GroupItems { group, first, items }
+    }
+
+    /// Which items of the request these are.
+    pub fn span(&self) -> GroupSpan {
+        span(self.first, self.items.len())
+    }
+}
+
+/// Items that did not get in among others, and why.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct GroupRefused {
+    /// The items, untouched.
+    pub items: GroupItems,
+    /// What is wrong with them.
+    pub error: GroupsError,
+}
+
+/// Ownership of the items of several state groups: what a hybrid model's request has beside its KV
+/// pages. A token that moves with the request, and is never copied.
+///
+/// ```
+/// use kv_core::{GroupItems, Groups, PageList, Pages};
+///
+/// let slot = Pages::claim(PageList::from_pages([7])?)?;
+/// let window = Pages::claim(PageList::from_pages([30, 31, 12])?)?;
+/// let mut groups = Groups::none();
+/// groups.push(GroupItems::new(0, slot))?;
+/// // Pages 17, 18 and 19 of the request: the last three.
+/// groups.push(GroupItems::from_number(1, 17, window))?;
+/// assert_eq!(groups.len(), 4);
+/// assert_eq!(groups.take(0).map(|slot| slot.items.len()), Some(1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "dropping groups leaks their items: give them back to their allocators"]
+#[derive(Debug, PartialEq, Eq, Default)]
+pub struct Groups(Vec<GroupItems>);
+
+impl Groups {
+    /// No groups.
+    pub fn none() -> Groups {
+        Groups::default()
+    }
+
+    /// Adds the items of one more group. They come back if the group is there already, if there are
+    /// [`MAX_REQUEST_GROUPS`], or if they begin beyond [`MAX_PAGES`].
+    pub fn push(&mut self, items: GroupItems) -> Result<(), GroupRefused> {
+        let group = items.group;
+        let at = self.0.partition_point(|other| other.group < group);
+        let error = if self.0.get(at).is_some_and(|other| other.group == group) {
+            GroupsError::Twice { group }
+        } else if self.0.len() >= MAX_REQUEST_GROUPS {
+            GroupsError::TooMany { got: self.0.len() + 1 }
+        } else if items.first > MAX_PAGES {
+            GroupsError::First { group, first: items.first }
+        } else {
+            self.0.insert(at, items);
+            return Ok(());
+        };
+        Err(GroupRefused { items, error })
+    }
+
+    /// Takes the items of one group out.
+    pub fn take(&mut self, group: u16) -> Option<GroupItems> {
+        let at = self.0.iter().position(|items| items.group == group)?;
+        Some(self.0.remove(at))
+    }
+
+    /// The items of each group, by rising group number.
+    pub fn iter(&self) -> impl Iterator<Item = &GroupItems> {
+        self.0.iter()
+    }
+
+    /// The items of one group.
+    pub fn get(&self, group: u16) -> Option<&GroupItems> {
+        self.0.iter().find(|items| items.group == group)
+    }
+
+    /// How many items, of all groups together.
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|items| items.items.len()).sum()
+    }
+
+    /// True if no group is named.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The same items as lists, for a frame.
+    pub fn lists(&self) -> GroupLists {
+        let list = |items: &GroupItems| GroupList {
+            group: items.group,
+            first: items.first,
+            items: items.items.list().clone(),
+        };
+        GroupLists(self.0.iter().map(list).collect())
+    }
+
+    /// The same items again, for the twin of a machine: see `Node::fork`.
+    #[cfg(feature = "model")]
+    pub(crate) fn twin(&self) -> Groups {
+        let twin = |items: &GroupItems| GroupItems { items: items.items.twin(), ..*items };
+        Groups(self.0.iter().map(twin).collect())
+    }
+}
+
+impl IntoIterator for Groups {
+    type Item = GroupItems;
+    type IntoIter = std::vec::IntoIter<GroupItems>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn items(group: u16, pages: &[u32]) -> GroupItems {
+        GroupItems::new(group, Pages::claim(PageList::from_pages(pages.iter().copied()).unwrap()).unwrap())
+    }
+
+    #[test]
+    fn groups_are_kept_by_rising_number_and_each_once() {
+        let mut groups = Groups::none();
+        groups.push(items(3, &[1])).unwrap();
+        groups.push(items(1, &[5, 6])).unwrap();
+        let refused = groups.push(items(3, &[9])).unwrap_err();
+        assert_eq!((refused.items, refused.error), (items(3, &[9]), GroupsError::Twice { group: 3 }));
+        assert_eq!(groups.iter().map(|items| items.group).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!((groups.len(), groups.lists().runs()), (3, 2));
+        assert_eq!(groups.take(1), Some(items(1, &[5, 6])));
+        assert_eq!(groups.take(1), None);
+    }
+
+    #[test]
+    fn no_request_names_more_groups_than_the_bound() {
+        let mut groups = Groups::none();
+        for group in 0..16 {
+            groups.push(items(group, &[0])).unwrap();
+        }
+        assert_eq!(groups.push(items(16, &[0])).unwrap_err().error, GroupsError::TooMany { got: 17 });
+        let late = GroupItems { first: MAX_PAGES + 1, ..items(0, &[]) };
+        assert_eq!(
+            Groups::none().push(late).unwrap_err().error,
+            GroupsError::First { group: 0, first: MAX_PAGES + 1 }
+        );
+    }
+
+    #[test]
+    fn wire_lists_are_validated() {
+        let parse = |text: &str| serde_json::from_str::<GroupLists>(text);
+        let one = |group: u16| format!(r#"{{"group":{group},"first":0,"items":[[0,1]]}}"#);
+        assert!(parse(&format!("[{},{}]", one(1), one(2))).is_ok());
+        assert!(parse(&format!("[{},{}]", one(1), one(1))).is_err());
+        assert!(parse(&format!("[{},{}]", one(2), one(1))).is_err());
+        assert!(parse(r#"[{"group":0,"first":16777217,"items":[]}]"#).is_err());
+        let many: Vec<String> = (0..17).map(one).collect();
+        assert!(parse(&format!("[{}]", many.join(","))).is_err());
+    }
+}
