@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use kv_transfer::nixl::HostPool;
 use kv_transfer::{Desc, Op};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -32,8 +33,15 @@ pub(super) fn large(pair: &mut Pair, region: usize) -> Result<(), Error> {
             let moves = Moves::random(block, total / block, region);
             print!("{:>6} x {:>4} K", total / block, block >> 10);
             for op in [Op::Write, Op::Read] {
-                let times =
-                    compare(pair, |pair| pair.plane(op, moves.descs()), |pair| pair.raw(op, moves.descs()))?;
+                let times = compare(
+                    pair,
+                    || moves.descs().to_vec(),
+                    |pair, descs| {
+                        pair.post(op, descs)?;
+                        pair.await_posts(1)
+                    },
+                    |pair| pair.raw(op, moves.descs()),
+                )?;
                 let rate = |seconds: f64| total as f64 / seconds / 1e9;
                 let rates = format!("{:.2} / {:.2}", rate(times.plane), rate(times.raw));
                 print!(" {rates:>14} {:>7.3} {:>15.3}", times.ratio, times.cpu_ratio);
@@ -79,11 +87,13 @@ pub(super) fn small(pair: &mut Pair, region: usize) -> Result<(), Error> {
     for (layout, posts) in [("layer-major", &layer_major), ("page-major", &page_major)] {
         let times = compare(
             pair,
-            |pair| {
+            || posts.clone(),
+            |pair, posts| {
+                let count = posts.len();
                 for descs in posts {
-                    pair.post(Op::Write, descs.clone())?;
+                    pair.post(Op::Write, descs)?;
                 }
-                pair.await_posts(posts.len())
+                pair.await_posts(count)
             },
             |pair| posts.iter().try_for_each(|descs| pair.raw(Op::Write, descs)),
         )?;
@@ -98,8 +108,35 @@ pub(super) fn small(pair: &mut Pair, region: usize) -> Result<(), Error> {
     }
     if let [layer_major, page_major] = took[..] {
         println!("page-major is {:.2} times as fast as layer-major", layer_major / page_major);
+        let memcpy = memcpy(pair, region, page.descs())?;
+        println!(
+            "memcpy of the same pages takes {:.1} ms: a plane without any cost would be {:.2} times as fast",
+            memcpy * 1e3,
+            layer_major / memcpy
+        );
     }
     Ok(())
+}
+
+/// Seconds that one thread of this process takes to copy the same pages: what memory allows.
+fn memcpy(pair: &Pair, region: usize, pages: &[Desc]) -> Result<f64, Error> {
+    let (from, to) = (&pair.ends.pool, HostPool::new(region)?);
+    let mut rounds = Vec::new();
+    for _ in 0..*ROUNDS.start() {
+        let begun = Instant::now();
+        for desc in pages {
+            // SAFETY: both pools have `region` bytes, in which the descriptors lie; they are apart.
+            #[allow(unsafe_code)]
+            unsafe {
+                let from = (from.addr() + desc.local_offset) as *const u8;
+                let to = (to.addr() + desc.remote_offset) as *mut u8;
+                std::ptr::copy_nonoverlapping(from, to, desc.len as usize);
+            }
+        }
+        rounds.push(begun.elapsed().as_secs_f64());
+    }
+    rounds.sort_by(f64::total_cmp);
+    Ok(rounds.get(rounds.len() / 2).copied().unwrap_or(f64::NAN))
 }
 
 /// Medians of a comparison.
@@ -118,14 +155,21 @@ struct Took {
     cpu: f64,
 }
 
-fn compare(
+/// Times the plane, which is given its descriptors for good, and plain code, which reads them where
+/// they are: what makes them is not measured in either.
+fn compare<D>(
     pair: &mut Pair,
-    mut plane: impl FnMut(&mut Pair) -> Result<(), Error>,
+    mut descs: impl FnMut() -> D,
+    mut plane: impl FnMut(&mut Pair, D) -> Result<(), Error>,
     mut raw: impl FnMut(&mut Pair) -> Result<(), Error>,
 ) -> Result<Times, Error> {
     let mut rounds: Vec<(Took, Took)> = Vec::new();
     // The first one warms up.
-    took(|| plane(pair))?;
+    let mut plane = |pair: &mut Pair| {
+        let descs = descs();
+        took(|| plane(pair, descs))
+    };
+    plane(pair)?;
     took(|| raw(pair))?;
     let begun = Instant::now();
     while rounds.len() < *ROUNDS.start()
@@ -133,11 +177,11 @@ fn compare(
     {
         // Who comes first changes.
         rounds.push(if rounds.len().is_multiple_of(2) {
-            let plane = took(|| plane(pair))?;
+            let plane = plane(pair)?;
             (plane, took(|| raw(pair))?)
         } else {
             let raw = took(|| raw(pair))?;
-            (took(|| plane(pair))?, raw)
+            (plane(pair)?, raw)
         });
     }
     let median = |value: &dyn Fn(&(Took, Took)) -> f64| {

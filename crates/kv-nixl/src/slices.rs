@@ -14,7 +14,7 @@ use crate::transfer::{Batch, Made};
 /// does not wait for long ones.
 const SHORT: u64 = 5;
 /// Short posts share requests of this part of a slice.
-const SHARED: u64 = 5;
+const SHARED: u64 = 2;
 /// Requests of a long post that are made at once. Making one costs 3 µs after another one, and 15 µs
 /// after a copy that has emptied the caches.
 const AHEAD: usize = 8;
