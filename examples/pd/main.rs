@@ -5,6 +5,7 @@
 //! cargo run --release --example pd
 //! cargo run --release --example pd -- --requests 200 --prefill-ranks 2 --decode-ranks 2
 //! cargo run --release --example pd -- --kill prefill
+//! cargo run --release --example pd -- --page-size 32 --decode-page-size 8 --decode-layout page-major
 //! cargo run --release --example pd -- --mode pull --turns 2
 //! ```
 //!
@@ -21,7 +22,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use kv_transfer::bootstrap::KvBootstrapServer;
 
-use shared::cli::{CacheOptions, HandOver, Mode, PrefillOptions, WorkloadOptions};
+use shared::cli::{CacheOptions, HandOver, Mode, PageLayout, PrefillOptions, WorkloadOptions};
 use shared::decode::DecodeRank;
 use shared::error::ExampleError;
 use shared::link::Link;
@@ -60,6 +61,14 @@ struct Options {
     /// Decode processes [default: 1, with --kill or --stop 2].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
     decode_ranks: Option<u32>,
+
+    /// How pages lie in the memory of decode ranks [default: as in prefill ranks].
+    #[arg(long, value_enum)]
+    decode_layout: Option<PageLayout>,
+
+    /// Tokens in a page of decode ranks [default: as in prefill ranks].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    decode_page_size: Option<u32>,
 
     /// Kill one rank of this side (SIGKILL) as soon as one of its requests is in transfer (push: some,
     /// but not all, of its pages have been sent), and show what each request gets.
@@ -114,6 +123,7 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
     // Only to say here, and once, what is missing.
     plane::prepare(options.cache.plane)?;
     options.workload.check(&options.cache)?;
+    options.workload.check(&options.decode_cache())?;
     // Before the ranks load it: what is wrong with it is then said once.
     let model = options.model.load()?;
     let server = KvBootstrapServer::start("127.0.0.1:0")?;
@@ -130,7 +140,8 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
                 of,
                 bootstrap: bootstrap.clone(),
                 model: options.model.clone(),
-                cache: options.cache.clone(),
+                cache: options.cache_of(side),
+                peer_page_size: options.cache_of(side.other()).page_size,
                 hand_over: options.hand_over.clone(),
                 watch_pages: harm.is_some(),
                 chunk_tokens: options.prefill.chunk_tokens,
@@ -167,6 +178,18 @@ fn spawn(router: &mut Router, spec: &RankSpec) -> Result<(), ExampleError> {
 }
 
 impl Options {
+    /// How decode ranks hold their cache.
+    fn decode_cache(&self) -> CacheOptions {
+        let mut cache = self.cache.clone();
+        cache.layout = self.decode_layout.unwrap_or(cache.layout);
+        cache.page_size = self.decode_page_size.unwrap_or(cache.page_size);
+        cache
+    }
+
+    fn cache_of(&self, side: Side) -> CacheOptions {
+        if side == Side::Decode { self.decode_cache() } else { self.cache.clone() }
+    }
+
     /// What is to be done to a rank.
     fn harm(&self) -> Option<(Harm, Side)> {
         let (kill, stop) =
@@ -179,6 +202,10 @@ impl Options {
         let (chunk, prompt) = (self.prefill.chunk_tokens, self.workload.prompt_tokens);
         if self.workload.turns > 1 && self.hand_over.mode == Mode::Push {
             let text = "--turns needs --mode pull or auto: nobody can push a cache back";
+            Options::command().error(ErrorKind::ArgumentConflict, text).exit();
+        }
+        if self.workload.turns > 1 && self.decode_cache().page_size != self.cache.page_size {
+            let text = "--turns needs pages of one size: what is kept is fetched page by page";
             Options::command().error(ErrorKind::ArgumentConflict, text).exit();
         }
         if self.harm().is_some() && self.hand_over.mode == Mode::Push && chunk > prompt / 2 {

@@ -78,7 +78,19 @@ fn run(options: Options) -> Result<(), ExampleError> {
     let chunk_tokens = prefill.chunk_tokens;
     let side = Side::Prefill;
     let (number, of, watch_pages) = (0, 1, false);
-    let spec = RankSpec { side, number, of, bootstrap, model, cache, hand_over, watch_pages, chunk_tokens };
+    let peer_page_size = cache.page_size;
+    let spec = RankSpec {
+        side,
+        number,
+        of,
+        bootstrap,
+        model,
+        cache,
+        peer_page_size,
+        hand_over,
+        watch_pages,
+        chunk_tokens,
+    };
     let mut rank = PrefillRank::start(&spec)?;
     eprintln!(
         "prefill/0 takes requests on {listen}, registered with {whose} bootstrap server {}",

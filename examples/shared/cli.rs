@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use super::decode::RESERVED_TOKENS;
 use super::error::ExampleError;
-use super::paged::PAGE_TOKENS;
 use super::prompts::{self, Workload};
 use super::router::{Harm, Plan, Side};
 
@@ -89,11 +88,15 @@ pub struct CacheOptions {
     #[arg(long, value_enum, default_value = "local")]
     pub plane: PlaneKind,
 
-    /// How pages lie in memory; must be the same on both sides.
+    /// How pages lie in memory.
     #[arg(long, value_enum, default_value = "layer-major")]
     pub layout: PageLayout,
 
-    /// Pages in the cache of each rank, 16 tokens each.
+    /// Tokens in a page.
+    #[arg(long, default_value_t = 16, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub page_size: u32,
+
+    /// Pages in the cache of each rank.
     #[arg(long, default_value_t = 512, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub pages: u32,
 }
@@ -177,7 +180,7 @@ impl WorkloadOptions {
         let earlier = (self.turns - 1) as usize * (self.max_new_tokens + self.follow_up_tokens) as usize;
         let tokens = prompt + earlier + self.max_new_tokens.max(RESERVED_TOKENS) as usize;
         // A page more, because prompt and continuation are rounded up apart.
-        let needed = tokens.div_ceil(PAGE_TOKENS) + 1;
+        let needed = tokens.div_ceil(cache.page_size as usize) + 1;
         if needed > cache.pages as usize {
             Err(ExampleError::CacheTooSmall { needed, pages: cache.pages })
         } else {

@@ -20,7 +20,7 @@ use super::error::ExampleError;
 use super::kept::KeptCaches;
 use super::link::Link;
 use super::model::{Model, Sample, Segment};
-use super::paged::{self, PAGE_TOKENS, PagedKv};
+use super::paged::{self, PagedKv};
 use super::phases::{Timelines, WatchedManager};
 use super::rank::{FINISH_WITHIN, IDLE, RETRY, RankSpec, SetUp, close};
 use super::wire::{Wire, WireLog};
@@ -58,6 +58,8 @@ struct Running {
 pub struct DecodeRank {
     model: Model,
     kv: PagedKv,
+    /// Tokens in a page of the prefill ranks.
+    peer_page_size: u32,
     worker: Worker,
     manager: Manager,
     /// Requests for which the worker had no room yet.
@@ -92,6 +94,7 @@ impl DecodeRank {
             timelines,
             log,
             running: Vec::new(),
+            peer_page_size: spec.peer_page_size,
             kept: KeptCaches::new(&manager, spec),
             events: vec![ready],
             finish_by: None,
@@ -163,7 +166,7 @@ impl DecodeRank {
                     return self.refuse(room, "nothing says where its KV comes from");
                 };
                 let tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-                let policy = FetchPolicy::decode(PAGE_TOKENS as u32);
+                let policy = FetchPolicy::decode(self.peer_page_size);
                 match remote.fetch(tokens, 0, remote.remaining(None), &policy) {
                     Ok(Fetch::Read { first: 0, .. }) => {}
                     Ok(other) => return self.refuse(room, format_args!("nothing to read: {other:?}")),
@@ -204,7 +207,7 @@ impl DecodeRank {
     fn push_arrived(&mut self) {
         while let Some(request) = self.arrived.pop_front() {
             let demand = Demand {
-                pages: PagedKv::pages_for(request.prompt.len()),
+                pages: self.kv.pages_for(request.prompt.len()),
                 max_new_tokens: u32::try_from(request.max_new_tokens).unwrap_or(u32::MAX),
             };
             let (options, bootstrap) = (request.options.clone(), request.bootstrap.clone());
@@ -265,7 +268,7 @@ impl DecodeRank {
         let mut i = 0;
         while i < self.running.len() {
             let running = &mut self.running[i];
-            if running.position() < running.numbers.len() * PAGE_TOKENS {
+            if running.position() < running.numbers.len() * self.kv.page_tokens() {
                 i += 1;
                 continue;
             }
@@ -286,7 +289,7 @@ impl DecodeRank {
     fn retract_last(&mut self) -> Result<(), ExampleError> {
         let Some(Running { key, mut request, pages, .. }) = self.running.pop() else { return Ok(()) };
         request.retractions += 1;
-        let needed = PagedKv::pages_for(request.prompt.len() + request.samples.len());
+        let needed = self.kv.pages_for(request.prompt.len() + request.samples.len());
         match self.queues.retract(key, request, pages, needed) {
             Ok(()) => Ok(()),
             Err(refused) => {
@@ -318,7 +321,7 @@ impl DecodeRank {
         let Some(room) = running.request.keep_as else { return Ok(None) };
         // The KV of the last token is not computed, and nor is that of pages that wait for more.
         let tokens = running.position();
-        let surplus = running.pages.split_off(PagedKv::pages_for(tokens));
+        let surplus = running.pages.split_off(self.kv.pages_for(tokens));
         self.queues.release(surplus)?;
         match self.kept.keep(room, tokens, std::mem::take(&mut running.pages)) {
             Ok(params) => Ok(Some(params)),

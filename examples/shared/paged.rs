@@ -1,7 +1,7 @@
 //! A model's KV cache in pages of registered memory, and the aux row that travels with it.
 
 use kv_transfer::queue::AuxMemory;
-use kv_transfer::{AuxIndex, KvArgsBuilder, Pages, Region, RegionRole};
+use kv_transfer::{AuxIndex, Holds, KvArgsBuilder, Pages, Region, RegionRole};
 
 use super::cli::{CacheOptions, PageLayout};
 use super::decode::Continuation;
@@ -9,8 +9,6 @@ use super::error::ExampleError;
 use super::model::{KvCache, Model, Sample};
 use super::plane::Memory;
 
-/// Tokens in a page.
-pub const PAGE_TOKENS: usize = 16;
 /// Bytes of an aux row: a cache line, of which 20 are used.
 const AUX_BYTES: usize = 64;
 
@@ -19,6 +17,7 @@ const AUX_BYTES: usize = 64;
 pub struct PagedKv {
     memory: Memory,
     layout: PageLayout,
+    page_tokens: usize,
     pages: u32,
     aux_rows: u32,
     layers: usize,
@@ -29,14 +28,14 @@ pub struct PagedKv {
 impl PagedKv {
     /// Allocates the pages for `model`, and `aux_rows` aux rows.
     pub fn new(model: &Model, options: &CacheOptions, aux_rows: u32) -> Result<PagedKv, ExampleError> {
-        let (layout, pages) = (options.layout, options.pages);
+        let (layout, pages, page_tokens) = (options.layout, options.pages, options.page_size as usize);
         let config = model.config();
         let (layers, kv_heads, head_dim) =
             (config.num_hidden_layers, config.num_key_value_heads, config.head_dim);
-        let piece = PAGE_TOKENS * kv_heads * head_dim * size_of::<f32>();
+        let piece = page_tokens * kv_heads * head_dim * size_of::<f32>();
         let len = pages as usize * layers * 2 * piece + aux_rows as usize * AUX_BYTES;
         let memory = Memory::new(options.plane, len)?;
-        Ok(PagedKv { memory, layout, pages, aux_rows, layers, kv_heads, head_dim })
+        Ok(PagedKv { memory, layout, page_tokens, pages, aux_rows, layers, kv_heads, head_dim })
     }
 
     /// The memory, for the plane.
@@ -50,8 +49,13 @@ impl PagedKv {
     }
 
     /// Pages that hold `tokens` tokens.
-    pub fn pages_for(tokens: usize) -> usize {
-        tokens.div_ceil(PAGE_TOKENS)
+    pub fn pages_for(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.page_tokens)
+    }
+
+    /// Tokens in a page.
+    pub fn page_tokens(&self) -> usize {
+        self.page_tokens
     }
 
     /// Tells the framework what lies where.
@@ -61,7 +65,7 @@ impl PagedKv {
             Region::dram(role, base + offset as u64, u64::from(items) * item as u64, item as u64)
         };
         let mut args = args
-            .pages(self.pages, PAGE_TOKENS as u32)
+            .pages(self.pages, self.page_tokens as u32)
             .dtype("f32")
             .heads(self.kv_heads as u32, self.head_dim as u32);
         match self.layout {
@@ -70,12 +74,14 @@ impl PagedKv {
                     for half in [0, 1] {
                         let region =
                             region(RegionRole::Kv, self.offset(0, layer, half), self.pages, self.piece());
-                        args = args.region(region.layer(layer as u32));
+                        let holds = if half == 0 { Holds::Key } else { Holds::Value };
+                        args = args.region(region.layer(layer as u32).holds(holds));
                     }
                 }
             }
             PageLayout::PageMajor => {
-                args = args.region(region(RegionRole::Kv, 0, self.pages, self.page_bytes()))
+                let region = region(RegionRole::Kv, 0, self.pages, self.page_bytes());
+                args = args.region(region.layers(0..self.layers as u32).holds(Holds::KeyValue));
             }
         }
         args.region(region(RegionRole::Aux, self.aux_offset(0), self.aux_rows, AUX_BYTES))
@@ -97,7 +103,7 @@ impl PagedKv {
 
     /// Bytes of keys, or of values, of one layer in one page.
     fn piece(&self) -> usize {
-        PAGE_TOKENS * self.kv_heads * self.head_dim * size_of::<f32>()
+        self.page_tokens * self.kv_heads * self.head_dim * size_of::<f32>()
     }
 
     /// Where the keys (`half` 0) or values (`half` 1) of a layer begin in a page.
@@ -114,7 +120,7 @@ impl PagedKv {
     }
 }
 
-/// One request's KV: token `i` lies in the `i / 16`-th of its pages.
+/// One request's KV: token `i` of pages of 16 lies in the `i / 16`-th of them.
 pub struct RequestKv<'a> {
     kv: &'a PagedKv,
     pages: &'a [u32],
@@ -123,8 +129,9 @@ pub struct RequestKv<'a> {
 impl RequestKv<'_> {
     /// The page of a position and the row in it.
     fn place(&self, position: usize) -> Result<(usize, usize), ExampleError> {
-        match self.pages.get(position / PAGE_TOKENS) {
-            Some(page) => Ok((*page as usize, position % PAGE_TOKENS)),
+        let page_tokens = self.kv.page_tokens;
+        match self.pages.get(position / page_tokens) {
+            Some(page) => Ok((*page as usize, position % page_tokens)),
             None => Err(ExampleError::Position { position, pages: self.pages.len() }),
         }
     }
@@ -143,7 +150,7 @@ impl KvCache for RequestKv<'_> {
             let (mut position, mut rows) = (start, rows);
             while !rows.is_empty() {
                 let (page, row) = self.place(position)?;
-                let tokens = (PAGE_TOKENS - row).min(rows.len() / kv_dim);
+                let tokens = (self.kv.page_tokens - row).min(rows.len() / kv_dim);
                 let (now, rest) = rows.split_at(tokens * kv_dim);
                 let bytes: Vec<[u8; 4]> = now.iter().map(|x| x.to_le_bytes()).collect();
                 let offset = self.kv.offset(page, layer, half) + row * kv_dim * size_of::<f32>();
@@ -162,12 +169,12 @@ impl KvCache for RequestKv<'_> {
         values: &mut Vec<f32>,
     ) -> Result<(), ExampleError> {
         let kv_dim = self.kv.kv_heads * self.kv.head_dim;
-        let mut piece = vec![[0; 4]; PAGE_TOKENS * kv_dim];
+        let mut piece = vec![[0; 4]; self.kv.page_tokens * kv_dim];
         for (half, rows) in [keys, values].into_iter().enumerate() {
             rows.clear();
-            for position in (0..len).step_by(PAGE_TOKENS) {
+            for position in (0..len).step_by(self.kv.page_tokens) {
                 let (page, _) = self.place(position)?;
-                let tokens = PAGE_TOKENS.min(len - position);
+                let tokens = self.kv.page_tokens.min(len - position);
                 let bytes = &mut piece[..tokens * kv_dim];
                 self.kv.memory.read(self.kv.offset(page, layer, half), bytes.as_flattened_mut())?;
                 rows.extend(bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)));
@@ -235,7 +242,7 @@ mod tests {
     }
 
     fn cache(layout: PageLayout, pages: u32) -> CacheOptions {
-        CacheOptions { plane: PlaneKind::Local, layout, pages }
+        CacheOptions { plane: PlaneKind::Local, layout, page_size: 16, pages }
     }
 
     fn run_past_the_end(model: &Model, kv: &PagedKv) -> ExampleError {

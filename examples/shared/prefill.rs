@@ -154,7 +154,7 @@ impl PrefillRank {
     fn accept(&mut self, command: Command) {
         match command {
             Command::Prefill { room, prompt: tokens, deadline_ms, params } => {
-                let (needed, capacity) = (PagedKv::pages_for(tokens.len()), self.allocator.capacity());
+                let (needed, capacity) = (self.kv.pages_for(tokens.len()), self.allocator.capacity());
                 if tokens.is_empty() || needed > capacity {
                     return self
                         .refuse(room, format_args!("{needed} pages are needed, the cache has {capacity}"));
@@ -240,12 +240,12 @@ impl PrefillRank {
         if self.current.is_some() {
             return;
         }
-        let (allocator, aux_rows) = (&mut self.allocator, &mut self.aux_rows);
+        let (allocator, aux_rows, kv) = (&mut self.allocator, &mut self.aux_rows, &self.kv);
         let popped = self.queues.pop_waiting(|_, prompt| {
             if aux_rows.available() == 0 {
                 return false;
             }
-            let Some(pages) = allocator.allocate(PagedKv::pages_for(prompt.tokens.len())) else {
+            let Some(pages) = allocator.allocate(kv.pages_for(prompt.tokens.len())) else {
                 return false;
             };
             prompt.pages = paged::numbers(&pages);
@@ -322,7 +322,7 @@ impl PrefillRank {
         let last = end == prompt.tokens.len();
         let sent = prompt.pages.len() - prompt.unsent.len();
         // A page is final when its last token is computed, and the last page with the prompt.
-        let ready = if last { prompt.pages.len() } else { end / paged::PAGE_TOKENS };
+        let ready = if last { prompt.pages.len() } else { end / self.kv.page_tokens() };
         let rest = prompt.unsent.split_off(ready - sent);
         let chunk = std::mem::replace(&mut prompt.unsent, rest);
         let (room, of) = (prompt.room, prompt.pages.len());

@@ -7,7 +7,6 @@ use kv_transfer::{
 };
 
 use super::control::History;
-use super::paged::PAGE_TOKENS;
 
 /// The session that fetches the KV of earlier turns, before the rest of a prompt is computed.
 pub struct PullBack {
@@ -38,7 +37,7 @@ impl PullBack {
         options: &SessionOptions,
     ) -> Result<Way, OpenError> {
         let recompute = |why: String, session| Way::Compute(History::Recomputed { why }, session);
-        let policy = FetchPolicy::next_turn(PAGE_TOKENS as u32);
+        let policy = FetchPolicy::next_turn(manager.args().geometry().page_size);
         let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
         let fetch = match remote.fetch(prompt_tokens, 0, remote.remaining(None), &policy) {
             Ok(fetch) => fetch,

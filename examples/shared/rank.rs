@@ -44,6 +44,8 @@ pub struct RankSpec {
     pub model: ModelOptions,
     /// The cache.
     pub cache: CacheOptions,
+    /// Tokens in a page of the other side.
+    pub peer_page_size: u32,
     /// How KV is handed over.
     pub hand_over: HandOver,
     /// Note when pages come back, to the millisecond.

@@ -82,6 +82,17 @@ mod tests {
 
     /// Two prefill ranks and a decode rank, each on a thread of its own.
     fn service(mode: Mode, cache: (PageLayout, u32), workload: Workload, max_new_tokens: usize) -> Report {
+        let (layout, pages) = cache;
+        uneven(mode, [(layout, 16, pages); 2], workload, max_new_tokens)
+    }
+
+    /// The same, with layout, page size and pages of the prefill and of the decode side.
+    fn uneven(
+        mode: Mode,
+        caches: [(PageLayout, u32, u32); 2],
+        workload: Workload,
+        max_new_tokens: usize,
+    ) -> Report {
         let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
         let bootstrap = server.local_addr().to_string();
         let model = ModelOptions {
@@ -91,13 +102,24 @@ mod tests {
         };
         let mut router = Router::new();
         for (side, number, of) in [(Side::Prefill, 0, 2), (Side::Prefill, 1, 2), (Side::Decode, 0, 1)] {
-            let (layout, pages) = cache;
-            let cache = CacheOptions { plane: PlaneKind::Local, layout, pages };
+            let [ours, theirs] = if side == Side::Prefill { caches } else { [caches[1], caches[0]] };
+            let ((layout, page_size, pages), peer_page_size) = (ours, theirs.1);
+            let cache = CacheOptions { plane: PlaneKind::Local, layout, page_size, pages };
             let (bootstrap, model) = (bootstrap.clone(), model.clone());
             let hand_over = HandOver { mode, lease_seconds: 30, kept_seconds: 480 };
             let (chunk_tokens, watch_pages) = (20, false);
-            let spec =
-                RankSpec { side, number, of, bootstrap, model, cache, hand_over, watch_pages, chunk_tokens };
+            let spec = RankSpec {
+                side,
+                number,
+                of,
+                bootstrap,
+                model,
+                cache,
+                peer_page_size,
+                hand_over,
+                watch_pages,
+                chunk_tokens,
+            };
             let (here, there) = UnixStream::pair().unwrap();
             router.add(side, here.try_clone().unwrap(), here, None);
             std::thread::spawn(move || {
@@ -120,6 +142,20 @@ mod tests {
 
     fn requests(count: usize) -> Workload {
         Workload { count, tokens: 70, turns: 1, follow_up: 0 }
+    }
+
+    #[test]
+    fn every_token_is_right_between_caches_of_different_shapes() {
+        let (layers, pages) = (PageLayout::LayerMajor, PageLayout::PageMajor);
+        for (mode, caches) in [
+            (Mode::Push, [(layers, 16, 64), (pages, 16, 64)]),
+            (Mode::Push, [(pages, 32, 40), (layers, 8, 128)]),
+            (Mode::Pull, [(layers, 8, 128), (pages, 32, 40)]),
+            (Mode::Pull, [(layers, 32, 40), (layers, 16, 64)]),
+        ] {
+            let report = uneven(mode, caches, requests(4), 6);
+            assert!(report.problems.is_empty(), "{mode:?}, {caches:?}: {report:#?}");
+        }
     }
 
     #[test]

@@ -20,6 +20,13 @@ pub enum Side {
     Decode,
 }
 
+impl Side {
+    /// The other one.
+    pub fn other(self) -> Side {
+        if self == Side::Prefill { Side::Decode } else { Side::Prefill }
+    }
+}
+
 impl std::fmt::Display for Side {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if *self == Side::Prefill { "prefill" } else { "decode" })
