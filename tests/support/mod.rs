@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub mod host;
+pub mod hybrid;
 pub mod memory;
 pub mod pair;
 pub mod process;
