@@ -51,6 +51,7 @@ pub(crate) enum Act {
     Open,
     Init { tries: u32 },
     Chunk { tries: u32 },
+    Layers,
     Abort,
     Misuse,
 }

@@ -41,6 +41,8 @@ pub(crate) enum Fact<'a> {
     },
     /// A node panicked.
     Panicked { life: LifeId, message: &'a str },
+    /// A node told a reader that it may read the pages of a session.
+    Granted { leg: LegId },
     /// A node sent a frame.
     Sent { life: LifeId, bytes: usize },
     /// A moment has come.

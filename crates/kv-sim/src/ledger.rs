@@ -94,6 +94,15 @@ pub struct Hold {
     pub leg: LegId,
     /// Which pages, in order.
     pub pages: Vec<u32>,
+    /// The regions in which their content is final, as bits.
+    pub finals: u64,
+}
+
+impl Hold {
+    /// True if its content in a region has been called final.
+    pub fn is_final(&self, region: u32) -> bool {
+        self.finals >> region.min(63) & 1 == 1
+    }
 }
 
 /// One life of a host, as seen from outside.
@@ -133,14 +142,21 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger in which nobody holds anything.
     pub fn new() -> Ledger {
-        let nobody = Hold { leg: LegId::MAX, pages: Vec::new() };
+        let nobody = Hold { leg: LegId::MAX, pages: Vec::new(), finals: 0 };
         Ledger { holds: vec![nobody], ..Ledger::default() }
     }
 
     /// Notes that a leg's session now holds pages.
     pub fn hold(&mut self, leg: LegId, pages: Vec<u32>) -> HoldId {
-        self.holds.push(Hold { leg, pages });
+        self.holds.push(Hold { leg, pages, finals: 0 });
         (self.holds.len() - 1) as HoldId
+    }
+
+    /// Notes that the content of pages (or of a row) is final in some regions.
+    pub fn announce(&mut self, hold: HoldId, regions: &std::ops::Range<u32>) {
+        if let Some(hold) = self.holds.get_mut(hold as usize) {
+            regions.clone().for_each(|region| hold.finals |= 1 << region.min(63));
+        }
     }
 
     /// True if two rooms can be those of one request.

@@ -36,6 +36,7 @@ mod cover;
 pub mod exhaust;
 mod fact;
 mod flight;
+mod forward;
 mod host;
 mod invariants;
 mod ledger;

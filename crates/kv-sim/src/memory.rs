@@ -1,5 +1,7 @@
 //! Simulated memories: real bytes, whose content tells where they come from.
 
+use std::ops::Range;
+
 use kv_core::RegionRole;
 
 use crate::ledger::HoldId;
@@ -96,6 +98,15 @@ impl Memory {
     /// Writes the content of page `position` of the request `key` into a page, all regions.
     pub fn fill_page(&mut self, page: u32, key: u64, position: u32) {
         self.each_item(RegionRole::Kv, page, |region, bytes| fill(bytes, key, region, position));
+    }
+
+    /// Writes the content of some regions of page `position` of the request `key` into a page.
+    pub fn fill_layers(&mut self, page: u32, key: u64, position: u32, regions: &Range<u32>) {
+        self.each_item(RegionRole::Kv, page, |region, bytes| {
+            if regions.contains(&(region as u32)) {
+                fill(bytes, key, region, position);
+            }
+        });
     }
 
     /// Writes the content of the aux row of the request `key`.

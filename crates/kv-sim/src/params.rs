@@ -176,6 +176,8 @@ pub struct SchedParams {
     pub referenced: u32,
     /// Sessions with a deadline of their own.
     pub own_deadline: u32,
+    /// Chunks that are given before they are computed.
+    pub layered: u32,
     /// Ordinary pause between two actions.
     pub pause: u64,
     /// Longest pause between two actions.
@@ -260,8 +262,17 @@ impl Params {
         };
         self.dma = DmaParams { error: 0, refuse: 0, connect_fail: 0, time_max: 50 * MS, ..self.dma };
         self.chaos = ChaosParams::default();
-        let SchedParams { early_init, request_ids, two_receivers, pause, pull, auto, referenced, .. } =
-            self.sched;
+        let SchedParams {
+            early_init,
+            request_ids,
+            two_receivers,
+            pause,
+            pull,
+            auto,
+            referenced,
+            layered,
+            ..
+        } = self.sched;
         self.sched = SchedParams {
             early_init,
             request_ids,
@@ -269,6 +280,7 @@ impl Params {
             pull,
             auto,
             referenced,
+            layered,
             pause,
             pause_max: 50 * MS,
             ..Default::default()
@@ -419,6 +431,7 @@ fn draw_sched(rng: &mut Rng, lossless: bool) -> SchedParams {
         auto: rng.pick(&[0, 0, 300]),
         referenced: rng.pick(&[0, 500, 1000]),
         own_deadline: rng.pick(&[0, 100, 500]),
+        layered: rng.pick(&[0, 300, 1000]),
         pause: rng.between(10 * US, 5 * MS),
         pause_max: rng.pick(&[5 * MS, 50 * MS, 300 * MS]),
     }

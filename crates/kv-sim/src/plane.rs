@@ -80,6 +80,12 @@ impl World {
 
     pub(crate) fn send(&mut self, life: LifeId, peer: PeerId, bytes: Bytes) {
         self.tell(&Fact::Sent { life, bytes: bytes.len() });
+        if name_of(&bytes) == "frame: Granted"
+            && let Ok(Frame { body: Body::Granted(granted), .. }) = Frame::decode(&bytes)
+            && let Some(&leg) = self.hosts[life].sessions.get(&granted.grant)
+        {
+            self.tell(&Fact::Granted { leg });
+        }
         let Some(&conn) = self.hosts[life].conns.get(&peer) else { return };
         if bytes.len() > MAX_FRAME {
             return;

@@ -47,6 +47,10 @@ planted! {
     NotifyEarly: success_means_right_bytes,
     /// Some pieces of a post are never written.
     LostPiece: success_means_right_bytes,
+    /// A chunk is taken to be final when it begins, and written.
+    WrittenEarly: only_final_bytes_move,
+    /// A chunk is taken to be final when it begins, and granted.
+    GrantedEarly: only_final_bytes_move,
     /// Leases are told four times as long as they are.
     LeaseInflated: success_means_right_bytes,
     /// Heartbeats are acknowledged by somebody who does not look.
@@ -160,6 +164,8 @@ impl Planted {
                     (params.drift_ppm, params.net.drop) = (400_000, 500);
                 }
             }
+            Planted::WrittenEarly => (params.sched.layered, params.sched.pull) = (1000, 0),
+            Planted::GrantedEarly => (params.sched.layered, params.sched.pull) = (1000, 1000),
             Planted::HealedInName => {
                 params.net.drop = 950;
             }

@@ -8,6 +8,7 @@ use kv_core::{AuxIndex, GrantRef, KvPoll, Lease, PageList, Pages, SessionId, Ses
 use crate::calendar::{Act, Check, Event};
 use crate::clock::MS;
 use crate::fact::Fact;
+use crate::forward::Computing;
 use crate::ledger::{Ledger, LegId, LifeId, Side, Slot};
 use crate::world::World;
 
@@ -43,6 +44,10 @@ pub(crate) struct Plan {
     pub(crate) replica: Option<u32>,
     pub(crate) early_init: bool,
     pub(crate) lease: Option<Lease>,
+    /// Chunks given.
+    pub(crate) given: u32,
+    /// Chunks given that are not computed to the end.
+    pub(crate) computing: Vec<Computing>,
 }
 
 impl World {
@@ -58,9 +63,10 @@ impl World {
             Act::Open => {}
             Act::Abort => self.abort(leg, life),
             Act::Misuse => self.misuse(leg, life),
-            Act::Init { .. } | Act::Chunk { .. } if ended && !self.rng.chance(100) => {}
+            Act::Init { .. } | Act::Chunk { .. } | Act::Layers if ended && !self.rng.chance(100) => {}
             Act::Init { tries } => self.init(leg, life, tries),
             Act::Chunk { tries } => self.chunk(leg, life, tries),
+            Act::Layers => self.layers(leg, life),
         }
     }
 
@@ -169,11 +175,15 @@ impl World {
         }
         self.plans[leg].chunks.pop();
         let pages = self.take_pages(life, chunk);
-        let last = self.plans[leg].chunks.is_empty();
-        self.fill(leg, life, &pages, last);
-        let session = self.ledger.legs[leg].session;
-        let Some(chunk) = self.give(leg, life, &pages) else { return };
-        self.feed(life, "send", Input::Command(Command::Send { session, chunk }));
+        if self.rng.chance(self.params.sched.layered) {
+            self.begin(leg, life, pages);
+        } else {
+            let last = self.plans[leg].chunks.is_empty() && self.plans[leg].computing.is_empty();
+            self.fill(leg, life, &pages, last);
+            let session = self.ledger.legs[leg].session;
+            let Some(chunk) = self.give_final(leg, life, &pages) else { return };
+            self.feed(life, "send", Input::Command(Command::Send { session, chunk }));
+        }
         if !self.plans[leg].chunks.is_empty() {
             self.act_later(leg, Act::Chunk { tries: 0 });
         }
@@ -185,8 +195,17 @@ impl World {
         for (position, &page) in pages.iter().enumerate() {
             self.memories[life].fill_page(page, known.key, (known.pages.len() + position) as u32);
         }
-        if let Some(row) = known.row.filter(|_| last) {
+        if last {
+            self.fill_own_row(leg, life);
+        }
+    }
+
+    /// Computes the aux row of a request.
+    pub(crate) fn fill_own_row(&mut self, leg: LegId, life: LifeId) {
+        let known = &self.ledger.legs[leg];
+        if let Some(row) = known.row {
             self.memories[life].fill_row(row, known.key);
+            self.ledger.announce(known.row_hold, &(0..64));
         }
     }
 
@@ -239,7 +258,7 @@ impl World {
             }
             (Side::Sender, _) => {
                 self.fill(leg, life, &given, true);
-                let Some(chunk) = self.give(leg, life, &given) else { return };
+                let Some(chunk) = self.give_final(leg, life, &given) else { return };
                 Command::Send { session, chunk }
             }
             (Side::Receiver, choice) => {
@@ -297,8 +316,17 @@ impl World {
         Some(AuxIndex(row))
     }
 
+    /// As `give`, of pages whose content is final.
+    fn give_final(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
+        let token = self.give(leg, life, pages)?;
+        if let Some(&hold) = self.ledger.legs[leg].holds.last() {
+            self.ledger.announce(hold, &(0..64));
+        }
+        Some(token)
+    }
+
     /// Makes a token for a session, and notes who holds its pages.
-    fn give(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
+    pub(crate) fn give(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
         let token =
             PageList::from_pages(pages.iter().copied()).ok().and_then(|list| Pages::claim(list).ok())?;
         let hold = self.ledger.hold(leg, pages.to_vec());
@@ -313,6 +341,7 @@ impl World {
             known.pages.extend_from_slice(pages);
         }
         self.ledger.lives[life].tokens_out += 1;
+        self.plans[leg].given += 1;
         Some(token)
     }
 

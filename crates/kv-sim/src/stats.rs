@@ -129,6 +129,10 @@ counters! {
     stray_writes: "cover: pieces written by a dead host",
     /// Sessions served with several posts.
     multi_part: "cover: sessions with several posts",
+    /// Chunks given before they were computed.
+    begun: "cover: chunks given before they are computed",
+    /// Layers called final.
+    announced: "cover: announcements of layers",
     /// Sender opened before the registration.
     sender_first: "cover: sender opened first",
     /// Registration before the sender.

@@ -209,7 +209,8 @@ impl World {
             (false, 0) => Some(Lease::Fixed(Duration::from_nanos(self.rng.between(MS, SEC)))),
             _ => None,
         };
-        self.plans.push(Plan { chunks, deadline, replica, early_init, lease });
+        let (given, computing) = (0, Vec::new());
+        self.plans.push(Plan { chunks, deadline, replica, early_init, lease, given, computing });
         self.ledger.legs.push(Leg {
             request,
             side,

@@ -42,6 +42,8 @@ macro_rules! each {
 each! {
     early_notices_are_caught: NotifyEarly,
     lost_pieces_are_caught: LostPiece,
+    chunks_written_before_they_are_final_are_caught: WrittenEarly,
+    chunks_granted_before_they_are_final_are_caught: GrantedEarly,
     leases_told_longer_than_they_are_are_caught: LeaseInflated,
     heartbeats_answered_without_a_look_are_caught: HeartbeatForged,
     clocks_that_leases_do_not_allow_for_are_caught: ClocksBeyondMargin,

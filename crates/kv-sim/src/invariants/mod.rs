@@ -3,6 +3,7 @@
 //! | invariant | promise it serves |
 //! |---|---|
 //! | [`success_means_right_bytes`] | 1: success means the bytes are right |
+//! | [`only_final_bytes_move`] | 1: … whatever of them was announced layer by layer |
 //! | [`pages_quiet_when_released`] | 2: pages come back only when no wire can touch them |
 //! | [`tokens_come_back`] | 2: … and they do come back, each exactly once |
 //! | [`ends_once_in_time`] | 3: every session ends, exactly once, inside its deadline, with a reason |
@@ -20,6 +21,7 @@ mod ends_once_in_time;
 mod failure_is_told;
 mod idle_is_quiet;
 mod incarnation_fence;
+mod only_final_bytes_move;
 mod pages_quiet_when_released;
 mod reason_is_true;
 mod requests_are_served;
@@ -62,6 +64,7 @@ macro_rules! invariants {
 
 invariants! {
     success_means_right_bytes::SuccessMeansRightBytes,
+    only_final_bytes_move::OnlyFinalBytesMove,
     pages_quiet_when_released::PagesQuietWhenReleased,
     tokens_come_back::TokensComeBack,
     ends_once_in_time::EndsOnceInTime,
