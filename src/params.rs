@@ -42,11 +42,11 @@
 //! // P has computed 40 tokens, keeps their pages, and says so in its response.
 //! # let args = KvArgs::builder("prefill-0", 0).pages(64, 16);
 //! # let args = args.region(Region::dram(RegionRole::Kv, 0x10_0000, 64 * 4096, 4096)).build()?;
-//! # let grant = GrantRef { incarnation: Incarnation::from_random(77), nonce: SessionId(5), pages: None };
+//! # let grants = [GrantRef { incarnation: Incarnation::from_random(77), nonce: SessionId(5), pages: None }];
 //! let pages = PageList::from_pages([7, 8, 3])?;
 //! let lease = Lease::Renewable(Duration::from_secs(30));
-//! // `grant` is what the session's `KvSender::grant` says.
-//! let kept = RemoteKv::granted(&args, "10.0.0.1:8998", Room::Number(42), 40, &pages, &grant, lease)?;
+//! // `grants` is what the session's `KvSender::grants` says.
+//! let kept = RemoteKv::granted(&args, "10.0.0.1:8998", Room::Number(42), 40, &pages, &grants, lease)?;
 //! let response = TransferParams::decode(TransferMode::Pull, kept).to_json();
 //!
 //! // The router passes it on; D has the first page of the prompt in its cache already.
@@ -55,7 +55,7 @@
 //! let fetch = remote.fetch(40, 16, remote.remaining(None), &FetchPolicy::decode(16))?;
 //! assert_eq!(fetch, Fetch::Read { first: 1, pages: 2 });
 //! let options = remote.reader_options(Default::default());
-//! assert_eq!(options.grant.map(|grant| grant.nonce), Some(SessionId(5)));
+//! assert_eq!(options.grants.first().map(|grant| grant.nonce), Some(SessionId(5)));
 //! # Ok(())
 //! # }
 //! ```

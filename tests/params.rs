@@ -132,10 +132,12 @@ fn a_session_s_grant_reaches_the_reader_s_options() {
     let region = Region::dram(RegionRole::Kv, 0x1000, 64 * 64, 64);
     let parallel = Parallel { dp_size: 4, dp_rank: 3, ..Parallel::default() };
     let args = KvArgs::builder("prefill", 3).pages(64, 16).region(region).parallel(parallel).build().unwrap();
-    let grant = GrantRef { incarnation: Incarnation::from_random(9), nonce: SessionId(7), pages: None };
+    let grant =
+        |life| GrantRef { incarnation: Incarnation::from_random(life), nonce: SessionId(7), pages: None };
+    let grants = [grant(9), grant(4)];
     let lease = Lease::Fixed(Duration::from_secs(480));
     let granted =
-        |addr: &str| RemoteKv::granted(&args, addr, Room::Number(5), 33, &pages(&[1, 2, 9]), &grant, lease);
+        |addr: &str| RemoteKv::granted(&args, addr, Room::Number(5), 33, &pages(&[1, 2, 9]), &grants, lease);
     let params = TransferParams::next_turn(granted("[::1]:8998").unwrap());
     let params = TransferParams::parse(&params.to_json()).unwrap();
     let remote = params.remote().unwrap();
@@ -143,8 +145,9 @@ fn a_session_s_grant_reaches_the_reader_s_options() {
     assert_eq!(remote.bootstrap_addr(), "[::1]:8998");
     let given = SessionOptions { deadline: Some(Duration::from_secs(1)), ..SessionOptions::default() };
     let options = remote.reader_options(given.clone());
-    let expected = GrantRef { pages: Some(pages(&[1, 2, 9])), ..grant.clone() };
-    assert_eq!(options, SessionOptions { prefill_dp_rank: Some(3), grant: Some(expected), ..given });
+    let expected = [grant(9), grant(4)].map(|grant| GrantRef { pages: Some(pages(&[1, 2, 9])), ..grant });
+    assert_eq!(options, SessionOptions { prefill_dp_rank: Some(3), grants: expected.to_vec(), ..given });
+    assert_eq!(remote.grant(4).map(|grant| grant.incarnation), Some(Incarnation::from_random(4)));
     let error = granted("nowhere").unwrap_err().to_string();
     assert_eq!(error, "bootstrap_addr must be host:port, and is \"nowhere\"");
 }

@@ -53,11 +53,11 @@ impl KeptCaches {
         let Ok(key) = self.queues.push((), outgoing) else { return Err(pages) };
         self.order.push_back(key);
         let list = pages.list().clone();
-        let grant = self.queues.grant(key).filter(|_| {
+        let grants = self.queues.grants(key).filter(|_| {
             self.queues.pop_waiting(|_, ()| true) == Some(key)
                 && self.queues.init(key, pages.len(), None).is_ok()
         });
-        let Some(grant) = grant else {
+        let Some(grants) = grants else {
             self.queues.abort(key);
             return Err(pages);
         };
@@ -66,7 +66,7 @@ impl KeptCaches {
         let _ = self.queues.finish(key);
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let (args, bootstrap) = (self.manager.args(), &self.bootstrap);
-        let offer = RemoteKv::granted(args, bootstrap, room, tokens, &list, &grant, self.lease);
+        let offer = RemoteKv::granted(args, bootstrap, room, tokens, &list, &grants, self.lease);
         // An address that nobody can use: the pages come back when the session has ended.
         let Ok(offer) = offer else {
             self.queues.abort(key);

@@ -351,13 +351,15 @@ impl PrefillRank {
 
     /// Tells the router where the KV of a prompt lies; in push mode nobody asks.
     fn answer(&mut self, key: RequestKey) {
-        let (Some(grant), Some(prompt)) = (self.queues.grant(key), self.queues.request(key)) else { return };
+        let (Some(grants), Some(prompt)) = (self.queues.grants(key), self.queues.request(key)) else {
+            return;
+        };
         let Some(mode) = prompt.options.mode.filter(|mode| *mode != TransferMode::Push) else { return };
         let (room, tokens) = (prompt.room, u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX));
         let Ok(pages) = PageList::from_pages(prompt.pages.iter().copied()) else { return };
         let (args, lease) = (self.manager.args(), self.hand_over.lease());
         let kept =
-            RemoteKv::granted(args, &self.bootstrap, Room::Number(room), tokens, &pages, &grant, lease);
+            RemoteKv::granted(args, &self.bootstrap, Room::Number(room), tokens, &pages, &grants, lease);
         match kept {
             Ok(kept) => {
                 let params = TransferParams::decode(mode, kept).to_value();

@@ -94,25 +94,30 @@ impl RemoteKv {
 
     /// What a worker says of one of its sessions: this rank has the KV of `num_tokens` tokens in
     /// `pages`, and keeps it under `lease`, which runs from now. `bootstrap_addr` (`host:port`) is
-    /// where the worker is registered, `grant` what its session's `KvSender::grant` says.
+    /// where the worker is registered, `grants` what its session's `KvSender::grants` says: the
+    /// grant of the worker's rank, and those of the ranks after it if it speaks for them too.
     pub fn granted(
         args: &KvArgs,
         bootstrap_addr: &str,
         room: Room,
         num_tokens: u32,
         pages: &PageList,
-        grant: &GrantRef,
+        grants: &[GrantRef],
         lease: Lease,
     ) -> Result<RemoteKv, ParamsError> {
         let (host, port) = host_and_port(bootstrap_addr)?;
         let parallel = args.geometry().parallel;
-        let (rank, GrantRef { incarnation, nonce, .. }) = (args.worker().rank, grant.clone());
+        let ranks = (args.worker().rank..).zip(grants);
+        let ranks = ranks.map(|(rank, grant)| {
+            let GrantRef { incarnation, nonce, .. } = *grant;
+            RankGrant { rank, incarnation, nonce }
+        });
         let grants = Grants {
             bootstrap_addr: bootstrap_addr.to_owned(),
             num_pages: u32::try_from(pages.len()).unwrap_or(u32::MAX),
             lease: lease.duration(),
             renewable: matches!(lease, Lease::Renewable(_)),
-            ranks: vec![RankGrant { rank, incarnation, nonce }],
+            ranks: ranks.collect(),
         };
         Ok(RemoteKv {
             block_ids: vec![pages.clone()],
@@ -125,14 +130,12 @@ impl RemoteKv {
         })
     }
 
-    /// What a receiver of this KV is opened with, besides `options`: the replica, and the grant if
-    /// one rank holds all. Its room is [`room`](Self::room).
+    /// What a receiver of this KV is opened with, besides `options`: the replica, and the grants of
+    /// its ranks. Its room is [`room`](Self::room).
     pub fn reader_options(&self, options: SessionOptions) -> SessionOptions {
-        let grant = match self.grants.as_ref().map(|grants| grants.ranks.as_slice()) {
-            Some([only]) => self.grant(only.rank),
-            _ => None,
-        };
-        SessionOptions { prefill_dp_rank: self.dp_rank.or(options.prefill_dp_rank), grant, ..options }
+        let ranks = self.grants.iter().flat_map(|grants| &grants.ranks);
+        let grants = ranks.filter_map(|grant| self.grant(grant.rank)).collect();
+        SessionOptions { prefill_dp_rank: self.dp_rank.or(options.prefill_dp_rank), grants, ..options }
     }
 
     /// The bootstrap server to ask for the engine's ranks.

@@ -279,7 +279,7 @@ pub fn grant(
     sender.send(prompt).unwrap();
     let (args, tokens) = (host.manager.args(), 16 * pages as u32);
     let kept =
-        RemoteKv::granted(args, &host.addr, room.into(), tokens, &list, &sender.grant(), lease).unwrap();
+        RemoteKv::granted(args, &host.addr, room.into(), tokens, &list, &sender.grants(), lease).unwrap();
     (sender, TransferParams::decode(TransferMode::Pull, kept))
 }
 

@@ -26,9 +26,9 @@ pub struct SessionOptions {
     /// On a sender: how long its pages stay pinned for readers; `None` for the worker's
     /// `kv_lease_duration`, renewable.
     pub lease: Option<Lease>,
-    /// On a receiver that pulls: the sender's session, as the router was told it. Without it,
-    /// whichever sender there is for the room.
-    pub grant: Option<GrantRef>,
+    /// On a receiver that pulls: the sender's session, as the router was told it; of an engine of
+    /// several ranks one, or each rank's. Without any, whichever sender there is for the room.
+    pub grants: Vec<GrantRef>,
     /// On a receiver: in which role its source is registered; `None` for prefill. A prefill worker
     /// that takes back what a decode worker kept of a conversation asks for `Decode`.
     pub source: Option<WorkerRole>,
@@ -130,6 +130,11 @@ pub struct Reclaimed {
 pub trait KvSender: KvSession {
     /// What a router carries to a receiver that is to read this session's pages.
     fn grant(&self) -> GrantRef;
+
+    /// The same of every rank of the engine, in the order of ranks, where one handle stands for all.
+    fn grants(&self) -> Vec<GrantRef> {
+        vec![self.grant()]
+    }
 
     /// Announces the request: how many pages will be sent in all, and the aux row that goes with
     /// the last of them. Once, before the first `send`; full queues return [`Backpressure`].

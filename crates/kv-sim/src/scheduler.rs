@@ -113,9 +113,9 @@ impl World {
                 let (bootstrap_addr, prefill_dp_rank) = (self.params.addr(server), self.plans[leg].replica);
                 let pulls = self.ledger.legs[leg].pulls;
                 let mode = Some(if pulls { TransferMode::Pull } else { TransferMode::Push });
-                let grant = self.reference(leg).filter(|_| pulls);
+                let grants = self.reference(leg).filter(|_| pulls).into_iter().collect();
                 let options =
-                    SessionOptions { deadline, prefill_dp_rank, mode, grant, ..SessionOptions::default() };
+                    SessionOptions { deadline, prefill_dp_rank, mode, grants, ..SessionOptions::default() };
                 Command::OpenReceiver { session, room, bootstrap_addr, options: Box::new(options) }
             }
         };

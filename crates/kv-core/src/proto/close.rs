@@ -32,7 +32,7 @@ impl Node {
             match source.state {
                 SourceState::Open => source.state = SourceState::Closing,
                 // A reference that this source cannot have is none of its business.
-                SourceState::Met if receiver.grant.is_some() => {
+                SourceState::Met if !receiver.grants.is_empty() => {
                     source.state = SourceState::Over;
                     if let Some(peer) = self.peers.get_mut(source.peer) {
                         peer.waiting.remove(&session);

@@ -31,7 +31,7 @@ use super::run_set;
 use super::timer::Timer;
 use crate::error::Cause;
 use crate::groups::{GroupLists, Groups};
-use crate::id::{Attempt, AuxIndex, PeerId, SessionId};
+use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, SessionId};
 use crate::lease::GrantRef;
 use crate::pages::PageList;
 use crate::plan::{Plan, Side};
@@ -71,12 +71,17 @@ impl Reading {
     }
 }
 
+/// The one of these that names a session of a worker in this life.
+pub(super) fn of_life(grants: &[GrantRef], life: Incarnation) -> Option<&GrantRef> {
+    grants.iter().find(|grant| grant.incarnation == life)
+}
+
 impl Node {
     /// The claim, as it is sent to a source now.
-    pub(super) fn claim(&mut self, id: PeerId, register: Register, grant: Option<&GrantRef>) -> Body {
+    pub(super) fn claim(&mut self, id: PeerId, register: Register, grants: &[GrantRef]) -> Body {
         let Register { attempt, floor, room, ranks, ttl_ms, .. } = register;
-        let meant = self.peers.get(id).map(|peer| peer.incarnation);
-        let grant = grant.filter(|grant| meant == Some(grant.incarnation)).map(|grant| grant.nonce);
+        let meant = self.peers.get(id).and_then(|peer| of_life(grants, peer.incarnation));
+        let grant = meant.map(|grant| grant.nonce);
         let beat = self.peers.get_mut(id).map_or(0, |peer| peer.heart.beat(self.now));
         Body::Claim(Claim { attempt, floor, room, grant, beat, ranks, ttl_ms })
     }
@@ -96,7 +101,7 @@ impl Node {
         if receiver.poll.is_terminal() || !receiver.pulls {
             return;
         }
-        let expected = receiver.grant.clone().filter(|grant| grant.incarnation == incarnation);
+        let expected = of_life(&receiver.grants, incarnation).cloned();
         let Some(source) = receiver.sources.get_mut(index) else { return };
         if source.state != SourceState::Open {
             return;
@@ -399,7 +404,7 @@ impl Node {
         }
         let Some(receiver) = self.receivers.get_mut(&session) else { return };
         let Some(cause) = receiver.failure.clone() else { return };
-        let (room, grant) = (receiver.room.clone(), receiver.grant.as_ref().map(|grant| grant.nonce));
+        let (room, grants) = (receiver.room.clone(), receiver.grants.clone());
         let closing = receiver.sources.iter_mut().filter(|source| source.state == SourceState::Closing);
         let mut frames = Vec::new();
         for source in closing {
@@ -407,6 +412,7 @@ impl Node {
             let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(source.peer)) else {
                 continue;
             };
+            let grant = of_life(&grants, peer.incarnation).map(|grant| grant.nonce);
             let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone() };
             peer.outgoing.remove(&attempt);
             peer.releasing.insert(attempt, Releasing::Aborted(abort.clone()));

@@ -25,7 +25,8 @@ use std::time::Duration;
 use super::directory::Question;
 use super::io::Output;
 use super::node::Node;
-use super::read::Reading;
+use super::peer::Peer;
+use super::read::{Reading, of_life};
 use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::bootstrap::WorkerRole;
@@ -56,7 +57,7 @@ pub(super) struct ReceiveSession {
     /// It reads, instead of being written to. Decided when all sources are met.
     pub(super) pulls: bool,
     /// The sender's session that is meant.
-    pub(super) grant: Option<GrantRef>,
+    pub(super) grants: Vec<GrantRef>,
     pub(super) question: Question,
     pub(super) given: Option<(Pages, Option<AuxIndex>)>,
     /// Items of state groups, given before the pages.
@@ -140,7 +141,7 @@ impl Node {
             poll: KvPoll::Bootstrapping,
             mode,
             pulls: mode == TransferMode::Pull,
-            grant: options.grant,
+            grants: options.grants,
             question,
             given: None,
             groups: None,
@@ -208,12 +209,12 @@ impl Node {
             let ways = receiver.sources.iter().filter_map(|source| self.peers.get(source.peer));
             let good = ways.fold(Directions::BOTH, |good, peer| good.and(peer.directions));
             // A reference is a sender's that waits for nobody: reading needs no registration first.
-            receiver.pulls = good.read && (receiver.grant.is_some() || !good.write);
+            receiver.pulls = good.read && (!receiver.grants.is_empty() || !good.write);
         }
         let pulls = receiver.pulls;
         self.status(session, KvPoll::WaitingForInput, None);
         if pulls {
-            if let Some(cause) = self.check_grant(session) {
+            if let Some(cause) = self.check_grants(session) {
                 return self.fail_receiver(session, cause);
             }
             // The sender's pages are claimed at once: their lease is kept alive from now on, however
@@ -274,18 +275,25 @@ impl Node {
         }
     }
 
-    /// Why the grant cannot be one of the sources'.
-    fn check_grant(&self, session: SessionId) -> Option<Cause> {
+    /// Why the grants cannot be the sources'.
+    fn check_grants(&self, session: SessionId) -> Option<Cause> {
         let receiver = self.receivers.get(&session)?;
-        let grant = receiver.grant.as_ref()?;
-        let mut sources = receiver.sources.iter().filter_map(|source| self.peers.get(source.peer));
-        // Of several sources one is meant; the others are claimed by the room.
-        let Some(meant) = sources.clone().find(|peer| peer.incarnation == grant.incarnation) else {
-            let (referenced, found) = (grant.incarnation, sources.next()?.incarnation);
-            return Some(Cause::StaleGrant { referenced, found });
+        let first = receiver.grants.first()?;
+        let sources = || receiver.sources.iter().filter_map(|source| self.peers.get(source.peer));
+        let unnamed = |peer: &&Peer| of_life(&receiver.grants, peer.incarnation).is_none();
+        // One grant may be of any source, and the others are claimed by the room. Several name all.
+        let stale = match receiver.grants.len() {
+            1 if sources().all(|peer| unnamed(&peer)) => sources().next(),
+            1 => None,
+            _ => sources().find(unnamed),
         };
-        let range = grant.pages.as_ref()?.check_below(meant.geometry.num_pages);
-        range.err().map(Cause::GrantOutOfRange)
+        if let Some(peer) = stale {
+            return Some(Cause::StaleGrant { referenced: first.incarnation, found: peer.incarnation });
+        }
+        sources().find_map(|peer| {
+            let pages = of_life(&receiver.grants, peer.incarnation)?.pages.as_ref()?;
+            pages.check_below(peer.geometry.num_pages).err().map(Cause::GrantOutOfRange)
+        })
     }
 
     /// Sends the registrations that were not acknowledged, and sets the time of the next try.
@@ -297,7 +305,7 @@ impl Node {
             None => return,
         };
         let groups = receiver.groups.as_ref().filter(|_| !receiver.pulls).map(Groups::lists);
-        let (pulls, grant) = (receiver.pulls, receiver.grant.clone());
+        let (pulls, grants) = (receiver.pulls, receiver.grants.clone());
         // A little longer than this side waits: its own deadline shall end it, not the peer's patience.
         let left = receiver.deadline.saturating_sub(self.now - receiver.opened);
         let ttl = left + self.config.timing.retry_first;
@@ -331,7 +339,7 @@ impl Node {
         for (peer, register) in frames {
             self.watch_peer(peer);
             let body = match pulls {
-                true => self.claim(peer, register, grant.as_ref()),
+                true => self.claim(peer, register, &grants),
                 false => Body::Register(register),
             };
             self.send(peer, body);

@@ -23,7 +23,7 @@ fn pull() -> SessionOptions {
     let deadline = Some(Duration::from_secs(1000));
     SessionOptions {
         mode: Some(TransferMode::Pull),
-        grant: Some(grant),
+        grants: vec![grant],
         deadline,
         ..SessionOptions::default()
     }
@@ -214,7 +214,7 @@ fn grants_of_what_does_not_exist_and_second_grants_fail_the_session() {
         solo.says(1, Body::Granted(granted));
         assert_eq!(solo.cause(session), Cause::Protocol(what));
     }
-    let (mut solo, session, _) = claiming(SessionOptions { grant: None, ..pull() });
+    let (mut solo, session, _) = claiming(SessionOptions { grants: Vec::new(), ..pull() });
     solo.says(1, Body::Granted(grant(1)));
     solo.says(1, Body::Granted(Granted { grant: SessionId(56), ..grant(1) }));
     assert_eq!(solo.cause(session), Cause::Protocol("two grants for one claim"));
@@ -344,7 +344,7 @@ fn an_expired_lease_is_named_as_such() {
 fn a_reference_that_cannot_be_is_refused_before_anything_is_said() {
     let reference = |incarnation: u64, pages: Option<PageList>| {
         let grant = GrantRef { incarnation: Incarnation::from_random(incarnation), nonce: NONCE, pages };
-        SessionOptions { grant: Some(grant), ..pull() }
+        SessionOptions { grants: vec![grant], ..pull() }
     };
     for options in [reference(2, None), reference(1, Some(list(&[16])))] {
         let mut solo = Solo::new(|_| {});

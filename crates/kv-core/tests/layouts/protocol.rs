@@ -8,8 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::{
-    AuxIndex, Cause, ChunkId, Geometry, GroupItems, Groups, Incarnation, KvPoll, Op, Pages, PeerCause,
-    PeerId, Post, RankRecord, Room, SessionId, SessionOptions, Time, TransferError, TransferMode, WorkerRole,
+    AuxIndex, Cause, ChunkId, Geometry, GrantRef, GroupItems, Groups, Incarnation, KvPoll, Op, Pages,
+    PeerCause, PeerId, Post, RankRecord, Room, SessionId, SessionOptions, Time, TransferError, TransferMode,
+    WorkerRole,
 };
 
 use crate::engine::{Engine, Lists, Model, Request};
@@ -37,6 +38,8 @@ struct World {
     released_items: BTreeMap<usize, usize>,
     now: Time,
     moved: u64,
+    /// What the router tells every receiver.
+    grants: Vec<GrantRef>,
 }
 
 impl World {
@@ -76,7 +79,18 @@ impl World {
             released_items: BTreeMap::new(),
             now: Time::from_nanos(1_000_000_000),
             moved: 0,
+            grants: Vec::new(),
         }
+    }
+
+    /// The sessions of all prefill ranks, as `serve` opens them.
+    fn refer(&mut self, lists: &[Lists]) {
+        let grants = self.records.iter().zip(lists).zip(1..).map(|((record, lists), session)| GrantRef {
+            incarnation: record.incarnation,
+            nonce: SessionId(session),
+            pages: self.rng.chance(2).then(|| list(&lists.pages)),
+        });
+        self.grants = grants.collect();
     }
 
     fn input(&mut self, node: usize, input: Input) {
@@ -254,7 +268,9 @@ fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: Tran
         } else {
             let rank = node - world.prefills;
             let prefix_pages = request.prefix[rank];
-            let options = Box::new(SessionOptions { mode, prefix_pages, ..SessionOptions::default() });
+            let grants = world.grants.clone();
+            let options =
+                Box::new(SessionOptions { mode, grants, prefix_pages, ..SessionOptions::default() });
             let bootstrap_addr = "bootstrap:1".to_owned();
             steps.push(Step::Say(Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options }));
             let groups = groups(&engines[1], request, &request.decode[rank], false);
@@ -264,6 +280,12 @@ fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: Tran
         }
         steps.reverse();
         todo.push(steps);
+    }
+    if !world.grants.is_empty() {
+        // A session that a router tells of has been opened.
+        for (node, steps) in todo.iter_mut().enumerate().take(world.prefills) {
+            steps.pop().into_iter().for_each(|open| world.carry_out(node, open));
+        }
     }
     for _ in 0..200_000 {
         if world.rng.chance(3) {
@@ -311,6 +333,9 @@ fn run(seed: u64) {
     let (mut rng, model, engines, request) = case(seed);
     let mode = rng.pick(&[TransferMode::Push, TransferMode::Pull]);
     let mut world = world(rng, &model, &engines, &request);
+    if mode == TransferMode::Pull && world.rng.chance(2) {
+        world.refer(&request.prefill);
+    }
     serve(&mut world, &engines, &request, mode, 0);
     for node in 0..world.nodes.len() {
         assert_eq!(world.polls[&node], KvPoll::Success, "node {node}: {:?}", world.failures);
@@ -374,6 +399,26 @@ fn a_number_of_receivers_that_contradicts_the_engine_fails_with_both_values() {
     let mut world = self::world(rng, &model, &engines, &request);
     serve(&mut world, &engines, &request, TransferMode::Push, 2);
     assert!(world.polls.iter().all(|(_, poll)| *poll == KvPoll::Success), "{:?}", world.failures);
+}
+
+/// The router's references name every rank of an engine, and one of these has been restarted: its
+/// readers learn it before they read anything, the others are served.
+#[test]
+fn a_restarted_rank_among_several_is_told_from_those_that_live_on() {
+    let (rng, model, engines, request) = uneven();
+    let mut world = world(rng, &model, &engines, &request);
+    world.refer(&request.prefill);
+    world.grants[1].incarnation = Incarnation::from_random(7);
+    serve(&mut world, &engines, &request, TransferMode::Pull, 0);
+    let found = world.records[1].incarnation;
+    for (rank, node) in (2..6).enumerate() {
+        if rank < 2 {
+            assert_eq!(world.polls[&node], KvPoll::Success, "{:?}", world.failures);
+        } else {
+            let referenced = world.records[0].incarnation;
+            assert_eq!(world.failures[&node].cause, Cause::StaleGrant { referenced, found });
+        }
+    }
 }
 
 #[test]

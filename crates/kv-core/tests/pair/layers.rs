@@ -103,8 +103,8 @@ fn pages_are_granted_to_readers_when_every_layer_of_every_chunk_is_final() {
     let mut pair = layered();
     let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
     let sender = pair.open_sender_with(ROOM, 1, options.clone());
-    let grant = Some(pair.grant(sender));
-    let receiver = pair.open_receiver_with(ROOM, SessionOptions { grant, ..options });
+    let grants = vec![pair.grant(sender)];
+    let receiver = pair.open_receiver_with(ROOM, SessionOptions { grants, ..options });
     pair.init_receiver(receiver, &[7, 9], None);
     pair.init_sender(sender, 2, None);
     begin(&mut pair, sender, &[1]);

@@ -28,8 +28,8 @@ fn granted(pair: &mut Pair, from: &[u32], aux: Option<u32>) -> SessionId {
 
 /// A receiver that claims a sender's pages by its reference.
 fn claim(pair: &mut Pair, sender: SessionId) -> SessionId {
-    let grant = Some(pair.grant(sender));
-    pair.open_receiver_with(ROOM, SessionOptions { grant, ..pull() })
+    let grants = vec![pair.grant(sender)];
+    pair.open_receiver_with(ROOM, SessionOptions { grants, ..pull() })
 }
 
 fn leased(pair: &Pair) -> usize {
@@ -270,7 +270,7 @@ fn references_that_lead_nowhere_fail_by_name_and_move_nothing() {
         ),
     ];
     for (grant, cause) in cases {
-        let options = SessionOptions { grant: Some(grant), ..pull() };
+        let options = SessionOptions { grants: vec![grant], ..pull() };
         let receiver = pair.open_receiver_with(ROOM, options);
         pair.init_receiver(receiver, &[7, 8], None);
         assert_eq!(pair.failure(D, receiver), cause);
@@ -296,9 +296,9 @@ fn references_that_lead_nowhere_fail_by_name_and_move_nothing() {
 fn a_restarted_sender_has_no_grants_of_its_former_life() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
-    let grant = Some(pair.grant(sender));
+    let grants = vec![pair.grant(sender)];
     pair.restart(P);
-    let receiver = pair.open_receiver_with(ROOM, SessionOptions { grant, ..pull() });
+    let receiver = pair.open_receiver_with(ROOM, SessionOptions { grants, ..pull() });
     assert!(matches!(pair.failure(D, receiver), Cause::StaleGrant { .. }));
     pair.run_for(Duration::from_secs(1));
 }
@@ -423,8 +423,8 @@ fn auto_follows_the_wire_and_prefers_a_grant_that_the_router_carried() {
         let sender = pair.open_sender_with(ROOM, 1, auto());
         pair.init_sender(sender, 1, None);
         pair.send(sender, &[4]);
-        let grant = referenced.then(|| pair.grant(sender));
-        let receiver = pair.open_receiver_with(ROOM, SessionOptions { grant, ..auto() });
+        let grants = if referenced { vec![pair.grant(sender)] } else { Vec::new() };
+        let receiver = pair.open_receiver_with(ROOM, SessionOptions { grants, ..auto() });
         pair.init_receiver(receiver, &[7], None);
         assert_eq!(pair.only_post().op, op, "{directions:?}, referenced {referenced}");
         pair.complete_posts();

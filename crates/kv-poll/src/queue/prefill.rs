@@ -318,8 +318,8 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     }
 
     /// What a router carries to the receiver of a request in pull mode.
-    pub fn grant(&self, key: RequestKey) -> Option<GrantRef> {
-        self.entries.get(&key).map(|entry| entry.session.grant())
+    pub fn grants(&self, key: RequestKey) -> Option<Vec<GrantRef>> {
+        self.entries.get(&key).map(|entry| entry.session.grants())
     }
 
     /// Why a request that is still in the queues has failed.

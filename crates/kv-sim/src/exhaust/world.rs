@@ -252,8 +252,8 @@ impl World {
         self.hosts[host].session = Some(session);
         let incarnation = self.hosts[P].config.incarnation;
         let grant = GrantRef { incarnation, nonce: SENDER, pages: Some(self.request()) };
-        let grant = (!self.scope.by_room).then_some(grant);
-        let options = Box::new(SessionOptions { grant, ..self.options() });
+        let grants = if self.scope.by_room { Vec::new() } else { vec![grant] };
+        let options = Box::new(SessionOptions { grants, ..self.options() });
         let bootstrap_addr = "model:1".to_owned();
         self.command(host, Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options })
     }
