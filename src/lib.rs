@@ -88,9 +88,10 @@ pub use kv_poll::{
 pub mod prelude {
     pub use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
     pub use kv_core::{
-        AuxIndex, Backpressure, BootstrapServer, GrantRef, GroupItems, Groups, KvArgs, KvManager, KvPoll,
-        KvReceiver, KvSender, KvSession, Lease, PageList, PageRun, Pages, Parallel, Reclaimed, Region,
-        RegionRole, Room, SessionId, SessionOptions, TransferError, TransferMode, WorkerRole,
+        AuxIndex, Backpressure, BootstrapServer, ChunkId, Fence, FenceError, FinalLayers, GrantRef,
+        GroupItems, Groups, KvArgs, KvManager, KvPoll, KvReceiver, KvSender, KvSession, Lease, PageList,
+        PageRun, Pages, Parallel, Reclaimed, Region, RegionRole, Room, SessionId, SessionOptions,
+        TransferError, TransferMode, WorkerRole,
     };
     pub use kv_local::{Arena, LocalConfig, LocalPlane};
     #[cfg(feature = "nixl")]
