@@ -225,7 +225,7 @@ fn in_order(mut tokens: Vec<Pages>, given: &[u32]) -> Vec<Pages> {
 mod tests {
     use super::*;
     use crate::worker::tests::{args, pages};
-    use kv_core::{Cause, Incarnation, OpenError};
+    use kv_core::{Cause, GroupItems, Incarnation, OpenError};
 
     fn link(max_sessions: usize, commands: usize) -> Arc<Link> {
         let incarnation = Incarnation::from_random(1);
@@ -317,6 +317,52 @@ mod tests {
         link.give_back(&cell, Token::from_command(take(&link).1).unwrap());
         assert_eq!((link.gauges().pages_orphaned, link.take_orphans()), (1, vec![pages(&[2])]));
         assert_eq!(link.gauges().pages_orphaned, 0);
+    }
+
+    fn groups(items: &[u32]) -> Groups {
+        let mut groups = Groups::none();
+        groups.push(GroupItems::new(2, pages(items))).unwrap();
+        groups
+    }
+
+    #[test]
+    fn items_of_state_groups_come_back_with_the_pages_or_to_the_manager() {
+        for all in [true, false] {
+            let link = link(8, 8);
+            let mut sender = open(&link).unwrap();
+            sender.give_groups(groups(&[3, 4])).unwrap();
+            sender.send(pages(&[1])).unwrap();
+            let (cell, _) = take(&link);
+            let tokens: Vec<_> = (0..2).filter_map(|_| Token::from_command(take(&link).1)).collect();
+            cell.set(KvPoll::Success, None);
+            for token in tokens.into_iter().rev() {
+                sender = sender.reclaim_all().expect_err("tokens are out");
+                link.give_back(&cell, token);
+            }
+            if all {
+                let back = Reclaimed { pages: pages(&[1]), groups: groups(&[3, 4]), skipped: vec![] };
+                assert_eq!((sender.reclaim_all().ok(), link.take_orphan_groups()), (Some(back), vec![]));
+            } else {
+                assert_eq!(sender.reclaim().ok(), Some(pages(&[1])));
+                assert_eq!(link.gauges().items_orphaned, 2);
+                assert_eq!(link.take_orphan_groups(), [groups(&[3, 4])]);
+            }
+            assert_eq!(link.gauges().items_orphaned, 0);
+        }
+    }
+
+    #[test]
+    fn items_of_a_dropped_session_are_orphans_and_a_full_ring_returns_them() {
+        let link = link(8, 2);
+        let mut sender = open(&link).unwrap();
+        sender.give_groups(groups(&[3])).unwrap();
+        assert_eq!(sender.give_groups(groups(&[5])), Err(Backpressure(groups(&[5]))));
+        let (cell, _) = take(&link);
+        let token = Token::from_command(take(&link).1).unwrap();
+        drop(sender);
+        assert_eq!(link.take_orphan_groups(), []);
+        link.give_back(&cell, token);
+        assert_eq!(link.take_orphan_groups(), [groups(&[3])]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod granting;
+mod groups;
 mod meeting;
 mod reading;
 mod receiving;

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Abort, Body, Finish, Frame, Hello, Link, Register, Welcome};
 use kv_core::{
-    Attempt, AuxIndex, Cause, Incarnation, KvArgs, KvPoll, LookupId, PageList, Pages, PeerCause, PeerId,
-    PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions, Time,
-    TransferError, WorkerRole,
+    Attempt, AuxIndex, Cause, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout, LookupId, PageList, Pages,
+    PeerCause, PeerId, PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room, SessionId,
+    SessionOptions, StateGroup, Time, TransferError, WorkerRole,
 };
 
 /// The node that is tested.
@@ -36,14 +36,26 @@ pub struct Solo {
     sessions: u64,
 }
 
+/// The state group that every node has.
+pub const SLOTS: u16 = 0;
+/// One that a request may lack.
+pub const OPTIONAL: u16 = 1;
+
 pub fn args(engine: &str, num_pages: u32) -> KvArgs {
-    KvArgs::builder(engine, 0)
-        .pages(num_pages, 16)
-        .region(Region::dram(RegionRole::Kv, 0x1_0000, u64::from(num_pages) * 64, 64))
-        .region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
+    with_state(KvArgs::builder(engine, 0).pages(num_pages, 16))
+        .region(Region::dram(RegionRole::Kv, 0x100_0000, u64::from(num_pages) * 64, 64))
         .max_inflight(4)
         .build()
         .unwrap()
+}
+
+/// Aux rows and state groups, on every node alike.
+fn with_state(args: KvArgsBuilder) -> KvArgsBuilder {
+    let groups = vec![StateGroup::slots(1, 1), StateGroup::pages(4, 1, 1).optional()];
+    args.region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
+        .region(Region::dram(RegionRole::State, 0x4_0000, 8 * 32, 32).group(SLOTS))
+        .region(Region::dram(RegionRole::State, 0x5_0000, 6 * 48, 48).group(OPTIONAL))
+        .layout(Layout { groups, ..Layout::default() })
 }
 
 pub fn list(pages: &[u32]) -> PageList {
@@ -110,8 +122,7 @@ impl Solo {
     /// The same with more pages.
     pub fn serving_pages(num_pages: u32) -> Solo {
         let region = Region::dram(RegionRole::Kv, 0x100_0000, u64::from(num_pages) * 64, 64);
-        let aux = Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16);
-        let args = KvArgs::builder("us", 0).pages(num_pages, 16).region(region).region(aux);
+        let args = with_state(KvArgs::builder("us", 0).pages(num_pages, 16).region(region));
         Solo::serving(|config| config.args = args.build().unwrap())
     }
 

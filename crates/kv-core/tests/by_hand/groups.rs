@@ -1,0 +1,144 @@
+//! State groups against a peer that names what is not there, or leaves out what it must not.
+
+use kv_core::proto::{Command, Input, Output};
+use kv_core::wire::{Body, Done, Failed, Granted, Progress, Register};
+use kv_core::{
+    Attempt, Cause, GroupItems, GroupList, GroupLists, GroupSpan, Groups, KvPoll, Pages, PeerCause, Room,
+    SessionId, SessionOptions, TransferMode,
+};
+
+use crate::solo::{OPTIONAL, SLOTS, Solo, list, record, register};
+
+const ROOM: Room = Room::Number(1);
+const ONE: Attempt = Attempt(1);
+
+fn lists(all: &[(u16, u32, &[u32])]) -> GroupLists {
+    let lists = all.iter().map(|&(group, first, items)| GroupList { group, first, items: list(items) });
+    lists.collect::<Vec<_>>().try_into().unwrap()
+}
+
+fn groups(all: &[(u16, u32, &[u32])]) -> Groups {
+    let mut groups = Groups::none();
+    for &(group, first, items) in all {
+        let items = Pages::claim(list(items)).unwrap();
+        groups.push(GroupItems::from_number(group, first, items)).unwrap();
+    }
+    groups
+}
+
+fn give(solo: &mut Solo, session: SessionId, all: &[(u16, u32, &[u32])]) {
+    solo.input(Input::Command(Command::Groups { session, groups: groups(all) }));
+}
+
+/// What came back with the last input.
+fn returned(solo: &Solo) -> Option<(GroupLists, Vec<u16>)> {
+    solo.said.iter().find_map(|output| match output {
+        Output::ReleaseGroups { groups, skipped, .. } => Some((groups.lists(), skipped.clone())),
+        _ => None,
+    })
+}
+
+/// What no cache of the peer holds: items, groups, items named twice.
+fn bad() -> [GroupLists; 5] {
+    [
+        lists(&[(SLOTS, 0, &[8])]),
+        lists(&[(OPTIONAL, 0, &[6])]),
+        lists(&[(2, 0, &[0])]),
+        lists(&[(SLOTS, 0, &[1]), (u16::MAX, 0, &[0])]),
+        lists(&[(SLOTS, 0, &[3, 4, 3])]),
+    ]
+}
+
+#[test]
+fn registered_items_that_do_not_exist_are_refused_and_the_sender_is_told() {
+    for groups in bad() {
+        let mut solo = Solo::serving(|_| {});
+        let sender = solo.open_sender(ROOM, 1);
+        solo.says(1, Body::Register(Register { groups, ..register(1, ROOM, &[0]) }));
+        let cause = PeerCause::OutOfRange;
+        assert!(solo.frames().contains(&Body::Failed(Failed { attempt: ONE, cause, quiet: true })));
+        assert_eq!(solo.cause(sender), Cause::ByPeer(PeerCause::OutOfRange));
+    }
+}
+
+#[test]
+fn items_of_a_waiting_registration_count_against_its_bound() {
+    let mut solo = Solo::serving(|config| config.limits.max_waiting_runs = 4);
+    let groups = lists(&[(SLOTS, 0, &[1, 3, 5, 7])]);
+    solo.says(1, Body::Register(Register { groups, ..register(1, ROOM, &[0]) }));
+    let cause = PeerCause::Overloaded;
+    assert!(solo.frames().contains(&Body::Failed(Failed { attempt: ONE, cause, quiet: true })));
+    let groups = lists(&[(SLOTS, 0, &[1, 3, 5])]);
+    solo.says(1, Body::Register(Register { attempt: Attempt(2), groups, ..register(1, ROOM, &[0]) }));
+    assert_eq!(solo.node().gauges().registrations, 1);
+}
+
+/// A push receiver that has registered these groups.
+fn receiving(all: &[(u16, u32, &[u32])]) -> (Solo, SessionId) {
+    let (mut solo, session) = Solo::receiving();
+    give(&mut solo, session, all);
+    solo.init_receiver(session, &[7], None);
+    let Body::Register(register) = solo.answer() else { panic!("no registration") };
+    assert_eq!(register.groups, lists(all));
+    (solo, session)
+}
+
+#[test]
+fn a_sender_that_leaves_out_what_is_not_optional_fails_the_session() {
+    for progress in [false, true] {
+        let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2]), (OPTIONAL, 3, &[4, 5])];
+        let (mut solo, session) = receiving(all);
+        let skipped = vec![SLOTS, OPTIONAL];
+        solo.says(
+            1,
+            match progress {
+                false => Body::Done(Done { attempt: ONE, part: 0, total: Some(1), skipped }),
+                true => {
+                    Body::Progress(Progress { attempt: ONE, done: vec![(0, 1)], total: Some(1), skipped })
+                }
+            },
+        );
+        let wanted = Some(GroupSpan { first: 0, len: 1 });
+        assert_eq!(solo.cause(session), Cause::GroupItems { group: SLOTS, sent: None, wanted });
+        assert_eq!(returned(&solo), None, "the peer may still write");
+        solo.says(1, Body::AbortAck(kv_core::wire::AbortAck { attempt: ONE }));
+        assert_eq!(returned(&solo), Some((lists(all), vec![])));
+    }
+}
+
+#[test]
+fn what_a_sender_left_out_is_told_and_what_was_not_asked_for_is_no_news() {
+    let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2]), (OPTIONAL, 3, &[4, 5])];
+    let (mut solo, session) = receiving(all);
+    // Before the last part it means nothing.
+    solo.says(1, Body::Done(Done { attempt: ONE, part: 1, total: None, skipped: vec![SLOTS] }));
+    let skipped = vec![OPTIONAL, 5, u16::MAX, OPTIONAL];
+    solo.says(1, Body::Done(Done { attempt: ONE, part: 0, total: Some(2), skipped }));
+    assert_eq!(solo.poll(session), KvPoll::Success);
+    assert_eq!(returned(&solo), Some((lists(all), vec![OPTIONAL])));
+}
+
+#[test]
+fn granted_items_that_do_not_exist_fail_the_session() {
+    for groups in bad() {
+        let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
+        let mut solo = Solo::new(|_| {});
+        let session = solo.open_receiver_with(ROOM, options);
+        let lookup = solo.lookups()[0].0;
+        solo.found(lookup, vec![record(1)]);
+        solo.welcome(1, 1);
+        let granted = Granted {
+            attempt: ONE,
+            beat: 1,
+            grant: SessionId(55),
+            pages: list(&[4]),
+            aux: None,
+            lease_ms: 6000,
+            interval_ms: 1000,
+            groups,
+        };
+        solo.says(1, Body::Granted(granted));
+        assert_eq!(solo.cause(session), Cause::Protocol("a grant of pages that do not exist"));
+        assert!(solo.take_posts().is_empty());
+    }
+}
