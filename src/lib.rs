@@ -71,6 +71,85 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Hybrid models
+//!
+//! A request may have more than KV pages: slots of recurrent (SSM) layers, the last pages of
+//! sliding-window layers, the pages of a draft model. Regions of role [`State`](RegionRole::State) hold
+//! them, in groups that both engines describe alike in their [`Layout`]. Each group has indices of its
+//! own, and the worker owns the items of a request just as it owns the pages.
+//!
+//! ```
+//! use std::time::Duration;
+//! use kv_transfer::prelude::*;
+//! use kv_transfer::{Layout, StateGroup};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let server = KvBootstrapServer::start("127.0.0.1:0")?;
+//! # let addr = server.local_addr().to_string();
+//! const SLOTS: u16 = 0;
+//! const WINDOW: u16 = 1;
+//! // 8 pages of 4 KiB; 4 slots of 1 KiB; 6 pages of 512 bytes for the sliding-window layers.
+//! let start = |engine: &str, role| -> Result<(Worker, Arena), Box<dyn std::error::Error>> {
+//!     let arena = Arena::new(8 * 4096 + 4 * 1024 + 6 * 512)?;
+//!     let (slots, window) = (arena.addr() + 8 * 4096, arena.addr() + 8 * 4096 + 4 * 1024);
+//!     let args = KvArgs::builder(engine, 0)
+//!         .pages(8, 16)
+//!         .region(Region::dram(RegionRole::Kv, arena.addr(), 8 * 4096, 4096))
+//!         .region(Region::dram(RegionRole::State, slots, 4 * 1024, 1024).group(SLOTS))
+//!         .region(Region::dram(RegionRole::State, window, 6 * 512, 512).group(WINDOW))
+//!         .layout(Layout {
+//!             groups: vec![StateGroup::slots(1, 1), StateGroup::pages(16, 1, 1)],
+//!             ..Layout::default()
+//!         })
+//!         .build()?;
+//!     // … a plane and a worker, as above.
+//! #   let mut plane = LocalPlane::new(LocalConfig::default())?;
+//! #   plane.add_arena(&arena)?;
+//! #   let client = HttpBootstrapClient::new(ClientConfig::default())?;
+//! #   let config = WorkerConfig::new(args, role).bootstrap(&addr);
+//! #   Ok((Worker::start(config, plane, Box::new(client))?, arena))
+//! };
+//! let (prefill, prompt_cache) = start("prefill", WorkerRole::Prefill)?;
+//! let (decode, cache) = start("decode", WorkerRole::Decode)?;
+//!
+//! # let claim = |pages: &[u32]| Ok::<_, kv_transfer::PagesError>(
+//! #     Pages::claim(PageList::from_pages(pages.iter().copied())?)?);
+//! // A request of 5 pages: one slot, and of the window only the last two pages, numbers 3 and 4.
+//! let mut sender = prefill.manager().sender(&addr, Room::Number(7), &[], SessionOptions::default())?;
+//! sender.init(5, None)?;
+//! sender.send(claim(&[0, 1, 2])?)?;
+//! # prompt_cache.write(8 * 4096 + 2 * 1024, &[5; 1024])?;
+//! let mut groups = Groups::none();
+//! groups.push(GroupItems::new(SLOTS, claim(&[2])?))?;
+//! groups.push(GroupItems::from_number(WINDOW, 3, claim(&[1, 0])?))?;
+//! sender.give_groups(groups)?; // before the last chunk, with which they must be final
+//! sender.send(claim(&[3, 4])?)?;
+//!
+//! // The decode side names where they shall go, before its pages.
+//! let mut receiver = decode.manager().receiver(&addr, Room::Number(7), SessionOptions::default())?;
+//! let mut groups = Groups::none();
+//! groups.push(GroupItems::new(SLOTS, claim(&[0])?))?;
+//! groups.push(GroupItems::from_number(WINDOW, 3, claim(&[4, 5])?))?;
+//! receiver.give_groups(groups)?;
+//! receiver.init(claim(&[7, 6, 5, 4, 3])?, None)?;
+//! # while !receiver.poll().is_terminal() {
+//! #     std::thread::sleep(Duration::from_millis(1));
+//! # }
+//! # assert_eq!(receiver.poll(), KvPoll::Success, "{:?}", receiver.failure());
+//! // Success: pages, slot and window are in place, and all of them come back.
+//! let Reclaimed { pages, mut groups, .. } = receiver.reclaim_all().map_err(|_| "still in use")?;
+//! let slot = groups.take(SLOTS).ok_or("no slot")?;
+//! assert_eq!((pages.len(), slot.items.len(), groups.len()), (5, 1, 2));
+//! # let mut bytes = [0; 1024];
+//! # cache.read(8 * 4096, &mut bytes)?;
+//! # assert_eq!(bytes, [5; 1024]);
+//! # prefill.stop(Duration::from_secs(1));
+//! # decode.stop(Duration::from_secs(1));
+//! # server.stop();
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod params;
 
