@@ -225,7 +225,7 @@ impl DecodeRank {
 
     /// A request enters the running batch: no forward pass for its prompt, its KV is there.
     fn join(&mut self, ready: Ready<Continuation>) -> Result<(), ExampleError> {
-        let Ready { key, request, pages, origin } = ready;
+        let Ready { key, request, pages, origin, .. } = ready;
         let mut running = Running { key, request, numbers: paged::numbers(&pages), pages };
         if origin == Origin::Transferred {
             let opened = self.timelines.opened(&Room::Number(running.request.room));

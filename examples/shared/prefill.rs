@@ -372,7 +372,7 @@ impl PrefillRank {
 
     /// A request is over, one way or the other, and no wire touches its pages any more.
     fn end(&mut self, finished: Finished<Prompt>) -> Result<(), ExampleError> {
-        let Finished { key, request, pages, outcome } = finished;
+        let Finished { key, request, pages, outcome, .. } = finished;
         self.live.remove(&key);
         self.fetched.retain(|other| *other != key);
         if self.current == Some(key) {

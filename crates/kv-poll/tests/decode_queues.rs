@@ -6,8 +6,8 @@ mod fake;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fake::{Fake, Rng, Rows, pages, seeds};
-use kv_core::{AuxIndex, Cause, KvPoll, OpenError, Pages, Room};
+use fake::{Call, Fake, Rng, Rows, pages, seeds};
+use kv_core::{AuxIndex, Cause, Groups, KvPoll, OpenError, Pages, Room};
 use kv_poll::allocator::{FreeReason, RunAllocator};
 use kv_poll::consensus::{RequestKey, SingleRank, ThreadConsensus};
 use kv_poll::queue::{
@@ -97,7 +97,8 @@ fn a_request_goes_through_all_queues_even_in_room_zero() {
     assert!(bench.queues.pop_waiting().is_none());
     bench.succeed(0);
     assert_eq!(bench.queues.accounting().held, 4);
-    let Ready { key: popped, request, pages, origin } = bench.queues.pop_waiting().unwrap();
+    let Ready { key: popped, request, pages, groups, skipped, origin } = bench.queues.pop_waiting().unwrap();
+    assert!(groups.is_empty() && skipped.is_empty());
     assert_eq!((popped, request, pages.len(), origin), (key, 0, 4, Origin::Transferred));
     assert_eq!(bench.queues.accounting().with_server, 4);
     let more = bench.queues.allocate(1).unwrap();
@@ -105,6 +106,63 @@ fn a_request_goes_through_all_queues_even_in_room_zero() {
     bench.queues.finish(key, pages).unwrap();
     assert_eq!(bench.queues.accounting(), Accounting { capacity: 10, free: 10, ..Default::default() });
     assert_eq!(bench.queues.counts(), Default::default());
+}
+
+/// The slots in groups.
+fn slots(groups: Groups) -> Vec<u32> {
+    groups.into_iter().flat_map(|items| items.items.list().iter().collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn state_is_taken_at_admission_given_before_the_pages_and_handed_out_with_them() {
+    for free in 0..=2 {
+        let mut bench = Bench::new(10, CONFIG);
+        bench.rows.1 = Some(vec![5]);
+        bench.fake.world(|world| world.ring = free);
+        bench.shake_hands(1, 4);
+        let second = bench.shake_hands(2, 2);
+        assert_eq!(bench.rows.1, Some(vec![]));
+        assert_eq!(bench.queues.blocked(), Some(Blocked { key: second, shortage: Shortage::Groups }));
+        assert_eq!(bench.queues.accounting().free, 6, "what the blocked one has taken is back");
+        bench.fake.world(|world| world.ring = usize::MAX);
+        bench.step();
+        let calls = bench.fake.at(1, |session| std::mem::take(&mut session.calls));
+        assert!(matches!(&calls[..], [Call::Groups(1), Call::Pages(_)]), "{calls:?}");
+        bench.succeed(1);
+        let ready = bench.queues.pop_waiting().unwrap();
+        assert_eq!(slots(ready.groups), [5]);
+        bench.rows.1 = Some(vec![7]);
+        bench.step();
+        assert_eq!((bench.in_transfer(2), bench.queues.blocked()), (2, None));
+        bench.queues.finish(ready.key, ready.pages).unwrap();
+    }
+}
+
+#[test]
+fn state_of_a_failed_request_comes_back_when_no_wire_can_touch_it() {
+    for free in 0..=2 {
+        let mut bench = Bench::new(10, CONFIG);
+        bench.rows.1 = Some(vec![5]);
+        bench.fake.world(|world| world.ring = free);
+        bench.shake_hands(1, 4);
+        bench.fake.set(1, KvPoll::Failed, false);
+        bench.step();
+        // What the session never saw is free at once.
+        let early = bench.queues.drain_groups();
+        assert_eq!(early.is_some(), free == 0);
+        bench.fake.set(1, KvPoll::Failed, true);
+        bench.step();
+        let late = bench.queues.drain_groups();
+        assert_eq!(early.or(late).map(slots), Some(vec![5]));
+        assert!(bench.queues.drain_groups().is_none());
+    }
+    // One that has arrived, and is not wanted any more.
+    let mut bench = Bench::new(10, CONFIG);
+    bench.rows.1 = Some(vec![5]);
+    let key = bench.shake_hands(1, 4);
+    bench.succeed(1);
+    assert!(bench.queues.abort(key));
+    assert_eq!(bench.queues.drain_groups().map(slots), Some(vec![5]));
 }
 
 #[test]

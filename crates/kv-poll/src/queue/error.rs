@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kv_core::{ChunkId, KvPoll, OpenError, Pages, Room, TransferError};
+use kv_core::{ChunkId, Groups, KvPoll, OpenError, Pages, Room, TransferError};
 
 use super::gate::GateError;
 use crate::consensus::{RequestKey, RoomBusy};
@@ -107,6 +107,12 @@ pub enum Refusal {
         /// Announced with `init`.
         announced: usize,
     },
+    /// Items of state groups were given before, or all pages have been.
+    #[error("request {key}: groups must be given once, before the last chunk")]
+    GroupsOrder {
+        /// The request.
+        key: RequestKey,
+    },
     /// Layers are final of a chunk that was not given.
     #[error("request {key}: chunk {chunk} is final, but only {given} chunks were given")]
     UnknownChunk {
@@ -125,6 +131,16 @@ pub enum Refusal {
 pub struct ChunkError {
     /// The pages.
     pub pages: Pages,
+    /// Why.
+    pub reason: Refusal,
+}
+
+/// Items of state groups that were not taken: they come back.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the groups were not taken: {reason}")]
+pub struct GroupsRefused {
+    /// The items.
+    pub groups: Groups,
     /// Why.
     pub reason: Refusal,
 }

@@ -1,6 +1,6 @@
 //! The gate against wrong-room data: what an aux row must say before its request goes on.
 
-use kv_core::{AuxIndex, Room};
+use kv_core::{AuxIndex, Groups, Room};
 
 use crate::hash::Fnv1a;
 
@@ -51,6 +51,16 @@ pub trait AuxMemory<R> {
     /// The row's request has arrived: copies what it needs (first token, logprobs …) into it. The
     /// row is given to another request afterwards.
     fn read(&mut self, row: AuxIndex, request: &mut R);
+
+    /// The items of the request's state groups, now that it is to be admitted: a recurrent layer's slot,
+    /// the pages of a sliding window. They are the session's until they come out of
+    /// [`Ready`](super::Ready) or of [`drain_groups`](super::DecodeQueues::drain_groups).
+    ///
+    /// `None` if the server has too few of them at the moment: the request waits, and with it those
+    /// behind it. A model without state has no groups.
+    fn take_groups(&mut self, _request: &mut R) -> Option<Groups> {
+        Some(Groups::none())
+    }
 }
 
 /// For caches without aux rows: nothing is checked but the transfer itself.

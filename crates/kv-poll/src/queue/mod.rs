@@ -26,6 +26,8 @@
 //! | aux row names another room, or none | – | `RequestError::Gate` on all ranks; pages are freed |
 //! | worker's ring is full | `init` and chunks are kept in order, retried each step | pages are kept, retried each step |
 //! | cache or aux rows are full | – | the first in line waits, see `blocked`; nothing overtakes it |
+//! | too few items of state groups | – | the first in line waits, see `blocked` |
+//! | session fails with items of state groups | they come back with the pages | `drain_groups` when no wire can touch them |
 //! | `abort` before the end | as a failing session | the same |
 //! | `abort` of a waiting or retracted request | – | `drain_failed` at once, pages freed at once |
 //! | session reports success too early | `RequestError::OutOfOrder` on all ranks | the same |
@@ -85,7 +87,7 @@ pub use decode::{
     Accounting, Blocked, DecodeConfig, DecodeCounts, DecodeQueues, Failed, Incoming, Origin, Ready,
     RetractError, RetractRefusal, Shortage,
 };
-pub use error::{ChunkError, PushError, PushRefusal, Refusal, RequestError};
+pub use error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, RequestError};
 pub use gate::{AuxMemory, GateError, NoAux, aux_tag};
 pub use prefill::{Finished, Outgoing, PrefillCounts, PrefillPolicy, PrefillQueues};
 

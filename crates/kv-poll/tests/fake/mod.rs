@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use kv_core::{
-    AuxIndex, Backpressure, Cause, ChunkId, FinalLayers, GrantRef, Groups, Incarnation, KvArgs, KvManager,
-    KvPoll, KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Reclaimed, Region,
+    AuxIndex, Backpressure, Cause, ChunkId, FinalLayers, GrantRef, GroupItems, Groups, Incarnation, KvArgs,
+    KvManager, KvPoll, KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Reclaimed, Region,
     RegionRole, Room, SessionId, SessionOptions, TransferError,
 };
 use kv_poll::Change;
@@ -43,6 +43,7 @@ pub(crate) struct Session {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Init(usize),
+    Groups(usize),
     Pages(Vec<u32>),
     Begin(Vec<u32>),
     Final(u32, Option<std::ops::Range<u32>>),
@@ -193,7 +194,10 @@ impl KvSession for Handle {
         if !self.command() {
             return Err(Backpressure(groups));
         }
-        self.with(|session| groups.into_iter().try_for_each(|items| session.groups.push(items))).unwrap();
+        self.with(|session| {
+            session.calls.push(Call::Groups(groups.len()));
+            groups.into_iter().try_for_each(|items| session.groups.push(items)).unwrap();
+        });
         Ok(())
     }
 
@@ -289,9 +293,9 @@ impl KvManager for Fake {
     }
 }
 
-/// Aux rows of one word, the tag.
+/// Aux rows of one word, the tag; and the free slots, if requests have one each.
 #[derive(Default)]
-pub(crate) struct Rows(pub(crate) BTreeMap<AuxIndex, u64>);
+pub(crate) struct Rows(pub(crate) BTreeMap<AuxIndex, u64>, pub(crate) Option<Vec<u32>>);
 
 impl Rows {
     /// What the prefill side's write of the room's last chunk does.
@@ -301,6 +305,14 @@ impl Rows {
 }
 
 impl<R> AuxMemory<R> for Rows {
+    fn take_groups(&mut self, _request: &mut R) -> Option<Groups> {
+        let mut groups = Groups::none();
+        if let Some(slots) = &mut self.1 {
+            groups.push(GroupItems::new(0, pages([slots.pop()?]))).unwrap();
+        }
+        Some(groups)
+    }
+
     fn clear(&mut self, row: AuxIndex) {
         self.0.insert(row, 0);
     }

@@ -1,6 +1,6 @@
 //! A request in decode queues, stage by stage.
 
-use kv_core::{AuxIndex, Backpressure, KvPoll, KvReceiver, Pages};
+use kv_core::{AuxIndex, Backpressure, Groups, KvPoll, KvReceiver, Pages};
 
 use super::types::Ready;
 use crate::queue::admission::Demand;
@@ -34,6 +34,8 @@ pub(super) enum Stage {
         row: Option<AuxIndex>,
         /// The pages, until the worker's ring has room for them.
         init: Option<Pages>,
+        /// The items of state groups, likewise; they go first.
+        groups: Option<Groups>,
         /// The aux row has passed the gate.
         passed: bool,
     },
@@ -85,7 +87,13 @@ impl<R, S: KvReceiver> Entry<R, S> {
     /// Gives the session its pages, if it has not taken them yet: how many it has now taken, or
     /// `None` if there is still no room.
     pub(super) fn flush(&mut self) -> Option<usize> {
-        let Stage::Transfer { row, init, .. } = &mut self.stage else { return Some(0) };
+        let Stage::Transfer { row, init, groups, .. } = &mut self.stage else { return Some(0) };
+        if let Some(unsent) = groups.take()
+            && let Err(Backpressure(unsent)) = self.session.give_groups(unsent)
+        {
+            *groups = Some(unsent);
+            return None;
+        }
         let Some(pages) = init.take() else { return Some(0) };
         let given = pages.len();
         match self.session.init(pages, *row) {

@@ -12,7 +12,7 @@ pub use types::{
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kv_core::{AuxIndex, Backpressure, KvManager, KvPoll, KvReceiver, KvSession, Pages, Room, SessionId};
+use kv_core::{AuxIndex, Groups, KvManager, KvPoll, KvSession, Pages, Reclaimed, Room, SessionId};
 
 use self::cache::{Cache, Place};
 use self::entry::{Entry, Quarantined, Retracted, Stage, Waiting};
@@ -36,6 +36,10 @@ use crate::poll_set::Change;
 /// has nothing left, the server [`retract`](Self::retract)s running requests, which come back through
 /// `pop_waiting` before any new one is admitted. Nothing blocks, and a step costs O(changes +
 /// requests admitted), however many requests are in flight.
+///
+/// Items of state groups are the server's: it hands them out in
+/// [`take_groups`](AuxMemory::take_groups), and has them back in [`Ready`] or, of a request that fails,
+/// from [`drain_groups`](Self::drain_groups).
 ///
 /// Every page is at any time in exactly one place, see [`Accounting`]. What happens on each
 /// failure: see the table in [`queue`](super).
@@ -61,6 +65,8 @@ pub struct DecodeQueues<R, M: KvManager, C: RankConsensus = SingleRank, A: PageA
     /// Requests whose session should have given its pages back, and did not.
     unreclaimed: Vec<RequestKey>,
     failed: VecDeque<Failed<R>>,
+    /// Items of state groups of requests that have failed, and are quiet.
+    returned: VecDeque<Groups>,
     blocked: Option<Blocked>,
     agreed: Vec<Agreed>,
     next_key: u64,
@@ -88,6 +94,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             backlog: VecDeque::new(),
             unreclaimed: Vec::new(),
             failed: VecDeque::new(),
+            returned: VecDeque::new(),
             blocked: None,
             agreed: Vec::new(),
             next_key: 0,
@@ -226,6 +233,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         let request = if let Some(Waiting { ready, .. }) = self.waiting.remove(key) {
             let given = ready.pages.len();
             self.cache.give_back(ready.pages, given, Place::Held);
+            self.give_back_groups(ready.groups);
             ready.request
         } else if let Some(retracted) = self.retracted.remove(key) {
             retracted.request
@@ -239,6 +247,18 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     /// The next request that has failed.
     pub fn drain_failed(&mut self) -> Option<Failed<R>> {
         self.failed.pop_front()
+    }
+
+    /// The next items of state groups that are free again: those of a request that has failed, once no
+    /// wire can touch them.
+    pub fn drain_groups(&mut self) -> Option<Groups> {
+        self.returned.pop_front()
+    }
+
+    fn give_back_groups(&mut self, groups: Groups) {
+        if !groups.is_empty() {
+            self.returned.push_back(groups);
+        }
     }
 
     /// The request that waits for room, as of the last step. Compare `shortage` with what can be
@@ -305,10 +325,11 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
                 self.cache.shift(pages, Place::Transfer, Place::Quarantine);
                 (pages, row)
             }
-            Stage::Transfer { pages, row, init: Some(unsent), .. } => {
+            Stage::Transfer { pages, row, init: Some(unsent), groups, .. } => {
                 // The session never saw them: no wire knows them.
                 self.transfers -= 1;
                 self.cache.give_back(unsent, pages, Place::Held);
+                self.give_back_groups(groups.unwrap_or_default());
                 self.free_row(row);
                 (0, None)
             }
@@ -321,9 +342,10 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     fn reclaim(&mut self, key: RequestKey, aux: &mut impl AuxMemory<R>) {
         if let Some(Quarantined { session, pages, row }) = self.quarantine.remove(&key) {
             let id = session.id();
-            match session.reclaim() {
+            match session.reclaim_all() {
                 Ok(returned) => {
-                    self.cache.give_back(returned, pages, Place::Quarantine);
+                    self.cache.give_back(returned.pages, pages, Place::Quarantine);
+                    self.give_back_groups(returned.groups);
                     self.free_row(row);
                     self.sessions.remove(&id);
                 }
@@ -345,8 +367,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             return;
         };
         let (id, room) = (entry.session.id(), entry.session.room().clone());
-        let pages = match entry.session.reclaim() {
-            Ok(pages) => pages,
+        let Reclaimed { pages, groups, skipped } = match entry.session.reclaim_all() {
+            Ok(reclaimed) => reclaimed,
             Err(session) => {
                 self.entries.insert(key, Entry { session, ..entry });
                 self.unreclaimed.push(key);
@@ -360,6 +382,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         let returned = pages.len();
         if entry.aborted || returned != given {
             self.cache.give_back(pages, given, Place::Transfer);
+            self.give_back_groups(groups);
             self.free_row(row);
             let error = match entry.aborted {
                 true => RequestError::Aborted,
@@ -373,7 +396,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         }
         self.free_row(row);
         self.cache.shift(given, Place::Transfer, Place::Held);
-        self.arrive(entry.priority, Ready { key, request, pages, origin: Origin::Transferred });
+        let origin = Origin::Transferred;
+        self.arrive(entry.priority, Ready { key, request, pages, groups, skipped, origin });
     }
 
     fn arrive(&mut self, priority: i32, ready: Ready<R>) {
@@ -432,7 +456,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             return blocked(key, Shortage::Pages(1));
         };
         if let Some((key, Retracted { request, priority, .. })) = self.retracted.pop() {
-            self.arrive(priority, Ready { key, request, pages, origin: Origin::Retracted });
+            let (groups, skipped, origin) = (Groups::none(), Vec::new(), Origin::Retracted);
+            self.arrive(priority, Ready { key, request, pages, groups, skipped, origin });
         }
         Admission::Admitted
     }
@@ -459,23 +484,23 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             self.free_row(row);
             return blocked(key, Shortage::Pages(1));
         };
+        let given = pages.len();
+        let Some(groups) = aux.take_groups(&mut entry.request) else {
+            self.cache.give_back(pages, given, Place::Held);
+            self.free_row(row);
+            return blocked(key, Shortage::Groups);
+        };
         if let Some(row) = row {
             aux.clear(row);
         }
         self.ready.pop();
         self.transfers += 1;
-        let given = pages.len();
-        let init = match entry.session.init(pages, row) {
-            Ok(()) => {
-                self.cache.shift(given, Place::Held, Place::Transfer);
-                None
-            }
-            Err(Backpressure(pages)) => {
-                self.backlog.push_back(key);
-                Some(pages)
-            }
-        };
-        entry.stage = Stage::Transfer { pages: given, row, init, passed: false };
+        let groups = Some(groups).filter(|groups| !groups.is_empty());
+        entry.stage = Stage::Transfer { pages: given, row, init: Some(pages), groups, passed: false };
+        match entry.flush() {
+            Some(given) => self.cache.shift(given, Place::Held, Place::Transfer),
+            None => self.backlog.push_back(key),
+        }
         Admission::Admitted
     }
 }

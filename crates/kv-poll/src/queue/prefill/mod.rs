@@ -1,13 +1,16 @@
 //! The queues of a prefill scheduler: bootstrap → waiting → (forward pass) → inflight.
 
+mod entry;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kv_core::{
-    AuxIndex, Backpressure, ChunkId, FinalLayers, GrantRef, KvManager, KvPoll, KvSender, KvSession, Pages,
-    Room, SessionId, SessionOptions,
+    AuxIndex, Backpressure, ChunkId, FinalLayers, GrantRef, Groups, KvManager, KvPoll, KvSender, KvSession,
+    Pages, Reclaimed, Room, SessionId, SessionOptions,
 };
 
-use super::error::{ChunkError, PushError, PushRefusal, Refusal, RequestError};
+use self::entry::{Entry, Stage, Step};
+use super::error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, RequestError};
 use super::line::Line;
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
 use crate::poll_set::Change;
@@ -53,7 +56,8 @@ impl<'a> Outgoing<'a> {
 /// the worker's changes, then drain [`drain_finished`](Self::drain_finished) and take requests with
 /// [`pop_waiting`](Self::pop_waiting). For each request taken: [`init`](Self::init) once,
 /// [`send_chunk`](Self::send_chunk) as pages become final (or [`begin_chunk`](Self::begin_chunk), and
-/// [`layers_final`](Self::layers_final) as layers of them do), [`finish`](Self::finish) after the last.
+/// [`layers_final`](Self::layers_final) as layers of them do), [`give_groups`](Self::give_groups) before
+/// the last if it has state beside its pages, [`finish`](Self::finish) after it.
 /// Nothing blocks, and a step costs O(changes), however many requests are in flight.
 ///
 /// Pages given come back in [`Finished`], once, when no wire can touch them; so
@@ -87,6 +91,8 @@ pub struct Finished<R> {
     pub request: R,
     /// All pages given to `send_chunk` and `begin_chunk`, in that order.
     pub pages: Pages,
+    /// The items given to `give_groups`.
+    pub groups: Groups,
     /// Whether the decode side has them.
     pub outcome: Result<(), RequestError>,
 }
@@ -161,6 +167,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
                 stage,
                 announced: None,
                 given: 0,
+                grouped: false,
                 sent_any: false,
                 init: None,
                 chunks: 0,
@@ -247,6 +254,29 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             return Err(Refusal::UnknownChunk { key, chunk, given });
         }
         entry.kept.push_back(Step::Final(layers));
+        if !entry.in_backlog && !entry.flush() {
+            enqueue(&mut self.backlog, key, entry);
+        }
+        Ok(())
+    }
+
+    /// Gives the items of the request's state groups: once, before the chunk that completes the
+    /// request, with which their content must be final. Kept as with `send_chunk` if the worker has no
+    /// room.
+    pub fn give_groups(&mut self, key: RequestKey, groups: Groups) -> Result<(), GroupsRefused> {
+        let Some(entry) = self.entries.get_mut(&key) else {
+            return Err(GroupsRefused { groups, reason: Refusal::Ended { key } });
+        };
+        let order = if entry.grouped || entry.stage == Stage::Inflight {
+            Err(Refusal::GroupsOrder { key })
+        } else {
+            entry.check_popped(key)
+        };
+        if let Err(reason) = order {
+            return Err(GroupsRefused { groups, reason });
+        }
+        entry.grouped = true;
+        entry.kept.push_back(Step::Groups(groups));
         if !entry.in_backlog && !entry.flush() {
             enqueue(&mut self.backlog, key, entry);
         }
@@ -395,17 +425,24 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     fn reclaim(&mut self, key: RequestKey) {
         let Some(entry) = self.entries.remove(&key) else { return };
         let (id, room) = (entry.session.id(), entry.session.room().clone());
-        let mut pages = match entry.session.reclaim() {
-            Ok(pages) => pages,
+        let Reclaimed { mut pages, mut groups, .. } = match entry.session.reclaim_all() {
+            Ok(reclaimed) => reclaimed,
             Err(session) => {
                 self.entries.insert(key, Entry { session, ..entry });
                 self.unreclaimed.push(key);
                 return;
             }
         };
-        for chunk in entry.kept.into_iter().filter_map(Step::into_pages) {
-            let refused = pages.append(chunk);
-            debug_assert!(refused.is_ok(), "one cache's pages exceed a token");
+        for step in entry.kept {
+            match step {
+                Step::Send(chunk) | Step::Begin(chunk) => {
+                    let refused = pages.append(chunk);
+                    debug_assert!(refused.is_ok(), "one cache's pages exceed a token");
+                }
+                // They are given once: the session has none.
+                Step::Groups(kept) => groups = kept,
+                Step::Final(_) => {}
+            }
         }
         self.stages[entry.stage as usize] -= 1;
         self.sessions.remove(&id);
@@ -420,7 +457,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         if entry.stage != Stage::Failing {
             self.rooms.remove(&room);
         }
-        self.finished.push_back(Finished { key, request: entry.request, pages, outcome });
+        self.finished.push_back(Finished { key, request: entry.request, pages, groups, outcome });
     }
 
     /// Retries what the ring had no room for. All sessions share it, so the first refusal ends it.
@@ -434,117 +471,6 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             }
             self.backlog.pop_front();
         }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Bootstrap,
-    Waiting,
-    Forward,
-    Inflight,
-    Failing,
-}
-
-/// What a session is given.
-enum Step {
-    Send(Pages),
-    Begin(Pages),
-    Final(FinalLayers),
-}
-
-impl Step {
-    fn into_pages(self) -> Option<Pages> {
-        match self {
-            Step::Send(pages) | Step::Begin(pages) => Some(pages),
-            Step::Final(_) => None,
-        }
-    }
-}
-
-struct Entry<R, S> {
-    request: R,
-    session: S,
-    priority: i32,
-    stage: Stage,
-    /// Pages announced with `init`.
-    announced: Option<usize>,
-    /// Pages given, kept ones included.
-    given: usize,
-    /// The session has taken something.
-    sent_any: bool,
-    /// An `init` that the ring had no room for.
-    init: Option<(usize, Option<AuxIndex>)>,
-    /// How many chunks were given, kept ones included.
-    chunks: u32,
-    /// What the ring had no room for, in order.
-    kept: VecDeque<Step>,
-    in_backlog: bool,
-    aborted: bool,
-    /// What went wrong, if this queue found it; from `Failing` on always there.
-    error: Option<RequestError>,
-}
-
-impl<R, S: KvSender> Entry<R, S> {
-    /// The state to propose for what the session reports.
-    fn observe(&mut self, poll: KvPoll) -> KvPoll {
-        let complete = self.sent_any && self.kept.is_empty() && self.announced == Some(self.given);
-        if poll == KvPoll::Success && !complete && self.error.is_none() {
-            self.error = Some(RequestError::OutOfOrder { room: self.session.room().clone(), poll });
-        }
-        if self.error.is_some() { KvPoll::Failed } else { poll }
-    }
-
-    fn check_popped(&self, key: RequestKey) -> Result<(), Refusal> {
-        match self.stage {
-            Stage::Forward | Stage::Inflight => Ok(()),
-            Stage::Bootstrap | Stage::Waiting => Err(Refusal::NotPopped { key }),
-            Stage::Failing => Err(Refusal::Ended { key }),
-        }
-    }
-
-    fn check_chunk(&self, key: RequestKey, pages: usize) -> Result<(), Refusal> {
-        self.check_popped(key)?;
-        let announced = self.announced.ok_or(Refusal::InitOrder { key })?;
-        let given = self.given.saturating_add(pages);
-        let over = given > announced || self.stage == Stage::Inflight;
-        if over { Err(Refusal::PageCount { key, given, announced }) } else { Ok(()) }
-    }
-
-    /// Notes a chunk to be given; its number.
-    fn give(&mut self, chunk: Step) -> ChunkId {
-        let number = ChunkId(self.chunks);
-        self.chunks = self.chunks.saturating_add(1);
-        self.kept.push_back(chunk);
-        number
-    }
-
-    /// Gives the session what it has not taken yet; false if something remains.
-    fn flush(&mut self) -> bool {
-        if let Some((num_pages, aux)) = self.init {
-            if self.session.init(num_pages, aux).is_err() {
-                return false;
-            }
-            self.init = None;
-        }
-        while let Some(step) = self.kept.pop_front() {
-            let refused = match step {
-                Step::Send(chunk) => self.session.send(chunk).map_err(|Backpressure(it)| Step::Send(it)),
-                Step::Begin(chunk) => match self.session.begin_chunk(chunk) {
-                    Ok(_) => Ok(()),
-                    Err(Backpressure(chunk)) => Err(Step::Begin(chunk)),
-                },
-                Step::Final(layers) => {
-                    self.session.layers_final(layers).map_err(|Backpressure(it)| Step::Final(it))
-                }
-            };
-            if let Err(step) = refused {
-                self.kept.push_front(step);
-                return false;
-            }
-            self.sent_any = true;
-        }
-        true
     }
 }
 

@@ -1,0 +1,117 @@
+//! A request in prefill queues, and what its session is given.
+
+use std::collections::VecDeque;
+
+use kv_core::{AuxIndex, Backpressure, ChunkId, FinalLayers, Groups, KvPoll, KvSender, Pages};
+
+use crate::consensus::RequestKey;
+use crate::queue::error::{Refusal, RequestError};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Bootstrap,
+    Waiting,
+    Forward,
+    Inflight,
+    Failing,
+}
+
+/// What a session is given.
+pub(super) enum Step {
+    Send(Pages),
+    Begin(Pages),
+    Final(FinalLayers),
+    Groups(Groups),
+}
+
+pub(super) struct Entry<R, S> {
+    pub(super) request: R,
+    pub(super) session: S,
+    pub(super) priority: i32,
+    pub(super) stage: Stage,
+    /// Pages announced with `init`.
+    pub(super) announced: Option<usize>,
+    /// Pages given, kept ones included.
+    pub(super) given: usize,
+    /// Items of state groups were given.
+    pub(super) grouped: bool,
+    /// The session has taken pages, if only none of them.
+    pub(super) sent_any: bool,
+    /// An `init` that the ring had no room for.
+    pub(super) init: Option<(usize, Option<AuxIndex>)>,
+    /// How many chunks were given, kept ones included.
+    pub(super) chunks: u32,
+    /// What the ring had no room for, in order.
+    pub(super) kept: VecDeque<Step>,
+    pub(super) in_backlog: bool,
+    pub(super) aborted: bool,
+    /// What went wrong, if this queue found it; from `Failing` on always there.
+    pub(super) error: Option<RequestError>,
+}
+
+impl<R, S: KvSender> Entry<R, S> {
+    /// The state to propose for what the session reports.
+    pub(super) fn observe(&mut self, poll: KvPoll) -> KvPoll {
+        let complete = self.sent_any && self.kept.is_empty() && self.announced == Some(self.given);
+        if poll == KvPoll::Success && !complete && self.error.is_none() {
+            self.error = Some(RequestError::OutOfOrder { room: self.session.room().clone(), poll });
+        }
+        if self.error.is_some() { KvPoll::Failed } else { poll }
+    }
+
+    pub(super) fn check_popped(&self, key: RequestKey) -> Result<(), Refusal> {
+        match self.stage {
+            Stage::Forward | Stage::Inflight => Ok(()),
+            Stage::Bootstrap | Stage::Waiting => Err(Refusal::NotPopped { key }),
+            Stage::Failing => Err(Refusal::Ended { key }),
+        }
+    }
+
+    pub(super) fn check_chunk(&self, key: RequestKey, pages: usize) -> Result<(), Refusal> {
+        self.check_popped(key)?;
+        let announced = self.announced.ok_or(Refusal::InitOrder { key })?;
+        let given = self.given.saturating_add(pages);
+        let over = given > announced || self.stage == Stage::Inflight;
+        if over { Err(Refusal::PageCount { key, given, announced }) } else { Ok(()) }
+    }
+
+    /// Notes a chunk to be given; its number.
+    pub(super) fn give(&mut self, chunk: Step) -> ChunkId {
+        let number = ChunkId(self.chunks);
+        self.chunks = self.chunks.saturating_add(1);
+        self.kept.push_back(chunk);
+        number
+    }
+
+    /// Gives the session what it has not taken yet; false if something remains.
+    pub(super) fn flush(&mut self) -> bool {
+        if let Some((num_pages, aux)) = self.init {
+            if self.session.init(num_pages, aux).is_err() {
+                return false;
+            }
+            self.init = None;
+        }
+        while let Some(step) = self.kept.pop_front() {
+            let refused = match step {
+                Step::Send(chunk) => self.session.send(chunk).map_err(|Backpressure(it)| Step::Send(it)),
+                Step::Begin(chunk) => match self.session.begin_chunk(chunk) {
+                    Ok(_) => Ok(()),
+                    Err(Backpressure(chunk)) => Err(Step::Begin(chunk)),
+                },
+                Step::Final(layers) => {
+                    self.session.layers_final(layers).map_err(|Backpressure(it)| Step::Final(it))
+                }
+                Step::Groups(groups) => match self.session.give_groups(groups) {
+                    Ok(()) => continue,
+                    Err(Backpressure(groups)) => Err(Step::Groups(groups)),
+                },
+            };
+            if let Err(step) = refused {
+                self.kept.push_front(step);
+                return false;
+            }
+            self.sent_any = true;
+        }
+        true
+    }
+}
