@@ -159,8 +159,9 @@ pub use kv_local as local;
 #[cfg(feature = "nixl")]
 pub use kv_nixl as nixl;
 pub use kv_poll::{
-    Change, Gauges, HeldBytes, Manager, PollSet, Receiver, Registration, Sender, Session, StartError,
-    StopReport, Worker, WorkerConfig, allocator, consensus, queue,
+    Change, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes, Manager, PollSet, RankGroup,
+    RankGroupError, Receiver, Registration, Sender, Session, StartError, StopReport, Worker, WorkerConfig,
+    allocator, consensus, queue,
 };
 
 /// Everything that a server usually needs: `use kv_transfer::prelude::*`.
@@ -176,5 +177,5 @@ pub mod prelude {
     #[cfg(feature = "nixl")]
     pub use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane};
     pub use kv_poll::allocator::{FreeList, PageAllocator, RunAllocator};
-    pub use kv_poll::{Change, Manager, PollSet, Worker, WorkerConfig};
+    pub use kv_poll::{Change, Manager, PollSet, RankGroup, Worker, WorkerConfig};
 }

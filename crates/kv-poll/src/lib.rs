@@ -84,6 +84,7 @@ pub mod allocator;
 mod cell;
 pub mod consensus;
 mod gauges;
+mod group;
 mod hash;
 mod link;
 mod manager;
@@ -94,6 +95,7 @@ mod token;
 mod worker;
 
 pub use gauges::{Gauges, HeldBytes};
+pub use group::{GroupReceiver, GroupSender, GroupSession, RankGroup, RankGroupError};
 pub use manager::{Manager, Registration};
 pub use poll_set::{Change, PollSet};
 pub use session::{Receiver, Receiving, Sender, Sending, Session};

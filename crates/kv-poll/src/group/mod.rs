@@ -1,0 +1,224 @@
+//! All ranks of an engine behind one manager: for a scheduler that drives them from one thread.
+//!
+//! A server whose ranks are processes or threads with schedulers of their own joins them by a
+//! [`consensus`](crate::consensus). One that has a single scheduler for several devices needs no
+//! agreement: it opens a request on all ranks at once, gives all of them the same page numbers, and
+//! the request stands where the slowest rank stands. That is a [`RankGroup`], a
+//! [`KvManager`] like any other, so the [`queue`](crate::queue)s run on it.
+//!
+//! ```
+//! use kv_core::{KvManager, KvReceiver, Pages, Room, SessionOptions};
+//! use kv_poll::{Change, RankGroup, Worker};
+//!
+//! /// Receives a request on all ranks of a tensor-parallel engine, each its heads of the same pages.
+//! fn receive(workers: &[Worker], pages: Pages) -> Result<Vec<Change>, Box<dyn std::error::Error>> {
+//!     let ranks = RankGroup::new(workers.iter().map(Worker::manager).collect())?;
+//!     let options = SessionOptions::default();
+//!     let mut receiver = ranks.receiver("10.0.0.1:8998", Room::from(7), options)?;
+//!     receiver.init(pages, None)?;
+//!     // One change, when the last of the ranks has changed.
+//!     let mut changes = Vec::new();
+//!     ranks.drain(|change| changes.push(change));
+//!     Ok(changes)
+//! }
+//! ```
+
+mod fence;
+mod members;
+mod roster;
+mod session;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kv_core::{KvArgs, KvManager, OpenError, Pages, Room, SessionOptions};
+use rustix::event::epoll;
+
+use crate::manager::Manager;
+use crate::poll_set::Change;
+use crate::session::{Receiver, Sender};
+use roster::Roster;
+pub use session::{GroupReceiver, GroupSender, GroupSession};
+
+/// The managers of all ranks of one engine, as one. Clones are the same group.
+///
+/// # Contract
+///
+/// * Page `i` of every rank's cache holds that rank's part of the same tokens, so all caches have the
+///   same number of pages and page size, and one allocator serves all. The same goes for aux rows and
+///   for the items of state groups.
+/// * [`drain`](RankGroup::drain) takes the place of the ranks' poll sets, which belong to the group
+///   from now on. It also hands on what some rank's ring had no room for: call it once per scheduler
+///   step, whether or not the descriptor is readable.
+/// * A session's state is the minimum of its ranks' states. If one rank fails, the others are aborted,
+///   and the pages come back when no rank's wire can touch them any more.
+#[derive(Debug, Clone)]
+pub struct RankGroup {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// The first rank's.
+    args: KvArgs,
+    /// In the order of ranks.
+    managers: Vec<Manager>,
+    /// Readable while a rank's poll set is.
+    wake: OwnedFd,
+    table: Mutex<Table>,
+}
+
+/// The open sessions.
+#[derive(Debug)]
+struct Table {
+    senders: Roster<Sender>,
+    receivers: Roster<Receiver>,
+}
+
+/// Why ranks cannot be one group.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RankGroupError {
+    /// There are none.
+    #[error("a group needs at least one rank")]
+    Empty,
+    /// They differ in something that one scheduler must be able to count on.
+    #[error("{field} is {first} on the first rank, but {other} on rank number {index} of the group")]
+    Differs {
+        /// What.
+        field: &'static str,
+        /// Its value on the first rank.
+        first: String,
+        /// Its value on the other one.
+        other: String,
+        /// Which of the managers given.
+        index: usize,
+    },
+    /// The system gives no descriptor.
+    #[error("{call} failed: {kind}")]
+    Os {
+        /// The call.
+        call: &'static str,
+        /// Why.
+        kind: std::io::ErrorKind,
+    },
+}
+
+impl RankGroup {
+    /// A group of the workers of one engine (of one data-parallel replica), in the order of ranks.
+    pub fn new(managers: Vec<Manager>) -> Result<RankGroup, RankGroupError> {
+        let first = managers.first().ok_or(RankGroupError::Empty)?;
+        for (index, other) in managers.iter().enumerate().skip(1) {
+            check(first.args(), other.args(), index)?;
+        }
+        let os = |call| {
+            move |error: rustix::io::Errno| RankGroupError::Os {
+                call,
+                kind: std::io::Error::from(error).kind(),
+            }
+        };
+        let wake = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os("epoll_create"))?;
+        for (rank, manager) in (0..).zip(&managers) {
+            let data = epoll::EventData::new_u64(rank);
+            epoll::add(&wake, manager.poll_set(), data, epoll::EventFlags::IN).map_err(os("epoll_ctl"))?;
+        }
+        let (args, ranks) = (first.args().clone(), managers.len());
+        let table = Mutex::new(Table { senders: Roster::new(ranks), receivers: Roster::new(ranks) });
+        Ok(RankGroup { shared: Arc::new(Shared { args, managers, wake, table }) })
+    }
+
+    /// The ranks' managers, in the order of ranks: for their gauges and registrations.
+    pub fn managers(&self) -> &[Manager] {
+        &self.shared.managers
+    }
+
+    /// Hands every session that has changed to `f`, and returns how many there were.
+    pub fn drain(&self, mut f: impl FnMut(Change)) -> usize {
+        let mut changes = Vec::new();
+        {
+            let mut table = self.shared.lock();
+            for (rank, manager) in self.shared.managers.iter().enumerate() {
+                manager.poll_set().drain(|change| {
+                    let known = table.senders.note(rank, change) || table.receivers.note(rank, change);
+                    debug_assert!(known, "a session of a rank that was not opened by its group");
+                });
+            }
+            table.senders.settle(&mut changes);
+            table.receivers.settle(&mut changes);
+        }
+        // Outside the lock: `f` may use sessions.
+        let count = changes.len();
+        changes.into_iter().for_each(&mut f);
+        count
+    }
+
+    /// Takes the pages that came back from all ranks after their session's handle was dropped.
+    pub fn orphans(&self) -> Vec<Pages> {
+        let mut table = self.shared.lock();
+        let mut orphans = table.senders.take_orphans();
+        orphans.append(&mut table.receivers.take_orphans());
+        orphans
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Readable while there is something to drain.
+impl AsFd for RankGroup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.wake.as_fd()
+    }
+}
+
+impl KvManager for RankGroup {
+    type Sender = GroupSender;
+    type Receiver = GroupReceiver;
+
+    /// Those of the first rank.
+    fn args(&self) -> &KvArgs {
+        &self.shared.args
+    }
+
+    fn sender(
+        &self,
+        bootstrap_addr: &str,
+        room: Room,
+        dest_ranks: &[u32],
+        options: SessionOptions,
+    ) -> Result<GroupSender, OpenError> {
+        let open =
+            |manager: &Manager| manager.sender(bootstrap_addr, room.clone(), dest_ranks, options.clone());
+        let ranks = self.shared.managers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks))
+    }
+
+    fn receiver(
+        &self,
+        bootstrap_addr: &str,
+        room: Room,
+        options: SessionOptions,
+    ) -> Result<GroupReceiver, OpenError> {
+        let open = |manager: &Manager| manager.receiver(bootstrap_addr, room.clone(), options.clone());
+        let ranks = self.shared.managers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks))
+    }
+}
+
+/// What all ranks must have in common.
+fn check(first: &KvArgs, other: &KvArgs, index: usize) -> Result<(), RankGroupError> {
+    let same = |field, first: String, other: String| match first == other {
+        true => Ok(()),
+        false => Err(RankGroupError::Differs { field, first, other, index }),
+    };
+    let (a, b) = (first.geometry(), other.geometry());
+    same("engine", first.worker().engine.to_string(), other.worker().engine.to_string())?;
+    same("num_pages", a.num_pages.to_string(), b.num_pages.to_string())?;
+    same("page_size", a.page_size.to_string(), b.page_size.to_string())?;
+    let rows = |rows: Option<u32>| rows.map_or_else(|| "none".to_owned(), |rows| rows.to_string());
+    same("aux rows", rows(a.aux_rows()), rows(b.aux_rows()))?;
+    same("dp_rank", a.parallel.dp_rank.to_string(), b.parallel.dp_rank.to_string())
+}

@@ -1,0 +1,100 @@
+//! The open sessions of a group, found by the number that each rank gave them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use kv_core::{Groups, Pages, SessionId};
+
+use super::members::{Half, Members};
+use crate::poll_set::Change;
+
+/// All sessions of one kind, by the number that they have on the first rank.
+pub(super) struct Roster<S: Half> {
+    open: BTreeMap<SessionId, Members<S>>,
+    /// Of each rank: whose session it is.
+    by_rank: Vec<BTreeMap<SessionId, SessionId>>,
+    /// Those that have changed, or have not said everything to everybody.
+    touched: BTreeSet<SessionId>,
+    orphans: Vec<Pages>,
+}
+
+impl<S: Half> Roster<S> {
+    pub(super) fn new(ranks: usize) -> Roster<S> {
+        let by_rank = (0..ranks).map(|_| BTreeMap::new()).collect();
+        Roster { open: BTreeMap::new(), by_rank, touched: BTreeSet::new(), orphans: Vec::new() }
+    }
+
+    /// Enters the sessions of a request, in the order of ranks.
+    pub(super) fn enter(&mut self, id: SessionId, sessions: Vec<S>) {
+        for (known, session) in self.by_rank.iter_mut().zip(&sessions) {
+            known.insert(session.id(), id);
+        }
+        self.open.insert(id, Members::new(sessions));
+    }
+
+    pub(super) fn get(&self, id: SessionId) -> Option<&Members<S>> {
+        self.open.get(&id)
+    }
+
+    /// To change something: the next `settle` looks at it.
+    pub(super) fn touch(&mut self, id: SessionId) -> Option<&mut Members<S>> {
+        self.touched.insert(id);
+        self.open.get_mut(&id)
+    }
+
+    /// A rank reports a change. False if it is none of these sessions.
+    pub(super) fn note(&mut self, rank: usize, change: Change) -> bool {
+        let Some(&id) = self.by_rank.get(rank).and_then(|known| known.get(&change.session)) else {
+            return false;
+        };
+        if let Some(members) = self.touch(id) {
+            members.note(rank, change.reclaimable);
+        }
+        true
+    }
+
+    /// Appends what is new for the scheduler.
+    pub(super) fn settle(&mut self, changes: &mut Vec<Change>) {
+        for session in std::mem::take(&mut self.touched) {
+            let Some(members) = self.open.get_mut(&session) else { continue };
+            let news = members.settle();
+            if members.is_behind() {
+                self.touched.insert(session);
+            }
+            if members.abandoned {
+                if let Some(reclaimed) = members.reclaim() {
+                    self.forget(session);
+                    self.touched.remove(&session);
+                    self.keep(reclaimed.groups);
+                    self.orphans.extend(Some(reclaimed.pages).filter(|pages| !pages.is_empty()));
+                }
+            } else if let Some(standing) = news {
+                changes.push(Change { session, poll: standing.poll, reclaimable: standing.reclaimable });
+            }
+        }
+    }
+
+    /// A session that was reclaimed on all ranks.
+    pub(super) fn forget(&mut self, id: SessionId) {
+        let Some(members) = self.open.remove(&id) else { return };
+        for (known, session) in self.by_rank.iter_mut().zip(&members.ids) {
+            known.remove(session);
+        }
+    }
+
+    /// Items whose session's owner did not take them back.
+    pub(super) fn keep(&mut self, groups: Groups) {
+        let items = groups.into_iter().map(|items| items.items);
+        self.orphans.extend(items.filter(|items| !items.is_empty()));
+    }
+
+    pub(super) fn take_orphans(&mut self) -> Vec<Pages> {
+        std::mem::take(&mut self.orphans)
+    }
+}
+
+impl<S: Half> fmt::Debug for Roster<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Roster").field("open", &self.open.len()).field("touched", &self.touched).finish()
+    }
+}
