@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 
-use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, WorkloadOptions};
+use shared::cli::{
+    CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, Parallelism, WorkloadOptions,
+};
 use shared::decode::DecodeRank;
 use shared::error::ExampleError;
 use shared::link::Link;
@@ -52,6 +54,9 @@ struct Options {
     cache: CacheOptions,
 
     #[command(flatten)]
+    parallelism: Parallelism,
+
+    #[command(flatten)]
     hand_over: HandOver,
 
     #[command(flatten)]
@@ -66,7 +71,8 @@ fn main() -> ExitCode {
 }
 
 fn run(options: Options) -> Result<ExitCode, ExampleError> {
-    let Options { bootstrap, prefill, workload, cache, hand_over, model: model_options } = options;
+    let Options { bootstrap, prefill, workload, cache, parallelism, hand_over, model: model_options } =
+        options;
     plane::prepare(cache.plane)?;
     workload.check(&cache)?;
     let mut router = Router::new();
@@ -84,6 +90,7 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
         bootstrap: bootstrap_of_rank,
         model,
         cache,
+        parallelism,
         hand_over,
         watch_pages: false,
         chunk_tokens: 0,

@@ -5,6 +5,7 @@
 //! cargo run --release --example pd
 //! cargo run --release --example pd -- --requests 200 --prefill-ranks 2 --decode-ranks 2
 //! cargo run --release --example pd -- --kill prefill
+//! cargo run --release --example pd -- --prefill-tp 4 --prefill-pp 2 --decode-tp 2
 //! cargo run --release --example pd -- --page-size 32 --decode-page-size 8 --decode-layout page-major
 //! cargo run --release --example pd -- --mode pull --turns 2
 //! ```
@@ -22,7 +23,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use kv_transfer::bootstrap::KvBootstrapServer;
 
-use shared::cli::{CacheOptions, HandOver, Mode, PageLayout, PrefillOptions, WorkloadOptions};
+use shared::cli::{CacheOptions, HandOver, Mode, PageLayout, Parallelism, PrefillOptions, WorkloadOptions};
 use shared::decode::DecodeRank;
 use shared::error::ExampleError;
 use shared::link::Link;
@@ -54,13 +55,29 @@ struct Options {
     #[command(flatten)]
     hand_over: HandOver,
 
-    /// Prefill processes [default: 1, with --kill or --stop 2].
+    /// Prefill processes, data-parallel replicas [default: 1, with --kill or --stop 2].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefill_ranks: Option<u32>,
 
-    /// Decode processes [default: 1, with --kill or --stop 2].
+    /// Decode processes, data-parallel replicas [default: 1, with --kill or --stop 2].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
     decode_ranks: Option<u32>,
+
+    /// Tensor-parallel ranks of each prefill process.
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
+    prefill_tp: u32,
+
+    /// Pipeline stages of each prefill process.
+    #[arg(long, default_value_t = 1, value_name = "STAGES", value_parser = clap::value_parser!(u32).range(1..=64))]
+    prefill_pp: u32,
+
+    /// Tensor-parallel ranks of each decode process.
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
+    decode_tp: u32,
+
+    /// Pipeline stages of each decode process.
+    #[arg(long, default_value_t = 1, value_name = "STAGES", value_parser = clap::value_parser!(u32).range(1..=64))]
+    decode_pp: u32,
 
     /// How pages lie in the memory of decode ranks [default: as in prefill ranks].
     #[arg(long, value_enum)]
@@ -141,6 +158,7 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
                 bootstrap: bootstrap.clone(),
                 model: options.model.clone(),
                 cache: options.cache_of(side),
+                parallelism: options.parallelism_of(side),
                 peer_page_size: options.cache_of(side.other()).page_size,
                 hand_over: options.hand_over.clone(),
                 watch_pages: harm.is_some(),
@@ -184,6 +202,13 @@ impl Options {
         cache.layout = self.decode_layout.unwrap_or(cache.layout);
         cache.page_size = self.decode_page_size.unwrap_or(cache.page_size);
         cache
+    }
+
+    fn parallelism_of(&self, side: Side) -> Parallelism {
+        match side {
+            Side::Prefill => Parallelism { tp: self.prefill_tp, pp: self.prefill_pp },
+            Side::Decode => Parallelism { tp: self.decode_tp, pp: self.decode_pp },
+        }
     }
 
     fn cache_of(&self, side: Side) -> CacheOptions {

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use kv_transfer::bootstrap::KvBootstrapServer;
 
-use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, PrefillOptions};
+use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, Parallelism, PrefillOptions};
 use shared::error::ExampleError;
 use shared::link::Link;
 use shared::loading::ModelOptions;
@@ -44,6 +44,9 @@ struct Options {
     cache: CacheOptions,
 
     #[command(flatten)]
+    parallelism: Parallelism,
+
+    #[command(flatten)]
     hand_over: HandOver,
 
     #[command(flatten)]
@@ -64,7 +67,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: Options) -> Result<(), ExampleError> {
-    let Options { bootstrap, listen, cache, hand_over, prefill, model } = options;
+    let Options { bootstrap, listen, cache, parallelism, hand_over, prefill, model } = options;
     plane::prepare(cache.plane)?;
     let (bootstrap, server) = match bootstrap {
         Some(bootstrap) => (bootstrap, None),
@@ -86,6 +89,7 @@ fn run(options: Options) -> Result<(), ExampleError> {
         bootstrap,
         model,
         cache,
+        parallelism,
         peer_page_size,
         hand_over,
         watch_pages,

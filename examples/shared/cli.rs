@@ -79,6 +79,21 @@ pub enum PageLayout {
     LayerMajor,
     /// One region, in which a page holds all layers: a page is one piece.
     PageMajor,
+    /// As layer-major, with the tokens of a head side by side: a rank that wants some of the heads gets
+    /// one piece of each.
+    HeadMajor,
+}
+
+/// Over how many ranks an engine spreads the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args, Serialize, Deserialize)]
+pub struct Parallelism {
+    /// Tensor-parallel ranks, each with a share of the heads.
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub tp: u32,
+
+    /// Pipeline stages, each with a share of the layers.
+    #[arg(long, default_value_t = 1, value_name = "STAGES", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub pp: u32,
 }
 
 /// How a rank holds its cache.

@@ -12,7 +12,7 @@ use kv_transfer::params::{Fetch, FetchPolicy, TransferParams};
 use kv_transfer::queue::{
     DecodeConfig, DecodeCounts, DecodeQueues, Demand, Incoming, Origin, PushError, PushRefusal, Ready,
 };
-use kv_transfer::{KvManager, Manager, OpenError, Pages, Room, SessionOptions, Worker};
+use kv_transfer::{KvManager, OpenError, Pages, RankGroup, Room, SessionOptions, Worker};
 use serde_json::Value;
 
 use super::control::{Accounting, Command, Decoded, Event, NamedError, millis};
@@ -60,11 +60,11 @@ pub struct DecodeRank {
     kv: PagedKv,
     /// Tokens in a page of the prefill ranks.
     peer_page_size: u32,
-    worker: Worker,
-    manager: Manager,
+    workers: Vec<Worker>,
+    manager: RankGroup,
     /// Requests for which the worker had no room yet.
     arrived: VecDeque<Continuation>,
-    queues: DecodeQueues<Continuation, WatchedManager<Manager>>,
+    queues: DecodeQueues<Continuation, WatchedManager<RankGroup>>,
     timelines: Timelines,
     log: WireLog,
     running: Vec<Running>,
@@ -77,8 +77,7 @@ pub struct DecodeRank {
 impl DecodeRank {
     /// Starts the rank that `spec` describes.
     pub fn start(spec: &RankSpec) -> Result<DecodeRank, ExampleError> {
-        let SetUp { model, kv, worker, log, ready, .. } = SetUp::new(spec)?;
-        let manager = worker.manager();
+        let SetUp { model, kv, workers, manager, log, ready, .. } = SetUp::new(spec)?;
         let timelines = Timelines::default();
         let watched = WatchedManager::new(manager.clone(), timelines.clone());
         let mut config = DecodeConfig::for_args(manager.args());
@@ -100,7 +99,7 @@ impl DecodeRank {
             finish_by: None,
             model,
             kv,
-            worker,
+            workers,
             manager,
         })
     }
@@ -108,7 +107,7 @@ impl DecodeRank {
     /// Serves one router until that says that no more requests come, or goes away; then stops.
     pub fn run(mut self, mut link: Link) -> Result<(), ExampleError> {
         let result = self.serve(&mut link);
-        close(self.worker, result)
+        close(self.workers, result)
     }
 
     /// The scheduler loop. Nothing in it blocks but the model, and the wait when there is nothing
@@ -120,7 +119,7 @@ impl DecodeRank {
             }
             self.push_arrived();
             let mut changes = Vec::new();
-            self.manager.poll_set().drain(|change| changes.push(change));
+            self.manager.drain(|change| changes.push(change));
             let begun = self.timelines.note(&changes);
             self.events.extend(begun.into_iter().filter_map(reading));
             for pages in self.kept.step(&changes) {
@@ -150,7 +149,7 @@ impl DecodeRank {
             }
             if self.running.is_empty() {
                 let patience = if self.is_idle() { IDLE } else { RETRY };
-                link.wait(self.manager.poll_set(), patience)?;
+                link.wait(&self.manager, patience)?;
             }
         }
     }

@@ -61,6 +61,24 @@ pub enum ExampleError {
         /// Pages of a rank.
         pages: u32,
     },
+    /// The model cannot be spread like that.
+    #[error(
+        "{tp} tensor-parallel ranks and {pp} pipeline stages cannot share {heads} heads of {layers} layers: \
+         ranks must divide heads or be a multiple of them, and each stage needs a layer"
+    )]
+    Parallel {
+        /// Tensor-parallel ranks.
+        tp: usize,
+        /// Pipeline stages.
+        pp: usize,
+        /// KV heads of the model.
+        heads: usize,
+        /// Its layers.
+        layers: usize,
+    },
+    /// The ranks of an engine cannot be driven together.
+    #[error(transparent)]
+    Group(#[from] kv_transfer::RankGroupError),
     /// A prompt names a token that the model does not know.
     #[error("token {token} is out of range: the model knows {vocab} tokens")]
     Token {

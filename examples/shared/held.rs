@@ -3,24 +3,24 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kv_transfer::Manager;
+use kv_transfer::RankGroup;
 
 /// How often a worker's gauges are read.
 const EVERY: Duration = Duration::from_millis(2);
 
-/// Watches how many pages the sessions of a worker hold. Dropping it ends that.
+/// Watches how many pages the sessions of all ranks hold. Dropping it ends that.
 pub struct HeldPages(Arc<Mutex<Option<Instant>>>);
 
 impl HeldPages {
     /// Watches from now on.
-    pub fn watch(manager: Manager) -> HeldPages {
+    pub fn watch(ranks: RankGroup) -> HeldPages {
         let dropped = Arc::new(Mutex::new(None));
         let watched = Arc::downgrade(&dropped);
         std::thread::spawn(move || {
-            let mut before = 0;
+            let mut before: usize = 0;
             while let Some(dropped) = watched.upgrade() {
-                let gauges = manager.gauges();
-                let held = gauges.pages_in_transfer + gauges.pages_quarantined;
+                let gauges = ranks.managers().iter().map(kv_transfer::Manager::gauges);
+                let held = gauges.map(|gauges| gauges.pages_in_transfer + gauges.pages_quarantined).sum();
                 if held < before {
                     *dropped.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
                 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kv_transfer::consensus::{RequestKey, SingleRank};
 use kv_transfer::params::{RemoteKv, TransferParams};
 use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
-use kv_transfer::{Change, KvManager, Lease, Manager, Pages, Room, SessionOptions, TransferMode};
+use kv_transfer::{Change, KvManager, Lease, Pages, RankGroup, Room, SessionOptions, TransferMode};
 use serde_json::Value;
 
 use super::rank::RankSpec;
@@ -18,8 +18,8 @@ const GRACE: Duration = Duration::from_secs(30);
 /// The conversations that a decode rank keeps. They are sent like prompts, only that nothing has to
 /// be computed: hence the queues of a prefill rank.
 pub struct KeptCaches {
-    queues: PrefillQueues<(), Manager>,
-    manager: Manager,
+    queues: PrefillQueues<(), RankGroup>,
+    manager: RankGroup,
     /// Oldest first; those that have ended are dropped from the front.
     order: VecDeque<RequestKey>,
     bootstrap: String,
@@ -28,7 +28,7 @@ pub struct KeptCaches {
 
 impl KeptCaches {
     /// Nothing kept yet.
-    pub fn new(manager: &Manager, spec: &RankSpec) -> KeptCaches {
+    pub fn new(manager: &RankGroup, spec: &RankSpec) -> KeptCaches {
         KeptCaches {
             // Nobody has to be there yet: the next turn may come in minutes.
             queues: PrefillQueues::new(manager.clone(), SingleRank::default(), PrefillPolicy::Eager),

@@ -15,10 +15,15 @@ pub struct ModelOptions {
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     pub seed: u64,
 
+    /// A model with multi-head latent attention: what is cached of a token belongs to no head, and
+    /// every tensor-parallel rank holds all of it.
+    #[arg(long)]
+    pub mla: bool,
+
     /// A Llama-architecture checkpoint to run instead: a directory with config.json, *.safetensors
     /// and tokenizer.json.
     #[cfg(feature = "checkpoint")]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "mla")]
     pub model: Option<std::path::PathBuf>,
 }
 
@@ -29,7 +34,7 @@ impl ModelOptions {
         if let Some(dir) = &self.model {
             return Ok(super::checkpoint::load_model(dir)?);
         }
-        let config = ModelConfig::small();
+        let config = if self.mla { ModelConfig::small_latent() } else { ModelConfig::small() };
         let weights = Weights::random(&config, self.seed);
         Ok(Model::new(config, weights))
     }

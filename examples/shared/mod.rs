@@ -31,6 +31,7 @@ pub mod prompt;
 pub mod prompts;
 pub mod pull_back;
 pub mod rank;
+pub mod rank_kv;
 pub mod report;
 pub mod router;
 pub mod verdict;

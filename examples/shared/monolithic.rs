@@ -1,11 +1,11 @@
 //! The run that everything is compared with: one process, no pages, no transfer.
 
 use super::error::ExampleError;
-use super::model::{KvCache, Model, Sample, Segment};
+use super::model::{KvCache, Model, ModelConfig, Sample, Segment};
 
 /// Continues `prompt` by at most `max_new_tokens` tokens, prompt in one piece, cache in one piece.
 pub fn generate(model: &Model, prompt: &[u32], max_new_tokens: usize) -> Result<Vec<Sample>, ExampleError> {
-    let mut cache = ContiguousCache::new(model.config().num_hidden_layers, model.config().kv_dim());
+    let mut cache = ContiguousCache::new(model.config());
     let mut samples = Vec::with_capacity(max_new_tokens);
     let mut position = 0;
     let mut tokens = prompt.to_vec();
@@ -24,14 +24,16 @@ pub fn generate(model: &Model, prompt: &[u32], max_new_tokens: usize) -> Result<
 
 /// A cache that is nobody's business: one growing list of rows for each layer.
 pub struct ContiguousCache {
-    kv_dim: usize,
-    layers: Vec<(Vec<f32>, Vec<f32>)>,
+    /// Elements of a row of keys, and of values.
+    widths: [usize; 2],
+    layers: Vec<[Vec<f32>; 2]>,
 }
 
 impl ContiguousCache {
     /// An empty cache.
-    pub fn new(layers: usize, kv_dim: usize) -> ContiguousCache {
-        ContiguousCache { kv_dim, layers: vec![(Vec::new(), Vec::new()); layers] }
+    pub fn new(config: &ModelConfig) -> ContiguousCache {
+        let layers = vec![[Vec::new(), Vec::new()]; config.num_hidden_layers];
+        ContiguousCache { widths: [config.key_dim(), config.value_dim()], layers }
     }
 }
 
@@ -43,9 +45,8 @@ impl KvCache for ContiguousCache {
         keys: &[f32],
         values: &[f32],
     ) -> Result<(), ExampleError> {
-        let (all_keys, all_values) = &mut self.layers[layer];
-        for (all, rows) in [(all_keys, keys), (all_values, values)] {
-            all.truncate(start * self.kv_dim);
+        for ((all, rows), width) in self.layers[layer].iter_mut().zip([keys, values]).zip(self.widths) {
+            all.truncate(start * width);
             all.extend_from_slice(rows);
         }
         Ok(())
@@ -58,11 +59,10 @@ impl KvCache for ContiguousCache {
         keys: &mut Vec<f32>,
         values: &mut Vec<f32>,
     ) -> Result<(), ExampleError> {
-        let (all_keys, all_values) = &self.layers[layer];
-        keys.clear();
-        values.clear();
-        keys.extend_from_slice(&all_keys[..len * self.kv_dim]);
-        values.extend_from_slice(&all_values[..len * self.kv_dim]);
+        for ((all, rows), width) in self.layers[layer].iter().zip([keys, values]).zip(self.widths) {
+            rows.clear();
+            rows.extend_from_slice(&all[..len * width]);
+        }
         Ok(())
     }
 }
@@ -70,20 +70,24 @@ impl KvCache for ContiguousCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::model::{ModelConfig, Rng, Weights};
+    use crate::shared::model::{Rng, Weights};
 
     /// Chunked prompts, and requests decoded side by side, give bit for bit what whole prompts,
     /// decoded alone, give.
     #[test]
     fn chunks_and_batches_change_no_bit_of_any_logit() {
-        let config = ModelConfig { num_hidden_layers: 2, ..ModelConfig::small() };
+        chunks_and_batches(ModelConfig { num_hidden_layers: 2, ..ModelConfig::small() });
+        chunks_and_batches(ModelConfig { num_hidden_layers: 2, ..ModelConfig::small_latent() });
+    }
+
+    fn chunks_and_batches(config: ModelConfig) {
         let model = Model::new(config.clone(), Weights::random(&config, 3));
         let mut rng = Rng::new(11);
         let mut prompt = |len: usize| (0..len).map(|_| rng.below(1024) as u32).collect::<Vec<u32>>();
         let prompts = [prompt(50), prompt(7), prompt(33)];
         let alone: Vec<_> = prompts.iter().map(|prompt| generate(&model, prompt, 6).unwrap()).collect();
 
-        let new_cache = || ContiguousCache::new(config.num_hidden_layers, config.kv_dim());
+        let new_cache = || ContiguousCache::new(&config);
         let mut caches = [new_cache(), new_cache(), new_cache()];
         let mut together: Vec<Vec<Sample>> = Vec::new();
         for (prompt, cache) in prompts.iter().zip(&mut caches) {
@@ -111,11 +115,11 @@ mod tests {
         let config = ModelConfig { num_hidden_layers: 2, ..ModelConfig::small() };
         let model = Model::new(config.clone(), Weights::random(&config, 3));
         let sample = |flip: bool| {
-            let mut cache = ContiguousCache::new(config.num_hidden_layers, config.kv_dim());
+            let mut cache = ContiguousCache::new(&config);
             let prompt: Vec<u32> = (0..40).collect();
             model.forward(&mut [Segment { tokens: &prompt, start: 0, cache: &mut cache }]).unwrap();
             if flip {
-                cache.layers[0].1[5] += 0.125;
+                cache.layers[0][1][5] += 0.125;
             }
             model.forward(&mut [Segment { tokens: &[9], start: 40, cache: &mut cache }]).unwrap()
         };

@@ -1,51 +1,60 @@
-//! A model's KV cache in pages of registered memory, and the aux row that travels with it.
+//! A model's KV cache in pages of registered memory, spread over the ranks of an engine, and the aux
+//! row that travels with it.
 
 use kv_transfer::queue::AuxMemory;
-use kv_transfer::{AuxIndex, Holds, KvArgsBuilder, Pages, Region, RegionRole};
+use kv_transfer::{AuxIndex, Pages, Parallel};
 
-use super::cli::{CacheOptions, PageLayout};
+use super::cli::{CacheOptions, Parallelism};
 use super::decode::Continuation;
 use super::error::ExampleError;
 use super::model::{KvCache, Model, Sample};
-use super::plane::Memory;
+use super::rank_kv::{AUX_BYTES, RankKv, Rows};
 
-/// Bytes of an aux row: a cache line, of which 20 are used.
-const AUX_BYTES: usize = 64;
-
-/// The cache of one rank: one piece of memory that holds all its regions. Clones are the same memory.
+/// The cache of one engine. Clones are the same memory.
+///
+/// One process holds all ranks, so the model is computed once; each rank still has memory, plane and
+/// worker of its own, as if it were a device.
 #[derive(Debug, Clone)]
 pub struct PagedKv {
-    memory: Memory,
-    layout: PageLayout,
+    ranks: Vec<RankKv>,
     page_tokens: usize,
-    pages: u32,
-    aux_rows: u32,
-    layers: usize,
-    kv_heads: usize,
-    head_dim: usize,
+    key_dim: usize,
+    value_dim: usize,
 }
 
 impl PagedKv {
-    /// Allocates the pages for `model`, and `aux_rows` aux rows.
-    pub fn new(model: &Model, options: &CacheOptions, aux_rows: u32) -> Result<PagedKv, ExampleError> {
-        let (layout, pages, page_tokens) = (options.layout, options.pages, options.page_size as usize);
+    /// Allocates the pages for `model`, and `aux_rows` aux rows, on every rank of the data-parallel
+    /// replica `dp` (number, and how many there are).
+    pub fn new(
+        model: &Model,
+        options: &CacheOptions,
+        parallelism: Parallelism,
+        (dp_rank, dp_size): (u32, u32),
+        aux_rows: u32,
+    ) -> Result<PagedKv, ExampleError> {
+        let Parallelism { tp: tp_size, pp: pp_size } = parallelism;
         let config = model.config();
-        let (layers, kv_heads, head_dim) =
-            (config.num_hidden_layers, config.num_key_value_heads, config.head_dim);
-        let piece = page_tokens * kv_heads * head_dim * size_of::<f32>();
-        let len = pages as usize * layers * 2 * piece + aux_rows as usize * AUX_BYTES;
-        let memory = Memory::new(options.plane, len)?;
-        Ok(PagedKv { memory, layout, page_tokens, pages, aux_rows, layers, kv_heads, head_dim })
+        let places = (0..pp_size).flat_map(|pp_rank| (0..tp_size).map(move |tp_rank| (pp_rank, tp_rank)));
+        let rank = |(pp_rank, tp_rank)| {
+            let parallel = Parallel { tp_size, tp_rank, pp_size, pp_rank, dp_size, dp_rank };
+            RankKv::new(config, options, parallel, aux_rows)
+        };
+        Ok(PagedKv {
+            ranks: places.map(rank).collect::<Result<_, _>>()?,
+            page_tokens: options.page_size as usize,
+            key_dim: config.key_dim(),
+            value_dim: config.value_dim(),
+        })
     }
 
-    /// The memory, for the plane.
-    pub fn memory(&self) -> &Memory {
-        &self.memory
+    /// The ranks, stage by stage.
+    pub fn ranks(&self) -> &[RankKv] {
+        &self.ranks
     }
 
-    /// Bytes of a page, over all regions.
+    /// Bytes of a page, over all ranks.
     pub fn page_bytes(&self) -> usize {
-        self.layers * 2 * self.piece()
+        self.ranks.iter().map(RankKv::page_bytes).sum()
     }
 
     /// Pages that hold `tokens` tokens.
@@ -58,65 +67,28 @@ impl PagedKv {
         self.page_tokens
     }
 
-    /// Tells the framework what lies where.
-    pub fn describe(&self, args: KvArgsBuilder) -> KvArgsBuilder {
-        let base = self.memory.addr();
-        let region = |role, offset: usize, items: u32, item: usize| {
-            Region::dram(role, base + offset as u64, u64::from(items) * item as u64, item as u64)
-        };
-        let mut args = args
-            .pages(self.pages, self.page_tokens as u32)
-            .dtype("f32")
-            .heads(self.kv_heads as u32, self.head_dim as u32);
-        match self.layout {
-            PageLayout::LayerMajor => {
-                for layer in 0..self.layers {
-                    for half in [0, 1] {
-                        let region =
-                            region(RegionRole::Kv, self.offset(0, layer, half), self.pages, self.piece());
-                        let holds = if half == 0 { Holds::Key } else { Holds::Value };
-                        args = args.region(region.layer(layer as u32).holds(holds));
-                    }
-                }
-            }
-            PageLayout::PageMajor => {
-                let region = region(RegionRole::Kv, 0, self.pages, self.page_bytes());
-                args = args.region(region.layers(0..self.layers as u32).holds(Holds::KeyValue));
-            }
-        }
-        args.region(region(RegionRole::Aux, self.aux_offset(0), self.aux_rows, AUX_BYTES))
-    }
-
     /// One request's view: its pages, in order.
     pub fn of<'a>(&'a self, pages: &'a [u32]) -> RequestKv<'a> {
         RequestKv { kv: self, pages }
     }
 
-    /// Fills an aux row.
+    /// Fills an aux row, on every rank: any of them may be the one whose row a peer gets.
     pub fn write_aux(&self, row: AuxIndex, tag: u64, first: Sample) -> Result<(), ExampleError> {
         let mut bytes = [0; AUX_BYTES];
         bytes[0..8].copy_from_slice(&tag.to_le_bytes());
         bytes[8..16].copy_from_slice(&first.digest.to_le_bytes());
         bytes[16..20].copy_from_slice(&first.token.to_le_bytes());
-        self.memory.write(self.aux_offset(row.0 as usize), &bytes)
+        self.ranks.iter().try_for_each(|rank| rank.write_aux(row.0, &bytes))
     }
 
-    /// Bytes of keys, or of values, of one layer in one page.
-    fn piece(&self) -> usize {
-        self.page_tokens * self.kv_heads * self.head_dim * size_of::<f32>()
-    }
-
-    /// Where the keys (`half` 0) or values (`half` 1) of a layer begin in a page.
-    fn offset(&self, page: usize, layer: usize, half: usize) -> usize {
-        let number = layer * 2 + half;
-        match self.layout {
-            PageLayout::LayerMajor => (number * self.pages as usize + page) * self.piece(),
-            PageLayout::PageMajor => (page * self.layers * 2 + number) * self.piece(),
-        }
-    }
-
-    fn aux_offset(&self, row: usize) -> usize {
-        self.pages as usize * self.page_bytes() + row * AUX_BYTES
+    /// The beginning of an aux row, if it is the same on all ranks.
+    fn read_aux(&self, row: AuxIndex) -> Option<[u8; 20]> {
+        let mut all = self.ranks.iter().map(|rank| {
+            let mut bytes = [0; 20];
+            rank.read_aux(row.0, &mut bytes).ok().map(|()| bytes)
+        });
+        let first = all.next()??;
+        all.all(|other| other == Some(first)).then_some(first)
     }
 }
 
@@ -127,13 +99,14 @@ pub struct RequestKv<'a> {
 }
 
 impl RequestKv<'_> {
-    /// The page of a position and the row in it.
-    fn place(&self, position: usize) -> Result<(usize, usize), ExampleError> {
+    /// The rows from `position` to before `end` that lie in one page.
+    fn rows(&self, layer: usize, part: usize, position: usize, end: usize) -> Result<Rows, ExampleError> {
         let page_tokens = self.kv.page_tokens;
-        match self.pages.get(position / page_tokens) {
-            Some(page) => Ok((*page as usize, position % page_tokens)),
-            None => Err(ExampleError::Position { position, pages: self.pages.len() }),
-        }
+        let Some(&page) = self.pages.get(position / page_tokens) else {
+            return Err(ExampleError::Position { position, pages: self.pages.len() });
+        };
+        let token = position % page_tokens;
+        Ok(Rows { page, layer, part, token, tokens: (page_tokens - token).min(end - position) })
     }
 }
 
@@ -145,22 +118,23 @@ impl KvCache for RequestKv<'_> {
         keys: &[f32],
         values: &[f32],
     ) -> Result<(), ExampleError> {
-        let kv_dim = self.kv.kv_heads * self.kv.head_dim;
-        for (half, rows) in [keys, values].into_iter().enumerate() {
+        let end = start + keys.len() / self.kv.key_dim;
+        for (part, width, rows) in [(0, self.kv.key_dim, keys), (1, self.kv.value_dim, values)] {
             let (mut position, mut rows) = (start, rows);
             while !rows.is_empty() {
-                let (page, row) = self.place(position)?;
-                let tokens = (self.kv.page_tokens - row).min(rows.len() / kv_dim);
-                let (now, rest) = rows.split_at(tokens * kv_dim);
-                let bytes: Vec<[u8; 4]> = now.iter().map(|x| x.to_le_bytes()).collect();
-                let offset = self.kv.offset(page, layer, half) + row * kv_dim * size_of::<f32>();
-                self.kv.memory.write(offset, bytes.as_flattened())?;
-                (position, rows) = (position + tokens, rest);
+                let at = self.rows(layer, part, position, end)?;
+                let (now, rest) = rows.split_at(at.tokens * width);
+                for rank in self.kv.ranks.iter().filter(|rank| rank.heads(layer).is_some()) {
+                    rank.store(at, now)?;
+                }
+                (position, rows) = (position + at.tokens, rest);
             }
         }
         Ok(())
     }
 
+    /// Where several ranks hold the same heads, they are read in turn: wrong bytes on any of them
+    /// show.
     fn load(
         &self,
         layer: usize,
@@ -168,16 +142,23 @@ impl KvCache for RequestKv<'_> {
         keys: &mut Vec<f32>,
         values: &mut Vec<f32>,
     ) -> Result<(), ExampleError> {
-        let kv_dim = self.kv.kv_heads * self.kv.head_dim;
-        let mut piece = vec![[0; 4]; self.kv.page_tokens * kv_dim];
-        for (half, rows) in [keys, values].into_iter().enumerate() {
-            rows.clear();
-            for position in (0..len).step_by(self.kv.page_tokens) {
-                let (page, _) = self.place(position)?;
-                let tokens = self.kv.page_tokens.min(len - position);
-                let bytes = &mut piece[..tokens * kv_dim];
-                self.kv.memory.read(self.kv.offset(page, layer, half), bytes.as_flattened_mut())?;
-                rows.extend(bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        for (part, width, out) in [(0, self.kv.key_dim, keys), (1, self.kv.value_dim, values)] {
+            out.clear();
+            out.resize(len * width, 0.0);
+            let mut position = 0;
+            while position < len && width > 0 {
+                let at = self.rows(layer, part, position, len)?;
+                let rows = &mut out[position * width..][..at.tokens * width];
+                let mut head = 0;
+                loop {
+                    let holds = |rank: &&RankKv| rank.heads(layer).is_some_and(|heads| heads.start == head);
+                    let replicas: Vec<&RankKv> = self.kv.ranks.iter().filter(holds).collect();
+                    let turn = position / self.kv.page_tokens + layer;
+                    let Some(rank) = replicas.get(turn % replicas.len().max(1)) else { break };
+                    rank.load(at, rows)?;
+                    head = rank.heads(layer).map_or(head, |heads| heads.end);
+                }
+                position += at.tokens;
             }
         }
         Ok(())
@@ -187,23 +168,21 @@ impl KvCache for RequestKv<'_> {
 /// The decode side's aux rows, as its queues see them.
 impl AuxMemory<Continuation> for PagedKv {
     fn clear(&mut self, row: AuxIndex) {
-        // A row out of range stays as it is; its tag then reads as zero, which no gate lets pass.
-        let _ = self.memory.write(self.aux_offset(row.0 as usize), &[0; AUX_BYTES]);
-    }
-
-    fn tag(&self, row: AuxIndex) -> u64 {
-        let mut tag = [0; 8];
-        match self.memory.read(self.aux_offset(row.0 as usize), &mut tag) {
-            Ok(()) => u64::from_le_bytes(tag),
-            Err(_) => 0,
+        for rank in &self.ranks {
+            // A row out of range stays as it is; its tag then reads as zero, which no gate lets pass.
+            let _ = rank.write_aux(row.0, &[0; AUX_BYTES]);
         }
     }
 
+    fn tag(&self, row: AuxIndex) -> u64 {
+        let tag = self.read_aux(row).and_then(|bytes| bytes.first_chunk().copied());
+        tag.map_or(0, u64::from_le_bytes)
+    }
+
     fn read(&mut self, row: AuxIndex, request: &mut Continuation) {
-        let (mut digest, mut token) = ([0; 8], [0; 4]);
-        let offset = self.aux_offset(row.0 as usize);
-        if self.memory.read(offset + 8, &mut digest).is_ok()
-            && self.memory.read(offset + 16, &mut token).is_ok()
+        let Some(bytes) = self.read_aux(row) else { return };
+        if let (Some(digest), Some(token)) =
+            (bytes[8..].first_chunk().copied(), bytes[16..].first_chunk().copied())
         {
             let (token, digest) = (u32::from_le_bytes(token), u64::from_le_bytes(digest));
             request.samples.push(Sample { token, digest });
@@ -219,30 +198,38 @@ pub fn numbers(pages: &Pages) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::cli::PlaneKind;
+    use crate::shared::cli::{PageLayout, PlaneKind};
     use crate::shared::model::{ModelConfig, Segment, Weights};
     use crate::shared::monolithic::ContiguousCache;
 
+    const LAYOUTS: [PageLayout; 3] = [PageLayout::LayerMajor, PageLayout::PageMajor, PageLayout::HeadMajor];
+
     #[test]
-    fn scattered_pages_hold_what_one_piece_of_memory_holds_in_both_layouts() {
-        let config = ModelConfig { num_hidden_layers: 2, ..ModelConfig::small() };
-        let model = Model::new(config.clone(), Weights::random(&config, 3));
-        let tokens: Vec<u32> = (0..40).collect();
-        let run = |cache: &mut dyn KvCache| {
-            model.forward(&mut [Segment { tokens: &tokens[..21], start: 0, cache: &mut *cache }]).unwrap();
-            model.forward(&mut [Segment { tokens: &tokens[21..], start: 21, cache }]).unwrap()
-        };
-        let expected = run(&mut ContiguousCache::new(config.num_hidden_layers, config.kv_dim()));
-        for layout in [PageLayout::LayerMajor, PageLayout::PageMajor] {
-            let kv = PagedKv::new(&model, &cache(layout, 8), 4).unwrap();
-            assert_eq!(run(&mut kv.of(&[5, 0, 7])), expected, "{layout:?}");
-            let error = run_past_the_end(&model, &kv);
-            assert_eq!(error.to_string(), "token 32 is outside the request's 2 pages");
+    fn scattered_pages_hold_what_one_piece_of_memory_holds_in_every_layout_and_on_any_ranks() {
+        for config in [ModelConfig::small(), ModelConfig::small_latent()] {
+            let config = ModelConfig { num_hidden_layers: 2, ..config };
+            let model = Model::new(config.clone(), Weights::random(&config, 3));
+            let tokens: Vec<u32> = (0..40).collect();
+            let run = |cache: &mut dyn KvCache| {
+                let first = Segment { tokens: &tokens[..21], start: 0, cache: &mut *cache };
+                model.forward(&mut [first]).unwrap();
+                model.forward(&mut [Segment { tokens: &tokens[21..], start: 21, cache }]).unwrap()
+            };
+            let expected = run(&mut ContiguousCache::new(&config));
+            for layout in LAYOUTS {
+                for (tp, pp) in [(1, 1), (2, 1), (4, 2), (8, 1)] {
+                    let kv = kv(&model, layout, 8, (tp, pp));
+                    assert_eq!(run(&mut kv.of(&[5, 0, 7])), expected, "{layout:?} {tp} {pp}");
+                    let error = run_past_the_end(&model, &kv);
+                    assert_eq!(error.to_string(), "token 32 is outside the request's 2 pages");
+                }
+            }
         }
     }
 
-    fn cache(layout: PageLayout, pages: u32) -> CacheOptions {
-        CacheOptions { plane: PlaneKind::Local, layout, page_size: 16, pages }
+    fn kv(model: &Model, layout: PageLayout, pages: u32, (tp, pp): (u32, u32)) -> PagedKv {
+        let options = CacheOptions { plane: PlaneKind::Local, layout, page_size: 16, pages };
+        PagedKv::new(model, &options, Parallelism { tp, pp }, (0, 1), 3).unwrap()
     }
 
     fn run_past_the_end(model: &Model, kv: &PagedKv) -> ExampleError {
@@ -251,19 +238,65 @@ mod tests {
     }
 
     #[test]
+    fn wrong_bytes_on_one_of_several_ranks_with_the_same_heads_change_what_is_said() {
+        let config = ModelConfig::small();
+        let model = Model::new(config.clone(), Weights::random(&config, 3));
+        let kv = kv(&model, PageLayout::LayerMajor, 8, (8, 1));
+        let prompt: Vec<u32> = (0..40).collect();
+        let pages = [5, 0, 7];
+        model.forward(&mut [Segment { tokens: &prompt, start: 0, cache: &mut kv.of(&pages) }]).unwrap();
+        let next = || {
+            let mut cache = kv.of(&pages);
+            model.forward(&mut [Segment { tokens: &[9], start: 40, cache: &mut cache }]).unwrap()[0].digest
+        };
+        let right = next();
+        for rank in kv.ranks() {
+            // One of two ranks is read for keys of page 5 in layer 0, the other for those of page 0.
+            let noticed = [5 * 16 * 32 * 4, 0].map(|offset| {
+                let mut before = [0; 4];
+                rank.memory().read(offset, &mut before).unwrap();
+                rank.memory().write(offset, &1e3_f32.to_le_bytes()).unwrap();
+                let wrong = next() != right;
+                rank.memory().write(offset, &before).unwrap();
+                wrong
+            });
+            assert!(noticed[0] != noticed[1], "{noticed:?}");
+            assert_eq!(next(), right);
+        }
+    }
+
+    #[test]
     fn aux_rows_follow_the_pages_and_do_not_touch_each_other() {
         let config = ModelConfig::small();
         let model = Model::new(config.clone(), Weights::random(&config, 3));
-        let mut kv = PagedKv::new(&model, &cache(PageLayout::LayerMajor, 4), 3).unwrap();
-        let args = kv.describe(kv_transfer::KvArgs::builder("decode", 0)).build().unwrap();
+        let mut kv = kv(&model, PageLayout::LayerMajor, 4, (2, 1));
+        let args = kv_transfer::KvArgs::builder("decode", 0);
+        let args = kv.ranks()[0].describe(args).build().unwrap();
         assert_eq!(args.regions().len(), 4 * 2 + 1);
         for row in 0..3 {
             let sample = Sample { token: row, digest: 7 };
             kv.write_aux(AuxIndex(row), u64::from(row) + 10, sample).unwrap();
         }
         AuxMemory::clear(&mut kv, AuxIndex(1));
-        let tags = [0, 1, 2].map(|row| AuxMemory::<Continuation>::tag(&kv, AuxIndex(row)));
-        assert_eq!(tags, [10, 0, 12]);
+        let tags = |kv: &PagedKv| [0, 1, 2].map(|row| AuxMemory::<Continuation>::tag(kv, AuxIndex(row)));
+        assert_eq!(tags(&kv), [10, 0, 12]);
         assert!(kv.write_aux(AuxIndex(3), 1, Sample { token: 0, digest: 0 }).is_err());
+        // A row that only one rank has got counts as none.
+        kv.ranks()[1].write_aux(2, &[0; AUX_BYTES]).unwrap();
+        assert_eq!(tags(&kv), [10, 0, 0]);
+    }
+
+    #[test]
+    fn heads_and_layers_that_cannot_be_dealt_are_refused_with_both_numbers() {
+        let config = ModelConfig::small();
+        let model = Model::new(config.clone(), Weights::random(&config, 3));
+        let options =
+            CacheOptions { plane: PlaneKind::Local, layout: PageLayout::LayerMajor, page_size: 16, pages: 4 };
+        for (tp, pp) in [(3, 1), (1, 5)] {
+            let error = PagedKv::new(&model, &options, Parallelism { tp, pp }, (0, 1), 3).unwrap_err();
+            let text =
+                format!("{tp} tensor-parallel ranks and {pp} pipeline stages cannot share 4 heads of 4");
+            assert!(error.to_string().starts_with(&text), "{error}");
+        }
     }
 }

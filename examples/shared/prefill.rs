@@ -13,7 +13,8 @@ use kv_transfer::queue::{
     AuxRows, Finished, Outgoing, PrefillPolicy, PrefillQueues, PushError, PushRefusal, aux_tag,
 };
 use kv_transfer::{
-    KvManager, KvSession, Manager, OpenError, PageList, Receiver, Room, SessionOptions, TransferMode, Worker,
+    GroupReceiver, KvManager, KvSession, OpenError, PageList, RankGroup, Room, SessionOptions, TransferMode,
+    Worker,
 };
 
 use super::cli::HandOver;
@@ -33,14 +34,14 @@ use super::wire::WireLog;
 pub struct PrefillRank {
     model: Model,
     kv: PagedKv,
-    worker: Worker,
-    manager: Manager,
+    workers: Vec<Worker>,
+    manager: RankGroup,
     log: WireLog,
     heartbeats: Heartbeats,
     held: Option<HeldPages>,
     /// Prompts for which the worker had no room yet.
     arrived: VecDeque<Prompt>,
-    queues: PrefillQueues<Prompt, Manager>,
+    queues: PrefillQueues<Prompt, RankGroup>,
     /// Every prompt in the queues.
     live: BTreeSet<RequestKey>,
     allocator: RunAllocator,
@@ -52,7 +53,7 @@ pub struct PrefillRank {
     /// Sessions whose prompt has ended before them.
     leaving: Vec<PullBack>,
     /// Sessions that only tell a decode rank to let go.
-    releases: Vec<Receiver>,
+    releases: Vec<GroupReceiver>,
     /// The prompt in the forward pass.
     current: Option<RequestKey>,
     /// What a router is told first.
@@ -68,8 +69,7 @@ pub struct PrefillRank {
 impl PrefillRank {
     /// Starts the rank that `spec` describes.
     pub fn start(spec: &RankSpec) -> Result<PrefillRank, ExampleError> {
-        let SetUp { model, kv, worker, log, heartbeats, ready } = SetUp::new(spec)?;
-        let manager = worker.manager();
+        let SetUp { model, kv, workers, manager, log, heartbeats, ready } = SetUp::new(spec)?;
         let held = spec.watch_pages.then(|| HeldPages::watch(manager.clone()));
         Ok(PrefillRank {
             arrived: VecDeque::new(),
@@ -90,7 +90,7 @@ impl PrefillRank {
             finish_by: None,
             model,
             kv,
-            worker,
+            workers,
             manager,
             log,
             heartbeats,
@@ -101,7 +101,7 @@ impl PrefillRank {
     /// Serves one router until that says that no more requests come, or goes away; then stops.
     pub fn run(mut self, mut link: Link) -> Result<(), ExampleError> {
         let result = self.serve(&mut link);
-        close(self.worker, result)
+        close(self.workers, result)
     }
 
     /// The scheduler loop. Nothing in it blocks but the model, and the wait when there is nothing
@@ -114,7 +114,7 @@ impl PrefillRank {
             }
             self.push_arrived();
             let mut changes = Vec::new();
-            self.manager.poll_set().drain(|change| changes.push(change));
+            self.manager.drain(|change| changes.push(change));
             let Ok(()) = self.queues.step(changes);
             while let Some(finished) = self.queues.drain_finished() {
                 self.end(finished)?;
@@ -135,7 +135,7 @@ impl PrefillRank {
             }
             if self.current.is_none() {
                 let patience = if self.is_idle() { IDLE } else { RETRY };
-                link.wait(self.manager.poll_set(), patience)?;
+                link.wait(&self.manager, patience)?;
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use kv_transfer::params::{Fetch, FetchPolicy, ReleaseReason, RemoteKv};
 use kv_transfer::{
-    Backpressure, KvManager, KvPoll, KvReceiver, KvSession, Manager, OpenError, Pages, Receiver,
+    Backpressure, GroupReceiver, KvManager, KvPoll, KvReceiver, KvSession, OpenError, Pages, RankGroup,
     SessionOptions, TransferMode, WorkerRole,
 };
 
@@ -10,7 +10,7 @@ use super::control::History;
 
 /// The session that fetches the KV of earlier turns, before the rest of a prompt is computed.
 pub struct PullBack {
-    receiver: Receiver,
+    receiver: GroupReceiver,
     tokens: usize,
     pages: usize,
     /// Pages that the worker's ring had no room for.
@@ -24,14 +24,14 @@ pub enum Way {
     /// A session that fetches them.
     Pull(Box<PullBack>),
     /// They are computed again. The session, if there is one, only tells the holder to let go.
-    Compute(History, Option<Receiver>),
+    Compute(History, Option<GroupReceiver>),
 }
 
 impl PullBack {
     /// Decides, and opens the session at once: the holder's lease is claimed before there is room
     /// for the pages.
     pub fn open(
-        manager: &Manager,
+        manager: &RankGroup,
         remote: &RemoteKv,
         prompt_tokens: usize,
         options: &SessionOptions,

@@ -1,12 +1,12 @@
-//! What every rank does before its loop and after it: memory, plane, worker.
+//! What every engine does before its loop and after it: memory, planes, workers.
 
 use std::time::Duration;
 
 use kv_transfer::bootstrap::{ClientConfig, HttpBootstrapClient};
-use kv_transfer::{KvArgs, Parallel, Worker, WorkerConfig, WorkerRole};
+use kv_transfer::{KvArgs, KvManager, RankGroup, Worker, WorkerConfig, WorkerRole};
 use serde::{Deserialize, Serialize};
 
-use super::cli::{CacheOptions, HandOver};
+use super::cli::{CacheOptions, HandOver, Parallelism};
 use super::control::Event;
 use super::error::ExampleError;
 use super::heartbeats::Heartbeats;
@@ -29,7 +29,7 @@ pub const FINISH_WITHIN: Duration = Duration::from_secs(45);
 /// How long a worker may take to end what is still open when it is stopped.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
-/// One rank of the service: a data-parallel replica of its engine.
+/// One process of the service: a data-parallel replica of its engine, with all of its ranks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankSpec {
     /// Prefill or decode.
@@ -44,6 +44,8 @@ pub struct RankSpec {
     pub model: ModelOptions,
     /// The cache.
     pub cache: CacheOptions,
+    /// Over how many ranks it is spread.
+    pub parallelism: Parallelism,
     /// Tokens in a page of the other side.
     pub peer_page_size: u32,
     /// How KV is handed over.
@@ -54,15 +56,17 @@ pub struct RankSpec {
     pub chunk_tokens: u32,
 }
 
-/// A rank's parts.
+/// An engine's parts.
 pub struct SetUp {
     /// The model.
     pub model: Model,
     /// Its cache, in registered memory.
     pub kv: PagedKv,
-    /// The worker that moves the pages.
-    pub worker: Worker,
-    /// What its plane has moved.
+    /// The workers that move the pages, one for each rank.
+    pub workers: Vec<Worker>,
+    /// Their managers.
+    pub manager: RankGroup,
+    /// What their planes have moved.
     pub log: WireLog,
     /// When the readers of its pages were last heard of.
     pub heartbeats: Heartbeats,
@@ -71,33 +75,39 @@ pub struct SetUp {
 }
 
 impl SetUp {
-    /// Loads the model, allocates the cache, registers it with a plane, and starts the worker.
+    /// Loads the model, allocates the cache, registers it with planes, and starts the workers.
     pub fn new(spec: &RankSpec) -> Result<SetUp, ExampleError> {
         let model = spec.model.load()?;
-        let kv = PagedKv::new(&model, &spec.cache, AUX_ROWS)?;
-        let parallel = Parallel { dp_size: spec.of, dp_rank: spec.number, ..Parallel::default() };
+        let kv = PagedKv::new(&model, &spec.cache, spec.parallelism, (spec.number, spec.of), AUX_ROWS)?;
         let engine = spec.side.to_string();
-        let args = KvArgs::builder(&engine, spec.number).model(&model.fingerprint()).parallel(parallel);
-        let args = args.transfer_mode(spec.hand_over.mode.into());
-        let args = kv.describe(args).build()?;
-        let worker = args.worker().to_string();
+        let first = spec.number * kv.ranks().len() as u32;
         let role = match spec.side {
             Side::Decode => WorkerRole::Decode,
             Side::Prefill => WorkerRole::Prefill,
         };
-        // Decode ranks look prefill ranks up, and on the next turn prefill ranks decode ranks.
-        let config = WorkerConfig::new(args, role).bootstrap(&spec.bootstrap);
-        let client = HttpBootstrapClient::new(ClientConfig::default())?;
         let (log, heartbeats) = (WireLog::default(), Heartbeats::default());
-        let started = plane::start(kv.memory(), config, (&log, &heartbeats), client)?;
+        let mut workers = Vec::new();
+        for (number, rank) in (first..).zip(kv.ranks()) {
+            let args = KvArgs::builder(&engine, number).model(&model.fingerprint());
+            let args = rank.describe(args.transfer_mode(spec.hand_over.mode.into())).build()?;
+            // Decode ranks look prefill ranks up, and on the next turn prefill ranks decode ranks.
+            let config = WorkerConfig::new(args, role).bootstrap(&spec.bootstrap);
+            let client = HttpBootstrapClient::new(ClientConfig::default())?;
+            workers.push(plane::start(rank.memory(), config, (&log, &heartbeats), client)?);
+        }
+        let manager = RankGroup::new(workers.iter().map(Worker::manager).collect())?;
+        let worker = manager.args().worker().to_string();
         let ready = Event::Ready { worker, model: model.fingerprint(), page_bytes: kv.page_bytes() as u64 };
-        Ok(SetUp { model, kv, worker: started, log, heartbeats, ready })
+        Ok(SetUp { model, kv, workers, manager, log, heartbeats, ready })
     }
 }
 
-/// Stops a rank's worker. A router that went away is no error: that is how ranks are told to end.
-pub fn close(worker: Worker, result: Result<(), ExampleError>) -> Result<(), ExampleError> {
-    worker.stop(STOP_WITHIN);
+/// Stops an engine's workers. A router that went away is no error: that is how engines are told to
+/// end.
+pub fn close(workers: Vec<Worker>, result: Result<(), ExampleError>) -> Result<(), ExampleError> {
+    for worker in workers {
+        worker.stop(STOP_WITHIN);
+    }
     match result {
         Err(ExampleError::LinkClosed) => Ok(()),
         other => other,

@@ -69,7 +69,7 @@ mod tests {
     use kv_transfer::bootstrap::KvBootstrapServer;
 
     use super::*;
-    use crate::shared::cli::{CacheOptions, HandOver, Mode, PageLayout, PlaneKind};
+    use crate::shared::cli::{CacheOptions, HandOver, Mode, PageLayout, Parallelism, PlaneKind};
     use crate::shared::control::History;
     use crate::shared::decode::DecodeRank;
     use crate::shared::link::Link;
@@ -93,10 +93,23 @@ mod tests {
         workload: Workload,
         max_new_tokens: usize,
     ) -> Report {
+        spread(mode, false, caches, [(1, 1); 2], workload, max_new_tokens)
+    }
+
+    /// The same, with tensor-parallel ranks and pipeline stages of both sides.
+    fn spread(
+        mode: Mode,
+        mla: bool,
+        caches: [(PageLayout, u32, u32); 2],
+        parallel: [(u32, u32); 2],
+        workload: Workload,
+        max_new_tokens: usize,
+    ) -> Report {
         let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
         let bootstrap = server.local_addr().to_string();
         let model = ModelOptions {
             seed: 5,
+            mla,
             #[cfg(feature = "checkpoint")]
             model: None,
         };
@@ -105,6 +118,8 @@ mod tests {
             let [ours, theirs] = if side == Side::Prefill { caches } else { [caches[1], caches[0]] };
             let ((layout, page_size, pages), peer_page_size) = (ours, theirs.1);
             let cache = CacheOptions { plane: PlaneKind::Local, layout, page_size, pages };
+            let (tp, pp) = parallel[usize::from(side == Side::Decode)];
+            let parallelism = Parallelism { tp, pp };
             let (bootstrap, model) = (bootstrap.clone(), model.clone());
             let hand_over = HandOver { mode, lease_seconds: 30, kept_seconds: 480 };
             let (chunk_tokens, watch_pages) = (20, false);
@@ -115,6 +130,7 @@ mod tests {
                 bootstrap,
                 model,
                 cache,
+                parallelism,
                 peer_page_size,
                 hand_over,
                 watch_pages,
@@ -156,6 +172,38 @@ mod tests {
             let report = uneven(mode, caches, requests(4), 6);
             assert!(report.problems.is_empty(), "{mode:?}, {caches:?}: {report:#?}");
         }
+    }
+
+    #[test]
+    fn every_token_is_right_between_engines_of_any_size() {
+        let (layers, pages, heads) = (PageLayout::LayerMajor, PageLayout::PageMajor, PageLayout::HeadMajor);
+        let same = |layout| [(layout, 16, 64); 2];
+        for (mode, mla, caches, parallel) in [
+            (Mode::Push, false, same(layers), [(4, 1), (2, 1)]),
+            (Mode::Pull, false, same(heads), [(2, 1), (4, 1)]),
+            (Mode::Auto, false, same(pages), [(4, 1), (1, 1)]),
+            // Each head on two ranks of the one side, or of the other.
+            (Mode::Pull, false, same(layers), [(8, 1), (2, 1)]),
+            (Mode::Push, false, same(pages), [(1, 1), (8, 1)]),
+            (Mode::Push, false, [(heads, 32, 40), (pages, 8, 128)], [(2, 2), (1, 1)]),
+            (Mode::Pull, false, [(pages, 8, 128), (layers, 16, 64)], [(1, 4), (2, 2)]),
+            (Mode::Push, true, same(layers), [(4, 1), (2, 1)]),
+            (Mode::Pull, true, [(pages, 16, 64), (layers, 32, 40)], [(2, 2), (4, 1)]),
+        ] {
+            let report = spread(mode, mla, caches, parallel, requests(4), 6);
+            assert!(report.problems.is_empty(), "{mode:?} {mla} {caches:?} {parallel:?}: {report:#?}");
+            assert!(report.requests.iter().all(|request| request.outcome == Outcome::Ok));
+        }
+    }
+
+    #[test]
+    fn a_conversation_goes_on_between_engines_of_different_sizes() {
+        let workload = Workload { turns: 2, follow_up: 9, ..requests(4) };
+        let caches = [(PageLayout::LayerMajor, 16, 96), (PageLayout::PageMajor, 16, 96)];
+        let report = spread(Mode::Pull, false, caches, [(4, 1), (2, 2)], workload, 6);
+        assert!(report.problems.is_empty(), "{report:#?}");
+        let pulled = |request: &&crate::shared::report::RequestReport| matches!(request.history, Some(History::PulledBack { tokens }) if tokens > 64);
+        assert_eq!(report.requests.iter().filter(pulled).count(), 4, "{report:#?}");
     }
 
     #[test]

@@ -100,6 +100,7 @@ impl RawConfig {
             num_hidden_layers: self.num_hidden_layers,
             num_attention_heads: self.num_attention_heads,
             num_key_value_heads: kv_heads,
+            latent: None,
             head_dim,
             rms_norm_eps: self.rms_norm_eps,
             rope_theta,

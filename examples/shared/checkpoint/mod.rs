@@ -93,7 +93,7 @@ pub fn load_model(dir: &Path) -> Result<Model, CheckpointError> {
 
 fn read_weights(config: &ModelConfig, files: &mut TensorFiles) -> Result<Weights, CheckpointError> {
     let (hidden, inner, vocab) = (config.hidden_size, config.intermediate_size, config.vocab_size);
-    let (query, kv) = (config.query_dim(), config.kv_dim());
+    let (query, kv) = (config.query_dim(), config.key_dim());
     let mut layers = Vec::new();
     for i in 0..config.num_hidden_layers {
         let mut tensor =

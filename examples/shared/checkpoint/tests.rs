@@ -34,6 +34,7 @@ fn config(tied: bool) -> ModelConfig {
         num_hidden_layers: 2,
         num_attention_heads: 4,
         num_key_value_heads: 2,
+        latent: None,
         head_dim: 8,
         tie_word_embeddings: tied,
         ..ModelConfig::small()
@@ -54,7 +55,7 @@ fn write_config(dir: &Path, tied: bool, more: serde_json::Value) {
 /// Every tensor by its published name, with its shape.
 fn tensors<'a>(config: &ModelConfig, weights: &'a Weights) -> BTreeMap<String, (Vec<usize>, &'a [f32])> {
     let (hidden, inner, vocab) = (config.hidden_size, config.intermediate_size, config.vocab_size);
-    let (query, kv) = (config.query_dim(), config.kv_dim());
+    let (query, kv) = (config.query_dim(), config.key_dim());
     let mut all: BTreeMap<String, (Vec<usize>, &[f32])> = BTreeMap::new();
     all.insert("model.embed_tokens.weight".into(), (vec![vocab, hidden], &weights.embed));
     all.insert("model.norm.weight".into(), (vec![hidden], &weights.norm));

@@ -17,6 +17,8 @@ pub struct ModelConfig {
     pub num_key_value_heads: usize,
     /// Elements of one head.
     pub head_dim: usize,
+    /// Multi-head latent attention instead of keys and values for each head.
+    pub latent: Option<Latent>,
     /// The small number inside RMSNorm's root.
     pub rms_norm_eps: f32,
     /// Base of the rotary frequencies.
@@ -42,8 +44,25 @@ pub struct Llama3Scaling {
     pub original_max_position_embeddings: f64,
 }
 
+/// The shape of multi-head latent attention (DeepSeek V2, arXiv 2405.04434): what is cached of a token is
+/// one vector, from which the keys and values of all heads are made, and one rotated key for all heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latent {
+    /// Elements of the vector.
+    pub kv_lora_rank: usize,
+    /// Elements of the rotated key.
+    pub qk_rope_head_dim: usize,
+}
+
+impl Latent {
+    /// Elements cached of one token in one layer.
+    pub fn width(&self) -> usize {
+        self.kv_lora_rank + self.qk_rope_head_dim
+    }
+}
+
 impl ModelConfig {
-    /// The model of the examples: 2.5 million parameters, 2 KiB of KV a token, some thousand prompt
+    /// The model of the examples: 2.6 million parameters, 4 KiB of KV a token, some thousand prompt
     /// tokens a second on one core.
     pub fn small() -> ModelConfig {
         ModelConfig {
@@ -52,8 +71,9 @@ impl ModelConfig {
             intermediate_size: 512,
             num_hidden_layers: 4,
             num_attention_heads: 8,
-            num_key_value_heads: 2,
+            num_key_value_heads: 4,
             head_dim: 32,
+            latent: None,
             rms_norm_eps: 1e-5,
             rope_theta: 10_000.0,
             rope_scaling: None,
@@ -62,13 +82,34 @@ impl ModelConfig {
         }
     }
 
+    /// The same with multi-head latent attention: 1 KiB of KV a token.
+    pub fn small_latent() -> ModelConfig {
+        let latent = Latent { kv_lora_rank: 48, qk_rope_head_dim: 16 };
+        ModelConfig { latent: Some(latent), ..ModelConfig::small() }
+    }
+
     /// Elements of all query heads of a token.
     pub fn query_dim(&self) -> usize {
+        self.num_attention_heads * (self.head_dim + self.latent.map_or(0, |latent| latent.qk_rope_head_dim))
+    }
+
+    /// Elements of what attention says of a token.
+    pub fn attention_dim(&self) -> usize {
         self.num_attention_heads * self.head_dim
     }
 
-    /// Elements of one token's keys (or values) in one layer.
-    pub fn kv_dim(&self) -> usize {
-        self.num_key_value_heads * self.head_dim
+    /// Elements of one token's keys in one layer; with latent attention, of all that is cached of it.
+    pub fn key_dim(&self) -> usize {
+        self.latent.map_or(self.num_key_value_heads * self.head_dim, |latent| latent.width())
+    }
+
+    /// Elements of one token's values in one layer, as they are cached.
+    pub fn value_dim(&self) -> usize {
+        if self.latent.is_some() { 0 } else { self.num_key_value_heads * self.head_dim }
+    }
+
+    /// Elements that are rotated, of each head that is.
+    pub fn rope_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.qk_rope_head_dim)
     }
 }

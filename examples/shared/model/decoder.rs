@@ -8,8 +8,8 @@ use super::rope::Rope;
 use super::weights::{LayerWeights, Weights};
 use crate::shared::error::ExampleError;
 
-/// Where the keys and values of one request live. Rows are
-/// [`kv_dim`](ModelConfig::kv_dim) elements, one for each token, in order.
+/// Where the keys and values of one request live. There is a row for each token, in order: of
+/// [`key_dim`](ModelConfig::key_dim) elements, and of [`value_dim`](ModelConfig::value_dim).
 pub trait KvCache {
     /// Stores the rows of consecutive tokens, the first of them at position `start`.
     fn store(&mut self, layer: usize, start: usize, keys: &[f32], values: &[f32])
@@ -70,7 +70,9 @@ impl Model {
     pub fn fingerprint(&self) -> String {
         let tensors = self.weights.layers.iter().flat_map(|layer| [&layer.q, &layer.down]);
         let heads = tensors.chain([&self.weights.embed]).flat_map(|tensor| tensor.iter().take(256));
-        format!("llama-{}x{}-{:016x}", self.config.num_hidden_layers, self.config.hidden_size, digest(heads))
+        let kind = if self.config.latent.is_some() { "latent" } else { "llama" };
+        let (layers, hidden) = (self.config.num_hidden_layers, self.config.hidden_size);
+        format!("{kind}-{layers}x{hidden}-{:016x}", digest(heads))
     }
 
     /// Runs all segments as one batch, fills their caches, and says what comes after each.
@@ -117,14 +119,16 @@ impl Model {
         scratch: &mut Scratch,
     ) -> Result<(), ExampleError> {
         let config = &self.config;
-        let (hidden, query_dim, kv_dim) = (config.hidden_size, config.query_dim(), config.kv_dim());
+        let (hidden, query_dim, attention_dim) =
+            (config.hidden_size, config.query_dim(), config.attention_dim());
+        let (key_dim, value_dim) = (config.key_dim(), config.value_dim());
         let tokens = angles.len();
         let Scratch { normed, queries, keys, values, mixed, out, past_keys, past_values, .. } = scratch;
         for (buffer, width) in [
             (&mut *normed, hidden),
             (&mut *queries, query_dim),
-            (&mut *keys, kv_dim),
-            (&mut *values, kv_dim),
+            (&mut *keys, key_dim),
+            (&mut *values, value_dim),
             (&mut *out, hidden),
         ] {
             buffer.resize(tokens * width, 0.0);
@@ -132,35 +136,49 @@ impl Model {
         rms_norm(stream, &layer.input_norm, config.rms_norm_eps, normed);
         matmul(normed, &layer.q, hidden, queries);
         matmul(normed, &layer.k, hidden, keys);
-        matmul(normed, &layer.v, hidden, values);
+        if config.latent.is_none() {
+            matmul(normed, &layer.v, hidden, values);
+        }
         for (t, angles) in angles.iter().enumerate() {
-            Rope::rotate(angles, &mut queries[t * query_dim..(t + 1) * query_dim]);
-            Rope::rotate(angles, &mut keys[t * kv_dim..(t + 1) * kv_dim]);
+            let query = &mut queries[t * query_dim..(t + 1) * query_dim];
+            let key = &mut keys[t * key_dim..(t + 1) * key_dim];
+            match &config.latent {
+                Some(latent) => latent.rotate(config.head_dim, angles, query, key),
+                None => {
+                    Rope::rotate(angles, query);
+                    Rope::rotate(angles, key);
+                }
+            }
         }
         mixed.clear();
-        mixed.resize(tokens * query_dim, 0.0);
+        mixed.resize(tokens * attention_dim, 0.0);
         let mut first = 0;
         for segment in segments.iter_mut() {
             let rows = first..first + segment.tokens.len();
-            let kv = rows.start * kv_dim..rows.end * kv_dim;
-            segment.cache.store(number, segment.start, &keys[kv.clone()], &values[kv])?;
+            let keys = &keys[rows.start * key_dim..rows.end * key_dim];
+            let values = &values[rows.start * value_dim..rows.end * value_dim];
+            segment.cache.store(number, segment.start, keys, values)?;
             segment.cache.load(number, segment.start + rows.len(), past_keys, past_values)?;
             for (i, t) in rows.clone().enumerate() {
                 let query = &queries[t * query_dim..(t + 1) * query_dim];
-                let mix = &mut mixed[t * query_dim..(t + 1) * query_dim];
-                let seen = (segment.start + i + 1) * kv_dim;
-                self.attend(query, &past_keys[..seen], &past_values[..seen], mix);
+                let mix = &mut mixed[t * attention_dim..(t + 1) * attention_dim];
+                let seen = segment.start + i + 1;
+                let keys = &past_keys[..seen * key_dim];
+                match &config.latent {
+                    Some(latent) => latent.attend(config.head_dim, &layer.v, query, keys, mix),
+                    None => self.attend(query, keys, &past_values[..seen * value_dim], mix),
+                }
             }
             first = rows.end;
         }
-        matmul(mixed, &layer.o, query_dim, out);
+        matmul(mixed, &layer.o, attention_dim, out);
         add(stream, out);
         Ok(())
     }
 
     /// One token's attention over all keys up to its own.
     fn attend(&self, query: &[f32], keys: &[f32], values: &[f32], mix: &mut [f32]) {
-        let (dim, kv_dim) = (self.config.head_dim, self.config.kv_dim());
+        let (dim, kv_dim) = (self.config.head_dim, self.config.key_dim());
         let queries_per_kv = self.config.num_attention_heads / self.config.num_key_value_heads;
         let scale = (dim as f32).sqrt().recip();
         let heads = query.chunks_exact(dim).zip(mix.chunks_exact_mut(dim));

@@ -8,6 +8,7 @@
 
 mod config;
 mod decoder;
+mod latent;
 mod math;
 mod rng;
 mod rope;

@@ -11,7 +11,7 @@ pub struct Rope {
 impl Rope {
     /// The frequencies for `config`.
     pub fn new(config: &ModelConfig) -> Rope {
-        let half = config.head_dim / 2;
+        let half = config.rope_dim() / 2;
         let plain = (0..half).map(|i| config.rope_theta.powf(-(i as f64) / half as f64));
         let frequencies = plain.map(|frequency| match &config.rope_scaling {
             None => frequency as f32,

@@ -23,9 +23,10 @@ pub struct LayerWeights {
     pub input_norm: Vec<f32>,
     /// Queries.
     pub q: Vec<f32>,
-    /// Keys.
+    /// Keys; with latent attention, what is cached.
     pub k: Vec<f32>,
-    /// Values.
+    /// Values; with latent attention, for each head what makes its key and what makes its value of the
+    /// latent vector.
     pub v: Vec<f32>,
     /// Attention's output.
     pub o: Vec<f32>,
@@ -43,7 +44,11 @@ impl Weights {
     /// Weights drawn from `seed`: nonsense, but reproducible nonsense with lively attention.
     pub fn random(config: &ModelConfig, seed: u64) -> Weights {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let (query, kv) = (config.query_dim(), config.kv_dim());
+        let (query, key, attention) = (config.query_dim(), config.key_dim(), config.attention_dim());
+        let (value, of) = match config.latent {
+            Some(latent) => (2 * attention, latent.kv_lora_rank),
+            None => (config.value_dim(), hidden),
+        };
         // Uniform with unit variance over the inputs keeps activations near one.
         let matrix = |name: &str, outputs: usize, inputs: usize| {
             let bound = (3.0 / inputs as f32).sqrt();
@@ -57,9 +62,9 @@ impl Weights {
         let layer = |i: usize| LayerWeights {
             input_norm: norm(&format!("{i}.input_norm")),
             q: matrix(&format!("{i}.q"), query, hidden),
-            k: matrix(&format!("{i}.k"), kv, hidden),
-            v: matrix(&format!("{i}.v"), kv, hidden),
-            o: matrix(&format!("{i}.o"), hidden, query),
+            k: matrix(&format!("{i}.k"), key, hidden),
+            v: matrix(&format!("{i}.v"), value, of),
+            o: matrix(&format!("{i}.o"), hidden, attention),
             post_norm: norm(&format!("{i}.post_norm")),
             gate: matrix(&format!("{i}.gate"), inner, hidden),
             up: matrix(&format!("{i}.up"), inner, hidden),

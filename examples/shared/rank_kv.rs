@@ -1,0 +1,224 @@
+//! One rank's part of a KV cache: some layers, some heads, in memory of its own.
+
+use std::ops::Range;
+
+use kv_transfer::layout::{HND, NHD};
+use kv_transfer::{Holds, KvArgsBuilder, Layout, Parallel, Region, RegionRole};
+
+use super::cli::{CacheOptions, PageLayout};
+use super::error::ExampleError;
+use super::model::ModelConfig;
+use super::plane::Memory;
+
+/// Bytes of an aux row: a cache line, of which 20 are used.
+pub const AUX_BYTES: usize = 64;
+
+/// A rank's part of the cache. Clones are the same memory.
+#[derive(Debug, Clone)]
+pub struct RankKv {
+    memory: Memory,
+    layout: PageLayout,
+    pages: usize,
+    page_tokens: usize,
+    aux_rows: usize,
+    parallel: Parallel,
+    /// Layers of each pipeline stage.
+    stages: Vec<(u32, u32)>,
+    /// Layers that it holds.
+    layers: Range<usize>,
+    /// What it holds of each layer.
+    parts: &'static [Holds],
+    /// Heads of the model, and those that it holds.
+    total_heads: usize,
+    heads: Range<usize>,
+    head_dim: usize,
+}
+
+/// Consecutive tokens of one layer in one page: keys, values, or latent vectors.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows {
+    /// The page.
+    pub page: u32,
+    /// The layer.
+    pub layer: usize,
+    /// 0 for keys and latent vectors, 1 for values.
+    pub part: usize,
+    /// The first token, counted from the beginning of the page.
+    pub token: usize,
+    /// How many tokens.
+    pub tokens: usize,
+}
+
+impl RankKv {
+    /// Allocates the part that the rank at this place holds.
+    pub fn new(
+        config: &ModelConfig,
+        options: &CacheOptions,
+        parallel: Parallel,
+        aux_rows: u32,
+    ) -> Result<RankKv, ExampleError> {
+        let (parts, total_heads, head_dim): (&'static [Holds], _, _) = match config.latent {
+            Some(latent) => (&[Holds::Latent], 1, latent.width()),
+            None => (&[Holds::Key, Holds::Value], config.num_key_value_heads, config.head_dim),
+        };
+        let (tp, rank) = (parallel.tp_size as usize, parallel.tp_rank as usize);
+        // Latent vectors belong to no head: every rank holds them whole.
+        let even = total_heads.is_multiple_of(tp) || tp.is_multiple_of(total_heads);
+        let (layers, pp) = (config.num_hidden_layers, parallel.pp_size as usize);
+        if !even || pp > layers {
+            return Err(ExampleError::Parallel { tp, pp, heads: total_heads, layers });
+        }
+        let first = rank * total_heads / tp;
+        let heads = first..first + (total_heads / tp).max(1);
+        let cut = |stage: usize| stage * layers / pp;
+        let stages = (0..pp).map(|stage| (cut(stage) as u32, cut(stage + 1) as u32)).collect();
+        let stage = parallel.pp_rank as usize;
+        let layers = cut(stage)..cut(stage + 1);
+        let (pages, page_tokens, aux_rows) =
+            (options.pages as usize, options.page_size as usize, aux_rows as usize);
+        let token = layers.len() * parts.len() * heads.len() * head_dim * size_of::<f32>();
+        let memory = Memory::new(options.plane, pages * page_tokens * token + aux_rows * AUX_BYTES)?;
+        let layout = options.layout;
+        Ok(RankKv {
+            memory,
+            layout,
+            pages,
+            page_tokens,
+            aux_rows,
+            parallel,
+            stages,
+            layers,
+            parts,
+            total_heads,
+            heads,
+            head_dim,
+        })
+    }
+
+    /// The memory, for the plane.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The heads that it holds of a layer, if it holds that.
+    pub fn heads(&self, layer: usize) -> Option<Range<usize>> {
+        self.layers.contains(&layer).then(|| self.heads.clone())
+    }
+
+    /// Bytes of a page, over all regions.
+    pub fn page_bytes(&self) -> usize {
+        self.layers.len() * self.parts.len() * self.piece()
+    }
+
+    /// Tells the framework what lies where.
+    pub fn describe(&self, args: KvArgsBuilder) -> KvArgsBuilder {
+        let base = self.memory.addr();
+        let region = |role, offset: usize, items: usize, item: usize| {
+            Region::dram(role, base + offset as u64, (items * item) as u64, item as u64)
+        };
+        let layout = Layout {
+            axes: if self.layout == PageLayout::HeadMajor { HND } else { NHD },
+            total_kv_heads: if self.parts == [Holds::Latent] { 0 } else { self.total_heads as u32 },
+            stages: if self.stages.len() > 1 { self.stages.clone() } else { Vec::new() },
+            ..Layout::default()
+        };
+        let mut args = args
+            .pages(self.pages as u32, self.page_tokens as u32)
+            .dtype("f32")
+            .heads(self.heads.len() as u32, self.head_dim as u32)
+            .layout(layout)
+            .parallel(self.parallel);
+        match self.layout {
+            PageLayout::LayerMajor | PageLayout::HeadMajor => {
+                for layer in self.layers.clone() {
+                    for (part, holds) in self.parts.iter().enumerate() {
+                        let offset = self.piece_at(0, layer, part);
+                        let region = region(RegionRole::Kv, offset, self.pages, self.piece());
+                        args = args.region(region.layer(layer as u32).holds(*holds));
+                    }
+                }
+            }
+            PageLayout::PageMajor => {
+                let layers = self.layers.start as u32..self.layers.end as u32;
+                let holds = if self.parts.len() == 2 { Holds::KeyValue } else { Holds::Latent };
+                let region = region(RegionRole::Kv, 0, self.pages, self.page_bytes());
+                args = args.region(region.layers(layers).holds(holds));
+            }
+        }
+        args.region(region(RegionRole::Aux, self.aux_at(0), self.aux_rows, AUX_BYTES))
+    }
+
+    /// Takes this rank's heads out of `rows`, which have all heads of the model for each token.
+    pub fn store(&self, at: Rows, rows: &[f32]) -> Result<(), ExampleError> {
+        let (width, dim) = (self.total_heads * self.head_dim, self.head_dim);
+        let mut bytes = Vec::with_capacity(at.tokens * self.heads.len() * dim * size_of::<f32>());
+        for (head, heads, offset) in self.pieces(at) {
+            bytes.clear();
+            for row in rows.chunks_exact(width).take(at.tokens) {
+                let heads = row.iter().skip(head * dim).take(heads * dim);
+                heads.for_each(|x| bytes.extend_from_slice(&x.to_le_bytes()));
+            }
+            self.memory.write(offset, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Fills this rank's heads into `rows`.
+    pub fn load(&self, at: Rows, rows: &mut [f32]) -> Result<(), ExampleError> {
+        let (width, dim) = (self.total_heads * self.head_dim, self.head_dim);
+        let mut bytes = Vec::new();
+        for (head, heads, offset) in self.pieces(at) {
+            bytes.resize(at.tokens * heads * dim, [0; size_of::<f32>()]);
+            self.memory.read(offset, bytes.as_flattened_mut())?;
+            let rows = rows.chunks_exact_mut(width).take(at.tokens);
+            for (row, bytes) in rows.zip(bytes.chunks_exact(heads * dim)) {
+                for (x, bytes) in row.iter_mut().skip(head * dim).zip(bytes) {
+                    *x = f32::from_le_bytes(*bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes an aux row.
+    pub fn write_aux(&self, row: u32, bytes: &[u8]) -> Result<(), ExampleError> {
+        self.memory.write(self.aux_at(row as usize), bytes)
+    }
+
+    /// Reads the beginning of an aux row.
+    pub fn read_aux(&self, row: u32, bytes: &mut [u8]) -> Result<(), ExampleError> {
+        self.memory.read(self.aux_at(row as usize), bytes)
+    }
+
+    /// Where rows lie, piece by piece: the first head of a piece, how many it has, and its offset.
+    fn pieces(&self, at: Rows) -> impl Iterator<Item = (usize, usize, usize)> {
+        let base = self.piece_at(at.page as usize, at.layer, at.part);
+        let (heads, page_tokens) = (self.heads.clone(), self.page_tokens);
+        let head_bytes = self.head_dim * size_of::<f32>();
+        // Tokens of one head lie together, or heads of one token.
+        let head_major = self.layout == PageLayout::HeadMajor;
+        let (pieces, in_piece) = if head_major { (heads.len(), 1) } else { (1, heads.len()) };
+        (0..pieces).map(move |head| {
+            let place = if head_major { head * page_tokens + at.token } else { at.token * in_piece };
+            (heads.start + head, in_piece, base + place * head_bytes)
+        })
+    }
+
+    /// Bytes of keys, or of values, of one layer in one page.
+    fn piece(&self) -> usize {
+        self.page_tokens * self.heads.len() * self.head_dim * size_of::<f32>()
+    }
+
+    /// Where such a piece begins.
+    fn piece_at(&self, page: usize, layer: usize, part: usize) -> usize {
+        let number = (layer - self.layers.start) * self.parts.len() + part;
+        match self.layout {
+            PageLayout::LayerMajor | PageLayout::HeadMajor => (number * self.pages + page) * self.piece(),
+            PageLayout::PageMajor => (page * self.layers.len() * self.parts.len() + number) * self.piece(),
+        }
+    }
+
+    fn aux_at(&self, row: usize) -> usize {
+        self.pages * self.page_bytes() + row * AUX_BYTES
+    }
+}
