@@ -32,6 +32,7 @@ use shared::plane;
 use shared::prefill::PrefillRank;
 use shared::progress::Progress;
 use shared::rank::RankSpec;
+use shared::rank_kv;
 use shared::report::Report;
 use shared::router::{Harm, Router, Side};
 use shared::verdict;
@@ -143,6 +144,9 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
     options.workload.check(&options.decode_cache())?;
     // Before the ranks load it: what is wrong with it is then said once.
     let model = options.model.load()?;
+    for Parallelism { tp, pp } in [Side::Prefill, Side::Decode].map(|side| options.parallelism_of(side)) {
+        rank_kv::check(model.config(), tp, pp)?;
+    }
     let server = KvBootstrapServer::start("127.0.0.1:0")?;
     let bootstrap = server.local_addr().to_string();
     let mut router = Router::new();

@@ -57,17 +57,14 @@ impl RankKv {
         parallel: Parallel,
         aux_rows: u32,
     ) -> Result<RankKv, ExampleError> {
-        let (parts, total_heads, head_dim): (&'static [Holds], _, _) = match config.latent {
-            Some(latent) => (&[Holds::Latent], 1, latent.width()),
-            None => (&[Holds::Key, Holds::Value], config.num_key_value_heads, config.head_dim),
+        let (parts, head_dim): (&'static [Holds], _) = match config.latent {
+            Some(latent) => (&[Holds::Latent], latent.width()),
+            None => (&[Holds::Key, Holds::Value], config.head_dim),
         };
+        let total_heads = cached_heads(config);
+        check(config, parallel.tp_size, parallel.pp_size)?;
         let (tp, rank) = (parallel.tp_size as usize, parallel.tp_rank as usize);
-        // Latent vectors belong to no head: every rank holds them whole.
-        let even = total_heads.is_multiple_of(tp) || tp.is_multiple_of(total_heads);
         let (layers, pp) = (config.num_hidden_layers, parallel.pp_size as usize);
-        if !even || pp > layers {
-            return Err(ExampleError::Parallel { tp, pp, heads: total_heads, layers });
-        }
         let first = rank * total_heads / tp;
         let heads = first..first + (total_heads / tp).max(1);
         let cut = |stage: usize| stage * layers / pp;
@@ -221,4 +218,17 @@ impl RankKv {
     fn aux_at(&self, row: usize) -> usize {
         self.pages * self.page_bytes() + row * AUX_BYTES
     }
+}
+
+/// Heads that are cached apart. Latent vectors belong to no head: every rank holds them whole.
+fn cached_heads(config: &ModelConfig) -> usize {
+    if config.latent.is_some() { 1 } else { config.num_key_value_heads }
+}
+
+/// Fails if the heads and layers cannot be dealt to ranks and stages.
+pub fn check(config: &ModelConfig, tp: u32, pp: u32) -> Result<(), ExampleError> {
+    let (heads, layers) = (cached_heads(config), config.num_hidden_layers);
+    let (tp, pp) = (tp as usize, pp as usize);
+    let even = heads.is_multiple_of(tp) || tp.is_multiple_of(heads);
+    if even && pp <= layers { Ok(()) } else { Err(ExampleError::Parallel { tp, pp, heads, layers }) }
 }

@@ -7,7 +7,7 @@
 //! that have changed, behind a descriptor that fits any event loop.
 //!
 //! It is not an executor and not a transport: it runs no futures, and the bytes are the plane's
-//! business. The [`queue`]s, [`allocator`]s and [`consensus`] are plain values without threads; a
+//! business. A [`RankGroup`] makes one manager of the workers of several ranks. The [`queue`]s, [`allocator`]s and [`consensus`] are plain values without threads; a
 //! server may use them, or its own.
 //!
 //! ```
