@@ -74,6 +74,7 @@ pub struct HandOver {
 /// How pages lie in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[allow(clippy::enum_variant_names)] // The names that the field uses.
 pub enum PageLayout {
     /// One region for the keys and one for the values of each layer: a page is many small pieces.
     LayerMajor,
