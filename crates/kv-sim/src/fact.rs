@@ -18,6 +18,8 @@ pub(crate) enum Fact<'a> {
     StrangeStatus { life: LifeId, session: SessionId, to: KvPoll },
     /// A token came back. The ledger still shows it as held; `None` if no such token was out.
     Released { life: LifeId, session: SessionId, leg: Option<LegId>, hold: Option<HoldId>, pages: &'a [u32] },
+    /// Items of state groups are about to come back; of these groups it is said that the sender had none.
+    Skipped { leg: LegId, skipped: &'a [u16] },
     /// A node asked for a post; so many are in flight with it.
     Posted { life: LifeId, post: &'a Post, in_flight: usize },
     /// A node asked for an early end of a post.

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use kv_core::proto::{Node, NodeConfig};
 use kv_core::{
-    ArgsError, Incarnation, KvArgs, Parallel, PeerId, PlaneEvent, RankRecord, Region, RegionRole, SessionId,
-    Time, WorkerRole,
+    ArgsError, Incarnation, KvArgs, Layout, Parallel, PeerId, PlaneEvent, RankRecord, Region, RegionRole,
+    SessionId, StateGroup, Time, WorkerRole,
 };
 
 use crate::ledger::{LegId, LifeId, Slot};
 use crate::memory::Memory;
 use crate::params::{Params, Topology};
+use crate::state::GROUPS;
 
 /// The plane's name in records and hellos.
 pub(crate) const PLANE: &str = "sim";
@@ -33,6 +34,8 @@ pub(crate) struct Host {
     pub(crate) next_session: u64,
     pub(crate) free_pages: Vec<u32>,
     pub(crate) free_rows: Vec<u32>,
+    /// Free items of each state group.
+    pub(crate) free_items: [Vec<u32>; GROUPS],
     /// Posts in flight.
     pub(crate) flying: usize,
 }
@@ -87,6 +90,7 @@ impl Host {
             next_session: 1,
             free_pages,
             free_rows,
+            free_items: memory.items.each_ref().map(|items| (0..items.len() as u32).rev().collect()),
             flying: 0,
         })
     }
@@ -132,7 +136,15 @@ fn args(params: &Params, slot: Slot, memory: &Memory) -> Result<KvArgs, ArgsErro
         let addr = (number as u64 + 1) << 20;
         let shape = Region::dram(region.role, addr, region.bytes.len() as u64, region.item_len as u64);
         let layered = region.role == RegionRole::Kv;
-        builder = builder.region(if layered { shape.layer(number as u32) } else { shape });
+        builder =
+            builder.region(if layered { shape.layer(number as u32) } else { shape.group(region.group) });
+    }
+    if memory.items.iter().any(|items| !items.is_empty()) {
+        let groups = vec![
+            StateGroup::slots(1, parallel.tp_size),
+            StateGroup::pages(16, 1, parallel.tp_size).optional(),
+        ];
+        builder = builder.layout(Layout { groups, ..Layout::default() });
     }
     builder.build()
 }

@@ -3,6 +3,7 @@
 use kv_core::{KvPoll, PeerCause, Room, SessionId, Time};
 
 use crate::clock::Clock;
+use crate::state::State;
 
 /// Position of a host; prefill hosts come first.
 pub type Slot = usize;
@@ -78,6 +79,8 @@ pub struct Leg {
     pub holds: Vec<HoldId>,
     /// The hold on the aux row.
     pub row_hold: HoldId,
+    /// What it has of the state groups.
+    pub state: State,
 }
 
 impl Leg {

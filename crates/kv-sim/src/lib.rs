@@ -48,6 +48,7 @@ mod rendezvous;
 mod rng;
 mod run;
 mod scheduler;
+mod state;
 mod stats;
 mod trace;
 mod virtual_plane;

@@ -6,6 +6,7 @@ use kv_core::RegionRole;
 
 use crate::ledger::HoldId;
 use crate::rng::mix;
+use crate::state::GROUPS;
 
 /// The position that stands for the aux row of a request.
 pub const AUX_POSITION: u32 = u32::MAX;
@@ -18,6 +19,8 @@ pub struct Memory {
     pub pages: Vec<HoldId>,
     /// Who holds each aux row; zero if the scheduler does.
     pub rows: Vec<HoldId>,
+    /// Who holds each item of each state group, likewise.
+    pub items: [Vec<HoldId>; GROUPS],
     poisoned: u64,
 }
 
@@ -26,6 +29,8 @@ pub struct Memory {
 pub struct SimRegion {
     /// What it is for.
     pub role: RegionRole,
+    /// The state group that it belongs to.
+    pub group: u16,
     /// Bytes of one item.
     pub item_len: usize,
     /// Its bytes.
@@ -36,8 +41,12 @@ impl Memory {
     /// Poisoned memory with `kv_regions` regions of `num_pages` pages and, if `aux_rows` is not
     /// zero, one of aux rows.
     pub fn new(kv_regions: usize, num_pages: u32, item_len: usize, aux_rows: u32, salt: u64) -> Memory {
-        let region =
-            |role, items: u32| SimRegion { role, item_len, bytes: vec![0; items as usize * item_len] };
+        let region = |role, items: u32| SimRegion {
+            role,
+            group: 0,
+            item_len,
+            bytes: vec![0; items as usize * item_len],
+        };
         let mut regions: Vec<_> = (0..kv_regions).map(|_| region(RegionRole::Kv, num_pages)).collect();
         if aux_rows > 0 {
             regions.push(region(RegionRole::Aux, aux_rows));
@@ -46,6 +55,7 @@ impl Memory {
             regions,
             pages: vec![0; num_pages as usize],
             rows: vec![0; aux_rows as usize],
+            items: Default::default(),
             poisoned: mix(salt),
         };
         for page in 0..num_pages {
@@ -59,12 +69,26 @@ impl Memory {
 
     /// Memory without a region.
     pub fn empty() -> Memory {
-        Memory { regions: Vec::new(), pages: Vec::new(), rows: Vec::new(), poisoned: 0 }
+        let (regions, pages, rows) = (Vec::new(), Vec::new(), Vec::new());
+        Memory { regions, pages, rows, items: Default::default(), poisoned: 0 }
     }
 
     /// Adds a region of zeroes, which nobody holds, of items of this length.
     pub fn add(&mut self, role: RegionRole, len: usize, item_len: usize) {
-        self.regions.push(SimRegion { role, item_len, bytes: vec![0; len] });
+        self.regions.push(SimRegion { role, group: 0, item_len, bytes: vec![0; len] });
+    }
+
+    /// The same memory with a region of so many items for each state group.
+    pub fn with_state(mut self, items: u32, item_len: usize) -> Memory {
+        for group in (0..GROUPS).filter(|_| items > 0) {
+            // No two groups have items of one length.
+            let item_len = item_len + 4 * (1 + group);
+            let bytes = vec![0; items as usize * item_len];
+            self.regions.push(SimRegion { role: RegionRole::State, group: group as u16, item_len, bytes });
+            self.items[group] = vec![0; items as usize];
+            (0..items).for_each(|item| self.poison_item(group as u16, item));
+        }
+        self
     }
 
     /// The regions.
@@ -91,18 +115,22 @@ impl Memory {
     pub fn holder(&self, region: u32, offset: u64) -> HoldId {
         let Some(region) = self.regions.get(region as usize) else { return 0 };
         let item = offset as usize / region.item_len;
-        let holders = if region.role == RegionRole::Kv { &self.pages } else { &self.rows };
-        holders.get(item).copied().unwrap_or(0)
+        let holders = match region.role {
+            RegionRole::Kv => Some(&self.pages),
+            RegionRole::Aux => Some(&self.rows),
+            RegionRole::State => self.items.get(usize::from(region.group)),
+        };
+        holders.and_then(|holders| holders.get(item)).copied().unwrap_or(0)
     }
 
     /// Writes the content of page `position` of the request `key` into a page, all regions.
     pub fn fill_page(&mut self, page: u32, key: u64, position: u32) {
-        self.each_item(RegionRole::Kv, page, |region, bytes| fill(bytes, key, region, position));
+        self.each_item((RegionRole::Kv, 0), page, |region, bytes| fill(bytes, key, region, position));
     }
 
     /// Writes the content of some regions of page `position` of the request `key` into a page.
     pub fn fill_layers(&mut self, page: u32, key: u64, position: u32, regions: &Range<u32>) {
-        self.each_item(RegionRole::Kv, page, |region, bytes| {
+        self.each_item((RegionRole::Kv, 0), page, |region, bytes| {
             if regions.contains(&(region as u32)) {
                 fill(bytes, key, region, position);
             }
@@ -111,36 +139,54 @@ impl Memory {
 
     /// Writes the content of the aux row of the request `key`.
     pub fn fill_row(&mut self, row: u32, key: u64) {
-        self.each_item(RegionRole::Aux, row, |region, bytes| fill(bytes, key, region, AUX_POSITION));
+        self.each_item((RegionRole::Aux, 0), row, |region, bytes| fill(bytes, key, region, AUX_POSITION));
+    }
+
+    /// Writes the content of item `position` of a state group of the request `key`.
+    pub fn fill_item(&mut self, group: u16, item: u32, key: u64, position: u32) {
+        let state = (RegionRole::State, group);
+        self.each_item(state, item, |region, bytes| fill(bytes, key, region, position));
+    }
+
+    /// The first region in which an item does not hold item `position` of the request `key`.
+    pub fn wrong_state(&self, group: u16, item: u32, key: u64, position: u32) -> Option<usize> {
+        self.wrong_item((RegionRole::State, group), item, key, position)
+    }
+
+    /// Makes an item of a state group worthless, differently each time.
+    pub fn poison_item(&mut self, group: u16, item: u32) {
+        self.poisoned = mix(self.poisoned.wrapping_add(1));
+        let key = self.poisoned;
+        self.each_item((RegionRole::State, group), item, |region, bytes| fill(bytes, key, region, item));
     }
 
     /// The first region in which a page does not hold page `position` of the request `key`.
     pub fn wrong_page(&self, page: u32, key: u64, position: u32) -> Option<usize> {
-        self.wrong_item(RegionRole::Kv, page, key, position)
+        self.wrong_item((RegionRole::Kv, 0), page, key, position)
     }
 
     /// The first region in which an aux row is not that of the request `key`.
     pub fn wrong_row(&self, row: u32, key: u64) -> Option<usize> {
-        self.wrong_item(RegionRole::Aux, row, key, AUX_POSITION)
+        self.wrong_item((RegionRole::Aux, 0), row, key, AUX_POSITION)
     }
 
     /// Makes a page worthless, differently each time.
     pub fn poison_page(&mut self, page: u32) {
         self.poisoned = mix(self.poisoned.wrapping_add(1));
         let key = self.poisoned;
-        self.each_item(RegionRole::Kv, page, |region, bytes| fill(bytes, key, region, page));
+        self.each_item((RegionRole::Kv, 0), page, |region, bytes| fill(bytes, key, region, page));
     }
 
     /// Makes an aux row worthless, differently each time.
     pub fn poison_row(&mut self, row: u32) {
         self.poisoned = mix(self.poisoned.wrapping_add(1));
         let key = self.poisoned;
-        self.each_item(RegionRole::Aux, row, |region, bytes| fill(bytes, key, region, row));
+        self.each_item((RegionRole::Aux, 0), row, |region, bytes| fill(bytes, key, region, row));
     }
 
-    fn each_item(&mut self, role: RegionRole, item: u32, mut visit: impl FnMut(usize, &mut [u8])) {
+    fn each_item(&mut self, lane: (RegionRole, u16), item: u32, mut visit: impl FnMut(usize, &mut [u8])) {
         for (number, region) in self.regions.iter_mut().enumerate() {
-            if region.role == role {
+            if (region.role, region.group) == lane {
                 let start = item as usize * region.item_len;
                 if let Some(bytes) = region.bytes.get_mut(start..start + region.item_len) {
                     visit(number, bytes);
@@ -149,7 +195,7 @@ impl Memory {
         }
     }
 
-    fn wrong_item(&self, role: RegionRole, item: u32, key: u64, position: u32) -> Option<usize> {
+    fn wrong_item(&self, lane: (RegionRole, u16), item: u32, key: u64, position: u32) -> Option<usize> {
         let right = |number: usize, region: &SimRegion| {
             let start = item as usize * region.item_len;
             let Some(bytes) = region.bytes.get(start..start + region.item_len) else { return false };
@@ -158,7 +204,8 @@ impl Memory {
                 .enumerate()
                 .all(|(lane, bytes)| bytes == &word(key, number, position, lane)[..bytes.len()])
         };
-        let mut regions = self.regions.iter().enumerate().filter(|(_, region)| region.role == role);
+        let mut regions =
+            self.regions.iter().enumerate().filter(|(_, region)| (region.role, region.group) == lane);
         regions.find(|&(number, region)| !right(number, region)).map(|(number, _)| number)
     }
 }

@@ -37,6 +37,8 @@ pub struct Params {
     pub num_pages: Vec<u32>,
     /// Aux rows of each host; zero for no aux region.
     pub aux_rows: u32,
+    /// Items of each state group of each host; zero for no state groups.
+    pub state_items: u32,
     /// The one host whose cache fits nobody's.
     pub misfit: Option<usize>,
     /// Requests of the fault phase.
@@ -218,6 +220,8 @@ impl Params {
             item_len: rng.pick(&[8, 12, 16]),
             num_pages: (0..hosts).map(|_| rng.pick(&small)).collect(),
             aux_rows: rng.pick(&[0, 2, 4, 8]),
+            // Drawn apart: worlds with and without state are otherwise the same.
+            state_items: Rng::new(seed ^ 0x5eed_57a7_e000).pick(&[0, 0, 3, 6]),
             misfit: rng.chance(40).then(|| rng.index(hosts)),
             requests: 1 + rng.index(12),
             heal_requests: 1 + rng.index(3),
@@ -250,6 +254,7 @@ impl Params {
         self.requests = 1 + rng.index(4);
         self.num_pages.fill(48);
         self.aux_rows = rng.pick(&[0, 8]);
+        self.state_items *= 8;
         self.misfit = None;
         // Long enough for a dozen repetitions.
         self.timing.peer_timeout = (self.timing.keepalive * 20).max(self.timing.retry_max * 12);

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use kv_core::proto::Input;
 use kv_core::wire::{Body, Frame};
-use kv_core::{MAX_FRAME, Op, PeerId, PlaneError, Post, PostId};
+use kv_core::{MAX_FRAME, Op, PeerId, PlaneError, Post, PostId, RegionRole};
 
 use crate::calendar::{Event, Report};
 use crate::clock::{MS, US};
@@ -358,7 +358,7 @@ impl World {
                 _ => return,
             }
         }
-        if self.planted == Some(Planted::LostPiece) && moved % 3 == 1 {
+        if self.planted == Some(Planted::LostPiece) && moved % 3 == 1 || self.loses_state(life, &piece) {
             return;
         }
         let source = self.memories[life].piece(piece.local_region, piece.local_offset, piece.len);
@@ -369,6 +369,12 @@ impl World {
         self.counters.bytes_moved += piece.len;
     }
 
+    fn loses_state(&self, life: LifeId, piece: &Piece) -> bool {
+        let region = self.memories[life].regions().get(piece.local_region as usize);
+        self.planted == Some(Planted::LostState)
+            && region.is_some_and(|region| region.role == RegionRole::State)
+    }
+
     /// A piece comes from the target, whose scheduler may have used the page for something else
     /// meanwhile: nothing but the lease protects it.
     fn read_piece(&mut self, flight: usize, piece: Piece) {
@@ -376,6 +382,9 @@ impl World {
         let (life, target, moved) = (known.life, known.target, known.moved);
         let alive = |life: LifeId| self.ledger.lives[life].alive;
         if !alive(life) || !alive(target) || self.planted == Some(Planted::LostPiece) && moved % 3 == 1 {
+            return;
+        }
+        if self.loses_state(life, &piece) {
             return;
         }
         let source = self.memories[target].piece(piece.remote_region, piece.remote_offset, piece.len);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::{Limits, NodeGauges, Output};
 use kv_core::wire::{AbortAck, Body, Failed, Frame, Heartbeat, HeartbeatAck, Link};
-use kv_core::{Cause, KvPoll, PageList, Pages, SessionId, Time};
+use kv_core::{Cause, GroupItems, Groups, KvPoll, PageList, Pages, SessionId, Time};
 
 use crate::calendar::Event;
 use crate::ledger::LifeId;
@@ -47,6 +47,10 @@ planted! {
     NotifyEarly: success_means_right_bytes,
     /// Some pieces of a post are never written.
     LostPiece: success_means_right_bytes,
+    /// Items of state groups are never written.
+    LostState: success_means_right_bytes,
+    /// A group is said to have been left out that was not.
+    SkippedInWord: success_means_right_bytes,
     /// A chunk is taken to be final when it begins, and written.
     WrittenEarly: only_final_bytes_move,
     /// A chunk is taken to be final when it begins, and granted.
@@ -77,6 +81,10 @@ planted! {
     DeafToTime: ends_once_in_time,
     /// Some tokens never come back.
     ReleaseSwallowed: tokens_come_back,
+    /// Items of state groups never come back.
+    StateSwallowed: tokens_come_back,
+    /// Items of state groups come back with the failure, not with the quiet.
+    StateAtFailure: pages_quiet_when_released,
     /// Some tokens come back twice.
     ReleaseTwice: tokens_come_back,
     /// Some tokens come back in part.
@@ -164,6 +172,12 @@ impl Planted {
                     (params.drift_ppm, params.net.drop) = (400_000, 500);
                 }
             }
+            Planted::LostState
+            | Planted::StateSwallowed
+            | Planted::StateAtFailure
+            | Planted::SkippedInWord => {
+                params.state_items = 6;
+            }
             Planted::WrittenEarly => (params.sched.layered, params.sched.pull) = (1000, 0),
             Planted::GrantedEarly => (params.sched.layered, params.sched.pull) = (1000, 1000),
             Planted::HealedInName => {
@@ -233,6 +247,20 @@ impl World {
                     }
                 }
                 (Planted::ReleaseSwallowed, Output::Release { .. }) if self.every(3) => {}
+                (Planted::StateSwallowed, Output::ReleaseGroups { .. }) => {}
+                (Planted::SkippedInWord, Output::ReleaseGroups { session, groups, .. }) => {
+                    let skipped = groups.iter().map(|items| items.group).collect();
+                    kept.push(Output::ReleaseGroups { session, groups, skipped });
+                }
+                (Planted::StateAtFailure, Output::Status { session, poll: KvPoll::Failed, failure }) => {
+                    kept.push(Output::Status { session, poll: KvPoll::Failed, failure });
+                    self.release_state(life, session, &mut kept);
+                }
+                (Planted::StateAtFailure, Output::ReleaseGroups { session, groups, skipped }) => {
+                    if !self.sabotage.released.contains_key(&(life, session)) {
+                        kept.push(Output::ReleaseGroups { session, groups, skipped });
+                    }
+                }
                 (Planted::ReleaseTwice, Output::Release { session, pages }) => {
                     kept.extend(claim(pages.list().clone()).map(|pages| Output::Release { session, pages }));
                     kept.push(Output::Release { session, pages });
@@ -254,13 +282,32 @@ impl World {
 
     fn release_all(&mut self, life: LifeId, session: SessionId, kept: &mut Vec<Output>) {
         let Some(&leg) = self.hosts[life].sessions.get(&session) else { return };
-        let holds = self.ledger.legs[leg].holds.clone();
+        let known = &self.ledger.legs[leg];
+        let holds: Vec<_> = known.holds.iter().copied().filter(|&hold| hold != known.state.hold).collect();
         self.sabotage.released.insert((life, session), holds.len());
         for hold in holds {
             let list = PageList::from_pages(self.ledger.holds[hold as usize].pages.iter().copied());
             let token = list.ok().and_then(claim);
             kept.extend(token.map(|pages| Output::Release { session, pages }));
         }
+    }
+
+    fn release_state(&mut self, life: LifeId, session: SessionId, kept: &mut Vec<Output>) {
+        let Some(&leg) = self.hosts[life].sessions.get(&session) else { return };
+        let state = &self.ledger.legs[leg].state;
+        if state.hold == 0 || !self.ledger.legs[leg].holds.contains(&state.hold) {
+            return;
+        }
+        let mut groups = Groups::none();
+        for (group, items) in (0_u16..).zip(&state.items).filter(|(_, items)| !items.is_empty()) {
+            let token = PageList::from_pages(items.iter().copied()).ok().and_then(claim);
+            let named =
+                token.map(|token| GroupItems::from_number(group, state.first[usize::from(group)], token));
+            let pushed = named.is_some_and(|named| groups.push(named).is_ok());
+            debug_assert!(pushed, "items are held once");
+        }
+        self.sabotage.released.insert((life, session), 1);
+        kept.push(Output::ReleaseGroups { session, groups, skipped: Vec::new() });
     }
 
     /// Changes a frame on its way out; `None` to lose it.

@@ -25,6 +25,10 @@ pub(crate) struct Request {
     pub(crate) groups: Vec<(Slot, Vec<Slot>)>,
     pub(crate) num_pages: usize,
     pub(crate) wants_aux: bool,
+    /// Slots of state that it has.
+    pub(crate) slots: usize,
+    /// Draft pages that it has.
+    pub(crate) drafts: usize,
     pub(crate) one_sided: Option<Side>,
     pub(crate) disagree: bool,
     pub(crate) retry: bool,
@@ -148,11 +152,13 @@ impl World {
         let (session, num_pages) = (known.session, known.num_pages);
         let needed = if known.side == Side::Receiver { num_pages } else { 0 };
         let host = &self.hosts[life];
-        if needed > host.free_pages.len() || known.wants_aux && host.free_rows.is_empty() {
+        let short = known.wants_aux && host.free_rows.is_empty() || self.lacks_items(leg, life);
+        if needed > host.free_pages.len() || short {
             return self.starve(leg, life, Act::Init { tries: tries + 1 }, tries);
         }
         let aux = self.take_row(leg, life);
         self.ledger.legs[leg].inited_at = Some(self.now);
+        self.give_items(leg, life);
         let command = match self.ledger.legs[leg].side {
             Side::Sender => Command::InitSender { session, num_pages, aux },
             Side::Receiver => {
@@ -207,6 +213,7 @@ impl World {
             self.memories[life].fill_row(row, known.key);
             self.ledger.announce(known.row_hold, &(0..64));
         }
+        self.fill_items(leg, life);
     }
 
     fn starve(&mut self, leg: LegId, life: LifeId, again: Act, tries: u32) {
@@ -352,7 +359,9 @@ impl World {
         drop(token);
         let leg = self.hosts[life].sessions.get(&session).copied();
         let holds = leg.map(|leg| self.ledger.legs[leg].holds.clone()).unwrap_or_default();
-        let hold = holds.iter().copied().find(|&hold| self.ledger.holds[hold as usize].pages == pages);
+        let items = leg.map_or(0, |leg| self.ledger.legs[leg].state.hold);
+        let mut tokens = holds.iter().copied().filter(|&hold| hold != items);
+        let hold = tokens.find(|&hold| self.ledger.holds[hold as usize].pages == pages);
         self.tell(&Fact::Released { life, session, leg, hold, pages: &pages });
         let out = &mut self.ledger.lives[life].tokens_out;
         *out = out.saturating_sub(1);
@@ -368,7 +377,7 @@ impl World {
     }
 
     /// A row is free once its session has ended and all its pages are back.
-    fn free_row_if_over(&mut self, leg: LegId, life: LifeId) {
+    pub(crate) fn free_row_if_over(&mut self, leg: LegId, life: LifeId) {
         let known = &mut self.ledger.legs[leg];
         if !known.poll.is_terminal() || !known.holds.is_empty() {
             return;

@@ -161,6 +161,10 @@ counters! {
     quarantined: "cover: pages held beyond the end of their session",
     /// Chunks that had to wait for pages.
     starved: "cover: schedulers short of pages",
+    /// Halves with items of state groups.
+    stateful: "cover: halves with items of state groups",
+    /// Optional groups that a sender did not have.
+    skipped: "cover: groups left out",
     /// Failures checked to be told.
     told: "cover: failures that had to be told",
     /// Worlds that lose frames, and nothing else.
@@ -188,6 +192,7 @@ pub fn cause_name(cause: &Cause) -> &'static str {
         Cause::BadPages(_) => "bad pages",
         Cause::BadAux { .. } => "bad aux",
         Cause::AuxOneSided { .. } => "aux one-sided",
+        Cause::GroupItems { .. } => "group items",
         Cause::Post(_) => "post",
         Cause::LeaseExpired => "lease expired",
         Cause::StaleGrant { .. } => "stale grant",

@@ -95,6 +95,9 @@ impl World {
             _ => 1 + self.rng.index(smallest.min(10)),
         };
         let wants_aux = self.params.aux_rows > 0 && self.rng.chance(700);
+        let stateful = self.params.state_items > 0;
+        let slots = if stateful { self.rng.index(3) } else { 0 };
+        let drafts = if stateful { self.rng.index(4) } else { 0 };
         let pulls = self.rng.chance(self.params.sched.pull);
         let accepts = match (self.rng.chance(self.params.sched.auto), pulls) {
             (true, _) => TransferMode::Auto,
@@ -109,6 +112,8 @@ impl World {
             groups,
             num_pages,
             wants_aux,
+            slots,
+            drafts,
             one_sided: None,
             disagree: false,
             retry: false,
@@ -141,8 +146,8 @@ impl World {
                 let leg = self.new_leg(request, &drawn, side, slot, *server, room, receivers.len() as u32);
                 let mut pause = self.pause();
                 let (limits, count) = (&self.params.limits, receivers.len());
-                let fits =
-                    count <= limits.max_registrations && count * drawn.num_pages <= limits.max_waiting_runs;
+                let fits = count <= limits.max_registrations
+                    && count * (drawn.num_pages + drawn.slots + drawn.drafts) <= limits.max_waiting_runs;
                 if drawn.must_succeed && side == Side::Receiver && !self.params.heal_eager && !fits {
                     // Where registrations are few, the sender comes first.
                     pause += 20 * MS;
@@ -194,6 +199,7 @@ impl World {
             wants_aux &= self.rng.chance(500);
         }
         num_pages = num_pages.min(self.params.num_pages[slot] as usize);
+        let state = self.draw_state(request, side);
         let leg = self.ledger.legs.len();
         let chunks = self.cut(num_pages);
         let sched = self.params.sched.clone();
@@ -238,6 +244,7 @@ impl World {
             pages: Vec::new(),
             holds: Vec::new(),
             row_hold: 0,
+            state,
         });
         leg
     }

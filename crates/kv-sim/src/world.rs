@@ -200,7 +200,8 @@ impl World {
         let params = &self.params;
         let salt = self.rng.bits();
         let memory =
-            Memory::new(params.kv_regions, params.num_pages[slot], params.item_len, params.aux_rows, salt);
+            Memory::new(params.kv_regions, params.num_pages[slot], params.item_len, params.aux_rows, salt)
+                .with_state(params.state_items, params.item_len);
         let bits = self.rng.bits();
         let mut shown = params.clone();
         if let Some(planted) = self.planted {
@@ -308,8 +309,10 @@ impl World {
                 effects.releases += 1;
                 self.release(life, session, pages);
             }
-            // No scheduler of this world gives any.
-            Output::ReleaseGroups { .. } => {}
+            Output::ReleaseGroups { session, groups, skipped } => {
+                effects.releases += 1;
+                self.release_items(life, session, groups, &skipped);
+            }
         }
     }
 

@@ -42,6 +42,8 @@ macro_rules! each {
 each! {
     early_notices_are_caught: NotifyEarly,
     lost_pieces_are_caught: LostPiece,
+    lost_state_is_caught: LostState,
+    groups_left_out_in_word_only_are_caught: SkippedInWord,
     chunks_written_before_they_are_final_are_caught: WrittenEarly,
     chunks_granted_before_they_are_final_are_caught: GrantedEarly,
     leases_told_longer_than_they_are_are_caught: LeaseInflated,
@@ -57,6 +59,8 @@ each! {
     states_left_out_are_caught: SkippedState,
     timers_that_never_ring_are_caught: DeafToTime,
     tokens_kept_are_caught: ReleaseSwallowed,
+    state_that_is_kept_is_caught: StateSwallowed,
+    state_released_at_failure_is_caught: StateAtFailure,
     tokens_doubled_are_caught: ReleaseTwice,
     tokens_cut_are_caught: ReleaseCut,
     tokens_before_the_end_are_caught: ReleaseFirst,

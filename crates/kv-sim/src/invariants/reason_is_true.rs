@@ -42,6 +42,7 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
         }
         Cause::PageCount { sent, registered } => (sent == registered, "the counts are equal"),
         Cause::AuxOneSided { sender, receiver } => (sender == receiver, "both sides say the same"),
+        Cause::GroupItems { sent, wanted, .. } => (sent == wanted, "both sides say the same"),
         Cause::Post(_) => (life.posts_failed == 0, "none of its host's posts failed"),
         Cause::TooManyPages { .. } | Cause::InitOrder | Cause::BadPages(_) | Cause::BadAux { .. } => {
             (!known.misused, "its scheduler made no mistake")
@@ -87,6 +88,7 @@ fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
         }
         PeerCause::PageCount { sent, registered } => sent != registered,
         PeerCause::AuxOneSided { sender, receiver } => sender != receiver,
+        PeerCause::GroupItems { sent, wanted, .. } => sent != wanted,
         PeerCause::LeaseExpired => others.any(|other| other.told.as_ref() == Some(cause)),
         // Few are remembered in a tiny world.
         PeerCause::UnknownGrant { .. } => params.limits.max_ended_grants < 10,

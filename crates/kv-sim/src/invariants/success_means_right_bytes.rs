@@ -9,6 +9,7 @@ use kv_core::{KvPoll, Op};
 use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
 use crate::ledger::{HoldId, Ledger, Leg, LegId, Side};
+use crate::state::{DRAFTS, GROUPS, SLOTS, State};
 
 #[derive(Default)]
 pub(crate) struct SuccessMeansRightBytes {
@@ -16,6 +17,8 @@ pub(crate) struct SuccessMeansRightBytes {
     written: BTreeMap<LegId, BTreeMap<LegId, u64>>,
     /// Whose content a successful receiver has.
     content: BTreeMap<LegId, LegId>,
+    /// Of all successful receivers: every sender whose content it could be.
+    served_by: BTreeMap<LegId, Vec<LegId>>,
 }
 
 impl Invariant for SuccessMeansRightBytes {
@@ -37,6 +40,7 @@ impl Invariant for SuccessMeansRightBytes {
                 Side::Receiver => self.receiver_succeeds(view, leg),
                 Side::Sender => self.sender_succeeds(view, leg),
             },
+            Fact::Skipped { leg, skipped } => self.truly_skipped(view, leg, skipped),
             Fact::Released { leg: Some(leg), .. } => match self.content.remove(&leg) {
                 Some(sender) => {
                     right(view, leg, sender).map_err(|wrong| format!("after success of leg {leg}: {wrong}"))
@@ -61,13 +65,31 @@ impl SuccessMeansRightBytes {
             }
             match right(view, leg, sender) {
                 Ok(()) => {
-                    self.content.insert(leg, sender);
-                    return Ok(());
+                    self.content.entry(leg).or_insert(sender);
+                    self.served_by.entry(leg).or_default().push(sender);
                 }
                 Err(wrong) => nearest = wrong,
             }
         }
+        if self.served_by.contains_key(&leg) {
+            return Ok(());
+        }
         Err(format!("leg {leg} (room {}) succeeds with wrong bytes: {nearest}", receiver.room))
+    }
+
+    /// A receiver is told of exactly those groups that its sender did not have.
+    fn truly_skipped(&self, view: &View<'_>, leg: LegId, skipped: &[u16]) -> Verdict {
+        let wants = view.ledger.legs[leg].state.wants[DRAFTS] > 0;
+        let lacks = |&sender: &LegId| view.ledger.legs[sender].state.wants[DRAFTS] == 0;
+        let said = skipped == [DRAFTS as u16];
+        let truth = match self.served_by.get(&leg) {
+            Some(senders) => senders.iter().any(|sender| (wants && lacks(sender)) == said),
+            None => !said,
+        };
+        match truth && (said || skipped.is_empty()) {
+            true => Ok(()),
+            false => Err(format!("leg {leg} is told that groups {skipped:?} were left out")),
+        }
     }
 
     fn sender_succeeds(&self, view: &View<'_>, leg: LegId) -> Verdict {
@@ -81,7 +103,10 @@ impl SuccessMeansRightBytes {
             bytes += region.item_len
                 * match region.role {
                     kv_core::RegionRole::Kv => sender.num_pages,
-                    _ => usize::from(sender.wants_aux),
+                    kv_core::RegionRole::Aux => usize::from(sender.wants_aux),
+                    // What is optional may be wanted by nobody.
+                    kv_core::RegionRole::State if usize::from(region.group) != SLOTS => 0,
+                    kv_core::RegionRole::State => sender.state.wants[SLOTS],
                 };
         }
         if bytes == 0 {
@@ -141,6 +166,10 @@ fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
             ));
         }
     }
+    let nothing = receiver.pulls && receiver.pages.is_empty() && receiver.state.wants == [0; GROUPS];
+    if !nothing {
+        right_state(view, receiver, sender_leg)?;
+    }
     match receiver.row {
         Some(_) if !sender_leg.wants_aux => Err("an aux row that nobody sent".to_owned()),
         None if sender_leg.wants_aux && !receiver.pulls => Err("an aux row that nobody received".to_owned()),
@@ -149,4 +178,28 @@ fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
         }
         _ => Ok(()),
     }
+}
+
+/// Checks every item of a receiver's state groups; those that the sender does not have are left out.
+fn right_state(view: &View<'_>, receiver: &Leg, sender: &Leg) -> Verdict {
+    let Some(life) = receiver.life else { return Ok(()) };
+    let (here, there) = (&receiver.state, &sender.state);
+    for group in 0..GROUPS {
+        let optional = group == DRAFTS && (here.wants[group] == 0 || there.wants[group] == 0);
+        if optional {
+            continue;
+        }
+        let end = |state: &State| state.first[group] as usize + state.wants[group];
+        if end(here) != end(there) || here.items[group].len() != here.wants[group] {
+            return Err(format!("group {group}: {here:?} received, {there:?} sent"));
+        }
+        for (position, &item) in (here.first[group]..).zip(&here.items[group]) {
+            if view.memories[life].wrong_state(group as u16, item, sender.key, position).is_some() {
+                return Err(format!(
+                    "item {item} of group {group} (position {position}) is not the sender's"
+                ));
+            }
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,152 @@
+//! State groups of the simulated requests: one of slots, that both sides name, and one of draft pages,
+//! that either may leave out.
+
+use kv_core::proto::{Command, Input};
+use kv_core::{GroupItems, Groups, PageList, Pages, SessionId};
+
+use crate::fact::Fact;
+use crate::ledger::{HoldId, LegId, LifeId, Side};
+use crate::world::World;
+
+/// How many groups there are, in worlds that have state.
+pub(crate) const GROUPS: usize = 2;
+/// The group of slots.
+pub(crate) const SLOTS: usize = 0;
+/// The optional group: a receiver may want its last pages only.
+pub(crate) const DRAFTS: usize = 1;
+
+/// What one half of a request has of the state groups.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State {
+    /// How many items it names of each group.
+    pub wants: [usize; GROUPS],
+    /// The number of the first of them in the request.
+    pub first: [u32; GROUPS],
+    /// The items, once it has them.
+    pub items: [Vec<u32>; GROUPS],
+    /// The token that holds them, until it has come back; zero if there is none.
+    pub hold: HoldId,
+}
+
+impl World {
+    /// Draws what a request has of the groups, and what of it one half names.
+    pub(crate) fn draw_state(&mut self, request: usize, side: Side) -> State {
+        let items = self.params.state_items as usize;
+        if items == 0 {
+            return State::default();
+        }
+        let drawn = &self.requests[request];
+        let (mut slots, mut drafts) = (drawn.slots.min(items), drawn.drafts.min(items));
+        let disagree = drawn.disagree;
+        let mut first = 0;
+        if side == Side::Receiver && drafts > 0 {
+            first = self.rng.index(drafts + 1);
+            drafts -= first;
+        }
+        if self.rng.chance(250) {
+            // The other side may have it.
+            (first, drafts) = (0, 0);
+        }
+        if side == Side::Receiver && disagree && self.rng.chance(300) {
+            slots = if slots > 0 && self.rng.chance(500) { slots - 1 } else { (slots + 1).min(items) };
+        }
+        State { wants: [slots, drafts], first: [0, first as u32], ..State::default() }
+    }
+
+    /// True if a host has too few free items for a half.
+    pub(crate) fn lacks_items(&self, leg: LegId, life: LifeId) -> bool {
+        let (wants, free) = (&self.ledger.legs[leg].state.wants, &self.hosts[life].free_items);
+        wants.iter().zip(free).any(|(wanted, free)| *wanted > free.len())
+    }
+
+    /// Gives a session the items of its groups, if it has any.
+    pub(crate) fn give_items(&mut self, leg: LegId, life: LifeId) {
+        let State { wants, first, .. } = self.ledger.legs[leg].state.clone();
+        if wants == [0; GROUPS] {
+            return;
+        }
+        let hold = self.ledger.hold(leg, Vec::new());
+        let mut groups = Groups::none();
+        for group in 0..GROUPS {
+            if wants[group] == 0 {
+                continue;
+            }
+            let free = &mut self.hosts[life].free_items[group];
+            let items = free.split_off(free.len() - wants[group]);
+            for &item in &items {
+                self.memories[life].items[group][item as usize] = hold;
+            }
+            let list =
+                PageList::from_pages(items.iter().copied()).ok().and_then(|list| Pages::claim(list).ok());
+            let named = list.map(|list| GroupItems::from_number(group as u16, first[group], list));
+            let pushed = named.is_some_and(|named| groups.push(named).is_ok());
+            debug_assert!(pushed, "free items are distinct");
+            self.ledger.legs[leg].state.items[group] = items;
+        }
+        let known = &mut self.ledger.legs[leg];
+        known.state.hold = hold;
+        known.holds.push(hold);
+        let session = known.session;
+        self.ledger.lives[life].tokens_out += 1;
+        self.counters.stateful += 1;
+        self.feed(life, "groups", Input::Command(Command::Groups { session, groups }));
+    }
+
+    /// Computes the items of a sender: they are final with the last chunk.
+    pub(crate) fn fill_items(&mut self, leg: LegId, life: LifeId) {
+        let known = &self.ledger.legs[leg];
+        if known.state.hold == 0 || !known.holds.contains(&known.state.hold) {
+            return;
+        }
+        for (group, items) in known.state.items.iter().enumerate() {
+            for (position, &item) in items.iter().enumerate() {
+                self.memories[life].fill_item(group as u16, item, known.key, position as u32);
+            }
+        }
+        let hold = known.state.hold;
+        self.ledger.announce(hold, &(0..64));
+    }
+
+    /// Items have come back, together.
+    pub(crate) fn release_items(
+        &mut self,
+        life: LifeId,
+        session: SessionId,
+        groups: Groups,
+        skipped: &[u16],
+    ) {
+        self.trace.note(self.now, || format!("  life {life} session {session} releases {groups:?}"));
+        let mut back: [Vec<u32>; GROUPS] = Default::default();
+        for items in groups {
+            if let Some(back) = back.get_mut(usize::from(items.group)) {
+                back.extend(items.items.list().iter());
+            }
+        }
+        let leg = self.hosts[life].sessions.get(&session).copied();
+        let hold = leg.and_then(|leg| {
+            let known = &self.ledger.legs[leg];
+            let held = known.state.hold != 0 && known.holds.contains(&known.state.hold);
+            (held && known.state.items == back).then_some(known.state.hold)
+        });
+        let all: Vec<u32> = back.concat();
+        self.trace.fold(all.len() as u64);
+        if let Some(leg) = leg {
+            self.tell(&Fact::Skipped { leg, skipped });
+        }
+        self.tell(&Fact::Released { life, session, leg, hold, pages: &all });
+        let out = &mut self.ledger.lives[life].tokens_out;
+        *out = out.saturating_sub(1);
+        self.ledger.last_change = self.now;
+        let (Some(leg), Some(hold)) = (leg, hold) else { return };
+        self.ledger.legs[leg].holds.retain(|&held| held != hold);
+        self.counters.skipped += skipped.len() as u64;
+        for (group, items) in back.into_iter().enumerate() {
+            for item in items {
+                self.memories[life].poison_item(group as u16, item);
+                self.memories[life].items[group][item as usize] = 0;
+                self.hosts[life].free_items[group].push(item);
+            }
+        }
+        self.free_row_if_over(leg, life);
+    }
+}
