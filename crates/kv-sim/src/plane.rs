@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use kv_core::proto::Input;
-use kv_core::wire::{Body, Frame};
+use kv_core::wire::{Body, Frame, VERSION};
 use kv_core::{MAX_FRAME, Op, PeerId, PlaneError, Post, PostId, RegionRole};
 
 use crate::calendar::{Event, Report};
@@ -146,7 +146,7 @@ impl World {
             let len = self.rng.index(40);
             let mut noise: Vec<u8> = (0..len).map(|_| self.rng.bits() as u8).collect();
             if let [first, second, third, ..] = noise.as_mut_slice() {
-                (*first, *second, *third) = (0x94, 1, *third % 16);
+                (*first, *second, *third) = (0x94, VERSION, *third % 20);
             }
             noise.into()
         } else {

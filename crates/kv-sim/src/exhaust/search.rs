@@ -17,7 +17,7 @@ pub struct Outcome {
     pub steps: u64,
     /// States at the bound, and those in which nothing more could happen.
     pub ends: u64,
-    /// Those of them that were brought to rest: one of eight.
+    /// Those of them that were brought to rest: one of eight, and all where a mistake is planted.
     pub rests: u64,
     /// The first broken promise, and how to get there.
     pub found: Option<Counterexample>,
@@ -34,7 +34,7 @@ pub struct Counterexample {
 
 /// Goes through a scope, as deep as it says.
 pub fn explore(scope: Scope, mistake: Option<Mistake>) -> Outcome {
-    let mut search = Search { outcome: Outcome::default(), seen: HashMap::new(), path: Vec::new() };
+    let mut search = Search { mistake, outcome: Outcome::default(), seen: HashMap::new(), path: Vec::new() };
     let found = match World::new(scope, mistake) {
         Ok(world) => search.visit(&world, scope.depth),
         Err(violation) => Err(violation),
@@ -61,6 +61,7 @@ pub fn hunt(scope: Scope, mistake: Option<Mistake>) -> Outcome {
 }
 
 struct Search {
+    mistake: Option<Mistake>,
     outcome: Outcome,
     /// Fingerprints, and how many steps were left when the state was reached.
     seen: HashMap<u64, u8>,
@@ -80,11 +81,7 @@ impl Search {
         if choices.is_empty() {
             if known.is_none() {
                 self.outcome.ends += 1;
-                // A sample of them: the fingerprint decides, so that it is the same in every run.
-                if fingerprint.is_multiple_of(8) {
-                    self.outcome.rests += 1;
-                    world.fork().rest(fingerprint.is_multiple_of(16))?;
-                }
+                self.rest(world, fingerprint)?;
             }
             return Ok(());
         }
@@ -95,6 +92,29 @@ impl Search {
             next.apply(choice)?;
             self.visit(&next, depth - 1)?;
             self.path.pop();
+        }
+        Ok(())
+    }
+}
+
+impl Search {
+    /// Brings the end of a history to rest. Of correct machines only a sample: the fingerprint decides,
+    /// so that it is the same in every run. What is found of a mistake must not hang on that, nor on
+    /// which of two promises it happens to break at rest.
+    fn rest(&mut self, world: &World, fingerprint: u64) -> Result<(), Violation> {
+        let Some(mistake) = self.mistake else {
+            if fingerprint.is_multiple_of(8) {
+                self.outcome.rests += 1;
+                world.fork().rest(fingerprint.is_multiple_of(16))?;
+            }
+            return Ok(());
+        };
+        for lossy in [false, true] {
+            self.outcome.rests += 1;
+            let meant = |violation: &Violation| violation.invariant == mistake.caught_by();
+            if let Some(violation) = world.fork().rest(lossy).err().filter(meant) {
+                return Err(violation);
+            }
         }
         Ok(())
     }
