@@ -29,6 +29,12 @@ struct Request {
 }
 
 impl Request {
+    /// A half whose other half went before they had met hears nothing of it: its deadline ends it.
+    fn options(&self, mode: TransferMode) -> SessionOptions {
+        let deadline = (!self.whole).then_some(Duration::from_secs(5));
+        SessionOptions { mode: Some(mode), deadline, ..SessionOptions::default() }
+    }
+
     fn window(&self) -> usize {
         self.tokens.saturating_sub(SPAN)
     }
@@ -58,7 +64,7 @@ fn begin_sender(
     mode: TransferMode,
     random: &mut Random,
 ) {
-    let options = SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+    let options = request.options(mode);
     let mut sender = host.manager.sender(addr, Room::Number(request.room), &[], options).unwrap();
     let (_, mut pages) = host.take(KV, 0, request.tokens);
     host.compute(&Items { lane: KV, first: 0, list: pages.list() }, request.room);
@@ -71,7 +77,7 @@ fn begin_sender(
 }
 
 fn begin_receiver(host: &mut Hybrid, addr: &str, request: &mut Request, mode: TransferMode) {
-    let options = SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+    let options = request.options(mode);
     let mut receiver = host.manager.receiver(addr, Room::Number(request.room), options).unwrap();
     receiver.give_groups(groups(host, request, request.asks_for_draft, false)).unwrap();
     let (_, pages) = host.take(KV, 0, request.tokens);
@@ -131,11 +137,12 @@ fn serve(name: &str, mode: TransferMode, requests: u64, ends_early: usize) {
     let mut decode = Hybrid::start(&addr, WorkerRole::Decode, [8, 1, 2, 8], 192);
     let mut open: Vec<Request> = Vec::new();
     let (mut room, mut succeeded, mut whole) = (0, 0, 0);
-    let deadline = Instant::now() + PATIENCE;
+    let mut deadline = Instant::now() + PATIENCE;
     while room < requests || !open.is_empty() {
         assert!(Instant::now() < deadline, "{} requests never end", open.len());
         if room < requests && open.len() < 6 {
             room += 1;
+            deadline = Instant::now() + PATIENCE;
             let tokens = 1 + random.below(120);
             let (drafted, asks_for_draft) = (random.chance(70), random.chance(70));
             let early = random.chance(ends_early);
