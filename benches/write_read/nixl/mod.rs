@@ -37,13 +37,15 @@ pub(crate) fn is_peer() -> bool {
 
 /// All tables.
 pub(crate) fn tables(nixl: &Nixl, region: usize) -> Result<(), Error> {
-    let mut pair = Pair::start(nixl, region, Transport::Default)?;
+    let mut pair = Pair::start(nixl, region, Transport::Default, 16 << 10)?;
     ratios::large(&mut pair, region)?;
-    ratios::small(&mut pair, region)?;
     beside::delays(&mut pair, region)?;
     drop(pair);
-    let mut pair = Pair::start(nixl, region, Transport::Tcp)?;
-    ratios::small(&mut pair, region)
+    // All of it fits into caches; most of it does not.
+    for region in [region / 16, region] {
+        ratios::small(nixl, region, Transport::Default)?;
+    }
+    ratios::small(nixl, region, Transport::Tcp)
 }
 
 /// What UCX may use.
@@ -78,9 +80,9 @@ pub(crate) fn serve(nixl: &Nixl) -> Result<(), Error> {
     let mut told = told.split(' ');
     let mut next = || told.next().ok_or("the parent has told too little");
     let transport = if next()? == "tcp" { Transport::Tcp } else { Transport::Default };
-    let region = next()?.parse()?;
+    let (region, item) = (next()?.parse()?, next()?.parse()?);
     let parent = bytes(next()?)?;
-    let mut ends = Ends::new(nixl, "raw-child", region, transport)?;
+    let mut ends = Ends::new(nixl, "raw-child", region, transport, item)?;
     println!("{} {}", hex(&ends.plane.metadata()?), hex(&ends.raw.metadata()?));
     std::io::stdout().flush()?;
     ends.plane.connect(OTHER, &parent)?;
@@ -130,12 +132,12 @@ struct Ends {
 }
 
 impl Ends {
-    fn new(nixl: &Nixl, name: &str, region: usize, transport: Transport) -> Result<Ends, Error> {
+    fn new(nixl: &Nixl, name: &str, region: usize, transport: Transport, item: u64) -> Result<Ends, Error> {
         let pool = HostPool::new(region)?;
         let config = NixlConfig { backend_params: transport.params(), ..NixlConfig::default() };
         let mut plane = NixlPlane::new(nixl, config)?;
         plane.add_pool(&pool)?;
-        plane.register(&Region::dram(RegionRole::Kv, pool.addr(), region as u64, 4096))?;
+        plane.register(&Region::dram(RegionRole::Kv, pool.addr(), region as u64, item))?;
         Ok(Ends { plane, raw: Raw::new(name, &pool, transport)?, pool })
     }
 }
@@ -152,11 +154,12 @@ struct Pair {
 }
 
 impl Pair {
-    fn start(nixl: &Nixl, region: usize, transport: Transport) -> Result<Pair, Error> {
-        let mut ends = Ends::new(nixl, "raw-parent", region, transport)?;
+    /// The plane is told that its region holds items of so many bytes.
+    fn start(nixl: &Nixl, region: usize, transport: Transport, item: u64) -> Result<Pair, Error> {
+        let mut ends = Ends::new(nixl, "raw-parent", region, transport, item)?;
         let name = if transport == Transport::Tcp { "tcp" } else { "default" };
         let mut child = Command::new(std::env::current_exe()?)
-            .env(PEER, format!("{name} {region} {}", hex(&ends.plane.metadata()?)))
+            .env(PEER, format!("{name} {region} {item} {}", hex(&ends.plane.metadata()?)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

@@ -6,11 +6,11 @@
 
 use std::time::Instant;
 
-use kv_transfer::nixl::HostPool;
+use kv_transfer::nixl::{HostPool, Nixl};
 use kv_transfer::{Desc, Op};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::Pair;
+use super::{Pair, Transport};
 use crate::{Error, Moves};
 
 /// What the pairs of one row are to take together, in seconds, and how many there are at least and
@@ -56,19 +56,21 @@ pub(super) fn large(pair: &mut Pair, region: usize) -> Result<(), Error> {
 
 /// A thousand requests of one random page each, 32 layers of 8 KiB: as many descriptors as layers
 /// where the layers lie apart, one where a page lies together.
-pub(super) fn small(pair: &mut Pair, region: usize) -> Result<(), Error> {
+pub(super) fn small(nixl: &Nixl, region: usize, transport: Transport) -> Result<(), Error> {
     let (layers, piece) = (32, 8 << 10);
     let pages = region / (layers * piece);
-    let requests = pages.min(1000);
+    let requests = if region < 16 << 20 { pages } else { 1000 };
     println!(
-        "\n{requests} requests of one page, {layers} layers of {} KiB; NIXL, {}",
+        "\n{requests} requests of one page of a cache of {} MiB, {layers} layers of {} KiB; NIXL, {}",
+        region >> 20,
         piece >> 10,
-        pair.transport.name()
+        transport.name()
     );
     println!("{:>12} {:>14} {:>16} {:>7} {:>13}", "", "descriptors", "ms together", "ratio", "of CPU times");
-    let page = Moves::random(layers * piece, requests, region);
+    // A cache of fewer pages gives some of them to several requests.
+    let random = Moves::random(layers * piece, requests.min(pages), region);
+    let page: Vec<Desc> = random.descs().iter().cycle().take(requests).copied().collect();
     let layer_major: Vec<Vec<Desc>> = page
-        .descs()
         .iter()
         .map(|page| {
             // The same pages, but the layers lie apart.
@@ -82,11 +84,14 @@ pub(super) fn small(pair: &mut Pair, region: usize) -> Result<(), Error> {
             (0..layers).map(desc).collect()
         })
         .collect();
-    let page_major: Vec<Vec<Desc>> = page.descs().iter().map(|page| vec![*page]).collect();
+    let page_major: Vec<Vec<Desc>> = page.iter().map(|page| vec![*page]).collect();
     let mut took = Vec::new();
-    for (layout, posts) in [("layer-major", &layer_major), ("page-major", &page_major)] {
+    let mut copied = f64::NAN;
+    let layouts = [("layer-major", &layer_major, piece), ("page-major", &page_major, layers * piece)];
+    for (layout, posts, item) in layouts {
+        let mut pair = Pair::start(nixl, region, transport, item as u64)?;
         let times = compare(
-            pair,
+            &mut pair,
             || posts.clone(),
             |pair, posts| {
                 let count = posts.len();
@@ -105,14 +110,14 @@ pub(super) fn small(pair: &mut Pair, region: usize) -> Result<(), Error> {
             times.cpu_ratio
         );
         took.push(times.plane);
+        copied = memcpy(&pair, region, &page)?;
     }
     if let [layer_major, page_major] = took[..] {
         println!("page-major is {:.2} times as fast as layer-major", layer_major / page_major);
-        let memcpy = memcpy(pair, region, page.descs())?;
         println!(
             "memcpy of the same pages takes {:.1} ms: a plane without any cost would be {:.2} times as fast",
-            memcpy * 1e3,
-            layer_major / memcpy
+            copied * 1e3,
+            layer_major / copied
         );
     }
     Ok(())

@@ -1,11 +1,12 @@
 //! The NIXL agent: what of `nixl-sys` this crate uses, with its statuses as values.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use kv_core::{MemoryKind, Op};
 use nixl_sys::{
     Agent, AgentConfig, Backend, NotificationMap, OptArgs, RegistrationHandle, ThreadSync, XferDescList,
-    XferOp, XferRequest, XferStatus,
+    XferDlistHandle, XferOp, XferRequest, XferStatus,
 };
 
 use crate::config::NixlConfig;
@@ -58,8 +59,12 @@ pub(crate) enum Progress {
     Failed,
 }
 
-/// An agent with one backend for peers, and one for files. Fields are dropped in this order: what is NIXL's before the agent.
+/// An agent with one backend for peers, and one for files. Fields are dropped in this order: what is
+/// NIXL's before the agent.
 pub(crate) struct Engine {
+    /// Prepared lists, of our items and of peers'.
+    items_here: Option<Owned<XferDlistHandle>>,
+    items_there: HashMap<String, Owned<XferDlistHandle>>,
     received: Owned<NotificationMap>,
     args: Owned<OptArgs>,
     /// For files, if there are any.
@@ -99,6 +104,8 @@ impl Engine {
         args.add_backend(&backend).map_err(call("opt_args_add_backend"))?;
         let received = NotificationMap::new().map_err(call("create_notif_map"))?;
         Ok(Engine {
+            items_here: None,
+            items_there: HashMap::new(),
             received: Owned::new(received),
             args: Owned::new(args),
             storage: None,
@@ -163,7 +170,8 @@ impl Engine {
     }
 
     /// Drops a peer's metadata, and with it the connection.
-    pub(crate) fn forget(&self, name: &str) {
+    pub(crate) fn forget(&mut self, name: &str) {
+        self.items_there.remove(name);
         // Fails if NIXL has dropped it on its own, after an error.
         let _ = self.agent.invalidate_remote_md(name);
     }
@@ -202,18 +210,53 @@ impl Engine {
         pieces: &[Piece],
         name: &str,
     ) -> Result<XferRequest, CallError> {
-        let op = match op {
-            Op::Write => XferOp::Write,
-            Op::Read => XferOp::Read,
-        };
         let mut here = XferDescList::new(mem_type(local)).map_err(call("create_xfer_dlist"))?;
         let mut there = XferDescList::new(mem_type(remote)).map_err(call("create_xfer_dlist"))?;
         for piece in pieces {
             here.add_desc(piece.local.0 as usize, piece.len as usize, piece.local.1);
             there.add_desc(piece.remote.0 as usize, piece.len as usize, piece.remote.1);
         }
-        let created = self.agent.create_xfer_req(op, &here, &there, name, Some(self.args((local, remote))));
+        let created =
+            self.agent.create_xfer_req(xfer_op(op), &here, &there, name, Some(self.args((local, remote))));
         created.map_err(call("create_xfer_req"))
+    }
+
+    /// Prepares the list of our items, or of those of a peer whose metadata is loaded.
+    pub(crate) fn prepare(
+        &mut self,
+        peer: Option<&str>,
+        kind: MemoryKind,
+        items: impl Iterator<Item = (u64, u64, u64)>,
+    ) -> Result<(), CallError> {
+        let mut list = XferDescList::new(mem_type(kind)).map_err(call("create_xfer_dlist"))?;
+        for (addr, len, device) in items {
+            list.add_desc(addr as usize, len as usize, device);
+        }
+        // Nobody's name is ours.
+        let prepared = self.agent.prepare_xfer_dlist(peer.unwrap_or(""), &list, Some(&self.args));
+        let prepared = Owned::new(prepared.map_err(call("prep_xfer_dlist"))?);
+        match peer {
+            Some(name) => drop(self.items_there.insert(name.to_owned(), prepared)),
+            None => self.items_here = Some(prepared),
+        }
+        Ok(())
+    }
+
+    /// Creates a request of prepared items, by their numbers here and there. Nothing is touched yet.
+    pub(crate) fn create_of_items(
+        &self,
+        (op, ..): (Op, MemoryKind, MemoryKind),
+        [here, there]: &[Vec<i32>; 2],
+        name: &str,
+    ) -> Result<XferRequest, CallError> {
+        let lists = self.items_here.as_ref().zip(self.items_there.get(name));
+        // NIXL drops what it knows of a peer when its connection has failed, and a list of it then
+        // leads nowhere.
+        let Some((ours, theirs)) = lists.filter(|_| self.knows(name)) else {
+            return Err(CallError { call: "make_xfer_req", status: "not found" });
+        };
+        let made = self.agent.make_xfer_req(xfer_op(op), ours, here, theirs, there, Some(&self.args));
+        made.map_err(call("make_xfer_req"))
     }
 
     /// Starts a request.
@@ -232,6 +275,13 @@ impl Engine {
             Ok(XferStatus::Success) => Progress::Done,
             Err(_) => Progress::Failed,
         }
+    }
+}
+
+fn xfer_op(op: Op) -> XferOp {
+    match op {
+        Op::Write => XferOp::Write,
+        Op::Read => XferOp::Read,
     }
 }
 

@@ -20,6 +20,7 @@ use crate::error::{NixlError, PoolError};
 use crate::guards;
 use crate::plane::NixlPlane;
 use crate::pool::HostPool;
+use crate::prepared::Row;
 
 /// Loads a shared library for good, and looks for these symbols in it. `Err` says what is wrong.
 pub(crate) fn load_library(path: &Path, symbols: &[&CStr]) -> Result<(), String> {
@@ -192,6 +193,10 @@ impl Memory {
         (inside && same && len > 0).then(|| Memory { device, addr, len, ..self.clone() })
     }
 
+    pub(crate) fn row(&self, item_len: u64) -> Row {
+        Row { addr: self.addr, len: self.len, item_len, kind: self.kind, device: self.device() }
+    }
+
     pub(crate) fn kind(&self) -> MemoryKind {
         self.kind
     }
@@ -340,6 +345,8 @@ impl<T> Owned<T> {
 pub(crate) trait HeapObject {}
 impl HeapObject for nixl_sys::OptArgs {}
 impl HeapObject for nixl_sys::NotificationMap {}
+// It refers to its agent, which the same engine has, and drops after it.
+impl HeapObject for nixl_sys::XferDlistHandle {}
 
 // SAFETY: these types own one C++ object on the heap, without thread-local state; whoever has the
 // `Owned` is the only one with access, and an `Owned` is not `Sync`.

@@ -15,6 +15,9 @@
 //! - UCX may do a whole copy inside the call that posts it. Posts are therefore cut into slices of
 //!   about a millisecond, at the speed that is measured, and posts take turns; short ones to the same
 //!   peer share a request.
+//! - Descriptors of single items (pages, or layers' pieces of them) are named by their numbers in lists
+//!   that NIXL prepares when a peer is connected. That is one call, in which no heartbeat is answered, so
+//!   only caches of at most [`NixlConfig::prepared_items`] have lists; the binding has no strided ones.
 //! - A request that is given up goes on writing. So a cancelled post ends when its last request in
 //!   flight has ended, and a post to a dead peer when NIXL says that all its requests are over.
 //!
@@ -57,6 +60,7 @@ mod metadata;
 mod pace;
 mod plane;
 mod pool;
+mod prepared;
 mod remote;
 mod requests;
 mod slices;

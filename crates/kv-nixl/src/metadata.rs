@@ -5,14 +5,15 @@ use kv_core::{MAX_REGIONS, MemoryKind, PlaneError};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Process;
+use crate::prepared::Row;
 use crate::transport::Reach;
 
 /// Another number for every change of the format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const MAGIC: &str = "kv-nixl";
-/// Longest metadata: of NIXL some 500 bytes and 44 a region, of us some 200 and at most 24.
+/// Longest metadata: of NIXL some 500 bytes and 44 a region, of us some 200 and at most 33.
 const fn longest(regions: usize) -> usize {
-    (64 << 10) + 64 * regions
+    (64 << 10) + 80 * regions
 }
 
 /// One worker's end, as its peers see it. What exists is valid.
@@ -38,8 +39,17 @@ pub(crate) struct Metadata {
 pub(crate) struct Place {
     pub(crate) addr: u64,
     pub(crate) len: u64,
+    /// Bytes of an item.
+    pub(crate) item_len: u64,
     pub(crate) kind: MemoryKind,
     pub(crate) device: u64,
+}
+
+impl Place {
+    pub(crate) fn row(&self) -> Row {
+        let Place { addr, len, item_len, kind, device } = *self;
+        Row { addr, len, item_len, kind, device }
+    }
 }
 
 /// The name of the agent of a plane.
@@ -135,7 +145,8 @@ mod tests {
         nixl.extend(b"|");
         nixl.resize(600 + 44 * regions, 0xff);
         let reach = Reach::here(&NixlConfig::default());
-        let place = Place { addr: u64::MAX >> 1, len: u64::MAX >> 2, kind: MemoryKind::Vram, device: 300 };
+        let (addr, len, item_len) = (u64::MAX >> 1, u64::MAX >> 2, u64::MAX >> 3);
+        let place = Place { addr, len, item_len, kind: MemoryKind::Vram, device: 300 };
         Metadata::new(7, "LIBFABRIC", Process::ours(), reach, vec![place; regions], nixl)
     }
 

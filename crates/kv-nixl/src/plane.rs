@@ -26,6 +26,7 @@ use crate::host::{Life, Process};
 use crate::metadata::{Metadata, Place, agent_name};
 use crate::pace::Pace;
 use crate::pool::HostPool;
+use crate::prepared::{Grid, Row};
 use crate::remote::{Arrivals, Remote, RemoteId, Stage};
 use crate::requests::{Line, Request};
 use crate::storage;
@@ -48,6 +49,10 @@ pub struct NixlPlane {
     reach: Reach,
     memories: Vec<Memory>,
     pub(crate) regions: Vec<Memory>,
+    /// Bytes of an item of each.
+    item_lens: Vec<u64>,
+    /// Our items, once NIXL has prepared a list of them.
+    pub(crate) lists: Option<Grid>,
     /// Our metadata, once anybody has asked for it.
     frozen: OnceCell<Bytes>,
 
@@ -78,6 +83,8 @@ pub struct NixlPlane {
 pub struct NixlStats {
     /// Requests posted to NIXL.
     pub requests: u64,
+    /// Those of them that named prepared items by their numbers.
+    pub requests_by_number: u64,
     /// Descriptors in them.
     pub descriptors: u64,
     /// Bytes in them.
@@ -114,6 +121,8 @@ impl NixlPlane {
             reach: Reach::here(&config),
             memories: Vec::new(),
             regions: Vec::new(),
+            item_lens: Vec::new(),
+            lists: None,
             frozen: OnceCell::new(),
             peers: HashMap::new(),
             names: HashMap::new(),
@@ -194,9 +203,11 @@ impl NixlPlane {
         if let Some(bytes) = self.frozen.get() {
             return Ok(bytes.clone());
         }
-        let places = self.regions.iter().map(|memory| Place {
+        let regions = self.regions.iter().zip(&self.item_lens);
+        let places = regions.map(|(memory, item_len)| Place {
             addr: memory.addr(),
             len: memory.len(),
+            item_len: *item_len,
             kind: memory.kind(),
             device: memory.device(),
         });
@@ -248,9 +259,29 @@ impl NixlPlane {
         let slice = (self.config.slice_time, self.config.slice_bytes);
         let mut remote = Remote::new(name.clone(), metadata.token, metadata.regions, life, peer, slice);
         remote.transport = if ours { Transport::Storage } else { transport };
+        if !ours {
+            remote.lists = self.prepare(&name, &remote.regions);
+        }
         self.names.insert(name, id);
         self.remotes.insert(id, remote);
         Ok(id)
+    }
+
+    /// Has NIXL prepare the list of a peer's items, and ours before the first one. Without lists,
+    /// requests are made of addresses.
+    fn prepare(&mut self, name: &str, regions: &[Place]) -> Option<Grid> {
+        let most = self.config.prepared_items;
+        if self.lists.is_none() {
+            let regions = self.regions.iter().zip(&self.item_lens);
+            let rows: Vec<Row> = regions.map(|(memory, item_len)| memory.row(*item_len)).collect();
+            let grid = Grid::new(&rows, most)?;
+            self.engine.prepare(None, grid.kind, grid.items(&rows)).ok()?;
+            self.lists = Some(grid);
+        }
+        let rows: Vec<Row> = regions.iter().map(Place::row).collect();
+        let grid = Grid::new(&rows, most)?;
+        self.engine.prepare(Some(name), grid.kind, grid.items(&rows)).ok()?;
+        Some(grid)
     }
 
     fn open_remote(&self, peer: PeerId) -> Result<(RemoteId, &Remote), PlaneError> {
@@ -281,6 +312,7 @@ impl Plane for NixlPlane {
         })?;
         self.engine.register(&memory).map_err(backend)?;
         self.regions.push(memory);
+        self.item_lens.push(region.item_len);
         Ok(())
     }
 

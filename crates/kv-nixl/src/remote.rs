@@ -9,6 +9,7 @@ use crate::doorbell::Button;
 use crate::frame::HEADER;
 use crate::host::Life;
 use crate::metadata::Place;
+use crate::prepared::Grid;
 use crate::speed::{SLICE, Speed};
 use crate::transport::Transport;
 
@@ -23,6 +24,8 @@ pub(crate) struct Remote {
     /// Its plane's.
     pub(crate) token: u64,
     pub(crate) regions: Vec<Place>,
+    /// Their items, if NIXL has prepared a list of them.
+    pub(crate) lists: Option<Grid>,
     pub(crate) life: Life,
     /// The way to it, once that is known.
     pub(crate) transport: Transport,
@@ -82,6 +85,7 @@ impl Remote {
             name,
             token,
             regions,
+            lists: None,
             button: near.then(|| Button::new(token)).flatten(),
             life,
             transport: Transport::Unknown,

@@ -126,6 +126,7 @@ impl NixlPlane {
             }
         };
         self.stats.requests += 1;
+        self.stats.requests_by_number += u64::from(made.by_number);
         self.stats.descriptors += made.descriptors;
         self.stats.bytes += made.bytes;
         let (handle, failed) = match self.engine.start(request) {

@@ -89,7 +89,8 @@ impl NixlPlane {
                 break;
             }
             let before = self.batch.pieces.len();
-            transfer.cut(&self.regions, &remote.regions, u64::MAX, &mut self.batch);
+            let lists = self.lists.as_ref().zip(remote.lists.as_ref());
+            transfer.cut(&self.regions, &remote.regions, lists, u64::MAX, &mut self.batch);
             if self.batch.pieces.len() == before {
                 if first {
                     remote.run.of(Length::Short).posts.pop_front();
@@ -127,9 +128,10 @@ impl NixlPlane {
         let speed = remote.speed(op);
         let slice = speed.slice();
         let ahead = if few && speed.is_known() { AHEAD } else { 1 };
+        let lists = self.lists.as_ref().zip(remote.lists.as_ref());
         for _ in 0..ahead {
             self.batch.clear();
-            transfer.cut(&self.regions, &remote.regions, slice, &mut self.batch);
+            transfer.cut(&self.regions, &remote.regions, lists, slice, &mut self.batch);
             if self.batch.pieces.is_empty() {
                 break;
             }
@@ -154,7 +156,11 @@ impl NixlPlane {
 /// `None` of an empty batch.
 fn make(engine: &Engine, batch: &Batch, name: &str) -> Option<Made> {
     Some(Made {
-        request: engine.create(batch.kind?, &batch.pieces, name),
+        request: match &batch.numbers {
+            Some(numbers) => engine.create_of_items(batch.kind?, numbers, name),
+            None => engine.create(batch.kind?, &batch.pieces, name),
+        },
+        by_number: batch.numbers.is_some(),
         descriptors: batch.pieces.len() as u64,
         bytes: batch.pieces.iter().map(|piece| piece.len).sum(),
         weight: batch.weight,

@@ -9,6 +9,7 @@ use nixl_sys::XferRequest;
 use crate::engine::{CallError, Piece};
 use crate::ffi::Memory;
 use crate::metadata::Place;
+use crate::prepared::{self, Grid};
 use crate::remote::RemoteId;
 
 /// What a descriptor counts beside its bytes: UCX takes 2 µs (shared memory) to 7 µs (TCP) for each,
@@ -36,6 +37,8 @@ pub(crate) struct Transfer {
 /// A request that was made, or could not be.
 pub(crate) struct Made {
     pub(crate) request: Result<XferRequest, CallError>,
+    /// It names prepared items.
+    pub(crate) by_number: bool,
     pub(crate) descriptors: u64,
     pub(crate) bytes: u64,
     /// Bytes, and what the descriptors cost.
@@ -48,6 +51,8 @@ pub(crate) struct Batch {
     /// Which way, and the kinds of memory here and there; `None` while it is empty.
     pub(crate) kind: Option<(Op, MemoryKind, MemoryKind)>,
     pub(crate) pieces: Vec<Piece>,
+    /// Numbers of all items in the prepared lists, here and there, as long as every piece has some.
+    pub(crate) numbers: Option<[Vec<i32>; 2]>,
     /// Bytes, and what the descriptors cost.
     pub(crate) weight: u64,
 }
@@ -56,7 +61,23 @@ impl Batch {
     pub(crate) fn clear(&mut self) {
         self.kind = None;
         self.pieces.clear();
+        let numbers = self.numbers.get_or_insert_default();
+        numbers.iter_mut().for_each(Vec::clear);
         self.weight = 0;
+    }
+}
+
+impl Batch {
+    /// Adds the numbers of a piece's items; without any, the request goes without numbers.
+    fn number(&mut self, items: Option<(u64, u64, u64)>) {
+        match (items, &mut self.numbers) {
+            (Some((ours, theirs, count)), Some([here, there])) => {
+                // Lists have at most `i32::MAX` items.
+                here.extend((ours..ours + count).map(|item| item as i32));
+                there.extend((theirs..theirs + count).map(|item| item as i32));
+            }
+            _ => self.numbers = None,
+        }
     }
 }
 
@@ -101,8 +122,15 @@ impl Transfer {
 
     /// Cuts off a part, and adds it to a batch until that weighs about `most`. Adds nothing if the
     /// next piece is of other kinds of memory than those of the batch, or of a region that is not
-    /// there.
-    pub(crate) fn cut(&mut self, local: &[Memory], remote: &[Place], most: u64, batch: &mut Batch) {
+    /// there. With lists, pieces of a few items get numbers.
+    pub(crate) fn cut(
+        &mut self,
+        local: &[Memory],
+        remote: &[Place],
+        lists: Option<(&Grid, &Grid)>,
+        most: u64,
+        batch: &mut Batch,
+    ) {
         while let Some(desc) = self.descs.get(self.next) {
             let (Some(here), Some(there)) =
                 (local.get(desc.local_region as usize), remote.get(desc.remote_region as usize))
@@ -119,6 +147,9 @@ impl Transfer {
             // Nothing shorter than what a descriptor costs is left over.
             let len =
                 if rest <= room.saturating_add(DESC_COST) { rest } else { room.max(DESC_COST).min(rest) };
+            let from = (desc.local_region, desc.local_offset + self.done);
+            let to = (desc.remote_region, desc.remote_offset + self.done);
+            batch.number(lists.and_then(|grids| prepared::numbers(grids, from, to, len)));
             batch.pieces.push(Piece {
                 local: (here.addr() + desc.local_offset + self.done, here.device()),
                 remote: (there.addr + desc.remote_offset + self.done, there.device),
@@ -172,7 +203,7 @@ mod tests {
     fn cuts(descs: Vec<Desc>, most: u64) -> Vec<Batch> {
         let pool = HostPool::new(64 << 20).unwrap();
         let local = [pool.memory().clone()];
-        let place = |kind, addr| Place { addr, len: 64 << 20, kind, device: 3 };
+        let place = |kind, addr| Place { addr, len: 64 << 20, item_len: 1, kind, device: 3 };
         let remote = [place(MemoryKind::Dram, 1 << 40), place(MemoryKind::Vram, 1 << 41)];
         check(&descs, &local, &remote).unwrap();
         let post = Post { id: PostId(1), op: Op::Write, descs, notify: None };
@@ -180,7 +211,7 @@ mod tests {
         let mut all = Vec::new();
         while transfer.has_more() {
             let mut batch = Batch::default();
-            transfer.cut(&local, &remote, most, &mut batch);
+            transfer.cut(&local, &remote, None, most, &mut batch);
             assert!(!batch.pieces.is_empty());
             for piece in &mut batch.pieces {
                 piece.local.0 -= pool.addr();

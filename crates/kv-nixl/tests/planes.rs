@@ -205,3 +205,73 @@ fn short_posts_share_requests_and_each_has_its_own_event_frame_and_bytes() {
     }
     assert!(here.plane.stats().requests < posts as u64 / 4, "{:?}", here.plane.stats());
 }
+
+/// Items of a page that lies in pieces, in any order, in both directions; also where the peer's items
+/// are of another length, or where there are too many to prepare.
+#[test]
+fn items_that_are_named_by_number_are_the_ones_that_were_meant() {
+    let Some(nixl) = nixl() else { return };
+    const ITEM: u64 = 3000;
+    const ITEMS: u64 = 90;
+    for (items_there, prepared, by_number) in
+        [(ITEM, 1 << 16, true), (ITEM / 2, 1 << 16, false), (ITEM, 100, false)]
+    {
+        let plane = |items: u64| {
+            let pool = HostPool::new(2 << 20).unwrap();
+            let config = NixlConfig { prepared_items: prepared, ..NixlConfig::default() };
+            let mut plane = NixlPlane::new(nixl, config).unwrap();
+            plane.add_pool(&pool).unwrap();
+            for region in [0, 1 << 20] {
+                let len = ITEMS * ITEM + 17;
+                plane.register(&Region::dram(RegionRole::Kv, pool.addr() + region, len, items)).unwrap();
+            }
+            (plane, pool)
+        };
+        let ((mut here, ours), (mut there, theirs)) = (plane(ITEM), plane(items_there));
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        let fill = |pool: &HostPool, seed: u64| {
+            let byte = |at: u64| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(seed) >> 56) as u8;
+            let bytes: Vec<u8> = (0..2 << 20).map(byte).collect();
+            pool.write(0, &bytes).unwrap();
+            bytes
+        };
+        let mut image = [fill(&ours, 1), fill(&theirs, 1 << 60)];
+        for (id, op) in [(1, Op::Write), (2, Op::Read)] {
+            // Every third item, to another place in the other region, some two at a time.
+            let places = (0..ITEMS / 3).map(|n| (n * 3, (n * 29 * 3) % (ITEMS - 1), 1 + n % 2));
+            let descs = places.map(|(from, to, count)| Desc {
+                local_region: (id % 2) as u32,
+                remote_region: (1 - id % 2) as u32,
+                local_offset: from * ITEM,
+                remote_offset: to * ITEM,
+                len: count * ITEM,
+            });
+            let descs: Vec<Desc> = descs.collect();
+            for desc in &descs {
+                let here = (u64::from(desc.local_region) << 20) + desc.local_offset;
+                let there = (u64::from(desc.remote_region) << 20) + desc.remote_offset;
+                let range = |at: u64| at as usize..(at + desc.len) as usize;
+                let [ours, theirs] = &mut image;
+                match op {
+                    Op::Write => theirs[range(there)].copy_from_slice(&ours[range(here)]),
+                    Op::Read => ours[range(here)].copy_from_slice(&theirs[range(there)]),
+                }
+            }
+            here.post(PEER, Post { id: PostId(id), op, descs, notify: None }).unwrap();
+            let mut events = Vec::new();
+            while events.is_empty() {
+                here.poll(Time::ZERO, &mut events);
+                there.poll(Time::ZERO, &mut events);
+            }
+            assert_eq!(events, [PlaneEvent::Posted { post: PostId(id), result: Ok(()) }]);
+        }
+        for (pool, image) in [ours, theirs].iter().zip(&image) {
+            let mut bytes = vec![0; 2 << 20];
+            pool.read(0, &mut bytes).unwrap();
+            assert!(bytes == *image, "items of {items_there} bytes there, {prepared} prepared");
+        }
+        let stats = here.stats();
+        assert_eq!(stats.requests_by_number > 0, by_number, "{stats:?}");
+        assert!(!by_number || stats.requests_by_number == stats.requests, "{stats:?}");
+    }
+}
