@@ -184,3 +184,21 @@ fn more_bytes_than_can_be_counted_are_refused_not_wrapped() {
     assert_eq!(plan(4095).unwrap().bytes_left(), 4095 << 52);
     assert_eq!(plan(4096).unwrap_err(), PlanError::TooLarge { items: 4096, item_bytes: 1 << 52 });
 }
+
+#[test]
+fn some_layers_take_only_opaque_regions_that_lie_within_them() {
+    let region = |number: u64, layers| Region::dram(RegionRole::Kv, number << 32, 8 * 8, 8).layers(layers);
+    let args = KvArgs::builder("e", 0).pages(8, 16);
+    let args = args.region(region(1, 0..3)).region(region(2, 3..4)).region(region(3, 4..6)).build().unwrap();
+    let regions_in = |layers: std::ops::Range<u32>| -> Vec<u32> {
+        let map = RegionMap::layers(args.geometry(), args.geometry(), Side::Local, layers).unwrap();
+        all(plan(&map, &[1], &[2]).unwrap()).iter().map(|desc| desc.local_region).collect()
+    };
+    assert_eq!(regions_in(0..6), [0, 1, 2]);
+    assert_eq!(regions_in(0..3), [0]);
+    // What is cut is not moved: the caller has to announce it together.
+    assert!(regions_in(0..2).is_empty());
+    assert_eq!(regions_in(1..4), [1]);
+    assert_eq!(regions_in(3..5), [1]);
+    assert_eq!(regions_in(3..6), [1, 2]);
+}

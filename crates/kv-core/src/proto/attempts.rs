@@ -70,7 +70,7 @@ impl Node {
         if let Some(session) = self.rendezvous.senders.find(&registration.room) {
             return self.attach(session, id, attempt, registration);
         }
-        if let Some(cause) = self.rendezvous.failed_senders.take(&registration.room) {
+        if let Some(cause) = self.rendezvous.failed_senders.take(&registration.room, registration.ranks) {
             return self.refuse_attempt(id, attempt, cause);
         }
         let (limits, runs) = (&self.config.limits, registration.runs());

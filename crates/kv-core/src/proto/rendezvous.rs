@@ -68,36 +68,92 @@ impl<T: Copy + Ord> Waiters<T> {
 }
 
 /// Rooms whose one half has failed before the other came, so that the other is told when it comes.
-/// Bounded in number and in time; each entry is good for one latecomer.
+/// Bounded in number and in time; each entry is good for one latecomer, unless nobody knew how many
+/// there would be.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FailedRooms {
     waiters: Waiters<u64>,
-    rooms: VecDeque<(u64, Time, Room, PeerCause)>,
+    rooms: VecDeque<FailedRoom>,
     next: u64,
+}
+
+#[derive(Debug, Clone)]
+struct FailedRoom {
+    id: u64,
+    until: Time,
+    room: Room,
+    cause: PeerCause,
+    latecomers: Latecomers,
+}
+
+/// How many latecomers a failed room is good for.
+#[derive(Debug, Clone, Copy)]
+enum Latecomers {
+    Left(u32),
+    /// As many as the first of them says there are, but for some that will not come.
+    AllBut(u32),
 }
 
 impl FailedRooms {
     pub(super) fn insert(&mut self, room: Room, cause: PeerCause, until: Time, max: usize) {
+        self.insert_for(Latecomers::Left(1), room, cause, until, max);
+    }
+
+    /// As `insert`, for as many latecomers as the first of them says there are, except `gone`.
+    pub(super) fn insert_all_but(
+        &mut self,
+        gone: u32,
+        room: Room,
+        cause: PeerCause,
+        until: Time,
+        max: usize,
+    ) {
+        self.insert_for(Latecomers::AllBut(gone), room, cause, until, max);
+    }
+
+    fn insert_for(&mut self, latecomers: Latecomers, room: Room, cause: PeerCause, until: Time, max: usize) {
         while self.rooms.len() >= max.max(1) {
             self.pop();
         }
         self.waiters.insert(&room, self.next);
-        self.rooms.push_back((self.next, until, room, cause));
+        self.rooms.push_back(FailedRoom { id: self.next, until, room, cause, latecomers });
         self.next += 1;
     }
 
-    /// Takes the entry that a newcomer to `room` meets.
-    pub(super) fn take(&mut self, room: &Room) -> Option<PeerCause> {
-        let id = self.waiters.find(room)?;
-        let at = self.rooms.binary_search_by_key(&id, |&(id, ..)| id).ok()?;
-        let (id, _, room, cause) = self.rooms.remove(at)?;
-        self.waiters.remove(&room, id);
-        Some(cause)
+    /// Takes the entry that a newcomer to `room` meets, who says that there are `ranks` like it.
+    pub(super) fn take(&mut self, room: &Room, ranks: u32) -> Option<PeerCause> {
+        loop {
+            let id = self.waiters.find(room)?;
+            let at = self.rooms.binary_search_by_key(&id, |room| room.id).ok()?;
+            let known = self.rooms.get_mut(at)?;
+            let left = match known.latecomers {
+                Latecomers::Left(left) => left,
+                Latecomers::AllBut(gone) => ranks.max(1).saturating_sub(gone),
+            };
+            if left > 1 {
+                known.latecomers = Latecomers::Left(left - 1);
+                return Some(known.cause.clone());
+            }
+            let FailedRoom { id, room, cause, .. } = self.rooms.remove(at)?;
+            self.waiters.remove(&room, id);
+            if left == 1 {
+                return Some(cause);
+            }
+        }
+    }
+
+    /// Forgets every entry that a newcomer to `room` could meet.
+    pub(super) fn clear(&mut self, room: &Room) {
+        while let Some(id) = self.waiters.find(room) {
+            let Ok(at) = self.rooms.binary_search_by_key(&id, |room| room.id) else { return };
+            let Some(FailedRoom { id, room, .. }) = self.rooms.remove(at) else { return };
+            self.waiters.remove(&room, id);
+        }
     }
 
     /// When the oldest entry is to be forgotten.
     pub(super) fn next_expiry(&self) -> Option<Time> {
-        self.rooms.front().map(|&(_, until, ..)| until)
+        self.rooms.front().map(|room| room.until)
     }
 
     pub(super) fn expire(&mut self, now: Time) {
@@ -107,7 +163,7 @@ impl FailedRooms {
     }
 
     fn pop(&mut self) {
-        if let Some((id, _, room, _)) = self.rooms.pop_front() {
+        if let Some(FailedRoom { id, room, .. }) = self.rooms.pop_front() {
             self.waiters.remove(&room, id);
         }
     }
@@ -182,7 +238,23 @@ mod tests {
         for cause in [PeerCause::Aborted, PeerCause::DeadlineExceeded] {
             rooms.insert(Room::Number(1), cause, Time::MAX, 1);
         }
-        assert_eq!(rooms.take(&Room::Number(1)), Some(PeerCause::DeadlineExceeded));
+        assert_eq!(rooms.take(&Room::Number(1), 1), Some(PeerCause::DeadlineExceeded));
+        assert_eq!((rooms.len(), rooms.waiters.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_failed_room_of_which_nobody_knew_the_size_serves_as_many_as_the_first_says() {
+        let mut rooms = FailedRooms::default();
+        rooms.insert_all_but(0, Room::Number(1), PeerCause::Aborted, Time::MAX, 3);
+        for ranks in [3, 1, 7] {
+            assert_eq!(rooms.take(&Room::Number(1), ranks), Some(PeerCause::Aborted));
+        }
+        assert_eq!(rooms.take(&Room::Number(1), 3), None);
+        rooms.insert_all_but(1, Room::Number(1), PeerCause::Aborted, Time::MAX, 3);
+        assert_eq!(rooms.take(&Room::Number(1), 2), Some(PeerCause::Aborted));
+        assert_eq!(rooms.take(&Room::Number(1), 2), None);
+        rooms.insert_all_but(1, Room::Number(1), PeerCause::Aborted, Time::MAX, 3);
+        assert_eq!(rooms.take(&Room::Number(1), 1), None, "the only one has gone: this is another");
         assert_eq!((rooms.len(), rooms.waiters.len()), (0, 0));
     }
 
@@ -194,9 +266,9 @@ mod tests {
             rooms.insert(Room::Number(number), PeerCause::Aborted, until, 3);
         }
         assert_eq!(rooms.len(), 3);
-        assert_eq!(rooms.take(&Room::Number(1)), None);
-        assert_eq!(rooms.take(&Room::Number(3)), Some(PeerCause::Aborted));
-        assert_eq!(rooms.take(&Room::Number(3)), None);
+        assert_eq!(rooms.take(&Room::Number(1), 1), None);
+        assert_eq!(rooms.take(&Room::Number(3), 1), Some(PeerCause::Aborted));
+        assert_eq!(rooms.take(&Room::Number(3), 1), None);
         rooms.expire(Time::from_nanos(2));
         assert_eq!(rooms.next_expiry(), Some(Time::from_nanos(4)));
         rooms.expire(Time::MAX);

@@ -179,7 +179,7 @@ impl Node {
         }
         self.timers.arm(Timer::Deadline(session), self.now + deadline);
         // A new sender for the room: what became of earlier ones does not matter any more.
-        while self.rendezvous.failed_senders.take(&room).is_some() {}
+        self.rendezvous.failed_senders.clear(&room);
         self.rendezvous.senders.insert(&room, session);
         while let Some((peer, attempt)) = self.rendezvous.registrations.find(&room) {
             let Some(registration) = self.take_registration(peer, attempt) else { break };
@@ -189,7 +189,7 @@ impl Node {
             }
         }
         self.update_sender(session);
-        if let Some(cause) = self.rendezvous.failed_receivers.take(&room) {
+        if let Some(cause) = self.rendezvous.failed_receivers.take(&room, 1) {
             self.fail_sender_of(session, Cause::ByPeer(cause), 1);
         }
     }
@@ -448,11 +448,13 @@ impl Node {
             (target.outstanding > 0 || target.reads && granted) && !target.abort_asked && !target.over
         });
         let loud: Vec<_> = loud.map(|target| (target.peer, target.attempt)).collect();
-        let targets = sender.targets.len();
+        let (targets, learns) = (sender.targets.len(), sender.learns);
 
         self.timers.cancel(Timer::Deadline(session));
         self.rendezvous.senders.remove(&room, session);
-        self.remember_failed_sender(room, &told, missing.saturating_sub(gone));
+        // A scheduler that did not say how many come leaves it to the first to say.
+        let unknown = (learns && targets == 0).then_some(gone);
+        self.remember_failed_sender(room, &told, missing.saturating_sub(gone), unknown);
         self.status(session, KvPoll::Failed, Some(failure));
         for (peer, attempt) in loud {
             self.send(peer, Body::Failed(Failed { attempt, cause: told.clone(), quiet: false }));
@@ -468,14 +470,22 @@ impl Node {
     }
 
     /// Receivers that have not registered yet are told when they do.
-    fn remember_failed_sender(&mut self, room: Room, cause: &PeerCause, missing: usize) {
-        if missing == 0 {
+    fn remember_failed_sender(
+        &mut self,
+        room: Room,
+        cause: &PeerCause,
+        missing: usize,
+        unknown: Option<usize>,
+    ) {
+        if missing == 0 && unknown.is_none() {
             return;
         }
         let until = self.now + self.config.timing.failed_room_ttl;
         let max = self.config.limits.max_failed_rooms;
-        for _ in 0..missing.min(max) {
-            self.rendezvous.failed_senders.insert(room.clone(), cause.clone(), until, max);
+        let rooms = &mut self.rendezvous.failed_senders;
+        match unknown {
+            Some(gone) => rooms.insert_all_but(gone as u32, room, cause.clone(), until, max),
+            None => (0..missing.min(max)).for_each(|_| rooms.insert(room.clone(), cause.clone(), until, max)),
         }
         self.timers.arm_once(Timer::Rooms, until);
     }

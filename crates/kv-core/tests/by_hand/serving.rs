@@ -208,6 +208,35 @@ fn of_many_failed_senders_none_fails_the_receiver_of_the_next() {
 }
 
 #[test]
+fn every_rank_that_comes_late_is_told_of_a_sender_that_was_not_told_how_many_there_are() {
+    let mut solo = Solo::serving(|_| {});
+    let sender = solo.open_sender(ROOM, 0);
+    solo.abort(sender);
+    for attempt in 1..4 {
+        let late = Register { ranks: 3, ..register(attempt, ROOM, &[attempt as u32]) };
+        solo.says(1, Body::Register(late));
+        let told = Failed { attempt: Attempt(attempt), cause: PeerCause::Aborted, quiet: true };
+        assert_eq!(solo.frames(), [Body::Failed(told)]);
+    }
+    assert_eq!(solo.node().gauges().failed_rooms, 0);
+    solo.says(1, Body::Register(register(4, ROOM, &[4])));
+    assert!(matches!(solo.answer(), Body::Registered(_)), "the next one waits");
+}
+
+#[test]
+fn the_other_ranks_are_told_of_a_sender_that_failed_with_the_first_that_gave_up() {
+    let mut solo = Solo::serving(|_| {});
+    let sender = solo.open_sender(ROOM, 0);
+    solo.says(1, abort(1, ROOM));
+    assert_eq!(solo.cause(sender), Cause::ByPeer(PeerCause::Aborted));
+    solo.frames();
+    solo.says(1, Body::Register(Register { ranks: 2, ..register(2, ROOM, &[2]) }));
+    let told = Failed { attempt: Attempt(2), cause: PeerCause::Aborted, quiet: true };
+    assert_eq!(solo.frames(), [Body::Failed(told)]);
+    assert_eq!(solo.node().gauges().failed_rooms, 0);
+}
+
+#[test]
 fn a_sender_takes_as_many_registrations_as_it_has_receivers_and_no_more() {
     let mut solo = Solo::serving(|_| {});
     for attempt in 1..5 {
