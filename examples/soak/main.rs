@@ -9,7 +9,8 @@
 //! every byte: one that stays, and others that come and go after seconds, every second one by
 //! SIGKILL. Beside them a thread maps and unmaps memory that nobody transfers. At each interval the
 //! resident memory is printed, and at the end its slope with its 95 % confidence interval; then
-//! everything that was counted must be back at zero.
+//! everything that was counted must be back at zero. `--no-visitors` leaves out the peers that come and
+//! go: what NIXL and UCX keep of each that was there is then no part of the slope.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
 mod churn;
@@ -46,6 +47,10 @@ struct Options {
     /// Between two samples of the resident memory; a sixtieth of the time by default.
     #[arg(long, value_name = "SECONDS")]
     interval: Option<f64>,
+
+    /// Only the peer that stays: nobody comes and goes.
+    #[arg(long)]
+    no_visitors: bool,
 
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
@@ -95,8 +100,13 @@ fn soak(options: &Options) -> Result<bool, Error> {
     let mut random = options.seed;
 
     let mut stays = Peer::start(options.plane, &addr, 0, None)?;
-    let mut comes = Peer::start(options.plane, &addr, 1, Some(life(&mut random)))?;
-    let (mut number, mut killed) = (1, 0);
+    let visitor = |number: u64, random: &mut u64| {
+        (!options.no_visitors)
+            .then(|| Peer::start(options.plane, &addr, number, Some(life(random))))
+            .transpose()
+    };
+    let mut comes = visitor(1, &mut random)?;
+    let (mut number, mut killed) = (u64::from(comes.is_some()), 0);
     let mut slope = Slope::default();
     let begun = Instant::now();
     // The first tenth fills caches and pools.
@@ -109,13 +119,15 @@ fn soak(options: &Options) -> Result<bool, Error> {
     );
     while begun.elapsed() < length {
         stays.serve(&mut side)?;
-        comes.serve(&mut side)?;
-        if comes.is_due() {
+        if let Some(peer) = &mut comes {
+            peer.serve(&mut side)?;
+        }
+        if let Some(peer) = comes.take_if(|peer| peer.is_due()) {
             let kill = number % 2 == 1;
             killed += u64::from(kill);
-            comes.end(&mut side, kill)?;
+            peer.end(&mut side, kill)?;
             number += 1;
-            comes = Peer::start(options.plane, &addr, number, Some(life(&mut random)))?;
+            comes = visitor(number, &mut random)?;
         }
         side.take_back()?;
         if begun.elapsed() >= sample_at {
@@ -133,7 +145,9 @@ fn soak(options: &Options) -> Result<bool, Error> {
         }
         side.rest();
     }
-    comes.end(&mut side, false)?;
+    if let Some(peer) = comes {
+        peer.end(&mut side, false)?;
+    }
     stays.end(&mut side, false)?;
     churn.stop()?;
     side.settle()?;
@@ -149,7 +163,7 @@ fn soak(options: &Options) -> Result<bool, Error> {
     side.stop()?;
     server.stop();
     // What a process takes once looks like a slope in a short run.
-    let flat = slope.report() || options.minutes < JUDGED;
+    let flat = slope.report(number) || options.minutes < JUDGED;
     Ok(left.is_empty() && flat)
 }
 

@@ -15,8 +15,9 @@ impl Slope {
         self.samples.push((minutes, kib));
     }
 
-    /// Prints the slope; false if the memory grew.
-    pub fn report(&self) -> bool {
+    /// Prints the slope, and if it is one, what it is for each of the peers that came and went; false
+    /// if the memory grew.
+    pub fn report(&self, visitors: u64) -> bool {
         let Some((slope, half)) = self.fit() else {
             println!("too few samples for a slope");
             return true;
@@ -24,7 +25,17 @@ impl Slope {
         let (low, high) = (slope - half, slope + half);
         println!("RSS slope {slope:+.1} KiB/min, 95 % confidence interval {low:+.1} to {high:+.1}");
         let flat = low <= 0.0;
-        println!("{}", if flat { "indistinguishable from 0, or falling" } else { "it grows" });
+        if flat {
+            println!("indistinguishable from 0, or falling");
+        } else if visitors > 0 {
+            let minutes = self.samples.last().map_or(0.0, |sample| sample.0);
+            println!(
+                "it grows: {:.0} bytes for each peer that came and went",
+                slope * minutes * 1024.0 / visitors as f64
+            );
+        } else {
+            println!("it grows");
+        }
         flat || slope < TOLERATED
     }
 
@@ -65,8 +76,8 @@ mod tests {
             flat.add(minutes, 50_000.0 + noise(at));
             grows.add(minutes, 50_000.0 + noise(at) + 2000.0 * minutes);
         }
-        assert!(flat.report());
-        assert!(!grows.report());
+        assert!(flat.report(0));
+        assert!(!grows.report(0));
         assert!((grows.fit().unwrap().0 - flat.fit().unwrap().0 - 2000.0).abs() < 1e-6);
     }
 }
