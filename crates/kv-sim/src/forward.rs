@@ -60,7 +60,7 @@ impl World {
             }
             self.ledger.announce(chunk.hold, &layers);
         }
-        let whole = layers == (0..self.params.kv_regions as u32);
+        let whole = layers == (0..self.params.layers());
         let layers = if whole && self.rng.chance(500) { None } else { Some(layers) };
         let number = chunk.number;
         if !chunk.left.is_empty() {
@@ -83,7 +83,7 @@ impl World {
 
     /// All layers, cut at random, in any order.
     fn cut_layers(&mut self) -> Vec<Range<u32>> {
-        let layers = self.params.kv_regions as u32;
+        let layers = self.params.layers();
         let mut cuts = Vec::new();
         let mut start = 0;
         for layer in 1..=layers {

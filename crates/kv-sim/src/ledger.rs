@@ -1,5 +1,7 @@
 //! What has been seen from outside: sessions, their states, and who holds which pages.
 
+use std::ops::Range;
+
 use kv_core::{KvPoll, PeerCause, Room, SessionId, Time};
 
 use crate::clock::Clock;
@@ -32,8 +34,8 @@ pub struct Leg {
     pub side: Side,
     /// Where.
     pub slot: Slot,
-    /// The prefill slot that serves it (its own for a sender).
-    pub server: Slot,
+    /// The prefill slots that serve it (its own for a sender).
+    pub servers: Range<Slot>,
     /// Its room.
     pub room: Room,
     /// How many pages it announces or registers.
@@ -73,6 +75,8 @@ pub struct Leg {
     pub inited_at: Option<u64>,
     /// Its aux row, once it has one.
     pub row: Option<u32>,
+    /// Where engines differ: pages of the request that it has already.
+    pub prefix: usize,
     /// The pages given so far, in request order.
     pub pages: Vec<u32>,
     /// Tokens that have not come back.
@@ -84,6 +88,15 @@ pub struct Leg {
 }
 
 impl Leg {
+    /// True if the hosts of the two exchange pages.
+    pub fn meets(&self, other: &Leg) -> bool {
+        match (self.side, other.side) {
+            (Side::Sender, Side::Receiver) => other.servers.contains(&self.slot),
+            (Side::Receiver, Side::Sender) => self.servers.contains(&other.slot),
+            _ => false,
+        }
+    }
+
     /// True while its session exists and has not ended.
     pub fn is_open(&self) -> bool {
         self.life.is_some() && !self.poll.is_terminal()
@@ -97,14 +110,14 @@ pub struct Hold {
     pub leg: LegId,
     /// Which pages, in order.
     pub pages: Vec<u32>,
-    /// The regions in which their content is final, as bits.
+    /// The layers in which their content is final, as bits.
     pub finals: u64,
 }
 
 impl Hold {
-    /// True if its content in a region has been called final.
-    pub fn is_final(&self, region: u32) -> bool {
-        self.finals >> region.min(63) & 1 == 1
+    /// True if its content in these layers (bits) has been called final.
+    pub fn is_final(&self, layers: u64) -> bool {
+        self.finals & layers == layers
     }
 }
 
@@ -155,10 +168,10 @@ impl Ledger {
         (self.holds.len() - 1) as HoldId
     }
 
-    /// Notes that the content of pages (or of a row) is final in some regions.
-    pub fn announce(&mut self, hold: HoldId, regions: &std::ops::Range<u32>) {
+    /// Notes that the content of pages (or of a row) is final in some layers.
+    pub fn announce(&mut self, hold: HoldId, layers: &Range<u32>) {
         if let Some(hold) = self.holds.get_mut(hold as usize) {
-            regions.clone().for_each(|region| hold.finals |= 1 << region.min(63));
+            layers.clone().for_each(|layer| hold.finals |= 1 << layer.min(63));
         }
     }
 
@@ -170,9 +183,7 @@ impl Ledger {
     /// The halves on the other side of a leg's request that it meets.
     pub fn counterparts(&self, leg: LegId) -> impl Iterator<Item = LegId> + '_ {
         let own = &self.legs[leg];
-        let meets = move |other: &Leg| {
-            other.request == own.request && other.side != own.side && other.server == own.server
-        };
+        let meets = move |other: &Leg| other.request == own.request && own.meets(other);
         self.legs.iter().enumerate().filter(move |(_, other)| meets(other)).map(|(id, _)| id)
     }
 

@@ -51,6 +51,7 @@ mod scheduler;
 mod state;
 mod stats;
 mod trace;
+mod unequal;
 mod virtual_plane;
 mod workload;
 mod world;

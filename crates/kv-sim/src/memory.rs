@@ -7,9 +7,12 @@ use kv_core::RegionRole;
 use crate::ledger::HoldId;
 use crate::rng::mix;
 use crate::state::GROUPS;
+use crate::unequal::Name;
 
 /// The position that stands for the aux row of a request.
 pub const AUX_POSITION: u32 = u32::MAX;
+/// The region whose content an aux row has, wherever it lies.
+const AUX_REGION: usize = 255;
 
 /// The registered memory of one life of a host, and who holds which item of it.
 #[derive(Debug)]
@@ -22,6 +25,8 @@ pub struct Memory {
     /// Who holds each item of each state group, likewise.
     pub items: [Vec<HoldId>; GROUPS],
     poisoned: u64,
+    /// Tokens of a page.
+    tokens: u64,
 }
 
 /// One region.
@@ -35,47 +40,61 @@ pub struct SimRegion {
     pub item_len: usize,
     /// Its bytes.
     pub bytes: Vec<u8>,
+    /// What each byte of an item is of the model; empty where engines are alike.
+    pub names: Vec<Name>,
 }
 
 impl Memory {
     /// Poisoned memory with `kv_regions` regions of `num_pages` pages and, if `aux_rows` is not
     /// zero, one of aux rows.
     pub fn new(kv_regions: usize, num_pages: u32, item_len: usize, aux_rows: u32, salt: u64) -> Memory {
-        let region = |role, items: u32| SimRegion {
-            role,
-            group: 0,
-            item_len,
-            bytes: vec![0; items as usize * item_len],
-        };
-        let mut regions: Vec<_> = (0..kv_regions).map(|_| region(RegionRole::Kv, num_pages)).collect();
-        if aux_rows > 0 {
-            regions.push(region(RegionRole::Aux, aux_rows));
+        let mut memory = Memory::empty();
+        for _ in 0..kv_regions {
+            memory.add(RegionRole::Kv, num_pages as usize * item_len, item_len);
         }
-        let mut memory = Memory {
-            regions,
-            pages: vec![0; num_pages as usize],
-            rows: vec![0; aux_rows as usize],
-            items: Default::default(),
-            poisoned: mix(salt),
-        };
-        for page in 0..num_pages {
-            memory.poison_page(page);
+        memory.poisoned_with(num_pages, (aux_rows, item_len), salt)
+    }
+
+    /// The same with regions whose bytes have these names, in pages of so many tokens.
+    pub fn named(
+        regions: Vec<Vec<Name>>,
+        tokens: usize,
+        num_pages: u32,
+        (aux_rows, item_len): (u32, usize),
+        salt: u64,
+    ) -> Memory {
+        let mut memory = Memory { tokens: tokens as u64, ..Memory::empty() };
+        for names in regions {
+            let (len, item_len) = (num_pages as usize * names.len(), names.len());
+            memory.add(RegionRole::Kv, len, item_len);
+            if let Some(region) = memory.regions.last_mut() {
+                region.names = names;
+            }
         }
-        for row in 0..aux_rows {
-            memory.poison_row(row);
+        memory.poisoned_with(num_pages, (aux_rows, item_len), salt)
+    }
+
+    fn poisoned_with(mut self, num_pages: u32, (rows, item_len): (u32, usize), salt: u64) -> Memory {
+        if rows > 0 {
+            self.add(RegionRole::Aux, rows as usize * item_len, item_len);
         }
-        memory
+        self.pages = vec![0; num_pages as usize];
+        self.rows = vec![0; rows as usize];
+        self.poisoned = mix(salt);
+        (0..num_pages).for_each(|page| self.poison_page(page));
+        (0..rows).for_each(|row| self.poison_row(row));
+        self
     }
 
     /// Memory without a region.
     pub fn empty() -> Memory {
         let (regions, pages, rows) = (Vec::new(), Vec::new(), Vec::new());
-        Memory { regions, pages, rows, items: Default::default(), poisoned: 0 }
+        Memory { regions, pages, rows, items: Default::default(), poisoned: 0, tokens: 1 }
     }
 
     /// Adds a region of zeroes, which nobody holds, of items of this length.
     pub fn add(&mut self, role: RegionRole, len: usize, item_len: usize) {
-        self.regions.push(SimRegion { role, group: 0, item_len, bytes: vec![0; len] });
+        self.regions.push(SimRegion { role, group: 0, item_len, bytes: vec![0; len], names: Vec::new() });
     }
 
     /// The same memory with a region of so many items for each state group.
@@ -84,7 +103,8 @@ impl Memory {
             // No two groups have items of one length.
             let item_len = item_len + 4 * (1 + group);
             let bytes = vec![0; items as usize * item_len];
-            self.regions.push(SimRegion { role: RegionRole::State, group: group as u16, item_len, bytes });
+            let (role, names) = (RegionRole::State, Vec::new());
+            self.regions.push(SimRegion { role, group: group as u16, item_len, bytes, names });
             self.items[group] = vec![0; items as usize];
             (0..items).for_each(|item| self.poison_item(group as u16, item));
         }
@@ -123,91 +143,141 @@ impl Memory {
         holders.and_then(|holders| holders.get(item)).copied().unwrap_or(0)
     }
 
-    /// Writes the content of page `position` of the request `key` into a page, all regions.
-    pub fn fill_page(&mut self, page: u32, key: u64, position: u32) {
-        self.each_item((RegionRole::Kv, 0), page, |region, bytes| fill(bytes, key, region, position));
+    /// The layers in a piece that does not cross the end of an item, as bits; where engines are alike,
+    /// each region is one. Bit 63 is for what is final with the last chunk.
+    pub fn layers_in(&self, region: u32, offset: u64, len: u64) -> u64 {
+        let Some(known) = self.regions.get(region as usize) else { return 0 };
+        if known.role != RegionRole::Kv {
+            return 1 << 63;
+        }
+        let start = offset as usize % known.item_len;
+        match known.names.get(start..start + len as usize) {
+            Some(names) => names.iter().fold(0, |layers, name| layers | 1 << name.layer),
+            None => 1 << region.min(62),
+        }
     }
 
-    /// Writes the content of some regions of page `position` of the request `key` into a page.
-    pub fn fill_layers(&mut self, page: u32, key: u64, position: u32, regions: &Range<u32>) {
-        self.each_item((RegionRole::Kv, 0), page, |region, bytes| {
-            if regions.contains(&(region as u32)) {
+    /// Writes the content of page `position` of the request `key` into a page, all regions.
+    pub fn fill_page(&mut self, page: u32, key: u64, position: u32) {
+        self.fill_layers(page, key, position, &(0..u32::MAX));
+    }
+
+    /// Writes the content of some layers of page `position` of the request `key` into a page.
+    pub fn fill_layers(&mut self, page: u32, key: u64, position: u32, layers: &Range<u32>) {
+        let first_token = u64::from(position) * self.tokens;
+        self.each_item((RegionRole::Kv, 0), page, |region, names, bytes| {
+            if names.is_empty() && layers.contains(&(region as u32)) {
                 fill(bytes, key, region, position);
+            }
+            for (byte, name) in bytes.iter_mut().zip(names) {
+                if layers.contains(&u32::from(name.layer)) {
+                    *byte = named_byte(key, name.of_request(first_token));
+                }
             }
         });
     }
 
     /// Writes the content of the aux row of the request `key`.
     pub fn fill_row(&mut self, row: u32, key: u64) {
-        self.each_item((RegionRole::Aux, 0), row, |region, bytes| fill(bytes, key, region, AUX_POSITION));
+        self.each_item((RegionRole::Aux, 0), row, |_, _, bytes| fill(bytes, key, AUX_REGION, AUX_POSITION));
     }
 
     /// Writes the content of item `position` of a state group of the request `key`.
     pub fn fill_item(&mut self, group: u16, item: u32, key: u64, position: u32) {
         let state = (RegionRole::State, group);
-        self.each_item(state, item, |region, bytes| fill(bytes, key, region, position));
+        self.each_item(state, item, |region, _, bytes| fill(bytes, key, region, position));
     }
 
     /// The first region in which an item does not hold item `position` of the request `key`.
     pub fn wrong_state(&self, group: u16, item: u32, key: u64, position: u32) -> Option<usize> {
-        self.wrong_item((RegionRole::State, group), item, key, position)
+        self.wrong_item((RegionRole::State, group), item, |number, _, bytes| {
+            is_filled(bytes, key, number, position)
+        })
     }
 
     /// Makes an item of a state group worthless, differently each time.
     pub fn poison_item(&mut self, group: u16, item: u32) {
         self.poisoned = mix(self.poisoned.wrapping_add(1));
         let key = self.poisoned;
-        self.each_item((RegionRole::State, group), item, |region, bytes| fill(bytes, key, region, item));
+        self.each_item((RegionRole::State, group), item, |region, _, bytes| fill(bytes, key, region, item));
     }
 
-    /// The first region in which a page does not hold page `position` of the request `key`.
-    pub fn wrong_page(&self, page: u32, key: u64, position: u32) -> Option<usize> {
-        self.wrong_item((RegionRole::Kv, 0), page, key, position)
+    /// The first region in which a page does not hold page `position` of the request `key`. Where
+    /// engines differ, only the first `tokens` tokens of the request count.
+    pub fn wrong_page(&self, page: u32, key: u64, position: u32, tokens: u64) -> Option<usize> {
+        let first_token = u64::from(position) * self.tokens;
+        let right = |(name, byte): (&Name, &u8)| {
+            first_token + u64::from(name.token) >= tokens
+                || *byte == named_byte(key, name.of_request(first_token))
+        };
+        self.wrong_item((RegionRole::Kv, 0), page, |number, names, bytes| match names.is_empty() {
+            true => is_filled(bytes, key, number, position),
+            false => names.iter().zip(bytes).all(right),
+        })
     }
 
     /// The first region in which an aux row is not that of the request `key`.
     pub fn wrong_row(&self, row: u32, key: u64) -> Option<usize> {
-        self.wrong_item((RegionRole::Aux, 0), row, key, AUX_POSITION)
+        self.wrong_item((RegionRole::Aux, 0), row, |_, _, bytes| {
+            is_filled(bytes, key, AUX_REGION, AUX_POSITION)
+        })
     }
 
     /// Makes a page worthless, differently each time.
     pub fn poison_page(&mut self, page: u32) {
         self.poisoned = mix(self.poisoned.wrapping_add(1));
         let key = self.poisoned;
-        self.each_item((RegionRole::Kv, 0), page, |region, bytes| fill(bytes, key, region, page));
+        self.each_item((RegionRole::Kv, 0), page, |region, _, bytes| fill(bytes, key, region, page));
     }
 
     /// Makes an aux row worthless, differently each time.
     pub fn poison_row(&mut self, row: u32) {
         self.poisoned = mix(self.poisoned.wrapping_add(1));
         let key = self.poisoned;
-        self.each_item((RegionRole::Aux, 0), row, |region, bytes| fill(bytes, key, region, row));
+        self.each_item((RegionRole::Aux, 0), row, |region, _, bytes| fill(bytes, key, region, row));
     }
 
-    fn each_item(&mut self, lane: (RegionRole, u16), item: u32, mut visit: impl FnMut(usize, &mut [u8])) {
+    fn each_item(
+        &mut self,
+        lane: (RegionRole, u16),
+        item: u32,
+        mut visit: impl FnMut(usize, &[Name], &mut [u8]),
+    ) {
         for (number, region) in self.regions.iter_mut().enumerate() {
             if (region.role, region.group) == lane {
                 let start = item as usize * region.item_len;
                 if let Some(bytes) = region.bytes.get_mut(start..start + region.item_len) {
-                    visit(number, bytes);
+                    visit(number, &region.names, bytes);
                 }
             }
         }
     }
 
-    fn wrong_item(&self, lane: (RegionRole, u16), item: u32, key: u64, position: u32) -> Option<usize> {
+    fn wrong_item(
+        &self,
+        lane: (RegionRole, u16),
+        item: u32,
+        right: impl Fn(usize, &[Name], &[u8]) -> bool,
+    ) -> Option<usize> {
         let right = |number: usize, region: &SimRegion| {
             let start = item as usize * region.item_len;
-            let Some(bytes) = region.bytes.get(start..start + region.item_len) else { return false };
-            bytes
-                .chunks(8)
-                .enumerate()
-                .all(|(lane, bytes)| bytes == &word(key, number, position, lane)[..bytes.len()])
+            let bytes = region.bytes.get(start..start + region.item_len);
+            bytes.is_some_and(|bytes| right(number, &region.names, bytes))
         };
         let mut regions =
             self.regions.iter().enumerate().filter(|(_, region)| (region.role, region.group) == lane);
         regions.find(|&(number, region)| !right(number, region)).map(|(number, _)| number)
     }
+}
+
+/// The content of a byte of the model.
+fn named_byte(key: u64, name: u64) -> u8 {
+    mix(key ^ mix(name)) as u8
+}
+
+fn is_filled(bytes: &[u8], key: u64, region: usize, position: u32) -> bool {
+    let mut words = bytes.chunks(8).enumerate();
+    words.all(|(lane, bytes)| bytes == &word(key, region, position, lane)[..bytes.len()])
 }
 
 fn fill(bytes: &mut [u8], key: u64, region: usize, position: u32) {
@@ -229,13 +299,13 @@ mod tests {
     fn content_tells_key_region_and_position_apart() {
         let mut memory = Memory::new(2, 4, 12, 2, 1);
         memory.fill_page(3, 77, 0);
-        assert_eq!(memory.wrong_page(3, 77, 0), None);
-        assert_eq!(memory.wrong_page(3, 77, 1), Some(0));
-        assert_eq!(memory.wrong_page(3, 78, 0), Some(0));
-        assert_eq!(memory.wrong_page(2, 77, 0), Some(0));
+        assert_eq!(memory.wrong_page(3, 77, 0, 0), None);
+        assert_eq!(memory.wrong_page(3, 77, 1, 0), Some(0));
+        assert_eq!(memory.wrong_page(3, 78, 0, 0), Some(0));
+        assert_eq!(memory.wrong_page(2, 77, 0, 0), Some(0));
         let swapped = memory.piece(0, 36, 12).unwrap().to_vec();
         assert!(memory.overwrite(1, 36, &swapped));
-        assert_eq!(memory.wrong_page(3, 77, 0), Some(1));
+        assert_eq!(memory.wrong_page(3, 77, 0, 0), Some(1));
         memory.fill_row(1, 77);
         assert_eq!((memory.wrong_row(1, 77), memory.wrong_row(0, 77)), (None, Some(2)));
     }

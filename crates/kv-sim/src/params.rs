@@ -1,11 +1,13 @@
 //! What a seed decides before anything happens.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use kv_core::proto::{Limits, Timing};
 
 use crate::clock::{MS, SEC, US};
 use crate::rng::Rng;
+use crate::unequal::Unequal;
 
 /// How hosts form engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +18,8 @@ pub enum Topology {
     DataParallel,
     /// Both engines have two tensor-parallel ranks; rank k meets rank k.
     TensorParallel,
+    /// The engines differ in tensor-parallel size, pages and layout: see [`Params::unequal`].
+    Unequal,
 }
 
 /// The parameters of one world. All rates are in permille.
@@ -29,7 +33,9 @@ pub struct Params {
     pub decodes: usize,
     /// How they form engines.
     pub topology: Topology,
-    /// KV regions of each host.
+    /// The engines, if they differ.
+    pub unequal: Option<Unequal>,
+    /// KV regions of each host, if they do not.
     pub kv_regions: usize,
     /// Bytes of an item.
     pub item_len: usize,
@@ -191,38 +197,52 @@ impl Params {
     pub fn draw(seed: u64) -> Params {
         let rng = &mut Rng::new(seed ^ 0x5eed_0000_cafe);
         let lossless = rng.chance(200);
-        let topology = match rng.below(8) {
+        let topology = match rng.below(10) {
             0 => Topology::DataParallel,
             1 => Topology::TensorParallel,
+            2 | 3 => Topology::Unequal,
             _ => Topology::Plain,
         };
+        let unequal = (topology == Topology::Unequal).then(|| Unequal::draw(rng));
         let (prefills, decodes) = match topology {
+            Topology::Unequal => {
+                let tp = |side: usize| unequal.as_ref().map_or(1, |pair| pair.engines[side].tp as usize);
+                (tp(0), tp(1))
+            }
             Topology::Plain => (1 + rng.index(3), 1 + rng.index(3)),
             Topology::DataParallel => (2, 1 + rng.index(2)),
             Topology::TensorParallel => (2, 2),
         };
         let hosts = prefills + decodes;
         let timing = draw_timing(rng);
-        let tiny = !lossless && rng.chance(300);
+        let tiny = !lossless && unequal.is_none() && rng.chance(300);
         let limits = draw_limits(rng, tiny);
         let fault_span = rng.between(50 * MS, 800 * MS);
         let small = [8, 16, 24, 32, 48];
-        let sched = draw_sched(rng, lossless);
+        let mut sched = draw_sched(rng, lossless);
+        if unequal.is_some() {
+            // Whether other page counts disagree depends on the sizes of pages.
+            sched.disagree = 0;
+        }
         // Leases are good for clocks that differ by a thirty-second part.
         let wild = if sched.pull > 0 { 15_000 } else { 150_000 };
+        // Drawn apart: worlds with and without state are otherwise the same.
+        let state_items = Rng::new(seed ^ 0x5eed_57a7_e000).pick(&[0, 0, 3, 6]);
+        // Engines that differ have pages only: groups are the business of other tests.
+        let state_items = if unequal.is_none() { state_items } else { 0 };
         let params = Params {
             drizzle: false,
             seed,
             prefills,
             decodes,
             topology,
+            misfit: (unequal.is_none() && rng.chance(40)).then(|| rng.index(hosts)),
+            unequal,
             kv_regions: 1 + rng.index(3),
             item_len: rng.pick(&[8, 12, 16]),
             num_pages: (0..hosts).map(|_| rng.pick(&small)).collect(),
             aux_rows: rng.pick(&[0, 2, 4, 8]),
-            // Drawn apart: worlds with and without state are otherwise the same.
-            state_items: Rng::new(seed ^ 0x5eed_57a7_e000).pick(&[0, 0, 3, 6]),
-            misfit: rng.chance(40).then(|| rng.index(hosts)),
+            state_items,
             requests: 1 + rng.index(12),
             heal_requests: 1 + rng.index(3),
             heal_eager: !tiny && rng.chance(500),
@@ -297,7 +317,33 @@ impl Params {
     pub fn addr(&self, slot: usize) -> String {
         match self.topology {
             Topology::Plain => format!("p{slot}:1"),
-            Topology::DataParallel | Topology::TensorParallel => "p:1".to_owned(),
+            Topology::DataParallel | Topology::TensorParallel | Topology::Unequal => "p:1".to_owned(),
+        }
+    }
+
+    /// Bytes of an item of a state group: no two groups have items of one length.
+    pub fn state_item_len(&self, group: usize) -> usize {
+        self.item_len + 4 * (1 + group)
+    }
+
+    /// Layers that are announced: of the model, or, where engines are alike, one for each region.
+    pub fn layers(&self) -> u32 {
+        self.unequal.as_ref().map_or(self.kv_regions as u32, |pair| pair.layers)
+    }
+
+    /// Tokens of a page of a slot; one where nobody counts them.
+    pub fn page_size(&self, slot: usize) -> usize {
+        self.unequal.as_ref().map_or(1, |pair| pair.page_size(slot < self.prefills))
+    }
+
+    /// The prefill slots that serve a decode slot in a request of these.
+    pub fn servers(&self, senders: &[usize], receiver: usize) -> Range<usize> {
+        match &self.unequal {
+            Some(pair) => {
+                let sources = pair.sources((receiver - self.prefills) as u32);
+                sources.start as usize..sources.end as usize
+            }
+            None => senders.first().map_or(0..0, |&sender| sender..sender + 1),
         }
     }
 

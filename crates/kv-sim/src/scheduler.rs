@@ -21,9 +21,12 @@ pub(crate) struct Request {
     pub(crate) number: u64,
     /// Named by a request id with a suffix per engine, not by a number.
     pub(crate) by_id: bool,
-    /// Prefill slots, each with the decode slots it serves.
-    pub(crate) groups: Vec<(Slot, Vec<Slot>)>,
-    pub(crate) num_pages: usize,
+    /// Prefill slots and decode slots that exchange its pages.
+    pub(crate) groups: Vec<(Vec<Slot>, Vec<Slot>)>,
+    /// Tokens, where engines differ; pages, where they do not.
+    pub(crate) tokens: usize,
+    /// Of its content, where engines differ: each rank has a part of it.
+    pub(crate) key: u64,
     pub(crate) wants_aux: bool,
     /// Slots of state that it has.
     pub(crate) slots: usize,
@@ -48,6 +51,8 @@ pub(crate) struct Plan {
     pub(crate) replica: Option<u32>,
     pub(crate) early_init: bool,
     pub(crate) lease: Option<Lease>,
+    /// A sender is not told how many receivers there are.
+    pub(crate) learns: bool,
     /// Chunks given.
     pub(crate) given: u32,
     /// Chunks given that are not computed to the end.
@@ -97,7 +102,8 @@ impl World {
         known.deadline = now + deadline.unwrap_or(self.params.timing.session_deadline);
         let due = known.deadline;
         let room = known.room.clone();
-        let (side, server, receivers) = (known.side, known.server, known.receivers);
+        let (side, server, receivers) = (known.side, known.servers.start, known.receivers);
+        let prefix_pages = known.prefix;
         self.ledger.lives[life].open_sessions += 1;
         self.ledger.last_change = self.now;
         self.counters.sessions += 1;
@@ -111,15 +117,23 @@ impl World {
                 let (mode, lease) =
                     (Some(self.requests[self.ledger.legs[leg].request].accepts), self.plans[leg].lease);
                 let options = Box::new(SessionOptions { deadline, mode, lease, ..SessionOptions::default() });
+                let receivers = if self.plans[leg].learns { 0 } else { receivers };
                 Command::OpenSender { session, room, receivers, options }
             }
             Side::Receiver => {
                 let (bootstrap_addr, prefill_dp_rank) = (self.params.addr(server), self.plans[leg].replica);
                 let pulls = self.ledger.legs[leg].pulls;
                 let mode = Some(if pulls { TransferMode::Pull } else { TransferMode::Push });
-                let grants = self.reference(leg).filter(|_| pulls).into_iter().collect();
-                let options =
-                    SessionOptions { deadline, prefill_dp_rank, mode, grants, ..SessionOptions::default() };
+                let mut grants = self.references(leg);
+                grants.truncate(if pulls { usize::MAX } else { 0 });
+                let options = SessionOptions {
+                    deadline,
+                    prefill_dp_rank,
+                    mode,
+                    grants,
+                    prefix_pages,
+                    ..SessionOptions::default()
+                };
                 Command::OpenReceiver { session, room, bootstrap_addr, options: Box::new(options) }
             }
         };
@@ -129,14 +143,20 @@ impl World {
         }
     }
 
-    /// What the router carried from the sender's side, if it came that way.
-    fn reference(&mut self, leg: LegId) -> Option<GrantRef> {
+    /// What the router carried from the sender's side, if it came that way: of one rank, or of each.
+    fn references(&mut self, leg: LegId) -> Vec<GrantRef> {
         let chance = self.params.sched.referenced;
-        let sender = self.ledger.counterparts(leg).find(|&other| self.ledger.legs[other].life.is_some())?;
-        let known = &self.ledger.legs[sender];
-        let (life, nonce) = (known.life?, known.session);
-        let incarnation = self.hosts[life].incarnation;
-        self.rng.chance(chance).then_some(GrantRef { incarnation, nonce, pages: None })
+        let known = |sender: LegId| {
+            let sender = &self.ledger.legs[sender];
+            let incarnation = self.hosts[sender.life?].incarnation;
+            Some(GrantRef { incarnation, nonce: sender.session, pages: None })
+        };
+        let mut references: Vec<GrantRef> = self.ledger.counterparts(leg).filter_map(known).collect();
+        let ranks = self.ledger.legs[leg].servers.len();
+        if references.len() < ranks || ranks == 1 || self.rng.chance(500) {
+            references.truncate(1);
+        }
+        if references.is_empty() || !self.rng.chance(chance) { Vec::new() } else { references }
     }
 
     pub(crate) fn act_later(&mut self, leg: LegId, act: Act) {
@@ -482,6 +502,9 @@ impl World {
 
     fn cover_success(&mut self, leg: LegId) {
         let known = &self.ledger.legs[leg];
+        let ranks = self.params.unequal.is_some();
+        self.counters.gathered += u64::from(ranks && known.side == Side::Receiver && known.servers.len() > 1);
+        self.counters.scattered += u64::from(ranks && known.side == Side::Sender && known.receivers > 1);
         if known.must_succeed && known.side == Side::Receiver {
             self.counters.served += 1;
         }

@@ -129,6 +129,12 @@ counters! {
     stray_writes: "cover: pieces written by a dead host",
     /// Sessions served with several posts.
     multi_part: "cover: sessions with several posts",
+    /// Worlds of engines that differ.
+    unequal: "cover: worlds of unequal engines",
+    /// Receivers with several sources that succeeded.
+    gathered: "cover: receivers served by several ranks",
+    /// Sender with several receivers that succeeded.
+    scattered: "cover: senders that served several ranks",
     /// Chunks given before they were computed.
     begun: "cover: chunks given before they are computed",
     /// Layers called final.

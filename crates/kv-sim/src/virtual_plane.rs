@@ -37,6 +37,7 @@ impl VirtualNet {
     pub fn new(seed: u64) -> VirtualNet {
         let params = Params {
             topology: Topology::Plain,
+            unequal: None,
             prefills: PLANES / 2,
             decodes: PLANES / 2,
             num_pages: vec![1; PLANES],

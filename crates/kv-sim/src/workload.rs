@@ -53,7 +53,7 @@ impl World {
             let request = self.draw_request();
             let drawn = &self.requests[request];
             let mut hosts =
-                drawn.groups.iter().flat_map(|(sender, receivers)| receivers.iter().chain([sender]));
+                drawn.groups.iter().flat_map(|(senders, receivers)| receivers.iter().chain(senders));
             let misfit = hosts.any(|&slot| self.params.misfit == Some(slot));
             drop(hosts);
             if misfit {
@@ -70,10 +70,12 @@ impl World {
     fn draw_request(&mut self) -> usize {
         let params = &self.params;
         let (prefills, decodes) = (params.prefills, params.decodes);
-        let smallest = params.num_pages.iter().copied().min().unwrap_or(1) as usize;
+        let room = |(slot, pages): (usize, &u32)| *pages as usize * params.page_size(slot);
+        let smallest = params.num_pages.iter().enumerate().map(room).min().unwrap_or(1);
         let two = self.params.sched.two_receivers;
         let groups = match self.params.topology {
-            Topology::TensorParallel => vec![(0, vec![2]), (1, vec![3])],
+            Topology::TensorParallel => vec![(vec![0], vec![2]), (vec![1], vec![3])],
+            Topology::Unequal => vec![((0..prefills).collect(), (prefills..prefills + decodes).collect())],
             Topology::Plain | Topology::DataParallel => {
                 let first = prefills + self.rng.index(decodes);
                 let mut receivers = vec![first];
@@ -81,15 +83,15 @@ impl World {
                     receivers.push(prefills + (first - prefills + 1) % decodes);
                     self.counters.two_receivers += 1;
                 }
-                vec![(self.rng.index(prefills), receivers)]
+                vec![(vec![self.rng.index(prefills)], receivers)]
             }
         };
         let number = self.requests.len() as u64 * 64 + self.rng.below(32) * 2;
         // In a data-parallel engine the number leads to the replica.
         let number =
-            number + if self.params.topology == Topology::DataParallel { groups[0].0 as u64 } else { 0 };
+            number + if self.params.topology == Topology::DataParallel { groups[0].0[0] as u64 } else { 0 };
         let by_id = self.rng.chance(self.params.sched.request_ids);
-        let num_pages = match self.rng.below(10) {
+        let tokens = match self.rng.below(10) {
             0 => 0,
             1 if !self.params.drizzle => smallest,
             _ => 1 + self.rng.index(smallest.min(10)),
@@ -105,12 +107,14 @@ impl World {
             (false, false) => TransferMode::Push,
         };
         self.counters.requests += 1;
+        let key = self.rng.bits();
         self.counters.pulled += u64::from(pulls);
         self.requests.push(Request {
             number,
             by_id,
             groups,
-            num_pages,
+            tokens,
+            key,
             wants_aux,
             slots,
             drafts,
@@ -130,10 +134,10 @@ impl World {
         let base = format!("cmpl-{:x}-0", drawn.number);
         let exact = self.rng.chance(200);
         let shared = self.rng.bits() as u32;
-        for (server, receivers) in &drawn.groups {
-            let sides = std::iter::once((Side::Sender, *server))
-                .chain(receivers.iter().map(|&slot| (Side::Receiver, slot)));
-            for (side, slot) in sides {
+        for group in &drawn.groups {
+            let (senders, receivers) = group;
+            let sides = senders.iter().map(|&slot| (Side::Sender, slot));
+            for (side, slot) in sides.chain(receivers.iter().map(|&slot| (Side::Receiver, slot))) {
                 if drawn.one_sided.is_some_and(|only| only != side) {
                     continue;
                 }
@@ -143,11 +147,11 @@ impl World {
                 } else {
                     Room::Number(drawn.number)
                 };
-                let leg = self.new_leg(request, &drawn, side, slot, *server, room, receivers.len() as u32);
+                let leg = self.new_leg(request, &drawn, (side, slot), group, room);
                 let mut pause = self.pause();
                 let (limits, count) = (&self.params.limits, receivers.len());
                 let fits = count <= limits.max_registrations
-                    && count * (drawn.num_pages + drawn.slots + drawn.drafts) <= limits.max_waiting_runs;
+                    && count * (drawn.tokens + drawn.slots + drawn.drafts) <= limits.max_waiting_runs;
                 if drawn.must_succeed && side == Side::Receiver && !self.params.heal_eager && !fits {
                     // Where registrations are few, the sender comes first.
                     pause += 20 * MS;
@@ -171,19 +175,33 @@ impl World {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn new_leg(
         &mut self,
         request: usize,
         drawn: &Request,
-        side: Side,
-        slot: Slot,
-        server: Slot,
+        (side, slot): (Side, Slot),
+        (senders, receivers): &(Vec<Slot>, Vec<Slot>),
         room: Room,
-        receivers: u32,
     ) -> usize {
-        let mut num_pages = drawn.num_pages;
+        let servers = match side {
+            Side::Sender => slot..slot + 1,
+            Side::Receiver => self.params.servers(senders, slot),
+        };
+        let serves = |receiver: &&Slot| self.params.servers(senders, **receiver).contains(&slot);
+        let receivers = match side {
+            Side::Sender => receivers.iter().filter(serves).count() as u32,
+            Side::Receiver => receivers.len() as u32,
+        };
+        let server = servers.start;
+        let mut num_pages = drawn.tokens.div_ceil(self.params.page_size(slot));
+        let mut prefix = 0;
         let mut wants_aux = drawn.wants_aux;
+        let unequal = self.params.unequal.is_some();
+        if unequal && side == Side::Receiver && self.rng.chance(300) {
+            // The first pages are in its prefix cache; maybe all of them.
+            prefix = self.rng.index(num_pages + 1);
+            num_pages -= prefix;
+        }
         if drawn.disagree && side == Side::Receiver {
             if self.params.aux_rows > 0 && self.rng.chance(300) {
                 wants_aux = !wants_aux;
@@ -193,7 +211,7 @@ impl World {
                 num_pages += 1;
             }
         }
-        if drawn.pulls && side == Side::Receiver && self.rng.chance(300) {
+        if drawn.pulls && !unequal && side == Side::Receiver && self.rng.chance(300) {
             // The first pages are in its prefix cache; maybe all of them.
             num_pages = self.rng.index(num_pages + 1);
             wants_aux &= self.rng.chance(500);
@@ -215,19 +233,19 @@ impl World {
             (false, 0) => Some(Lease::Fixed(Duration::from_nanos(self.rng.between(MS, SEC)))),
             _ => None,
         };
-        let (given, computing) = (0, Vec::new());
-        self.plans.push(Plan { chunks, deadline, replica, early_init, lease, given, computing });
+        let (learns, given, computing) = (unequal && self.rng.chance(300), 0, Vec::new());
+        self.plans.push(Plan { chunks, deadline, replica, early_init, lease, learns, given, computing });
         self.ledger.legs.push(Leg {
             request,
             side,
             slot,
-            server,
+            servers,
             room,
             num_pages,
             wants_aux,
             pulls: drawn.pulls,
             receivers,
-            key: self.rng.bits(),
+            key: if unequal { drawn.key } else { self.rng.bits() },
             must_succeed: drawn.must_succeed,
             misused: false,
             life: None,
@@ -241,6 +259,7 @@ impl World {
             told: None,
             inited_at: None,
             row: None,
+            prefix,
             pages: Vec::new(),
             holds: Vec::new(),
             row_hold: 0,

@@ -97,6 +97,7 @@ impl World {
                 seeds: 1,
                 lossless: u64::from(params.lossless),
                 drizzle: u64::from(params.drizzle),
+                unequal: u64::from(params.unequal.is_some()),
                 ..Counters::default()
             },
             trace,
@@ -199,9 +200,17 @@ impl World {
         let life = self.hosts.len();
         let params = &self.params;
         let salt = self.rng.bits();
-        let memory =
-            Memory::new(params.kv_regions, params.num_pages[slot], params.item_len, params.aux_rows, salt)
-                .with_state(params.state_items, params.item_len);
+        let (num_pages, aux) = (params.num_pages[slot], (params.aux_rows, params.item_len));
+        let memory = match &params.unequal {
+            None => Memory::new(params.kv_regions, num_pages, params.item_len, params.aux_rows, salt),
+            Some(pair) => {
+                let prefill = slot < params.prefills;
+                let rank = if prefill { slot } else { slot - params.prefills };
+                let regions = pair.regions(prefill, rank as u32);
+                Memory::named(regions, pair.page_size(prefill), num_pages, aux, salt)
+            }
+        };
+        let memory = memory.with_state(params.state_items, params.item_len);
         let bits = self.rng.bits();
         let mut shown = params.clone();
         if let Some(planted) = self.planted {

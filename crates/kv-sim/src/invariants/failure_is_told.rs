@@ -3,11 +3,12 @@
 
 use kv_core::KvPoll;
 
+use super::success_means_right_bytes::bytes_between;
 use super::{Invariant, Verdict};
 use crate::calendar::Check;
 use crate::fact::{Fact, View};
 use crate::flight::Piece;
-use crate::ledger::{Leg, LegId, LifeId, Side, Slot};
+use crate::ledger::{Ledger, Leg, LegId, LifeId, Side, Slot};
 
 #[derive(Default)]
 pub(crate) struct FailureIsTold;
@@ -20,7 +21,7 @@ impl Invariant for FailureIsTold {
             _ => return Ok(()),
         };
         let (known, failed) = (&view.ledger.legs[leg], &view.ledger.legs[origin]);
-        if known.poll.is_terminal() || known.receivers > 1 && was_served(view, origin) {
+        if known.poll.is_terminal() || known.receivers > 1 && was_served(view, leg, origin) {
             return Ok(());
         }
         Err(format!(
@@ -35,28 +36,44 @@ impl Invariant for FailureIsTold {
     }
 }
 
-/// A receiver cannot wait for a host to which its own has no connection.
+/// A receiver cannot wait for a host to which its own has no connection; of several, it may be done
+/// with one.
 fn cut_off(view: &View<'_>, life: LifeId, from: Slot) -> Verdict {
-    let waits = |leg: &Leg| {
+    let legs = &view.ledger.legs;
+    let done = |receiver: LegId| {
+        let mut senders =
+            legs.iter().enumerate().filter(|(_, leg)| leg.slot == from && leg.side == Side::Sender);
+        legs[receiver].servers.len() > 1
+            && senders.any(|(sender, leg)| {
+                Ledger::rooms_match(&leg.room, &legs[receiver].room) && was_served(view, sender, receiver)
+            })
+    };
+    let waits = |(id, leg): (LegId, &Leg)| {
         leg.side == Side::Receiver
             && leg.life == Some(life)
-            && leg.server == from
+            && leg.servers.contains(&from)
             && matches!(leg.poll, KvPoll::WaitingForInput | KvPoll::Transferring)
+            && !done(id)
     };
-    match view.ledger.legs.iter().position(waits) {
+    match legs.iter().enumerate().position(waits) {
         Some(leg) => Err(format!("leg {leg} goes on though its host has lost its connection to slot {from}")),
         None => Ok(()),
     }
 }
 
-/// True if a receiver had got everything: then its failure is no news to a sender that still serves
-/// another one.
-fn was_served(view: &View<'_>, receiver: LegId) -> bool {
-    let held = |hold: u32| hold != 0 && view.ledger.holds[hold as usize].leg == receiver;
+/// True if a receiver had got everything from a sender: then its failure is no news to a sender that
+/// still serves another one.
+fn was_served(view: &View<'_>, sender: LegId, receiver: LegId) -> bool {
+    let (from, known) = (&view.ledger.legs[sender], &view.ledger.legs[receiver]);
+    if known.side != Side::Receiver {
+        return false;
+    }
+    let of = |hold: u32, leg: LegId| hold != 0 && view.ledger.holds[hold as usize].leg == leg;
     let moved = view.flights.iter().flat_map(|flight| &flight.pieces[..flight.moved]);
-    let into = |piece: &&Piece| held(piece.remote_hold) || held(piece.local_hold);
-    let got: u64 = moved.filter(into).map(|piece| piece.len).sum();
-    let known = &view.ledger.legs[receiver];
-    let items = known.num_pages * view.params.kv_regions + usize::from(known.wants_aux);
-    known.side == Side::Receiver && got >= (items * view.params.item_len) as u64
+    let between = |piece: &&Piece| {
+        of(piece.local_hold, sender) && of(piece.remote_hold, receiver)
+            || of(piece.local_hold, receiver) && of(piece.remote_hold, sender)
+    };
+    let got: u64 = moved.filter(between).map(|piece| piece.len).sum();
+    got >= bytes_between(view, from, known)
 }

@@ -40,6 +40,7 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
         Cause::PeerLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
             (quiet, "no host or connection fails")
         }
+        Cause::PageCount { .. } if params.unequal.is_some() => (true, "the tokens are the same"),
         Cause::PageCount { sent, registered } => (sent == registered, "the counts are equal"),
         Cause::AuxOneSided { sender, receiver } => (sender == receiver, "both sides say the same"),
         Cause::GroupItems { sent, wanted, .. } => (sent == wanted, "both sides say the same"),
@@ -76,17 +77,18 @@ fn is_almost_due(view: &View<'_>, leg: &Leg) -> bool {
 
 fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
     let known = &view.ledger.legs[leg];
-    let mut others = view.ledger.legs.iter().filter(|other| {
-        other.side != known.side
-            && other.server == known.server
-            && Ledger::rooms_match(&other.room, &known.room)
-    });
+    let mut others = view
+        .ledger
+        .legs
+        .iter()
+        .filter(|other| known.meets(other) && Ledger::rooms_match(&other.room, &known.room));
     let params = view.params;
     match cause {
         PeerCause::Aborted | PeerCause::DataOperation | PeerCause::BadArguments | PeerCause::Internal => {
             others.any(|other| other.told.as_ref() == Some(cause))
         }
-        PeerCause::PageCount { sent, registered } => sent != registered,
+        PeerCause::PageCount { sent, registered } => params.unequal.is_none() && sent != registered,
+        PeerCause::ReceiverCount { .. } => false,
         PeerCause::AuxOneSided { sender, receiver } => sender != receiver,
         PeerCause::GroupItems { sent, wanted, .. } => sent != wanted,
         PeerCause::LeaseExpired => others.any(|other| other.told.as_ref() == Some(cause)),

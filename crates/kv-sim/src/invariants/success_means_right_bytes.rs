@@ -8,12 +8,14 @@ use kv_core::{KvPoll, Op};
 
 use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
-use crate::ledger::{HoldId, Ledger, Leg, LegId, Side};
+use crate::ledger::{HoldId, Ledger, Leg, LegId, LifeId, Side};
+use crate::memory::Memory;
 use crate::state::{DRAFTS, GROUPS, SLOTS, State};
+use crate::unequal::Unequal;
 
 #[derive(Default)]
 pub(crate) struct SuccessMeansRightBytes {
-    /// Of each sender that writes: into whose pages, and how many bytes.
+    /// Of each sender: into whose pages its bytes went, and how many.
     written: BTreeMap<LegId, BTreeMap<LegId, u64>>,
     /// Whose content a successful receiver has.
     content: BTreeMap<LegId, LegId>,
@@ -25,15 +27,15 @@ impl Invariant for SuccessMeansRightBytes {
     fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
         match *fact {
             Fact::Written { flight, piece, .. } => {
-                if view.flights[flight].op == Op::Read {
-                    return Ok(());
-                }
                 let owner = |hold: HoldId| view.ledger.holds[hold as usize].leg;
                 if piece.local_hold == 0 || piece.remote_hold == 0 {
                     return Ok(());
                 }
-                let written = self.written.entry(owner(piece.local_hold)).or_default();
-                *written.entry(owner(piece.remote_hold)).or_default() += piece.len;
+                let (from, to) = match view.flights[flight].op {
+                    Op::Write => (piece.local_hold, piece.remote_hold),
+                    Op::Read => (piece.remote_hold, piece.local_hold),
+                };
+                *self.written.entry(owner(from)).or_default().entry(owner(to)).or_default() += piece.len;
                 Ok(())
             }
             Fact::Status { leg, to: KvPoll::Success, .. } => match view.ledger.legs[leg].side {
@@ -94,36 +96,49 @@ impl SuccessMeansRightBytes {
 
     fn sender_succeeds(&self, view: &View<'_>, leg: LegId) -> Verdict {
         let sender = &view.ledger.legs[leg];
-        let Some(life) = sender.life else { return Ok(()) };
-        if sender.pulls {
-            return readers_have_succeeded(view, leg);
-        }
-        let mut bytes = 0;
-        for region in view.memories[life].regions() {
-            bytes += region.item_len
-                * match region.role {
-                    kv_core::RegionRole::Kv => sender.num_pages,
-                    kv_core::RegionRole::Aux => usize::from(sender.wants_aux),
-                    // What is optional may be wanted by nobody.
-                    kv_core::RegionRole::State if usize::from(region.group) != SLOTS => 0,
-                    kv_core::RegionRole::State => sender.state.wants[SLOTS],
-                };
-        }
-        if bytes == 0 {
+        if sender.life.is_none() {
             return Ok(());
         }
-        let complete = |&&got: &&u64| got >= bytes as u64;
-        let served = self.written.get(&leg).map_or(0, |written| written.values().filter(complete).count());
+        if sender.pulls && view.params.unequal.is_none() {
+            return readers_have_succeeded(view, leg);
+        }
+        // Where engines differ, one that reads from several may fail after it is done with this one.
+        let none = BTreeMap::new();
+        let written = self.written.get(&leg).unwrap_or(&none);
+        let served = view.ledger.legs.iter().enumerate().filter(|(id, receiver)| {
+            could_serve(sender, receiver)
+                && receiver.life.is_some()
+                && written.get(id).copied().unwrap_or(0) >= bytes_between(view, sender, receiver)
+        });
+        let served = served.count();
         if served < sender.receivers as usize {
             return Err(format!(
-                "sender leg {leg} (room {}) succeeds, but {served} of {} receivers have all {bytes} bytes: {:?}",
-                sender.room,
-                sender.receivers,
-                self.written.get(&leg)
+                "sender leg {leg} (room {}) succeeds, but {served} of {} receivers have all their bytes: {written:?}",
+                sender.room, sender.receivers,
             ));
         }
         Ok(())
     }
+}
+
+/// The bytes of a request that go from one half to the other.
+pub(super) fn bytes_between(view: &View<'_>, sender: &Leg, receiver: &Leg) -> u64 {
+    let params = view.params;
+    let aux = if sender.wants_aux && receiver.wants_aux { params.item_len as u64 } else { 0 };
+    let Some(unequal) = &params.unequal else {
+        let pages = if receiver.pulls { receiver.num_pages } else { sender.num_pages };
+        // What is optional may be wanted by nobody.
+        let slots = sender.state.wants[SLOTS].min(receiver.state.wants[SLOTS]);
+        let state = slots * params.state_item_len(SLOTS);
+        return (params.kv_regions * params.item_len * pages + state) as u64 + aux;
+    };
+    let [here, there] = [unequal.page_size(true), unequal.page_size(false)];
+    let dest = receiver.slot - params.prefills;
+    let first = receiver.prefix * there;
+    let end = ((receiver.prefix + receiver.num_pages) * there).min(sender.num_pages * here);
+    let tokens = end.saturating_sub(first) as u64;
+    let aux = if sender.slot == receiver.servers.start { aux } else { 0 };
+    tokens * unequal.bytes_per_token(sender.slot as u32, dest as u32) + aux
 }
 
 /// A sender that is read succeeds when its readers have said that they are done.
@@ -144,8 +159,9 @@ fn readers_have_succeeded(view: &View<'_>, leg: LegId) -> Verdict {
 
 fn could_serve(sender: &Leg, receiver: &Leg) -> bool {
     sender.side == Side::Sender
+        && receiver.side == Side::Receiver
         && sender.life.is_some()
-        && sender.slot == receiver.server
+        && receiver.servers.contains(&sender.slot)
         && Ledger::rooms_match(&sender.room, &receiver.room)
 }
 
@@ -153,13 +169,17 @@ fn could_serve(sender: &Leg, receiver: &Leg) -> bool {
 fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
     let (receiver, sender_leg) = (&view.ledger.legs[leg], &view.ledger.legs[sender]);
     let Some(life) = receiver.life else { return Err("it was never opened".to_owned()) };
+    if let Some(unequal) = &view.params.unequal {
+        return right_tokens(view, unequal, (receiver, life), sender_leg);
+    }
     let prefix = sender_leg.num_pages.checked_sub(receiver.pages.len()).filter(|_| receiver.pulls);
     if receiver.pages.len() != sender_leg.num_pages && prefix.is_none() {
         return Err(format!("{} pages registered, {} announced", receiver.pages.len(), sender_leg.num_pages));
     }
     let memory = &view.memories[life];
     for (position, &page) in receiver.pages.iter().enumerate() {
-        if let Some(region) = memory.wrong_page(page, sender_leg.key, (prefix.unwrap_or(0) + position) as u32)
+        if let Some(region) =
+            memory.wrong_page(page, sender_leg.key, (prefix.unwrap_or(0) + position) as u32, u64::MAX)
         {
             return Err(format!(
                 "page {page} (position {position}), region {region}, is not that of leg {sender}"
@@ -170,11 +190,34 @@ fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
     if !nothing {
         right_state(view, receiver, sender_leg)?;
     }
+    right_row(receiver, sender_leg, memory)
+}
+
+/// The same where engines differ: every token for which both have room, whichever source it is from.
+fn right_tokens(
+    view: &View<'_>,
+    unequal: &Unequal,
+    (receiver, life): (&Leg, LifeId),
+    sender: &Leg,
+) -> Verdict {
+    let memory = &view.memories[life];
+    let tokens = (sender.num_pages * unequal.page_size(true)) as u64;
+    for (page, position) in receiver.pages.iter().zip(receiver.prefix..) {
+        if let Some(region) = memory.wrong_page(*page, sender.key, position as u32, tokens) {
+            return Err(format!(
+                "page {page} (position {position}), region {region}, is not that of the request"
+            ));
+        }
+    }
+    right_row(receiver, sender, memory)
+}
+
+fn right_row(receiver: &Leg, sender: &Leg, memory: &Memory) -> Verdict {
     match receiver.row {
-        Some(_) if !sender_leg.wants_aux => Err("an aux row that nobody sent".to_owned()),
-        None if sender_leg.wants_aux && !receiver.pulls => Err("an aux row that nobody received".to_owned()),
-        Some(row) if memory.wrong_row(row, sender_leg.key).is_some() => {
-            Err(format!("aux row {row} is not that of leg {sender}"))
+        Some(_) if !sender.wants_aux => Err("an aux row that nobody sent".to_owned()),
+        None if sender.wants_aux && !receiver.pulls => Err("an aux row that nobody received".to_owned()),
+        Some(row) if memory.wrong_row(row, sender.key).is_some() => {
+            Err(format!("aux row {row} is not that of room {}", sender.room))
         }
         _ => Ok(()),
     }
