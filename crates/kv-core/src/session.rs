@@ -171,6 +171,7 @@ pub trait KvReceiver: KvSession {
     /// Gives the pages, in request order, and the aux row that the prefill side is to fill.
     ///
     /// In pull mode fewer pages than the sender holds are the last ones of the request (the first
-    /// ones are in the prefix cache), and none at all releases the sender's without reading any.
+    /// ones are in the prefix cache), and none at all, nor items of
+    /// [state groups](KvSession::give_groups), releases the sender's without reading any.
     fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>>;
 }

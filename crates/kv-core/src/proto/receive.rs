@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use super::directory::Question;
 use super::io::Output;
-use super::node::Node;
+use super::node::{Node, encode};
 use super::peer::Peer;
 use super::read::{Reading, of_life};
 use super::run_set::RunSet;
@@ -342,7 +342,16 @@ impl Node {
                 true => self.claim(peer, register, &grants),
                 false => Body::Register(register),
             };
-            self.send(peer, body);
+            let link = self.peers.get(peer).and_then(|peer| peer.theirs);
+            match link.map(|link| encode(link, body)) {
+                Some(Some(frame)) => self.output(Output::Send { peer, frame }),
+                // It would never arrive.
+                Some(None) => {
+                    let cause = Cause::Protocol("pages too scattered for one frame");
+                    return self.fail_receiver(session, cause);
+                }
+                None => {}
+            }
         }
         let pause = self.backoff(self.config.timing.retry_first, repeats);
         self.timers.arm(Timer::Repeat(session), self.now + pause);

@@ -21,6 +21,21 @@ fn registered(attempt: u64) -> Body {
     Body::Registered(Registered { attempt: Attempt(attempt) })
 }
 
+#[test]
+fn pages_that_no_frame_can_name_fail_the_session_at_once() {
+    let num_pages = 1 << 20;
+    let mut solo = Solo::new(|config| config.args = crate::solo::args("us", num_pages));
+    let session = solo.open_receiver(Room::Number(1), None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    solo.welcome(1, 1);
+    let pages: Vec<u32> = (0..num_pages / 2).map(|page| page * 2).collect();
+    solo.init_receiver(session, &pages, None);
+    assert_eq!(solo.cause(session), Cause::Protocol("pages too scattered for one frame"));
+    solo.says(1, Body::AbortAck(AbortAck { attempt: ONE }));
+    assert_eq!(solo.released(session), [list(&pages)]);
+}
+
 /// Lets time pass with a peer that says a sign of life twice a second.
 fn run_alive(solo: &mut Solo, time: Duration) -> Vec<(Duration, Body)> {
     let mut frames = Vec::new();

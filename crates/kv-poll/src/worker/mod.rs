@@ -58,6 +58,8 @@ pub struct StopReport {
     /// Pages that could not be proven quiet within the grace. They must not be used again in the
     /// life of this process.
     pub pages_quarantined: usize,
+    /// Items of state groups likewise.
+    pub items_quarantined: usize,
     /// Data operations that had not ended within the grace.
     pub posts_in_flight: usize,
     /// The thread had panicked.
@@ -151,6 +153,7 @@ impl Worker {
         StopReport {
             sessions_ended: ended.as_ref().map_or(0, |ended| ended.sessions),
             pages_quarantined: gauges.pages_quarantined,
+            items_quarantined: gauges.items_quarantined,
             posts_in_flight: gauges.posts_in_flight,
             panicked: ended.is_err(),
         }
