@@ -103,18 +103,11 @@ impl Node {
         if self.peers.has_lingering_posts(hello.incarnation) {
             return;
         }
-        let refusal = self.refusal(&hello);
         let known = self.peers.with_incarnation(hello.incarnation);
-        if let Some(id) = known
-            && hello.to != self.config.incarnation
-        {
-            // Meant for a former life of this worker: what this life has with the peer stays as it is.
-            let refused = Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::NONE };
-            if let Some(frame) = encode(hello.link, Body::Refused(refused)) {
-                self.output(Output::Send { peer: id, frame });
-            }
-            return;
+        if hello.to != self.config.incarnation {
+            return self.refuse_stranger(known, hello);
         }
+        let refusal = self.refusal(&hello);
         let id = match known {
             Some(id) => {
                 if !self.resume(id, &hello) {
@@ -123,17 +116,7 @@ impl Node {
                 id
             }
             None => {
-                let introduction = Introduction {
-                    worker: hello.worker.clone(),
-                    incarnation: hello.incarnation,
-                    geometry: hello.geometry.clone(),
-                    metadata: hello.metadata.clone(),
-                };
-                let Some(id) = self.admit(introduction) else {
-                    self.frames_dropped += 1;
-                    return;
-                };
-                self.output(Output::Connect { peer: id, metadata: hello.metadata.clone() });
+                let Some(id) = self.admit_speaker(&hello) else { return };
                 id
             }
         };
@@ -155,12 +138,36 @@ impl Node {
         }
     }
 
+    /// Takes whoever says hello among the peers, if there is room.
+    fn admit_speaker(&mut self, hello: &Hello) -> Option<PeerId> {
+        let introduction = Introduction {
+            worker: hello.worker.clone(),
+            incarnation: hello.incarnation,
+            geometry: hello.geometry.clone(),
+            metadata: hello.metadata.clone(),
+        };
+        let Some(id) = self.admit(introduction) else {
+            self.frames_dropped += 1;
+            return None;
+        };
+        self.output(Output::Connect { peer: id, metadata: hello.metadata.clone() });
+        Some(id)
+    }
+
+    /// Answers a hello that is meant for a former life of this worker. What this life has with the
+    /// peer, or will have, stays as it is: the number in the hello is that of another conversation,
+    /// and may be later than the one in which the peer means this life.
+    fn refuse_stranger(&mut self, known: Option<PeerId>, hello: Hello) {
+        let Some(id) = known.or_else(|| self.admit_speaker(&hello)) else { return };
+        let refused = Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::NONE };
+        if let Some(frame) = encode(hello.link, Body::Refused(refused)) {
+            self.output(Output::Send { peer: id, frame });
+        }
+    }
+
     fn refusal(&self, hello: &Hello) -> Option<PeerCause> {
         if self.stopping {
             return Some(PeerCause::WorkerStopped);
-        }
-        if hello.to != self.config.incarnation {
-            return Some(PeerCause::Unknown);
         }
         if hello.plane != self.config.plane {
             return Some(PeerCause::Incompatible(crate::error::Mismatch {

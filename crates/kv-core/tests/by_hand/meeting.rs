@@ -74,6 +74,19 @@ fn a_hello_that_cannot_be_is_dropped() {
 }
 
 #[test]
+fn a_hello_for_a_former_life_does_not_make_a_later_one_for_this_life_look_old() {
+    let mut solo = Solo::new(|_| {});
+    // The peer has drawn its numbers in the order in which it met both lives.
+    let (this, former) = (Link::new(1, 5), Link::new(2, 6));
+    solo.hello(Hello { to: Incarnation::from_random(5), ..hello(1, former) });
+    assert_eq!(refused(&solo), PeerCause::Unknown);
+    assert_eq!(solo.said.iter().find_map(link_of), Some(former));
+    solo.hello(hello(1, this));
+    assert!(matches!(solo.answer(), Body::Welcome(_)));
+    assert_eq!(solo.said.iter().find_map(link_of), Some(this));
+}
+
+#[test]
 fn a_hello_for_a_former_life_leaves_the_conversation_alone() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 1);
