@@ -94,6 +94,7 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
         hand_over,
         watch_pages: false,
         chunk_tokens: 0,
+        layer_wise: false,
     };
     let (here, there) = UnixStream::pair().map_err(ExampleError::io("make a socket pair"))?;
     let reader = here.try_clone().map_err(ExampleError::io("clone a socket"))?;

@@ -167,6 +167,7 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
                 hand_over: options.hand_over.clone(),
                 watch_pages: harm.is_some(),
                 chunk_tokens: options.prefill.chunk_tokens,
+                layer_wise: options.prefill.layer_wise,
             };
             spawn(&mut router, &spec)?;
         }

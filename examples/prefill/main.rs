@@ -78,7 +78,7 @@ fn run(options: Options) -> Result<(), ExampleError> {
     };
     let listener = TcpListener::bind(&listen).map_err(ExampleError::io("listen for requests"))?;
     let whose = if server.is_some() { "its own" } else { "the" };
-    let chunk_tokens = prefill.chunk_tokens;
+    let (chunk_tokens, layer_wise) = (prefill.chunk_tokens, prefill.layer_wise);
     let side = Side::Prefill;
     let (number, of, watch_pages) = (0, 1, false);
     let peer_page_size = cache.page_size;
@@ -94,6 +94,7 @@ fn run(options: Options) -> Result<(), ExampleError> {
         hand_over,
         watch_pages,
         chunk_tokens,
+        layer_wise,
     };
     let mut rank = PrefillRank::start(&spec)?;
     eprintln!(

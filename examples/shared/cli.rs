@@ -123,6 +123,10 @@ pub struct PrefillOptions {
     /// Tokens of a prompt that a prefill rank computes before it sends their pages.
     #[arg(long, default_value_t = 64, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub chunk_tokens: u32,
+
+    /// Send each layer of a chunk while the next one is computed, instead of whole chunks.
+    #[arg(long)]
+    pub layer_wise: bool,
 }
 
 /// The requests.

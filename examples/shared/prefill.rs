@@ -4,6 +4,7 @@
 //! on to the decode rank.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use kv_transfer::allocator::{PageAllocator, RunAllocator};
@@ -13,8 +14,8 @@ use kv_transfer::queue::{
     AuxRows, Finished, Outgoing, PrefillPolicy, PrefillQueues, PushError, PushRefusal, aux_tag,
 };
 use kv_transfer::{
-    GroupReceiver, KvManager, KvSession, OpenError, PageList, RankGroup, Room, SessionOptions, TransferMode,
-    Worker,
+    FinalLayers, GroupReceiver, KvManager, KvSession, OpenError, PageList, RankGroup, Room, SessionOptions,
+    TransferMode, Worker,
 };
 
 use super::cli::HandOver;
@@ -30,6 +31,8 @@ use super::pull_back::{PullBack, Way};
 use super::rank::{AUX_ROWS, FINISH_WITHIN, IDLE, RETRY, RankSpec, SetUp, close};
 use super::wire::WireLog;
 
+type Queues = PrefillQueues<Prompt, RankGroup>;
+
 /// A prefill rank.
 pub struct PrefillRank {
     model: Model,
@@ -41,7 +44,7 @@ pub struct PrefillRank {
     held: Option<HeldPages>,
     /// Prompts for which the worker had no room yet.
     arrived: VecDeque<Prompt>,
-    queues: PrefillQueues<Prompt, RankGroup>,
+    queues: Queues,
     /// Every prompt in the queues.
     live: BTreeSet<RequestKey>,
     allocator: RunAllocator,
@@ -62,6 +65,8 @@ pub struct PrefillRank {
     events: Vec<Event>,
     bootstrap: String,
     chunk_tokens: usize,
+    /// Layers are sent while the next ones are computed.
+    layer_wise: bool,
     hand_over: HandOver,
     finish_by: Option<Instant>,
 }
@@ -86,6 +91,7 @@ impl PrefillRank {
             events: Vec::new(),
             bootstrap: spec.bootstrap.clone(),
             chunk_tokens: spec.chunk_tokens as usize,
+            layer_wise: spec.layer_wise,
             hand_over: spec.hand_over.clone(),
             finish_by: None,
             model,
@@ -310,36 +316,59 @@ impl PrefillRank {
             self.current = None;
             return Ok(());
         };
-        let started = Instant::now();
         let end = prompt.tokens.len().min(prompt.computed + self.chunk_tokens);
-        let tokens = &prompt.tokens[prompt.computed..end];
-        let mut cache = self.kv.of(&prompt.pages);
-        let samples =
-            self.model.forward(&mut [Segment { tokens, start: prompt.computed, cache: &mut cache }])?;
-        prompt.computed = end;
-        prompt.compute += started.elapsed();
-
         let last = end == prompt.tokens.len();
         let sent = prompt.pages.len() - prompt.unsent.len();
         // A page is final when its last token is computed, and the last page with the prompt.
         let ready = if last { prompt.pages.len() } else { end / self.kv.page_tokens() };
         let rest = prompt.unsent.split_off(ready - sent);
         let chunk = std::mem::replace(&mut prompt.unsent, rest);
-        let (room, of) = (prompt.room, prompt.pages.len());
+        let (room, of, aux, start) = (prompt.room, prompt.pages.len(), prompt.aux, prompt.computed);
+        let (tokens, pages) = (prompt.tokens[start..end].to_vec(), prompt.pages.clone());
+
+        // Given before it is computed: the transfer of each layer overlaps with the computation of the
+        // next.
+        let begun = match chunk.is_empty() {
+            true => None,
+            false => match self.queues.begin_chunk(key, chunk) {
+                Ok(chunk) => Some(chunk),
+                Err(refused) => {
+                    // The request has failed: its other pages come with `drain_finished`.
+                    self.current = None;
+                    self.allocator.free(refused.pages)?;
+                    return Ok(());
+                }
+            },
+        };
+        let final_layers = |queues: &mut Queues, layers: Range<u32>| {
+            if let Some(chunk) = begun.filter(|_| !layers.is_empty()) {
+                // Refused only if the request has failed, which `drain_finished` reports.
+                let _ = queues.layers_final(key, FinalLayers::new(chunk, layers));
+            }
+        };
+        let layers = self.model.config().num_hidden_layers as u32;
+        // With the last layer of the prompt goes the aux row, which is final after it.
+        let with_aux = if last { layers - 1 } else { layers };
+        let early = if self.layer_wise { with_aux } else { 0 };
+        let started = Instant::now();
+        let mut cache = self.kv.of(&pages);
+        let segment = Segment { tokens: &tokens, start, cache: &mut cache };
+        let samples = self.model.forward_by_layer(&mut [segment], |layer| {
+            if layer < early {
+                final_layers(&mut self.queues, layer..layer + 1);
+            }
+        })?;
+        if let Some(prompt) = self.queues.request_mut(key) {
+            prompt.computed = end;
+            prompt.compute += started.elapsed();
+        }
         if last {
-            if let (Some(row), Some(sample)) = (prompt.aux, samples.first()) {
+            if let (Some(row), Some(sample)) = (aux, samples.first()) {
                 self.kv.write_aux(row, aux_tag(&Room::Number(room)), *sample)?;
             }
             self.current = None;
         }
-        if !chunk.is_empty()
-            && let Err(refused) = self.queues.send_chunk(key, chunk)
-        {
-            // The request has failed: its other pages come with `drain_finished`.
-            self.current = None;
-            self.allocator.free(refused.pages)?;
-            return Ok(());
-        }
+        final_layers(&mut self.queues, early..layers);
         if last {
             // Refused only if the request has failed, which `drain_finished` reports.
             let _ = self.queues.finish(key);

@@ -54,6 +54,8 @@ pub struct RankSpec {
     pub watch_pages: bool,
     /// Tokens of a prompt that a prefill rank computes before it sends their pages.
     pub chunk_tokens: u32,
+    /// Send each layer of them as soon as it is computed.
+    pub layer_wise: bool,
 }
 
 /// An engine's parts.

@@ -135,6 +135,7 @@ mod tests {
                 hand_over,
                 watch_pages,
                 chunk_tokens,
+                layer_wise: number == 0,
             };
             let (here, there) = UnixStream::pair().unwrap();
             router.add(side, here.try_clone().unwrap(), here, None);

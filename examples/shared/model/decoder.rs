@@ -77,6 +77,15 @@ impl Model {
 
     /// Runs all segments as one batch, fills their caches, and says what comes after each.
     pub fn forward(&self, segments: &mut [Segment<'_>]) -> Result<Vec<Sample>, ExampleError> {
+        self.forward_by_layer(segments, |_| {})
+    }
+
+    /// The same, and says of each layer when its part of the caches is final.
+    pub fn forward_by_layer(
+        &self,
+        segments: &mut [Segment<'_>],
+        mut stored: impl FnMut(u32),
+    ) -> Result<Vec<Sample>, ExampleError> {
         let hidden = self.config.hidden_size;
         let mut stream = self.embed(segments)?;
         let angles: Vec<Vec<(f32, f32)>> = segments
@@ -87,6 +96,7 @@ impl Model {
         let mut scratch = Scratch::default();
         for (number, layer) in self.weights.layers.iter().enumerate() {
             self.attention(number, layer, &angles, segments, &mut stream, &mut scratch)?;
+            stored(number as u32);
             self.feed_forward(layer, &mut stream, &mut scratch);
         }
         let mut end = 0;
