@@ -24,8 +24,30 @@ pub(crate) struct Computing {
 }
 
 impl World {
+    /// Gives the next pages: computed, or to be.
+    pub(crate) fn chunk(&mut self, leg: LegId, life: LifeId, tries: u32) {
+        let Some(&chunk) = self.plans[leg].chunks.last() else { return };
+        if chunk > self.hosts[life].free_pages.len() {
+            return self.starve(leg, life, Act::Chunk { tries: tries + 1 }, tries);
+        }
+        self.plans[leg].chunks.pop();
+        let pages = self.take_pages(life, chunk);
+        if self.rng.chance(self.params.sched.layered) {
+            self.begin(leg, life, pages);
+        } else {
+            let last = self.plans[leg].chunks.is_empty() && self.plans[leg].computing.is_empty();
+            self.fill(leg, life, &pages, last);
+            let session = self.ledger.legs[leg].session;
+            let Some(chunk) = self.give_final(leg, life, &pages) else { return };
+            self.feed(life, "send", Input::Command(Command::Send { session, chunk }));
+        }
+        if !self.plans[leg].chunks.is_empty() {
+            self.act_later(leg, Act::Chunk { tries: 0 });
+        }
+    }
+
     /// Gives pages away of which nothing is computed yet.
-    pub(crate) fn begin(&mut self, leg: LegId, life: LifeId, pages: Vec<u32>) {
+    fn begin(&mut self, leg: LegId, life: LifeId, pages: Vec<u32>) {
         let start = self.ledger.legs[leg].pages.len() as u32;
         let number = ChunkId(self.plans[leg].given);
         let session = self.ledger.legs[leg].session;
@@ -79,6 +101,27 @@ impl World {
             let pause = self.pause();
             self.calendar.enter(self.now + pause, Event::Act { leg, act: Act::Layers });
         }
+    }
+
+    /// Computes the next pages of a request, and with the last of them the aux row.
+    pub(crate) fn fill(&mut self, leg: LegId, life: LifeId, pages: &[u32], last: bool) {
+        let known = &self.ledger.legs[leg];
+        for (position, &page) in pages.iter().enumerate() {
+            self.memories[life].fill_page(page, known.key, (known.pages.len() + position) as u32);
+        }
+        if last {
+            self.fill_own_row(leg, life);
+        }
+    }
+
+    /// Computes the aux row of a request.
+    fn fill_own_row(&mut self, leg: LegId, life: LifeId) {
+        let known = &self.ledger.legs[leg];
+        if let Some(row) = known.row {
+            self.memories[life].fill_row(row, known.key);
+            self.ledger.announce(known.row_hold, &(0..64));
+        }
+        self.fill_items(leg, life);
     }
 
     /// All layers, cut at random, in any order.

@@ -194,49 +194,7 @@ impl World {
         self.free_row_if_over(leg, life);
     }
 
-    fn chunk(&mut self, leg: LegId, life: LifeId, tries: u32) {
-        let Some(&chunk) = self.plans[leg].chunks.last() else { return };
-        if chunk > self.hosts[life].free_pages.len() {
-            return self.starve(leg, life, Act::Chunk { tries: tries + 1 }, tries);
-        }
-        self.plans[leg].chunks.pop();
-        let pages = self.take_pages(life, chunk);
-        if self.rng.chance(self.params.sched.layered) {
-            self.begin(leg, life, pages);
-        } else {
-            let last = self.plans[leg].chunks.is_empty() && self.plans[leg].computing.is_empty();
-            self.fill(leg, life, &pages, last);
-            let session = self.ledger.legs[leg].session;
-            let Some(chunk) = self.give_final(leg, life, &pages) else { return };
-            self.feed(life, "send", Input::Command(Command::Send { session, chunk }));
-        }
-        if !self.plans[leg].chunks.is_empty() {
-            self.act_later(leg, Act::Chunk { tries: 0 });
-        }
-    }
-
-    /// Computes the next pages of a request, and with the last of them the aux row.
-    fn fill(&mut self, leg: LegId, life: LifeId, pages: &[u32], last: bool) {
-        let known = &self.ledger.legs[leg];
-        for (position, &page) in pages.iter().enumerate() {
-            self.memories[life].fill_page(page, known.key, (known.pages.len() + position) as u32);
-        }
-        if last {
-            self.fill_own_row(leg, life);
-        }
-    }
-
-    /// Computes the aux row of a request.
-    pub(crate) fn fill_own_row(&mut self, leg: LegId, life: LifeId) {
-        let known = &self.ledger.legs[leg];
-        if let Some(row) = known.row {
-            self.memories[life].fill_row(row, known.key);
-            self.ledger.announce(known.row_hold, &(0..64));
-        }
-        self.fill_items(leg, life);
-    }
-
-    fn starve(&mut self, leg: LegId, life: LifeId, again: Act, tries: u32) {
+    pub(crate) fn starve(&mut self, leg: LegId, life: LifeId, again: Act, tries: u32) {
         self.counters.starved += 1;
         if tries >= MAX_TRIES && !self.ledger.legs[leg].must_succeed {
             return self.abort(leg, life);
@@ -306,7 +264,7 @@ impl World {
 
     // ---- pages -------------------------------------------------------------------------------
 
-    fn take_pages(&mut self, life: LifeId, count: usize) -> Vec<u32> {
+    pub(crate) fn take_pages(&mut self, life: LifeId, count: usize) -> Vec<u32> {
         let scattered = self.rng.chance(300);
         let mut pages = Vec::with_capacity(count);
         for _ in 0..count {
@@ -344,7 +302,7 @@ impl World {
     }
 
     /// As `give`, of pages whose content is final.
-    fn give_final(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
+    pub(crate) fn give_final(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
         let token = self.give(leg, life, pages)?;
         if let Some(&hold) = self.ledger.legs[leg].holds.last() {
             self.ledger.announce(hold, &(0..64));
