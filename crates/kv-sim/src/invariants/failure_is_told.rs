@@ -1,5 +1,5 @@
-//! A receiver whose peer is proven gone fails at once. When one half of a request fails and no frame is lost, the other half ends soon after, not at its
-//! deadline.
+//! A receiver whose peer is proven gone fails at once. When one half of a request fails and no frame is
+//! lost, the other half ends soon after, not at its deadline.
 
 use kv_core::KvPoll;
 
@@ -21,7 +21,10 @@ impl Invariant for FailureIsTold {
             _ => return Ok(()),
         };
         let (known, failed) = (&view.ledger.legs[leg], &view.ledger.legs[origin]);
-        if known.poll.is_terminal() || known.receivers > 1 && was_served(view, leg, origin) {
+        // Who has nothing to do with the other any more may go on with the rest.
+        let served = known.receivers > 1 && was_served(view, leg, origin)
+            || known.servers.len() > 1 && was_served(view, origin, leg);
+        if known.poll.is_terminal() || served {
             return Ok(());
         }
         Err(format!(
@@ -61,8 +64,8 @@ fn cut_off(view: &View<'_>, life: LifeId, from: Slot) -> Verdict {
     }
 }
 
-/// True if a receiver had got everything from a sender: then its failure is no news to a sender that
-/// still serves another one.
+/// True if a receiver had got everything from a sender: then the failure of either is no news to the
+/// other, if that has another peer to go on with.
 fn was_served(view: &View<'_>, sender: LegId, receiver: LegId) -> bool {
     let (from, known) = (&view.ledger.legs[sender], &view.ledger.legs[receiver]);
     if known.side != Side::Receiver {
