@@ -1,0 +1,237 @@
+//! Two engines of two ranks each, driven by one thread through rank groups over real workers: bytes of
+//! every rank, and pages that come back once, however a request ends.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod support;
+
+use std::time::Instant;
+
+use kv_transfer::allocator::RunAllocator;
+use kv_transfer::prelude::*;
+use kv_transfer::{
+    Cause, FinalLayers, GroupReceiver, GroupSender, Parallel, PeerCause, RankGroupError, TransferMode,
+};
+use support::host::{Host, Setup};
+use support::memory::{Shape, page_content};
+use support::{PATIENCE, server};
+
+const RANKS: u32 = 2;
+const SHAPE: Shape = Shape { pages: 64, tensors: 4, piece: 768, page_major: false, rows: 4, aux_regions: 1 };
+
+/// How a request ends, and who is to blame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Story {
+    Sent,
+    /// Given before it is final.
+    Overlapped,
+    PrefillAborts,
+    DecodeAborts,
+    /// The handle is dropped with pages in the session.
+    PrefillDrops,
+    DecodeDrops,
+}
+
+/// An engine: its ranks, and what its one scheduler has.
+struct Engine {
+    hosts: Vec<Host>,
+    ranks: RankGroup,
+    cache: RunAllocator,
+}
+
+impl Engine {
+    fn start(setup: impl Fn(u32) -> Setup) -> Engine {
+        let hosts: Vec<Host> = (0..RANKS).map(|rank| setup(rank).start()).collect();
+        let ranks = RankGroup::new(hosts.iter().map(|host| host.manager.clone()).collect()).unwrap();
+        Engine { hosts, ranks, cache: RunAllocator::new(SHAPE.pages) }
+    }
+
+    fn pages(&mut self, count: usize) -> Pages {
+        let pages = self.cache.allocate(count).unwrap();
+        for host in &self.hosts {
+            pages.list().iter().for_each(|page| host.memory.check_page(page, &"a free page"));
+        }
+        pages
+    }
+
+    /// Pages in which every rank has its own bytes.
+    fn prompt(&mut self, count: usize, content: u64) -> Pages {
+        let pages = self.pages(count);
+        for (rank, host) in (0..).zip(&mut self.hosts) {
+            for (position, page) in pages.list().iter().enumerate() {
+                let bytes = page_content(content ^ rank, position, SHAPE.page_len());
+                host.memory.write_page(page, &bytes);
+            }
+        }
+        pages
+    }
+
+    fn turn(&self) {
+        self.ranks.drain(|_| {});
+    }
+
+    fn check_idle(&self, what: &str) {
+        assert_eq!(self.cache.available(), self.cache.capacity(), "{what}: free pages");
+        for host in &self.hosts {
+            host.memory.check_all(what);
+            host.check_idle(what);
+        }
+    }
+}
+
+/// Turns both engines until `done` says something.
+fn until<T>(what: &str, engines: [&Engine; 2], mut done: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        engines.iter().for_each(|engine| engine.turn());
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "{what}: waited in vain");
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+}
+
+fn reclaim<S: KvSession>(what: &str, engines: [&Engine; 2], session: S) -> Pages {
+    let mut open = Some(session);
+    until(what, engines, || match open.take()?.reclaim() {
+        Ok(pages) => Some(pages),
+        Err(session) => {
+            open = Some(session);
+            None
+        }
+    })
+}
+
+fn orphan(what: &str, engines: [&Engine; 2], of: &Engine) -> Pages {
+    until(what, engines, || of.ranks.orphans().pop())
+}
+
+fn tell(story: Story, mode: TransferMode, prefill: &mut Engine, decode: &mut Engine, addr: &str, room: u64) {
+    let what = format!("{story:?} {mode}");
+    let content = room << 8;
+    let options = SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+    let mut sender: GroupSender = prefill.ranks.sender(addr, room.into(), &[], options.clone()).unwrap();
+    let options = SessionOptions { grants: pull(mode, &sender), ..options };
+    let mut receiver: GroupReceiver = decode.ranks.receiver(addr, room.into(), options).unwrap();
+    until(&what, [prefill, decode], || (receiver.poll() == KvPoll::WaitingForInput).then_some(()));
+
+    let (mut prompt, room_for) = (prefill.prompt(6, content), decode.pages(6));
+    let (sent, expected) = (prompt.list().clone(), room_for.list().clone());
+    receiver.init(room_for, None).unwrap();
+    sender.init(6, None).unwrap();
+    let rest = prompt.split_off(2);
+    if story == Story::Overlapped {
+        let (first, second) = (sender.begin_chunk(prompt).unwrap(), sender.begin_chunk(rest).unwrap());
+        sender.layers_final(FinalLayers::all(second)).unwrap();
+        sender.layers_final(FinalLayers::all(first)).unwrap();
+    } else {
+        sender.send(prompt).unwrap();
+        match story {
+            Story::PrefillAborts => sender.abort(),
+            Story::DecodeAborts => receiver.abort(),
+            _ => {}
+        }
+        if story != Story::PrefillDrops {
+            sender.send(rest).unwrap();
+        } else {
+            prefill.cache.free(rest).unwrap();
+        }
+    }
+
+    let good = matches!(story, Story::Sent | Story::Overlapped);
+    match story {
+        Story::PrefillDrops => {
+            drop(sender);
+            let pages = orphan(&what, [prefill, decode], prefill);
+            assert_eq!(pages.list(), &sent.slice(0, 2).unwrap(), "{what}");
+            prefill.cache.free(pages).unwrap();
+        }
+        _ => {
+            until(&what, [prefill, decode], || sender.poll().is_terminal().then_some(()));
+            if story == Story::PrefillAborts {
+                assert_eq!(sender.failure().unwrap().cause, Cause::Aborted, "{what}");
+            }
+            let pages = reclaim(&what, [prefill, decode], sender);
+            assert_eq!(pages.list(), &sent, "{what}");
+            prefill.cache.free(pages).unwrap();
+        }
+    }
+    let pages = match story {
+        Story::DecodeDrops => {
+            drop(receiver);
+            orphan(&what, [prefill, decode], decode)
+        }
+        _ => {
+            until(&what, [prefill, decode], || receiver.poll().is_terminal().then_some(()));
+            assert_eq!(receiver.poll() == KvPoll::Success, good, "{what}: {:?}", receiver.failure());
+            if story == Story::PrefillAborts {
+                let cause = receiver.failure().unwrap().cause;
+                assert_eq!(cause, Cause::ByPeer(PeerCause::Aborted), "{what}");
+            }
+            reclaim(&what, [prefill, decode], receiver)
+        }
+    };
+    assert_eq!(pages.list(), &expected, "{what}");
+    for (rank, host) in (0..).zip(&mut decode.hosts) {
+        match good {
+            true => host.arrived(pages.list(), content ^ rank, &what),
+            false => host.missed(pages.list(), content ^ rank, &what),
+        }
+    }
+    decode.cache.free(pages).unwrap();
+}
+
+/// What the router carries in pull mode: the sessions of all ranks.
+fn pull(mode: TransferMode, sender: &GroupSender) -> Vec<kv_transfer::GrantRef> {
+    let grants = sender.grants();
+    assert_eq!(grants.len(), RANKS as usize);
+    if mode == TransferMode::Pull { grants } else { Vec::new() }
+}
+
+fn engines(addr: &str) -> [Engine; 2] {
+    let parallel = |tp_rank| Parallel { tp_size: RANKS, tp_rank, ..Parallel::default() };
+    [
+        Engine::start(|rank| Setup { rank, parallel: parallel(rank), ..Setup::prefill(addr, SHAPE) }),
+        Engine::start(|rank| Setup { rank, parallel: parallel(rank), ..Setup::decode(addr, SHAPE) }),
+    ]
+}
+
+#[test]
+fn every_rank_gets_its_bytes_and_pages_come_back_once_however_a_request_ends() {
+    let (_server, addr) = server();
+    let [mut prefill, mut decode] = engines(&addr);
+    let stories = [
+        Story::Sent,
+        Story::Overlapped,
+        Story::PrefillAborts,
+        Story::DecodeAborts,
+        Story::PrefillDrops,
+        Story::Sent,
+        Story::DecodeDrops,
+        Story::Overlapped,
+    ];
+    let mut room = 0;
+    for mode in [TransferMode::Push, TransferMode::Pull] {
+        for story in stories {
+            room += 1;
+            tell(story, mode, &mut prefill, &mut decode, &addr, room);
+        }
+        for engine in [&prefill, &decode] {
+            engine.check_idle(&format!("after all of {mode}"));
+        }
+    }
+}
+
+#[test]
+fn workers_that_are_no_ranks_of_one_engine_are_told_apart() {
+    let (_server, addr) = server();
+    let [prefill, decode] = engines(&addr);
+    let managers = |engine: &Engine| engine.ranks.managers().to_vec();
+    let mixed = [managers(&prefill), managers(&decode)].concat();
+    let error = RankGroup::new(mixed).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "engine is prefill on the first rank, but decode on rank number 2 of the group"
+    );
+    assert_eq!(RankGroup::new(Vec::new()).unwrap_err(), RankGroupError::Empty);
+}
