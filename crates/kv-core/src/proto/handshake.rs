@@ -33,7 +33,12 @@ impl Node {
     /// many peers and all are busy.
     pub(super) fn meet(&mut self, introduction: Introduction) -> Option<PeerId> {
         if let Some(known) = self.peers.with_incarnation(introduction.incarnation) {
-            if self.peers.get(known).is_some_and(|peer| !peer.is_up() && peer.hello.is_none()) {
+            // The time of a hello that no session has waited for does not count.
+            if let Some(peer) = self.peers.get_mut(known)
+                && !peer.is_up()
+                && (peer.hello.is_none() || peer.waiting.is_empty())
+            {
+                peer.hello = None;
                 self.say_hello(known);
             }
             return Some(known);

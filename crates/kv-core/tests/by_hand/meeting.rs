@@ -164,6 +164,25 @@ fn a_hello_of_a_peer_that_was_given_up_brings_it_back() {
     assert_eq!(solo.poll(next), KvPoll::WaitingForInput, "its silence before does not count");
 }
 
+/// A hello that was not answered when the peer was given up is not one that the next session has waited
+/// for since.
+#[test]
+fn a_peer_that_was_given_up_long_ago_is_greeted_anew_and_has_time_to_answer() {
+    let (mut solo, session) = Solo::receiving();
+    solo.run_for(SECOND * 7);
+    assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
+    solo.run_for(SECOND * 60);
+    let next = solo.open_receiver(ROOM, None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    solo.run_for(SECOND * 3);
+    assert_eq!(solo.poll(next), KvPoll::Bootstrapping);
+    solo.welcome(1, 1);
+    assert_eq!(solo.poll(next), KvPoll::WaitingForInput);
+    solo.run_for(SECOND * 3);
+    assert_eq!(solo.poll(next), KvPoll::WaitingForInput);
+}
+
 #[test]
 fn whatever_a_peer_says_that_was_given_up_brings_it_back() {
     let (mut solo, _) = Solo::receiving();
