@@ -230,7 +230,7 @@ impl Params {
         let state_items = Rng::new(seed ^ 0x5eed_57a7_e000).pick(&[0, 0, 3, 6]);
         // Engines that differ have pages only: groups are the business of other tests.
         let state_items = if unequal.is_none() { state_items } else { 0 };
-        let params = Params {
+        let mut params = Params {
             drizzle: false,
             seed,
             prefills,
@@ -260,6 +260,11 @@ impl Params {
             chaos: if lossless { ChaosParams::default() } else { draw_chaos(rng) },
             sched,
         };
+        if params.unequal.is_some() {
+            // Thousands of pieces of a byte each: one by one they would take longer than anybody waits.
+            params.max_sge = params.max_sge.max(16);
+            params.limits.max_post_bytes = params.limits.max_post_bytes.max(40);
+        }
         if lossless || tiny || rng.chance(750) { params } else { params.drizzle(rng) }
     }
 
