@@ -31,7 +31,7 @@ mod session;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kv_core::{KvArgs, KvManager, OpenError, Pages, Room, SessionOptions};
+use kv_core::{Groups, KvArgs, KvManager, OpenError, Pages, Room, SessionOptions};
 use rustix::event::epoll;
 
 use crate::manager::Manager;
@@ -157,6 +157,15 @@ impl RankGroup {
         let mut table = self.shared.lock();
         let mut orphans = table.senders.take_orphans();
         orphans.append(&mut table.receivers.take_orphans());
+        orphans
+    }
+
+    /// Takes the items of state groups that came back from all ranks after their session's handle was
+    /// dropped, or was reclaimed for its pages only.
+    pub fn orphan_groups(&self) -> Vec<Groups> {
+        let mut table = self.shared.lock();
+        let mut orphans = table.senders.take_orphan_groups();
+        orphans.append(&mut table.receivers.take_orphan_groups());
         orphans
     }
 }

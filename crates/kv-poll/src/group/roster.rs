@@ -16,12 +16,19 @@ pub(super) struct Roster<S: Half> {
     /// Those that have changed, or have not said everything to everybody.
     touched: BTreeSet<SessionId>,
     orphans: Vec<Pages>,
+    orphan_groups: Vec<Groups>,
 }
 
 impl<S: Half> Roster<S> {
     pub(super) fn new(ranks: usize) -> Roster<S> {
         let by_rank = (0..ranks).map(|_| BTreeMap::new()).collect();
-        Roster { open: BTreeMap::new(), by_rank, touched: BTreeSet::new(), orphans: Vec::new() }
+        Roster {
+            open: BTreeMap::new(),
+            by_rank,
+            touched: BTreeSet::new(),
+            orphans: Vec::new(),
+            orphan_groups: Vec::new(),
+        }
     }
 
     /// Enters the sessions of a request, in the order of ranks.
@@ -84,8 +91,11 @@ impl<S: Half> Roster<S> {
 
     /// Items whose session's owner did not take them back.
     pub(super) fn keep(&mut self, groups: Groups) {
-        let items = groups.into_iter().map(|items| items.items);
-        self.orphans.extend(items.filter(|items| !items.is_empty()));
+        self.orphan_groups.extend(Some(groups).filter(|groups| !groups.is_empty()));
+    }
+
+    pub(super) fn take_orphan_groups(&mut self) -> Vec<Groups> {
+        std::mem::take(&mut self.orphan_groups)
     }
 
     pub(super) fn take_orphans(&mut self) -> Vec<Pages> {

@@ -25,7 +25,8 @@ pub type GroupReceiver = GroupSession<Receiver>;
 /// [`Session`](crate::Session); its number is that of the first rank's.
 ///
 /// Calls take the group's lock, which is never held for long. Dropping a session without reclaiming
-/// it aborts it, and its pages go to [`RankGroup::orphans`](super::RankGroup::orphans).
+/// it aborts it, and its pages go to [`RankGroup::orphans`](super::RankGroup::orphans), items of
+/// state groups to [`RankGroup::orphan_groups`](super::RankGroup::orphan_groups).
 #[must_use = "dropping a session aborts it"]
 #[allow(private_bounds)]
 pub struct GroupSession<S: Kind> {
@@ -261,6 +262,15 @@ fn into_chunk(said: ToSender) -> Backpressure<Pages> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn other_ranks_get_the_same_items_of_the_same_groups() {
+        let pages = |list: &[u32]| Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap();
+        let mut groups = Groups::none();
+        groups.push(GroupItems::new(0, pages(&[7]))).unwrap();
+        groups.push(GroupItems::from_number(3, 12, pages(&[5, 1, 2]))).unwrap();
+        assert_eq!(copy_groups(&groups), Some(groups));
+    }
 
     #[test]
     fn each_stage_of_a_pipeline_is_told_of_its_layers() {
