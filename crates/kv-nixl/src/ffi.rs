@@ -18,9 +18,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::error::{NixlError, PoolError};
 use crate::guards;
+use crate::metadata::Place;
 use crate::plane::NixlPlane;
 use crate::pool::HostPool;
-use crate::prepared::Row;
 
 /// Loads a shared library for good, and looks for these symbols in it. `Err` says what is wrong.
 pub(crate) fn load_library(path: &Path, symbols: &[&CStr]) -> Result<(), String> {
@@ -193,8 +193,9 @@ impl Memory {
         (inside && same && len > 0).then(|| Memory { device, addr, len, ..self.clone() })
     }
 
-    pub(crate) fn row(&self, item_len: u64) -> Row {
-        Row { addr: self.addr, len: self.len, item_len, kind: self.kind, device: self.device() }
+    /// As a region with items of this length.
+    pub(crate) fn place(&self, item_len: u64) -> Place {
+        Place { addr: self.addr, len: self.len, item_len, kind: self.kind, device: self.device() }
     }
 
     pub(crate) fn kind(&self) -> MemoryKind {

@@ -5,7 +5,6 @@ use kv_core::{MAX_REGIONS, MemoryKind, PlaneError};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Process;
-use crate::prepared::Row;
 use crate::transport::Reach;
 
 /// Another number for every change of the format.
@@ -43,13 +42,6 @@ pub(crate) struct Place {
     pub(crate) item_len: u64,
     pub(crate) kind: MemoryKind,
     pub(crate) device: u64,
-}
-
-impl Place {
-    pub(crate) fn row(&self) -> Row {
-        let Place { addr, len, item_len, kind, device } = *self;
-        Row { addr, len, item_len, kind, device }
-    }
 }
 
 /// The name of the agent of a plane.

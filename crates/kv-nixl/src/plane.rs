@@ -26,7 +26,7 @@ use crate::host::{Life, Process};
 use crate::metadata::{Metadata, Place, agent_name};
 use crate::pace::Pace;
 use crate::pool::HostPool;
-use crate::prepared::{Grid, Row};
+use crate::prepared::Grid;
 use crate::remote::{Arrivals, Remote, RemoteId, Stage};
 use crate::requests::{Line, Request};
 use crate::storage;
@@ -198,24 +198,21 @@ impl NixlPlane {
         self.requests.is_empty()
     }
 
+    /// Our regions.
+    fn places(&self) -> Vec<Place> {
+        let regions = self.regions.iter().zip(&self.item_lens);
+        regions.map(|(memory, item_len)| memory.place(*item_len)).collect()
+    }
+
     /// Our metadata. From the first call on, our memory does not change any more.
     fn own_metadata(&self) -> Result<Bytes, PlaneError> {
         if let Some(bytes) = self.frozen.get() {
             return Ok(bytes.clone());
         }
-        let regions = self.regions.iter().zip(&self.item_lens);
-        let places = regions.map(|(memory, item_len)| Place {
-            addr: memory.addr(),
-            len: memory.len(),
-            item_len: *item_len,
-            kind: memory.kind(),
-            device: memory.device(),
-        });
         let nixl = self.engine.metadata().map_err(backend)?;
         let backend = &self.config.backend;
         let process = self.process.clone();
-        let bytes =
-            Metadata::new(self.token, backend, process, self.reach, places.collect(), nixl).encode()?;
+        let bytes = Metadata::new(self.token, backend, process, self.reach, self.places(), nixl).encode()?;
         Ok(self.frozen.get_or_init(|| bytes).clone())
     }
 
@@ -272,15 +269,13 @@ impl NixlPlane {
     fn prepare(&mut self, name: &str, regions: &[Place]) -> Option<Grid> {
         let most = self.config.prepared_items;
         if self.lists.is_none() {
-            let regions = self.regions.iter().zip(&self.item_lens);
-            let rows: Vec<Row> = regions.map(|(memory, item_len)| memory.row(*item_len)).collect();
-            let grid = Grid::new(&rows, most)?;
-            self.engine.prepare(None, grid.kind, grid.items(&rows)).ok()?;
+            let places = self.places();
+            let grid = Grid::new(&places, most)?;
+            self.engine.prepare(None, grid.kind, grid.items(&places)).ok()?;
             self.lists = Some(grid);
         }
-        let rows: Vec<Row> = regions.iter().map(Place::row).collect();
-        let grid = Grid::new(&rows, most)?;
-        self.engine.prepare(Some(name), grid.kind, grid.items(&rows)).ok()?;
+        let grid = Grid::new(regions, most)?;
+        self.engine.prepare(Some(name), grid.kind, grid.items(regions)).ok()?;
         Some(grid)
     }
 

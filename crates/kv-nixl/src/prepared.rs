@@ -8,18 +8,10 @@
 
 use kv_core::MemoryKind;
 
+use crate::metadata::Place;
+
 /// The most items of one descriptor that are named one by one.
 const MOST_ITEMS: u64 = 2;
-
-/// Where a region lies, for a list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Row {
-    pub(crate) addr: u64,
-    pub(crate) len: u64,
-    pub(crate) item_len: u64,
-    pub(crate) kind: MemoryKind,
-    pub(crate) device: u64,
-}
 
 /// The items of all regions of one kind of memory, in a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,10 +24,10 @@ pub(crate) struct Grid {
 
 impl Grid {
     /// The items of these regions; `None` if there are none, or more than `most`.
-    pub(crate) fn new(rows: &[Row], most: usize) -> Option<Grid> {
+    pub(crate) fn new(rows: &[Place], most: usize) -> Option<Grid> {
         let kind = rows.first()?.kind;
         let mut items = 0_u64;
-        let place = |row: &Row| {
+        let place = |row: &Place| {
             let count = row.len.checked_div(row.item_len).filter(|count| row.kind == kind && *count > 0)?;
             let first = items;
             items = items.saturating_add(count);
@@ -47,7 +39,7 @@ impl Grid {
     }
 
     /// Address, length and device of every item, in order.
-    pub(crate) fn items<'a>(&'a self, rows: &'a [Row]) -> impl Iterator<Item = (u64, u64, u64)> + 'a {
+    pub(crate) fn items<'a>(&'a self, rows: &'a [Place]) -> impl Iterator<Item = (u64, u64, u64)> + 'a {
         let listed = rows.iter().zip(&self.regions).filter(|(_, place)| place.is_some());
         listed.flat_map(|(row, _)| {
             let count = row.len.checked_div(row.item_len).unwrap_or(0);
@@ -81,9 +73,9 @@ pub(crate) fn numbers(
 mod tests {
     use super::*;
 
-    fn row(addr: u64, items: u64, item_len: u64, kind: MemoryKind) -> Row {
+    fn row(addr: u64, items: u64, item_len: u64, kind: MemoryKind) -> Place {
         // Some bytes at the end that are no item.
-        Row { addr, len: items * item_len + item_len / 2, item_len, kind, device: 0 }
+        Place { addr, len: items * item_len + item_len / 2, item_len, kind, device: 0 }
     }
 
     #[test]
@@ -125,7 +117,7 @@ mod tests {
         assert!(Grid::new(&rows(0, MemoryKind::Dram), 8).is_some());
         assert_eq!(Grid::new(&[], 8), None);
         assert_eq!(Grid::new(&[row(0, 8, 64, MemoryKind::File)], 8), None);
-        let endless = Row { addr: 0, len: u64::MAX, item_len: 1, kind: MemoryKind::Dram, device: 0 };
+        let endless = Place { addr: 0, len: u64::MAX, item_len: 1, kind: MemoryKind::Dram, device: 0 };
         assert_eq!(Grid::new(&[endless, endless], usize::MAX), None);
     }
 }

@@ -90,6 +90,7 @@ mod link;
 mod manager;
 mod poll_set;
 pub mod queue;
+mod said;
 mod session;
 mod token;
 mod worker;

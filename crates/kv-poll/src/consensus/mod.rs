@@ -91,4 +91,4 @@ fn advance(current: Standing, proposed: Standing) -> Standing {
 }
 
 /// Where every request begins.
-const OPENING: Standing = Standing { poll: KvPoll::Bootstrapping, reclaimable: false };
+pub(crate) const OPENING: Standing = Standing { poll: KvPoll::Bootstrapping, reclaimable: false };

@@ -2,11 +2,10 @@
 
 use std::collections::VecDeque;
 
-use kv_core::{
-    AuxIndex, Backpressure, Cause, FinalLayers, Groups, KvPoll, KvReceiver, KvSender, KvSession, Pages,
-    Reclaimed, SessionId, TransferError,
-};
+use kv_core::{Cause, Groups, KvPoll, KvSession, Reclaimed, SessionId, TransferError};
 
+use crate::consensus::{OPENING, Standing};
+use crate::said::{ToReceiver, ToSender};
 use crate::session::{Receiver, Sender};
 
 /// A half of a transfer on one rank, with what can be said to it.
@@ -27,42 +26,11 @@ pub(super) trait Half: KvSession {
     fn given(said: Self::Said) -> Groups;
 }
 
-/// What is said to a sender.
-#[derive(Debug)]
-pub(super) enum ToSender {
-    Init(usize, Option<AuxIndex>),
-    Send(Pages),
-    Begin(Pages),
-    Final(FinalLayers),
-    Groups(Groups),
-}
-
-/// What is said to a receiver.
-#[derive(Debug)]
-pub(super) enum ToReceiver {
-    Init(Pages, Option<AuxIndex>),
-    Groups(Groups),
-}
-
 impl Half for Sender {
     type Said = ToSender;
 
     fn say(&mut self, said: ToSender) -> Result<(), ToSender> {
-        match said {
-            ToSender::Init(pages, aux) => {
-                self.init(pages, aux).map_err(|Backpressure(())| ToSender::Init(pages, aux))
-            }
-            ToSender::Send(chunk) => self.send(chunk).map_err(|refused| ToSender::Send(refused.0)),
-            ToSender::Begin(chunk) => {
-                self.begin_chunk(chunk).map(drop).map_err(|refused| ToSender::Begin(refused.0))
-            }
-            ToSender::Final(layers) => {
-                self.layers_final(layers).map_err(|refused| ToSender::Final(refused.0))
-            }
-            ToSender::Groups(groups) => {
-                self.give_groups(groups).map_err(|refused| ToSender::Groups(refused.0))
-            }
-        }
+        said.tell(self)
     }
 
     fn pages_in(said: &ToSender) -> usize {
@@ -85,14 +53,7 @@ impl Half for Receiver {
     type Said = ToReceiver;
 
     fn say(&mut self, said: ToReceiver) -> Result<(), ToReceiver> {
-        match said {
-            ToReceiver::Init(pages, aux) => {
-                self.init(pages, aux).map_err(|refused| ToReceiver::Init(refused.0, aux))
-            }
-            ToReceiver::Groups(groups) => {
-                self.give_groups(groups).map_err(|refused| ToReceiver::Groups(refused.0))
-            }
-        }
+        said.tell(self)
     }
 
     fn pages_in(said: &ToReceiver) -> usize {
@@ -106,13 +67,6 @@ impl Half for Receiver {
     fn given(said: ToReceiver) -> Groups {
         if let ToReceiver::Groups(groups) = said { groups } else { Groups::none() }
     }
-}
-
-/// Where a request stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Standing {
-    pub(super) poll: KvPoll,
-    pub(super) reclaimable: bool,
 }
 
 /// The sessions of one request, in the order of ranks.
@@ -170,7 +124,7 @@ impl<S: Half> Members<S> {
             ids,
             ranks: sessions.into_iter().map(rank).collect(),
             chunks: 0,
-            told: Standing { poll: KvPoll::Bootstrapping, reclaimable: false },
+            told: OPENING,
             failure: None,
             aborted: false,
             abandoned: false,
@@ -300,7 +254,7 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
-    use kv_core::{PageList, PeerCause, Phase, Room};
+    use kv_core::{Backpressure, PageList, Pages, PeerCause, Phase, Room};
 
     use super::*;
 

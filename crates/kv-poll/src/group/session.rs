@@ -11,9 +11,10 @@ use kv_core::{
 };
 
 use super::fence::SharedFence;
-use super::members::{Half, Members, ToReceiver, ToSender};
+use super::members::{Half, Members};
 use super::roster::Roster;
 use super::{Shared, Table};
+use crate::said::{ToReceiver, ToSender};
 use crate::session::{Receiver, Sender};
 
 /// The sending half of a transfer, on all ranks of a prefill engine.

@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 
-use kv_core::{AuxIndex, Backpressure, ChunkId, FinalLayers, Groups, KvPoll, KvSender, Pages};
+use kv_core::{AuxIndex, ChunkId, KvPoll, KvSender};
 
 use crate::consensus::RequestKey;
 use crate::queue::error::{Refusal, RequestError};
+use crate::said::ToSender;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -14,14 +15,6 @@ pub(super) enum Stage {
     Forward,
     Inflight,
     Failing,
-}
-
-/// What a session is given.
-pub(super) enum Step {
-    Send(Pages),
-    Begin(Pages),
-    Final(FinalLayers),
-    Groups(Groups),
 }
 
 pub(super) struct Entry<R, S> {
@@ -42,7 +35,7 @@ pub(super) struct Entry<R, S> {
     /// How many chunks were given, kept ones included.
     pub(super) chunks: u32,
     /// What the ring had no room for, in order.
-    pub(super) kept: VecDeque<Step>,
+    pub(super) kept: VecDeque<ToSender>,
     pub(super) in_backlog: bool,
     pub(super) aborted: bool,
     /// What went wrong, if this queue found it; from `Failing` on always there.
@@ -76,7 +69,7 @@ impl<R, S: KvSender> Entry<R, S> {
     }
 
     /// Notes a chunk to be given; its number.
-    pub(super) fn give(&mut self, chunk: Step) -> ChunkId {
+    pub(super) fn give(&mut self, chunk: ToSender) -> ChunkId {
         let number = ChunkId(self.chunks);
         self.chunks = self.chunks.saturating_add(1);
         self.kept.push_back(chunk);
@@ -91,26 +84,13 @@ impl<R, S: KvSender> Entry<R, S> {
             }
             self.init = None;
         }
-        while let Some(step) = self.kept.pop_front() {
-            let refused = match step {
-                Step::Send(chunk) => self.session.send(chunk).map_err(|Backpressure(it)| Step::Send(it)),
-                Step::Begin(chunk) => match self.session.begin_chunk(chunk) {
-                    Ok(_) => Ok(()),
-                    Err(Backpressure(chunk)) => Err(Step::Begin(chunk)),
-                },
-                Step::Final(layers) => {
-                    self.session.layers_final(layers).map_err(|Backpressure(it)| Step::Final(it))
-                }
-                Step::Groups(groups) => match self.session.give_groups(groups) {
-                    Ok(()) => continue,
-                    Err(Backpressure(groups)) => Err(Step::Groups(groups)),
-                },
-            };
-            if let Err(step) = refused {
-                self.kept.push_front(step);
+        while let Some(said) = self.kept.pop_front() {
+            let pages = !matches!(said, ToSender::Groups(_));
+            if let Err(said) = said.tell(&mut self.session) {
+                self.kept.push_front(said);
                 return false;
             }
-            self.sent_any = true;
+            self.sent_any |= pages;
         }
         true
     }

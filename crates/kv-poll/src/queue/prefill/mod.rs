@@ -9,11 +9,12 @@ use kv_core::{
     Pages, Reclaimed, Room, SessionId, SessionOptions,
 };
 
-use self::entry::{Entry, Stage, Step};
+use self::entry::{Entry, Stage};
 use super::error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, RequestError};
 use super::line::Line;
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
 use crate::poll_set::Change;
+use crate::said::ToSender;
 
 /// When the forward pass of a request may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -234,13 +235,13 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     /// Gives the next pages, whose content must be final, aux row included if they are the last. A
     /// chunk that the worker has no room for is kept, in order, and given at a later step.
     pub fn send_chunk(&mut self, key: RequestKey, pages: Pages) -> Result<(), ChunkError> {
-        self.give_chunk(key, pages, Step::Send).map(drop)
+        self.give_chunk(key, pages, ToSender::Send).map(drop)
     }
 
     /// Gives the next pages before they are computed; [`layers_final`](Self::layers_final) says what
     /// of them is. Kept as with `send_chunk` if the worker has no room.
     pub fn begin_chunk(&mut self, key: RequestKey, pages: Pages) -> Result<ChunkId, ChunkError> {
-        self.give_chunk(key, pages, Step::Begin)
+        self.give_chunk(key, pages, ToSender::Begin)
     }
 
     /// Says that layers of a chunk are final, now or once a fence has passed: they are moved while the
@@ -253,7 +254,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         if chunk.0 >= given {
             return Err(Refusal::UnknownChunk { key, chunk, given });
         }
-        entry.kept.push_back(Step::Final(layers));
+        entry.kept.push_back(ToSender::Final(layers));
         if !entry.in_backlog && !entry.flush() {
             enqueue(&mut self.backlog, key, entry);
         }
@@ -276,7 +277,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             return Err(GroupsRefused { groups, reason });
         }
         entry.grouped = true;
-        entry.kept.push_back(Step::Groups(groups));
+        entry.kept.push_back(ToSender::Groups(groups));
         if !entry.in_backlog && !entry.flush() {
             enqueue(&mut self.backlog, key, entry);
         }
@@ -287,7 +288,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         &mut self,
         key: RequestKey,
         pages: Pages,
-        step: fn(Pages) -> Step,
+        step: fn(Pages) -> ToSender,
     ) -> Result<ChunkId, ChunkError> {
         let Some(entry) = self.entries.get_mut(&key) else {
             return Err(ChunkError { pages, reason: Refusal::Ended { key } });
@@ -313,7 +314,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             return Err(Refusal::PageCount { key, given: entry.given, announced });
         }
         if entry.chunks == 0 {
-            entry.give(Step::Send(Pages::none()));
+            entry.give(ToSender::Send(Pages::none()));
             if !entry.in_backlog && !entry.flush() {
                 enqueue(&mut self.backlog, key, entry);
             }
@@ -435,13 +436,13 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         };
         for step in entry.kept {
             match step {
-                Step::Send(chunk) | Step::Begin(chunk) => {
+                ToSender::Send(chunk) | ToSender::Begin(chunk) => {
                     let refused = pages.append(chunk);
                     debug_assert!(refused.is_ok(), "one cache's pages exceed a token");
                 }
                 // They are given once: the session has none.
-                Step::Groups(kept) => groups = kept,
-                Step::Final(_) => {}
+                ToSender::Groups(kept) => groups = kept,
+                ToSender::Init(..) | ToSender::Final(_) => {}
             }
         }
         self.stages[entry.stage as usize] -= 1;
