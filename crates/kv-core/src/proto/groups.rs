@@ -182,22 +182,26 @@ impl Node {
         None
     }
 
+    /// The groups that a session names, of which nothing comes from any of its sources. To be asked
+    /// while all of them are there: one that is done with the session may leave before the others.
+    pub(super) fn unheld_groups(&self, receiver: &ReceiveSession) -> Vec<u16> {
+        let maps = receiver.sources.iter().filter_map(|source| self.peers.get(source.peer)?.inward.as_ref());
+        let named = receiver.groups.iter().flat_map(Groups::iter).map(|items| items.group);
+        let held = |group: u16| maps.clone().any(|map| map.has_group(group));
+        named.filter(|&group| !held(group)).collect()
+    }
+
     /// The groups of a session that succeeded, of which no source had all.
-    pub(super) fn skipped_groups(&self, receiver: &ReceiveSession) -> Vec<u16> {
+    pub(super) fn skipped_groups(receiver: &ReceiveSession) -> Vec<u16> {
         if receiver.poll != KvPoll::Success {
             return Vec::new();
         }
-        let mut skipped = Vec::new();
-        for items in receiver.groups.iter().flat_map(Groups::iter) {
-            let group = items.group;
-            let maps =
-                receiver.sources.iter().filter_map(|source| self.peers.get(source.peer)?.inward.as_ref());
-            let nobody = maps.clone().next().is_some() && maps.clone().all(|map| !map.has_group(group));
-            if nobody || receiver.sources.iter().any(|source| source.skipped.contains(&group)) {
-                skipped.push(group);
-            }
-        }
-        skipped
+        let left_out = |group: &u16| {
+            let mut sources = receiver.sources.iter();
+            receiver.unheld.contains(group) || sources.any(|source| source.skipped.contains(group))
+        };
+        let named = receiver.groups.iter().flat_map(Groups::iter).map(|items| items.group);
+        named.filter(left_out).collect()
     }
 
     pub(super) fn release_groups(&mut self, session: SessionId, groups: Groups, skipped: Vec<u16>) {

@@ -62,6 +62,8 @@ pub(super) struct ReceiveSession {
     pub(super) given: Option<(Pages, Option<AuxIndex>)>,
     /// Items of state groups, given before the pages.
     pub(super) groups: Option<Groups>,
+    /// The groups among them that no source has. Known from the moment at which the pages are given.
+    pub(super) unheld: Vec<u16>,
     /// Pages of the request that are here already; the given ones come after them.
     pub(super) prefix: usize,
     pub(super) sources: Vec<Source>,
@@ -145,6 +147,7 @@ impl Node {
             question,
             given: None,
             groups: None,
+            unheld: Vec::new(),
             prefix: options.prefix_pages,
             sources: Vec::new(),
             repeats: 0,
@@ -248,10 +251,13 @@ impl Node {
 
     /// Registers at all sources, once pages and peers are there.
     fn register(&mut self, session: SessionId) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let Some(receiver) = self.receivers.get(&session) else { return };
         if receiver.poll != KvPoll::WaitingForInput || receiver.given.is_none() {
             return;
         }
+        let unheld = self.unheld_groups(receiver);
+        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        receiver.unheld = unheld;
         receiver.poll = KvPoll::Transferring;
         let (pulls, sources) = (receiver.pulls, receiver.sources.len());
         self.status(session, KvPoll::Transferring, None);
@@ -514,7 +520,7 @@ impl Node {
         for source in &receiver.sources {
             self.stop_beating_if_idle(source.peer);
         }
-        let skipped = self.skipped_groups(&receiver);
+        let skipped = Node::skipped_groups(&receiver);
         if let Some((pages, _)) = receiver.given {
             self.output(Output::Release { session, pages });
         }

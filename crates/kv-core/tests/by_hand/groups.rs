@@ -1,10 +1,13 @@
 //! State groups against a peer that names what is not there, or leaves out what it must not.
 
+use std::time::Duration;
+
 use kv_core::proto::{Command, Input, Output};
 use kv_core::wire::{Body, Done, Failed, Granted, Progress, Register};
 use kv_core::{
-    Attempt, Cause, GroupItems, GroupList, GroupLists, GroupSpan, Groups, KvPoll, Pages, PeerCause, Room,
-    SessionId, SessionOptions, TransferMode,
+    Attempt, Cause, GroupItems, GroupList, GroupLists, GroupSpan, Groups, Holds, KvArgs, KvPoll, Layout,
+    Pages, Parallel, PeerCause, PeerId, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions,
+    StateGroup, TransferMode,
 };
 
 use crate::solo::{OPTIONAL, SLOTS, Solo, list, record, register};
@@ -140,5 +143,60 @@ fn granted_items_that_do_not_exist_fail_the_session() {
         solo.says(1, Body::Granted(granted));
         assert_eq!(solo.cause(session), Cause::Protocol("a grant of pages that do not exist"));
         assert!(solo.take_posts().is_empty());
+    }
+}
+
+/// What rank `stage` of two tells of itself: the one layer that it has, and, on the second, the slots.
+fn stage(engine: &str, stage: u32) -> KvArgs {
+    let slots = StateGroup::slots(1, 1);
+    let stages = vec![(0, 1), (1, 2)];
+    let args = KvArgs::builder(engine, stage)
+        .pages(16, 16)
+        .parallel(Parallel { pp_size: 2, pp_rank: stage, ..Parallel::default() })
+        .region(Region::dram(RegionRole::Kv, 0x1000, 16 * 64, 64).layer(stage).holds(Holds::Latent))
+        .layout(Layout { stages, groups: vec![slots], ..Layout::default() });
+    let state = Region::dram(RegionRole::State, 0x9000, 8 * 32, 32).layer(1).holds(Holds::State(0));
+    let args = if stage == 1 { args.region(state) } else { args };
+    args.build().unwrap()
+}
+
+/// A receiver of both layers and of the slots, registered with a peer for each stage.
+fn receiving_of_stages(all: &[(u16, u32, &[u32])]) -> (Solo, SessionId) {
+    let mut solo = Solo::new(|config| {
+        let latent = Region::dram(RegionRole::Kv, 0x1000, 16 * 128, 128).layers(0..2).holds(Holds::Latent);
+        let state = Region::dram(RegionRole::State, 0x9000, 8 * 32, 32).layer(1).holds(Holds::State(0));
+        let groups = vec![StateGroup::slots(1, 1)];
+        let args = KvArgs::builder("us", 0).pages(16, 16).region(latent).region(state);
+        config.args = args.layout(Layout { groups, ..Layout::default() }).build().unwrap();
+    });
+    let session = solo.open_receiver(ROOM, None);
+    let lookup = solo.lookups()[0].0;
+    let records = [1, 2].map(|peer| {
+        let args = stage("peers", peer as u32 - 1);
+        let (worker, geometry) = (args.worker().clone(), args.geometry().clone());
+        RankRecord { worker, geometry, ..record(peer) }
+    });
+    solo.found(lookup, records.to_vec());
+    solo.welcome(1, 1);
+    solo.welcome(2, 1);
+    give(&mut solo, session, all);
+    solo.init_receiver(session, &[7], None);
+    assert_eq!(solo.poll(session), KvPoll::Transferring);
+    (solo, session)
+}
+
+#[test]
+fn items_that_have_come_were_not_left_out_though_their_source_leaves_before_the_others_are_done() {
+    let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2])];
+    let done = || Body::Done(Done { attempt: ONE, part: 0, total: Some(1), skipped: Vec::new() });
+    for leaves in [0, 1] {
+        let (mut solo, session) = receiving_of_stages(all);
+        // Sources are in the order of their rows: that of the last stage first.
+        let (first, second) = if leaves == 0 { (2, 1) } else { (1, 2) };
+        solo.says(first, done());
+        solo.input(Input::PeerGone { peer: PeerId(leaves), quiet_after: Duration::ZERO });
+        solo.says(second, done());
+        assert_eq!(solo.poll(session), KvPoll::Success);
+        assert_eq!(returned(&solo), Some((lists(all), vec![])));
     }
 }
