@@ -1,10 +1,11 @@
-//! Which interesting deliveries a campaign has seen.
+//! Which interesting deliveries and ends a campaign has seen.
 
 use std::collections::BTreeSet;
 
+use kv_core::Room;
 use kv_core::wire::{Body, Frame};
 
-use crate::ledger::LifeId;
+use crate::ledger::{Ledger, Leg, LegId, LifeId, Side, Slot};
 use crate::world::World;
 
 /// Frames about attempts that were delivered: by and to whom, kind, attempt, part.
@@ -42,6 +43,52 @@ impl World {
                 seen.insert((from, at, FINISH, finish.attempt.0, 0));
             }
             _ => {}
+        }
+    }
+    pub(crate) fn cover_open(&mut self, leg: LegId) {
+        let known = &self.ledger.legs[leg];
+        let same_base = |other: &Leg| {
+            other.side == known.side
+                && other.slot == known.slot
+                && other.is_open()
+                && Ledger::rooms_match(&other.room, &known.room)
+        };
+        self.counters.ambiguous += u64::from(self.ledger.legs.iter().any(same_base));
+        let others =
+            self.ledger.counterparts(leg).filter(|&other| self.ledger.legs[other].life.is_some()).count();
+        let first = others == 0;
+        match known.side {
+            Side::Sender if first => self.counters.sender_first += 1,
+            Side::Receiver if first => self.counters.receiver_first += 1,
+            _ => {}
+        }
+    }
+
+    pub(crate) fn cover_success(&mut self, leg: LegId) {
+        let known = &self.ledger.legs[leg];
+        let ranks = self.params.unequal.is_some();
+        let gathered = ranks && known.side == Side::Receiver && known.servers.len() > 1;
+        self.counters.gathered += u64::from(gathered);
+        if let Some(pair) = self.params.unequal.as_ref().filter(|_| gathered) {
+            let stage = |slot: &Slot| pair.layers_of(true, *slot as u32);
+            self.counters.staged +=
+                u64::from(known.servers.first().map(stage) != known.servers.last().map(stage));
+            self.counters.gathered_state += u64::from(known.state.hold != 0);
+        }
+        self.counters.scattered += u64::from(ranks && known.side == Side::Sender && known.receivers > 1);
+        if known.must_succeed && known.side == Side::Receiver {
+            self.counters.served += 1;
+        }
+        if known.side == Side::Sender {
+            let holds = |hold: u32| hold != 0 && self.ledger.holds[hold as usize].leg == leg;
+            let flights = self
+                .flights
+                .iter()
+                .filter(|flight| flight.pieces.iter().any(|piece| holds(piece.local_hold)));
+            self.counters.multi_part += u64::from(flights.count() > 1);
+        } else if let Room::Request(_) = known.room {
+            let exact = self.ledger.counterparts(leg).any(|other| self.ledger.legs[other].room == known.room);
+            self.counters.base_match += u64::from(!exact);
         }
     }
 }

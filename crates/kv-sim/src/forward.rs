@@ -53,7 +53,7 @@ impl World {
         let session = self.ledger.legs[leg].session;
         let Some(chunk) = self.give(leg, life, &pages) else { return };
         let hold = self.ledger.legs[leg].holds.last().copied().unwrap_or(0);
-        let left = self.cut_layers();
+        let left = self.cut_layers(self.params.layers(self.ledger.legs[leg].slot));
         self.plans[leg].computing.push(Computing { number, hold, pages, start, left });
         self.counters.begun += 1;
         let command = match self.planted {
@@ -75,6 +75,7 @@ impl World {
         let Some(layers) = chunk.left.pop() else { return };
         let known = &self.ledger.legs[leg];
         let (key, session) = (known.key, known.session);
+        let whole = self.params.layers(known.slot);
         // What has come back may be somebody else's by now.
         if known.holds.contains(&chunk.hold) {
             for (page, position) in chunk.pages.iter().zip(chunk.start..) {
@@ -82,7 +83,7 @@ impl World {
             }
             self.ledger.announce(chunk.hold, &layers);
         }
-        let whole = layers == (0..self.params.layers());
+        let whole = layers == whole;
         let layers = if whole && self.rng.chance(500) { None } else { Some(layers) };
         let number = chunk.number;
         if !chunk.left.is_empty() {
@@ -118,19 +119,18 @@ impl World {
     fn fill_own_row(&mut self, leg: LegId, life: LifeId) {
         let known = &self.ledger.legs[leg];
         if let Some(row) = known.row {
-            self.memories[life].fill_row(row, known.key);
+            self.memories[life].fill_row(row, known.key, self.params.row_stage(known.slot));
             self.ledger.announce(known.row_hold, &(0..64));
         }
         self.fill_items(leg, life);
     }
 
-    /// All layers, cut at random, in any order.
-    fn cut_layers(&mut self) -> Vec<Range<u32>> {
-        let layers = self.params.layers();
+    /// All layers of a rank, cut at random, in any order.
+    fn cut_layers(&mut self, layers: Range<u32>) -> Vec<Range<u32>> {
         let mut cuts = Vec::new();
-        let mut start = 0;
-        for layer in 1..=layers {
-            if layer == layers || self.rng.chance(600) {
+        let mut start = layers.start;
+        for layer in layers.start + 1..=layers.end {
+            if layer == layers.end || self.rng.chance(600) {
                 cuts.push(start..layer);
                 start = layer;
             }

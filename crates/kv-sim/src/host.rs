@@ -112,20 +112,8 @@ fn args(params: &Params, slot: Slot, memory: &Memory) -> Result<KvArgs, ArgsErro
     let side = if prefill { "p" } else { "d" };
     let mut parallel = Parallel::default();
     if let Some(pair) = &params.unequal {
-        let kv = memory.regions().iter().filter(|region| region.role == RegionRole::Kv);
-        let regions = (1..)
-            .zip(kv)
-            .map(|(number, region)| (number << 20, region.bytes.len() as u64, region.item_len as u64));
-        let mut builder = pair
-            .describe(prefill, within as u32, memory.pages.len() as u32, regions)
-            .dtype("u8")
-            .max_inflight(params.max_inflight)
-            .max_sge(params.max_sge);
-        for region in memory.regions().iter().filter(|region| region.role == RegionRole::Aux) {
-            let (len, item_len) = (region.bytes.len() as u64, region.item_len as u64);
-            builder = builder.region(Region::dram(RegionRole::Aux, 1 << 40, len, item_len));
-        }
-        return builder.build();
+        let builder = pair.describe(prefill, within as u32, memory, params.state_items > 0);
+        return builder.dtype("u8").max_inflight(params.max_inflight).max_sge(params.max_sge).build();
     }
     let (engine, rank) = match params.topology {
         Topology::Plain | Topology::Unequal => (format!("{side}{within}"), 0),

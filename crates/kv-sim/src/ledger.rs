@@ -35,7 +35,7 @@ pub struct Leg {
     /// Where.
     pub slot: Slot,
     /// The prefill slots that serve it (its own for a sender).
-    pub servers: Range<Slot>,
+    pub servers: Vec<Slot>,
     /// Its room.
     pub room: Room,
     /// How many pages it announces or registers.

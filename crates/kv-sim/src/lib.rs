@@ -29,6 +29,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod boot;
 mod calendar;
 mod chaos;
 mod clock;

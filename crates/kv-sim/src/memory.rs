@@ -9,7 +9,8 @@ use crate::rng::mix;
 use crate::state::GROUPS;
 use crate::unequal::Name;
 
-/// The position that stands for the aux row of a request.
+/// The position that stands for the aux row of a request on the first pipeline stage; the next stages
+/// have the ones before it.
 pub const AUX_POSITION: u32 = u32::MAX;
 /// The region whose content an aux row has, wherever it lies.
 const AUX_REGION: usize = 255;
@@ -25,8 +26,6 @@ pub struct Memory {
     /// Who holds each item of each state group, likewise.
     pub items: [Vec<HoldId>; GROUPS],
     poisoned: u64,
-    /// Tokens of a page.
-    tokens: u64,
 }
 
 /// One region.
@@ -42,6 +41,23 @@ pub struct SimRegion {
     pub bytes: Vec<u8>,
     /// What each byte of an item is of the model; empty where engines are alike.
     pub names: Vec<Name>,
+    /// Tokens of an item.
+    tokens: u64,
+}
+
+/// What an item of a region consists of.
+#[derive(Debug, Clone, Copy)]
+struct Contents<'a> {
+    /// Of each byte; empty where engines are alike.
+    names: &'a [Name],
+    tokens: u64,
+}
+
+impl Contents<'_> {
+    /// The first token of item `position` of a request.
+    fn first_token(&self, position: u32) -> u64 {
+        u64::from(position) * self.tokens
+    }
 }
 
 impl Memory {
@@ -63,14 +79,8 @@ impl Memory {
         (aux_rows, item_len): (u32, usize),
         salt: u64,
     ) -> Memory {
-        let mut memory = Memory { tokens: tokens as u64, ..Memory::empty() };
-        for names in regions {
-            let (len, item_len) = (num_pages as usize * names.len(), names.len());
-            memory.add(RegionRole::Kv, len, item_len);
-            if let Some(region) = memory.regions.last_mut() {
-                region.names = names;
-            }
-        }
+        let mut memory = Memory::empty();
+        memory.add_named((RegionRole::Kv, 0), regions, tokens, num_pages);
         memory.poisoned_with(num_pages, (aux_rows, item_len), salt)
     }
 
@@ -89,12 +99,26 @@ impl Memory {
     /// Memory without a region.
     pub fn empty() -> Memory {
         let (regions, pages, rows) = (Vec::new(), Vec::new(), Vec::new());
-        Memory { regions, pages, rows, items: Default::default(), poisoned: 0, tokens: 1 }
+        Memory { regions, pages, rows, items: Default::default(), poisoned: 0 }
     }
 
     /// Adds a region of zeroes, which nobody holds, of items of this length.
     pub fn add(&mut self, role: RegionRole, len: usize, item_len: usize) {
-        self.regions.push(SimRegion { role, group: 0, item_len, bytes: vec![0; len], names: Vec::new() });
+        let (bytes, names) = (vec![0; len], Vec::new());
+        self.regions.push(SimRegion { role, group: 0, item_len, bytes, names, tokens: 1 });
+    }
+
+    fn add_named(
+        &mut self,
+        (role, group): (RegionRole, u16),
+        regions: Vec<Vec<Name>>,
+        tokens: usize,
+        items: u32,
+    ) {
+        for names in regions {
+            let (bytes, item_len) = (vec![0; items as usize * names.len()], names.len());
+            self.regions.push(SimRegion { role, group, item_len, bytes, names, tokens: tokens as u64 });
+        }
     }
 
     /// The same memory with a region of so many items for each state group.
@@ -104,11 +128,25 @@ impl Memory {
             let item_len = item_len + 4 * (1 + group);
             let bytes = vec![0; items as usize * item_len];
             let (role, names) = (RegionRole::State, Vec::new());
-            self.regions.push(SimRegion { role, group: group as u16, item_len, bytes, names });
-            self.items[group] = vec![0; items as usize];
-            (0..items).for_each(|item| self.poison_item(group as u16, item));
+            self.regions.push(SimRegion { role, group: group as u16, item_len, bytes, names, tokens: 1 });
+            self.own_items(group, items);
         }
         self
+    }
+
+    /// The same memory with regions of a state group whose bytes have these names, in items of so many
+    /// tokens. A rank without a region of the group has no item of it.
+    pub fn with_group(mut self, group: usize, regions: Vec<Vec<Name>>, tokens: usize, items: u32) -> Memory {
+        if !regions.is_empty() {
+            self.add_named((RegionRole::State, group as u16), regions, tokens, items);
+            self.own_items(group, items);
+        }
+        self
+    }
+
+    fn own_items(&mut self, group: usize, items: u32) {
+        self.items[group] = vec![0; items as usize];
+        (0..items).for_each(|item| self.poison_item(group as u16, item));
     }
 
     /// The regions.
@@ -164,35 +202,46 @@ impl Memory {
 
     /// Writes the content of some layers of page `position` of the request `key` into a page.
     pub fn fill_layers(&mut self, page: u32, key: u64, position: u32, layers: &Range<u32>) {
-        let first_token = u64::from(position) * self.tokens;
-        self.each_item((RegionRole::Kv, 0), page, |region, names, bytes| {
-            if names.is_empty() && layers.contains(&(region as u32)) {
+        self.each_item((RegionRole::Kv, 0), page, |region, contents, bytes| {
+            if contents.names.is_empty() && layers.contains(&(region as u32)) {
                 fill(bytes, key, region, position);
             }
-            for (byte, name) in bytes.iter_mut().zip(names) {
+            for (byte, name) in bytes.iter_mut().zip(contents.names) {
                 if layers.contains(&u32::from(name.layer)) {
-                    *byte = named_byte(key, name.of_request(first_token));
+                    *byte = named_byte(key, name.of_request(contents.first_token(position)));
                 }
             }
         });
     }
 
-    /// Writes the content of the aux row of the request `key`.
-    pub fn fill_row(&mut self, row: u32, key: u64) {
-        self.each_item((RegionRole::Aux, 0), row, |_, _, bytes| fill(bytes, key, AUX_REGION, AUX_POSITION));
+    /// Writes the content of the aux row of the request `key`, as a pipeline stage has it.
+    pub fn fill_row(&mut self, row: u32, key: u64, stage: u32) {
+        let position = AUX_POSITION - stage;
+        self.each_item((RegionRole::Aux, 0), row, |_, _, bytes| fill(bytes, key, AUX_REGION, position));
     }
 
     /// Writes the content of item `position` of a state group of the request `key`.
     pub fn fill_item(&mut self, group: u16, item: u32, key: u64, position: u32) {
-        let state = (RegionRole::State, group);
-        self.each_item(state, item, |region, _, bytes| fill(bytes, key, region, position));
+        self.each_item((RegionRole::State, group), item, |region, contents, bytes| {
+            if contents.names.is_empty() {
+                fill(bytes, key, region, position);
+            }
+            for (byte, name) in bytes.iter_mut().zip(contents.names) {
+                *byte = named_byte(key, name.of_request(contents.first_token(position)));
+            }
+        });
     }
 
-    /// The first region in which an item does not hold item `position` of the request `key`.
-    pub fn wrong_state(&self, group: u16, item: u32, key: u64, position: u32) -> Option<usize> {
-        self.wrong_item((RegionRole::State, group), item, |number, _, bytes| {
-            is_filled(bytes, key, number, position)
-        })
+    /// The first region in which an item does not hold item `position` of the request `key`. Where
+    /// engines differ, only these tokens of the request count.
+    pub fn wrong_state(
+        &self,
+        group: u16,
+        item: u32,
+        (key, position): (u64, u32),
+        tokens: &Range<u64>,
+    ) -> Option<usize> {
+        self.wrong_tokens((RegionRole::State, group), item, (key, position), tokens)
     }
 
     /// Makes an item of a state group worthless, differently each time.
@@ -205,21 +254,34 @@ impl Memory {
     /// The first region in which a page does not hold page `position` of the request `key`. Where
     /// engines differ, only the first `tokens` tokens of the request count.
     pub fn wrong_page(&self, page: u32, key: u64, position: u32, tokens: u64) -> Option<usize> {
-        let first_token = u64::from(position) * self.tokens;
-        let right = |(name, byte): (&Name, &u8)| {
-            first_token + u64::from(name.token) >= tokens
-                || *byte == named_byte(key, name.of_request(first_token))
-        };
-        self.wrong_item((RegionRole::Kv, 0), page, |number, names, bytes| match names.is_empty() {
-            true => is_filled(bytes, key, number, position),
-            false => names.iter().zip(bytes).all(right),
+        self.wrong_tokens((RegionRole::Kv, 0), page, (key, position), &(0..tokens))
+    }
+
+    fn wrong_tokens(
+        &self,
+        lane: (RegionRole, u16),
+        item: u32,
+        (key, position): (u64, u32),
+        tokens: &Range<u64>,
+    ) -> Option<usize> {
+        self.wrong_item(lane, item, |number, contents, bytes| {
+            let first = contents.first_token(position);
+            let right = |(name, byte): (&Name, &u8)| {
+                !tokens.contains(&(first + u64::from(name.token)))
+                    || *byte == named_byte(key, name.of_request(first))
+            };
+            match contents.names.is_empty() {
+                true => is_filled(bytes, key, number, position),
+                false => contents.names.iter().zip(bytes).all(right),
+            }
         })
     }
 
-    /// The first region in which an aux row is not that of the request `key`.
-    pub fn wrong_row(&self, row: u32, key: u64) -> Option<usize> {
+    /// The first region in which an aux row is not that of the request `key`, as a pipeline stage has
+    /// it.
+    pub fn wrong_row(&self, row: u32, key: u64, stage: u32) -> Option<usize> {
         self.wrong_item((RegionRole::Aux, 0), row, |_, _, bytes| {
-            is_filled(bytes, key, AUX_REGION, AUX_POSITION)
+            is_filled(bytes, key, AUX_REGION, AUX_POSITION - stage)
         })
     }
 
@@ -241,13 +303,13 @@ impl Memory {
         &mut self,
         lane: (RegionRole, u16),
         item: u32,
-        mut visit: impl FnMut(usize, &[Name], &mut [u8]),
+        mut visit: impl FnMut(usize, Contents<'_>, &mut [u8]),
     ) {
         for (number, region) in self.regions.iter_mut().enumerate() {
             if (region.role, region.group) == lane {
                 let start = item as usize * region.item_len;
                 if let Some(bytes) = region.bytes.get_mut(start..start + region.item_len) {
-                    visit(number, &region.names, bytes);
+                    visit(number, Contents { names: &region.names, tokens: region.tokens }, bytes);
                 }
             }
         }
@@ -257,12 +319,13 @@ impl Memory {
         &self,
         lane: (RegionRole, u16),
         item: u32,
-        right: impl Fn(usize, &[Name], &[u8]) -> bool,
+        right: impl Fn(usize, Contents<'_>, &[u8]) -> bool,
     ) -> Option<usize> {
         let right = |number: usize, region: &SimRegion| {
             let start = item as usize * region.item_len;
             let bytes = region.bytes.get(start..start + region.item_len);
-            bytes.is_some_and(|bytes| right(number, &region.names, bytes))
+            let contents = Contents { names: &region.names, tokens: region.tokens };
+            bytes.is_some_and(|bytes| right(number, contents, bytes))
         };
         let mut regions =
             self.regions.iter().enumerate().filter(|(_, region)| (region.role, region.group) == lane);
@@ -306,8 +369,9 @@ mod tests {
         let swapped = memory.piece(0, 36, 12).unwrap().to_vec();
         assert!(memory.overwrite(1, 36, &swapped));
         assert_eq!(memory.wrong_page(3, 77, 0, 0), Some(1));
-        memory.fill_row(1, 77);
-        assert_eq!((memory.wrong_row(1, 77), memory.wrong_row(0, 77)), (None, Some(2)));
+        memory.fill_row(1, 77, 0);
+        assert_eq!((memory.wrong_row(1, 77, 0), memory.wrong_row(0, 77, 0)), (None, Some(2)));
+        assert_eq!(memory.wrong_row(1, 77, 1), Some(2));
     }
 
     #[test]

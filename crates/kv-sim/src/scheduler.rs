@@ -9,7 +9,7 @@ use crate::calendar::{Act, Check, Event};
 use crate::clock::MS;
 use crate::fact::Fact;
 use crate::forward::Computing;
-use crate::ledger::{Ledger, LegId, LifeId, Side, Slot};
+use crate::ledger::{LegId, LifeId, Side, Slot};
 use crate::world::World;
 
 /// Most attempts to find pages before a request is aborted.
@@ -30,8 +30,10 @@ pub(crate) struct Request {
     pub(crate) wants_aux: bool,
     /// Slots of state that it has.
     pub(crate) slots: usize,
-    /// Draft pages that it has.
+    /// Tokens of draft pages that it has, where engines differ; pages, where they do not.
     pub(crate) drafts: usize,
+    /// Where engines differ: the first of these that every receiver may want.
+    pub(crate) window: usize,
     pub(crate) one_sided: Option<Side>,
     pub(crate) disagree: bool,
     pub(crate) retry: bool,
@@ -102,7 +104,8 @@ impl World {
         known.deadline = now + deadline.unwrap_or(self.params.timing.session_deadline);
         let due = known.deadline;
         let room = known.room.clone();
-        let (side, server, receivers) = (known.side, known.servers.start, known.receivers);
+        let (side, server, receivers) =
+            (known.side, known.servers.first().copied().unwrap_or(0), known.receivers);
         let prefix_pages = known.prefix;
         self.ledger.lives[life].open_sessions += 1;
         self.ledger.last_change = self.now;
@@ -435,47 +438,5 @@ impl World {
         self.counters.told += 1;
         let at = self.now + self.params.telling_time();
         self.calendar.enter(at, Event::Check(Check::Told { leg, origin }));
-    }
-
-    // ---- coverage ----------------------------------------------------------------------------
-
-    fn cover_open(&mut self, leg: LegId) {
-        let known = &self.ledger.legs[leg];
-        let same_base = |other: &crate::ledger::Leg| {
-            other.side == known.side
-                && other.slot == known.slot
-                && other.is_open()
-                && Ledger::rooms_match(&other.room, &known.room)
-        };
-        self.counters.ambiguous += u64::from(self.ledger.legs.iter().any(same_base));
-        let others =
-            self.ledger.counterparts(leg).filter(|&other| self.ledger.legs[other].life.is_some()).count();
-        let first = others == 0;
-        match known.side {
-            Side::Sender if first => self.counters.sender_first += 1,
-            Side::Receiver if first => self.counters.receiver_first += 1,
-            _ => {}
-        }
-    }
-
-    fn cover_success(&mut self, leg: LegId) {
-        let known = &self.ledger.legs[leg];
-        let ranks = self.params.unequal.is_some();
-        self.counters.gathered += u64::from(ranks && known.side == Side::Receiver && known.servers.len() > 1);
-        self.counters.scattered += u64::from(ranks && known.side == Side::Sender && known.receivers > 1);
-        if known.must_succeed && known.side == Side::Receiver {
-            self.counters.served += 1;
-        }
-        if known.side == Side::Sender {
-            let holds = |hold: u32| hold != 0 && self.ledger.holds[hold as usize].leg == leg;
-            let flights = self
-                .flights
-                .iter()
-                .filter(|flight| flight.pieces.iter().any(|piece| holds(piece.local_hold)));
-            self.counters.multi_part += u64::from(flights.count() > 1);
-        } else if let kv_core::Room::Request(_) = known.room {
-            let exact = self.ledger.counterparts(leg).any(|other| self.ledger.legs[other].room == known.room);
-            self.counters.base_match += u64::from(!exact);
-        }
     }
 }

@@ -5,7 +5,7 @@ use kv_core::proto::{Command, Input};
 use kv_core::{GroupItems, Groups, PageList, Pages, SessionId};
 
 use crate::fact::Fact;
-use crate::ledger::{HoldId, LegId, LifeId, Side};
+use crate::ledger::{HoldId, LegId, LifeId, Side, Slot};
 use crate::world::World;
 
 /// How many groups there are, in worlds that have state.
@@ -29,11 +29,48 @@ pub struct State {
 }
 
 impl World {
+    /// Draws what a request has of draft pages, and with what of it a window may begin.
+    pub(crate) fn draw_drafts(&mut self) -> (usize, usize) {
+        let Some(pair) = &self.params.unequal else { return (self.rng.index(4), 0) };
+        let smallest = [true, false].map(|prefill| pair.item_tokens(prefill, DRAFTS));
+        let room = self.params.state_items as usize * smallest[0].min(smallest[1]);
+        let tokens = self.rng.index(room.min(9) + 1);
+        (tokens, self.rng.index(tokens + 1))
+    }
+
+    /// The same where engines differ: what a rank does not hold, it does not name. All that it does
+    /// hold a sender has, or what lies in the window; a receiver wants the last of that.
+    fn draw_share(&mut self, request: usize, side: Side, slot: Slot) -> State {
+        let drawn = &self.requests[request];
+        let (slots, tokens, window) = (drawn.slots, drawn.drafts, drawn.window);
+        let (prefill, rank) = self.params.rank(slot);
+        let (whole, left_out) = (self.rng.chance(500), self.rng.chance(250));
+        let begin = match side {
+            Side::Sender if whole => 0,
+            Side::Sender => window,
+            Side::Receiver => window + self.rng.index(tokens - window + 1),
+        };
+        let mut state = State::default();
+        let Some(pair) = &self.params.unequal else { return state };
+        if pair.holds_group(prefill, rank, SLOTS) {
+            state.wants[SLOTS] = slots.min(self.params.state_items as usize);
+        }
+        if pair.holds_group(prefill, rank, DRAFTS) && !left_out {
+            let size = pair.item_tokens(prefill, DRAFTS);
+            state.first[DRAFTS] = (begin / size) as u32;
+            state.wants[DRAFTS] = tokens.div_ceil(size) - begin / size;
+        }
+        state
+    }
+
     /// Draws what a request has of the groups, and what of it one half names.
-    pub(crate) fn draw_state(&mut self, request: usize, side: Side) -> State {
+    pub(crate) fn draw_state(&mut self, request: usize, side: Side, slot: Slot) -> State {
         let items = self.params.state_items as usize;
         if items == 0 {
             return State::default();
+        }
+        if self.params.unequal.is_some() {
+            return self.draw_share(request, side, slot);
         }
         let drawn = &self.requests[request];
         let (mut slots, mut drafts) = (drawn.slots.min(items), drawn.drafts.min(items));
@@ -99,8 +136,8 @@ impl World {
             return;
         }
         for (group, items) in known.state.items.iter().enumerate() {
-            for (position, &item) in items.iter().enumerate() {
-                self.memories[life].fill_item(group as u16, item, known.key, position as u32);
+            for (position, &item) in (known.state.first[group]..).zip(items) {
+                self.memories[life].fill_item(group as u16, item, known.key, position);
             }
         }
         let hold = known.state.hold;

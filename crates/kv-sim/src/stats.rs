@@ -135,6 +135,10 @@ counters! {
     gathered: "cover: receivers served by several ranks",
     /// Sender with several receivers that succeeded.
     scattered: "cover: senders that served several ranks",
+    /// Receivers with sources on several pipeline stages that succeeded.
+    staged: "cover: receivers served by several stages",
+    /// Receivers with several sources and items of state groups that succeeded.
+    gathered_state: "cover: receivers of state served by several ranks",
     /// Chunks given before they were computed.
     begun: "cover: chunks given before they are computed",
     /// Layers called final.

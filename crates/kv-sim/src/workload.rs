@@ -99,7 +99,7 @@ impl World {
         let wants_aux = self.params.aux_rows > 0 && self.rng.chance(700);
         let stateful = self.params.state_items > 0;
         let slots = if stateful { self.rng.index(3) } else { 0 };
-        let drafts = if stateful { self.rng.index(4) } else { 0 };
+        let (drafts, window) = if stateful { self.draw_drafts() } else { (0, 0) };
         let pulls = self.rng.chance(self.params.sched.pull);
         let accepts = match (self.rng.chance(self.params.sched.auto), pulls) {
             (true, _) => TransferMode::Auto,
@@ -118,6 +118,7 @@ impl World {
             wants_aux,
             slots,
             drafts,
+            window,
             one_sided: None,
             disagree: false,
             retry: false,
@@ -184,7 +185,7 @@ impl World {
         room: Room,
     ) -> usize {
         let servers = match side {
-            Side::Sender => slot..slot + 1,
+            Side::Sender => vec![slot],
             Side::Receiver => self.params.servers(senders, slot),
         };
         let serves = |receiver: &&Slot| self.params.servers(senders, **receiver).contains(&slot);
@@ -192,7 +193,7 @@ impl World {
             Side::Sender => receivers.iter().filter(serves).count() as u32,
             Side::Receiver => receivers.len() as u32,
         };
-        let server = servers.start;
+        let server = servers.first().copied().unwrap_or(0);
         let mut num_pages = drawn.tokens.div_ceil(self.params.page_size(slot));
         let mut prefix = 0;
         let mut wants_aux = drawn.wants_aux;
@@ -217,7 +218,7 @@ impl World {
             wants_aux &= self.rng.chance(500);
         }
         num_pages = num_pages.min(self.params.num_pages[slot] as usize);
-        let state = self.draw_state(request, side);
+        let state = self.draw_state(request, side, slot);
         let leg = self.ledger.legs.len();
         let chunks = self.cut(num_pages);
         let sched = self.params.sched.clone();

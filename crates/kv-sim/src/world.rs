@@ -14,13 +14,13 @@ use kv_core::{KvPoll, PlaneEvent, SessionId, Time, TransferError};
 
 use crate::calendar::{Calendar, Check, Event, Report};
 use crate::chaos::Net;
-use crate::clock::{Clock, MS, SEC};
+use crate::clock::{MS, SEC};
 use crate::cover::Seen;
 use crate::fact::{Effects, Fact, View};
 use crate::flight::Flight;
 use crate::host::Host;
 use crate::invariants::{Invariants, Violation};
-use crate::ledger::{Ledger, LegId, LifeId, LifeRecord, Slot};
+use crate::ledger::{Ledger, LegId, LifeId};
 use crate::memory::Memory;
 use crate::params::Params;
 use crate::planted::{Planted, Sabotage};
@@ -190,53 +190,6 @@ impl World {
         };
         let until = self.ledger.lives[life].paused_until;
         (until > self.now && self.ledger.lives[life].alive).then_some(until)
-    }
-
-    /// Starts a new life in a slot.
-    pub(crate) fn boot(&mut self, slot: Slot) {
-        if self.slots[slot].is_some() {
-            return;
-        }
-        let life = self.hosts.len();
-        let params = &self.params;
-        let salt = self.rng.bits();
-        let (num_pages, aux) = (params.num_pages[slot], (params.aux_rows, params.item_len));
-        let memory = match &params.unequal {
-            None => Memory::new(params.kv_regions, num_pages, params.item_len, params.aux_rows, salt),
-            Some(pair) => {
-                let prefill = slot < params.prefills;
-                let rank = if prefill { slot } else { slot - params.prefills };
-                let regions = pair.regions(prefill, rank as u32);
-                Memory::named(regions, pair.page_size(prefill), num_pages, aux, salt)
-            }
-        };
-        let memory = memory.with_state(params.state_items, params.item_len);
-        let bits = self.rng.bits();
-        let mut shown = params.clone();
-        if let Some(planted) = self.planted {
-            planted.loosen(&mut shown);
-        }
-        let Ok(host) = Host::boot(&shown, slot, life, bits, &memory) else { return };
-        let drift = params.drift_ppm;
-        let rate = 1_000_000 - drift + self.rng.below(2 * drift + 1);
-        let clock = Clock::new(self.now, self.rng.below(1000 * SEC), rate);
-        self.trace.note(self.now, || {
-            format!("boot      life {life} in slot {slot}, incarnation {}", host.incarnation)
-        });
-        self.hosts.push(host);
-        self.memories.push(memory);
-        self.ledger.lives.push(LifeRecord {
-            clock,
-            alive: true,
-            shut_down: false,
-            strays_until: u64::MAX,
-            paused_until: 0,
-            posts_failed: 0,
-            tokens_out: 0,
-            open_sessions: 0,
-        });
-        self.slots[slot] = Some(life);
-        self.publish_later(life);
     }
 
     /// Gives a node an input and carries out what it wants.

@@ -25,6 +25,7 @@ mod only_final_bytes_move;
 mod pages_quiet_when_released;
 mod reason_is_true;
 mod requests_are_served;
+mod shares;
 mod success_means_right_bytes;
 mod tokens_come_back;
 

@@ -31,7 +31,7 @@ impl Invariant for OnlyFinalBytesMove {
             }
             Fact::Granted { leg } => {
                 let known = &ledger.legs[leg];
-                let layers = (1 << view.params.layers()) - 1;
+                let layers = view.params.layers(known.slot).fold(0, |layers, layer| layers | 1 << layer);
                 // An empty chunk has nothing that could not be final.
                 let given = known.holds.iter().filter(|hold| !ledger.holds[**hold as usize].pages.is_empty());
                 let others = [&known.row_hold, &known.state.hold].into_iter().filter(|hold| **hold != 0);

@@ -6,12 +6,11 @@ use std::collections::BTreeMap;
 
 use kv_core::{KvPoll, Op};
 
-use super::{Invariant, Verdict};
+use super::{Invariant, Verdict, shares};
 use crate::fact::{Fact, View};
-use crate::ledger::{HoldId, Ledger, Leg, LegId, LifeId, Side};
+use crate::ledger::{HoldId, Ledger, Leg, LegId, Side};
 use crate::memory::Memory;
 use crate::state::{DRAFTS, GROUPS, SLOTS, State};
-use crate::unequal::Unequal;
 
 #[derive(Default)]
 pub(crate) struct SuccessMeansRightBytes {
@@ -81,9 +80,20 @@ impl SuccessMeansRightBytes {
 
     /// A receiver is told of exactly those groups that its sender did not have.
     fn truly_skipped(&self, view: &View<'_>, leg: LegId, skipped: &[u16]) -> Verdict {
-        let wants = view.ledger.legs[leg].state.wants[DRAFTS] > 0;
-        let lacks = |&sender: &LegId| view.ledger.legs[sender].state.wants[DRAFTS] == 0;
+        let receiver = &view.ledger.legs[leg];
         let said = skipped == [DRAFTS as u16];
+        if let (Some(pair), true) = (&view.params.unequal, self.served_by.contains_key(&leg)) {
+            let senders = view.ledger.legs.iter().filter(|sender| could_serve(sender, receiver));
+            let (may_skip, may_have) = shares::may_skip(view, pair, receiver, senders.clone());
+            return match (said, skipped) {
+                (true, _) if may_skip => Ok(()),
+                (false, []) if may_have => shares::right_drafts(view, pair, receiver, senders)
+                    .map_err(|wrong| format!("after success of leg {leg}: {wrong}")),
+                _ => Err(format!("leg {leg} is told that groups {skipped:?} were left out")),
+            };
+        }
+        let wants = receiver.state.wants[DRAFTS] > 0;
+        let lacks = |&sender: &LegId| view.ledger.legs[sender].state.wants[DRAFTS] == 0;
         let truth = match self.served_by.get(&leg) {
             Some(senders) => senders.iter().any(|sender| (wants && lacks(sender)) == said),
             None => !said,
@@ -132,13 +142,8 @@ pub(super) fn bytes_between(view: &View<'_>, sender: &Leg, receiver: &Leg) -> u6
         let state = slots * params.state_item_len(SLOTS);
         return (params.kv_regions * params.item_len * pages + state) as u64 + aux;
     };
-    let [here, there] = [unequal.page_size(true), unequal.page_size(false)];
-    let dest = receiver.slot - params.prefills;
-    let first = receiver.prefix * there;
-    let end = ((receiver.prefix + receiver.num_pages) * there).min(sender.num_pages * here);
-    let tokens = end.saturating_sub(first) as u64;
-    let aux = if sender.slot == receiver.servers.start { aux } else { 0 };
-    tokens * unequal.bytes_per_token(sender.slot as u32, dest as u32) + aux
+    let from_here = params.rank(sender.slot).1 == unequal.aux_source(params.rank(receiver.slot).1);
+    shares::bytes_between(view, unequal, sender, receiver) + if from_here { aux } else { 0 }
 }
 
 /// A sender that is read succeeds when its readers have said that they are done.
@@ -170,7 +175,8 @@ fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
     let (receiver, sender_leg) = (&view.ledger.legs[leg], &view.ledger.legs[sender]);
     let Some(life) = receiver.life else { return Err("it was never opened".to_owned()) };
     if let Some(unequal) = &view.params.unequal {
-        return right_tokens(view, unequal, (receiver, life), sender_leg);
+        shares::right(view, unequal, (receiver, life), sender_leg)?;
+        return right_row(view, receiver, sender_leg, &view.memories[life]);
     }
     let prefix = sender_leg.num_pages.checked_sub(receiver.pages.len()).filter(|_| receiver.pulls);
     if receiver.pages.len() != sender_leg.num_pages && prefix.is_none() {
@@ -190,33 +196,15 @@ fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
     if !nothing {
         right_state(view, receiver, sender_leg)?;
     }
-    right_row(receiver, sender_leg, memory)
+    right_row(view, receiver, sender_leg, memory)
 }
 
-/// The same where engines differ: every token for which both have room, whichever source it is from.
-fn right_tokens(
-    view: &View<'_>,
-    unequal: &Unequal,
-    (receiver, life): (&Leg, LifeId),
-    sender: &Leg,
-) -> Verdict {
-    let memory = &view.memories[life];
-    let tokens = (sender.num_pages * unequal.page_size(true)) as u64;
-    for (page, position) in receiver.pages.iter().zip(receiver.prefix..) {
-        if let Some(region) = memory.wrong_page(*page, sender.key, position as u32, tokens) {
-            return Err(format!(
-                "page {page} (position {position}), region {region}, is not that of the request"
-            ));
-        }
-    }
-    right_row(receiver, sender, memory)
-}
-
-fn right_row(receiver: &Leg, sender: &Leg, memory: &Memory) -> Verdict {
+fn right_row(view: &View<'_>, receiver: &Leg, sender: &Leg, memory: &Memory) -> Verdict {
+    let stage = view.params.row_stage(receiver.slot);
     match receiver.row {
         Some(_) if !sender.wants_aux => Err("an aux row that nobody sent".to_owned()),
         None if sender.wants_aux && !receiver.pulls => Err("an aux row that nobody received".to_owned()),
-        Some(row) if memory.wrong_row(row, sender.key).is_some() => {
+        Some(row) if memory.wrong_row(row, sender.key, stage).is_some() => {
             Err(format!("aux row {row} is not that of room {}", sender.room))
         }
         _ => Ok(()),
@@ -227,6 +215,7 @@ fn right_row(receiver: &Leg, sender: &Leg, memory: &Memory) -> Verdict {
 fn right_state(view: &View<'_>, receiver: &Leg, sender: &Leg) -> Verdict {
     let Some(life) = receiver.life else { return Ok(()) };
     let (here, there) = (&receiver.state, &sender.state);
+    let all = 0..u64::MAX;
     for group in 0..GROUPS {
         let optional = group == DRAFTS && (here.wants[group] == 0 || there.wants[group] == 0);
         if optional {
@@ -237,7 +226,7 @@ fn right_state(view: &View<'_>, receiver: &Leg, sender: &Leg) -> Verdict {
             return Err(format!("group {group}: {here:?} received, {there:?} sent"));
         }
         for (position, &item) in (here.first[group]..).zip(&here.items[group]) {
-            if view.memories[life].wrong_state(group as u16, item, sender.key, position).is_some() {
+            if view.memories[life].wrong_state(group as u16, item, (sender.key, position), &all).is_some() {
                 return Err(format!(
                     "item {item} of group {group} (position {position}) is not the sender's"
                 ));

@@ -1,13 +1,21 @@
-//! Engines that hold the cache of one model differently: other tensor-parallel sizes, pages, layouts.
+//! Engines that hold the cache of one model differently: other tensor-parallel sizes, other pipeline
+//! stages, other pages and layouts, other shares of state groups.
 //!
 //! What is known here of who sends what to whom is told from the model alone, not from kv-core.
 
+mod cells;
+mod describe;
+mod meet;
+
 use std::ops::Range;
 
+use kv_core::Axis;
 use kv_core::layout::Axes;
-use kv_core::{Axis, Holds, KvArgs, KvArgsBuilder, Layout, Parallel, Region, RegionRole};
 
 use crate::rng::Rng;
+use crate::state::{DRAFTS, GROUPS};
+
+pub use cells::Name;
 
 /// A model, and two engines that serve it.
 #[derive(Debug, Clone)]
@@ -20,15 +28,30 @@ pub struct Unequal {
     pub latent: bool,
     /// Bytes of a head of a token.
     pub atom: u32,
+    /// Its state groups, which worlds without state do not have.
+    pub groups: [Group; GROUPS],
     /// Prefill and decode.
     pub engines: [Engine; 2],
+}
+
+/// A state group of the model.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Heads of an item, over all tensor-parallel ranks.
+    pub heads: u32,
+    /// The layers that have it: a stage without any of them knows the group, and has no item of it.
+    pub layers: Range<u32>,
+    /// Kinds of bytes: states of a slot; a draft page has keys and values.
+    pub kinds: u8,
 }
 
 /// How an engine holds the cache.
 #[derive(Debug, Clone)]
 pub struct Engine {
-    /// Its ranks.
+    /// Tensor-parallel ranks of each stage.
     pub tp: u32,
+    /// The layers of its pipeline stages, in order.
+    pub stages: Vec<Range<u32>>,
     /// Tokens of a page.
     pub page_size: u32,
     /// How items lie, outermost first.
@@ -37,32 +60,30 @@ pub struct Engine {
     pub packed: bool,
     /// Layers in one region.
     pub per_region: u32,
+    /// Tokens of a draft page.
+    pub draft_tokens: u32,
+    /// Whether it has draft pages.
+    pub drafts: Drafts,
 }
 
-/// A byte of a page, by what it is of the model: kind, layer, token within the page, head, place.
+/// What an engine has of the optional group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Name {
-    kind: u8,
-    /// Its layer.
-    pub layer: u8,
-    /// Its token, counted from the first of the page.
-    pub token: u8,
-    head: u8,
-    byte: u8,
+pub enum Drafts {
+    /// All that its layers have.
+    Held,
+    /// It knows of them, and has none.
+    Empty,
+    /// It does not know of them.
+    Unknown,
 }
 
-impl Name {
-    /// The name as a number, with the token counted from the first of the request.
-    pub fn of_request(self, first_token: u64) -> u64 {
-        let [kind, layer, head, byte] = [self.kind, self.layer, self.head, self.byte].map(u64::from);
-        (first_token + u64::from(self.token)) << 32 | kind << 24 | layer << 16 | head << 8 | byte
-    }
-}
-
-/// What a region holds.
-struct Cell {
-    layers: Range<u32>,
-    holds: Holds,
+/// Pages, or items of a state group: what has a numbering of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// Pages.
+    Kv,
+    /// Items of a state group.
+    Group(usize),
 }
 
 impl Unequal {
@@ -70,23 +91,18 @@ impl Unequal {
     pub(crate) fn draw(rng: &mut Rng) -> Unequal {
         let latent = rng.chance(250);
         let heads = if latent { 1 } else { rng.pick(&[1, 2, 4, 8]) };
-        let layers = 1 + rng.below(3) as u32;
-        let engine = |rng: &mut Rng| {
-            let mut axes = [Axis::Layer, Axis::Part, Axis::Token, Axis::Head];
-            rng.shuffle(&mut axes);
-            Engine {
-                tp: rng.pick(&[1, 2, 4]),
-                page_size: rng.pick(&[1, 2, 3, 4]),
-                axes,
-                packed: !latent && rng.chance(500),
-                per_region: rng.pick(&[1, layers, 2]).min(layers),
-            }
-        };
-        let engines = [engine(rng), engine(rng)];
-        Unequal { layers, heads, latent, atom: 1 + rng.below(2) as u32, engines }
+        let layers = rng.pick(&[1, 2, 2, 3, 3, 4]);
+        let groups = [0, 1].map(|group| {
+            let first = rng.below(u64::from(layers)) as u32;
+            let end = first + 1 + rng.below(u64::from(layers - first)) as u32;
+            let kinds = if group == DRAFTS { 2 } else { rng.pick(&[1, 1, 2]) };
+            Group { heads: rng.pick(&[1, 2, 4, 4]), layers: first..end, kinds }
+        });
+        let engines = [0, 1].map(|_| Engine::draw(rng, latent, layers));
+        Unequal { layers, heads, latent, atom: 1 + rng.below(2) as u32, groups, engines }
     }
 
-    fn engine(&self, prefill: bool) -> &Engine {
+    pub(super) fn engine(&self, prefill: bool) -> &Engine {
         &self.engines[usize::from(!prefill)]
     }
 
@@ -95,107 +111,78 @@ impl Unequal {
         self.engine(prefill).page_size as usize
     }
 
-    /// The prefill ranks that a decode rank has to do with: their heads are its heads.
-    pub(crate) fn sources(&self, dest: u32) -> Range<u32> {
-        let [ours, theirs] = [self.engines[0].tp, self.engines[1].tp];
-        let first = dest * ours / theirs;
-        first..first + (ours / theirs).max(1)
+    /// Tokens of an item of a state group; one of a slot.
+    pub(crate) fn item_tokens(&self, prefill: bool, group: usize) -> usize {
+        self.tokens_of(prefill, Lane::Group(group)) as usize
     }
 
-    /// Bytes of a token that a prefill rank sends to a decode rank: of heads that several have, the
-    /// first one's.
-    pub(crate) fn bytes_per_token(&self, source: u32, dest: u32) -> u64 {
-        let before = self.sources(dest).start..source;
-        let has = |rank: u32, head: u32| self.heads_of(true, rank).contains(&head);
-        let sent = |head: &u32| has(source, *head) && !before.clone().any(|rank| has(rank, *head));
-        let heads = self.heads_of(false, dest).filter(sent).count() as u64;
-        let kinds = if self.latent { 1 } else { 2 };
-        heads * kinds * u64::from(self.layers) * u64::from(self.atom)
+    fn tokens_of(&self, prefill: bool, lane: Lane) -> u32 {
+        match lane {
+            Lane::Kv => self.engine(prefill).page_size,
+            Lane::Group(DRAFTS) => self.engine(prefill).draft_tokens,
+            Lane::Group(_) => 1,
+        }
     }
 
-    /// The heads on a rank.
-    fn heads_of(&self, prefill: bool, rank: u32) -> Range<u32> {
-        let tp = self.engine(prefill).tp;
-        let first = if self.latent { 0 } else { rank * self.heads / tp };
-        first..first + if self.latent { 1 } else { (self.heads / tp).max(1) }
-    }
-
-    fn cells(&self, prefill: bool) -> Vec<Cell> {
+    /// The layers of a rank's stage: those that it may be told of.
+    pub(crate) fn layers_of(&self, prefill: bool, rank: u32) -> Range<u32> {
         let engine = self.engine(prefill);
-        let kinds = match (self.latent, engine.packed) {
-            (true, _) => vec![Holds::Latent],
-            (false, true) => vec![Holds::KeyValue],
-            (false, false) => vec![Holds::Key, Holds::Value],
-        };
-        let starts = (0..self.layers).step_by(engine.per_region as usize);
-        let ranges = starts.map(|start| start..(start + engine.per_region).min(self.layers));
-        ranges
-            .flat_map(|layers| kinds.clone().into_iter().map(move |holds| (layers.clone(), holds)))
-            .map(|(layers, holds)| Cell { layers, holds })
-            .collect()
+        engine.stages.get((rank / engine.tp) as usize).cloned().unwrap_or(0..0)
     }
 
-    /// Of each KV region of a rank, what each byte of an item is.
-    pub(crate) fn regions(&self, prefill: bool, rank: u32) -> Vec<Vec<Name>> {
-        let heads = self.heads_of(prefill, rank);
-        self.cells(prefill).iter().map(|cell| self.names(self.engine(prefill), cell, heads.clone())).collect()
+    /// True if a rank has items of a state group.
+    pub(crate) fn holds_group(&self, prefill: bool, rank: u32, group: usize) -> bool {
+        !self.lane_layers(prefill, rank, Lane::Group(group)).is_empty()
     }
 
-    fn names(&self, engine: &Engine, cell: &Cell, heads: Range<u32>) -> Vec<Name> {
-        let kinds: &[u8] = match cell.holds {
-            Holds::KeyValue => &[0, 1],
-            Holds::Value => &[1],
-            _ => &[0],
-        };
-        let extents = engine.axes.map(|axis| match axis {
-            Axis::Layer => cell.layers.len() as u32,
-            Axis::Part => kinds.len() as u32,
-            Axis::Token => engine.page_size,
-            Axis::Head => heads.len() as u32,
-        });
-        let pieces: u32 = extents.iter().product();
-        let mut names = Vec::with_capacity((pieces * self.atom) as usize);
-        for piece in 0..pieces {
-            let mut name = Name { kind: 0, layer: 0, token: 0, head: 0, byte: 0 };
-            let mut rest = piece;
-            for (axis, extent) in engine.axes.into_iter().zip(extents).rev() {
-                let index = rest % extent;
-                rest /= extent;
-                match axis {
-                    Axis::Layer => name.layer = (cell.layers.start + index) as u8,
-                    Axis::Part => name.kind = kinds[index as usize],
-                    Axis::Token => name.token = index as u8,
-                    Axis::Head => name.head = (heads.start + index) as u8,
-                }
+    /// The layers that a rank holds of a lane.
+    fn lane_layers(&self, prefill: bool, rank: u32, lane: Lane) -> Range<u32> {
+        let stage = self.layers_of(prefill, rank);
+        match lane {
+            Lane::Kv => stage,
+            Lane::Group(DRAFTS) if self.engine(prefill).drafts != Drafts::Held => 0..0,
+            Lane::Group(group) => {
+                let layers = &self.groups[group].layers;
+                stage.start.max(layers.start)..stage.end.min(layers.end)
             }
-            names.extend((0..self.atom as u8).map(|byte| Name { byte, ..name }));
         }
-        names
+    }
+}
+
+impl Engine {
+    fn draw(rng: &mut Rng, latent: bool, layers: u32) -> Engine {
+        let mut axes = [Axis::Layer, Axis::Part, Axis::Token, Axis::Head];
+        rng.shuffle(&mut axes);
+        let tp = rng.pick(&[1, 2, 4]);
+        // Six ranks at most: a world has enough to do with them.
+        let most = if tp == 4 { 1 } else { layers.min(3) };
+        let pp = rng.pick(&[1, 1, 2, 3]).min(most);
+        Engine {
+            tp,
+            stages: cut(rng, layers, pp),
+            page_size: rng.pick(&[1, 2, 3, 4]),
+            axes,
+            packed: !latent && rng.chance(500),
+            per_region: rng.pick(&[1, layers, 2]).min(layers),
+            draft_tokens: rng.pick(&[1, 2, 4]),
+            drafts: rng.pick(&[Drafts::Held, Drafts::Held, Drafts::Held, Drafts::Empty, Drafts::Unknown]),
+        }
     }
 
-    /// The description of a rank, with its KV regions at these addresses and lengths.
-    pub(crate) fn describe(
-        &self,
-        prefill: bool,
-        rank: u32,
-        num_pages: u32,
-        regions: impl Iterator<Item = (u64, u64, u64)>,
-    ) -> KvArgsBuilder {
-        let engine = self.engine(prefill);
-        let parallel = Parallel { tp_size: engine.tp, tp_rank: rank, ..Parallel::default() };
-        let total_kv_heads = if self.latent { 0 } else { self.heads };
-        let layout = Layout { axes: engine.axes, total_kv_heads, ..Layout::default() };
-        let mut builder = KvArgs::builder(if prefill { "p" } else { "d" }, rank)
-            .pages(num_pages, engine.page_size)
-            .heads(self.heads_of(prefill, rank).len() as u32, 1)
-            .parallel(parallel)
-            .layout(layout);
-        for ((addr, len, item_len), cell) in regions.zip(self.cells(prefill)) {
-            let region = Region::dram(RegionRole::Kv, addr, len, item_len);
-            builder = builder.region(region.layers(cell.layers).holds(cell.holds));
-        }
-        builder
+    /// Its ranks: those of the first stage, then those of the second …
+    pub(crate) fn ranks(&self) -> usize {
+        self.tp as usize * self.stages.len()
     }
+}
+
+/// Cuts layers into so many stages, evenly or not.
+fn cut(rng: &mut Rng, layers: u32, stages: u32) -> Vec<Range<u32>> {
+    let mut cuts: Vec<u32> = (1..layers).collect();
+    rng.shuffle(&mut cuts);
+    cuts.truncate(stages as usize - 1);
+    cuts.extend([0, layers]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
 }
 
 #[cfg(test)]
@@ -206,11 +193,33 @@ mod tests {
     fn what_all_sources_send_is_what_a_rank_holds() {
         for seed in 0..500 {
             let pair = Unequal::draw(&mut Rng::new(seed));
-            for dest in 0..pair.engines[1].tp {
-                let sent: u64 = pair.sources(dest).map(|source| pair.bytes_per_token(source, dest)).sum();
-                let held: usize = pair.regions(false, dest).iter().map(Vec::len).sum();
-                assert_eq!(sent * u64::from(pair.engines[1].page_size), held as u64, "seed {seed}");
+            for dest in 0..pair.engines[1].ranks() as u32 {
+                let sources = pair.sources(dest);
+                assert_eq!(sources.iter().filter(|&&source| source == pair.aux_source(dest)).count(), 1);
+                for lane in [Lane::Kv, Lane::Group(0), Lane::Group(1)] {
+                    let has = |rank| pair.engines[0].drafts == Drafts::Held || rank != Lane::Group(DRAFTS);
+                    let sent: u64 =
+                        sources.iter().map(|&source| pair.bytes_per_token(lane, source, dest)).sum();
+                    let held: usize = pair.regions(false, dest, lane).iter().map(Vec::len).sum();
+                    let tokens = u64::from(pair.tokens_of(false, lane));
+                    assert_eq!(sent * tokens, if has(lane) { held as u64 } else { 0 }, "seed {seed}");
+                }
             }
         }
+    }
+
+    #[test]
+    fn every_stage_has_a_layer_and_every_layer_a_stage() {
+        let mut uneven = 0;
+        for seed in 0..500 {
+            let pair = Unequal::draw(&mut Rng::new(seed));
+            for engine in &pair.engines {
+                let layers: Vec<u32> = engine.stages.iter().cloned().flatten().collect();
+                assert!(layers.into_iter().eq(0..pair.layers), "seed {seed}");
+                assert!(engine.stages.iter().all(|stage| !stage.is_empty()) && engine.ranks() <= 6);
+            }
+            uneven += usize::from(pair.engines[0].stages.len() != pair.engines[1].stages.len());
+        }
+        assert!(uneven > 100, "{uneven} pairs with other numbers of stages");
     }
 }

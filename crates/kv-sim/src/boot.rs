@@ -1,0 +1,66 @@
+//! How a life begins: with poisoned memory, a node, and a clock of its own.
+
+use crate::clock::{Clock, SEC};
+use crate::host::Host;
+use crate::ledger::{LifeRecord, Slot};
+use crate::memory::Memory;
+use crate::params::Params;
+use crate::state::GROUPS;
+use crate::unequal::Lane;
+use crate::world::World;
+
+impl World {
+    /// Starts a new life in a slot.
+    pub(crate) fn boot(&mut self, slot: Slot) {
+        if self.slots[slot].is_some() {
+            return;
+        }
+        let life = self.hosts.len();
+        let params = &self.params;
+        let salt = self.rng.bits();
+        let memory = memory_of(params, slot, salt);
+        let bits = self.rng.bits();
+        let mut shown = params.clone();
+        if let Some(planted) = self.planted {
+            planted.loosen(&mut shown);
+        }
+        let Ok(host) = Host::boot(&shown, slot, life, bits, &memory) else { return };
+        let drift = params.drift_ppm;
+        let rate = 1_000_000 - drift + self.rng.below(2 * drift + 1);
+        let clock = Clock::new(self.now, self.rng.below(1000 * SEC), rate);
+        self.trace.note(self.now, || {
+            format!("boot      life {life} in slot {slot}, incarnation {}", host.incarnation)
+        });
+        self.hosts.push(host);
+        self.memories.push(memory);
+        self.ledger.lives.push(LifeRecord {
+            clock,
+            alive: true,
+            shut_down: false,
+            strays_until: u64::MAX,
+            paused_until: 0,
+            posts_failed: 0,
+            tokens_out: 0,
+            open_sessions: 0,
+        });
+        self.slots[slot] = Some(life);
+        self.publish_later(life);
+    }
+}
+
+/// The memory of a life in a slot.
+fn memory_of(params: &Params, slot: Slot, salt: u64) -> Memory {
+    let (num_pages, aux) = (params.num_pages[slot], (params.aux_rows, params.item_len));
+    let Some(pair) = &params.unequal else {
+        let memory = Memory::new(params.kv_regions, num_pages, params.item_len, params.aux_rows, salt);
+        return memory.with_state(params.state_items, params.item_len);
+    };
+    let (prefill, rank) = params.rank(slot);
+    let regions = pair.regions(prefill, rank, Lane::Kv);
+    let memory = Memory::named(regions, pair.page_size(prefill), num_pages, aux, salt);
+    let groups = if params.state_items > 0 { 0..GROUPS } else { 0..0 };
+    groups.fold(memory, |memory, group| {
+        let regions = pair.regions(prefill, rank, Lane::Group(group));
+        memory.with_group(group, regions, pair.item_tokens(prefill, group), params.state_items)
+    })
+}

@@ -1,0 +1,254 @@
+//! How a seed decides.
+
+use std::time::Duration;
+
+use kv_core::proto::{Limits, Timing};
+
+use super::{ChaosParams, DmaParams, LookupParams, NetParams, Params, SchedParams, Topology};
+use crate::clock::{MS, SEC, US};
+use crate::rng::Rng;
+use crate::unequal::Unequal;
+
+impl Params {
+    /// Draws a world.
+    pub fn draw(seed: u64) -> Params {
+        let rng = &mut Rng::new(seed ^ 0x5eed_0000_cafe);
+        let lossless = rng.chance(200);
+        let topology = match rng.below(10) {
+            0 => Topology::DataParallel,
+            1 => Topology::TensorParallel,
+            2 | 3 => Topology::Unequal,
+            _ => Topology::Plain,
+        };
+        let unequal = (topology == Topology::Unequal).then(|| Unequal::draw(rng));
+        let (prefills, decodes) = match topology {
+            Topology::Unequal => {
+                let ranks = |side: usize| unequal.as_ref().map_or(1, |pair| pair.engines[side].ranks());
+                (ranks(0), ranks(1))
+            }
+            Topology::Plain => (1 + rng.index(3), 1 + rng.index(3)),
+            Topology::DataParallel => (2, 1 + rng.index(2)),
+            Topology::TensorParallel => (2, 2),
+        };
+        let hosts = prefills + decodes;
+        let timing = draw_timing(rng);
+        let tiny = !lossless && unequal.is_none() && rng.chance(300);
+        let limits = draw_limits(rng, tiny);
+        let fault_span = rng.between(50 * MS, 800 * MS);
+        let small = [8, 16, 24, 32, 48];
+        let mut sched = draw_sched(rng, lossless);
+        if unequal.is_some() {
+            // Whether other page counts disagree depends on the sizes of pages.
+            sched.disagree = 0;
+        }
+        // Leases are good for clocks that differ by a thirty-second part.
+        let wild = if sched.pull > 0 { 15_000 } else { 150_000 };
+        // Drawn apart: worlds with and without state are otherwise the same.
+        let state_items = Rng::new(seed ^ 0x5eed_57a7_e000).pick(&[0, 0, 3, 6]);
+        let mut params = Params {
+            drizzle: false,
+            seed,
+            prefills,
+            decodes,
+            topology,
+            misfit: (unequal.is_none() && rng.chance(40)).then(|| rng.index(hosts)),
+            unequal,
+            kv_regions: 1 + rng.index(3),
+            item_len: rng.pick(&[8, 12, 16]),
+            num_pages: (0..hosts).map(|_| rng.pick(&small)).collect(),
+            aux_rows: rng.pick(&[0, 2, 4, 8]),
+            state_items,
+            requests: 1 + rng.index(12),
+            heal_requests: 1 + rng.index(3),
+            heal_eager: !tiny && rng.chance(500),
+            timing,
+            limits,
+            max_inflight: rng.pick(&[1, 1, 2, 4, 32]),
+            max_sge: rng.pick(&[1, 2, 4, 64]),
+            fault_span,
+            lossless,
+            drift_ppm: rng.pick(&[0, 100, 10_000, wild]),
+            lateness: rng.pick(&[0, 50 * US, MS]),
+            net: draw_net(rng, lossless, &timing),
+            dma: draw_dma(rng, lossless, &timing),
+            lookup: draw_lookup(rng, lossless),
+            chaos: if lossless { ChaosParams::default() } else { draw_chaos(rng) },
+            sched,
+        };
+        if params.unequal.is_some() {
+            // Thousands of pieces of a byte each: one by one they would take longer than anybody waits.
+            params.max_sge = params.max_sge.max(16);
+            params.limits.max_post_bytes = params.limits.max_post_bytes.max(40);
+        }
+        if lossless || tiny || rng.chance(750) { params } else { params.drizzle(rng) }
+    }
+
+    /// The same world with nothing worse than lost frames.
+    fn drizzle(mut self, rng: &mut Rng) -> Params {
+        self.drizzle = true;
+        self.requests = 1 + rng.index(4);
+        self.num_pages.fill(48);
+        self.aux_rows = rng.pick(&[0, 8]);
+        self.state_items *= 8;
+        self.misfit = None;
+        // Long enough for a dozen repetitions.
+        self.timing.peer_timeout = (self.timing.keepalive * 20).max(self.timing.retry_max * 12);
+        self.net = NetParams {
+            drop: rng.pick(&[10, 50, 150]),
+            duplicate: rng.pick(&[0, 50, 300]),
+            tail: rng.pick(&[0, 50, 300]),
+            delay_max: 50 * MS,
+            ..self.net
+        };
+        self.dma = DmaParams { error: 0, refuse: 0, connect_fail: 0, time_max: 50 * MS, ..self.dma };
+        self.chaos = ChaosParams::default();
+        let SchedParams {
+            early_init,
+            request_ids,
+            two_receivers,
+            pause,
+            pull,
+            auto,
+            referenced,
+            layered,
+            ..
+        } = self.sched;
+        self.sched = SchedParams {
+            early_init,
+            request_ids,
+            two_receivers,
+            pull,
+            auto,
+            referenced,
+            layered,
+            pause,
+            pause_max: 50 * MS,
+            ..Default::default()
+        };
+        self
+    }
+}
+
+fn draw_timing(rng: &mut Rng) -> Timing {
+    let ms = Duration::from_millis;
+    let retry_first = rng.between(2, 30);
+    let keepalive = rng.between(10, 150);
+    Timing {
+        session_deadline: ms(rng.between(100, 3000)),
+        retry_first: ms(retry_first),
+        retry_max: ms(retry_first * rng.between(1, 8)),
+        keepalive: ms(keepalive),
+        peer_timeout: ms(keepalive * rng.between(2, 8)),
+        lookup_retry: ms(rng.between(2, 30)),
+        failed_room_ttl: ms(rng.between(20, 2000)),
+        kv_lease_duration: ms(rng.pick(&[3, 30, 100, 400, 2000])),
+    }
+}
+
+fn draw_limits(rng: &mut Rng, tiny: bool) -> Limits {
+    let max_post_bytes = rng.pick(&[5, 8, 16, 40, 100, 1 << 20]);
+    if !tiny {
+        return Limits { max_post_bytes, ..Limits::default() };
+    }
+    Limits {
+        max_peers: rng.pick(&[1, 2, 3, 100]),
+        max_registrations: rng.pick(&[1, 2, 4, 100]),
+        max_waiting_runs: rng.pick(&[12, 40, 1000]),
+        max_failed_rooms: rng.pick(&[1, 2, 100]),
+        max_post_bytes,
+        max_attempts: rng.pick(&[1, 2, 4, 100]),
+        max_ended_grants: rng.pick(&[1, 2, 100]),
+    }
+}
+
+/// A rate that is often zero, often mild, sometimes wild.
+fn rate(rng: &mut Rng) -> u32 {
+    rng.pick(&[0, 0, 5, 20, 60, 150, 400])
+}
+
+fn draw_net(rng: &mut Rng, lossless: bool, timing: &Timing) -> NetParams {
+    let delay = rng.between(20 * US, 2 * MS);
+    let retry = timing.retry_first.as_nanos() as u64;
+    if lossless {
+        let delay_max = delay + rng.below(retry);
+        let (duplicate, tail) = (rate(rng), rate(rng));
+        return NetParams {
+            duplicate,
+            tail,
+            delay,
+            delay_max,
+            spurious: rng.pick(&[0, 20]),
+            ..NetParams::default()
+        };
+    }
+    NetParams {
+        drop: rate(rng),
+        duplicate: rate(rng),
+        tail: rate(rng),
+        delay,
+        delay_max: rng.pick(&[5 * MS, 50 * MS, 500 * MS]),
+        misdeliver: rng.pick(&[0, 300, 1000]),
+        garbage: rng.pick(&[0, 0, 10]),
+        spurious: rng.pick(&[0, 0, 20]),
+    }
+}
+
+fn draw_dma(rng: &mut Rng, lossless: bool, timing: &Timing) -> DmaParams {
+    let deadline = timing.session_deadline.as_nanos() as u64;
+    DmaParams {
+        error: rng.pick(&[0, 0, 10, 50, 200]),
+        slow: rate(rng),
+        time: rng.between(20 * US, 5 * MS),
+        time_max: rng.pick(&[10 * MS, 100 * MS, deadline, 2 * deadline]).min(4 * SEC),
+        cancel: rng.pick(&[0, 300, 1000]),
+        connect_fail: if lossless { 0 } else { rng.pick(&[0, 0, 50, 300]) },
+        refuse: rng.pick(&[0, 0, 50]),
+    }
+}
+
+fn draw_lookup(rng: &mut Rng, lossless: bool) -> LookupParams {
+    LookupParams {
+        fail: if lossless { 0 } else { rate(rng) },
+        delay: rng.between(50 * US, 3 * MS),
+        delay_max: rng.pick(&[5 * MS, 100 * MS]),
+        lease: rng.pick(&[0, 20 * MS, 300 * MS, 2 * SEC]),
+        stale: if lossless { 0 } else { rng.pick(&[0, 100, 400]) },
+    }
+}
+
+fn draw_chaos(rng: &mut Rng) -> ChaosParams {
+    let some = |rng: &mut Rng| match rng.below(4) {
+        0 | 1 => 1 + rng.below(4),
+        _ => 0,
+    };
+    ChaosParams {
+        crashes: some(rng),
+        pauses: some(rng),
+        partitions: some(rng),
+        breaks: some(rng),
+        shutdowns: u64::from(rng.chance(100)),
+        detect_max: rng.pick(&[MS, 20 * MS, 500 * MS]),
+        stray_max: rng.pick(&[0, 2 * MS, 50 * MS, 300 * MS]),
+    }
+}
+
+fn draw_sched(rng: &mut Rng, lossless: bool) -> SchedParams {
+    let loud = |rng: &mut Rng| rng.pick(&[0, 50, 200, 500]);
+    SchedParams {
+        abort: loud(rng),
+        one_sided: rng.pick(&[0, 0, 60, 200]),
+        disagree: rng.pick(&[0, 0, 50, 200]),
+        early_init: rng.pick(&[0, 100, 1000]),
+        misuse: rng.pick(&[0, 0, 0, 100]),
+        request_ids: rng.pick(&[0, 500, 1000]),
+        retry: if lossless { 0 } else { rng.pick(&[0, 300, 1000]) },
+        two_receivers: rng.pick(&[0, 100, 500]),
+        pull: rng.pick(&[0, 500, 1000]),
+        auto: rng.pick(&[0, 0, 300]),
+        referenced: rng.pick(&[0, 500, 1000]),
+        own_deadline: rng.pick(&[0, 100, 500]),
+        layered: rng.pick(&[0, 300, 1000]),
+        pause: rng.between(10 * US, 5 * MS),
+        pause_max: rng.pick(&[5 * MS, 50 * MS, 300 * MS]),
+    }
+}
