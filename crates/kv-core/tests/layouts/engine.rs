@@ -25,6 +25,8 @@ pub struct Group {
     pub slots: bool,
     pub heads: u32,
     pub kinds: Vec<Holds>,
+    /// The layers that have it: perhaps none of some pipeline stage.
+    pub layers: Range<u32>,
 }
 
 impl Model {
@@ -34,17 +36,24 @@ impl Model {
             1 => vec![Holds::Latent, Holds::Index],
             _ => vec![Holds::Key, Holds::Value],
         };
+        let layers = 1 + rng.below(4) as u32;
+        let some_layers = |rng: &mut Rng| {
+            let first = if rng.chance(2) { 0 } else { rng.below(layers as usize) as u32 };
+            let count = 1 + rng.below((layers - first) as usize) as u32;
+            if rng.chance(2) { 0..layers } else { first..first + count }
+        };
         let mut groups = Vec::new();
         if rng.chance(3) {
             let kinds = (0..1 + rng.below(2) as u8).map(Holds::State).collect();
-            groups.push(Group { slots: true, heads: 8, kinds });
+            groups.push(Group { slots: true, heads: 8, kinds, layers: some_layers(rng) });
             if rng.chance(2) {
                 let heads = rng.pick(&[1, 2, 8]);
-                groups.push(Group { slots: false, heads, kinds: vec![Holds::Key, Holds::Value] });
+                let kinds = vec![Holds::Key, Holds::Value];
+                groups.push(Group { slots: false, heads, kinds, layers: some_layers(rng) });
             }
         }
         let heads = rng.pick(&[1, 2, 4, 8, 3]);
-        Model { layers: 1 + rng.below(4) as u32, heads, kinds, atom: 1 + rng.below(3) as u64, groups }
+        Model { layers, heads, kinds, atom: 1 + rng.below(3) as u64, groups }
     }
 
     fn is_latent(&self) -> bool {
@@ -74,6 +83,10 @@ impl Engine {
         if let Some(peer) = peer {
             let there = peer.ranks[0].parallel.tp_size;
             sizes.retain(|here| here.is_multiple_of(there) || there.is_multiple_of(*here));
+        }
+        // Most engines of one deployment are configured alike.
+        if let Some(peer) = peer.filter(|_| rng.chance(6)) {
+            return peer.clone();
         }
         let mut tp = rng.pick(&sizes);
         let pp = 1 + rng.below(model.layers.min(3) as usize) as u32;
@@ -114,8 +127,9 @@ impl Engine {
         let mut all = Vec::new();
         for (pp_rank, stage) in (0..).zip(&stages) {
             let cells = cells(rng, &model.kinds, stage.0..stage.1);
+            let layers_of = |group: &Group| group.layers.start.max(stage.0)..group.layers.end.min(stage.1);
             let groups: Vec<_> =
-                model.groups.iter().map(|group| self::cells(rng, &group.kinds, stage.0..stage.1)).collect();
+                model.groups.iter().map(|group| self::cells(rng, &group.kinds, layers_of(group))).collect();
             for tp_rank in 0..tp {
                 let parallel =
                     Parallel { tp_size: tp, tp_rank, pp_size: pp, pp_rank, dp_size: 1, dp_rank: 0 };

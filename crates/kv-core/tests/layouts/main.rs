@@ -104,6 +104,11 @@ fn cuts(rng: &mut Rng, range: Range<u32>) -> Vec<Range<u32>> {
     rng.shuffled(pieces)
 }
 
+/// The state groups of which a source has something for the decode rank.
+fn groups_between(case: &Case, map: &RegionMap) -> impl Iterator<Item = usize> {
+    (0..case.model.groups.len()).filter(|group| map.has_group(*group as u16))
+}
+
 /// Plans of one source of the decode rank.
 fn plans(rng: &mut Rng, case: &Case, source: usize) -> Result<Vec<Plan>, PlanError> {
     let (here, there) = (&case.prefill.ranks[source], &case.decode.ranks[case.rank]);
@@ -130,7 +135,7 @@ fn plans(rng: &mut Rng, case: &Case, source: usize) -> Result<Vec<Plan>, PlanErr
                 }
                 sent += count;
             }
-            for group in 0..case.model.groups.len() {
+            for group in groups_between(case, &map) {
                 let (ours, theirs) = (&ours.groups[group], &theirs.groups[group]);
                 plans.push(Plan::window(&map, group as u16, (&list(ours), 0), (&list(theirs), 0))?);
             }
@@ -145,7 +150,7 @@ fn plans(rng: &mut Rng, case: &Case, source: usize) -> Result<Vec<Plan>, PlanErr
                 };
                 plans.push(Plan::chunk(&map, &suffix, prefix, &list(&ours.pages))?);
             }
-            for group in 0..case.model.groups.len() {
+            for group in groups_between(case, &map) {
                 let (ours, theirs) = (list(&ours.groups[group]), list(&theirs.groups[group]));
                 plans.push(if case.model.groups[group].slots {
                     Plan::state(&map, group as u16, &theirs, &ours)?
