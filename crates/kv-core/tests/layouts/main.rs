@@ -64,9 +64,10 @@ fn posts(rng: &mut Rng, mut plan: Plan) -> Vec<Desc> {
         assert!(!descs.windows(2).any(|pair| joins(&pair[0], &pair[1])), "two descriptors could be one");
         return descs;
     }
-    let (max_descs, max_bytes) = (1 + rng.below(9), 1 + rng.below(60) as u64);
     let mut all = Vec::new();
     while !plan.is_done() {
+        // What one post had no room for, a larger one may have.
+        let (max_descs, max_bytes) = (1 + rng.below(9), 1 + rng.below(60) as u64);
         let mut descs = Vec::new();
         let progress = plan.fill(&mut descs, max_descs, max_bytes);
         assert!(progress.descs > 0 && progress.descs <= max_descs && progress.bytes <= max_bytes);
