@@ -45,6 +45,7 @@ mod memory;
 mod params;
 mod plane;
 mod planted;
+mod posts;
 mod rendezvous;
 mod rng;
 mod run;

@@ -195,6 +195,17 @@ impl Memory {
         }
     }
 
+    /// Where the bytes of the head before that of a piece of a state group lie in the same item, if they
+    /// do.
+    pub fn neighbours_share(&self, region: u32, offset: u64, len: u64) -> Option<u64> {
+        let known = self.regions.get(region as usize)?;
+        let within = offset as usize % known.item_len;
+        let name = known.names.get(within).filter(|_| known.role == RegionRole::State)?;
+        let wanted = name.of_neighbour()?;
+        let at = known.names.iter().position(|name| *name == wanted)?;
+        (at + len as usize <= known.item_len).then_some(offset - within as u64 + at as u64)
+    }
+
     /// Writes the content of page `position` of the request `key` into a page, all regions.
     pub fn fill_page(&mut self, page: u32, key: u64, position: u32) {
         self.fill_layers(page, key, position, &(0..u32::MAX));

@@ -16,8 +16,8 @@ pub struct Name {
     pub layer: u8,
     /// Its token, counted from the first of the item.
     pub token: u8,
-    /// Its head, counted over all ranks.
-    pub head: u8,
+    /// Counted over all ranks.
+    head: u8,
     byte: u8,
 }
 
@@ -26,6 +26,11 @@ impl Name {
     pub fn of_request(self, first_token: u64) -> u64 {
         let [kind, layer, head, byte] = [self.kind, self.layer, self.head, self.byte].map(u64::from);
         (first_token + u64::from(self.token)) << 32 | kind << 24 | layer << 16 | head << 8 | byte
+    }
+
+    /// The same byte of the head before.
+    pub fn of_neighbour(self) -> Option<Name> {
+        Some(Name { head: self.head.checked_sub(1)?, ..self })
     }
 }
 

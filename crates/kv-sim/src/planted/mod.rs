@@ -2,7 +2,10 @@
 //! to fail.
 //!
 //! They stand between nodes and world, and need no change in the nodes: what a buggy node or plane
-//! would do is done to the inputs and outputs of a correct one.
+//! would do is done to the inputs and outputs of a correct one. Those of engines that differ are in
+//! `ranks.rs`.
+
+mod ranks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -55,6 +58,14 @@ planted! {
     WrittenEarly: only_final_bytes_move,
     /// A chunk is taken to be final when it begins, and granted.
     GrantedEarly: only_final_bytes_move,
+    /// The aux row comes from the first pipeline stage, not from the last one.
+    AuxOfFirstStage: success_means_right_bytes,
+    /// The later stages of the decode engine count their layers from one too low.
+    StageOffByOne: success_means_right_bytes,
+    /// Of items of state groups a rank is sent its neighbour's share of heads.
+    NeighboursShare: success_means_right_bytes,
+    /// What one source has done the others are taken to have done, too.
+    OneSourceEnough: success_means_right_bytes,
     /// Leases are told four times as long as they are.
     LeaseInflated: success_means_right_bytes,
     /// Heartbeats are acknowledged by somebody who does not look.
@@ -128,6 +139,8 @@ pub(crate) struct Sabotage {
     hushed: BTreeSet<(LifeId, SessionId)>,
     /// Registrations sent.
     registered: BTreeSet<(LifeId, u64, u64)>,
+    /// Registrations sent, of all sources of a request.
+    rooms: Vec<ranks::Registered>,
     count: u64,
 }
 
@@ -139,6 +152,7 @@ impl Planted {
                 params.limits = Limits { max_post_bytes: params.limits.max_post_bytes, ..Limits::default() };
             }
             Planted::Overposted => params.max_inflight = 1024,
+            Planted::StageOffByOne => ranks::count_stages_wrongly(params),
             _ => {}
         }
     }
@@ -178,6 +192,10 @@ impl Planted {
             | Planted::SkippedInWord => {
                 params.state_items = 6;
             }
+            Planted::AuxOfFirstStage => (params.aux_rows, params.sched.pull) = (8, 0),
+            Planted::NeighboursShare => params.state_items = 6,
+            Planted::OneSourceEnough => params.sched.pull = 0,
+            Planted::StageOffByOne => params.state_items = 0,
             Planted::WrittenEarly => (params.sched.layered, params.sched.pull) = (1000, 0),
             Planted::GrantedEarly => (params.sched.layered, params.sched.pull) = (1000, 1000),
             Planted::HealedInName => {
@@ -332,6 +350,15 @@ impl World {
                 first.then_some(bytes)
             }
             (Planted::NothingRepeated, Body::Ping(_)) => None,
+            (Planted::AuxOfFirstStage, Body::Register(mut register)) => {
+                register.aux_here = self.is_first_source(to, from);
+                Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
+            }
+            (Planted::OneSourceEnough, Body::Register(register)) => {
+                let (attempt, room) = (register.attempt, register.room);
+                self.sabotage.rooms.push(ranks::Registered { receiver: from, source: to, attempt, room });
+                Some(bytes)
+            }
             (Planted::QuietLie, Body::Failed(failed)) => {
                 let body = Body::Failed(Failed { quiet: true, ..failed });
                 Frame { link: frame.link, body }.encode().ok()
@@ -367,6 +394,9 @@ impl World {
 
     /// Changes a frame that arrives at `at`, though it was meant for `to`.
     pub(crate) fn sabotage_delivery(&mut self, from: LifeId, to: LifeId, at: LifeId, bytes: Bytes) -> Bytes {
+        if self.planted == Some(Planted::OneSourceEnough) {
+            self.forge_others(from, at, &bytes);
+        }
         if self.planted != Some(Planted::FenceDropped) || to == at {
             return bytes;
         }
