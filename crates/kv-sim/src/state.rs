@@ -1,5 +1,5 @@
 //! State groups of the simulated requests: one of slots, that both sides name, and one of draft pages,
-//! that either may leave out.
+//! that either may leave out, or, where engines differ, of window pages that neither may.
 
 use kv_core::proto::{Command, Input};
 use kv_core::{GroupItems, Groups, PageList, Pages, SessionId};
@@ -12,7 +12,7 @@ use crate::world::World;
 pub(crate) const GROUPS: usize = 2;
 /// The group of slots.
 pub(crate) const SLOTS: usize = 0;
-/// The optional group: a receiver may want its last pages only.
+/// The group of pages: a receiver may want the last ones only.
 pub(crate) const DRAFTS: usize = 1;
 
 /// What one half of a request has of the state groups.
@@ -33,9 +33,11 @@ impl World {
     pub(crate) fn draw_drafts(&mut self) -> (usize, usize) {
         let Some(pair) = &self.params.unequal else { return (self.rng.index(4), 0) };
         let smallest = [true, false].map(|prefill| pair.item_tokens(prefill, DRAFTS));
-        let room = self.params.state_items as usize * smallest[0].min(smallest[1]);
+        let (room, windows) = (self.params.state_items as usize * smallest[0].min(smallest[1]), pair.windows);
         let tokens = self.rng.index(room.min(9) + 1);
-        (tokens, self.rng.index(tokens + 1))
+        // What nobody may leave out begins before its end.
+        let begins = if windows { tokens.max(1) } else { tokens + 1 };
+        (tokens, self.rng.index(begins))
     }
 
     /// The same where engines differ: what a rank does not hold, it does not name. All that it does
@@ -44,11 +46,13 @@ impl World {
         let drawn = &self.requests[request];
         let (slots, tokens, window) = (drawn.slots, drawn.drafts, drawn.window);
         let (prefill, rank) = self.params.rank(slot);
-        let (whole, left_out) = (self.rng.chance(500), self.rng.chance(250));
+        let windows = self.params.unequal.as_ref().is_some_and(|pair| pair.windows);
+        let (whole, left_out) = (self.rng.chance(500), self.rng.chance(250) && !windows);
+        let later = if windows { (tokens - window).max(1) } else { tokens - window + 1 };
         let begin = match side {
             Side::Sender if whole => 0,
             Side::Sender => window,
-            Side::Receiver => window + self.rng.index(tokens - window + 1),
+            Side::Receiver => window + self.rng.index(later),
         };
         let mut state = State::default();
         let Some(pair) = &self.params.unequal else { return state };

@@ -104,7 +104,7 @@ pub(super) fn may_skip<'a>(
     receiver: &Leg,
     senders: impl Iterator<Item = &'a Leg> + Clone,
 ) -> (bool, bool) {
-    if receiver.state.wants[DRAFTS] == 0 {
+    if receiver.state.wants[DRAFTS] == 0 || pair.windows {
         return (false, true);
     }
     let dest = view.params.rank(receiver.slot).1;

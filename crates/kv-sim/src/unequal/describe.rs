@@ -59,7 +59,8 @@ impl Unequal {
         if self.engine(prefill).drafts != Drafts::Unknown {
             let (here, total) = heads(DRAFTS);
             let tokens = self.tokens_of(prefill, Lane::Group(DRAFTS));
-            groups.push(StateGroup::pages(tokens, here, total).optional());
+            let pages = StateGroup::pages(tokens, here, total);
+            groups.push(if self.windows { pages } else { pages.optional() });
         }
         groups
     }

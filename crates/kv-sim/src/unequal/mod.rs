@@ -30,6 +30,8 @@ pub struct Unequal {
     pub atom: u32,
     /// Its state groups, which worlds without state do not have.
     pub groups: [Group; GROUPS],
+    /// The pages of the second group are those of a sliding window, which nobody may leave out.
+    pub windows: bool,
     /// Prefill and decode.
     pub engines: [Engine; 2],
 }
@@ -98,8 +100,12 @@ impl Unequal {
             let kinds = if group == DRAFTS { 2 } else { rng.pick(&[1, 1, 2]) };
             Group { heads: rng.pick(&[1, 2, 4, 4]), layers: first..end, kinds }
         });
-        let engines = [0, 1].map(|_| Engine::draw(rng, latent, layers));
-        Unequal { layers, heads, latent, atom: 1 + rng.below(2) as u32, groups, engines }
+        let mut engines = [0, 1].map(|_| Engine::draw(rng, latent, layers));
+        let windows = rng.chance(300);
+        if windows {
+            engines.iter_mut().for_each(|engine| engine.drafts = Drafts::Held);
+        }
+        Unequal { layers, heads, latent, atom: 1 + rng.below(2) as u32, groups, windows, engines }
     }
 
     pub(super) fn engine(&self, prefill: bool) -> &Engine {
