@@ -44,7 +44,10 @@ impl World {
     /// hold a sender has, or what lies in the window; a receiver wants the last of that.
     fn draw_share(&mut self, request: usize, side: Side, slot: Slot) -> State {
         let drawn = &self.requests[request];
-        let (slots, tokens, window) = (drawn.slots, drawn.drafts, drawn.window);
+        let (mut slots, tokens, window) = (drawn.slots, drawn.drafts, drawn.window);
+        if side == Side::Receiver && drawn.disagree {
+            slots = self.other_slots(slots);
+        }
         let (prefill, rank) = self.params.rank(slot);
         let windows = self.params.unequal.as_ref().is_some_and(|pair| pair.windows);
         let (whole, left_out) = (self.rng.chance(500), self.rng.chance(250) && !windows);
@@ -65,6 +68,15 @@ impl World {
             state.wants[DRAFTS] = tokens.div_ceil(size) - begin / size;
         }
         state
+    }
+
+    /// Another number of slots than the sender has, at times.
+    fn other_slots(&mut self, slots: usize) -> usize {
+        match (self.rng.chance(300), slots) {
+            (false, _) => slots,
+            (true, 1..) if self.rng.chance(500) => slots - 1,
+            (true, _) => (slots + 1).min(self.params.state_items as usize),
+        }
     }
 
     /// Draws what a request has of the groups, and what of it one half names.
@@ -88,8 +100,8 @@ impl World {
             // The other side may have it.
             (first, drafts) = (0, 0);
         }
-        if side == Side::Receiver && disagree && self.rng.chance(300) {
-            slots = if slots > 0 && self.rng.chance(500) { slots - 1 } else { (slots + 1).min(items) };
+        if side == Side::Receiver && disagree {
+            slots = self.other_slots(slots);
         }
         State { wants: [slots, drafts], first: [0, first as u32], ..State::default() }
     }

@@ -206,6 +206,8 @@ impl World {
         if drawn.disagree && side == Side::Receiver {
             if self.params.aux_rows > 0 && self.rng.chance(300) {
                 wants_aux = !wants_aux;
+            } else if unequal {
+                // Whether other page counts disagree depends on the sizes of pages.
             } else if num_pages > 1 && self.rng.chance(500) {
                 num_pages -= 1;
             } else {

@@ -32,7 +32,7 @@ fn span(pair: &Unequal, prefill: bool, group: usize, state: &State) -> Range<u64
     first * size..(first + state.wants[group] as u64) * size
 }
 
-/// Checks every byte of a receiver's pages and slots. Of draft pages more is known once it is told what
+/// Checks every byte of a receiver's pages and slots, and that the sender means the same slots. Of draft pages more is known once it is told what
 /// was left out: see [`right_drafts`].
 pub(super) fn right(
     view: &View<'_>,
@@ -48,6 +48,12 @@ pub(super) fn right(
                 "page {page} (position {position}), region {region}, is not that of the request"
             ));
         }
+    }
+    let (sent, wanted) = (sender.state.wants[SLOTS], receiver.state.wants[SLOTS]);
+    let (source, dest) = (view.params.rank(sender.slot).1, view.params.rank(receiver.slot).1);
+    let nothing = receiver.pulls && receiver.pages.is_empty() && receiver.state.hold == 0;
+    if sent != wanted && !nothing && pair.shares_group(SLOTS, source, dest) {
+        return Err(format!("{wanted} slots received, {sent} sent"));
     }
     right_items(view, (receiver, life), SLOTS, &(0..u64::MAX), sender.key)
 }

@@ -8,7 +8,7 @@ use kv_core::{KvPoll, Op};
 
 use super::{Invariant, Verdict, shares};
 use crate::fact::{Fact, View};
-use crate::ledger::{HoldId, Ledger, Leg, LegId, Side};
+use crate::ledger::{HoldId, Ledger, Leg, LegId, Side, Slot};
 use crate::memory::Memory;
 use crate::state::{DRAFTS, GROUPS, SLOTS, State};
 
@@ -72,10 +72,15 @@ impl SuccessMeansRightBytes {
                 Err(wrong) => nearest = wrong,
             }
         }
-        if self.served_by.contains_key(&leg) {
-            return Ok(());
+        let Some(senders) = self.served_by.get(&leg) else {
+            return Err(format!("leg {leg} (room {}) succeeds with wrong bytes: {nearest}", receiver.room));
+        };
+        // Of each source one of those must be right.
+        let serves = |slot: &Slot| senders.iter().any(|&sender| view.ledger.legs[sender].slot == *slot);
+        match receiver.servers.iter().find(|slot| !serves(slot)) {
+            Some(slot) => Err(format!("leg {leg} succeeds without a sender in slot {slot}: {nearest}")),
+            None => Ok(()),
         }
-        Err(format!("leg {leg} (room {}) succeeds with wrong bytes: {nearest}", receiver.room))
     }
 
     /// A receiver is told of exactly those groups that its sender did not have.

@@ -36,11 +36,7 @@ impl Params {
         let limits = draw_limits(rng, tiny);
         let fault_span = rng.between(50 * MS, 800 * MS);
         let small = [8, 16, 24, 32, 48];
-        let mut sched = draw_sched(rng, lossless);
-        if unequal.is_some() {
-            // Whether other page counts disagree depends on the sizes of pages.
-            sched.disagree = 0;
-        }
+        let sched = draw_sched(rng, lossless);
         // Leases are good for clocks that differ by a thirty-second part.
         let wild = if sched.pull > 0 { 15_000 } else { 150_000 };
         // Drawn apart: worlds with and without state are otherwise the same.
