@@ -14,6 +14,13 @@ pub(crate) struct Holder {
     pub(crate) kinds: Range<u32>,
 }
 
+impl Holder {
+    /// How many layers and kinds: the cells of a table.
+    pub(crate) fn cells(&self) -> u64 {
+        self.layers.len() as u64 * self.kinds.len() as u64
+    }
+}
+
 /// What two regions of two workers both hold.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Overlap {

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::cells::{Holder, holders, overlaps};
+use super::cells::{Overlap, holders, overlaps};
 use super::ranks::gcd;
 use super::shape::Holds;
 use super::{Geometry, RegionShape};
@@ -62,7 +62,12 @@ impl Geometry {
         if ours.groups == theirs.groups {
             return Ok(());
         }
-        same("layout.groups", groups(ours), groups(theirs))
+        same("layout.groups", groups(ours), groups(theirs))?;
+        // Those that the text leaves out.
+        for (number, (here, there)) in ours.groups.iter().zip(&theirs.groups).enumerate() {
+            same(&format!("layout.groups[{number}]"), group_text(here), group_text(there))?;
+        }
+        Ok(())
     }
 
     fn check_ranks(&self, peer: &Geometry) -> Result<(), Mismatch> {
@@ -117,10 +122,10 @@ impl Geometry {
             same("total_kv_heads", self.total_kv_heads(), peer.total_kv_heads())?;
         }
         if self.parallel.pp_size == 1 && peer.parallel.pp_size == 1 {
-            let shared: u64 = shared.iter().map(super::Overlap::cells).sum();
+            let all_shared = shared;
+            let shared: u64 = all_shared.iter().map(Overlap::cells).sum();
             let cells = |geometry: &Geometry| -> u64 {
-                let count = |holder: Holder| holder.layers.len() as u64 * holder.kinds.len() as u64;
-                holders(&geometry.regions, role, group).map(count).sum()
+                holders(&geometry.regions, role, group).map(|holder| holder.cells()).sum()
             };
             let text = |geometry: &Geometry, cells: u64| match geometry.kv_layers() {
                 Some((start, end)) if role == RegionRole::Kv => format!("{cells} of layers {start}..{end}"),
@@ -128,14 +133,33 @@ impl Geometry {
             };
             let (here, there) = (cells(self), cells(peer));
             if here != shared || there != shared {
-                return Err(Mismatch {
-                    field: "layers".to_owned(),
-                    ours: text(self, here),
-                    theirs: text(peer, there),
-                });
+                let (mut ours, mut theirs) = (text(self, here), text(peer, there));
+                if ours == theirs {
+                    // As many, but others.
+                    let shared_of = |side: fn(&Overlap) -> u32, region| {
+                        let of_region = all_shared.iter().filter(|overlap| side(overlap) == region);
+                        of_region.map(Overlap::cells).sum()
+                    };
+                    let local = |region| shared_of(|overlap| overlap.local, region);
+                    let remote = |region| shared_of(|overlap| overlap.remote, region);
+                    ours += &self.unshared(role, group, local);
+                    theirs += &peer.unshared(role, group, remote);
+                }
+                return Err(Mismatch { field: "layers".to_owned(), ours, theirs });
             }
         }
         Ok(())
+    }
+
+    /// The first region of which the peer has not all, as a text.
+    fn unshared(&self, role: RegionRole, group: u16, shared: impl Fn(u32) -> u64) -> String {
+        let first =
+            holders(&self.regions, role, group).find(|holder| shared(holder.region) != holder.cells());
+        let region = first.and_then(|holder| self.regions.get(holder.region as usize));
+        region.map_or_else(String::new, |region| {
+            let layers = region.layer_range();
+            format!(", with {:?} of layers {}..{}", region.holds, layers.start, layers.end)
+        })
     }
 
     fn check_groups(&self, peer: &Geometry) -> Result<(), Mismatch> {
@@ -219,12 +243,13 @@ fn names(layout: &super::Layout) -> String {
     layout.axes.map(|axis| format!("{axis:?}")).join(", ")
 }
 
+fn group_text(group: &super::StateGroup) -> String {
+    format!("{} tokens, {} of {} heads", group.page_size, group.heads, group.total_heads)
+}
+
 fn groups(layout: &super::Layout) -> String {
-    let one = |group: &super::StateGroup| {
-        format!("{} tokens, {} of {} heads", group.page_size, group.heads, group.total_heads)
-    };
     // Short enough for a frame.
-    let first = layout.groups.iter().take(4).map(one).collect::<Vec<_>>().join("; ");
+    let first = layout.groups.iter().take(4).map(group_text).collect::<Vec<_>>().join("; ");
     format!("{} ({first})", layout.groups.len())
 }
 

@@ -1,5 +1,8 @@
 //! What geometries are accepted, and which fit each other.
 
+mod bounds;
+mod pairing;
+
 use super::*;
 use crate::args::{KvArgs, MemoryKind, Region};
 use crate::pages::MAX_PAGES;
@@ -35,7 +38,7 @@ fn geometry() -> Geometry {
         kv_heads: 2,
         head_dim: 64,
         model: "m".to_owned(),
-        parallel: Parallel { tp_size: 4, tp_rank: 1, pp_size: 4, pp_rank: 1, dp_size: 2, dp_rank: 0 },
+        parallel: Parallel { tp_size: 4, tp_rank: 1, pp_size: 4, pp_rank: 2, dp_size: 2, dp_rank: 0 },
         regions,
         layout: Layout::default(),
     }
@@ -65,7 +68,7 @@ fn a_mismatch_names_the_field_and_both_values() {
         ("tp_size", "4", "2", |peer| peer.parallel.tp_size = 2),
         ("pp_size", "4", "2", |peer| peer.parallel.pp_size = 2),
         ("tp_rank", "1", "0", |peer| peer.parallel.tp_rank = 0),
-        ("pp_rank", "1", "3", |peer| peer.parallel.pp_rank = 3),
+        ("pp_rank", "2", "3", |peer| peer.parallel.pp_rank = 3),
         ("kv_regions", "2", "1", |peer| remove(peer, 0)),
         ("aux_regions", "2", "1", |peer| remove(peer, 3)),
         ("state_regions", "1", "0", |peer| remove(peer, 4)),
