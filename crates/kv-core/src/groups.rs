@@ -303,6 +303,8 @@ mod tests {
             groups.push(items(group, &[0])).unwrap();
         }
         assert_eq!(groups.push(items(16, &[0])).unwrap_err().error, GroupsError::TooMany { got: 17 });
+        assert_eq!(groups.take(3), Some(items(3, &[0])));
+        groups.push(GroupItems { first: MAX_PAGES, ..items(20, &[]) }).unwrap();
         let late = GroupItems { first: MAX_PAGES + 1, ..items(0, &[]) };
         assert_eq!(
             Groups::none().push(late).unwrap_err().error,
@@ -318,7 +320,13 @@ mod tests {
         assert!(parse(&format!("[{},{}]", one(1), one(1))).is_err());
         assert!(parse(&format!("[{},{}]", one(2), one(1))).is_err());
         assert!(parse(r#"[{"group":0,"first":16777217,"items":[]}]"#).is_err());
+        assert!(parse(r#"[{"group":0,"first":16777216,"items":[]}]"#).is_ok());
         let many: Vec<String> = (0..17).map(one).collect();
         assert!(parse(&format!("[{}]", many.join(","))).is_err());
+        assert!(parse(&format!("[{}]", many[..16].join(","))).is_ok());
+        assert!(parse("[]").unwrap().is_empty() && Groups::none().is_empty());
+        assert!(!parse(&format!("[{}]", one(1))).unwrap().is_empty());
+        let order = parse(&format!("[{},{}]", one(5), one(2))).unwrap_err();
+        assert!(order.to_string().contains("group 2 follows group 5"), "{order}");
     }
 }

@@ -102,7 +102,17 @@ mod tests {
         assert_eq!(held.check(&(4..5)), Ok(()));
         let cut = held.check(&(3..5)).unwrap_err();
         assert_eq!(cut, LayersError::Cut { layers: 3..5, region: 0, held: 0..4 });
+        assert!(held.check(&(0..3)).is_err() && held.check(&(1..4)).is_err() && held.check(&(1..3)).is_err());
+        assert_eq!(held.check(&(0..5)), Ok(()));
         assert!(cut.to_string().contains("layers 3..5 are a part of regions[0], layers 0..4"), "{cut}");
+    }
+
+    #[test]
+    fn layers_of_which_several_regions_hold_something_count_however_the_regions_overlap() {
+        for regions in [[0..4, 1..2, 2..3], [1..2, 2..3, 0..4], [0..2, 1..4, 0..1], [0..1, 1..2, 2..4]] {
+            let held = held(&regions.map(|layers| (Some(layers), Holds::Opaque)));
+            assert_eq!((held.hull(), held.among(&(0..9)), held.among(&(3..9))), (0..4, 4, 1));
+        }
     }
 
     #[test]

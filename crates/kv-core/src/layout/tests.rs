@@ -183,12 +183,28 @@ fn hostile_json_parses_and_is_then_refused() {
 }
 
 #[test]
+fn what_a_peer_does_not_say_of_its_layout_is_what_there_was_before_one_could() {
+    let mut json = serde_json::to_value(geometry()).unwrap();
+    json.as_object_mut().unwrap().remove("layout");
+    for region in json["regions"].as_array_mut().unwrap() {
+        for field in ["layers", "holds", "group"] {
+            region.as_object_mut().unwrap().remove(field);
+        }
+    }
+    assert_eq!(serde_json::from_value::<Geometry>(json).unwrap(), geometry());
+}
+
+#[test]
 fn rows_are_those_that_every_aux_region_has() {
     assert_eq!(geometry().aux_rows(), Some(3));
     assert_eq!(changed(|g| drop(g.regions.drain(2..4))).aux_rows(), None);
     assert_eq!(geometry().kv_regions(), 0..2);
     assert_eq!(geometry().aux_regions(), 2..4);
     assert_eq!(geometry().bytes_per_page(), 96);
+    // So are the items of a group.
+    let smaller =
+        changed(|g| g.regions.extend([shape(RegionRole::State, 2, 100), shape(RegionRole::State, 3, 8)]));
+    assert_eq!((smaller.group_items(0), smaller.group_items(1)), (2, 0));
 }
 
 /// A cache that says what it holds: keys and values of layers 0 and 1, on rank 0 of 2.

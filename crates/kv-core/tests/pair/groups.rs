@@ -11,17 +11,27 @@ use kv_core::{
 
 use crate::pair::{D, P, Pair, list, pages};
 
-const ROOM: Room = Room::Number(7);
-const SLOTS: u16 = 0;
+pub const ROOM: Room = Room::Number(7);
+pub const SLOTS: u16 = 0;
 const WINDOW: u16 = 1;
-const DRAFT: u16 = 2;
+pub const DRAFT: u16 = 2;
 /// Bytes of a token in each of the regions.
 const TOKEN: u64 = 4;
 
 /// A hybrid model of one attention layer, one recurrent one, one with a sliding window, and maybe the
 /// one layer of a draft model: a page has `page_size` tokens, one of the window `window`, one of the
 /// draft model `draft`.
-fn args(engine: &str, (page_size, window, draft): (u32, u32, u32), has_draft: bool) -> KvArgs {
+pub fn args(engine: &str, sizes: (u32, u32, u32), has_draft: bool) -> KvArgs {
+    args_with(engine, sizes, has_draft, true)
+}
+
+/// The same, whose draft model must perhaps not be left out.
+pub fn args_with(
+    engine: &str,
+    (page_size, window, draft): (u32, u32, u32),
+    has_draft: bool,
+    optional: bool,
+) -> KvArgs {
     let page = u64::from(page_size) * TOKEN;
     let (window_page, draft_page) = (u64::from(window) * TOKEN, u64::from(draft) * TOKEN);
     let builder = KvArgs::builder(engine, 0)
@@ -46,14 +56,14 @@ fn args(engine: &str, (page_size, window, draft): (u32, u32, u32), has_draft: bo
     let groups = vec![
         StateGroup::slots(1, 1),
         StateGroup::pages(window, 1, 1),
-        StateGroup::pages(draft, 1, 1).optional(),
+        StateGroup { optional, ..StateGroup::pages(draft, 1, 1) },
     ];
     builder.layout(Layout { groups, ..Layout::default() }).max_inflight(8).build().unwrap()
 }
 
 /// Two nodes with memory: every byte of the prefill side is a number of its own, as far as a byte goes.
-struct World {
-    pair: Pair,
+pub struct World {
+    pub pair: Pair,
     memory: [Vec<Vec<u8>>; 2],
 }
 
@@ -62,7 +72,7 @@ impl World {
         World::with([args("prefill", (16, 4, 4), true), args("decode", (16, 4, 4), true)])
     }
 
-    fn with(args: [KvArgs; 2]) -> World {
+    pub fn with(args: [KvArgs; 2]) -> World {
         let pair = Pair::with(|config| {
             let engine = config.args.worker().engine.to_string();
             config.args = args[usize::from(engine == "decode")].clone();
@@ -82,7 +92,7 @@ impl World {
     }
 
     /// A request of as many pages on each side, with these groups.
-    fn request(
+    pub fn request(
         &mut self,
         mode: TransferMode,
         (from, sent): (&[u32], Groups),
@@ -98,7 +108,7 @@ impl World {
     }
 
     /// Carries out all posts, and those that follow.
-    fn carry_out(&mut self) {
+    pub fn carry_out(&mut self) {
         while let Some((node, post)) = self.pair.take_first() {
             for desc in &post.descs {
                 let local = (node, desc.local_region, desc.local_offset);
@@ -115,7 +125,7 @@ impl World {
 
     /// Checks all memory of the decode side. Of each region, `moved` says which tokens (here, there)
     /// have moved, each of so many bytes; everything else is as it was.
-    fn check(&self, moved: &[Moved]) {
+    pub fn check(&self, moved: &[Moved]) {
         let mut expected: Vec<Vec<u8>> = self.memory[D].iter().map(|region| vec![0; region.len()]).collect();
         for &(region, len, tokens) in moved {
             for &(from, to) in tokens {
@@ -131,7 +141,7 @@ impl World {
     }
 
     /// All items are back, on both sides, once each; the receiver is told what was left out.
-    fn assert_back(
+    pub fn assert_back(
         &self,
         (sender, sent): (SessionId, Groups),
         (receiver, wanted): (SessionId, Groups),
@@ -142,22 +152,22 @@ impl World {
     }
 }
 
-fn items(group: u16, first: u32, items: &[u32]) -> GroupItems {
+pub fn items(group: u16, first: u32, items: &[u32]) -> GroupItems {
     GroupItems::from_number(group, first, pages(items))
 }
 
-fn groups<const N: usize>(all: [GroupItems; N]) -> Groups {
+pub fn groups<const N: usize>(all: [GroupItems; N]) -> Groups {
     let mut groups = Groups::none();
     all.into_iter().for_each(|items| groups.push(items).unwrap());
     groups
 }
 
-fn span(first: u32, len: u32) -> Option<GroupSpan> {
+pub fn span(first: u32, len: u32) -> Option<GroupSpan> {
     Some(GroupSpan { first, len })
 }
 
 /// A region, bytes of a token or item, and which of them have moved (here, there).
-type Moved<'a> = (usize, u64, &'a [(u32, u32)]);
+pub type Moved<'a> = (usize, u64, &'a [(u32, u32)]);
 
 /// What both sides give, the group they disagree about, and both values.
 type Disagreement = (Groups, Groups, u16, Option<GroupSpan>, Option<GroupSpan>);
@@ -353,7 +363,7 @@ fn disagreements_about_items_fail_both_sides_with_both_values() {
 }
 
 /// The same items again, for a second request.
-fn copy(groups: &Groups) -> Groups {
+pub fn copy(groups: &Groups) -> Groups {
     let mut copy = Groups::none();
     for list in groups.lists().iter() {
         let again = kv_core::Pages::claim(list.items.clone()).unwrap();

@@ -15,10 +15,14 @@ const ROOM: Room = Room::Number(42);
 /// Two workers whose layers 2 to 6 lie in regions 0 to 3, of which nobody knows more; the aux rows are
 /// region 4.
 fn layered() -> Pair {
-    Pair::with(|config| {
+    pair_of(&[2, 3, 4, 5])
+}
+
+fn pair_of(layers: &'static [u32]) -> Pair {
+    Pair::with(move |config| {
         let engine = config.args.worker().engine.as_str().to_owned();
         let mut builder = KvArgs::builder(&engine, 0).pages(32, 16);
-        for layer in 2..6 {
+        for &layer in layers {
             let addr = u64::from(layer) << 16;
             builder = builder.region(Region::dram(RegionRole::Kv, addr, 32 * 64, 64).layer(layer));
         }
@@ -179,12 +183,81 @@ fn announcements_that_cannot_be_fail_the_session_naming_both_values_and_lose_no_
 }
 
 #[test]
+fn layers_that_nobody_holds_end_no_chunk_a_second_time() {
+    for mode in [TransferMode::Push, TransferMode::Pull] {
+        let mut pair = pair_of(&[2, 3, 5]);
+        let options = || SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+        let sender = pair.open_sender_with(ROOM, 1, options());
+        let receiver = pair.open_receiver_with(ROOM, options());
+        pair.init_receiver(receiver, &[7, 9], Some(2));
+        pair.init_sender(sender, 2, Some(0));
+        begin(&mut pair, sender, &[1]);
+        layers_final(&mut pair, sender, 0, 5..6);
+        layers_final(&mut pair, sender, 0, 2..4);
+        layers_final(&mut pair, sender, 0, 4..5);
+        begin(&mut pair, sender, &[3]);
+        layers_final(&mut pair, sender, 1, 4..5);
+        layers_final(&mut pair, sender, 1, 2..4);
+        let before = moves(&mut pair);
+        let first: &[_] = &[(0, 1, 7), (0, 3, 9), (1, 1, 7), (1, 3, 9), (2, 1, 7)];
+        assert_eq!(
+            before,
+            if mode == TransferMode::Push { first } else { &[] },
+            "no aux row, nothing granted"
+        );
+        layers_final(&mut pair, sender, 1, 5..6);
+        if mode == TransferMode::Push {
+            assert_eq!(moves(&mut pair), [(2, 3, 9), (3, 0, 0)]);
+        } else {
+            // The reader names its own pages first.
+            let all = [(0, 7, 1), (0, 9, 3), (1, 7, 1), (1, 9, 3), (2, 7, 1), (2, 9, 3), (3, 0, 0)];
+            assert_eq!(moves(&mut pair), all);
+        }
+        assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+        assert_eq!(pair.released(P, sender), [list(&[1]), list(&[3])]);
+        pair.assert_empty();
+    }
+}
+
+#[test]
+fn pages_that_are_granted_are_so_once_whatever_else_is_announced() {
+    let mut pair = pair_of(&[2, 4]);
+    let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
+    let sender = pair.open_sender_with(ROOM, 1, options);
+    pair.init_sender(sender, 1, None);
+    begin(&mut pair, sender, &[1]);
+    layers_final(&mut pair, sender, 0, 2..3);
+    layers_final(&mut pair, sender, 0, 4..5);
+    assert_eq!(pair.node(P).gauges().pages_leased, 1);
+    layers_final(&mut pair, sender, 0, 3..4);
+    assert_eq!(pair.node(P).gauges().pages_leased, 1);
+    pair.run_for(std::time::Duration::from_secs(300));
+    assert_eq!(pair.node(P).gauges().pages_leased, 0);
+    assert_eq!(pair.released(P, sender), [list(&[1])]);
+}
+
+#[test]
 fn regions_that_do_not_say_their_layer_take_whole_announcements_only() {
     let mut pair = Pair::with(|config| {
         let engine = config.args.worker().engine.as_str().to_owned();
         let builder = KvArgs::builder(&engine, 0).pages(32, 16);
         config.args = builder.region(Region::dram(RegionRole::Kv, 0x1_0000, 32 * 64, 64)).build().unwrap();
     });
+    // Nor are all of them all twice.
+    let sender = pair.open_sender(ROOM, 1);
+    let receiver = pair.open_receiver(ROOM);
+    pair.init_receiver(receiver, &[7, 9, 11], None);
+    pair.init_sender(sender, 3, None);
+    begin(&mut pair, sender, &[1]);
+    layers_final(&mut pair, sender, 0, None);
+    layers_final(&mut pair, sender, 0, None);
+    let twice = LayersError::Twice { chunk: 0, layers: 0..0, announced: 0..0 };
+    assert_eq!(pair.failure(P, sender), Cause::Layers(twice));
+    pair.complete_posts();
+    assert_eq!(
+        (pair.released(P, sender), pair.released(D, receiver)),
+        (vec![list(&[1])], vec![list(&[7, 9, 11])])
+    );
     for (layers, good) in [(None, true), (Some(0..1), false)] {
         let sender = pair.open_sender(ROOM, 1);
         let receiver = pair.open_receiver(ROOM);
@@ -237,8 +310,10 @@ fn a_write_that_fails_between_two_announcements_brings_every_page_back() {
     assert_eq!(pair.released(P, sender), [], "the second write is in flight");
     layers_final(&mut pair, sender, 0, 3..6);
     assert_eq!(pair.posts(), 1, "nothing is posted after the failure");
+    begin(&mut pair, sender, &[20]);
+    assert_eq!(pair.released(P, sender), [list(&[20])], "nobody writes from what comes after the failure");
     pair.complete_posts();
-    assert_eq!(pair.released(P, sender), [list(&[1, 3]), list(&[5])]);
+    assert_eq!(pair.released(P, sender), [list(&[20]), list(&[1, 3]), list(&[5])]);
     assert_eq!(pair.released(D, receiver), [list(&[7, 9, 11])]);
     assert_eq!(pair.failure(D, receiver), Cause::ByPeer(PeerCause::DataOperation));
     pair.assert_empty();

@@ -4,6 +4,7 @@
 
 mod groups;
 mod layers;
+mod left_out;
 mod pair;
 mod pull;
 mod push;

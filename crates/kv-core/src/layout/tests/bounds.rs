@@ -106,3 +106,21 @@ fn state_is_held_once_in_each_group() {
     check(wide(3), Ok(()));
     check(wide(4), Err(GeometryError::HeldTwice { first: 0, second: 2, layer: 4 }));
 }
+
+#[test]
+fn only_state_belongs_to_groups_and_aux_rows_hold_nothing_of_layers() {
+    check(|g| g.regions[0].group = 1, Err(range("regions.group", 1, 0, 0)));
+    let second = |g: &mut Geometry| {
+        g.layout.groups.push(StateGroup::slots(4, 8));
+        g.regions[3].group = 1;
+    };
+    check(second, Err(range("regions.group", 1, 0, 0)));
+    let aux = |g: &mut Geometry| {
+        let region = RegionShape { layer: Some(0), holds: Holds::Key, ..shape(RegionRole::Aux, 2, 64) };
+        g.regions.insert(4, region);
+    };
+    check(aux, Err(GeometryError::Content { region: 4, max: 1 << 16 }));
+    check(|g| g.layout.groups.clear(), Err(GeometryError::Content { region: 4, max: 1 << 16 }));
+    check(|g| g.regions[0].layer = Some((1 << 16) - 1), Ok(()));
+    check(|g| g.regions[0].layer = Some(1 << 16), Err(GeometryError::Content { region: 0, max: 1 << 16 }));
+}
