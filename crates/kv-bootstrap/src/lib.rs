@@ -20,7 +20,7 @@
 //! curl          'host:8998/v1/ranks?role=prefill&modulo=4711'     # or dp_rank=0; &engine=p
 //! ```
 //!
-//! A replica is answered whole, in the order of `(pp_rank, tp_rank)`, or not at all: 404 if no
+//! A replica is answered whole, in the order of `(pp_rank, cp_rank, tp_rank)`, or not at all: 404 if no
 //! engine serves the role, 503 with `{registered, expected}` while ranks are missing. If several
 //! engines serve the role and the query names none, the complete one with the smallest id answers.
 //!

@@ -138,6 +138,7 @@ fn check_parallel(parallel: &Parallel) -> Result<(), RecordError> {
         ("tp_rank", parallel.tp_rank, parallel.tp_size),
         ("pp_rank", parallel.pp_rank, parallel.pp_size),
         ("dp_rank", parallel.dp_rank, parallel.dp_size),
+        ("cp_rank", parallel.cp_rank, parallel.cp_size),
     ];
     for (field, rank, size) in groups {
         if rank >= size {

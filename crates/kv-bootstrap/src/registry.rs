@@ -18,7 +18,7 @@ const MAX_SUPERSEDED: usize = 16;
 /// An engine is the set of live ranks with one engine id. All of them have the same role and the
 /// same sizes of parallel groups, and no two the same place in them. The ranks of one
 /// data-parallel replica are handed out together or not at all, in the order of
-/// `(pp_rank, tp_rank)`.
+/// `(pp_rank, cp_rank, tp_rank)`.
 ///
 /// A worker that registers with another incarnation replaces its former life at once, and the
 /// former life cannot come back while the newer one is registered.
@@ -57,12 +57,14 @@ struct Sizes {
     tp: u32,
     pp: u32,
     dp: u32,
+    cp: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     dp: u32,
     pp: u32,
+    cp: u32,
     tp: u32,
 }
 
@@ -324,6 +326,7 @@ impl Engine {
             ("tp_size", self.sizes.tp, sizes.tp),
             ("pp_size", self.sizes.pp, sizes.pp),
             ("dp_size", self.sizes.dp, sizes.dp),
+            ("cp_size", self.sizes.cp, sizes.cp),
         ];
         for (field, registered, claimed) in pairs {
             if registered != claimed {
@@ -333,8 +336,8 @@ impl Engine {
         match self.places.get(&place) {
             Some(holder) if *holder != worker.rank => {
                 let holder = WorkerId { engine: worker.engine.clone(), rank: *holder };
-                let Place { dp, pp, tp } = place;
-                let place = format!("dp_rank {dp} pp_rank {pp} tp_rank {tp}");
+                let Place { dp, pp, cp, tp } = place;
+                let place = format!("dp_rank {dp} pp_rank {pp} cp_rank {cp} tp_rank {tp}");
                 conflict("place", format!("{holder} at {place}"), place)
             }
             _ => Ok(()),
@@ -350,14 +353,14 @@ impl Engine {
         if dp >= self.sizes.dp {
             return Err(LookupError::Unknown);
         }
-        let first = Place { dp, pp: 0, tp: 0 };
-        let last = Place { dp, pp: u32::MAX, tp: u32::MAX };
+        let first = Place { dp, pp: 0, cp: 0, tp: 0 };
+        let last = Place { dp, pp: u32::MAX, cp: u32::MAX, tp: u32::MAX };
         let bodies: Vec<Bytes> = self
             .places
             .range(first..=last)
             .filter_map(|(_, rank)| self.ranks.get(rank).map(|rank| rank.body.clone()))
             .collect();
-        let expected = self.sizes.tp.saturating_mul(self.sizes.pp);
+        let expected = self.sizes.tp.saturating_mul(self.sizes.pp).saturating_mul(self.sizes.cp);
         if bodies.len() as u64 == u64::from(expected) {
             return Ok(bodies);
         }
@@ -390,13 +393,13 @@ impl Rank {
 
 impl Sizes {
     fn of(parallel: &Parallel) -> Sizes {
-        Sizes { tp: parallel.tp_size, pp: parallel.pp_size, dp: parallel.dp_size }
+        Sizes { tp: parallel.tp_size, pp: parallel.pp_size, dp: parallel.dp_size, cp: parallel.cp_size }
     }
 }
 
 impl Place {
     fn of(parallel: &Parallel) -> Place {
-        Place { dp: parallel.dp_rank, pp: parallel.pp_rank, tp: parallel.tp_rank }
+        Place { dp: parallel.dp_rank, pp: parallel.pp_rank, cp: parallel.cp_rank, tp: parallel.tp_rank }
     }
 }
 

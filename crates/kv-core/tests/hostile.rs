@@ -131,6 +131,7 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             room: room(random),
             pages: pages(random),
             first: if random.below(2) == 0 { 0 } else { random.number() as u32 },
+            whole: if random.below(2) == 0 { random.below(8) as u32 } else { random.number() as u32 },
             aux: (random.below(2) == 0).then(|| AuxIndex(random.below(6) as u32)),
             aux_here: random.below(2) == 0,
             ranks: random.below(3) as u32,
@@ -302,6 +303,7 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
             room: Room::Number(7),
             pages: PageList::from_pages([4, 5, 9]).unwrap(),
             first: 8,
+            whole: 13,
             aux: None,
             aux_here: true,
             ranks: 2,
@@ -310,7 +312,7 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
                 .try_into()
                 .unwrap(),
         }),
-        "940204cf00000001000000029a010181a64e756d626572079292040292090108c0c302cd03e89193010691920202",
+        "940204cf00000001000000029b010181a64e756d6265720792920402920901080dc0c302cd03e89193010691920202",
     );
 }
 

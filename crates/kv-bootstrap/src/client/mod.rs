@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    BootstrapClient, BootstrapError, BootstrapEvent, LookupId, RankQuery, RankRecord, Replica, Time,
-    WorkerId, WorkerRole,
+    BootstrapClient, BootstrapError, BootstrapEvent, LookupId, Parallel, RankQuery, RankRecord, Replica,
+    Time, WorkerId, WorkerRole,
 };
 use mio::{Events, Poll, Token, Waker};
 use slab::Slab;
@@ -345,25 +345,27 @@ fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, 
     let ranks = ranks.map_err(|_| BootstrapError::Malformed("a rank that cannot be"))?;
     let Some(first) = ranks.first() else { return Err(BootstrapError::Malformed("no ranks")) };
     let groups = first.parallel();
-    let (tp_size, pp_size, dp_size) = (groups.tp_size, groups.pp_size, groups.dp_size);
+    let sizes = |groups: &Parallel| (groups.tp_size, groups.cp_size, groups.pp_size, groups.dp_size);
+    let (tp_size, cp_size, pp_size, dp_size) = sizes(groups);
     let dp_rank = match query.replica {
         Replica::Rank(rank) => u64::from(rank),
         Replica::Modulo(number) => number % u64::from(dp_size),
     };
-    if ranks.len() as u64 != u64::from(tp_size) * u64::from(pp_size) {
+    if ranks.len() as u64 != u64::from(groups.replica_ranks()) {
         return Err(BootstrapError::Malformed("not all ranks of the replica"));
     }
-    let mut places = (0..pp_size).flat_map(|pp| (0..tp_size).map(move |tp| (pp, tp)));
+    let stage = |pp| (0..cp_size).flat_map(move |cp| (0..tp_size).map(move |tp| (pp, cp, tp)));
+    let mut places = (0..pp_size).flat_map(stage);
     for rank in &ranks {
         let groups = rank.parallel();
-        let sizes = (groups.tp_size, groups.pp_size, groups.dp_size);
         if rank.role != query.role
             || rank.worker.engine != first.worker.engine
-            || sizes != (tp_size, pp_size, dp_size)
+            || sizes(groups) != (tp_size, cp_size, pp_size, dp_size)
         {
             return Err(BootstrapError::Malformed("ranks of different engines"));
         }
-        if places.next() != Some((groups.pp_rank, groups.tp_rank)) || u64::from(groups.dp_rank) != dp_rank {
+        let place = (groups.pp_rank, groups.cp_rank, groups.tp_rank);
+        if places.next() != Some(place) || u64::from(groups.dp_rank) != dp_rank {
             return Err(BootstrapError::Malformed("ranks out of order"));
         }
     }

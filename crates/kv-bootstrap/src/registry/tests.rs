@@ -11,8 +11,15 @@ pub(crate) fn record(
     pp: (u32, u32),
     dp: (u32, u32),
 ) -> RankRecord {
-    let parallel =
-        Parallel { tp_size: tp.0, tp_rank: tp.1, pp_size: pp.0, pp_rank: pp.1, dp_size: dp.0, dp_rank: dp.1 };
+    let parallel = Parallel {
+        tp_size: tp.0,
+        tp_rank: tp.1,
+        pp_size: pp.0,
+        pp_rank: pp.1,
+        dp_size: dp.0,
+        dp_rank: dp.1,
+        ..Parallel::default()
+    };
     RankRecord {
         worker: WorkerId { engine: EngineId::new(engine).unwrap(), rank },
         incarnation: Incarnation::from_random(life),
@@ -145,7 +152,7 @@ fn contradictions_name_the_field_and_both_values() {
         (record("p", 1, 1, (2, 1), (1, 0), (8, 0)), "p/1: dp_size is 8, but 1 is registered"),
         (
             record("p", 1, 1, (2, 0), (1, 0), (1, 0)),
-            "p/1: place is dp_rank 0 pp_rank 0 tp_rank 0, but p/0 at dp_rank 0 pp_rank 0 tp_rank 0 is registered",
+            "p/1: place is dp_rank 0 pp_rank 0 cp_rank 0 tp_rank 0, but p/0 at dp_rank 0 pp_rank 0 cp_rank 0 tp_rank 0 is registered",
         ),
     ];
     for (claim, message) in cases {

@@ -7,11 +7,12 @@
 //! rank of the block that has it; the others are told that they are released.
 
 use std::borrow::Borrow;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::cells::{first_head, holders, overlaps};
 use super::shape::Holds;
 use super::{Geometry, RegionShape};
-use crate::args::RegionRole;
+use crate::args::{Parallel, RegionRole};
 use crate::error::Mismatch;
 
 /// A rank of the source engine that a destination rank has to do with.
@@ -53,24 +54,35 @@ pub struct Source {
 pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec<Source>, Mismatch> {
     let mut found = Vec::new();
     let mut covered = 0;
-    let mut stages: Vec<u32> = Vec::new();
+    let mut stages: BTreeMap<u32, (Place, BTreeSet<(u32, u32)>)> = BTreeMap::new();
     for (index, source) in engine.iter().map(Borrow::borrow).enumerate() {
         let Some(shares) = Place::of(source).shares(&Place::of(dest)) else { continue };
         dest.check(source)?;
         found.push(Source { index, bytes: shares.any_bytes(source, dest), aux: false });
-        if !stages.contains(&source.parallel.pp_rank) {
-            stages.push(source.parallel.pp_rank);
+        let Parallel { tp_rank, pp_rank, cp_rank, .. } = source.parallel;
+        if !stages.contains_key(&pp_rank) {
             covered += shared_cells(source, dest);
         }
+        let (_, ranks) = stages.entry(pp_rank).or_insert_with(|| (Place::of(source), BTreeSet::new()));
+        ranks.insert((tp_rank, cp_rank));
     }
     let last = found.iter_mut().rev().max_by_key(|source| {
-        let Some(geometry) = engine.get(source.index).map(Borrow::borrow) else { return (0, 0) };
-        (geometry.parallel.pp_rank, u32::MAX - geometry.parallel.tp_rank)
+        let Some(geometry) = engine.get(source.index).map(Borrow::borrow) else { return (0, 0, 0) };
+        let Parallel { tp_rank, pp_rank, cp_rank, .. } = geometry.parallel;
+        (pp_rank, u32::MAX - tp_rank, u32::MAX - cp_rank)
     });
     let Some(last) = last else {
         return Err(nobody(dest, engine));
     };
     last.aux = true;
+    // Each of them has a part that no other sends.
+    for (stage, (place, ranks)) in stages {
+        let needed = place.siblings_that_serve(&Place::of(dest));
+        if ranks.len() != needed {
+            let field = format!("ranks of stage {stage}");
+            return Err(Mismatch { field, ours: needed.to_string(), theirs: ranks.len().to_string() });
+        }
+    }
     let wanted: u64 = holders(&dest.regions, RegionRole::Kv, 0)
         .map(|holder| holder.layers.len() as u64 * holder.kinds.len() as u64)
         .sum();
@@ -100,13 +112,10 @@ pub fn receivers_of(source: &Geometry, dest: &Geometry) -> usize {
             // Unknown: then the same stage of the other engine is meant.
             None => None,
         };
-        for tp_rank in 0..own.tp_size {
-            let sibling =
-                Place { pp_rank: stage, tp_rank, context_rank: tp_rank % own.context_size, layers, ..own };
-            count += usize::from(source.shares(&sibling).is_some());
-        }
+        let siblings = Place { pp_rank: stage, layers, ..own }.siblings();
+        count += siblings.filter(|sibling| source.shares(sibling).is_some()).count();
     }
-    count
+    count * own.cp_size as usize
 }
 
 /// What a source rank has to do with a destination rank; `None` if nothing.
@@ -123,12 +132,18 @@ pub(crate) struct Shares {
     replica: u32,
     /// The first of the block.
     first: u32,
+    /// Its place among ranks that hold the same pages.
+    cp_rank: u32,
 }
 
 impl Shares {
     /// True if the source sends its bytes of a region: a rank before it in the block may have the
     /// same heads.
     pub(crate) fn sends(self, source: &Geometry, region: &RegionShape) -> bool {
+        // Pages are shared out among them, state is not.
+        if self.cp_rank > 0 && region.role == RegionRole::State {
+            return false;
+        }
         if self.replica == self.first {
             return true;
         }
@@ -168,6 +183,8 @@ struct Place {
     pp_rank: u32,
     context_size: u32,
     context_rank: u32,
+    cp_size: u32,
+    cp_rank: u32,
     /// The layers of its KV regions, if they say so.
     layers: Option<(u32, u32)>,
 }
@@ -181,8 +198,22 @@ impl Place {
             pp_rank: geometry.parallel.pp_rank,
             context_size: geometry.layout.context_size.max(1),
             context_rank: geometry.layout.context_rank,
+            cp_size: geometry.parallel.cp_size.max(1),
+            cp_rank: geometry.parallel.cp_rank,
             layers: geometry.kv_layers(),
         }
+    }
+
+    /// The places of its tensor-parallel group.
+    fn siblings(self) -> impl Iterator<Item = Place> {
+        let sibling = move |tp_rank| Place { tp_rank, context_rank: tp_rank % self.context_size, ..self };
+        (0..self.tp_size).map(sibling)
+    }
+
+    /// How many ranks of its stage have something for `dest`.
+    fn siblings_that_serve(self, dest: &Place) -> usize {
+        let serving = self.siblings().filter(|sibling| sibling.shares(dest).is_some()).count();
+        serving * self.cp_size as usize
     }
 
     fn shares(&self, dest: &Place) -> Option<Shares> {
@@ -200,7 +231,8 @@ impl Place {
         let (ours, theirs) = (ours.max(1), theirs.max(1));
         let first = first_head(ours, theirs, there);
         let end = first + if ours > theirs { ours / theirs } else { 1 };
-        (first..end).contains(&here).then_some(Shares { replicas: ours, replica: here, first })
+        let shares = Shares { replicas: ours, replica: here, first, cp_rank: self.cp_rank };
+        (first..end).contains(&here).then_some(shares)
     }
 }
 

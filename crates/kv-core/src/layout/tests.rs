@@ -38,7 +38,14 @@ fn geometry() -> Geometry {
         kv_heads: 2,
         head_dim: 64,
         model: "m".to_owned(),
-        parallel: Parallel { tp_size: 4, tp_rank: 1, pp_size: 4, pp_rank: 2, dp_size: 2, dp_rank: 0 },
+        parallel: Parallel {
+            tp_size: 4,
+            tp_rank: 1,
+            pp_size: 4,
+            pp_rank: 2,
+            dp_size: 2,
+            ..Parallel::default()
+        },
         regions,
         layout: Layout::default(),
     }
@@ -157,8 +164,16 @@ fn a_region_holds_whole_items_and_exactly_the_pages() {
 #[test]
 fn whatever_a_builder_accepts_a_peer_accepts() {
     let smallest = KvArgs::builder("e", 0).pages(1, 1).region(Region::dram(RegionRole::Kv, 8, 1, 1));
-    let parallel =
-        Parallel { tp_size: 4096, tp_rank: 4095, pp_size: 4096, pp_rank: 4095, dp_size: 4096, dp_rank: 4095 };
+    let parallel = Parallel {
+        tp_size: 4096,
+        tp_rank: 4095,
+        pp_size: 4096,
+        pp_rank: 4095,
+        dp_size: 4096,
+        dp_rank: 4095,
+        cp_size: 4096,
+        cp_rank: 4095,
+    };
     let largest = KvArgs::builder("e", 0)
         .pages(MAX_PAGES, 1 << 20)
         .heads(1 << 16, 1 << 20)

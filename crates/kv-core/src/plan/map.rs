@@ -231,6 +231,8 @@ impl<'a> Pairing<'a> {
 
     fn same_lane(&self, role: RegionRole, group: u16) -> Lane {
         let regions = (0_u32..).zip(&self.ours.regions);
+        let elsewhere = role == RegionRole::State && self.source_cp_rank() > 0;
+        let regions = regions.filter(|_| !elsewhere);
         let of_lane = regions.filter(|(_, region)| region.role == role && region.group == group);
         let wanted = of_lane.filter(|(_, region)| match &self.layers {
             Some(wanted) if role == RegionRole::Kv => {
@@ -244,6 +246,15 @@ impl<'a> Pairing<'a> {
             pairs: wanted.map(|(index, region)| Pair::whole(index, index, region.item_len)).collect(),
             local: items(self.ours, role, group, tokens, tokens),
             remote: items(self.theirs, role, group, tokens, tokens),
+        }
+    }
+
+    /// The place of the source among ranks that hold the same pages. The first sends what is no page.
+    fn source_cp_rank(&self) -> u32 {
+        match self.source {
+            None => 0,
+            Some(Side::Local) => self.ours.parallel.cp_rank,
+            Some(Side::Remote) => self.theirs.parallel.cp_rank,
         }
     }
 

@@ -22,7 +22,8 @@ const MAX_TOLD_RUNS: usize = 1024;
 impl Node {
     pub(super) fn on_register(&mut self, id: PeerId, register: Register) {
         self.on_floor(id, register.floor);
-        let Register { attempt, room, pages, first, aux, aux_here, ranks, ttl_ms, groups, .. } = register;
+        let Register { attempt, room, pages, first, whole, aux, aux_here, ranks, ttl_ms, groups, .. } =
+            register;
         let Some(peer) = self.peers.get_mut(id) else { return };
         let window = self.config.limits.max_attempts;
         if peer.is_closed(attempt) || attempt.0 - peer.floor.0 >= window {
@@ -42,12 +43,13 @@ impl Node {
         let out_of_range = pages.check_below(geometry.num_pages).is_err()
             || pages.check_distinct().is_err()
             || first > MAX_PAGES
+            || pages.len() as u64 + u64::from(first) > u64::from(whole)
             || check_aux(aux, geometry.aux_rows().unwrap_or(0)).is_some()
             || check_peer_groups(&groups, geometry).is_err();
         if out_of_range && !self.stopping {
             return self.refuse_registration(id, attempt, room, PeerCause::OutOfRange);
         }
-        let wish = Wish::Write { pages, first, aux, aux_here, groups };
+        let wish = Wish::Write { pages, first, whole, aux, aux_here, groups };
         let registration = Registration { room, ranks, wish };
         self.seek_sender(id, attempt, registration, ttl_ms);
     }

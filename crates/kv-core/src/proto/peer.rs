@@ -188,9 +188,10 @@ pub(super) struct Registration {
 pub(super) enum Wish {
     /// To have these pages and this row written.
     Write {
-        /// From number `first` of the request on.
+        /// From number `first` of the request on, which has `whole` pages at the receiver.
         pages: PageList,
         first: u32,
+        whole: u32,
         aux: Option<AuxIndex>,
         /// The row is this worker's to write.
         aux_here: bool,

@@ -248,7 +248,10 @@ impl Node {
             (Err(_), ..) => Err(Cause::PageCount { sent: held, registered }),
             (_, Some(_), None) => Err(Cause::AuxOneSided { sender: false, receiver: true }),
             (Ok(()), row, row_there) => {
-                let pages = Plan::chunk(map, given.list(), prefix, &reading.pages);
+                // Other ranks that hold the same pages are asked for the others.
+                let share = peer.geometry.parallel.page_range(wanted);
+                let mine = given.list().slice(share.start, share.len()).unwrap_or_default();
+                let pages = Plan::chunk(map, &mine, prefix.saturating_add(share.start), &reading.pages);
                 // The row of the first source counts.
                 let aux = row
                     .filter(|_| index == 0)

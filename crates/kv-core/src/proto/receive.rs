@@ -322,12 +322,15 @@ impl Node {
                 continue;
             };
             let Some(peer) = self.peers.get(source.peer) else { continue };
+            let share = peer.geometry.parallel.page_range(pages.len());
+            let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
             let register = Register {
                 attempt,
                 floor: peer.outgoing_floor(),
                 room: receiver.room.clone(),
-                pages: pages.clone(),
-                first: u32::try_from(receiver.prefix).unwrap_or(u32::MAX),
+                pages: pages.slice(share.start, share.len()).unwrap_or_default(),
+                first: number(receiver.prefix.saturating_add(share.start)),
+                whole: number(receiver.prefix.saturating_add(pages.len())),
                 aux,
                 // The first source is the one whose row counts.
                 aux_here: index == 0,

@@ -118,6 +118,8 @@ pub(super) struct Target {
     pub(super) pages: PageList,
     /// The number of the first of them in the request.
     pub(super) first: usize,
+    /// How many pages the request has at the receiver.
+    pub(super) whole: usize,
     pub(super) aux: Option<AuxIndex>,
     /// The aux row is this worker's to write.
     pub(super) aux_here: bool,
@@ -219,20 +221,19 @@ impl Node {
     fn check_agreement(&mut self, session: SessionId) {
         let Some(sender) = self.senders.get(&session) else { return };
         let Some((sent, aux)) = sender.announced else { return };
-        let writes = sender.targets.iter().filter(|target| !target.reads);
-        let disagreement = writes.map(|target| (target, target.first + target.pages.len())).find_map(
-            |(target, registered)| {
-                // A peer that is gone has nothing to agree to.
-                let map = self.peers.get(target.peer)?.out.as_ref();
-                if map.is_none_or(|map| map.check_counts(sent, registered).is_err()) {
-                    Some(Cause::PageCount { sent, registered })
-                } else if target.aux.is_some() != aux.is_some() {
-                    Some(Cause::AuxOneSided { sender: aux.is_some(), receiver: target.aux.is_some() })
-                } else {
-                    None
-                }
-            },
-        );
+        let mut writes = sender.targets.iter().filter(|target| !target.reads);
+        let disagreement = writes.find_map(|target| {
+            let registered = target.whole;
+            // A peer that is gone has nothing to agree to.
+            let map = self.peers.get(target.peer)?.out.as_ref();
+            if map.is_none_or(|map| map.check_counts(sent, registered).is_err()) {
+                Some(Cause::PageCount { sent, registered })
+            } else if target.aux.is_some() != aux.is_some() {
+                Some(Cause::AuxOneSided { sender: aux.is_some(), receiver: target.aux.is_some() })
+            } else {
+                None
+            }
+        });
         if let Some(cause) = disagreement {
             self.fail_sender(session, cause);
         }
@@ -295,9 +296,10 @@ impl Node {
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
         let index = sender.targets.len();
-        let (incoming, (pages, first), (aux, aux_here), groups, beat) = match registration.wish {
-            Wish::Write { pages, first, aux, aux_here, groups } => {
-                (Incoming::Active(session, index), (pages, first as usize), (aux, aux_here), groups, 0)
+        let (incoming, (pages, first, whole), (aux, aux_here), groups, beat) = match registration.wish {
+            Wish::Write { pages, first, whole, aux, aux_here, groups } => {
+                let pages = (pages, first as usize, whole as usize);
+                (Incoming::Active(session, index), pages, (aux, aux_here), groups, 0)
             }
             Wish::Read { beat } => {
                 let until = Time::ZERO;
@@ -327,6 +329,7 @@ impl Node {
             fence: None,
             pages,
             first,
+            whole,
             aux,
             aux_here,
             groups,

@@ -93,10 +93,13 @@ bodies! {
         floor: Attempt,
         /// The request.
         room: Room,
-        /// Where its pages shall go, in request order.
+        /// Where the pages shall go that this sender is asked for, in request order.
         pages: PageList,
-        /// The number of the first of them in the request; before it the receiver has a prefix.
+        /// The number of the first of them in the request; before it the receiver has a prefix, or other
+        /// ranks send.
         first: u32,
+        /// How many pages the request has at the receiver, with those that it has, and those of others.
+        whole: u32,
         /// The aux row to fill.
         aux: Option<AuxIndex>,
         /// True if this sender is to fill it, and not another rank of its engine.

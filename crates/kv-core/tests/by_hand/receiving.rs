@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input};
-use kv_core::wire::{Abort, AbortAck, Body, Done, Failed, Pong, Progress, Registered};
+use kv_core::wire::{Abort, AbortAck, Body, Done, Failed, Pong, Progress, Register, Registered};
 use kv_core::{
-    Attempt, BootstrapError, Cause, KvPoll, PeerCause, PeerId, Phase, PlaneError, Replica, Room, SessionId,
+    Attempt, BootstrapError, Cause, KvPoll, Mismatch, PeerCause, PeerId, Phase, PlaneError, Replica, Room,
+    SessionId, SessionOptions,
 };
 
 use crate::solo::{Solo, finish, hello, list, record};
@@ -492,6 +493,42 @@ fn a_rank_in_another_place_is_no_source() {
     solo.found(kv_core::LookupId(0), ranks.to_vec());
     solo.welcome(1, 1);
     assert_eq!((solo.poll(session), solo.node().gauges().peers), (KvPoll::WaitingForInput, 1));
+}
+
+/// Each of the ranks that hold the same pages is asked for a range of them, beyond what is here already.
+#[test]
+fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
+    let ranks = |ranks: std::ops::Range<u32>| -> Vec<_> {
+        let rank = |cp_rank| {
+            broken(record(u64::from(cp_rank) + 1), |geometry| {
+                (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (3, cp_rank);
+            })
+        };
+        ranks.map(rank).collect()
+    };
+    let mut solo = Solo::new(|_| {});
+    let session =
+        solo.open_receiver_with(Room::Number(4), SessionOptions { prefix_pages: 2, ..Default::default() });
+    solo.found(kv_core::LookupId(0), ranks(0..3));
+    for peer in 1..=3 {
+        solo.welcome(peer, peer as u32);
+    }
+    solo.init_receiver(session, &[9, 8, 7, 6, 1, 2, 3], None);
+    let asked = solo.frames().into_iter().map(|body| match body {
+        Body::Register(Register { pages, first, whole, aux_here, .. }) => (pages, first, whole, aux_here),
+        other => panic!("{other:?}"),
+    });
+    let parts = [(&[9, 8][..], 2, true), (&[7, 6], 4, false), (&[1, 2, 3], 6, false)];
+    let expected = parts.map(|(pages, first, aux_here)| (list(pages), first, 9, aux_here));
+    assert_eq!(asked.collect::<Vec<_>>(), expected);
+
+    // Without one of them, nobody would send its range.
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(Room::Number(4), None);
+    solo.found(kv_core::LookupId(0), ranks(1..3));
+    let mismatch =
+        Mismatch { field: "ranks of stage 0".to_owned(), ours: "3".to_owned(), theirs: "2".to_owned() };
+    assert_eq!(solo.cause(session), Cause::Incompatible(mismatch));
 }
 
 fn tensor_parallel(engine: &str, tp_rank: u32) -> kv_core::KvArgs {

@@ -26,6 +26,8 @@ fn what_no_cache_holds_is_refused_and_its_sender_is_told() {
         Register { pages: crate::solo::list(&[16]), ..good.clone() },
         Register { pages: crate::solo::list(&[3, 4, 3]), ..good.clone() },
         Register { aux: Some(AuxIndex(4)), ..good.clone() },
+        Register { whole: 0, ..good.clone() },
+        Register { first: 3, whole: 3, ..good.clone() },
     ] {
         let mut solo = Solo::serving(|_| {});
         let sender = solo.open_sender(ROOM, 1);

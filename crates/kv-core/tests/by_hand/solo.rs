@@ -65,8 +65,9 @@ pub fn list(pages: &[u32]) -> PageList {
 /// A registration of one request.
 pub fn register(attempt: u64, room: Room, pages: &[u32]) -> Register {
     let (attempt, floor) = (Attempt(attempt), Attempt(0));
-    let (pages, first, aux, groups) = (list(pages), 0, None, Default::default());
-    Register { attempt, floor, room, pages, first, aux, aux_here: true, ranks: 1, ttl_ms: 60_000, groups }
+    let (whole, pages, aux, groups) = (pages.len() as u32, list(pages), None, Default::default());
+    let (first, aux_here, ranks, ttl_ms) = (0, true, 1, 60_000);
+    Register { attempt, floor, room, pages, first, whole, aux, aux_here, ranks, ttl_ms, groups }
 }
 
 pub fn abort(attempt: u64, room: Room) -> Body {

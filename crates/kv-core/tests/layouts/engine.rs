@@ -104,6 +104,7 @@ impl Engine {
             context = rng.pick(&[1, 2]);
             tp = context * rng.pick(&[1, 2]);
         }
+        let cp_size = rng.pick(&[1, 1, 1, 2, 3]);
         let kernel = rng.pick(&divisors(page_size));
         let axes = axes(rng);
         let mut cuts: Vec<u32> = rng.shuffled((1..model.layers).collect());
@@ -131,13 +132,14 @@ impl Engine {
             let layers_of = |group: &Group| group.layers.start.max(stage.0)..group.layers.end.min(stage.1);
             let groups: Vec<_> =
                 model.groups.iter().map(|group| self::cells(rng, &group.kinds, layers_of(group))).collect();
-            for tp_rank in 0..tp {
+            for (cp_rank, tp_rank) in (0..cp_size).flat_map(|cp| (0..tp).map(move |tp| (cp, tp))) {
+                let (tp_size, pp_size) = (tp, pp);
                 let parallel =
-                    Parallel { tp_size: tp, tp_rank, pp_size: pp, pp_rank, dp_size: 1, dp_rank: 0 };
+                    Parallel { tp_size, tp_rank, pp_size, pp_rank, cp_size, cp_rank, ..Parallel::default() };
+                let number = (pp_rank * cp_size + cp_rank) * tp + tp_rank;
                 let mut layout = Layout { context_rank: tp_rank % context, ..layout.clone() };
                 let heads = if model.is_latent() { 1 } else { (model.heads / tp).max(1) };
-                let mut builder =
-                    KvArgs::builder("e", pp_rank * tp + tp_rank).pages(num_pages, page_size).heads(heads, 1);
+                let mut builder = KvArgs::builder("e", number).pages(num_pages, page_size).heads(heads, 1);
                 let mut addr = 0;
                 let mut region = |role, items: u32, item_len: u64, cell: &Cell| {
                     addr += 1 << 32;

@@ -115,11 +115,15 @@ fn plans(rng: &mut Rng, case: &Case, source: usize) -> Result<Vec<Plan>, PlanErr
     let (here, there) = (&case.prefill.ranks[source], &case.decode.ranks[case.rank]);
     let (ours, theirs) = (&case.request.prefill[source], &case.request.decode[case.rank]);
     let prefix = case.request.prefix[case.rank];
+    // What this source is asked for.
+    let share = here.parallel.page_range(theirs.pages.len() - prefix);
+    let first = prefix + share.start;
+    let wanted = list(&theirs.pages[first..prefix + share.end]);
     let mut plans = Vec::new();
     match case.op {
         Op::Write => {
             let map = RegionMap::directed(here, there, Side::Local)?;
-            let (mut sent, suffix) = (0, list(&theirs.pages[prefix..]));
+            let mut sent = 0;
             while sent < ours.pages.len() {
                 let count = (1 + rng.below(4)).min(ours.pages.len() - sent);
                 let chunk = list(&ours.pages[sent..sent + count]);
@@ -128,10 +132,10 @@ fn plans(rng: &mut Rng, case: &Case, source: usize) -> Result<Vec<Plan>, PlanErr
                         Some(layers) => RegionMap::layers(here, there, Side::Local, layers)?,
                         None => map.clone(),
                     };
-                    plans.push(if prefix == 0 && rng.chance(2) {
-                        Plan::chunk(&map, &chunk, sent, &suffix)?
+                    plans.push(if (first, share.len()) == (0, theirs.pages.len()) && rng.chance(2) {
+                        Plan::chunk(&map, &chunk, sent, &wanted)?
                     } else {
-                        Plan::suffix(&map, (&chunk, sent), (&suffix, prefix))?
+                        Plan::suffix(&map, (&chunk, sent), (&wanted, first))?
                     });
                 }
                 sent += count;
@@ -143,13 +147,12 @@ fn plans(rng: &mut Rng, case: &Case, source: usize) -> Result<Vec<Plan>, PlanErr
         }
         Op::Read => {
             let map = RegionMap::directed(there, here, Side::Remote)?;
-            let suffix = list(&theirs.pages[prefix..]);
             for layers in partition(rng, case.model.layers) {
                 let map = match layers {
                     Some(layers) => RegionMap::layers(there, here, Side::Remote, layers)?,
                     None => map.clone(),
                 };
-                plans.push(Plan::chunk(&map, &suffix, prefix, &list(&ours.pages))?);
+                plans.push(Plan::chunk(&map, &wanted, first, &list(&ours.pages))?);
             }
             for group in groups_between(case, &map) {
                 let (ours, theirs) = (list(&ours.groups[group]), list(&theirs.groups[group]));
@@ -214,7 +217,8 @@ fn run(seed: u64) {
         let plans = plans(&mut rng, &case, source.index).unwrap();
         assert_eq!(
             source.bytes,
-            plans.iter().any(|plan| !plan.is_done()) || (source.bytes && request.is_short())
+            plans.iter().any(|plan| !plan.is_done())
+                || (source.bytes && (request.is_short() || geometry.parallel.cp_size > 1))
         );
         for plan in plans {
             for desc in posts(&mut rng, plan) {

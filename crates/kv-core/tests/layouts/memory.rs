@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kv_core::{Axis, Desc, Geometry, Holds, Op, RegionRole, RegionShape};
+use kv_core::{Axis, Desc, Geometry, Holds, Op, Parallel, RegionRole, RegionShape};
 
 use crate::engine::{Engine, Lists, Model, Request};
 
@@ -27,15 +27,17 @@ impl Memory {
 
     /// Marks an aux row as that of a rank.
     pub fn fill_aux(&mut self, geometry: &Geometry, row: usize) {
-        let name = (255, geometry.parallel.pp_rank as u8, geometry.parallel.tp_rank as u8, 0, 0, 0);
+        let Parallel { tp_rank, pp_rank, cp_rank, .. } = geometry.parallel;
+        let name = (255, pp_rank as u8, tp_rank as u8, cp_rank as u16, 0, 0);
         self.aux_row(geometry, row).fill(Some(name));
     }
 
-    /// Of which stage an aux row is; empties it. All its bytes must be of one rank.
+    /// Of which stage an aux row is; empties it. All its bytes must be of one rank, the first of its
+    /// context-parallel group.
     pub fn take_aux(&mut self, geometry: &Geometry, row: usize) -> u8 {
         let row = self.aux_row(geometry, row);
         let name = row[0].unwrap();
-        assert!(name.0 == 255 && row.iter().all(|byte| *byte == Some(name)));
+        assert!(name.0 == 255 && name.3 == 0 && row.iter().all(|byte| *byte == Some(name)));
         row.fill(None);
         name.1
     }

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::{
     AuxIndex, Cause, ChunkId, Geometry, GrantRef, GroupItems, Groups, Incarnation, KvPoll, Op, Pages,
-    PeerCause, PeerId, Post, RankRecord, Room, SessionId, SessionOptions, Time, TransferError, TransferMode,
-    WorkerRole,
+    Parallel, PeerCause, PeerId, Post, RankRecord, Room, SessionId, SessionOptions, Time, TransferError,
+    TransferMode, WorkerRole,
 };
 
 use crate::engine::{Engine, Lists, Model, Request};
@@ -380,8 +380,14 @@ fn uneven() -> (Rng, Model, [Engine; 2], Request) {
     let uneven = |seed: &u64| {
         let (_, _, engines, request) = case(*seed);
         let tp = engines.each_ref().map(|engine| engine.ranks[0].parallel.tp_size);
-        let pp = engines.each_ref().map(|engine| engine.ranks[0].parallel.pp_size);
-        tp == [2, 4] && pp == [1, 1] && request.tokens > 4 && engines.iter().all(|engine| engine.context == 1)
+        let others = engines.each_ref().map(|engine| {
+            let Parallel { pp_size, cp_size, .. } = engine.ranks[0].parallel;
+            (pp_size, cp_size)
+        });
+        tp == [2, 4]
+            && others == [(1, 1); 2]
+            && request.tokens > 4
+            && engines.iter().all(|engine| engine.context == 1)
     };
     case((1..).find(uneven).unwrap())
 }
