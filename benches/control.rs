@@ -241,6 +241,7 @@ fn frames(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
             room: Room::request("cmpl-2f1b9a4e-0-0123abcd")?,
             pages,
             first: 0,
+            whole: runs,
             aux: Some(AuxIndex(3)),
             aux_here: true,
             ranks: 1,

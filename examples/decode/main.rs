@@ -86,7 +86,7 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
         side: Side::Decode,
         number: 0,
         of: 1,
-        peer_page_size: cache.page_size,
+        peer_page_size: cache.page_size * parallelism.dcp,
         bootstrap: bootstrap_of_rank,
         model,
         cache,

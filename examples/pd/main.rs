@@ -80,6 +80,18 @@ struct Options {
     #[arg(long, default_value_t = 1, value_name = "STAGES", value_parser = clap::value_parser!(u32).range(1..=64))]
     decode_pp: u32,
 
+    /// Prefill-context-parallel ranks: each has the whole cache, and sends a range of its pages.
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
+    prefill_cp: u32,
+
+    /// To how many of the tensor-parallel ranks of a prefill process pages are dealt in turn (--mla).
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
+    prefill_dcp: u32,
+
+    /// The same in decode processes: decode context parallelism.
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
+    decode_dcp: u32,
+
     /// How pages lie in the memory of decode ranks [default: as in prefill ranks].
     #[arg(long, value_enum)]
     decode_layout: Option<PageLayout>,
@@ -144,8 +156,9 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
     options.workload.check(&options.decode_cache())?;
     // Before the ranks load it: what is wrong with it is then said once.
     let model = options.model.load()?;
-    for Parallelism { tp, pp } in [Side::Prefill, Side::Decode].map(|side| options.parallelism_of(side)) {
-        rank_kv::check(model.config(), tp, pp)?;
+    for side in [Side::Prefill, Side::Decode] {
+        let Parallelism { tp, pp, dcp, .. } = options.parallelism_of(side);
+        rank_kv::check(model.config(), tp, pp, dcp)?;
     }
     let server = KvBootstrapServer::start("127.0.0.1:0")?;
     let bootstrap = server.local_addr().to_string();
@@ -163,7 +176,7 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
                 model: options.model.clone(),
                 cache: options.cache_of(side),
                 parallelism: options.parallelism_of(side),
-                peer_page_size: options.cache_of(side.other()).page_size,
+                peer_page_size: options.page_tokens_of(side.other()),
                 hand_over: options.hand_over.clone(),
                 watch_pages: harm.is_some(),
                 chunk_tokens: options.prefill.chunk_tokens,
@@ -211,9 +224,21 @@ impl Options {
 
     fn parallelism_of(&self, side: Side) -> Parallelism {
         match side {
-            Side::Prefill => Parallelism { tp: self.prefill_tp, pp: self.prefill_pp },
-            Side::Decode => Parallelism { tp: self.decode_tp, pp: self.decode_pp },
+            Side::Prefill => Parallelism {
+                tp: self.prefill_tp,
+                pp: self.prefill_pp,
+                cp: self.prefill_cp,
+                dcp: self.prefill_dcp,
+            },
+            Side::Decode => {
+                Parallelism { tp: self.decode_tp, pp: self.decode_pp, cp: 1, dcp: self.decode_dcp }
+            }
         }
+    }
+
+    /// Tokens in the pages of one number, on all ranks of this side.
+    fn page_tokens_of(&self, side: Side) -> u32 {
+        self.cache_of(side).page_size * self.parallelism_of(side).dcp
     }
 
     fn cache_of(&self, side: Side) -> CacheOptions {
@@ -234,7 +259,8 @@ impl Options {
             let text = "--turns needs --mode pull or auto: nobody can push a cache back";
             Options::command().error(ErrorKind::ArgumentConflict, text).exit();
         }
-        if self.workload.turns > 1 && self.decode_cache().page_size != self.cache.page_size {
+        if self.workload.turns > 1 && self.page_tokens_of(Side::Decode) != self.page_tokens_of(Side::Prefill)
+        {
             let text = "--turns needs pages of one size: what is kept is fetched page by page";
             Options::command().error(ErrorKind::ArgumentConflict, text).exit();
         }

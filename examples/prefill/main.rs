@@ -81,7 +81,7 @@ fn run(options: Options) -> Result<(), ExampleError> {
     let (chunk_tokens, layer_wise) = (prefill.chunk_tokens, prefill.layer_wise);
     let side = Side::Prefill;
     let (number, of, watch_pages) = (0, 1, false);
-    let peer_page_size = cache.page_size;
+    let peer_page_size = cache.page_size * parallelism.dcp;
     let spec = RankSpec {
         side,
         number,

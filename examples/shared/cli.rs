@@ -95,6 +95,22 @@ pub struct Parallelism {
     /// Pipeline stages, each with a share of the layers.
     #[arg(long, default_value_t = 1, value_name = "STAGES", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub pp: u32,
+
+    /// Prefill-context-parallel ranks: all have the whole cache at the end, and each sends a range of its
+    /// pages.
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub cp: u32,
+
+    /// Decode-context-parallel ranks, out of the tensor-parallel ones: pages are dealt to them in turn
+    /// (latent attention).
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub dcp: u32,
+}
+
+impl Parallelism {
+    /// One rank.
+    #[cfg(test)]
+    pub const ONE: Parallelism = Parallelism { tp: 1, pp: 1, cp: 1, dcp: 1 };
 }
 
 /// How a rank holds its cache.

@@ -175,6 +175,7 @@ impl DecodeRank {
                 let options = remote.reader_options(SessionOptions {
                     deadline: Some(Duration::from_millis(deadline_ms)),
                     mode: params.mode,
+                    tokens: Some(prompt.len()),
                     ..SessionOptions::default()
                 });
                 if prompt.is_empty() || max_new_tokens == 0 {

@@ -76,6 +76,17 @@ pub enum ExampleError {
         /// Its layers.
         layers: usize,
     },
+    /// Pages cannot be dealt like that.
+    #[error(
+        "pages cannot be dealt to {dealt} of {tp} tensor-parallel ranks: the number of ranks must be a multiple, \
+         and the model's attention latent (--mla)"
+    )]
+    Dealt {
+        /// Tensor-parallel ranks.
+        tp: u32,
+        /// Ranks to deal to.
+        dealt: u32,
+    },
     /// The ranks of an engine cannot be driven together.
     #[error(transparent)]
     Group(#[from] kv_transfer::RankGroupError),

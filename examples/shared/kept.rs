@@ -46,6 +46,7 @@ impl KeptCaches {
         let options = SessionOptions {
             mode: Some(TransferMode::Pull),
             lease: Some(self.lease),
+            tokens: Some(tokens),
             deadline: Some(self.lease.duration() + GRACE),
             ..SessionOptions::default()
         };

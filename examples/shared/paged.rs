@@ -18,6 +18,8 @@ use super::rank_kv::{AUX_BYTES, RankKv, Rows};
 pub struct PagedKv {
     ranks: Vec<RankKv>,
     page_tokens: usize,
+    /// To how many ranks pages are dealt in turn.
+    dealt: usize,
     key_dim: usize,
     value_dim: usize,
 }
@@ -32,16 +34,22 @@ impl PagedKv {
         (dp_rank, dp_size): (u32, u32),
         aux_rows: u32,
     ) -> Result<PagedKv, ExampleError> {
-        let Parallelism { tp: tp_size, pp: pp_size } = parallelism;
+        let Parallelism { tp: tp_size, pp: pp_size, cp: cp_size, dcp } = parallelism;
         let config = model.config();
-        let places = (0..pp_size).flat_map(|pp_rank| (0..tp_size).map(move |tp_rank| (pp_rank, tp_rank)));
-        let rank = |(pp_rank, tp_rank)| {
-            let parallel = Parallel { tp_size, tp_rank, pp_size, pp_rank, dp_size, dp_rank };
-            RankKv::new(config, options, parallel, aux_rows)
-        };
+        let mut ranks = Vec::new();
+        for pp_rank in 0..pp_size {
+            for cp_rank in 0..cp_size {
+                for tp_rank in 0..tp_size {
+                    let parallel =
+                        Parallel { tp_size, tp_rank, pp_size, pp_rank, dp_size, dp_rank, cp_size, cp_rank };
+                    ranks.push(RankKv::new(config, options, parallel, dcp, aux_rows)?);
+                }
+            }
+        }
         Ok(PagedKv {
-            ranks: places.map(rank).collect::<Result<_, _>>()?,
+            ranks,
             page_tokens: options.page_size as usize,
+            dealt: dcp as usize,
             key_dim: config.key_dim(),
             value_dim: config.value_dim(),
         })
@@ -59,12 +67,12 @@ impl PagedKv {
 
     /// Pages that hold `tokens` tokens.
     pub fn pages_for(&self, tokens: usize) -> usize {
-        tokens.div_ceil(self.page_tokens)
+        tokens.div_ceil(self.page_tokens())
     }
 
-    /// Tokens in a page.
+    /// Tokens in the pages of one number, on all ranks.
     pub fn page_tokens(&self) -> usize {
-        self.page_tokens
+        self.page_tokens * self.dealt
     }
 
     /// One request's view: its pages, in order.
@@ -101,12 +109,14 @@ pub struct RequestKv<'a> {
 impl RequestKv<'_> {
     /// The rows from `position` to before `end` that lie in one page.
     fn rows(&self, layer: usize, part: usize, position: usize, end: usize) -> Result<Rows, ExampleError> {
-        let page_tokens = self.kv.page_tokens;
-        let Some(&page) = self.pages.get(position / page_tokens) else {
+        let (page_tokens, dealt) = (self.kv.page_tokens, self.kv.dealt);
+        let number = position / page_tokens;
+        let Some(&page) = self.pages.get(number / dealt) else {
             return Err(ExampleError::Position { position, pages: self.pages.len() });
         };
         let token = position % page_tokens;
-        Ok(Rows { page, layer, part, token, tokens: (page_tokens - token).min(end - position) })
+        let tokens = (page_tokens - token).min(end - position);
+        Ok(Rows { page, dealt_to: number % dealt, layer, part, token, tokens })
     }
 }
 
@@ -124,7 +134,7 @@ impl KvCache for RequestKv<'_> {
             while !rows.is_empty() {
                 let at = self.rows(layer, part, position, end)?;
                 let (now, rest) = rows.split_at(at.tokens * width);
-                for rank in self.kv.ranks.iter().filter(|rank| rank.heads(layer).is_some()) {
+                for rank in self.kv.ranks.iter().filter(|rank| rank.heads_of(&at).is_some()) {
                     rank.store(at, now)?;
                 }
                 (position, rows) = (position + at.tokens, rest);
@@ -151,12 +161,12 @@ impl KvCache for RequestKv<'_> {
                 let rows = &mut out[position * width..][..at.tokens * width];
                 let mut head = 0;
                 loop {
-                    let holds = |rank: &&RankKv| rank.heads(layer).is_some_and(|heads| heads.start == head);
+                    let holds = |rank: &&RankKv| rank.heads_of(&at).is_some_and(|heads| heads.start == head);
                     let replicas: Vec<&RankKv> = self.kv.ranks.iter().filter(holds).collect();
                     let turn = position / self.kv.page_tokens + layer;
                     let Some(rank) = replicas.get(turn % replicas.len().max(1)) else { break };
                     rank.load(at, rows)?;
-                    head = rank.heads(layer).map_or(head, |heads| heads.end);
+                    head = rank.heads_of(&at).map_or(head, |heads| heads.end);
                 }
                 position += at.tokens;
             }
@@ -217,19 +227,24 @@ mod tests {
             };
             let expected = run(&mut ContiguousCache::new(&config));
             for layout in LAYOUTS {
-                for (tp, pp) in [(1, 1), (2, 1), (4, 2), (8, 1)] {
-                    let kv = kv(&model, layout, 8, (tp, pp));
-                    assert_eq!(run(&mut kv.of(&[5, 0, 7])), expected, "{layout:?} {tp} {pp}");
+                for (tp, pp, cp) in [(1, 1, 1), (2, 1, 1), (4, 2, 1), (8, 1, 1), (1, 2, 3)] {
+                    let kv = kv(&model, layout, 8, Parallelism { tp, pp, cp, dcp: 1 });
+                    assert_eq!(run(&mut kv.of(&[5, 0, 7])), expected, "{layout:?} {tp} {pp} {cp}");
                     let error = run_past_the_end(&model, &kv);
                     assert_eq!(error.to_string(), "token 32 is outside the request's 2 pages");
+                }
+                if config.latent.is_some() {
+                    let dealt = kv(&model, layout, 8, Parallelism { tp: 4, pp: 1, cp: 1, dcp: 2 });
+                    assert_eq!(run(&mut dealt.of(&[5, 0])), expected, "{layout:?}, dealt");
+                    assert_eq!((dealt.page_tokens(), dealt.pages_for(33)), (32, 2));
                 }
             }
         }
     }
 
-    fn kv(model: &Model, layout: PageLayout, pages: u32, (tp, pp): (u32, u32)) -> PagedKv {
+    fn kv(model: &Model, layout: PageLayout, pages: u32, parallelism: Parallelism) -> PagedKv {
         let options = CacheOptions { plane: PlaneKind::Local, layout, page_size: 16, pages };
-        PagedKv::new(model, &options, Parallelism { tp, pp }, (0, 1), 3).unwrap()
+        PagedKv::new(model, &options, parallelism, (0, 1), 3).unwrap()
     }
 
     fn run_past_the_end(model: &Model, kv: &PagedKv) -> ExampleError {
@@ -241,7 +256,7 @@ mod tests {
     fn wrong_bytes_on_one_of_several_ranks_with_the_same_heads_change_what_is_said() {
         let config = ModelConfig::small();
         let model = Model::new(config.clone(), Weights::random(&config, 3));
-        let kv = kv(&model, PageLayout::LayerMajor, 8, (8, 1));
+        let kv = kv(&model, PageLayout::LayerMajor, 8, Parallelism { tp: 8, ..Parallelism::ONE });
         let prompt: Vec<u32> = (0..40).collect();
         let pages = [5, 0, 7];
         model.forward(&mut [Segment { tokens: &prompt, start: 0, cache: &mut kv.of(&pages) }]).unwrap();
@@ -269,7 +284,7 @@ mod tests {
     fn aux_rows_follow_the_pages_and_do_not_touch_each_other() {
         let config = ModelConfig::small();
         let model = Model::new(config.clone(), Weights::random(&config, 3));
-        let mut kv = kv(&model, PageLayout::LayerMajor, 4, (2, 1));
+        let mut kv = kv(&model, PageLayout::LayerMajor, 4, Parallelism { tp: 2, ..Parallelism::ONE });
         let args = kv_transfer::KvArgs::builder("decode", 0);
         let args = kv.ranks()[0].describe(args).build().unwrap();
         assert_eq!(args.regions().len(), 4 * 2 + 1);
@@ -293,7 +308,8 @@ mod tests {
         let options =
             CacheOptions { plane: PlaneKind::Local, layout: PageLayout::LayerMajor, page_size: 16, pages: 4 };
         for (tp, pp) in [(3, 1), (1, 5)] {
-            let error = PagedKv::new(&model, &options, Parallelism { tp, pp }, (0, 1), 3).unwrap_err();
+            let parallelism = Parallelism { tp, pp, ..Parallelism::ONE };
+            let error = PagedKv::new(&model, &options, parallelism, (0, 1), 3).unwrap_err();
             let text =
                 format!("{tp} tensor-parallel ranks and {pp} pipeline stages cannot share 4 heads of 4");
             assert!(error.to_string().starts_with(&text), "{error}");

@@ -176,10 +176,12 @@ impl PrefillRank {
                 };
                 // With a history it says how that is fetched, else how this is handed over.
                 let mode = params.mode.filter(|_| params.remote().is_none());
+                let count = Some(tokens.len());
                 let mut prompt = Prompt::new(
                     room,
                     tokens,
                     SessionOptions {
+                        tokens: count,
                         deadline: Some(Duration::from_millis(deadline_ms)),
                         mode: Some(mode.unwrap_or(self.hand_over.mode.into())),
                         lease: Some(self.hand_over.lease()),

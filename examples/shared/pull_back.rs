@@ -37,7 +37,7 @@ impl PullBack {
         options: &SessionOptions,
     ) -> Result<Way, OpenError> {
         let recompute = |why: String, session| Way::Compute(History::Recomputed { why }, session);
-        let policy = FetchPolicy::next_turn(manager.args().geometry().page_size);
+        let policy = FetchPolicy::next_turn(manager.args().geometry().page_tokens());
         let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
         let fetch = match remote.fetch(prompt_tokens, 0, remote.remaining(None), &policy) {
             Ok(fetch) => fetch,
@@ -47,9 +47,10 @@ impl PullBack {
             return Ok(recompute("about to be dropped".to_owned(), None));
         }
         let (source, mode) = (Some(WorkerRole::Decode), Some(TransferMode::Pull));
-        let options = SessionOptions { source, mode, ..remote.reader_options(options.clone()) };
-        let mut receiver = manager.receiver(&remote.bootstrap_addr(), remote.room.clone(), options)?;
         let tokens = remote.num_tokens.unwrap_or(prompt_tokens).min(prompt_tokens) as usize;
+        let options = SessionOptions { source, mode, tokens: Some(tokens), ..options.clone() };
+        let options = remote.reader_options(options);
+        let mut receiver = manager.receiver(&remote.bootstrap_addr(), remote.room.clone(), options)?;
         match fetch {
             Fetch::Read { pages, .. } => {
                 let (unsent, rest) = (None, Pages::none());

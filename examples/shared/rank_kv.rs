@@ -22,6 +22,8 @@ pub struct RankKv {
     page_tokens: usize,
     aux_rows: usize,
     parallel: Parallel,
+    /// To how many ranks pages are dealt in turn.
+    dealt: u32,
     /// Layers of each pipeline stage.
     stages: Vec<(u32, u32)>,
     /// Layers that it holds.
@@ -39,6 +41,8 @@ pub struct RankKv {
 pub struct Rows {
     /// The page.
     pub page: u32,
+    /// To which of the ranks among which pages are dealt.
+    pub dealt_to: usize,
     /// The layer.
     pub layer: usize,
     /// 0 for keys and latent vectors, 1 for values.
@@ -55,6 +59,7 @@ impl RankKv {
         config: &ModelConfig,
         options: &CacheOptions,
         parallel: Parallel,
+        dealt: u32,
         aux_rows: u32,
     ) -> Result<RankKv, ExampleError> {
         let (parts, head_dim): (&'static [Holds], _) = match config.latent {
@@ -62,8 +67,9 @@ impl RankKv {
             None => (&[Holds::Key, Holds::Value], config.head_dim),
         };
         let total_heads = cached_heads(config);
-        check(config, parallel.tp_size, parallel.pp_size)?;
-        let (tp, rank) = (parallel.tp_size as usize, parallel.tp_rank as usize);
+        check(config, parallel.tp_size, parallel.pp_size, dealt)?;
+        // Ranks to which pages are dealt have the same heads.
+        let (tp, rank) = ((parallel.tp_size / dealt) as usize, (parallel.tp_rank / dealt) as usize);
         let (layers, pp) = (config.num_hidden_layers, parallel.pp_size as usize);
         let first = rank * total_heads / tp;
         let heads = first..first + (total_heads / tp).max(1);
@@ -83,6 +89,7 @@ impl RankKv {
             page_tokens,
             aux_rows,
             parallel,
+            dealt,
             stages,
             layers,
             parts,
@@ -97,9 +104,15 @@ impl RankKv {
         &self.memory
     }
 
-    /// The heads that it holds of a layer, if it holds that.
-    pub fn heads(&self, layer: usize) -> Option<Range<usize>> {
-        self.layers.contains(&layer).then(|| self.heads.clone())
+    /// The heads that it holds of these rows, if it holds them.
+    pub fn heads_of(&self, at: &Rows) -> Option<Range<usize>> {
+        let here = at.dealt_to == self.dealt_to() as usize && self.layers.contains(&at.layer);
+        here.then(|| self.heads.clone())
+    }
+
+    /// Its place among the ranks to which pages are dealt.
+    fn dealt_to(&self) -> u32 {
+        self.parallel.tp_rank % self.dealt
     }
 
     /// Bytes of a page, over all regions.
@@ -116,6 +129,8 @@ impl RankKv {
         let layout = Layout {
             axes: if self.layout == PageLayout::HeadMajor { HND } else { NHD },
             total_kv_heads: if self.parts == [Holds::Latent] { 0 } else { self.total_heads as u32 },
+            context_size: self.dealt,
+            context_rank: self.dealt_to(),
             stages: if self.stages.len() > 1 { self.stages.clone() } else { Vec::new() },
             ..Layout::default()
         };
@@ -225,9 +240,12 @@ fn cached_heads(config: &ModelConfig) -> usize {
     if config.latent.is_some() { 1 } else { config.num_key_value_heads }
 }
 
-/// Fails if the heads and layers cannot be dealt to ranks and stages.
-pub fn check(config: &ModelConfig, tp: u32, pp: u32) -> Result<(), ExampleError> {
+/// Fails if the heads, layers and pages cannot be dealt to ranks and stages.
+pub fn check(config: &ModelConfig, tp: u32, pp: u32, dealt: u32) -> Result<(), ExampleError> {
     let (heads, layers) = (cached_heads(config), config.num_hidden_layers);
+    if !tp.is_multiple_of(dealt) || (dealt > 1 && config.latent.is_none()) {
+        return Err(ExampleError::Dealt { tp, dealt });
+    }
     let (tp, pp) = (tp as usize, pp as usize);
     let even = heads.is_multiple_of(tp) || tp.is_multiple_of(heads);
     if even && pp <= layers { Ok(()) } else { Err(ExampleError::Parallel { tp, pp, heads, layers }) }

@@ -77,7 +77,7 @@ mod tests {
     use crate::shared::prefill::PrefillRank;
     use crate::shared::prompts::Workload;
     use crate::shared::rank::RankSpec;
-    use crate::shared::report::{Outcome, Report};
+    use crate::shared::report::{Outcome, Report, RequestReport};
     use crate::shared::router::Side;
 
     /// Two prefill ranks and a decode rank, each on a thread of its own.
@@ -93,7 +93,7 @@ mod tests {
         workload: Workload,
         max_new_tokens: usize,
     ) -> Report {
-        spread(mode, false, caches, [(1, 1); 2], workload, max_new_tokens)
+        spread(mode, false, caches, [Parallelism::ONE; 2], workload, max_new_tokens)
     }
 
     /// The same, with tensor-parallel ranks and pipeline stages of both sides.
@@ -101,7 +101,7 @@ mod tests {
         mode: Mode,
         mla: bool,
         caches: [(PageLayout, u32, u32); 2],
-        parallel: [(u32, u32); 2],
+        parallel: [Parallelism; 2],
         workload: Workload,
         max_new_tokens: usize,
     ) -> Report {
@@ -118,8 +118,8 @@ mod tests {
             let [ours, theirs] = if side == Side::Prefill { caches } else { [caches[1], caches[0]] };
             let ((layout, page_size, pages), peer_page_size) = (ours, theirs.1);
             let cache = CacheOptions { plane: PlaneKind::Local, layout, page_size, pages };
-            let (tp, pp) = parallel[usize::from(side == Side::Decode)];
-            let parallelism = Parallelism { tp, pp };
+            let [here, there] = if side == Side::Prefill { [0, 1] } else { [1, 0] };
+            let (parallelism, peer_page_size) = (parallel[here], peer_page_size * parallel[there].dcp);
             let (bootstrap, model) = (bootstrap.clone(), model.clone());
             let hand_over = HandOver { mode, lease_seconds: 30, kept_seconds: 480 };
             let (chunk_tokens, watch_pages) = (20, false);
@@ -157,6 +157,10 @@ mod tests {
         Report::new(&run, &monolithic, false)
     }
 
+    fn ranks(tp: u32, pp: u32) -> Parallelism {
+        Parallelism { tp, pp, ..Parallelism::ONE }
+    }
+
     fn requests(count: usize) -> Workload {
         Workload { count, tokens: 70, turns: 1, follow_up: 0 }
     }
@@ -180,16 +184,38 @@ mod tests {
         let (layers, pages, heads) = (PageLayout::LayerMajor, PageLayout::PageMajor, PageLayout::HeadMajor);
         let same = |layout| [(layout, 16, 64); 2];
         for (mode, mla, caches, parallel) in [
-            (Mode::Push, false, same(layers), [(4, 1), (2, 1)]),
-            (Mode::Pull, false, same(heads), [(2, 1), (4, 1)]),
-            (Mode::Auto, false, same(pages), [(4, 1), (1, 1)]),
+            (Mode::Push, false, same(layers), [ranks(4, 1), ranks(2, 1)]),
+            (Mode::Pull, false, same(heads), [ranks(2, 1), ranks(4, 1)]),
+            (Mode::Auto, false, same(pages), [ranks(4, 1), ranks(1, 1)]),
             // Each head on two ranks of the one side, or of the other.
-            (Mode::Pull, false, same(layers), [(8, 1), (2, 1)]),
-            (Mode::Push, false, same(pages), [(1, 1), (8, 1)]),
-            (Mode::Push, false, [(heads, 32, 40), (pages, 8, 128)], [(2, 2), (1, 1)]),
-            (Mode::Pull, false, [(pages, 8, 128), (layers, 16, 64)], [(1, 4), (2, 2)]),
-            (Mode::Push, true, same(layers), [(4, 1), (2, 1)]),
-            (Mode::Pull, true, [(pages, 16, 64), (layers, 32, 40)], [(2, 2), (4, 1)]),
+            (Mode::Pull, false, same(layers), [ranks(8, 1), ranks(2, 1)]),
+            (Mode::Push, false, same(pages), [ranks(1, 1), ranks(8, 1)]),
+            (Mode::Push, false, [(heads, 32, 40), (pages, 8, 128)], [ranks(2, 2), ranks(1, 1)]),
+            (Mode::Pull, false, [(pages, 8, 128), (layers, 16, 64)], [ranks(1, 4), ranks(2, 2)]),
+            (Mode::Push, true, same(layers), [ranks(4, 1), ranks(2, 1)]),
+            (Mode::Pull, true, [(pages, 16, 64), (layers, 32, 40)], [ranks(2, 2), ranks(4, 1)]),
+            // Each has all pages and sends a range of them, or each has every second or fourth page.
+            (Mode::Push, false, same(layers), [Parallelism { cp: 3, ..ranks(2, 1) }, ranks(1, 1)]),
+            (
+                Mode::Pull,
+                false,
+                [(pages, 8, 128), (heads, 16, 64)],
+                [Parallelism { cp: 2, ..ranks(1, 2) }, ranks(2, 1)],
+            ),
+            (Mode::Push, true, same(layers), [ranks(1, 1), Parallelism { dcp: 4, ..ranks(4, 1) }]),
+            (
+                Mode::Pull,
+                true,
+                same(pages),
+                [Parallelism { dcp: 2, ..ranks(2, 1) }, Parallelism { dcp: 4, ..ranks(4, 1) }],
+            ),
+            (
+                Mode::Push,
+                true,
+                same(pages),
+                [Parallelism { dcp: 4, ..ranks(4, 1) }, Parallelism { dcp: 2, ..ranks(2, 2) }],
+            ),
+            (Mode::Auto, true, same(heads), [Parallelism { cp: 2, dcp: 2, ..ranks(4, 1) }, ranks(2, 1)]),
         ] {
             let report = spread(mode, mla, caches, parallel, requests(4), 6);
             assert!(report.problems.is_empty(), "{mode:?} {mla} {caches:?} {parallel:?}: {report:#?}");
@@ -201,10 +227,16 @@ mod tests {
     fn a_conversation_goes_on_between_engines_of_different_sizes() {
         let workload = Workload { turns: 2, follow_up: 9, ..requests(4) };
         let caches = [(PageLayout::LayerMajor, 16, 96), (PageLayout::PageMajor, 16, 96)];
-        let report = spread(Mode::Pull, false, caches, [(4, 1), (2, 2)], workload, 6);
-        assert!(report.problems.is_empty(), "{report:#?}");
-        let pulled = |request: &&crate::shared::report::RequestReport| matches!(request.history, Some(History::PulledBack { tokens }) if tokens > 64);
-        assert_eq!(report.requests.iter().filter(pulled).count(), 4, "{report:#?}");
+        let dealt = Parallelism { dcp: 2, ..ranks(4, 1) };
+        for (mla, parallel) in [
+            (false, [Parallelism { cp: 2, ..ranks(4, 1) }, ranks(2, 2)]),
+            (true, [dealt, Parallelism { dcp: 2, ..ranks(2, 1) }]),
+        ] {
+            let report = spread(Mode::Pull, mla, caches, parallel, workload, 6);
+            assert!(report.problems.is_empty(), "{report:#?}");
+            let pulled = |request: &&RequestReport| matches!(request.history, Some(History::PulledBack { tokens }) if tokens > 64);
+            assert_eq!(report.requests.iter().filter(pulled).count(), 4, "{report:#?}");
+        }
     }
 
     #[test]

@@ -123,6 +123,7 @@ impl RemoteKv {
             block_ids: vec![pages.clone()],
             tp_size: parallel.tp_size,
             pp_size: parallel.pp_size,
+            dcp_size: args.geometry().layout.context_size,
             dp_rank: Some(parallel.dp_rank),
             num_tokens: Some(num_tokens),
             grants: Some(grants),
@@ -166,11 +167,12 @@ impl RemoteKv {
     }
 
     /// The session of one rank of the holder, with the pages if there is one group of them: a holder
-    /// with others refuses.
+    /// with others refuses. Not with pages that are dealt to ranks in turn: of the last number, not
+    /// every rank has one.
     pub fn grant(&self, rank: u32) -> Option<GrantRef> {
         let grant = self.grants.as_ref()?.ranks.iter().find(|grant| grant.rank == rank)?;
         let RankGrant { incarnation, nonce, .. } = *grant;
-        Some(GrantRef { incarnation, nonce, pages: self.pages().cloned() })
+        Some(GrantRef { incarnation, nonce, pages: self.pages().filter(|_| self.dcp_size <= 1).cloned() })
     }
 
     /// For how long the pages are still kept, as far as the parameters tell; `None` if they do not.

@@ -35,6 +35,9 @@ pub struct SessionOptions {
     /// On a receiver: how many pages of the request it has already. Those given with `init` are the
     /// ones after them, and nothing is moved for the ones before.
     pub prefix_pages: usize,
+    /// How many tokens the request has. Only a group of ranks to which pages are dealt in turn (decode
+    /// context parallelism) needs it: to know which of them have a page for its end.
+    pub tokens: Option<usize>,
 }
 
 /// Opens sessions of one worker. A handle: cheap to clone where the implementation is, and owned by

@@ -164,6 +164,12 @@ impl Geometry {
         }
     }
 
+    /// The tokens of one page of every rank of a context-parallel group together: what a page number
+    /// stands for where all ranks are given the same numbers.
+    pub fn page_tokens(&self) -> u32 {
+        self.page_size.saturating_mul(self.layout.context_size.max(1))
+    }
+
     /// The pages of a request of `tokens` tokens, on all ranks of a context-parallel group together.
     pub fn pages_of(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.page_size.max(1) as usize)

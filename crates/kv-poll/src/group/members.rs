@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use kv_core::{Cause, Groups, KvPoll, KvSession, Reclaimed, SessionId, TransferError};
 
+use super::deal::Deal;
 use crate::consensus::{OPENING, Standing};
 use crate::said::{ToReceiver, ToSender};
 use crate::session::{Receiver, Sender};
@@ -76,6 +77,8 @@ pub(super) struct Members<S: Half> {
     pub(super) ids: Vec<SessionId>,
     /// Given so far; they are numbered alike on all ranks.
     pub(super) chunks: u32,
+    /// Which pages are whose.
+    pub(super) deal: Deal,
     /// What the scheduler was told last.
     told: Standing,
     /// What a rank that was reclaimed had failed of.
@@ -111,7 +114,7 @@ impl<S: Half> Rank<S> {
 }
 
 impl<S: Half> Members<S> {
-    pub(super) fn new(sessions: Vec<S>) -> Members<S> {
+    pub(super) fn new(sessions: Vec<S>, deal: Deal) -> Members<S> {
         let rank = |session| Rank {
             session: Some(session),
             waiting: VecDeque::new(),
@@ -124,6 +127,7 @@ impl<S: Half> Members<S> {
             ids,
             ranks: sessions.into_iter().map(rank).collect(),
             chunks: 0,
+            deal,
             told: OPENING,
             failure: None,
             aborted: false,
@@ -357,7 +361,8 @@ mod tests {
         };
         let scripts: Vec<_> = (0..3).map(|_| Rc::new(RefCell::new(script()))).collect();
         let fake = |script: &Rc<RefCell<Script>>| Fake { room: Room::from(1), script: Rc::clone(script) };
-        (Members::new(scripts.iter().map(fake).collect()), scripts)
+        let deal = Deal::new(std::iter::empty(), &kv_core::SessionOptions::default());
+        (Members::new(scripts.iter().map(fake).collect(), deal), scripts)
     }
 
     fn say(members: &mut Members<Fake>, list: &[u32]) -> Result<(), Pages> {

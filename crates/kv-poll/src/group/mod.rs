@@ -23,6 +23,7 @@
 //! }
 //! ```
 
+mod deal;
 mod fence;
 mod members;
 mod roster;
@@ -31,12 +32,13 @@ mod session;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kv_core::{Groups, KvArgs, KvManager, OpenError, Pages, Room, SessionOptions};
+use kv_core::{Geometry, Groups, KvArgs, KvManager, OpenError, Pages, Room, SessionOptions};
 use rustix::event::epoll;
 
 use crate::manager::Manager;
 use crate::poll_set::Change;
 use crate::session::{Receiver, Sender};
+use deal::Deal;
 use roster::Roster;
 pub use session::{GroupReceiver, GroupSender, GroupSession};
 
@@ -47,6 +49,10 @@ pub use session::{GroupReceiver, GroupSender, GroupSession};
 /// * Page `i` of every rank's cache holds that rank's part of the same tokens, so all caches have the
 ///   same number of pages and page size, and one allocator serves all. The same goes for aux rows and
 ///   for the items of state groups.
+/// * Of ranks to which pages are dealt in turn (decode context parallelism), page `i` of all together
+///   holds [`Geometry::page_tokens`](kv_core::Geometry::page_tokens) tokens in a row, and counts as
+///   one. Say how many [`tokens`](SessionOptions::tokens) a request has: only some of the ranks may
+///   have a page for its end.
 /// * [`drain`](RankGroup::drain) takes the place of the ranks' poll sets, which belong to the group
 ///   from now on. It also hands on what some rank's ring had no room for: call it once per scheduler
 ///   step, whether or not the descriptor is readable.
@@ -94,6 +100,12 @@ pub enum RankGroupError {
         /// Which of the managers given.
         index: usize,
     },
+    /// The first of them is not the first to which pages are dealt: some requests have no page there.
+    #[error("context_rank of the first rank is {got}, it must be 0")]
+    FirstInContext {
+        /// Its place.
+        got: u32,
+    },
     /// The system gives no descriptor.
     #[error("{call} failed: {kind}")]
     Os {
@@ -108,6 +120,10 @@ impl RankGroup {
     /// A group of the workers of one engine (of one data-parallel replica), in the order of ranks.
     pub fn new(managers: Vec<Manager>) -> Result<RankGroup, RankGroupError> {
         let first = managers.first().ok_or(RankGroupError::Empty)?;
+        let context = first.args().geometry().layout.context_rank;
+        if context > 0 {
+            return Err(RankGroupError::FirstInContext { got: context });
+        }
         for (index, other) in managers.iter().enumerate().skip(1) {
             check(first.args(), other.args(), index)?;
         }
@@ -170,6 +186,12 @@ impl RankGroup {
     }
 }
 
+impl RankGroup {
+    fn geometries(&self) -> impl Iterator<Item = &Geometry> {
+        self.shared.managers.iter().map(|manager| manager.args().geometry())
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
@@ -199,10 +221,11 @@ impl KvManager for RankGroup {
         dest_ranks: &[u32],
         options: SessionOptions,
     ) -> Result<GroupSender, OpenError> {
+        let deal = Deal::new(self.geometries(), &options);
         let open =
             |manager: &Manager| manager.sender(bootstrap_addr, room.clone(), dest_ranks, options.clone());
         let ranks = self.shared.managers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks))
+        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, deal))
     }
 
     fn receiver(
@@ -211,9 +234,13 @@ impl KvManager for RankGroup {
         room: Room,
         options: SessionOptions,
     ) -> Result<GroupReceiver, OpenError> {
-        let open = |manager: &Manager| manager.receiver(bootstrap_addr, room.clone(), options.clone());
-        let ranks = self.shared.managers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks))
+        let deal = Deal::new(self.geometries(), &options);
+        let open = |(rank, manager): (usize, &Manager)| {
+            let prefix_pages = deal.prefix(rank);
+            manager.receiver(bootstrap_addr, room.clone(), SessionOptions { prefix_pages, ..options.clone() })
+        };
+        let ranks = self.shared.managers.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
+        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, deal))
     }
 }
 
@@ -227,6 +254,8 @@ fn check(first: &KvArgs, other: &KvArgs, index: usize) -> Result<(), RankGroupEr
     same("engine", first.worker().engine.to_string(), other.worker().engine.to_string())?;
     same("num_pages", a.num_pages.to_string(), b.num_pages.to_string())?;
     same("page_size", a.page_size.to_string(), b.page_size.to_string())?;
+    let dealt = |geometry: &Geometry| geometry.layout.context_size.to_string();
+    same("context_size", dealt(a), dealt(b))?;
     let rows = |rows: Option<u32>| rows.map_or_else(|| "none".to_owned(), |rows| rows.to_string());
     same("aux rows", rows(a.aux_rows()), rows(b.aux_rows()))?;
     same("dp_rank", a.parallel.dp_rank.to_string(), b.parallel.dp_rank.to_string())

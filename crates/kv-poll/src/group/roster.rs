@@ -5,6 +5,7 @@ use std::fmt;
 
 use kv_core::{Groups, Pages, SessionId};
 
+use super::deal::Deal;
 use super::members::{Half, Members};
 use crate::poll_set::Change;
 
@@ -32,11 +33,11 @@ impl<S: Half> Roster<S> {
     }
 
     /// Enters the sessions of a request, in the order of ranks.
-    pub(super) fn enter(&mut self, id: SessionId, sessions: Vec<S>) {
+    pub(super) fn enter(&mut self, id: SessionId, sessions: Vec<S>, deal: Deal) {
         for (known, session) in self.by_rank.iter_mut().zip(&sessions) {
             known.insert(session.id(), id);
         }
-        self.open.insert(id, Members::new(sessions));
+        self.open.insert(id, Members::new(sessions, deal));
     }
 
     pub(super) fn get(&self, id: SessionId) -> Option<&Members<S>> {

@@ -10,6 +10,7 @@ use kv_core::{
     TransferError,
 };
 
+use super::deal::Deal;
 use super::fence::SharedFence;
 use super::members::{Half, Members};
 use super::roster::Roster;
@@ -57,10 +58,10 @@ impl Kind for Receiver {
 
 #[allow(private_bounds)]
 impl<S: Kind> GroupSession<S> {
-    pub(super) fn new(shared: Arc<Shared>, room: Room, sessions: Vec<S>) -> GroupSession<S> {
+    pub(super) fn new(shared: Arc<Shared>, room: Room, sessions: Vec<S>, deal: Deal) -> GroupSession<S> {
         // A group has a rank: see `RankGroup::new`.
         let id = sessions.first().map_or(SessionId(0), KvSession::id);
-        S::of(&mut shared.lock()).enter(id, sessions);
+        S::of(&mut shared.lock()).enter(id, sessions, deal);
         GroupSession { shared, id, room, closed: false, kind: std::marker::PhantomData }
     }
 
@@ -68,14 +69,17 @@ impl<S: Kind> GroupSession<S> {
         look(S::of(&mut self.shared.lock()).get(self.id)?)
     }
 
-    /// Says the same to all ranks: the original to the first, copies of its lists to the others.
-    fn say(&mut self, original: S::Said, mut copy: impl FnMut() -> Option<S::Said>) -> Result<(), S::Said> {
-        let copies: Vec<_> = (1..self.shared.managers.len()).map(|_| copy()).collect();
+    /// Says the same to all ranks: the original to the first, to the others copies of what concerns them.
+    fn say(
+        &mut self,
+        original: S::Said,
+        mut copy: impl FnMut(&Deal, usize) -> Option<S::Said>,
+    ) -> Result<(), S::Said> {
+        let ranks = self.shared.managers.len();
         let mut table = self.shared.lock();
-        match S::of(&mut table).touch(self.id) {
-            Some(members) => members.say([Some(original)].into_iter().chain(copies)),
-            None => Err(original),
-        }
+        let Some(members) = S::of(&mut table).touch(self.id) else { return Err(original) };
+        let copies: Vec<_> = (1..ranks).map(|rank| copy(&members.deal, rank)).collect();
+        members.say([Some(original)].into_iter().chain(copies))
     }
 }
 
@@ -103,8 +107,8 @@ impl<S: Kind> KvSession for GroupSession<S> {
     }
 
     fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>> {
-        let mut copies = (1..self.shared.managers.len()).map(|_| copy_groups(&groups)).collect::<Vec<_>>();
-        self.say(S::to_give(groups), || copies.pop().flatten().map(S::to_give))
+        let mut copies: Vec<_> = (0..self.shared.managers.len()).map(|_| copy_groups(&groups)).collect();
+        self.say(S::to_give(groups), |_, rank| copies.get_mut(rank)?.take().map(S::to_give))
             .map_err(|said| Backpressure(S::given(said)))
     }
 
@@ -142,21 +146,25 @@ impl KvSender for GroupSession<Sender> {
     }
 
     fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
-        let said = || ToSender::Init(num_pages, aux);
-        self.say(said(), || Some(said())).map_err(|_| Backpressure(()))
+        let said = |deal: &Deal, rank| Some(ToSender::Init(deal.count(rank, num_pages), aux));
+        self.say(ToSender::Init(num_pages, aux), said).map_err(|_| Backpressure(()))?;
+        self.change(|members| members.deal.announce(num_pages));
+        Ok(())
     }
 
     fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
         let list = chunk.list().clone();
-        self.say(ToSender::Send(chunk), || copy(&list).map(ToSender::Send)).map_err(into_chunk)?;
-        self.count_chunk();
+        let said = |deal: &Deal, rank| copy(deal.next(rank, &list)).map(ToSender::Send);
+        self.say(ToSender::Send(chunk), said).map_err(into_chunk)?;
+        self.count_chunk(list.len());
         Ok(())
     }
 
     fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
         let list = chunk.list().clone();
-        self.say(ToSender::Begin(chunk), || copy(&list).map(ToSender::Begin)).map_err(into_chunk)?;
-        Ok(ChunkId(self.count_chunk()))
+        let said = |deal: &Deal, rank| copy(deal.next(rank, &list)).map(ToSender::Begin);
+        self.say(ToSender::Begin(chunk), said).map_err(into_chunk)?;
+        Ok(ChunkId(self.count_chunk(list.len())))
     }
 
     /// Each rank is told of the layers that it has.
@@ -183,22 +191,28 @@ impl KvSender for GroupSession<Sender> {
 
 impl GroupSession<Sender> {
     /// The number of the chunk that was given just now.
-    fn count_chunk(&mut self) -> u32 {
-        let mut table = self.shared.lock();
-        let Some(members) = Sender::of(&mut table).touch(self.id) else { return 0 };
-        members.chunks += 1;
-        members.chunks - 1
+    fn count_chunk(&mut self, pages: usize) -> u32 {
+        let number = self.change(|members| {
+            members.deal.gave(pages);
+            members.chunks += 1;
+            members.chunks - 1
+        });
+        number.unwrap_or(0)
+    }
+
+    fn change<T>(&mut self, change: impl FnOnce(&mut Members<Sender>) -> T) -> Option<T> {
+        Sender::of(&mut self.shared.lock()).touch(self.id).map(change)
     }
 }
 
 impl KvReceiver for GroupSession<Receiver> {
     fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
         let list = pages.list().clone();
-        self.say(ToReceiver::Init(pages, aux), || copy(&list).map(|pages| ToReceiver::Init(pages, aux)))
-            .map_err(|said| match said {
-                ToReceiver::Init(pages, _) => Backpressure(pages),
-                ToReceiver::Groups(_) => Backpressure(Pages::none()),
-            })
+        let said = |deal: &Deal, rank| copy(deal.all(rank, &list)).map(|pages| ToReceiver::Init(pages, aux));
+        self.say(ToReceiver::Init(pages, aux), said).map_err(|said| match said {
+            ToReceiver::Init(pages, _) => Backpressure(pages),
+            ToReceiver::Groups(_) => Backpressure(Pages::none()),
+        })
     }
 }
 
@@ -239,8 +253,8 @@ fn shares(layers: Option<Range<u32>>, held: &[Option<(u32, u32)>]) -> Vec<Option
 }
 
 /// The same pages, of another rank's cache.
-fn copy(list: &PageList) -> Option<Pages> {
-    let copy = Pages::claim(list.clone()).ok();
+fn copy(list: PageList) -> Option<Pages> {
+    let copy = Pages::claim(list).ok();
     debug_assert!(copy.is_some(), "a list that was owned names a page twice");
     copy
 }
@@ -248,7 +262,7 @@ fn copy(list: &PageList) -> Option<Pages> {
 fn copy_groups(groups: &Groups) -> Option<Groups> {
     let mut copies = Groups::none();
     for GroupItems { group, first, items } in groups.iter() {
-        copies.push(GroupItems::from_number(*group, *first, copy(items.list())?)).ok()?;
+        copies.push(GroupItems::from_number(*group, *first, copy(items.list().clone())?)).ok()?;
     }
     Some(copies)
 }

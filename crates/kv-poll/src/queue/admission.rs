@@ -15,7 +15,7 @@
 /// if need be alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionRule {
-    /// Tokens in a page.
+    /// Tokens in a page; of context-parallel ranks, in the pages of one number on all of them.
     pub page_size: u32,
     /// Tokens kept free for each active request (SGLang `num_reserved_decode_tokens`: 512).
     pub reserved_tokens: u32,

@@ -24,7 +24,7 @@ impl DecodeConfig {
         let rows = aux.map(|region| region.items()).min().unwrap_or(0);
         DecodeConfig {
             rule: AdmissionRule {
-                page_size: args.geometry().page_size,
+                page_size: args.geometry().page_tokens(),
                 reserved_tokens: 512,
                 clip_new_tokens: 4096,
                 retraction: true,
