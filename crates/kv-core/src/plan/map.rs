@@ -81,6 +81,8 @@ impl RegionMap {
         ours.validate().map_err(invalid(Side::Local))?;
         theirs.validate().map_err(invalid(Side::Remote))?;
         ours.check(theirs)?;
+        // Whatever is cut, it is not the state.
+        let whole = Pairing::new(ours, theirs, source, None);
         let pairing = Pairing::new(ours, theirs, source, layers);
         let rows = |geometry: &Geometry| geometry.aux_rows().unwrap_or(0);
         let groups = ours.layout.groups.len().max(theirs.layout.groups.len()).max(1);
@@ -91,7 +93,7 @@ impl RegionMap {
                 .map(|(here, there)| Pair::whole(here as u32, there as u32, ours.regions[here].item_len))
                 .collect(),
             aux_rows: (rows(ours), rows(theirs)),
-            groups: (0_u16..).take(groups).map(|group| pairing.lane(RegionRole::State, group)).collect(),
+            groups: (0_u16..).take(groups).map(|group| whole.lane(RegionRole::State, group)).collect(),
         })
     }
 

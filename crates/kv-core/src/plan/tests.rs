@@ -230,6 +230,7 @@ fn slots_that_nobody_described_go_item_by_item_as_far_as_every_region_reaches() 
     assert_eq!(state(&[4], &[0]).unwrap_err(), out(Side::Local));
     assert_eq!(state(&[0], &[4]).unwrap_err(), out(Side::Remote));
     assert_eq!(state(&[0, 1], &[2]).unwrap_err(), PlanError::PageCount { local: 2, remote: 1 });
+    assert_eq!(state(&[2], &[0, 1]).unwrap_err(), PlanError::PageCount { local: 1, remote: 2 });
     let unknown = Plan::state(&map, 1, &list(&[0]), &list(&[0])).unwrap_err();
     assert_eq!(unknown, PlanError::Group { group: 1, groups: 1 });
 }

@@ -38,6 +38,7 @@ fn a_chunk_for_which_the_peer_has_too_few_pages_is_refused_with_both_counts() {
         len,
     };
     assert_eq!(all(chunk(6).unwrap()), [desc(28, 24, 4), desc(16, 28, 4)]);
+    assert_eq!(chunk(6).unwrap().counts(), Counts { pieces: 4, descs: 2 });
     // Only a part of the last page is missing.
     assert_eq!(all(chunk(5).unwrap()), [desc(28, 24, 4), desc(16, 28, 2)]);
     for remote in 0..5 {
@@ -167,10 +168,11 @@ fn as_many_pages_are_asked_for_as_the_tokens_can_need() {
             assert_eq!(map.peer_pages(pages), most(ours, theirs), "{pages} of {ours:?} at {theirs:?}");
             assert_eq!(map.local_pages(pages), most(theirs, ours), "{pages} of {theirs:?} at {ours:?}");
         }
-        assert!(map.peer_pages(usize::MAX) > 1 << 60 && map.local_pages(usize::MAX) > 1 << 60);
+        let huge = 1 << (usize::BITS - 1);
+        assert!(map.peer_pages(huge) > 1 << 60 && map.local_pages(huge) > 1 << 60);
     }
-    let map = RegionMap::new(&told(10, 6), &told(10, 4)).unwrap();
-    assert!(map.peer_pages(usize::MAX) > 1 << 60 && map.local_pages(usize::MAX) > 1 << 60);
+    let map = RegionMap::new(&told(10, 8), &told(10, 4)).unwrap();
+    assert!(map.peer_pages(1 << (usize::BITS - 1)) > 1 << 60);
 }
 
 #[test]
@@ -206,6 +208,28 @@ fn ranks_that_hold_other_heads_share_no_byte() {
     assert!(RegionMap::new(&rank(0), &rank(1)).unwrap().is_empty());
     assert!(RegionMap::directed(&rank(1), &rank(0), Side::Local).unwrap().is_empty());
     assert!(!RegionMap::new(&rank(1), &rank(1)).unwrap().is_empty());
+    // Other layers of the KV, and yet the same state; of a second group there is none.
+    let stage = |pp_rank| {
+        let mut stage = grouped(1);
+        stage.parallel = Parallel { pp_size: 2, pp_rank, ..Parallel::default() };
+        stage.regions[0].layer = Some(pp_rank);
+        stage.layout.groups.push(StateGroup::slots(1, 1).optional());
+        stage
+    };
+    let map = RegionMap::new(&stage(0), &stage(1)).unwrap();
+    assert!(!map.is_empty() && map.has_group(0) && !map.has_group(1));
+}
+
+#[test]
+fn a_map_of_some_layers_keeps_the_state_whatever_it_holds() {
+    let mut opaque = grouped(2);
+    opaque.regions[1].holds = Holds::Opaque;
+    for geometry in [opaque, grouped(2)] {
+        let map = RegionMap::layers(&geometry, &geometry, Side::Local, 3..4).unwrap();
+        assert!(Plan::chunk(&map, &list(&[1]), 0, &list(&[2])).unwrap().is_done(), "layer 0 is none of them");
+        let state = all(Plan::state(&map, 0, &list(&[3]), &list(&[1])).unwrap());
+        assert_eq!(state.iter().map(|desc| (desc.local_offset, desc.len)).collect::<Vec<_>>(), [(6, 2)]);
+    }
 }
 
 /// KV, and one group of items of `page_size` tokens.
