@@ -138,6 +138,17 @@ fn engines_of_one_stage_hold_the_same_layers() {
     let mismatch = whole().check(&elsewhere).unwrap_err();
     assert_eq!(mismatch.ours, "1 of group 0, with State(0) of layers 1..2");
     assert_eq!(mismatch.theirs, "1 of group 0, with State(0) of layers 0..1");
+    let apart = |geometry, second: u32, order: [usize; 2]| {
+        with(geometry, |g: &mut Geometry| {
+            let key = RegionShape { layer: Some(0), holds: Holds::Key, ..shape(RegionRole::Kv, 10, 256) };
+            let keys = [key.clone(), RegionShape { layer: Some(second), ..key.clone() }];
+            let last = RegionShape { layer: Some(5), ..key };
+            g.regions = order.map(|at| keys[at].clone()).into_iter().chain([last]).collect();
+        })
+    };
+    let mismatch = apart(whole(), 1, [0, 1]).check(&apart(other(), 2, [1, 0])).unwrap_err();
+    assert_eq!(mismatch.ours, "3 of layers 0..6, with Key of layers 1..2");
+    assert_eq!(mismatch.theirs, "3 of layers 0..6, with Key of layers 2..3");
     let values = with(other(), |g| g.regions[0].holds = Holds::Value);
     assert_eq!(refused(&whole(), &values), "layers");
 }
@@ -265,4 +276,35 @@ fn a_pipeline_stage_has_to_do_with_the_stages_that_have_its_layers_and_no_other(
         found.iter().map(|source| (source.index, source.aux)).collect::<Vec<_>>(),
         [(0, true), (1, false)]
     );
+}
+
+#[test]
+fn ranks_that_share_the_pages_of_a_request_share_heads_too() {
+    let rank = |tp_rank| {
+        with(whole(), |g| {
+            g.parallel = Parallel { tp_size: 6, tp_rank, ..Parallel::default() };
+            (g.layout.context_size, g.layout.context_rank, g.layout.total_kv_heads) = (2, tp_rank % 2, 6);
+            g.layout.groups = vec![StateGroup::slots(8, 24)];
+        })
+    };
+    for tp_rank in 0..6 {
+        let rank = rank(tp_rank);
+        assert_eq!(rank.validate(), Ok(()));
+        let first = tp_rank / 2;
+        assert_eq!(rank.heads_of(&rank.regions[0]), (2 * first, 2 * first + 2), "rank {tp_rank}");
+        assert_eq!(rank.heads_of(&rank.regions[1]), (8 * first, 8 * first + 8), "rank {tp_rank}");
+    }
+}
+
+#[test]
+fn layers_that_no_stage_has_are_told_from_those_that_there_are() {
+    let dest = with(stage(0, Holds::Latent), |g| {
+        (g.parallel.pp_size, g.layout.stages) = (1, Vec::new());
+        g.regions[0] = RegionShape { len: 1920, item_len: 192, layers: 6, ..g.regions[0].clone() };
+    });
+    for engine in [[0, 1], [1, 0]] {
+        let engine = engine.map(|pp_rank| with(stage(pp_rank, Holds::Latent), |g| g.parallel.pp_size = 3));
+        let error = sources(&dest, &engine).unwrap_err();
+        assert_eq!((&*error.field, &*error.ours, &*error.theirs), ("layers", "0..6", "0..4"));
+    }
 }
