@@ -19,7 +19,8 @@ impl Node {
         }
         receiver.poll = KvPoll::Failed;
         receiver.repeats = 0;
-        receiver.failure = Some(cause.for_peer());
+        let told = cause.for_peer();
+        receiver.failure = Some(told.clone());
         let phase = receiver.phase();
         let peer = receiver.sources.first().and_then(|source| self.peers.get(source.peer));
         let failure = TransferError {
@@ -51,6 +52,7 @@ impl Node {
                     source.state = SourceState::Over;
                     if let Some(peer) = self.peers.get_mut(source.peer) {
                         peer.waiting.remove(&session);
+                        peer.abort_when_met(&receiver.room, &receiver.grants, &told);
                     }
                 }
                 SourceState::Closing | SourceState::Over => {}

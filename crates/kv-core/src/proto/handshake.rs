@@ -231,6 +231,7 @@ impl Node {
         for session in peer.waiting.clone() {
             self.source_came_up(session);
         }
+        self.say_releases(id);
     }
 
     pub(super) fn on_refused(&mut self, id: PeerId, refused: Refused) {
@@ -331,6 +332,9 @@ impl Node {
     fn fail_newcomers(&mut self, id: PeerId, cause: Cause) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.hello = None;
+        if peer.theirs.is_none() {
+            peer.releasing.clear();
+        }
         for session in peer.waiting.clone() {
             self.fail_receiver(session, cause.clone());
         }

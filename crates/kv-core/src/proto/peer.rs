@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::read::of_life;
 use super::run_set::RunSet;
 use crate::error::{Cause, PeerCause};
 use crate::groups::GroupLists;
 use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId, WorkerId};
 use crate::layout::{Geometry, receivers_of};
+use crate::lease::GrantRef;
 use crate::pages::PageList;
 use crate::plan::{RegionMap, Side};
 use crate::plane::Directions;
@@ -18,6 +20,9 @@ use crate::wire::{Abort, Link};
 
 /// Most layer ranges whose maps are kept for one peer.
 const MAX_LAYER_MAPS: usize = 512;
+
+/// Most attempts at a peer that were ended before it answered, and of which it is told when it does.
+const MAX_RELEASING: usize = 4096;
 
 /// One incarnation of a remote worker.
 ///
@@ -282,6 +287,20 @@ impl Peer {
         self.outgoing.insert(attempt, (session, source));
         self.waiting.remove(&session);
         attempt
+    }
+
+    /// Aborts a room at it once it answers: a sender there should not wait in vain. Nothing, if it is
+    /// not being greeted any more, or the request is another sender's.
+    pub(super) fn abort_when_met(&mut self, room: &Room, grants: &[GrantRef], cause: &PeerCause) {
+        let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
+        let another = grant.is_none() && !grants.is_empty();
+        if self.hello.is_none() || another || self.releasing.len() >= MAX_RELEASING {
+            return;
+        }
+        let attempt = Attempt(self.next_attempt);
+        self.next_attempt += 1;
+        let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone() };
+        self.releasing.insert(attempt, Releasing::Aborted(abort));
     }
 
     /// True if an attempt of its matters here. Results kept for a peer that does not answer any more

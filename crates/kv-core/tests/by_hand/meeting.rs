@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input, Output};
-use kv_core::wire::{Body, Frame, Hello, Link, Ping, Refused, Register, Welcome};
-use kv_core::{Attempt, Cause, Incarnation, KvPoll, PeerCause, PeerId, PlaneError, Room};
+use kv_core::wire::{AbortAck, Body, Frame, Hello, Link, Ping, Refused, Register, Welcome};
+use kv_core::{Attempt, Cause, Incarnation, KvPoll, LookupId, PeerCause, PeerId, PlaneError, Room};
 
-use crate::solo::{Solo, US, abort, hello, record, register};
+use crate::solo::{Solo, US, abort, hello, list, record, register};
 
 const ROOM: Room = Room::Number(7);
 const SECOND: Duration = Duration::from_secs(1);
@@ -227,6 +227,37 @@ fn a_hello_is_repeated_more_and_more_slowly_and_its_sessions_fail_when_nobody_an
     solo.run_for(SECOND * 3);
     assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
     assert_eq!((solo.node().gauges().peers, solo.node().gauges().timers), (0, 0));
+}
+
+/// Whoever gives up before its source has answered leaves no sender waiting for it.
+#[test]
+fn a_room_that_was_aborted_before_its_source_answered_is_aborted_there_when_it_does() {
+    for answers in [true, false] {
+        let mut solo = Solo::new(|_| {});
+        let sessions = [ROOM, Room::Number(2)].map(|room| solo.open_receiver(room, Some(0)));
+        solo.found(LookupId(0), vec![record(1)]);
+        solo.init_receiver(sessions[0], &[3, 4], None);
+        solo.abort(sessions[0]);
+        assert_eq!(solo.released(sessions[0]), [list(&[3, 4])], "nobody can write these pages");
+        if !answers {
+            solo.abort(sessions[1]);
+            assert_eq!(solo.node().gauges().releasing, 2);
+            solo.run_for(Duration::from_secs(60));
+            assert_eq!((solo.node().gauges().releasing, solo.node().gauges().peers), (0, 0));
+            continue;
+        }
+        solo.welcome(1, 1);
+        let said = abort(1, ROOM);
+        assert_eq!(solo.frames(), [said.clone()]);
+        assert_eq!(solo.poll(sessions[1]), KvPoll::WaitingForInput);
+        // Repeated until it is acknowledged, and then no more.
+        let repeated = solo.run_for(Duration::from_secs(3));
+        assert!(repeated.iter().any(|(_, body)| *body == said), "{repeated:?}");
+        solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
+        assert_eq!(solo.node().gauges().releasing, 0);
+        let repeated = solo.run_for(Duration::from_secs(3));
+        assert!(!repeated.iter().any(|(_, body)| *body == said), "{repeated:?}");
+    }
 }
 
 #[test]
