@@ -248,7 +248,7 @@ fn a_room_that_was_aborted_before_its_source_answered_is_aborted_there_when_it_d
         }
         solo.welcome(1, 1);
         let said = abort(1, ROOM);
-        assert_eq!(solo.frames(), [said.clone()]);
+        assert_eq!(solo.frames(), std::slice::from_ref(&said));
         assert_eq!(solo.poll(sessions[1]), KvPoll::WaitingForInput);
         // Repeated until it is acknowledged, and then no more.
         let repeated = solo.run_for(Duration::from_secs(3));
