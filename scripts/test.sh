@@ -4,7 +4,7 @@
 #   scripts/test.sh            everything
 #   scripts/test.sh push       only tests whose name contains "push"
 #
-# Needs: a Rust toolchain (https://rustup.rs) and a C compiler and linker (gcc). Everything else is
+# Needs: a Rust toolchain (https://rustup.rs), a C compiler and linker (gcc), and 2.5 GB of disk. Everything else is
 # fetched by cargo, by name, in the versions that Cargo.lock pins. The embedded plane has no native
 # dependency. For the NIXL plane, scripts/setup-nixl.sh downloads NIXL into target/nixl; where that is
 # not possible (no g++, no pip), the NIXL plane is left out, and said so.
@@ -24,6 +24,13 @@ wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 have=$(rustc --version | cut -d' ' -f2)
 if [ "$(printf '%s\n%s\n' "$wanted" "$have" | sort -V | head -n 1)" != "$wanted" ]; then
     missing "Rust $wanted or newer (found $have)" "Update it: rustup update stable"
+fi
+# A linker that runs out of disk says "bus error" and nothing else.
+target=${CARGO_TARGET_DIR:-target}
+free=$(df -Pm "$(dirname "$target")" | awk 'NR == 2 { print $4 }')
+built=$( (du -sm "$target" 2>/dev/null || echo 0) | tail -n 1 | cut -f1)
+if [ $((free + built)) -lt 2500 ]; then
+    missing "disk space" "The build takes 2.5 GB in $target, and $free MB are free there."
 fi
 [ "$(uname -s)" = Linux ] || missing Linux "The embedded plane uses memfd, pidfd and Unix sockets of Linux."
 
