@@ -1,0 +1,178 @@
+//! What ended a session: every cause, with the values that tell it from the others.
+
+use std::time::Duration;
+
+use super::arguments::PagesError;
+use super::bootstrap::BootstrapError;
+use super::peer::{Mismatch, PeerCause};
+use crate::announce::{FenceError, LayersError};
+use crate::groups::GroupSpan;
+use crate::id::{ChunkId, Incarnation};
+use crate::plane::PlaneError;
+
+/// What ended a session.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The local scheduler called `abort`, or dropped the session.
+    #[error("aborted here")]
+    Aborted,
+    /// The local worker is stopping.
+    #[error("the local worker is stopping")]
+    WorkerStopped,
+    /// The deadline passed. `last` is the last obstacle seen, if any.
+    #[error("not finished within {after:?}{}", last_obstacle(.last))]
+    DeadlineExceeded {
+        /// The deadline, from the opening of the session.
+        after: Duration,
+        /// Why the rendezvous had not come about, if that was the obstacle.
+        last: Option<BootstrapError>,
+    },
+    /// The rendezvous failed in a way that no retry mends.
+    #[error(transparent)]
+    Bootstrap(BootstrapError),
+    /// The peer's memory could not be reached.
+    #[error("cannot connect to the peer: {0}")]
+    Connect(PlaneError),
+    /// The peer has another geometry.
+    #[error("the peer's cache does not fit: {0}")]
+    Incompatible(Mismatch),
+    /// The peer's process is dead.
+    #[error("the peer died")]
+    PeerLost,
+    /// The peer is there no more, and another incarnation has taken its place.
+    #[error("the peer was restarted")]
+    PeerRestarted,
+    /// Nothing was heard from the peer.
+    #[error("nothing heard from the peer for {silent_for:?}")]
+    PeerUnresponsive {
+        /// For how long.
+        silent_for: Duration,
+    },
+    /// The peer ended the session, and said why.
+    #[error("ended by the peer: {0}")]
+    ByPeer(PeerCause),
+    /// The two sides disagree about how many pages the request has.
+    #[error("{sent} pages are to be sent, but the destination registered {registered}")]
+    PageCount {
+        /// Pages that the sender announced with `init`.
+        sent: usize,
+        /// Pages that the receiver registered.
+        registered: usize,
+    },
+    /// More pages were sent than announced.
+    #[error("{sent} pages sent, {announced} announced")]
+    TooManyPages {
+        /// Sent, with the refused chunk.
+        sent: usize,
+        /// Announced with `init`.
+        announced: usize,
+    },
+    /// A second `init` with other values, or `send` on a session that has none.
+    #[error("init was called twice, or not before the pages were sent")]
+    InitOrder,
+    /// The pages are not pages of this cache.
+    #[error(transparent)]
+    BadPages(#[from] PagesError),
+    /// The layers announced as final are not those of the chunk.
+    #[error(transparent)]
+    Layers(#[from] LayersError),
+    /// What an announcement waited for will never be: the pages may be half computed.
+    #[error("the fence before an announcement of chunk {chunk} failed: {error}")]
+    Fence {
+        /// The chunk that was to be announced.
+        chunk: ChunkId,
+        /// What the fence said.
+        error: FenceError,
+    },
+    /// The aux row does not exist, here or at the peer.
+    #[error("aux row {index} is out of range: there are {rows} rows")]
+    BadAux {
+        /// The row.
+        index: u32,
+        /// How many there are.
+        rows: u32,
+    },
+    /// One side has an aux row for the request, the other has none.
+    #[error("an aux row is given on one side only (sender {sender}, receiver {receiver})")]
+    AuxOneSided {
+        /// The sender gave a row.
+        sender: bool,
+        /// The receiver gave a row.
+        receiver: bool,
+    },
+    /// The worker has no regions of this state group.
+    #[error("there are no regions of state group {group}")]
+    UnknownGroup {
+        /// The group.
+        group: u16,
+    },
+    /// The items are not items of this state group.
+    #[error("state group {group}: {error}")]
+    BadGroup {
+        /// The group.
+        group: u16,
+        /// Which item, and how many there are.
+        error: PagesError,
+    },
+    /// The two sides disagree about the items of a state group: both must name it, unless it is
+    /// [optional](crate::StateGroup::optional), and the sender must have all that the receiver wants.
+    #[error("{}", group_items(.group, .sent, .wanted))]
+    GroupItems {
+        /// The group.
+        group: u16,
+        /// What the sender gave; `None` if it did not name the group.
+        sent: Option<GroupSpan>,
+        /// What the receiver gave; `None` if it did not name the group.
+        wanted: Option<GroupSpan>,
+    },
+    /// The plane failed while moving bytes.
+    #[error("the data operation failed: {0}")]
+    Post(PlaneError),
+    /// The pages were pinned for a reader, and none came, or none showed a sign of life, until the
+    /// lease had run out. On the reader's side: it came, or finished, too late.
+    #[error("the lease on the sender's pages has expired")]
+    LeaseExpired,
+    /// The reference that the router carried names other pages than the sender holds.
+    #[error("the grant names {} at position {position}, where the sender holds {}", page(.referenced), page(.held))]
+    GrantPages {
+        /// The first position in the request where they differ.
+        position: usize,
+        /// The page in the reference, if it goes that far.
+        referenced: Option<u32>,
+        /// The sender's page, if it has that many.
+        held: Option<u32>,
+    },
+    /// The reference names a page that the sender's cache does not have.
+    #[error("the grant is out of range: {0}")]
+    GrantOutOfRange(PagesError),
+    /// The reference that the router carried is for an earlier life of the sender's worker.
+    #[error("the grant is for incarnation {referenced}, but the sender's worker is {found}")]
+    StaleGrant {
+        /// In the reference.
+        referenced: Incarnation,
+        /// Registered now.
+        found: Incarnation,
+    },
+    /// The peer broke the protocol.
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(&'static str),
+}
+
+/// The sentence of [`Cause::GroupItems`] and of its half in a frame.
+pub(super) fn group_items(group: &u16, sent: &Option<GroupSpan>, wanted: &Option<GroupSpan>) -> String {
+    let text = |span: &Option<GroupSpan>| span.map_or_else(|| "none".to_owned(), |span| span.to_string());
+    format!(
+        "items of state group {group}: the sender has {}, the receiver wants {}",
+        text(sent),
+        text(wanted)
+    )
+}
+
+fn page(page: &Option<u32>) -> String {
+    page.map_or_else(|| "no page".to_owned(), |page| format!("page {page}"))
+}
+
+fn last_obstacle(last: &Option<BootstrapError>) -> String {
+    last.as_ref().map(|error| format!(" ({error})")).unwrap_or_default()
+}

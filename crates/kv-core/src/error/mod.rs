@@ -1,0 +1,17 @@
+//! Errors: one enum per concern, and what the caller can do about each.
+
+mod arguments;
+mod bootstrap;
+mod cause;
+mod open;
+mod peer;
+mod remedy;
+mod transfer;
+
+pub use arguments::{ArgsError, IdError, PagesError};
+pub use bootstrap::BootstrapError;
+pub use cause::Cause;
+pub use open::{Backpressure, OpenError};
+pub use peer::{Mismatch, PeerCause};
+pub use remedy::Recovery;
+pub use transfer::{Phase, TransferError};

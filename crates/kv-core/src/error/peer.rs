@@ -1,0 +1,157 @@
+//! What the two sides tell each other of a failure, as it travels in a frame.
+
+use serde::{Deserialize, Serialize};
+
+use super::cause::{Cause, group_items};
+use crate::groups::GroupSpan;
+use crate::lease::TransferMode;
+
+/// What ended the peer's half of a session, as it travels in a frame.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum PeerCause {
+    /// Its scheduler aborted.
+    #[error("its scheduler aborted the request")]
+    Aborted,
+    /// It is stopping.
+    #[error("it is stopping")]
+    WorkerStopped,
+    /// Its deadline passed.
+    #[error("its deadline passed")]
+    DeadlineExceeded,
+    /// The numbers of pages differ.
+    #[error("{sent} pages are to be sent, but {registered} were registered")]
+    PageCount {
+        /// Pages announced by the sender.
+        sent: u64,
+        /// Pages registered by the receiver.
+        registered: u64,
+    },
+    /// One side has an aux row, the other none.
+    #[error("an aux row is given on one side only (sender {sender}, receiver {receiver})")]
+    AuxOneSided {
+        /// The sender gave a row.
+        sender: bool,
+        /// The receiver gave a row.
+        receiver: bool,
+    },
+    /// The two sides disagree about the items of a state group.
+    #[error("{}", group_items(.group, .sent, .wanted))]
+    GroupItems {
+        /// The group.
+        group: u16,
+        /// What the sender gave; `None` if it did not name the group.
+        sent: Option<GroupSpan>,
+        /// What the receiver gave; `None` if it did not name the group.
+        wanted: Option<GroupSpan>,
+    },
+    /// Its server gave pages, rows or chunks that do not fit the request or its cache.
+    #[error("its server gave pages or rows that do not fit")]
+    BadArguments,
+    /// A data operation failed.
+    #[error("a data operation failed")]
+    DataOperation,
+    /// Another rank that the request needs was lost.
+    #[error("another rank that the request needs was lost")]
+    OtherRankLost,
+    /// The geometries do not fit.
+    #[error("{0}")]
+    Incompatible(Mismatch),
+    /// The scheduler expected another number of receivers than an engine has for the sender's rank.
+    #[error("the sender expects {expected} receivers, the receiver's engine has {told} for it")]
+    ReceiverCount {
+        /// Told by the sender's scheduler.
+        expected: usize,
+        /// Told by the receiver.
+        told: usize,
+    },
+    /// The registration names pages or rows that do not exist.
+    #[error("the registration is out of range")]
+    OutOfRange,
+    /// Its tables are full.
+    #[error("it is overloaded")]
+    Overloaded,
+    /// The lease on its pages has run out.
+    #[error("the lease on its pages has expired")]
+    LeaseExpired,
+    /// It has no such grant, or has forgotten what became of it.
+    #[error("it knows no grant {nonce}")]
+    UnknownGrant {
+        /// The nonce of the grant.
+        nonce: u64,
+    },
+    /// The pages of the grant were read and released, or have all the readers they wait for.
+    #[error("grant {nonce} has been consumed")]
+    GrantConsumed {
+        /// The nonce of the grant.
+        nonce: u64,
+    },
+    /// One side pushes, the other pulls.
+    #[error("transfer_mode differs: sender {sender}, receiver {receiver}")]
+    Mode {
+        /// Of the sender.
+        sender: TransferMode,
+        /// Of the receiver.
+        receiver: TransferMode,
+    },
+    /// It does not know the session.
+    #[error("it does not know the session")]
+    Unknown,
+    /// The frames made no sense to it.
+    #[error("it saw a protocol error")]
+    Protocol,
+    /// Anything else.
+    #[error("internal error")]
+    Internal,
+}
+
+/// Two workers that cannot exchange pages: the first field in which they differ, and both values.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[error("{field} differs: {ours} here, {theirs} at the peer{}", crate::layout::remedy(.field))]
+pub struct Mismatch {
+    /// The field of the geometry.
+    pub field: String,
+    /// The value on the side that reports the error.
+    pub ours: String,
+    /// The value on the other side.
+    pub theirs: String,
+}
+
+impl Cause {
+    /// The cause as the peer is told it.
+    pub fn for_peer(&self) -> PeerCause {
+        match self {
+            Cause::Aborted => PeerCause::Aborted,
+            Cause::WorkerStopped => PeerCause::WorkerStopped,
+            Cause::DeadlineExceeded { .. } => PeerCause::DeadlineExceeded,
+            Cause::PageCount { sent, registered } => {
+                PeerCause::PageCount { sent: *sent as u64, registered: *registered as u64 }
+            }
+            Cause::AuxOneSided { sender, receiver } => {
+                PeerCause::AuxOneSided { sender: *sender, receiver: *receiver }
+            }
+            Cause::GroupItems { group, sent, wanted } => {
+                PeerCause::GroupItems { group: *group, sent: *sent, wanted: *wanted }
+            }
+            Cause::Post(_) => PeerCause::DataOperation,
+            Cause::PeerLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
+                PeerCause::OtherRankLost
+            }
+            Cause::Incompatible(mismatch) => PeerCause::Incompatible(mismatch.clone()),
+            Cause::ByPeer(cause) => cause.clone(),
+            Cause::Protocol(_) => PeerCause::Protocol,
+            Cause::TooManyPages { .. }
+            | Cause::InitOrder
+            | Cause::BadPages(_)
+            | Cause::Layers(_)
+            | Cause::BadAux { .. }
+            | Cause::UnknownGroup { .. }
+            | Cause::BadGroup { .. } => PeerCause::BadArguments,
+            Cause::LeaseExpired => PeerCause::LeaseExpired,
+            Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) | Cause::StaleGrant { .. } => {
+                PeerCause::BadArguments
+            }
+            Cause::Bootstrap(_) | Cause::Connect(_) | Cause::Fence { .. } => PeerCause::Internal,
+        }
+    }
+}
