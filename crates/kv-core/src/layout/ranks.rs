@@ -5,6 +5,12 @@
 //! smaller engine belongs to a block of neighbouring ranks of the larger one, with which it shares
 //! all its heads. A destination whose source block is larger reads every head once, from the first
 //! rank of the block that has it; the others are told that they are released.
+//!
+//! Context parallelism comes in two kinds. Ranks that hold the same pages
+//! ([`Parallel::cp_size`](crate::Parallel::cp_size)) are all sources of a destination, which asks each
+//! for a [range](crate::Parallel::page_range) of them; state and aux rows come from the first. Ranks to
+//! which pages are dealt in turn ([`Layout::context_size`](super::Layout::context_size)) have pages in
+//! common with those of the other engine whose numbers are congruent.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
