@@ -1,10 +1,16 @@
 //! Announcements behind fences.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use kv_core::{ChunkId, Fence, FenceError, FinalLayers};
+use kv_core::{
+    Cause, ChunkId, Fence, FenceError, FinalLayers, KvPoll, KvSender, KvSession, Pages, WorkerRole,
+};
 
-use super::*;
+use super::script::SLOW;
+use super::{PATIENCE, Rig, Seen, args, pages};
+use crate::worker::{StopReport, WorkerConfig};
 
 /// A device that a test lets go on, and that counts how often it was asked.
 #[derive(Clone, Default)]

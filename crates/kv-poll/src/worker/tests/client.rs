@@ -1,0 +1,54 @@
+//! A bootstrap client without a server.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv_core::{BootstrapClient, BootstrapError, BootstrapEvent, LookupId, RankQuery, RankRecord, Time};
+
+use super::{Log, Seen};
+
+/// A client that refuses every question, and has no descriptor: only being polled again after a
+/// question brings out its answer.
+pub(super) struct FakeClient {
+    log: Log,
+    answers: VecDeque<BootstrapEvent>,
+}
+
+impl FakeClient {
+    pub(super) fn new(log: &Log) -> FakeClient {
+        FakeClient { log: Arc::clone(log), answers: VecDeque::new() }
+    }
+}
+
+impl BootstrapClient for FakeClient {
+    fn publish(&mut self, _: Time, addr: &str, record: RankRecord) {
+        assert_eq!((record.plane.as_str(), &record.metadata[..]), ("fake", &b"metadata"[..]));
+        self.log.lock().unwrap().push(Seen::Published(addr.to_owned()));
+        let addr = addr.to_owned();
+        let (error, retry_in) = (BootstrapError::TimedOut, Duration::ZERO);
+        self.answers.push_back(BootstrapEvent::PublishFailed { addr: addr.clone(), error, retry_in });
+        self.answers.push_back(BootstrapEvent::Published { addr });
+    }
+
+    fn withdraw(&mut self, _: Time) {
+        self.log.lock().unwrap().push(Seen::Withdrawn);
+    }
+
+    fn lookup(&mut self, _: Time, lookup: LookupId, _: &str, _: &RankQuery) {
+        self.answers.push_back(BootstrapEvent::Failed { lookup, error: BootstrapError::UnknownRank });
+    }
+
+    fn poll(&mut self, _: Time) -> Option<BootstrapEvent> {
+        self.answers.pop_front()
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn as_raw_fd(&self) -> Option<RawFd> {
+        None
+    }
+}

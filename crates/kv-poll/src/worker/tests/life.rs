@@ -1,0 +1,124 @@
+//! A worker's life: its start, its registration, its stop, and its death by a panic.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kv_core::{
+    Cause, KvArgs, KvManager, KvPoll, KvSender, KvSession, OpenError, Pages, Region, RegionRole, Room,
+    SessionOptions, WorkerRole,
+};
+
+use super::client::FakeClient;
+use super::plane::{Wire, fake_plane};
+use super::script::{SLOW, STUCK};
+use super::{Log, PATIENCE, Rig, Seen, args, pages};
+use crate::manager::{Manager, Registration};
+use crate::worker::{MAX_QUEUE, StartError, StopReport, Worker, WorkerConfig};
+
+#[test]
+fn a_region_that_the_plane_refuses_is_named() {
+    let args = KvArgs::builder("engine", 0)
+        .pages(64, 16)
+        .region(Region::dram(RegionRole::Kv, 0x1000, 64 * 64, 64))
+        .region(Region::dram(RegionRole::Kv, 0xbad000, 64 * 64, 64))
+        .build()
+        .unwrap();
+    let (log, wire) = (Log::default(), Wire::new());
+    let client = FakeClient::new(&log);
+    let config = WorkerConfig::new(args, WorkerRole::Decode);
+    let error = Worker::start(config, fake_plane(&log, &wire), Box::new(client)).map(drop);
+    assert!(matches!(error, Err(StartError::Register { region: 1, .. })), "{error:?}");
+}
+
+#[test]
+fn empty_queues_are_refused_by_name() {
+    let (log, wire) = (Log::default(), Wire::new());
+    let client = FakeClient::new(&log);
+    let config = WorkerConfig::new(args(), WorkerRole::Decode).command_queue(0);
+    let error = Worker::start(config, fake_plane(&log, &wire), Box::new(client)).map(drop);
+    assert_eq!(error, Err(StartError::Range { field: "command_queue", got: 0, max: MAX_QUEUE }));
+}
+
+#[test]
+fn incarnations_differ_even_with_the_same_seed() {
+    let start = || {
+        let (log, wire) = (Log::default(), Wire::new());
+        let client = FakeClient::new(&log);
+        let config = WorkerConfig::new(args(), WorkerRole::Decode).seed(1).max_sessions(8);
+        Worker::start(config, fake_plane(&log, &wire), Box::new(client)).unwrap()
+    };
+    assert_ne!(start().incarnation(), start().incarnation());
+}
+
+#[test]
+fn handles_may_move_between_threads_and_managers_be_shared() {
+    fn sent<T: Send>() {}
+    fn shared<T: Send + Sync>() {}
+    sent::<crate::Sender>();
+    sent::<crate::Receiver>();
+    shared::<Manager>();
+    sent::<Worker>();
+}
+
+#[test]
+fn the_worker_publishes_itself_and_says_how_that_went() {
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill).bootstrap("host:1");
+    let rig = Rig::with(config);
+    rig.until("the registration", || rig.worker.manager().registration() == Registration::Published);
+    assert_eq!(rig.seen(), [Seen::Published("host:1".to_owned())]);
+    let (log, manager) = (Arc::clone(&rig.log), rig.worker.manager());
+    drop(rig);
+    assert!(log.lock().unwrap().contains(&Seen::Withdrawn));
+    assert!(manager.is_stopped());
+}
+
+#[test]
+fn stopping_ends_all_sessions_and_returns_their_pages() {
+    let rig = Rig::start();
+    let mut senders: Vec<_> = (0..10).map(|_| rig.sender(SLOW)).collect();
+    for (sender, page) in senders.iter_mut().zip(0..) {
+        sender.send(pages(&[page])).unwrap();
+    }
+    rig.until("the chunks", || rig.seen().len() == 20);
+    let manager = rig.worker.manager();
+    let start = Instant::now();
+    let report = rig.worker.stop(PATIENCE);
+    assert!(start.elapsed() < PATIENCE / 2, "no need to wait for the whole grace");
+    assert_eq!(report, StopReport { sessions_ended: 10, ..StopReport::default() });
+    for (sender, page) in senders.into_iter().zip(0..) {
+        assert_eq!(sender.failure().map(|error| error.cause), Some(Cause::WorkerStopped));
+        assert_eq!(sender.reclaim().ok(), Some(pages(&[page])));
+    }
+    let refused = manager.sender("", Room::from(1), &[], SessionOptions::default());
+    assert_eq!(refused.map(drop), Err(OpenError::WorkerStopped));
+    assert_eq!(manager.gauges().sessions_open, 0);
+}
+
+#[test]
+fn stopping_gives_up_on_stuck_pages_after_the_grace_and_counts_them() {
+    let rig = Rig::start();
+    let mut sender = rig.sender(STUCK);
+    sender.send(pages(&[1, 2, 3])).unwrap();
+    rig.until_seen(&Seen::Sent(0));
+    let report = rig.worker.stop(Duration::from_millis(50));
+    assert_eq!(report, StopReport { sessions_ended: 1, pages_quarantined: 3, ..StopReport::default() });
+    assert_eq!(sender.poll(), KvPoll::Failed);
+    assert!(sender.reclaim().is_err(), "nobody can prove them quiet any more");
+}
+
+#[test]
+fn a_panic_in_the_thread_fails_every_session_and_frees_no_page() {
+    let rig = Rig::start();
+    let mut held = rig.sender(SLOW);
+    held.send(pages(&[1, 2])).unwrap();
+    let idle = rig.sender(SLOW);
+    rig.until_seen(&Seen::Opened(1));
+    rig.wire.say("panic");
+    rig.until("the failure", || held.poll() == KvPoll::Failed && idle.poll() == KvPoll::Failed);
+    assert_eq!(held.failure().map(|error| error.cause), Some(Cause::WorkerStopped));
+    assert_eq!(idle.reclaim().ok(), Some(Pages::none()));
+    assert!(held.reclaim().is_err());
+    rig.until("the mark", || rig.worker.manager().is_stopped());
+    let report = rig.worker.stop(PATIENCE);
+    assert_eq!((report.panicked, report.pages_quarantined), (true, 2));
+}

@@ -1,0 +1,117 @@
+//! The worker's thread under a scripted machine, plane and client.
+
+mod client;
+mod fences;
+mod life;
+mod plane;
+mod script;
+mod sessions;
+mod turns;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_core::{
+    Incarnation, KvArgs, KvManager, PageList, Pages, RankRecord, Region, RegionRole, Room, SessionOptions,
+    WorkerRole,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use self::client::FakeClient;
+use self::plane::{Wire, fake_plane};
+use self::script::Script;
+use super::{Worker, WorkerConfig};
+
+/// Long enough for any machine; reached only by a test that fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A small valid worker.
+pub(crate) fn args() -> KvArgs {
+    KvArgs::builder("engine", 0)
+        .pages(64, 16)
+        .region(Region::dram(RegionRole::Kv, 0x1000, 64 * 64, 64))
+        .build()
+        .unwrap()
+}
+
+pub(crate) fn pages(list: &[u32]) -> Pages {
+    Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
+}
+
+/// What the fakes have seen, in order.
+#[derive(Debug, PartialEq, Eq, Clone)]
+enum Seen {
+    Opened(u64),
+    Sent(u64),
+    Final(u64, u32, u32),
+    Aborted(u64),
+    Frame(&'static str),
+    Posted(u64, bool),
+    ConnectFailed,
+    LookupFailed(u64),
+    PeerGone,
+    Shutdown,
+    Published(String),
+    Withdrawn,
+    PlaneSend,
+    Cancelled,
+    Disconnected,
+}
+
+type Log = Arc<Mutex<Vec<Seen>>>;
+
+/// A running worker over fakes, and what they have seen.
+struct Rig {
+    worker: Worker,
+    wire: Arc<Wire>,
+    log: Log,
+}
+
+impl Rig {
+    fn start() -> Rig {
+        Rig::with(WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(64))
+    }
+
+    fn with(config: WorkerConfig) -> Rig {
+        let (log, wire) = (Log::default(), Wire::new());
+        let node = Script::new(&log);
+        let plane = fake_plane(&log, &wire);
+        let client = FakeClient::new(&log);
+        let record = RankRecord {
+            worker: config.args.worker().clone(),
+            incarnation: Incarnation::from_random(1),
+            role: config.role,
+            plane: "fake".to_owned(),
+            metadata: Bytes::from_static(b"metadata"),
+            geometry: config.args.geometry().clone(),
+        };
+        let worker =
+            Worker::launch(config, record, Box::new(node), Box::new(plane), Box::new(client)).unwrap();
+        Rig { worker, wire, log }
+    }
+
+    fn sender(&self, room: u64) -> crate::Sender {
+        self.worker.manager().sender("", Room::from(room), &[], SessionOptions::default()).unwrap()
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Sleeps on the poll set's descriptor until `done` holds.
+    fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
+        let manager = self.worker.manager();
+        let start = Instant::now();
+        while !done() {
+            assert!(start.elapsed() < PATIENCE, "never: {what}; seen {:?}", self.seen());
+            let mut fds = [PollFd::new(manager.poll_set(), PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 2_000_000 })).unwrap();
+            manager.poll_set().drain(|_| ());
+        }
+    }
+
+    fn until_seen(&self, seen: &Seen) {
+        self.until("an input", || self.log.lock().unwrap().contains(seen));
+    }
+}

@@ -1,0 +1,109 @@
+//! A plane that moves nothing: its events are written by the test, from the other end of its wire.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use kv_core::{PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::{Log, Seen};
+
+/// A plane whose events a test writes. Peer 1 exists, peer 2 refuses everything.
+pub(super) struct FakePlane {
+    log: Log,
+    wire: Arc<Wire>,
+    ended: Vec<PlaneEvent>,
+    regions: usize,
+}
+
+pub(super) fn fake_plane(log: &Log, wire: &Arc<Wire>) -> FakePlane {
+    FakePlane { log: Arc::clone(log), wire: Arc::clone(wire), ended: Vec::new(), regions: 1 }
+}
+
+impl Plane for FakePlane {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+        self.regions += 1;
+        match region.addr {
+            0xbad000 => Err(PlaneError::UnknownMemory { region: 1, addr: region.addr, len: region.len }),
+            _ => Ok(()),
+        }
+    }
+
+    fn metadata(&self) -> Result<Bytes, PlaneError> {
+        assert!(self.regions > 0, "regions come first");
+        Ok(Bytes::from_static(b"metadata"))
+    }
+
+    fn connect(&mut self, _: PeerId, _: &[u8]) -> Result<(), PlaneError> {
+        Err(PlaneError::Metadata("bad"))
+    }
+
+    fn disconnect(&mut self, _: PeerId) {
+        self.log.lock().unwrap().push(Seen::Disconnected);
+    }
+
+    fn send(&mut self, peer: PeerId, _: Bytes) -> Result<(), PlaneError> {
+        if peer == PeerId(2) {
+            return Err(PlaneError::WouldBlock);
+        }
+        self.log.lock().unwrap().push(Seen::PlaneSend);
+        Ok(())
+    }
+
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+        if peer == PeerId(2) {
+            return Err(PlaneError::PeerGone);
+        }
+        self.ended.push(PlaneEvent::Posted { post: post.id, result: Ok(()) });
+        Ok(())
+    }
+
+    fn cancel(&mut self, _: PostId) {
+        self.log.lock().unwrap().push(Seen::Cancelled);
+    }
+
+    fn poll(&mut self, _: Time, events: &mut Vec<PlaneEvent>) {
+        let _ = rustix::io::read(&self.wire.event, &mut [0; 8]);
+        events.append(&mut self.ended);
+        events.append(&mut self.wire.events.lock().unwrap());
+    }
+
+    fn wait(&self) -> PlaneWait {
+        if let Some(act) = self.wire.before_sleep.lock().unwrap().take() {
+            act();
+        }
+        match self.ended.is_empty() {
+            true => PlaneWait::Readable(vec![self.wire.event.as_raw_fd()]),
+            false => PlaneWait::Now,
+        }
+    }
+}
+
+/// The test's end of a fake plane.
+pub(super) struct Wire {
+    event: OwnedFd,
+    events: Mutex<Vec<PlaneEvent>>,
+    /// Done once on the worker's thread, between its last look at the commands and its sleep.
+    pub(super) before_sleep: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Wire {
+    pub(super) fn new() -> Arc<Wire> {
+        let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        Arc::new(Wire { event, events: Mutex::default(), before_sleep: Mutex::default() })
+    }
+
+    pub(super) fn deliver(&self, event: PlaneEvent) {
+        self.events.lock().unwrap().push(event);
+        rustix::io::write(&self.event, &1_u64.to_ne_bytes()).unwrap();
+    }
+
+    pub(super) fn say(&self, word: &'static str) {
+        self.deliver(PlaneEvent::Frame(Bytes::from_static(word.as_bytes())));
+    }
+}

@@ -1,0 +1,191 @@
+//! A protocol machine whose behaviour is decided by the room of the session and by one-word frames.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::proto::{Command, Input, Output};
+use kv_core::{
+    Cause, Desc, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId, RankQuery, Replica, Room,
+    SessionId, Time, TransferError, WorkerRole,
+};
+
+use super::{Log, Seen};
+use crate::worker::turn::Machine;
+
+/// A machine that obeys at once: what it does is decided by the room of the session and by
+/// one-word frames.
+pub(super) struct Script {
+    log: Log,
+    outputs: VecDeque<Output>,
+    rooms: BTreeMap<SessionId, Room>,
+    held: Vec<(SessionId, Pages)>,
+    timeout: Option<Time>,
+    shutdown: bool,
+}
+
+/// In this room the machine waits for the word `done`; in all others it succeeds at once.
+pub(super) const SLOW: u64 = 1000;
+/// In this room the pages stay with the machine after the end.
+pub(super) const STUCK: u64 = 2000;
+
+impl Script {
+    pub(super) fn new(log: &Log) -> Script {
+        Script {
+            log: Arc::clone(log),
+            outputs: VecDeque::new(),
+            rooms: BTreeMap::new(),
+            held: Vec::new(),
+            timeout: None,
+            shutdown: false,
+        }
+    }
+
+    fn see(&self, seen: Seen) {
+        self.log.lock().unwrap().push(seen);
+    }
+
+    fn end(&mut self, session: SessionId, failure: Option<Cause>) {
+        let Some(room) = self.rooms.remove(&session) else { return };
+        let poll = if failure.is_some() { KvPoll::Failed } else { KvPoll::Success };
+        let failure = failure.map(|cause| {
+            Box::new(TransferError { room: room.clone(), peer: None, phase: Phase::Transfer, cause })
+        });
+        self.outputs.push_back(Output::Status { session, poll, failure });
+        if room != Room::from(STUCK) {
+            self.release(Some(session));
+        }
+    }
+
+    /// In reverse order, to be awkward.
+    fn release(&mut self, of: Option<SessionId>) {
+        for (session, pages) in std::mem::take(&mut self.held).into_iter().rev() {
+            if of.is_none_or(|of| of == session) {
+                self.outputs.push_back(Output::Release { session, pages });
+            } else {
+                self.held.insert(0, (session, pages));
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::OpenSender { session, room, .. } | Command::OpenReceiver { session, room, .. } => {
+                self.see(Seen::Opened(session.0));
+                self.rooms.insert(session, room);
+                let poll = KvPoll::WaitingForInput;
+                self.outputs.push_back(Output::Status { session, poll, failure: None });
+                if self.shutdown {
+                    self.end(session, Some(Cause::WorkerStopped));
+                }
+            }
+            Command::InitSender { .. } => {}
+            Command::BeginChunk { session, chunk } => {
+                self.see(Seen::Sent(session.0));
+                self.held.push((session, chunk));
+                let poll = KvPoll::Transferring;
+                self.outputs.push_back(Output::Status { session, poll, failure: None });
+            }
+            Command::LayersFinal { session, chunk, layers } => {
+                self.see(Seen::Final(session.0, chunk.0, layers.map_or(0, |layers| layers.start)));
+            }
+            Command::FenceFailed { session, chunk, error } => {
+                self.end(session, Some(Cause::Fence { chunk, error }));
+            }
+            Command::Groups { session, groups } => {
+                self.outputs.push_back(Output::ReleaseGroups { session, groups, skipped: Vec::new() });
+            }
+            Command::Send { session, chunk: pages } | Command::InitReceiver { session, pages, .. } => {
+                self.see(Seen::Sent(session.0));
+                self.held.push((session, pages));
+                let poll = KvPoll::Transferring;
+                self.outputs.push_back(Output::Status { session, poll, failure: None });
+                let slow = [Room::from(SLOW), Room::from(STUCK)];
+                if self.rooms.get(&session).is_some_and(|room| !slow.contains(room)) {
+                    self.end(session, None);
+                }
+            }
+            Command::Abort { session } => {
+                self.see(Seen::Aborted(session.0));
+                self.end(session, Some(Cause::Aborted));
+            }
+            Command::Shutdown => {
+                self.see(Seen::Shutdown);
+                self.shutdown = true;
+                for session in self.rooms.keys().copied().collect::<Vec<_>>() {
+                    self.end(session, Some(Cause::WorkerStopped));
+                }
+            }
+        }
+    }
+
+    fn word(&mut self, now: Time, word: &[u8]) {
+        let peer = PeerId(1);
+        let frame = Bytes::from_static(b"frame");
+        match word {
+            b"done" => {
+                self.see(Seen::Frame("done"));
+                for session in self.rooms.keys().copied().collect::<Vec<_>>() {
+                    self.end(session, None);
+                }
+            }
+            b"release" => self.release(None),
+            b"nothing" => {}
+            b"outputs" => {
+                let descs = vec![Desc {
+                    local_region: 0,
+                    remote_region: 0,
+                    local_offset: 0,
+                    remote_offset: 0,
+                    len: 1,
+                }];
+                let post = |id| Post { id: PostId(id), op: Op::Write, descs: descs.clone(), notify: None };
+                let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(0) };
+                self.outputs.extend([
+                    Output::Connect { peer, metadata: Bytes::from_static(b"bad") },
+                    Output::Send { peer, frame: frame.clone() },
+                    Output::Send { peer: PeerId(2), frame },
+                    Output::Post { peer, post: post(1) },
+                    Output::Post { peer: PeerId(2), post: post(2) },
+                    Output::Cancel { post: PostId(1) },
+                    Output::Lookup { lookup: LookupId(5), addr: "nowhere".to_owned(), query },
+                    Output::Disconnect { peer },
+                ]);
+            }
+            b"panic" => panic!("a bug in the machine"),
+            b"timer" => self.timeout = Some(now + Duration::from_millis(30)),
+            other => panic!("unknown word {other:?}"),
+        }
+    }
+}
+
+impl Machine for Script {
+    fn handle(&mut self, now: Time, input: Input) {
+        assert!(self.outputs.is_empty(), "outputs are drained after every input");
+        match input {
+            Input::Command(command) => self.command(command),
+            Input::Frame(frame) => self.word(now, &frame),
+            Input::Posted { post, result } => self.see(Seen::Posted(post.0, result.is_ok())),
+            Input::ConnectFailed { .. } => self.see(Seen::ConnectFailed),
+            Input::PeerGone { .. } => self.see(Seen::PeerGone),
+            Input::Connected { .. } | Input::Found { .. } => {}
+            Input::LookupFailed { lookup, .. } => self.see(Seen::LookupFailed(lookup.0)),
+            Input::Timeout => {
+                assert!(self.timeout.take().is_some_and(|at| at <= now), "not before it is due");
+                self.word(now, b"done");
+                let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(0) };
+                let (lookup, addr) = (LookupId(6), "nowhere".to_owned());
+                self.outputs.push_back(Output::Lookup { lookup, addr, query });
+            }
+        }
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        self.timeout
+    }
+}

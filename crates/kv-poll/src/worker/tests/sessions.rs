@@ -1,0 +1,179 @@
+//! Sessions and their pages: what goes to the machine, and what comes back to the schedulers.
+
+use kv_core::{Cause, KvManager, KvPoll, KvReceiver, KvSender, KvSession, Room, SessionOptions, WorkerRole};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::script::{SLOW, STUCK};
+use super::{PATIENCE, Rig, Seen, args, pages};
+use crate::worker::WorkerConfig;
+
+#[test]
+fn pages_go_through_and_come_back_in_order() {
+    let rig = Rig::start();
+    let mut sender = rig.sender(SLOW);
+    sender.init(4, None).unwrap();
+    for chunk in [&[7, 8][..], &[1], &[], &[30]] {
+        sender.send(pages(chunk)).unwrap();
+    }
+    rig.until("the chunks", || rig.seen().len() == 5);
+    assert_eq!(rig.worker.manager().gauges().pages_in_transfer, 4);
+    let mut sender = sender.reclaim().expect_err("the session has not ended");
+    sender.init(4, None).unwrap();
+    rig.wire.say("done");
+    rig.until("success", || sender.poll() == KvPoll::Success);
+    let mut left = Some(sender);
+    rig.until("the pages", || match left.take().map(KvSession::reclaim) {
+        Some(Ok(back)) => back == pages(&[7, 8, 1, 30]),
+        Some(Err(not_yet)) => {
+            left = Some(not_yet);
+            false
+        }
+        None => panic!("other pages came back"),
+    });
+    let gauges = rig.worker.manager().gauges();
+    assert_eq!((gauges.pages_in_transfer, gauges.pages_quarantined, gauges.pages_orphaned), (0, 0, 0));
+    rig.until("the free place", || rig.worker.manager().gauges().sessions_open == 0);
+}
+
+#[test]
+fn an_abort_that_overtakes_the_opening_still_counts() {
+    for _ in 0..200 {
+        let rig = Rig::start();
+        let mut sender = rig.sender(SLOW);
+        sender.abort();
+        rig.until("the abort", || sender.poll() == KvPoll::Failed);
+        assert_eq!(sender.failure().map(|error| error.cause), Some(Cause::Aborted));
+        assert_eq!(rig.seen(), [Seen::Opened(0), Seen::Aborted(0)]);
+    }
+}
+
+#[test]
+fn pages_given_to_an_ended_session_come_back_without_the_machine() {
+    let rig = Rig::start();
+    let mut sender = rig.sender(1);
+    sender.send(pages(&[1])).unwrap();
+    rig.until("success", || sender.poll() == KvPoll::Success);
+    sender.send(pages(&[2, 3])).unwrap();
+    sender.init(9, None).unwrap();
+    let mut all = Vec::new();
+    let mut left = Some(sender);
+    rig.until("the pages", || match left.take().map(KvSession::reclaim) {
+        Some(Ok(back)) => {
+            all.extend(back.list().iter());
+            true
+        }
+        Some(Err(not_yet)) => {
+            left = Some(not_yet);
+            false
+        }
+        None => true,
+    });
+    assert_eq!(all, [1, 2, 3]);
+    assert_eq!(rig.seen(), [Seen::Opened(0), Seen::Sent(0)]);
+}
+
+#[test]
+fn quarantined_pages_are_reported_when_they_become_reclaimable() {
+    let rig = Rig::start();
+    let manager = rig.worker.manager();
+    let mut receiver = manager.receiver("a:1", Room::from(STUCK), SessionOptions::default()).unwrap();
+    receiver.init(pages(&[4, 5]), None).unwrap();
+    let id = receiver.id();
+    rig.until_seen(&Seen::Sent(0));
+    rig.wire.say("done");
+    rig.until("the end", || receiver.poll() == KvPoll::Success);
+    let receiver = receiver.reclaim().expect_err("a wire may touch them");
+    rig.until("the gauge", || manager.gauges().pages_quarantined == 2);
+    manager.poll_set().drain(|_| ());
+    rig.wire.say("release");
+    let mut changes = Vec::new();
+    while changes.is_empty() {
+        let mut fds = [PollFd::new(manager.poll_set(), PollFlags::IN)];
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        assert_eq!(poll(&mut fds, Some(&patience)), Ok(1));
+        manager.poll_set().drain(|change| changes.push(change));
+    }
+    assert_eq!(changes, [crate::Change { session: id, poll: KvPoll::Success, reclaimable: true }]);
+    assert_eq!(receiver.reclaim().ok(), Some(pages(&[4, 5])));
+    rig.until("the gauge", || manager.gauges().pages_quarantined == 0);
+}
+
+#[test]
+fn a_dropped_session_is_aborted_and_its_pages_become_orphans() {
+    let rig = Rig::start();
+    let mut sender = rig.sender(SLOW);
+    sender.send(pages(&[1, 2])).unwrap();
+    drop(sender);
+    let manager = rig.worker.manager();
+    let mut orphans = Vec::new();
+    rig.until("the orphans", || {
+        orphans.extend(manager.orphans());
+        !orphans.is_empty()
+    });
+    assert_eq!(orphans, [pages(&[1, 2])]);
+    rig.until("the free place", || manager.gauges().sessions_open == 0);
+}
+
+/// Several schedulers open, feed, abort, drop and reclaim sessions against one worker with a tiny
+/// ring: at the end every page is accounted for, once.
+#[test]
+fn no_page_is_lost_between_many_schedulers_and_one_worker() {
+    const PAGES: u32 = 64;
+    const SCHEDULERS: u32 = 4;
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(16).command_queue(4);
+    let rig = Rig::with(config);
+    let schedulers: Vec<_> = (0..SCHEDULERS)
+        .map(|number| {
+            let manager = rig.worker.manager();
+            std::thread::spawn(move || {
+                let share = PAGES / SCHEDULERS;
+                let mut free = pages(&(number * share..(number + 1) * share).collect::<Vec<_>>());
+                let mut open = Vec::new();
+                for step in 0..3_000_u32 {
+                    let room = if step % 7 == 0 { SLOW } else { u64::from(step % 900) };
+                    let opened = manager.sender("", Room::from(room), &[], SessionOptions::default());
+                    if let Ok(mut sender) = opened {
+                        let chunk = free.split_off(free.len().saturating_sub(3));
+                        if let Err(refused) = sender.send(chunk) {
+                            free.append(refused.0).unwrap();
+                        }
+                        if step % 5 == 0 {
+                            sender.abort();
+                        }
+                        open.push(sender);
+                        if step % 7 == 1 {
+                            drop(open.swap_remove(step as usize % open.len()));
+                        }
+                    }
+                    open = open
+                        .into_iter()
+                        .filter_map(|sender| match sender.reclaim() {
+                            Ok(back) => {
+                                free.append(back).unwrap();
+                                None
+                            }
+                            Err(not_yet) => Some(not_yet),
+                        })
+                        .collect();
+                    if step % 16 == 0 {
+                        manager.poll_set().drain(|_| ());
+                        for orphan in manager.orphans() {
+                            free.append(orphan).unwrap();
+                        }
+                        std::thread::yield_now();
+                    }
+                }
+                drop(open);
+                free.list().iter().collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let mut back: Vec<u32> = schedulers.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+    let manager = rig.worker.manager();
+    let report = rig.worker.stop(PATIENCE);
+    assert_eq!((report.pages_quarantined, report.panicked), (0, false));
+    back.extend(manager.orphans().iter().flat_map(|orphan| orphan.list().iter()));
+    back.sort_unstable();
+    assert_eq!(back, (0..PAGES).collect::<Vec<_>>());
+    assert_eq!(manager.gauges().sessions_open, 0);
+}
