@@ -1,0 +1,130 @@
+//! A request's pages on their way to its session, chunk by chunk.
+
+use kv_core::{AuxIndex, ChunkId, FinalLayers, KvPoll};
+use kv_poll::queue::{Finished, PrefillPolicy, Refusal};
+
+use super::{popped, push, queues, step};
+use crate::fake::{self, Call, pages};
+
+#[test]
+fn a_request_goes_through_all_queues_and_its_pages_come_back_in_order() {
+    let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
+    let key = push(&mut queues, 0);
+    step(&mut queues, &fake);
+    assert_eq!(queues.pop_waiting(|_, _| true), None, "bootstrap is not done");
+    assert_eq!(queues.init(key, 4, None), Err(Refusal::NotPopped { key }));
+    fake.set(0, KvPoll::WaitingForInput, false);
+    step(&mut queues, &fake);
+    assert_eq!((queues.counts().bootstrap, queues.counts().waiting), (0, 1));
+    assert_eq!(queues.pop_waiting(|_, _| false), None);
+    assert_eq!(queues.pop_waiting(|_, request| *request == 0), Some(key));
+
+    assert_eq!(queues.send_chunk(key, pages(0..1)).unwrap_err().reason, Refusal::InitOrder { key });
+    queues.init(key, 4, Some(AuxIndex(3))).unwrap();
+    assert_eq!(queues.init(key, 4, None), Err(Refusal::InitOrder { key }));
+    queues.send_chunk(key, pages([7, 6])).unwrap();
+    assert_eq!(queues.finish(key), Err(Refusal::PageCount { key, given: 2, announced: 4 }));
+    let refused = queues.send_chunk(key, pages([1, 2, 3])).unwrap_err();
+    assert_eq!(refused.reason, Refusal::PageCount { key, given: 5, announced: 4 });
+    assert_eq!(refused.pages, pages([1, 2, 3]));
+    queues.send_chunk(key, pages([1, 2])).unwrap();
+    queues.finish(key).unwrap();
+    assert_eq!(queues.counts().inflight, 1);
+    let calls = [Call::Init(4), Call::Pages(vec![7, 6]), Call::Pages(vec![1, 2])];
+    fake.at(0, |session| assert_eq!((&session.calls[..], session.aux), (&calls[..], Some(AuxIndex(3)))));
+
+    fake.set(0, KvPoll::Success, false);
+    step(&mut queues, &fake);
+    assert!(queues.drain_finished().is_none(), "a wire may still read the pages");
+    fake.set(0, KvPoll::Success, true);
+    step(&mut queues, &fake);
+    let Finished { key: ended, request, pages: returned, groups, outcome } = queues.drain_finished().unwrap();
+    assert!(groups.is_empty());
+    assert_eq!((ended, request, outcome), (key, 0, Ok(())));
+    assert_eq!(returned, pages([7, 6, 1, 2]));
+    assert!(queues.is_empty());
+    assert_eq!(queues.counts(), Default::default());
+    assert_eq!(queues.finish(key), Err(Refusal::Ended { key }));
+}
+
+#[test]
+fn a_request_without_pages_still_sends_its_aux_row_once() {
+    let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
+    let key = popped(&mut queues, &fake, 5);
+    queues.init(key, 0, Some(AuxIndex(0))).unwrap();
+    queues.finish(key).unwrap();
+    queues.finish(key).unwrap();
+    fake.at(5, |session| assert_eq!(session.calls, [Call::Init(0), Call::Pages(vec![])]));
+    fake.set(5, KvPoll::Success, true);
+    step(&mut queues, &fake);
+    assert_eq!(queues.drain_finished().unwrap().outcome, Ok(()));
+}
+
+#[test]
+fn chunks_and_layers_that_find_the_ring_full_are_kept_in_order() {
+    let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
+    let key = popped(&mut queues, &fake, 1);
+    let layers = |chunk, layers| FinalLayers::new(ChunkId(chunk), layers);
+    assert_eq!(queues.begin_chunk(key, pages([1])).unwrap_err().reason, Refusal::InitOrder { key });
+    queues.init(key, 4, None).unwrap();
+    let unknown = Refusal::UnknownChunk { key, chunk: ChunkId(0), given: 0 };
+    assert_eq!(queues.layers_final(key, layers(0, 0..1)), Err(unknown));
+    assert_eq!(queues.begin_chunk(key, pages([5, 6])).unwrap(), ChunkId(0));
+    fake.world(|world| world.ring = 0);
+    queues.layers_final(key, layers(0, 1..2)).unwrap();
+    assert_eq!(queues.begin_chunk(key, pages([7])).unwrap(), ChunkId(1));
+    queues.send_chunk(key, pages([8])).unwrap();
+    let refused = queues.begin_chunk(key, pages([9])).unwrap_err();
+    assert_eq!(refused.reason, Refusal::PageCount { key, given: 5, announced: 4 });
+    queues.layers_final(key, layers(1, 0..2)).unwrap();
+    queues.finish(key).unwrap();
+    // Also after the forward pass: a fence may say when.
+    queues.layers_final(key, FinalLayers { layers: None, ..layers(0, 0..1) }).unwrap();
+    let mut expected = vec![Call::Init(4), Call::Begin(vec![5, 6])];
+    let later = [
+        Call::Final(0, Some(1..2)),
+        Call::Begin(vec![7]),
+        Call::Pages(vec![8]),
+        Call::Final(1, Some(0..2)),
+        Call::Final(0, None),
+    ];
+    for call in later {
+        fake.at(1, |session| assert_eq!(session.calls, expected));
+        fake.world(|world| world.ring = 1);
+        step(&mut queues, &fake);
+        expected.push(call);
+    }
+    fake.at(1, |session| assert_eq!(session.calls, expected));
+    fake.set(1, KvPoll::Success, true);
+    step(&mut queues, &fake);
+    let finished = queues.drain_finished().unwrap();
+    assert_eq!((finished.pages, finished.outcome), (pages([5, 6, 7, 8]), Ok(())));
+}
+
+#[test]
+fn chunks_that_find_the_ring_full_are_kept_in_order() {
+    let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
+    let (a, b) = (popped(&mut queues, &fake, 1), popped(&mut queues, &fake, 2));
+    fake.world(|world| world.ring = 0);
+    queues.init(a, 3, None).unwrap();
+    queues.send_chunk(a, pages([10])).unwrap();
+    queues.init(b, 1, None).unwrap();
+    queues.send_chunk(b, pages([20])).unwrap();
+    queues.send_chunk(a, pages([9])).unwrap();
+    for free in [0, 1, 1, 0] {
+        fake.world(|world| world.ring = free);
+        step(&mut queues, &fake);
+    }
+    fake.at(1, |session| assert_eq!(session.calls, [Call::Init(3), Call::Pages(vec![10])]));
+    // The ring has room again, but the kept chunks go first.
+    fake.world(|world| world.ring = usize::MAX);
+    queues.send_chunk(a, pages([8])).unwrap();
+    queues.finish(a).unwrap();
+    step(&mut queues, &fake);
+    let pages_of = |session: &mut fake::Session| session.custody.list().iter().collect::<Vec<_>>();
+    assert_eq!(fake.at(1, pages_of), [10, 9, 8]);
+    assert_eq!(fake.at(2, pages_of), [20]);
+    fake.set(1, KvPoll::Success, true);
+    step(&mut queues, &fake);
+    assert_eq!(queues.drain_finished().unwrap().pages, pages([10, 9, 8]));
+}
