@@ -127,7 +127,10 @@ fn pages_that_are_dealt_to_ranks_meet_as_in_vllm() {
 #[test]
 fn descriptors_are_numbered_as_in_vllm() {
     for row in table("desc") {
-        let (blocks, regions) = (u64::from(number(&row, "num_blocks")), number(&row, "regions"));
+        // Blocks of another size are counted in smaller ones.
+        let ratio = row["ratio"].as_f64().unwrap_or(1.0);
+        let blocks = (f64::from(number(&row, "num_blocks")) * ratio) as u64;
+        let regions = number(&row, "regions");
         let mut builder = KvArgs::builder("e", 0).pages(blocks as u32, 1);
         for region in 0..regions {
             builder = builder.region(Region::dram(RegionRole::Kv, u64::from(region + 1) << 32, blocks, 1));
