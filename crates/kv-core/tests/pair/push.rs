@@ -588,3 +588,24 @@ fn a_receiver_that_is_served_again_after_a_broken_connection_counts_once() {
     assert_eq!((pair.poll(P, sender), pair.poll(D, second)), (KvPoll::Success, KvPoll::Success));
     pair.assert_empty();
 }
+
+#[test]
+fn pages_that_are_written_are_under_no_lease_however_long_it_takes() {
+    let mut pair = Pair::new();
+    let options = SessionOptions { mode: Some(TransferMode::Push), ..SessionOptions::default() };
+    let sender = pair.open_sender_with(ROOM, 1, options);
+    pair.init_sender(sender, 2, None);
+    pair.send(sender, &[1, 3]);
+    assert_eq!(pair.node(P).gauges().pages_leased, 0);
+    pair.run_for(Duration::from_secs(60));
+    let receiver = pair.open_receiver(ROOM);
+    pair.init_receiver(receiver, &[7, 9], None);
+    assert!(pair.posts() > 0);
+    pair.run_for(Duration::from_secs(60));
+    assert_eq!((pair.poll(P, sender), pair.released(P, sender)), (KvPoll::Transferring, vec![]));
+    assert_eq!(pair.node(P).gauges().pages_leased, 0);
+    pair.complete_posts();
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+    assert_eq!(pair.released(P, sender), [list(&[1, 3])]);
+    pair.assert_empty();
+}

@@ -171,6 +171,7 @@ fn state_of_one_side_only_does_not_fit_unless_both_call_it_optional() {
     // A second group, which one side does not know.
     let second = |group: StateGroup| with(other(), |g| g.layout.groups.push(group));
     assert_eq!(refused(&whole(), &second(StateGroup::slots(1, 1))), "layout.groups");
+    assert_eq!(refused(&whole(), &second(StateGroup::pages(4, 1, 1))), "layout.groups");
     accepted(&whole(), &second(StateGroup::slots(1, 1).optional()));
 }
 
