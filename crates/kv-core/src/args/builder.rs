@@ -1,0 +1,279 @@
+//! Collects what a worker tells of itself, and makes a [`KvArgs`] of it or says what is wrong.
+
+use super::check::{check_parallel, check_regions, range};
+use super::parallel::Parallel;
+use super::region::{Region, RegionRole};
+use super::{KvArgs, MAX_REGIONS};
+use crate::error::ArgsError;
+use crate::id::{EngineId, WorkerId};
+use crate::layout::{Geometry, Layout};
+use crate::lease::TransferMode;
+use crate::pages::MAX_PAGES;
+
+/// Collects and checks the fields of a [`KvArgs`].
+#[derive(Debug, Clone)]
+pub struct KvArgsBuilder {
+    engine: String,
+    engine_rank: u32,
+    num_receivers: u32,
+    regions: Vec<Region>,
+    lists: Option<ArgsError>,
+    num_pages: Option<u32>,
+    page_size: u32,
+    dtype: String,
+    kv_heads: u32,
+    head_dim: u32,
+    model: String,
+    parallel: Parallel,
+    layout: Layout,
+    ib_device: Option<String>,
+    max_inflight: usize,
+    max_sge: usize,
+    transfer_mode: TransferMode,
+    verbose: bool,
+}
+
+impl KvArgsBuilder {
+    /// What a worker is if nothing else is said.
+    pub(super) fn new(engine: &str, engine_rank: u32) -> KvArgsBuilder {
+        KvArgsBuilder {
+            engine: engine.to_owned(),
+            engine_rank,
+            num_receivers: 0,
+            regions: Vec::new(),
+            lists: None,
+            num_pages: None,
+            page_size: 0,
+            dtype: "f32".to_owned(),
+            kv_heads: 1,
+            head_dim: 1,
+            model: String::new(),
+            parallel: Parallel::default(),
+            layout: Layout::default(),
+            ib_device: None,
+            max_inflight: 64,
+            max_sge: 1024,
+            transfer_mode: TransferMode::default(),
+            verbose: false,
+        }
+    }
+
+    /// The cache: `num_pages` pages of `page_size` tokens. Required.
+    pub fn pages(mut self, num_pages: u32, page_size: u32) -> Self {
+        self.num_pages = Some(num_pages);
+        self.page_size = page_size;
+        self
+    }
+
+    /// Adds a region.
+    pub fn region(mut self, region: Region) -> Self {
+        self.regions.push(region);
+        self
+    }
+
+    /// Adds KV regions in host memory the way the seed lists them: `kv_data_ptrs`,
+    /// `kv_data_lens`, `kv_item_lens`, one entry per region.
+    pub fn kv_data(mut self, ptrs: &[u64], lens: &[u64], item_lens: &[u64]) -> Self {
+        for (field, list) in [("kv_data_lens", lens), ("kv_item_lens", item_lens)] {
+            if list.len() != ptrs.len() && self.lists.is_none() {
+                self.lists = Some(ArgsError::ListLengths {
+                    left_field: "kv_data_ptrs",
+                    left: ptrs.len(),
+                    right_field: field,
+                    right: list.len(),
+                });
+            }
+        }
+        for ((ptr, len), item_len) in ptrs.iter().zip(lens).zip(item_lens) {
+            self.regions.push(Region::dram(RegionRole::Kv, *ptr, *len, *item_len));
+        }
+        self
+    }
+
+    /// Element type of the cache, as both engines name it (`bf16`, `f32`, `fp8_e4m3` …).
+    pub fn dtype(mut self, dtype: &str) -> Self {
+        self.dtype = dtype.to_owned();
+        self
+    }
+
+    /// KV heads held by this rank, and the size of each.
+    pub fn heads(mut self, kv_heads: u32, head_dim: u32) -> Self {
+        self.kv_heads = kv_heads;
+        self.head_dim = head_dim;
+        self
+    }
+
+    /// A name or hash of the model; both sides must give the same.
+    pub fn model(mut self, model: &str) -> Self {
+        self.model = model.to_owned();
+        self
+    }
+
+    /// The parallel groups.
+    pub fn parallel(mut self, parallel: Parallel) -> Self {
+        self.parallel = parallel;
+        self
+    }
+
+    /// How the regions hold the cache (default: [`Layout::default`]).
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// How many receivers one request has (default 0: as many as the first one says).
+    pub fn num_receivers(mut self, num_receivers: u32) -> Self {
+        self.num_receivers = num_receivers;
+        self
+    }
+
+    /// The network device to use.
+    pub fn ib_device(mut self, device: &str) -> Self {
+        self.ib_device = Some(device.to_owned());
+        self
+    }
+
+    /// Most data operations in flight (default 64).
+    pub fn max_inflight(mut self, max_inflight: usize) -> Self {
+        self.max_inflight = max_inflight;
+        self
+    }
+
+    /// Most descriptors in one data operation (default 1024).
+    pub fn max_sge(mut self, max_sge: usize) -> Self {
+        self.max_sge = max_sge;
+        self
+    }
+
+    /// Which side moves the bytes, where a session does not say otherwise (default push).
+    pub fn transfer_mode(mut self, transfer_mode: TransferMode) -> Self {
+        self.transfer_mode = transfer_mode;
+        self
+    }
+
+    /// Whether the worker explains itself on standard error (default off).
+    pub fn verbose(mut self, verbose: bool) -> Self {
+        self.verbose = verbose;
+        self
+    }
+
+    /// Checks everything.
+    pub fn build(self) -> Result<KvArgs, ArgsError> {
+        if let Some(error) = self.lists {
+            return Err(error);
+        }
+        let num_pages = self.num_pages.ok_or(ArgsError::Missing { field: "pages" })?;
+        range("num_pages", u64::from(num_pages), 1, u64::from(MAX_PAGES))?;
+        range("page_size", u64::from(self.page_size), 1, 1 << 20)?;
+        range("kv_heads", u64::from(self.kv_heads), 1, 1 << 16)?;
+        range("head_dim", u64::from(self.head_dim), 1, 1 << 20)?;
+        range("num_receivers", u64::from(self.num_receivers), 0, 4096)?;
+        range("max_inflight", self.max_inflight as u64, 1, 1 << 16)?;
+        range("max_sge", self.max_sge as u64, 1, 1 << 20)?;
+        range("dtype.len", self.dtype.len() as u64, 1, 64)?;
+        range("model.len", self.model.len() as u64, 0, 256)?;
+        range("regions.len", self.regions.len() as u64, 1, MAX_REGIONS as u64)?;
+        check_parallel(&self.parallel)?;
+
+        let mut regions = self.regions;
+        regions.sort_by_key(|region| region.role);
+        check_regions(&regions, num_pages)?;
+
+        let worker = WorkerId { engine: EngineId::new(&self.engine)?, rank: self.engine_rank };
+        let geometry = Geometry {
+            num_pages,
+            page_size: self.page_size,
+            dtype: self.dtype,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            model: self.model,
+            parallel: self.parallel,
+            regions: regions.iter().map(Into::into).collect(),
+            layout: self.layout,
+        };
+        geometry.validate()?;
+        Ok(KvArgs {
+            worker,
+            num_receivers: self.num_receivers,
+            regions,
+            geometry,
+            ib_device: self.ib_device,
+            max_inflight: self.max_inflight,
+            max_sge: self.max_sge,
+            transfer_mode: self.transfer_mode,
+            verbose: self.verbose,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kv(addr: u64) -> Region {
+        Region::dram(RegionRole::Kv, addr, 4 * 64, 64)
+    }
+
+    fn builder() -> KvArgsBuilder {
+        KvArgs::builder("engine", 0).pages(4, 16)
+    }
+
+    #[test]
+    fn regions_are_numbered_kv_then_aux_then_state() {
+        let args = builder()
+            .region(Region::dram(RegionRole::Aux, 0x9000, 128, 16))
+            .region(kv(0x1000))
+            .region(Region::dram(RegionRole::State, 0xa000, 128, 16))
+            .region(kv(0x2000))
+            .build()
+            .unwrap();
+        let roles: Vec<_> = args.regions().iter().map(|region| region.role).collect();
+        assert_eq!(roles, [RegionRole::Kv, RegionRole::Kv, RegionRole::Aux, RegionRole::State]);
+        assert_eq!(args.regions()[0].addr, 0x1000);
+    }
+
+    #[test]
+    fn a_region_must_hold_exactly_the_cache_and_the_error_names_both_values() {
+        let error = builder().region(Region::dram(RegionRole::Kv, 0x1000, 3 * 64, 64)).build();
+        assert_eq!(
+            error,
+            Err(ArgsError::RegionLength { region: 0, role: "kv", len: 192, item_len: 64, items: 4 })
+        );
+    }
+
+    #[test]
+    fn overlap_null_and_wrap_around_are_refused() {
+        let overlap = builder().region(kv(0x1000)).region(kv(0x10ff)).build();
+        assert_eq!(overlap, Err(ArgsError::RegionOverlap { first: 0, second: 1 }));
+        assert!(matches!(builder().region(kv(0)).build(), Err(ArgsError::RegionAddress { .. })));
+        assert!(matches!(builder().region(kv(u64::MAX - 10)).build(), Err(ArgsError::RegionAddress { .. })));
+        assert!(builder().region(kv(0x1000)).region(kv(0x1100)).build().is_ok());
+    }
+
+    #[test]
+    fn seed_lists_must_have_equal_length() {
+        let error = builder().kv_data(&[0x1000, 0x2000], &[256, 256], &[64]).build();
+        assert_eq!(
+            error,
+            Err(ArgsError::ListLengths {
+                left_field: "kv_data_ptrs",
+                left: 2,
+                right_field: "kv_item_lens",
+                right: 1
+            })
+        );
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_named() {
+        let error = builder().region(kv(0x1000)).max_sge(0).build();
+        assert_eq!(error, Err(ArgsError::Range { field: "max_sge", got: 0, min: 1, max: 1 << 20 }));
+        let parallel = Parallel { tp_size: 2, tp_rank: 2, ..Parallel::default() };
+        let error = builder().region(kv(0x1000)).parallel(parallel).build();
+        assert_eq!(error, Err(ArgsError::RankOutOfGroup { field: "tp_rank", rank: 2, size: 2 }));
+        assert_eq!(
+            KvArgs::builder("engine", 0).region(kv(0x1000)).build(),
+            Err(ArgsError::Missing { field: "pages" })
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! What a worker tells the framework about itself, once: memory, geometry, limits.
+
+mod builder;
+mod check;
+mod parallel;
+mod region;
+
+pub use builder::KvArgsBuilder;
+pub use parallel::Parallel;
+pub use region::{MemoryKind, Region, RegionRole};
+
+use crate::id::WorkerId;
+use crate::layout::Geometry;
+use crate::lease::TransferMode;
+
+/// Most regions of one worker.
+pub const MAX_REGIONS: usize = 4096;
+
+/// What a worker tells the framework about itself (seed: `KVArgs`). Built once, validated once:
+/// a `KvArgs` that exists is valid, and no later code checks again.
+///
+/// ```
+/// use kv_core::{KvArgs, Region, RegionRole};
+/// # let (keys, values) = (0x10_0000, 0x20_0000);
+/// let args = KvArgs::builder("decode-0", 0)
+///     .pages(64, 16)
+///     .region(Region::dram(RegionRole::Kv, keys, 64 * 4096, 4096).layer(0))
+///     .region(Region::dram(RegionRole::Kv, values, 64 * 4096, 4096).layer(0))
+///     .heads(2, 64)
+///     .max_inflight(64)
+///     .build()?;
+/// assert_eq!(args.geometry().num_pages, 64);
+/// # Ok::<(), kv_core::ArgsError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvArgs {
+    worker: WorkerId,
+    num_receivers: u32,
+    regions: Vec<Region>,
+    geometry: Geometry,
+    ib_device: Option<String>,
+    max_inflight: usize,
+    max_sge: usize,
+    transfer_mode: TransferMode,
+    verbose: bool,
+}
+
+impl KvArgs {
+    /// Starts a builder for rank `engine_rank` of `engine`.
+    pub fn builder(engine: &str, engine_rank: u32) -> KvArgsBuilder {
+        KvArgsBuilder::new(engine, engine_rank)
+    }
+
+    /// This worker: engine and `engine_rank`.
+    pub fn worker(&self) -> &WorkerId {
+        &self.worker
+    }
+
+    /// How many receivers (decode ranks) one request of this worker has by default; 0 if the first
+    /// receiver is to say it.
+    pub fn num_receivers(&self) -> u32 {
+        self.num_receivers
+    }
+
+    /// All regions: KV in the order given, then aux, then state. The position is the region's
+    /// number in descriptors.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The geometry, as peers are told it.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The network device to use, where the plane has a choice.
+    pub fn ib_device(&self) -> Option<&str> {
+        self.ib_device.as_deref()
+    }
+
+    /// Most data operations in flight.
+    pub fn max_inflight(&self) -> usize {
+        self.max_inflight
+    }
+
+    /// Most descriptors in one data operation.
+    pub fn max_sge(&self) -> usize {
+        self.max_sge
+    }
+
+    /// Which side moves the bytes, where a session does not say otherwise.
+    pub fn transfer_mode(&self) -> TransferMode {
+        self.transfer_mode
+    }
+
+    /// Whether the worker explains itself on standard error.
+    pub fn verbose(&self) -> bool {
+        self.verbose
+    }
+}

@@ -1,0 +1,75 @@
+//! A rank's place in the parallel groups of its engine.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+/// The sizes of the parallel groups of an engine, and this rank's place in each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Parallel {
+    /// Tensor-parallel ranks.
+    pub tp_size: u32,
+    /// Rank among them.
+    pub tp_rank: u32,
+    /// Pipeline stages.
+    pub pp_size: u32,
+    /// Stage of this rank.
+    pub pp_rank: u32,
+    /// Data-parallel replicas.
+    pub dp_size: u32,
+    /// Replica of this rank.
+    pub dp_rank: u32,
+    /// Prefill-context-parallel ranks: they share the work on a prompt, and at its end each of them
+    /// holds all its pages (of its heads and layers). They share the sending, too: each sends a
+    /// [range](Parallel::page_range) of them. Where every rank keeps a part of the pages only, that is
+    /// [`Layout::context_size`](crate::Layout::context_size).
+    pub cp_size: u32,
+    /// Rank among them.
+    pub cp_rank: u32,
+}
+
+impl Default for Parallel {
+    fn default() -> Parallel {
+        Parallel {
+            tp_size: 1,
+            tp_rank: 0,
+            pp_size: 1,
+            pp_rank: 0,
+            dp_size: 1,
+            dp_rank: 0,
+            cp_size: 1,
+            cp_rank: 0,
+        }
+    }
+}
+
+impl Parallel {
+    /// How many ranks the engine has.
+    pub fn ranks(&self) -> u32 {
+        self.replica_ranks().saturating_mul(self.dp_size)
+    }
+
+    /// How many ranks a data-parallel replica of it has.
+    pub fn replica_ranks(&self) -> u32 {
+        self.tp_size.saturating_mul(self.pp_size).saturating_mul(self.cp_size)
+    }
+
+    /// Which of `pages` pages that a receiver wants this rank sends: a range of them, as long as
+    /// those of its siblings or one longer. Together the ranges of a context-parallel group are all
+    /// pages, each once.
+    ///
+    /// ```
+    /// use kv_core::Parallel;
+    ///
+    /// let rank = |cp_rank| Parallel { cp_size: 3, cp_rank, ..Parallel::default() };
+    /// assert_eq!([0, 1, 2].map(|cp| rank(cp).page_range(7)), [0..2, 2..4, 4..7]);
+    /// ```
+    pub fn page_range(&self, pages: usize) -> Range<usize> {
+        let bound = |rank: u32| {
+            let bound = pages as u128 * u128::from(rank) / u128::from(self.cp_size.max(1));
+            usize::try_from(bound).map_or(pages, |bound| bound.min(pages))
+        };
+        bound(self.cp_rank)..bound(self.cp_rank.saturating_add(1))
+    }
+}
