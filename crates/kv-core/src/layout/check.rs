@@ -9,6 +9,9 @@ use super::{Geometry, RegionShape};
 use crate::args::RegionRole;
 use crate::error::Mismatch;
 
+/// The field in which pages differ that are dealt to ranks.
+const DEALT_PAGES: &str = "page_size of dealt pages";
+
 impl Geometry {
     /// Checks that the two caches can exchange bytes: the first field that stands in the way, if one
     /// does.
@@ -84,8 +87,6 @@ impl Geometry {
             if !divides(here, there) || !kv(self) || !kv(peer) {
                 same("context_size", here, there)?;
             }
-            // Pages are dealt to ranks one by one: they must be the same pages.
-            same("page_size", self.page_size, peer.page_size)?;
         }
         Ok(())
     }
@@ -93,7 +94,8 @@ impl Geometry {
     fn check_pages(&self, peer: &Geometry) -> Result<(), Mismatch> {
         let dealt = self.layout.context_size > 1 || peer.layout.context_size > 1;
         if dealt {
-            same("page_size", self.page_size, peer.page_size)?;
+            // To ranks one by one: they must be the same pages.
+            same(DEALT_PAGES, self.page_size, peer.page_size)?;
         }
         // Pages are counted in units that both have.
         let unit = gcd(self.kernel_page_size(), peer.kernel_page_size());
@@ -219,6 +221,10 @@ pub(crate) fn remedy(field: &str) -> &'static str {
         "page_size" | "kernel_page_size" => {
             ": make them equal, or say what each region holds (Region::holds) so that pages can be cut"
         }
+        DEALT_PAGES => {
+            ": pages that are dealt to ranks must have one size: make them equal, or let no ranks share them \
+             (Layout::context_size)"
+        }
         "tp_size" => {
             ": one must be a multiple of the other, and regions must say what they hold (Region::holds)"
         }
@@ -231,6 +237,8 @@ pub(crate) fn remedy(field: &str) -> &'static str {
         "layout.groups" | "state_regions" => {
             ": describe the state of both sides by the same groups (Layout::groups), or make a group optional"
         }
+        // Of some stage: see `sources`.
+        _ if field.starts_with("ranks") => ": all of them must have registered, under one engine id",
         _ => "",
     }
 }

@@ -528,6 +528,7 @@ fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
     solo.found(kv_core::LookupId(0), ranks(1..3));
     let mismatch =
         Mismatch { field: "ranks of stage 0".to_owned(), ours: "3".to_owned(), theirs: "2".to_owned() };
+    assert!(mismatch.to_string().contains("must have registered"), "{mismatch}");
     assert_eq!(solo.cause(session), Cause::Incompatible(mismatch));
 }
 

@@ -83,8 +83,12 @@ fn pages_are_dealt_to_unequal_groups_only_of_latents_and_of_one_size() {
     assert_eq!(refused(&dealt(2, Holds::Latent, 16), &dealt(3, Holds::Latent, 16)), "context_size");
     assert_eq!(refused(&dealt(2, Holds::Latent, 16), &dealt(4, Holds::Key, 16)), "context_size");
     assert_eq!(refused(&dealt(1, Holds::Key, 16), &dealt(2, Holds::Latent, 16)), "context_size");
-    assert_eq!(refused(&dealt(1, Holds::Latent, 16), &dealt(2, Holds::Latent, 8)), "page_size");
-    assert_eq!(refused(&dealt(2, Holds::Latent, 16), &dealt(2, Holds::Latent, 8)), "page_size");
+    for (here, there) in [(1, 2), (2, 2)] {
+        let (here, there) = (dealt(here, Holds::Latent, 16), dealt(there, Holds::Latent, 8));
+        assert_eq!(refused(&here, &there), "page_size of dealt pages");
+        let text = here.check(&there).unwrap_err().to_string();
+        assert!(text.contains("16 here, 8 at the peer") && text.contains("Layout::context_size"), "{text}");
+    }
 }
 
 #[test]
