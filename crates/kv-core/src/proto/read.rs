@@ -234,6 +234,8 @@ impl Node {
             return;
         }
         let Some((given, aux)) = &receiver.given else { return };
+        let mut others = receiver.sources.iter().filter_map(|source| source.reading.as_ref());
+        let planned = others.find(|reading| reading.plans.is_some()).map(|reading| reading.pages.len());
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let Some(reading) = source.reading.as_mut().filter(|reading| reading.plans.is_none()) else { return };
         let Some(peer) = self.peers.get(source.peer) else { return };
@@ -242,8 +244,13 @@ impl Node {
         // Pages that the request has here already are those before the given ones. Nobody has to say
         // how many, if pages are counted alike on both sides.
         let told = receiver.prefix;
-        let prefix = if told == 0 && map.same_pages() { held.saturating_sub(wanted) } else { told };
-        let registered = prefix.saturating_add(wanted);
+        let counted = told == 0 && map.same_pages();
+        let prefix = if counted { held.saturating_sub(wanted) } else { told };
+        let registered = match planned {
+            // Sources that hold other numbers of pages would each mean another prefix.
+            Some(pages) if counted => pages,
+            _ => prefix.saturating_add(wanted),
+        };
         let planned = match (map.check_counts(registered, held), *aux, reading.aux) {
             (Err(_), ..) => Err(Cause::PageCount { sent: held, registered }),
             (_, Some(_), None) => Err(Cause::AuxOneSided { sender: false, receiver: true }),

@@ -233,6 +233,34 @@ fn a_grant_means_nothing_to_a_session_that_is_written_to_or_that_has_failed() {
     assert_eq!((solo.frames(), solo.node().gauges().receivers), (vec![], 0));
 }
 
+/// What a receiver has already it may leave to be counted: by every source alike.
+#[test]
+fn sources_that_grant_other_numbers_of_pages_fail_the_session_with_both() {
+    let rank = |rank: u32| {
+        let mut record = record(u64::from(rank) + 1);
+        (record.geometry.parallel.cp_size, record.geometry.parallel.cp_rank) = (2, rank);
+        record
+    };
+    for (first, pages) in [([1, 2], &[4, 5][..]), ([2, 1], &[4, 5]), ([1, 2], &[4, 5, 6, 9])] {
+        let mut solo = Solo::new(|_| {});
+        let session = solo.open_receiver_with(ROOM, SessionOptions { grants: Vec::new(), ..pull() });
+        let lookup = solo.lookups()[0].0;
+        solo.found(lookup, vec![rank(0), rank(1)]);
+        let mut beats = Vec::new();
+        for peer in [1, 2] {
+            solo.welcome(peer, peer as u32);
+            beats.extend(claims(&solo).into_iter().map(|claim| claim.beat));
+        }
+        solo.init_receiver(session, &[7, 8], None);
+        let grants = [list(&[3, 4, 5]), list(pages)];
+        for (peer, pages) in first.into_iter().zip(grants) {
+            solo.says(peer, Body::Granted(Granted { pages, ..grant(beats[peer as usize - 1]) }));
+        }
+        let cause = Cause::PageCount { sent: pages.len(), registered: 3 };
+        assert_eq!(solo.cause(session), cause, "{pages:?}");
+    }
+}
+
 #[test]
 fn a_row_that_only_the_receiver_has_is_an_error() {
     let (mut solo, session, claim) = claiming(pull());
