@@ -146,33 +146,37 @@ fn granted_items_that_do_not_exist_fail_the_session() {
     }
 }
 
-/// What rank `stage` of two tells of itself: the one layer that it has, and, on the second, the slots.
-fn stage(engine: &str, stage: u32) -> KvArgs {
-    let slots = StateGroup::slots(1, 1);
+/// What rank `stage` of two tells of itself: the one layer that it has, and the slots, if they are there.
+fn stage(stage: u32, slots: StateGroup, held: &[u32]) -> KvArgs {
     let stages = vec![(0, 1), (1, 2)];
-    let args = KvArgs::builder(engine, stage)
+    let args = KvArgs::builder("peers", stage)
         .pages(16, 16)
         .parallel(Parallel { pp_size: 2, pp_rank: stage, ..Parallel::default() })
         .region(Region::dram(RegionRole::Kv, 0x1000, 16 * 64, 64).layer(stage).holds(Holds::Latent))
         .layout(Layout { stages, groups: vec![slots], ..Layout::default() });
-    let state = Region::dram(RegionRole::State, 0x9000, 8 * 32, 32).layer(1).holds(Holds::State(0));
-    let args = if stage == 1 { args.region(state) } else { args };
+    let state = Region::dram(RegionRole::State, 0x9000, 8 * 32, 32).layer(stage).holds(Holds::State(0));
+    let args = if held.contains(&stage) { args.region(state) } else { args };
     args.build().unwrap()
 }
 
-/// A receiver of both layers and of the slots, registered with a peer for each stage.
-fn receiving_of_stages(all: &[(u16, u32, &[u32])]) -> (Solo, SessionId) {
+/// A receiver of both layers and of the slots, which lie in some of them, registered with a peer for each
+/// stage.
+fn receiving_of_stages(slots: StateGroup, held: &[u32], all: &[(u16, u32, &[u32])]) -> (Solo, SessionId) {
     let mut solo = Solo::new(|config| {
         let latent = Region::dram(RegionRole::Kv, 0x1000, 16 * 128, 128).layers(0..2).holds(Holds::Latent);
-        let state = Region::dram(RegionRole::State, 0x9000, 8 * 32, 32).layer(1).holds(Holds::State(0));
-        let groups = vec![StateGroup::slots(1, 1)];
-        let args = KvArgs::builder("us", 0).pages(16, 16).region(latent).region(state);
-        config.args = args.layout(Layout { groups, ..Layout::default() }).build().unwrap();
+        let mut args = KvArgs::builder("us", 0).pages(16, 16).region(latent);
+        for &layer in held {
+            let addr = 0x9000 + 0x1000 * u64::from(layer);
+            let state = Region::dram(RegionRole::State, addr, 8 * 32, 32);
+            args = args.region(state.layer(layer).holds(Holds::State(0)));
+        }
+        let layout = Layout { groups: vec![slots], ..Layout::default() };
+        config.args = args.layout(layout).build().unwrap();
     });
     let session = solo.open_receiver(ROOM, None);
     let lookup = solo.lookups()[0].0;
     let records = [1, 2].map(|peer| {
-        let args = stage("peers", peer as u32 - 1);
+        let args = stage(peer as u32 - 1, slots, held);
         let (worker, geometry) = (args.worker().clone(), args.geometry().clone());
         RankRecord { worker, geometry, ..record(peer) }
     });
@@ -190,7 +194,7 @@ fn items_that_have_come_were_not_left_out_though_their_source_leaves_before_the_
     let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2])];
     let done = || Body::Done(Done { attempt: ONE, part: 0, total: Some(1), skipped: Vec::new() });
     for leaves in [0, 1] {
-        let (mut solo, session) = receiving_of_stages(all);
+        let (mut solo, session) = receiving_of_stages(StateGroup::slots(1, 1), &[1], all);
         // Sources are in the order of their rows: that of the last stage first.
         let (first, second) = if leaves == 0 { (2, 1) } else { (1, 2) };
         solo.says(first, done());
@@ -198,5 +202,22 @@ fn items_that_have_come_were_not_left_out_though_their_source_leaves_before_the_
         solo.says(second, done());
         assert_eq!(solo.poll(session), KvPoll::Success);
         assert_eq!(returned(&solo), Some((lists(all), vec![])));
+    }
+}
+
+/// Half of an item is none.
+#[test]
+fn items_that_one_of_their_sources_left_out_are_left_out() {
+    let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2])];
+    let done = |skipped: Vec<u16>| Body::Done(Done { attempt: ONE, part: 0, total: Some(1), skipped });
+    for leaves_out in [vec![], vec![1], vec![2], vec![1, 2]] {
+        let (mut solo, session) = receiving_of_stages(StateGroup::slots(1, 1).optional(), &[0, 1], all);
+        for peer in [1, 2] {
+            let skipped = if leaves_out.contains(&peer) { vec![SLOTS] } else { vec![] };
+            solo.says(peer, done(skipped));
+        }
+        assert_eq!(solo.poll(session), KvPoll::Success);
+        let expected = if leaves_out.is_empty() { vec![] } else { vec![SLOTS] };
+        assert_eq!(returned(&solo), Some((lists(all), expected)), "{leaves_out:?}");
     }
 }
