@@ -57,7 +57,7 @@ fn memory_of(params: &Params, slot: Slot, salt: u64) -> Memory {
     };
     let (prefill, rank) = params.rank(slot);
     let regions = pair.regions(prefill, rank, Lane::Kv);
-    let memory = Memory::named(regions, pair.page_size(prefill), num_pages, aux, salt);
+    let memory = Memory::named(regions, pair.deal(prefill, rank), num_pages, aux, salt);
     let groups = if params.state_items > 0 { 0..GROUPS } else { 0..0 };
     groups.fold(memory, |memory, group| {
         let regions = pair.regions(prefill, rank, Lane::Group(group));

@@ -73,7 +73,12 @@ impl World {
             let stage = |slot: &Slot| pair.layers_of(true, *slot as u32);
             self.counters.staged +=
                 u64::from(known.servers.first().map(stage) != known.servers.last().map(stage));
+            self.counters.shared += u64::from(pair.engines[0].cp > 1 && known.num_pages > 1);
             self.counters.gathered_state += u64::from(known.state.hold != 0);
+        }
+        if let Some(pair) = self.params.unequal.as_ref().filter(|_| known.side == Side::Receiver) {
+            let [ours, theirs] = pair.engines.each_ref().map(|engine| engine.context);
+            self.counters.dealt += u64::from(ours != theirs && known.num_pages > 0);
         }
         self.counters.scattered += u64::from(ranks && known.side == Side::Sender && known.receivers > 1);
         if known.must_succeed && known.side == Side::Receiver {

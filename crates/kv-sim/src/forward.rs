@@ -119,7 +119,7 @@ impl World {
     fn fill_own_row(&mut self, leg: LegId, life: LifeId) {
         let known = &self.ledger.legs[leg];
         if let Some(row) = known.row {
-            self.memories[life].fill_row(row, known.key, self.params.row_stage(known.slot));
+            self.memories[life].fill_row(row, known.key, self.params.row_source(known.slot));
             self.ledger.announce(known.row_hold, &(0..64));
         }
         self.fill_items(leg, life);

@@ -52,6 +52,8 @@ pub struct Leg {
     pub must_succeed: bool,
     /// True if its scheduler gives arguments that cannot be right.
     pub misused: bool,
+    /// Where engines differ: a sender that is given a page more or less than its siblings.
+    pub miscounted: bool,
 
     /// The life in which it was opened; `None` before.
     pub life: Option<LifeId>,
@@ -173,6 +175,11 @@ impl Ledger {
         if let Some(hold) = self.holds.get_mut(hold as usize) {
             layers.clone().for_each(|layer| hold.finals |= 1 << layer.min(63));
         }
+    }
+
+    /// True if a sender of a request is given other pages than its siblings.
+    pub fn is_miscounted(&self, room: &Room) -> bool {
+        self.legs.iter().any(|leg| leg.miscounted && Ledger::rooms_match(&leg.room, room))
     }
 
     /// True if two rooms can be those of one request.

@@ -7,10 +7,10 @@ use kv_core::RegionRole;
 use crate::ledger::HoldId;
 use crate::rng::mix;
 use crate::state::GROUPS;
-use crate::unequal::Name;
+use crate::unequal::{Deal, Name};
 
-/// The position that stands for the aux row of a request on the first pipeline stage; the next stages
-/// have the ones before it.
+/// The position that stands for the aux row of a request on the first prefill rank; the next ranks have
+/// the ones before it.
 pub const AUX_POSITION: u32 = u32::MAX;
 /// The region whose content an aux row has, wherever it lies.
 const AUX_REGION: usize = 255;
@@ -41,8 +41,8 @@ pub struct SimRegion {
     pub bytes: Vec<u8>,
     /// What each byte of an item is of the model; empty where engines are alike.
     pub names: Vec<Name>,
-    /// Tokens of an item.
-    tokens: u64,
+    /// Which tokens its items have.
+    deal: Deal,
 }
 
 /// What an item of a region consists of.
@@ -50,13 +50,13 @@ pub struct SimRegion {
 struct Contents<'a> {
     /// Of each byte; empty where engines are alike.
     names: &'a [Name],
-    tokens: u64,
+    deal: Deal,
 }
 
 impl Contents<'_> {
     /// The first token of item `position` of a request.
     fn first_token(&self, position: u32) -> u64 {
-        u64::from(position) * self.tokens
+        self.deal.number(position.into()) * self.deal.tokens
     }
 }
 
@@ -71,16 +71,16 @@ impl Memory {
         memory.poisoned_with(num_pages, (aux_rows, item_len), salt)
     }
 
-    /// The same with regions whose bytes have these names, in pages of so many tokens.
+    /// The same with regions whose bytes have these names, in pages that have these tokens.
     pub fn named(
         regions: Vec<Vec<Name>>,
-        tokens: usize,
+        deal: Deal,
         num_pages: u32,
         (aux_rows, item_len): (u32, usize),
         salt: u64,
     ) -> Memory {
         let mut memory = Memory::empty();
-        memory.add_named((RegionRole::Kv, 0), regions, tokens, num_pages);
+        memory.add_named((RegionRole::Kv, 0), regions, deal, num_pages);
         memory.poisoned_with(num_pages, (aux_rows, item_len), salt)
     }
 
@@ -105,19 +105,19 @@ impl Memory {
     /// Adds a region of zeroes, which nobody holds, of items of this length.
     pub fn add(&mut self, role: RegionRole, len: usize, item_len: usize) {
         let (bytes, names) = (vec![0; len], Vec::new());
-        self.regions.push(SimRegion { role, group: 0, item_len, bytes, names, tokens: 1 });
+        self.regions.push(SimRegion { role, group: 0, item_len, bytes, names, deal: Deal::all(1) });
     }
 
     fn add_named(
         &mut self,
         (role, group): (RegionRole, u16),
         regions: Vec<Vec<Name>>,
-        tokens: usize,
+        deal: Deal,
         items: u32,
     ) {
         for names in regions {
             let (bytes, item_len) = (vec![0; items as usize * names.len()], names.len());
-            self.regions.push(SimRegion { role, group, item_len, bytes, names, tokens: tokens as u64 });
+            self.regions.push(SimRegion { role, group, item_len, bytes, names, deal });
         }
     }
 
@@ -128,7 +128,8 @@ impl Memory {
             let item_len = item_len + 4 * (1 + group);
             let bytes = vec![0; items as usize * item_len];
             let (role, names) = (RegionRole::State, Vec::new());
-            self.regions.push(SimRegion { role, group: group as u16, item_len, bytes, names, tokens: 1 });
+            let (group_number, deal) = (group as u16, Deal::all(1));
+            self.regions.push(SimRegion { role, group: group_number, item_len, bytes, names, deal });
             self.own_items(group, items);
         }
         self
@@ -138,7 +139,7 @@ impl Memory {
     /// tokens. A rank without a region of the group has no item of it.
     pub fn with_group(mut self, group: usize, regions: Vec<Vec<Name>>, tokens: usize, items: u32) -> Memory {
         if !regions.is_empty() {
-            self.add_named((RegionRole::State, group as u16), regions, tokens, items);
+            self.add_named((RegionRole::State, group as u16), regions, Deal::all(tokens), items);
             self.own_items(group, items);
         }
         self
@@ -225,9 +226,9 @@ impl Memory {
         });
     }
 
-    /// Writes the content of the aux row of the request `key`, as a pipeline stage has it.
-    pub fn fill_row(&mut self, row: u32, key: u64, stage: u32) {
-        let position = AUX_POSITION - stage;
+    /// Writes the content of the aux row of the request `key`, as a prefill rank has it.
+    pub fn fill_row(&mut self, row: u32, key: u64, rank: u32) {
+        let position = AUX_POSITION - rank;
         self.each_item((RegionRole::Aux, 0), row, |_, _, bytes| fill(bytes, key, AUX_REGION, position));
     }
 
@@ -288,11 +289,11 @@ impl Memory {
         })
     }
 
-    /// The first region in which an aux row is not that of the request `key`, as a pipeline stage has
+    /// The first region in which an aux row is not that of the request `key`, as a prefill rank has
     /// it.
-    pub fn wrong_row(&self, row: u32, key: u64, stage: u32) -> Option<usize> {
+    pub fn wrong_row(&self, row: u32, key: u64, rank: u32) -> Option<usize> {
         self.wrong_item((RegionRole::Aux, 0), row, |_, _, bytes| {
-            is_filled(bytes, key, AUX_REGION, AUX_POSITION - stage)
+            is_filled(bytes, key, AUX_REGION, AUX_POSITION - rank)
         })
     }
 
@@ -320,7 +321,7 @@ impl Memory {
             if (region.role, region.group) == lane {
                 let start = item as usize * region.item_len;
                 if let Some(bytes) = region.bytes.get_mut(start..start + region.item_len) {
-                    visit(number, Contents { names: &region.names, tokens: region.tokens }, bytes);
+                    visit(number, Contents { names: &region.names, deal: region.deal }, bytes);
                 }
             }
         }
@@ -335,7 +336,7 @@ impl Memory {
         let right = |number: usize, region: &SimRegion| {
             let start = item as usize * region.item_len;
             let bytes = region.bytes.get(start..start + region.item_len);
-            let contents = Contents { names: &region.names, tokens: region.tokens };
+            let contents = Contents { names: &region.names, deal: region.deal };
             bytes.is_some_and(|bytes| right(number, contents, bytes))
         };
         let mut regions =

@@ -35,6 +35,9 @@ impl World {
         if self.planted == Some(Planted::NeighboursShare) {
             self.take_neighbours_share(life, conn.target, post.op, &mut pieces);
         }
+        if self.planted == Some(Planted::PlaceForgotten) {
+            self.forget_places(life, conn.target, post.op, &mut pieces);
+        }
         self.launch(life, peer, conn, post, pieces);
     }
 

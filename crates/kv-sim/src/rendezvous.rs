@@ -9,7 +9,7 @@ use crate::ledger::LifeId;
 /// All bootstrap servers of a world, by address.
 #[derive(Debug, Default)]
 pub(crate) struct BootstrapServers {
-    engines: BTreeMap<String, BTreeMap<(u32, u32, u32), Entry>>,
+    engines: BTreeMap<String, BTreeMap<[u32; 4], Entry>>,
 }
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl BootstrapServers {
     /// Registers a rank, in place of its former life.
     pub(crate) fn publish(&mut self, addr: &str, life: LifeId, record: RankRecord) {
         let parallel = record.parallel();
-        let key = (parallel.dp_rank, parallel.pp_rank, parallel.tp_rank);
+        let key = [parallel.dp_rank, parallel.pp_rank, parallel.cp_rank, parallel.tp_rank];
         let entry = Entry { life, record, until: u64::MAX };
         self.engines.entry(addr.to_owned()).or_default().insert(key, entry);
     }

@@ -137,6 +137,12 @@ counters! {
     scattered: "cover: senders that served several ranks",
     /// Receivers with sources on several pipeline stages that succeeded.
     staged: "cover: receivers served by several stages",
+    /// Receivers with pages from several ranks that hold the same ones that succeeded.
+    shared: "cover: receivers served by context-parallel ranks",
+    /// Receivers whose pages were dealt to other numbers of ranks here and there that succeeded.
+    dealt: "cover: receivers of pages dealt otherwise",
+    /// Senders given other pages than their siblings.
+    miscounted: "cover: senders with other pages than their siblings",
     /// Receivers with several sources and items of state groups that succeeded.
     gathered_state: "cover: receivers of state served by several ranks",
     /// Chunks given before they were computed.

@@ -194,7 +194,7 @@ impl World {
             Side::Receiver => receivers.len() as u32,
         };
         let server = servers.first().copied().unwrap_or(0);
-        let mut num_pages = drawn.tokens.div_ceil(self.params.page_size(slot));
+        let mut num_pages = self.params.pages_of(slot, drawn.tokens);
         let mut prefix = 0;
         let mut wants_aux = drawn.wants_aux;
         let unequal = self.params.unequal.is_some();
@@ -203,6 +203,7 @@ impl World {
             prefix = self.rng.index(num_pages + 1);
             num_pages -= prefix;
         }
+        let miscounted = self.miscount(drawn, (side, slot), &mut num_pages);
         if drawn.disagree && side == Side::Receiver {
             if self.params.aux_rows > 0 && self.rng.chance(300) {
                 wants_aux = !wants_aux;
@@ -251,6 +252,7 @@ impl World {
             key: if unequal { drawn.key } else { self.rng.bits() },
             must_succeed: drawn.must_succeed,
             misused: false,
+            miscounted,
             life: None,
             session: SessionId(0),
             poll: KvPoll::Bootstrapping,
@@ -269,6 +271,26 @@ impl World {
             state,
         });
         leg
+    }
+
+    /// Where engines differ: gives one of several senders a page less than the others have, or one more.
+    fn miscount(&mut self, drawn: &Request, (side, slot): (Side, Slot), num_pages: &mut usize) -> bool {
+        let Some(pair) = &self.params.unequal else { return false };
+        if !drawn.disagree || side == Side::Receiver || !self.rng.chance(200) {
+            return false;
+        }
+        // A receiver that pulls takes one page too many for one that it has, unless another of its
+        // sources has fewer.
+        let another = pair.sibling(self.params.rank(slot).1).0 > 0;
+        let room = *num_pages < self.params.num_pages[slot] as usize;
+        let exact = *num_pages;
+        if another && room && self.rng.chance(500) {
+            *num_pages += 1;
+        } else {
+            *num_pages = num_pages.saturating_sub(1);
+        }
+        self.counters.miscounted += u64::from(*num_pages != exact);
+        *num_pages != exact
     }
 
     /// Cuts pages into chunks; a request without pages has one empty chunk.

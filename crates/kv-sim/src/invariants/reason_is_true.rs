@@ -40,7 +40,9 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
         Cause::PeerLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
             (quiet, "no host or connection fails")
         }
-        Cause::PageCount { .. } if params.unequal.is_some() => (true, "the tokens are the same"),
+        Cause::PageCount { .. } if params.unequal.is_some() => {
+            (!view.ledger.is_miscounted(&known.room), "the tokens are the same")
+        }
         Cause::PageCount { sent, registered } => (sent == registered, "the counts are equal"),
         Cause::AuxOneSided { sender, receiver } => (sender == receiver, "both sides say the same"),
         Cause::GroupItems { sent, wanted, .. } => (sent == wanted, "both sides say the same"),
@@ -87,7 +89,8 @@ fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
         PeerCause::Aborted | PeerCause::DataOperation | PeerCause::BadArguments | PeerCause::Internal => {
             others.any(|other| other.told.as_ref() == Some(cause))
         }
-        PeerCause::PageCount { sent, registered } => params.unequal.is_none() && sent != registered,
+        PeerCause::PageCount { .. } if params.unequal.is_some() => view.ledger.is_miscounted(&known.room),
+        PeerCause::PageCount { sent, registered } => sent != registered,
         PeerCause::ReceiverCount { .. } => false,
         PeerCause::AuxOneSided { sender, receiver } => sender != receiver,
         PeerCause::GroupItems { sent, wanted, .. } => sent != wanted,

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::Verdict;
+use super::success_means_right_bytes::could_serve;
 use crate::fact::View;
 use crate::ledger::{Leg, LifeId, Side};
 use crate::state::{DRAFTS, GROUPS, SLOTS, State};
@@ -11,11 +12,10 @@ use crate::unequal::{Lane, Unequal};
 
 /// The bytes of pages and items that go from a sender to a receiver.
 pub(super) fn bytes_between(view: &View<'_>, pair: &Unequal, sender: &Leg, receiver: &Leg) -> u64 {
-    let [here, there] = [pair.page_size(true), pair.page_size(false)];
-    let first = receiver.prefix * there;
-    let end = ((receiver.prefix + receiver.num_pages) * there).min(sender.num_pages * here);
     let (source, dest) = (view.params.rank(sender.slot).1, view.params.rank(receiver.slot).1);
-    let pages = end.saturating_sub(first) as u64 * pair.bytes_per_token(Lane::Kv, source, dest);
+    let wanted = receiver.prefix..receiver.prefix + receiver.num_pages;
+    let tokens = pair.tokens_from((source, sender.num_pages), (dest, wanted));
+    let pages = tokens * pair.bytes_per_token(Lane::Kv, source, dest);
     let groups = (0..GROUPS).map(|group| {
         let (sent, wanted) =
             (span(pair, true, group, &sender.state), span(pair, false, group, &receiver.state));
@@ -41,7 +41,7 @@ pub(super) fn right(
     sender: &Leg,
 ) -> Verdict {
     let memory = &view.memories[life];
-    let tokens = (sender.num_pages * pair.page_size(true)) as u64;
+    let tokens = tokens_of_all(view, pair, receiver);
     for (page, position) in receiver.pages.iter().zip(receiver.prefix..) {
         if let Some(region) = memory.wrong_page(*page, sender.key, position as u32, tokens) {
             return Err(format!(
@@ -56,6 +56,17 @@ pub(super) fn right(
         return Err(format!("{wanted} slots received, {sent} sent"));
     }
     right_items(view, (receiver, life), SLOTS, &(0..u64::MAX), sender.key)
+}
+
+/// How many tokens of the request have a page at each of a receiver's senders. Where pages have other
+/// sizes nobody can tell that one sender has been given a little less than the others.
+fn tokens_of_all(view: &View<'_>, pair: &Unequal, receiver: &Leg) -> u64 {
+    if pair.counts_alike() {
+        return u64::MAX;
+    }
+    let senders = view.ledger.legs.iter().filter(|sender| could_serve(sender, receiver));
+    let tokens = senders.map(|sender| sender.num_pages * pair.page_size(true));
+    tokens.min().unwrap_or(0) as u64
 }
 
 /// Checks every byte of a receiver's draft pages, of which it was told that nobody left any out.

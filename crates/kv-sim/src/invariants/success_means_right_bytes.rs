@@ -167,7 +167,7 @@ fn readers_have_succeeded(view: &View<'_>, leg: LegId) -> Verdict {
     Ok(())
 }
 
-fn could_serve(sender: &Leg, receiver: &Leg) -> bool {
+pub(super) fn could_serve(sender: &Leg, receiver: &Leg) -> bool {
     sender.side == Side::Sender
         && receiver.side == Side::Receiver
         && sender.life.is_some()
@@ -205,11 +205,11 @@ fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
 }
 
 fn right_row(view: &View<'_>, receiver: &Leg, sender: &Leg, memory: &Memory) -> Verdict {
-    let stage = view.params.row_stage(receiver.slot);
+    let source = view.params.row_source(receiver.slot);
     match receiver.row {
         Some(_) if !sender.wants_aux => Err("an aux row that nobody sent".to_owned()),
         None if sender.wants_aux && !receiver.pulls => Err("an aux row that nobody received".to_owned()),
-        Some(row) if memory.wrong_row(row, sender.key, stage).is_some() => {
+        Some(row) if memory.wrong_row(row, sender.key, source).is_some() => {
             Err(format!("aux row {row} is not that of room {}", sender.room))
         }
         _ => Ok(()),

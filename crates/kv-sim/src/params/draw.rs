@@ -20,7 +20,11 @@ impl Params {
             2 | 3 => Topology::Unequal,
             _ => Topology::Plain,
         };
+        // Drawn apart: worlds with and without state, or context-parallel ranks, are otherwise the same.
+        let state_items = Rng::new(seed ^ 0x5eed_57a7_e000).pick(&[0, 0, 3, 6]);
+        let apart = &mut Rng::new(seed ^ 0x5eed_c0de_7e87);
         let unequal = (topology == Topology::Unequal).then(|| Unequal::draw(rng));
+        let unequal = unequal.map(|pair| pair.spread(apart, state_items > 0));
         let (prefills, decodes) = match topology {
             Topology::Unequal => {
                 let ranks = |side: usize| unequal.as_ref().map_or(1, |pair| pair.engines[side].ranks());
@@ -39,8 +43,6 @@ impl Params {
         let sched = draw_sched(rng, lossless);
         // Leases are good for clocks that differ by a thirty-second part.
         let wild = if sched.pull > 0 { 15_000 } else { 150_000 };
-        // Drawn apart: worlds with and without state are otherwise the same.
-        let state_items = Rng::new(seed ^ 0x5eed_57a7_e000).pick(&[0, 0, 3, 6]);
         let mut params = Params {
             drizzle: false,
             seed,

@@ -229,6 +229,12 @@ impl Params {
         self.unequal.as_ref().map_or(1, |pair| pair.page_size(slot < self.prefills))
     }
 
+    /// The pages of a slot for so many tokens.
+    pub fn pages_of(&self, slot: usize, tokens: usize) -> usize {
+        let (prefill, rank) = self.rank(slot);
+        self.unequal.as_ref().map_or(tokens, |pair| pair.deal(prefill, rank).pages(tokens))
+    }
+
     /// The prefill slots that serve a decode slot in a request of these.
     pub fn servers(&self, senders: &[usize], receiver: usize) -> Vec<usize> {
         match &self.unequal {
@@ -237,12 +243,11 @@ impl Params {
         }
     }
 
-    /// The pipeline stage whose aux row a slot has, or gets.
-    pub fn row_stage(&self, slot: usize) -> u32 {
+    /// The prefill rank whose aux row a slot has, or gets.
+    pub fn row_source(&self, slot: usize) -> u32 {
         let Some(pair) = &self.unequal else { return 0 };
         let (prefill, rank) = self.rank(slot);
-        let source = if prefill { rank } else { pair.aux_source(rank) };
-        source / pair.engines[0].tp
+        if prefill { rank } else { pair.aux_source(rank) }
     }
 
     /// How long a failure may take to reach the other side when no frame is lost.

@@ -3,8 +3,9 @@
 //!
 //! They stand between nodes and world, and need no change in the nodes: what a buggy node or plane
 //! would do is done to the inputs and outputs of a correct one. Those of engines that differ are in
-//! `ranks.rs`.
+//! `ranks.rs`, and those of context-parallel ranks in `context.rs`.
 
+mod context;
 mod ranks;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +67,16 @@ planted! {
     NeighboursShare: success_means_right_bytes,
     /// What one source has done the others are taken to have done, too.
     OneSourceEnough: success_means_right_bytes,
+    /// A source is asked for a page too few: the second of those that hold the same pages.
+    RangeOneShort: success_means_right_bytes,
+    /// A source takes the first page that it is asked for to be the first of all that are asked for.
+    FirstNotShifted: success_means_right_bytes,
+    /// The aux row comes from the last of the ranks that hold the same pages.
+    AuxOfLastSibling: success_means_right_bytes,
+    /// What one of the ranks that hold the same pages has done the others are taken to have done, too.
+    OneSiblingEnough: success_means_right_bytes,
+    /// Dealt pages are all counted as those of the first rank that they are dealt to.
+    PlaceForgotten: success_means_right_bytes,
     /// Leases are told four times as long as they are.
     LeaseInflated: success_means_right_bytes,
     /// Heartbeats are acknowledged by somebody who does not look.
@@ -192,9 +203,15 @@ impl Planted {
             | Planted::SkippedInWord => {
                 params.state_items = 6;
             }
-            Planted::AuxOfFirstStage => (params.aux_rows, params.sched.pull) = (8, 0),
+            Planted::AuxOfFirstStage | Planted::AuxOfLastSibling => {
+                (params.aux_rows, params.sched.pull) = (8, 0);
+            }
             Planted::NeighboursShare => params.state_items = 6,
-            Planted::OneSourceEnough => params.sched.pull = 0,
+            Planted::OneSourceEnough
+            | Planted::OneSiblingEnough
+            | Planted::RangeOneShort
+            | Planted::FirstNotShifted => params.sched.pull = 0,
+            Planted::PlaceForgotten => params.sched.layered = 0,
             Planted::StageOffByOne => params.state_items = 0,
             Planted::WrittenEarly => (params.sched.layered, params.sched.pull) = (1000, 0),
             Planted::GrantedEarly => (params.sched.layered, params.sched.pull) = (1000, 1000),
@@ -354,7 +371,14 @@ impl World {
                 register.aux_here = self.is_first_source(to, from);
                 Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
             }
-            (Planted::OneSourceEnough, Body::Register(register)) => {
+            (
+                Planted::RangeOneShort | Planted::FirstNotShifted | Planted::AuxOfLastSibling,
+                Body::Register(mut register),
+            ) => {
+                self.ask_wrongly(planted, (from, to), &mut register);
+                Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
+            }
+            (Planted::OneSourceEnough | Planted::OneSiblingEnough, Body::Register(register)) => {
                 let (attempt, room) = (register.attempt, register.room);
                 self.sabotage.rooms.push(ranks::Registered { receiver: from, source: to, attempt, room });
                 Some(bytes)
@@ -394,7 +418,7 @@ impl World {
 
     /// Changes a frame that arrives at `at`, though it was meant for `to`.
     pub(crate) fn sabotage_delivery(&mut self, from: LifeId, to: LifeId, at: LifeId, bytes: Bytes) -> Bytes {
-        if self.planted == Some(Planted::OneSourceEnough) {
+        if matches!(self.planted, Some(Planted::OneSourceEnough | Planted::OneSiblingEnough)) {
             self.forge_others(from, at, &bytes);
         }
         if self.planted != Some(Planted::FenceDropped) || to == at {

@@ -9,6 +9,7 @@ use crate::calendar::Event;
 use crate::flight::Piece;
 use crate::ledger::LifeId;
 use crate::params::Params;
+use crate::planted::Planted;
 use crate::world::World;
 
 /// A registration of a receiver at one of its sources.
@@ -57,7 +58,12 @@ impl World {
         let room = known.room.clone();
         // Once: what is forged has others, too.
         let all: Vec<_> = rooms.extract_if(.., |known| known.receiver == at && known.room == room).collect();
-        for other in all.iter().filter(|other| other.source != from) {
+        let siblings = self.planted == Some(Planted::OneSiblingEnough);
+        let forged = |other: &&Registered| {
+            other.source != from && (!siblings || self.are_siblings(other.source, from))
+        };
+        let forged: Vec<_> = all.iter().filter(forged).collect();
+        for other in forged {
             let Some(&link) = self.sabotage.links.get(&(at, other.source)) else { continue };
             let done = Done { attempt: other.attempt, part: 0, total: Some(1), skipped: Vec::new() };
             let Ok(bytes) = (Frame { link, body: Body::Done(done) }).encode() else { continue };

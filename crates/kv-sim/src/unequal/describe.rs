@@ -17,10 +17,20 @@ impl Unequal {
     ) -> KvArgsBuilder {
         let engine = self.engine(prefill);
         let pp_size = engine.stages.len() as u32;
-        let (tp_rank, pp_rank) = (rank % engine.tp, rank / engine.tp);
-        let parallel = Parallel { tp_size: engine.tp, tp_rank, pp_size, pp_rank, ..Parallel::default() };
+        let place = engine.place(rank);
+        let parallel = Parallel {
+            tp_size: engine.tp,
+            tp_rank: place.tp,
+            pp_size,
+            pp_rank: place.stage,
+            cp_size: engine.cp,
+            cp_rank: place.cp,
+            ..Parallel::default()
+        };
         let layout = Layout {
             axes: engine.axes,
+            context_size: engine.context,
+            context_rank: place.context,
             total_kv_heads: if self.latent { 0 } else { self.heads },
             stages: engine.stages.iter().map(|stage| (stage.start, stage.end)).collect(),
             groups: if stateful { self.groups_of(prefill, rank) } else { Vec::new() },

@@ -1,9 +1,10 @@
 //! Engines that hold the cache of one model differently: other tensor-parallel sizes, other pipeline
-//! stages, other pages and layouts, other shares of state groups.
+//! stages, other pages and layouts, other shares of state groups, other context-parallel groups.
 //!
 //! What is known here of who sends what to whom is told from the model alone, not from kv-core.
 
 mod cells;
+mod context;
 mod describe;
 mod meet;
 
@@ -16,6 +17,8 @@ use crate::rng::Rng;
 use crate::state::{DRAFTS, GROUPS};
 
 pub use cells::Name;
+pub use context::Deal;
+use context::Place;
 
 /// A model, and two engines that serve it.
 #[derive(Debug, Clone)]
@@ -52,6 +55,10 @@ pub struct Group {
 pub struct Engine {
     /// Tensor-parallel ranks of each stage.
     pub tp: u32,
+    /// How often each of these is there: ranks that hold the same pages, and share the sending.
+    pub cp: u32,
+    /// Among how many neighbouring tensor-parallel ranks the pages of a request are dealt.
+    pub context: u32,
     /// The layers of its pipeline stages, in order.
     pub stages: Vec<Range<u32>>,
     /// Tokens of a page.
@@ -133,7 +140,7 @@ impl Unequal {
     /// The layers of a rank's stage: those that it may be told of.
     pub(crate) fn layers_of(&self, prefill: bool, rank: u32) -> Range<u32> {
         let engine = self.engine(prefill);
-        engine.stages.get((rank / engine.tp) as usize).cloned().unwrap_or(0..0)
+        engine.stages.get(engine.place(rank).stage as usize).cloned().unwrap_or(0..0)
     }
 
     /// True if a rank has items of a state group.
@@ -160,11 +167,13 @@ impl Engine {
         let mut axes = [Axis::Layer, Axis::Part, Axis::Token, Axis::Head];
         rng.shuffle(&mut axes);
         let tp = rng.pick(&[1, 2, 4]);
-        // Six ranks at most: a world has enough to do with them.
+        // Six ranks at most, before there is more than one of each: a world has enough to do with them.
         let most = if tp == 4 { 1 } else { layers.min(3) };
         let pp = rng.pick(&[1, 1, 2, 3]).min(most);
         Engine {
             tp,
+            cp: 1,
+            context: 1,
             stages: cut(rng, layers, pp),
             page_size: rng.pick(&[1, 2, 3, 4]),
             axes,
@@ -175,9 +184,10 @@ impl Engine {
         }
     }
 
-    /// Its ranks: those of the first stage, then those of the second …
+    /// Its ranks: those of the first stage, then those of the second …; of a stage, those that are the
+    /// first among the ones with the same pages, then those that are the second …
     pub(crate) fn ranks(&self) -> usize {
-        self.tp as usize * self.stages.len()
+        (self.tp * self.cp) as usize * self.stages.len()
     }
 }
 
@@ -198,34 +208,48 @@ mod tests {
     #[test]
     fn what_all_sources_send_is_what_a_rank_holds() {
         for seed in 0..500 {
-            let pair = Unequal::draw(&mut Rng::new(seed));
+            let pair = drawn(seed);
             for dest in 0..pair.engines[1].ranks() as u32 {
                 let sources = pair.sources(dest);
                 assert_eq!(sources.iter().filter(|&&source| source == pair.aux_source(dest)).count(), 1);
-                for lane in [Lane::Kv, Lane::Group(0), Lane::Group(1)] {
+                // Where pages are dealt, there are no groups.
+                let dealt = pair.engines.iter().any(|engine| engine.context > 1);
+                let lanes = [Lane::Kv, Lane::Group(0), Lane::Group(1)];
+                for lane in lanes.into_iter().take(if dealt { 1 } else { 3 }) {
                     let has = |rank| pair.engines[0].drafts == Drafts::Held || rank != Lane::Group(DRAFTS);
-                    let sent: u64 =
-                        sources.iter().map(|&source| pair.bytes_per_token(lane, source, dest)).sum();
                     let held: usize = pair.regions(false, dest, lane).iter().map(Vec::len).sum();
-                    let tokens = u64::from(pair.tokens_of(false, lane));
-                    assert_eq!(sent * tokens, if has(lane) { held as u64 } else { 0 }, "seed {seed}");
+                    let pages = if lane == Lane::Kv { 7 } else { 1 };
+                    let from = |source: u32| match lane {
+                        Lane::Kv => pair.tokens_from((source, usize::MAX), (dest, 2..2 + pages)),
+                        Lane::Group(_) => u64::from(pair.tokens_of(false, lane)),
+                    };
+                    let bytes = |&source: &u32| pair.bytes_per_token(lane, source, dest) * from(source);
+                    let sent: u64 = sources.iter().map(bytes).sum();
+                    assert_eq!(sent, if has(lane) { (held * pages) as u64 } else { 0 }, "seed {seed}");
                 }
             }
         }
     }
 
+    fn drawn(seed: u64) -> Unequal {
+        Unequal::draw(&mut Rng::new(seed)).spread(&mut Rng::new(!seed), seed.is_multiple_of(2))
+    }
+
     #[test]
     fn every_stage_has_a_layer_and_every_layer_a_stage() {
-        let mut uneven = 0;
+        let [mut uneven, mut shared, mut dealt] = [0; 3];
         for seed in 0..500 {
-            let pair = Unequal::draw(&mut Rng::new(seed));
+            let pair = drawn(seed);
             for engine in &pair.engines {
                 let layers: Vec<u32> = engine.stages.iter().cloned().flatten().collect();
                 assert!(layers.into_iter().eq(0..pair.layers), "seed {seed}");
-                assert!(engine.stages.iter().all(|stage| !stage.is_empty()) && engine.ranks() <= 6);
+                assert!(engine.stages.iter().all(|stage| !stage.is_empty()) && engine.ranks() <= 8);
             }
             uneven += usize::from(pair.engines[0].stages.len() != pair.engines[1].stages.len());
+            shared += usize::from(pair.engines[0].cp > 1);
+            dealt += usize::from(pair.engines[0].context != pair.engines[1].context);
         }
         assert!(uneven > 100, "{uneven} pairs with other numbers of stages");
+        assert!(shared > 50 && dealt > 10, "{shared} pairs with shared pages, {dealt} with dealt ones");
     }
 }
