@@ -12,7 +12,7 @@ use kv_transfer::{
     Cause, FinalLayers, GroupReceiver, GroupSender, Parallel, PeerCause, RankGroupError, TransferMode,
 };
 use support::host::{Host, Setup};
-use support::memory::{Shape, page_content};
+use support::memory::{Shape, page_content, row_content};
 use support::{PATIENCE, server};
 
 const RANKS: u32 = 2;
@@ -189,10 +189,25 @@ fn pull(mode: TransferMode, sender: &GroupSender) -> Vec<kv_transfer::GrantRef> 
 }
 
 fn engines(addr: &str) -> [Engine; 2] {
+    dealt_engines(addr, 1)
+}
+
+/// Engines whose pages are dealt to `context_size` ranks in turn.
+fn dealt_engines(addr: &str, context_size: u32) -> [Engine; 2] {
     let parallel = |tp_rank| Parallel { tp_size: RANKS, tp_rank, ..Parallel::default() };
     [
-        Engine::start(|rank| Setup { rank, parallel: parallel(rank), ..Setup::prefill(addr, SHAPE) }),
-        Engine::start(|rank| Setup { rank, parallel: parallel(rank), ..Setup::decode(addr, SHAPE) }),
+        Engine::start(|rank| Setup {
+            rank,
+            parallel: parallel(rank),
+            context_size,
+            ..Setup::prefill(addr, SHAPE)
+        }),
+        Engine::start(|rank| Setup {
+            rank,
+            parallel: parallel(rank),
+            context_size,
+            ..Setup::decode(addr, SHAPE)
+        }),
     ]
 }
 
@@ -219,6 +234,57 @@ fn every_rank_gets_its_bytes_and_pages_come_back_once_however_a_request_ends() {
         for engine in [&prefill, &decode] {
             engine.check_idle(&format!("after all of {mode}"));
         }
+    }
+}
+
+#[test]
+fn the_aux_row_goes_with_the_last_chunk_even_from_ranks_that_have_no_page_of_it() {
+    let (_server, addr) = server();
+    let [mut prefill, mut decode] = dealt_engines(&addr, RANKS);
+    let stories = [TransferMode::Push, TransferMode::Pull].map(|mode| [(mode, false), (mode, true)]);
+    for (room, (mode, overlapped)) in (1_u64..).zip(stories.into_iter().flatten()) {
+        let what = format!("{mode}, overlapped: {overlapped}");
+        // Three pages: the first rank alone has one for the end.
+        let options = SessionOptions { mode: Some(mode), tokens: Some(40), ..SessionOptions::default() };
+        let mut sender = prefill.ranks.sender(&addr, room.into(), &[], options.clone()).unwrap();
+        let options = SessionOptions { grants: pull(mode, &sender), ..options };
+        let mut receiver = decode.ranks.receiver(&addr, room.into(), options).unwrap();
+        let (mut prompt, place) = (prefill.prompt(2, room << 8), decode.pages(2));
+        let (sent, expected) = (prompt.list().clone(), place.list().clone());
+        let last = prompt.split_off(1);
+        receiver.init(place, Some(AuxIndex(1))).unwrap();
+        sender.init(2, Some(AuxIndex(0))).unwrap();
+        if overlapped {
+            let chunk = sender.begin_chunk(prompt).unwrap();
+            sender.layers_final(FinalLayers::all(chunk)).unwrap();
+        } else {
+            sender.send(prompt).unwrap();
+        }
+        // Time enough for what must not be sent yet.
+        for _ in 0..50 {
+            [&prefill, &decode].iter().for_each(|engine| engine.turn());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let row = row_content(room, SHAPE.row_len());
+        prefill.hosts.iter_mut().for_each(|host| host.memory.write_row(0, &row));
+        sender.send(last).unwrap();
+        let both = [&prefill, &decode];
+        until(&what, both, || (sender.poll().min(receiver.poll()).is_terminal()).then_some(()));
+        assert_eq!(receiver.failure(), None, "{what}");
+        let pages = reclaim(&what, [&prefill, &decode], sender);
+        assert_eq!(pages.list(), &sent, "{what}");
+        prefill.cache.free(pages).unwrap();
+        let pages = reclaim(&what, [&prefill, &decode], receiver);
+        assert_eq!(pages.list(), &expected, "{what}");
+        for (rank, host) in (0..).zip(&mut decode.hosts) {
+            let here = expected.slice(0, 2 - rank as usize).unwrap();
+            host.arrived(&here, (room << 8) ^ rank, &what);
+            host.memory.row_arrived(1, &row, &format!("{what}, rank {rank}"));
+        }
+        decode.cache.free(pages).unwrap();
+    }
+    for engine in [&prefill, &decode] {
+        engine.check_idle("after all");
     }
 }
 

@@ -8,7 +8,7 @@ use kv_transfer::bootstrap::ClientConfig;
 use kv_transfer::prelude::*;
 use kv_transfer::proto::{Limits, Timing};
 use kv_transfer::queue::AuxRows;
-use kv_transfer::{Gauges, Receiver, Registration, Sender, StopReport};
+use kv_transfer::{Gauges, Layout, Receiver, Registration, Sender, StopReport};
 
 use super::memory::{Memory, Shape, page_content, row_content};
 use super::random::Random;
@@ -24,6 +24,8 @@ pub struct Setup {
     pub shape: Shape,
     pub page_size: u32,
     pub parallel: Parallel,
+    /// To how many of the tensor-parallel ranks pages are dealt in turn.
+    pub context_size: u32,
     pub receivers: u32,
     pub max_sge: usize,
     pub max_inflight: usize,
@@ -47,6 +49,7 @@ impl Setup {
             shape,
             page_size: 16,
             parallel: Parallel::default(),
+            context_size: 1,
             receivers: 1,
             max_sge: 1024,
             max_inflight: 64,
@@ -72,9 +75,12 @@ impl Setup {
     /// Starts it, and waits until its peers can find it.
     pub fn start(self) -> Host {
         let memory = Memory::new(self.shape);
+        let context_rank = self.parallel.tp_rank % self.context_size;
+        let layout = Layout { context_size: self.context_size, context_rank, ..Layout::default() };
         let mut args = KvArgs::builder(&self.engine, self.rank)
             .pages(self.shape.pages, self.page_size)
             .parallel(self.parallel)
+            .layout(layout)
             .num_receivers(self.receivers)
             .max_sge(self.max_sge)
             .max_inflight(self.max_inflight);

@@ -1,76 +1,107 @@
 //! How the pages of a request are dealt to the ranks of a group.
 //!
 //! Under decode context parallelism, page `i` of the group stands for one page of each context rank:
-//! `i × size`, `i × size + 1`, … of the request. Of the last one, some ranks may have no part.
+//! `i × size`, `i × size + 1`, … of the request. Of the last one, some ranks may have no part. They have
+//! been given all their pages *early*, with the chunk before the last; but the request is complete with
+//! the last chunk only, and so is what goes with it: the aux row, and items of state groups.
 
-use kv_core::{Geometry, PageList, SessionOptions};
+use kv_core::{Geometry, PageList};
 
 /// Of one request.
 #[derive(Debug, Clone)]
 pub(super) struct Deal {
     /// Ranks that have nothing of its last page.
     lack: Vec<bool>,
-    /// Its pages, once that is known.
-    pages: Option<usize>,
+    /// The pages of its tokens, if somebody said how many those are.
+    whole: Option<usize>,
+    /// The pages that a sender has announced.
+    announced: Option<usize>,
     /// How many of them were given, or are there already.
     given: usize,
+    /// The first chunk after which only its last page is missing, until that is given.
+    early: Option<u32>,
 }
 
 impl Deal {
-    pub(super) fn new<'a>(ranks: impl Iterator<Item = &'a Geometry>, options: &SessionOptions) -> Deal {
-        let (mut lack, mut pages) = (Vec::new(), None);
+    /// What is there already counts for a receiver only.
+    pub(super) fn new<'a>(
+        ranks: impl Iterator<Item = &'a Geometry>,
+        tokens: Option<usize>,
+        prefix_pages: usize,
+    ) -> Deal {
+        let (mut lack, mut dealt) = (Vec::new(), None);
         for geometry in ranks {
             let size = geometry.layout.context_size.max(1) as usize;
-            let whole = options.tokens.filter(|_| size > 1).map(|tokens| geometry.pages_of(tokens));
+            let whole = tokens.filter(|_| size > 1).map(|tokens| geometry.pages_of(tokens));
             // How many ranks have a part of the last page.
             let have = whole.map_or(size, |whole| whole - whole.div_ceil(size).saturating_sub(1) * size);
             lack.push(geometry.layout.context_rank as usize >= have);
-            pages = whole.map(|whole| whole.div_ceil(size));
+            dealt = whole.map(|whole| whole.div_ceil(size));
         }
-        Deal { lack, pages, given: options.prefix_pages }
+        Deal { lack, whole: dealt, announced: None, given: prefix_pages, early: None }
     }
 
     /// How many pages a rank has already.
     pub(super) fn prefix(&self, rank: usize) -> usize {
-        match self.pages {
-            Some(pages) if self.given >= pages => self.count(rank, self.given),
-            _ => self.given,
-        }
+        self.count(rank, self.given)
     }
 
-    /// How many of a request's pages a rank has.
+    /// How many of a request's pages a rank has. If they end before its tokens do, all are full.
     pub(super) fn count(&self, rank: usize, pages: usize) -> usize {
-        pages.saturating_sub(usize::from(self.lacks(rank)))
+        pages.saturating_sub(usize::from(self.lacks_last(rank, pages)))
     }
 
     /// A sender says how many pages there are.
     pub(super) fn announce(&mut self, pages: usize) {
-        self.pages = Some(pages);
+        self.announced = Some(pages);
     }
 
     /// The part that a rank has of the next pages of a sender.
     pub(super) fn next(&self, rank: usize, chunk: &PageList) -> PageList {
-        let ends = self.pages == Some(self.given + chunk.len());
-        self.cut(rank, chunk, ends)
+        let end = self.given + chunk.len();
+        self.cut(chunk, self.announced == Some(end) && self.lacks_last(rank, end))
     }
 
-    /// The part that a rank has of all pages of a receiver.
+    /// The part that a rank has of all pages of a receiver: the last ones of the request.
     pub(super) fn all(&self, rank: usize, pages: &PageList) -> PageList {
-        self.cut(rank, pages, true)
+        self.cut(pages, self.lacks(rank))
     }
 
-    /// The next pages were given.
-    pub(super) fn gave(&mut self, pages: usize) {
+    /// The next pages were given, in the chunk with this number. True if it was the last.
+    pub(super) fn gave(&mut self, pages: usize, chunk: u32) -> bool {
         self.given += pages;
+        let missing = self.announced.map(|announced| announced.saturating_sub(self.given));
+        match missing {
+            Some(0) => self.early = None,
+            Some(1) => self.early = self.early.or(Some(chunk)),
+            _ => {}
+        }
+        missing == Some(0)
+    }
+
+    /// True if a chunk of so many pages leaves only the last page to be given, and a rank lacks that.
+    pub(super) fn would_withhold(&self, rank: usize, pages: usize) -> bool {
+        let after = self.given + pages + 1;
+        self.announced == Some(after) && self.lacks_last(rank, after)
+    }
+
+    /// True if a rank must not yet be told that a chunk is final: it would take its request for complete.
+    pub(super) fn withholds(&self, rank: usize, chunk: u32) -> bool {
+        let early = self.early.is_some_and(|first| chunk >= first);
+        early && self.announced.is_some_and(|pages| self.lacks_last(rank, pages))
     }
 
     fn lacks(&self, rank: usize) -> bool {
         self.lack.get(rank).is_some_and(|lacks| *lacks)
     }
 
-    fn cut(&self, rank: usize, pages: &PageList, ends: bool) -> PageList {
+    fn lacks_last(&self, rank: usize, pages: usize) -> bool {
+        self.lacks(rank) && self.whole.is_none_or(|whole| pages >= whole)
+    }
+
+    fn cut(&self, pages: &PageList, lacks: bool) -> PageList {
         match pages.len().checked_sub(1) {
-            Some(rest) if ends && self.lacks(rank) => pages.slice(0, rest).unwrap_or_default(),
+            Some(rest) if lacks => pages.slice(0, rest).unwrap_or_default(),
             _ => pages.clone(),
         }
     }
@@ -100,47 +131,73 @@ mod tests {
     #[test]
     fn only_ranks_with_a_page_for_the_end_of_a_request_get_its_last_page() {
         // 100 tokens are 7 pages of 16: ranks 0 to 2 of 4 have two, rank 3 one.
-        let tokens = |tokens| SessionOptions { tokens: Some(tokens), ..SessionOptions::default() };
         let ranks = ranks(8, 4);
-        let mut deal = Deal::new(ranks.iter(), &tokens(100));
+        let mut deal = Deal::new(ranks.iter(), Some(100), 0);
         deal.announce(2);
         let counts = |deal: &Deal| (0..8).map(|rank| deal.count(rank, 2)).collect::<Vec<_>>();
         assert_eq!(counts(&deal), [2, 2, 2, 1, 2, 2, 2, 1]);
         assert_eq!((deal.next(3, &list(&[5])), deal.next(3, &list(&[5, 1]))), (list(&[5]), list(&[5])));
-        deal.gave(1);
+        assert!(!deal.gave(1, 0));
         assert_eq!((deal.next(2, &list(&[1])), deal.next(3, &list(&[1]))), (list(&[1]), list(&[])));
         assert_eq!((deal.all(3, &list(&[5, 1])), deal.all(0, &list(&[5, 1]))), (list(&[5]), list(&[5, 1])));
         assert_eq!(deal.all(3, &list(&[])), list(&[]));
         for (whole, last) in [(128, [2; 4]), (65, [2, 1, 1, 1]), (64, [1; 4]), (1, [1, 0, 0, 0])] {
-            let deal = Deal::new(ranks.iter(), &tokens(whole));
+            let deal = Deal::new(ranks.iter(), Some(whole), 0);
             let pages = whole.div_ceil(64);
             assert_eq!([0, 1, 2, 3].map(|rank| deal.count(rank, pages)), last, "{whole} tokens");
         }
         // Nobody said how long it is: as long as its pages.
-        assert_eq!(counts(&Deal::new(ranks.iter(), &SessionOptions::default())), [2; 8]);
+        assert_eq!(counts(&Deal::new(ranks.iter(), None, 0)), [2; 8]);
     }
 
     #[test]
     fn a_request_that_is_here_already_has_no_page_where_it_has_no_tokens() {
         let ranks = ranks(2, 2);
-        let options = |prefix_pages, tokens| SessionOptions { prefix_pages, tokens, ..Default::default() };
-        let prefixes = |options| {
-            let deal = Deal::new(ranks.iter(), &options);
+        let prefixes = |(prefix, tokens)| {
+            let deal = Deal::new(ranks.iter(), tokens, prefix);
             [0, 1].map(|rank| deal.prefix(rank))
         };
-        assert_eq!(prefixes(options(3, Some(65))), [3, 2]);
-        assert_eq!(prefixes(options(2, Some(65))), [2, 2]);
-        assert_eq!(prefixes(options(2, Some(64))), [2, 2]);
-        assert_eq!(prefixes(options(2, None)), [2, 2]);
+        assert_eq!(prefixes((3, Some(65))), [3, 2]);
+        assert_eq!(prefixes((2, Some(65))), [2, 2]);
+        assert_eq!(prefixes((2, Some(64))), [2, 2]);
+        assert_eq!(prefixes((2, None)), [2, 2]);
     }
 
     #[test]
     fn ranks_that_hold_all_pages_get_all_of_them() {
-        let options = SessionOptions { tokens: Some(1), ..SessionOptions::default() };
-        let deal = Deal::new(ranks(2, 1).iter(), &options);
+        let deal = Deal::new(ranks(2, 1).iter(), Some(1), 0);
         assert_eq!(
             [0, 1].map(|rank| (deal.count(rank, 3), deal.all(rank, &list(&[4])))),
             [(3, list(&[4])), (3, list(&[4]))]
         );
+    }
+
+    #[test]
+    fn pages_that_end_before_the_tokens_do_are_full_on_all_ranks() {
+        // 65 tokens have a second page, on one rank. Without it, the first is a whole one.
+        let ranks = ranks(4, 4);
+        let mut deal = Deal::new(ranks.iter(), Some(65), 0);
+        deal.announce(1);
+        assert_eq!([0, 1, 2, 3].map(|rank| deal.count(rank, 1)), [1; 4]);
+        assert_eq!(deal.next(3, &list(&[5])), list(&[5]));
+        assert!(!deal.would_withhold(3, 0));
+    }
+
+    #[test]
+    fn a_rank_without_the_last_page_is_not_told_of_the_end_before_the_others() {
+        let ranks = ranks(4, 4);
+        let mut deal = Deal::new(ranks.iter(), Some(130), 0);
+        deal.announce(3);
+        let early = |deal: &Deal, chunk| [0, 1, 2, 3].map(|rank| deal.withholds(rank, chunk));
+        assert!(!deal.would_withhold(3, 1) && deal.would_withhold(3, 2) && !deal.would_withhold(3, 3));
+        assert!(!deal.would_withhold(0, 2));
+        assert!(!deal.gave(1, 0) && !deal.gave(1, 1) && !deal.gave(0, 2));
+        assert_eq!(early(&deal, 0), [false; 4]);
+        assert_eq!(
+            (early(&deal, 1), early(&deal, 2)),
+            ([false, true, true, true], [false, true, true, true])
+        );
+        assert!(deal.gave(1, 3));
+        assert_eq!(early(&deal, 1), [false; 4]);
     }
 }

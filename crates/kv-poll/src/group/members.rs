@@ -79,6 +79,8 @@ pub(super) struct Members<S: Half> {
     pub(super) chunks: u32,
     /// Which pages are whose.
     pub(super) deal: Deal,
+    /// What some ranks are told after the last chunk only.
+    withheld: Vec<(usize, S::Said)>,
     /// What the scheduler was told last.
     told: Standing,
     /// What a rank that was reclaimed had failed of.
@@ -128,6 +130,7 @@ impl<S: Half> Members<S> {
             ranks: sessions.into_iter().map(rank).collect(),
             chunks: 0,
             deal,
+            withheld: Vec::new(),
             told: OPENING,
             failure: None,
             aborted: false,
@@ -183,6 +186,21 @@ impl<S: Half> Members<S> {
             first = false;
         }
         Ok(())
+    }
+
+    /// Keeps back what a rank is to be told after the last chunk. None of it gives pages.
+    pub(super) fn withhold(&mut self, rank: usize, said: S::Said) {
+        self.withheld.push((rank, said));
+    }
+
+    /// Says what was kept back.
+    pub(super) fn say_withheld(&mut self) {
+        for (rank, said) in std::mem::take(&mut self.withheld) {
+            let Some(rank) = self.ranks.get_mut(rank) else { continue };
+            if let Err(said) = rank.say(said) {
+                rank.waiting.push_back(said);
+            }
+        }
     }
 
     /// True if a rank has not heard everything.
@@ -361,7 +379,7 @@ mod tests {
         };
         let scripts: Vec<_> = (0..3).map(|_| Rc::new(RefCell::new(script()))).collect();
         let fake = |script: &Rc<RefCell<Script>>| Fake { room: Room::from(1), script: Rc::clone(script) };
-        let deal = Deal::new(std::iter::empty(), &kv_core::SessionOptions::default());
+        let deal = Deal::new(std::iter::empty(), None, 0);
         (Members::new(scripts.iter().map(fake).collect(), deal), scripts)
     }
 

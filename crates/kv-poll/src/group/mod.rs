@@ -221,7 +221,7 @@ impl KvManager for RankGroup {
         dest_ranks: &[u32],
         options: SessionOptions,
     ) -> Result<GroupSender, OpenError> {
-        let deal = Deal::new(self.geometries(), &options);
+        let deal = Deal::new(self.geometries(), options.tokens, 0);
         let open =
             |manager: &Manager| manager.sender(bootstrap_addr, room.clone(), dest_ranks, options.clone());
         let ranks = self.shared.managers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
@@ -234,7 +234,7 @@ impl KvManager for RankGroup {
         room: Room,
         options: SessionOptions,
     ) -> Result<GroupReceiver, OpenError> {
-        let deal = Deal::new(self.geometries(), &options);
+        let deal = Deal::new(self.geometries(), options.tokens, options.prefix_pages);
         let open = |(rank, manager): (usize, &Manager)| {
             let prefix_pages = deal.prefix(rank);
             manager.receiver(bootstrap_addr, room.clone(), SessionOptions { prefix_pages, ..options.clone() })

@@ -154,9 +154,18 @@ impl KvSender for GroupSession<Sender> {
 
     fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
         let list = chunk.list().clone();
-        let said = |deal: &Deal, rank| copy(deal.next(rank, &list)).map(ToSender::Send);
+        let said = |deal: &Deal, rank| {
+            let begin = deal.would_withhold(rank, list.len());
+            copy(deal.next(rank, &list)).map(if begin { ToSender::Begin } else { ToSender::Send })
+        };
         self.say(ToSender::Send(chunk), said).map_err(into_chunk)?;
-        self.count_chunk(list.len());
+        let number = self.count_chunk(list.len());
+        let ranks = self.shared.managers.len();
+        self.change(|members| {
+            for rank in (0..ranks).filter(|&rank| members.deal.withholds(rank, number)).collect::<Vec<_>>() {
+                members.withhold(rank, ToSender::Final(FinalLayers::all(ChunkId(number))));
+            }
+        });
         Ok(())
     }
 
@@ -176,10 +185,21 @@ impl KvSender for GroupSession<Sender> {
             ToSender::Final(FinalLayers { chunk, layers, fence })
         };
         let held = self.shared.managers.iter().map(|manager| manager.args().geometry().kv_layers());
-        let parts = shares(layers.clone(), &held.collect::<Vec<_>>());
+        let mut parts = shares(layers.clone(), &held.collect::<Vec<_>>());
         let mut table = self.shared.lock();
         let told = match Sender::of(&mut table).touch(self.id) {
-            Some(members) => members.say(parts.into_iter().map(|part| part.map(&announce))),
+            Some(members) => {
+                let later = |(rank, part): (usize, &mut Option<_>)| {
+                    let withheld = members.deal.withholds(rank, chunk.0);
+                    part.take_if(|_| withheld).map(|part| (rank, part))
+                };
+                let withheld: Vec<_> = parts.iter_mut().enumerate().filter_map(later).collect();
+                let told = members.say(parts.into_iter().map(|part| part.map(&announce)));
+                for (rank, part) in withheld.into_iter().filter(|_| told.is_ok()) {
+                    members.withhold(rank, announce(part));
+                }
+                told
+            }
             None => Ok(()),
         };
         told.map_err(|_| match announce(layers) {
@@ -193,9 +213,12 @@ impl GroupSession<Sender> {
     /// The number of the chunk that was given just now.
     fn count_chunk(&mut self, pages: usize) -> u32 {
         let number = self.change(|members| {
-            members.deal.gave(pages);
+            let number = members.chunks;
             members.chunks += 1;
-            members.chunks - 1
+            if members.deal.gave(pages, number) {
+                members.say_withheld();
+            }
+            number
         });
         number.unwrap_or(0)
     }
