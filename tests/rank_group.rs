@@ -288,6 +288,43 @@ fn the_aux_row_goes_with_the_last_chunk_even_from_ranks_that_have_no_page_of_it(
     }
 }
 
+/// Of three and of four pages, the first rank has two. The second one must not take the last for the first.
+#[test]
+fn sides_that_disagree_about_the_end_of_a_request_fail() {
+    let (_server, addr) = server();
+    let [mut prefill, mut decode] = dealt_engines(&addr, RANKS);
+    for (room, mode) in [(1, TransferMode::Push), (2, TransferMode::Pull)] {
+        let what = mode.to_string();
+        let options =
+            |tokens| SessionOptions { mode: Some(mode), tokens: Some(tokens), ..Default::default() };
+        let mut sender = prefill.ranks.sender(&addr, room.into(), &[], options(64)).unwrap();
+        let wanted = SessionOptions { grants: pull(mode, &sender), ..options(48) };
+        let mut receiver = decode.ranks.receiver(&addr, room.into(), wanted).unwrap();
+        let prompt = prefill.prompt(2, room << 8);
+        receiver.init(decode.pages(2), None).unwrap();
+        sender.init(2, None).unwrap();
+        sender.send(prompt).unwrap();
+        let both = [&prefill, &decode];
+        until(&what, both, || receiver.poll().is_terminal().then_some(()));
+        let cause = receiver.failure().map(|error| error.cause);
+        if mode == TransferMode::Pull {
+            assert_eq!(cause, Some(Cause::PageCount { sent: 2, registered: 1 }));
+        }
+        assert!(cause.is_some(), "{what}");
+        let pages = reclaim(&what, both, receiver);
+        until(&what, both, || sender.poll().is_terminal().then_some(()));
+        let sent = reclaim(&what, both, sender);
+        for (rank, host) in (0..).zip(&mut decode.hosts) {
+            host.missed(pages.list(), (room << 8) ^ rank, &what);
+        }
+        decode.cache.free(pages).unwrap();
+        prefill.cache.free(sent).unwrap();
+    }
+    for engine in [&prefill, &decode] {
+        engine.check_idle("after all");
+    }
+}
+
 #[test]
 fn workers_that_are_no_ranks_of_one_engine_are_told_apart() {
     let (_server, addr) = server();

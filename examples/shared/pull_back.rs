@@ -47,8 +47,9 @@ impl PullBack {
             return Ok(recompute("about to be dropped".to_owned(), None));
         }
         let (source, mode) = (Some(WorkerRole::Decode), Some(TransferMode::Pull));
-        let tokens = remote.num_tokens.unwrap_or(prompt_tokens).min(prompt_tokens) as usize;
-        let options = SessionOptions { source, mode, tokens: Some(tokens), ..options.clone() };
+        let held = remote.num_tokens.unwrap_or(prompt_tokens);
+        let tokens = held.min(prompt_tokens) as usize;
+        let options = SessionOptions { source, mode, tokens: Some(held as usize), ..options.clone() };
         let options = remote.reader_options(options);
         let mut receiver = manager.receiver(&remote.bootstrap_addr(), remote.room.clone(), options)?;
         match fetch {

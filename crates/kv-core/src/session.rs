@@ -35,8 +35,10 @@ pub struct SessionOptions {
     /// On a receiver: how many pages of the request it has already. Those given with `init` are the
     /// ones after them, and nothing is moved for the ones before.
     pub prefix_pages: usize,
-    /// How many tokens the request has. Only a group of ranks to which pages are dealt in turn (decode
-    /// context parallelism) needs it: to know which of them have a page for its end.
+    /// How many tokens the request has, as both sides count them. It matters where pages are dealt to
+    /// ranks in turn (decode context parallelism): a group of such ranks needs it, to know which of
+    /// them have a page for its end; and by it a receiver that reads, and was not told of a prefix,
+    /// knows how many pages the sender must hold.
     pub tokens: Option<usize>,
 }
 

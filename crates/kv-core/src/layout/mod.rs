@@ -174,4 +174,10 @@ impl Geometry {
     pub fn pages_of(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.page_size.max(1) as usize)
     }
+
+    /// Those of them that are dealt to this rank.
+    pub fn own_pages_of(&self, tokens: usize) -> usize {
+        let from_here = self.pages_of(tokens).saturating_sub(self.layout.context_rank as usize);
+        from_here.div_ceil(self.layout.context_size.max(1) as usize)
+    }
 }

@@ -69,8 +69,12 @@ pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec
         if !stages.contains_key(&pp_rank) {
             covered += shared_cells(source, dest);
         }
-        let (_, ranks) = stages.entry(pp_rank).or_insert_with(|| (Place::of(source), BTreeSet::new()));
-        ranks.insert((tp_rank, cp_rank));
+        let here = Place::of(source);
+        let (place, ranks) = stages.entry(pp_rank).or_insert_with(|| (here, BTreeSet::new()));
+        // One that counts its siblings differently has another part than they leave to it.
+        if here.sizes() == place.sizes() {
+            ranks.insert((tp_rank, cp_rank));
+        }
     }
     let last = found.iter_mut().rev().max_by_key(|source| {
         let Some(geometry) = engine.get(source.index).map(Borrow::borrow) else { return (0, 0, 0) };
@@ -208,6 +212,11 @@ impl Place {
             cp_rank: geometry.parallel.cp_rank,
             layers: geometry.kv_layers(),
         }
+    }
+
+    /// What the ranks of a stage have in common.
+    fn sizes(&self) -> [u32; 3] {
+        [self.tp_size, self.context_size, self.cp_size]
     }
 
     /// The places of its tensor-parallel group.

@@ -245,7 +245,9 @@ impl Node {
         // how many, if pages are counted alike on both sides.
         let told = receiver.prefix;
         let counted = told == 0 && map.same_pages();
-        let prefix = if counted { held.saturating_sub(wanted) } else { told };
+        // Of dealt pages the number tells: ranks that disagree about the end must not shift the rest.
+        let whole = receiver.whole.filter(|_| wanted > 0).unwrap_or(held);
+        let prefix = if counted { whole.saturating_sub(wanted) } else { told };
         let registered = match planned {
             // Sources that hold other numbers of pages would each mean another prefix.
             Some(pages) if counted => pages,

@@ -66,6 +66,8 @@ pub(super) struct ReceiveSession {
     pub(super) unheld: Vec<u16>,
     /// Pages of the request that are here already; the given ones come after them.
     pub(super) prefix: usize,
+    /// Pages that the request has on this rank in all, if they are dealt to ranks and that was told.
+    pub(super) whole: Option<usize>,
     pub(super) sources: Vec<Source>,
     pub(super) repeats: u32,
     /// Why it failed, as its sources are told.
@@ -136,6 +138,8 @@ impl Node {
         let role = options.source.unwrap_or(WorkerRole::Prefill);
         let question = self.directory.question(&addr, role, &room, options.prefill_dp_rank);
         let mode = options.mode.unwrap_or(self.config.args.transfer_mode());
+        let geometry = self.config.args.geometry();
+        let dealt = options.tokens.filter(|_| geometry.layout.context_size > 1);
         let receiver = ReceiveSession {
             room,
             deadline,
@@ -149,6 +153,7 @@ impl Node {
             groups: None,
             unheld: Vec::new(),
             prefix: options.prefix_pages,
+            whole: dealt.map(|tokens| geometry.own_pages_of(tokens)),
             sources: Vec::new(),
             repeats: 0,
             failure: None,

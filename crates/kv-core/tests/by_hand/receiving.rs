@@ -498,18 +498,18 @@ fn a_rank_in_another_place_is_no_source() {
 /// Each of the ranks that hold the same pages is asked for a range of them, beyond what is here already.
 #[test]
 fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
-    let ranks = |ranks: std::ops::Range<u32>| -> Vec<_> {
-        let rank = |cp_rank| {
+    let ranks = |places: &[(u32, u32)]| -> Vec<_> {
+        let rank = |&(cp_rank, cp_size)| {
             broken(record(u64::from(cp_rank) + 1), |geometry| {
-                (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (3, cp_rank);
+                (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (cp_size, cp_rank);
             })
         };
-        ranks.map(rank).collect()
+        places.iter().map(rank).collect()
     };
     let mut solo = Solo::new(|_| {});
     let session =
         solo.open_receiver_with(Room::Number(4), SessionOptions { prefix_pages: 2, ..Default::default() });
-    solo.found(kv_core::LookupId(0), ranks(0..3));
+    solo.found(kv_core::LookupId(0), ranks(&[(0, 3), (1, 3), (2, 3)]));
     for peer in 1..=3 {
         solo.welcome(peer, peer as u32);
     }
@@ -522,14 +522,16 @@ fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
     let expected = parts.map(|(pages, first, aux_here)| (list(pages), first, 9, aux_here));
     assert_eq!(asked.collect::<Vec<_>>(), expected);
 
-    // Without one of them, nobody would send its range.
-    let mut solo = Solo::new(|_| {});
-    let session = solo.open_receiver(Room::Number(4), None);
-    solo.found(kv_core::LookupId(0), ranks(1..3));
-    let mismatch =
-        Mismatch { field: "ranks of stage 0".to_owned(), ours: "3".to_owned(), theirs: "2".to_owned() };
-    assert!(mismatch.to_string().contains("must have registered"), "{mismatch}");
-    assert_eq!(solo.cause(session), Cause::Incompatible(mismatch));
+    // Without one of them, nobody would send its range; one that counts them otherwise has another.
+    for places in [&[(1, 3), (2, 3)][..], &[(0, 3), (1, 2), (2, 3)]] {
+        let mut solo = Solo::new(|_| {});
+        let session = solo.open_receiver(Room::Number(4), None);
+        solo.found(kv_core::LookupId(0), ranks(places));
+        let mismatch =
+            Mismatch { field: "ranks of stage 0".to_owned(), ours: "3".to_owned(), theirs: "2".to_owned() };
+        assert!(mismatch.to_string().contains("must have registered"), "{mismatch}");
+        assert_eq!(solo.cause(session), Cause::Incompatible(mismatch), "{places:?}");
+    }
 }
 
 fn tensor_parallel(engine: &str, tp_rank: u32) -> kv_core::KvArgs {
