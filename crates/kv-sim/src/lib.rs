@@ -4,9 +4,9 @@
 //! machine ([`kv_core::proto::Node`]), on a virtual network, with virtual clocks, a virtual
 //! bootstrap server, and memories of real bytes; simulated schedulers that send, abort and reuse
 //! pages at once; and faults. In a fifth of the worlds the hosts are the ranks of two engines that hold
-//! one model differently: other tensor-parallel sizes, pipeline stages, pages, layouts and state groups,
-//! and every byte knows which one of the model's it is. Nothing in a world depends on anything but its
-//! seed, so that every run of a seed is the same.
+//! one model differently: other tensor-, pipeline- and context-parallel sizes, pages, layouts and state
+//! groups, and every byte knows which one of the model's it is. Nothing in a world depends on anything
+//! but its seed, so that every run of a seed is the same.
 //!
 //! First comes a phase of faults: frames are lost, doubled, delayed and reordered; networks are
 //! parted; processes crash, are paused, and come back as new incarnations; posts fail, are slow,
