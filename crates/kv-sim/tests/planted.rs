@@ -53,6 +53,7 @@ each! {
     ranges_of_pages_that_are_too_short_are_caught: RangeOneShort,
     pages_of_a_range_counted_from_its_first_are_caught: FirstNotShifted,
     aux_rows_of_the_last_sibling_are_caught: AuxOfLastSibling,
+    pages_that_several_siblings_send_are_caught: SiblingsSendAll,
     siblings_taken_for_one_another_are_caught: OneSiblingEnough,
     dealt_pages_counted_without_their_place_are_caught: PlaceForgotten,
     leases_told_longer_than_they_are_are_caught: LeaseInflated,

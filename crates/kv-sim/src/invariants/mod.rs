@@ -3,6 +3,7 @@
 //! | invariant | promise it serves |
 //! |---|---|
 //! | [`success_means_right_bytes`] | 1: success means the bytes are right |
+//! | [`each_sends_its_share`] | 1: … and no byte of them comes twice |
 //! | [`only_final_bytes_move`] | 1: … whatever of them was announced layer by layer |
 //! | [`pages_quiet_when_released`] | 2: pages come back only when no wire can touch them |
 //! | [`tokens_come_back`] | 2: … and they do come back, each exactly once |
@@ -17,6 +18,7 @@
 //! Each sees facts only from outside of the nodes, in `O(what changed)`.
 
 mod bounded;
+mod each_sends_its_share;
 mod ends_once_in_time;
 mod failure_is_told;
 mod idle_is_quiet;
@@ -65,6 +67,7 @@ macro_rules! invariants {
 
 invariants! {
     success_means_right_bytes::SuccessMeansRightBytes,
+    each_sends_its_share::EachSendsItsShare,
     only_final_bytes_move::OnlyFinalBytesMove,
     pages_quiet_when_released::PagesQuietWhenReleased,
     tokens_come_back::TokensComeBack,

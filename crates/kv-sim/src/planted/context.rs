@@ -1,7 +1,7 @@
 //! Planted bugs that only context-parallel ranks show: the wrong one of them sends, or the wrong pages.
 
 use kv_core::wire::Register;
-use kv_core::{Op, RegionRole};
+use kv_core::{Op, PageList, RegionRole};
 
 use super::Planted;
 use crate::flight::Piece;
@@ -24,11 +24,15 @@ impl World {
                 let fewer = register.pages.len().saturating_sub(1);
                 register.pages = register.pages.slice(0, fewer).unwrap_or_default();
             }
-            Planted::FirstNotShifted => {
+            Planted::FirstNotShifted | Planted::SiblingsSendAll => {
                 let asks = self.ledger.legs.iter().rfind(|leg| {
                     leg.side == Side::Receiver && leg.life == Some(receiver) && leg.room == register.room
                 });
-                register.first = asks.map_or(register.first, |leg| leg.prefix as u32);
+                let Some(leg) = asks else { return };
+                register.first = leg.prefix as u32;
+                if planted == Planted::SiblingsSendAll {
+                    register.pages = PageList::from_pages(leg.pages.iter().copied()).unwrap_or_default();
+                }
             }
             Planted::AuxOfLastSibling => {
                 let aux = pair.aux_source(self.params.rank(to).1);

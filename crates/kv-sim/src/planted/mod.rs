@@ -73,6 +73,8 @@ planted! {
     FirstNotShifted: success_means_right_bytes,
     /// The aux row comes from the last of the ranks that hold the same pages.
     AuxOfLastSibling: success_means_right_bytes,
+    /// Ranks that hold the same pages are each asked for all of them.
+    SiblingsSendAll: each_sends_its_share,
     /// What one of the ranks that hold the same pages has done the others are taken to have done, too.
     OneSiblingEnough: success_means_right_bytes,
     /// Dealt pages are all counted as those of the first rank that they are dealt to.
@@ -210,7 +212,8 @@ impl Planted {
             Planted::OneSourceEnough
             | Planted::OneSiblingEnough
             | Planted::RangeOneShort
-            | Planted::FirstNotShifted => params.sched.pull = 0,
+            | Planted::FirstNotShifted
+            | Planted::SiblingsSendAll => params.sched.pull = 0,
             Planted::PlaceForgotten => params.sched.layered = 0,
             Planted::StageOffByOne => params.state_items = 0,
             Planted::WrittenEarly => (params.sched.layered, params.sched.pull) = (1000, 0),
@@ -372,7 +375,10 @@ impl World {
                 Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
             }
             (
-                Planted::RangeOneShort | Planted::FirstNotShifted | Planted::AuxOfLastSibling,
+                Planted::RangeOneShort
+                | Planted::FirstNotShifted
+                | Planted::AuxOfLastSibling
+                | Planted::SiblingsSendAll,
                 Body::Register(mut register),
             ) => {
                 self.ask_wrongly(planted, (from, to), &mut register);
