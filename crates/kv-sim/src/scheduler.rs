@@ -129,12 +129,17 @@ impl World {
                 let mode = Some(if pulls { TransferMode::Pull } else { TransferMode::Push });
                 let mut grants = self.references(leg);
                 grants.truncate(if pulls { usize::MAX } else { 0 });
+                // Only where pages are dealt they tell anything.
+                let dealt = self.params.unequal.as_ref().is_some_and(|pair| pair.engines[1].context > 1);
+                let tokens = self.requests[self.ledger.legs[leg].request].tokens;
+                let tokens = (dealt && self.rng.chance(500)).then_some(tokens);
                 let options = SessionOptions {
                     deadline,
                     prefill_dp_rank,
                     mode,
                     grants,
                     prefix_pages,
+                    tokens,
                     ..SessionOptions::default()
                 };
                 Command::OpenReceiver { session, room, bootstrap_addr, options: Box::new(options) }
