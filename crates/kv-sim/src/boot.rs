@@ -33,16 +33,7 @@ impl World {
         });
         self.hosts.push(host);
         self.memories.push(memory);
-        self.ledger.lives.push(LifeRecord {
-            clock,
-            alive: true,
-            shut_down: false,
-            strays_until: u64::MAX,
-            paused_until: 0,
-            posts_failed: 0,
-            tokens_out: 0,
-            open_sessions: 0,
-        });
+        self.ledger.lives.push(LifeRecord::new(clock));
         self.slots[slot] = Some(life);
         self.publish_later(life);
     }

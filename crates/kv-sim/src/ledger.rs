@@ -144,6 +144,22 @@ pub struct LifeRecord {
     pub open_sessions: usize,
 }
 
+impl LifeRecord {
+    /// Of a host that begins to live.
+    pub fn new(clock: Clock) -> LifeRecord {
+        LifeRecord {
+            clock,
+            alive: true,
+            shut_down: false,
+            strays_until: u64::MAX,
+            paused_until: 0,
+            posts_failed: 0,
+            tokens_out: 0,
+            open_sessions: 0,
+        }
+    }
+}
+
 /// Everything that invariants compare against.
 #[derive(Debug, Default)]
 pub struct Ledger {

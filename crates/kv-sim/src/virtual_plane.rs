@@ -197,16 +197,7 @@ impl World {
         host.inbox = Some(Vec::new());
         self.hosts.push(host);
         self.memories.push(Memory::empty());
-        self.ledger.lives.push(LifeRecord {
-            clock: Clock::new(self.now, self.now, 1_000_000),
-            alive: true,
-            shut_down: false,
-            strays_until: u64::MAX,
-            paused_until: 0,
-            posts_failed: 0,
-            tokens_out: 0,
-            open_sessions: 0,
-        });
+        self.ledger.lives.push(LifeRecord::new(Clock::new(self.now, self.now, 1_000_000)));
         self.slots[slot] = Some(life);
         Some(life)
     }

@@ -131,10 +131,13 @@ fn page_numbers_beyond_any_cache_are_neither_wrapped_nor_planned() {
     assert_eq!(map.check_counts(huge + 1, 2), Err(counts(huge + 1, 2)));
 }
 
+/// How many of so many pages are dealt to a rank.
+fn held(size: u32, rank: u32, pages: usize) -> usize {
+    (0..pages).skip(rank as usize).step_by(size as usize).len()
+}
+
 #[test]
 fn page_counts_fit_if_some_number_of_tokens_has_them_on_both_ranks() {
-    let held =
-        |size: u32, rank: u32, tokens: usize| (0..tokens).skip(rank as usize).step_by(size as usize).len();
     for (ours, theirs) in
         [((2, 1), (1, 0)), ((1, 0), (2, 0)), ((4, 3), (2, 1)), ((2, 0), (4, 2)), ((1, 0), (4, 3))]
     {
@@ -154,8 +157,6 @@ fn page_counts_fit_if_some_number_of_tokens_has_them_on_both_ranks() {
 
 #[test]
 fn as_many_pages_are_asked_for_as_the_tokens_can_need() {
-    let held =
-        |size: u32, rank: u32, tokens: usize| (0..tokens).skip(rank as usize).step_by(size as usize).len();
     for (ours, theirs) in
         [((2, 1), (1, 0)), ((1, 0), (2, 1)), ((4, 3), (2, 1)), ((2, 0), (4, 2)), ((1, 0), (4, 0))]
     {
