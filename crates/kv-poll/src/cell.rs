@@ -26,8 +26,15 @@ pub(crate) struct Cell {
     handle_gone: AtomicBool,
     abort_wanted: AtomicBool,
     queued: AtomicBool,
+    /// What the poll set has reported last: the state, and `RECLAIMABLE`.
+    told: AtomicU8,
     sides_left: AtomicU8,
 }
+
+/// Beside a state that was told: that the session is reclaimable.
+const RECLAIMABLE: u8 = 0x80;
+/// Nothing was told.
+const NOTHING: u8 = 0x7f;
 
 /// The tokens that have come back, until somebody takes them.
 #[derive(Debug, Default)]
@@ -49,6 +56,7 @@ impl Cell {
             handle_gone: AtomicBool::new(false),
             abort_wanted: AtomicBool::new(false),
             queued: AtomicBool::new(false),
+            told: AtomicU8::new(NOTHING),
             sides_left: AtomicU8::new(0),
         }
     }
@@ -101,6 +109,8 @@ impl Cell {
     /// Counts a token out. Before it is handed over, so that it cannot be back before it was gone.
     pub(crate) fn lend(&self) {
         self.outstanding.fetch_add(1, Ordering::SeqCst);
+        // When it is back, that is news.
+        self.told.fetch_and(!RECLAIMABLE, Ordering::SeqCst);
     }
 
     /// Takes back a `lend` whose token was not handed over after all.
@@ -168,6 +178,14 @@ impl Cell {
     /// Clears the mark. To be called before the state is read.
     pub(crate) fn dequeue(&self) {
         self.queued.swap(false, Ordering::AcqRel);
+    }
+
+    /// What a drain reports; `None` if it has reported that already. A change that was seen before its
+    /// notification leaves the session in the set for nothing. Drains run one at a time.
+    pub(crate) fn news(&self) -> Option<(KvPoll, bool)> {
+        let (reclaimable, poll) = (self.is_reclaimable(), self.poll());
+        let now = poll as u8 | if reclaimable { RECLAIMABLE } else { 0 };
+        (self.told.swap(now, Ordering::SeqCst) != now).then_some((poll, reclaimable))
     }
 
     /// One side is done with the session; true for the call after which both are.

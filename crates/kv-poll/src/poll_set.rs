@@ -31,8 +31,8 @@ pub struct Change {
 /// something to drain; a `drain` that runs beside a change may leave it readable once for nothing.
 ///
 /// A session is in the set at most once. Each change of state is reported, or superseded by a
-/// later one that is; so is the moment in which the pages become reclaimable. Sessions without a
-/// handle are not reported.
+/// later one that is; so is the moment in which the pages become reclaimable. Nothing is reported
+/// twice, and sessions without a handle are not reported.
 pub struct PollSet {
     queue: ArrayQueue<Arc<Cell>>,
     event: OwnedFd,
@@ -86,10 +86,11 @@ impl PollSet {
             let Some(cell) = self.queue.pop() else { break };
             // The mark goes before the state is read, so that a later change enqueues again.
             cell.dequeue();
-            if !cell.is_handle_gone() {
+            if !cell.is_handle_gone()
+                && let Some((poll, reclaimable)) = cell.news()
+            {
                 changes += 1;
-                let (session, reclaimable) = (cell.id(), cell.is_reclaimable());
-                f(Change { session, poll: cell.poll(), reclaimable });
+                f(Change { session: cell.id(), poll, reclaimable });
             }
         }
         changes
@@ -159,7 +160,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use kv_core::Room;
+    use kv_core::{Pages, Room};
     use rustix::buffer::spare_capacity;
     use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
@@ -198,6 +199,27 @@ mod tests {
         assert_eq!(drained(&set), []);
     }
 
+    /// A scheduler counts its open sessions by what is reported.
+    #[test]
+    fn what_was_seen_before_its_notification_is_not_reported_again() {
+        let set = PollSet::new(8).unwrap();
+        let cell = cell(1);
+        cell.lend();
+        cell.set(KvPoll::Success, None);
+        set.notify(&cell);
+        // The worker is between the return of the pages and its notification.
+        assert_eq!(cell.give_back(Pages::none().into()), None);
+        let expected = [Change { session: SessionId(1), poll: KvPoll::Success, reclaimable: true }];
+        assert_eq!(drained(&set), expected);
+        set.notify(&cell);
+        assert_eq!(drained(&set), []);
+        // Pages that are given all the same, and come back, are news.
+        cell.lend();
+        assert_eq!(cell.give_back(Pages::none().into()), None);
+        set.notify(&cell);
+        assert_eq!(drained(&set), expected);
+    }
+
     #[test]
     fn the_descriptor_is_readable_exactly_while_there_is_something() {
         let set = PollSet::new(8).unwrap();
@@ -221,6 +243,7 @@ mod tests {
         set.drain(|_| {
             calls += 1;
             assert_eq!(set.drain(|_| ()), 0, "one drain at a time");
+            cell.set(KvPoll::WaitingForInput, None);
             set.notify(&cell);
         });
         assert_eq!(calls, 1);
