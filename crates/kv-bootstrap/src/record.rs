@@ -134,13 +134,7 @@ fn range(field: &'static str, got: usize, min: usize, max: usize) -> Result<(), 
 }
 
 fn check_parallel(parallel: &Parallel) -> Result<(), RecordError> {
-    let groups = [
-        ("tp_rank", parallel.tp_rank, parallel.tp_size),
-        ("pp_rank", parallel.pp_rank, parallel.pp_size),
-        ("dp_rank", parallel.dp_rank, parallel.dp_size),
-        ("cp_rank", parallel.cp_rank, parallel.cp_size),
-    ];
-    for (field, rank, size) in groups {
+    for (_, field, size, rank) in parallel.groups() {
         if rank >= size {
             return Err(RecordError::RankOutOfGroup { field, rank, size });
         }

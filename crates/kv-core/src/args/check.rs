@@ -38,12 +38,7 @@ pub(super) fn check_regions(regions: &[Region], num_pages: u32) -> Result<(), Ar
 }
 
 pub(super) fn check_parallel(parallel: &Parallel) -> Result<(), ArgsError> {
-    for (size_field, rank_field, size, rank) in [
-        ("tp_size", "tp_rank", parallel.tp_size, parallel.tp_rank),
-        ("pp_size", "pp_rank", parallel.pp_size, parallel.pp_rank),
-        ("dp_size", "dp_rank", parallel.dp_size, parallel.dp_rank),
-        ("cp_size", "cp_rank", parallel.cp_size, parallel.cp_rank),
-    ] {
+    for (size_field, rank_field, size, rank) in parallel.groups() {
         range(size_field, u64::from(size), 1, 4096)?;
         if rank >= size {
             return Err(ArgsError::RankOutOfGroup { field: rank_field, rank, size });

@@ -45,6 +45,16 @@ impl Default for Parallel {
 }
 
 impl Parallel {
+    /// Each group: the names of its two fields, its size, and the rank in it.
+    pub fn groups(&self) -> [(&'static str, &'static str, u32, u32); 4] {
+        [
+            ("tp_size", "tp_rank", self.tp_size, self.tp_rank),
+            ("pp_size", "pp_rank", self.pp_size, self.pp_rank),
+            ("dp_size", "dp_rank", self.dp_size, self.dp_rank),
+            ("cp_size", "cp_rank", self.cp_size, self.cp_rank),
+        ]
+    }
+
     /// How many ranks the engine has.
     pub fn ranks(&self) -> u32 {
         self.replica_ranks().saturating_mul(self.dp_size)

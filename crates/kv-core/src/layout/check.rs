@@ -124,8 +124,7 @@ impl Geometry {
             same("total_kv_heads", self.total_kv_heads(), peer.total_kv_heads())?;
         }
         if self.parallel.pp_size == 1 && peer.parallel.pp_size == 1 {
-            let all_shared = shared;
-            let shared: u64 = all_shared.iter().map(Overlap::cells).sum();
+            let common: u64 = shared.iter().map(Overlap::cells).sum();
             let cells = |geometry: &Geometry| -> u64 {
                 holders(&geometry.regions, role, group).map(|holder| holder.cells()).sum()
             };
@@ -134,12 +133,12 @@ impl Geometry {
                 _ => format!("{cells} of group {group}"),
             };
             let (here, there) = (cells(self), cells(peer));
-            if here != shared || there != shared {
+            if here != common || there != common {
                 let (mut ours, mut theirs) = (text(self, here), text(peer, there));
                 if ours == theirs {
                     // As many, but others.
                     let shared_of = |side: fn(&Overlap) -> u32, region| {
-                        let of_region = all_shared.iter().filter(|overlap| side(overlap) == region);
+                        let of_region = shared.iter().filter(|overlap| side(overlap) == region);
                         of_region.map(Overlap::cells).sum()
                     };
                     let local = |region| shared_of(|overlap| overlap.local, region);

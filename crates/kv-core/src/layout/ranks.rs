@@ -93,9 +93,7 @@ pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec
             return Err(Mismatch { field, ours: needed.to_string(), theirs: ranks.len().to_string() });
         }
     }
-    let wanted: u64 = holders(&dest.regions, RegionRole::Kv, 0)
-        .map(|holder| holder.layers.len() as u64 * holder.kinds.len() as u64)
-        .sum();
+    let wanted: u64 = holders(&dest.regions, RegionRole::Kv, 0).map(|holder| holder.cells()).sum();
     if covered != wanted { Err(nobody(dest, engine)) } else { Ok(found) }
 }
 

@@ -3,7 +3,7 @@
 use super::cells::{held_twice, holders};
 use super::shape::{Holds, MAX_GROUPS};
 use super::{Geometry, RegionShape};
-use crate::args::{MAX_REGIONS, Parallel, RegionRole};
+use crate::args::{MAX_REGIONS, RegionRole};
 use crate::pages::MAX_PAGES;
 
 impl Geometry {
@@ -18,14 +18,7 @@ impl Geometry {
         range("dtype.len", self.dtype.len() as u64, 1, 64)?;
         range("model.len", self.model.len() as u64, 0, 256)?;
         range("regions.len", self.regions.len() as u64, 1, MAX_REGIONS as u64)?;
-        let Parallel { tp_size, tp_rank, pp_size, pp_rank, dp_size, dp_rank, cp_size, cp_rank } =
-            self.parallel;
-        for (size_field, rank_field, size, rank) in [
-            ("tp_size", "tp_rank", tp_size, tp_rank),
-            ("pp_size", "pp_rank", pp_size, pp_rank),
-            ("dp_size", "dp_rank", dp_size, dp_rank),
-            ("cp_size", "cp_rank", cp_size, cp_rank),
-        ] {
+        for (size_field, rank_field, size, rank) in self.parallel.groups() {
             range(size_field, size, 1, 4096_u32)?;
             range(rank_field, rank, 0, size - 1)?;
         }

@@ -191,20 +191,22 @@ impl Node {
         named.filter(|&group| !held(group)).collect()
     }
 
+    pub(super) fn release_groups(&mut self, session: SessionId, groups: Groups, skipped: Vec<u16>) {
+        self.output(Output::ReleaseGroups { session, groups, skipped });
+    }
+}
+
+impl ReceiveSession {
     /// The groups of a session that succeeded, of which no source had all.
-    pub(super) fn skipped_groups(receiver: &ReceiveSession) -> Vec<u16> {
-        if receiver.poll != KvPoll::Success {
+    pub(super) fn skipped_groups(&self) -> Vec<u16> {
+        if self.poll != KvPoll::Success {
             return Vec::new();
         }
         let left_out = |group: &u16| {
-            let mut sources = receiver.sources.iter();
-            receiver.unheld.contains(group) || sources.any(|source| source.skipped.contains(group))
+            let mut sources = self.sources.iter();
+            self.unheld.contains(group) || sources.any(|source| source.skipped.contains(group))
         };
-        let named = receiver.groups.iter().flat_map(Groups::iter).map(|items| items.group);
+        let named = self.groups.iter().flat_map(Groups::iter).map(|items| items.group);
         named.filter(left_out).collect()
-    }
-
-    pub(super) fn release_groups(&mut self, session: SessionId, groups: Groups, skipped: Vec<u16>) {
-        self.output(Output::ReleaseGroups { session, groups, skipped });
     }
 }

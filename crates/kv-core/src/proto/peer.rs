@@ -282,8 +282,7 @@ impl Peer {
 
     /// Opens an attempt at it for a session's source.
     pub(super) fn open_attempt(&mut self, session: SessionId, source: usize) -> Attempt {
-        let attempt = Attempt(self.next_attempt);
-        self.next_attempt += 1;
+        let attempt = self.draw_attempt();
         self.outgoing.insert(attempt, (session, source));
         self.waiting.remove(&session);
         attempt
@@ -292,15 +291,33 @@ impl Peer {
     /// Aborts a room at it once it answers: a sender there should not wait in vain. Nothing, if it is
     /// not being greeted any more, or the request is another sender's.
     pub(super) fn abort_when_met(&mut self, room: &Room, grants: &[GrantRef], cause: &PeerCause) {
-        let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
-        let another = grant.is_none() && !grants.is_empty();
+        let another = !grants.is_empty() && of_life(grants, self.incarnation).is_none();
         if self.hello.is_none() || another || self.releasing.len() >= MAX_RELEASING {
             return;
         }
+        let attempt = self.draw_attempt();
+        self.abort(attempt, room, grants, cause);
+    }
+
+    /// Ends an attempt at it that has failed. The abort is to be said until it is acknowledged.
+    pub(super) fn abort(
+        &mut self,
+        attempt: Attempt,
+        room: &Room,
+        grants: &[GrantRef],
+        cause: &PeerCause,
+    ) -> Abort {
+        let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
+        let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone() };
+        self.outgoing.remove(&attempt);
+        self.releasing.insert(attempt, Releasing::Aborted(abort.clone()));
+        abort
+    }
+
+    fn draw_attempt(&mut self) -> Attempt {
         let attempt = Attempt(self.next_attempt);
         self.next_attempt += 1;
-        let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone() };
-        self.releasing.insert(attempt, Releasing::Aborted(abort));
+        attempt
     }
 
     /// True if an attempt of its matters here. Results kept for a peer that does not answer any more

@@ -38,7 +38,7 @@ use crate::plan::{Plan, Side};
 use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::poll::KvPoll;
 use crate::time::Time;
-use crate::wire::{Abort, Body, Claim, Granted, Heartbeat, HeartbeatAck, Register, Release, Released};
+use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Register, Release, Released};
 
 /// Most runs in one frame.
 pub(super) const MAX_RUNS: usize = 1 << 16;
@@ -235,7 +235,7 @@ impl Node {
         }
         let Some((given, aux)) = &receiver.given else { return };
         let mut others = receiver.sources.iter().filter_map(|source| source.reading.as_ref());
-        let planned = others.find(|reading| reading.plans.is_some()).map(|reading| reading.pages.len());
+        let agreed = others.find(|reading| reading.plans.is_some()).map(|reading| reading.pages.len());
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let Some(reading) = source.reading.as_mut().filter(|reading| reading.plans.is_none()) else { return };
         let Some(peer) = self.peers.get(source.peer) else { return };
@@ -248,7 +248,7 @@ impl Node {
         // Of dealt pages the number tells: ranks that disagree about the end must not shift the rest.
         let whole = receiver.whole.filter(|_| wanted > 0).unwrap_or(held);
         let prefix = if counted { whole.saturating_sub(wanted) } else { told };
-        let registered = match planned {
+        let registered = match agreed {
             // Sources that hold other numbers of pages would each mean another prefix.
             Some(pages) if counted => pages,
             _ => prefix.saturating_add(wanted),
@@ -424,11 +424,7 @@ impl Node {
             let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(source.peer)) else {
                 continue;
             };
-            let grant = of_life(&grants, peer.incarnation).map(|grant| grant.nonce);
-            let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone() };
-            peer.outgoing.remove(&attempt);
-            peer.releasing.insert(attempt, Releasing::Aborted(abort.clone()));
-            frames.push((source.peer, abort));
+            frames.push((source.peer, peer.abort(attempt, &room, &grants, &cause)));
         }
         for (id, abort) in frames {
             self.watch_peer(id);

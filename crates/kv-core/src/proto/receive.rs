@@ -528,7 +528,7 @@ impl Node {
         for source in &receiver.sources {
             self.stop_beating_if_idle(source.peer);
         }
-        let skipped = Node::skipped_groups(&receiver);
+        let skipped = receiver.skipped_groups();
         if let Some((pages, _)) = receiver.given {
             self.output(Output::Release { session, pages });
         }

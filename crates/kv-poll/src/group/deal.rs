@@ -29,16 +29,12 @@ impl Deal {
         tokens: Option<usize>,
         prefix_pages: usize,
     ) -> Deal {
-        let (mut lack, mut dealt) = (Vec::new(), None);
+        let (mut lack, mut whole) = (Vec::new(), None);
         for geometry in ranks {
-            let size = geometry.layout.context_size.max(1) as usize;
-            let whole = tokens.filter(|_| size > 1).map(|tokens| geometry.pages_of(tokens));
-            // How many ranks have a part of the last page.
-            let have = whole.map_or(size, |whole| whole - whole.div_ceil(size).saturating_sub(1) * size);
-            lack.push(geometry.layout.context_rank as usize >= have);
-            dealt = whole.map(|whole| whole.div_ceil(size));
+            whole = tokens.map(|tokens| tokens.div_ceil(geometry.page_tokens().max(1) as usize));
+            lack.push(tokens.map(|tokens| geometry.own_pages_of(tokens)) < whole);
         }
-        Deal { lack, whole: dealt, announced: None, given: prefix_pages, early: None }
+        Deal { lack, whole, announced: None, given: prefix_pages, early: None }
     }
 
     /// How many pages a rank has already.

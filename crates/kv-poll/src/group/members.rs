@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_core::{Cause, Groups, KvPoll, KvSession, Reclaimed, SessionId, TransferError};
+use kv_core::{Cause, ChunkId, FinalLayers, Groups, KvPoll, KvSession, Reclaimed, SessionId, TransferError};
 
 use super::deal::Deal;
 use crate::consensus::{OPENING, Standing};
@@ -76,7 +76,7 @@ pub(super) struct Members<S: Half> {
     /// Their numbers.
     pub(super) ids: Vec<SessionId>,
     /// Given so far; they are numbered alike on all ranks.
-    pub(super) chunks: u32,
+    chunks: u32,
     /// Which pages are whose.
     pub(super) deal: Deal,
     /// What some ranks are told after the last chunk only.
@@ -194,7 +194,7 @@ impl<S: Half> Members<S> {
     }
 
     /// Says what was kept back.
-    pub(super) fn say_withheld(&mut self) {
+    fn say_withheld(&mut self) {
         for (rank, said) in std::mem::take(&mut self.withheld) {
             let Some(rank) = self.ranks.get_mut(rank) else { continue };
             if let Err(said) = rank.say(said) {
@@ -268,6 +268,24 @@ impl<S: Half> Members<S> {
         least.skipped.sort_unstable();
         least.skipped.dedup();
         Some(least)
+    }
+}
+
+impl Members<Sender> {
+    /// The next pages were given, as a chunk with the number that is returned.
+    pub(super) fn gave(&mut self, pages: usize, is_final: bool) -> ChunkId {
+        let number = self.chunks;
+        self.chunks += 1;
+        if self.deal.gave(pages, number) {
+            self.say_withheld();
+        }
+        if is_final {
+            // To some ranks it was only begun.
+            let begun = (0..self.ranks.len()).filter(|&rank| self.deal.withholds(rank, number));
+            let all = |rank| (rank, ToSender::Final(FinalLayers::all(ChunkId(number))));
+            self.withheld.extend(begun.map(all));
+        }
+        ChunkId(number)
     }
 }
 

@@ -184,9 +184,7 @@ impl RankGroup {
         orphans.append(&mut table.receivers.take_orphan_groups());
         orphans
     }
-}
 
-impl RankGroup {
     fn geometries(&self) -> impl Iterator<Item = &Geometry> {
         self.shared.managers.iter().map(|manager| manager.args().geometry())
     }

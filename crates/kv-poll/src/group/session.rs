@@ -107,8 +107,8 @@ impl<S: Kind> KvSession for GroupSession<S> {
     }
 
     fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>> {
-        let mut copies: Vec<_> = (0..self.shared.managers.len()).map(|_| copy_groups(&groups)).collect();
-        self.say(S::to_give(groups), |_, rank| copies.get_mut(rank)?.take().map(S::to_give))
+        let mut copies: Vec<_> = (1..self.shared.managers.len()).map(|_| copy_groups(&groups)).collect();
+        self.say(S::to_give(groups), |_, _| copies.pop().flatten().map(S::to_give))
             .map_err(|said| Backpressure(S::given(said)))
     }
 
@@ -153,27 +153,11 @@ impl KvSender for GroupSession<Sender> {
     }
 
     fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
-        let list = chunk.list().clone();
-        let said = |deal: &Deal, rank| {
-            let begin = deal.would_withhold(rank, list.len());
-            copy(deal.next(rank, &list)).map(if begin { ToSender::Begin } else { ToSender::Send })
-        };
-        self.say(ToSender::Send(chunk), said).map_err(into_chunk)?;
-        let number = self.count_chunk(list.len());
-        let ranks = self.shared.managers.len();
-        self.change(|members| {
-            for rank in (0..ranks).filter(|&rank| members.deal.withholds(rank, number)).collect::<Vec<_>>() {
-                members.withhold(rank, ToSender::Final(FinalLayers::all(ChunkId(number))));
-            }
-        });
-        Ok(())
+        self.give(chunk, true).map(drop)
     }
 
     fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
-        let list = chunk.list().clone();
-        let said = |deal: &Deal, rank| copy(deal.next(rank, &list)).map(ToSender::Begin);
-        self.say(ToSender::Begin(chunk), said).map_err(into_chunk)?;
-        Ok(ChunkId(self.count_chunk(list.len())))
+        self.give(chunk, false)
     }
 
     /// Each rank is told of the layers that it has.
@@ -210,17 +194,17 @@ impl KvSender for GroupSession<Sender> {
 }
 
 impl GroupSession<Sender> {
-    /// The number of the chunk that was given just now.
-    fn count_chunk(&mut self, pages: usize) -> u32 {
-        let number = self.change(|members| {
-            let number = members.chunks;
-            members.chunks += 1;
-            if members.deal.gave(pages, number) {
-                members.say_withheld();
-            }
-            number
-        });
-        number.unwrap_or(0)
+    /// Gives all ranks their parts of a chunk, which is final, or will be announced to be.
+    fn give(&mut self, chunk: Pages, is_final: bool) -> Result<ChunkId, Backpressure<Pages>> {
+        let list = chunk.list().clone();
+        let to = |is_final| if is_final { ToSender::Send } else { ToSender::Begin };
+        let said = |deal: &Deal, rank| {
+            let is_final = is_final && !deal.would_withhold(rank, list.len());
+            copy(deal.next(rank, &list)).map(to(is_final))
+        };
+        self.say(to(is_final)(chunk), said).map_err(into_chunk)?;
+        let number = self.change(|members| members.gave(list.len(), is_final));
+        Ok(number.unwrap_or(ChunkId(0)))
     }
 
     fn change<T>(&mut self, change: impl FnOnce(&mut Members<Sender>) -> T) -> Option<T> {
