@@ -130,11 +130,23 @@ impl<P: Plane> Plane for TimedPlane<P> {
         self.inner.cancel(post);
     }
 
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        self.plane.permit(peer, until);
+    }
+
+    fn write_fence(&self, peer: PeerId) -> WriteFence {
+        self.plane.write_fence(peer)
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        self.plane.revoke(peer);
+    }
+
     fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
         let before = events.len();
         self.inner.poll(now, events);
         for event in events.iter().skip(before) {
-            if let PlaneEvent::Frame(frame) = event {
+            if let PlaneEvent::Frame { frame, .. } = event {
                 self.heartbeats.note(frame);
             }
             if let PlaneEvent::Posted { post, result } = event

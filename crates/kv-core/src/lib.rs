@@ -71,7 +71,10 @@ pub use id::{
 pub use layout::{Axis, Geometry, Holds, Layout, RegionShape, StateGroup};
 pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, TransferMode, UnknownMode};
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
-pub use plane::{Desc, Directions, MAX_FRAME, Op, Plane, PlaneError, PlaneEvent, PlaneWait, Post};
+pub use plane::{
+    Desc, Directions, MAX_FRAME, Op, Origin, Plane, PlaneError, PlaneEvent, PlaneWait, Post, WayEnd,
+    WriteFence,
+};
 pub use poll::KvPoll;
 pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed, SessionOptions};
 pub use time::Time;

@@ -27,9 +27,19 @@ pub const MAX_FRAME: usize = 1 << 20;
 ///    than [`MAX_FRAME`].
 /// 4. **Bounds.** A descriptor that leaves its region, here or at the peer, is refused by `post`
 ///    with [`PlaneError::OutOfBounds`].
-/// 5. **Peers.** [`PlaneEvent::PeerGone`] means proof: the peer's process is dead, or this
-///    connection to it can never carry a byte again once `quiet_after` has passed.
-/// 6. **Work per call is bounded**: `poll` returns within about a millisecond however much is in
+/// 5. **Peers.** [`PlaneEvent::PeerGone`] ends this side's way to a peer, and says whose end it is: the
+///    peer's process is proven dead ([`WayEnd::Dead`]), or only this way to it is lost
+///    ([`WayEnd::Lost`]), and the peer may go on writing through a way of its own. The posts to the
+///    peer have ended before. The same [`PeerId`] may be connected again afterwards.
+/// 6. **Permission to write.** Bytes of a write move only while the permission that
+///    [`permit`](Plane::permit) has told lasts: the transport reads the clock before each slice, and
+///    begins none that may outlast the permission. A write without one waits; it does not fail.
+/// 7. **The end of a peer's writes** is what [`write_fence`](Plane::write_fence) declares for the peer,
+///    and never more than the transport can prove. After [`PlaneEvent::Revoked`] no byte of that peer
+///    arrives in this worker's memory any more.
+/// 8. **Time** is the host's `CLOCK_BOOTTIME` in nanoseconds for every transport that moves real bytes:
+///    transports read it by themselves, and compare it with the times they are told.
+/// 9. **Work per call is bounded**: `poll` returns within about a millisecond however much is in
 ///    flight, so that frames and deadlines are served beside a large copy.
 pub trait Plane {
     /// The plane's name (`local`, `nixl`), the same at both ends of a connection.
@@ -58,6 +68,22 @@ pub trait Plane {
 
     /// Asks for an early end of a post; its event still comes, with whatever result.
     fn cancel(&mut self, post: PostId);
+
+    /// The peer allows writes into its memory until this moment. Replaces what was told before; a
+    /// peer that is connected anew has allowed nothing.
+    fn permit(&mut self, peer: PeerId, until: Time);
+
+    /// What ends the danger of writes that the peer has begun into this worker's memory, once it has
+    /// no permission any more.
+    fn write_fence(&self, peer: PeerId) -> WriteFence;
+
+    /// Takes from the peer, for good, the right to write through this connection. Answered by
+    /// [`PlaneEvent::Revoked`], or by [`PlaneEvent::PeerGone`] with [`WayEnd::Dead`], once it is certain
+    /// that none of its writes arrives any more. Asked only where the fence is
+    /// [`WriteFence::Revocable`], and possible after this side's way was lost.
+    fn revoke(&mut self, peer: PeerId) {
+        let _ = peer;
+    }
 
     /// Makes progress and appends what happened.
     fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>);
@@ -133,11 +159,47 @@ pub struct Desc {
     pub len: u64,
 }
 
+/// A transport connection on which frames arrive: whatever the transport can tell apart without
+/// trusting what a peer writes into its frames. One remote process has few of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Origin(pub u64);
+
+/// Whose end a lost way is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WayEnd {
+    /// The peer's process is proven dead, or its transport has said that it writes nothing more.
+    Dead {
+        /// How long from now its last writes may still arrive.
+        quiet_after: Duration,
+    },
+    /// This side's way to the peer is lost. Nothing is proven about the peer, which may live and go
+    /// on writing.
+    Lost,
+}
+
+/// What ends the danger of the last writes of a peer that says nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WriteFence {
+    /// Nothing but its proven death: the peer's processor copies, and a stopped process goes on where
+    /// it was.
+    AtDeath,
+    /// [`Plane::revoke`].
+    Revocable,
+    /// Time: a write that was begun while the permission lasted has ended this long after it.
+    /// For hardware with finite retries, never where the peer's processor copies.
+    Within(Duration),
+}
+
 /// What a plane reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlaneEvent {
-    /// A frame arrived. Who sent it stands in it.
-    Frame(Bytes),
+    /// A frame arrived. Its author, as the author says, stands in it.
+    Frame {
+        /// The connection on which it came.
+        from: Origin,
+        /// The frame.
+        frame: Bytes,
+    },
     /// A post ended: its memory is quiet.
     Posted {
         /// Which.
@@ -145,12 +207,17 @@ pub enum PlaneEvent {
         /// How it went. On `Err` any part of the bytes may have arrived.
         result: Result<(), PlaneError>,
     },
-    /// The peer is proven gone.
+    /// The way to the peer has ended.
     PeerGone {
         /// Which.
         peer: PeerId,
-        /// How long from now its last writes may still arrive.
-        quiet_after: Duration,
+        /// Whose end it is.
+        end: WayEnd,
+    },
+    /// No write of the peer arrives any more: answers [`Plane::revoke`].
+    Revoked {
+        /// Which.
+        peer: PeerId,
     },
 }
 
@@ -216,6 +283,9 @@ pub enum PlaneError {
     /// No room for another frame or post now.
     #[error("the plane's queue is full")]
     WouldBlock,
+    /// The peer has taken back the right to write into its memory.
+    #[error("the peer has revoked the right to write")]
+    Revoked,
     /// The operation was cancelled.
     #[error("cancelled")]
     Cancelled,

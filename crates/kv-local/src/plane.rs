@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_core::{
     MAX_FRAME, MAX_REGIONS, MemoryKind, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId,
-    Region, Time,
+    Region, Time, WriteFence,
 };
 use rustix::event::epoll;
 use rustix::process::{PTracer, set_ptracer};
@@ -372,6 +372,12 @@ impl Plane for LocalPlane {
         }
         // Every copy is made by this thread, inside `poll`: between slices the memory is quiet.
         self.end(post, Err(PlaneError::Cancelled));
+    }
+
+    fn permit(&mut self, _: PeerId, _: Time) {}
+
+    fn write_fence(&self, _: PeerId) -> WriteFence {
+        WriteFence::AtDeath
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {

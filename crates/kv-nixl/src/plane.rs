@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_core::{
     Directions, MAX_FRAME, MAX_REGIONS, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait,
-    Post, PostId, Region, Time,
+    Post, PostId, Region, Time, WriteFence,
 };
 use rustix::event::epoll;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -407,6 +407,12 @@ impl Plane for NixlPlane {
             }
             self.end(post, Err(PlaneError::Cancelled));
         }
+    }
+
+    fn permit(&mut self, _: PeerId, _: Time) {}
+
+    fn write_fence(&self, _: PeerId) -> WriteFence {
+        WriteFence::AtDeath
     }
 
     fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {

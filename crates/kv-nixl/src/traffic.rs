@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{MAX_FRAME, PeerId, PlaneError, PlaneEvent, PostId};
+use kv_core::{MAX_FRAME, Origin, PeerId, PlaneError, PlaneEvent, PostId, WayEnd};
 use rustix::event::{Timespec, epoll};
 
 use crate::doorbell::Doorbell;
@@ -42,7 +42,7 @@ impl NixlPlane {
                     if let Some(count) = arrivals.count(connection, name, frame.len()) {
                         due.push((name.to_owned(), connection, count));
                     }
-                    events.push(PlaneEvent::Frame(frame));
+                    events.push(PlaneEvent::Frame { from: Origin(connection), frame });
                 }
                 Kind::Arrived(count) => due.push((String::new(), connection, count)),
                 Kind::Farewell => leaving.push(name.to_owned()),
@@ -99,7 +99,7 @@ impl NixlPlane {
     pub(crate) fn transmit(&mut self, id: RemoteId, frame: Bytes) -> bool {
         if self.remotes.get(&id).is_some_and(|remote| remote.transport == Transport::Storage) {
             // To ourselves.
-            self.events.push(PlaneEvent::Frame(frame));
+            self.events.push(PlaneEvent::Frame { from: Origin(id.0), frame });
             return true;
         }
         let charged = charge(frame.len());
@@ -238,7 +238,7 @@ impl NixlPlane {
         if !dead && matches!(remote.life, Life::Watched(_)) && now.saturating_duration_since(since) < DYING {
             return false;
         }
-        let quiet_after = if dead { Duration::ZERO } else { self.config.quiet_after };
+        let end = if dead { WayEnd::Dead { quiet_after: Duration::ZERO } } else { WayEnd::Lost };
         let users = self.remove(id);
         for post in posts {
             let stopped = self.transfers.get(&post).and_then(|transfer| transfer.stopped.clone());
@@ -246,7 +246,7 @@ impl NixlPlane {
         }
         for peer in users {
             self.peers.remove(&peer);
-            self.events.push(PlaneEvent::PeerGone { peer, quiet_after });
+            self.events.push(PlaneEvent::PeerGone { peer, end });
         }
         true
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use kv_core::proto::Input;
 use kv_core::wire::{Body, Frame, VERSION};
-use kv_core::{MAX_FRAME, PeerId, PlaneError};
+use kv_core::{MAX_FRAME, Origin, PeerId, PlaneError, WayEnd};
 
 use crate::calendar::{Event, Report};
 use crate::clock::MS;
@@ -68,7 +68,7 @@ impl World {
         self.trace
             .note(self.now, || format!("  peer {peer} of life {life} is gone, quiet after {quiet_after:?}"));
         let from = self.hosts[conn_target].slot;
-        self.feed(life, "peer gone", Input::PeerGone { peer, quiet_after });
+        self.feed(life, "peer gone", Input::PeerGone { peer, end: WayEnd::Dead { quiet_after } });
         let still = |conn: &Conn| self.hosts[conn.target].slot == from;
         if !self.hosts[life].conns.values().any(still) {
             self.tell(&Fact::CutOff { life, from });
@@ -171,7 +171,8 @@ impl World {
         let bytes = self.sabotage_delivery(from, to, at, bytes);
         self.trace.note(self.now, || format!("deliver   life {from} -> life {at}: {}", show(&bytes)));
         self.cover_frame(from, at, &bytes);
-        let effects: Effects = self.feed(at, "frame", Input::Frame(bytes));
+        let effects: Effects =
+            self.feed(at, "frame", Input::Frame { from: Origin(from as u64 + 1), frame: bytes });
         self.tell(&Fact::Handled { at, from, addressed: to, effects });
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, MAX_FRAME, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time,
+    Desc, MAX_FRAME, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WriteFence,
 };
 
 use crate::clock::{Clock, MS, US};
@@ -167,6 +167,12 @@ impl Plane for VirtualPlane {
 
     fn cancel(&mut self, post: PostId) {
         self.world.borrow_mut().cancel(self.life, post);
+    }
+
+    fn permit(&mut self, _: PeerId, _: Time) {}
+
+    fn write_fence(&self, _: PeerId) -> WriteFence {
+        WriteFence::AtDeath
     }
 
     fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {

@@ -10,7 +10,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kv_core::proto::{Input, NodeGauges, Output};
-use kv_core::{KvPoll, PlaneEvent, SessionId, Time, TransferError};
+use kv_core::{KvPoll, Origin, PlaneEvent, SessionId, Time, TransferError, WayEnd};
 
 use crate::calendar::{Calendar, Check, Event, Report};
 use crate::chaos::Net;
@@ -258,6 +258,7 @@ impl World {
                 effects.posts += 1;
                 self.post(life, peer, post);
             }
+            Output::Permit { .. } | Output::Revoke { .. } => {}
             Output::Cancel { post } => {
                 effects.cancels += 1;
                 self.cancel(life, post);
@@ -358,7 +359,7 @@ impl World {
             }
             Report::Garbage { bytes } => {
                 self.counters.garbage += 1;
-                self.feed(life, "garbage", Input::Frame(bytes));
+                self.feed(life, "garbage", Input::Frame { from: Origin(0), frame: bytes });
             }
         }
     }
@@ -433,12 +434,13 @@ impl World {
 /// What a plane tells its owner, where a node would be told this.
 fn event_of(input: Input) -> Option<PlaneEvent> {
     match input {
-        Input::Frame(frame) => Some(PlaneEvent::Frame(frame)),
+        Input::Frame { from, frame } => Some(PlaneEvent::Frame { from, frame }),
         Input::Posted { post, result } => Some(PlaneEvent::Posted { post, result }),
         Input::ConnectFailed { peer, .. } => {
-            Some(PlaneEvent::PeerGone { peer, quiet_after: std::time::Duration::ZERO })
+            let end = WayEnd::Dead { quiet_after: std::time::Duration::ZERO };
+            Some(PlaneEvent::PeerGone { peer, end })
         }
-        Input::PeerGone { peer, quiet_after } => Some(PlaneEvent::PeerGone { peer, quiet_after }),
+        Input::PeerGone { peer, end } => Some(PlaneEvent::PeerGone { peer, end }),
         _ => None,
     }
 }

@@ -8,7 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{Desc, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time};
+use kv_core::{
+    Desc, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WayEnd,
+    WriteFence,
+};
 use kv_sim::{VirtualNet, VirtualPlane};
 use virtual_net::{Virtual, Wrapped};
 
@@ -216,6 +219,12 @@ impl Plane for Faulty {
             }
             _ => {}
         }
+    }
+
+    fn permit(&mut self, _: PeerId, _: Time) {}
+
+    fn write_fence(&self, _: PeerId) -> WriteFence {
+        WriteFence::AtDeath
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {

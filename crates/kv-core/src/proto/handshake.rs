@@ -21,7 +21,7 @@ use super::run_set;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
-use crate::plane::{Directions, PlaneError};
+use crate::plane::{Directions, PlaneError, WayEnd};
 use crate::time::Time;
 use crate::wire::{Body, Hello, Link, Ping, Pong, Refused, Welcome};
 
@@ -411,12 +411,16 @@ impl Node {
         }
     }
 
-    pub(super) fn on_peer_gone(&mut self, id: PeerId, quiet_after: Duration) {
+    pub(super) fn on_peer_gone(&mut self, id: PeerId, end: WayEnd) {
         if self.peers.get(id).is_none() {
             return;
         }
         let cause = self.loss(id, Cause::PeerLost);
-        self.fail_peer_sessions(id, cause, Some(self.now + quiet_after));
+        let quiet_at = match end {
+            WayEnd::Dead { quiet_after } => Some(self.now + quiet_after),
+            WayEnd::Lost => None,
+        };
+        self.fail_peer_sessions(id, cause, quiet_at);
         self.forget_peer(id);
     }
 

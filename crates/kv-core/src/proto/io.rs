@@ -13,9 +13,10 @@ use crate::groups::Groups;
 use crate::id::{AuxIndex, ChunkId, Incarnation, PeerId, PostId, Room, SessionId};
 use crate::lease::KV_LEASE_DURATION;
 use crate::pages::Pages;
-use crate::plane::{Directions, PlaneError, Post};
+use crate::plane::{Directions, Origin, PlaneError, Post, WayEnd, WriteFence};
 use crate::poll::KvPoll;
 use crate::session::SessionOptions;
+use crate::time::Time;
 
 /// Everything that a [`Node`](super::Node) is told.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,7 +24,12 @@ pub enum Input {
     /// The scheduler wants something.
     Command(Command),
     /// A frame arrived.
-    Frame(Bytes),
+    Frame {
+        /// The transport connection on which it came.
+        from: Origin,
+        /// The frame.
+        frame: Bytes,
+    },
     /// A post ended; its memory is quiet.
     Posted {
         /// Which.
@@ -38,6 +44,8 @@ pub enum Input {
         peer: PeerId,
         /// What the way is good for.
         directions: Directions,
+        /// What ends the danger of the peer's last writes.
+        fence: WriteFence,
     },
     /// The plane could not open the way to a peer.
     ConnectFailed {
@@ -46,12 +54,17 @@ pub enum Input {
         /// Why.
         error: PlaneError,
     },
-    /// The plane proved that a peer is gone.
+    /// The way to a peer has ended.
     PeerGone {
         /// Which.
         peer: PeerId,
-        /// How long from now its last writes may still arrive.
-        quiet_after: Duration,
+        /// Whose end it is.
+        end: WayEnd,
+    },
+    /// No write of the peer arrives any more: answers [`Output::Revoke`].
+    Revoked {
+        /// Which.
+        peer: PeerId,
     },
     /// The bootstrap server answered.
     Found {
@@ -191,6 +204,19 @@ pub enum Output {
         peer: PeerId,
         /// The operation.
         post: Post,
+    },
+    /// The peer allows writes into its memory until then.
+    Permit {
+        /// Which.
+        peer: PeerId,
+        /// Until when.
+        until: Time,
+    },
+    /// Take from the peer, for good, the right to write into this worker's memory. Answered by
+    /// [`Input::Revoked`], or by [`Input::PeerGone`] with [`WayEnd::Dead`].
+    Revoke {
+        /// Which.
+        peer: PeerId,
     },
     /// Ask for an early end of a post.
     Cancel {

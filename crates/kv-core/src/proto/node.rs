@@ -141,11 +141,12 @@ impl Node {
         self.excuse_peers();
         match input {
             Input::Command(command) => self.on_command(command),
-            Input::Frame(bytes) => self.on_frame(bytes),
+            Input::Frame { frame, .. } => self.on_frame(frame),
             Input::Posted { post, result } => self.on_posted(post, result),
-            Input::Connected { peer, directions } => self.on_connected(peer, directions),
+            Input::Connected { peer, directions, .. } => self.on_connected(peer, directions),
             Input::ConnectFailed { peer, error } => self.on_connect_failed(peer, error),
-            Input::PeerGone { peer, quiet_after } => self.on_peer_gone(peer, quiet_after),
+            Input::PeerGone { peer, end } => self.on_peer_gone(peer, end),
+            Input::Revoked { .. } => {}
             Input::Found { lookup, ranks } => self.on_found(lookup, ranks),
             Input::LookupFailed { lookup, error } => self.on_lookup_failed(lookup, error),
             Input::Timeout => {}

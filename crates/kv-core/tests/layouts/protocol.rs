@@ -117,7 +117,7 @@ impl World {
                     assert_eq!(skipped, [] as [u16; 0]);
                     *self.released_items.entry(node).or_default() += groups.len();
                 }
-                Output::Cancel { .. } => {}
+                Output::Cancel { .. } | Output::Permit { .. } | Output::Revoke { .. } => {}
             }
         }
     }

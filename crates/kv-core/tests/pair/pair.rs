@@ -173,7 +173,7 @@ impl Pair {
                 }
             }
             Output::Post { post, .. } => self.posts.push((node, post)),
-            Output::Cancel { .. } => {}
+            Output::Cancel { .. } | Output::Permit { .. } | Output::Revoke { .. } => {}
             Output::Lookup { lookup, .. } => self.answer(node, lookup),
             Output::Status { session, poll, failure } => {
                 let before = self.polls.insert((node, session), poll);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_core::{PeerId, PlaneError, PlaneEvent};
+use kv_core::{PeerId, PlaneError, PlaneEvent, WayEnd};
 use rustix::event::{PollFd, PollFlags, epoll, poll};
 use rustix::time::Timespec;
 
@@ -93,7 +93,8 @@ impl LocalPlane {
     pub(super) fn process_ended(&mut self, id: LinkId) {
         if self.mourned.contains_key(&id) {
             if let Some(peer) = self.unmourn(id) {
-                self.events.push(PlaneEvent::PeerGone { peer, quiet_after: Duration::ZERO });
+                self.events
+                    .push(PlaneEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } });
             }
             return;
         }
@@ -108,7 +109,8 @@ impl LocalPlane {
         self.end_posts(id);
         if let Some(peer) = self.remove(id) {
             self.peers.remove(&peer);
-            self.events.push(PlaneEvent::PeerGone { peer, quiet_after: Duration::ZERO });
+            self.events
+                .push(PlaneEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } });
         }
     }
 

@@ -1,6 +1,6 @@
 //! Reading and writing, in bounded shares.
 
-use kv_core::PlaneEvent;
+use kv_core::{Origin, PlaneEvent};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
@@ -100,7 +100,7 @@ impl LocalPlane {
 
     pub(super) fn on_message(&mut self, id: LinkId, message: Message) {
         match message {
-            Message::Frame(frame) => self.events.push(PlaneEvent::Frame(frame)),
+            Message::Frame(frame) => self.events.push(PlaneEvent::Frame { from: Origin(id), frame }),
             Message::Goodbye => self.gone(id),
             Message::Hello(body) => {
                 if self.on_hello(id, body).is_err() {

@@ -22,8 +22,8 @@ impl Explain {
             Input::ConnectFailed { peer, error } => {
                 eprintln!("{worker}: cannot connect to peer {peer}: {error}")
             }
-            Input::PeerGone { peer, quiet_after } => {
-                eprintln!("{worker}: peer {peer} is gone, quiet after {quiet_after:?}");
+            Input::PeerGone { peer, end } => {
+                eprintln!("{worker}: the way to peer {peer} has ended: {end:?}");
             }
             Input::LookupFailed { error, .. } => eprintln!("{worker}: lookup failed: {error}"),
             _ => {}

@@ -156,15 +156,16 @@ impl Driver {
         let now = self.now();
         for event in events.drain(..) {
             let input = match event {
-                PlaneEvent::Frame(frame) => {
+                PlaneEvent::Frame { from, frame } => {
                     self.link.counters.frames_received.add_one();
-                    Input::Frame(frame)
+                    Input::Frame { from, frame }
                 }
                 PlaneEvent::Posted { post, result } => {
                     self.link.counters.posts_in_flight.sub(1);
                     self.posted(post, result)
                 }
-                PlaneEvent::PeerGone { peer, quiet_after } => Input::PeerGone { peer, quiet_after },
+                PlaneEvent::PeerGone { peer, end } => Input::PeerGone { peer, end },
+                PlaneEvent::Revoked { peer } => Input::Revoked { peer },
             };
             self.feed(now, input);
         }
@@ -215,7 +216,11 @@ impl Driver {
         match output {
             Output::Connect { peer, metadata } => {
                 self.inputs.push_back(match self.plane.connect(peer, &metadata) {
-                    Ok(()) => Input::Connected { peer, directions: self.plane.directions(Some(peer)) },
+                    Ok(()) => Input::Connected {
+                        peer,
+                        directions: self.plane.directions(Some(peer)),
+                        fence: self.plane.write_fence(peer),
+                    },
                     Err(error) => Input::ConnectFailed { peer, error },
                 });
             }
@@ -237,6 +242,8 @@ impl Driver {
                     }
                 }
             }
+            Output::Permit { peer, until } => self.plane.permit(peer, until),
+            Output::Revoke { peer } => self.plane.revoke(peer),
             Output::Cancel { post } => self.plane.cancel(post),
             Output::Lookup { lookup, addr, query } => {
                 self.client.lookup(now, lookup, &addr, &query);

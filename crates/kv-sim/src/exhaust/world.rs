@@ -8,8 +8,8 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Body, Frame, Link};
 use kv_core::{
-    GrantRef, Incarnation, KvArgs, KvPoll, Lease, PageList, Pages, PeerId, PostId, RankRecord, Region,
-    RegionRole, Room, SessionId, SessionOptions, Time, TransferMode, WorkerRole,
+    GrantRef, Incarnation, KvArgs, KvPoll, Lease, Origin, PageList, Pages, PeerId, PostId, RankRecord,
+    Region, RegionRole, Room, SessionId, SessionOptions, Time, TransferMode, WayEnd, WorkerRole,
 };
 
 use super::choice::Choice;
@@ -297,7 +297,7 @@ impl World {
             // Before the grant it means nothing.
             self.held_until = self.held_until.max(until);
         }
-        self.input(host, Input::Frame(bytes))
+        self.input(host, Input::Frame { from: Origin(1), frame: bytes })
     }
 
     pub(super) fn ring(&mut self, host: usize) -> Result<(), Violation> {
@@ -361,7 +361,7 @@ impl World {
                 self.reads.push(Read { host, post: post.id, from, pages, copied: false });
             }
             // A plane may ignore it, as NIXL does.
-            Output::Cancel { .. } => {}
+            Output::Cancel { .. } | Output::Permit { .. } | Output::Revoke { .. } => {}
             Output::Lookup { lookup, .. } => {
                 let config = &self.hosts[P].config;
                 let record = RankRecord {
@@ -468,7 +468,7 @@ impl World {
         let peers = self.hosts[host].peers.iter().filter(|&(_, &life)| dead(life)).map(|(&peer, _)| peer);
         let peers: Vec<PeerId> = peers.collect();
         for peer in peers {
-            self.input(host, Input::PeerGone { peer, quiet_after: Duration::ZERO })?;
+            self.input(host, Input::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } })?;
         }
         Ok(())
     }

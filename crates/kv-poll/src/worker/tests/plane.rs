@@ -4,7 +4,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use kv_core::{PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time};
+use kv_core::{
+    Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WriteFence,
+};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Log, Seen};
@@ -67,6 +69,12 @@ impl Plane for FakePlane {
         self.log.lock().unwrap().push(Seen::Cancelled);
     }
 
+    fn permit(&mut self, _: PeerId, _: Time) {}
+
+    fn write_fence(&self, _: PeerId) -> WriteFence {
+        WriteFence::AtDeath
+    }
+
     fn poll(&mut self, _: Time, events: &mut Vec<PlaneEvent>) {
         let _ = rustix::io::read(&self.wire.event, &mut [0; 8]);
         events.append(&mut self.ended);
@@ -104,6 +112,6 @@ impl Wire {
     }
 
     pub(super) fn say(&self, word: &'static str) {
-        self.deliver(PlaneEvent::Frame(Bytes::from_static(word.as_bytes())));
+        self.deliver(PlaneEvent::Frame { from: Origin(0), frame: Bytes::from_static(word.as_bytes()) });
     }
 }

@@ -165,7 +165,7 @@ impl Machine for Script {
         assert!(self.outputs.is_empty(), "outputs are drained after every input");
         match input {
             Input::Command(command) => self.command(command),
-            Input::Frame(frame) => self.word(now, &frame),
+            Input::Frame { frame, .. } => self.word(now, &frame),
             Input::Posted { post, result } => self.see(Seen::Posted(post.0, result.is_ok())),
             Input::ConnectFailed { .. } => self.see(Seen::ConnectFailed),
             Input::PeerGone { .. } => self.see(Seen::PeerGone),

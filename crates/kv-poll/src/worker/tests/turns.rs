@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kv_core::{KvManager, KvPoll, KvSender, KvSession, PeerId, PlaneEvent, Room, SessionOptions};
+use kv_core::{KvManager, KvPoll, KvSender, KvSession, PeerId, PlaneEvent, Room, SessionOptions, WayEnd};
 
 use super::script::SLOW;
 use super::{PATIENCE, Rig, Seen, pages};
@@ -61,7 +61,8 @@ fn an_idle_worker_takes_no_turns() {
 fn every_output_reaches_its_place_and_its_consequence_the_machine() {
     let rig = Rig::start();
     rig.wire.say("outputs");
-    rig.wire.deliver(PlaneEvent::PeerGone { peer: PeerId(1), quiet_after: Duration::ZERO });
+    rig.wire
+        .deliver(PlaneEvent::PeerGone { peer: PeerId(1), end: WayEnd::Dead { quiet_after: Duration::ZERO } });
     let expected = [
         Seen::PlaneSend,
         Seen::Cancelled,
