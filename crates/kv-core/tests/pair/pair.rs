@@ -7,9 +7,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Body, Frame};
 use kv_core::{
-    AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvPoll, LookupId, Origin,
-    PageList, Pages, PeerId, PlaneError, Post, RankRecord, Region, RegionRole, Room, SessionId,
-    SessionOptions, Time, TransferError, WayEnd, WorkerRole, WriteFence,
+    AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvArgsBuilder, KvPoll,
+    LookupId, Origin, PageList, Pages, PeerId, PlaneError, Post, RankRecord, Region, RegionRole, Room,
+    SessionId, SessionOptions, Time, TransferError, WayEnd, WorkerRole, WriteFence,
 };
 
 /// The prefill node.
@@ -54,19 +54,29 @@ pub fn pages(pages: &[u32]) -> Pages {
 }
 
 fn args(engine: &str, page_size: u32) -> KvArgs {
+    args_builder(engine, page_size).build().unwrap()
+}
+
+fn args_builder(engine: &str, page_size: u32) -> KvArgsBuilder {
     KvArgs::builder(engine, 0)
         .pages(32, page_size)
         .region(Region::dram(RegionRole::Kv, 0x1_0000, 32 * 64, 64).layer(0))
         .region(Region::dram(RegionRole::Kv, 0x2_0000, 32 * 64, 64).layer(0))
         .region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
         .max_inflight(8)
-        .build()
-        .unwrap()
 }
 
 impl Pair {
     pub fn new() -> Pair {
         Pair::with(|_| {})
+    }
+
+    /// Two engines that add suffixes to the ids of requests.
+    pub fn suffixing() -> Pair {
+        Pair::with(|config| {
+            let engine = config.args.worker().engine.as_str().to_owned();
+            config.args = args_builder(&engine, 16).suffixes_requests(true).build().unwrap();
+        })
     }
 
     pub fn with(change: impl Fn(&mut NodeConfig)) -> Pair {
