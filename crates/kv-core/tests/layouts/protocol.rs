@@ -168,7 +168,7 @@ impl World {
                 self.moved += desc.len;
             }
             self.memories[from] = source;
-            self.wire.extend(post.notify.map(|frame| (peer, frame)));
+            self.wire.extend(post.notify.map(|frame| (node, peer, frame)));
             self.input(node, Input::Posted { post: post.id, result: Ok(()) });
         }
         true
