@@ -21,6 +21,7 @@ impl Cause {
             Cause::Aborted => "nothing to do",
             Cause::WorkerStopped | Cause::ByPeer(PeerCause::WorkerStopped) => "retry on another worker",
             Cause::DeadlineExceeded { .. } => "retry; if it happens often, raise the deadline or add workers",
+            Cause::Bootstrap(BootstrapError::Unauthorized) => "configure the bootstrap server's secret",
             Cause::Bootstrap(_) => "check the bootstrap address",
             Cause::Connect(_) => "check that both workers run and share a plane",
             Cause::Incompatible(_) => "configure both engines alike",
@@ -56,7 +57,7 @@ impl Cause {
             Cause::Aborted | Cause::ByPeer(PeerCause::Aborted) => Recovery::Fail,
             Cause::Incompatible(_)
             | Cause::ByPeer(PeerCause::Incompatible(_) | PeerCause::Mode { .. })
-            | Cause::Bootstrap(BootstrapError::Address(_))
+            | Cause::Bootstrap(BootstrapError::Address(_) | BootstrapError::Unauthorized)
             | Cause::PageCount { .. }
             | Cause::TooManyPages { .. }
             | Cause::InitOrder
