@@ -124,9 +124,11 @@ fn a_page_that_several_ranks_wait_for_counts_once_for_a_peer() {
     let group = RankGroup::new(vec![first.driver.manager(), second.driver.manager()]).unwrap();
     let kept = [first.stuck(&[1, 2, 3]), second.stuck(&[1, 2, 3]), second.stuck(&[9])];
     assert_eq!(group.quarantine(), [waits(1, 3)]);
-    (first.turn(), second.turn());
+    first.turn();
+    second.turn();
     second.clock.go_on(Duration::from_secs(1));
-    (first.turn(), second.turn());
+    first.turn();
+    second.turn();
     assert_eq!(group.quarantine(), [waits(2, 4)]);
     drop(kept);
 }
