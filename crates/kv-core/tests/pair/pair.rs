@@ -7,9 +7,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Body, Frame};
 use kv_core::{
-    AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvPoll, LookupId,
-    PageList, Pages, PeerId, PlaneError, Post, RankRecord, Region, RegionRole, Room, SessionId,
-    SessionOptions, Time, TransferError, WorkerRole,
+    AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvArgsBuilder, KvPoll,
+    LookupId, Origin, PageList, Pages, PeerId, PlaneError, Post, RankRecord, Region, RegionRole, Room,
+    SessionId, SessionOptions, Time, TransferError, WayEnd, WorkerRole, WriteFence,
 };
 
 /// The prefill node.
@@ -35,6 +35,8 @@ pub struct Pair {
     copies: usize,
     /// What the wire is good for.
     pub directions: Directions,
+    /// What ends the danger of a silent peer's writes.
+    pub fence: WriteFence,
     posts: Vec<(usize, Post)>,
     polls: BTreeMap<(usize, SessionId), KvPoll>,
     failures: BTreeMap<(usize, SessionId), TransferError>,
@@ -52,19 +54,29 @@ pub fn pages(pages: &[u32]) -> Pages {
 }
 
 fn args(engine: &str, page_size: u32) -> KvArgs {
+    args_builder(engine, page_size).build().unwrap()
+}
+
+fn args_builder(engine: &str, page_size: u32) -> KvArgsBuilder {
     KvArgs::builder(engine, 0)
         .pages(32, page_size)
         .region(Region::dram(RegionRole::Kv, 0x1_0000, 32 * 64, 64).layer(0))
         .region(Region::dram(RegionRole::Kv, 0x2_0000, 32 * 64, 64).layer(0))
         .region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
         .max_inflight(8)
-        .build()
-        .unwrap()
 }
 
 impl Pair {
     pub fn new() -> Pair {
         Pair::with(|_| {})
+    }
+
+    /// Two engines that add suffixes to the ids of requests.
+    pub fn suffixing() -> Pair {
+        Pair::with(|config| {
+            let engine = config.args.worker().engine.as_str().to_owned();
+            config.args = args_builder(&engine, 16).suffixes_requests(true).build().unwrap();
+        })
     }
 
     pub fn with(change: impl Fn(&mut NodeConfig)) -> Pair {
@@ -87,6 +99,7 @@ impl Pair {
             hold: Box::new(|_| false),
             copies: 1,
             directions: Directions::BOTH,
+            fence: WriteFence::AtDeath,
             posts: Vec::new(),
             polls: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -146,7 +159,7 @@ impl Pair {
 
     fn deliver(&mut self) {
         while let Some((to, frame)) = self.wire.pop_front() {
-            self.nodes[to].handle(self.now, Input::Frame(frame));
+            self.nodes[to].handle(self.now, Input::Frame { from: Origin(1 - to as u64), frame });
             self.drain(to);
         }
     }
@@ -161,8 +174,8 @@ impl Pair {
         match output {
             Output::Connect { peer, .. } => {
                 self.peers.insert((node, peer), 1 - node);
-                let directions = self.directions;
-                self.nodes[node].handle(self.now, Input::Connected { peer, directions });
+                let (directions, fence) = (self.directions, self.fence);
+                self.nodes[node].handle(self.now, Input::Connected { peer, directions, fence });
             }
             Output::Disconnect { peer } => {
                 self.peers.remove(&(node, peer));
@@ -368,7 +381,7 @@ impl Pair {
         let peers: Vec<PeerId> =
             self.peers.keys().filter(|(of, _)| *of == node).map(|&(_, peer)| peer).collect();
         for peer in peers {
-            self.input(node, Input::PeerGone { peer, quiet_after });
+            self.input(node, Input::PeerGone { peer, end: WayEnd::Dead { quiet_after } });
         }
     }
 
@@ -400,13 +413,15 @@ impl Pair {
             plane: stranger.plane.clone(),
             metadata: stranger.metadata.clone(),
             geometry: stranger.args.geometry().clone(),
+            suffixed: false,
         };
         let known = self.peers.clone();
         for number in 0.. {
             let mut hello = hello.clone();
             hello.incarnation = Incarnation::from_random(0x1_0000 + number);
             let frame = Frame { link: kv_core::wire::Link::NONE, body: Body::Hello(hello) };
-            self.nodes[node].handle(self.now, Input::Frame(frame.encode().unwrap()));
+            self.nodes[node]
+                .handle(self.now, Input::Frame { from: Origin(number), frame: frame.encode().unwrap() });
             while let Some(output) = self.nodes[node].poll_output() {
                 if let Output::Disconnect { peer } = &output
                     && known.contains_key(&(node, *peer))
