@@ -55,6 +55,9 @@ mod config;
 mod connection;
 mod dp_ranks;
 mod error;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod http;
 mod record;
 mod registry;

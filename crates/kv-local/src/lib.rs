@@ -56,6 +56,9 @@ mod arena;
 mod config;
 mod connection;
 mod error;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod handshake;
 mod link;
 mod links;
