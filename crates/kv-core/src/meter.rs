@@ -25,6 +25,25 @@ pub(crate) fn step(count: usize) {
 
 /// The same items; each that is taken counts one step.
 #[inline(always)]
-pub(crate) fn each<I: IntoIterator>(items: I) -> impl Iterator<Item = I::Item> + use<I> {
-    items.into_iter().inspect(|_| step(1))
+pub(crate) fn each<I: IntoIterator>(items: I) -> Each<I::IntoIter> {
+    Each(items.into_iter())
+}
+
+/// See [`each`].
+#[derive(Debug, Clone)]
+pub(crate) struct Each<I>(I);
+
+impl<I: Iterator> Iterator for Each<I> {
+    type Item = I::Item;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<I::Item> {
+        step(1);
+        self.0.next()
+    }
+
+    #[inline(always)]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
 }

@@ -11,8 +11,8 @@ use std::path::Path;
 use bytes::Bytes;
 use kv_bootstrap::{LeaseJson, RankJson};
 use kv_core::wire::{
-    Abort, AbortAck, Body, Claim, Done, Failed, Finish, Frame, Granted, Heartbeat, HeartbeatAck, Hello, Link,
-    Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
+    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Frame, Granted, Heartbeat, HeartbeatAck,
+    Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
 };
 use kv_core::{
     Attempt, AuxIndex, GrantRef, GroupList, Incarnation, KvArgs, Lease, MemoryKind, Mismatch, PageList,
@@ -74,12 +74,13 @@ fn frames() -> Vec<Vec<u8>> {
         plane: "local".to_owned(),
         metadata: Bytes::from_static(b"memory"),
         geometry: args.geometry().clone(),
+        suffixed: true,
     };
     let mismatch = Mismatch { field: "dtype".to_owned(), ours: "bf16".to_owned(), theirs: "f32".to_owned() };
     let (room, request) = (Room::Number(7), Room::request("cmpl-1-0123abcd").unwrap());
     let bodies = [
         Body::Hello(hello),
-        Body::Welcome(Welcome { nonce: 7, link }),
+        Body::Welcome(Welcome { nonce: 7, link, ask: 4 }),
         Body::Refused(Refused { nonce: 7, cause: PeerCause::Incompatible(mismatch), link }),
         Body::Register(Register {
             attempt,
@@ -93,6 +94,8 @@ fn frames() -> Vec<Vec<u8>> {
             ranks: 2,
             ttl_ms: 60_000,
             groups: groups.clone(),
+            ask: 4,
+            permit_ms: 10_000,
         }),
         Body::Registered(Registered { attempt }),
         Body::Done(Done { attempt, part: 1, total: Some(2), skipped: vec![3] }),
@@ -118,6 +121,8 @@ fn frames() -> Vec<Vec<u8>> {
         Body::HeartbeatAck(HeartbeatAck { beat: 6, lease_ms: 20_000, attempts: vec![(4, 5)] }),
         Body::Release(Release { floor, attempts: vec![(4, 5)] }),
         Body::Released(Released { attempts: vec![(4, 5)] }),
+        Body::AskWrite(AskWrite { ask: 4 }),
+        Body::MayWrite(MayWrite { ask: 4, permit_ms: 10_000 }),
     ];
     bodies.into_iter().map(|body| Frame { link, body }.encode().unwrap().to_vec()).collect()
 }

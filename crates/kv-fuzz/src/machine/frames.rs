@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use kv_core::wire::{
-    Abort, AbortAck, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello, Link, Ping,
-    Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
+    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello,
+    Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
 };
 use kv_core::{
     Attempt, AuxIndex, Geometry, GroupList, GroupLists, Holds, Incarnation, KvArgs, Layout, Mismatch,
@@ -136,6 +136,8 @@ pub(super) struct Peer {
     pub(super) nonce: u64,
     /// Of the worker's last claim or heartbeat to it.
     pub(super) beat: u64,
+    /// Of the worker's last question whether it may write.
+    pub(super) ask: u64,
 }
 
 impl Peer {
@@ -168,6 +170,7 @@ impl Peer {
             link,
             nonce: script.number(),
             plane,
+            suffixed: script.rarely(),
             metadata: self.metadata(if script.byte() < 8 { script.size(900_000) } else { 0 }),
             geometry,
         })
@@ -175,10 +178,11 @@ impl Peer {
 
     /// Any frame but a hello.
     pub(super) fn says(&self, script: &mut Script) -> Body {
-        match script.below(22) {
+        match script.below(24) {
             0 => {
                 let nonce = if script.rarely() { script.number() } else { self.nonce };
-                Body::Welcome(Welcome { nonce, link: Link::new(1 + script.small(), 9) })
+                let ask = script.number();
+                Body::Welcome(Welcome { nonce, link: Link::new(1 + script.small(), 9), ask })
             }
             1 if script.rarely() => {
                 let nonce = if script.rarely() { script.number() } else { self.nonce };
@@ -201,6 +205,8 @@ impl Peer {
                     ranks: if script.flag() { 1 } else { script.small() },
                     ttl_ms: if script.flag() { 60_000 } else { script.number() },
                     groups: groups(script),
+                    ask: if script.rarely() { script.number() } else { self.ask },
+                    permit_ms: if script.rarely() { script.number() } else { 10_000 },
                 })
             }
             6 => Body::Registered(Registered { attempt: attempt(script) }),
@@ -259,6 +265,11 @@ impl Peer {
                 beat: if script.flag() { self.beat } else { script.number() },
                 lease_ms: if script.flag() { 30_000 } else { script.number() },
                 attempts: script.attempts(MAX_RUNS),
+            }),
+            21 => Body::AskWrite(AskWrite { ask: script.number() }),
+            22 => Body::MayWrite(MayWrite {
+                ask: if script.rarely() { script.number() } else { self.ask },
+                permit_ms: if script.rarely() { script.number() } else { 10_000 },
             }),
             _ if script.flag() => {
                 Body::Release(Release { floor: floor(script), attempts: script.attempts(MAX_RUNS) })

@@ -28,6 +28,9 @@ const LIMITS: Limits = Limits {
     max_failed_rooms: 8,
     max_post_bytes: 1 << 20,
     max_attempts: 64,
+    connections_share: 2,
+    max_incarnations: 2,
+    max_addresses: 8,
     max_ended_grants: 7,
 };
 
@@ -76,6 +79,7 @@ impl<'a> World<'a> {
                 drawn: 0,
                 nonce: 0,
                 beat: 0,
+                ask: 0,
             }
         });
         #[allow(clippy::expect_used)]
@@ -278,6 +282,7 @@ impl<'a> World<'a> {
     }
 
     fn greet(&mut self, peer: usize, script: &mut Script) {
+        let number = peer as u64;
         let Some(peer) = self.peers.get_mut(peer) else { return };
         // Another life of it, at times.
         if script.byte() < 12 {
@@ -286,7 +291,7 @@ impl<'a> World<'a> {
         }
         let Some(hello) = peer.hello(script, US) else { return };
         let Ok(frame) = (Frame { link: Link::NONE, body: Body::Hello(hello) }).encode() else { return };
-        self.hear("Hello", frame);
+        self.hear("Hello", number, frame);
     }
 
     fn say(&mut self) {
@@ -302,14 +307,16 @@ impl<'a> World<'a> {
             let len = self.script.size(300).min(self.script.0.len());
             let (raw, rest) = self.script.0.split_at(len);
             self.script = Script(rest);
-            return self.hear("bytes", Bytes::copy_from_slice(raw));
+            return self.hear("bytes", at as u64, Bytes::copy_from_slice(raw));
         }
         let body = peer.says(&mut self.script);
         let what = name(&body);
         let Ok(frame) = (Frame { link, body }).encode() else { return };
+        // On its own connection, mostly.
+        let from = if self.script.byte() < 8 { self.script.number() % 5 } else { at as u64 };
         let copies = if self.script.byte() < 16 { 1 + self.script.below(40) } else { 1 };
         for _ in 0..copies {
-            self.hear(what, self.damaged(&frame));
+            self.hear(what, from, self.damaged(&frame));
         }
     }
 
@@ -329,8 +336,8 @@ impl<'a> World<'a> {
         bytes.into()
     }
 
-    fn hear(&mut self, what: &'static str, frame: Bytes) {
-        let from = Origin(u64::from(self.script.0.len() as u8 % 2));
+    fn hear(&mut self, what: &'static str, from: u64, frame: Bytes) {
+        let from = Origin(from);
         self.input(what, frame.len() as u64, 0, Input::Frame { from, frame });
     }
 
@@ -490,7 +497,11 @@ impl<'a> World<'a> {
         let Some(&(_, number)) = self.known.get(&to) else { return };
         let Some(peer) = self.peers.get_mut(usize::from(number)) else { return };
         match body {
-            Body::Welcome(welcome) => peer.links.push(welcome.link),
+            Body::Welcome(welcome) => {
+                peer.ask = welcome.ask;
+                peer.links.push(welcome.link);
+            }
+            Body::AskWrite(question) => peer.ask = question.ask,
             Body::Hello(hello) => {
                 peer.nonce = hello.nonce;
                 peer.links.push(hello.link);
@@ -605,5 +616,7 @@ fn name(body: &Body) -> &'static str {
         Body::HeartbeatAck(_) => "HeartbeatAck",
         Body::Release(_) => "Release",
         Body::Released(_) => "Released",
+        Body::AskWrite(_) => "AskWrite",
+        Body::MayWrite(_) => "MayWrite",
     }
 }
