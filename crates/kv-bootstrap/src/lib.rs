@@ -77,6 +77,9 @@ mod connection;
 mod dp_ranks;
 mod error;
 mod gauges;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod http;
 mod record;
 mod registry;

@@ -63,6 +63,9 @@ mod clock;
 mod config;
 mod connection;
 mod error;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod handshake;
 mod identity;
 mod link;
