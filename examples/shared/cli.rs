@@ -274,6 +274,10 @@ impl WorkloadOptions {
             deadline,
             lease: hand_over.lease().duration(),
             finish_within: finish_within(pace),
+            bury_after: match pace {
+                Pace::Normal => Duration::from_secs(60),
+                Pace::Fast => Duration::from_secs(4),
+            },
             harm: None,
         }
     }

@@ -150,8 +150,16 @@ mod tests {
         let loaded = model.load().unwrap();
         let conversations = model.prompts(&loaded, workload).unwrap();
         let (deadline, lease) = (Duration::from_secs(120), Duration::from_secs(30));
-        let finish_within = Duration::from_secs(45);
-        let plan = Plan { mode, bootstrap, max_new_tokens, deadline, lease, finish_within, harm: None };
+        let plan = Plan {
+            mode,
+            bootstrap,
+            max_new_tokens,
+            deadline,
+            lease,
+            finish_within: Duration::from_secs(45),
+            bury_after: lease,
+            harm: None,
+        };
         let progress = Progress::new(workload.count, false);
         let (run, monolithic) = compare(router, &loaded, &conversations, &plan, &progress).unwrap();
         server.stop();

@@ -16,6 +16,9 @@ pub enum Due {
     HarmIfWaiting(usize),
     /// The rank at this position goes on.
     Resume(usize),
+    /// The rank at this position has said nothing for so long that it is given up: what its peers keep
+    /// because it may still write into it, only its death sets free.
+    Bury(usize),
 }
 
 impl Router {
@@ -26,7 +29,7 @@ impl Router {
 
     /// True if a rank is yet to be harmed or to be resumed at a moment that was told.
     pub(super) fn waits_for_moment(&self) -> bool {
-        self.due.iter().any(|(_, due)| !matches!(due, Due::HarmIfWaiting(_)))
+        self.due.iter().any(|(_, due)| matches!(due, Due::Harm | Due::Resume(_)))
     }
 
     pub(super) fn do_what_is_due(&mut self, plan: &Plan) {
@@ -47,6 +50,7 @@ impl Router {
                     }
                 }
                 Due::Resume(rank) => self.ranks[rank].resume(),
+                Due::Bury(rank) => self.ranks[rank].kill(),
             }
         }
     }
@@ -89,7 +93,11 @@ impl Router {
         self.ranks[victim].harm(harm);
         self.harm = Some(Harmed { harm, rank: self.ranks[victim].name(), request, moment });
         if harm == Harm::Stop {
-            self.due.extend(resume.map(|resume| (Instant::now() + resume, Due::Resume(victim))));
+            let now = Instant::now();
+            self.due.push(match resume {
+                Some(resume) => (now + resume, Due::Resume(victim)),
+                None => (now + plan.bury_after, Due::Bury(victim)),
+            });
             // Its pipe stays open: nobody else is going to notice.
             self.orphan(victim, plan);
         }

@@ -23,6 +23,8 @@ pub struct Plan {
     pub lease: Duration,
     /// How long ranks wait for the pages of ended requests before they account for them.
     pub finish_within: Duration,
+    /// How long a rank may be stopped before it is killed.
+    pub bury_after: Duration,
     /// What is to be done to a rank, if anything.
     pub harm: Option<PlannedHarm>,
 }

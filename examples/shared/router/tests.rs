@@ -66,6 +66,7 @@ fn run(survivor: bool) -> Run {
         deadline: MINUTE,
         lease: MINUTE,
         finish_within: MINUTE,
+        bury_after: MINUTE,
         harm: Some(harm),
     };
     router.run(&conversations, &plan, &Progress::new(1, false)).unwrap()
