@@ -194,8 +194,9 @@ impl Scene {
         let then = if killed { "killed" } else { "resumed" };
         let line = format!(
             "{number:>3}: {side:?} stopped {delay:?} after the {}, {mode}, {held} held, {then}; the other \
-             side had its pages {back:.0?} after the stop: {ended_here}; the stopped one: {ended_there}",
+             side had its pages {} ms after the stop: {ended_here}; the stopped one: {ended_there}",
             if at_bytes && seen { "first bytes" } else { "beginning" },
+            back.as_millis(),
         );
         (line, !ended_here.ends_with("Success"))
     }

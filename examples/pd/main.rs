@@ -5,6 +5,7 @@
 //! cargo run --release --example pd
 //! cargo run --release --example pd -- --requests 200 --prefill-ranks 2 --decode-ranks 2
 //! cargo run --release --example pd -- --kill prefill
+//! cargo run --release --example pd -- --timing fast --stop decode --at 300 --resume 3000
 //! cargo run --release --example pd -- --prefill-tp 4 --prefill-pp 2 --decode-tp 2
 //! cargo run --release --example pd -- --page-size 32 --decode-page-size 8 --decode-layout page-major
 //! cargo run --release --example pd -- --mode pull --turns 2

@@ -237,8 +237,8 @@ pub struct WorkloadOptions {
     #[arg(long, default_value_t = 24, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub follow_up_tokens: u32,
 
-    /// Seconds that the transfer of a request may take, from its arrival at the ranks; ten times as long
-    /// if it is routed again [default: 180, with --timing fast 1].
+    /// Seconds that the transfer of a request may take, from its arrival at the ranks; 30 at least if
+    /// it is routed again [default: 180, with --timing fast 1].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub deadline: Option<u64>,
 
