@@ -27,11 +27,12 @@ use super::io::Output;
 use super::node::{Node, encode};
 use super::peer::Peer;
 use super::read::{Reading, of_life};
+use super::rendezvous::Named;
 use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::bootstrap::WorkerRole;
 use crate::error::{Cause, PeerCause, Phase};
-use crate::groups::Groups;
+use crate::groups::{Groups, MAX_REQUEST_GROUPS};
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{GrantRef, TransferMode};
 use crate::pages::{PageList, Pages};
@@ -164,7 +165,35 @@ impl Node {
             return self.fail_receiver(session, Cause::WorkerStopped);
         }
         self.timers.arm(Timer::Deadline(session), self.now + deadline);
+        if let Some(cause) = self.note_receiver(session) {
+            return self.fail_receiver(session, cause);
+        }
         self.find_sources(session);
+    }
+
+    /// Notes the room of a receiver of an engine that adds suffixes. If another one is open whose id differs
+    /// in nothing but the suffix, the other side could take the one for the other: that is the cause.
+    fn note_receiver(&mut self, session: SessionId) -> Option<Cause> {
+        if !self.config.args.suffixes_requests() {
+            return None;
+        }
+        let named = Named::new(self.receivers.get(&session)?.room.clone(), true);
+        let open = &mut self.rendezvous.receivers;
+        let other = match open.find(&named) {
+            Ok(found) => found.and_then(|other| self.receivers.get(&other)).map(|other| other.room.clone()),
+            Err((one, _)) => Some(one),
+        };
+        open.insert(&named, session);
+        let room = named.room;
+        other.filter(|other| *other != room).map(|other| Cause::AmbiguousRoom { room, other })
+    }
+
+    /// The receiver has ended.
+    pub(super) fn forget_room(&mut self, session: SessionId) {
+        if let Some(receiver) = self.receivers.get(&session).filter(|_| self.config.args.suffixes_requests())
+        {
+            self.rendezvous.receivers.remove(&Named::new(receiver.room.clone(), true), session);
+        }
     }
 
     pub(super) fn take_sources(&mut self, session: SessionId, peers: &[PeerId]) {
@@ -342,6 +371,8 @@ impl Node {
                 ranks: peer.ranks_served,
                 ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
                 groups: groups.clone().unwrap_or_default(),
+                ask: 0,
+                permit_ms: 0,
             };
             frames.push((source.peer, register));
         }
@@ -350,11 +381,14 @@ impl Node {
         }
         receiver.repeats += 1;
         let repeats = receiver.repeats;
-        for (peer, register) in frames {
+        for (peer, mut register) in frames {
             self.watch_peer(peer);
             let body = match pulls {
                 true => self.claim(peer, register, &grants),
-                false => Body::Register(register),
+                false => {
+                    (register.ask, register.permit_ms) = self.permit(peer);
+                    Body::Register(register)
+                }
             };
             let link = self.peers.get(peer).and_then(|peer| peer.theirs);
             match link.map(|link| encode(link, body)) {
@@ -421,6 +455,9 @@ impl Node {
         }
         source.registered = true;
         source.last_news = now;
+        if skipped.len() > MAX_REQUEST_GROUPS {
+            return self.fail_receiver(session, Cause::Protocol("more groups left out than a request has"));
+        }
         for &(start, count) in runs {
             source.parts.insert(u64::from(start), u64::from(count));
         }
@@ -449,6 +486,7 @@ impl Node {
             return;
         }
         receiver.poll = KvPoll::Success;
+        self.forget_room(session);
         self.status(session, KvPoll::Success, None);
         self.retire_receiver(session);
     }

@@ -7,7 +7,7 @@ use kv_core::wire::{Body, Done, Failed, Granted, Progress, Register};
 use kv_core::{
     Attempt, Cause, GroupItems, GroupList, GroupLists, GroupSpan, Groups, Holds, KvArgs, KvPoll, Layout,
     Pages, Parallel, PeerCause, PeerId, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions,
-    StateGroup, TransferMode,
+    StateGroup, TransferMode, WayEnd,
 };
 
 use crate::solo::{OPTIONAL, SLOTS, Solo, list, record, register};
@@ -66,7 +66,8 @@ fn registered_items_that_do_not_exist_are_refused_and_the_sender_is_told() {
 
 #[test]
 fn items_of_a_waiting_registration_count_against_its_bound() {
-    let mut solo = Solo::serving(|config| config.limits.max_waiting_runs = 4);
+    let mut solo =
+        Solo::serving(|config| (config.limits.max_waiting_runs, config.limits.connections_share) = (4, 1));
     let groups = lists(&[(SLOTS, 0, &[1, 3, 5, 7])]);
     solo.says(1, Body::Register(Register { groups, ..register(1, ROOM, &[0]) }));
     let cause = PeerCause::Overloaded;
@@ -198,7 +199,10 @@ fn items_that_have_come_were_not_left_out_though_their_source_leaves_before_the_
         // Sources are in the order of their rows: that of the last stage first.
         let (first, second) = if leaves == 0 { (2, 1) } else { (1, 2) };
         solo.says(first, done());
-        solo.input(Input::PeerGone { peer: PeerId(leaves), quiet_after: Duration::ZERO });
+        solo.input(Input::PeerGone {
+            peer: PeerId(leaves),
+            end: WayEnd::Dead { quiet_after: Duration::ZERO },
+        });
         solo.says(second, done());
         assert_eq!(solo.poll(session), KvPoll::Success);
         assert_eq!(returned(&solo), Some((lists(all), vec![])));
