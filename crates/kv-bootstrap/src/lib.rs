@@ -76,10 +76,10 @@ mod config;
 mod connection;
 mod dp_ranks;
 mod error;
-mod gauges;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
+mod gauges;
 mod http;
 mod record;
 mod registry;
