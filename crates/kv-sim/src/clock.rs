@@ -1,7 +1,5 @@
 //! Clocks that agree on nothing: each host has its own epoch and its own rate.
 
-use std::time::Duration;
-
 use kv_core::Time;
 
 /// One microsecond of virtual time.
@@ -40,12 +38,6 @@ impl Clock {
         let shown = u128::from(local.as_nanos().saturating_sub(self.epoch));
         let elapsed = (shown * PPM).div_ceil(u128::from(self.rate_ppm));
         self.started.saturating_add(u64::try_from(elapsed).unwrap_or(u64::MAX))
-    }
-
-    /// How long a span of global time lasts on this clock, rounded up.
-    pub fn span(&self, global: u64) -> Duration {
-        let shown = (u128::from(global) * u128::from(self.rate_ppm)).div_ceil(PPM);
-        Duration::from_nanos(u64::try_from(shown).unwrap_or(u64::MAX))
     }
 }
 

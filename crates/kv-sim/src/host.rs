@@ -13,6 +13,7 @@ use crate::ledger::{LegId, LifeId, Slot};
 use crate::memory::Memory;
 use crate::params::{Params, Topology};
 use crate::state::GROUPS;
+use crate::ways::WayId;
 
 /// The plane's name in records and hellos.
 pub(crate) const PLANE: &str = "sim";
@@ -44,12 +45,12 @@ pub(crate) struct Host {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Conn {
     pub(crate) target: LifeId,
+    /// For writes.
+    pub(crate) way: WayId,
     /// Nothing passes any more: refused, or broken under way.
     pub(crate) dead: bool,
     /// When its end is noticed, in global time; `None` while it lives.
     pub(crate) gone_at: Option<u64>,
-    /// Until when writes of the other side may land, in global time.
-    pub(crate) quiet_at: u64,
 }
 
 impl Host {

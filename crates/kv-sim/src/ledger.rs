@@ -132,8 +132,6 @@ pub struct LifeRecord {
     pub alive: bool,
     /// True once its scheduler has shut it down.
     pub shut_down: bool,
-    /// Until when its writes may land after its death, in global time.
-    pub strays_until: u64,
     /// When it was last paused, until when, in global time.
     pub paused_until: u64,
     /// Posts that failed.
@@ -151,7 +149,6 @@ impl LifeRecord {
             clock,
             alive: true,
             shut_down: false,
-            strays_until: u64::MAX,
             paused_until: 0,
             posts_failed: 0,
             tokens_out: 0,

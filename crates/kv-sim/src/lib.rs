@@ -57,6 +57,7 @@ mod stats;
 mod trace;
 mod unequal;
 mod virtual_plane;
+mod ways;
 mod workload;
 mod world;
 

@@ -81,6 +81,10 @@ counters! {
     pauses: "fault: pauses",
     /// Connections broken between living hosts.
     breaks: "fault: connections broken",
+    /// Ways lost to peers about which nothing is proven.
+    ways_lost: "fault: ways reported lost, nothing proven",
+    /// Posts that did not end before their world was healed.
+    stuck: "fault: posts that do not end",
     /// Shutdowns.
     shutdowns: "fault: shutdowns",
     /// Posts that failed.
@@ -127,6 +131,16 @@ counters! {
     crash_target: "cover: crash of a destination in mid-transfer",
     /// Writes of the dead.
     stray_writes: "cover: pieces written by a dead host",
+    /// Permissions told to planes.
+    permits: "cover: permissions to write",
+    /// Writes that waited for one.
+    unpermitted: "cover: slices that waited for a permission",
+    /// Slices of revoked ways that did not begin.
+    refused_slices: "cover: slices refused after a revocation",
+    /// Revocations.
+    revocations: "cover: revocations",
+    /// Slices that ended after the permission under which they began.
+    late_slices: "cover: slices that ended after their permission",
     /// Sessions served with several posts.
     multi_part: "cover: sessions with several posts",
     /// Worlds of engines that differ.

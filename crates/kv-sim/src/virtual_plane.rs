@@ -14,6 +14,7 @@ use crate::clock::{Clock, MS, US};
 use crate::host::{Host, PLANE, life_of, metadata};
 use crate::ledger::{LifeId, LifeRecord};
 use crate::memory::Memory;
+use crate::ways::WayParams;
 use crate::params::{ChaosParams, DmaParams, NetParams, Params, Topology};
 use crate::world::World;
 
@@ -35,6 +36,7 @@ pub struct VirtualNet {
 impl VirtualNet {
     /// A network of its own.
     pub fn new(seed: u64) -> VirtualNet {
+        let draw = Params::draw(seed);
         let params = Params {
             topology: Topology::Plain,
             unequal: None,
@@ -56,8 +58,9 @@ impl VirtualNet {
                 cancel: 500,
                 ..DmaParams::default()
             },
-            chaos: ChaosParams { detect_max: 5 * MS, stray_max: 3 * MS, ..ChaosParams::default() },
-            ..Params::draw(seed)
+            ways: WayParams { bound: 3 * MS, slice_max: MS, stuck: 0, ..draw.ways },
+            chaos: ChaosParams { detect_max: 5 * MS, ..ChaosParams::default() },
+            ..draw
         };
         VirtualNet { world: Rc::new(RefCell::new(World::of_planes(params))) }
     }
@@ -169,10 +172,18 @@ impl Plane for VirtualPlane {
         self.world.borrow_mut().cancel(self.life, post);
     }
 
-    fn permit(&mut self, _: PeerId, _: Time) {}
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        self.world.borrow_mut().permit(self.life, peer, until);
+    }
 
-    fn write_fence(&self, _: PeerId) -> WriteFence {
-        WriteFence::AtDeath
+    fn write_fence(&self, peer: PeerId) -> WriteFence {
+        let world = self.world.borrow();
+        let conn = world.hosts[self.life].conns.get(&peer);
+        conn.map_or(WriteFence::AtDeath, |conn| world.declared_fence(conn.target, self.life))
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        self.world.borrow_mut().revoke(self.life, peer);
     }
 
     fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {

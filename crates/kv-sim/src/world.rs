@@ -29,6 +29,7 @@ use crate::rng::Rng;
 use crate::scheduler::{Plan, Request};
 use crate::stats::{Counters, cause_name};
 use crate::trace::Trace;
+use crate::ways::{Revoking, Way};
 
 /// Most events of one world: far more than any needs that comes to rest.
 const MAX_EVENTS: u64 = 400_000;
@@ -48,6 +49,9 @@ pub(crate) struct World {
     pub(crate) memories: Vec<Memory>,
     pub(crate) ledger: Ledger,
     pub(crate) flights: Vec<Flight>,
+    /// Every connection there ever was.
+    pub(crate) ways: Vec<Way>,
+    pub(crate) revoking: Vec<Revoking>,
     pub(crate) net: Net,
     pub(crate) servers: BootstrapServers,
     pub(crate) requests: Vec<Request>,
@@ -87,6 +91,8 @@ impl World {
             memories: Vec::new(),
             ledger: Ledger::new(),
             flights: Vec::new(),
+            ways: Vec::new(),
+            revoking: Vec::new(),
             net: Net::new(hosts, &params.net),
             servers: BootstrapServers::default(),
             requests: Vec::new(),
@@ -172,6 +178,8 @@ impl World {
             Event::Frame { from, to, bytes } => self.deliver(from, to, bytes),
             Event::Report { life, report } => self.report(life, report),
             Event::Move { flight, upto } => self.move_pieces(flight, upto),
+            Event::Begin { flight } => self.begin_slice(flight),
+            Event::End { flight } => self.end_slice(flight),
             Event::Land { flight } => self.land(flight),
             Event::Act { leg, act } => self.act(leg, act),
             Event::Strike(strike) => self.strike(strike),
@@ -185,6 +193,9 @@ impl World {
         let life = match *event {
             Event::Timer { life, .. } | Event::Report { life, .. } => life,
             Event::Frame { to, .. } => to,
+            Event::Begin { flight } => self.flights[flight].life,
+            // Hardware goes on while its host is stopped.
+            Event::End { flight } if self.ways[self.flights[flight].way].copies() => self.flights[flight].life,
             Event::Act { leg, .. } => self.ledger.legs[leg].life.or(self.slots[self.ledger.legs[leg].slot])?,
             _ => return None,
         };
@@ -258,7 +269,8 @@ impl World {
                 effects.posts += 1;
                 self.post(life, peer, post);
             }
-            Output::Permit { .. } | Output::Revoke { .. } => {}
+            Output::Permit { peer, until } => self.permit(life, peer, until),
+            Output::Revoke { peer } => self.revoke(life, peer),
             Output::Cancel { post } => {
                 effects.cancels += 1;
                 self.cancel(life, post);
@@ -345,8 +357,12 @@ impl World {
                 self.trace.note(self.now, || format!("  post {post} of life {life}: {result:?}"));
                 self.feed(life, "posted", Input::Posted { post, result });
             }
-            Report::ConnectFailed { peer } => self.report_connect_failed(life, peer),
-            Report::PeerGone { peer } => self.report_peer_gone(life, peer),
+            Report::Connected { peer, way } => self.report_connected(life, peer, way),
+            Report::ConnectFailed { peer, way } => self.report_connect_failed(life, peer, way),
+            Report::PeerGone { peer, way } => self.report_peer_gone(life, peer, way),
+            Report::Revoked { peer } => {
+                self.feed(life, "revoked", Input::Revoked { peer });
+            }
             Report::Found { lookup, ranks } => {
                 self.feed(life, "found", Input::Found { lookup, ranks });
             }
@@ -418,6 +434,7 @@ impl World {
             ledger: &self.ledger,
             memories: &self.memories,
             flights: &self.flights,
+            ways: &self.ways,
             healed: self.healed.is_some(),
         };
         if let Err(violation) = self.invariants.observe(&view, fact) {
@@ -441,6 +458,7 @@ fn event_of(input: Input) -> Option<PlaneEvent> {
             Some(PlaneEvent::PeerGone { peer, end })
         }
         Input::PeerGone { peer, end } => Some(PlaneEvent::PeerGone { peer, end }),
+        Input::Revoked { peer } => Some(PlaneEvent::Revoked { peer }),
         _ => None,
     }
 }

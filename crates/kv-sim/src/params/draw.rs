@@ -8,6 +8,10 @@ use super::{ChaosParams, DmaParams, LookupParams, NetParams, Params, SchedParams
 use crate::clock::{MS, SEC, US};
 use crate::rng::Rng;
 use crate::unequal::Unequal;
+use crate::ways::WayParams;
+
+/// Whether nodes ask for permissions.
+const CHECKED: bool = false;
 
 impl Params {
     /// Draws a world.
@@ -69,6 +73,7 @@ impl Params {
             lateness: rng.pick(&[0, 50 * US, MS]),
             net: draw_net(rng, lossless, &timing),
             dma: draw_dma(rng, lossless, &timing),
+            ways: draw_ways(seed, lossless),
             lookup: draw_lookup(rng, lossless),
             chaos: if lossless { ChaosParams::default() } else { draw_chaos(rng) },
             sched,
@@ -98,6 +103,7 @@ impl Params {
             delay_max: 50 * MS,
             ..self.net
         };
+        self.ways.stuck = 0;
         self.dma = DmaParams { error: 0, refuse: 0, connect_fail: 0, time_max: 50 * MS, ..self.dma };
         self.chaos = ChaosParams::default();
         let SchedParams {
@@ -204,6 +210,21 @@ fn draw_dma(rng: &mut Rng, lossless: bool, timing: &Timing) -> DmaParams {
     }
 }
 
+/// Drawn apart: worlds are otherwise the same.
+fn draw_ways(seed: u64, lossless: bool) -> WayParams {
+    let rng = &mut Rng::new(seed ^ 0x5eed_fe2c_e000);
+    WayParams {
+        kinds: rng.pick(&[[10, 0, 0], [0, 10, 0], [0, 0, 10], [3, 4, 3]]),
+        bound: rng.pick(&[US, 2 * MS, 50 * MS, 300 * MS]),
+        long: rng.pick(&[0, 50, 300]),
+        slice_max: rng.pick(&[100 * US, 5 * MS, 50 * MS]),
+        checked: CHECKED,
+        unproven: rng.pick(&[0, 300]),
+        stuck: if lossless { 0 } else { rng.pick(&[0, 0, 0, 20, 200]) },
+        refused_max: rng.pick(&[0, 20 * MS, 500 * MS]),
+    }
+}
+
 fn draw_lookup(rng: &mut Rng, lossless: bool) -> LookupParams {
     LookupParams {
         fail: if lossless { 0 } else { rate(rng) },
@@ -226,7 +247,6 @@ fn draw_chaos(rng: &mut Rng) -> ChaosParams {
         breaks: some(rng),
         shutdowns: u64::from(rng.chance(100)),
         detect_max: rng.pick(&[MS, 20 * MS, 500 * MS]),
-        stray_max: rng.pick(&[0, 2 * MS, 50 * MS, 300 * MS]),
     }
 }
 

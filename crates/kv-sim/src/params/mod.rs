@@ -8,6 +8,7 @@ use kv_core::proto::{Limits, Timing};
 
 use crate::clock::{MS, SEC};
 use crate::unequal::Unequal;
+use crate::ways::WayParams;
 
 /// How hosts form engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +76,8 @@ pub struct Params {
     pub net: NetParams,
     /// The data plane.
     pub dma: DmaParams,
+    /// What ends its writes.
+    pub ways: WayParams,
     /// The bootstrap server.
     pub lookup: LookupParams,
     /// Faults with a moment.
@@ -153,8 +156,6 @@ pub struct ChaosParams {
     pub shutdowns: u64,
     /// Longest time until a death is detected.
     pub detect_max: u64,
-    /// Longest time that writes of a dead host keep landing.
-    pub stray_max: u64,
 }
 
 /// The schedulers.

@@ -115,6 +115,20 @@ planted! {
     ReleaseCut: tokens_come_back,
     /// Tokens come back before the final state.
     ReleaseFirst: tokens_come_back,
+    /// Planes promise that hardware ends its writes in an eighth of the time that it needs.
+    BoundTooShort: pages_quiet_when_released,
+    /// A revocation is called complete while a slice is under way.
+    RevokedInTheSlice: pages_quiet_when_released,
+    /// A lost connection is taken for the death of the peer.
+    LivingCalledDead: pages_quiet_when_released,
+    /// A lost connection is taken for the death of the peer, and its hardware waited for.
+    LostCalledDead: pages_quiet_when_released,
+    /// Slices begin without a look at the permission.
+    PermissionUnchecked: pages_quiet_when_released,
+    /// A permission counts from its answer, not from its question.
+    PermissionFromAnswer: pages_quiet_when_released,
+    /// What a writer was stopped for is added to its permission.
+    PermissionExcused: pages_quiet_when_released,
     /// Posts to a dead life write into its successor.
     WriteIntoSuccessor: incarnation_fence,
     /// Frames for a dead life are made to fit its successor.
