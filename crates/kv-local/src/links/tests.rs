@@ -12,7 +12,8 @@ use std::mem;
 use std::os::fd::AsFd;
 
 use bytes::Bytes;
-use kv_core::{PeerId, PlaneEvent, Time};
+use kv_conformance::{connect as befriend, heard};
+use kv_core::{PeerId, PlaneEvent, Time, WayEnd};
 use rustix::net::{accept_with, connect};
 
 use super::*;
@@ -23,6 +24,7 @@ use crate::metadata::{Host, Metadata, Place, Token, random_socket_name};
 use crate::plane::LocalPlane;
 
 const LEN: usize = 1 << 20;
+const DEAD: WayEnd = WayEnd::Dead { quiet_after: Duration::ZERO };
 
 fn plane_with(config: LocalConfig, name: String) -> (LocalPlane, Arena) {
     let arena = Arena::new(LEN).unwrap();
@@ -68,14 +70,14 @@ fn assert_serves(plane: &mut LocalPlane, arena: &Arena) {
     let (mut other, source) = self::plane();
     source.write(0, b"good page").unwrap();
     let peer = PeerId(other.next_link + 1);
-    other.connect(peer, &plane.metadata().unwrap()).unwrap();
+    befriend(&mut other, peer, &plane.metadata().unwrap()).unwrap();
     other.post(peer, Post { notify: Some(Bytes::from_static(b"there")), ..write_post(1, 4096) }).unwrap();
     let mut events = Vec::new();
     for _ in 0..1000 {
         other.poll(Time::ZERO, &mut Vec::new());
         plane.poll(plane.now, &mut events);
     }
-    assert!(events.contains(&PlaneEvent::Frame(Bytes::from_static(b"there"))), "{events:?}");
+    assert!(heard(&events, b"there"), "{events:?}");
     let mut page = [0; 9];
     arena.read(0, &mut page).unwrap();
     assert_eq!(&page, b"good page");
@@ -252,7 +254,7 @@ fn a_restarted_peer_under_the_same_name_is_refused_and_never_written_to() {
         us.poll(Time::ZERO, &mut events);
         assert_eq!(poll_at(&mut second_life, Duration::ZERO), []);
     }
-    let gone = PlaneEvent::PeerGone { peer: PeerId(2), quiet_after: Duration::ZERO };
+    let gone = PlaneEvent::PeerGone { peer: PeerId(2), end: DEAD };
     assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) }, gone]);
     assert_eq!(second_life.stats().refused, 1);
     let mut page = [0; 4096];
@@ -329,7 +331,7 @@ fn the_end_of_the_stream_alone_is_no_proof_but_a_goodbye_is() {
         }
         drop(client);
         let events = poll_at(&mut us, Duration::ZERO);
-        let gone = PlaneEvent::PeerGone { peer: PeerId(1), quiet_after: Duration::ZERO };
+        let gone = PlaneEvent::PeerGone { peer: PeerId(1), end: DEAD };
         assert_eq!(events[0], PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::Cancelled) });
         assert_eq!(events[1], PlaneEvent::Posted { post: PostId(2), result: Err(PlaneError::PeerGone) });
         assert_eq!(events.contains(&gone), goodbye);
@@ -448,7 +450,7 @@ fn the_second_link_of_a_connected_peer_is_never_evicted() {
     assert_eq!(us.unclaimed.iter().collect::<Vec<_>>(), [&second]);
     // It goes with the peer, and the peer is told.
     us.disconnect(PeerId(1));
-    let gone = PlaneEvent::PeerGone { peer: PeerId(2), quiet_after: Duration::ZERO };
+    let gone = PlaneEvent::PeerGone { peer: PeerId(2), end: DEAD };
     assert_eq!(turn(&mut us, &mut them, 62), [gone]);
     assert!(us.links.is_empty() && them.links.is_empty());
 }
@@ -474,7 +476,7 @@ fn a_flooding_peer_does_not_keep_others_from_being_heard() {
     clients[19].write_all(&message(2, b"urgent")).unwrap();
     let mut before = Vec::new();
     let mut polls = 0;
-    while !before.contains(&PlaneEvent::Frame(Bytes::from_static(b"urgent"))) {
+    while !heard(&before, b"urgent") {
         plane.poll(Time::ZERO, &mut before);
         polls += 1;
         assert!(polls < 50, "{} frames came first", before.len());

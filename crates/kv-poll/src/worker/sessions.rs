@@ -1,6 +1,6 @@
 //! The worker's table of sessions.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kv_core::proto::Command;
@@ -18,7 +18,7 @@ use crate::token::{Size, Token};
 /// could prove that no wire touches them.
 pub(super) struct Sessions {
     link: Arc<Link>,
-    entries: HashMap<SessionId, Entry>,
+    entries: BTreeMap<SessionId, Entry>,
 }
 
 struct Entry {
@@ -30,7 +30,7 @@ struct Entry {
 
 impl Sessions {
     pub(super) fn new(link: Arc<Link>) -> Sessions {
-        Sessions { link, entries: HashMap::new() }
+        Sessions { link, entries: BTreeMap::new() }
     }
 
     /// Books a command before the node sees it. `None` if the session has ended: then the node

@@ -154,6 +154,7 @@ impl Script {
                 ]);
             }
             b"panic" => panic!("a bug in the machine"),
+            b"far timer" => self.timeout = Some(now + Duration::from_secs(60)),
             b"timer" => self.timeout = Some(now + Duration::from_millis(30)),
             other => panic!("unknown word {other:?}"),
         }
@@ -169,7 +170,7 @@ impl Machine for Script {
             Input::Posted { post, result } => self.see(Seen::Posted(post.0, result.is_ok())),
             Input::ConnectFailed { .. } => self.see(Seen::ConnectFailed),
             Input::PeerGone { .. } => self.see(Seen::PeerGone),
-            Input::Connected { .. } | Input::Found { .. } => {}
+            Input::Connected { .. } | Input::Revoked { .. } | Input::Found { .. } => {}
             Input::LookupFailed { lookup, .. } => self.see(Seen::LookupFailed(lookup.0)),
             Input::Timeout => {
                 assert!(self.timeout.take().is_some_and(|at| at <= now), "not before it is due");
