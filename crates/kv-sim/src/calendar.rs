@@ -24,6 +24,8 @@ pub(crate) enum Event {
     Begin { flight: usize },
     /// The slice of a write that is under way ends.
     End { flight: usize },
+    /// The driver of a host has a turn.
+    Turn { life: LifeId },
     /// A post ends.
     Land { flight: usize },
     /// A scheduler does something with one of its sessions.
@@ -70,6 +72,7 @@ pub(crate) enum Strike {
     Boot { slot: usize },
     Publish { life: LifeId },
     Pause { slot: usize, span: u64 },
+    Jump { life: LifeId, ahead: u64 },
     Partition { from: usize, to: usize, both_ways: bool, span: u64 },
     Break { from: usize, to: usize, refused: u64 },
     Shutdown { slot: usize },

@@ -4,6 +4,7 @@ use kv_core::proto::{Command, Input};
 
 use crate::calendar::{Event, Report, Strike};
 use crate::clock::{MS, SEC, US};
+use crate::host::Engine;
 use crate::ledger::{LifeId, Slot};
 use crate::params::NetParams;
 use crate::planted::Planted;
@@ -20,7 +21,11 @@ pub(crate) struct Net {
 
 impl Net {
     pub(crate) fn new(hosts: usize, params: &NetParams) -> Net {
-        Net { params: params.clone(), blocked: vec![vec![0; hosts]; hosts], refused: vec![vec![0; hosts]; hosts] }
+        Net {
+            params: params.clone(),
+            blocked: vec![vec![0; hosts]; hosts],
+            refused: vec![vec![0; hosts]; hosts],
+        }
     }
 
     /// Its rates now: those of the seed until the world is healed.
@@ -63,6 +68,11 @@ impl World {
             let (slot, pause) = (self.rng.index(hosts), self.rng.tail(20 * MS, 1000 * MS));
             self.strike_at(span, Strike::Pause { slot, span: pause });
         }
+        for _ in 0..chaos.stops {
+            let slot = self.rng.index(hosts);
+            let pause = self.rng.between(chaos.stop_max / 2, chaos.stop_max);
+            self.strike_at(span, Strike::Pause { slot, span: pause });
+        }
         for _ in 0..chaos.partitions {
             let (from, to) = (self.rng.index(hosts), self.rng.index(hosts));
             let (both_ways, lasts) = (self.rng.chance(500), self.rng.tail(20 * MS, 1000 * MS));
@@ -72,7 +82,11 @@ impl World {
             let (prefills, decodes) = (self.params.prefills, self.params.decodes);
             let (one, other) = (self.rng.index(prefills), prefills + self.rng.index(decodes));
             // One of the two loses its connection, or both do.
-            let ways = if self.rng.chance(500) { [(one, other), (other, one)] } else { [(other, one), (one, other)] };
+            let ways = if self.rng.chance(500) {
+                [(one, other), (other, one)]
+            } else {
+                [(other, one), (one, other)]
+            };
             let (both, refused) = (self.rng.chance(300), self.rng.below(self.params.ways.refused_max + 1));
             let at = self.rng.below(span);
             for (from, to) in ways.into_iter().take(if both { 2 } else { 1 }) {
@@ -115,11 +129,22 @@ impl World {
                     self.counters.pauses += 1;
                     let known = &mut self.ledger.lives[life];
                     known.paused_until = known.paused_until.max(self.now + span);
+                    let until = known.paused_until;
+                    if let Engine::Rig(_) = self.hosts[life].engine {
+                        self.hosts[life].stopped.get_or_insert(self.now);
+                        let late = self.rng.below(MS / 5);
+                        self.calendar.enter(until + late, Event::Turn { life });
+                    }
+                    if self.may_jump(slot) && self.rng.chance(300) {
+                        let ahead = self.rng.tail(MS, SEC);
+                        self.calendar.enter(until, Event::Strike(Strike::Jump { life, ahead }));
+                    }
                     if self.planted == Some(Planted::PermissionExcused) {
                         self.excuse(life, span);
                     }
                 }
             }
+            Strike::Jump { life, ahead } => self.jump(life, ahead),
             Strike::Partition { from, to, both_ways, span } => {
                 self.counters.partitions += 1;
                 self.net.block(from, to, self.now + span);
@@ -132,11 +157,30 @@ impl World {
         }
     }
 
+    /// Whoever may do something until a moment may have a clock that is ahead; whoever waits for that
+    /// moment to pass may not.
+    fn may_jump(&self, slot: Slot) -> bool {
+        let prefill = slot < self.params.prefills;
+        self.params.sched.pull == if prefill { 0 } else { 1000 }
+    }
+
+    /// A clock that goes on ahead of what it showed.
+    fn jump(&mut self, life: LifeId, ahead: u64) {
+        self.counters.jumps += 1;
+        let clock = &mut self.ledger.lives[life].clock;
+        *clock = clock.jump(self.now, ahead);
+        let host = &mut self.hosts[life];
+        let (generation, timer) = (host.timer_generation, host.timer);
+        if let Some(due) = timer {
+            let at = self.ledger.lives[life].clock.global(due).max(self.now);
+            self.calendar.enter(at, Event::Timer { life, generation });
+        }
+    }
+
     pub(crate) fn crash(&mut self, slot: Slot) {
         let Some(life) = self.slots[slot].take() else { return };
         self.counters.crashes += 1;
-        self.hosts[life].node = None;
-        self.hosts[life].inbox = None;
+        self.hosts[life].engine = Engine::Dead;
         let record = &mut self.ledger.lives[life];
         record.alive = false;
         self.counters.died += record.open_sessions as u64;

@@ -26,6 +26,11 @@ impl Clock {
         Clock { started, epoch, rate_ppm: rate_ppm.max(1) }
     }
 
+    /// The same clock, from this global moment on so much ahead of what it showed.
+    pub fn jump(&self, now: u64, ahead: u64) -> Clock {
+        Clock { started: now, epoch: self.local(now).as_nanos() + ahead, ..*self }
+    }
+
     /// What the clock shows at a global moment.
     pub fn local(&self, global: u64) -> Time {
         let elapsed = u128::from(global.saturating_sub(self.started));

@@ -30,6 +30,8 @@ pub enum Side {
 pub struct Leg {
     /// The request it belongs to.
     pub request: usize,
+    /// The request of which that is another attempt, or itself.
+    pub family: usize,
     /// Which half.
     pub side: Side,
     /// Where.
@@ -97,6 +99,11 @@ impl Leg {
             (Side::Receiver, Side::Sender) => self.servers.contains(&other.slot),
             _ => false,
         }
+    }
+
+    /// True if the two are halves of one request, or of two attempts at it.
+    pub fn is_of(&self, other: &Leg) -> bool {
+        self.family == other.family && Ledger::rooms_match(&self.room, &other.room)
     }
 
     /// True while its session exists and has not ended.
@@ -191,8 +198,8 @@ impl Ledger {
     }
 
     /// True if a sender of a request is given other pages than its siblings.
-    pub fn is_miscounted(&self, room: &Room) -> bool {
-        self.legs.iter().any(|leg| leg.miscounted && Ledger::rooms_match(&leg.room, room))
+    pub fn is_miscounted(&self, half: &Leg) -> bool {
+        self.legs.iter().any(|leg| leg.miscounted && leg.is_of(half))
     }
 
     /// True if two rooms can be those of one request.

@@ -49,6 +49,7 @@ mod plane;
 mod planted;
 mod posts;
 mod rendezvous;
+mod rig;
 mod rng;
 mod run;
 mod scheduler;

@@ -10,7 +10,7 @@ use kv_core::{Directions, MAX_FRAME, Origin, PeerId, PlaneError, WayEnd, WriteFe
 use crate::calendar::{Event, Report};
 use crate::clock::MS;
 use crate::fact::{Effects, Fact};
-use crate::host::{Conn, life_of};
+use crate::host::{Conn, Engine, life_of};
 use crate::ledger::LifeId;
 use crate::planted::Planted;
 use crate::ways::WayId;
@@ -57,6 +57,9 @@ impl World {
     }
 
     pub(crate) fn report_connected(&mut self, life: LifeId, peer: PeerId, way: WayId) {
+        if !matches!(self.hosts[life].engine, Engine::Node(_)) {
+            return;
+        }
         let known = self.hosts[life].conns.get(&peer).filter(|conn| conn.way == way && !conn.dead);
         if let Some(conn) = known {
             let fence = self.declared_fence(conn.target, life);
@@ -69,6 +72,10 @@ impl World {
         if let Some(conn) = self.hosts[life].conns.get_mut(&peer).filter(|conn| conn.way == way) {
             conn.dead = true;
             self.counters.connect_failures += 1;
+            if !matches!(self.hosts[life].engine, Engine::Node(_)) {
+                // A plane that connects in the background says so when it fails.
+                return self.report_peer_gone(life, peer, way);
+            }
             let error = PlaneError::Os { call: "connect", kind: std::io::ErrorKind::ConnectionRefused };
             self.feed(life, "connect failed", Input::ConnectFailed { peer, error });
         }
@@ -85,7 +92,8 @@ impl World {
         let from = self.hosts[target].slot;
         self.feed(life, "peer gone", Input::PeerGone { peer, end });
         let still = |conn: &Conn| self.hosts[conn.target].slot == from;
-        if !self.hosts[life].conns.values().any(still) {
+        let stopped = self.ledger.lives[life].paused_until > self.now;
+        if !stopped && !self.hosts[life].conns.values().any(still) {
             self.tell(&Fact::CutOff { life, from });
         }
     }

@@ -6,7 +6,7 @@ use crate::calendar::{Event, Report};
 use crate::clock::{MS, US};
 use crate::fact::Fact;
 use crate::flight::{Flight, Piece};
-use crate::host::Conn;
+use crate::host::{Conn, Engine};
 use crate::ledger::LifeId;
 use crate::planted::Planted;
 use crate::rng::mix;
@@ -339,7 +339,7 @@ impl World {
         let Some(bytes) = source.map(<[u8]>::to_vec) else { return };
         let holder = self.memories[target].holder(piece.remote_region, piece.remote_offset);
         self.counters.torn_reads += u64::from(holder != piece.remote_hold);
-        if self.hosts[life].node.is_some() {
+        if !matches!(self.hosts[life].engine, Engine::Plane(_)) {
             let holder = self.memories[life].holder(piece.local_region, piece.local_offset);
             self.tell(&Fact::Written { flight, piece, life, holder });
         }

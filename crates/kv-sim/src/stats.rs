@@ -79,6 +79,8 @@ counters! {
     restarts: "fault: restarts",
     /// Pauses.
     pauses: "fault: pauses",
+    /// Clocks that went on ahead of what they showed.
+    jumps: "fault: clocks that jumped ahead",
     /// Connections broken between living hosts.
     breaks: "fault: connections broken",
     /// Ways lost to peers about which nothing is proven.
@@ -143,6 +145,8 @@ counters! {
     late_slices: "cover: slices that ended after their permission",
     /// Sessions served with several posts.
     multi_part: "cover: sessions with several posts",
+    /// Worlds of hosts that run the worker's own loop.
+    driven: "cover: worlds that run the worker's loop",
     /// Worlds of engines that differ.
     unequal: "cover: worlds of unequal engines",
     /// Receivers with several sources that succeeded.
@@ -173,6 +177,8 @@ counters! {
     retries: "cover: request retried under its base id",
     /// Retries while the former half still was open.
     ambiguous: "cover: opened while the same base was open",
+    /// Requests with another one of the same base.
+    twins: "cover: requests with a twin of the same base",
     /// Requests with two receivers.
     two_receivers: "cover: requests with two receivers",
     /// Requests whose pages are read.

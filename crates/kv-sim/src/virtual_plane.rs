@@ -11,11 +11,11 @@ use kv_core::{
 };
 
 use crate::clock::{Clock, MS, US};
-use crate::host::{Host, PLANE, life_of, metadata};
+use crate::host::{Engine, Host, PLANE, life_of, metadata};
 use crate::ledger::{LifeId, LifeRecord};
 use crate::memory::Memory;
-use crate::ways::WayParams;
 use crate::params::{ChaosParams, DmaParams, NetParams, Params, Topology};
+use crate::ways::WayParams;
 use crate::world::World;
 
 /// Planes of one network, at most.
@@ -44,6 +44,7 @@ impl VirtualNet {
             decodes: PLANES / 2,
             num_pages: vec![1; PLANES],
             misfit: None,
+            driven: false,
             net: NetParams {
                 duplicate: 100,
                 tail: 100,
@@ -58,7 +59,14 @@ impl VirtualNet {
                 cancel: 500,
                 ..DmaParams::default()
             },
-            ways: WayParams { bound: 3 * MS, slice_max: MS, stuck: 0, ..draw.ways },
+            ways: WayParams {
+                bound: 3 * MS,
+                slice_max: MS,
+                stuck: 0,
+                checked: true,
+                unproven: 0,
+                ..draw.ways
+            },
             chaos: ChaosParams { detect_max: 5 * MS, ..ChaosParams::default() },
             ..draw
         };
@@ -189,7 +197,7 @@ impl Plane for VirtualPlane {
     fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {
         let mut world = self.world.borrow_mut();
         world.advance(POLL);
-        if let Some(inbox) = world.hosts[self.life].inbox.as_mut() {
+        if let Engine::Plane(inbox) = &mut world.hosts[self.life].engine {
             events.append(inbox);
         }
     }
@@ -209,12 +217,12 @@ impl World {
         }
         let life = slot;
         let shape = Memory::new(1, 1, PIECE, 0, 0);
-        let mut host = Host::boot(&self.params, slot, life, self.rng.bits(), &shape).ok()?;
-        host.node = None;
-        host.inbox = Some(Vec::new());
+        let clock = Clock::new(self.now, self.now, 1_000_000);
+        let mut host = Host::boot(&self.params, (slot, life), (self.rng.bits(), clock), &shape, None).ok()?;
+        host.engine = Engine::Plane(Vec::new());
         self.hosts.push(host);
         self.memories.push(Memory::empty());
-        self.ledger.lives.push(LifeRecord::new(Clock::new(self.now, self.now, 1_000_000)));
+        self.ledger.lives.push(LifeRecord::new(clock));
         self.slots[slot] = Some(life);
         Some(life)
     }

@@ -79,6 +79,25 @@ pub(crate) fn may_write(flight: &Flight, way: &Way, ledger: &Ledger, now: u64) -
     !flight.over && (flight.slice.is_some() && lives || !flight.stuck && way.is_open(ledger, now))
 }
 
+/// What ends the writes of one life into the memory of another.
+pub(crate) fn fence_between(
+    seed: u64,
+    ways: &WayParams,
+    writer: LifeId,
+    target: LifeId,
+    planted: Option<Planted>,
+) -> WriteFence {
+    let drawn = mix(seed ^ mix((writer as u64) << 32 | target as u64)) % 10;
+    let short = if planted == Some(Planted::BoundTooShort) { 8 } else { 1 };
+    if drawn < ways.kinds[0] {
+        WriteFence::AtDeath
+    } else if drawn < ways.kinds[0] + ways.kinds[1] {
+        WriteFence::Revocable
+    } else {
+        WriteFence::Within(Duration::from_nanos(ways.bound / short))
+    }
+}
+
 impl World {
     /// The way on which a life may write into the memory of another through a connection.
     pub(crate) fn open_way(&mut self, writer: LifeId, target: LifeId) -> WayId {
@@ -89,25 +108,12 @@ impl World {
 
     /// What ends the writes of one life into the memory of another.
     pub(crate) fn fence_of(&self, writer: LifeId, target: LifeId) -> WriteFence {
-        let ways = &self.params.ways;
-        let drawn = mix(self.params.seed ^ mix((writer as u64) << 32 | target as u64)) % 10;
-        if drawn < ways.kinds[0] {
-            WriteFence::AtDeath
-        } else if drawn < ways.kinds[0] + ways.kinds[1] {
-            WriteFence::Revocable
-        } else {
-            WriteFence::Within(Duration::from_nanos(ways.bound))
-        }
+        fence_between(self.params.seed, &self.params.ways, writer, target, None)
     }
 
     /// What the transport of a life says that ends the writes of another.
     pub(crate) fn declared_fence(&self, writer: LifeId, target: LifeId) -> WriteFence {
-        match self.fence_of(writer, target) {
-            WriteFence::Within(bound) if self.planted == Some(Planted::BoundTooShort) => {
-                WriteFence::Within(bound / 8)
-            }
-            fence => fence,
-        }
+        fence_between(self.params.seed, &self.params.ways, writer, target, self.planted)
     }
 
     /// A node has been allowed to write into the memory of a peer.

@@ -36,6 +36,8 @@ pub struct Params {
     pub topology: Topology,
     /// The engines, if they differ.
     pub unequal: Option<Unequal>,
+    /// Hosts run the worker's own loop.
+    pub driven: bool,
     /// KV regions of each host, if they do not.
     pub kv_regions: usize,
     /// Bytes of an item.
@@ -148,6 +150,10 @@ pub struct ChaosParams {
     pub crashes: u64,
     /// Pauses.
     pub pauses: u64,
+    /// Pauses that last longer than every timeout.
+    pub stops: u64,
+    /// The longest of these.
+    pub stop_max: u64,
     /// Partitions.
     pub partitions: u64,
     /// Broken connections.
@@ -173,6 +179,8 @@ pub struct SchedParams {
     pub misuse: u32,
     /// Requests named by request ids.
     pub request_ids: u32,
+    /// Requests with a twin: another request whose id differs in nothing but its suffix.
+    pub twins: u32,
     /// Failed requests tried again under the same base id.
     pub retry: u32,
     /// Requests with two receivers.
