@@ -103,7 +103,9 @@ impl RequestId {
 /// The rendezvous key of one request: both sides open their session under the same room.
 ///
 /// SGLang's routers hand out numbers (`bootstrap_room`), vLLM's proxies a request id to which
-/// each engine adds its own suffix; see [`RequestId::base`].
+/// each engine adds its own suffix; see [`RequestId::base`]. A request is its whole id: the suffix is
+/// left out only for engines that say that they add one
+/// ([`suffixes_requests`](crate::KvArgsBuilder::suffixes_requests)).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Room {
     /// A number drawn by the router.
@@ -127,9 +129,15 @@ impl Room {
         }
     }
 
-    /// True if both name one request: equal, or request ids that are equal without their suffix.
-    pub fn is_same_request(&self, other: &Room) -> bool {
-        self == other || self.base().is_some_and(|base| other.base() == Some(base))
+    /// The room without the suffix of its engine, if that engine adds one.
+    pub(crate) fn unsuffixed(&self, suffixed: bool) -> Room {
+        match self {
+            Room::Request(id) if suffixed => {
+                // A suffix may be all there is of an id.
+                Room::Request(RequestId::new(id.base()).unwrap_or_else(|_| id.clone()))
+            }
+            _ => self.clone(),
+        }
     }
 }
 

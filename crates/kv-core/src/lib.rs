@@ -58,8 +58,8 @@ pub use bootstrap::{
     BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, RankRecord, Replica, WorkerRole,
 };
 pub use error::{
-    ArgsError, Backpressure, BootstrapError, Cause, IdError, Mismatch, OpenError, PagesError, PeerCause,
-    Phase, Recovery, TransferError,
+    ArgsError, Backpressure, BootstrapError, Cause, IdError, Mismatch, Obstacle, OpenError, PagesError,
+    PeerCause, Phase, Recovery, TransferError,
 };
 pub use groups::{
     GroupItems, GroupList, GroupLists, GroupRefused, GroupSpan, Groups, GroupsError, MAX_REQUEST_GROUPS,

@@ -30,6 +30,7 @@ pub struct KvArgsBuilder {
     max_inflight: usize,
     max_sge: usize,
     transfer_mode: TransferMode,
+    suffixes_requests: bool,
     verbose: bool,
 }
 
@@ -54,6 +55,7 @@ impl KvArgsBuilder {
             max_inflight: 64,
             max_sge: 1024,
             transfer_mode: TransferMode::default(),
+            suffixes_requests: false,
             verbose: false,
         }
     }
@@ -133,7 +135,8 @@ impl KvArgsBuilder {
         self
     }
 
-    /// Most data operations in flight (default 64).
+    /// Most data operations in flight to, or from, one peer (default 64). All peers together have four times
+    /// as many.
     pub fn max_inflight(mut self, max_inflight: usize) -> Self {
         self.max_inflight = max_inflight;
         self
@@ -148,6 +151,14 @@ impl KvArgsBuilder {
     /// Which side moves the bytes, where a session does not say otherwise (default push).
     pub fn transfer_mode(mut self, transfer_mode: TransferMode) -> Self {
         self.transfer_mode = transfer_mode;
+        self
+    }
+
+    /// Whether the worker's engine adds a suffix of its own to the id of every request, as vLLM does
+    /// (default no): a `-` and eight hexadecimal digits. Requests of such an engine are matched without
+    /// the suffix; ids of an engine that adds none must be equal as they are.
+    pub fn suffixes_requests(mut self, suffixes: bool) -> Self {
+        self.suffixes_requests = suffixes;
         self
     }
 
@@ -201,6 +212,7 @@ impl KvArgsBuilder {
             max_inflight: self.max_inflight,
             max_sge: self.max_sge,
             transfer_mode: self.transfer_mode,
+            suffixes_requests: self.suffixes_requests,
             verbose: self.verbose,
         })
     }

@@ -42,6 +42,7 @@ pub struct KvArgs {
     max_inflight: usize,
     max_sge: usize,
     transfer_mode: TransferMode,
+    suffixes_requests: bool,
     verbose: bool,
 }
 
@@ -78,7 +79,7 @@ impl KvArgs {
         self.ib_device.as_deref()
     }
 
-    /// Most data operations in flight.
+    /// Most data operations in flight to, or from, one peer. All peers together have four times as many.
     pub fn max_inflight(&self) -> usize {
         self.max_inflight
     }
@@ -91,6 +92,11 @@ impl KvArgs {
     /// Which side moves the bytes, where a session does not say otherwise.
     pub fn transfer_mode(&self) -> TransferMode {
         self.transfer_mode
+    }
+
+    /// Whether the worker's engine adds a suffix to the ids of requests.
+    pub fn suffixes_requests(&self) -> bool {
+        self.suffixes_requests
     }
 
     /// Whether the worker explains itself on standard error.

@@ -7,7 +7,7 @@ use super::bootstrap::BootstrapError;
 use super::peer::{Mismatch, PeerCause};
 use crate::announce::{FenceError, LayersError};
 use crate::groups::GroupSpan;
-use crate::id::{ChunkId, Incarnation};
+use crate::id::{ChunkId, Incarnation, Room, WorkerId};
 use crate::plane::PlaneError;
 
 /// What ended a session.
@@ -25,8 +25,8 @@ pub enum Cause {
     DeadlineExceeded {
         /// The deadline, from the opening of the session.
         after: Duration,
-        /// Why the rendezvous had not come about, if that was the obstacle.
-        last: Option<BootstrapError>,
+        /// What stood in the way when the deadline passed, if that is known.
+        last: Option<Obstacle>,
     },
     /// The rendezvous failed in a way that no retry mends.
     #[error(transparent)]
@@ -40,6 +40,9 @@ pub enum Cause {
     /// The peer's process is dead.
     #[error("the peer died")]
     PeerLost,
+    /// This worker's way to the peer was lost. The peer may live.
+    #[error("the connection to the peer was lost")]
+    WayLost,
     /// The peer is there no more, and another incarnation has taken its place.
     #[error("the peer was restarted")]
     PeerRestarted,
@@ -154,9 +157,49 @@ pub enum Cause {
         /// Registered now.
         found: Incarnation,
     },
+    /// Two requests have ids that are equal without the suffixes of their engines, and cannot be told
+    /// apart at the other side.
+    #[error("requests {room} and {other} have the same id without the engines' suffixes")]
+    AmbiguousRoom {
+        /// One of them.
+        room: Room,
+        /// The other.
+        other: Room,
+    },
     /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(&'static str),
+}
+
+/// What stood in the way of a session when its deadline passed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Obstacle {
+    /// The rendezvous had not come about.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The session's data operations waited behind those of another peer, which did not end.
+    #[error("waiting behind {posts} data operations to {peer} that have not ended")]
+    Behind {
+        /// The other peer.
+        peer: WorkerId,
+        /// Its data operations in flight.
+        posts: usize,
+    },
+    /// Data operations to the session's own peer did not end.
+    #[error("{posts} data operations to {peer} have not ended")]
+    Stuck {
+        /// The peer.
+        peer: WorkerId,
+        /// Its data operations in flight.
+        posts: usize,
+    },
+    /// The receiver's worker has not said that its memory may be written.
+    #[error("{peer} has not renewed the permission to write into its memory")]
+    NotPermitted {
+        /// The receiver's worker.
+        peer: WorkerId,
+    },
 }
 
 /// The sentence of [`Cause::GroupItems`] and of its half in a frame.
@@ -173,6 +216,6 @@ fn page(page: &Option<u32>) -> String {
     page.map_or_else(|| "no page".to_owned(), |page| format!("page {page}"))
 }
 
-fn last_obstacle(last: &Option<BootstrapError>) -> String {
+fn last_obstacle(last: &Option<Obstacle>) -> String {
     last.as_ref().map(|error| format!(" ({error})")).unwrap_or_default()
 }

@@ -10,7 +10,7 @@ mod transfer;
 
 pub use arguments::{ArgsError, IdError, PagesError};
 pub use bootstrap::BootstrapError;
-pub use cause::Cause;
+pub use cause::{Cause, Obstacle};
 pub use open::{Backpressure, OpenError};
 pub use peer::{Mismatch, PeerCause};
 pub use remedy::Recovery;

@@ -1,9 +1,10 @@
 //! What the two sides tell each other of a failure, as it travels in a frame.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::cause::{Cause, group_items};
 use crate::groups::GroupSpan;
+use crate::id::Room;
 use crate::lease::TransferMode;
 
 /// What ended the peer's half of a session, as it travels in a frame.
@@ -94,6 +95,14 @@ pub enum PeerCause {
         /// Of the receiver.
         receiver: TransferMode,
     },
+    /// Two requests have ids that are equal without the suffixes of their engines.
+    #[error("requests {room} and {other} have the same id without the engines' suffixes")]
+    AmbiguousRoom {
+        /// One of them.
+        room: Room,
+        /// The other.
+        other: Room,
+    },
     /// It does not know the session.
     #[error("it does not know the session")]
     Unknown,
@@ -110,11 +119,27 @@ pub enum PeerCause {
 #[error("{field} differs: {ours} here, {theirs} at the peer{}", crate::layout::remedy(.field))]
 pub struct Mismatch {
     /// The field of the geometry.
+    #[serde(deserialize_with = "short")]
     pub field: String,
     /// The value on the side that reports the error.
+    #[serde(deserialize_with = "short")]
     pub ours: String,
     /// The value on the other side.
+    #[serde(deserialize_with = "short")]
     pub theirs: String,
+}
+
+/// Longest text of a peer's that is kept, in bytes. What is longer is cut off.
+const MAX_TEXT: usize = 512;
+
+fn short<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let mut text = String::deserialize(from)?;
+    if text.len() > MAX_TEXT {
+        let end = (0..=MAX_TEXT).rev().find(|&end| text.is_char_boundary(end));
+        text.truncate(end.unwrap_or(0));
+        text.shrink_to_fit();
+    }
+    Ok(text)
 }
 
 impl Cause {
@@ -134,11 +159,14 @@ impl Cause {
                 PeerCause::GroupItems { group: *group, sent: *sent, wanted: *wanted }
             }
             Cause::Post(_) => PeerCause::DataOperation,
-            Cause::PeerLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
+            Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
                 PeerCause::OtherRankLost
             }
             Cause::Incompatible(mismatch) => PeerCause::Incompatible(mismatch.clone()),
             Cause::ByPeer(cause) => cause.clone(),
+            Cause::AmbiguousRoom { room, other } => {
+                PeerCause::AmbiguousRoom { room: room.clone(), other: other.clone() }
+            }
             Cause::Protocol(_) => PeerCause::Protocol,
             Cause::TooManyPages { .. }
             | Cause::InitOrder

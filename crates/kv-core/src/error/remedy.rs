@@ -24,7 +24,7 @@ impl Cause {
             Cause::Bootstrap(_) => "check the bootstrap address",
             Cause::Connect(_) => "check that both workers run and share a plane",
             Cause::Incompatible(_) => "configure both engines alike",
-            Cause::PeerLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
+            Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
                 "retry on another peer, or recompute"
             }
             Cause::ByPeer(_) | Cause::Post(_) => "retry, or recompute",
@@ -45,6 +45,7 @@ impl Cause {
             | Cause::UnknownGroup { .. }
             | Cause::BadGroup { .. }
             | Cause::GroupItems { .. } => "a bug in the server: both sides must agree on the request's pages",
+            Cause::AmbiguousRoom { .. } => "give every request an id of its own",
             Cause::Protocol(_) => "run the same version on both sides",
         }
     }
@@ -55,7 +56,10 @@ impl Cause {
         match self {
             Cause::Aborted | Cause::ByPeer(PeerCause::Aborted) => Recovery::Fail,
             Cause::Incompatible(_)
-            | Cause::ByPeer(PeerCause::Incompatible(_) | PeerCause::Mode { .. })
+            | Cause::ByPeer(
+                PeerCause::Incompatible(_) | PeerCause::Mode { .. } | PeerCause::AmbiguousRoom { .. },
+            )
+            | Cause::AmbiguousRoom { .. }
             | Cause::Bootstrap(BootstrapError::Address(_))
             | Cause::PageCount { .. }
             | Cause::TooManyPages { .. }
@@ -72,6 +76,7 @@ impl Cause {
             | Cause::Bootstrap(_)
             | Cause::Connect(_)
             | Cause::PeerLost
+            | Cause::WayLost
             | Cause::PeerRestarted
             | Cause::PeerUnresponsive { .. }
             | Cause::ByPeer(_)

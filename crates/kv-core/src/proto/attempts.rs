@@ -7,30 +7,48 @@
 use std::time::Duration;
 
 use super::groups::check_peer_groups;
+use super::incoming::Incoming;
 use super::node::Node;
-use super::peer::{Incoming, Registration, Wish};
+use super::peer::{Peer, Registration, Wish};
 use super::receive::check_aux;
+use super::rendezvous::{Ambiguity, Cost, Latecomers, Named};
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
-use crate::id::{Attempt, PeerId, Room};
+use crate::id::{Attempt, PeerId};
 use crate::pages::MAX_PAGES;
+use crate::plane::Origin;
 use crate::wire::{Abort, AbortAck, Body, Failed, Finish, Progress, Register, Registered};
 
 /// Most runs of parts that one answer lists; the receiver asks again for the rest.
 const MAX_TOLD_RUNS: usize = 1024;
+/// Most attempts below a floor that are ended in one turn.
+const MAX_SWEPT: usize = 256;
 
 impl Node {
     pub(super) fn on_register(&mut self, id: PeerId, register: Register) {
         self.on_floor(id, register.floor);
-        let Register { attempt, room, pages, first, whole, aux, aux_here, ranks, ttl_ms, groups, .. } =
-            register;
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        let window = self.config.limits.max_attempts;
-        if peer.is_closed(attempt) || attempt.0 - peer.floor.0 >= window {
+        let Register {
+            attempt,
+            room,
+            pages,
+            first,
+            whole,
+            aux,
+            aux_here,
+            ranks,
+            ttl_ms,
+            groups,
+            ask,
+            permit_ms,
+            ..
+        } = register;
+        self.note_permission(id, ask, permit_ms);
+        let Some(peer) = self.peers.get(id) else { return };
+        if !self.may_note(peer, attempt) {
             self.frames_dropped += 1;
             return;
         }
-        match peer.incoming.get(&attempt) {
+        match peer.incoming.get(attempt) {
             Some(Incoming::Waiting(_) | Incoming::Active(..)) => {
                 return self.send(id, Body::Registered(Registered { attempt }));
             }
@@ -39,6 +57,7 @@ impl Node {
             Some(Incoming::Reading { .. }) => return,
             None => {}
         }
+        let (named, origin) = (Named::new(room, peer.suffixed), peer.origin);
         let geometry = &peer.geometry;
         let out_of_range = pages.check_below(geometry.num_pages).is_err()
             || pages.check_distinct().is_err()
@@ -47,11 +66,18 @@ impl Node {
             || check_aux(aux, geometry.aux_rows().unwrap_or(0)).is_some()
             || check_peer_groups(&groups, geometry).is_err();
         if out_of_range && !self.stopping {
-            return self.refuse_registration(id, attempt, room, PeerCause::OutOfRange);
+            return self.refuse_registration(id, attempt, &named, PeerCause::OutOfRange);
         }
         let wish = Wish::Write { pages, first, whole, aux, aux_here, groups };
-        let registration = Registration { room, ranks, wish };
-        self.seek_sender(id, attempt, registration, ttl_ms);
+        self.seek_sender(id, attempt, Registration { named, origin, ranks, wish }, ttl_ms);
+    }
+
+    /// True if a frame about an attempt with this number may be taken: it is not over, and near enough to
+    /// the others to be kept.
+    pub(super) fn may_note(&self, peer: &Peer, attempt: Attempt) -> bool {
+        let attempts = &peer.incoming;
+        attempts.get(attempt).is_some()
+            || !attempts.is_closed(attempt) && attempts.has_room(attempt, self.config.limits.max_attempts)
     }
 
     /// Brings a new registration or claim to its sender, or lets it wait for one.
@@ -66,23 +92,24 @@ impl Node {
             return self.refuse_attempt(id, attempt, PeerCause::WorkerStopped);
         }
         if self.peers.get(id).is_some_and(|peer| peer.refused) {
-            return self.refuse_registration(id, attempt, registration.room, PeerCause::Protocol);
+            return self.refuse_registration(id, attempt, &registration.named, PeerCause::Protocol);
         }
         self.watch_peer(id);
-        if let Some(session) = self.rendezvous.senders.find(&registration.room) {
-            return self.attach(session, id, attempt, registration);
+        match self.rendezvous.senders.find(&registration.named) {
+            Ok(Some(session)) => return self.attach(session, id, attempt, registration),
+            Ok(None) => {}
+            Err(rooms) => return self.refuse_ambiguous(id, attempt, &rooms),
         }
-        if let Some(cause) = self.rendezvous.failed_senders.take(&registration.room, registration.ranks) {
+        let failed = &mut self.rendezvous.failed_senders;
+        if let Some(cause) = failed.take(&registration.named, registration.ranks) {
             return self.refuse_attempt(id, attempt, cause);
         }
-        let (limits, runs) = (&self.config.limits, registration.runs());
-        if self.rendezvous.registrations.len() >= limits.max_registrations
-            || self.rendezvous.waiting_runs + runs > limits.max_waiting_runs
-        {
-            return self.refuse_registration(id, attempt, registration.room, PeerCause::Overloaded);
+        let Registration { named, origin, .. } = &registration;
+        let (runs, writes) = (registration.runs(), matches!(registration.wish, Wish::Write { .. }));
+        if !self.has_room_for(*origin, runs) {
+            return self.refuse_registration(id, attempt, &named.clone(), PeerCause::Overloaded);
         }
-        self.rendezvous.registrations.insert(&registration.room, (id, attempt));
-        self.rendezvous.waiting_runs += runs;
+        self.rendezvous.wait(named, (id, attempt), *origin, runs);
         if let Some(peer) = self.peers.get_mut(id) {
             peer.incoming.insert(attempt, Incoming::Waiting(registration));
         }
@@ -90,14 +117,44 @@ impl Node {
             .min(self.config.timing.session_deadline.max(Duration::from_secs(1)));
         self.timers.arm(Timer::Registration(id, attempt), self.now + ttl);
         self.send(id, Body::Registered(Registered { attempt }));
+        if writes {
+            self.want_permission(id);
+        }
+    }
+
+    /// True if one more registration may wait: there is room in all, and in the connection's share.
+    fn has_room_for(&self, origin: Option<Origin>, runs: usize) -> bool {
+        let limits = &self.config.limits;
+        let share = limits.connections_share.max(1);
+        let fits = |cost: Cost, share: usize| {
+            cost.registrations < (limits.max_registrations / share).max(1)
+                && cost.runs + runs <= limits.max_waiting_runs / share
+        };
+        fits(self.rendezvous.waiting, 1) && fits(self.rendezvous.cost_of(origin), share)
+    }
+
+    /// Two senders wait whose rooms could both be meant: none of the three can be served.
+    fn refuse_ambiguous(&mut self, id: PeerId, attempt: Attempt, rooms: &Ambiguity) {
+        let (room, other) = rooms.clone();
+        self.refuse_attempt(id, attempt, PeerCause::AmbiguousRoom { room, other });
+        self.fail_ambiguous_senders(rooms);
+    }
+
+    fn fail_ambiguous_senders(&mut self, (one, other): &Ambiguity) {
+        for (room, other) in [(one, other), (other, one)] {
+            while let Some(session) = self.rendezvous.senders.find_exact(room) {
+                let (room, other) = (room.clone(), other.clone());
+                self.fail_sender_of(session, Cause::AmbiguousRoom { room, other }, 1);
+            }
+        }
     }
 
     pub(super) fn take_registration(&mut self, id: PeerId, attempt: Attempt) -> Option<Registration> {
         let peer = self.peers.get_mut(id)?;
-        match peer.incoming.remove(&attempt) {
+        match peer.incoming.remove(attempt) {
             Some(Incoming::Waiting(registration)) => {
-                self.rendezvous.registrations.remove(&registration.room, (id, attempt));
-                self.rendezvous.waiting_runs -= registration.runs();
+                let Registration { named, origin, .. } = &registration;
+                self.rendezvous.leave(named, (id, attempt), *origin, registration.runs());
                 self.timers.cancel(Timer::Registration(id, attempt));
                 Some(registration)
             }
@@ -117,14 +174,15 @@ impl Node {
     /// Fails a registration that waits for its sender.
     pub(super) fn drop_registration(&mut self, id: PeerId, attempt: Attempt, cause: PeerCause) {
         if let Some(registration) = self.take_registration(id, attempt) {
-            self.refuse_registration(id, attempt, registration.room, cause);
+            self.refuse_registration(id, attempt, &registration.named, cause);
         }
     }
 
     /// Fails a registration on this side's account: its sender should not wait for another one.
-    fn refuse_registration(&mut self, id: PeerId, attempt: Attempt, room: Room, cause: PeerCause) {
+    fn refuse_registration(&mut self, id: PeerId, attempt: Attempt, named: &Named, cause: PeerCause) {
         self.refuse_attempt(id, attempt, cause.clone());
-        self.receiver_gave_up(room, cause);
+        let origin = self.peers.get(id).and_then(|peer| peer.origin);
+        self.receiver_gave_up(named, origin, cause);
     }
 
     /// Fails an attempt that no session serves.
@@ -138,15 +196,16 @@ impl Node {
 
     pub(super) fn on_abort(&mut self, id: PeerId, abort: Abort) {
         let Abort { attempt, room, grant, cause } = abort;
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.is_closed(attempt) {
+        let Some(peer) = self.peers.get(id) else { return };
+        if peer.incoming.is_closed(attempt) && peer.incoming.get(attempt).is_none() {
             return self.send(id, Body::AbortAck(AbortAck { attempt }));
         }
-        if attempt.0 - peer.floor.0 >= self.config.limits.max_attempts {
+        if !self.may_note(peer, attempt) {
             self.frames_dropped += 1;
             return;
         }
-        match peer.incoming.get(&attempt) {
+        let (named, origin) = (Named::new(room, peer.suffixed), peer.origin);
+        match peer.incoming.get(attempt) {
             Some(&Incoming::Active(session, index)) => {
                 let target = self.senders.get_mut(&session).and_then(|sender| sender.targets.get_mut(index));
                 if let Some(target) = target {
@@ -165,30 +224,34 @@ impl Node {
             }
             Some(Incoming::Waiting(_)) => {
                 self.take_registration(id, attempt);
-                self.receiver_gave_up(room, cause);
+                self.receiver_gave_up(&named, origin, cause);
             }
             Some(Incoming::Served { .. } | Incoming::Failed { .. }) => {}
             None => match grant {
-                None => self.receiver_gave_up(room, cause),
-                Some(nonce) => self.reader_gave_up(nonce, &room, cause),
+                None => self.receiver_gave_up(&named, origin, cause),
+                Some(nonce) => self.reader_gave_up(nonce, &named, cause),
             },
         }
         if let Some(peer) = self.peers.get_mut(id) {
-            peer.close(attempt);
+            peer.incoming.close(attempt);
         }
         self.send(id, Body::AbortAck(AbortAck { attempt }));
     }
 
     /// A receiver will never register: its sender is told, now or when it comes.
-    fn receiver_gave_up(&mut self, room: Room, cause: PeerCause) {
-        match self.rendezvous.senders.find(&room) {
-            Some(session) => self.fail_sender_of(session, Cause::ByPeer(cause), 1),
-            None => {
+    fn receiver_gave_up(&mut self, named: &Named, origin: Option<Origin>, cause: PeerCause) {
+        match self.rendezvous.senders.find(named) {
+            Ok(Some(session)) => self.fail_sender_of(session, Cause::ByPeer(cause), 1),
+            Ok(None) => {
                 let until = self.now + self.config.timing.failed_room_ttl;
-                let max = self.config.limits.max_failed_rooms;
-                self.rendezvous.failed_receivers.insert(room, cause, until, max);
+                let limits = &self.config.limits;
+                let max = limits.max_failed_rooms / limits.connections_share.max(1);
+                let failed = &mut self.rendezvous.failed_receivers;
+                failed.insert((named.clone(), cause), Latecomers::Left(1), until, (origin, max));
                 self.timers.arm_once(Timer::Rooms, until);
             }
+            // One of them waits in vain, and nobody can tell which.
+            Err(rooms) => self.fail_ambiguous_senders(&rooms),
         }
     }
 
@@ -201,15 +264,21 @@ impl Node {
     pub(super) fn finish_attempt(&mut self, id: PeerId, attempt: Attempt) {
         self.take_registration(id, attempt);
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let active = match peer.incoming.get(&attempt) {
+        let window = self.config.limits.max_attempts;
+        let active = match peer.incoming.get(attempt) {
             Some(&Incoming::Active(session, index)) => Some((session, index)),
             Some(&Incoming::Reading { session, target, .. }) => {
-                peer.close(attempt);
+                peer.incoming.close(attempt);
                 return self.reader_finished(session, target);
+            }
+            // Of an attempt that was never heard of, or long ago.
+            None if !peer.incoming.is_closed(attempt) && !peer.incoming.has_room(attempt, window) => {
+                self.frames_dropped += 1;
+                return;
             }
             _ => None,
         };
-        peer.close(attempt);
+        peer.incoming.close(attempt);
         let Some((session, index)) = active else { return };
         let target = self.senders.get(&session).and_then(|sender| sender.targets.get(index));
         if target.is_some_and(|target| target.total.is_none()) {
@@ -220,21 +289,27 @@ impl Node {
     /// All attempts of the peer below `floor` are over for it.
     pub(super) fn on_floor(&mut self, id: PeerId, floor: Attempt) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if floor <= peer.floor {
-            return;
+        if floor > peer.incoming.floor() {
+            peer.incoming.raise_floor(floor);
+            self.sweep(id);
         }
-        let over: Vec<Attempt> = peer.incoming.range(..floor).map(|(&attempt, _)| attempt).collect();
-        peer.floor = floor;
-        peer.closed.forget_below(floor.0);
-        for attempt in over {
+    }
+
+    /// Ends attempts of the peer below its floor: some now, and the others in later turns, because the
+    /// peer may have had many in mind with one short frame.
+    pub(super) fn sweep(&mut self, id: PeerId) {
+        for _ in 0..MAX_SWEPT {
+            let Some(peer) = self.peers.get(id) else { return };
+            let Some(attempt) = peer.incoming.first_live(Attempt(0)..peer.incoming.floor()) else { return };
             self.finish_attempt(id, attempt);
         }
+        self.timers.arm(Timer::Sweep(id), self.now + Duration::from_nanos(1));
     }
 
     /// Answers a receiver that has heard nothing about an attempt.
     pub(super) fn tell_about(&mut self, id: PeerId, attempt: Attempt) {
         let Some(peer) = self.peers.get(id) else { return };
-        let body = match peer.incoming.get(&attempt) {
+        let body = match peer.incoming.get(attempt) {
             Some(Incoming::Waiting(_)) => return,
             Some(Incoming::Active(session, index)) => {
                 let Some(sender) = self.senders.get(session) else { return };
@@ -281,10 +356,10 @@ impl Node {
     ) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         if abort_asked {
-            peer.close(attempt);
+            peer.incoming.close(attempt);
             return self.send(id, Body::AbortAck(AbortAck { attempt }));
         }
-        if !peer.is_closed(attempt) {
+        if !peer.incoming.is_closed(attempt) {
             peer.incoming.insert(attempt, Incoming::Failed { cause: cause.clone() });
         }
         self.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));

@@ -100,9 +100,21 @@ impl Directory {
         asking.waiting.is_empty()
     }
 
-    /// Remembers the answer to a question, under the replica's rank.
-    pub(super) fn learn(&mut self, question: &Question, dp_rank: u32, dp_size: u32, peers: Vec<PeerId>) {
+    /// Remembers the answer to a question, under the replica's rank. Of more than `max` answers any one is
+    /// forgotten: it will be asked for again.
+    pub(super) fn learn(
+        &mut self,
+        question: &Question,
+        (dp_rank, dp_size): (u32, u32),
+        peers: Vec<PeerId>,
+        max: usize,
+    ) {
         let (addr, RankQuery { role, .. }) = question;
+        while self.known.len() >= max.max(1)
+            && let Some(((addr, RankQuery { role, .. }), _)) = self.known.pop_first()
+        {
+            self.replicas.remove(&(addr, role));
+        }
         self.replicas.insert((addr.clone(), *role), dp_size);
         let query = RankQuery { role: *role, replica: Replica::Rank(dp_rank) };
         self.known.insert((addr.clone(), query), peers);
@@ -120,6 +132,11 @@ impl Directory {
 
     pub(super) fn len(&self) -> usize {
         self.asking.len()
+    }
+
+    /// How many answers are remembered.
+    pub(super) fn addresses(&self) -> usize {
+        self.known.len()
     }
 }
 
@@ -147,7 +164,7 @@ mod tests {
         assert_eq!(directory.len(), 0);
         assert!(directory.by_question.is_empty());
 
-        directory.learn(&question, 1, 2, vec![PeerId(7)]);
+        directory.learn(&question, (1, 2), vec![PeerId(7)], 1);
         let question = directory.question("a:1", WorkerRole::Prefill, &Room::Number(5), None);
         assert_eq!(question.1.replica, Replica::Rank(1));
         assert_eq!(directory.known(&question), Some(&[PeerId(7)][..]));

@@ -20,19 +20,22 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use super::handshake::MAX_ASKED;
+use super::incoming::Incoming;
 use super::node::{Node, encode};
-use super::peer::{Incoming, Registration, Wish};
+use super::peer::{Registration, Wish};
 use super::read::MAX_RUNS;
+use super::rendezvous::Named;
 use super::run_set;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::groups::Groups;
-use crate::id::{Attempt, PeerId, Room, SessionId};
+use crate::id::{Attempt, PeerId, SessionId};
 use crate::time::Time;
 use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Link, Registered, Release, Released};
 
-/// Most attempts that one frame is answered for in frames of their own.
-const MAX_TOLD: usize = 4096;
+/// Most attempts that one release ends.
+const MAX_RELEASED: usize = 4096;
 
 /// What became of grants that are no more: bounded, the oldest are forgotten first.
 #[derive(Debug, Clone, Default)]
@@ -65,12 +68,17 @@ impl Node {
     pub(super) fn on_claim(&mut self, id: PeerId, claim: Claim) {
         self.on_floor(id, claim.floor);
         let Claim { attempt, room, grant, beat, ranks, ttl_ms, .. } = claim;
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.is_closed(attempt) || attempt.0 - peer.floor.0 >= self.config.limits.max_attempts {
+        let Some(peer) = self.peers.get(id) else { return };
+        if !self.may_note(peer, attempt) {
             self.frames_dropped += 1;
             return;
         }
-        match peer.incoming.get_mut(&attempt) {
+        let (named, origin) = (Named::new(room, peer.suffixed), peer.origin);
+        if matches!(peer.incoming.get(attempt), Some(Incoming::Served { .. } | Incoming::Failed { .. })) {
+            return self.tell_about(id, attempt);
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        match peer.incoming.get_mut(attempt) {
             Some(&mut Incoming::Reading { session, target, .. }) => {
                 if let Some(target) = self.target_mut(session, target) {
                     target.beat = beat;
@@ -83,12 +91,11 @@ impl Node {
                 }
                 return self.send(id, Body::Registered(Registered { attempt }));
             }
-            Some(Incoming::Served { .. } | Incoming::Failed { .. }) => return self.tell_about(id, attempt),
             // The number stands for something else already.
-            Some(Incoming::Active(..)) => return,
+            Some(_) => return,
             None => {}
         }
-        let registration = Registration { room, ranks, wish: Wish::Read { beat } };
+        let registration = Registration { named, origin, ranks, wish: Wish::Read { beat } };
         match grant {
             Some(nonce) if !self.stopping => self.claim_grant(id, attempt, nonce, registration),
             _ => self.seek_sender(id, attempt, registration, ttl_ms),
@@ -101,7 +108,7 @@ impl Node {
         let unknown = PeerCause::UnknownGrant { nonce: nonce.0 };
         let cause = match self.senders.get(&nonce) {
             _ if refused => PeerCause::Protocol,
-            Some(sender) if !sender.room.is_same_request(&registration.room) => unknown,
+            Some(sender) if !sender.named.is_same_request(&registration.named) => unknown,
             Some(sender) => match &sender.failure {
                 Some(cause) => cause.clone(),
                 None if sender.lacks_receivers() => {
@@ -116,11 +123,11 @@ impl Node {
     }
 
     /// A reader will never claim the grant that it was given: nobody else will.
-    pub(super) fn reader_gave_up(&mut self, nonce: SessionId, room: &Room, cause: PeerCause) {
+    pub(super) fn reader_gave_up(&mut self, nonce: SessionId, named: &Named, cause: PeerCause) {
         let meant = self
             .senders
             .get(&nonce)
-            .is_some_and(|sender| sender.room.is_same_request(room) && sender.lacks_receivers());
+            .is_some_and(|sender| sender.named.is_same_request(named) && sender.lacks_receivers());
         if meant {
             self.fail_sender_of(nonce, Cause::ByPeer(cause), 1);
         }
@@ -159,7 +166,7 @@ impl Node {
         }
         let (id, attempt) = (target.peer, target.attempt);
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let Some(Incoming::Reading { until, extension, intact, .. }) = peer.incoming.get_mut(&attempt) else {
+        let Some(Incoming::Reading { until, extension, intact, .. }) = peer.incoming.get_mut(attempt) else {
             return;
         };
         *until = pinned_until.max(*until);
@@ -200,7 +207,7 @@ impl Node {
         let span = attempts.first().map_or(0, |run| run.0)..attempts.last().map_or(0, |run| ends(run).1);
         let mut runs = attempts.iter().map(ends);
         let mut run = runs.next();
-        for (&attempt, incoming) in peer.incoming.range_mut(Attempt(span.start)..Attempt(span.end)) {
+        for attempt in peer.incoming.reading(Attempt(span.start)..Attempt(span.end)) {
             while let Some((next, end)) = run.filter(|&(_, end)| end <= attempt.0) {
                 note_missing(&mut others, next, end);
                 run = runs.next();
@@ -208,7 +215,8 @@ impl Node {
             let Some((next, end)) = run.filter(|&(next, _)| next <= attempt.0) else { continue };
             note_missing(&mut others, next, attempt.0);
             run = Some((attempt.0 + 1, end));
-            let Incoming::Reading { until: own, extension, intact: true, .. } = incoming else {
+            let incoming = peer.incoming.get_mut(attempt);
+            let Some(Incoming::Reading { until: own, extension, intact: true, .. }) = incoming else {
                 note_missing(&mut others, attempt.0, attempt.0 + 1);
                 continue;
             };
@@ -238,17 +246,29 @@ impl Node {
             self.frames_dropped += 1;
             return;
         }
-        let Some(peer) = self.peers.get(id) else { return };
-        let mut over = Vec::new();
+        // One short frame may name many: those that are left are released when the peer says it again.
+        let mut left = MAX_RELEASED;
+        let mut released: Vec<(u64, u32)> = Vec::new();
         for &(start, count) in &attempts {
-            let end = start.saturating_add(u64::from(count));
-            over.extend(peer.incoming.range(Attempt(start)..Attempt(end)).map(|(&attempt, _)| attempt));
-        }
-        for attempt in over {
-            self.finish_attempt(id, attempt);
+            let end = Attempt(start.saturating_add(u64::from(count)));
+            let mut next = Attempt(start);
+            while left > 0
+                && let Some(peer) = self.peers.get(id)
+                && let Some(attempt) = peer.incoming.first_live(next..end)
+            {
+                left -= 1;
+                next = Attempt(attempt.0 + 1);
+                self.finish_attempt(id, attempt);
+            }
+            let Some(peer) = self.peers.get_mut(id) else { return };
+            if peer.incoming.first_live(next..end).is_some() {
+                break;
+            }
+            peer.incoming.close_results(Attempt(start)..end);
+            released.push((start, count));
         }
         self.on_floor(id, floor);
-        self.send(id, Body::Released(Released { attempts }));
+        self.send(id, Body::Released(Released { attempts: released }));
     }
 
     /// A reader needs the pages no more.
@@ -282,7 +302,7 @@ impl Node {
         for target in sender.targets.iter_mut().filter(|target| target.reads && !target.over) {
             let mut fence = pinned_until;
             let incoming =
-                self.peers.get_mut(target.peer).and_then(|peer| peer.incoming.get_mut(&target.attempt));
+                self.peers.get_mut(target.peer).and_then(|peer| peer.incoming.get_mut(target.attempt));
             if let Some(Incoming::Reading { until, extension, intact, .. }) = incoming {
                 fence = fence.max(*until);
                 *extension = None;
@@ -331,7 +351,7 @@ impl Node {
         }
         let missing = sender.lacks_receivers().then_some(pinned_until);
         let renewed = readers.map(|(_, target)| {
-            match self.peers.get(target.peer).and_then(|peer| peer.incoming.get(&target.attempt)) {
+            match self.peers.get(target.peer).and_then(|peer| peer.incoming.get(target.attempt)) {
                 Some(&Incoming::Reading { until, .. }) => until.max(pinned_until),
                 _ => pinned_until,
             }
@@ -353,7 +373,7 @@ pub(super) fn is_rising(runs: &[(u64, u32)]) -> bool {
 
 /// Appends the numbers from `start` up to `end`, as far as they will be answered.
 fn note_missing(others: &mut Vec<Attempt>, start: u64, end: u64) {
-    let room = MAX_TOLD.saturating_sub(others.len());
+    let room = MAX_ASKED.saturating_sub(others.len());
     others.extend((start..end).take(room).map(Attempt));
 }
 

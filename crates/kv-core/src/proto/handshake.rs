@@ -14,19 +14,26 @@
 
 use std::time::Duration;
 
+use super::grant::is_rising;
+use super::incoming::Incoming;
 use super::io::Output;
 use super::node::{Node, encode};
-use super::peer::{HelloSaid, Incoming, Introduction, Peer};
+use super::peer::{HelloSaid, Introduction, Peer};
 use super::run_set;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
-use crate::plane::{Directions, PlaneError, WayEnd};
+use crate::plane::{Directions, Origin, PlaneError, WayEnd, WriteFence};
 use crate::time::Time;
 use crate::wire::{Body, Hello, Link, Ping, Pong, Refused, Welcome};
 
 /// Most attempts that one ping asks about, and that one ping is answered for.
-const MAX_ASKED: u32 = 4096;
+pub(super) const MAX_ASKED: usize = 256;
+/// Most pings that are said at once.
+const MAX_PINGS: usize = 16;
+/// Most bytes of a transport's metadata, and how many more for each region.
+const MAX_METADATA: usize = 64 << 10;
+const METADATA_OF_REGION: usize = 64;
 
 impl Node {
     /// The peer with this incarnation; it is greeted if it is not known. `None` if there are too
@@ -34,17 +41,20 @@ impl Node {
     pub(super) fn meet(&mut self, introduction: Introduction) -> Option<PeerId> {
         if let Some(known) = self.peers.with_incarnation(introduction.incarnation) {
             // The time of a hello that no session has waited for does not count.
-            if let Some(peer) = self.peers.get_mut(known)
-                && !peer.is_up()
-                && (peer.hello.is_none() || peer.waiting.is_empty())
-            {
-                peer.hello = None;
-                self.say_hello(known);
+            if let Some(peer) = self.peers.get_mut(known) {
+                peer.metadata = Some(introduction.metadata);
+                if !(peer.is_up() || peer.lost) && (peer.hello.is_none() || peer.waiting.is_empty()) {
+                    peer.hello = None;
+                    self.say_hello(known);
+                }
             }
             return Some(known);
         }
         let metadata = introduction.metadata.clone();
         let peer = self.admit(introduction)?;
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.metadata = Some(metadata.clone());
+        }
         self.output(Output::Connect { peer, metadata });
         self.say_hello(peer);
         Some(peer)
@@ -63,11 +73,13 @@ impl Node {
         Some(self.peers.insert(peer))
     }
 
-    fn forget_peer(&mut self, peer: PeerId) {
+    pub(super) fn forget_peer(&mut self, peer: PeerId) {
         self.peers.remove(peer);
         self.directory.forget(peer);
-        self.timers.cancel(Timer::Peer(peer));
-        self.timers.cancel(Timer::Heartbeat(peer));
+        self.posting.forget(peer);
+        for timer in [Timer::Peer, Timer::Heartbeat, Timer::Permission, Timer::Fence, Timer::Sweep] {
+            self.timers.cancel(timer(peer));
+        }
         self.output(Output::Disconnect { peer });
     }
 
@@ -90,6 +102,7 @@ impl Node {
             plane: self.config.plane.clone(),
             metadata: self.config.metadata.clone(),
             geometry: args.geometry().clone(),
+            suffixed: args.suffixes_requests(),
         };
         if let Some(frame) = encode(Link::NONE, Body::Hello(hello)) {
             self.output(Output::Send { peer: id, frame });
@@ -98,8 +111,13 @@ impl Node {
         self.timers.arm(Timer::Peer(id), now + pause);
     }
 
-    pub(super) fn on_hello(&mut self, hello: Hello) {
-        if hello.geometry.validate().is_err() || hello.incarnation == self.config.incarnation {
+    pub(super) fn on_hello(&mut self, from: Origin, hello: Hello) {
+        let known = self.peers.with_incarnation(hello.incarnation);
+        if hello.geometry.validate().is_err()
+            || hello.incarnation == self.config.incarnation
+            || hello.metadata.len() > MAX_METADATA + METADATA_OF_REGION * hello.geometry.regions.len()
+            || known.is_some_and(|known| self.is_impostor(known, from))
+        {
             self.frames_dropped += 1;
             return;
         }
@@ -108,9 +126,8 @@ impl Node {
         if self.peers.has_lingering_posts(hello.incarnation) {
             return;
         }
-        let known = self.peers.with_incarnation(hello.incarnation);
         if hello.to != self.config.incarnation {
-            return self.refuse_stranger(known, hello);
+            return self.refuse_stranger(known, from, hello);
         }
         let refusal = self.refusal(&hello);
         let id = match known {
@@ -121,19 +138,23 @@ impl Node {
                 id
             }
             None => {
-                let Some(id) = self.admit_speaker(&hello) else { return };
+                let Some(id) = self.admit_speaker(from, &hello) else { return };
                 id
             }
         };
+        let now = self.now;
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.theirs = Some(hello.link);
-        peer.last_heard = self.now;
+        peer.origin = Some(from);
+        peer.suffixed = hello.suffixed;
+        peer.last_heard = now;
         peer.given_up = false;
         let ours = peer.ours;
         match refusal {
             None => {
                 peer.refused = false;
-                self.send(id, Body::Welcome(Welcome { nonce: hello.nonce, link: ours }));
+                let ask = peer.writes_out.ask(now);
+                self.send(id, Body::Welcome(Welcome { nonce: hello.nonce, link: ours, ask }));
                 self.came_up(id);
             }
             Some(cause) => {
@@ -143,8 +164,32 @@ impl Node {
         }
     }
 
+    /// True if a known peer is heard of by another connection than its own, while nothing is wrong with
+    /// that.
+    fn is_impostor(&self, known: PeerId, from: Origin) -> bool {
+        let Some(peer) = self.peers.get(known) else { return false };
+        let silent = self.now - peer.last_heard >= self.forgetful();
+        peer.origin.is_some_and(|origin| origin != from) && !(silent || peer.given_up || peer.lost)
+    }
+
+    /// After such a silence a peer may have lost its way, or what it knew of the conversation.
+    fn forgetful(&self) -> Duration {
+        (self.config.timing.keepalive * 3).min(self.config.timing.peer_timeout / 2)
+    }
+
     /// Takes whoever says hello among the peers, if there is room.
-    fn admit_speaker(&mut self, hello: &Hello) -> Option<PeerId> {
+    fn admit_speaker(&mut self, from: Origin, hello: &Hello) -> Option<PeerId> {
+        if self.peers.of_origin(from).count() >= self.config.limits.max_incarnations {
+            // Names and incarnations are the speaker's choice: the connection pays for them.
+            let idle = self.peers.of_origin(from).find(|(_, peer)| peer.is_idle()).map(|(id, _)| id);
+            match idle {
+                Some(idle) => self.forget_peer(idle),
+                None => {
+                    self.frames_dropped += 1;
+                    return None;
+                }
+            }
+        }
         let introduction = Introduction {
             worker: hello.worker.clone(),
             incarnation: hello.incarnation,
@@ -162,8 +207,11 @@ impl Node {
     /// Answers a hello that is meant for a former life of this worker. What this life has with the
     /// peer, or will have, stays as it is: the number in the hello is that of another conversation,
     /// and may be later than the one in which the peer means this life.
-    fn refuse_stranger(&mut self, known: Option<PeerId>, hello: Hello) {
-        let Some(id) = known.or_else(|| self.admit_speaker(&hello)) else { return };
+    fn refuse_stranger(&mut self, known: Option<PeerId>, from: Origin, hello: Hello) {
+        let Some(id) = known.or_else(|| self.admit_speaker(from, &hello)) else { return };
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.origin = peer.origin.or(Some(from));
+        }
         let refused = Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::NONE };
         if let Some(frame) = encode(hello.link, Body::Refused(refused)) {
             self.output(Output::Send { peer: id, frame });
@@ -200,9 +248,10 @@ impl Node {
                 let link = self.draw_link();
                 self.peers.renumber(id, link);
                 if let Some(peer) = self.peers.get_mut(id) {
-                    peer.incoming.clear();
-                    peer.closed = Default::default();
-                    peer.floor = Attempt(0);
+                    peer.incoming = Default::default();
+                    // What the peer permitted was for the conversation that is over.
+                    peer.writes_out = Default::default();
+                    self.output(Output::Permit { peer: id, until: Time::ZERO });
                 }
                 true
             }
@@ -210,15 +259,33 @@ impl Node {
         }
     }
 
-    pub(super) fn on_welcome(&mut self, id: PeerId, welcome: Welcome) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.hello.is_none_or(|said| said.nonce != welcome.nonce) {
-            return;
+    /// The peer has answered the hello with this nonce, which nobody else knows. False if it has not.
+    fn is_answer(&mut self, from: Origin, id: PeerId, nonce: u64) -> bool {
+        let now = self.now;
+        let Some(peer) = self.peers.get_mut(id) else { return false };
+        if peer.hello.is_none_or(|said| said.nonce != nonce) {
+            return false;
         }
         peer.hello = None;
+        peer.origin = Some(from);
+        peer.last_heard = now;
+        peer.given_up = false;
+        true
+    }
+
+    pub(super) fn on_welcome(&mut self, from: Origin, id: PeerId, welcome: Welcome) {
+        if !self.is_answer(from, id, welcome.nonce) {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return };
         peer.refuses = None;
         let before = peer.theirs.replace(welcome.link);
-        if before.is_some_and(|before| before != welcome.link) {
+        let again = before.is_some_and(|before| before != welcome.link);
+        if again {
+            peer.writes_in.heard = 0;
+        }
+        peer.writes_in.heard = peer.writes_in.heard.max(welcome.ask);
+        if again {
             self.peer_forgot_us(id);
         }
         self.came_up(id);
@@ -234,12 +301,11 @@ impl Node {
         self.say_releases(id);
     }
 
-    pub(super) fn on_refused(&mut self, id: PeerId, refused: Refused) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.hello.is_none_or(|said| said.nonce != refused.nonce) {
+    pub(super) fn on_refused(&mut self, from: Origin, id: PeerId, refused: Refused) {
+        if !self.is_answer(from, id, refused.nonce) {
             return;
         }
-        peer.hello = None;
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let mismatch = self.config.args.geometry().check(&peer.geometry).err();
         let cause = match (refused.cause, mismatch) {
             (PeerCause::Unknown, _) => {
@@ -288,6 +354,9 @@ impl Node {
     pub(super) fn on_peer_tick(&mut self, id: PeerId) {
         let timing = self.config.timing;
         let Some(peer) = self.peers.get(id) else { return };
+        if peer.lost {
+            return self.reconnect(id);
+        }
         if let Some(said) = peer.hello
             && !peer.is_up()
         {
@@ -301,7 +370,7 @@ impl Node {
         let silent_for = self.now - peer.last_heard;
         self.say_releases(id);
         let Some(peer) = self.peers.get(id) else { return };
-        if !peer.is_needed() && peer.incoming.is_empty() {
+        if !peer.is_needed() && peer.incoming.live_len() + peer.incoming.results_len() == 0 {
             // Nothing depends on it: silence, and no timer.
             if peer.theirs.is_none() {
                 self.forget_peer(id);
@@ -316,6 +385,9 @@ impl Node {
             // The next session asks the bootstrap server anew.
             self.directory.forget(id);
             self.fail_peer_sessions(id, cause, None);
+        }
+        if self.peers.get(id).is_some_and(|peer| peer.given_up) {
+            self.fence_off(id);
         }
         self.ask_peer(id, silent_for);
         let Some(peer) = self.peers.get(id) else { return };
@@ -345,42 +417,50 @@ impl Node {
     fn ask_peer(&mut self, id: PeerId, silent_for: Duration) {
         let keepalive = self.config.timing.keepalive;
         let Some(peer) = self.peers.get(id) else { return };
-        let attempts = self.quiet_attempts(peer, self.now, keepalive);
-        if silent_for >= keepalive || !attempts.is_empty() {
-            let floor = peer.outgoing_floor();
+        let mut pings = self.quiet_attempts(peer, self.now, keepalive);
+        if pings.is_empty() && silent_for >= keepalive {
+            pings.push(Vec::new());
+        }
+        let floor = peer.outgoing_floor();
+        for attempts in pings {
             self.send(id, Body::Ping(Ping { floor, attempts }));
         }
         let Some(peer) = self.peers.get(id) else { return };
-        let forgetful = (keepalive * 3).min(self.config.timing.peer_timeout / 2);
-        if silent_for >= forgetful && peer.is_needed() {
+        if silent_for >= self.forgetful() && peer.is_needed() {
             self.say_hello(id);
         }
     }
 
-    /// Attempts at the peer about which nothing was heard for `quiet`, as runs.
-    fn quiet_attempts(&self, peer: &Peer, now: Time, quiet: Duration) -> Vec<(u64, u32)> {
-        let mut runs: Vec<(u64, u32)> = Vec::new();
-        let mut asked = 0;
-        for (&Attempt(attempt), &(session, source)) in &peer.outgoing {
-            let Some(receiver) = self.receivers.get(&session) else { continue };
-            if !receiver.is_quiet(source, now, quiet) {
-                continue;
-            }
-            run_set::append(&mut runs, attempt);
-            asked += 1;
-            if asked == MAX_ASKED {
-                break;
-            }
-        }
-        runs
+    /// Attempts at the peer about which nothing was heard for `quiet`, as runs, of one ping each.
+    fn quiet_attempts(&self, peer: &Peer, now: Time, quiet: Duration) -> Vec<Vec<(u64, u32)>> {
+        let asks = |&(_, &(session, source)): &(&Attempt, &(SessionId, usize))| {
+            self.receivers.get(&session).is_some_and(|receiver| receiver.is_quiet(source, now, quiet))
+        };
+        let asked: Vec<u64> = peer
+            .outgoing
+            .iter()
+            .filter(asks)
+            .map(|(attempt, _)| attempt.0)
+            .take(MAX_PINGS * MAX_ASKED)
+            .collect();
+        let runs = |attempts: &[u64]| {
+            let mut runs = Vec::new();
+            attempts.iter().for_each(|&attempt| run_set::append(&mut runs, attempt));
+            runs
+        };
+        asked.chunks(MAX_ASKED).map(runs).collect()
     }
 
     pub(super) fn on_ping(&mut self, id: PeerId, ping: Ping) {
+        // Each attempt once: what an answer costs was paid for by this worker's own scheduler, or is small.
+        if !is_rising(&ping.attempts) {
+            self.frames_dropped += 1;
+            return;
+        }
         self.on_floor(id, ping.floor);
-        let asked = ping.attempts.iter().flat_map(|&(start, count)| {
-            (0..u64::from(count.min(MAX_ASKED))).filter_map(move |offset| start.checked_add(offset))
-        });
-        let asked: Vec<Attempt> = asked.take(MAX_ASKED as usize).map(Attempt).collect();
+        let runs = ping.attempts.iter();
+        let asked = runs.flat_map(|&(start, count)| start..start.saturating_add(u64::from(count)));
+        let asked: Vec<Attempt> = asked.take(MAX_ASKED).map(Attempt).collect();
         for attempt in asked {
             self.tell_about(id, attempt);
         }
@@ -391,21 +471,27 @@ impl Node {
     }
 
     /// Why a peer is lost: a known successor explains it better.
-    fn loss(&self, id: PeerId, otherwise: Cause) -> Cause {
+    pub(super) fn loss(&self, id: PeerId, otherwise: Cause) -> Cause {
         match self.peers.get(id) {
             Some(peer) if self.peers.has_successor(&peer.worker, peer.incarnation) => Cause::PeerRestarted,
             _ => otherwise,
         }
     }
 
-    pub(super) fn on_connected(&mut self, id: PeerId, directions: Directions) {
-        if let Some(peer) = self.peers.get_mut(id) {
-            peer.directions = directions;
+    pub(super) fn on_connected(&mut self, id: PeerId, directions: Directions, fence: WriteFence) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.directions = directions;
+        peer.writes_in.fence = fence;
+        if std::mem::take(&mut peer.lost) {
+            // The conversation goes on where it was, if the peer still knows it.
+            peer.hello = None;
+            self.say_hello(id);
         }
     }
 
     pub(super) fn on_connect_failed(&mut self, id: PeerId, error: PlaneError) {
-        if self.peers.get(id).is_some() {
+        // A way that was lost is tried again, and what is known of the peer proves nothing.
+        if self.peers.get(id).is_some_and(|peer| !peer.lost) {
             self.fail_peer_sessions(id, Cause::Connect(error), Some(self.now));
             self.forget_peer(id);
         }
@@ -415,19 +501,63 @@ impl Node {
         if self.peers.get(id).is_none() {
             return;
         }
-        let cause = self.loss(id, Cause::PeerLost);
-        let quiet_at = match end {
-            WayEnd::Dead { quiet_after } => Some(self.now + quiet_after),
-            WayEnd::Lost => None,
-        };
-        self.fail_peer_sessions(id, cause, quiet_at);
-        self.forget_peer(id);
+        match end {
+            WayEnd::Dead { quiet_after } => {
+                let cause = self.loss(id, Cause::PeerLost);
+                self.fail_peer_sessions(id, cause, Some(self.now + quiet_after));
+                self.forget_peer(id);
+            }
+            WayEnd::Lost => self.on_way_lost(id),
+        }
+    }
+
+    /// This side's way to the peer is lost: the peer may live, and go on writing through its own. Pages that
+    /// it may write wait for its word, over a new way, or for what the transport knows of its writes.
+    fn on_way_lost(&mut self, id: PeerId) {
+        let cause = self.loss(id, Cause::WayLost);
+        self.fail_peer_sessions(id, cause, None);
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if peer.outgoing.is_empty() || peer.metadata.is_none() {
+            return self.forget_peer(id);
+        }
+        peer.lost = true;
+        peer.origin = None;
+        // The next session asks the bootstrap server anew.
+        self.directory.forget(id);
+        self.fence_off(id);
+        let pause = self.backoff(self.config.timing.retry_first, 1);
+        self.timers.arm(Timer::Peer(id), self.now + pause);
+    }
+
+    /// Opens a lost way anew, again and again for as long as pages wait for the peer's word.
+    fn reconnect(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get(id) else { return };
+        if peer.outgoing.is_empty() {
+            return self.forget_peer(id);
+        }
+        // A right to write is taken from the connection that is lost: it must stay known.
+        if !peer.writes_in.revoking
+            && let Some(metadata) = peer.metadata.clone()
+        {
+            self.output(Output::Disconnect { peer: id });
+            self.output(Output::Connect { peer: id, metadata });
+        }
+        let pause = self.backoff(self.config.timing.retry_max, 1);
+        self.timers.arm(Timer::Peer(id), self.now + pause);
+    }
+
+    /// How long nothing was heard from the peer, as a cause.
+    pub(super) fn silence(&self, id: PeerId) -> Cause {
+        match self.peers.get(id) {
+            Some(peer) if !peer.lost => Cause::PeerUnresponsive { silent_for: self.now - peer.last_heard },
+            _ => Cause::WayLost,
+        }
     }
 
     /// The peer has failed all its sessions that read from here: their leases are worth nothing.
     fn readers_have_failed(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(id) else { return };
-        let readers = peer.incoming.values().filter_map(|incoming| match incoming {
+        let readers = peer.incoming.live().filter_map(|incoming| match incoming {
             &Incoming::Reading { session, target, .. } => Some((session, target)),
             _ => None,
         });
@@ -439,13 +569,13 @@ impl Node {
 
     /// Fails every session that depends on the peer. `quiet_at` tells from when on it is proven that
     /// the peer writes no more; `None` if that is not proven.
-    fn fail_peer_sessions(&mut self, id: PeerId, cause: Cause, quiet_at: Option<Time>) {
+    pub(super) fn fail_peer_sessions(&mut self, id: PeerId, cause: Cause, quiet_at: Option<Time>) {
         let Some(peer) = self.peers.get(id) else { return };
         let attempts = peer.outgoing.values().map(|&(session, _)| session);
         let receivers: Vec<SessionId> = attempts.chain(peer.waiting.iter().copied()).collect();
         let mut senders = Vec::new();
         let mut waiting = Vec::new();
-        for (&attempt, incoming) in &peer.incoming {
+        for (attempt, incoming) in peer.incoming.iter_live() {
             match incoming {
                 Incoming::Reading { session, .. } => senders.push(*session),
                 Incoming::Waiting(_) => waiting.push(attempt),

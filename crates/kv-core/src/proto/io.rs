@@ -310,6 +310,9 @@ pub struct Timing {
     pub keepalive: Duration,
     /// A peer that matters and has been silent for this long is given up; three keepalives at least.
     pub peer_timeout: Duration,
+    /// How long a peer may write into this worker's memory after each time that it was allowed to. Renewed
+    /// three times in this duration while a registration is open.
+    pub write_permission: Duration,
     /// First repetition of a failed lookup; doubles from there on, up to `retry_max`.
     pub lookup_retry: Duration,
     /// How long a failed or aborted room is remembered for a receiver that comes late.
@@ -327,6 +330,7 @@ impl Timing {
             &mut self.retry_max,
             &mut self.keepalive,
             &mut self.peer_timeout,
+            &mut self.write_permission,
             &mut self.lookup_retry,
             &mut self.failed_room_ttl,
             &mut self.kv_lease_duration,
@@ -347,6 +351,7 @@ impl Default for Timing {
             retry_max: Duration::from_secs(2),
             keepalive: Duration::from_secs(1),
             peer_timeout: Duration::from_secs(5),
+            write_permission: Duration::from_secs(10),
             lookup_retry: Duration::from_millis(100),
             failed_room_ttl: Duration::from_secs(60),
             kv_lease_duration: KV_LEASE_DURATION,
@@ -369,6 +374,13 @@ pub struct Limits {
     pub max_post_bytes: u64,
     /// Most attempts of one peer that may be open at once.
     pub max_attempts: u64,
+    /// Of [`max_registrations`](Limits::max_registrations), [`max_waiting_runs`](Limits::max_waiting_runs)
+    /// and the failed rooms that peers have told of: the share of one transport connection, as one in so many.
+    pub connections_share: usize,
+    /// Incarnations that one transport connection may bring, at once.
+    pub max_incarnations: usize,
+    /// Addresses of bootstrap servers whose answers are remembered.
+    pub max_addresses: usize,
     /// Ended grants remembered, so that a late reader is told what became of its one.
     pub max_ended_grants: usize,
 }
@@ -382,6 +394,9 @@ impl Default for Limits {
             max_failed_rooms: 1 << 16,
             max_post_bytes: 8 << 20,
             max_attempts: 1 << 18,
+            connections_share: 8,
+            max_incarnations: 4,
+            max_addresses: 1024,
             max_ended_grants: 1 << 16,
         }
     }

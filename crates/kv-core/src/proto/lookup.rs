@@ -74,7 +74,8 @@ impl Node {
                         }
                     }
                 }
-                self.directory.learn(&asking.question, dp_rank, dp_size, peers.clone());
+                let max = self.config.limits.max_addresses;
+                self.directory.learn(&asking.question, (dp_rank, dp_size), peers.clone(), max);
                 for session in asking.waiting {
                     self.take_sources(session, &peers);
                 }

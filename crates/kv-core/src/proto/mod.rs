@@ -27,12 +27,14 @@ mod directory;
 mod grant;
 mod groups;
 mod handshake;
+mod incoming;
 mod io;
 mod lookup;
 #[cfg(feature = "model")]
 mod model;
 mod node;
 mod peer;
+mod permission;
 mod posting;
 mod random;
 mod read;

@@ -31,7 +31,6 @@ impl Node {
             posting,
             senders,
             held_layers,
-            usual_receivers,
             receivers,
             stopping,
             frames_dropped,
@@ -51,7 +50,6 @@ impl Node {
             posting: posting.clone(),
             senders: senders.iter().map(|(&id, session)| (id, session.fork())).collect(),
             held_layers: held_layers.clone(),
-            usual_receivers: *usual_receivers,
             receivers: receivers.iter().map(|(&id, session)| (id, session.fork())).collect(),
             stopping: *stopping,
             frames_dropped: *frames_dropped,
@@ -76,7 +74,6 @@ impl Node {
             posting,
             senders,
             held_layers: _,
-            usual_receivers,
             receivers,
             stopping,
             frames_dropped: _,
@@ -87,7 +84,7 @@ impl Node {
         } = self;
         let mut state = Text(DefaultHasher::new());
         state.add(&(now, random, timers, directory, rendezvous, posting));
-        state.add(&(senders, usual_receivers, receivers, stopping, links_drawn, ended_grants, pages_leased));
+        state.add(&(senders, receivers, stopping, links_drawn, ended_grants, pages_leased));
         peers.add_to(&mut state);
         state.0.finish()
     }
@@ -97,7 +94,7 @@ impl SendSession {
     fn fork(&self) -> SendSession {
         let SendSession {
             deadline,
-            room,
+            named,
             receivers,
             learns,
             mode,
@@ -112,6 +109,7 @@ impl SendSession {
             complete,
             groups,
             targets,
+            target_of,
             failure,
         } = self;
         let chunks = chunks.iter().map(|Chunk { offset, pages, layers }| Chunk {
@@ -121,7 +119,7 @@ impl SendSession {
         });
         SendSession {
             deadline: *deadline,
-            room: room.clone(),
+            named: named.clone(),
             receivers: *receivers,
             learns: *learns,
             mode: *mode,
@@ -136,6 +134,7 @@ impl SendSession {
             complete: *complete,
             groups: groups.as_ref().map(Groups::twin),
             targets: targets.clone(),
+            target_of: target_of.clone(),
             failure: failure.clone(),
         }
     }
@@ -196,6 +195,11 @@ impl Peers {
                 inward: _,
                 ranks_served: _,
                 directions,
+                // Follows from the incarnation.
+                metadata: _,
+                lost,
+                origin,
+                suffixed: _,
                 ours,
                 theirs,
                 hello,
@@ -209,13 +213,13 @@ impl Peers {
                 releasing,
                 heart,
                 waiting,
-                floor,
-                closed,
                 incoming,
+                writes_out,
+                writes_in,
             } = peer;
             state.add(&(id, incarnation, ours, theirs, hello, last_heard, given_up, refused, refuses, posts));
-            state.add(directions);
-            state.add(&(next_attempt, outgoing, releasing, heart, waiting, floor, closed, incoming));
+            state.add(&(directions, lost, origin, writes_out, writes_in));
+            state.add(&(next_attempt, outgoing, releasing, heart, waiting, incoming));
         }
         state.add(&self.lingering());
     }

@@ -14,9 +14,10 @@ use super::receive::ReceiveSession;
 use super::rendezvous::Rendezvous;
 use super::send::SendSession;
 use super::timer::{Timer, Timers};
-use crate::error::{Cause, TransferError};
+use crate::error::{Cause, Obstacle, TransferError};
 use crate::id::{PeerId, SessionId};
 use crate::layout::HeldLayers;
+use crate::plane::Origin;
 use crate::poll::KvPoll;
 use crate::time::Time;
 use crate::wire::{Body, Frame, Link};
@@ -66,8 +67,6 @@ pub struct Node {
     pub(super) posting: Posting,
     pub(super) senders: BTreeMap<SessionId, SendSession>,
     pub(super) held_layers: HeldLayers,
-    /// How many receivers the last request had whose scheduler did not say it.
-    pub(super) usual_receivers: usize,
     pub(super) receivers: BTreeMap<SessionId, ReceiveSession>,
     pub(super) stopping: bool,
     pub(super) frames_dropped: u64,
@@ -88,8 +87,22 @@ pub struct NodeGauges {
     pub receivers: usize,
     /// Registrations that wait for a sender.
     pub registrations: usize,
-    /// Attempts of peers that are not over, the waiting registrations included.
+    /// Attempts of peers that are not over, the waiting registrations included, and results kept for them.
     pub incoming: usize,
+    /// Those of them that are results of attempts that are over.
+    pub results: usize,
+    /// Runs of peers' attempts that are noted as over.
+    pub closed_runs: usize,
+    /// Runs of pages in waiting registrations.
+    pub waiting_runs: usize,
+    /// Receivers that sending sessions have met.
+    pub targets: usize,
+    /// Receivers and sources that have something to post.
+    pub queued: usize,
+    /// Numbers of heartbeats, claims and questions that may still be answered.
+    pub beats: usize,
+    /// Addresses of bootstrap servers whose answers are remembered.
+    pub addresses: usize,
     /// Failed rooms remembered for latecomers.
     pub failed_rooms: usize,
     /// Posts in flight.
@@ -115,7 +128,7 @@ impl Node {
         Node {
             // Two lives of a worker draw different links, even if they are given one seed.
             random: Random::new(config.seed ^ config.incarnation.get().rotate_left(32)),
-            posting: Posting::new(config.args.max_inflight()),
+            posting: Posting::new(config.args.max_inflight(), config.timing.keepalive),
             held_layers: HeldLayers::new(config.args.geometry()),
             config,
             now: Time::ZERO,
@@ -124,7 +137,6 @@ impl Node {
             directory: Directory::default(),
             rendezvous: Rendezvous::default(),
             senders: BTreeMap::new(),
-            usual_receivers: 1,
             receivers: BTreeMap::new(),
             stopping: false,
             frames_dropped: 0,
@@ -141,12 +153,12 @@ impl Node {
         self.excuse_peers();
         match input {
             Input::Command(command) => self.on_command(command),
-            Input::Frame { frame, .. } => self.on_frame(frame),
+            Input::Frame { from, frame } => self.on_frame(from, frame),
             Input::Posted { post, result } => self.on_posted(post, result),
-            Input::Connected { peer, directions, .. } => self.on_connected(peer, directions),
+            Input::Connected { peer, directions, fence } => self.on_connected(peer, directions, fence),
             Input::ConnectFailed { peer, error } => self.on_connect_failed(peer, error),
             Input::PeerGone { peer, end } => self.on_peer_gone(peer, end),
-            Input::Revoked { .. } => {}
+            Input::Revoked { peer } => self.on_revoked(peer),
             Input::Found { lookup, ranks } => self.on_found(lookup, ranks),
             Input::LookupFailed { lookup, error } => self.on_lookup_failed(lookup, error),
             Input::Timeout => {}
@@ -178,19 +190,27 @@ impl Node {
 
     /// What the node holds at the moment.
     pub fn gauges(&self) -> NodeGauges {
+        let sum = |of: &dyn Fn(&Peer) -> usize| self.peers.iter().map(|(_, peer)| of(peer)).sum();
         NodeGauges {
             peers: self.peers.len(),
             senders: self.senders.len(),
             receivers: self.receivers.len(),
             registrations: self.rendezvous.registrations.len(),
-            incoming: self.peers.iter().map(|(_, peer)| peer.incoming.len()).sum(),
+            incoming: sum(&|peer| peer.incoming.live_len() + peer.incoming.results_len()),
+            results: sum(&|peer| peer.incoming.results_len()),
+            closed_runs: sum(&|peer| peer.incoming.closed_len()),
+            waiting_runs: self.rendezvous.waiting.runs,
+            targets: self.senders.values().map(|sender| sender.targets.len()).sum(),
+            queued: self.posting.queued(),
+            beats: sum(&|peer| peer.heart.beats.len() + peer.writes_out.asked()),
+            addresses: self.directory.addresses(),
             failed_rooms: self.rendezvous.failed_senders.len() + self.rendezvous.failed_receivers.len(),
             posts: self.posting.in_flight(),
             lookups: self.directory.len(),
             timers: self.timers.len(),
             pages_leased: self.pages_leased,
             ended_grants: self.ended_grants.len(),
-            releasing: self.peers.iter().map(|(_, peer)| peer.releasing.len()).sum(),
+            releasing: sum(&|peer| peer.releasing.len()),
             frames_dropped: self.frames_dropped,
         }
     }
@@ -240,25 +260,31 @@ impl Node {
         }
     }
 
-    fn on_frame(&mut self, bytes: Bytes) {
+    fn on_frame(&mut self, from: Origin, bytes: Bytes) {
         let Ok(frame) = Frame::decode(&bytes) else {
             self.frames_dropped += 1;
             return;
         };
-        let body = match frame.body {
-            Body::Hello(hello) => return self.on_hello(hello),
-            // The answers to a hello are known by their nonce: the link may be a new one.
-            body => body,
+        let Some((peer, origin)) = self.peers.with_link(frame.link) else {
+            return match frame.body {
+                Body::Hello(hello) => self.on_hello(from, hello),
+                _ => self.frames_dropped += 1,
+            };
         };
-        let Some(peer) = self.peers.with_link(frame.link) else {
-            self.frames_dropped += 1;
-            return;
-        };
-        self.heard_from(peer);
-        match body {
-            Body::Hello(_) => {}
-            Body::Welcome(welcome) => self.on_welcome(peer, welcome),
-            Body::Refused(refused) => self.on_refused(peer, refused),
+        match frame.body {
+            Body::Hello(hello) => return self.on_hello(from, hello),
+            // The answers to a hello are known by their nonce, and may come by another connection.
+            Body::Welcome(welcome) => return self.on_welcome(from, peer, welcome),
+            Body::Refused(refused) => return self.on_refused(from, peer, refused),
+            // Whoever else knows the link has no right to it.
+            _ if origin.is_some_and(|origin| origin != from) => {
+                self.frames_dropped += 1;
+                return;
+            }
+            _ => self.heard_from(peer),
+        }
+        match frame.body {
+            Body::Hello(_) | Body::Welcome(_) | Body::Refused(_) => {}
             Body::Register(register) => self.on_register(peer, register),
             Body::Registered(registered) => self.on_registered(peer, registered.attempt),
             Body::Done(done) => self.on_done(peer, done),
@@ -275,6 +301,8 @@ impl Node {
             Body::HeartbeatAck(ack) => self.on_heartbeat_ack(peer, ack),
             Body::Release(release) => self.on_release(peer, release),
             Body::Released(released) => self.on_released(peer, released),
+            Body::AskWrite(ask) => self.on_ask_write(peer, ask),
+            Body::MayWrite(answer) => self.on_may_write(peer, answer),
         }
     }
 
@@ -288,15 +316,21 @@ impl Node {
             Timer::Registration(peer, attempt) => self.on_registration_expired(peer, attempt),
             Timer::Lease(session) => self.on_lease(session),
             Timer::Heartbeat(peer) => self.on_heartbeat_due(peer),
+            Timer::Permission(peer) => self.on_permission_due(peer),
+            Timer::Fence(peer) => self.on_fence_due(peer),
+            Timer::Sweep(peer) => self.sweep(peer),
+            // Posts are pumped after every input.
+            Timer::Stuck => {}
             Timer::Rooms => self.expire_rooms(),
         }
     }
 
     fn on_deadline(&mut self, session: SessionId) {
         let (after, last) = if let Some(sender) = self.senders.get(&session) {
-            (sender.deadline, None)
+            (sender.deadline, self.posting_obstacle(session))
         } else if let Some(receiver) = self.receivers.get(&session) {
-            (receiver.deadline, self.last_lookup_error(session))
+            let lookup = self.last_lookup_error(session).map(Obstacle::Bootstrap);
+            (receiver.deadline, lookup.or_else(|| self.posting_obstacle(session)))
         } else {
             return;
         };
@@ -310,7 +344,7 @@ impl Node {
     /// Sends a frame to a peer that is up; otherwise it is lost, as frames may be.
     pub(super) fn send(&mut self, peer: PeerId, body: Body) {
         let link = match self.peers.get(peer) {
-            Some(Peer { theirs: Some(link), .. }) => *link,
+            Some(Peer { theirs: Some(link), lost: false, .. }) => *link,
             Some(_) if matches!(body, Body::Hello(_)) => Link::NONE,
             _ => return,
         };

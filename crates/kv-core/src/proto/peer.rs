@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::incoming::Attempts;
+use super::permission::{WritesIn, WritesOut};
 use super::read::of_life;
-use super::run_set::RunSet;
+use super::rendezvous::Named;
 use crate::error::{Cause, PeerCause};
 use crate::groups::GroupLists;
 use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId, WorkerId};
@@ -14,7 +16,7 @@ use crate::layout::{Geometry, receivers_of};
 use crate::lease::GrantRef;
 use crate::pages::PageList;
 use crate::plan::{RegionMap, Side};
-use crate::plane::Directions;
+use crate::plane::{Directions, Origin};
 use crate::time::Time;
 use crate::wire::{Abort, Link};
 
@@ -44,12 +46,20 @@ pub(super) struct Peer {
     pub(super) ranks_served: u32,
     /// What the way to it is good for.
     pub(super) directions: Directions,
+    /// How to open the way anew; only of peers that this worker has greeted.
+    pub(super) metadata: Option<Bytes>,
+    /// This side's way to it is lost, and is to be opened again.
+    pub(super) lost: bool,
+    /// The transport connection that its frames come on, once it is proven that they do.
+    pub(super) origin: Option<Origin>,
     /// The number that the peer must put into its frames.
     pub(super) ours: Link,
     /// The number that the peer wants in ours; `None` until it answered the hello.
     pub(super) theirs: Option<Link>,
     /// The hello that was said to it and not answered yet.
     pub(super) hello: Option<HelloSaid>,
+    /// Its engine adds a suffix to the ids of requests.
+    pub(super) suffixed: bool,
     pub(super) last_heard: Time,
     /// Silent for so long that its sessions were failed. Ends with its next frame.
     pub(super) given_up: bool,
@@ -71,12 +81,12 @@ pub(super) struct Peer {
     /// Receivers that need it and have no attempt at it yet.
     pub(super) waiting: BTreeSet<SessionId>,
 
-    /// All its attempts below are over.
-    pub(super) floor: Attempt,
-    /// Its attempts from `floor` on that are over.
-    pub(super) closed: RunSet,
-    /// Its attempts that are not over.
-    pub(super) incoming: BTreeMap<Attempt, Incoming>,
+    /// Its attempts at this worker.
+    pub(super) incoming: Attempts,
+    /// What it lets this worker write into its memory.
+    pub(super) writes_out: WritesOut,
+    /// What it may write into this worker's.
+    pub(super) writes_in: WritesIn,
 }
 
 /// A hello under way.
@@ -99,90 +109,59 @@ pub(super) enum Releasing {
 /// The heartbeats to one peer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Heart {
-    /// Number of the last one; they count from 1.
-    last: u64,
-    /// When the latest ones were sent, oldest first.
-    sent: VecDeque<(u64, Time)>,
+    /// Their numbers, and those of claims.
+    pub(super) beats: Beats,
     /// The shortest interval that a live grant asks for.
     pub(super) interval: Option<Duration>,
 }
 
-impl Heart {
-    /// How many heartbeats are remembered: an answer that comes later than so many others is
-    /// worth nothing.
-    const REMEMBERED: usize = 64;
+/// Numbers of what was sent to a peer, each with its time: an answer repeats the number.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Beats {
+    /// The last one; they count from 1.
+    last: u64,
+    /// The latest ones, oldest first.
+    sent: VecDeque<(u64, Time)>,
+}
 
-    /// The number for a heartbeat, or a claim, that is sent now. What is sent at one moment shares
-    /// a number: a burst of claims must not push out those that are still to be answered.
+impl Beats {
+    /// An answer that takes longer than this is worth nothing.
+    const REMEMBERED: Duration = Duration::from_secs(60);
+    /// Most numbers remembered: a thousand in a second, for as long.
+    const MOST: usize = 60_000;
+
+    /// The number for what is sent now. What is sent at one moment shares a number.
     pub(super) fn beat(&mut self, now: Time) -> u64 {
         if let Some(&(number, _)) = self.sent.back().filter(|&&(_, at)| at == now) {
             return number;
         }
         self.last += 1;
-        if self.sent.len() == Heart::REMEMBERED {
+        let old = |&(_, at): &(u64, Time)| now - at > Beats::REMEMBERED;
+        while self.sent.len() >= Beats::MOST || self.sent.front().is_some_and(old) {
             self.sent.pop_front();
         }
         self.sent.push_back((self.last, now));
         self.last
     }
 
-    /// When the heartbeat with this number was sent.
+    /// How many are remembered.
+    pub(super) fn len(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// When what has this number was sent.
     pub(super) fn sent_at(&self, beat: u64) -> Option<Time> {
         let at = self.sent.binary_search_by_key(&beat, |&(number, _)| number).ok()?;
         self.sent.get(at).map(|&(_, time)| time)
     }
 }
 
-/// An attempt of the peer at this node.
-///
-/// | from | to | when |
-/// |---|---|---|
-/// | – | `Waiting` | a registration arrives before its sender |
-/// | –, `Waiting` | `Active` | sender and registration meet |
-/// | –, `Waiting` | `Reading` | sender and claim meet |
-/// | `Active` | `Served` | all its parts are in place |
-/// | any but `Served` | `Failed` | see [`PeerCause`]; from `Active` once no post is in flight, from
-/// `Reading` once the lease has run out |
-/// | any | – (closed) | the peer finishes or aborts it, or raises its floor |
-#[derive(Debug, Clone)]
-pub(super) enum Incoming {
-    /// No sender yet.
-    Waiting(Registration),
-    /// Served by this session, as the target at this position.
-    Active(SessionId, usize),
-    /// It reads this session's pages, as the target at this position. Heartbeats have extended
-    /// the lease until then; the session's own part of the lease is not in it.
-    Reading {
-        /// The session.
-        session: SessionId,
-        /// The position.
-        target: usize,
-        /// The end of the lease, as far as this reader's heartbeats have brought it.
-        until: Time,
-        /// What a heartbeat brings; `None` before the grant, for a fixed lease, and after the session
-        /// has failed.
-        extension: Option<Duration>,
-        /// The pages are as they were granted.
-        intact: bool,
-    },
-    /// Completely written; kept for a receiver that missed the notice.
-    Served {
-        /// How many parts it had.
-        total: u32,
-        /// Its groups that were left out.
-        skipped: Vec<u16>,
-    },
-    /// Failed, and no write in flight; kept for a receiver that missed the notice.
-    Failed {
-        /// Why.
-        cause: PeerCause,
-    },
-}
-
 /// What a receiver registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Registration {
-    pub(super) room: Room,
+    pub(super) named: Named,
+    /// The connection on which it came.
+    pub(super) origin: Option<Origin>,
     /// How many ranks of the receiver's engine this worker has to serve.
     pub(super) ranks: u32,
     pub(super) wish: Wish,
@@ -234,9 +213,13 @@ impl Peer {
             ranks_served: u32::try_from(receivers_of(&geometry, here)).unwrap_or(u32::MAX).max(1),
             geometry,
             directions: Directions::BOTH,
+            metadata: None,
+            lost: false,
+            origin: None,
             ours,
             theirs: None,
             hello: None,
+            suffixed: false,
             last_heard: now,
             given_up: false,
             refused: false,
@@ -247,9 +230,9 @@ impl Peer {
             releasing: BTreeMap::new(),
             heart: Heart::default(),
             waiting: BTreeSet::new(),
-            floor: Attempt(0),
-            closed: RunSet::default(),
-            incoming: BTreeMap::new(),
+            incoming: Attempts::default(),
+            writes_out: WritesOut::default(),
+            writes_in: WritesIn::default(),
         }
     }
 
@@ -267,7 +250,7 @@ impl Peer {
 
     /// True if it has been met and answers.
     pub(super) fn is_up(&self) -> bool {
-        self.theirs.is_some() && !self.refused && !self.given_up
+        self.theirs.is_some() && !(self.refused || self.given_up || self.lost || self.writes_in.revoking)
     }
 
     /// True if an answer of its is needed here.
@@ -323,9 +306,7 @@ impl Peer {
     /// True if an attempt of its matters here. Results kept for a peer that does not answer any more
     /// do not.
     fn serves(&self) -> bool {
-        let kept =
-            |incoming: &Incoming| matches!(incoming, Incoming::Served { .. } | Incoming::Failed { .. });
-        !(self.incoming.is_empty() || self.given_up && self.incoming.values().all(kept))
+        self.incoming.live_len() > 0 || self.incoming.results_len() > 0 && !self.given_up
     }
 
     /// All attempts at it below this one are over.
@@ -333,19 +314,6 @@ impl Peer {
         let open = self.outgoing.first_key_value().map(|(&attempt, _)| attempt);
         let releasing = self.releasing.first_key_value().map(|(&attempt, _)| attempt);
         open.into_iter().chain(releasing).min().unwrap_or(Attempt(self.next_attempt))
-    }
-
-    /// True if the peer's attempt is over: nothing it says about it counts any more.
-    pub(super) fn is_closed(&self, attempt: Attempt) -> bool {
-        attempt < self.floor || self.closed.contains(attempt.0)
-    }
-
-    /// Notes that the peer's attempt is over.
-    pub(super) fn close(&mut self, attempt: Attempt) {
-        self.incoming.remove(&attempt);
-        if attempt >= self.floor {
-            self.closed.insert(attempt.0, 1);
-        }
     }
 }
 
@@ -426,8 +394,15 @@ impl Peers {
         self.peers.get_mut(&id)
     }
 
-    pub(super) fn with_link(&self, link: Link) -> Option<PeerId> {
-        self.by_link.get(&link).copied()
+    /// The peer that is to put this number into its frames, and the connection on which they come.
+    pub(super) fn with_link(&self, link: Link) -> Option<(PeerId, Option<Origin>)> {
+        let &id = self.by_link.get(&link)?;
+        Some((id, self.peers.get(&id)?.origin))
+    }
+
+    /// The peers whose frames come on this connection.
+    pub(super) fn of_origin(&self, origin: Origin) -> impl Iterator<Item = (PeerId, &Peer)> {
+        self.iter().filter(move |(_, peer)| peer.origin == Some(origin))
     }
 
     pub(super) fn with_incarnation(&self, incarnation: Incarnation) -> Option<PeerId> {

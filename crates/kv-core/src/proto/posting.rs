@@ -1,17 +1,47 @@
-//! Whose turn it is to post: round robin, a bounded number at a time.
+//! Whose turn it is to post: peers in turn, and of each peer its targets in turn; a bounded number at a
+//! time for each peer, and for all together.
+//!
+//! A peer whose posts do not end costs only its own requests: it has a window of its own, and after a while
+//! without any end its posts do not count among those of all peers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use crate::id::{PeerId, PostId, SessionId};
+use crate::plane::Op;
+use crate::time::Time;
+
+/// How many windows of one peer all peers have together.
+const WINDOWS: usize = 4;
 
 /// Targets that have something to post, and posts in flight.
 #[derive(Debug, Clone)]
 pub(super) struct Posting {
-    max_in_flight: usize,
+    /// Most posts in flight to one peer.
+    window: usize,
+    /// A peer of whose posts none has ended for so long is stuck.
+    patience: Duration,
     in_flight: BTreeMap<PostId, InFlight>,
-    /// Targets in turn; each at most once.
-    ready: VecDeque<(SessionId, usize)>,
+    of_session: BTreeSet<(SessionId, PostId)>,
+    lanes: BTreeMap<PeerId, Lane>,
+    /// Peers that may have a post to start, each at most once.
+    turns: VecDeque<PeerId>,
+    /// Somebody waits for posts to other peers to end.
+    crowded: bool,
     next: u64,
+}
+
+/// What is to be posted to, or from, one peer.
+#[derive(Debug, Clone, Default)]
+struct Lane {
+    /// Targets in turn; each at most once. Writes need a permission.
+    writes: VecDeque<(SessionId, usize)>,
+    reads: VecDeque<(SessionId, usize)>,
+    in_flight: usize,
+    /// When one of its posts ended last, or the first of those in flight was started.
+    moved: Time,
+    /// It stands among the turns.
+    in_turn: bool,
 }
 
 /// A post that has not ended.
@@ -24,42 +54,227 @@ pub(super) struct InFlight {
 }
 
 impl Posting {
-    pub(super) fn new(max_in_flight: usize) -> Posting {
-        Posting { max_in_flight, in_flight: BTreeMap::new(), ready: VecDeque::new(), next: 0 }
+    pub(super) fn new(window: usize, patience: Duration) -> Posting {
+        Posting {
+            window,
+            patience,
+            in_flight: BTreeMap::new(),
+            of_session: BTreeSet::new(),
+            lanes: BTreeMap::new(),
+            turns: VecDeque::new(),
+            crowded: false,
+            next: 0,
+        }
     }
 
-    /// Puts a target at the end of the line.
-    pub(super) fn queue(&mut self, session: SessionId, target: usize) {
-        self.ready.push_back((session, target));
+    /// Puts a target at the end of the peer's line.
+    pub(super) fn queue(&mut self, peer: PeerId, op: Op, session: SessionId, target: usize) {
+        let lane = self.lanes.entry(peer).or_default();
+        match op {
+            Op::Write => lane.writes.push_back((session, target)),
+            Op::Read => lane.reads.push_back((session, target)),
+        }
+        self.wake(peer);
     }
 
-    /// The target whose turn it is, if another post may be started.
-    pub(super) fn next_ready(&mut self) -> Option<(SessionId, usize)> {
-        if self.in_flight.len() >= self.max_in_flight { None } else { self.ready.pop_front() }
+    /// The peer may have something to post now: a permission has come, or a post has ended.
+    pub(super) fn wake(&mut self, peer: PeerId) {
+        if let Some(lane) = self.lanes.get_mut(&peer).filter(|lane| !lane.in_turn && lane.has_targets()) {
+            lane.in_turn = true;
+            self.turns.push_back(peer);
+        }
     }
 
-    pub(super) fn start(&mut self, post: InFlight) -> PostId {
+    /// The target whose turn it is, if another post may be started. `may_write` says whether a peer
+    /// permits writes now.
+    pub(super) fn next_ready(
+        &mut self,
+        now: Time,
+        may_write: impl Fn(PeerId) -> bool,
+    ) -> Option<(Op, SessionId, usize)> {
+        self.crowded = false;
+        while let Some(&peer) = self.turns.front() {
+            if self.in_flight.len() >= self.window * WINDOWS && self.moving(now) >= self.window * WINDOWS {
+                self.crowded = true;
+                return None;
+            }
+            self.turns.pop_front();
+            let Some(lane) = self.lanes.get_mut(&peer) else { continue };
+            lane.in_turn = false;
+            if lane.in_flight >= self.window {
+                continue;
+            }
+            // A worker seldom has both.
+            let (op, targets) = match lane.reads.is_empty() {
+                false => (Op::Read, &mut lane.reads),
+                true if may_write(peer) => (Op::Write, &mut lane.writes),
+                true => continue,
+            };
+            if let Some((session, target)) = targets.pop_front() {
+                self.wake(peer);
+                return Some((op, session, target));
+            }
+        }
+        None
+    }
+
+    /// Posts in flight to peers that are not stuck.
+    fn moving(&self, now: Time) -> usize {
+        let moving = self.lanes.values().filter(|lane| now - lane.moved < self.patience);
+        moving.map(|lane| lane.in_flight).sum()
+    }
+
+    /// When a peer that others wait for is to be taken for stuck.
+    pub(super) fn next_stuck(&self, now: Time) -> Option<Time> {
+        let busy = self.lanes.values().filter(|lane| lane.in_flight > 0);
+        let at = busy.map(|lane| lane.moved + self.patience).filter(|&at| at > now);
+        if self.crowded { at.min() } else { None }
+    }
+
+    pub(super) fn start(&mut self, post: InFlight, now: Time) -> PostId {
         let id = PostId(self.next);
         self.next += 1;
         self.in_flight.insert(id, post);
+        self.of_session.insert((post.session, id));
+        let lane = self.lanes.entry(post.peer).or_default();
+        if lane.in_flight == 0 {
+            lane.moved = now;
+        }
+        lane.in_flight += 1;
         id
     }
 
-    pub(super) fn end(&mut self, id: PostId) -> Option<InFlight> {
-        self.in_flight.remove(&id)
+    pub(super) fn end(&mut self, id: PostId, now: Time) -> Option<InFlight> {
+        let post = self.in_flight.remove(&id)?;
+        self.of_session.remove(&(post.session, id));
+        if let Some(lane) = self.lanes.get_mut(&post.peer) {
+            lane.in_flight -= 1;
+            lane.moved = now;
+            if lane.in_flight == 0 && !lane.has_targets() {
+                self.lanes.remove(&post.peer);
+            }
+        }
+        self.wake(post.peer);
+        Some(post)
+    }
+
+    /// Nothing more is started to or from the peer.
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        let Some(lane) = self.lanes.get_mut(&peer) else { return };
+        lane.writes.clear();
+        lane.reads.clear();
+        if lane.in_flight == 0 {
+            self.lanes.remove(&peer);
+        }
     }
 
     /// The posts of a session that have not ended.
     pub(super) fn of(&self, session: SessionId) -> Vec<PostId> {
-        self.in_flight.iter().filter(|(_, post)| post.session == session).map(|(&id, _)| id).collect()
+        let all = (session, PostId(0))..=(session, PostId(u64::MAX));
+        self.of_session.range(all).map(|&(_, post)| post).collect()
     }
 
     /// True if the session has a post that has not ended.
     pub(super) fn has_any_of(&self, session: SessionId) -> bool {
-        self.in_flight.values().any(|post| post.session == session)
+        !self.of(session).is_empty()
+    }
+
+    /// The peer with the most posts in flight, and how many, if posts to others wait for them.
+    pub(super) fn busiest(&self) -> Option<(PeerId, usize)> {
+        let busiest = self.lanes.iter().max_by_key(|(_, lane)| lane.in_flight).filter(|_| self.crowded);
+        busiest.map(|(&peer, lane)| (peer, lane.in_flight))
+    }
+
+    /// True if the session waits for its turn to post to the peer.
+    pub(super) fn is_queued(&self, peer: PeerId, session: SessionId) -> bool {
+        let Some(lane) = self.lanes.get(&peer) else { return false };
+        lane.writes.iter().chain(&lane.reads).any(|&(queued, _)| queued == session)
+    }
+
+    /// Posts in flight to the peer, if it has as many as it may.
+    pub(super) fn full(&self, peer: PeerId) -> Option<usize> {
+        self.lanes.get(&peer).map(|lane| lane.in_flight).filter(|&posts| posts >= self.window)
     }
 
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.len()
+    }
+
+    /// Targets that have something to post.
+    pub(super) fn queued(&self) -> usize {
+        self.lanes.values().map(|lane| lane.writes.len() + lane.reads.len()).sum()
+    }
+}
+
+impl Lane {
+    fn has_targets(&self) -> bool {
+        !(self.writes.is_empty() && self.reads.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Time {
+        Time::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn post(peer: u64) -> InFlight {
+        InFlight { session: SessionId(peer), target: 0, part: 0, peer: PeerId(peer) }
+    }
+
+    /// Starts all that may be started now; how many posts.
+    fn start_all(posting: &mut Posting, now: Time) -> usize {
+        let mut started = 0;
+        while let Some((_, session, target)) = posting.next_ready(now, |_| true) {
+            posting.start(post(session.0), now);
+            posting.queue(PeerId(session.0), Op::Write, session, target);
+            started += 1;
+        }
+        started
+    }
+
+    #[test]
+    fn a_stuck_peer_keeps_its_own_window_and_no_other() {
+        let mut posting = Posting::new(2, Duration::from_secs(1));
+        for peer in 0..5 {
+            posting.queue(PeerId(peer), Op::Write, SessionId(peer), 0);
+        }
+        // Four windows of two, of which no peer has more than one.
+        assert_eq!(start_all(&mut posting, at(1)), 8);
+        assert_eq!(posting.next_stuck(at(1)), Some(at(2)));
+        assert_eq!(posting.busiest().map(|(_, posts)| posts), Some(2));
+        // Nobody's posts end: the fifth peer has its turn all the same.
+        assert_eq!(start_all(&mut posting, at(2)), 2);
+        assert_eq!(posting.full(PeerId(4)), Some(2));
+        assert_eq!(start_all(&mut posting, at(9)), 0);
+    }
+
+    #[test]
+    fn writes_wait_for_permission_and_do_not_hold_up_other_peers() {
+        let mut posting = Posting::new(2, Duration::from_secs(1));
+        posting.queue(PeerId(1), Op::Write, SessionId(1), 0);
+        posting.queue(PeerId(1), Op::Read, SessionId(9), 0);
+        posting.queue(PeerId(2), Op::Write, SessionId(2), 0);
+        let may_write = |peer| peer == PeerId(2);
+        assert_eq!(posting.next_ready(at(1), may_write), Some((Op::Read, SessionId(9), 0)));
+        assert_eq!(posting.next_ready(at(1), may_write), Some((Op::Write, SessionId(2), 0)));
+        assert_eq!(posting.next_ready(at(1), may_write), None);
+        posting.wake(PeerId(1));
+        assert_eq!(posting.next_ready(at(1), |_| true), Some((Op::Write, SessionId(1), 0)));
+        assert_eq!(posting.queued(), 0);
+    }
+
+    #[test]
+    fn peers_take_turns_and_so_do_targets_of_one_peer() {
+        let mut posting = Posting::new(8, Duration::from_secs(1));
+        for (peer, session) in [(1, 10), (1, 11), (2, 20), (1, 12)] {
+            posting.queue(PeerId(peer), Op::Write, SessionId(session), 0);
+        }
+        let order: Vec<u64> = std::iter::from_fn(|| posting.next_ready(at(1), |_| true))
+            .map(|(_, session, _)| session.0)
+            .collect();
+        assert_eq!(order, [10, 20, 11, 12]);
     }
 }

@@ -82,13 +82,13 @@ impl Node {
         let Register { attempt, floor, room, ranks, ttl_ms, .. } = register;
         let meant = self.peers.get(id).and_then(|peer| of_life(grants, peer.incarnation));
         let grant = meant.map(|grant| grant.nonce);
-        let beat = self.peers.get_mut(id).map_or(0, |peer| peer.heart.beat(self.now));
+        let beat = self.peers.get_mut(id).map_or(0, |peer| peer.heart.beats.beat(self.now));
         Body::Claim(Claim { attempt, floor, room, grant, beat, ranks, ttl_ms })
     }
 
     pub(super) fn on_granted(&mut self, id: PeerId, granted: Granted) {
         let now = self.now;
-        let sent_at = self.peers.get(id).and_then(|peer| peer.heart.sent_at(granted.beat));
+        let sent_at = self.peers.get(id).and_then(|peer| peer.heart.beats.sent_at(granted.beat));
         let Some(peer) = self.peers.get(id) else { return };
         let (num_pages, rows) = (peer.geometry.num_pages, peer.geometry.aux_rows().unwrap_or(0));
         let incarnation = peer.incarnation;
@@ -191,7 +191,7 @@ impl Node {
 
     fn say_heartbeat(&mut self, id: PeerId, attempts: Vec<(u64, u32)>) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let beat = peer.heart.beat(self.now);
+        let beat = peer.heart.beats.beat(self.now);
         let floor = peer.outgoing_floor();
         self.send(id, Body::Heartbeat(Heartbeat { beat, floor, attempts }));
     }
@@ -199,7 +199,7 @@ impl Node {
     pub(super) fn on_heartbeat_ack(&mut self, id: PeerId, ack: HeartbeatAck) {
         let now = self.now;
         let Some(peer) = self.peers.get(id) else { return };
-        let Some(sent_at) = peer.heart.sent_at(ack.beat) else { return };
+        let Some(sent_at) = peer.heart.beats.sent_at(ack.beat) else { return };
         if !is_rising(&ack.attempts) {
             self.frames_dropped += 1;
             return;
@@ -290,7 +290,7 @@ impl Node {
                     reading.ended = Some(now);
                 } else {
                     reading.queued = true;
-                    self.posting.queue(session, index);
+                    self.posting.queue(source.peer, Op::Read, session, index);
                 }
                 reading.plans = Some(plans);
                 self.reading_advanced(session, index);
@@ -328,10 +328,10 @@ impl Node {
         reading.next_part += 1;
         if !plans.is_empty() {
             reading.queued = true;
-            self.posting.queue(session, index);
+            self.posting.queue(source.peer, Op::Read, session, index);
         }
         let peer = source.peer;
-        let post = self.posting.start(InFlight { session, target: index, part, peer });
+        let post = self.posting.start(InFlight { session, target: index, part, peer }, self.now);
         self.peers.post_started(peer);
         self.output(Output::Post { peer, post: Post { id: post, op: Op::Read, descs, notify: None } });
     }

@@ -31,7 +31,7 @@ use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::bootstrap::WorkerRole;
 use crate::error::{Cause, PeerCause, Phase};
-use crate::groups::Groups;
+use crate::groups::{Groups, MAX_REQUEST_GROUPS};
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{GrantRef, TransferMode};
 use crate::pages::{PageList, Pages};
@@ -342,6 +342,8 @@ impl Node {
                 ranks: peer.ranks_served,
                 ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
                 groups: groups.clone().unwrap_or_default(),
+                ask: 0,
+                permit_ms: 0,
             };
             frames.push((source.peer, register));
         }
@@ -350,11 +352,14 @@ impl Node {
         }
         receiver.repeats += 1;
         let repeats = receiver.repeats;
-        for (peer, register) in frames {
+        for (peer, mut register) in frames {
             self.watch_peer(peer);
             let body = match pulls {
                 true => self.claim(peer, register, &grants),
-                false => Body::Register(register),
+                false => {
+                    (register.ask, register.permit_ms) = self.permit(peer);
+                    Body::Register(register)
+                }
             };
             let link = self.peers.get(peer).and_then(|peer| peer.theirs);
             match link.map(|link| encode(link, body)) {
@@ -421,6 +426,9 @@ impl Node {
         }
         source.registered = true;
         source.last_news = now;
+        if skipped.len() > MAX_REQUEST_GROUPS {
+            return self.fail_receiver(session, Cause::Protocol("more groups left out than a request has"));
+        }
         for &(start, count) in runs {
             source.parts.insert(u64::from(start), u64::from(count));
         }

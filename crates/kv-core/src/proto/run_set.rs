@@ -36,6 +36,12 @@ impl RunSet {
         self.runs.range(..=number).next_back().is_some_and(|(_, &end)| number < end)
     }
 
+    /// True if the number is in the set or next to one that is: adding it makes no new run.
+    pub(super) fn touches(&self, number: u64) -> bool {
+        let mut before = self.runs.range(..=number.saturating_add(1));
+        before.next_back().is_some_and(|(&start, &end)| start <= number.saturating_add(1) && number <= end)
+    }
+
     /// A run of the set that shares a number with `range`, the last such run if several do.
     pub(super) fn shared(&self, range: std::ops::Range<u64>) -> Option<std::ops::Range<u64>> {
         let (&start, &end) = self.runs.range(..range.end).next_back()?;

@@ -13,13 +13,16 @@
 //! A *target* is a receiver that has registered, or claimed. How its bytes are written is in
 //! `write.rs`, how it reads them in `grant.rs`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::chunks::{Chunk, Final};
+use super::incoming::Incoming;
 use super::io::Output;
 use super::node::Node;
-use super::peer::{Incoming, Registration, Wish};
+use super::peer::{Registration, Wish};
 use super::receive::check_aux;
+use super::rendezvous::{Latecomers, Named};
 use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause, Phase, TransferError};
@@ -28,6 +31,7 @@ use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
 use crate::pages::PageList;
 use crate::plan::Plan;
+use crate::plane::Op;
 use crate::poll::KvPoll;
 use crate::session::SessionOptions;
 use crate::time::Time;
@@ -37,7 +41,7 @@ use crate::wire::{Body, Failed, Link, Registered};
 #[derive(Debug)]
 pub(super) struct SendSession {
     pub(super) deadline: Duration,
-    pub(super) room: Room,
+    pub(super) named: Named,
     /// How many ranks receive: told by the scheduler, or by the first of them.
     pub(super) receivers: usize,
     /// The scheduler has not said how many.
@@ -60,13 +64,15 @@ pub(super) struct SendSession {
     /// Items of state groups, sent with the last chunk.
     pub(super) groups: Option<Groups>,
     pub(super) targets: Vec<Target>,
+    /// The last target of each receiver.
+    pub(super) target_of: BTreeMap<Incarnation, usize>,
     pub(super) failure: Option<PeerCause>,
 }
 
 impl SendSession {
     /// How many receivers have come.
     pub(super) fn met(&self) -> usize {
-        self.targets.iter().filter(|target| !target.replaced).count()
+        self.targets.len()
     }
 
     /// True if receivers are to come.
@@ -102,11 +108,8 @@ impl SendSession {
 pub(super) struct Target {
     pub(super) peer: PeerId,
     pub(super) attempt: Attempt,
-    /// Whose it is, and in which conversation.
-    pub(super) receiver: Incarnation,
+    /// In which conversation it came.
     pub(super) link: Link,
-    /// The same receiver has come again.
-    pub(super) replaced: bool,
     /// It reads: none of the fields of writing are used.
     pub(super) reads: bool,
     /// The number in its last claim.
@@ -154,11 +157,13 @@ impl Node {
         options: SessionOptions,
     ) {
         let deadline = options.deadline.unwrap_or(self.config.timing.session_deadline);
+        let named = Named::new(room, self.config.args.suffixes_requests());
         let lease = options.lease.unwrap_or(Lease::Renewable(self.config.timing.kv_lease_duration));
         let sender = SendSession {
             deadline,
-            room: room.clone(),
-            receivers: if receivers == 0 { self.usual_receivers } else { receivers as usize },
+            named: named.clone(),
+            // The first of them says how many there are, if the scheduler does not.
+            receivers: receivers.max(1) as usize,
             learns: receivers == 0,
             mode: options.mode.unwrap_or(self.config.args.transfer_mode()),
             lease,
@@ -172,6 +177,7 @@ impl Node {
             complete: false,
             groups: None,
             targets: Vec::new(),
+            target_of: BTreeMap::new(),
             failure: None,
         };
         self.senders.insert(session, sender);
@@ -181,9 +187,14 @@ impl Node {
         }
         self.timers.arm(Timer::Deadline(session), self.now + deadline);
         // A new sender for the room: what became of earlier ones does not matter any more.
-        self.rendezvous.failed_senders.clear(&room);
-        self.rendezvous.senders.insert(&room, session);
-        while let Some((peer, attempt)) = self.rendezvous.registrations.find(&room) {
+        self.rendezvous.failed_senders.clear(&named);
+        self.rendezvous.senders.insert(&named, session);
+        loop {
+            let (peer, attempt) = match self.rendezvous.registrations.find(&named) {
+                Ok(Some(found)) => found,
+                Ok(None) => break,
+                Err((room, other)) => return self.fail_sender(session, Cause::AmbiguousRoom { room, other }),
+            };
             let Some(registration) = self.take_registration(peer, attempt) else { break };
             self.attach(session, peer, attempt, registration);
             if !self.lacks_receivers(session) {
@@ -191,7 +202,7 @@ impl Node {
             }
         }
         self.update_sender(session);
-        if let Some(cause) = self.rendezvous.failed_receivers.take(&room, 1) {
+        if let Some(cause) = self.rendezvous.failed_receivers.take(&named, 1) {
             self.fail_sender_of(session, Cause::ByPeer(cause), 1);
         }
     }
@@ -261,7 +272,7 @@ impl Node {
         for (index, target) in sender.targets.iter_mut().enumerate() {
             if !target.reads && !target.queued && target.total.is_none() {
                 target.queued = true;
-                self.posting.queue(session, index);
+                self.posting.queue(target.peer, Op::Write, session, index);
             }
         }
     }
@@ -287,7 +298,6 @@ impl Node {
         let ranks = registration.ranks.max(1) as usize;
         if sender.learns && sender.targets.is_empty() {
             sender.receivers = ranks;
-            self.usual_receivers = ranks;
         } else if !sender.receivers.is_multiple_of(ranks) {
             // The scheduler may give one request to several engines, but not to parts of one.
             let cause = PeerCause::ReceiverCount { expected: sender.receivers, told: ranks };
@@ -295,7 +305,18 @@ impl Node {
             return self.fail_sender_of(session, Cause::ByPeer(cause), 1);
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let index = sender.targets.len();
+        let (receiver, link) = (peer.incarnation, peer.ours);
+        // It was served in a conversation that is over, and does not know: not another receiver, but the
+        // same one in the same place.
+        let before = sender.target_of.get(&receiver).copied();
+        let replaced = before.filter(|&before| {
+            sender
+                .targets
+                .get(before)
+                .is_some_and(|target| target.link != link && target.over && target.outstanding == 0)
+        });
+        let index = replaced.unwrap_or(sender.targets.len());
+        sender.target_of.insert(receiver, index);
         let (incoming, (pages, first, whole), (aux, aux_here), groups, beat) = match registration.wish {
             Wish::Write { pages, first, whole, aux, aux_here, groups } => {
                 let pages = (pages, first as usize, whole as usize);
@@ -309,20 +330,10 @@ impl Node {
             }
         };
         peer.incoming.insert(attempt, incoming);
-        let (receiver, link) = (peer.incarnation, peer.ours);
-        // It was served in a conversation that is over, and does not know: not another receiver.
-        let before = sender.targets.iter_mut().find(|target| {
-            target.receiver == receiver && target.link != link && target.over && !target.replaced
-        });
-        if let Some(before) = before {
-            before.replaced = true;
-        }
-        sender.targets.push(Target {
+        let target = Target {
             peer: id,
             attempt,
-            receiver,
             link,
-            replaced: false,
             reads: wanted == TransferMode::Pull,
             beat,
             released: false,
@@ -345,13 +356,20 @@ impl Node {
             outstanding: 0,
             abort_asked: false,
             over: false,
-        });
+        };
+        match sender.targets.get_mut(index) {
+            Some(before) => *before = target,
+            None => sender.targets.push(target),
+        }
         if !sender.lacks_receivers() {
-            self.rendezvous.senders.remove(&sender.room, session);
+            self.rendezvous.senders.remove(&sender.named, session);
         }
         match wanted {
             TransferMode::Pull => self.answer_claim(id, attempt, session, index),
-            _ => self.send(id, Body::Registered(Registered { attempt })),
+            _ => {
+                self.send(id, Body::Registered(Registered { attempt }));
+                self.want_permission(id);
+            }
         }
         self.check_agreement(session);
         self.plan_groups(session);
@@ -384,7 +402,7 @@ impl Node {
                 Some(total) if target.done.len() == u64::from(total) => {
                     target.over = true;
                     if let Some(peer) = self.peers.get_mut(id)
-                        && !peer.is_closed(attempt)
+                        && !peer.incoming.is_closed(attempt)
                     {
                         let skipped = target.skipped.clone();
                         peer.incoming.insert(attempt, Incoming::Served { total, skipped });
@@ -444,8 +462,8 @@ impl Node {
         let phase = if missing > 0 { Phase::Rendezvous } else { Phase::Transfer };
         let peer = sender.targets.first().and_then(|target| self.peers.get(target.peer));
         let peer = peer.map(|peer| peer.worker.clone());
-        let failure = TransferError { room: sender.room.clone(), peer, phase, cause };
-        let room = sender.room.clone();
+        let failure = TransferError { room: sender.named.room.clone(), peer, phase, cause };
+        let named = sender.named.clone();
         let granted = sender.pinned_until.is_some();
         let loud = sender.targets.iter().filter(|target| {
             (target.outstanding > 0 || target.reads && granted) && !target.abort_asked && !target.over
@@ -454,10 +472,13 @@ impl Node {
         let (targets, learns) = (sender.targets.len(), sender.learns);
 
         self.timers.cancel(Timer::Deadline(session));
-        self.rendezvous.senders.remove(&room, session);
+        self.rendezvous.senders.remove(&named, session);
         // A scheduler that did not say how many come leaves it to the first to say.
-        let unknown = (learns && targets == 0).then_some(gone);
-        self.remember_failed_sender(room, &told, missing.saturating_sub(gone), unknown);
+        let latecomers = match learns && targets == 0 {
+            true => Latecomers::AllBut(gone),
+            false => Latecomers::Left(missing.saturating_sub(gone)),
+        };
+        self.remember_failed_sender(named, &told, latecomers);
         self.status(session, KvPoll::Failed, Some(failure));
         for (peer, attempt) in loud {
             self.send(peer, Body::Failed(Failed { attempt, cause: told.clone(), quiet: false }));
@@ -473,23 +494,14 @@ impl Node {
     }
 
     /// Receivers that have not registered yet are told when they do.
-    fn remember_failed_sender(
-        &mut self,
-        room: Room,
-        cause: &PeerCause,
-        missing: usize,
-        unknown: Option<usize>,
-    ) {
-        if missing == 0 && unknown.is_none() {
+    fn remember_failed_sender(&mut self, named: Named, cause: &PeerCause, latecomers: Latecomers) {
+        if matches!(latecomers, Latecomers::Left(0)) {
             return;
         }
         let until = self.now + self.config.timing.failed_room_ttl;
         let max = self.config.limits.max_failed_rooms;
         let rooms = &mut self.rendezvous.failed_senders;
-        match unknown {
-            Some(gone) => rooms.insert_all_but(gone as u32, room, cause.clone(), until, max),
-            None => (0..missing.min(max)).for_each(|_| rooms.insert(room.clone(), cause.clone(), until, max)),
-        }
+        rooms.insert((named, cause.clone()), latecomers, until, (None, max));
         self.timers.arm_once(Timer::Rooms, until);
     }
 

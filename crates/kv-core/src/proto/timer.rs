@@ -25,6 +25,14 @@ pub(super) enum Timer {
     Lease(SessionId),
     /// Heartbeats for the grants of a peer are due.
     Heartbeat(PeerId),
+    /// The permission to write to a peer is to be asked for.
+    Permission(PeerId),
+    /// The permission of a silent peer, and what it could lead to, are over.
+    Fence(PeerId),
+    /// Attempts of a peer below its floor are to be ended.
+    Sweep(PeerId),
+    /// A peer that others wait for is to be taken for stuck.
+    Stuck,
     /// The oldest remembered room is forgotten.
     Rooms,
 }

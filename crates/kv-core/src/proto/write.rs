@@ -8,7 +8,8 @@ use super::node::{Node, encode};
 use super::peer::Peer;
 use super::posting::InFlight;
 use super::send::Target;
-use crate::error::Cause;
+use super::timer::Timer;
+use crate::error::{Cause, Obstacle};
 use crate::id::{AuxIndex, PostId, SessionId};
 use crate::layout::Geometry;
 use crate::plan::{Plan, PlanError};
@@ -54,12 +55,42 @@ impl Target {
 impl Node {
     /// Starts posts while there is room for them, each target in its turn.
     pub(super) fn pump_posts(&mut self) {
-        while let Some((session, index)) = self.posting.next_ready() {
-            match self.receivers.contains_key(&session) {
-                true => self.post_read(session, index),
-                false => self.post_next(session, index),
+        let now = self.now;
+        loop {
+            let may_write = |peer| self.peers.get(peer).is_some_and(|peer| peer.writes_out.is_permitted(now));
+            match self.posting.next_ready(now, may_write) {
+                Some((Op::Read, session, index)) => self.post_read(session, index),
+                Some((Op::Write, session, index)) => self.post_next(session, index),
+                None => break,
             }
         }
+        if let Some(at) = self.posting.next_stuck(now) {
+            self.timers.arm(Timer::Stuck, at);
+        }
+    }
+
+    /// What a session's data operations wait for.
+    pub(super) fn posting_obstacle(&self, session: SessionId) -> Option<Obstacle> {
+        let targets = self.senders.get(&session).into_iter().flat_map(|sender| &sender.targets);
+        let writes = targets.filter(|target| !target.reads && !target.over).map(|target| target.peer);
+        let sources = self.receivers.get(&session).into_iter().flat_map(|receiver| &receiver.sources);
+        let reads = sources.filter(|source| source.reading.is_some()).map(|source| source.peer);
+        writes.chain(reads).find_map(|id| {
+            let peer = self.peers.get(id)?;
+            if !self.posting.is_queued(id, session) {
+                let posts = self.posting.of(session).len();
+                return (posts > 0).then(|| Obstacle::Stuck { peer: peer.worker.clone(), posts });
+            }
+            if let Some(posts) = self.posting.full(id) {
+                return Some(Obstacle::Stuck { peer: peer.worker.clone(), posts });
+            }
+            if self.senders.contains_key(&session) && !peer.writes_out.is_permitted(self.now) {
+                return Some(Obstacle::NotPermitted { peer: peer.worker.clone() });
+            }
+            let (busiest, posts) = self.posting.busiest()?;
+            let peer = self.peers.get(busiest)?.worker.clone();
+            Some(Obstacle::Behind { peer, posts })
+        })
     }
 
     fn post_next(&mut self, session: SessionId, index: usize) {
@@ -108,7 +139,7 @@ impl Node {
         target.total = last.then_some(target.next_part);
         if !planned_all {
             target.queued = true;
-            self.posting.queue(session, index);
+            self.posting.queue(target.peer, Op::Write, session, index);
         }
         let (id, attempt, total) = (target.peer, target.attempt, target.total);
         let skipped = total.map_or_else(Vec::new, |_| target.skipped.clone());
@@ -120,13 +151,15 @@ impl Node {
         }
         target.outstanding += 1;
         let notify = encode(peer.theirs.unwrap_or(Link::NONE), done);
-        let post = self.posting.start(InFlight { session, target: index, part, peer: id });
+        let post = self.posting.start(InFlight { session, target: index, part, peer: id }, self.now);
         self.peers.post_started(id);
         self.output(Output::Post { peer: id, post: Post { id: post, op: Op::Write, descs, notify } });
     }
 
     pub(super) fn on_posted(&mut self, post: PostId, result: Result<(), PlaneError>) {
-        let Some(InFlight { session, target: index, part, peer }) = self.posting.end(post) else { return };
+        let Some(InFlight { session, target: index, part, peer }) = self.posting.end(post, self.now) else {
+            return;
+        };
         self.peers.post_ended(peer);
         if self.receivers.contains_key(&session) {
             return self.on_read(session, index, result);

@@ -67,6 +67,9 @@ bodies! {
         metadata: Bytes,
         /// The speaker's cache.
         geometry: Geometry,
+        /// The speaker's engine adds a suffix to the ids of requests, see
+        /// [`RequestId::base`](crate::RequestId::base).
+        suffixed: bool,
     }
     /// Prefill → decode: the hello is accepted.
     2 Welcome {
@@ -74,6 +77,8 @@ bodies! {
         nonce: u64,
         /// The number under which the speaker wants to be addressed.
         link: Link,
+        /// The number of a question whether the speaker may write, as in [`AskWrite`].
+        ask: u64,
     }
     /// Prefill → decode: the hello is refused.
     3 Refused {
@@ -110,6 +115,10 @@ bodies! {
         ttl_ms: u64,
         /// Where the items of its state groups shall go.
         groups: GroupLists,
+        /// The last question of the sender's that was heard, answered as in [`MayWrite`]; 0 for none.
+        ask: u64,
+        /// How long the sender may begin writes, in milliseconds from that question.
+        permit_ms: u64,
     }
     /// Prefill → decode: the registration has arrived.
     5 Registered {
@@ -248,6 +257,18 @@ bodies! {
     19 Released {
         /// Runs (first attempt, number), rising.
         attempts: Vec<(u64, u32)>,
+    }
+    /// Prefill → decode: may I go on writing? Asked while a registration is open.
+    20 AskWrite {
+        /// Numbers of the speaker's, repeated in the answer.
+        ask: u64,
+    }
+    /// Decode → prefill: yes, for so long from the moment at which that was asked.
+    21 MayWrite {
+        /// The number of the question.
+        ask: u64,
+        /// How long, in milliseconds.
+        permit_ms: u64,
     }
 }
 

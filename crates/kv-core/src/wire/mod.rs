@@ -12,8 +12,8 @@
 mod body;
 
 pub use body::{
-    Abort, AbortAck, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello, Ping, Pong,
-    Progress, Refused, Register, Registered, Release, Released, Welcome,
+    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello,
+    MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
 };
 
 use bytes::Bytes;
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::plane::MAX_FRAME;
 
 /// Version of the frames. Two workers talk only if they have the same.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// A conversation, as the side that drew the number knows it. The upper half counts up, so that the
 /// later of two can be told; the lower half is random, so that it cannot be guessed by mistake.

@@ -8,7 +8,7 @@ use kv_core::wire::{
 };
 use kv_core::{
     Attempt, Cause, KvPoll, Lease, PageList, PeerCause, PlaneError, Room, SessionId, SessionOptions,
-    TransferMode,
+    TransferMode, WayEnd,
 };
 
 use crate::solo::{Solo, abort, list, register};
@@ -424,7 +424,7 @@ fn a_lost_reader_may_live_and_its_lease_runs_on() {
         let peer = solo.frames_to()[0].0;
         solo.input(match failed {
             true => Input::ConnectFailed { peer, error: PlaneError::PeerGone },
-            false => Input::PeerGone { peer, quiet_after: Duration::ZERO },
+            false => Input::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } },
         });
         assert_eq!(solo.released(session), vec![], "it may go on reading through its own connection");
         solo.run_for(LEASE - Duration::from_millis(1));

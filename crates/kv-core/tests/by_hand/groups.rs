@@ -7,7 +7,7 @@ use kv_core::wire::{Body, Done, Failed, Granted, Progress, Register};
 use kv_core::{
     Attempt, Cause, GroupItems, GroupList, GroupLists, GroupSpan, Groups, Holds, KvArgs, KvPoll, Layout,
     Pages, Parallel, PeerCause, PeerId, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions,
-    StateGroup, TransferMode,
+    StateGroup, TransferMode, WayEnd,
 };
 
 use crate::solo::{OPTIONAL, SLOTS, Solo, list, record, register};
@@ -198,7 +198,10 @@ fn items_that_have_come_were_not_left_out_though_their_source_leaves_before_the_
         // Sources are in the order of their rows: that of the last stage first.
         let (first, second) = if leaves == 0 { (2, 1) } else { (1, 2) };
         solo.says(first, done());
-        solo.input(Input::PeerGone { peer: PeerId(leaves), quiet_after: Duration::ZERO });
+        solo.input(Input::PeerGone {
+            peer: PeerId(leaves),
+            end: WayEnd::Dead { quiet_after: Duration::ZERO },
+        });
         solo.says(second, done());
         assert_eq!(solo.poll(session), KvPoll::Success);
         assert_eq!(returned(&solo), Some((lists(all), vec![])));

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use kv_core::proto::{Command, Input, Output};
 use kv_core::wire::{AbortAck, Body, Frame, Hello, Link, Ping, Refused, Register, Welcome};
-use kv_core::{Attempt, Cause, Incarnation, KvPoll, LookupId, PeerCause, PeerId, PlaneError, Room};
+use kv_core::{
+    Attempt, Cause, Incarnation, KvPoll, LookupId, Origin, PeerCause, PeerId, PlaneError, Room, WayEnd,
+};
 
 use crate::solo::{Solo, US, abort, hello, list, record, register};
 
@@ -139,7 +141,7 @@ fn a_lost_peer_is_met_again_only_when_its_last_post_has_ended() {
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
     solo.send(sender, 1, &[&[3]]);
     let post = solo.take_posts().remove(0);
-    solo.input(Input::PeerGone { peer: PeerId(0), quiet_after: Duration::ZERO });
+    solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Dead { quiet_after: Duration::ZERO } });
     assert_eq!(solo.cause(sender), Cause::PeerLost);
     assert_eq!((solo.disconnected(), solo.node().gauges().timers), (vec![PeerId(0)], 0));
     solo.hello(hello(1, Link::new(2, 1)));
@@ -268,14 +270,14 @@ fn an_answer_to_no_hello_of_ours_is_none() {
     solo.found(lookup, vec![record(1)]);
     let hello = solo.last_hello(1);
     let nonce = hello.nonce ^ 1;
-    solo.says(1, Body::Welcome(Welcome { nonce, link: Link::new(1, 1) }));
+    solo.says(1, Body::Welcome(Welcome { nonce, link: Link::new(1, 1), ask: 1 }));
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
     solo.says(1, Body::Refused(Refused { nonce, cause: PeerCause::Unknown, link: Link::new(1, 1) }));
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
     solo.welcome(1, 1);
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
     // Nothing is asked any more: neither answer counts.
-    solo.says(1, Body::Welcome(Welcome { nonce: hello.nonce, link: Link::new(5, 5) }));
+    solo.says(1, Body::Welcome(Welcome { nonce: hello.nonce, link: Link::new(5, 5), ask: 1 }));
     solo.says(
         1,
         Body::Refused(Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::new(5, 5) }),
@@ -342,7 +344,7 @@ fn a_peer_that_stops_serving_is_told_and_one_that_is_restarted_is_named() {
     solo.init_receiver(session, &[0], None);
     // Its successor says hello; then the plane notices.
     solo.hello(Hello { worker: record(1).worker, ..hello(2, Link::new(1, 1)) });
-    solo.input(Input::PeerGone { peer: PeerId(0), quiet_after: SECOND });
+    solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Dead { quiet_after: SECOND } });
     assert_eq!(solo.cause(session), Cause::PeerRestarted);
     solo.run_for(SECOND / 2);
     assert!(solo.released(session).is_empty(), "its last writes may still arrive");
@@ -352,7 +354,7 @@ fn a_peer_that_stops_serving_is_told_and_one_that_is_restarted_is_named() {
 
 #[test]
 fn a_source_that_is_lost_before_it_could_write_gives_the_pages_back_at_once() {
-    let lost = || Input::PeerGone { peer: PeerId(0), quiet_after: Duration::ZERO };
+    let lost = || Input::PeerGone { peer: PeerId(0), end: WayEnd::Dead { quiet_after: Duration::ZERO } };
     let (mut solo, session) = Solo::receiving();
     solo.input(lost());
     assert_eq!(solo.cause(session), Cause::PeerLost);
@@ -373,7 +375,7 @@ fn a_source_that_is_lost_before_it_could_write_gives_the_pages_back_at_once() {
     let dropped = solo.node().gauges().frames_dropped;
     solo.says(1, Body::Ping(Ping { floor: Attempt(0), attempts: vec![] }));
     assert_eq!(solo.node().gauges().frames_dropped, dropped + 1, "it is a stranger now");
-    solo.input(Input::Frame(bytes::Bytes::from_static(b"noise")));
+    solo.input(Input::Frame { from: Origin(1), frame: bytes::Bytes::from_static(b"noise") });
     assert_eq!(solo.node().gauges().frames_dropped, dropped + 2);
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use kv_core::proto::{Command, Input};
 use kv_core::wire::{Abort, AbortAck, Body, Done, Failed, Pong, Progress, Register, Registered};
 use kv_core::{
-    Attempt, BootstrapError, Cause, KvPoll, Mismatch, PeerCause, PeerId, Phase, PlaneError, Replica, Room,
-    SessionId, SessionOptions,
+    Attempt, BootstrapError, Cause, KvPoll, Mismatch, Obstacle, PeerCause, PeerId, Phase, PlaneError,
+    Replica, Room, SessionId, SessionOptions, WayEnd,
 };
 
 use crate::solo::{Solo, finish, hello, list, record};
@@ -103,7 +103,7 @@ fn an_aborted_receiver_waits_for_the_word_of_each_source() {
     assert_eq!(solo.released(session).len(), 1);
 
     let (mut solo, session) = two_sources();
-    solo.input(Input::PeerGone { peer: PeerId(0), quiet_after: Duration::ZERO });
+    solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Dead { quiet_after: Duration::ZERO } });
     assert_eq!(solo.cause(session), Cause::PeerLost);
     assert!(solo.released(session).is_empty(), "the other one may still write");
     solo.says(2, Body::Failed(Failed { attempt: ONE, cause: PeerCause::Aborted, quiet: true }));
@@ -434,7 +434,7 @@ fn a_lookup_that_fails_for_good_fails_everyone_and_one_that_does_not_goes_into_t
     solo.input(Input::LookupFailed { lookup, error: BootstrapError::TimedOut });
     solo.run_for(SECOND * 301);
     let Cause::DeadlineExceeded { last, .. } = solo.cause(session) else { panic!("not its deadline") };
-    assert_eq!(last, Some(BootstrapError::TimedOut));
+    assert_eq!(last, Some(Obstacle::Bootstrap(BootstrapError::TimedOut)));
 }
 
 #[test]

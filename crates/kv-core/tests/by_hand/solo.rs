@@ -7,8 +7,8 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Abort, Body, Finish, Frame, Hello, Link, Register, Welcome};
 use kv_core::{
-    Attempt, AuxIndex, Cause, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout, LookupId, PageList, Pages,
-    PeerCause, PeerId, PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room, SessionId,
+    Attempt, AuxIndex, Cause, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout, LookupId, Origin, PageList,
+    Pages, PeerCause, PeerId, PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room, SessionId,
     SessionOptions, StateGroup, Time, TransferError, WorkerRole,
 };
 
@@ -67,7 +67,23 @@ pub fn register(attempt: u64, room: Room, pages: &[u32]) -> Register {
     let (attempt, floor) = (Attempt(attempt), Attempt(0));
     let (whole, pages, aux, groups) = (pages.len() as u32, list(pages), None, Default::default());
     let (first, aux_here, ranks, ttl_ms) = (0, true, 1, 60_000);
-    Register { attempt, floor, room, pages, first, whole, aux, aux_here, ranks, ttl_ms, groups }
+    // The answer to what the first welcome asks.
+    let (ask, permit_ms) = (1, 10_000);
+    Register {
+        attempt,
+        floor,
+        room,
+        pages,
+        first,
+        whole,
+        aux,
+        aux_here,
+        ranks,
+        ttl_ms,
+        groups,
+        ask,
+        permit_ms,
+    }
 }
 
 pub fn abort(attempt: u64, room: Room) -> Body {
@@ -90,6 +106,7 @@ pub fn hello(incarnation: u64, link: Link) -> Hello {
         plane: "test".to_owned(),
         metadata: Bytes::from_static(b"peer"),
         geometry: args.geometry().clone(),
+        suffixed: false,
     }
 }
 
@@ -256,12 +273,17 @@ impl Solo {
     /// A frame of the conversation before [`Solo::greet_again`].
     pub fn says_under_old_link(&mut self, incarnation: u64, body: Body) {
         let frame = Frame { link: self.former[&incarnation], body };
-        self.input(Input::Frame(frame.encode().unwrap()));
+        self.frame_from(incarnation, frame);
     }
 
     pub fn hello(&mut self, hello: Hello) {
-        let frame = Frame { link: Link::NONE, body: Body::Hello(hello) };
-        self.input(Input::Frame(frame.encode().unwrap()));
+        let incarnation = hello.incarnation.get();
+        self.frame_from(incarnation, Frame { link: Link::NONE, body: Body::Hello(hello) });
+    }
+
+    /// A frame on the connection of a peer: each peer has one of its own.
+    pub fn frame_from(&mut self, incarnation: u64, frame: Frame) {
+        self.input(Input::Frame { from: Origin(incarnation), frame: frame.encode().unwrap() });
     }
 
     /// The last hello to the peer is answered by the peer, which draws `link`.
@@ -269,13 +291,13 @@ impl Solo {
         let hello = self.hellos.remove(&incarnation).expect("a hello was said");
         self.links.insert(incarnation, hello.link);
         let link = Link::new(link, incarnation as u32);
-        self.says(incarnation, Body::Welcome(Welcome { nonce: hello.nonce, link }));
+        self.says(incarnation, Body::Welcome(Welcome { nonce: hello.nonce, link, ask: 1 }));
     }
 
     /// The peer says something.
     pub fn says(&mut self, incarnation: u64, body: Body) {
         let frame = Frame { link: self.links[&incarnation], body };
-        self.input(Input::Frame(frame.encode().unwrap()));
+        self.frame_from(incarnation, frame);
     }
 
     pub fn found(&mut self, lookup: LookupId, ranks: Vec<RankRecord>) {

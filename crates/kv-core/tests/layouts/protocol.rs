@@ -157,7 +157,7 @@ impl World {
             if self.rng.chance(8) {
                 self.wire.push((to, frame.clone()));
             }
-            self.input(to, Input::Frame(frame));
+            self.input(to, Input::Frame { from: kv_core::Origin(0), frame });
         } else {
             let (node, peer, post) = self.posts.swap_remove(pick - self.wire.len());
             let (from, to) = if post.op == Op::Write { (node, peer) } else { (peer, node) };

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Body, Frame};
 use kv_core::{
-    AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvPoll, LookupId,
+    AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvPoll, LookupId, Origin,
     PageList, Pages, PeerId, PlaneError, Post, RankRecord, Region, RegionRole, Room, SessionId,
-    SessionOptions, Time, TransferError, WorkerRole,
+    SessionOptions, Time, TransferError, WayEnd, WorkerRole, WriteFence,
 };
 
 /// The prefill node.
@@ -35,6 +35,8 @@ pub struct Pair {
     copies: usize,
     /// What the wire is good for.
     pub directions: Directions,
+    /// What ends the danger of a silent peer's writes.
+    pub fence: WriteFence,
     posts: Vec<(usize, Post)>,
     polls: BTreeMap<(usize, SessionId), KvPoll>,
     failures: BTreeMap<(usize, SessionId), TransferError>,
@@ -87,6 +89,7 @@ impl Pair {
             hold: Box::new(|_| false),
             copies: 1,
             directions: Directions::BOTH,
+            fence: WriteFence::AtDeath,
             posts: Vec::new(),
             polls: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -146,7 +149,7 @@ impl Pair {
 
     fn deliver(&mut self) {
         while let Some((to, frame)) = self.wire.pop_front() {
-            self.nodes[to].handle(self.now, Input::Frame(frame));
+            self.nodes[to].handle(self.now, Input::Frame { from: Origin(1 - to as u64), frame });
             self.drain(to);
         }
     }
@@ -161,8 +164,8 @@ impl Pair {
         match output {
             Output::Connect { peer, .. } => {
                 self.peers.insert((node, peer), 1 - node);
-                let directions = self.directions;
-                self.nodes[node].handle(self.now, Input::Connected { peer, directions });
+                let (directions, fence) = (self.directions, self.fence);
+                self.nodes[node].handle(self.now, Input::Connected { peer, directions, fence });
             }
             Output::Disconnect { peer } => {
                 self.peers.remove(&(node, peer));
@@ -368,7 +371,7 @@ impl Pair {
         let peers: Vec<PeerId> =
             self.peers.keys().filter(|(of, _)| *of == node).map(|&(_, peer)| peer).collect();
         for peer in peers {
-            self.input(node, Input::PeerGone { peer, quiet_after });
+            self.input(node, Input::PeerGone { peer, end: WayEnd::Dead { quiet_after } });
         }
     }
 
@@ -400,13 +403,15 @@ impl Pair {
             plane: stranger.plane.clone(),
             metadata: stranger.metadata.clone(),
             geometry: stranger.args.geometry().clone(),
+            suffixed: false,
         };
         let known = self.peers.clone();
         for number in 0.. {
             let mut hello = hello.clone();
             hello.incarnation = Incarnation::from_random(0x1_0000 + number);
             let frame = Frame { link: kv_core::wire::Link::NONE, body: Body::Hello(hello) };
-            self.nodes[node].handle(self.now, Input::Frame(frame.encode().unwrap()));
+            self.nodes[node]
+                .handle(self.now, Input::Frame { from: Origin(number), frame: frame.encode().unwrap() });
             while let Some(output) = self.nodes[node].poll_output() {
                 if let Output::Disconnect { peer } = &output
                     && known.contains_key(&(node, *peer))

@@ -1,0 +1,259 @@
+//! The attempts of one peer at this worker: those that are not over, and what became of the last ones
+//! that are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::peer::Registration;
+use super::run_set::RunSet;
+use crate::error::PeerCause;
+use crate::id::{Attempt, SessionId};
+use crate::time::Time;
+
+/// Most results that are kept for a peer: an honest one takes note of each within a round trip.
+const MAX_RESULTS: usize = 1024;
+/// Most gaps among the attempts that are over.
+const MAX_GAPS: usize = 1 << 14;
+
+/// An attempt of the peer at this node.
+///
+/// | from | to | when |
+/// |---|---|---|
+/// | – | `Waiting` | a registration arrives before its sender |
+/// | –, `Waiting` | `Active` | sender and registration meet |
+/// | –, `Waiting` | `Reading` | sender and claim meet |
+/// | `Active` | `Served` | all its parts are in place |
+/// | any but `Served` | `Failed` | see [`PeerCause`]; from `Active` once no post is in flight, from
+/// `Reading` once the lease has run out |
+/// | any | – (closed) | the peer finishes or aborts it, or raises its floor; a result also when it is the
+/// oldest of too many |
+#[derive(Debug, Clone)]
+pub(super) enum Incoming {
+    /// No sender yet.
+    Waiting(Registration),
+    /// Served by this session, as the target at this position.
+    Active(SessionId, usize),
+    /// It reads this session's pages, as the target at this position. Heartbeats have extended
+    /// the lease until then; the session's own part of the lease is not in it.
+    Reading {
+        /// The session.
+        session: SessionId,
+        /// The position.
+        target: usize,
+        /// The end of the lease, as far as this reader's heartbeats have brought it.
+        until: Time,
+        /// What a heartbeat brings; `None` before the grant, for a fixed lease, and after the session
+        /// has failed.
+        extension: Option<std::time::Duration>,
+        /// The pages are as they were granted.
+        intact: bool,
+    },
+    /// Completely written; kept for a receiver that missed the notice.
+    Served {
+        /// How many parts it had.
+        total: u32,
+        /// Its groups that were left out.
+        skipped: Vec<u16>,
+    },
+    /// Failed, and no write in flight; kept for a receiver that missed the notice.
+    Failed {
+        /// Why.
+        cause: PeerCause,
+    },
+}
+
+/// All attempts of one peer. What is kept is bounded however many it names.
+#[derive(Debug, Clone)]
+pub(super) struct Attempts {
+    /// All below are over.
+    floor: Attempt,
+    /// Those from the floor on that are over, and forgotten.
+    closed: RunSet,
+    live: BTreeMap<Attempt, Incoming>,
+    /// Those of the live ones that read.
+    reading: BTreeSet<Attempt>,
+    results: BTreeMap<Attempt, Incoming>,
+}
+
+impl Default for Attempts {
+    fn default() -> Attempts {
+        Attempts {
+            floor: Attempt(0),
+            closed: RunSet::default(),
+            live: BTreeMap::new(),
+            reading: BTreeSet::new(),
+            results: BTreeMap::new(),
+        }
+    }
+}
+
+impl Attempts {
+    pub(super) fn floor(&self) -> Attempt {
+        self.floor
+    }
+
+    /// True if the attempt is over and forgotten: nothing that the peer says about it counts any more.
+    pub(super) fn is_closed(&self, attempt: Attempt) -> bool {
+        attempt < self.floor || self.closed.contains(attempt.0)
+    }
+
+    /// True if a new attempt with this number may be noted: numbers stay within a window of the floor,
+    /// and leave few gaps.
+    pub(super) fn has_room(&self, attempt: Attempt, window: u64) -> bool {
+        attempt >= self.floor && attempt.0 - self.floor.0 < window && self.closed.runs_len() < MAX_GAPS
+    }
+
+    pub(super) fn get(&self, attempt: Attempt) -> Option<&Incoming> {
+        self.live.get(&attempt).or_else(|| self.results.get(&attempt))
+    }
+
+    /// One that is not over.
+    pub(super) fn get_mut(&mut self, attempt: Attempt) -> Option<&mut Incoming> {
+        self.live.get_mut(&attempt)
+    }
+
+    /// Sets what the attempt is.
+    pub(super) fn insert(&mut self, attempt: Attempt, incoming: Incoming) {
+        self.remove(attempt);
+        match &incoming {
+            Incoming::Served { .. } | Incoming::Failed { .. } => {
+                self.results.insert(attempt, incoming);
+                if self.results.len() > MAX_RESULTS
+                    && let Some((oldest, _)) = self.results.pop_first()
+                {
+                    self.close(oldest);
+                }
+            }
+            Incoming::Reading { .. } => {
+                self.reading.insert(attempt);
+                self.live.insert(attempt, incoming);
+            }
+            _ => drop(self.live.insert(attempt, incoming)),
+        }
+    }
+
+    pub(super) fn remove(&mut self, attempt: Attempt) -> Option<Incoming> {
+        self.reading.remove(&attempt);
+        self.live.remove(&attempt).or_else(|| self.results.remove(&attempt))
+    }
+
+    /// Notes that the attempt is over, and forgets it.
+    pub(super) fn close(&mut self, attempt: Attempt) {
+        self.remove(attempt);
+        if attempt >= self.floor && (self.closed.runs_len() < MAX_GAPS || self.closed.touches(attempt.0)) {
+            self.closed.insert(attempt.0, 1);
+        }
+    }
+
+    /// Raises the floor. What is below it is still there, until it is taken.
+    pub(super) fn raise_floor(&mut self, floor: Attempt) {
+        self.floor = floor;
+        self.closed.forget_below(floor.0);
+        // Results are of no use to anybody any more.
+        self.results = self.results.split_off(&floor);
+    }
+
+    /// An attempt in this range that is not over.
+    pub(super) fn first_live(&self, range: Range<Attempt>) -> Option<Attempt> {
+        if range.start >= range.end {
+            return None;
+        }
+        self.live.range(range).next().map(|(&attempt, _)| attempt)
+    }
+
+    /// Forgets the results in this range.
+    pub(super) fn close_results(&mut self, range: Range<Attempt>) {
+        if range.start >= range.end {
+            return;
+        }
+        let over: Vec<Attempt> = self.results.range(range).map(|(&attempt, _)| attempt).collect();
+        for attempt in over {
+            self.close(attempt);
+        }
+    }
+
+    /// Those that are not over.
+    pub(super) fn live(&self) -> impl Iterator<Item = &Incoming> {
+        self.live.values()
+    }
+
+    /// The same, with their numbers.
+    pub(super) fn iter_live(&self) -> impl Iterator<Item = (Attempt, &Incoming)> {
+        self.live.iter().map(|(&attempt, incoming)| (attempt, incoming))
+    }
+
+    /// Those that read, in this range.
+    pub(super) fn reading(&self, range: Range<Attempt>) -> Vec<Attempt> {
+        if range.start >= range.end {
+            return Vec::new();
+        }
+        self.reading.range(range).copied().collect()
+    }
+
+    /// How many are not over.
+    pub(super) fn live_len(&self) -> usize {
+        self.live.len()
+    }
+
+    /// How many results are kept.
+    pub(super) fn results_len(&self) -> usize {
+        self.results.len()
+    }
+
+    /// How many runs of attempts are noted as over.
+    pub(super) fn closed_len(&self) -> usize {
+        self.closed.runs_len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed() -> Incoming {
+        Incoming::Failed { cause: PeerCause::Aborted }
+    }
+
+    #[test]
+    fn the_oldest_result_of_too_many_is_closed_and_not_forgotten() {
+        let mut attempts = Attempts::default();
+        for number in 1..=MAX_RESULTS as u64 + 2 {
+            attempts.insert(Attempt(number), failed());
+        }
+        assert_eq!(attempts.results_len(), MAX_RESULTS);
+        assert!(attempts.is_closed(Attempt(2)) && !attempts.is_closed(Attempt(3)));
+        assert_eq!(attempts.closed_len(), 1);
+    }
+
+    #[test]
+    fn gaps_are_bounded_and_end_with_the_floor() {
+        let mut attempts = Attempts::default();
+        for number in 0..2 * MAX_GAPS as u64 {
+            attempts.close(Attempt(number * 2));
+        }
+        assert_eq!(attempts.closed_len(), MAX_GAPS);
+        assert!(!attempts.has_room(Attempt(7), 1 << 30));
+        attempts.raise_floor(Attempt(4 * MAX_GAPS as u64));
+        assert_eq!(attempts.closed_len(), 0);
+        assert!(attempts.has_room(Attempt(4 * MAX_GAPS as u64 + 7), 1 << 30));
+    }
+
+    #[test]
+    fn only_leases_are_walked_for_heartbeats() {
+        let mut attempts = Attempts::default();
+        let reading = |session| Incoming::Reading {
+            session: SessionId(session),
+            target: 0,
+            until: Time::ZERO,
+            extension: None,
+            intact: true,
+        };
+        attempts.insert(Attempt(3), reading(3));
+        attempts.insert(Attempt(4), Incoming::Active(SessionId(4), 0));
+        attempts.insert(Attempt(5), reading(5));
+        assert_eq!(attempts.reading(Attempt(0)..Attempt(9)), [Attempt(3), Attempt(5)]);
+        attempts.insert(Attempt(5), failed());
+        assert_eq!(attempts.reading(Attempt(0)..Attempt(9)), [Attempt(3)]);
+        assert_eq!((attempts.live_len(), attempts.results_len()), (2, 1));
+    }
+}

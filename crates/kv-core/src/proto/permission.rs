@@ -1,0 +1,254 @@
+//! Permission to write into the pages of a decode worker, and what ends the danger of the last writes of
+//! a prefill worker that says nothing more.
+//!
+//! ```text
+//! prefill side                                     decode side
+//!   Welcome{ask} ──────────────────────────────▶
+//!                ◀──── Register{ask, permit_ms}     permission until now + permit_ms, by its clock
+//!   until = when that ask was sent + permit_ms,
+//!   less a margin for clocks of different rates
+//!   AskWrite{ask}, while a registration is open ─▶
+//!                ◀──── MayWrite{ask, permit_ms}     nothing, while it waits for this peer to stop
+//! ```
+//!
+//! The prefill side counts from the moment at which it *asked*, the decode side from the moment at which
+//! it *answered*: so the prefill side's end is never after the decode side's. Nothing extends a
+//! permission but an answer.
+//!
+//! Pages of a failed session come back by the prefill worker's word, or by its proven death. Where
+//! neither comes, because the peer is silent or the way to it is lost, the transport's
+//! [`WriteFence`] decides: see [`Node::fence_off`].
+
+use std::time::Duration;
+
+use super::incoming::Incoming;
+use super::io::Output;
+use super::node::Node;
+use super::peer::{Beats, Wish};
+use super::receive::SourceState;
+use super::timer::Timer;
+use crate::id::PeerId;
+use crate::plane::WriteFence;
+use crate::time::Time;
+use crate::wire::{AskWrite, Body, MayWrite};
+
+/// What a peer lets this worker write into its memory.
+#[derive(Debug, Clone, Default)]
+pub(super) struct WritesOut {
+    asks: Beats,
+    /// Until when writes may begin.
+    until: Time,
+    /// How often was asked since the last answer.
+    unanswered: u32,
+}
+
+impl WritesOut {
+    /// True if a write may begin now.
+    pub(super) fn is_permitted(&self, now: Time) -> bool {
+        now < self.until
+    }
+
+    /// The number of a question that is asked now.
+    pub(super) fn ask(&mut self, now: Time) -> u64 {
+        self.asks.beat(now)
+    }
+
+    /// How many questions are remembered.
+    pub(super) fn asked(&self) -> usize {
+        self.asks.len()
+    }
+
+    /// Takes an answer. True if it permits more than was permitted before.
+    fn answered(&mut self, ask: u64, permit_ms: u64) -> bool {
+        let Some(asked_at) = self.asks.sent_at(ask) else { return false };
+        let permit = Duration::from_millis(permit_ms);
+        let until = asked_at + (permit - permit / 32);
+        self.unanswered = 0;
+        let more = until > self.until;
+        self.until = self.until.max(until);
+        more
+    }
+}
+
+/// What this worker lets a peer write into its memory.
+#[derive(Debug, Clone)]
+pub(super) struct WritesIn {
+    /// The last question of the peer's that was heard; 0 for none.
+    pub(super) heard: u64,
+    /// No write of the peer's begins after this moment.
+    pub(super) until: Time,
+    /// What ends the danger of its last ones.
+    pub(super) fence: WriteFence,
+    /// The transport was asked to take the right to write from it.
+    pub(super) revoking: bool,
+}
+
+impl Default for WritesIn {
+    fn default() -> WritesIn {
+        WritesIn { heard: 0, until: Time::ZERO, fence: WriteFence::AtDeath, revoking: false }
+    }
+}
+
+impl Node {
+    // ---- the prefill side ---------------------------------------------------------------------
+
+    /// A registration of the peer's is open: a permission is to be there when the first chunk comes.
+    pub(super) fn want_permission(&mut self, id: PeerId) {
+        if self.timers.is_armed(Timer::Permission(id)) {
+            return;
+        }
+        let Some(peer) = self.peers.get(id) else { return };
+        // Renewed when a third of it has gone. Answers to old questions permit less than that.
+        let due = self.now + self.config.timing.write_permission / 3;
+        match peer.writes_out.until > due {
+            true => self.timers.arm(Timer::Permission(id), due),
+            false => self.ask_to_write(id),
+        }
+    }
+
+    fn ask_to_write(&mut self, id: PeerId) {
+        let now = self.now;
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let ask = peer.writes_out.ask(now);
+        peer.writes_out.unanswered += 1;
+        let times = peer.writes_out.unanswered;
+        self.send(id, Body::AskWrite(AskWrite { ask }));
+        let pause = self.backoff(self.config.timing.retry_first, times);
+        self.timers.arm(Timer::Permission(id), now + pause);
+    }
+
+    /// The permission is to be renewed, if anything is to be written.
+    pub(super) fn on_permission_due(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get(id) else { return };
+        let writes = peer.incoming.live().any(|incoming| match incoming {
+            Incoming::Active(session, index) => {
+                let sender = self.senders.get(session);
+                sender.is_some_and(|sender| sender.targets.get(*index).is_some_and(|target| !target.over))
+            }
+            Incoming::Waiting(registration) => matches!(registration.wish, Wish::Write { .. }),
+            _ => false,
+        });
+        if writes {
+            self.ask_to_write(id);
+        }
+    }
+
+    pub(super) fn on_may_write(&mut self, id: PeerId, answer: MayWrite) {
+        self.note_permission(id, answer.ask, answer.permit_ms);
+    }
+
+    /// The peer has answered a question.
+    pub(super) fn note_permission(&mut self, id: PeerId, ask: u64, permit_ms: u64) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if !peer.writes_out.answered(ask, permit_ms) {
+            return;
+        }
+        let until = peer.writes_out.until;
+        if until <= self.now {
+            return;
+        }
+        self.output(Output::Permit { peer: id, until });
+        self.posting.wake(id);
+        if self.timers.is_armed(Timer::Permission(id)) {
+            let due = self.now + self.config.timing.write_permission / 3;
+            self.timers.arm(Timer::Permission(id), due.min(until));
+        }
+    }
+
+    // ---- the decode side ----------------------------------------------------------------------
+
+    /// Answers the last question that was heard from the peer: its number, and how long the permission
+    /// is. No answer, and zeros, while the peer is to stop.
+    pub(super) fn permit(&mut self, id: PeerId) -> (u64, u64) {
+        if self.is_barred(id) {
+            return (0, 0);
+        }
+        let (now, permission) = (self.now, self.config.timing.write_permission);
+        let Some(peer) = self.peers.get_mut(id) else { return (0, 0) };
+        if peer.writes_in.heard == 0 {
+            return (0, 0);
+        }
+        peer.writes_in.until = peer.writes_in.until.max(now + permission);
+        (peer.writes_in.heard, super::grant::millis(permission))
+    }
+
+    /// True while this worker waits for the peer to stop: it must not begin more.
+    fn is_barred(&self, id: PeerId) -> bool {
+        let Some(peer) = self.peers.get(id) else { return true };
+        peer.lost || peer.writes_in.revoking || self.has_closing(id)
+    }
+
+    /// True if a session of this worker has failed, and the peer has not said yet that it writes no more.
+    fn has_closing(&self, id: PeerId) -> bool {
+        let Some(peer) = self.peers.get(id) else { return false };
+        peer.outgoing.values().any(|&(session, index)| {
+            let source = self.receivers.get(&session).and_then(|receiver| receiver.sources.get(index));
+            source.is_some_and(|source| source.state == SourceState::Closing)
+        })
+    }
+
+    pub(super) fn on_ask_write(&mut self, id: PeerId, ask: AskWrite) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.writes_in.heard = peer.writes_in.heard.max(ask.ask);
+        if peer.outgoing.is_empty() {
+            return;
+        }
+        let (ask, permit_ms) = self.permit(id);
+        if ask != 0 {
+            self.send(id, Body::MayWrite(MayWrite { ask, permit_ms }));
+        }
+    }
+
+    /// The peer is silent, or the way to it is lost, and pages of failed sessions wait for its word:
+    /// sees to it that they come back without that word, if the transport knows how.
+    ///
+    /// | fence | pages come back |
+    /// |---|---|
+    /// | [`AtDeath`](WriteFence::AtDeath) | with the peer's word, over a new way if this one is lost, or its death |
+    /// | [`Revocable`](WriteFence::Revocable) | when the transport has revoked the peer's right to write |
+    /// | [`Within`](WriteFence::Within) | when the permission, and the transport's bound after it, are over |
+    ///
+    /// Pages that came back without the peer's word end the conversation: the peer may still believe that
+    /// it is to write, and gets no permission before it has forgotten that.
+    pub(super) fn fence_off(&mut self, id: PeerId) {
+        if !self.has_closing(id) {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        match peer.writes_in.fence {
+            WriteFence::AtDeath => {}
+            WriteFence::Revocable if peer.writes_in.revoking => {}
+            WriteFence::Revocable => {
+                peer.writes_in.revoking = true;
+                self.output(Output::Revoke { peer: id });
+            }
+            WriteFence::Within(bound) => {
+                // The bound is by another clock, and a thirty-second part is how much clocks may differ.
+                let at = peer.writes_in.until + bound + bound / 32 + Duration::from_millis(1);
+                self.timers.arm(Timer::Fence(id), at.max(self.now));
+            }
+        }
+    }
+
+    /// The permission, and what it could lead to, are over.
+    pub(super) fn on_fence_due(&mut self, id: PeerId) {
+        let silent = self.peers.get(id).is_some_and(|peer| peer.lost || peer.given_up);
+        // A peer that speaks again says itself when it has stopped.
+        if silent {
+            self.fenced(id);
+        }
+    }
+
+    pub(super) fn on_revoked(&mut self, id: PeerId) {
+        if self.peers.get(id).is_some_and(|peer| peer.writes_in.revoking) {
+            self.fenced(id);
+        }
+    }
+
+    /// No write of the peer's arrives any more: ends the conversation, and gives the pages back.
+    fn fenced(&mut self, id: PeerId) {
+        let cause = self.loss(id, self.silence(id));
+        self.fail_peer_sessions(id, cause, Some(self.now));
+        self.forget_peer(id);
+    }
+}
