@@ -221,10 +221,16 @@ impl Plane for Faulty {
         }
     }
 
-    fn permit(&mut self, _: PeerId, _: Time) {}
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        self.inner.permit(peer, until);
+    }
 
-    fn write_fence(&self, _: PeerId) -> WriteFence {
-        WriteFence::AtDeath
+    fn write_fence(&self, peer: PeerId) -> WriteFence {
+        self.inner.write_fence(peer)
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        self.inner.revoke(peer);
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
