@@ -93,6 +93,7 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     let mut side = workers::worker_with(nixl, &[LEN], workers::configured("reads-over-tcp"));
     let other = Process::start("default", Job::Serve, &side.plane.metadata().unwrap());
     side.plane.connect(PEER, other.metadata()).unwrap();
+    side.plane.permit(PEER, Time::MAX);
     let whole = |id| {
         let desc =
             Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
@@ -142,6 +143,7 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     assert!(side.plane.shutdown(Duration::from_secs(1)));
     let again = PeerId(2);
     side.plane.connect(again, other.metadata()).unwrap();
+    side.plane.permit(again, Time::MAX);
     let post = Post { id: PostId(9), ..whole(9) };
     events.clear();
     side.plane.post(again, post).unwrap();
