@@ -20,8 +20,10 @@ use super::*;
 use crate::arena::Arena;
 use crate::config::LocalConfig;
 use crate::handshake::Hello;
+use crate::identity::ProcessIdentity;
 use crate::metadata::{Host, Metadata, Place, Token, random_socket_name};
 use crate::plane::LocalPlane;
+use crate::right::Right;
 
 const LEN: usize = 1 << 20;
 const DEAD: WayEnd = WayEnd::Dead { quiet_after: Duration::ZERO };
@@ -91,13 +93,28 @@ fn forged(plane: &LocalPlane, arenas: Vec<u64>) -> (Bytes, Vec<u8>) {
     let metadata = Metadata {
         host: Host::here().unwrap(),
         token: Token::random().unwrap(),
+        process: ProcessIdentity::here().unwrap(),
         socket: random_socket_name().unwrap(),
         regions: vec![Place { arena: (!arenas.is_empty()).then_some(0), start, len: 4096 }],
         arenas,
     };
     let metadata = metadata.encode().unwrap();
+    let hello = hello_for(plane, &metadata);
+    (metadata, hello)
+}
+
+fn hello_for(plane: &LocalPlane, metadata: &Bytes) -> Vec<u8> {
     let hello = Hello { expected: plane.token, metadata: metadata.clone() };
-    (metadata, message(1, &hello.encode()))
+    message(1, &hello.encode())
+}
+
+/// Says hello and lends a page for the right to write, which it returns, and these arenas.
+fn greet(stream: &UnixStream, hello: &[u8], arenas: &[&OwnedFd]) -> Right {
+    let (right, page) = Right::grant().unwrap();
+    let lent: Vec<&OwnedFd> = [&page].into_iter().chain(arenas.iter().copied()).collect();
+    (&*stream).write_all(hello).unwrap();
+    send_with_fds(stream, &message(4, b""), &lent);
+    right
 }
 
 fn memory_file(len: u64, seals: SealFlags) -> OwnedFd {
@@ -139,8 +156,12 @@ fn garbage_oversized_and_early_messages_are_dropped_and_harm_nobody() {
         message(2, b"a frame before the hello"),
         message(3, b""),
         message(1, b"not a hello"),
-        message(1, b"KVH\x01too short"),
-        message(1, &[b"KVH\x01".as_slice(), &plane.token.to_bytes(), b"no metadata"].concat()),
+        message(1, b"KVH\x02too short"),
+        [
+            message(1, &[b"KVH\x02".as_slice(), &plane.token.to_bytes(), b"no metadata"].concat()),
+            message(4, b""),
+        ]
+        .concat(),
         [&u32::MAX.to_le_bytes()[..], &[1]].concat(),
     ]
     .into_iter()
@@ -204,11 +225,7 @@ fn only_arenas_that_are_sealed_and_long_enough_are_accepted() {
         let (mut plane, arena) = plane();
         let (_, hello) = forged(&plane, vec![8192]);
         let mut client = dial_raw(&plane);
-        if fds.is_empty() {
-            client.write_all(&hello).unwrap();
-        } else {
-            send_with_fds(&client, &hello, &fds);
-        }
+        greet(&client, &hello, &fds);
         poll_at(&mut plane, Duration::ZERO);
         assert_eq!(plane.unclaimed.len(), usize::from(accepted), "{name}");
         assert_eq!(is_closed(&mut client), !accepted, "{name}");
@@ -220,8 +237,8 @@ fn only_arenas_that_are_sealed_and_long_enough_are_accepted() {
 fn descriptors_that_nobody_asked_for_are_not_kept() {
     let (mut plane, _arena) = plane();
     let (_, hello) = forged(&plane, Vec::new());
-    let mut client = dial_raw(&plane);
-    client.write_all(&hello).unwrap();
+    let client = dial_raw(&plane);
+    greet(&client, &hello, &[]);
     poll_at(&mut plane, Duration::ZERO);
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let file = memory_file(4096, SealFlags::SHRINK);
@@ -247,14 +264,14 @@ fn a_restarted_peer_under_the_same_name_is_refused_and_never_written_to() {
     assert_eq!(us.connect(PeerId(1), &metadata), Err(PlaneError::PeerGone));
 
     let (mut second_life, arena) = plane_with(LocalConfig::default(), name);
-    us.connect(PeerId(2), &metadata).unwrap();
+    befriend(&mut us, PeerId(2), &metadata).unwrap();
     us.post(PeerId(2), write_post(1, 4096)).unwrap();
     let mut events = Vec::new();
     for _ in 0..100 {
         us.poll(Time::ZERO, &mut events);
         assert_eq!(poll_at(&mut second_life, Duration::ZERO), []);
     }
-    let gone = PlaneEvent::PeerGone { peer: PeerId(2), end: DEAD };
+    let gone = PlaneEvent::PeerGone { peer: PeerId(2), end: WayEnd::Lost };
     assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) }, gone]);
     assert_eq!(second_life.stats().refused, 1);
     let mut page = [0; 4096];
@@ -269,7 +286,7 @@ fn metadata_that_was_changed_on_its_way_is_never_used() {
     let (mut them, _arena) = plane();
     let mut changed = Metadata::decode(&them.metadata().unwrap()).unwrap();
     changed.regions[0] = Place { arena: None, start: 4096, len: 1 << 40 };
-    us.connect(PeerId(1), &changed.encode().unwrap()).unwrap();
+    befriend(&mut us, PeerId(1), &changed.encode().unwrap()).unwrap();
     us.post(PeerId(1), write_post(1, 4096)).unwrap();
     let mut events = Vec::new();
     for _ in 0..100 {
@@ -300,17 +317,18 @@ fn an_impostor_that_answers_is_never_written_to() {
     let (victim, _arena) = plane_with(LocalConfig::default(), random_socket_name().unwrap());
     let mut metadata = Metadata::decode(&victim.metadata().unwrap()).unwrap();
     metadata.socket = name;
-    us.connect(PeerId(1), &metadata.encode().unwrap()).unwrap();
+    befriend(&mut us, PeerId(1), &metadata.encode().unwrap()).unwrap();
     us.post(PeerId(1), write_post(1, 4096)).unwrap();
     let (stream, _) = listener.accept().unwrap();
     let (_, answer) = forged(&us, vec![8192]);
-    send_with_fds(&stream, &answer, &[&memory_file(8192, SealFlags::SHRINK)]);
+    greet(&stream, &answer, &[&memory_file(8192, SealFlags::SHRINK)]);
     let events = poll_at(&mut us, Duration::ZERO);
     // It has our descriptors and lives: no proof that it does not use them.
-    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) }]);
+    let lost = PlaneEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
+    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) }, lost]);
     assert!(us.links.is_empty());
     us.disconnect(PeerId(1));
-    assert!(us.mourned.is_empty() && us.peers.is_empty());
+    assert!(us.lost.is_empty() && us.peers.is_empty());
 }
 
 #[test]
@@ -320,9 +338,9 @@ fn the_end_of_the_stream_alone_is_no_proof_but_a_goodbye_is() {
         let (metadata, hello) = forged(&us, vec![8 << 20]);
         let mut client = dial_raw(&us);
         let file = memory_file(8 << 20, SealFlags::SHRINK);
-        send_with_fds(&client, &hello, &[&file]);
+        greet(&client, &hello, &[&file]);
         poll_at(&mut us, Duration::ZERO);
-        us.connect(PeerId(1), &metadata).unwrap();
+        befriend(&mut us, PeerId(1), &metadata).unwrap();
         us.post(PeerId(1), write_post(1, 4096)).unwrap();
         us.cancel(PostId(1));
         us.post(PeerId(1), write_post(2, 4096)).unwrap();
@@ -331,13 +349,14 @@ fn the_end_of_the_stream_alone_is_no_proof_but_a_goodbye_is() {
         }
         drop(client);
         let events = poll_at(&mut us, Duration::ZERO);
-        let gone = PlaneEvent::PeerGone { peer: PeerId(1), end: DEAD };
+        let end = if goodbye { DEAD } else { WayEnd::Lost };
+        let gone = PlaneEvent::PeerGone { peer: PeerId(1), end };
         assert_eq!(events[0], PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::Cancelled) });
         assert_eq!(events[1], PlaneEvent::Posted { post: PostId(2), result: Err(PlaneError::PeerGone) });
-        assert_eq!(events.contains(&gone), goodbye);
+        assert_eq!(events[2..], [gone]);
         assert_eq!(us.post(PeerId(1), write_post(3, 1)), Err(PlaneError::PeerGone));
         assert!(matches!(us.wait(), PlaneWait::Readable(_)), "a lost stream must not keep us busy");
-        assert_eq!(us.mourned.len(), usize::from(!goodbye));
+        assert_eq!(us.lost.len(), usize::from(!goodbye));
     }
 }
 
@@ -354,7 +373,7 @@ fn a_peer_whose_backlog_is_full_is_dialed_again() {
     let filler = new_socket().unwrap();
     connect(&filler, &address).unwrap();
 
-    us.connect(PeerId(1), &metadata.encode().unwrap()).unwrap();
+    befriend(&mut us, PeerId(1), &metadata.encode().unwrap()).unwrap();
     assert_eq!(us.send(PeerId(1), Bytes::from_static(b"waits")), Ok(()));
     us.post(PeerId(1), write_post(1, 4096)).unwrap();
     assert_eq!(poll_at(&mut us, Duration::from_millis(20)), []);
@@ -375,7 +394,7 @@ fn a_flood_of_tiny_frames_is_served_a_bounded_number_at_a_time() {
     let (mut plane, _arena) = plane();
     let (_, hello) = forged(&plane, Vec::new());
     let mut client = dial_raw(&plane);
-    client.write_all(&hello).unwrap();
+    greet(&client, &hello, &[]);
     poll_at(&mut plane, Duration::ZERO);
     client.set_nonblocking(true).unwrap();
     let flood = message(2, b"").repeat(40_000);
@@ -400,8 +419,8 @@ fn unclaimed_connections_are_few_and_leave_when_silent() {
     let mut clients: Vec<UnixStream> = (0..10)
         .map(|_| {
             let (_, hello) = forged(&plane, Vec::new());
-            let mut client = dial_raw(&plane);
-            client.write_all(&hello).unwrap();
+            let client = dial_raw(&plane);
+            greet(&client, &hello, &[]);
             poll_at(&mut plane, Duration::ZERO);
             client
         })
@@ -439,8 +458,8 @@ fn the_second_link_of_a_connected_peer_is_never_evicted() {
     let mut clients: Vec<UnixStream> = Vec::new();
     for _ in 0..5 {
         let (_, hello) = forged(&us, Vec::new());
-        let mut client = dial_raw(&us);
-        client.write_all(&hello).unwrap();
+        let client = dial_raw(&us);
+        greet(&client, &hello, &[]);
         clients.push(client);
         assert_eq!(turn(&mut us, &mut them, 0), []);
     }
@@ -461,8 +480,8 @@ fn a_flooding_peer_does_not_keep_others_from_being_heard() {
     let mut clients: Vec<UnixStream> = (0..20)
         .map(|_| {
             let (_, hello) = forged(&plane, Vec::new());
-            let mut client = dial_raw(&plane);
-            client.write_all(&hello).unwrap();
+            let client = dial_raw(&plane);
+            greet(&client, &hello, &[]);
             client.set_nonblocking(true).unwrap();
             client
         })
@@ -487,7 +506,7 @@ fn a_flooding_peer_does_not_keep_others_from_being_heard() {
 fn cancelled_posts_leave_nothing_behind_while_a_peer_does_not_answer() {
     let (mut us, _source) = plane();
     let (them, _arena) = plane();
-    us.connect(PeerId(1), &them.metadata().unwrap()).unwrap();
+    befriend(&mut us, PeerId(1), &them.metadata().unwrap()).unwrap();
     for id in 0..1000 {
         us.post(PeerId(1), write_post(id, 4096)).unwrap();
         us.cancel(PostId(id));
