@@ -43,6 +43,10 @@ mod groups;
 mod id;
 pub mod layout;
 mod lease;
+#[cfg(feature = "meter")]
+pub mod meter;
+#[cfg(not(feature = "meter"))]
+mod meter;
 mod pages;
 pub mod plan;
 mod plane;

@@ -8,6 +8,7 @@ use crate::flight::{Flight, Piece};
 use crate::ledger::{HoldId, Ledger, LegId, LifeId, Slot};
 use crate::memory::Memory;
 use crate::params::Params;
+use crate::ways::Way;
 
 /// One thing that happened.
 #[derive(Debug)]
@@ -77,5 +78,6 @@ pub(crate) struct View<'a> {
     pub(crate) ledger: &'a Ledger,
     pub(crate) memories: &'a [Memory],
     pub(crate) flights: &'a [Flight],
+    pub(crate) ways: &'a [Way],
     pub(crate) healed: bool,
 }

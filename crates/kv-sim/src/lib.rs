@@ -49,6 +49,7 @@ mod plane;
 mod planted;
 mod posts;
 mod rendezvous;
+mod rig;
 mod rng;
 mod run;
 mod scheduler;
@@ -57,6 +58,7 @@ mod stats;
 mod trace;
 mod unequal;
 mod virtual_plane;
+mod ways;
 mod workload;
 mod world;
 

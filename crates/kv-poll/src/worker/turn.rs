@@ -467,4 +467,8 @@ impl Machine for Node {
     fn pages_leased(&self) -> usize {
         Node::pages_leased(self)
     }
+
+    fn quarantine(&self) -> Vec<Quarantine> {
+        Node::quarantine(self)
+    }
 }

@@ -115,6 +115,22 @@ planted! {
     ReleaseCut: tokens_come_back,
     /// Tokens come back before the final state.
     ReleaseFirst: tokens_come_back,
+    /// Planes promise that hardware ends its writes in an eighth of the time that it needs.
+    BoundTooShort: pages_quiet_when_released,
+    /// A revocation is called complete while a slice is under way.
+    RevokedInTheSlice: pages_quiet_when_released,
+    /// A lost connection is taken for the death of the peer.
+    LivingCalledDead: pages_quiet_when_released,
+    /// A lost connection is taken for the death of the peer, and its hardware waited for.
+    LostCalledDead: pages_quiet_when_released,
+    /// Slices begin without a look at the permission.
+    PermissionUnchecked: pages_quiet_when_released,
+    /// A permission counts from its answer, not from its question.
+    PermissionFromAnswer: pages_quiet_when_released,
+    /// A worker tells its node the time from before it asked its plane what happened.
+    EventsAsOfBefore: success_means_right_bytes,
+    /// What a writer was stopped for is added to its permission.
+    PermissionExcused: pages_quiet_when_released,
     /// Posts to a dead life write into its successor.
     WriteIntoSuccessor: incarnation_fence,
     /// Frames for a dead life are made to fit its successor.
@@ -199,6 +215,13 @@ impl Planted {
                     (params.drift_ppm, params.net.drop) = (400_000, 500);
                 }
             }
+            Planted::EventsAsOfBefore => {
+                (params.lossless, params.drizzle, params.driven) = (false, false, true);
+                (params.sched.pull, params.requests) = (1000, 12);
+                params.timing.kv_lease_duration = Duration::from_millis(30);
+                (params.dma.slow, params.dma.time_max) = (600, 200_000_000);
+                params.chaos.pauses = params.chaos.pauses.max(8);
+            }
             Planted::LostState
             | Planted::StateSwallowed
             | Planted::StateAtFailure
@@ -225,8 +248,10 @@ impl Planted {
         }
     }
 
-    pub(crate) fn panics(self, inputs: u64) -> bool {
-        self == Planted::Panics && inputs == 20
+    pub(crate) fn panic_at(self, inputs: u64) {
+        if self == Planted::Panics && inputs == 20 {
+            std::panic::resume_unwind(Box::new("planted"));
+        }
     }
 
     pub(crate) fn next_timeout(self, next: Option<Time>, now: Time) -> Option<Time> {

@@ -83,6 +83,10 @@ fn request_ids_match_without_the_suffixes_that_both_engines_say_they_add() {
     let receiver = pair.open_receiver(Room::request("cmpl-1-0-bbbbbbbb").unwrap());
     pair.init_receiver(receiver, &[0], None);
     assert_eq!(pair.poll(P, exact), KvPoll::WaitingForInput);
+    pair.init_sender(exact, 1, None);
+    pair.send(exact, &[7]);
+    pair.complete_posts();
+    assert_eq!(pair.poll(D, receiver), KvPoll::Success);
     let receiver = pair.open_receiver(Room::request("cmpl-1-0-cccccccc").unwrap());
     pair.init_receiver(receiver, &[1], None);
     assert_eq!(pair.poll(P, stranger), KvPoll::WaitingForInput);
