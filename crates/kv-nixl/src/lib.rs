@@ -54,6 +54,9 @@ mod engine;
 mod error;
 mod ffi;
 mod frame;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod guards;
 mod host;
 mod metadata;

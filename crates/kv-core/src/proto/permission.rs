@@ -28,6 +28,7 @@ use super::peer::{Beats, Wish};
 use super::receive::SourceState;
 use super::timer::Timer;
 use crate::id::PeerId;
+use crate::meter::each;
 use crate::plane::WriteFence;
 use crate::time::Time;
 use crate::wire::{AskWrite, Body, MayWrite};
@@ -120,7 +121,7 @@ impl Node {
     /// The permission is to be renewed, if anything is to be written.
     pub(super) fn on_permission_due(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(id) else { return };
-        let writes = peer.incoming.live().any(|incoming| match incoming {
+        let writes = each(peer.incoming.live()).any(|incoming| match incoming {
             Incoming::Active(session, index) => {
                 let sender = self.senders.get(session);
                 sender.is_some_and(|sender| sender.targets.get(*index).is_some_and(|target| !target.over))
@@ -181,7 +182,7 @@ impl Node {
     /// True if a session of this worker has failed, and the peer has not said yet that it writes no more.
     fn has_closing(&self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(id) else { return false };
-        peer.outgoing.values().any(|&(session, index)| {
+        each(peer.outgoing.values()).any(|&(session, index)| {
             let source = self.receivers.get(&session).and_then(|receiver| receiver.sources.get(index));
             source.is_some_and(|source| source.state == SourceState::Closing)
         })

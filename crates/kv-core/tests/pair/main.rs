@@ -6,5 +6,6 @@ mod groups;
 mod layers;
 mod left_out;
 mod pair;
+mod permission;
 mod pull;
 mod push;

@@ -4,6 +4,7 @@ mod clock;
 mod config;
 mod explain;
 mod fences;
+mod quarantine;
 mod sessions;
 mod turn;
 mod wake;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kv_core::proto::Command;
-use kv_core::{KvPoll, SessionId, TransferError};
+use kv_core::{KvPoll, Quarantine, QuarantineReason, SessionId, TransferError};
 
 use crate::cell::{Cell, Side};
 use crate::link::Link;
@@ -123,6 +123,16 @@ impl Drop for Sessions {
         for entry in self.entries.values().filter(running) {
             self.link.counters.start_quarantine(entry.held);
         }
+        let held = self.entries.values().filter(|entry| entry.held != Size::default());
+        let lost = held.map(|entry| Quarantine {
+            peer: None,
+            reason: QuarantineReason::WorkerStopped,
+            pages: entry.held.pages,
+            items: entry.held.items,
+            sessions: 1,
+            ends_within: None,
+        });
+        self.link.set_quarantine(Quarantine::gather(lost, |a, b| a + b));
         self.link.close();
         for entry in self.entries.values() {
             if entry.cell.fail_stopped() {

@@ -9,13 +9,14 @@ use std::time::Duration;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::{
     BootstrapClient, BootstrapEvent, Incarnation, Plane, PlaneError, PlaneEvent, PlaneWait, PostId,
-    RankRecord, Time,
+    Quarantine, RankRecord, Time,
 };
 
 use super::clock::Clock;
 use super::config::{StartError, WorkerConfig};
 use super::explain::Explain;
 use super::fences::Fences;
+use super::quarantine::Face;
 use super::sessions::Sessions;
 use crate::cell::Cell;
 use crate::link::{Link, Message};
@@ -48,6 +49,10 @@ pub trait Machine: Send {
     fn pages_leased(&self) -> usize {
         0
     }
+    /// What the pages of ended sessions wait for.
+    fn quarantine(&self) -> Vec<Quarantine> {
+        Vec::new()
+    }
 }
 
 /// A worker without its thread: everything that belongs to the thread, and one turn of its loop.
@@ -76,6 +81,7 @@ pub struct Driver {
     /// What outputs have brought about, for the node.
     inputs: VecDeque<Input>,
     events: Vec<PlaneEvent>,
+    face: Face,
     /// The client has been given something and wants to be polled before any sleep.
     client_stirred: bool,
     stopping: Option<Stopping>,
@@ -178,6 +184,7 @@ impl Driver {
             publish: config.bootstrap.map(|addr| (addr, record)),
             inputs: VecDeque::new(),
             events: Vec::new(),
+            face: Face::default(),
             client_stirred: false,
             stopping: None,
             explain: Explain::new(link.args.worker(), link.args.verbose()),
@@ -229,7 +236,10 @@ impl Driver {
         let now = self.clock.now();
         match self.wind_up(now) {
             Some(ended) => Turn::Ended(ended),
-            None => self.rest(now),
+            None => {
+                self.face.show(now, &self.link, || self.node.quarantine());
+                self.rest(now)
+            }
         }
     }
 
@@ -320,6 +330,7 @@ impl Driver {
         while let Some(input) = self.inputs.pop_front() {
             self.explain.input(&input);
             let now = self.clock.now();
+            self.face.stir();
             self.node.handle(now, input);
             while let Some(output) = self.node.poll_output() {
                 self.explain.output(&output);
@@ -416,7 +427,9 @@ impl Driver {
         fds.extend(self.client.as_raw_fd());
         let stop =
             self.stopping.iter().flat_map(|stop| [stop.withdrawing, stop.deadline]).find(|at| *at > now);
-        let due = [self.node.next_timeout(), self.fences.next_timeout(), self.client.next_timeout(), stop];
+        let face = self.face.next_timeout();
+        let due =
+            [self.node.next_timeout(), self.fences.next_timeout(), self.client.next_timeout(), face, stop];
         let due = due.into_iter().flatten().min();
         match [at_most, due.map(|at| at.since(now))].into_iter().flatten().min() {
             Some(Duration::ZERO) => Turn::Again,

@@ -24,7 +24,7 @@ use crate::worker::turn::{Driver, Machine, Turn};
 
 /// A clock that goes on by `step` at every reading: no two readings are alike.
 #[derive(Clone, Default)]
-struct Ticking {
+pub(super) struct Ticking {
     at: Arc<AtomicU64>,
     step: u64,
     /// Uses this manager at every reading: a scheduler that is never late.
@@ -32,7 +32,7 @@ struct Ticking {
 }
 
 impl Ticking {
-    fn new(step: u64) -> Ticking {
+    pub(super) fn new(step: u64) -> Ticking {
         Ticking { step, ..Ticking::default() }
     }
 
@@ -41,7 +41,7 @@ impl Ticking {
         self.at.load(Ordering::SeqCst)
     }
 
-    fn go_on(&self, by: Duration) {
+    pub(super) fn go_on(&self, by: Duration) {
         self.at.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
     }
 }

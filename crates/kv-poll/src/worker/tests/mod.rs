@@ -5,6 +5,7 @@ mod clock;
 mod fences;
 mod life;
 mod plane;
+mod quarantine;
 mod script;
 mod sessions;
 mod turns;
@@ -59,6 +60,8 @@ enum Seen {
     PlaneSend,
     Cancelled,
     Disconnected,
+    /// The machine was asked what is in quarantine.
+    Looked,
 }
 
 /// What the bootstrap server is told of a worker.
