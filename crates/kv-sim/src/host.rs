@@ -10,6 +10,7 @@ use kv_core::{
 };
 
 use crate::clock::Clock;
+use crate::cost::Held;
 use crate::ledger::{LegId, LifeId, Slot};
 use crate::memory::Memory;
 use crate::params::{Params, Topology};
@@ -25,6 +26,8 @@ pub(crate) const PLANE: &str = "sim";
 pub(crate) struct Host {
     pub(crate) slot: Slot,
     pub(crate) engine: Engine,
+    /// What its node held after its last step.
+    pub(crate) held: Held,
     /// Since when its driver has been stopped, in global time.
     pub(crate) stopped: Option<u64>,
     pub(crate) incarnation: Incarnation,
@@ -110,6 +113,7 @@ impl Host {
         Ok(Host {
             slot,
             engine,
+            held: Held::default(),
             stopped: None,
             incarnation,
             record,
@@ -143,7 +147,12 @@ fn args(params: &Params, slot: Slot, memory: &Memory) -> Result<KvArgs, ArgsErro
     let mut parallel = Parallel::default();
     if let Some(pair) = &params.unequal {
         let builder = pair.describe(prefill, within as u32, memory, params.state_items > 0);
-        return builder.dtype("u8").max_inflight(params.max_inflight).max_sge(params.max_sge).build();
+        return builder
+            .dtype("u8")
+            .suffixes_requests(params.suffixed)
+            .max_inflight(params.max_inflight)
+            .max_sge(params.max_sge)
+            .build();
     }
     let (engine, rank) = match params.topology {
         Topology::Plain | Topology::Unequal => (format!("{side}{within}"), 0),
@@ -164,6 +173,7 @@ fn args(params: &Params, slot: Slot, memory: &Memory) -> Result<KvArgs, ArgsErro
         .pages(memory.pages.len() as u32, 16)
         .dtype(if misfit { "f16" } else { "f32" })
         .parallel(parallel)
+        .suffixes_requests(params.suffixed)
         .max_inflight(params.max_inflight)
         .max_sge(params.max_sge);
     for (number, region) in memory.regions().iter().enumerate() {

@@ -35,6 +35,7 @@ mod boot;
 mod calendar;
 mod chaos;
 mod clock;
+mod cost;
 mod cover;
 pub mod exhaust;
 mod fact;

@@ -19,7 +19,9 @@ impl World {
         self.trace
             .note(self.now, || format!("  life {life} posts {} to peer {peer}: {:?}", post.id, post.descs));
         let in_flight = self.hosts[life].flying + 1;
-        self.tell(&Fact::Posted { life, post: &post, in_flight });
+        let way = self.hosts[life].conns.get(&peer).map(|conn| conn.way);
+        let to_peer = way.map_or(0, |way| self.ways[way].flying) + 1;
+        self.tell(&Fact::Posted { life, post: &post, to_peer, in_flight });
         self.hosts[life].flying = in_flight;
         let id = post.id;
         let conn = self.hosts[life].conns.get(&peer).copied();
@@ -144,7 +146,9 @@ impl World {
             cancelled: false,
             over: false,
         });
+        self.ways[conn.way].flying += 1;
         if self.planted == Some(Planted::EndBeforeQuiet) {
+            self.ways[conn.way].flying -= 1;
             self.hosts[life].flying -= 1;
             self.report_later(span / 2, life, Report::Posted { post: post.id, result: Ok(()) });
         }
@@ -190,10 +194,16 @@ impl World {
             let late = self.rng.below(MS);
             return self.calendar.enter(until + late, Event::Begin { flight });
         }
-        let checks = self.params.ways.checked && self.planted != Some(Planted::PermissionUnchecked);
+        let checks = self.planted != Some(Planted::PermissionUnchecked);
         if checks && !way.is_open(&self.ledger, self.now) {
             self.counters.unpermitted += 1;
-            self.flights[flight].waits = true;
+            let known = &mut self.flights[flight];
+            known.waits = true;
+            if known.cancelled {
+                // Nothing of it is under way, and nothing may ever be.
+                known.outcome.get_or_insert(Err(PlaneError::Cancelled));
+                self.land(flight);
+            }
             return;
         }
         let len = self.slice_len(flight);
@@ -382,9 +392,10 @@ impl World {
         let default = if known.fails_after.is_some() { Err(backend) } else { Ok(()) };
         let result = known.outcome.get_or_insert(default).clone();
         known.over = true;
-        let (post, notify) = (known.post, known.notify.take());
+        let (post, way, notify) = (known.post, known.way, known.notify.take());
         if self.planted != Some(Planted::EndBeforeQuiet) {
             self.hosts[life].flying -= 1;
+            self.ways[way].flying -= 1;
         }
         if result.is_err() {
             self.counters.dma_errors += 1;
@@ -410,7 +421,8 @@ impl World {
         let Some((flight, _)) = found else { return };
         self.flights[flight].cancelled = true;
         self.tell(&Fact::Cancelled { flight });
-        if !self.rng.chance(self.params.dma.cancel) {
+        let waits = self.flights[flight].waits && self.flights[flight].slice.is_none();
+        if !waits && !self.rng.chance(self.params.dma.cancel) {
             self.counters.cancels_ignored += 1;
             return;
         }

@@ -17,6 +17,7 @@ use kv_poll::WorkerConfig;
 use kv_poll::model::{Clock as WorkerClock, Driver, Machine, Turn};
 
 use crate::clock::Clock;
+use crate::cost::{Cost, Held};
 use crate::host::{PLANE, life_of};
 use crate::ledger::LifeId;
 use crate::params::Params;
@@ -46,6 +47,8 @@ pub(crate) struct Turned {
     pub(crate) next: Option<Time>,
     /// What the node holds.
     pub(crate) gauges: NodeGauges,
+    /// What each of its inputs has cost.
+    pub(crate) costs: Vec<Cost>,
     /// It never came to rest.
     pub(crate) restless: bool,
 }
@@ -71,6 +74,7 @@ struct State {
     commands: VecDeque<Command>,
     outputs: Vec<Output>,
     gauges: NodeGauges,
+    costs: Vec<Cost>,
     life: LifeId,
     ways: (u64, WayParams),
     peers: BTreeMap<PeerId, LifeId>,
@@ -126,6 +130,7 @@ impl Rig {
             commands: VecDeque::new(),
             outputs: Vec::new(),
             gauges: NodeGauges::default(),
+            costs: Vec::new(),
             life,
             ways: (params.seed, params.ways.clone()),
             peers: BTreeMap::new(),
@@ -194,6 +199,7 @@ impl Rig {
             now: state.last,
             next,
             gauges: state.gauges,
+            costs: std::mem::take(&mut state.costs),
             restless: turns >= MAX_TURNS,
         }
     }
@@ -225,18 +231,30 @@ impl Machine for Tap {
             }
             input => input,
         };
+        {
+            let state = &mut *self.desk.open();
+            let cost = Cost::of(&input, Held::of(&state.gauges));
+            state.costs.push(cost);
+        }
         self.node.handle(now, input);
     }
 
     fn poll_output(&mut self) -> Option<Output> {
         let state = &mut *self.desk.open();
         loop {
-            match self.node.poll_output() {
+            let output = self.node.poll_output();
+            if let (Some(output), Some(cost)) = (&output, state.costs.last_mut()) {
+                cost.add(output);
+            }
+            match output {
                 Some(
                     output @ (Output::Status { .. } | Output::Release { .. } | Output::ReleaseGroups { .. }),
                 ) => state.outputs.push(output),
                 None => {
                     state.gauges = self.node.gauges();
+                    if let Some(cost) = state.costs.last_mut() {
+                        cost.held = cost.held.or(Held::of(&state.gauges));
+                    }
                     return None;
                 }
                 output => return output,

@@ -23,8 +23,8 @@ pub(crate) struct Request {
     pub(crate) by_id: bool,
     /// The one of which it is another attempt; its own number otherwise.
     pub(crate) family: usize,
-    /// Both sides have one and the same id.
-    pub(crate) exact: bool,
+    /// Of its id, where both sides have the same one.
+    pub(crate) suffix: u32,
     /// Prefill slots and decode slots that exchange its pages.
     pub(crate) groups: Vec<(Vec<Slot>, Vec<Slot>)>,
     /// Tokens, where engines differ; pages, where they do not.

@@ -59,14 +59,7 @@ impl VirtualNet {
                 cancel: 500,
                 ..DmaParams::default()
             },
-            ways: WayParams {
-                bound: 3 * MS,
-                slice_max: MS,
-                stuck: 0,
-                checked: true,
-                unproven: 0,
-                ..draw.ways
-            },
+            ways: WayParams { bound: 3 * MS, slice_max: MS, stuck: 0, unproven: 0, ..draw.ways },
             chaos: ChaosParams { detect_max: 5 * MS, ..ChaosParams::default() },
             ..draw
         };

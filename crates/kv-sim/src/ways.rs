@@ -29,6 +29,8 @@ pub struct Way {
     pub permit: Option<Time>,
     /// The target has taken back the right to write.
     pub revoked: bool,
+    /// Posts that have not ended.
+    pub flying: usize,
 }
 
 /// What a transport was asked to say as soon as it is true.
@@ -52,8 +54,6 @@ pub struct WayParams {
     pub slice_max: u64,
     /// Deaths that a transport of the last kind cannot prove, in permille.
     pub unproven: u32,
-    /// Whether transports look at the permission.
-    pub checked: bool,
     /// Posts that do not end before the world is healed, in permille.
     pub stuck: u32,
     /// How long a way that was lost may be refused.
@@ -102,7 +102,7 @@ impl World {
     /// The way on which a life may write into the memory of another through a connection.
     pub(crate) fn open_way(&mut self, writer: LifeId, target: LifeId) -> WayId {
         let fence = self.fence_of(writer, target);
-        self.ways.push(Way { writer, target, fence, permit: None, revoked: false });
+        self.ways.push(Way { writer, target, fence, permit: None, revoked: false, flying: 0 });
         self.ways.len() - 1
     }
 
@@ -122,7 +122,7 @@ impl World {
         let way = conn.way;
         let late = match self.planted {
             Some(Planted::PermissionFromAnswer) => {
-                self.ledger.lives[life].clock.local(self.now) + Duration::from_millis(100)
+                self.ledger.lives[life].clock.local(self.now) + self.params.timing.write_permission
             }
             _ => until,
         };

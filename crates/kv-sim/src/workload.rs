@@ -116,7 +116,7 @@ impl World {
             number,
             family: self.requests.len(),
             by_id,
-            exact: false,
+            suffix: self.rng.bits() as u32,
             groups,
             tokens,
             key,
@@ -144,7 +144,7 @@ impl World {
         other.tokens = if same { tokens } else { other.tokens };
         (other.number, other.groups) = (number, groups);
         for request in [request, twin] {
-            (self.requests[request].by_id, self.requests[request].exact) = (true, true);
+            self.requests[request].by_id = true;
         }
         let start = start + self.pause();
         self.open_request(twin, start, true);
@@ -154,8 +154,10 @@ impl World {
     fn open_request(&mut self, request: usize, start: u64, abortable: bool) {
         let drawn = self.requests[request].clone();
         let base = format!("cmpl-{:x}-0", drawn.number);
-        let exact = self.rng.chance(200) || drawn.exact;
-        let shared = self.rng.bits() as u32;
+        let exact = self.rng.chance(200) || !self.params.suffixed;
+        // Ranks of one engine share its suffix.
+        let suffixes =
+            if exact { [drawn.suffix; 2] } else { [self.rng.bits() as u32, self.rng.bits() as u32] };
         for group in &drawn.groups {
             let (senders, receivers) = group;
             let sides = senders.iter().map(|&slot| (Side::Sender, slot));
@@ -164,7 +166,7 @@ impl World {
                     continue;
                 }
                 let room = if drawn.by_id {
-                    let own = if exact { shared } else { self.rng.bits() as u32 };
+                    let own = suffixes[usize::from(side == Side::Receiver)];
                     Room::request(&format!("{base}-{own:08x}")).unwrap_or(Room::Number(drawn.number))
                 } else {
                     Room::Number(drawn.number)

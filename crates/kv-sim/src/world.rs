@@ -15,6 +15,7 @@ use kv_core::{KvPoll, Origin, PlaneEvent, SessionId, Time, TransferError};
 use crate::calendar::{Calendar, Check, Event, Report};
 use crate::chaos::Net;
 use crate::clock::{MS, SEC};
+use crate::cost::{Cost, Held};
 use crate::cover::Seen;
 use crate::fact::{Effects, Fact, View};
 use crate::flight::Flight;
@@ -248,10 +249,13 @@ impl World {
             }
             Engine::Node(node) => catch_unwind(AssertUnwindSafe(|| {
                 planted.inspect(|planted| planted.panic_at(inputs));
+                let mut cost = Cost::of(&input, host.held);
                 node.handle(now, input);
-                let outputs = std::iter::from_fn(|| node.poll_output()).collect();
+                let outputs: Vec<Output> = std::iter::from_fn(|| node.poll_output()).collect();
+                outputs.iter().for_each(|output| cost.add(output));
                 let (next, gauges) = (node.next_timeout(), node.gauges());
-                Turned { outputs, now, next, gauges, restless: false }
+                cost.held = cost.held.or(Held::of(&gauges));
+                Turned { outputs, now, next, gauges, costs: vec![cost], restless: false }
             })),
         };
         let turned = match turned {
@@ -263,13 +267,17 @@ impl World {
                 return Effects::default();
             }
         };
-        let Turned { mut outputs, now, mut next, mut gauges, restless } = turned;
+        let Turned { mut outputs, now, mut next, mut gauges, mut costs, restless } = turned;
+        self.hosts[life].held = Held::of(&gauges);
         if restless {
             self.tell(&Fact::Restless);
         }
-        let count = outputs.len();
-        if planted.is_some() {
+        if let Some(planted) = planted {
+            planted.costs(&mut costs);
             outputs = self.sabotage_outputs(life, outputs);
+        }
+        for cost in costs {
+            self.tell(&Fact::Cost { life, input: name, cost });
         }
         let mut effects = Effects::default();
         for output in outputs {
@@ -283,7 +291,7 @@ impl World {
             planted.gauges(&mut gauges);
         }
         self.set_timer(life, next);
-        self.tell(&Fact::Stepped { life, input: name, outputs: count, now, next, gauges });
+        self.tell(&Fact::Stepped { life, input: name, now, next, gauges });
         effects
     }
 

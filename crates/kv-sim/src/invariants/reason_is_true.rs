@@ -37,7 +37,8 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
         }
         Cause::Connect(_) => (quiet, "every connect succeeds"),
         Cause::Incompatible(_) => (!misfit, "all caches fit"),
-        Cause::PeerLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
+        Cause::AmbiguousRoom { .. } => (!params.suffixed, "ids have no suffixes here"),
+        Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
             (quiet, "no host or connection fails")
         }
         Cause::PageCount { .. } if params.unequal.is_some() => {
@@ -93,6 +94,7 @@ fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
         PeerCause::LeaseExpired => others.any(|other| other.told.as_ref() == Some(cause)),
         // Few are remembered in a tiny world.
         PeerCause::UnknownGrant { .. } => params.limits.max_ended_grants < 10,
+        PeerCause::AmbiguousRoom { .. } => params.suffixed,
         PeerCause::Mode { .. } => false,
         PeerCause::WorkerStopped => params.chaos.shutdowns > 0,
         PeerCause::Incompatible(_) => params.misfit.is_some(),

@@ -10,11 +10,6 @@ use crate::rng::Rng;
 use crate::unequal::Unequal;
 use crate::ways::WayParams;
 
-/// Whether nodes keep requests of one base apart.
-const TWINS: u32 = 0;
-/// Whether nodes ask for permissions.
-const CHECKED: bool = false;
-
 impl Params {
     /// Draws a world.
     pub fn draw(seed: u64) -> Params {
@@ -55,6 +50,7 @@ impl Params {
             topology,
             misfit: (unequal.is_none() && rng.chance(40)).then(|| rng.index(hosts)),
             unequal,
+            suffixed: false,
             driven: Rng::new(seed ^ 0x5eed_d21e_e200).chance(200),
             kv_regions: 1 + rng.index(3),
             item_len: rng.pick(&[8, 12, 16]),
@@ -85,20 +81,33 @@ impl Params {
             params.max_sge = params.max_sge.max(16);
             params.limits.max_post_bytes = params.limits.max_post_bytes.max(40);
         }
+        // Drawn apart: worlds are otherwise the same.
+        let later = &mut Rng::new(seed ^ 0x5eed_9e21_1550);
+        params.timing.write_permission = Duration::from_millis(later.pick(&[3, 30, 100, 400, 2000]));
+        params.suffixed = later.chance(600);
         if !lossless {
-            params.draw_late_faults(seed);
+            params.draw_late_faults(later);
         }
         if lossless || tiny || rng.chance(750) { params } else { params.drizzle(rng) }
     }
 
-    /// Drawn apart: worlds are otherwise the same.
-    fn draw_late_faults(&mut self, seed: u64) {
-        let rng = &mut Rng::new(seed ^ 0x5eed_5709_1a7e);
-        let Timing { session_deadline, peer_timeout, failed_room_ttl, kv_lease_duration, .. } = self.timing;
-        let longest = session_deadline.max(peer_timeout).max(failed_room_ttl).max(kv_lease_duration);
+    fn draw_late_faults(&mut self, rng: &mut Rng) {
+        let Timing {
+            write_permission,
+            session_deadline,
+            peer_timeout,
+            failed_room_ttl,
+            kv_lease_duration,
+            ..
+        } = self.timing;
+        let longest = session_deadline
+            .max(peer_timeout)
+            .max(failed_room_ttl)
+            .max(kv_lease_duration)
+            .max(write_permission);
         self.chaos.stops = rng.pick(&[0, 0, 1, 2]);
         self.chaos.stop_max = longest.as_nanos() as u64 * rng.pick(&[2, 2, 2, 10, 60]);
-        self.sched.twins = rng.pick(&[0, 0, 0, 300]) * TWINS;
+        self.sched.twins = if self.suffixed { 0 } else { rng.pick(&[0, 0, 300]) };
     }
 
     /// The same world with nothing worse than lost frames.
@@ -158,6 +167,7 @@ fn draw_timing(rng: &mut Rng) -> Timing {
         retry_max: ms(retry_first * rng.between(1, 8)),
         keepalive: ms(keepalive),
         peer_timeout: ms(keepalive * rng.between(2, 8)),
+        write_permission: Timing::default().write_permission,
         lookup_retry: ms(rng.between(2, 30)),
         failed_room_ttl: ms(rng.between(20, 2000)),
         kv_lease_duration: ms(rng.pick(&[3, 30, 100, 400, 2000])),
@@ -177,6 +187,8 @@ fn draw_limits(rng: &mut Rng, tiny: bool) -> Limits {
         max_post_bytes,
         max_attempts: rng.pick(&[1, 2, 4, 100]),
         max_ended_grants: rng.pick(&[1, 2, 100]),
+        connections_share: 1,
+        ..Limits::default()
     }
 }
 
@@ -233,7 +245,6 @@ fn draw_ways(seed: u64, lossless: bool) -> WayParams {
         bound: rng.pick(&[US, 2 * MS, 50 * MS, 300 * MS]),
         long: rng.pick(&[0, 50, 300]),
         slice_max: rng.pick(&[100 * US, 5 * MS, 50 * MS]),
-        checked: CHECKED,
         unproven: rng.pick(&[0, 300]),
         stuck: if lossless { 0 } else { rng.pick(&[0, 0, 0, 20, 200]) },
         refused_max: rng.pick(&[0, 20 * MS, 500 * MS]),

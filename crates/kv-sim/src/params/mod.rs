@@ -36,6 +36,8 @@ pub struct Params {
     pub topology: Topology,
     /// The engines, if they differ.
     pub unequal: Option<Unequal>,
+    /// Engines add suffixes to the ids of requests; otherwise ids are equal on both sides.
+    pub suffixed: bool,
     /// Hosts run the worker's own loop.
     pub driven: bool,
     /// KV regions of each host, if they do not.

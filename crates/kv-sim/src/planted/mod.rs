@@ -17,6 +17,7 @@ use kv_core::wire::{AbortAck, Body, Failed, Frame, Heartbeat, HeartbeatAck, Link
 use kv_core::{Cause, GroupItems, Groups, KvPoll, PageList, Pages, SessionId, Time};
 
 use crate::calendar::Event;
+use crate::cost::Cost;
 use crate::ledger::LifeId;
 use crate::params::Params;
 use crate::world::World;
@@ -139,6 +140,8 @@ planted! {
     Boundless: bounded,
     /// Posts have no bound.
     Overposted: bounded,
+    /// Each byte of a frame is answered with an output of its own.
+    Amplifies: bounded,
     /// A node panics.
     Panics: bounded,
     /// A timer is due again at the moment at which it rang.
@@ -262,6 +265,15 @@ impl Planted {
                 Some(next.map_or(always, |next| next.min(always)))
             }
             _ => next,
+        }
+    }
+
+    pub(crate) fn costs(self, costs: &mut [Cost]) {
+        if self == Planted::Amplifies {
+            // As if each byte of a question were answered with a frame.
+            for cost in costs.iter_mut().filter(|cost| cost.of_peer) {
+                cost.outputs += cost.input;
+            }
         }
     }
 
