@@ -67,6 +67,7 @@ impl Prefill {
             plane: "bench".to_owned(),
             metadata: Default::default(),
             geometry: reader.geometry().clone(),
+            suffixed: false,
         };
         for body in prefill.says(Link::NONE, Body::Hello(hello))? {
             if let Body::Welcome(welcome) = body {
