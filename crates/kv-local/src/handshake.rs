@@ -214,7 +214,7 @@ impl Process {
     /// Whether it is the same process as another one.
     pub(crate) fn is(&self, other: &Process) -> bool {
         let (ours, theirs) = (identity::inode(self.pidfd()), identity::inode(other.pidfd()));
-        if ours != 0 && theirs != 0 { ours == theirs } else { self.pid == other.pid }
+        if ours != 0 && theirs != 0 { ours == theirs } else { self.pid > 0 && self.pid == other.pid }
     }
 
     /// Whether it is the process that this metadata names.

@@ -83,8 +83,8 @@ fn namespace() -> u64 {
 /// Field 22 of `/proc/PID/stat`. The second field, a name in brackets, may hold anything.
 fn started(pid: i32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = text.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
-    fields.skip(19).next().and_then(|field| field.parse().ok()).unwrap_or(0)
+    let mut fields = text.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
+    fields.nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ pub struct LocalPlane {
     regions: Vec<Memory>,
     places: Vec<Place>,
     /// Our metadata, once anybody has asked for it.
-    frozen: OnceCell<Bytes>,
+    pub(crate) frozen: OnceCell<Bytes>,
 
     pub(crate) peers: HashMap<PeerId, LinkId>,
     pub(crate) links: HashMap<LinkId, Link>,

@@ -64,6 +64,12 @@ impl PeerMemory {
         self.regions.get(region as usize)
     }
 
+    /// Bytes that are mapped.
+    #[cfg(test)]
+    pub(crate) fn mapped(&self) -> usize {
+        self.mappings.iter().map(|mapping| mapping.len()).sum()
+    }
+
     /// Makes the next `bytes` present as far as the peer has them, so that copies do not wait for page
     /// faults. True if there is more to do.
     pub(crate) fn populate_some(&mut self, bytes: usize) -> bool {

@@ -83,16 +83,16 @@ impl LocalPlane {
             None => {
                 self.remove(id);
             }
-            Some(_) if is_dead => self.gone(id),
+            Some(_) if is_dead => {
+                self.settle(id);
+                self.gone(id);
+            }
             Some(_) => self.lose(id),
         }
     }
 
     pub(super) fn process_ended(&mut self, id: LinkId) {
-        let lost_token = self.lost.get(&id).and_then(|lost| lost.token);
-        if let Some(token) = lost_token.or_else(|| self.links.get(&id)?.token()) {
-            self.settle(token);
-        }
+        self.settle(id);
         if let Some(lost) = self.lost.remove(&id) {
             if let Some(process) = lost.process {
                 let _ = epoll::delete(&self.epoll, process.pidfd());

@@ -7,6 +7,7 @@ use kv_core::{PeerId, PlaneEvent};
 use rustix::event::epoll;
 
 use super::{LOOK_AGAIN, LOOK_RARELY};
+use crate::handshake::Process;
 use crate::link::{Link, LinkId, Lost};
 use crate::metadata::Token;
 use crate::plane::LocalPlane;
@@ -70,13 +71,27 @@ impl LocalPlane {
         !granted.revoke()
     }
 
-    /// The process of a token is dead: its rights need no revocation.
-    pub(super) fn settle(&mut self, token: Token) {
-        for link in self.links.values_mut().filter(|link| link.token() == Some(token)) {
-            link.granted = None;
-        }
-        for lost in self.lost.values_mut().filter(|lost| lost.token == Some(token)) {
-            lost.granted = None;
+    /// The process of a link is dead: the rights that it had, on whatever links, need no revocation.
+    pub(super) fn settle(&mut self, id: LinkId) {
+        let (link, lost) = (self.links.get(&id), self.lost.get(&id));
+        let process = link.and_then(|link| link.process.as_ref());
+        let Some(dead) = process.or_else(|| lost?.process.as_ref()) else {
+            return;
+        };
+        let token = lost.map_or_else(|| link.and_then(Link::token), |lost| lost.token);
+        let of_dead = |other: Option<Token>, process: &Option<Process>| {
+            other == token && process.as_ref().is_some_and(|process| process.is(dead))
+        };
+        let links = self.links.iter().filter(|(_, link)| of_dead(link.token(), &link.process));
+        let ended = self.lost.iter().filter(|(_, lost)| of_dead(lost.token, &lost.process));
+        let all: Vec<LinkId> = links.map(|(id, _)| *id).chain(ended.map(|(id, _)| *id)).collect();
+        for id in all {
+            if let Some(link) = self.links.get_mut(&id) {
+                link.granted = None;
+            }
+            if let Some(lost) = self.lost.get_mut(&id) {
+                lost.granted = None;
+            }
         }
     }
 
