@@ -46,7 +46,8 @@ pub struct NixlConfig {
     /// After the connection to a peer has failed with requests on their way, and UCX has closed it: how
     /// long until the plane takes it that none of them touches memory any more, here or there
     /// (default 20 s). Their posts end no sooner, and the peer cannot be connected again before, unless
-    /// its process is seen to be dead, which ends them at once.
+    /// its process is seen to be dead, which ends them at once. A failed post to a file ends so long
+    /// after its failure.
     pub settle: Duration,
     /// How long a write that a peer has begun over RDMA into this worker's memory may go on, where the
     /// owner of both ends knows it (default: unknown, and nothing but the peer's proven death ends the

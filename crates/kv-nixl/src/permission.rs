@@ -110,8 +110,11 @@ mod tests {
         here.post(PEER, whole(1, Op::Write)).unwrap();
         here.post(PEER, whole(2, Op::Write)).unwrap();
         let tens = Duration::from_millis(50);
+        let asleep = |here: &NixlPlane| matches!(here.wait(), PlaneWait::ReadableOrAfter(..));
+        let events = until(&mut [&mut here, &mut there], "sleep", |here, _| asleep(here));
+        assert_eq!(events, []);
         assert_eq!(pass(&mut [&mut here, &mut there], tens), []);
-        assert!(matches!(here.wait(), PlaneWait::ReadableOrAfter(..)), "it must not spin: {:?}", here.wait());
+        assert!(asleep(&here), "{:?}", here.wait());
         here.permit(PEER, boottime());
         assert_eq!(pass(&mut [&mut here, &mut there], tens), []);
         here.cancel(PostId(2));

@@ -46,8 +46,8 @@ pub(crate) struct Request {
     /// `None` once its connection was closed.
     pub(crate) handle: Option<XferRequest>,
     pub(crate) parts: Parts,
-    /// It has failed; parts of it may still be on their way.
-    pub(crate) failed: bool,
+    /// When it failed; parts of it may still be on their way.
+    pub(crate) failed: Option<Instant>,
 }
 
 /// What a request carries.
@@ -98,7 +98,7 @@ impl NixlPlane {
     fn see_copies_end(&mut self) {
         let begun = Instant::now();
         let near = |request: &Request| {
-            if request.failed {
+            if request.failed.is_some() {
                 return false;
             }
             let remote = self.remotes.get(&request.parts.remote);
@@ -146,7 +146,7 @@ impl NixlPlane {
         remote.requests += 1;
         remote.load += parts.load;
         remote.underway += parts.weight;
-        self.requests.push(Request { handle: Some(handle), parts, failed: false });
+        self.requests.push(Request { handle: Some(handle), parts, failed: None });
         if failed {
             self.fail(self.requests.len() - 1);
         }
@@ -154,35 +154,47 @@ impl NixlPlane {
 
     /// NIXL calls a request failed. That is the end of its connection, but not of the request: NIXL goes
     /// by the last of its pieces, and by none once another request of the connection has failed. Its
-    /// posts end with the connection. True if it is over, as it is with files.
-    fn fail(&mut self, index: usize) -> bool {
-        let Some(request) = self.requests.get_mut(index) else { return false };
+    /// posts end with the connection.
+    fn fail(&mut self, index: usize) {
+        let Some(request) = self.requests.get_mut(index) else { return };
+        request.failed = Some(Instant::now());
         let id = request.parts.remote;
-        let Some(remote) = self.remotes.get_mut(&id) else { return false };
-        if remote.transport == Transport::Storage {
-            let error = PlaneError::Backend { call: "post_xfer_req", status: "the file system refused" };
-            let parts = self.take_over(index);
-            self.finish(&parts, Some(error));
-            return true;
-        }
-        request.failed = true;
+        let Some(remote) = self.remotes.get_mut(&id) else { return };
         remote.failed += 1;
-        self.break_off(id);
-        false
+        if remote.transport != Transport::Storage {
+            self.break_off(id);
+        }
+    }
+
+    /// A failed request of a file has no connection to end with. Its other pieces go on in the kernel,
+    /// which answers for them into NIXL's request: both are kept for a while.
+    fn file_is_quiet(&self, request: &Request, failed: Instant) -> bool {
+        let remote = self.remotes.get(&request.parts.remote);
+        remote.is_some_and(|remote| remote.transport == Transport::Storage)
+            && failed.elapsed() >= self.config.settle
     }
 
     /// Looks how the requests do.
     pub(crate) fn check_requests(&mut self) {
         let mut index = 0;
         while let Some(request) = self.requests.get(index) {
-            let handle = request.handle.as_ref().filter(|_| !request.failed);
-            match handle.map(|handle| self.engine.progress(handle)) {
+            if let Some(failed) = request.failed {
+                if self.file_is_quiet(request, failed) {
+                    let error =
+                        PlaneError::Backend { call: "post_xfer_req", status: "the file system refused" };
+                    let parts = self.take_over(index);
+                    self.finish(&parts, Some(error));
+                } else {
+                    index += 1;
+                }
+                continue;
+            }
+            match request.handle.as_ref().map(|handle| self.engine.progress(handle)) {
                 None | Some(Progress::InFlight) => index += 1,
                 Some(Progress::Failed) => {
                     self.pace.stir();
-                    if !self.fail(index) {
-                        index += 1;
-                    }
+                    self.fail(index);
+                    index += 1;
                 }
                 Some(Progress::Done) => {
                     self.pace.stir();
@@ -204,20 +216,21 @@ impl NixlPlane {
             remote.requests -= 1;
             remote.load -= parts.load;
             remote.underway -= parts.weight;
-            remote.failed -= usize::from(failed);
+            remote.failed -= usize::from(failed.is_some());
         }
         parts
     }
 
     /// Gives up the handles of a connection's failed requests: NIXL closes the connection with the last.
     pub(crate) fn give_up_handles(&mut self, id: RemoteId) {
-        let failed = self.requests.iter_mut().filter(|request| request.parts.remote == id && request.failed);
+        let failed =
+            self.requests.iter_mut().filter(|request| request.parts.remote == id && request.failed.is_some());
         failed.for_each(|request| request.handle = None);
     }
 
     /// Nothing of a connection's failed requests is on its way any more.
     pub(crate) fn end_failed(&mut self, id: RemoteId) {
-        let is_one = |request: &Request| request.parts.remote == id && request.failed;
+        let is_one = |request: &Request| request.parts.remote == id && request.failed.is_some();
         while let Some(index) = self.requests.iter().position(is_one) {
             let parts = self.take_over(index);
             self.finish(&parts, Some(PlaneError::PeerGone));
@@ -296,9 +309,10 @@ impl NixlPlane {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Plane, WayEnd};
+    use kv_core::{Desc, MemoryKind, Plane, Post, Region, RegionRole, WayEnd};
 
     use super::*;
+    use crate::config::NixlConfig;
     use crate::pool::HostPool;
     use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker};
 
@@ -361,5 +375,37 @@ mod tests {
         let events = until(&mut [&mut here], "the end", |here, _| here.peers.is_empty());
         assert!(posted(&events, 1, PlaneError::PeerGone), "{events:?}");
         assert!(here.requests.is_empty() && here.stats().unquiet == 0);
+    }
+
+    /// The kernel goes on with its other pieces, and NIXL does not say when they have ended.
+    #[test]
+    fn a_failed_read_of_a_file_keeps_its_pages_for_a_while_also_when_forgotten() {
+        let Some(nixl) = nixl() else { return };
+        let path = std::env::temp_dir().join(format!("kv-nixl-failed-{}", std::process::id()));
+        let file = std::fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = file.unwrap();
+        file.set_len(LEN as u64).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let pool = HostPool::new(LEN).unwrap();
+        let settle = Duration::from_millis(300);
+        let mut here = NixlPlane::new(nixl, NixlConfig { settle, ..NixlConfig::default() }).unwrap();
+        here.add_pool(&pool).unwrap();
+        let device = here.add_file(file).unwrap();
+        let memory = Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096);
+        here.register(&memory).unwrap();
+        here.register(&Region { memory: MemoryKind::File, device, addr: 0, ..memory }).unwrap();
+        here.connect(PEER, &here.metadata().unwrap()).unwrap();
+        let desc = Desc { remote_region: 1, ..whole(1, Op::Read).descs[0] };
+        here.post(PEER, Post { descs: vec![desc], ..whole(1, Op::Read) }).unwrap();
+        until(&mut [&mut here], "a request", |here, events| !here.requests.is_empty() || !events.is_empty());
+        assert!(!here.requests.is_empty(), "it has ended before it could fail");
+        here.fail(0);
+        here.disconnect(PEER);
+        let failed = Instant::now();
+        let events = until(&mut [&mut here], "the end", |_, events| !events.is_empty());
+        assert!(failed.elapsed() >= settle, "{events:?}");
+        assert!(matches!(events[..], [PlaneEvent::Posted { post: PostId(1), result: Err(_) }]), "{events:?}");
+        pass(&mut [&mut here], Duration::from_millis(10));
+        assert!(here.requests.is_empty() && here.remotes.is_empty());
     }
 }

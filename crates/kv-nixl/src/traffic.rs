@@ -240,6 +240,10 @@ impl NixlPlane {
             return false;
         }
         let Stage::Broken(since) = remote.stage else {
+            if remote.failed > 0 {
+                // Of files.
+                return false;
+            }
             self.remove(id);
             return true;
         };
