@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::meter::step;
 use crate::pages::{MAX_PAGES, PageList, Pages};
 
 /// Most state groups that one request may name.
@@ -67,6 +68,7 @@ impl TryFrom<Vec<GroupList>> for GroupLists {
         if lists.len() > MAX_REQUEST_GROUPS {
             return Err(GroupsError::TooMany { got: lists.len() });
         }
+        step(lists.len());
         if let Some(pair) = lists.windows(2).find(|pair| pair[0].group >= pair[1].group) {
             return Err(GroupsError::Order { group: pair[1].group, before: pair[0].group });
         }

@@ -43,11 +43,16 @@ mod groups;
 mod id;
 pub mod layout;
 mod lease;
+#[cfg(feature = "meter")]
+pub mod meter;
+#[cfg(not(feature = "meter"))]
+mod meter;
 mod pages;
 pub mod plan;
 mod plane;
 mod poll;
 pub mod proto;
+mod quarantine;
 mod session;
 mod time;
 pub mod wire;
@@ -76,5 +81,6 @@ pub use plane::{
     WriteFence,
 };
 pub use poll::KvPoll;
+pub use quarantine::{Quarantine, QuarantineReason};
 pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed, SessionOptions};
 pub use time::Time;

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::PagesError;
+use crate::meter::{each, step};
 
 /// Most pages that one list may name: 2^24, a cache of 256 M tokens at 16 tokens a page.
 pub const MAX_PAGES: u32 = 1 << 24;
@@ -53,6 +54,7 @@ impl PageList {
 
     /// Appends a run.
     pub fn push(&mut self, run: PageRun) -> Result<(), PagesError> {
+        step(1);
         if run.len == 0 {
             return Ok(());
         }
@@ -91,7 +93,7 @@ impl PageList {
 
     /// Every page, in order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.runs.iter().flat_map(|run| run.start..run.end())
+        self.runs.iter().flat_map(|run| each(run.start..run.end()))
     }
 
     /// The `len` pages from position `offset` on, as a list of their own; `None` if the list ends
@@ -103,7 +105,7 @@ impl PageList {
         let mut skip = u32::try_from(offset).ok()?;
         let mut left = u32::try_from(len).ok()?;
         let mut part = PageList::default();
-        for run in &self.runs {
+        for run in each(&self.runs) {
             let skipped = run.len.min(skip);
             let taken = (run.len - skipped).min(left);
             part.push(PageRun { start: run.start + skipped, len: taken }).ok()?;
@@ -118,7 +120,7 @@ impl PageList {
 
     /// Checks that every page lies below `num_pages`.
     pub fn check_below(&self, num_pages: u32) -> Result<(), PagesError> {
-        match self.runs.iter().find(|run| run.end() > num_pages) {
+        match each(&self.runs).find(|run| run.end() > num_pages) {
             Some(run) => Err(PagesError::OutOfRange { page: run.end() - 1, num_pages }),
             None => Ok(()),
         }
@@ -126,6 +128,7 @@ impl PageList {
 
     /// Checks that no page is named twice.
     pub fn check_distinct(&self) -> Result<(), PagesError> {
+        step(2 * self.runs.len());
         let mut sorted = self.runs.clone();
         sorted.sort_unstable();
         match sorted.windows(2).find(|pair| pair[0].end() > pair[1].start) {

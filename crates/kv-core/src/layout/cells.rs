@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::shape::{Axis, Holds, StateGroup};
 use super::{Geometry, RegionShape};
 use crate::args::RegionRole;
+use crate::meter::{each, step};
 
 /// A region that says what it holds: some layers of some kinds of bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +51,7 @@ pub(crate) fn holders(
     role: RegionRole,
     group: u16,
 ) -> impl Iterator<Item = Holder> + '_ {
-    let of_role = (0_u32..).zip(regions).filter(move |(_, region)| {
+    let of_role = (0_u32..).zip(each(regions)).filter(move |(_, region)| {
         region.role == role && region.group == group && region.holds != Holds::Opaque
     });
     of_role.map(|(region, shape)| Holder { region, layers: shape.layer_range(), kinds: shape.holds.kinds() })
@@ -80,6 +81,7 @@ fn columns(holders: impl Iterator<Item = Holder>) -> Vec<Column> {
             kinds.map(move |kind| Column { kind, layers: layers.clone(), region })
         })
         .collect();
+    step(columns.len());
     columns.sort_by_key(|column| (column.kind, column.layers.start, column.region));
     columns
 }
@@ -94,6 +96,7 @@ pub(crate) fn overlaps(
     let mut shared: Vec<Overlap> = Vec::new();
     let (mut here, mut there) = (0, 0);
     while let (Some(ours), Some(theirs)) = (local.get(here), remote.get(there)) {
+        step(1);
         let start = ours.layers.start.max(theirs.layers.start);
         let end = ours.layers.end.min(theirs.layers.end);
         if ours.kind == theirs.kind && start < end {
@@ -106,6 +109,7 @@ pub(crate) fn overlaps(
             there += 1;
         }
     }
+    step(shared.len());
     shared.sort_unstable();
     // Keys and values of the same two regions, in one step.
     shared.dedup_by(|next, kept| {

@@ -8,6 +8,7 @@ use super::shape::Holds;
 use super::{Geometry, RegionShape};
 use crate::args::RegionRole;
 use crate::error::Mismatch;
+use crate::meter::each;
 
 /// The field in which pages differ that are dealt to ranks.
 const DEALT_PAGES: &str = "page_size of dealt pages";
@@ -54,7 +55,7 @@ impl Geometry {
         for (field, role) in [("kv_regions", RegionRole::Kv), ("state_regions", RegionRole::State)] {
             same(field, self.count(role), peer.count(role))?;
         }
-        for (index, (ours, theirs)) in self.regions.iter().zip(&peer.regions).enumerate() {
+        for (index, (ours, theirs)) in each(&self.regions).zip(&peer.regions).enumerate() {
             check_region(index, ours, theirs)?;
         }
         let (ours, theirs) = (&self.layout, &peer.layout);
@@ -81,7 +82,7 @@ impl Geometry {
         let (here, there) = (self.layout.context_size, peer.layout.context_size);
         if here != there {
             let kv = |geometry: &Geometry| {
-                let mut kv = geometry.regions.iter().filter(|region| region.role == RegionRole::Kv);
+                let mut kv = each(&geometry.regions).filter(|region| region.role == RegionRole::Kv);
                 kv.all(|region| region.holds.is_replicated())
             };
             if !divides(here, there) || !kv(self) || !kv(peer) {
@@ -113,7 +114,7 @@ impl Geometry {
         let (ours, theirs) = (holders(&self.regions, role, group), holders(&peer.regions, role, group));
         let shared = overlaps(ours, theirs);
         let mut sharded = false;
-        for overlap in &shared {
+        for overlap in each(&shared) {
             let (index, there) = (overlap.local as usize, overlap.remote as usize);
             let (ours, theirs) = (&self.regions[index], &peer.regions[there]);
             sharded |= !ours.holds.is_replicated();
@@ -181,9 +182,7 @@ impl Geometry {
             same(&field("total_heads"), here.total_heads, there.total_heads)?;
             let unit = gcd(here.page_size, there.page_size);
             let items = |geometry: &Geometry| {
-                let group = geometry
-                    .regions
-                    .iter()
+                let group = each(&geometry.regions)
                     .filter(|region| region.role == RegionRole::State && region.group == number);
                 group.map(RegionShape::items).max().unwrap_or(0)
             };
@@ -193,9 +192,7 @@ impl Geometry {
                 same(&field("page_size"), here.page_size, there.page_size)?;
             }
             let says = |geometry: &Geometry| {
-                let mut group = geometry
-                    .regions
-                    .iter()
+                let mut group = each(&geometry.regions)
                     .filter(|region| region.role == RegionRole::State && region.group == number);
                 group.all(|region| region.holds != Holds::Opaque)
             };

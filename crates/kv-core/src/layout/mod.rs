@@ -20,6 +20,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::args::{MemoryKind, Parallel, Region, RegionRole};
+use crate::meter::each;
 
 pub(crate) use cells::{Inside, Overlap, holders, overlaps};
 pub(crate) use check::remedy;
@@ -124,20 +125,20 @@ impl Geometry {
 
     /// How many rows every aux region has; `None` if there is no aux region.
     pub fn aux_rows(&self) -> Option<u32> {
-        let rows = self.regions.get(self.aux_regions())?.iter().map(RegionShape::items).min()?;
+        let rows = each(self.regions.get(self.aux_regions())?).map(RegionShape::items).min()?;
         Some(u32::try_from(rows).unwrap_or(u32::MAX))
     }
 
     /// How many items every region of a state group has; none if there is no such region.
     pub fn group_items(&self, group: u16) -> u32 {
         let of_group = |region: &&RegionShape| region.role == RegionRole::State && region.group == group;
-        let items = self.regions.iter().filter(of_group).map(RegionShape::items).min();
+        let items = each(&self.regions).filter(of_group).map(RegionShape::items).min();
         u32::try_from(items.unwrap_or(0)).unwrap_or(u32::MAX)
     }
 
     /// Bytes of one page in all KV regions together.
     pub fn bytes_per_page(&self) -> u64 {
-        let kv = self.regions.iter().filter(|region| region.role == RegionRole::Kv);
+        let kv = each(&self.regions).filter(|region| region.role == RegionRole::Kv);
         kv.fold(0, |sum, region| sum.saturating_add(region.item_len))
     }
 
@@ -147,7 +148,7 @@ impl Geometry {
     }
 
     fn count(&self, role: RegionRole) -> usize {
-        self.regions.iter().filter(|region| region.role == role).count()
+        each(&self.regions).filter(|region| region.role == role).count()
     }
 
     /// Tokens of a physical page: the page itself, unless the layout says otherwise.

@@ -20,6 +20,7 @@ use super::shape::Holds;
 use super::{Geometry, RegionShape};
 use crate::args::{Parallel, RegionRole};
 use crate::error::Mismatch;
+use crate::meter::each;
 
 /// A rank of the source engine that a destination rank has to do with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +62,7 @@ pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec
     let mut found = Vec::new();
     let mut covered = 0;
     let mut stages: BTreeMap<u32, (Place, BTreeSet<(u32, u32)>)> = BTreeMap::new();
-    for (index, source) in engine.iter().map(Borrow::borrow).enumerate() {
+    for (index, source) in each(engine).map(Borrow::borrow).enumerate() {
         let Some(shares) = Place::of(source).shares(&Place::of(dest)) else { continue };
         dest.check(source)?;
         found.push(Source { index, bytes: shares.any_bytes(source, dest), aux: false });
@@ -166,7 +167,7 @@ impl Shares {
 
     fn any_bytes(self, source: &Geometry, dest: &Geometry) -> bool {
         let opaque =
-            |geometry: &Geometry| geometry.regions.iter().all(|region| region.holds == Holds::Opaque);
+            |geometry: &Geometry| each(&geometry.regions).all(|region| region.holds == Holds::Opaque);
         if opaque(source) || opaque(dest) {
             return true;
         }
@@ -220,7 +221,7 @@ impl Place {
     /// The places of its tensor-parallel group.
     fn siblings(self) -> impl Iterator<Item = Place> {
         let sibling = move |tp_rank| Place { tp_rank, context_rank: tp_rank % self.context_size, ..self };
-        (0..self.tp_size).map(sibling)
+        each(0..self.tp_size).map(sibling)
     }
 
     /// How many ranks of its stage have something for `dest`.
@@ -252,7 +253,7 @@ impl Place {
 impl Geometry {
     /// The layers of the KV regions, first and one past the last; `None` unless they all say so.
     pub fn kv_layers(&self) -> Option<(u32, u32)> {
-        let kv = self.regions.iter().filter(|region| region.role == RegionRole::Kv);
+        let kv = each(&self.regions).filter(|region| region.role == RegionRole::Kv);
         let mut hull: Option<(u32, u32)> = None;
         for region in kv {
             if region.holds == Holds::Opaque {

@@ -4,6 +4,7 @@ use super::cells::{held_twice, holders};
 use super::shape::{Holds, MAX_GROUPS};
 use super::{Geometry, RegionShape};
 use crate::args::{MAX_REGIONS, RegionRole};
+use crate::meter::each;
 use crate::pages::MAX_PAGES;
 
 impl Geometry {
@@ -24,7 +25,7 @@ impl Geometry {
         }
         self.validate_layout()?;
         let mut before = RegionRole::Kv;
-        for (index, region) in self.regions.iter().enumerate() {
+        for (index, region) in each(&self.regions).enumerate() {
             if region.role < before {
                 let (role, before) = (region.role.name(), before.name());
                 return Err(GeometryError::RegionOrder { region: index, role, before });
@@ -55,16 +56,24 @@ impl Geometry {
         range("layout.stages.len", layout.stages.len() as u64, 0, u64::from(self.parallel.pp_size))?;
         whole("tp_size", tp_size, "context_size", layout.context_size)?;
         whole("page_size", self.page_size, "kernel_page_size", self.kernel_page_size())?;
+        // What is counted in physical pages has a number of 32 bits.
+        let physical = self.page_size / self.kernel_page_size().max(1);
+        range(
+            "num_pages in physical pages",
+            u64::from(self.num_pages) * u64::from(physical),
+            0,
+            u32::MAX.into(),
+        )?;
         let context_rank = self.parallel.tp_rank % layout.context_size;
         range("context_rank", layout.context_rank, context_rank.into(), context_rank)?;
-        for &(first, end) in &layout.stages {
+        for &(first, end) in each(&layout.stages) {
             range("layout.stages.end", end, 0, MAX_LAYERS)?;
             range("layout.stages.first", first, 0, end)?;
         }
         if layout.total_kv_heads > 0 {
             self.validate_heads(self.kv_heads, layout.total_kv_heads)?;
         }
-        for group in &layout.groups {
+        for group in each(&layout.groups) {
             range("group.page_size", group.page_size, 1, 1 << 20)?;
             range("group.heads", group.heads, 1, 1 << 16)?;
             range("group.total_heads", group.total_heads, 1, 1 << 24)?;

@@ -8,6 +8,7 @@ use super::pair::Pair;
 use crate::args::RegionRole;
 use crate::groups::GroupSpan;
 use crate::layout::{Geometry, Overlap, gcd, holders, overlaps, shares};
+use crate::meter::each;
 
 /// Which bytes here go with which bytes at one peer. Made once for each peer, and cheap to clone.
 #[derive(Debug, Clone)]
@@ -219,8 +220,7 @@ impl<'a> Pairing<'a> {
         let unit = gcd(here.1, there.1);
         let shared =
             overlaps(holders(&self.ours.regions, role, group), holders(&self.theirs.regions, role, group));
-        let pairs = shared
-            .iter()
+        let pairs = each(&shared)
             .filter(|overlap| self.is_sent(overlap))
             .filter_map(|overlap| self.narrowed(overlap, role))
             .filter_map(|overlap| Pair::shared(self.ours, self.theirs, &overlap, unit));
@@ -232,7 +232,7 @@ impl<'a> Pairing<'a> {
     }
 
     fn same_lane(&self, role: RegionRole, group: u16) -> Lane {
-        let regions = (0_u32..).zip(&self.ours.regions);
+        let regions = (0_u32..).zip(each(&self.ours.regions));
         let elsewhere = role == RegionRole::State && self.source_cp_rank() > 0;
         let regions = regions.filter(|_| !elsewhere);
         let of_lane = regions.filter(|(_, region)| region.role == role && region.group == group);
@@ -281,7 +281,7 @@ impl<'a> Pairing<'a> {
 }
 
 fn items(geometry: &Geometry, role: RegionRole, group: u16, tokens: u32, unit: u32) -> Items {
-    let of_lane = geometry.regions.iter().filter(|region| region.role == role && region.group == group);
+    let of_lane = each(&geometry.regions).filter(|region| region.role == role && region.group == group);
     let count = match role {
         RegionRole::Kv => geometry.num_pages,
         _ => of_lane.map(|region| u32::try_from(region.items()).unwrap_or(u32::MAX)).min().unwrap_or(0),

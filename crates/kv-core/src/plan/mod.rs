@@ -42,6 +42,7 @@ use std::sync::Arc;
 
 use crate::error::PagesError;
 use crate::id::AuxIndex;
+use crate::meter::{each, step};
 use crate::pages::PageList;
 use crate::plane::Desc;
 
@@ -213,7 +214,7 @@ impl Plan {
     /// compared the segments with the lane.
     fn new(pairs: &Arc<[Pair]>, segments: Vec<Segment>, items: u32) -> Result<Plan, PlanError> {
         // At most MAX_REGIONS × MAX_ITEM_LEN; but a list of pages may name a page often.
-        let item_bytes: u64 = pairs.iter().map(Pair::unit_len).sum();
+        let item_bytes: u64 = each(pairs.iter()).map(Pair::unit_len).sum();
         let bytes_left =
             item_bytes.checked_mul(items.into()).ok_or(PlanError::TooLarge { items, item_bytes })?;
         Ok(Plan {
@@ -273,6 +274,7 @@ impl Plan {
         let mut slots = max_descs;
         let mut budget = max_bytes;
         while let Some(&pair) = self.pairs.get(self.pair) {
+            step(1);
             if self.offset == 0 && self.unit == 0 && pair.is_linear() {
                 let whole = self.whole_segments(slots, budget / pair.block);
                 let piece = |segment: &Segment| u64::from(segment.len) * pair.block;
@@ -322,6 +324,7 @@ impl Plan {
                 self.advance(&pair, &segment, units);
             }
         }
+        step(out.len() - before);
         let bytes = max_bytes - budget;
         self.bytes_left -= bytes;
         Progress { descs: out.len() - before, bytes, done: self.is_done() }

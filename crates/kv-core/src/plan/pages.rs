@@ -2,6 +2,7 @@
 
 use super::error::{PlanError, Side};
 use super::map::Lane;
+use crate::meter::{each, step};
 use crate::pages::{PageList, PageRun};
 
 /// `len` items that are neighbours on both sides.
@@ -71,6 +72,7 @@ fn segments(local: (&PageList, u32, u32), remote: (&PageList, u32, u32), count: 
         && position < count
     {
         let len = ours.len.min(theirs.len).min(count - position);
+        step(1);
         segments.push(Segment { position, local: ours.start, remote: theirs.start, len });
         position += len;
         here.advance(len);
@@ -189,7 +191,7 @@ impl Lane {
 
 /// The first number beyond all pages of a list.
 fn end(list: &PageList) -> u32 {
-    list.runs().iter().map(|run| run.end()).max().unwrap_or(0)
+    each(list.runs()).map(|run| run.end()).max().unwrap_or(0)
 }
 
 /// A walk along the runs of a list, counted in units, in steps that may end within a run.
@@ -229,9 +231,10 @@ impl<'a> Walk<'a> {
         while let Some(run) = self.rest
             && len > 0
         {
-            let step = len.min(run.len);
-            self.advance(step);
-            len -= step;
+            let part = len.min(run.len);
+            self.advance(part);
+            step(1);
+            len -= part;
         }
     }
 }

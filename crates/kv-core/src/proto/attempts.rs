@@ -15,6 +15,7 @@ use super::rendezvous::{Ambiguity, Cost, Latecomers, Named};
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId};
+use crate::meter::{each, step};
 use crate::pages::MAX_PAGES;
 use crate::plane::Origin;
 use crate::wire::{Abort, AbortAck, Body, Failed, Finish, Progress, Register, Registered};
@@ -143,6 +144,7 @@ impl Node {
     fn fail_ambiguous_senders(&mut self, (one, other): &Ambiguity) {
         for (room, other) in [(one, other), (other, one)] {
             while let Some(session) = self.rendezvous.senders.find_exact(room) {
+                step(1);
                 let (room, other) = (room.clone(), other.clone());
                 self.fail_sender_of(session, Cause::AmbiguousRoom { room, other }, 1);
             }
@@ -298,7 +300,7 @@ impl Node {
     /// Ends attempts of the peer below its floor: some now, and the others in later turns, because the
     /// peer may have had many in mind with one short frame.
     pub(super) fn sweep(&mut self, id: PeerId) {
-        for _ in 0..MAX_SWEPT {
+        for _ in each(0..MAX_SWEPT) {
             let Some(peer) = self.peers.get(id) else { return };
             let Some(attempt) = peer.incoming.first_live(Attempt(0)..peer.incoming.floor()) else { return };
             self.finish_attempt(id, attempt);

@@ -7,6 +7,7 @@ use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::error::{Cause, TransferError};
 use crate::id::{PeerId, SessionId};
+use crate::meter::each;
 use crate::poll::KvPoll;
 use crate::time::Time;
 use crate::wire::{Abort, Body};
@@ -29,7 +30,7 @@ impl Node {
             phase,
             cause,
         };
-        for (index, source) in receiver.sources.iter_mut().enumerate() {
+        for (index, source) in each(receiver.sources.iter_mut().enumerate()) {
             match source.state {
                 SourceState::Open => source.state = SourceState::Closing,
                 // A reference that this source cannot have is none of its business.
@@ -74,14 +75,14 @@ impl Node {
     pub(super) fn say_aborts(&mut self, session: SessionId) {
         let Some(receiver) = self.receivers.get_mut(&session) else { return };
         let Some(cause) = receiver.failure.clone() else { return };
-        let closing = receiver.sources.iter().filter(|source| source.state == SourceState::Closing);
+        let closing = each(receiver.sources.iter()).filter(|source| source.state == SourceState::Closing);
         let closing: Vec<_> = closing.filter_map(|source| Some((source.peer, source.attempt?))).collect();
         if closing.is_empty() {
             return;
         }
         receiver.repeats += 1;
         let (repeats, room) = (receiver.repeats, receiver.room.clone());
-        for (peer, attempt) in closing {
+        for (peer, attempt) in each(closing) {
             self.watch_peer(peer);
             self.send(
                 peer,
@@ -103,7 +104,7 @@ impl Node {
 
     pub(super) fn on_quiet(&mut self, session: SessionId, id: PeerId) {
         let Some(receiver) = self.receivers.get_mut(&session) else { return };
-        for source in receiver.sources.iter_mut().filter(|source| source.peer == id) {
+        for source in each(receiver.sources.iter_mut().filter(|source| source.peer == id)) {
             source.state = SourceState::Over;
             if let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(id)) {
                 peer.outgoing.remove(&attempt);
@@ -118,7 +119,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.releasing.clear();
         let open = std::mem::take(&mut peer.outgoing);
-        for (_, (session, index)) in open {
+        for (_, (session, index)) in each(open) {
             let Some(receiver) = self.receivers.get_mut(&session) else { continue };
             let live = !receiver.poll.is_terminal();
             let Some(source) = receiver.sources.get_mut(index) else { continue };

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::bootstrap::{LookupId, RankQuery, Replica, WorkerRole};
 use crate::error::BootstrapError;
 use crate::id::{PeerId, Room, SessionId};
+use crate::meter::each;
 
 /// A question: a server and what it is asked.
 pub(super) type Question = (String, RankQuery);
@@ -122,9 +123,11 @@ impl Directory {
 
     /// Forgets all answers that name a peer, and how many replicas its engine has.
     pub(super) fn forget(&mut self, peer: PeerId) {
-        let stale: Vec<Question> =
-            self.known.iter().filter(|(_, peers)| peers.contains(&peer)).map(|(q, _)| q.clone()).collect();
-        for question in stale {
+        let stale: Vec<Question> = each(self.known.iter())
+            .filter(|(_, peers)| peers.contains(&peer))
+            .map(|(q, _)| q.clone())
+            .collect();
+        for question in each(stale) {
             self.replicas.remove(&(question.0.clone(), question.1.role));
             self.known.remove(&question);
         }

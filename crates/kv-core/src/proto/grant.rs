@@ -31,6 +31,7 @@ use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::groups::Groups;
 use crate::id::{Attempt, PeerId, SessionId};
+use crate::meter::{each, step};
 use crate::time::Time;
 use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Link, Registered, Release, Released};
 
@@ -47,6 +48,7 @@ pub(super) struct EndedGrants {
 impl EndedGrants {
     pub(super) fn insert(&mut self, nonce: SessionId, cause: PeerCause, max: usize) {
         while self.order.len() >= max.max(1) {
+            step(1);
             if let Some(oldest) = self.order.pop_front() {
                 self.causes.remove(&oldest);
             }
@@ -151,7 +153,7 @@ impl Node {
         let readers: Vec<usize> = sender.readers().map(|(index, _)| index).collect();
         self.pages_leased += sender.pages_leased();
         self.timers.arm(Timer::Lease(session), until);
-        for index in readers {
+        for index in each(readers) {
             self.say_granted(session, index);
         }
     }
@@ -207,8 +209,9 @@ impl Node {
         let span = attempts.first().map_or(0, |run| run.0)..attempts.last().map_or(0, |run| ends(run).1);
         let mut runs = attempts.iter().map(ends);
         let mut run = runs.next();
-        for attempt in peer.incoming.reading(Attempt(span.start)..Attempt(span.end)) {
+        for attempt in each(peer.incoming.reading(Attempt(span.start)..Attempt(span.end))) {
             while let Some((next, end)) = run.filter(|&(_, end)| end <= attempt.0) {
+                step(1);
                 note_missing(&mut others, next, end);
                 run = runs.next();
             }
@@ -227,15 +230,16 @@ impl Node {
             run_set::append(&mut alive, attempt.0);
         }
         while let Some((next, end)) = run {
+            step(1);
             note_missing(&mut others, next, end);
             run = runs.next();
         }
         // One run that came may be many that are left: more than fit into a frame.
-        for attempts in alive.chunks(MAX_RUNS) {
+        for attempts in each(alive.chunks(MAX_RUNS)) {
             let (lease_ms, attempts) = (millis(until - now), attempts.to_vec());
             self.send(id, Body::HeartbeatAck(HeartbeatAck { beat, lease_ms, attempts }));
         }
-        for attempt in others {
+        for attempt in each(others) {
             self.tell_about(id, attempt);
         }
     }
@@ -249,7 +253,7 @@ impl Node {
         // One short frame may name many: those that are left are released when the peer says it again.
         let mut left = MAX_RELEASED;
         let mut released: Vec<(u64, u32)> = Vec::new();
-        for &(start, count) in &attempts {
+        for &(start, count) in each(&attempts) {
             let end = Attempt(start.saturating_add(u64::from(count)));
             let mut next = Attempt(start);
             while left > 0
@@ -299,7 +303,7 @@ impl Node {
         let Some(sender) = self.senders.get_mut(&session) else { return };
         let Some(pinned_until) = sender.pinned_until else { return };
         let mut last = None;
-        for target in sender.targets.iter_mut().filter(|target| target.reads && !target.over) {
+        for target in each(sender.targets.iter_mut().filter(|target| target.reads && !target.over)) {
             let mut fence = pinned_until;
             let incoming =
                 self.peers.get_mut(target.peer).and_then(|peer| peer.incoming.get_mut(target.attempt));
@@ -333,7 +337,7 @@ impl Node {
             return self.fail_sender(session, Cause::LeaseExpired);
         }
         let targets = self.senders.get(&session).map_or(0, |sender| sender.targets.len());
-        for index in 0..targets {
+        for index in each(0..targets) {
             self.target_advanced(session, index);
         }
         if let Some(until) = self.lease_until(session) {
@@ -364,7 +368,7 @@ impl Node {
 /// it costs is bounded by what there is.
 pub(super) fn is_rising(runs: &[(u64, u32)]) -> bool {
     let mut next = 0;
-    runs.iter().all(|&(start, count)| {
+    each(runs).all(|&(start, count)| {
         let fits = start >= next && count > 0;
         next = start.saturating_add(u64::from(count));
         fits
@@ -374,7 +378,7 @@ pub(super) fn is_rising(runs: &[(u64, u32)]) -> bool {
 /// Appends the numbers from `start` up to `end`, as far as they will be answered.
 fn note_missing(others: &mut Vec<Attempt>, start: u64, end: u64) {
     let room = MAX_ASKED.saturating_sub(others.len());
-    others.extend((start..end).take(room).map(Attempt));
+    others.extend(each((start..end).take(room)).map(Attempt));
 }
 
 /// Whole milliseconds: a lease is told shorter than it is, never longer.

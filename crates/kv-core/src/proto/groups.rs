@@ -12,6 +12,7 @@ use crate::error::{Cause, PagesError};
 use crate::groups::{GroupItems, GroupList, GroupLists, Groups};
 use crate::id::SessionId;
 use crate::layout::Geometry;
+use crate::meter::each;
 use crate::plan::{Plan, RegionMap, Side};
 use crate::poll::KvPoll;
 
@@ -40,7 +41,7 @@ impl Between<'_> {
         let only_remote = remote.iter().map(|list| list.group).filter(|&group| local.get(group).is_none());
         let mut groups: Vec<u16> = local.iter().map(|items| items.group).chain(only_remote).collect();
         groups.sort_unstable_by(|a, b| b.cmp(a));
-        for group in groups.into_iter().filter(|&group| self.map.has_group(group)) {
+        for group in each(groups.into_iter().filter(|&group| self.map.has_group(group))) {
             match (local.get(group), remote.get(group)) {
                 (Some(here), Some(there)) => found.plans.push(self.plan_one(here, there)?),
                 _ if self.is_optional(group) => found.skipped.push(group),
@@ -141,8 +142,8 @@ impl Node {
         let groups = sender.groups.as_ref().unwrap_or(&none);
         let mut disagreement = None;
         let waiting =
-            sender.targets.iter_mut().filter(|target| !target.reads && target.group_plans.is_none());
-        for target in waiting {
+            each(sender.targets.iter_mut()).filter(|target| !target.reads && target.group_plans.is_none());
+        for target in each(waiting) {
             let Some(peer) = self.peers.get(target.peer) else { continue };
             let Some(map) = &peer.out else { continue };
             let (ours, theirs) = (self.config.args.geometry(), &peer.geometry);
@@ -173,7 +174,7 @@ impl Node {
         let between = Between { map, ours, theirs, source: Side::Remote };
         let skipped = std::mem::take(&mut source.skipped);
         let named = receiver.groups.iter().flat_map(Groups::iter);
-        for items in named.filter(|items| skipped.contains(&items.group)) {
+        for items in named.filter(|items| each(&skipped).any(|&group| group == items.group)) {
             if !between.is_optional(items.group) {
                 return Some(between.disagreement(items.group, Some(items), None));
             }
@@ -185,7 +186,8 @@ impl Node {
     /// The groups that a session names, of which nothing comes from any of its sources. To be asked
     /// while all of them are there: one that is done with the session may leave before the others.
     pub(super) fn unheld_groups(&self, receiver: &ReceiveSession) -> Vec<u16> {
-        let maps = receiver.sources.iter().filter_map(|source| self.peers.get(source.peer)?.inward.as_ref());
+        let maps =
+            each(receiver.sources.iter()).filter_map(|source| self.peers.get(source.peer)?.inward.as_ref());
         let named = receiver.groups.iter().flat_map(Groups::iter).map(|items| items.group);
         let held = |group: u16| maps.clone().any(|map| map.has_group(group));
         named.filter(|&group| !held(group)).collect()

@@ -23,6 +23,7 @@ use super::run_set;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
+use crate::meter::each;
 use crate::plane::{Directions, Origin, PlaneError, WayEnd, WriteFence};
 use crate::time::Time;
 use crate::wire::{Body, Hello, Link, Ping, Pong, Refused, Welcome};
@@ -295,7 +296,7 @@ impl Node {
     fn came_up(&mut self, id: PeerId) {
         self.timers.arm(Timer::Peer(id), self.now + self.config.timing.keepalive);
         let Some(peer) = self.peers.get(id) else { return };
-        for session in peer.waiting.clone() {
+        for session in each(peer.waiting.clone()) {
             self.source_came_up(session);
         }
         self.say_releases(id);
@@ -407,7 +408,7 @@ impl Node {
         if peer.theirs.is_none() {
             peer.releasing.clear();
         }
-        for session in peer.waiting.clone() {
+        for session in each(peer.waiting.clone()) {
             self.fail_receiver(session, cause.clone());
         }
     }
@@ -422,7 +423,7 @@ impl Node {
             pings.push(Vec::new());
         }
         let floor = peer.outgoing_floor();
-        for attempts in pings {
+        for attempts in each(pings) {
             self.send(id, Body::Ping(Ping { floor, attempts }));
         }
         let Some(peer) = self.peers.get(id) else { return };
@@ -436,9 +437,7 @@ impl Node {
         let asks = |&(_, &(session, source)): &(&Attempt, &(SessionId, usize))| {
             self.receivers.get(&session).is_some_and(|receiver| receiver.is_quiet(source, now, quiet))
         };
-        let asked: Vec<u64> = peer
-            .outgoing
-            .iter()
+        let asked: Vec<u64> = each(&peer.outgoing)
             .filter(asks)
             .map(|(attempt, _)| attempt.0)
             .take(MAX_PINGS * MAX_ASKED)
@@ -461,7 +460,7 @@ impl Node {
         let runs = ping.attempts.iter();
         let asked = runs.flat_map(|&(start, count)| start..start.saturating_add(u64::from(count)));
         let asked: Vec<Attempt> = asked.take(MAX_ASKED).map(Attempt).collect();
-        for attempt in asked {
+        for attempt in each(asked) {
             self.tell_about(id, attempt);
         }
         if let Some(peer) = self.peers.get(id) {
@@ -557,12 +556,12 @@ impl Node {
     /// The peer has failed all its sessions that read from here: their leases are worth nothing.
     fn readers_have_failed(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(id) else { return };
-        let readers = peer.incoming.live().filter_map(|incoming| match incoming {
+        let readers = each(peer.incoming.live()).filter_map(|incoming| match incoming {
             &Incoming::Reading { session, target, .. } => Some((session, target)),
             _ => None,
         });
         let readers: Vec<(SessionId, usize)> = readers.collect();
-        for (session, target) in readers {
+        for (session, target) in each(readers) {
             self.reader_has_failed(session, target);
         }
     }
@@ -571,11 +570,11 @@ impl Node {
     /// the peer writes no more; `None` if that is not proven.
     pub(super) fn fail_peer_sessions(&mut self, id: PeerId, cause: Cause, quiet_at: Option<Time>) {
         let Some(peer) = self.peers.get(id) else { return };
-        let attempts = peer.outgoing.values().map(|&(session, _)| session);
+        let attempts = each(peer.outgoing.values()).map(|&(session, _)| session);
         let receivers: Vec<SessionId> = attempts.chain(peer.waiting.iter().copied()).collect();
         let mut senders = Vec::new();
         let mut waiting = Vec::new();
-        for (attempt, incoming) in peer.incoming.iter_live() {
+        for (attempt, incoming) in each(peer.incoming.iter_live()) {
             match incoming {
                 Incoming::Reading { session, .. } => senders.push(*session),
                 Incoming::Waiting(_) => waiting.push(attempt),
@@ -583,13 +582,13 @@ impl Node {
                 Incoming::Served { .. } | Incoming::Failed { .. } => {}
             }
         }
-        for attempt in waiting {
+        for attempt in each(waiting) {
             self.drop_registration(id, attempt, cause.for_peer());
         }
-        for session in senders {
+        for session in each(senders) {
             self.fail_sender(session, cause.clone());
         }
-        for session in receivers {
+        for session in each(receivers) {
             self.fail_receiver(session, cause.clone());
             if let Some(quiet_at) = quiet_at {
                 self.source_is_quiet_at(session, id, quiet_at);

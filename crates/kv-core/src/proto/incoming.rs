@@ -8,6 +8,7 @@ use super::peer::Registration;
 use super::run_set::RunSet;
 use crate::error::PeerCause;
 use crate::id::{Attempt, SessionId};
+use crate::meter::each;
 use crate::time::Time;
 
 /// Most results that are kept for a peer: an honest one takes note of each within a round trip.
@@ -166,8 +167,8 @@ impl Attempts {
         if range.start >= range.end {
             return;
         }
-        let over: Vec<Attempt> = self.results.range(range).map(|(&attempt, _)| attempt).collect();
-        for attempt in over {
+        let over: Vec<Attempt> = each(self.results.range(range)).map(|(&attempt, _)| attempt).collect();
+        for attempt in each(over) {
             self.close(attempt);
         }
     }
@@ -179,7 +180,7 @@ impl Attempts {
 
     /// The same, with their numbers.
     pub(super) fn iter_live(&self) -> impl Iterator<Item = (Attempt, &Incoming)> {
-        self.live.iter().map(|(&attempt, incoming)| (attempt, incoming))
+        each(self.live.iter()).map(|(&attempt, incoming)| (attempt, incoming))
     }
 
     /// Those that read, in this range.

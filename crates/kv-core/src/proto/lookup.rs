@@ -11,6 +11,7 @@ use crate::bootstrap::{LookupId, RankRecord};
 use crate::error::{BootstrapError, Cause, Mismatch, PeerCause};
 use crate::id::SessionId;
 use crate::layout::{Geometry, shares, sources};
+use crate::meter::each;
 
 impl Node {
     pub(super) fn find_sources(&mut self, session: SessionId) {
@@ -33,7 +34,7 @@ impl Node {
         let failures = asking.failures;
         if asking.waiting.is_empty() || !error.is_retryable() {
             let waiting = self.directory.finish(lookup).map(|asking| asking.waiting).unwrap_or_default();
-            for session in waiting {
+            for session in each(waiting) {
                 self.fail_receiver(session, Cause::Bootstrap(error.clone()));
             }
             return;
@@ -66,7 +67,7 @@ impl Node {
         match self.choose_sources(ranks) {
             Ok((dp_rank, dp_size, introductions)) => {
                 let mut peers = Vec::new();
-                for introduction in introductions {
+                for introduction in each(introductions) {
                     match self.meet(introduction) {
                         Some(peer) => peers.push(peer),
                         None => {
@@ -76,7 +77,7 @@ impl Node {
                 }
                 let max = self.config.limits.max_addresses;
                 self.directory.learn(&asking.question, (dp_rank, dp_size), peers.clone(), max);
-                for session in asking.waiting {
+                for session in each(asking.waiting) {
                     self.take_sources(session, &peers);
                 }
             }
@@ -85,7 +86,7 @@ impl Node {
     }
 
     fn fail_all(&mut self, sessions: BTreeSet<SessionId>, cause: Cause) {
-        for session in sessions {
+        for session in each(sessions) {
             self.fail_receiver(session, cause.clone());
         }
     }
@@ -94,7 +95,7 @@ impl Node {
     fn choose_sources(&self, ranks: Vec<RankRecord>) -> Result<(u32, u32, Vec<Introduction>), Cause> {
         let malformed = Cause::Bootstrap(BootstrapError::Malformed("geometry"));
         let (mut dp_rank, mut dp_size) = (0, 1);
-        for rank in &ranks {
+        for rank in each(&ranks) {
             if rank.plane != self.config.plane {
                 return Err(Cause::Incompatible(Mismatch {
                     field: "plane".to_owned(),

@@ -17,6 +17,7 @@ use super::timer::{Timer, Timers};
 use crate::error::{Cause, Obstacle, TransferError};
 use crate::id::{PeerId, SessionId};
 use crate::layout::HeldLayers;
+use crate::meter::{each, step};
 use crate::plane::Origin;
 use crate::poll::KvPoll;
 use crate::time::Time;
@@ -164,6 +165,7 @@ impl Node {
             Input::Timeout => {}
         }
         while let Some(timer) = self.timers.pop_due(self.now) {
+            step(1);
             self.on_timer(timer);
         }
         self.pump_posts();
@@ -244,7 +246,7 @@ impl Node {
                 self.stopping = true;
                 let sessions: Vec<SessionId> =
                     self.senders.keys().chain(self.receivers.keys()).copied().collect();
-                for session in sessions {
+                for session in each(sessions) {
                     self.end_session(session, Cause::WorkerStopped);
                 }
             }

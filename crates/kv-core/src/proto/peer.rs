@@ -14,6 +14,7 @@ use crate::groups::GroupLists;
 use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId, WorkerId};
 use crate::layout::{Geometry, receivers_of};
 use crate::lease::GrantRef;
+use crate::meter::{each, step};
 use crate::pages::PageList;
 use crate::plan::{RegionMap, Side};
 use crate::plane::{Directions, Origin};
@@ -138,6 +139,7 @@ impl Beats {
         self.last += 1;
         let old = |&(_, at): &(u64, Time)| now - at > Beats::REMEMBERED;
         while self.sent.len() >= Beats::MOST || self.sent.front().is_some_and(old) {
+            step(1);
             self.sent.pop_front();
         }
         self.sent.push_back((self.last, now));
@@ -377,7 +379,7 @@ impl Peers {
 
     /// True while posts to a former conversation with this incarnation have not ended.
     pub(super) fn has_lingering_posts(&self, incarnation: Incarnation) -> bool {
-        self.gone.values().any(|&(gone, _)| gone == incarnation)
+        each(self.gone.values()).any(|&(gone, _)| gone == incarnation)
     }
 
     /// Former conversations with posts that have not ended, and the next number of a peer.
@@ -402,7 +404,7 @@ impl Peers {
 
     /// The peers whose frames come on this connection.
     pub(super) fn of_origin(&self, origin: Origin) -> impl Iterator<Item = (PeerId, &Peer)> {
-        self.iter().filter(move |(_, peer)| peer.origin == Some(origin))
+        each(self.iter()).filter(move |(_, peer)| peer.origin == Some(origin))
     }
 
     pub(super) fn with_incarnation(&self, incarnation: Incarnation) -> Option<PeerId> {
@@ -411,18 +413,18 @@ impl Peers {
 
     /// True if another incarnation of the same worker is known.
     pub(super) fn has_successor(&self, worker: &WorkerId, incarnation: Incarnation) -> bool {
-        self.peers.values().any(|peer| peer.worker == *worker && peer.incarnation != incarnation)
+        each(self.peers.values()).any(|peer| peer.worker == *worker && peer.incarnation != incarnation)
     }
 
     /// The idle peer that has been silent the longest.
     pub(super) fn oldest_idle(&self) -> Option<PeerId> {
-        let idle = self.peers.iter().filter(|(_, peer)| peer.is_idle());
+        let idle = each(self.peers.iter()).filter(|(_, peer)| peer.is_idle());
         idle.min_by_key(|(_, peer)| peer.last_heard).map(|(&id, _)| id)
     }
 
     /// Nobody listened for `deaf`: that time does not count as silence of any peer.
     pub(super) fn excuse(&mut self, deaf: Duration, now: Time) {
-        for peer in self.peers.values_mut() {
+        for peer in each(self.peers.values_mut()) {
             peer.last_heard = (peer.last_heard + deaf).min(now);
             if let Some(said) = &mut peer.hello {
                 said.first_said = (said.first_said + deaf).min(now);
@@ -435,7 +437,7 @@ impl Peers {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
-        self.peers.iter().map(|(&id, peer)| (id, peer))
+        each(self.peers.iter()).map(|(&id, peer)| (id, peer))
     }
 }
 

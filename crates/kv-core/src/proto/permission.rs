@@ -28,6 +28,7 @@ use super::peer::{Beats, Wish};
 use super::receive::SourceState;
 use super::timer::Timer;
 use crate::id::PeerId;
+use crate::meter::each;
 use crate::plane::WriteFence;
 use crate::time::Time;
 use crate::wire::{AskWrite, Body, MayWrite};
@@ -89,6 +90,14 @@ impl Default for WritesIn {
     }
 }
 
+impl WritesIn {
+    /// When the last write has ended that was begun under the permission, if none takes longer than `bound`.
+    pub(super) fn end_of_last(&self, bound: Duration) -> Time {
+        // The bound is by another clock, and a thirty-second part is how much clocks may differ.
+        self.until + bound + bound / 32 + Duration::from_millis(1)
+    }
+}
+
 impl Node {
     // ---- the prefill side ---------------------------------------------------------------------
 
@@ -120,7 +129,7 @@ impl Node {
     /// The permission is to be renewed, if anything is to be written.
     pub(super) fn on_permission_due(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(id) else { return };
-        let writes = peer.incoming.live().any(|incoming| match incoming {
+        let writes = each(peer.incoming.live()).any(|incoming| match incoming {
             Incoming::Active(session, index) => {
                 let sender = self.senders.get(session);
                 sender.is_some_and(|sender| sender.targets.get(*index).is_some_and(|target| !target.over))
@@ -181,7 +190,7 @@ impl Node {
     /// True if a session of this worker has failed, and the peer has not said yet that it writes no more.
     fn has_closing(&self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(id) else { return false };
-        peer.outgoing.values().any(|&(session, index)| {
+        each(peer.outgoing.values()).any(|&(session, index)| {
             let source = self.receivers.get(&session).and_then(|receiver| receiver.sources.get(index));
             source.is_some_and(|source| source.state == SourceState::Closing)
         })
@@ -223,8 +232,7 @@ impl Node {
                 self.output(Output::Revoke { peer: id });
             }
             WriteFence::Within(bound) => {
-                // The bound is by another clock, and a thirty-second part is how much clocks may differ.
-                let at = peer.writes_in.until + bound + bound / 32 + Duration::from_millis(1);
+                let at = peer.writes_in.end_of_last(bound);
                 self.timers.arm(Timer::Fence(id), at.max(self.now));
             }
         }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::id::{PeerId, PostId, SessionId};
+use crate::meter::{each, step};
 use crate::plane::Op;
 use crate::time::Time;
 
@@ -94,6 +95,7 @@ impl Posting {
     ) -> Option<(Op, SessionId, usize)> {
         self.crowded = false;
         while let Some(&peer) = self.turns.front() {
+            step(1);
             if self.in_flight.len() >= self.window * WINDOWS && self.moving(now) >= self.window * WINDOWS {
                 self.crowded = true;
                 return None;
@@ -120,13 +122,13 @@ impl Posting {
 
     /// Posts in flight to peers that are not stuck.
     fn moving(&self, now: Time) -> usize {
-        let moving = self.lanes.values().filter(|lane| now - lane.moved < self.patience);
+        let moving = each(self.lanes.values()).filter(|lane| now - lane.moved < self.patience);
         moving.map(|lane| lane.in_flight).sum()
     }
 
     /// When a peer that others wait for is to be taken for stuck.
     pub(super) fn next_stuck(&self, now: Time) -> Option<Time> {
-        let busy = self.lanes.values().filter(|lane| lane.in_flight > 0);
+        let busy = each(self.lanes.values()).filter(|lane| lane.in_flight > 0);
         let at = busy.map(|lane| lane.moved + self.patience).filter(|&at| at > now);
         if self.crowded { at.min() } else { None }
     }
@@ -171,7 +173,7 @@ impl Posting {
     /// The posts of a session that have not ended.
     pub(super) fn of(&self, session: SessionId) -> Vec<PostId> {
         let all = (session, PostId(0))..=(session, PostId(u64::MAX));
-        self.of_session.range(all).map(|&(_, post)| post).collect()
+        each(self.of_session.range(all)).map(|&(_, post)| post).collect()
     }
 
     /// True if the session has a post that has not ended.
@@ -188,7 +190,7 @@ impl Posting {
     /// True if the session waits for its turn to post to the peer.
     pub(super) fn is_queued(&self, peer: PeerId, session: SessionId) -> bool {
         let Some(lane) = self.lanes.get(&peer) else { return false };
-        lane.writes.iter().chain(&lane.reads).any(|&(queued, _)| queued == session)
+        each(lane.writes.iter().chain(&lane.reads)).any(|&(queued, _)| queued == session)
     }
 
     /// Posts in flight to the peer, if it has as many as it may.

@@ -33,6 +33,7 @@ use crate::error::Cause;
 use crate::groups::{GroupLists, Groups};
 use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, SessionId};
 use crate::lease::GrantRef;
+use crate::meter::{each, step};
 use crate::pages::PageList;
 use crate::plan::{Plan, Side};
 use crate::plane::{Desc, Op, PlaneError, Post};
@@ -73,7 +74,7 @@ impl Reading {
 
 /// The one of these that names a session of a worker in this life.
 pub(super) fn of_life(grants: &[GrantRef], life: Incarnation) -> Option<&GrantRef> {
-    grants.iter().find(|grant| grant.incarnation == life)
+    each(grants).find(|grant| grant.incarnation == life)
 }
 
 impl Node {
@@ -176,14 +177,14 @@ impl Node {
         let Some(peer) = self.peers.get(id) else { return };
         let mut runs: Vec<(u64, u32)> = Vec::new();
         let mut interval: Option<Duration> = None;
-        for (&Attempt(attempt), &(session, index)) in &peer.outgoing {
+        for (&Attempt(attempt), &(session, index)) in each(&peer.outgoing) {
             let receiver = self.receivers.get(&session).filter(|receiver| !receiver.poll.is_terminal());
             let reading = receiver.and_then(|receiver| receiver.sources.get(index)?.reading.as_ref());
             let Some(wanted) = reading.and_then(|reading| reading.interval) else { continue };
             interval = Some(interval.map_or(wanted, |least| least.min(wanted)));
             run_set::append(&mut runs, attempt);
         }
-        for runs in runs.chunks(MAX_RUNS) {
+        for runs in each(runs.chunks(MAX_RUNS)) {
             self.say_heartbeat(id, runs.to_vec());
         }
         self.keep_beating(id, interval);
@@ -206,9 +207,10 @@ impl Node {
         }
         let intact_until = proven_until(sent_at, ack.lease_ms);
         let mut ended = Vec::new();
-        for (start, count) in ack.attempts {
+        for (start, count) in each(ack.attempts) {
             let end = start.saturating_add(u64::from(count));
-            for &(session, index) in peer.outgoing.range(Attempt(start)..Attempt(end)).map(|(_, at)| at) {
+            for &(session, index) in each(peer.outgoing.range(Attempt(start)..Attempt(end)).map(|(_, at)| at))
+            {
                 let receiver = self.receivers.get_mut(&session);
                 let Some(source) = receiver.and_then(|receiver| receiver.sources.get_mut(index)) else {
                     continue;
@@ -221,7 +223,7 @@ impl Node {
                 }
             }
         }
-        for (session, index) in ended {
+        for (session, index) in each(ended) {
             self.reading_advanced(session, index);
         }
     }
@@ -234,7 +236,7 @@ impl Node {
             return;
         }
         let Some((given, aux)) = &receiver.given else { return };
-        let mut others = receiver.sources.iter().filter_map(|source| source.reading.as_ref());
+        let mut others = each(receiver.sources.iter()).filter_map(|source| source.reading.as_ref());
         let agreed = others.find(|reading| reading.plans.is_some()).map(|reading| reading.pages.len());
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let Some(reading) = source.reading.as_mut().filter(|reading| reading.plans.is_none()) else { return };
@@ -312,6 +314,7 @@ impl Node {
         let mut descs: Vec<Desc> = Vec::new();
         let mut bytes = 0;
         while let Some(plan) = plans.last_mut() {
+            step(1);
             let room = max_sge - descs.len();
             let progress = plan.fill(&mut descs, room, max_bytes.saturating_sub(bytes));
             bytes += progress.bytes;
@@ -387,7 +390,7 @@ impl Node {
             return;
         }
         let Some(receiver) = self.receivers.get_mut(&session) else { return };
-        let unproven = receiver.sources.iter().filter(|source| {
+        let unproven = each(receiver.sources.iter()).filter(|source| {
             source.state == SourceState::Open
                 && source
                     .reading
@@ -400,7 +403,7 @@ impl Node {
         }
         receiver.repeats += 1;
         let repeats = receiver.repeats;
-        for (id, attempt) in asked {
+        for (id, attempt) in each(asked) {
             self.watch_peer(id);
             self.say_heartbeat(id, vec![(attempt.0, 1)]);
         }
@@ -411,22 +414,22 @@ impl Node {
     /// A pull session has failed: its sources are told, again and again if need be, and its own
     /// reads are stopped. Its pages come back when the reads have ended.
     pub(super) fn stop_reading(&mut self, session: SessionId) {
-        for post in self.posting.of(session) {
+        for post in each(self.posting.of(session)) {
             self.output(Output::Cancel { post });
         }
         let Some(receiver) = self.receivers.get_mut(&session) else { return };
         let Some(cause) = receiver.failure.clone() else { return };
         let (room, grants) = (receiver.room.clone(), receiver.grants.clone());
-        let closing = receiver.sources.iter_mut().filter(|source| source.state == SourceState::Closing);
+        let closing = each(receiver.sources.iter_mut()).filter(|source| source.state == SourceState::Closing);
         let mut frames = Vec::new();
-        for source in closing {
+        for source in each(closing) {
             source.state = SourceState::Over;
             let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(source.peer)) else {
                 continue;
             };
             frames.push((source.peer, peer.abort(attempt, &room, &grants, &cause)));
         }
-        for (id, abort) in frames {
+        for (id, abort) in each(frames) {
             self.watch_peer(id);
             self.send(id, Body::Abort(abort));
         }
@@ -440,7 +443,7 @@ impl Node {
         }
         let mut read: Vec<(u64, u32)> = Vec::new();
         let mut aborted = Vec::new();
-        for (&attempt, releasing) in &peer.releasing {
+        for (&attempt, releasing) in each(&peer.releasing) {
             match releasing {
                 Releasing::Read => {
                     run_set::append(&mut read, attempt.0);
@@ -457,7 +460,7 @@ impl Node {
         if !read.is_empty() {
             self.send(id, Body::Release(Release { floor, attempts: read }));
         }
-        for abort in aborted {
+        for abort in each(aborted) {
             self.send(id, Body::Abort(abort));
         }
     }
@@ -468,7 +471,7 @@ impl Node {
             self.frames_dropped += 1;
             return;
         }
-        for (start, count) in released.attempts {
+        for (start, count) in each(released.attempts) {
             forget_range(&mut peer.releasing, start, count);
         }
     }
@@ -505,7 +508,7 @@ fn forget_range(releasing: &mut BTreeMap<Attempt, Releasing>, start: u64, count:
     let end = start.saturating_add(u64::from(count));
     let over: Vec<Attempt> =
         releasing.range(Attempt(start)..Attempt(end)).map(|(&attempt, _)| attempt).collect();
-    for attempt in over {
+    for attempt in each(over) {
         releasing.remove(&attempt);
     }
 }

@@ -35,6 +35,7 @@ use crate::error::{Cause, PeerCause, Phase};
 use crate::groups::{Groups, MAX_REQUEST_GROUPS};
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{GrantRef, TransferMode};
+use crate::meter::each;
 use crate::pages::{PageList, Pages};
 use crate::plane::Directions;
 use crate::poll::KvPoll;
@@ -113,9 +114,10 @@ impl ReceiveSession {
     pub(super) fn phase(&self) -> Phase {
         if self.sources.is_empty() {
             Phase::Bootstrap
-        } else if self.sources.iter().any(|source| source.state == SourceState::Meeting) {
+        } else if each(self.sources.iter()).any(|source| source.state == SourceState::Meeting) {
             Phase::Handshake
-        } else if self.sources.iter().all(|source| source.parts.len() == 0 && source.reading.is_none()) {
+        } else if each(self.sources.iter()).all(|source| source.parts.len() == 0 && source.reading.is_none())
+        {
             Phase::Rendezvous
         } else {
             Phase::Transfer
@@ -123,7 +125,7 @@ impl ReceiveSession {
     }
 
     fn all(&self, state: SourceState) -> bool {
-        self.sources.iter().all(|source| source.state == state)
+        each(self.sources.iter()).all(|source| source.state == state)
     }
 }
 
@@ -201,7 +203,7 @@ impl Node {
         if receiver.poll.is_terminal() {
             return;
         }
-        for &peer in peers {
+        for &peer in each(peers) {
             receiver.sources.push(Source {
                 peer,
                 state: SourceState::Meeting,
@@ -214,7 +216,7 @@ impl Node {
                 last_news: self.now,
             });
         }
-        for &id in peers {
+        for &id in each(peers) {
             if let Some(peer) = self.peers.get_mut(id) {
                 peer.waiting.insert(session);
                 self.watch_peer(id);
@@ -226,14 +228,14 @@ impl Node {
     /// A peer that the session waited for is up.
     pub(super) fn source_came_up(&mut self, session: SessionId) {
         let Some(receiver) = self.receivers.get_mut(&session) else { return };
-        for source in &mut receiver.sources {
+        for source in each(&mut receiver.sources) {
             if source.state == SourceState::Meeting
                 && self.peers.get(source.peer).is_some_and(|peer| peer.is_up())
             {
                 source.state = SourceState::Met;
             }
         }
-        let met = receiver.sources.iter().filter(|source| source.state == SourceState::Met);
+        let met = each(receiver.sources.iter()).filter(|source| source.state == SourceState::Met);
         let refusal = met.filter_map(|source| self.peers.get(source.peer)?.refuses.clone()).next();
         if let Some(cause) = refusal {
             return self.fail_receiver(session, cause);
@@ -243,7 +245,7 @@ impl Node {
         }
         receiver.poll = KvPoll::WaitingForInput;
         if receiver.mode == TransferMode::Auto {
-            let ways = receiver.sources.iter().filter_map(|source| self.peers.get(source.peer));
+            let ways = each(receiver.sources.iter()).filter_map(|source| self.peers.get(source.peer));
             let good = ways.fold(Directions::BOTH, |good, peer| good.and(peer.directions));
             // A reference is a sender's that waits for nobody: reading needs no registration first.
             receiver.pulls = good.read && (!receiver.grants.is_empty() || !good.write);
@@ -296,7 +298,7 @@ impl Node {
         let (pulls, sources) = (receiver.pulls, receiver.sources.len());
         self.status(session, KvPoll::Transferring, None);
         if pulls {
-            for index in 0..sources {
+            for index in each(0..sources) {
                 self.start_reading(session, index);
             }
         } else {
@@ -307,7 +309,7 @@ impl Node {
 
     fn open_attempts(&mut self, session: SessionId) {
         let Some(receiver) = self.receivers.get_mut(&session) else { return };
-        for (index, source) in receiver.sources.iter_mut().enumerate() {
+        for (index, source) in each(receiver.sources.iter_mut().enumerate()) {
             let Some(peer) = self.peers.get_mut(source.peer) else { continue };
             source.attempt = Some(peer.open_attempt(session, index));
             source.state = SourceState::Open;
@@ -319,7 +321,7 @@ impl Node {
     fn check_grants(&self, session: SessionId) -> Option<Cause> {
         let receiver = self.receivers.get(&session)?;
         let first = receiver.grants.first()?;
-        let sources = || receiver.sources.iter().filter_map(|source| self.peers.get(source.peer));
+        let sources = || each(receiver.sources.iter()).filter_map(|source| self.peers.get(source.peer));
         let unnamed = |peer: &&Peer| of_life(&receiver.grants, peer.incarnation).is_none();
         // One grant may be of any source, and the others are claimed by the room. Several name all.
         let stale = match receiver.grants.len() {
@@ -350,7 +352,7 @@ impl Node {
         let left = receiver.deadline.saturating_sub(self.now - receiver.opened);
         let ttl = left + self.config.timing.retry_first;
         let mut frames = Vec::new();
-        for (index, source) in receiver.sources.iter().enumerate() {
+        for (index, source) in each(receiver.sources.iter().enumerate()) {
             let (SourceState::Open, false, Some(attempt)) = (source.state, source.registered, source.attempt)
             else {
                 continue;
@@ -381,7 +383,7 @@ impl Node {
         }
         receiver.repeats += 1;
         let repeats = receiver.repeats;
-        for (peer, mut register) in frames {
+        for (peer, mut register) in each(frames) {
             self.watch_peer(peer);
             let body = match pulls {
                 true => self.claim(peer, register, &grants),
@@ -458,7 +460,7 @@ impl Node {
         if skipped.len() > MAX_REQUEST_GROUPS {
             return self.fail_receiver(session, Cause::Protocol("more groups left out than a request has"));
         }
-        for &(start, count) in runs {
+        for &(start, count) in each(runs) {
             source.parts.insert(u64::from(start), u64::from(count));
         }
         let contradiction = matches!((source.total, total), (Some(before), Some(now)) if before != now);
@@ -467,8 +469,7 @@ impl Node {
             source.skipped = skipped;
         }
         let bound = u64::from(source.total.unwrap_or(MAX_PARTS).min(MAX_PARTS));
-        let last = source.parts.runs().last().map_or(0, |(start, count)| start + count);
-        if contradiction || last > bound || source.parts.runs_len() > MAX_PART_RUNS {
+        if contradiction || source.parts.end() > bound || source.parts.runs_len() > MAX_PART_RUNS {
             return self.fail_receiver(session, Cause::Protocol("impossible part numbers"));
         }
         if source.total.is_some_and(|total| source.parts.len() == u64::from(total)) {
@@ -563,7 +564,7 @@ impl Node {
         self.timers.cancel(Timer::Deadline(session));
         self.timers.cancel(Timer::Repeat(session));
         let Some(receiver) = self.receivers.remove(&session) else { return };
-        for source in &receiver.sources {
+        for source in each(&receiver.sources) {
             self.stop_beating_if_idle(source.peer);
         }
         let skipped = receiver.skipped_groups();

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::error::PeerCause;
 use crate::id::{Attempt, PeerId, Room, SessionId};
+use crate::meter::step;
 use crate::plane::Origin;
 use crate::time::Time;
 
@@ -146,6 +147,7 @@ impl FailedRooms {
         (origin, max): (Option<Origin>, usize),
     ) {
         while self.by_origin.get(&origin).is_some_and(|rooms| rooms.len() >= max.max(1)) {
+            step(1);
             let oldest = self.by_origin.get_mut(&origin).and_then(VecDeque::pop_front);
             oldest.map(|oldest| self.remove(oldest));
         }
@@ -178,6 +180,7 @@ impl FailedRooms {
     /// Forgets every entry that a newcomer to the room could meet.
     pub(super) fn clear(&mut self, named: &Named) {
         while let Ok(Some(id)) = self.waiters.find(named) {
+            step(1);
             self.remove(id);
         }
     }
@@ -189,6 +192,7 @@ impl FailedRooms {
 
     pub(super) fn expire(&mut self, now: Time) {
         while let Some((&oldest, _)) = self.rooms.first_key_value().filter(|(_, room)| room.until <= now) {
+            step(1);
             self.remove(oldest);
         }
     }

@@ -1,5 +1,6 @@
 //! A set of numbers kept as runs.
 
+use crate::meter::{each, step};
 use std::collections::BTreeMap;
 
 /// A set of `u64`, stored as disjoint runs that do not touch: as small as its gaps are few.
@@ -19,6 +20,7 @@ impl RunSet {
         }
         // Swallow every run that touches [start, end).
         while let Some((&run_start, &run_end)) = self.runs.range(..=end).next_back() {
+            step(1);
             if run_end < start {
                 break;
             }
@@ -51,6 +53,7 @@ impl RunSet {
     /// Forgets all numbers below `floor`.
     pub(super) fn forget_below(&mut self, floor: u64) {
         while let Some((&start, &end)) = self.runs.first_key_value() {
+            step(1);
             if start >= floor {
                 break;
             }
@@ -68,6 +71,11 @@ impl RunSet {
         self.len
     }
 
+    /// The first number above all in the set.
+    pub(super) fn end(&self) -> u64 {
+        self.runs.last_key_value().map_or(0, |(_, &end)| end)
+    }
+
     /// How many runs.
     pub(super) fn runs_len(&self) -> usize {
         self.runs.len()
@@ -75,7 +83,7 @@ impl RunSet {
 
     /// The runs as (first, count).
     pub(super) fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.runs.iter().map(|(&start, &end)| (start, end - start))
+        each(self.runs.iter()).map(|(&start, &end)| (start, end - start))
     }
 }
 

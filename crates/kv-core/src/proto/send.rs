@@ -29,6 +29,7 @@ use crate::error::{Cause, PeerCause, Phase, TransferError};
 use crate::groups::{GroupLists, Groups};
 use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
+use crate::meter::each;
 use crate::pages::PageList;
 use crate::plan::Plan;
 use crate::plane::Op;
@@ -81,7 +82,7 @@ impl SendSession {
     }
 
     /// The receivers that read, with their positions.
-    pub(super) fn readers(&self) -> impl Iterator<Item = (usize, &Target)> {
+    pub(super) fn readers(&self) -> impl Iterator<Item = (usize, &Target)> + Clone {
         self.targets.iter().enumerate().filter(|(_, target)| target.reads)
     }
 
@@ -232,7 +233,7 @@ impl Node {
     fn check_agreement(&mut self, session: SessionId) {
         let Some(sender) = self.senders.get(&session) else { return };
         let Some((sent, aux)) = sender.announced else { return };
-        let mut writes = sender.targets.iter().filter(|target| !target.reads);
+        let mut writes = each(sender.targets.iter()).filter(|target| !target.reads);
         let disagreement = writes.find_map(|target| {
             let registered = target.whole;
             // A peer that is gone has nothing to agree to.
@@ -269,7 +270,7 @@ impl Node {
 
     fn queue_targets(&mut self, session: SessionId) {
         let Some(sender) = self.senders.get_mut(&session) else { return };
-        for (index, target) in sender.targets.iter_mut().enumerate() {
+        for (index, target) in each(sender.targets.iter_mut().enumerate()) {
             if !target.reads && !target.queued && target.total.is_none() {
                 target.queued = true;
                 self.posting.queue(target.peer, Op::Write, session, index);
@@ -416,7 +417,7 @@ impl Node {
 
     pub(super) fn maybe_end_sender(&mut self, session: SessionId) {
         let Some(sender) = self.senders.get_mut(&session) else { return };
-        if !sender.targets.iter().all(|target| target.over) {
+        if !each(sender.targets.iter()).all(|target| target.over) {
             return;
         }
         if sender.poll != KvPoll::Failed {
@@ -435,7 +436,7 @@ impl Node {
             let max = self.config.limits.max_ended_grants;
             self.ended_grants.insert(session, sender.failure.unwrap_or(consumed), max);
         }
-        for chunk in sender.chunks {
+        for chunk in each(sender.chunks) {
             self.output(Output::Release { session, pages: chunk.pages });
         }
         if let Some(groups) = sender.groups {
@@ -465,7 +466,7 @@ impl Node {
         let failure = TransferError { room: sender.named.room.clone(), peer, phase, cause };
         let named = sender.named.clone();
         let granted = sender.pinned_until.is_some();
-        let loud = sender.targets.iter().filter(|target| {
+        let loud = each(sender.targets.iter()).filter(|target| {
             (target.outstanding > 0 || target.reads && granted) && !target.abort_asked && !target.over
         });
         let loud: Vec<_> = loud.map(|target| (target.peer, target.attempt)).collect();
@@ -480,14 +481,14 @@ impl Node {
         };
         self.remember_failed_sender(named, &told, latecomers);
         self.status(session, KvPoll::Failed, Some(failure));
-        for (peer, attempt) in loud {
+        for (peer, attempt) in each(loud) {
             self.send(peer, Body::Failed(Failed { attempt, cause: told.clone(), quiet: false }));
         }
-        for post in self.posting.of(session) {
+        for post in each(self.posting.of(session)) {
             self.output(Output::Cancel { post });
         }
         self.fence_readers(session);
-        for index in 0..targets {
+        for index in each(0..targets) {
             self.target_advanced(session, index);
         }
         self.maybe_end_sender(session);

@@ -12,6 +12,7 @@ use super::timer::Timer;
 use crate::error::{Cause, Obstacle};
 use crate::id::{AuxIndex, PostId, SessionId};
 use crate::layout::Geometry;
+use crate::meter::step;
 use crate::plan::{Plan, PlanError};
 use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::wire::{Body, Done, Link};
@@ -110,6 +111,7 @@ impl Node {
         let mut descs: Vec<Desc> = Vec::new();
         let mut bytes = 0;
         while descs.len() < max_sge && bytes < max_bytes {
+            step(1);
             if target.plan.is_none() {
                 match target.next_plan((peer, here), (&sender.chunks, &sender.finals), aux) {
                     Ok(Some(plan)) => target.plan = Some(plan),

@@ -1,0 +1,84 @@
+//! Entrances for fuzzing: what the bytes of clients and servers pass through.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use bytes::BytesMut;
+use kv_core::Time;
+
+use crate::config::{RegistryConfig, ServerConfig};
+use crate::http::{Progress, Request, RequestLimits, RequestParser, ResponseParser};
+use crate::record::RankJson;
+use crate::routes::Tables;
+
+/// Requests of one connection, answered by a server with small tables. The requests are the same
+/// however the stream is cut.
+pub fn requests(bytes: &[u8]) {
+    let whole = parse(bytes, bytes.len().max(1));
+    let cut = parse(bytes, 7);
+    if let (Ok(whole), Ok(cut)) = (&whole, &cut) {
+        assert_eq!(whole, cut, "cut into pieces, the stream holds other requests");
+    }
+    let config = ServerConfig {
+        registry: RegistryConfig { max_ranks: 8, max_bytes: 1 << 16, ..RegistryConfig::default() },
+        max_route_ranks: 8,
+        max_dp_ranks: 8,
+        ..ServerConfig::default()
+    };
+    let mut tables = Tables::new(&config);
+    for (at, request) in (0..).zip(whole.unwrap_or_else(|requests| requests)) {
+        let now = Time::from_nanos(at * 1_000_000_000);
+        // Clients in turn, so that shares of a table are met too.
+        let client = IpAddr::V4(Ipv4Addr::from_bits((at % 3) as u32)).into();
+        let reply = tables.answer(now, client, &request);
+        let parts = reply.encode(request.http11, request.keep_alive, request.method == "HEAD");
+        assert!(!parts.is_empty());
+        tables.expire(now);
+    }
+}
+
+/// The requests in the bytes; `Err` with those before the first that is malformed.
+fn parse(bytes: &[u8], piece: usize) -> Result<Vec<Request>, Vec<Request>> {
+    let mut parser = RequestParser::new(RequestLimits { max_head: 4096, max_body: 1 << 16 });
+    let (mut input, mut requests) = (BytesMut::new(), Vec::new());
+    for piece in bytes.chunks(piece) {
+        input.extend_from_slice(piece);
+        loop {
+            match parser.parse(&mut input) {
+                Ok(Progress::NeedMore) => break,
+                Ok(Progress::Continue) => {}
+                Ok(Progress::Complete(request)) => requests.push(request),
+                Err(_) => return Err(requests),
+            }
+        }
+    }
+    Ok(requests)
+}
+
+/// Answers of a server, and the rank records in them.
+pub fn responses(bytes: &[u8]) {
+    let mut parser = ResponseParser::new(1 << 16);
+    let mut input = BytesMut::new();
+    for piece in bytes.chunks(61) {
+        input.extend_from_slice(piece);
+        while let Ok(Some(response)) = parser.parse(&mut input, false) {
+            if let Ok(ranks) = serde_json::from_slice::<Vec<RankJson>>(&response.body) {
+                ranks.into_iter().for_each(valid_record);
+            }
+        }
+    }
+    // The end of the stream ends the last answer.
+    let _ = parser.parse(&mut input, true);
+}
+
+/// One rank record.
+pub fn record(bytes: &[u8]) {
+    if let Ok(json) = serde_json::from_slice::<RankJson>(bytes) {
+        valid_record(json);
+    }
+}
+
+fn valid_record(json: RankJson) {
+    if let Ok(record) = json.into_record() {
+        assert_eq!(RankJson::new(&record, None).into_record(), Ok(record));
+    }
+}

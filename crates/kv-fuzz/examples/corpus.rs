@@ -1,0 +1,287 @@
+//! Writes the corpus anew: `cargo run --release -p kv-fuzz --example corpus -- DIRECTORY [CASES]`.
+//!
+//! Of the decoders, one input of every kind that they accept, and a few that they refuse. Of the machine,
+//! the shortest scripts found in so many cases that together show everything that any of them showed.
+
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use bytes::Bytes;
+use kv_bootstrap::{LeaseJson, RankJson};
+use kv_core::wire::{
+    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Frame, Granted, Heartbeat, HeartbeatAck,
+    Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
+};
+use kv_core::{
+    Attempt, AuxIndex, GrantRef, GroupList, Incarnation, KvArgs, Lease, MemoryKind, Mismatch, PageList,
+    PeerCause, RankRecord, Region, RegionRole, Room, SessionId, TransferMode, WorkerRole,
+};
+use kv_fuzz::driver::Cases;
+use kv_fuzz::machine;
+use kv_transfer::params::{RemoteKv, TransferParams};
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let into = arguments.next().expect("the directory to write into");
+    let cases = arguments.next().map_or(20_000, |text| text.parse().unwrap());
+    let targets: [(&str, Vec<Vec<u8>>); 11] = [
+        ("wire", frames()),
+        ("http_requests", requests()),
+        ("http_responses", responses()),
+        ("rank_record", vec![rank(Some(5000)).into_bytes(), rank(None).into_bytes()]),
+        ("local_metadata", vec![local_metadata(0), local_metadata(3)]),
+        ("local_hello", vec![local_hello()]),
+        ("local_messages", messages()),
+        ("nixl_metadata", vec![nixl_metadata(0), nixl_metadata(2)]),
+        ("nixl_notification", notifications()),
+        ("params", params()),
+        ("machine", scripts(cases)),
+    ];
+    for (target, inputs) in targets {
+        let folder = Path::new(&into).join(target);
+        std::fs::create_dir_all(&folder).unwrap();
+        let bytes: usize = inputs.iter().map(Vec::len).sum();
+        println!("{target}: {} inputs, {bytes} bytes", inputs.len());
+        for (number, input) in inputs.into_iter().enumerate() {
+            std::fs::write(folder.join(format!("{number:03}")), input).unwrap();
+        }
+    }
+}
+
+fn args() -> KvArgs {
+    KvArgs::builder("prefill", 0)
+        .pages(32, 16)
+        .region(Region::dram(RegionRole::Kv, 0x1_0000, 32 * 64, 64).layer(0))
+        .region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
+        .build()
+        .unwrap()
+}
+
+fn frames() -> Vec<Vec<u8>> {
+    let (attempt, floor, link) = (Attempt(3), Attempt(2), Link::new(1, 9));
+    let pages = PageList::from_pages([4, 5, 9]).unwrap();
+    let groups: kv_core::GroupLists =
+        vec![GroupList { group: 1, first: 6, items: pages.clone() }].try_into().unwrap();
+    let args = args();
+    let hello = Hello {
+        to: Incarnation::from_random(9),
+        worker: args.worker().clone(),
+        incarnation: Incarnation::from_random(1),
+        link,
+        nonce: 7,
+        plane: "local".to_owned(),
+        metadata: Bytes::from_static(b"memory"),
+        geometry: args.geometry().clone(),
+        suffixed: true,
+    };
+    let mismatch = Mismatch { field: "dtype".to_owned(), ours: "bf16".to_owned(), theirs: "f32".to_owned() };
+    let (room, request) = (Room::Number(7), Room::request("cmpl-1-0123abcd").unwrap());
+    let bodies = [
+        Body::Hello(hello),
+        Body::Welcome(Welcome { nonce: 7, link, ask: 4 }),
+        Body::Refused(Refused { nonce: 7, cause: PeerCause::Incompatible(mismatch), link }),
+        Body::Register(Register {
+            attempt,
+            floor,
+            room: request.clone(),
+            pages: pages.clone(),
+            first: 1,
+            whole: 4,
+            aux: Some(AuxIndex(2)),
+            aux_here: true,
+            ranks: 2,
+            ttl_ms: 60_000,
+            groups: groups.clone(),
+            ask: 4,
+            permit_ms: 10_000,
+        }),
+        Body::Registered(Registered { attempt }),
+        Body::Done(Done { attempt, part: 1, total: Some(2), skipped: vec![3] }),
+        Body::Progress(Progress { attempt, done: vec![(0, 2), (5, 1)], total: Some(9), skipped: vec![3] }),
+        Body::Failed(Failed { attempt, cause: PeerCause::GrantConsumed { nonce: 7 }, quiet: true }),
+        Body::Abort(Abort { attempt, room, grant: Some(SessionId(5)), cause: PeerCause::Aborted }),
+        Body::AbortAck(AbortAck { attempt }),
+        Body::Finish(Finish { attempt, floor }),
+        Body::Ping(Ping { floor, attempts: vec![(4, 5), (10, 1)] }),
+        Body::Pong(Pong { floor }),
+        Body::Claim(Claim { attempt, floor, room: request, grant: None, beat: 6, ranks: 1, ttl_ms: 60_000 }),
+        Body::Granted(Granted {
+            attempt,
+            beat: 6,
+            grant: SessionId(5),
+            pages,
+            aux: None,
+            lease_ms: 30_000,
+            interval_ms: 5000,
+            groups,
+        }),
+        Body::Heartbeat(Heartbeat { beat: 6, floor, attempts: vec![(4, 5)] }),
+        Body::HeartbeatAck(HeartbeatAck { beat: 6, lease_ms: 20_000, attempts: vec![(4, 5)] }),
+        Body::Release(Release { floor, attempts: vec![(4, 5)] }),
+        Body::Released(Released { attempts: vec![(4, 5)] }),
+        Body::AskWrite(AskWrite { ask: 4 }),
+        Body::MayWrite(MayWrite { ask: 4, permit_ms: 10_000 }),
+    ];
+    bodies.into_iter().map(|body| Frame { link, body }.encode().unwrap().to_vec()).collect()
+}
+
+fn record() -> RankRecord {
+    let args = args();
+    RankRecord {
+        worker: args.worker().clone(),
+        incarnation: Incarnation::from_random(77),
+        role: WorkerRole::Prefill,
+        plane: "local".to_owned(),
+        metadata: Bytes::from_static(b"memory"),
+        geometry: args.geometry().clone(),
+    }
+}
+
+fn rank(lease_ms: Option<u64>) -> String {
+    serde_json::to_string(&RankJson::new(&record(), lease_ms)).unwrap()
+}
+
+fn request(method: &str, target: &str, body: &str) -> String {
+    format!("{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+fn requests() -> Vec<Vec<u8>> {
+    let put = request("PUT", "/v1/ranks", &rank(Some(5000)));
+    let RankRecord { worker, incarnation, .. } = record();
+    let lease = serde_json::to_string(&LeaseJson { worker, incarnation, lease_ms: Some(9) }).unwrap();
+    let route = r#"{"attn_tp_size":1,"attn_tp_rank":0,"attn_cp_size":1,"attn_cp_rank":0,"attn_dp_size":1,
+        "attn_dp_rank":0,"pp_size":1,"pp_rank":0,"system_dp_size":1,"system_dp_rank":0,"rank_ip":"10.0.0.1",
+        "rank_port":1,"page_size":16,"kv_cache_dtype":"bf16","load_balance_method":"x","lease_ttl_s":5}"#;
+    let all = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
+    let texts = [
+        put.clone() + "GET /v1/ranks?role=prefill&dp_rank=0 HTTP/1.1\r\n\r\n",
+        put.clone() + "GET /v1/ranks?role=prefill&modulo=4711&engine=prefill HTTP/1.1\r\n\r\n",
+        put.clone() + &request("POST", "/v1/ranks/renew", &lease) + &request("DELETE", "/v1/ranks", &lease),
+        request("PUT", "/route", route) + &format!("GET /route?{all} HTTP/1.1\r\n\r\n"),
+        request("PUT", "/route", route) + &format!("GET /route?{} HTTP/1.1\r\n\r\n", all.replace("-1", "0")),
+        request("POST", "/register_dp_rank", r#"{"bootstrap_room":7,"dp_rank":1}"#)
+            + &request("POST", "/query_dp_ranks", r#"{"bootstrap_rooms":[7,"8"]}"#),
+        "HEAD /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET http://h/health HTTP/1.1\r\n\r\n"
+            .to_owned(),
+        "POST /query_dp_ranks HTTP/1.1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n\
+         13;a=b\r\n{\"bootstrap_rooms\":[\r\n2\r\n]}\r\n0\r\nTrailer: x\r\n\r\n"
+            .to_owned(),
+        "GET /v1/ranks?role=%70refill&dp_rank=%zz HTTP/1.1\r\nConnection: close\r\n\r\n".to_owned(),
+    ];
+    texts.map(String::into_bytes).to_vec()
+}
+
+fn responses() -> Vec<Vec<u8>> {
+    let ranks = format!("[{}]", rank(None));
+    let texts = [
+        format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{ranks}", ranks.len()),
+        "HTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 204 None\r\nConnection: close\r\n\r\n".to_owned(),
+        "HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n".to_owned(),
+        "HTTP/1.0 503 Later\r\n\r\n{\"error\":\"x\",\"registered\":1,\"expected\":2}".to_owned(),
+    ];
+    texts.map(String::into_bytes).to_vec()
+}
+
+type Place = (Option<u32>, u64, u64);
+
+fn local_metadata(regions: usize) -> Vec<u8> {
+    let (host, token) = (((1_u64, 2_u64), 3_u64), (4_u64, 5_u64));
+    let places: Vec<Place> = vec![(Some(0), 64, 128); regions];
+    let arenas = [4096_u64, 8192];
+    let mut bytes = b"KVL\x01".to_vec();
+    rmp_serde::encode::write(&mut bytes, &(host, token, "kv-local-0a", arenas, places)).unwrap();
+    bytes
+}
+
+fn local_hello() -> Vec<u8> {
+    [b"KVH\x01".to_vec(), vec![7; 16], local_metadata(2)].concat()
+}
+
+fn messages() -> Vec<Vec<u8>> {
+    let message = |kind: u8, body: &[u8]| {
+        let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
+        bytes.push(kind);
+        bytes.extend(body);
+        bytes
+    };
+    let all = [message(1, &local_hello()), message(2, b"frame"), message(2, &[9; 5000]), message(3, b"")];
+    vec![[vec![255], all.concat()].concat(), [vec![6], all[..2].concat()].concat()]
+}
+
+fn nixl_metadata(regions: usize) -> Vec<u8> {
+    let name = format!("kv-{:016x}", 7);
+    let mut nixl = b"nixlSerDes|Agent".to_vec();
+    nixl.extend((name.len() as u64).to_le_bytes());
+    nixl.extend(name.as_bytes());
+    nixl.extend(b"|rest");
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let digest = nixl.iter().fold(0xcbf2_9ce4_8422_2325, step);
+    let places = vec![(4096_u64, 8192_u64, 64_u64, MemoryKind::Dram, 0_u64); regions];
+    let (process, reach) = (("boot", 1_u64, 2_i32, 3_u64), (true, true, true));
+    let all = ("kv-nixl", 3_u32, 7_u64, "UCX", process, reach, places, digest, Bytes::from(nixl));
+    rmp_serde::to_vec(&all).unwrap()
+}
+
+fn notifications() -> Vec<Vec<u8>> {
+    let head = |kind: u8| [vec![1, kind], vec![7; 16]].concat();
+    vec![[head(0), b"frame".to_vec()].concat(), [head(1), vec![5; 8]].concat(), head(2), head(3)]
+}
+
+fn params() -> Vec<Vec<u8>> {
+    let args = args();
+    let pages = PageList::from_pages([7, 8, 3]).unwrap();
+    let grants = [GrantRef { incarnation: Incarnation::from_random(77), nonce: SessionId(5), pages: None }];
+    let kept =
+        |room, lease| RemoteKv::granted(&args, "10.0.0.1:8998", room, 40, &pages, &grants, lease).unwrap();
+    let second = std::time::Duration::from_secs(1);
+    let of_vllm = r#"{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[4, 5, 6, 9]],
+        "remote_engine_id": "b7a1c2f0", "remote_request_id": "cmpl-9f0c-0-1a2b3c4d", "remote_host": "10.1.2.3",
+        "remote_port": 5600, "tp_size": 2, "dcp_size": 1, "pp_size": 1, "remote_num_tokens": 61,
+        "remote_blocks_expiry_time": null, "remote_registration_generation": 0, "transfer_mode": "pull",
+        "of_another": {"x": [1.5, "\u00e4"]}}"#;
+    let of_a_proxy = r#"{"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
+        "remote_block_ids": null, "remote_host": null, "remote_port": null}"#;
+    vec![
+        TransferParams::prefill(TransferMode::Push).to_json().into_bytes(),
+        TransferParams::decode(TransferMode::Pull, kept(Room::Number(42), Lease::Renewable(30 * second)))
+            .to_json()
+            .into_bytes(),
+        TransferParams::next_turn(kept(Room::request("cmpl-1").unwrap(), Lease::Fixed(480 * second)))
+            .to_json()
+            .into_bytes(),
+        of_vllm.into(),
+        of_a_proxy.into(),
+    ]
+}
+
+/// Scripts that show everything that was shown, the shortest first.
+fn scripts(cases: u64) -> Vec<Vec<u8>> {
+    let mut all = Cases::new(kv_fuzz::driver::corpus("machine"), 256, 24301);
+    let mut shown: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+    for _ in 0..cases {
+        let case = all.next();
+        let features: BTreeSet<u32> = machine::run(&case).features.into_iter().collect();
+        let mut fresh = false;
+        for feature in features {
+            let shortest = shown.entry(feature).or_default();
+            if shortest.is_empty() || case.len() < shortest.len() {
+                fresh |= shortest.is_empty();
+                *shortest = case.clone();
+            }
+        }
+        if fresh {
+            all.keep(&case);
+        }
+    }
+    let mut candidates: Vec<Vec<u8>> = shown.into_values().collect();
+    candidates.sort_by_key(|case| (case.len(), case.clone()));
+    candidates.dedup();
+    // Those that add nothing to the shorter ones before them are left out.
+    let mut seen = BTreeSet::new();
+    candidates.retain(|case| {
+        machine::run(case).features.into_iter().fold(false, |fresh, feature| seen.insert(feature) || fresh)
+    });
+    candidates
+}

@@ -1,0 +1,280 @@
+//! Frames that a peer may say, and the peers that say them.
+
+use bytes::Bytes;
+use kv_core::wire::{
+    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello,
+    Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
+};
+use kv_core::{
+    Attempt, AuxIndex, Geometry, GroupList, GroupLists, Holds, Incarnation, KvArgs, Layout, Mismatch,
+    PageList, PeerCause, Region, RegionRole, Room, SessionId, StateGroup, TransferMode, WorkerId,
+};
+
+use super::script::Script;
+
+/// Pages of the worker's cache: more than a frame can list.
+pub(super) const PAGES: u32 = 1 << 20;
+/// Longest text in a frame.
+const MAX_TEXT: usize = 1_000_000;
+/// Most runs in a frame.
+const MAX_RUNS: usize = 170_000;
+
+/// The worker whose machine it is, and with other numbers its peers.
+pub(super) fn args(engine: &str, pages: u32, page_size: u32) -> Option<KvArgs> {
+    let item = 16 * u64::from(page_size);
+    let kv = |layer| Region::dram(RegionRole::Kv, 1 << 40, u64::from(pages) * item, item).layer(layer);
+    let state =
+        |len: u64, item, group| Region::dram(RegionRole::State, 1 << 50, len * item, item).group(group);
+    let groups =
+        vec![StateGroup::slots(1, 1), StateGroup::pages(4, 1, 1), StateGroup::pages(16, 1, 1).optional()];
+    let mut builder =
+        KvArgs::builder(engine, 0).pages(pages, page_size).heads(1, 1).max_inflight(6).max_sge(64);
+    for layer in 0..2 {
+        let addr = u64::from(layer) << 44;
+        builder = builder.region(Region { addr: (1 << 48) + addr, ..kv(layer).holds(Holds::KeyValue) });
+    }
+    builder = builder.region(Region::dram(RegionRole::Aux, 1 << 32, 16 * 16, 16));
+    for (number, region) in (1..).zip([state(64, 32, 0), state(4096, 48, 1), state(64, 16, 2)]) {
+        builder = builder.region(Region { addr: number << 52, ..region });
+    }
+    builder.layout(Layout { groups, ..Layout::default() }).build().ok()
+}
+
+/// A peer's cache: like the worker's, cut otherwise, small, or one that does not fit.
+pub(super) fn geometry(variant: u8) -> Option<Geometry> {
+    let (pages, page_size) = match variant {
+        2 => (PAGES, 8),
+        3 => (64, 16),
+        4 => (PAGES, 48),
+        _ => (PAGES, 16),
+    };
+    let mut geometry = args("peer", pages, page_size)?.geometry().clone();
+    match variant {
+        5 => geometry.dtype = "other".to_owned(),
+        6 => {
+            let region = geometry.regions.last()?.clone();
+            geometry.regions.resize(4096, region);
+        }
+        7 => {
+            geometry.layout.groups = vec![StateGroup::slots(1, 1).optional(); 64];
+            let region = geometry.regions.last()?.clone();
+            geometry
+                .regions
+                .resize(4000, kv_core::layout::RegionShape { group: 63, holds: Holds::Opaque, ..region });
+        }
+        _ => {}
+    }
+    Some(geometry)
+}
+
+/// A room: few that meet, ids that differ by their suffix only, and any other.
+pub(super) fn room(script: &mut Script) -> Room {
+    match script.byte() {
+        kind @ 0..=119 => Room::Number(u64::from(kind % 4)),
+        kind @ 120..=219 => named(&format!("request-{}-0000000{}", kind % 2, kind / 2 % 4)),
+        220..=239 => named(&script.text(256)),
+        _ => Room::Number(script.word()),
+    }
+}
+
+fn named(id: &str) -> Room {
+    Room::request(id).unwrap_or(Room::Number(1))
+}
+
+pub(super) fn pages(script: &mut Script) -> PageList {
+    PageList::try_from(script.runs(MAX_RUNS, PAGES)).unwrap_or_default()
+}
+
+fn groups(script: &mut Script) -> GroupLists {
+    let numbers = (0..4).filter(|_| script.rarely()).collect::<Vec<u16>>();
+    let list = |group| {
+        let items = PageList::try_from(script.runs(MAX_RUNS, 4096)).unwrap_or_default();
+        GroupList { group, first: script.small(), items }
+    };
+    GroupLists::try_from(numbers.into_iter().map(list).collect::<Vec<_>>()).unwrap_or_default()
+}
+
+fn skipped(script: &mut Script) -> Vec<u16> {
+    let count = script.size(300_000) as u32;
+    (0..count).map(|number| number as u16).collect()
+}
+
+pub(super) fn cause(script: &mut Script) -> PeerCause {
+    match script.below(9) {
+        0..=2 => PeerCause::Aborted,
+        3 => PeerCause::Unknown,
+        4 => PeerCause::LeaseExpired,
+        5 => PeerCause::ReceiverCount { expected: script.small() as usize, told: script.small() as usize },
+        6 => PeerCause::Mode { sender: TransferMode::Push, receiver: TransferMode::Pull },
+        _ => PeerCause::Incompatible(Mismatch {
+            field: script.text(MAX_TEXT / 3),
+            ours: script.text(MAX_TEXT / 3),
+            theirs: script.text(MAX_TEXT / 3),
+        }),
+    }
+}
+
+fn attempt(script: &mut Script) -> Attempt {
+    Attempt(script.number())
+}
+
+fn floor(script: &mut Script) -> Attempt {
+    if script.rarely() { attempt(script) } else { Attempt(0) }
+}
+
+/// What a peer knows of the worker, and what it says of itself.
+pub(super) struct Peer {
+    pub(super) incarnation: u64,
+    /// Its place among the peers.
+    pub(super) number: u8,
+    pub(super) variant: u8,
+    /// The numbers under which the worker has said that it wants to be addressed.
+    pub(super) links: Vec<Link>,
+    /// How many links it has drawn itself.
+    pub(super) drawn: u32,
+    /// Of the worker's last hello to it.
+    pub(super) nonce: u64,
+    /// Of the worker's last claim or heartbeat to it.
+    pub(super) beat: u64,
+    /// Of the worker's last question whether it may write.
+    pub(super) ask: u64,
+}
+
+impl Peer {
+    /// Its metadata says which cache it has, and which peer it is.
+    pub(super) fn metadata(&self, padding: usize) -> Bytes {
+        let mut metadata = vec![self.variant, self.number];
+        metadata.resize(2 + padding, 0);
+        metadata.into()
+    }
+
+    pub(super) fn worker(&self, text: &str) -> Option<WorkerId> {
+        let engine = format!("peer-{}{text}", self.incarnation % 16);
+        Some(WorkerId { engine: engine.as_str().try_into().ok()?, rank: 0 })
+    }
+
+    pub(super) fn hello(&mut self, script: &mut Script, us: Incarnation) -> Option<Hello> {
+        let to = if script.byte() < 16 { Incarnation::from_random(script.number()) } else { us };
+        let again = script.rarely();
+        self.drawn += u32::from(again);
+        let link = if script.byte() < 8 { Link(script.number()) } else { Link::new(1 + self.drawn, 7) };
+        let plane = if script.byte() < 8 { script.text(MAX_TEXT) } else { "test".to_owned() };
+        let mut geometry = geometry(self.variant)?;
+        if script.byte() < 8 {
+            geometry.model = script.text(256);
+        }
+        Some(Hello {
+            to,
+            worker: self.worker("")?,
+            incarnation: Incarnation::from_random(self.incarnation),
+            link,
+            nonce: script.number(),
+            plane,
+            suffixed: script.rarely(),
+            metadata: self.metadata(if script.byte() < 8 { script.size(900_000) } else { 0 }),
+            geometry,
+        })
+    }
+
+    /// Any frame but a hello.
+    pub(super) fn says(&self, script: &mut Script) -> Body {
+        match script.below(24) {
+            0 => {
+                let nonce = if script.rarely() { script.number() } else { self.nonce };
+                let ask = script.number();
+                Body::Welcome(Welcome { nonce, link: Link::new(1 + script.small(), 9), ask })
+            }
+            1 if script.rarely() => {
+                let nonce = if script.rarely() { script.number() } else { self.nonce };
+                Body::Refused(Refused { nonce, cause: cause(script), link: Link::new(1 + script.small(), 9) })
+            }
+            2..=5 => {
+                let pages = pages(script);
+                let fits = !script.rarely();
+                let (first, whole) =
+                    if fits { (0, pages.len() as u32) } else { (script.small(), script.small()) };
+                Body::Register(Register {
+                    attempt: attempt(script),
+                    floor: floor(script),
+                    room: room(script),
+                    pages,
+                    first,
+                    whole,
+                    aux: if script.rarely() { Some(AuxIndex(script.small())) } else { None },
+                    aux_here: script.flag(),
+                    ranks: if script.flag() { 1 } else { script.small() },
+                    ttl_ms: if script.flag() { 60_000 } else { script.number() },
+                    groups: groups(script),
+                    ask: if script.rarely() { script.number() } else { self.ask },
+                    permit_ms: if script.rarely() { script.number() } else { 10_000 },
+                })
+            }
+            6 => Body::Registered(Registered { attempt: attempt(script) }),
+            7 => Body::Done(Done {
+                attempt: attempt(script),
+                part: script.small(),
+                total: script.option(Script::small),
+                skipped: skipped(script),
+            }),
+            8 => {
+                let done = script.attempts(MAX_RUNS).into_iter().map(|(start, count)| (start as u32, count));
+                Body::Progress(Progress {
+                    attempt: attempt(script),
+                    done: done.collect(),
+                    total: script.option(Script::small),
+                    skipped: skipped(script),
+                })
+            }
+            9 => {
+                Body::Failed(Failed { attempt: attempt(script), cause: cause(script), quiet: script.flag() })
+            }
+            10 | 11 => Body::Abort(Abort {
+                attempt: attempt(script),
+                room: room(script),
+                grant: script.option(|script| SessionId(script.number())),
+                cause: cause(script),
+            }),
+            12 => Body::AbortAck(AbortAck { attempt: attempt(script) }),
+            13 => Body::Finish(Finish { attempt: attempt(script), floor: floor(script) }),
+            14 => Body::Ping(Ping { floor: floor(script), attempts: script.attempts(MAX_RUNS) }),
+            15 => Body::Pong(Pong { floor: floor(script) }),
+            16 | 17 => Body::Claim(Claim {
+                attempt: attempt(script),
+                floor: floor(script),
+                room: room(script),
+                grant: script.option(|script| SessionId(script.number())),
+                beat: script.number(),
+                ranks: if script.flag() { 1 } else { script.small() },
+                ttl_ms: if script.flag() { 60_000 } else { script.number() },
+            }),
+            18 => Body::Granted(Granted {
+                attempt: attempt(script),
+                beat: if script.flag() { self.beat } else { script.number() },
+                grant: SessionId(script.number()),
+                pages: pages(script),
+                aux: if script.rarely() { Some(AuxIndex(script.small())) } else { None },
+                lease_ms: if script.flag() { 30_000 } else { script.number() },
+                interval_ms: if script.flag() { 5000 } else { script.number() },
+                groups: groups(script),
+            }),
+            19 => {
+                let (beat, floor) = (script.number(), floor(script));
+                Body::Heartbeat(Heartbeat { beat, floor, attempts: script.attempts(MAX_RUNS) })
+            }
+            20 => Body::HeartbeatAck(HeartbeatAck {
+                beat: if script.flag() { self.beat } else { script.number() },
+                lease_ms: if script.flag() { 30_000 } else { script.number() },
+                attempts: script.attempts(MAX_RUNS),
+            }),
+            21 => Body::AskWrite(AskWrite { ask: script.number() }),
+            22 => Body::MayWrite(MayWrite {
+                ask: if script.rarely() { script.number() } else { self.ask },
+                permit_ms: if script.rarely() { script.number() } else { 10_000 },
+            }),
+            _ if script.flag() => {
+                Body::Release(Release { floor: floor(script), attempts: script.attempts(MAX_RUNS) })
+            }
+            _ => Body::Released(Released { attempts: script.attempts(MAX_RUNS) }),
+        }
+    }
+}

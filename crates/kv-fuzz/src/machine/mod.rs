@@ -1,0 +1,66 @@
+//! The protocol machine under scripts of inputs.
+//!
+//! The bytes are decisions: which input comes next, and how large its texts, counts and lists are. A
+//! script opens and feeds sessions of both kinds, lets several peers greet and say anything under the
+//! links that they know, ends posts, opens and loses ways, answers lookups, and lets time pass. After
+//! every input the outputs are checked against the machine's contract and the gauges against their
+//! bounds, and the costs of the input are noted.
+
+mod cost;
+mod frames;
+mod script;
+mod world;
+
+pub use cost::{ALLOCATED, Budget, Cost, Paid, SAID, STEPS};
+pub use world::MAX_INPUTS;
+
+use script::Script;
+use world::World;
+
+/// What a script has come to.
+#[derive(Debug, Clone, Default)]
+pub struct Outcome {
+    /// How many inputs the machine was given.
+    pub inputs: u64,
+    /// The input that took up most of its budgets.
+    pub worst: Charge,
+    /// Numbers that stand for what the machine has done: scripts that bring new ones are kept.
+    pub features: Vec<u32>,
+}
+
+/// One input: what it was, what it has cost, and what pays for it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Charge {
+    /// What it was.
+    pub what: &'static str,
+    /// Its cost.
+    pub cost: Cost,
+    /// What pays for it.
+    pub paid: Paid,
+}
+
+impl Charge {
+    /// How much of its budgets the input takes up.
+    pub fn share(&self) -> f64 {
+        self.cost.share(self.paid)
+    }
+}
+
+impl std::fmt::Display for Charge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Cost { steps, allocated, said }, Paid { bytes, own }) = (self.cost, self.paid);
+        let (share, what) = (self.share(), self.what);
+        write!(f, "{share:7.3} {what:<16} {bytes:>8} {own:>8} {steps:>10} {allocated:>12} {said:>10}")
+    }
+}
+
+/// Runs a script. Panics if the machine breaks its contract or a bound; costs are only noted.
+pub fn run(bytes: &[u8]) -> Outcome {
+    World::new(Script(bytes)).run()
+}
+
+/// Runs a script. Panics if an input costs more than its budgets, too.
+pub fn machine(bytes: &[u8]) {
+    let worst = run(bytes).worst;
+    assert!(worst.share() <= 1.0, "over budget (share, input, bytes, own, steps, allocated, said): {worst}");
+}

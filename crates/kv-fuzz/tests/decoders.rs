@@ -1,0 +1,43 @@
+//! Every decoder takes any bytes: it refuses them, or what it accepts means the same when it is written
+//! again.
+//!
+//! `KV_FUZZ_CASES` sets the number of cases of each target (default 20 000), `KV_FUZZ_SEED` the seed.
+
+#![allow(clippy::print_stdout)]
+
+use kv_fuzz::DECODERS;
+use kv_fuzz::driver::{Cases, Witness, corpus, setting};
+
+#[global_allocator]
+static COUNTING: kv_fuzz::alloc::Counting = kv_fuzz::alloc::Counting;
+
+/// What a decoder may allocate for each byte, and for any input: tables, buffers, the text of an error.
+/// Checking doubles it: what is accepted is written and read again.
+const PER_BYTE: u64 = 400;
+const BASE: u64 = 256 << 10;
+
+#[test]
+fn decoders_refuse_or_understand_whatever_comes_and_allocate_by_its_length() {
+    let (cases, seed) = (setting("KV_FUZZ_CASES", 20_000), setting("KV_FUZZ_SEED", 24301));
+    println!("replay with KV_FUZZ_CASES={cases} KV_FUZZ_SEED={seed}");
+    for &(name, target) in DECODERS {
+        let corpus = corpus(name);
+        assert!(!corpus.is_empty(), "{name} has no corpus");
+        let mut all = Cases::new(corpus, 64 << 10, seed);
+        let (mut worst, mut most) = (0, 0);
+        for _ in 0..cases {
+            let case = all.next();
+            let witness = Witness { target: name, case: &case };
+            let before = kv_fuzz::alloc::allocated();
+            target(&case);
+            let allocated = kv_fuzz::alloc::allocated() - before;
+            assert!(allocated <= BASE + PER_BYTE * case.len() as u64, "{name} allocates {allocated} bytes");
+            drop(witness);
+            if allocated > worst {
+                (worst, most) = (allocated, case.len());
+                all.keep(&case);
+            }
+        }
+        println!("{name:<20} {cases} cases, most allocated {worst} bytes for {most}");
+    }
+}
