@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod far;
 mod groups;
 mod layers;
 mod left_out;
+mod one_way;
 mod pair;
 mod pull;
 mod push;

@@ -237,6 +237,16 @@ impl Pair {
         }
     }
 
+    /// Time passes, in which one node is stopped.
+    pub fn pass_without(&mut self, stopped: usize, time: Duration) {
+        let (end, node) = (self.now + time, 1 - stopped);
+        while let Some(next) = self.nodes[node].next_timeout().filter(|&next| next <= end) {
+            self.now = self.now.max(next);
+            self.input(node, Input::Timeout);
+        }
+        self.now = end;
+    }
+
     fn session(&mut self) -> SessionId {
         self.next_session += 1;
         SessionId(self.next_session)
