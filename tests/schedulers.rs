@@ -15,7 +15,7 @@ use kv_transfer::consensus::{RequestKey, ThreadConsensus};
 use kv_transfer::prelude::*;
 use kv_transfer::queue::{
     AdmissionRule, AuxMemory, DecodeConfig, DecodeCounts, DecodeQueues, Demand, GateError, Incoming,
-    Outgoing, PrefillPolicy, PrefillQueues, RequestError, aux_tag,
+    Outgoing, PrefillPolicy, PrefillQueues, QuarantineRule, RequestError, aux_tag,
 };
 use kv_transfer::{Cause, Parallel, PeerCause};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -203,7 +203,7 @@ fn decode_rank(
     let mut host = setup.start();
     let manager = host.manager.clone();
     let rule = AdmissionRule { page_size: 16, reserved_tokens: 0, clip_new_tokens: 0, retraction: false };
-    let config = DecodeConfig { rule, aux_rows: SHAPE.rows };
+    let config = DecodeConfig { rule, aux_rows: SHAPE.rows, quarantine: QuarantineRule::HALF };
     let allocator = RunAllocator::new(SHAPE.pages);
     let mut queues = DecodeQueues::new(manager.clone(), consensus, allocator, config);
     let mut outcomes: Vec<Option<Outcome>> = vec![None; requests.len()];

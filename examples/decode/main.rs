@@ -81,7 +81,7 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
     router.add(Side::Prefill, reader, stream, None);
 
     let (model, bootstrap_of_rank) = (model_options.clone(), bootstrap.clone());
-    let plan = workload.plan(&hand_over, bootstrap, None);
+    let plan = workload.plan(&hand_over, bootstrap);
     let spec = RankSpec {
         side: Side::Decode,
         number: 0,

@@ -5,6 +5,7 @@
 //! cargo run --release --example pd
 //! cargo run --release --example pd -- --requests 200 --prefill-ranks 2 --decode-ranks 2
 //! cargo run --release --example pd -- --kill prefill
+//! cargo run --release --example pd -- --timing fast --stop decode --at 300 --resume 3000
 //! cargo run --release --example pd -- --prefill-tp 4 --prefill-pp 2 --decode-tp 2
 //! cargo run --release --example pd -- --page-size 32 --decode-page-size 8 --decode-layout page-major
 //! cargo run --release --example pd -- --mode pull --turns 2
@@ -19,6 +20,7 @@
 mod shared;
 
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use kv_transfer::bootstrap::KvBootstrapServer;
@@ -34,7 +36,7 @@ use shared::progress::Progress;
 use shared::rank::RankSpec;
 use shared::rank_kv;
 use shared::report::Report;
-use shared::router::{Harm, Router, Side};
+use shared::router::{Harm, Plan, PlannedHarm, Router, Side};
 use shared::verdict;
 
 /// Hands KV caches over between prefill and decode processes, and checks every token.
@@ -109,6 +111,14 @@ struct Options {
     /// not go on.
     #[arg(long, value_enum, value_name = "SIDE", conflicts_with = "kill")]
     stop: Option<Side>,
+
+    /// With --kill or --stop: so many milliseconds after the first request, whatever goes on then.
+    #[arg(long, value_name = "MILLIS", value_parser = clap::value_parser!(u64).range(..=600_000))]
+    at: Option<u64>,
+
+    /// With --stop: the rank goes on after so many milliseconds (SIGCONT).
+    #[arg(long, value_name = "MILLIS", requires = "stop", value_parser = clap::value_parser!(u64).range(..=600_000))]
+    resume: Option<u64>,
 
     /// This process is one of the ranks.
     #[arg(long, hide = true, value_parser = parse_spec)]
@@ -189,7 +199,7 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
     let conversations = options.model.prompts(&model, options.workload.prompts())?;
     let json = options.workload.json;
     let progress = Progress::new(options.workload.answers(), !json);
-    let plan = options.workload.plan(&options.hand_over, bootstrap, harm);
+    let plan = Plan { harm, ..options.workload.plan(&options.hand_over, bootstrap) };
     let (run, monolithic) = verdict::compare(router, &model, &conversations, &plan, &progress)?;
     server.stop();
     let report = Report::new(&run, &monolithic, harm.is_some());
@@ -246,10 +256,12 @@ impl Options {
     }
 
     /// What is to be done to a rank.
-    fn harm(&self) -> Option<(Harm, Side)> {
+    fn harm(&self) -> Option<PlannedHarm> {
         let (kill, stop) =
             (self.kill.map(|side| (Harm::Kill, side)), self.stop.map(|side| (Harm::Stop, side)));
-        kill.or(stop)
+        let (harm, side) = kill.or(stop)?;
+        let [at, resume] = [self.at, self.resume].map(|millis| millis.map(Duration::from_millis));
+        Some(PlannedHarm { harm, side, at, resume })
     }
 
     /// What clap cannot check.
@@ -264,7 +276,14 @@ impl Options {
             let text = "--turns needs pages of one size: what is kept is fetched page by page";
             Options::command().error(ErrorKind::ArgumentConflict, text).exit();
         }
-        if self.harm().is_some() && self.hand_over.mode == Mode::Push && chunk > prompt / 2 {
+        let Some(harm) = self.harm() else {
+            if self.at.is_some() {
+                let text = "--at needs --kill or --stop: nothing is to be done then";
+                Options::command().error(ErrorKind::MissingRequiredArgument, text).exit();
+            }
+            return;
+        };
+        if harm.at.is_none() && self.hand_over.mode == Mode::Push && chunk > prompt / 2 {
             let text = format!(
                 "--kill and --stop need prompts of several chunks: {prompt} tokens are few for chunks of {chunk}"
             );

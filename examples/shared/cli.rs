@@ -3,13 +3,19 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use kv_transfer::bootstrap::ClientConfig;
+use kv_transfer::proto::Timing;
 use kv_transfer::{Lease, TransferMode};
 use serde::{Deserialize, Serialize};
 
 use super::decode::RESERVED_TOKENS;
 use super::error::ExampleError;
 use super::prompts::{self, Workload};
-use super::router::{Harm, Plan, Side};
+use super::rank::finish_within;
+use super::router::Plan;
+
+/// How long the transfer of a request may take, unless it is said.
+const DEADLINE: Duration = Duration::from_secs(180);
 
 /// Where the bootstrap server of the two-terminal examples is; SGLang's port.
 pub const DEFAULT_BOOTSTRAP: &str = "127.0.0.1:8998";
@@ -38,10 +44,68 @@ pub enum Mode {
     Auto,
 }
 
+/// How long everything waits before it gives up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pace {
+    /// As a service would: seconds to minutes.
+    Normal,
+    /// A second at most, so that whatever dies or stops is known soon.
+    Fast,
+}
+
+impl Pace {
+    /// This long, but in haste a second at most.
+    pub fn at_most_a_second(self, normal: Duration) -> Duration {
+        if self == Pace::Fast { normal.min(Duration::from_secs(1)) } else { normal }
+    }
+
+    /// The timing of workers.
+    pub fn timing(self) -> Timing {
+        let millis = Duration::from_millis;
+        match self {
+            Pace::Normal => Timing::default(),
+            Pace::Fast => Timing {
+                session_deadline: millis(1000),
+                retry_first: millis(20),
+                retry_max: millis(200),
+                keepalive: millis(200),
+                peer_timeout: millis(800),
+                write_permission: millis(1000),
+                lookup_retry: millis(20),
+                failed_room_ttl: millis(1000),
+                kv_lease_duration: millis(1000),
+            },
+        }
+    }
+
+    /// The timing of their registration with the bootstrap server.
+    pub fn client(self) -> ClientConfig {
+        let config = ClientConfig::default();
+        ClientConfig {
+            lease: self.at_most_a_second(config.lease),
+            request_timeout: self.at_most_a_second(config.request_timeout),
+            retry_max: self.at_most_a_second(config.retry_max),
+            ..config
+        }
+    }
+}
+
 impl HandOver {
     /// For how long prefill ranks keep pages.
     pub fn lease(&self) -> Lease {
-        Lease::Renewable(Duration::from_secs(self.lease_seconds))
+        Lease::Renewable(Duration::from_secs(self.lease_seconds.unwrap_or(match self.timing {
+            Pace::Normal => 30,
+            Pace::Fast => 1,
+        })))
+    }
+
+    /// For how long decode ranks keep the KV of a conversation.
+    pub fn kept(&self) -> Lease {
+        Lease::Fixed(Duration::from_secs(self.kept_seconds.unwrap_or(match self.timing {
+            Pace::Normal => 480,
+            Pace::Fast => 1,
+        })))
     }
 }
 
@@ -62,13 +126,19 @@ pub struct HandOver {
     #[arg(long, value_enum, default_value = "push")]
     pub mode: Mode,
 
-    /// Pull mode: seconds that a prefill rank keeps pages after the last heartbeat of their reader.
-    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub lease_seconds: u64,
+    /// Pull mode: seconds that a prefill rank keeps pages after the last heartbeat of their reader
+    /// [default: 30, with --timing fast 1].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub lease_seconds: Option<u64>,
 
-    /// Seconds that a decode rank keeps the KV of a conversation for the next turn.
-    #[arg(long, default_value_t = 480, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub kept_seconds: u64,
+    /// Seconds that a decode rank keeps the KV of a conversation for the next turn [default: 480, with
+    /// --timing fast 1].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub kept_seconds: Option<u64>,
+
+    /// How long everything waits before it gives up.
+    #[arg(long, value_enum, default_value = "normal")]
+    pub timing: Pace,
 }
 
 /// How pages lie in memory.
@@ -168,9 +238,10 @@ pub struct WorkloadOptions {
     #[arg(long, default_value_t = 24, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub follow_up_tokens: u32,
 
-    /// Seconds that the transfer of a request may take, from its arrival at the ranks.
-    #[arg(long, default_value_t = 180, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub deadline: u64,
+    /// Seconds that the transfer of a request may take, from its arrival at the ranks; 30 at least if
+    /// it is routed again [default: 180, with --timing fast 1].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub deadline: Option<u64>,
 
     /// Print one JSON object instead of progress and table.
     #[arg(long)]
@@ -178,11 +249,6 @@ pub struct WorkloadOptions {
 }
 
 impl WorkloadOptions {
-    /// The deadline.
-    pub fn deadline(&self) -> Duration {
-        Duration::from_secs(self.deadline)
-    }
-
     /// What is said.
     pub fn prompts(&self) -> Workload {
         Workload {
@@ -199,14 +265,21 @@ impl WorkloadOptions {
     }
 
     /// What a router is to do with them.
-    pub fn plan(&self, hand_over: &HandOver, bootstrap: String, harm: Option<(Harm, Side)>) -> Plan {
+    pub fn plan(&self, hand_over: &HandOver, bootstrap: String) -> Plan {
+        let pace = hand_over.timing;
+        let deadline = self.deadline.map_or(pace.at_most_a_second(DEADLINE), Duration::from_secs);
         Plan {
             mode: hand_over.mode,
             bootstrap,
             max_new_tokens: self.max_new_tokens as usize,
-            deadline: self.deadline(),
-            lease: Duration::from_secs(hand_over.lease_seconds),
-            harm,
+            deadline,
+            lease: hand_over.lease().duration(),
+            finish_within: finish_within(pace),
+            bury_after: match pace {
+                Pace::Normal => Duration::from_secs(60),
+                Pace::Fast => Duration::from_secs(4),
+            },
+            harm: None,
         }
     }
 

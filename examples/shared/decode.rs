@@ -22,7 +22,7 @@ use super::link::Link;
 use super::model::{Model, Sample, Segment};
 use super::paged::{self, PagedKv};
 use super::phases::{Timelines, WatchedManager};
-use super::rank::{FINISH_WITHIN, IDLE, RETRY, RankSpec, SetUp, close};
+use super::rank::{IDLE, RETRY, RankSpec, SetUp, close, finish_within};
 use super::wire::{Wire, WireLog};
 
 /// Most requests decoded side by side.
@@ -72,6 +72,8 @@ pub struct DecodeRank {
     /// What the router has to be told.
     events: Vec<Event>,
     finish_by: Option<Instant>,
+    /// How long that may take.
+    finish_within: Duration,
 }
 
 impl DecodeRank {
@@ -97,6 +99,7 @@ impl DecodeRank {
             kept: KeptCaches::new(&manager, spec),
             events: vec![ready],
             finish_by: None,
+            finish_within: finish_within(spec.hand_over.timing),
             model,
             kv,
             workers,
@@ -198,7 +201,7 @@ impl DecodeRank {
             }
             Command::Finish => {
                 while self.kept.evict() {}
-                self.finish_by = Some(Instant::now() + FINISH_WITHIN);
+                self.finish_by = Some(Instant::now() + self.finish_within);
             }
         }
     }

@@ -35,7 +35,7 @@ impl KeptCaches {
             manager: manager.clone(),
             order: VecDeque::new(),
             bootstrap: spec.bootstrap.clone(),
-            lease: Lease::Fixed(Duration::from_secs(spec.hand_over.kept_seconds)),
+            lease: spec.hand_over.kept(),
         }
     }
 

@@ -4,7 +4,7 @@ use kv_transfer::bootstrap::HttpBootstrapClient;
 use kv_transfer::local::{Arena, LocalConfig, LocalPlane};
 use kv_transfer::{Worker, WorkerConfig};
 
-use super::cli::PlaneKind;
+use super::cli::{Pace, PlaneKind};
 use super::error::ExampleError;
 use super::heartbeats::Heartbeats;
 use super::wire::{TimedPlane, WireLog};
@@ -80,10 +80,13 @@ pub fn start(
     config: WorkerConfig,
     (log, heartbeats): (&WireLog, &Heartbeats),
     client: HttpBootstrapClient,
+    pace: Pace,
 ) -> Result<Worker, ExampleError> {
     match memory {
         Memory::Arena(arena) => {
-            let mut plane = LocalPlane::new(LocalConfig::default())?;
+            let config_of_plane = LocalConfig::default();
+            let handshake_timeout = pace.at_most_a_second(config_of_plane.handshake_timeout);
+            let mut plane = LocalPlane::new(LocalConfig { handshake_timeout, ..config_of_plane })?;
             plane.add_arena(arena)?;
             Ok(Worker::start(
                 config,
@@ -94,7 +97,10 @@ pub fn start(
         #[cfg(feature = "nixl")]
         Memory::Pool(pool) => {
             use kv_transfer::nixl::{Nixl, NixlConfig, NixlPlane, Search};
-            let mut plane = NixlPlane::new(&Nixl::load(&Search::default())?, NixlConfig::default())?;
+            let config_of_plane = NixlConfig::default();
+            let quiet_after = pace.at_most_a_second(config_of_plane.quiet_after);
+            let config_of_plane = NixlConfig { quiet_after, ..config_of_plane };
+            let mut plane = NixlPlane::new(&Nixl::load(&Search::default())?, config_of_plane)?;
             plane.add_pool(pool)?;
             Ok(Worker::start(
                 config,

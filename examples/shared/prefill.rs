@@ -28,7 +28,7 @@ use super::model::{Model, Segment};
 use super::paged::{self, PagedKv};
 use super::prompt::Prompt;
 use super::pull_back::{PullBack, Way};
-use super::rank::{AUX_ROWS, FINISH_WITHIN, IDLE, RETRY, RankSpec, SetUp, close};
+use super::rank::{AUX_ROWS, IDLE, RETRY, RankSpec, SetUp, close, finish_within};
 use super::wire::WireLog;
 
 type Queues = PrefillQueues<Prompt, RankGroup>;
@@ -69,6 +69,8 @@ pub struct PrefillRank {
     layer_wise: bool,
     hand_over: HandOver,
     finish_by: Option<Instant>,
+    /// How long that may take.
+    finish_within: Duration,
 }
 
 impl PrefillRank {
@@ -94,6 +96,7 @@ impl PrefillRank {
             layer_wise: spec.layer_wise,
             hand_over: spec.hand_over.clone(),
             finish_by: None,
+            finish_within: finish_within(spec.hand_over.timing),
             model,
             kv,
             workers,
@@ -195,7 +198,7 @@ impl PrefillRank {
             }
             Command::Cancel { room } => self.cancel(room),
             Command::Decode { room, .. } => self.refuse(room, "this is a prefill rank"),
-            Command::Finish => self.finish_by = Some(Instant::now() + FINISH_WITHIN),
+            Command::Finish => self.finish_by = Some(Instant::now() + self.finish_within),
         }
     }
 

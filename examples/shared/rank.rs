@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use kv_transfer::bootstrap::{ClientConfig, HttpBootstrapClient};
+use kv_transfer::bootstrap::HttpBootstrapClient;
 use kv_transfer::{KvArgs, KvManager, RankGroup, Worker, WorkerConfig, WorkerRole};
 use serde::{Deserialize, Serialize};
 
-use super::cli::{CacheOptions, HandOver, Parallelism};
+use super::cli::{CacheOptions, HandOver, Pace, Parallelism};
 use super::control::Event;
 use super::error::ExampleError;
 use super::heartbeats::Heartbeats;
@@ -25,7 +25,13 @@ pub const IDLE: Duration = Duration::from_secs(60);
 /// had no room for.
 pub const RETRY: Duration = Duration::from_millis(50);
 /// How long a rank waits for the pages of ended requests before it accounts for them.
-pub const FINISH_WITHIN: Duration = Duration::from_secs(45);
+pub fn finish_within(pace: Pace) -> Duration {
+    match pace {
+        Pace::Normal => Duration::from_secs(45),
+        // Some of them wait for several timeouts, one after the other.
+        Pace::Fast => Duration::from_secs(5),
+    }
+}
 /// How long a worker may take to end what is still open when it is stopped.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
@@ -93,9 +99,10 @@ impl SetUp {
             let args = KvArgs::builder(&engine, number).model(&model.fingerprint());
             let args = rank.describe(args.transfer_mode(spec.hand_over.mode.into())).build()?;
             // Decode ranks look prefill ranks up, and on the next turn prefill ranks decode ranks.
-            let config = WorkerConfig::new(args, role).bootstrap(&spec.bootstrap);
-            let client = HttpBootstrapClient::new(ClientConfig::default())?;
-            workers.push(plane::start(rank.memory(), config, (&log, &heartbeats), client)?);
+            let pace = spec.hand_over.timing;
+            let config = WorkerConfig::new(args, role).bootstrap(&spec.bootstrap).timing(pace.timing());
+            let client = HttpBootstrapClient::new(pace.client())?;
+            workers.push(plane::start(rank.memory(), config, (&log, &heartbeats), client, pace)?);
         }
         let manager = RankGroup::new(workers.iter().map(Worker::manager).collect())?;
         let worker = manager.args().worker().to_string();

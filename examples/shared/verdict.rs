@@ -69,7 +69,7 @@ mod tests {
     use kv_transfer::bootstrap::KvBootstrapServer;
 
     use super::*;
-    use crate::shared::cli::{CacheOptions, HandOver, Mode, PageLayout, Parallelism, PlaneKind};
+    use crate::shared::cli::{CacheOptions, HandOver, Mode, Pace, PageLayout, Parallelism, PlaneKind};
     use crate::shared::control::History;
     use crate::shared::decode::DecodeRank;
     use crate::shared::link::Link;
@@ -121,7 +121,7 @@ mod tests {
             let [here, there] = if side == Side::Prefill { [0, 1] } else { [1, 0] };
             let (parallelism, peer_page_size) = (parallel[here], peer_page_size * parallel[there].dcp);
             let (bootstrap, model) = (bootstrap.clone(), model.clone());
-            let hand_over = HandOver { mode, lease_seconds: 30, kept_seconds: 480 };
+            let hand_over = HandOver { mode, lease_seconds: None, kept_seconds: None, timing: Pace::Normal };
             let (chunk_tokens, watch_pages) = (20, false);
             let spec = RankSpec {
                 side,
@@ -150,7 +150,16 @@ mod tests {
         let loaded = model.load().unwrap();
         let conversations = model.prompts(&loaded, workload).unwrap();
         let (deadline, lease) = (Duration::from_secs(120), Duration::from_secs(30));
-        let plan = Plan { mode, bootstrap, max_new_tokens, deadline, lease, harm: None };
+        let plan = Plan {
+            mode,
+            bootstrap,
+            max_new_tokens,
+            deadline,
+            lease,
+            finish_within: Duration::from_secs(45),
+            bury_after: lease,
+            harm: None,
+        };
         let progress = Progress::new(workload.count, false);
         let (run, monolithic) = compare(router, &loaded, &conversations, &plan, &progress).unwrap();
         server.stop();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_transfer::{
     Directions, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole, Time,
+    WriteFence,
 };
 
 use super::heartbeats::Heartbeats;
@@ -131,15 +132,15 @@ impl<P: Plane> Plane for TimedPlane<P> {
     }
 
     fn permit(&mut self, peer: PeerId, until: Time) {
-        self.plane.permit(peer, until);
+        self.inner.permit(peer, until);
     }
 
     fn write_fence(&self, peer: PeerId) -> WriteFence {
-        self.plane.write_fence(peer)
+        self.inner.write_fence(peer)
     }
 
     fn revoke(&mut self, peer: PeerId) {
-        self.plane.revoke(peer);
+        self.inner.revoke(peer);
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {

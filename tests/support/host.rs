@@ -12,6 +12,7 @@ use kv_transfer::{Gauges, Layout, Receiver, Registration, Sender, StopReport};
 
 use super::memory::{Memory, Shape, page_content, row_content};
 use super::random::Random;
+use super::store::Transport;
 use super::{PATIENCE, until};
 
 /// How a host is set up. The fields are changed as a test needs it.
@@ -22,6 +23,7 @@ pub struct Setup {
     pub role: WorkerRole,
     pub addr: String,
     pub shape: Shape,
+    pub transport: Transport,
     pub page_size: u32,
     pub parallel: Parallel,
     /// To how many of the tensor-parallel ranks pages are dealt in turn.
@@ -47,6 +49,7 @@ impl Setup {
             role,
             addr: addr.to_owned(),
             shape,
+            transport: Transport::Local,
             page_size: 16,
             parallel: Parallel::default(),
             context_size: 1,
@@ -74,7 +77,7 @@ impl Setup {
 
     /// Starts it, and waits until its peers can find it.
     pub fn start(self) -> Host {
-        let memory = Memory::new(self.shape);
+        let memory = Memory::new(self.shape, self.transport);
         let context_rank = self.parallel.tp_rank % self.context_size;
         let layout = Layout { context_size: self.context_size, context_rank, ..Layout::default() };
         let mut args = KvArgs::builder(&self.engine, self.rank)
@@ -87,8 +90,6 @@ impl Setup {
         for region in memory.regions() {
             args = args.region(region);
         }
-        let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
-        plane.add_arena(&memory.arena).unwrap();
         let client = ClientConfig { lease: self.lease, ..ClientConfig::default() };
         let client = HttpBootstrapClient::new(client).unwrap();
         let config = WorkerConfig::new(args.build().unwrap(), self.role)
@@ -97,7 +98,7 @@ impl Setup {
             .limits(self.limits)
             .command_queue(self.command_queue)
             .max_sessions(self.max_sessions);
-        let worker = Worker::start(config, plane, Box::new(client)).unwrap();
+        let worker = memory.store.start(config, client);
         let manager = worker.manager();
         until("registration", || manager.registration() == Registration::Published);
         let cache: Box<dyn PageAllocator + Send> = match self.runs {

@@ -10,6 +10,7 @@ pub mod memory;
 pub mod pair;
 pub mod process;
 pub mod random;
+pub mod store;
 pub mod traffic;
 
 use std::time::{Duration, Instant};

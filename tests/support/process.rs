@@ -4,7 +4,7 @@
 //! what to do line by line on its standard input, and answers on its standard output. It dies with
 //! the test: by its end of input, or, even when stopped, by a signal from the kernel.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
@@ -19,6 +19,7 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 use super::PATIENCE;
 use super::host::{Host, Setup};
 use super::memory::Shape;
+use super::store::Transport;
 
 const ROLE: &str = "KV_TRANSFER_TEST_CHILD";
 /// Begins every line that a child says; the test harness says others.
@@ -36,9 +37,14 @@ pub struct Process {
 impl Process {
     /// Starts a worker of `role` in its own process, and waits until peers can find it.
     pub fn start(role: WorkerRole, addr: &str) -> Process {
+        Process::start_as(Kind::Usual, role, addr)
+    }
+
+    /// The same, of another kind.
+    pub fn start_as(kind: Kind, role: WorkerRole, addr: &str) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child", "--nocapture", "--test-threads=1"])
-            .env(ROLE, format!("{role:?} {addr}"))
+            .env(ROLE, format!("{role:?} {} {addr}", kind.name()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -81,6 +87,21 @@ impl Process {
         }
     }
 
+    /// The other words of a line that begins with `word`, if one is here.
+    pub fn hear(&mut self, word: &str) -> Option<Vec<String>> {
+        loop {
+            let line = match self.lines.try_recv() {
+                Ok(line) => line,
+                Err(TryRecvError::Empty) => return None,
+                Err(TryRecvError::Disconnected) => panic!("the child is dead; {word:?} was to come"),
+            };
+            let mut words = line.split(' ').map(str::to_owned);
+            if words.next().as_deref() == Some(word) {
+                return Some(words.collect());
+            }
+        }
+    }
+
     /// How a session of it has ended: `Success`, or the cause in words.
     pub fn end_of(&mut self, room: u64) -> String {
         loop {
@@ -116,49 +137,93 @@ impl Drop for Process {
     }
 }
 
-/// What hosts of process tests have in common with their children.
+/// How hosts of process tests, and their children alike, are set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Small pages.
+    Usual,
+    /// Large pages, of which one request takes milliseconds to copy, and timeouts below a second.
+    Stopped(Transport),
+}
+
+impl Kind {
+    fn name(self) -> String {
+        match self {
+            Kind::Usual => "Usual".to_owned(),
+            Kind::Stopped(transport) => format!("{transport:?}"),
+        }
+    }
+
+    fn named(name: &str) -> Kind {
+        if name == "Usual" { Kind::Usual } else { Kind::Stopped(Transport::named(name)) }
+    }
+
+    /// A host of this kind.
+    pub fn setup(self, role: WorkerRole, addr: &str) -> Setup {
+        let millis = Duration::from_millis;
+        match self {
+            Kind::Usual => {
+                let shape = Shape { rows: 0, aux_regions: 0, ..Shape::layer_major(256, 2, 32 << 10) };
+                let timing = Timing {
+                    keepalive: millis(300),
+                    peer_timeout: Duration::from_secs(2),
+                    ..Timing::default()
+                };
+                Setup { timing, ..Setup::new(role, addr, shape) }
+            }
+            Kind::Stopped(transport) => {
+                let shape = Shape { rows: 0, aux_regions: 0, ..Shape::layer_major(160, 2, 256 << 10) };
+                let timing = Timing {
+                    retry_first: millis(20),
+                    retry_max: millis(200),
+                    keepalive: millis(100),
+                    peer_timeout: millis(500),
+                    write_permission: millis(600),
+                    lookup_retry: millis(20),
+                    failed_room_ttl: millis(500),
+                    kv_lease_duration: millis(500),
+                    ..Timing::default()
+                };
+                Setup { timing, transport, lease: millis(900), ..Setup::new(role, addr, shape) }
+            }
+        }
+    }
+}
+
+/// A host of the usual kind.
 pub fn setup(role: WorkerRole, addr: &str) -> Setup {
-    let shape = Shape { rows: 0, aux_regions: 0, ..Shape::layer_major(256, 2, 32 << 10) };
-    let timing = Timing {
-        keepalive: Duration::from_millis(300),
-        peer_timeout: Duration::from_secs(2),
-        ..Timing::default()
-    };
-    Setup { timing, ..Setup::new(role, addr, shape) }
+    Kind::Usual.setup(role, addr)
 }
 
 /// The life of a child. Returns at once in a process that is none.
 pub fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
-    let (role, addr) = role.split_once(' ').unwrap();
+    let [role, kind, addr] = role.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap();
     let role = if role == "Prefill" { WorkerRole::Prefill } else { WorkerRole::Decode };
-    let mut here = Here {
-        host: setup(role, addr).start(),
-        addr: addr.to_owned(),
-        senders: BTreeMap::new(),
-        receivers: BTreeMap::new(),
-        readers: BTreeSet::new(),
-    };
+    let mut actor = Actor::start(Kind::named(kind), role, addr);
     let (tell, lines) = channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lines().map_while(Result::ok) {
             let _ = tell.send(line);
         }
     });
-    say(&format!("ready {}", here.host.worker.as_ref().unwrap().incarnation()));
+    say(&format!("ready {}", actor.host.worker.as_ref().unwrap().incarnation()));
     loop {
         match lines.try_recv() {
             Ok(line) if line == "close" => break,
-            Ok(line) => here.obey(&line),
+            Ok(line) => actor.obey(&line),
             Err(TryRecvError::Empty) => {
-                here.reap();
+                actor.step();
                 std::thread::sleep(Duration::from_millis(1));
             }
             Err(TryRecvError::Disconnected) => std::process::exit(0),
         }
+        for line in actor.said.drain(..) {
+            say(&line);
+        }
     }
-    here.host.close("child");
+    actor.host.close("child");
     say("closed");
 }
 
@@ -167,38 +232,74 @@ fn say(line: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// What a child has. The content of a session stands with it.
-struct Here {
-    host: Host,
+/// A host that does as it is told, in a child or here. The content of a session stands with it.
+pub struct Actor {
+    pub host: Host,
+    /// What it has answered.
+    pub said: VecDeque<String>,
     addr: String,
     senders: BTreeMap<u64, (Sender, Pages)>,
     receivers: BTreeMap<u64, (KvReceiverSession, u64)>,
     /// Those of them that read.
     readers: BTreeSet<u64>,
+    /// How long sessions may take that are opened from now on.
+    deadline: Option<Duration>,
+    /// Pages that were given back are not free, but filled with a pattern and watched.
+    watch: Option<Watch>,
 }
 
-impl Here {
+/// Pages that their sessions have given back, and when all of them were looked at last.
+#[derive(Default)]
+struct Watch {
+    pages: Pages,
+    looked: Option<Instant>,
+    /// The pattern of the next ones.
+    pattern: u8,
+}
+
+/// Looks at watched pages are at least so far apart: what is written into one stays there.
+const LOOK_EVERY: Duration = Duration::from_millis(40);
+
+impl Actor {
+    /// Starts its host.
+    pub fn start(kind: Kind, role: WorkerRole, addr: &str) -> Actor {
+        Actor {
+            host: kind.setup(role, addr).start(),
+            said: VecDeque::new(),
+            addr: addr.to_owned(),
+            senders: BTreeMap::new(),
+            receivers: BTreeMap::new(),
+            readers: BTreeSet::new(),
+            deadline: None,
+            watch: None,
+        }
+    }
+
     /// `send ROOM PAGES HELD CONTENT` sends a prompt but for the last HELD pages;
     /// `rest ROOM` sends those;
     /// `receive ROOM PAGES CONTENT` opens a receiver, and checks what comes;
     /// `grant ROOM PAGES CONTENT LEASE_MS` keeps a prompt for a reader, and says the parameters;
     /// `claim CONTENT PARAMS` opens a reader, and says when its claim was heard;
-    /// `read ROOM PAGES AFTER_MS` gives it pages, after that time, and checks what comes.
-    fn obey(&mut self, line: &str) {
-        let (what, numbers) = line.split_once(' ').unwrap();
+    /// `read ROOM PAGES AFTER_MS` gives it pages, after that time, and checks what comes;
+    /// `deadline MS` is what sessions get that are opened from now on;
+    /// `watch PATTERN` keeps all pages that come back from now on, and panics when one is written into;
+    /// `free` ends that when all sessions have ended, and says how many pages it were.
+    pub fn obey(&mut self, line: &str) {
+        let (what, numbers) = line.split_once(' ').unwrap_or((line, ""));
         if what == "claim" {
             let (content, params) = numbers.split_once(' ').unwrap();
             let (room, receiver) = reader(&self.host, &TransferParams::parse(params).unwrap());
             super::until("a claim", || receiver.poll() == KvPoll::WaitingForInput);
-            say(&format!("claimed {room}"));
+            self.said.push_back(format!("claimed {room}"));
             self.receivers.insert(room, (receiver, content.parse().unwrap()));
             self.readers.insert(room);
             return;
         }
-        let numbers: Vec<u64> = numbers.split(' ').map(|word| word.parse().unwrap()).collect();
+        let options = SessionOptions { deadline: self.deadline, ..SessionOptions::default() };
+        let numbers: Vec<u64> = numbers.split_terminator(' ').map(|word| word.parse().unwrap()).collect();
         match (what, &numbers[..]) {
             ("send", &[room, pages, held, content]) => {
-                let mut sender = self.host.sender(room, SessionOptions::default());
+                let mut sender = self.host.sender(room, options);
                 sender.init(pages as usize, None).unwrap();
                 let mut all = self.host.prompt(pages as usize, content);
                 let rest = all.split_off((pages - held) as usize);
@@ -210,14 +311,14 @@ impl Here {
                 sender.send(std::mem::take(rest)).unwrap();
             }
             ("receive", &[room, pages, content]) => {
-                let mut receiver = self.host.receiver(&self.addr, room, SessionOptions::default());
+                let mut receiver = self.host.receiver(&self.addr, room, options);
                 receiver.init(self.host.room_for(pages as usize), None).unwrap();
                 self.receivers.insert(room, (receiver, content));
             }
             ("grant", &[room, pages, content, lease_ms]) => {
                 let lease = Lease::Renewable(Duration::from_millis(lease_ms));
                 let (sender, params) = grant(&mut self.host, room, pages as usize, content, lease);
-                say(&format!("granted {}", params.to_json()));
+                self.said.push_back(format!("granted {}", params.to_json()));
                 self.senders.insert(room, (sender, Pages::none()));
             }
             ("read", &[room, pages, after_ms]) => {
@@ -226,8 +327,66 @@ impl Here {
                 let Some((receiver, _)) = self.receivers.get_mut(&room) else { return };
                 receiver.init(self.host.room_for(pages as usize), None).unwrap();
             }
+            ("deadline", &[ms]) => self.deadline = Some(Duration::from_millis(ms)),
+            ("watch", &[pattern]) => self.watch = Some(Watch { pattern: pattern as u8, ..Watch::default() }),
+            ("free", []) => {
+                let open = self.senders.keys().chain(self.receivers.keys()).collect::<Vec<_>>();
+                assert!(open.is_empty(), "rooms {open:?} have not given their pages back");
+                self.look();
+                let pages = self.watch.take().map_or(Pages::none(), |watch| watch.pages);
+                self.said.push_back(format!("freed {}", pages.len()));
+                self.host.free(pages);
+                self.host.check_idle("when all pages are free");
+            }
             _ => panic!("no such command: {line}"),
         }
+    }
+
+    /// Takes what has ended, and looks at watched pages.
+    pub fn step(&mut self) {
+        self.reap();
+        let due = |watch: &Watch| watch.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY);
+        if self.watch.as_ref().is_some_and(due) {
+            self.look();
+        }
+    }
+
+    /// Nobody writes into pages that were given back.
+    fn look(&mut self) {
+        let Some(watch) = &mut self.watch else { return };
+        for page in watch.pages.list().iter() {
+            self.host.memory.check_page(page, &"a page that was given back");
+        }
+        watch.looked = Some(Instant::now());
+    }
+
+    /// The other words of an answer that begins with `word`, if it is here.
+    pub fn hear(&mut self, word: &str) -> Option<Vec<String>> {
+        while let Some(line) = self.said.pop_front() {
+            let mut words = line.split(' ').map(str::to_owned);
+            if words.next().as_deref() == Some(word) {
+                return Some(words.collect());
+            }
+        }
+        None
+    }
+
+    /// True once bytes have come into a page that this host has not written since it was free.
+    pub fn sees_bytes(&self) -> bool {
+        (0..self.host.memory.shape.pages).any(|page| self.host.memory.is_touched(page))
+    }
+
+    /// Pages that a session has given back are their owner's again.
+    fn back(&mut self, pages: Pages) {
+        let Some(watch) = &mut self.watch else { return self.host.free(pages) };
+        let numbers: Vec<u32> = pages.list().iter().collect();
+        // From the end: what is still copied arrives there last.
+        for page in numbers.iter().rev() {
+            let mine = vec![watch.pattern ^ *page as u8; self.host.memory.shape.page_len()];
+            self.host.memory.write_page(*page, &mine);
+        }
+        watch.pattern = watch.pattern.wrapping_add(1);
+        watch.pages.append(pages).unwrap();
     }
 
     /// Sessions that have ended and given their pages back.
@@ -237,8 +396,8 @@ impl Here {
             match sender.reclaim() {
                 Ok(pages) => {
                     rest.append(pages).unwrap();
-                    self.host.free(rest);
-                    say(&format!("ended {room} {end}"));
+                    self.back(rest);
+                    self.said.push_back(format!("ended {room} {end}"));
                 }
                 Err(sender) => drop(self.senders.insert(room, (sender, rest))),
             }
@@ -247,14 +406,17 @@ impl Here {
             let end = end(&receiver);
             match receiver.reclaim() {
                 Ok(pages) => {
+                    let reader = self.readers.remove(&room);
                     match end.as_str() {
                         "Success" => self.host.arrived(pages.list(), content, &format!("room {room}")),
+                        // They are written on at once, before anything could hide what comes late.
+                        _ if self.watch.is_some() => {}
                         // A reader that fails may have read anything by then.
-                        _ if self.readers.remove(&room) => self.host.rewrite(pages.list()),
+                        _ if reader => self.host.rewrite(pages.list()),
                         _ => self.host.missed(pages.list(), content, &format!("room {room}")),
                     }
-                    self.host.free(pages);
-                    say(&format!("ended {room} {end}"));
+                    self.back(pages);
+                    self.said.push_back(format!("ended {room} {end}"));
                 }
                 Err(receiver) => drop(self.receivers.insert(room, (receiver, content))),
             }

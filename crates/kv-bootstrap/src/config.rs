@@ -2,18 +2,25 @@
 
 use std::time::Duration;
 
+use crate::secret::Secret;
+
 /// Bounds of a [`KvBootstrapServer`](crate::KvBootstrapServer).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
     /// Connections at once. One more closes the one that has been idle longest; if none is idle,
     /// the new one is answered with 503.
     pub max_connections: usize,
+    /// Connections at once from one client address. One more closes the client's own that has been
+    /// idle longest; if none is idle, the new one is answered with 503.
+    pub max_connections_per_client: usize,
     /// Bytes of a request line with all header fields.
     pub max_head: usize,
     /// Bytes of a request body.
     pub max_body: usize,
     /// Bytes of unfinished requests, over all connections. A request beyond that gets 503.
     pub max_buffered: usize,
+    /// The same over the connections of one client address.
+    pub max_buffered_per_client: usize,
     /// From the first byte of a request to the end of its header.
     pub head_timeout: Duration,
     /// From the end of the header to the end of the body.
@@ -22,12 +29,24 @@ pub struct ServerConfig {
     pub idle_timeout: Duration,
     /// How long a client may take to read what it was sent.
     pub write_timeout: Duration,
+    /// What requests to `/v1/ranks` must carry as `Authorization: Bearer …`; 401 otherwise. `None`
+    /// lets everybody in who can connect.
+    pub secret: Option<Secret>,
     /// Bounds of the framework's own rank records.
     pub registry: RegistryConfig,
-    /// Places of SGLang's `/route` table.
+    /// Whether SGLang's routes are served. They have no credentials: whoever can connect can register
+    /// there, with or without [`secret`](Self::secret).
+    pub sglang: bool,
+    /// Ranks of an engine in SGLang's `/route` table, which holds one engine and its successor.
     pub max_route_ranks: usize,
-    /// Rooms of SGLang's `/register_dp_rank`; one more forgets the oldest.
+    /// Places of each of these that one client address may hold. One more gets 429.
+    pub max_route_ranks_per_client: usize,
+    /// Bytes of that table. A registration beyond that gets 507.
+    pub max_route_bytes: usize,
+    /// Rooms of SGLang's `/register_dp_rank`. One more forgets the client's own oldest, or gets 507.
     pub max_dp_ranks: usize,
+    /// Rooms of one client address. One more forgets the client's own oldest.
+    pub max_dp_ranks_per_client: usize,
     /// How long a room of `/register_dp_rank` is remembered (SGLang: 120 s).
     pub dp_rank_ttl: Duration,
 }
@@ -36,16 +55,23 @@ impl Default for ServerConfig {
     fn default() -> ServerConfig {
         ServerConfig {
             max_connections: 1024,
+            max_connections_per_client: 768,
             max_head: 16 << 10,
             max_body: 1 << 20,
             max_buffered: 64 << 20,
+            max_buffered_per_client: 48 << 20,
             head_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(75),
             write_timeout: Duration::from_secs(30),
             registry: RegistryConfig::default(),
+            secret: None,
+            sglang: true,
             max_route_ranks: 1 << 14,
+            max_route_ranks_per_client: 1 << 12,
+            max_route_bytes: 32 << 20,
             max_dp_ranks: 1 << 18,
+            max_dp_ranks_per_client: 1 << 16,
             dp_rank_ttl: Duration::from_secs(120),
         }
     }
@@ -56,23 +82,33 @@ impl Default for ServerConfig {
 pub struct RegistryConfig {
     /// Ranks, over all engines.
     pub max_ranks: usize,
-    /// Bytes of all records in JSON.
+    /// Bytes of all records: their JSON, and 2 KiB each for the maps. A registration beyond that
+    /// gets 507.
     pub max_bytes: usize,
+    /// The same for the records of one client address. A registration beyond that gets 429.
+    pub max_bytes_per_client: usize,
     /// Longest lease; longer ones are shortened to it.
     pub max_lease: Duration,
 }
 
 impl Default for RegistryConfig {
     fn default() -> RegistryConfig {
-        RegistryConfig { max_ranks: 1 << 14, max_bytes: 256 << 20, max_lease: Duration::from_secs(3600) }
+        RegistryConfig {
+            max_ranks: 1 << 14,
+            max_bytes: 256 << 20,
+            max_bytes_per_client: 64 << 20,
+            max_lease: Duration::from_secs(3600),
+        }
     }
 }
 
 /// Timing and bounds of an [`HttpBootstrapClient`](crate::HttpBootstrapClient).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientConfig {
     /// How long a registration lives without being renewed. It is renewed every third of it.
     pub lease: Duration,
+    /// What is sent as `Authorization: Bearer …` to every server, in clear text.
+    pub secret: Option<Secret>,
     /// From a question to its answer or failure, connecting included.
     pub request_timeout: Duration,
     /// First pause after a failed registration; doubles from there on.
@@ -97,6 +133,7 @@ impl Default for ClientConfig {
     fn default() -> ClientConfig {
         ClientConfig {
             lease: Duration::from_secs(5),
+            secret: None,
             request_timeout: Duration::from_secs(2),
             retry_first: Duration::from_millis(100),
             retry_max: Duration::from_secs(2),

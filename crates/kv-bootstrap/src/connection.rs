@@ -112,7 +112,7 @@ impl Connection {
 
     /// Bytes of an unfinished request.
     pub(crate) fn buffered(&self) -> usize {
-        self.parser.buffered() + self.input.len()
+        self.parser.buffered() + self.input.capacity()
     }
 
     /// When [`Connection::overdue`] is due.
@@ -180,6 +180,10 @@ impl Connection {
                 return Turn::Close;
             }
             if !progress {
+                if self.input.is_empty() {
+                    // A connection at rest holds no memory.
+                    self.input = BytesMut::new();
+                }
                 return Turn::Wait;
             }
             if reads == 0 || requests == 0 {

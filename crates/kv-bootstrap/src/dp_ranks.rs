@@ -1,18 +1,27 @@
 //! SGLang's second table: which data-parallel rank serves a room.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kv_core::Time;
 
-/// Rooms and their ranks, each for a limited time, the youngest `max` of them.
+use crate::client_addr::ClientAddr;
+
+/// What a room costs: its share of the maps. An upper bound, not a measurement.
+pub(crate) const ROOM_BYTES: usize = 256;
+
+/// Rooms and their ranks, each for a limited time, at most `max` of them and at most
+/// `max_per_client` of one client. A client beyond that forgets its own oldest room, the one most
+/// likely to have been asked for already, never another's.
 #[derive(Debug)]
 pub(crate) struct DpRanks {
     ttl: Duration,
     max: usize,
+    max_per_client: usize,
     rooms: BTreeMap<i128, Entry>,
     /// By age: the sequence number rises with the time of registration.
     ages: BTreeMap<u64, i128>,
+    clients: BTreeMap<ClientAddr, BTreeSet<u64>>,
     next: u64,
 }
 
@@ -21,27 +30,72 @@ struct Entry {
     dp_rank: i64,
     age: u64,
     expires: Time,
+    client: ClientAddr,
+}
+
+/// The table is full of other clients' rooms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the table is full: rooms would be {would_be}, the limit is {max}")]
+pub(crate) struct RoomsFull {
+    would_be: usize,
+    max: usize,
 }
 
 impl DpRanks {
-    pub(crate) fn new(ttl: Duration, max: usize) -> DpRanks {
-        DpRanks { ttl, max: max.max(1), rooms: BTreeMap::new(), ages: BTreeMap::new(), next: 0 }
+    pub(crate) fn new(ttl: Duration, max: usize, max_per_client: usize) -> DpRanks {
+        DpRanks {
+            ttl,
+            max: max.max(1),
+            max_per_client: max_per_client.max(1),
+            rooms: BTreeMap::new(),
+            ages: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            next: 0,
+        }
     }
 
-    /// Remembers the rank of a room; a full table forgets its oldest room, the one most likely to
-    /// have been asked for already.
-    pub(crate) fn insert(&mut self, now: Time, room: i128, dp_rank: i64) {
+    /// Remembers the rank of a room.
+    pub(crate) fn insert(
+        &mut self,
+        now: Time,
+        client: ClientAddr,
+        room: i128,
+        dp_rank: i64,
+    ) -> Result<(), RoomsFull> {
         self.expire(now);
+        let own = self.clients.get(&client);
+        let own_full = own.is_some_and(|ages| ages.len() >= self.max_per_client);
+        let holder = self.rooms.get(&room).map(|entry| entry.client);
+        if (holder != Some(client) && own_full) || (holder.is_none() && self.rooms.len() >= self.max) {
+            let oldest = own.and_then(|ages| ages.first()).and_then(|age| self.ages.get(age)).copied();
+            let Some(oldest) = oldest else {
+                return Err(RoomsFull { would_be: self.rooms.len() + 1, max: self.max });
+            };
+            self.remove(oldest);
+        }
+        self.remove(room);
         let age = self.next;
         self.next += 1;
-        if let Some(old) = self.rooms.insert(room, Entry { dp_rank, age, expires: now + self.ttl }) {
-            self.ages.remove(&old.age);
-        }
+        self.rooms.insert(room, Entry { dp_rank, age, expires: now + self.ttl, client });
         self.ages.insert(age, room);
-        while self.rooms.len() > self.max {
-            let Some((_, oldest)) = self.ages.pop_first() else { break };
-            self.rooms.remove(&oldest);
+        self.clients.entry(client).or_default().insert(age);
+        Ok(())
+    }
+
+    fn remove(&mut self, room: i128) {
+        let Some(entry) = self.rooms.remove(&room) else { return };
+        self.ages.remove(&entry.age);
+        if let Some(ages) = self.clients.get_mut(&entry.client) {
+            ages.remove(&entry.age);
+            if ages.is_empty() {
+                self.clients.remove(&entry.client);
+            }
         }
+    }
+
+    /// Rooms remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.rooms.len()
     }
 
     pub(crate) fn get(&self, now: Time, room: i128) -> Option<i64> {
@@ -50,10 +104,10 @@ impl DpRanks {
 
     pub(crate) fn expire(&mut self, now: Time) {
         while let Some((_, room)) = self.ages.first_key_value()
-            && self.rooms.get(room).is_none_or(|entry| entry.expires <= now)
+            && let room = *room
+            && self.rooms.get(&room).is_some_and(|entry| entry.expires <= now)
         {
-            self.rooms.remove(room);
-            self.ages.pop_first();
+            self.remove(room);
         }
     }
 
@@ -72,33 +126,58 @@ mod tests {
         Time::ZERO + Duration::from_secs(secs)
     }
 
+    fn client(last: u8) -> ClientAddr {
+        ClientAddr::from(std::net::IpAddr::from([10, 0, 0, last]))
+    }
+
+    fn sizes(table: &DpRanks) -> (usize, usize, usize) {
+        (table.rooms.len(), table.ages.len(), table.clients.values().map(BTreeSet::len).sum())
+    }
+
+    fn known(table: &DpRanks) -> Vec<i128> {
+        (0..10).filter(|room| table.get(at(0), *room).is_some()).collect()
+    }
+
     #[test]
     fn rooms_are_forgotten_after_their_time_and_refreshed_by_registration() {
-        let mut table = DpRanks::new(Duration::from_secs(120), 10);
-        table.insert(at(0), 1, 5);
-        table.insert(at(1), 2, 6);
-        table.insert(at(100), 1, 7);
+        let mut table = DpRanks::new(Duration::from_secs(120), 10, 10);
+        table.insert(at(0), client(1), 1, 5).unwrap();
+        table.insert(at(1), client(1), 2, 6).unwrap();
+        table.insert(at(100), client(2), 1, 7).unwrap();
         assert_eq!(table.get(at(119), 2), Some(6));
         assert_eq!(table.get(at(121), 2), None);
         assert_eq!(table.next_timeout(), Some(at(121)));
         table.expire(at(121));
-        assert_eq!((table.rooms.len(), table.ages.len()), (1, 1));
+        assert_eq!(sizes(&table), (1, 1, 1));
         assert_eq!(table.get(at(219), 1), Some(7));
         table.expire(at(220));
-        assert_eq!((table.rooms.len(), table.ages.len()), (0, 0));
+        assert_eq!(sizes(&table), (0, 0, 0));
+        assert!(table.clients.is_empty());
         assert_eq!(table.next_timeout(), None);
     }
 
     #[test]
-    fn a_full_table_forgets_the_oldest_room_only() {
-        let mut table = DpRanks::new(Duration::from_secs(120), 3);
+    fn a_client_beyond_its_share_forgets_its_own_oldest_room() {
+        let mut table = DpRanks::new(Duration::from_secs(120), 10, 3);
+        table.insert(at(0), client(9), 8, 1).unwrap();
         for room in 0..3 {
-            table.insert(at(0), room, 1);
+            table.insert(at(0), client(1), room, 1).unwrap();
         }
-        table.insert(at(0), 0, 2);
-        table.insert(at(0), 9, 1);
-        let known: Vec<i128> = (0..10).filter(|room| table.get(at(0), *room).is_some()).collect();
-        assert_eq!(known, [0, 2, 9]);
-        assert_eq!(table.ages.len(), 3);
+        table.insert(at(0), client(1), 0, 2).unwrap();
+        table.insert(at(0), client(1), 9, 1).unwrap();
+        assert_eq!(known(&table), [0, 2, 8, 9]);
+        assert_eq!(sizes(&table), (4, 4, 4));
+    }
+
+    #[test]
+    fn a_full_table_never_forgets_another_clients_room() {
+        let mut table = DpRanks::new(Duration::from_secs(120), 3, 3);
+        table.insert(at(0), client(1), 0, 1).unwrap();
+        table.insert(at(0), client(2), 1, 1).unwrap();
+        table.insert(at(0), client(2), 2, 1).unwrap();
+        assert_eq!(table.insert(at(0), client(3), 3, 1), Err(RoomsFull { would_be: 4, max: 3 }));
+        table.insert(at(0), client(2), 4, 1).unwrap();
+        assert_eq!(known(&table), [0, 2, 4]);
+        assert_eq!(sizes(&table), (3, 3, 3));
     }
 }

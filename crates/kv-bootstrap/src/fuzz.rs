@@ -1,5 +1,7 @@
 //! Entrances for fuzzing: what the bytes of clients and servers pass through.
 
+use std::net::{IpAddr, Ipv4Addr};
+
 use bytes::BytesMut;
 use kv_core::Time;
 
@@ -25,7 +27,9 @@ pub fn requests(bytes: &[u8]) {
     let mut tables = Tables::new(&config);
     for (at, request) in (0..).zip(whole.unwrap_or_else(|requests| requests)) {
         let now = Time::from_nanos(at * 1_000_000_000);
-        let reply = tables.answer(now, &request);
+        // Clients in turn, so that shares of a table are met too.
+        let client = IpAddr::V4(Ipv4Addr::from_bits((at % 3) as u32)).into();
+        let reply = tables.answer(now, client, &request);
         let parts = reply.encode(request.http11, request.keep_alive, request.method == "HEAD");
         assert!(!parts.is_empty());
         tables.expire(now);

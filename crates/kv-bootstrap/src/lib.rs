@@ -1,15 +1,34 @@
 //! The rendezvous of prefill and decode workers: a registry of ranks, an HTTP/1.1 server around it,
 //! and a client that never blocks.
 //!
-//! It is **not** a web framework, not a service directory for a cluster, and not a security
-//! boundary: whoever can connect can register. It keeps everything in memory; ranks register
-//! again by themselves after a restart of the server.
+//! It is **not** a web framework and not a service directory for a cluster. It keeps everything in
+//! memory; ranks register again by themselves after a restart of the server.
+//!
+//! # Who can do what
+//!
+//! Whoever can reach the port can, unless [`ServerConfig::secret`] is set, **read** every record with
+//! its transport metadata, which is what a decode worker needs to reach a prefill worker (whether it
+//! suffices to be let in there is the transport's affair), **register** ranks of any name, and **replace
+//! or withdraw** those of others, since records carry the incarnation that this takes. So listen on a
+//! loopback address, as the examples do, or on a network of its own. With a secret, `/v1/ranks` asks for
+//! `Authorization: Bearer …` (401 otherwise); workers show it if [`ClientConfig::secret`] has it. It
+//! travels in clear text: it is no substitute for TLS.
+//!
+//! SGLang's routes know no credentials. Whoever can reach the port can redirect SGLang's decode
+//! workers to another prefill rank; [`ServerConfig::sglang`] switches these routes off.
+//!
+//! What is kept is counted in bytes and bounded, over all and for each client address: 429 when a
+//! client's share is full, 507 when the server is. No registration of one client makes room at the
+//! expense of another's. [`KvBootstrapServer::gauges`] tells how much there is.
 //!
 //! [`KvBootstrapServer`] speaks two protocols side by side, with separate tables:
 //!
 //! - SGLang's (`/route`, `/register_dp_rank`, `/query_dp_ranks`, `/health`), so that engines of
-//!   SGLang 0.5.23 find each other through it unchanged. Readiness counts distinct ranks. Entries
-//!   do not expire, unless a registration carries the additional field `lease_ttl_s`.
+//!   SGLang 0.5.23 find each other through it unchanged. Readiness counts distinct ranks. SGLang's
+//!   ranks register once, so that their entries end by replacement (or by a lease, if a registration
+//!   carries the additional field `lease_ttl_s`): a rank that comes again at another port takes with
+//!   it what its host had registered before the rank's former registration. While the new life is incomplete, the last
+//!   complete set of ranks is answered. One engine is served at a time.
 //! - Its own (`/v1/ranks`): [`RankJson`] records with leases, incarnations and plane metadata, used
 //!   by [`HttpBootstrapClient`].
 //!
@@ -22,7 +41,8 @@
 //!
 //! A replica is answered whole, in the order of `(pp_rank, cp_rank, tp_rank)`, or not at all: 404 if no
 //! engine serves the role, 503 with `{registered, expected}` while ranks are missing. If several
-//! engines serve the role and the query names none, the complete one with the smallest id answers.
+//! engines serve the role and the query names none, the complete one with the smallest id answers; for
+//! `modulo`, one with all replicas complete comes before those with some.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -51,6 +71,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod client_addr;
 mod config;
 mod connection;
 mod dp_ranks;
@@ -58,16 +79,21 @@ mod error;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
+mod gauges;
 mod http;
 mod record;
 mod registry;
 mod routes;
+mod secret;
 mod server;
 mod sglang;
 
 pub use client::HttpBootstrapClient;
+pub use client_addr::ClientAddr;
 pub use config::{ClientConfig, RegistryConfig, ServerConfig};
 pub use error::{BootstrapClientError, BootstrapServerError};
+pub use gauges::BootstrapGauges;
 pub use record::{GrantJson, LeaseJson, MAX_NAME, NotReadyJson, RankJson, RecordError};
 pub use registry::{LeaseError, LookupError, RegisterError, Registry};
+pub use secret::{Secret, SecretError};
 pub use server::KvBootstrapServer;

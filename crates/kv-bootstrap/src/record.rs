@@ -8,6 +8,10 @@ use serde::{Deserialize, Serialize};
 
 /// Longest name of a plane, data type or model, in bytes.
 pub const MAX_NAME: usize = 512;
+/// Most groups of state regions of a record.
+const MAX_GROUPS: usize = 64;
+/// Most pipeline stages of which a record says what they hold.
+const MAX_STAGES: usize = 1024;
 
 /// The JSON form of a [`RankRecord`]: the same fields, the plane's metadata in base64, and on the
 /// way to the server the lease.
@@ -111,6 +115,8 @@ impl RankJson {
         range("dtype (length)", self.geometry.dtype.len(), 0, MAX_NAME)?;
         range("model (length)", self.geometry.model.len(), 0, MAX_NAME)?;
         range("regions (count)", self.geometry.regions.len(), 0, MAX_REGIONS)?;
+        range("layout.groups (count)", self.geometry.layout.groups.len(), 0, MAX_GROUPS)?;
+        range("layout.stages (count)", self.geometry.layout.stages.len(), 0, MAX_STAGES)?;
         check_parallel(&self.geometry.parallel)?;
         let metadata = STANDARD.decode(&self.metadata)?;
         // The bound that `Plane::metadata` promises.
@@ -146,6 +152,7 @@ fn check_parallel(parallel: &Parallel) -> Result<(), RecordError> {
 mod tests {
     use super::*;
     use crate::registry::tests::record;
+    use kv_core::StateGroup;
 
     #[test]
     fn records_survive_json() {
@@ -155,6 +162,38 @@ mod tests {
         let got: RankJson = serde_json::from_str(&text).unwrap();
         assert_eq!(got.lease_ms, Some(5000));
         assert_eq!(got.into_record(), Ok(sent));
+    }
+
+    #[test]
+    fn every_list_and_text_of_a_record_is_bounded() {
+        let good = record("e", 0, 1, (2, 1), (1, 0), (1, 0));
+        let group = StateGroup::slots(1, 1);
+        type Change = fn(&mut RankJson, usize, StateGroup);
+        let changes: [(&str, usize, Change); 6] = [
+            ("plane (length)", MAX_NAME, |json, n, _| json.plane = "x".repeat(n)),
+            ("dtype (length)", MAX_NAME, |json, n, _| json.geometry.dtype = "x".repeat(n)),
+            ("model (length)", MAX_NAME, |json, n, _| json.geometry.model = "x".repeat(n)),
+            ("regions (count)", MAX_REGIONS, |json, n, _| {
+                json.geometry.regions = vec![json.geometry.regions[0].clone(); n];
+            }),
+            ("layout.groups (count)", MAX_GROUPS, |json, n, group| {
+                json.geometry.layout.groups = vec![group; n]
+            }),
+            ("layout.stages (count)", MAX_STAGES, |json, n, _| json.geometry.layout.stages = vec![(0, 1); n]),
+        ];
+        for (field, max, change) in changes {
+            let mut json = RankJson::new(&good, None);
+            change(&mut json, max, group);
+            assert!(json.clone().into_record().is_ok(), "{field}");
+            change(&mut json, max + 1, group);
+            let (got, max) = (max as u64 + 1, max as u64);
+            match json.into_record() {
+                Err(RecordError::Range { field: of, got: is, max: most, .. }) => {
+                    assert_eq!((of, is, most), (field, got, max));
+                }
+                other => panic!("{field}: {other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -2,16 +2,23 @@
 //! complete. No I/O and no clock: `now` is an argument.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{EngineId, Incarnation, Parallel, RankRecord, Replica, Time, WorkerId, WorkerRole};
 
+use crate::client_addr::ClientAddr;
 use crate::config::RegistryConfig;
 use crate::record::RankJson;
 
 /// Lives of one worker that are remembered as replaced.
 const MAX_SUPERSEDED: usize = 16;
+/// What a rank costs beside its JSON text: its share of the maps. An upper bound, not a measurement.
+const RANK_BYTES: usize = 2048;
+/// Engines of which only some replicas are complete that a search for `number % dp_size` looks at.
+const MAX_PARTIAL: usize = 16;
 
 /// Rank records with leases.
 ///
@@ -24,14 +31,50 @@ const MAX_SUPERSEDED: usize = 16;
 /// former life cannot come back while the newer one is registered.
 ///
 /// Every method first forgets the ranks whose lease has ended by `now`.
+///
+/// What is kept is counted in bytes, over all and by client, until the last answer that holds it is
+/// gone too: a client that does not read its answers cannot keep records in memory uncounted.
 #[derive(Debug)]
 pub struct Registry {
     config: RegistryConfig,
     engines: BTreeMap<EngineId, Engine>,
-    roles: BTreeSet<(WorkerRole, EngineId)>,
+    index: Index,
     expiries: BTreeSet<(Time, EngineId, u32)>,
     ranks: usize,
-    bytes: usize,
+    bytes: Arc<AtomicUsize>,
+    /// The bytes of each client that has any.
+    clients: BTreeMap<ClientAddr, Weak<AtomicUsize>>,
+    /// At how many clients those without bytes are looked for.
+    sweep_at: usize,
+    steps: u64,
+}
+
+/// Engines by what they can answer, so that a search looks at none that cannot.
+#[derive(Debug, Default)]
+struct Index {
+    /// Replicas of which all ranks are there.
+    complete: Groups<(WorkerRole, u32)>,
+    /// Replicas of which some ranks are there.
+    begun: Groups<(WorkerRole, u32)>,
+    /// Engines by the number of their replicas.
+    sized: Groups<(WorkerRole, u32)>,
+    /// Engines with all replicas complete.
+    whole: Groups<WorkerRole>,
+    /// Engines with some replicas complete.
+    partial: Groups<WorkerRole>,
+    all: Groups<WorkerRole>,
+}
+
+/// Sets of engines; none is empty.
+#[derive(Debug)]
+struct Groups<K>(BTreeMap<K, BTreeSet<EngineId>>);
+
+/// A record's JSON text, counted for as long as anybody holds it.
+#[derive(Debug)]
+struct Kept {
+    text: Vec<u8>,
+    all: Arc<AtomicUsize>,
+    client: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
@@ -41,12 +84,17 @@ struct Engine {
     ranks: BTreeMap<u32, Rank>,
     /// Ordered as a replica is handed out.
     places: BTreeMap<Place, u32>,
+    /// How many ranks of each replica are there.
+    replicas: BTreeMap<u32, u32>,
+    /// Replicas of which all are.
+    complete: u32,
 }
 
 #[derive(Debug)]
 struct Rank {
     incarnation: Incarnation,
     place: Place,
+    client: ClientAddr,
     body: Bytes,
     expires: Time,
     superseded: Vec<Incarnation>,
@@ -84,6 +132,16 @@ pub enum RegisterError {
         registered: String,
         /// What was claimed.
         claimed: String,
+    },
+    /// This client has no room left. Withdraw ranks that have gone, or raise the server's bound.
+    #[error("the client's share is full: {field} would be {would_be}, the limit is {max}")]
+    ClientFull {
+        /// Which bound.
+        field: &'static str,
+        /// What it would have come to.
+        would_be: usize,
+        /// The bound.
+        max: usize,
     },
     /// No room. Retry later, or raise the server's bounds.
     #[error("the registry is full: {field} would be {would_be}, the limit is {max}")]
@@ -142,21 +200,25 @@ impl Registry {
         Registry {
             config,
             engines: BTreeMap::new(),
-            roles: BTreeSet::new(),
+            index: Index::default(),
             expiries: BTreeSet::new(),
             ranks: 0,
-            bytes: 0,
+            bytes: Arc::default(),
+            clients: BTreeMap::new(),
+            sweep_at: 64,
+            steps: 0,
         }
     }
 
-    /// Registers a rank, or renews it with a new record. Returns the lease granted: the one asked
-    /// for, or the longest allowed.
+    /// Registers a rank, or renews it with a new record, in the name of `client`. Returns the lease
+    /// granted: the one asked for, or the longest allowed.
     ///
     /// The record's place in its parallel groups is taken as valid
     /// ([`RankJson::into_record`] checks it).
     pub fn register(
         &mut self,
         now: Time,
+        client: ClientAddr,
         record: &RankRecord,
         lease: Duration,
     ) -> Result<Duration, RegisterError> {
@@ -165,38 +227,50 @@ impl Registry {
         let sizes = Sizes::of(record.parallel());
         let place = Place::of(record.parallel());
         let mut superseded = Vec::new();
-        let mut old_bytes = 0;
-        let mut known = false;
+        let mut old = None;
         if let Some(engine) = self.engines.get(&worker.engine) {
             engine.check(record, sizes, place)?;
-            if let Some(old) = engine.ranks.get(&worker.rank) {
-                known = true;
-                old_bytes = old.body.len();
-                superseded = old.superseded(record)?;
+            if let Some(rank) = engine.ranks.get(&worker.rank) {
+                superseded = rank.superseded(record)?;
+                old = Some((rank.client, RANK_BYTES + rank.body.len()));
             }
         }
-        let body = serde_json::to_vec(&RankJson::new(record, None)).map_err(|_| RegisterError::Encoding)?;
-        let body = Bytes::from(body);
-        let bytes = self.bytes - old_bytes + body.len();
-        check_room("ranks", self.ranks + usize::from(!known), self.config.max_ranks)?;
-        check_room("bytes", bytes, self.config.max_bytes)?;
+        let text = serde_json::to_vec(&RankJson::new(record, None)).map_err(|_| RegisterError::Encoding)?;
+        let len = RANK_BYTES + text.len();
+        check_room("ranks", self.ranks + usize::from(old.is_none()), self.config.max_ranks)?;
+        let share = self.share(client);
+        let freed = |of: Option<ClientAddr>| match old {
+            Some((holder, bytes)) if of.is_none_or(|client| client == holder) => bytes,
+            _ => 0,
+        };
+        let own = (share.load(Ordering::Relaxed) + len).saturating_sub(freed(Some(client)));
+        let max = self.config.max_bytes_per_client;
+        if own > max {
+            return Err(RegisterError::ClientFull { field: "bytes", would_be: own, max });
+        }
+        check_room("bytes", (self.bytes() + len).saturating_sub(freed(None)), self.config.max_bytes)?;
 
         self.remove(&worker.engine, worker.rank);
         let lease = lease.min(self.config.max_lease);
         let expires = now + lease;
-        let engine = self.engines.entry(worker.engine.clone()).or_insert_with(|| Engine {
-            role: record.role,
-            sizes,
-            ranks: BTreeMap::new(),
-            places: BTreeMap::new(),
+        let body = Kept::count(text, &self.bytes, &share);
+        let engine = self.engines.entry(worker.engine.clone()).or_insert_with(|| {
+            self.index.insert(record.role, sizes, &worker.engine);
+            Engine {
+                role: record.role,
+                sizes,
+                ranks: BTreeMap::new(),
+                places: BTreeMap::new(),
+                replicas: BTreeMap::new(),
+                complete: 0,
+            }
         });
-        self.roles.insert((record.role, worker.engine.clone()));
         self.expiries.insert((expires, worker.engine.clone(), worker.rank));
         self.ranks += 1;
-        self.bytes += body.len();
         engine.places.insert(place, worker.rank);
-        let rank = Rank { incarnation: record.incarnation, place, body, expires, superseded };
+        let rank = Rank { incarnation: record.incarnation, place, client, body, expires, superseded };
         engine.ranks.insert(worker.rank, rank);
+        self.index.added(&worker.engine, engine, place.dp);
         Ok(lease)
     }
 
@@ -236,8 +310,12 @@ impl Registry {
 
     /// All ranks of a replica, each as the JSON text of a [`RankJson`], in rank order.
     ///
-    /// Without `engine`, the engine with the smallest id of those in the role that are complete;
-    /// if none is, the smallest id decides how many ranks are reported missing.
+    /// Without `engine`, the engine with the smallest id of those in the role whose replica is
+    /// complete. For `number % dp_size`, which is another replica in every engine, the smallest
+    /// engine with all replicas complete comes first, then up to 16 with some. If none can answer,
+    /// an engine that could once its ranks are there decides how many are reported missing.
+    ///
+    /// No search looks at more than these few engines, and at no rank but those of the answer.
     pub fn lookup(
         &mut self,
         now: Time,
@@ -246,18 +324,20 @@ impl Registry {
         engine: Option<&EngineId>,
     ) -> Result<Vec<Bytes>, LookupError> {
         self.expire(now);
-        let mut first = None;
-        for (_, id) in
-            self.roles.iter().filter(|(of, id)| *of == role && engine.is_none_or(|only| only == id))
-        {
-            let Some(engine) = self.engines.get(id) else { continue };
+        let mut missing = LookupError::Unknown;
+        for id in self.index.candidates(role, replica, engine) {
+            self.steps += 1;
+            let Some(engine) = self.engines.get(&id).filter(|engine| engine.role == role) else { continue };
             match engine.replica(replica) {
-                Ok(bodies) => return Ok(bodies),
-                Err(LookupError::Unknown) => {}
-                Err(error) => first = first.or(Some(error)),
+                Ok(bodies) => {
+                    self.steps += bodies.len() as u64;
+                    return Ok(bodies);
+                }
+                Err(error) if missing == LookupError::Unknown => missing = error,
+                Err(_) => {}
             }
         }
-        Err(first.unwrap_or(LookupError::Unknown))
+        Err(missing)
     }
 
     /// Forgets the ranks whose lease has ended.
@@ -279,6 +359,17 @@ impl Registry {
         self.ranks
     }
 
+    /// Bytes of all records, with what it takes to keep them: an upper bound. Records that have left
+    /// count until the last answer with them is sent.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Engines and ranks that all lookups so far have looked at.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
     /// True if no rank is registered.
     pub fn is_empty(&self) -> bool {
         self.ranks == 0
@@ -295,17 +386,145 @@ impl Registry {
         }
     }
 
+    /// The counter of a client's bytes.
+    fn share(&mut self, client: ClientAddr) -> Arc<AtomicUsize> {
+        if let Some(share) = self.clients.get(&client).and_then(Weak::upgrade) {
+            return share;
+        }
+        if self.clients.len() >= self.sweep_at {
+            self.clients.retain(|_, share| share.strong_count() > 0);
+            self.sweep_at = (2 * self.clients.len()).max(64);
+        }
+        let share = Arc::default();
+        self.clients.insert(client, Arc::downgrade(&share));
+        share
+    }
+
     fn remove(&mut self, id: &EngineId, number: u32) {
         let Some(engine) = self.engines.get_mut(id) else { return };
         let Some(rank) = engine.ranks.remove(&number) else { return };
         engine.places.remove(&rank.place);
+        self.index.removed(id, engine, rank.place.dp);
         self.expiries.remove(&(rank.expires, id.clone(), number));
         self.ranks -= 1;
-        self.bytes -= rank.body.len();
         if engine.ranks.is_empty() {
-            self.roles.remove(&(engine.role, id.clone()));
+            self.index.remove(engine.role, engine.sizes, id);
             self.engines.remove(id);
         }
+    }
+}
+
+impl Index {
+    /// The engines that may answer, best first, without those that cannot. Few.
+    fn candidates(&self, role: WorkerRole, replica: Replica, engine: Option<&EngineId>) -> Vec<EngineId> {
+        if let Some(only) = engine {
+            return vec![only.clone()];
+        }
+        let mut found = Vec::new();
+        match replica {
+            Replica::Rank(dp) => {
+                found.extend(self.complete.of(&(role, dp)).next());
+                found.extend(self.begun.of(&(role, dp)).next());
+                // If no engine has begun with this replica, the one with the most may have it.
+                let most = self.sized.0.range((role, 0)..=(role, u32::MAX)).next_back();
+                found.extend(most.and_then(|(_, engines)| engines.first()));
+            }
+            Replica::Modulo(_) => {
+                found.extend(self.whole.of(&role).next());
+                found.extend(self.partial.of(&role).take(MAX_PARTIAL));
+                found.extend(self.all.of(&role).next());
+            }
+        }
+        found.into_iter().cloned().collect()
+    }
+
+    fn insert(&mut self, role: WorkerRole, sizes: Sizes, id: &EngineId) {
+        self.all.insert(role, id);
+        self.sized.insert((role, sizes.dp), id);
+    }
+
+    fn remove(&mut self, role: WorkerRole, sizes: Sizes, id: &EngineId) {
+        self.all.remove(&role, id);
+        self.sized.remove(&(role, sizes.dp), id);
+    }
+
+    /// A rank of a replica has come.
+    fn added(&mut self, id: &EngineId, engine: &mut Engine, dp: u32) {
+        let there = engine.replicas.entry(dp).or_default();
+        *there += 1;
+        self.begun.insert((engine.role, dp), id);
+        if u64::from(*there) == engine.sizes.replica() {
+            engine.complete += 1;
+            self.complete.insert((engine.role, dp), id);
+            self.partial.insert(engine.role, id);
+            if engine.complete == engine.sizes.dp {
+                self.whole.insert(engine.role, id);
+            }
+        }
+    }
+
+    /// A rank of a replica has left.
+    fn removed(&mut self, id: &EngineId, engine: &mut Engine, dp: u32) {
+        let Some(there) = engine.replicas.get_mut(&dp) else { return };
+        if u64::from(*there) == engine.sizes.replica() {
+            engine.complete -= 1;
+            self.complete.remove(&(engine.role, dp), id);
+            self.whole.remove(&engine.role, id);
+            if engine.complete == 0 {
+                self.partial.remove(&engine.role, id);
+            }
+        }
+        *there -= 1;
+        if *there == 0 {
+            engine.replicas.remove(&dp);
+            self.begun.remove(&(engine.role, dp), id);
+        }
+    }
+}
+
+impl<K> Default for Groups<K> {
+    fn default() -> Groups<K> {
+        Groups(BTreeMap::new())
+    }
+}
+
+impl<K: Ord> Groups<K> {
+    fn of(&self, key: &K) -> impl Iterator<Item = &EngineId> {
+        self.0.get(key).into_iter().flatten()
+    }
+
+    fn insert(&mut self, key: K, id: &EngineId) {
+        self.0.entry(key).or_default().insert(id.clone());
+    }
+
+    fn remove(&mut self, key: &K, id: &EngineId) {
+        let Some(ids) = self.0.get_mut(key) else { return };
+        ids.remove(id);
+        if ids.is_empty() {
+            self.0.remove(key);
+        }
+    }
+}
+
+impl Kept {
+    fn count(text: Vec<u8>, all: &Arc<AtomicUsize>, client: &Arc<AtomicUsize>) -> Bytes {
+        let kept = Kept { text, all: Arc::clone(all), client: Arc::clone(client) };
+        kept.all.fetch_add(RANK_BYTES + kept.text.len(), Ordering::Relaxed);
+        kept.client.fetch_add(RANK_BYTES + kept.text.len(), Ordering::Relaxed);
+        Bytes::from_owner(kept)
+    }
+}
+
+impl AsRef<[u8]> for Kept {
+    fn as_ref(&self) -> &[u8] {
+        &self.text
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.all.fetch_sub(RANK_BYTES + self.text.len(), Ordering::Relaxed);
+        self.client.fetch_sub(RANK_BYTES + self.text.len(), Ordering::Relaxed);
     }
 }
 
@@ -353,18 +572,16 @@ impl Engine {
         if dp >= self.sizes.dp {
             return Err(LookupError::Unknown);
         }
+        let registered = self.replicas.get(&dp).copied().unwrap_or(0);
+        let expected = self.sizes.replica();
+        if u64::from(registered) != expected {
+            let expected = u32::try_from(expected).unwrap_or(u32::MAX);
+            return Err(LookupError::NotReady { registered, expected });
+        }
         let first = Place { dp, pp: 0, cp: 0, tp: 0 };
         let last = Place { dp, pp: u32::MAX, cp: u32::MAX, tp: u32::MAX };
-        let bodies: Vec<Bytes> = self
-            .places
-            .range(first..=last)
-            .filter_map(|(_, rank)| self.ranks.get(rank).map(|rank| rank.body.clone()))
-            .collect();
-        let expected = self.sizes.tp.saturating_mul(self.sizes.pp).saturating_mul(self.sizes.cp);
-        if bodies.len() as u64 == u64::from(expected) {
-            return Ok(bodies);
-        }
-        Err(LookupError::NotReady { registered: bodies.len() as u32, expected })
+        let ranks = self.places.range(first..=last).filter_map(|(_, rank)| self.ranks.get(rank));
+        Ok(ranks.map(|rank| rank.body.clone()).collect())
     }
 }
 
@@ -394,6 +611,11 @@ impl Rank {
 impl Sizes {
     fn of(parallel: &Parallel) -> Sizes {
         Sizes { tp: parallel.tp_size, pp: parallel.pp_size, dp: parallel.dp_size, cp: parallel.cp_size }
+    }
+
+    /// Ranks of a replica; nothing is ever sized by it.
+    fn replica(self) -> u64 {
+        u64::from(self.tp).saturating_mul(u64::from(self.pp)).saturating_mul(u64::from(self.cp))
     }
 }
 

@@ -2,15 +2,18 @@
 //!
 //! | route | answers |
 //! |---|---|
-//! | `PUT /route` | 200 `OK`; 400 |
+//! | `PUT /route` | 200 `OK`; 400; 413; 429; 507 |
 //! | `GET /route?prefill_dp_rank=…&prefill_cp_rank=…&target_tp_rank=…&target_pp_rank=…` | 200 JSON; 400; 404; 503 |
-//! | `POST /register_dp_rank` | 200 `OK`; 400 |
+//! | `POST /register_dp_rank` | 200 `OK`; 400; 413; 507 |
 //! | `POST /query_dp_ranks` | 200 JSON; 400 |
 //! | `GET /health` | 200 `OK` |
-//! | `PUT /v1/ranks` | 200 [`GrantJson`]; 400; 409; 503 |
-//! | `POST /v1/ranks/renew` | 200 [`GrantJson`]; 400; 404 |
-//! | `DELETE /v1/ranks` | 200 `{}`; 400; 404; 409 |
-//! | `GET /v1/ranks?role=…&dp_rank=…` (or `&modulo=…`; optional `&engine=…`) | 200 list of [`RankJson`]; 400; 404; 503 [`NotReadyJson`] |
+//! | `PUT /v1/ranks` | 200 [`GrantJson`]; 400; 401; 409; 429; 507 |
+//! | `POST /v1/ranks/renew` | 200 [`GrantJson`]; 400; 401; 404 |
+//! | `DELETE /v1/ranks` | 200 `{}`; 400; 401; 404; 409 |
+//! | `GET /v1/ranks?role=…&dp_rank=…` (or `&modulo=…`; optional `&engine=…`) | 200 list of [`RankJson`]; 400; 401; 404; 503 [`NotReadyJson`] |
+//!
+//! 429 means that the client's share is full, 507 that the server is; both name the bound and what it
+//! would have come to. A text that is too long is 400 with the field, its length and the maximum.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,15 +24,20 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use crate::client_addr::ClientAddr;
 use crate::config::ServerConfig;
-use crate::dp_ranks::DpRanks;
+use crate::dp_ranks::{DpRanks, ROOM_BYTES};
+use crate::gauges::BootstrapGauges;
 use crate::http::{Query, Reply, Request, decode_query};
-use crate::record::{GrantJson, LeaseJson, NotReadyJson, RankJson};
+use crate::record::{GrantJson, LeaseJson, NotReadyJson, RankJson, RecordError};
 use crate::registry::{LeaseError, LookupError, RegisterError, Registry};
-use crate::sglang::{Int, Place, RouteJson, RouteMiss, RouteTable};
+use crate::secret::Secret;
+use crate::sglang::{Int, Place, RouteJson, RouteLimits, RouteMiss, RouteTable};
 
 /// Most rooms in one `/query_dp_ranks`.
 const MAX_ROOMS: usize = 1 << 16;
+/// Longest body of a registration at one of SGLang's routes; real ones have about 1 KiB.
+const MAX_SGLANG_BODY: usize = 32 << 10;
 /// Lease of a registration that names none.
 const DEFAULT_LEASE: Duration = Duration::from_secs(5);
 
@@ -39,6 +47,8 @@ pub(crate) struct Tables {
     registry: Registry,
     routes: RouteTable,
     dp_ranks: DpRanks,
+    secret: Option<Secret>,
+    sglang: bool,
 }
 
 #[derive(Deserialize)]
@@ -56,8 +66,15 @@ impl Tables {
     pub(crate) fn new(config: &ServerConfig) -> Tables {
         Tables {
             registry: Registry::new(config.registry),
-            routes: RouteTable::new(config.max_route_ranks),
-            dp_ranks: DpRanks::new(config.dp_rank_ttl, config.max_dp_ranks),
+            routes: RouteTable::new(RouteLimits {
+                max_ranks: config.max_route_ranks,
+                max_per_client: config.max_route_ranks_per_client,
+                max_bytes: config.max_route_bytes,
+                max_lease: config.registry.max_lease,
+            }),
+            dp_ranks: DpRanks::new(config.dp_rank_ttl, config.max_dp_ranks, config.max_dp_ranks_per_client),
+            secret: config.secret.clone(),
+            sglang: config.sglang,
         }
     }
 
@@ -72,31 +89,54 @@ impl Tables {
         all.into_iter().flatten().min()
     }
 
+    /// What is kept.
+    pub(crate) fn gauges(&self) -> BootstrapGauges {
+        BootstrapGauges {
+            ranks: self.registry.len(),
+            rank_bytes: self.registry.bytes(),
+            lookup_steps: self.registry.steps(),
+            route_ranks: self.routes.places(),
+            route_bytes: self.routes.bytes(),
+            rooms: self.dp_ranks.len(),
+            room_bytes: self.dp_ranks.len() * ROOM_BYTES,
+            ..BootstrapGauges::default()
+        }
+    }
+
     /// The answer. An answer to HEAD is that to GET; who sends it leaves the body out.
-    pub(crate) fn answer(&mut self, now: Time, request: &Request) -> Reply {
+    pub(crate) fn answer(&mut self, now: Time, client: ClientAddr, request: &Request) -> Reply {
+        let ours = request.path.starts_with("/v1/");
+        let admitted = |secret: &Secret| secret.admits(request.authorization.as_deref());
+        if ours && !self.secret.as_ref().is_none_or(admitted) {
+            return Reply::unauthorized();
+        }
         let result = match (request.path.as_str(), request.method.as_str()) {
             ("/health", "GET" | "HEAD") => Ok(Reply::text(200, "OK")),
-            ("/health", _) => Err(Reply::not_allowed("GET, HEAD")),
-            ("/route", "PUT") => self.put_route(now, request),
+            ("/health", _) => Err(Reply::not_allowed("Allow: GET, HEAD\r\n")),
+            ("/route" | "/register_dp_rank" | "/query_dp_ranks", _) if !self.sglang => {
+                Err(Reply::text(404, "404: Not Found"))
+            }
+            ("/route", "PUT") => self.put_route(now, client, request),
             ("/route", "GET") => self.get_route(now, request),
             ("/route", _) => Err(Reply::text(405, "Method not allowed").declared_json()),
-            ("/register_dp_rank", "POST") => self.register_dp_rank(now, request),
+            ("/register_dp_rank", "POST") => self.register_dp_rank(now, client, request),
             ("/query_dp_ranks", "POST") => self.query_dp_ranks(now, request),
-            ("/register_dp_rank" | "/query_dp_ranks", _) => Err(Reply::not_allowed("POST")),
-            ("/v1/ranks", "PUT") => self.put_rank(now, request),
+            ("/register_dp_rank" | "/query_dp_ranks", _) => Err(Reply::not_allowed("Allow: POST\r\n")),
+            ("/v1/ranks", "PUT") => self.put_rank(now, client, request),
             ("/v1/ranks", "DELETE") => self.delete_rank(now, request),
             ("/v1/ranks", "GET" | "HEAD") => self.get_ranks(now, request),
-            ("/v1/ranks", _) => Err(Reply::not_allowed("GET, HEAD, PUT, DELETE")),
+            ("/v1/ranks", _) => Err(Reply::not_allowed("Allow: GET, HEAD, PUT, DELETE\r\n")),
             ("/v1/ranks/renew", "POST") => self.renew_rank(now, request),
-            ("/v1/ranks/renew", _) => Err(Reply::not_allowed("POST")),
+            ("/v1/ranks/renew", _) => Err(Reply::not_allowed("Allow: POST\r\n")),
             _ => Err(Reply::text(404, "404: Not Found")),
         };
         result.unwrap_or_else(|refusal| refusal)
     }
 
-    fn put_route(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
-        let claim: RouteJson = text_body(request)?;
-        self.routes.register(now, claim).map_err(|error| Reply::text(400, error.to_string()))?;
+    fn put_route(&mut self, now: Time, client: ClientAddr, request: &Request) -> Result<Reply, Reply> {
+        let claim: RouteJson = short_body(request)?;
+        let refused = self.routes.register(now, client, claim);
+        refused.map_err(|error| Reply::text(error.status(), error.to_string()))?;
         Ok(Reply::text(200, "OK"))
     }
 
@@ -134,11 +174,12 @@ impl Tables {
         })
     }
 
-    fn register_dp_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
-        let body: RegisterDpRank = text_body(request)?;
+    fn register_dp_rank(&mut self, now: Time, client: ClientAddr, request: &Request) -> Result<Reply, Reply> {
+        let body: RegisterDpRank = short_body(request)?;
         let rank = i64::try_from(body.dp_rank.0);
         let rank = rank.map_err(|_| Reply::text(400, format!("dp_rank is {}", body.dp_rank.0)))?;
-        self.dp_ranks.insert(now, body.bootstrap_room.0, rank);
+        let full = self.dp_ranks.insert(now, client, body.bootstrap_room.0, rank);
+        full.map_err(|error| Reply::text(507, error.to_string()))?;
         Ok(Reply::text(200, "OK"))
     }
 
@@ -153,14 +194,21 @@ impl Tables {
         Ok(Reply::json(200, &known))
     }
 
-    fn put_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+    fn put_rank(&mut self, now: Time, client: ClientAddr, request: &Request) -> Result<Reply, Reply> {
         let body: RankJson = json_body(request)?;
         let lease = lease(body.lease_ms)?;
-        let record = body.into_record().map_err(|error| refusal(400, &error.to_string()))?;
-        let granted = self.registry.register(now, &record, lease).map_err(|error| {
+        let record = body.into_record().map_err(|error| match error {
+            RecordError::Range { field, got, min, max } => {
+                let error = error.to_string();
+                Reply::json(400, &json!({"error": error, "field": field, "got": got, "min": min, "max": max}))
+            }
+            _ => refusal(400, &error.to_string()),
+        })?;
+        let granted = self.registry.register(now, client, &record, lease).map_err(|error| {
             let status = match error {
                 RegisterError::Conflict { .. } => 409,
-                RegisterError::Full { .. } => 503,
+                RegisterError::ClientFull { .. } => 429,
+                RegisterError::Full { .. } => 507,
                 RegisterError::Encoding => 500,
             };
             refusal(status, &error.to_string())
@@ -221,6 +269,17 @@ impl Tables {
 fn text_body<T: DeserializeOwned>(request: &Request) -> Result<T, Reply> {
     let body = request.body.as_deref().ok_or_else(|| Reply::text(411, "the request has no body"))?;
     serde_json::from_slice(body).map_err(|error| Reply::text(400, format!("the body is not valid: {error}")))
+}
+
+/// The same, of a route where no body is long.
+fn short_body<T: DeserializeOwned>(request: &Request) -> Result<T, Reply> {
+    match request.body.as_ref().map(Vec::len) {
+        Some(got) if got > MAX_SGLANG_BODY => {
+            let text = format!("the body has {got} bytes; at most {MAX_SGLANG_BODY} are allowed");
+            Err(Reply::text(413, text))
+        }
+        _ => text_body(request),
+    }
 }
 
 fn text_query(request: &Request) -> Result<Query, Reply> {

@@ -1,10 +1,10 @@
 //! The server: one thread, one `mio::Poll`.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,11 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use slab::Slab;
 
+use crate::client_addr::ClientAddr;
 use crate::config::ServerConfig;
 use crate::connection::{Connection, Turn};
 use crate::error::BootstrapServerError;
+use crate::gauges::BootstrapGauges;
 use crate::http::Reply;
 use crate::routes::Tables;
 
@@ -35,6 +37,7 @@ pub struct KvBootstrapServer {
     local_addr: SocketAddr,
     stop: Arc<AtomicBool>,
     waker: Arc<Waker>,
+    gauges: Arc<Mutex<BootstrapGauges>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -53,7 +56,10 @@ impl KvBootstrapServer {
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(os("eventfd"))?);
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE).map_err(os("epoll_ctl"))?;
         let stop = Arc::new(AtomicBool::new(false));
+        let gauges = Arc::<Mutex<BootstrapGauges>>::default();
         let mut service = Service {
+            gauges: Arc::clone(&gauges),
+            clients: BTreeMap::new(),
             tables: Tables::new(&config),
             config,
             poll,
@@ -68,12 +74,17 @@ impl KvBootstrapServer {
         };
         let builder = std::thread::Builder::new().name("kv-bootstrap".to_owned());
         let thread = builder.spawn(move || service.run()).map_err(os("clone"))?;
-        Ok(KvBootstrapServer { local_addr, stop, waker, thread: Some(thread) })
+        Ok(KvBootstrapServer { local_addr, stop, waker, gauges, thread: Some(thread) })
     }
 
     /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// What the server keeps, as of its last turn.
+    pub fn gauges(&self) -> BootstrapGauges {
+        *self.gauges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Closes all connections and waits for the thread to end.
@@ -136,13 +147,23 @@ struct Service {
     ready: VecDeque<usize>,
     /// Bytes of unfinished requests over all connections.
     buffered: usize,
+    clients: BTreeMap<ClientAddr, Share>,
+    gauges: Arc<Mutex<BootstrapGauges>>,
     accept: Accept,
     epoch: Instant,
     stop: Arc<AtomicBool>,
 }
 
+/// What one client address takes of the server.
+#[derive(Default)]
+struct Share {
+    connections: usize,
+    buffered: usize,
+}
+
 struct Slot {
     connection: Connection,
+    client: ClientAddr,
     deadline: Time,
     buffered: usize,
     queued: bool,
@@ -189,6 +210,12 @@ impl Service {
                 let Some(key) = self.ready.pop_front() else { break };
                 self.turn(now, key, &mut scratch);
             }
+            let gauges = BootstrapGauges {
+                connections: self.slots.len(),
+                buffered: self.buffered,
+                ..self.tables.gauges()
+            };
+            *self.gauges.lock().unwrap_or_else(PoisonError::into_inner) = gauges;
         }
     }
 
@@ -223,12 +250,17 @@ impl Service {
         let Some(slot) = self.slots.get_mut(key) else { return };
         slot.queued = false;
         let tables = &mut self.tables;
-        let turn = slot.connection.turn(now, scratch, &mut |request| tables.answer(now, request));
+        let client = slot.client;
+        let turn = slot.connection.turn(now, scratch, &mut |request| tables.answer(now, client, request));
         let buffered = slot.connection.buffered();
         let grown = buffered > slot.buffered;
         self.buffered = self.buffered - slot.buffered + buffered;
+        let share = self.clients.entry(client).or_default();
+        share.buffered = share.buffered - slot.buffered + buffered;
         slot.buffered = buffered;
-        if turn != Turn::Close && grown && self.buffered > self.config.max_buffered {
+        let full =
+            self.buffered > self.config.max_buffered || share.buffered > self.config.max_buffered_per_client;
+        if turn != Turn::Close && grown && full {
             slot.connection.refuse(now, Reply::text(503, "too many unfinished requests"));
             self.set_deadline(key);
             self.enqueue(key);
@@ -275,6 +307,13 @@ impl Service {
         let Some(mut slot) = self.slots.try_remove(key) else { return };
         self.deadlines.remove(&(slot.deadline, key));
         self.buffered -= slot.buffered;
+        if let Some(share) = self.clients.get_mut(&slot.client) {
+            share.buffered -= slot.buffered;
+            share.connections -= 1;
+            if share.connections == 0 {
+                self.clients.remove(&slot.client);
+            }
+        }
         if slot.queued {
             self.ready.retain(|queued| *queued != key);
         }
@@ -290,7 +329,7 @@ impl Service {
         self.accept = Accept::Now;
         for _ in 0..ACCEPTS_PER_TURN {
             match self.listener.accept() {
-                Ok((stream, _)) => self.admit(now, stream),
+                Ok((stream, from)) => self.admit(now, stream, ClientAddr::from(from.ip())),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => {
                         self.accept = Accept::WhenReadable;
@@ -299,7 +338,7 @@ impl Service {
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
                     _ => {
                         // No descriptors or memory: make room, and wait a little.
-                        self.close_idle();
+                        self.close_idle(None);
                         self.accept = Accept::At(now + ACCEPT_PAUSE);
                         return;
                     }
@@ -308,8 +347,13 @@ impl Service {
         }
     }
 
-    fn admit(&mut self, now: Time, stream: TcpStream) {
-        let full = self.slots.len() >= self.config.max_connections && !self.close_idle();
+    fn admit(&mut self, now: Time, stream: TcpStream, client: ClientAddr) {
+        let own = self.clients.get(&client).map_or(0, |share| share.connections);
+        let full = if own >= self.config.max_connections_per_client {
+            !self.close_idle(Some(client))
+        } else {
+            self.slots.len() >= self.config.max_connections && !self.close_idle(None)
+        };
         let mut connection = Connection::new(stream, now, &self.config);
         // Answers are small and whole; waiting for more to send only delays them.
         let _ = connection.stream().set_nodelay(true);
@@ -328,14 +372,17 @@ impl Service {
             return;
         }
         let deadline = connection.deadline(&self.config);
-        entry.insert(Slot { connection, deadline, buffered: 0, queued: false });
+        self.clients.entry(client).or_default().connections += 1;
+        entry.insert(Slot { connection, client, deadline, buffered: 0, queued: false });
         self.deadlines.insert((deadline, key));
         self.enqueue(key);
     }
 
-    /// Closes the connection that has been idle longest. False if all are busy.
-    fn close_idle(&mut self) -> bool {
-        let idle = self.slots.iter().filter_map(|(key, slot)| Some((slot.connection.idle_since()?, key)));
+    /// Closes the connection, of this client if one is named, that has been idle longest. False if
+    /// all are busy.
+    fn close_idle(&mut self, of: Option<ClientAddr>) -> bool {
+        let slots = self.slots.iter().filter(|(_, slot)| of.is_none_or(|client| client == slot.client));
+        let idle = slots.filter_map(|(key, slot)| Some((slot.connection.idle_since()?, key)));
         let Some((_, key)) = idle.min() else { return false };
         self.close(key);
         true

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
+use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer, Secret, ServerConfig};
 use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, LookupId, RankQuery, RankRecord, Replica, Time,
     WorkerRole,
@@ -101,6 +101,38 @@ fn server() -> (KvBootstrapServer, String) {
 /// An address where nobody listens.
 fn nowhere() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn with_secret(secret: &str) -> ClientConfig {
+    ClientConfig { secret: Some(Secret::new(secret).unwrap()), ..quick() }
+}
+
+#[test]
+fn a_wrong_secret_ends_lookups_and_registrations_at_once_and_the_right_one_serves() {
+    let secret = Some(Secret::new("the right secret of 2026".replace(' ', "-").as_str()).unwrap());
+    let server =
+        KvBootstrapServer::start_with("127.0.0.1:0", ServerConfig { secret, ..ServerConfig::default() })
+            .unwrap();
+    let addr = server.local_addr().to_string();
+    let record = rank("p", (1, 0), 1);
+    for config in [quick(), with_secret("the-right-secret-of-2027")] {
+        let mut driver = Driver::new(config);
+        assert_eq!(driver.lookup(&addr), Err(BootstrapError::Unauthorized));
+        assert!(!BootstrapError::Unauthorized.is_retryable());
+        driver.publish(&addr, &record);
+        let (error, retry_in) = (BootstrapError::Unauthorized, Duration::MAX);
+        assert_eq!(driver.next(), BootstrapEvent::PublishFailed { addr: addr.clone(), error, retry_in });
+        assert_eq!(driver.idle(Duration::from_millis(300)), [], "given up");
+    }
+    assert_eq!(server.gauges().ranks, 0);
+    let mut driver = Driver::new(with_secret("the-right-secret-of-2026"));
+    driver.publish(&addr, &record);
+    assert_eq!(driver.next(), BootstrapEvent::Published { addr: addr.clone() });
+    assert_eq!(driver.lookup(&addr), Ok(vec![record]));
+    let now = driver.now();
+    driver.client.withdraw(now);
+    assert!(driver.client.flush(now, LONG));
+    eventually("the rank has left", || server.gauges().ranks == 0);
 }
 
 /// A server that sends `answer` to whatever the first `clients` clients say, and closes.

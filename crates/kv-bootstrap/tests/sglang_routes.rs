@@ -148,7 +148,7 @@ fn bad_registrations_are_400_and_change_nothing() {
             assert!(answer.body.contains(field.as_str()), "{field}: {}", answer.body);
         }
     }
-    for body in ["", "{", "[]", "null", "\u{0}", &"[".repeat(100_000)] {
+    for body in ["", "{", "[]", "null", "\u{0}", &"[".repeat(30_000)] {
         assert_eq!(put(body).status, 400, "{:?}", &body[..body.len().min(20)]);
     }
     assert_eq!(once(server.local_addr(), "PUT", "/route", None).status, 411);

@@ -8,7 +8,7 @@ use kv_core::{Op, PeerId, Plane, PlaneError, PlaneEvent};
 use crate::here::{Here, gone, ops};
 use crate::other::whole;
 use crate::pair::ended;
-use crate::{Harness, Job, Other, pattern, snapshot};
+use crate::{Harness, Job, Other, connect, heard, pattern, snapshot};
 
 const PEER: PeerId = PeerId(1);
 
@@ -16,7 +16,7 @@ pub(crate) fn a_peer_killed_during_our_posts_ends_them_and_is_reported<H: Harnes
     for op in ops(harness) {
         let mut here = Here::new(harness);
         let mut other = here.other(Job::Serve);
-        here.side.plane.connect(PEER, other.metadata()).unwrap();
+        connect(&mut here.side.plane, PEER, other.metadata()).unwrap();
         here.run(&mut [&mut other], PEER, 0, op);
         if op == Op::Read {
             assert!(snapshot(&here.side)[0] == pattern(H::FAR_LEN), "READ");
@@ -44,7 +44,7 @@ pub(crate) fn a_peer_killed_during_our_posts_ends_them_and_is_reported<H: Harnes
                     assert!(matches!(result, Ok(()) | Err(PlaneError::PeerGone)), "{result:?}");
                 }
                 PlaneEvent::PeerGone { .. } => reports += 1,
-                PlaneEvent::Frame(_) => panic!("a frame"),
+                event => panic!("{event:?}"),
             }
         }
         ids.sort_unstable();
@@ -60,16 +60,14 @@ pub(crate) fn a_peer_killed_during_our_posts_ends_them_and_is_reported<H: Harnes
 pub(crate) fn an_idle_peer_that_is_killed_is_reported<H: Harness>(harness: &H) {
     let mut here = Here::new(harness);
     let mut other = here.other(Job::Serve);
-    here.side.plane.connect(PEER, other.metadata()).unwrap();
+    connect(&mut here.side.plane, PEER, other.metadata()).unwrap();
     here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
-    here.until(&mut [&mut other], "an echo", |events, _| !events.is_empty());
-    let echo = PlaneEvent::Frame(Bytes::from_static(b"echo"));
-    assert_eq!(here.events[0], echo);
+    here.until(&mut [&mut other], "an echo", |events, _| heard(events, b"echo"));
     other.kill();
     here.until_gone(&mut [], PEER);
     // Frames may come twice; that there is an end, only once.
     here.pass(&mut [], Duration::from_millis(50));
-    here.events.retain(|event| *event != echo);
+    here.events.retain(|event| !heard(std::slice::from_ref(event), b"echo"));
     assert!(matches!(here.events[..], [PlaneEvent::PeerGone { .. }]), "{:?}", here.events);
 }
 
@@ -78,7 +76,7 @@ pub(crate) fn a_killed_writer_is_quiet_once_that_was_promised<H: Harness>(harnes
     for _ in 0..4 {
         let mut here = Here::new(harness);
         let mut other = here.other(Job::Write);
-        here.side.plane.connect(PEER, other.metadata()).unwrap();
+        connect(&mut here.side.plane, PEER, other.metadata()).unwrap();
         // It is in the middle of its writes once its pattern begins to show.
         let mark = pattern(H::FAR_LEN)[H::FAR_LEN / 2..][..8].to_vec();
         here.until(&mut [&mut other], "its writes", |_, side| {
@@ -111,12 +109,11 @@ pub(crate) fn a_killed_reader_leaves_its_source_in_service<H: Harness>(harness: 
         here.pass(&mut [&mut source], Duration::from_millis(50));
         assert!(source.is_alive(), "round {round}: the source died with its reader");
     }
-    here.side.plane.connect(PEER, source.metadata()).unwrap();
+    connect(&mut here.side.plane, PEER, source.metadata()).unwrap();
     here.run(&mut [&mut source], PEER, 1, Op::Read);
     assert!(snapshot(&here.side)[0] == pattern(H::FAR_LEN), "the source's bytes");
     here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
-    let echo = PlaneEvent::Frame(Bytes::from_static(b"echo"));
-    here.until(&mut [&mut source], "an echo", |events, _| events.contains(&echo));
+    here.until(&mut [&mut source], "an echo", |events, _| heard(events, b"echo"));
 }
 
 pub(crate) fn a_peer_that_died_before_the_connect_is_never_connected<H: Harness>(harness: &H) {
@@ -124,7 +121,7 @@ pub(crate) fn a_peer_that_died_before_the_connect_is_never_connected<H: Harness>
         let mut here = Here::new(harness);
         let mut other = here.other(Job::Serve);
         other.kill();
-        match here.side.plane.connect(PEER, other.metadata()) {
+        match connect(&mut here.side.plane, PEER, other.metadata()) {
             Err(PlaneError::PeerGone) => continue,
             // Noticed in the background; a post that was taken ends, with an error.
             connected => assert_eq!(connected, Ok(())),
@@ -146,7 +143,7 @@ pub(crate) fn a_peer_that_comes_back_under_its_id_serves_its_new_bytes<H: Harnes
     for life in 0..3 {
         // Whatever an earlier life was given is not here any more.
         let mut other = here.other(Job::Serve);
-        here.side.plane.connect(PEER, other.metadata()).unwrap();
+        connect(&mut here.side.plane, PEER, other.metadata()).unwrap();
         here.events.clear();
         here.side.memory.write(0, 0, &vec![life as u8 + 1; H::FAR_LEN]);
         if harness.reads() {
@@ -162,8 +159,7 @@ pub(crate) fn a_peer_that_comes_back_under_its_id_serves_its_new_bytes<H: Harnes
             here.run(&mut [&mut other], PEER, 10 * life, Op::Write);
         }
         here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
-        let echo = PlaneEvent::Frame(Bytes::from_static(b"echo"));
-        here.until(&mut [&mut other], "an echo", |events, _| events.contains(&echo));
+        here.until(&mut [&mut other], "an echo", |events, _| heard(events, b"echo"));
         other.kill();
         here.until_gone(&mut [], PEER);
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use kv_core::{Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId};
 
 use crate::pair::desc;
-use crate::{Harness, Random, Side};
+use crate::{Harness, Random, Side, connect};
 
 const PAGE: usize = 12_000;
 /// Pages that each worker moves to and from each other one.
@@ -28,7 +28,7 @@ pub(crate) fn three_workers_exchange_pages_at_once<H: Harness>(harness: &H) {
     let metadata: Vec<Bytes> = sides.iter().map(|side| side.plane.metadata().unwrap()).collect();
     for (us, side) in sides.iter_mut().enumerate() {
         for (them, metadata) in metadata.iter().enumerate().filter(|(them, _)| *them != us) {
-            side.plane.connect(PeerId(them as u64), metadata).unwrap();
+            connect(&mut side.plane, PeerId(them as u64), metadata).unwrap();
         }
     }
     // What is to be posted, in random order, and where each byte must come from.
@@ -82,7 +82,7 @@ pub(crate) fn three_workers_exchange_pages_at_once<H: Harness>(harness: &H) {
                         assert_eq!(result, Ok(()), "worker {us}, {post}");
                         *ended[us].entry(post).or_default() += 1;
                     }
-                    PlaneEvent::Frame(frame) => {
+                    PlaneEvent::Frame { frame, .. } => {
                         // Told: then it is there already.
                         let at = u64::from_le_bytes(frame[..].try_into().unwrap()) as usize;
                         check_page(&sides[us], us, at, &wanted[us], &content);

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kv_core::{Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId};
 
 use crate::pair::desc;
-use crate::{A_KNOWS_B, Harness, LENS, Pair, Random, snapshot};
+use crate::{A_KNOWS_B, Harness, LENS, Pair, Random, connect, snapshot};
 
 pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harness: &H) {
     let mut pair = Pair::connected(harness, &LENS);
@@ -121,7 +121,7 @@ pub(crate) fn disconnect_ends_the_posts<H: Harness>(harness: &H) {
     assert_eq!(posts.len(), 50);
     // Forgetting is not for ever.
     let metadata = pair.b.plane.metadata().unwrap();
-    pair.a.plane.connect(PeerId(12), &metadata).unwrap();
+    connect(&mut pair.a.plane, PeerId(12), &metadata).unwrap();
     let post = Post { id: PostId(60), op: Op::Write, descs: vec![desc((0, 0), (0, 0), 1)], notify: None };
     pair.a.plane.post(PeerId(12), post).unwrap();
     assert_eq!(pair.await_post(PostId(60)), Ok(()));

@@ -1,12 +1,12 @@
 //! Pages that move to and from a worker elsewhere.
 
 use bytes::Bytes;
-use kv_core::{Desc, Op, PeerId, Plane, PlaneEvent, Post, PostId};
+use kv_core::{Desc, Op, PeerId, Plane, Post, PostId};
 
 use crate::here::Here;
 use crate::other::whole;
 use crate::pair::{desc, ended};
-use crate::{Harness, Job, Other, Random, pattern, snapshot};
+use crate::{Harness, Job, Other, Random, connect, heard, pattern, snapshot};
 
 const PEER: PeerId = PeerId(1);
 const PAGE: usize = 64 << 10;
@@ -19,7 +19,7 @@ pub(crate) fn pages_move_to_and_from_a_worker_elsewhere<H: Harness>(harness: &H)
     let mut random = Random::new("pages_move_to_and_from_a_worker_elsewhere");
     let mut here = Here::new(harness);
     let mut other = here.other(Job::Serve);
-    here.side.plane.connect(PEER, other.metadata()).unwrap();
+    connect(&mut here.side.plane, PEER, other.metadata()).unwrap();
     here.run(&mut [&mut other], PEER, 1, Op::Read);
     let pattern = pattern(H::FAR_LEN);
     assert!(snapshot(&here.side)[0] == pattern, "READ");
@@ -44,6 +44,5 @@ pub(crate) fn pages_move_to_and_from_a_worker_elsewhere<H: Harness>(harness: &H)
     assert!(snapshot(&here.side)[0] == wanted, "WRITE");
 
     here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
-    let echo = PlaneEvent::Frame(Bytes::from_static(b"echo"));
-    here.until(&mut [&mut other], "an echo", |events, _| events.contains(&echo));
+    here.until(&mut [&mut other], "an echo", |events, _| heard(events, b"echo"));
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use kv_core::{MAX_FRAME, Op, Plane, PlaneError, PlaneEvent, Post, PostId};
 
 use crate::pair::desc;
-use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random};
+use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random, connect, heard};
 
 pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
     let mut pair = Pair::connected(harness, &LENS);
@@ -32,7 +32,7 @@ pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
             }
         }
         for event in pair.b_events.drain(..) {
-            let PlaneEvent::Frame(frame) = event else { panic!("{event:?}") };
+            let PlaneEvent::Frame { frame, .. } = event else { panic!("{event:?}") };
             let number = u64::from_le_bytes(frame[..].try_into().unwrap());
             let mut bytes = vec![0; len];
             pair.b.memory.read(0, number as usize * len, &mut bytes);
@@ -87,7 +87,7 @@ pub(crate) fn frames_arrive_whole_in_both_directions<H: Harness>(harness: &H) {
         }
         for (missing, events) in missing.iter_mut().zip([&mut pair.b_events, &mut pair.a_events]) {
             for event in events.drain(..) {
-                let PlaneEvent::Frame(got) = event else { panic!("{event:?}") };
+                let PlaneEvent::Frame { frame: got, .. } = event else { panic!("{event:?}") };
                 let number = got.get(..4).map(|head| u32::from_le_bytes(head.try_into().unwrap()));
                 let sent = number.and_then(|number| frames.get(number as usize));
                 assert!(sent == Some(&got), "frame {number:?} is damaged");
@@ -103,7 +103,7 @@ pub(crate) fn the_first_frame_arrives_before_the_receiver_connects<H: Harness>(h
     assert_eq!(pair.a.plane.name(), pair.b.plane.name());
     let metadata = pair.b.plane.metadata().unwrap();
     assert!(metadata.len() <= (64 << 10) + 64 * LENS.len());
-    pair.a.plane.connect(A_KNOWS_B, &metadata).unwrap();
+    connect(&mut pair.a.plane, A_KNOWS_B, &metadata).unwrap();
     pair.send_until_heard(b"who I am");
     // And a post needs nothing but the poster's connect.
     pair.a.memory.write(0, 0, b"early bytes");
@@ -118,8 +118,8 @@ pub(crate) fn the_first_frame_arrives_before_the_receiver_connects<H: Harness>(h
 pub(crate) fn both_sides_may_connect_at_once<H: Harness>(harness: &H) {
     let mut pair = Pair::strangers(harness, &LENS);
     let (for_b, for_a) = (pair.a.plane.metadata().unwrap(), pair.b.plane.metadata().unwrap());
-    pair.a.plane.connect(A_KNOWS_B, &for_a).unwrap();
-    pair.b.plane.connect(B_KNOWS_A, &for_b).unwrap();
+    connect(&mut pair.a.plane, A_KNOWS_B, &for_a).unwrap();
+    connect(&mut pair.b.plane, B_KNOWS_A, &for_b).unwrap();
     pair.a.memory.write(0, 0, b"from a");
     pair.b.memory.write(0, 0, b"from b");
     let post = |id| Post {
@@ -132,8 +132,7 @@ pub(crate) fn both_sides_may_connect_at_once<H: Harness>(harness: &H) {
     pair.b.plane.post(B_KNOWS_A, post(2)).unwrap();
     pair.until("both posts end", |pair| {
         let ended = |events: &[PlaneEvent], post| {
-            events.contains(&PlaneEvent::Posted { post, result: Ok(()) })
-                && events.contains(&PlaneEvent::Frame(Bytes::from_static(b"done")))
+            events.contains(&PlaneEvent::Posted { post, result: Ok(()) }) && heard(events, b"done")
         };
         ended(&pair.a_events, PostId(1)) && ended(&pair.b_events, PostId(2))
     });

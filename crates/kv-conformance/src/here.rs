@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kv_core::{Op, PeerId, Plane, PlaneEvent};
+use kv_core::{Op, PeerId, Plane, PlaneEvent, WayEnd};
 
 use crate::other::whole;
 use crate::pair::ended;
@@ -60,7 +60,7 @@ impl<H: Harness> Here<'_, H> {
         }
     }
 
-    /// Works until a peer's end is reported; how long its writes may still arrive.
+    /// Works until a peer's death is reported; how long its writes may still arrive.
     pub(crate) fn until_gone(&mut self, others: &mut [&mut H::Other], peer: PeerId) -> Duration {
         self.until(others, "the end of a killed peer", |events, _| gone(events, peer).is_some());
         gone(&self.events, peer).unwrap()
@@ -76,10 +76,12 @@ impl<H: Harness> Here<'_, H> {
     }
 }
 
-/// How long after its end a peer's writes may arrive, once its end was reported.
+/// How long after its death a peer's writes may arrive, once its death was reported.
 pub(crate) fn gone(events: &[PlaneEvent], wanted: PeerId) -> Option<Duration> {
     events.iter().find_map(|event| match event {
-        PlaneEvent::PeerGone { peer, quiet_after } if *peer == wanted => Some(*quiet_after),
+        PlaneEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after } } if *peer == wanted => {
+            Some(*quiet_after)
+        }
         _ => None,
     })
 }

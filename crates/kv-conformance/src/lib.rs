@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use kv_core::{Plane, Time};
 
 pub use other::{Job, Other, Puppet, pattern};
-pub use pair::{A_KNOWS_B, B_KNOWS_A, LENS, Pair, Regions, Side, snapshot};
+pub use pair::{A_KNOWS_B, B_KNOWS_A, LENS, Pair, Regions, Side, boottime, connect, heard, snapshot};
 pub use random::Random;
 pub use sys::rest;
 
@@ -66,10 +66,10 @@ pub trait Harness {
     /// metadata.
     fn other(&self, job: Job, peer: &[u8]) -> Self::Other;
 
-    /// The time that the planes live in, for them and for waiting.
+    /// The time that the planes live in, for them and for waiting: CLOCK_BOOTTIME, except in a
+    /// simulation.
     fn now(&self) -> Time {
-        let start = pair::start();
-        Time::from_nanos(Instant::now().saturating_duration_since(start).as_nanos() as u64)
+        boottime()
     }
 
     /// How long a check waits for something that must happen.

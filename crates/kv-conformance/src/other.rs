@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use kv_core::{Desc, Op, PeerId, Plane, PlaneEvent, Post, PostId, Time};
 
-use crate::Side;
+use crate::{Side, connect};
 
 /// Posts that a busy worker keeps under way.
 const BUSY: u64 = 8;
@@ -57,6 +57,7 @@ pub struct Puppet<P> {
     pub side: Side<P>,
     job: Job,
     partner: Vec<u8>,
+    connected: bool,
     posted: u64,
     ended: u64,
 }
@@ -65,7 +66,7 @@ impl<P: Plane> Puppet<P> {
     /// A worker whose region holds [`pattern`].
     pub fn new(side: Side<P>, job: Job, partner: &[u8]) -> Puppet<P> {
         side.memory.write(0, 0, &pattern(side.lens[0]));
-        Puppet { side, job, partner: partner.to_vec(), posted: 0, ended: 0 }
+        Puppet { side, job, partner: partner.to_vec(), connected: false, posted: 0, ended: 0 }
     }
 
     /// Works for a moment.
@@ -74,12 +75,13 @@ impl<P: Plane> Puppet<P> {
         self.side.plane.poll(now, &mut events);
         for event in events {
             match event {
-                PlaneEvent::Frame(frame) => {
-                    let _ = self.side.plane.connect(PARTNER, &self.partner);
+                PlaneEvent::Frame { frame, .. } => {
+                    self.connect();
                     let _ = self.side.plane.send(PARTNER, frame);
                 }
                 PlaneEvent::Posted { .. } => self.ended += 1,
-                PlaneEvent::PeerGone { .. } => {}
+                PlaneEvent::PeerGone { .. } => self.connected = false,
+                PlaneEvent::Revoked { .. } => {}
             }
         }
         let op = match self.job {
@@ -87,7 +89,7 @@ impl<P: Plane> Puppet<P> {
             Job::Write => Op::Write,
             Job::Read => Op::Read,
         };
-        if self.side.plane.connect(PARTNER, &self.partner).is_err() {
+        if !self.connect() {
             return;
         }
         while self.posted < self.ended + BUSY {
@@ -97,6 +99,11 @@ impl<P: Plane> Puppet<P> {
             }
             self.posted += 1;
         }
+    }
+
+    fn connect(&mut self) -> bool {
+        self.connected = self.connected || connect(&mut self.side.plane, PARTNER, &self.partner).is_ok();
+        self.connected
     }
 }
 

@@ -1,10 +1,10 @@
 //! Two workers in one process, and what was reported to each.
 
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{Desc, PeerId, Plane, PlaneError, PlaneEvent, PostId, Time};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Harness, Random};
 
@@ -69,10 +69,10 @@ impl<P: Plane> Pair<P> {
     /// Connects one to the other, and back.
     pub fn introduce(mut self) -> Pair<P> {
         let metadata = self.b.plane.metadata().unwrap();
-        self.a.plane.connect(A_KNOWS_B, &metadata).unwrap();
+        connect(&mut self.a.plane, A_KNOWS_B, &metadata).unwrap();
         self.send_until_heard(b"hello");
         let metadata = self.a.plane.metadata().unwrap();
-        self.b.plane.connect(B_KNOWS_A, &metadata).unwrap();
+        connect(&mut self.b.plane, B_KNOWS_A, &metadata).unwrap();
         self.a_events.clear();
         self.b_events.clear();
         self
@@ -80,7 +80,7 @@ impl<P: Plane> Pair<P> {
 
     /// Polls both sides once.
     pub fn turn(&mut self) {
-        let now = Time::from_nanos(start().elapsed().as_nanos() as u64);
+        let now = boottime();
         self.a.plane.poll(now, &mut self.a_events);
         self.b.plane.poll(now, &mut self.b_events);
     }
@@ -110,7 +110,7 @@ impl<P: Plane> Pair<P> {
                 let _ = pair.a.plane.send(A_KNOWS_B, Bytes::from_static(frame));
                 next = Instant::now() + Duration::from_millis(200);
             }
-            pair.b_events.contains(&PlaneEvent::Frame(Bytes::from_static(frame)))
+            heard(&pair.b_events, frame)
         });
     }
 
@@ -126,6 +126,18 @@ pub(crate) fn ended(events: &[PlaneEvent], wanted: PostId) -> Option<Result<(), 
         PlaneEvent::Posted { post, result } if *post == wanted => Some(result.clone()),
         _ => None,
     })
+}
+
+/// Whether a frame of these bytes has arrived.
+pub fn heard(events: &[PlaneEvent], wanted: &[u8]) -> bool {
+    events.iter().any(|event| matches!(event, PlaneEvent::Frame { frame, .. } if frame[..] == *wanted))
+}
+
+/// Connects a plane to a peer that allows writes for ever, as far as permission goes.
+pub fn connect<P: Plane>(plane: &mut P, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+    plane.connect(peer, metadata)?;
+    plane.permit(peer, Time::MAX);
+    Ok(())
 }
 
 /// All bytes of a side.
@@ -151,8 +163,8 @@ pub(crate) fn desc(local: (u32, u64), remote: (u32, u64), len: u64) -> Desc {
     }
 }
 
-/// When the first check began: zero of the planes' time.
-pub(crate) fn start() -> Instant {
-    static START: OnceLock<Instant> = OnceLock::new();
-    *START.get_or_init(Instant::now)
+/// The host's time since its boot, which planes that move real bytes live in.
+pub fn boottime() -> Time {
+    let time = clock_gettime(ClockId::Boottime);
+    Time::ZERO + Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -4,9 +4,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use kv_core::{Plane, Time};
+use kv_core::Plane;
 
-use crate::{Job, Other, Puppet, Side, rest};
+use crate::{Job, Other, Puppet, Side, boottime, rest};
 
 const ROLE: &str = "KV_CONFORMANCE_CHILD";
 const MARK: &str = "metadata:";
@@ -79,7 +79,7 @@ pub fn child<P: Plane>(make: impl FnOnce(&str) -> Side<P>) {
     println!("{MARK}{}", to_hex(&puppet.side.plane.metadata().unwrap()));
     std::io::stdout().flush().unwrap();
     loop {
-        puppet.turn(Time::ZERO);
+        puppet.turn(boottime());
         rest(&puppet.side.plane, Duration::from_secs(1));
     }
 }

@@ -52,6 +52,7 @@ pub mod plan;
 mod plane;
 mod poll;
 pub mod proto;
+mod quarantine;
 mod session;
 mod time;
 pub mod wire;
@@ -80,5 +81,6 @@ pub use plane::{
     WriteFence,
 };
 pub use poll::KvPoll;
+pub use quarantine::{Quarantine, QuarantineReason};
 pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed, SessionOptions};
 pub use time::Time;

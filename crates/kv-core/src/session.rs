@@ -12,6 +12,7 @@ use crate::id::{AuxIndex, ChunkId, Room, SessionId};
 use crate::lease::{GrantRef, Lease, TransferMode};
 use crate::pages::Pages;
 use crate::poll::KvPoll;
+use crate::quarantine::Quarantine;
 
 /// What a session may be told when it is opened, beyond address and room.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -73,6 +74,12 @@ pub trait KvManager {
         room: Room,
         options: SessionOptions,
     ) -> Result<Self::Receiver, OpenError>;
+
+    /// What the pages of ended sessions wait for that cannot be used again yet, by peer and reason: a
+    /// recent picture for people and logs. A manager that has none says nothing.
+    fn quarantine(&self) -> Vec<Quarantine> {
+        Vec::new()
+    }
 }
 
 /// One half of one request's transfer.

@@ -3,9 +3,10 @@
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// A moment on the local monotonic clock of one worker, in nanoseconds since an epoch that only
-/// that worker knows.
+/// A moment on the clock of one worker, in nanoseconds since the clock's epoch.
 ///
+/// The clock of a running worker is the host's `CLOCK_BOOTTIME`, which its transport reads too; a
+/// simulator has its own.
 /// A `Time` never crosses the wire: peers exchange durations only, because their clocks share
 /// neither epoch nor rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -152,7 +152,7 @@ impl Shared {
         ftruncate(&fd, file_len as u64).map_err(|error| os("ftruncate", len, &error.into()))?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|error| os("fcntl", len, &error.into()))?;
-        let mapping = Mapping::shared(fd.as_fd(), file_len).map_err(|error| os("mmap", len, &error))?;
+        let mapping = Mapping::shared(fd.as_fd(), 0, file_len).map_err(|error| os("mmap", len, &error))?;
         let mapping = Arc::new(mapping);
         let memory = Memory::of(&mapping, 0, len).ok_or(ArenaError::Length { got: len, max: file_len })?;
         Ok(Shared { fd, mapping, memory, huge_pages: false })

@@ -6,6 +6,7 @@ use kv_core::MAX_FRAME;
 
 use crate::connection::HEADER;
 use crate::error::LocalError;
+use crate::metadata::MAX_ARENAS;
 
 /// Limits and switches of a [`LocalPlane`](crate::LocalPlane).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,11 +20,18 @@ pub struct LocalConfig {
     /// oldest is dropped.
     pub max_strangers: usize,
     /// Accepted connections of planes that know this one's metadata, but to which `connect` has not
-    /// been called (default 256). When one more comes, the oldest is closed.
+    /// been called (default 256). When one more comes, the most silent is closed.
     pub max_unclaimed: usize,
     /// How long a stranger may take to say who it is (default 5 s).
     pub handshake_timeout: Duration,
-    /// How long an unclaimed connection may be silent before it is closed (default 60 s).
+    /// Descriptors that all unclaimed connections together may have lent: each has lent one, and one more
+    /// for each of its arenas (default 512). When one more comes, the most silent connection is closed.
+    pub max_lent: usize,
+    /// Bytes of one peer's registered memory that may be mapped although the peer has not allocated them
+    /// (default 16 GiB). Whatever a peer has really allocated and registered may be mapped.
+    pub max_sparse: u64,
+    /// How long an unclaimed connection may be silent, and its peer copy nothing through it, before it is
+    /// closed (default 60 s).
     pub unclaimed_timeout: Duration,
     /// Bytes queued for one peer before `send` answers `WouldBlock` (default 4 MiB).
     pub outbound_bytes: usize,
@@ -42,6 +50,8 @@ impl Default for LocalConfig {
             max_connections: 2048,
             max_strangers: 64,
             max_unclaimed: 256,
+            max_lent: 512,
+            max_sparse: 16 << 30,
             handshake_timeout: Duration::from_secs(5),
             unclaimed_timeout: Duration::from_secs(60),
             outbound_bytes: 4 << 20,
@@ -58,6 +68,7 @@ impl LocalConfig {
             ("max_connections", self.max_connections, 1, 1 << 20),
             ("max_strangers", self.max_strangers, 1, 1 << 16),
             ("max_unclaimed", self.max_unclaimed, 1, 1 << 16),
+            ("max_lent", self.max_lent, 1 + MAX_ARENAS, 1 << 20),
             ("outbound_bytes", self.outbound_bytes, MAX_FRAME + HEADER, 1 << 30),
             ("max_posts", self.max_posts, 1, 1 << 24),
         ] {

@@ -3,11 +3,13 @@
 //! | bytes | |
 //! |---|---|
 //! | 4 | length of the body, little endian |
-//! | 1 | kind: 1 hello, 2 frame, 3 goodbye |
+//! | 1 | kind: 1 hello, 2 frame, 3 goodbye, 4 descriptors |
 //! | length | body |
 //!
-//! A hello comes first, exactly once, and carries the descriptors of the sender's arenas. A goodbye
-//! comes last, and says that the sender has stopped copying.
+//! A hello comes first, exactly once, and begins with what its receiver expects of a peer. The
+//! descriptors follow: an empty message whose first byte carries them. They are taken from nobody else and
+//! at no other time: everything before is read without room for them, so that the kernel closes what comes
+//! too early. A goodbye comes last, and says that the sender has stopped copying.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -23,11 +25,13 @@ use rustix::net::{
 };
 
 use crate::arena::Arena;
-use crate::handshake::MAX_HELLO;
+use crate::handshake::{MAX_HELLO, OPENING};
 use crate::metadata::MAX_ARENAS;
 
 /// Bytes before each body.
 pub(crate) const HEADER: usize = 5;
+/// Most descriptors that a peer lends: for the right to write, and for its arenas.
+const MAX_LENT: usize = 1 + MAX_ARENAS;
 /// Bytes written in one call, so that a peer that reads quickly does not keep us.
 const FLUSH: usize = 64 << 10;
 /// Most messages gathered into one write.
@@ -43,12 +47,24 @@ enum Kind {
     Hello = 1,
     Frame = 2,
     Goodbye = 3,
+    Descriptors = 4,
+}
+
+/// What the peer has said so far.
+#[derive(Debug)]
+enum Heard {
+    /// Not the whole hello.
+    Nothing,
+    /// Its hello, but not its descriptors.
+    Hello(Bytes),
+    /// Both.
+    Everything,
 }
 
 /// What a peer said.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Who it is. The descriptors that came with it are in [`Connection::take_fds`].
+    /// Who it is. The descriptors that came after it are in [`Connection::take_fds`].
     Hello(Bytes),
     /// A frame.
     Frame(Bytes),
@@ -72,9 +88,11 @@ pub(crate) enum Received {
 pub(crate) enum Broken {
     #[error("message kind {0} where it may not be")]
     Kind(u8),
-    #[error("a body of {got} bytes; {max} are allowed")]
-    Length { got: usize, max: usize },
-    #[error("descriptors that were not asked for, or too many")]
+    #[error("a body of {got} bytes; it must have {min} to {max}")]
+    Length { got: usize, min: usize, max: usize },
+    #[error("a hello for somebody else, or of another version")]
+    Opening,
+    #[error("more descriptors than a peer may lend")]
     Descriptors,
 }
 
@@ -84,8 +102,12 @@ pub(crate) struct Connection {
     socket: OwnedFd,
     inbound: BytesMut,
     fds: Vec<OwnedFd>,
-    greeted: bool,
+    heard: Heard,
+    /// How the peer's hello must begin.
+    opening: [u8; OPENING],
     outbound: VecDeque<Outgoing>,
+    /// To go with the message of descriptors.
+    right: Option<OwnedFd>,
     arenas: Vec<Arena>,
     /// Bytes in `outbound`.
     queued: usize,
@@ -103,14 +125,17 @@ struct Outgoing {
 }
 
 impl Connection {
-    /// A connection on a socket that does not block. `limit` bounds the queue of frames.
-    pub(crate) fn new(socket: OwnedFd, limit: usize) -> Connection {
+    /// A connection on a socket that does not block. `limit` bounds the queue of frames; the peer's hello
+    /// must begin with `opening`.
+    pub(crate) fn new(socket: OwnedFd, limit: usize, opening: [u8; OPENING]) -> Connection {
         Connection {
             socket,
             inbound: BytesMut::new(),
             fds: Vec::new(),
-            greeted: false,
+            heard: Heard::Nothing,
+            opening,
             outbound: VecDeque::new(),
+            right: None,
             arenas: Vec::new(),
             queued: 0,
             written: 0,
@@ -124,10 +149,12 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// Queues our hello; the arenas' descriptors go with its first byte.
-    pub(crate) fn queue_hello(&mut self, body: Bytes, arenas: Vec<Arena>) {
+    /// Queues our hello, and after it the descriptors of the right to write and of the arenas.
+    pub(crate) fn queue_hello(&mut self, body: Bytes, right: OwnedFd, arenas: Vec<Arena>) {
+        self.right = Some(right);
         self.arenas = arenas;
         self.push(Kind::Hello, body);
+        self.push(Kind::Descriptors, Bytes::new());
     }
 
     /// Queues a frame, unless there is no room.
@@ -150,7 +177,7 @@ impl Connection {
         let mut position = 0;
         let queued = &mut self.queued;
         self.outbound.retain(|message| {
-            let keep = position < begun || message.header[HEADER - 1] == Kind::Hello as u8;
+            let keep = position < begun || message.header[HEADER - 1] != Kind::Frame as u8;
             position += 1;
             if !keep {
                 *queued -= HEADER + message.body.len();
@@ -190,10 +217,13 @@ impl Connection {
 
     /// Reads at most `scratch.len()` bytes.
     pub(crate) fn receive(&mut self, scratch: &mut [u8]) -> Result<Received, Broken> {
-        let result = if self.greeted {
-            recv(&self.socket, &mut *scratch, RecvFlags::DONTWAIT).map(|(_, count)| count)
-        } else {
+        // Nothing is read beyond a message before the last one that the kernel treats differently.
+        let room = self.wanted()?.min(scratch.len());
+        let scratch = scratch.get_mut(..room).unwrap_or_default();
+        let result = if matches!(self.heard, Heard::Hello(_)) {
             self.receive_with_fds(scratch)?
+        } else {
+            recv(&self.socket, &mut *scratch, RecvFlags::DONTWAIT).map(|(_, count)| count)
         };
         match result {
             Ok(0) => Ok(Received::End),
@@ -226,14 +256,30 @@ impl Connection {
         if self.inbound.is_empty() && self.inbound.capacity() > KEEP {
             self.inbound = BytesMut::new();
         }
-        Ok(Some(match kind {
+        Ok(match kind {
             Kind::Hello => {
-                self.greeted = true;
-                Message::Hello(body)
+                self.heard = Heard::Hello(body);
+                None
             }
-            Kind::Frame => Message::Frame(body),
-            Kind::Goodbye => Message::Goodbye,
-        }))
+            Kind::Descriptors => match std::mem::replace(&mut self.heard, Heard::Everything) {
+                Heard::Hello(hello) => Some(Message::Hello(hello)),
+                Heard::Nothing | Heard::Everything => return Err(Broken::Kind(kind as u8)),
+            },
+            Kind::Frame => Some(Message::Frame(body)),
+            Kind::Goodbye => Some(Message::Goodbye),
+        })
+    }
+
+    /// How many bytes to ask the kernel for.
+    fn wanted(&self) -> Result<usize, Broken> {
+        let got = self.inbound.len();
+        match self.heard {
+            Heard::Everything => Ok(usize::MAX),
+            Heard::Hello(_) => Ok(HEADER.saturating_sub(got)),
+            // First only as much as shows whether the sender knows our token.
+            Heard::Nothing if got < HEADER + OPENING => Ok(HEADER + OPENING - got),
+            Heard::Nothing => Ok(self.peek()?.map_or(HEADER, |(_, len)| HEADER + len - got)),
+        }
     }
 
     /// The descriptors that came with the hello.
@@ -247,18 +293,26 @@ impl Connection {
             return Ok(None);
         };
         let [a, b, c, d, kind] = *header;
-        let (kind, max) = match (kind, self.greeted) {
-            (1, false) => (Kind::Hello, MAX_HELLO),
-            (2, true) => (Kind::Frame, MAX_FRAME),
-            (3, true) => (Kind::Goodbye, 0),
+        let (kind, min, max) = match (kind, &self.heard) {
+            (1, Heard::Nothing) => (Kind::Hello, OPENING, MAX_HELLO),
+            (2, Heard::Everything) => (Kind::Frame, 0, MAX_FRAME),
+            (3, Heard::Everything) => (Kind::Goodbye, 0, 0),
+            (4, Heard::Hello(_)) => (Kind::Descriptors, 0, 0),
             _ => return Err(Broken::Kind(kind)),
         };
         let got = u32::from_le_bytes([a, b, c, d]) as usize;
-        if got > max { Err(Broken::Length { got, max }) } else { Ok(Some((kind, got))) }
+        if !(min..=max).contains(&got) {
+            return Err(Broken::Length { got, min, max });
+        }
+        let body = self.inbound.get(HEADER..).unwrap_or_default();
+        if matches!(kind, Kind::Hello) && body.iter().zip(&self.opening).any(|(got, wanted)| got != wanted) {
+            return Err(Broken::Opening);
+        }
+        Ok(Some((kind, got)))
     }
 
     fn receive_with_fds(&mut self, scratch: &mut [u8]) -> Result<Result<usize, Errno>, Broken> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ARENAS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_LENT))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = match recvmsg(&self.socket, &mut [IoSliceMut::new(scratch)], &mut control, flags) {
@@ -270,7 +324,7 @@ impl Connection {
                 self.fds.extend(fds);
             }
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_ARENAS {
+        if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_LENT {
             return Err(Broken::Descriptors);
         }
         Ok(Ok(received.bytes))
@@ -290,8 +344,16 @@ impl Connection {
     fn write_some(&self, most: usize) -> Result<usize, Errno> {
         let mut pieces = Vec::with_capacity(2 * GATHER);
         let mut skip = self.written;
+        // The descriptors go with the first byte of their message, which therefore begins a write.
+        let is_lending = |message: &Outgoing| message.header[HEADER - 1] == Kind::Descriptors as u8;
+        let lends = skip == 0 && self.outbound.front().is_some_and(is_lending);
+        let mut first = true;
         let mut room = most;
         for message in self.outbound.iter().take(GATHER).take_while(|message| self.may_go(message)) {
+            if is_lending(message) && !first {
+                break;
+            }
+            first = false;
             for part in [&message.header[..], &message.body[..]] {
                 let rest = part.get(skip.min(part.len())..).unwrap_or_default();
                 skip -= part.len() - rest.len();
@@ -302,8 +364,9 @@ impl Connection {
                 }
             }
         }
-        let fds: Vec<BorrowedFd<'_>> = self.arenas.iter().map(Arena::fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ARENAS))];
+        let lent = self.right.iter().map(AsFd::as_fd).chain(self.arenas.iter().map(Arena::fd));
+        let fds: Vec<BorrowedFd<'_>> = if lends { lent.collect() } else { Vec::new() };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_LENT))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&fds));
@@ -312,10 +375,13 @@ impl Connection {
     }
 
     fn advance(&mut self, count: usize) {
-        // The descriptors went with the first byte of the hello.
-        self.arenas.clear();
         self.written += count;
         while let Some(first) = self.outbound.front() {
+            if self.written > 0 && first.header[HEADER - 1] == Kind::Descriptors as u8 {
+                // They went with the first byte.
+                self.right = None;
+                self.arenas.clear();
+            }
             let size = HEADER + first.body.len();
             if self.written < size {
                 break;
@@ -334,10 +400,12 @@ mod tests {
 
     use super::*;
 
+    const OPENS: [u8; OPENING] = [7; OPENING];
+
     fn pair() -> (Connection, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        (Connection::new(ours.into(), 4 << 20), theirs)
+        (Connection::new(ours.into(), 4 << 20, OPENS), theirs)
     }
 
     fn drain(connection: &mut Connection) -> Result<Vec<Message>, Broken> {
@@ -360,17 +428,23 @@ mod tests {
         bytes
     }
 
+    /// A hello, and no descriptors.
+    fn greeting(hello: &[u8]) -> Vec<u8> {
+        [message(1, hello), message(4, b"")].concat()
+    }
+
     #[test]
     fn messages_are_whole_however_the_stream_is_cut() {
         let (mut ours, mut theirs) = pair();
-        let stream = [message(1, b"me"), message(2, b""), message(2, &[9; 7000]), message(3, b"")].concat();
+        let hello = [&OPENS[..], b"me"].concat();
+        let stream = [greeting(&hello), message(2, b""), message(2, &[9; 7000]), message(3, b"")].concat();
         let mut got = Vec::new();
         for piece in stream.chunks(613) {
             theirs.write_all(piece).unwrap();
             got.extend(drain(&mut ours).unwrap());
         }
         let wanted = [
-            Message::Hello(Bytes::from_static(b"me")),
+            Message::Hello(Bytes::from(hello)),
             Message::Frame(Bytes::new()),
             Message::Frame(Bytes::from(vec![9; 7000])),
             Message::Goodbye,
@@ -390,7 +464,7 @@ mod tests {
         ] {
             let (mut ours, mut theirs) = pair();
             if greeted {
-                theirs.write_all(&message(1, b"")).unwrap();
+                theirs.write_all(&greeting(&OPENS)).unwrap();
             }
             theirs.write_all(&len.to_le_bytes()).unwrap();
             theirs.write_all(&[kind]).unwrap();
@@ -404,8 +478,24 @@ mod tests {
         theirs.write_all(&message(2, b"early")).unwrap();
         assert_eq!(drain(&mut ours), Err(Broken::Kind(2)));
         let (mut ours, mut theirs) = pair();
-        theirs.write_all(&[message(1, b""), message(1, b"")].concat()).unwrap();
+        theirs.write_all(&[greeting(&OPENS), message(1, &OPENS)].concat()).unwrap();
         assert_eq!(drain(&mut ours), Err(Broken::Kind(1)));
+        let (mut ours, mut theirs) = pair();
+        theirs.write_all(&[message(1, &OPENS), message(2, b"early")].concat()).unwrap();
+        assert_eq!(drain(&mut ours), Err(Broken::Kind(2)));
+    }
+
+    #[test]
+    fn a_hello_for_somebody_else_is_refused_before_the_rest_of_it_is_awaited() {
+        for wrong in 0..OPENING {
+            let (mut ours, mut theirs) = pair();
+            let mut opening = OPENS;
+            opening[wrong] ^= 1;
+            theirs.write_all(&(MAX_HELLO as u32).to_le_bytes()).unwrap();
+            theirs.write_all(&[1]).unwrap();
+            theirs.write_all(&opening).unwrap();
+            assert_eq!(drain(&mut ours), Err(Broken::Opening), "{wrong}");
+        }
     }
 
     #[test]
@@ -422,8 +512,8 @@ mod tests {
         assert!(accepted >= 3);
         ours.queue_goodbye();
         theirs.set_nonblocking(true).unwrap();
-        let mut reader = Connection::new(theirs.into(), 0);
-        reader.greeted = true;
+        let mut reader = Connection::new(theirs.into(), 0, OPENS);
+        reader.heard = Heard::Everything;
         let mut got = Vec::new();
         while got.last() != Some(&Message::Goodbye) {
             ours.flush().unwrap();

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use bytes::Bytes;
 
 use crate::connection::{Connection, Received};
-use crate::handshake::Hello;
+use crate::handshake::{Hello, OPENING};
 use crate::metadata::Metadata;
 
 /// The metadata of a plane: what is accepted encodes again to something that means the same.
@@ -30,7 +30,7 @@ pub fn messages(bytes: &[u8]) {
     let (Some((&cut, stream)), Ok((ours, mut theirs))) = (bytes.split_first(), UnixStream::pair()) else {
         return;
     };
-    let mut connection = Connection::new(ours.into(), 0);
+    let mut connection = Connection::new(ours.into(), 0, [0; OPENING]);
     let mut scratch = vec![0; 1 + usize::from(cut)];
     // A piece fits into the buffer of any socket.
     for piece in stream.chunks(4096) {

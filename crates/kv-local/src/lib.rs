@@ -10,6 +10,10 @@
 //! fraction of a millisecond at a time: posts take turns, so a small one passes a large one, and a
 //! cancelled one is quiet at once.
 //!
+//! A write waits for the peer's permission ([`permit`](kv_core::Plane::permit)), and ends with an error once
+//! the peer has revoked the right to write, which it can do at any moment
+//! ([`WriteFence::Revocable`](kv_core::WriteFence)): both sides share a page with one word for each connection.
+//!
 //! What it is not: a plane for other hosts or for device memory; a protocol (frames are opaque);
 //! a guard against processes of the same user, which could read this process' memory anyway.
 //! Other users' processes are refused.
@@ -33,6 +37,8 @@
 //!
 //! let peer = PeerId(1);
 //! prefill.connect(peer, &decode.metadata()?)?;
+//! // Writes wait until the peer allows them.
+//! prefill.permit(peer, Time::MAX);
 //! let page = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 4096, len: 4096 };
 //! prefill.post(peer, Post { id: PostId(1), op: Op::Write, descs: vec![page], notify: None })?;
 //!
@@ -53,6 +59,7 @@
 compile_error!("kv-local needs Linux: memory files, seals, pidfds and process_vm_*");
 
 mod arena;
+mod clock;
 mod config;
 mod connection;
 mod error;
@@ -60,11 +67,13 @@ mod error;
 #[doc(hidden)]
 pub mod fuzz;
 mod handshake;
+mod identity;
 mod link;
 mod links;
 mod metadata;
 mod plane;
 mod remote;
+mod right;
 mod sys;
 mod transfer;
 

@@ -2,19 +2,21 @@
 //!
 //! # When a peer is reported gone
 //!
-//! `PeerGone` says that the peer cannot copy into our memory any more. It is reported
+//! `PeerGone` with `WayEnd::Dead` says that the peer copies nothing into our memory any more. It is
+//! reported
 //!
 //! - when its goodbye arrives: a plane queues it after its last copy, and the stream keeps order;
 //! - when its pidfd becomes readable: every thread of it has ended, in the kernel as well;
-//! - when a dialed stream ends before the peer's hello was here whole: then the peer never mapped
-//!   our memory (see [`Stage`]).
+//! - when nobody listens under its address any more: its plane has ended.
 //!
-//! The end of the stream alone is no proof. Posts end then, because our own copies are ours to stop,
-//! but the peer is only mourned until one of the proofs is there.
+//! The end of the stream alone is no proof. Posts end then, because our own copies are ours to stop, and
+//! `PeerGone` comes with `WayEnd::Lost`. The peer's right to write through the connection is revoked; its
+//! death is reported as well, once it is proven, unless the peer was disconnected before.
 
 mod ending;
 mod greeting;
 mod opening;
+mod revoking;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -52,6 +54,9 @@ const ACCEPT_BUDGET: usize = 16;
 const EVENTS: usize = 64;
 /// How soon a peer with a full backlog is dialed again.
 const DIAL_AGAIN: Duration = Duration::from_millis(10);
+/// How soon a revocation that waits for the end of a slice is looked at again: at first, and at last.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const LOOK_RARELY: Duration = Duration::from_millis(10);
 /// How soon listening goes on after file descriptors ran out.
 const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 

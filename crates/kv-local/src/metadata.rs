@@ -13,14 +13,16 @@ use kv_core::{MAX_REGIONS, PlaneError};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
+use crate::identity::ProcessIdentity;
+
 /// Most arenas of one plane: their descriptors travel in one message, which carries 253 at most.
 pub(crate) const MAX_ARENAS: usize = 64;
 /// Longest metadata.
 pub(crate) const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
 /// Longest name of an abstract socket.
 const MAX_SOCKET_NAME: usize = 107;
-/// "KV local", version 1.
-const MAGIC: [u8; 4] = *b"KVL\x01";
+/// "KV local", version 2.
+const MAGIC: [u8; 4] = *b"KVL\x02";
 
 /// 128 random bits that name one life of one plane. Whoever knows them has been given the plane's
 /// metadata.
@@ -100,11 +102,27 @@ pub(crate) struct Place {
     pub(crate) len: u64,
 }
 
+/// Granularity of what is mapped of an arena, in bytes: one huge page.
+pub(crate) const EXTENT: u64 = 2 << 20;
+
+/// A range of an arena's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Extent {
+    /// The arena.
+    pub(crate) arena: usize,
+    /// First byte.
+    pub(crate) start: u64,
+    /// The byte after the last.
+    pub(crate) end: u64,
+}
+
 /// What a plane tells its peers. One that exists is consistent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Metadata {
     pub(crate) host: Host,
     pub(crate) token: Token,
+    /// The process that the plane lives in.
+    pub(crate) process: ProcessIdentity,
     /// Name of the abstract socket.
     pub(crate) socket: String,
     /// Length of each arena's file.
@@ -135,6 +153,32 @@ impl Metadata {
             rmp_serde::from_slice(body).map_err(|_| PlaneError::Metadata("it is damaged"))?;
         metadata.check()?;
         Ok(metadata)
+    }
+
+    /// What of the arenas is registered: disjoint ranges in units of [`EXTENT`], by arena and offset.
+    pub(crate) fn extents(&self) -> Vec<Extent> {
+        let mut ranges: Vec<Extent> = Vec::with_capacity(self.regions.len());
+        for region in &self.regions {
+            let Some((arena, file)) =
+                region.arena.and_then(|arena| Some((arena as usize, *self.arenas.get(arena as usize)?)))
+            else {
+                continue;
+            };
+            if region.len != 0 {
+                let start = region.start / EXTENT * EXTENT;
+                let end = (region.start + region.len).next_multiple_of(EXTENT).min(file);
+                ranges.push(Extent { arena, start, end });
+            }
+        }
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, last| {
+            let joined = next.arena == last.arena && next.start <= last.end;
+            if joined {
+                last.end = last.end.max(next.end);
+            }
+            joined
+        });
+        ranges
     }
 
     fn check(&self) -> Result<(), PlaneError> {
@@ -175,6 +219,7 @@ mod tests {
         Metadata {
             host: Host::here().unwrap(),
             token: Token::random().unwrap(),
+            process: ProcessIdentity::here().unwrap(),
             socket: random_socket_name().unwrap(),
             arenas: vec![u64::MAX >> 1; MAX_ARENAS],
             regions: vec![Place { arena: Some(63), start: u64::MAX >> 2, len: u64::MAX >> 3 }; regions],

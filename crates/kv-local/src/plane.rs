@@ -1,23 +1,26 @@
 //! The plane: memory, posts and the [`Plane`] trait. What happens on connections is in `links`.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::mem;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    MAX_FRAME, MAX_REGIONS, MemoryKind, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId,
+    MAX_FRAME, MAX_REGIONS, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId,
     Region, Time, WriteFence,
 };
 use rustix::event::epoll;
 use rustix::process::{PTracer, set_ptracer};
 
 use crate::arena::Arena;
+use crate::clock;
 use crate::config::LocalConfig;
 use crate::error::LocalError;
-use crate::link::{Link, LinkId, Mourned, Stage};
+use crate::identity::ProcessIdentity;
+use crate::link::{Link, LinkId, Lost, Stage};
 use crate::links::{self, READ_SCRATCH};
 use crate::metadata::{self, Host, MAX_ARENAS, Metadata, Place, Token};
 use crate::remote::unmap_some;
@@ -28,6 +31,9 @@ use crate::transfer::{self, Progress, Transfer};
 const QUANTUM: usize = 256 << 10;
 /// How long one call of `poll` copies: half of what a call may take.
 const COPY_TIME: Duration = Duration::from_micros(500);
+/// How long a slice of a write takes, with much to spare. No slice begins this close to the end of the
+/// permission.
+pub(crate) const SLICE_TIME: Duration = Duration::from_millis(10);
 /// Bytes of a new peer's memory made present at once, and for how long one call of `poll` does so.
 const POPULATE: usize = 256 << 10;
 const POPULATE_TIME: Duration = Duration::from_micros(200);
@@ -38,6 +44,7 @@ pub struct LocalPlane {
     pub(crate) config: LocalConfig,
     pub(crate) host: Host,
     pub(crate) token: Token,
+    process: ProcessIdentity,
     pub(crate) socket_name: String,
     pub(crate) listener: OwnedFd,
     pub(crate) epoll: OwnedFd,
@@ -46,12 +53,18 @@ pub struct LocalPlane {
     regions: Vec<Memory>,
     places: Vec<Place>,
     /// Our metadata, once anybody has asked for it.
-    frozen: OnceCell<Bytes>,
+    pub(crate) frozen: OnceCell<Bytes>,
 
     pub(crate) peers: HashMap<PeerId, LinkId>,
     pub(crate) links: HashMap<LinkId, Link>,
     pub(crate) next_link: LinkId,
-    pub(crate) mourned: HashMap<LinkId, Mourned>,
+    /// Links that have ended before their peers were proven to copy nothing more.
+    pub(crate) lost: HashMap<LinkId, Lost>,
+    /// Revocations to be answered, and the links on which slices are under way.
+    pub(crate) revoking: BTreeMap<PeerId, BTreeSet<LinkId>>,
+    /// When to look at those links again, and how long after that.
+    pub(crate) look_at: Time,
+    pub(crate) look_again: Duration,
     /// Accepted, and have not said who they are.
     pub(crate) strangers: BTreeSet<LinkId>,
     /// Accepted, and no peer of ours yet.
@@ -106,6 +119,7 @@ impl LocalPlane {
         config.check()?;
         let host = Host::here().map_err(|error| os("read boot_id", error))?;
         let token = Token::random().map_err(|error| os("getrandom", error.into()))?;
+        let process = ProcessIdentity::here().map_err(|error| os("pidfd_open", error))?;
         let listener = links::listen(&socket_name)?;
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| os("epoll_create", error.into()))?;
@@ -113,6 +127,7 @@ impl LocalPlane {
             config,
             host,
             token,
+            process,
             socket_name,
             listener,
             epoll,
@@ -124,7 +139,10 @@ impl LocalPlane {
             peers: HashMap::new(),
             links: HashMap::new(),
             next_link: 0,
-            mourned: HashMap::new(),
+            lost: HashMap::new(),
+            revoking: BTreeMap::new(),
+            look_at: Time::ZERO,
+            look_again: Duration::ZERO,
             strangers: BTreeSet::new(),
             unclaimed: BTreeSet::new(),
             dialing: BTreeSet::new(),
@@ -188,6 +206,7 @@ impl LocalPlane {
         Metadata {
             host: self.host,
             token: self.token,
+            process: self.process,
             socket: self.socket_name.clone(),
             arenas: self.arenas.iter().map(|arena| arena.file_len() as u64).collect(),
             regions: self.places.clone(),
@@ -219,13 +238,32 @@ impl LocalPlane {
             let Some(transfer) = self.transfers.get_mut(&id) else {
                 continue;
             };
-            let Some(link) = self.links.get(&transfer.link) else {
+            let Some(link) = self.links.get_mut(&transfer.link) else {
                 continue;
             };
-            let (Some(memory), Some(process)) = (&link.memory, &link.process) else {
+            let (Some((memory, right)), Some(process)) = (&link.memory, &link.process) else {
                 continue;
             };
-            match transfer.step(&self.regions, memory, process, QUANTUM) {
+            let slice = if transfer.op() == Op::Read {
+                transfer.step(&self.regions, memory, process, QUANTUM)
+            } else if !right.mark() {
+                Err(PlaneError::Revoked)
+            } else {
+                // The clock is read inside of the mark: whoever finds the right unmarked after the
+                // permission has ended knows that no slice begins any more.
+                let permitted = clock::now() + SLICE_TIME < link.permitted;
+                let slice = permitted.then(|| transfer.step(&self.regions, memory, process, QUANTUM));
+                right.clear();
+                let Some(slice) = slice else {
+                    link.held.insert(id);
+                    continue;
+                };
+                slice
+            };
+            if slice.is_ok() {
+                right.count();
+            }
+            match slice {
                 Ok(Progress::More) => self.run.push_back(id),
                 Ok(Progress::Complete) => self.bytes_in_place(id),
                 Err(error) => self.end(id, Err(error)),
@@ -271,7 +309,7 @@ impl LocalPlane {
         let start = Instant::now();
         while let Some(id) = self.populating.pop_front() {
             let memory = self.links.get_mut(&id).and_then(|link| link.memory.as_mut());
-            if memory.is_some_and(|memory| memory.populate_some(POPULATE)) {
+            if memory.is_some_and(|(memory, _)| memory.populate_some(POPULATE)) {
                 self.populating.push_back(id);
             }
             if start.elapsed() >= POPULATE_TIME {
@@ -322,8 +360,9 @@ impl Plane for LocalPlane {
     }
 
     fn disconnect(&mut self, peer: PeerId) {
-        if let Some(id) = self.peers.remove(&peer) {
-            self.forget(id);
+        match self.peers.get(&peer) {
+            Some(id) => self.forget(*id),
+            None => self.forget_lost(peer),
         }
     }
 
@@ -367,6 +406,7 @@ impl Plane for LocalPlane {
         if let Some(transfer) = self.transfers.get(&post)
             && let Some(link) = self.links.get_mut(&transfer.link)
         {
+            link.held.remove(&post);
             link.waiting.retain(|id| *id != post);
             link.parked.retain(|id| *id != post);
         }
@@ -374,16 +414,28 @@ impl Plane for LocalPlane {
         self.end(post, Err(PlaneError::Cancelled));
     }
 
-    fn permit(&mut self, _: PeerId, _: Time) {}
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        if let Ok(link) = self.link_of(peer) {
+            link.permitted = until;
+            let held = mem::take(&mut link.held);
+            self.run.extend(held);
+        }
+    }
 
-    fn write_fence(&self, _: PeerId) -> WriteFence {
-        WriteFence::AtDeath
+    fn write_fence(&self, peer: PeerId) -> WriteFence {
+        let is_lost = self.lost.values().any(|lost| lost.peer == Some(peer));
+        if is_lost || self.peers.contains_key(&peer) { WriteFence::Revocable } else { WriteFence::AtDeath }
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        self.revoke_links(peer);
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
         self.now = now;
         self.serve_sockets();
         self.serve_timers();
+        self.serve_revocations();
         self.copy_some();
         self.populate_some();
         unmap_some(&mut self.retired);

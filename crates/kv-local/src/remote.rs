@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::metadata::Metadata;
+use crate::metadata::{Extent, Metadata, Place};
 use crate::sys::{Mapping, Memory};
 
 /// Most bytes unmapped in one call of `poll`.
@@ -29,26 +29,33 @@ pub(crate) enum PeerRegion {
 }
 
 impl PeerMemory {
-    /// Maps the arenas, which have been checked against the metadata.
-    pub(crate) fn map(fds: &[OwnedFd], metadata: &Metadata) -> io::Result<PeerMemory> {
-        let mut mappings = Vec::with_capacity(fds.len());
-        for (fd, len) in fds.iter().zip(&metadata.arenas) {
-            let mapping = Mapping::shared(fd.as_fd(), to_usize(*len)?)?;
+    /// Maps what is registered of the arenas, which have been checked against the metadata, and
+    /// nothing else of them.
+    pub(crate) fn map(arenas: &[OwnedFd], metadata: &Metadata) -> io::Result<PeerMemory> {
+        let extents = metadata.extents();
+        let mut mappings = Vec::with_capacity(extents.len());
+        for extent in &extents {
+            let fd = arenas.get(extent.arena).ok_or(io::ErrorKind::InvalidData)?;
+            let mapping = Mapping::shared(fd.as_fd(), extent.start, to_usize(extent.end - extent.start)?)?;
             mapping.keep_from_children()?;
             mapping.prefer_huge_pages();
             mappings.push(Arc::new(mapping));
         }
-        let mut regions = Vec::with_capacity(metadata.regions.len());
-        for place in &metadata.regions {
-            let (start, len) = (to_usize(place.start)?, to_usize(place.len)?);
-            regions.push(match place.arena {
-                None => PeerRegion::Adopted(start),
-                Some(arena) => {
-                    let mapping = mappings.get(arena as usize).ok_or(io::ErrorKind::InvalidData)?;
-                    PeerRegion::Mapped(Memory::of(mapping, start, len).ok_or(io::ErrorKind::InvalidData)?)
-                }
-            });
-        }
+        let region = |place: &Place| -> io::Result<PeerRegion> {
+            let len = to_usize(place.len)?;
+            let Some(arena) = place.arena.filter(|_| len != 0) else {
+                // An empty region has no byte that could be reached.
+                return Ok(PeerRegion::Adopted(to_usize(place.start)?));
+            };
+            let wanted = Extent { arena: arena as usize, start: place.start, end: u64::MAX };
+            let index = extents.partition_point(|extent| *extent <= wanted).checked_sub(1);
+            let found = index.and_then(|index| Some((extents.get(index)?, mappings.get(index)?)));
+            let (extent, mapping) = found.ok_or(io::ErrorKind::InvalidData)?;
+            let offset = place.start.checked_sub(extent.start).ok_or(io::ErrorKind::InvalidData)?;
+            let memory = Memory::of(mapping, to_usize(offset)?, len).ok_or(io::ErrorKind::InvalidData)?;
+            Ok(PeerRegion::Mapped(memory))
+        };
+        let regions = metadata.regions.iter().map(region).collect::<io::Result<_>>()?;
         Ok(PeerMemory { regions, mappings, populated: (0, 0) })
     }
 
@@ -57,15 +64,21 @@ impl PeerMemory {
         self.regions.get(region as usize)
     }
 
-    /// Makes the next `bytes` present, so that copies do not wait for page faults. True if there is
-    /// more to do.
+    /// Bytes that are mapped.
+    #[cfg(test)]
+    pub(crate) fn mapped(&self) -> usize {
+        self.mappings.iter().map(|mapping| mapping.len()).sum()
+    }
+
+    /// Makes the next `bytes` present as far as the peer has them, so that copies do not wait for page
+    /// faults. True if there is more to do.
     pub(crate) fn populate_some(&mut self, bytes: usize) -> bool {
         let (index, offset) = self.populated;
         let Some(mapping) = self.mappings.get(index) else {
             return false;
         };
         let len = bytes.min(mapping.len() - offset);
-        if mapping.populate(offset, len).is_err() {
+        if mapping.populate_existing(offset, len).is_err() {
             // Copies work without it, only slower at first.
             self.populated = (self.mappings.len(), 0);
             return false;
@@ -106,8 +119,8 @@ mod tests {
         let arena = Arena::new(4096).unwrap();
         let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 3 * UNMAP as u64 + 4096).unwrap();
-        let large = Mapping::shared(file.as_fd(), 3 * UNMAP + 4096).unwrap();
-        let small = Mapping::shared(arena.fd(), 4096).unwrap();
+        let large = Mapping::shared(file.as_fd(), 0, 3 * UNMAP + 4096).unwrap();
+        let small = Mapping::shared(arena.fd(), 0, 4096).unwrap();
         let mut retired = vec![small, large];
         for left in [3 * UNMAP, 2 * UNMAP, UNMAP] {
             unmap_some(&mut retired);

@@ -14,9 +14,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::param::page_size;
 
 use crate::arena::Arena;
 use crate::error::{ArenaError, LocalError};
@@ -33,12 +34,12 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps the first `len` bytes of `fd`. The caller has made sure that the file has that many and
-    /// cannot shrink.
-    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
+    /// Maps `len` bytes of `fd` from `offset` on, a multiple of the page size. The caller has made sure
+    /// that the file has that many and cannot shrink.
+    pub(crate) fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Mapping> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the address, so no memory of ours is replaced.
-        let addr = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
+        let addr = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
         Ok(Mapping { addr: addr as usize, len })
     }
 
@@ -61,6 +62,42 @@ impl Mapping {
     /// Makes the pages of a range present and writable, without changing them.
     pub(crate) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         self.advise(offset, len, Advice::LinuxPopulateWrite)
+    }
+
+    /// Makes those pages of a range present and writable that the file has already, and none that it
+    /// has not: a hole stays a hole.
+    pub(crate) fn populate_existing(&self, offset: usize, len: usize) -> io::Result<()> {
+        let page = page_size();
+        if !inside(self.len, offset, len) || !offset.is_multiple_of(page) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut exists = vec![0_u8; len.div_ceil(page)];
+        // SAFETY: the range is mapped, and the kernel writes one byte a page into `exists`.
+        let result = unsafe { libc::mincore((self.addr + offset) as *mut c_void, len, exists.as_mut_ptr()) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let mut at = 0;
+        for run in exists.chunk_by(|a, b| a & 1 == b & 1) {
+            let size = (run.len() * page).min(len - at);
+            if run.first().is_some_and(|first| first & 1 == 1) {
+                self.populate(offset + at, size)?;
+            }
+            at += size;
+        }
+        Ok(())
+    }
+
+    /// The word at `offset`, a multiple of eight.
+    pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(
+            inside(self.len, offset, 8) && offset.is_multiple_of(8),
+            "{offset} is no word of {}",
+            self.len
+        );
+        // SAFETY: the word is inside the mapping and aligned, mapped while `self` is borrowed, and only
+        // ever used as an atomic.
+        unsafe { AtomicU64::from_ptr((self.addr + offset) as *mut u64) }
     }
 
     /// The same by hand, for kernels older than 5.14.

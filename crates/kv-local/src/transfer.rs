@@ -44,6 +44,11 @@ impl Transfer {
         Transfer { link, notify: post.notify, op: post.op, descs: post.descs, next: 0, done: 0 }
     }
 
+    /// Which way its bytes go.
+    pub(crate) fn op(&self) -> Op {
+        self.op
+    }
+
     /// Copies about `quantum` bytes.
     pub(crate) fn step(
         &mut self,

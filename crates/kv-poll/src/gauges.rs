@@ -119,6 +119,11 @@ impl Counters {
         self.items_quarantined.sub(size.items);
     }
 
+    /// True if anything is in quarantine.
+    pub(crate) fn is_quarantined(&self) -> bool {
+        self.pages_quarantined.get() > 0 || self.items_quarantined.get() > 0
+    }
+
     pub(crate) fn read(&self, sessions_open: usize, bytes_per_page: u64) -> Gauges {
         Gauges {
             bytes_per_page,

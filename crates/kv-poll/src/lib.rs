@@ -95,6 +95,13 @@ mod session;
 mod token;
 mod worker;
 
+/// The worker without its thread, for a simulator that has its own clock. Off in every server, and not
+/// stable: it changes with the simulator.
+#[cfg(feature = "model")]
+pub mod model {
+    pub use crate::worker::{Clock, Driver, Ended, Machine, Rest, Turn};
+}
+
 pub use gauges::{Gauges, HeldBytes};
 pub use group::{GroupReceiver, GroupSender, GroupSession, RankGroup, RankGroupError};
 pub use manager::{Manager, Registration};

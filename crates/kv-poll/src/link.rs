@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use kv_core::proto::Command;
-use kv_core::{Fence, Groups, Incarnation, KvArgs, OpenError, Pages, Room, SessionId};
+use kv_core::{Fence, Groups, Incarnation, KvArgs, OpenError, Pages, Quarantine, Room, SessionId};
 
 use crate::cell::{Cell, Side};
 use crate::gauges::{Counters, Gauges};
@@ -48,6 +48,7 @@ pub(crate) struct Link {
     orphans: Mutex<Vec<Pages>>,
     orphan_groups: Mutex<Vec<Groups>>,
     registration: Mutex<Registration>,
+    quarantine: Mutex<Vec<Quarantine>>,
     stop: OnceLock<Duration>,
     stopped: AtomicBool,
 }
@@ -74,6 +75,7 @@ impl Link {
             orphans: Mutex::default(),
             orphan_groups: Mutex::default(),
             registration: Mutex::default(),
+            quarantine: Mutex::default(),
             stop: OnceLock::new(),
             stopped: AtomicBool::new(false),
         })
@@ -172,6 +174,10 @@ impl Link {
         lock(&self.registration).clone()
     }
 
+    pub(crate) fn quarantine(&self) -> Vec<Quarantine> {
+        lock(&self.quarantine).clone()
+    }
+
     /// Asks the worker to stop within `grace`. The first call counts.
     pub(crate) fn request_stop(&self, grace: Duration) {
         let _ = self.stop.set(grace);
@@ -226,6 +232,10 @@ impl Link {
             }
             _ => {}
         }
+    }
+
+    pub(crate) fn set_quarantine(&self, quarantine: Vec<Quarantine>) {
+        *lock(&self.quarantine) = quarantine;
     }
 
     pub(crate) fn set_registration(&self, registration: Registration) {

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use kv_core::proto::Command;
-use kv_core::{BootstrapError, Groups, KvArgs, KvManager, OpenError, Pages, Room, SessionOptions};
+use kv_core::{
+    BootstrapError, Groups, KvArgs, KvManager, OpenError, Pages, Quarantine, Room, SessionOptions,
+};
 
 use crate::gauges::Gauges;
 use crate::link::Link;
@@ -107,5 +109,11 @@ impl KvManager for Manager {
         let command = |session, room| Command::OpenReceiver { session, room, bootstrap_addr, options };
         let cell = self.link.open(room, command)?;
         Ok(Session::new(Arc::clone(&self.link), cell))
+    }
+
+    /// As the worker saw it 50 ms ago at most; its sum is
+    /// [`pages_quarantined`](Gauges::pages_quarantined) of that moment.
+    fn quarantine(&self) -> Vec<Quarantine> {
+        self.link.quarantine()
     }
 }

@@ -24,10 +24,10 @@ impl World {
         if let Some(planted) = self.planted {
             planted.loosen(&mut shown);
         }
-        let Ok(host) = Host::boot(&shown, slot, life, bits, &memory) else { return };
         let drift = params.drift_ppm;
         let rate = 1_000_000 - drift + self.rng.below(2 * drift + 1);
         let clock = Clock::new(self.now, self.rng.below(1000 * SEC), rate);
+        let Ok(host) = Host::boot(&shown, (slot, life), (bits, clock), &memory, self.planted) else { return };
         self.trace.note(self.now, || {
             format!("boot      life {life} in slot {slot}, incarnation {}", host.incarnation)
         });

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use kv_core::{BootstrapError, LookupId, PeerId, PlaneError, PostId, RankRecord};
 
 use crate::ledger::{LegId, LifeId};
+use crate::ways::WayId;
 
 /// Something that happens at one moment of virtual time.
 #[derive(Debug, Clone)]
@@ -17,8 +18,14 @@ pub(crate) enum Event {
     Frame { from: LifeId, to: LifeId, bytes: Bytes },
     /// A plane or bootstrap client reports something to its node.
     Report { life: LifeId, report: Report },
-    /// A post moves its pieces up to this one.
+    /// A read moves its pieces up to this one.
     Move { flight: usize, upto: usize },
+    /// The next slice of a write begins, if it may.
+    Begin { flight: usize },
+    /// The slice of a write that is under way ends.
+    End { flight: usize },
+    /// The driver of a host has a turn.
+    Turn { life: LifeId },
     /// A post ends.
     Land { flight: usize },
     /// A scheduler does something with one of its sessions.
@@ -37,8 +44,10 @@ pub(crate) enum Event {
 #[derive(Debug, Clone)]
 pub(crate) enum Report {
     Posted { post: PostId, result: Result<(), PlaneError> },
-    ConnectFailed { peer: PeerId },
-    PeerGone { peer: PeerId },
+    Connected { peer: PeerId, way: WayId },
+    ConnectFailed { peer: PeerId, way: WayId },
+    PeerGone { peer: PeerId, way: WayId },
+    Revoked { peer: PeerId },
     Found { lookup: LookupId, ranks: Vec<RankRecord> },
     LookupFailed { lookup: LookupId, error: BootstrapError },
     SpuriousTimeout,
@@ -63,8 +72,9 @@ pub(crate) enum Strike {
     Boot { slot: usize },
     Publish { life: LifeId },
     Pause { slot: usize, span: u64 },
+    Jump { life: LifeId, ahead: u64 },
     Partition { from: usize, to: usize, both_ways: bool, span: u64 },
-    Break { one: usize, other: usize, one_way: bool },
+    Break { from: usize, to: usize, refused: u64 },
     Shutdown { slot: usize },
 }
 

@@ -4,8 +4,10 @@ use kv_core::proto::{Command, Input};
 
 use crate::calendar::{Event, Report, Strike};
 use crate::clock::{MS, SEC, US};
+use crate::host::Engine;
 use crate::ledger::{LifeId, Slot};
 use crate::params::NetParams;
+use crate::planted::Planted;
 use crate::world::World;
 
 /// The state of the network.
@@ -13,11 +15,17 @@ pub(crate) struct Net {
     params: NetParams,
     /// Until when nothing passes from one slot to another, in global time.
     blocked: Vec<Vec<u64>>,
+    /// Until when no connection is opened from one slot to another, likewise.
+    refused: Vec<Vec<u64>>,
 }
 
 impl Net {
     pub(crate) fn new(hosts: usize, params: &NetParams) -> Net {
-        Net { params: params.clone(), blocked: vec![vec![0; hosts]; hosts] }
+        Net {
+            params: params.clone(),
+            blocked: vec![vec![0; hosts]; hosts],
+            refused: vec![vec![0; hosts]; hosts],
+        }
     }
 
     /// Its rates now: those of the seed until the world is healed.
@@ -30,6 +38,11 @@ impl Net {
         Some(self.blocked[from][to]).filter(|&until| until > now)
     }
 
+    /// True if no connection is opened from one slot to another.
+    pub(crate) fn refused(&self, from: Slot, to: Slot, now: u64) -> bool {
+        self.refused[from][to] > now
+    }
+
     fn block(&mut self, from: Slot, to: Slot, until: u64) {
         let known = &mut self.blocked[from][to];
         *known = until.max(*known);
@@ -38,7 +51,7 @@ impl Net {
     fn heal(&mut self) {
         let NetParams { delay, .. } = self.params;
         self.params = NetParams { delay, delay_max: delay, ..NetParams::default() };
-        self.blocked.iter_mut().for_each(|row| row.fill(0));
+        self.blocked.iter_mut().chain(&mut self.refused).for_each(|row| row.fill(0));
     }
 }
 
@@ -55,6 +68,11 @@ impl World {
             let (slot, pause) = (self.rng.index(hosts), self.rng.tail(20 * MS, 1000 * MS));
             self.strike_at(span, Strike::Pause { slot, span: pause });
         }
+        for _ in 0..chaos.stops {
+            let slot = self.rng.index(hosts);
+            let pause = self.rng.between(chaos.stop_max / 2, chaos.stop_max);
+            self.strike_at(span, Strike::Pause { slot, span: pause });
+        }
         for _ in 0..chaos.partitions {
             let (from, to) = (self.rng.index(hosts), self.rng.index(hosts));
             let (both_ways, lasts) = (self.rng.chance(500), self.rng.tail(20 * MS, 1000 * MS));
@@ -63,8 +81,17 @@ impl World {
         for _ in 0..chaos.breaks {
             let (prefills, decodes) = (self.params.prefills, self.params.decodes);
             let (one, other) = (self.rng.index(prefills), prefills + self.rng.index(decodes));
-            let one_way = self.rng.chance(500);
-            self.strike_at(span, Strike::Break { one, other, one_way });
+            // One of the two loses its connection, or both do.
+            let ways = if self.rng.chance(500) {
+                [(one, other), (other, one)]
+            } else {
+                [(other, one), (one, other)]
+            };
+            let (both, refused) = (self.rng.chance(300), self.rng.below(self.params.ways.refused_max + 1));
+            let at = self.rng.below(span);
+            for (from, to) in ways.into_iter().take(if both { 2 } else { 1 }) {
+                self.calendar.enter(at, Event::Strike(Strike::Break { from, to, refused }));
+            }
         }
         for _ in 0..chaos.shutdowns {
             let slot = self.rng.index(hosts);
@@ -102,8 +129,22 @@ impl World {
                     self.counters.pauses += 1;
                     let known = &mut self.ledger.lives[life];
                     known.paused_until = known.paused_until.max(self.now + span);
+                    let until = known.paused_until;
+                    if let Engine::Rig(_) = self.hosts[life].engine {
+                        self.hosts[life].stopped.get_or_insert(self.now);
+                        let late = self.rng.below(MS / 5);
+                        self.calendar.enter(until + late, Event::Turn { life });
+                    }
+                    if self.may_jump(slot) && self.rng.chance(300) {
+                        let ahead = self.rng.tail(MS, SEC);
+                        self.calendar.enter(until, Event::Strike(Strike::Jump { life, ahead }));
+                    }
+                    if self.planted == Some(Planted::PermissionExcused) {
+                        self.excuse(life, span);
+                    }
                 }
             }
+            Strike::Jump { life, ahead } => self.jump(life, ahead),
             Strike::Partition { from, to, both_ways, span } => {
                 self.counters.partitions += 1;
                 self.net.block(from, to, self.now + span);
@@ -111,20 +152,37 @@ impl World {
                     self.net.block(to, from, self.now + span);
                 }
             }
-            Strike::Break { one, other, one_way } => self.break_connections(one, other, one_way),
+            Strike::Break { from, to, refused } => self.break_connection(from, to, refused),
             Strike::Shutdown { slot } => self.shut_down(slot),
+        }
+    }
+
+    /// Whoever may do something until a moment may have a clock that is ahead; whoever waits for that
+    /// moment to pass may not.
+    fn may_jump(&self, slot: Slot) -> bool {
+        let prefill = slot < self.params.prefills;
+        self.params.sched.pull == if prefill { 0 } else { 1000 }
+    }
+
+    /// A clock that goes on ahead of what it showed.
+    fn jump(&mut self, life: LifeId, ahead: u64) {
+        self.counters.jumps += 1;
+        let clock = &mut self.ledger.lives[life].clock;
+        *clock = clock.jump(self.now, ahead);
+        let host = &mut self.hosts[life];
+        let (generation, timer) = (host.timer_generation, host.timer);
+        if let Some(due) = timer {
+            let at = self.ledger.lives[life].clock.global(due).max(self.now);
+            self.calendar.enter(at, Event::Timer { life, generation });
         }
     }
 
     pub(crate) fn crash(&mut self, slot: Slot) {
         let Some(life) = self.slots[slot].take() else { return };
         self.counters.crashes += 1;
-        self.hosts[life].node = None;
-        self.hosts[life].inbox = None;
-        let strays = self.rng.below(self.params.chaos.stray_max + 1);
+        self.hosts[life].engine = Engine::Dead;
         let record = &mut self.ledger.lives[life];
         record.alive = false;
-        record.strays_until = self.now + strays;
         self.counters.died += record.open_sessions as u64;
         record.open_sessions = 0;
         record.tokens_out = 0;
@@ -137,7 +195,6 @@ impl World {
                 continue;
             }
             if known.life == life {
-                known.stops_at = known.stops_at.min(self.now + strays);
                 self.counters.crash_in_flight += 1;
             } else if known.target == life {
                 self.counters.crash_target += 1;
@@ -152,55 +209,40 @@ impl World {
                 .collect();
             for peer in conns {
                 let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
-                self.lose(other, peer, detected, self.now + strays);
+                self.lose(other, peer, detected);
             }
         }
+        self.tell_revoked();
     }
 
     /// The plane of a life will notice at `detected` that a connection is dead.
-    fn lose(&mut self, life: LifeId, peer: kv_core::PeerId, detected: u64, quiet_at: u64) {
+    pub(crate) fn lose(&mut self, life: LifeId, peer: kv_core::PeerId, detected: u64) {
         let Some(conn) = self.hosts[life].conns.get_mut(&peer) else { return };
         if conn.gone_at.is_some() || conn.dead {
             return;
         }
         conn.gone_at = Some(detected);
-        conn.quiet_at = quiet_at;
-        self.calendar.enter(detected, Event::Report { life, report: Report::PeerGone { peer } });
+        let way = conn.way;
+        self.calendar.enter(detected, Event::Report { life, report: Report::PeerGone { peer, way } });
         for flight in 0..self.flights.len() {
             let known = &self.flights[flight];
-            if !known.over && known.life == life && known.peer == peer {
+            if !known.over && known.way == way {
                 self.doom(flight, detected);
             }
         }
     }
 
-    /// Both live on, but their connections will never carry a byte again: those of `one` to `other`,
-    /// or those of both to each other.
-    fn break_connections(&mut self, one: Slot, other: Slot, one_way: bool) {
-        let (Some(one), Some(other)) = (self.slots[one], self.slots[other]) else { return };
+    /// Both live on, but the connection of one to the other will never carry a byte again; that of the
+    /// other is as it was.
+    fn break_connection(&mut self, from: Slot, to: Slot, refused: u64) {
+        self.net.refused[from][to] = self.net.refused[from][to].max(self.now + refused);
+        let (Some(from), Some(to)) = (self.slots[from], self.slots[to]) else { return };
         self.counters.breaks += 1;
-        let quiet_at = self.now + self.rng.below(self.params.chaos.stray_max + 1);
-        for flight in &mut self.flights {
-            // One way: what is in flight goes on until its end is told.
-            if !one_way
-                && !flight.over
-                && [(one, other), (other, one)].contains(&(flight.life, flight.target))
-            {
-                flight.stops_at = flight.stops_at.min(quiet_at);
-            }
-        }
-        let ways = [(one, other), (other, one)];
-        for (from, to) in ways.into_iter().take(if one_way { 1 } else { 2 }) {
-            let conns: Vec<_> = self.hosts[from]
-                .conns
-                .iter()
-                .filter(|(_, conn)| conn.target == to)
-                .map(|(&peer, _)| peer)
-                .collect();
-            for peer in conns {
-                let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
-                self.lose(from, peer, detected, quiet_at);
-            }
+        let conns = self.hosts[from].conns.iter();
+        let lost: Vec<_> = conns.filter(|(_, conn)| conn.target == to).map(|(&peer, _)| peer).collect();
+        for peer in lost {
+            let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
+            self.lose(from, peer, detected);
         }
     }
 
@@ -218,8 +260,15 @@ impl World {
     pub(crate) fn heal(&mut self) {
         self.trace.note(self.now, || "heal".to_owned());
         self.healed = Some(self.now);
-        if self.planted != Some(crate::planted::Planted::HealedInName) {
+        if self.planted != Some(Planted::HealedInName) {
             self.net.heal();
+        }
+        for flight in 0..self.flights.len() {
+            if std::mem::take(&mut self.flights[flight].stuck) {
+                let (soon, ending) = (self.rng.below(MS), self.flights[flight].outcome.is_some());
+                let event = if ending { Event::Land { flight } } else { Event::Begin { flight } };
+                self.calendar.enter(self.now + soon, event);
+            }
         }
         for slot in 0..self.slots.len() {
             if let Some(life) = self.slots[slot] {

@@ -1,7 +1,5 @@
 //! Clocks that agree on nothing: each host has its own epoch and its own rate.
 
-use std::time::Duration;
-
 use kv_core::Time;
 
 /// One microsecond of virtual time.
@@ -28,6 +26,11 @@ impl Clock {
         Clock { started, epoch, rate_ppm: rate_ppm.max(1) }
     }
 
+    /// The same clock, from this global moment on so much ahead of what it showed.
+    pub fn jump(&self, now: u64, ahead: u64) -> Clock {
+        Clock { started: now, epoch: self.local(now).as_nanos() + ahead, ..*self }
+    }
+
     /// What the clock shows at a global moment.
     pub fn local(&self, global: u64) -> Time {
         let elapsed = u128::from(global.saturating_sub(self.started));
@@ -40,12 +43,6 @@ impl Clock {
         let shown = u128::from(local.as_nanos().saturating_sub(self.epoch));
         let elapsed = (shown * PPM).div_ceil(u128::from(self.rate_ppm));
         self.started.saturating_add(u64::try_from(elapsed).unwrap_or(u64::MAX))
-    }
-
-    /// How long a span of global time lasts on this clock, rounded up.
-    pub fn span(&self, global: u64) -> Duration {
-        let shown = (u128::from(global) * u128::from(self.rate_ppm)).div_ceil(PPM);
-        Duration::from_nanos(u64::try_from(shown).unwrap_or(u64::MAX))
     }
 }
 

@@ -4,10 +4,12 @@ use kv_core::proto::NodeGauges;
 use kv_core::{KvPoll, Post, SessionId, Time, TransferError};
 
 use crate::calendar::Check;
+use crate::cost::Cost;
 use crate::flight::{Flight, Piece};
 use crate::ledger::{HoldId, Ledger, LegId, LifeId, Slot};
 use crate::memory::Memory;
 use crate::params::Params;
+use crate::ways::Way;
 
 /// One thing that happened.
 #[derive(Debug)]
@@ -20,8 +22,8 @@ pub(crate) enum Fact<'a> {
     Released { life: LifeId, session: SessionId, leg: Option<LegId>, hold: Option<HoldId>, pages: &'a [u32] },
     /// Items of state groups are about to come back; of these groups it is said that the sender had none.
     Skipped { leg: LegId, skipped: &'a [u16] },
-    /// A node asked for a post; so many are in flight with it.
-    Posted { life: LifeId, post: &'a Post, in_flight: usize },
+    /// A node asked for a post; so many are in flight with it, to the same peer and to all.
+    Posted { life: LifeId, post: &'a Post, to_peer: usize, in_flight: usize },
     /// A node asked for an early end of a post.
     Cancelled { flight: usize },
     /// A descriptor that leaves its region, or has no length.
@@ -33,14 +35,9 @@ pub(crate) enum Fact<'a> {
     /// A node handled a frame.
     Handled { at: LifeId, from: LifeId, addressed: LifeId, effects: Effects },
     /// A node handled an input.
-    Stepped {
-        life: LifeId,
-        input: &'static str,
-        outputs: usize,
-        now: Time,
-        next: Option<Time>,
-        gauges: NodeGauges,
-    },
+    Stepped { life: LifeId, input: &'static str, now: Time, next: Option<Time>, gauges: NodeGauges },
+    /// What one input of a node has cost.
+    Cost { life: LifeId, input: &'static str, cost: Cost },
     /// A node panicked.
     Panicked { life: LifeId, message: &'a str },
     /// A node told a reader that it may read the pages of a session.
@@ -77,5 +74,6 @@ pub(crate) struct View<'a> {
     pub(crate) ledger: &'a Ledger,
     pub(crate) memories: &'a [Memory],
     pub(crate) flights: &'a [Flight],
+    pub(crate) ways: &'a [Way],
     pub(crate) healed: bool,
 }

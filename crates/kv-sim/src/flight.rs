@@ -4,6 +4,7 @@ use bytes::Bytes;
 use kv_core::{Op, PeerId, PlaneError, PostId};
 
 use crate::ledger::{HoldId, LifeId};
+use crate::ways::WayId;
 
 /// One post under way, or over.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub struct Flight {
     pub life: LifeId,
     /// Over which connection.
     pub peer: PeerId,
+    /// On which way.
+    pub way: WayId,
     /// Which way the bytes go.
     pub op: Op,
     /// Into, or from, whose memory.
@@ -28,19 +31,20 @@ pub struct Flight {
     pub fails_after: Option<usize>,
     /// How it will end; `None` while that is open.
     pub outcome: Option<Result<(), PlaneError>>,
-    /// No piece moves any more from this moment on, in global time.
-    pub stops_at: u64,
+    /// Where a write is cut into slices, the next end last.
+    pub cuts: Vec<usize>,
+    /// The longest pause before a slice.
+    pub pause: u64,
+    /// The end of the slice that is under way.
+    pub slice: Option<usize>,
+    /// It waits for a permission to write.
+    pub waits: bool,
+    /// It does not end, nor begin another slice, before the world is healed.
+    pub stuck: bool,
     /// Its node has asked for an early end.
     pub cancelled: bool,
     /// Its node has been told of its end, or is dead.
     pub over: bool,
-}
-
-impl Flight {
-    /// True if no piece of it can land any more.
-    pub fn is_quiet(&self, now: u64) -> bool {
-        self.over || self.stops_at <= now
-    }
 }
 
 /// What moves at one moment.

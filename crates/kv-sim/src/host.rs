@@ -9,10 +9,15 @@ use kv_core::{
     SessionId, StateGroup, Time, WorkerRole,
 };
 
+use crate::clock::Clock;
+use crate::cost::Held;
 use crate::ledger::{LegId, LifeId, Slot};
 use crate::memory::Memory;
 use crate::params::{Params, Topology};
+use crate::planted::Planted;
+use crate::rig::Rig;
 use crate::state::GROUPS;
+use crate::ways::WayId;
 
 /// The plane's name in records and hellos.
 pub(crate) const PLANE: &str = "sim";
@@ -20,10 +25,11 @@ pub(crate) const PLANE: &str = "sim";
 /// One life of one host.
 pub(crate) struct Host {
     pub(crate) slot: Slot,
-    /// `None` once it has crashed.
-    pub(crate) node: Option<Node>,
-    /// Instead of a node: what its plane has to tell to whoever owns it.
-    pub(crate) inbox: Option<Vec<PlaneEvent>>,
+    pub(crate) engine: Engine,
+    /// What its node held after its last step.
+    pub(crate) held: Held,
+    /// Since when its driver has been stopped, in global time.
+    pub(crate) stopped: Option<u64>,
     pub(crate) incarnation: Incarnation,
     pub(crate) record: RankRecord,
     pub(crate) conns: BTreeMap<PeerId, Conn>,
@@ -40,27 +46,45 @@ pub(crate) struct Host {
     pub(crate) flying: usize,
 }
 
+/// What runs on a host.
+pub(crate) enum Engine {
+    /// A node.
+    Node(Box<Node>),
+    /// A node in the worker's own loop.
+    Rig(Box<Rig>),
+    /// What its plane has to tell to whoever owns it, outside of the world.
+    Plane(Vec<PlaneEvent>),
+    /// Nothing any more.
+    Dead,
+}
+
 /// The way from one life to another, as the plane of the first knows it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Conn {
     pub(crate) target: LifeId,
+    /// For writes.
+    pub(crate) way: WayId,
     /// Nothing passes any more: refused, or broken under way.
     pub(crate) dead: bool,
     /// When its end is noticed, in global time; `None` while it lives.
     pub(crate) gone_at: Option<u64>,
-    /// Until when writes of the other side may land, in global time.
-    pub(crate) quiet_at: u64,
 }
 
 impl Host {
+    /// True if it runs the worker's own loop.
+    pub(crate) fn is_driven(&self) -> bool {
+        matches!(self.engine, Engine::Rig(_))
+    }
+
     /// Starts a life.
     pub(crate) fn boot(
         params: &Params,
-        slot: Slot,
-        life: LifeId,
-        bits: u64,
+        (slot, life): (Slot, LifeId),
+        (bits, clock): (u64, Clock),
         memory: &Memory,
+        planted: Option<Planted>,
     ) -> Result<Host, ArgsError> {
+        let driven = params.driven;
         let args = args(params, slot, memory)?;
         let incarnation = Incarnation::from_random(bits);
         let role = if slot < params.prefills { WorkerRole::Prefill } else { WorkerRole::Decode };
@@ -72,15 +96,25 @@ impl Host {
             metadata: metadata(life),
             geometry: args.geometry().clone(),
         };
-        let mut config = NodeConfig::new(args, incarnation, PLANE, metadata(life));
+        let mut config = NodeConfig::new(args.clone(), incarnation, PLANE, metadata(life));
         config.timing = params.timing;
         config.limits = params.limits;
+        let node = Node::new(config);
+        let engine = if !driven {
+            Engine::Node(Box::new(node))
+        } else {
+            match Rig::new((node, args, record.clone()), params, (life, clock, bits), planted) {
+                Some(rig) => Engine::Rig(Box::new(rig)),
+                None => Engine::Dead,
+            }
+        };
         let free_pages = (0..memory.pages.len() as u32).rev().collect();
         let free_rows = (0..memory.rows.len() as u32).rev().collect();
         Ok(Host {
             slot,
-            node: Some(Node::new(config)),
-            inbox: None,
+            engine,
+            held: Held::default(),
+            stopped: None,
             incarnation,
             record,
             conns: BTreeMap::new(),
@@ -113,7 +147,12 @@ fn args(params: &Params, slot: Slot, memory: &Memory) -> Result<KvArgs, ArgsErro
     let mut parallel = Parallel::default();
     if let Some(pair) = &params.unequal {
         let builder = pair.describe(prefill, within as u32, memory, params.state_items > 0);
-        return builder.dtype("u8").max_inflight(params.max_inflight).max_sge(params.max_sge).build();
+        return builder
+            .dtype("u8")
+            .suffixes_requests(params.suffixed)
+            .max_inflight(params.max_inflight)
+            .max_sge(params.max_sge)
+            .build();
     }
     let (engine, rank) = match params.topology {
         Topology::Plain | Topology::Unequal => (format!("{side}{within}"), 0),
@@ -134,6 +173,7 @@ fn args(params: &Params, slot: Slot, memory: &Memory) -> Result<KvArgs, ArgsErro
         .pages(memory.pages.len() as u32, 16)
         .dtype(if misfit { "f16" } else { "f32" })
         .parallel(parallel)
+        .suffixes_requests(params.suffixed)
         .max_inflight(params.max_inflight)
         .max_sge(params.max_sge);
     for (number, region) in memory.regions().iter().enumerate() {

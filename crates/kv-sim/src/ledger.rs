@@ -30,6 +30,8 @@ pub enum Side {
 pub struct Leg {
     /// The request it belongs to.
     pub request: usize,
+    /// The request of which that is another attempt, or itself.
+    pub family: usize,
     /// Which half.
     pub side: Side,
     /// Where.
@@ -99,6 +101,11 @@ impl Leg {
         }
     }
 
+    /// True if the two are halves of one request, or of two attempts at it.
+    pub fn is_of(&self, other: &Leg) -> bool {
+        self.family == other.family && Ledger::rooms_match(&self.room, &other.room)
+    }
+
     /// True while its session exists and has not ended.
     pub fn is_open(&self) -> bool {
         self.life.is_some() && !self.poll.is_terminal()
@@ -132,8 +139,6 @@ pub struct LifeRecord {
     pub alive: bool,
     /// True once its scheduler has shut it down.
     pub shut_down: bool,
-    /// Until when its writes may land after its death, in global time.
-    pub strays_until: u64,
     /// When it was last paused, until when, in global time.
     pub paused_until: u64,
     /// Posts that failed.
@@ -151,7 +156,6 @@ impl LifeRecord {
             clock,
             alive: true,
             shut_down: false,
-            strays_until: u64::MAX,
             paused_until: 0,
             posts_failed: 0,
             tokens_out: 0,
@@ -194,8 +198,8 @@ impl Ledger {
     }
 
     /// True if a sender of a request is given other pages than its siblings.
-    pub fn is_miscounted(&self, room: &Room) -> bool {
-        self.legs.iter().any(|leg| leg.miscounted && Ledger::rooms_match(&leg.room, room))
+    pub fn is_miscounted(&self, half: &Leg) -> bool {
+        self.legs.iter().any(|leg| leg.miscounted && leg.is_of(half))
     }
 
     /// True if two rooms can be those of one request.

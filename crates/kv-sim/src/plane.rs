@@ -1,16 +1,19 @@
 //! The virtual plane: connections, and frames that travel on them. What they copy is in `posts.rs`.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use kv_core::proto::Input;
 use kv_core::wire::{Body, Frame, VERSION};
-use kv_core::{MAX_FRAME, Origin, PeerId, PlaneError, WayEnd};
+use kv_core::{Directions, MAX_FRAME, Origin, PeerId, PlaneError, WayEnd, WriteFence};
 
 use crate::calendar::{Event, Report};
 use crate::clock::MS;
 use crate::fact::{Effects, Fact};
-use crate::host::{Conn, life_of};
+use crate::host::{Conn, Engine, life_of};
 use crate::ledger::LifeId;
 use crate::planted::Planted;
+use crate::ways::WayId;
 use crate::world::World;
 
 impl World {
@@ -22,24 +25,29 @@ impl World {
         let fails = self.healed.is_none() && self.rng.chance(self.params.dma.connect_fail);
         let delay = 1 + self.rng.below(2 * MS);
         let Some(target) = target else {
-            self.report_later(delay, life, Report::ConnectFailed { peer });
+            let way = self.open_way(life, life);
+            self.report_later(delay, life, Report::ConnectFailed { peer, way });
             return;
         };
-        let mut conn = Conn { target, dead: fails, gone_at: None, quiet_at: 0 };
-        if fails {
-            self.report_later(delay, life, Report::ConnectFailed { peer });
+        let way = self.open_way(life, target);
+        let refused = self.net.refused(self.hosts[life].slot, self.hosts[target].slot, self.now);
+        let mut conn = Conn { target, way, dead: fails || refused, gone_at: None };
+        if conn.dead {
+            self.report_later(delay, life, Report::ConnectFailed { peer, way });
         } else if !self.ledger.lives[target].alive {
             // Nobody is there: noticed at once, or only later.
-            conn.quiet_at = self.ledger.lives[target].strays_until;
             if self.rng.chance(500) {
                 // What is posted until then ends around then.
                 conn.gone_at = Some(self.now + delay);
-                self.report_later(delay, life, Report::ConnectFailed { peer });
+                self.report_later(delay, life, Report::ConnectFailed { peer, way });
             } else {
                 let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
                 conn.gone_at = Some(detected);
-                self.report_later(detected - self.now, life, Report::PeerGone { peer });
+                self.report_later(0, life, Report::Connected { peer, way });
+                self.report_later(detected - self.now, life, Report::PeerGone { peer, way });
             }
+        } else {
+            self.report_later(0, life, Report::Connected { peer, way });
         }
         self.hosts[life].conns.insert(peer, conn);
     }
@@ -48,31 +56,62 @@ impl World {
         self.calendar.enter(self.now + delay, Event::Report { life, report });
     }
 
-    pub(crate) fn report_connect_failed(&mut self, life: LifeId, peer: PeerId) {
-        if let Some(conn) = self.hosts[life].conns.get_mut(&peer) {
+    pub(crate) fn report_connected(&mut self, life: LifeId, peer: PeerId, way: WayId) {
+        if !matches!(self.hosts[life].engine, Engine::Node(_)) {
+            return;
+        }
+        let known = self.hosts[life].conns.get(&peer).filter(|conn| conn.way == way && !conn.dead);
+        if let Some(conn) = known {
+            let fence = self.declared_fence(conn.target, life);
+            let directions = Directions::BOTH;
+            self.feed(life, "connected", Input::Connected { peer, directions, fence });
+        }
+    }
+
+    pub(crate) fn report_connect_failed(&mut self, life: LifeId, peer: PeerId, way: WayId) {
+        if let Some(conn) = self.hosts[life].conns.get_mut(&peer).filter(|conn| conn.way == way) {
             conn.dead = true;
             self.counters.connect_failures += 1;
+            if !matches!(self.hosts[life].engine, Engine::Node(_)) {
+                // A plane that connects in the background says so when it fails.
+                return self.report_peer_gone(life, peer, way);
+            }
             let error = PlaneError::Os { call: "connect", kind: std::io::ErrorKind::ConnectionRefused };
             self.feed(life, "connect failed", Input::ConnectFailed { peer, error });
         }
     }
 
-    pub(crate) fn report_peer_gone(&mut self, life: LifeId, peer: PeerId) {
-        let Some(conn) = self.hosts[life].conns.get_mut(&peer) else { return };
+    pub(crate) fn report_peer_gone(&mut self, life: LifeId, peer: PeerId, way: WayId) {
+        let Some(conn) = self.hosts[life].conns.get_mut(&peer).filter(|conn| conn.way == way) else { return };
         conn.dead = true;
-        let conn_target = conn.target;
-        let left = conn.quiet_at.saturating_sub(self.now);
-        let quiet_after = self.ledger.lives[life].clock.span(left) + std::time::Duration::from_nanos(1);
-        let quiet_after = if left == 0 { std::time::Duration::ZERO } else { quiet_after };
+        let target = conn.target;
+        let end = self.way_end(life, target);
         self.counters.peers_gone += 1;
-        self.trace
-            .note(self.now, || format!("  peer {peer} of life {life} is gone, quiet after {quiet_after:?}"));
-        let from = self.hosts[conn_target].slot;
-        self.feed(life, "peer gone", Input::PeerGone { peer, end: WayEnd::Dead { quiet_after } });
+        self.counters.ways_lost += u64::from(end == WayEnd::Lost);
+        self.trace.note(self.now, || format!("  peer {peer} of life {life} is gone: {end:?}"));
+        let from = self.hosts[target].slot;
+        self.feed(life, "peer gone", Input::PeerGone { peer, end });
         let still = |conn: &Conn| self.hosts[conn.target].slot == from;
-        if !self.hosts[life].conns.values().any(still) {
+        let stopped = self.ledger.lives[life].paused_until > self.now;
+        if !stopped && !self.hosts[life].conns.values().any(still) {
             self.tell(&Fact::CutOff { life, from });
         }
+    }
+
+    /// What a transport can say of the end of its connection: that the peer's process is dead, if it is
+    /// and can be proven to be, and how long its hardware may go on. Of the living it knows nothing.
+    fn way_end(&mut self, life: LifeId, target: LifeId) -> WayEnd {
+        let fence = self.declared_fence(target, life);
+        let quiet_after = if let WriteFence::Within(bound) = fence { bound } else { Duration::ZERO };
+        let dead = WayEnd::Dead { quiet_after };
+        match self.planted {
+            Some(Planted::LivingCalledDead) => return WayEnd::Dead { quiet_after: Duration::ZERO },
+            Some(Planted::LostCalledDead) => return dead,
+            _ => {}
+        }
+        let hardware = matches!(fence, WriteFence::Within(_));
+        let proven = !hardware || self.healed.is_some() || !self.rng.chance(self.params.ways.unproven);
+        if self.ledger.lives[target].alive || !proven { WayEnd::Lost } else { dead }
     }
 
     // ---- frames ------------------------------------------------------------------------------
@@ -145,7 +184,7 @@ impl World {
             let len = self.rng.index(40);
             let mut noise: Vec<u8> = (0..len).map(|_| self.rng.bits() as u8).collect();
             if let [first, second, third, ..] = noise.as_mut_slice() {
-                (*first, *second, *third) = (0x94, VERSION, *third % 20);
+                (*first, *second, *third) = (0x94, VERSION, *third % 24);
             }
             noise.into()
         } else {
@@ -199,6 +238,8 @@ fn name_of(bytes: &[u8]) -> &'static str {
         Some(17) => "frame: HeartbeatAck",
         Some(18) => "frame: Release",
         Some(19) => "frame: Released",
+        Some(20) => "frame: AskWrite",
+        Some(21) => "frame: MayWrite",
         _ => "frame: other",
     }
 }

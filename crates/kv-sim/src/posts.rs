@@ -6,9 +6,10 @@ use crate::calendar::{Event, Report};
 use crate::clock::{MS, US};
 use crate::fact::Fact;
 use crate::flight::{Flight, Piece};
-use crate::host::Conn;
+use crate::host::{Conn, Engine};
 use crate::ledger::LifeId;
 use crate::planted::Planted;
+use crate::rng::mix;
 use crate::world::World;
 
 impl World {
@@ -18,7 +19,9 @@ impl World {
         self.trace
             .note(self.now, || format!("  life {life} posts {} to peer {peer}: {:?}", post.id, post.descs));
         let in_flight = self.hosts[life].flying + 1;
-        self.tell(&Fact::Posted { life, post: &post, in_flight });
+        let way = self.hosts[life].conns.get(&peer).map(|conn| conn.way);
+        let to_peer = way.map_or(0, |way| self.ways[way].flying) + 1;
+        self.tell(&Fact::Posted { life, post: &post, to_peer, in_flight });
         self.hosts[life].flying = in_flight;
         let id = post.id;
         let conn = self.hosts[life].conns.get(&peer).copied();
@@ -104,12 +107,20 @@ impl World {
         let fails_after = (!healed && self.rng.chance(dma.error)).then(|| self.rng.index(pieces.len() + 1));
         let flight = self.flights.len();
         let steps = 1 + self.rng.index(pieces.len().min(4));
-        let mut moments: Vec<u64> = (0..steps).map(|_| self.now + self.rng.below(span)).collect();
-        moments.sort_unstable();
-        for (step, &at) in moments.iter().enumerate() {
-            let upto = pieces.len() * (step + 1) / steps;
-            self.calendar.enter(at, Event::Move { flight, upto });
+        let ends = |step: usize| pieces.len() * step / steps;
+        let mut cuts = Vec::new();
+        if post.op == Op::Write {
+            cuts.extend((1..=steps).rev().map(ends));
+        } else {
+            let mut moments: Vec<u64> = (0..steps).map(|_| self.now + self.rng.below(span)).collect();
+            moments.sort_unstable();
+            for (step, &at) in moments.iter().enumerate() {
+                self.calendar.enter(at, Event::Move { flight, upto: ends(step + 1) });
+            }
         }
+        let pause = span / steps as u64;
+        let stuck = !healed && self.is_stuck(conn.target, &post);
+        self.counters.stuck += u64::from(stuck);
         if self.planted == Some(Planted::NotifyEarly)
             && let Some(notify) = &post.notify
         {
@@ -119,6 +130,7 @@ impl World {
             life,
             peer,
             op: post.op,
+            way: conn.way,
             target: conn.target,
             post: post.id,
             pieces,
@@ -126,23 +138,125 @@ impl World {
             notify: post.notify,
             fails_after,
             outcome: None,
-            stops_at: u64::MAX,
+            cuts,
+            pause,
+            slice: None,
+            waits: false,
+            stuck,
             cancelled: false,
             over: false,
         });
+        self.ways[conn.way].flying += 1;
         if self.planted == Some(Planted::EndBeforeQuiet) {
-            // Its pieces have moved by then, but its end is still to come.
+            self.ways[conn.way].flying -= 1;
             self.hosts[life].flying -= 1;
-            self.report_later(span, life, Report::Posted { post: post.id, result: Ok(()) });
-            span *= 2;
+            self.report_later(span / 2, life, Report::Posted { post: post.id, result: Ok(()) });
         }
         if let Some(gone_at) = conn.gone_at {
-            if self.ledger.lives[conn.target].alive {
-                self.flights[flight].stops_at = self.now;
-            }
             self.doom(flight, gone_at);
         }
-        self.calendar.enter(self.now + span, Event::Land { flight });
+        if post.op == Op::Write {
+            self.begin_later(flight);
+        } else {
+            self.calendar.enter(self.now + span, Event::Land { flight });
+        }
+    }
+
+    /// Of some peers all posts are stuck, of others some; of most, none.
+    fn is_stuck(&mut self, target: LifeId, post: &Post) -> bool {
+        let rate = self.params.ways.stuck;
+        let all = rate > 0 && mix(self.params.seed ^ target as u64).is_multiple_of(8);
+        post.op == Op::Write && (all || self.rng.chance(rate))
+    }
+
+    // ---- slices of writes --------------------------------------------------------------------
+
+    fn begin_later(&mut self, flight: usize) {
+        let pause = self.rng.below(self.flights[flight].pause + 1);
+        self.calendar.enter(self.now + pause, Event::Begin { flight });
+    }
+
+    /// The writer's transport reads its clock, and begins the next slice if it may.
+    pub(crate) fn begin_slice(&mut self, flight: usize) {
+        let known = &self.flights[flight];
+        let way = &self.ways[known.way];
+        if known.over || known.slice.is_some() || known.stuck || !self.ledger.lives[known.life].alive {
+            return;
+        }
+        let Some(&upto) = known.cuts.last() else { return };
+        if way.revoked {
+            self.counters.refused_slices += 1;
+            self.flights[flight].outcome.get_or_insert(Err(PlaneError::Revoked));
+            return self.land(flight);
+        }
+        let (source, destination) = (self.hosts[known.life].slot, self.hosts[known.target].slot);
+        if let Some(until) = self.net.blocked_until(source, destination, self.now) {
+            let late = self.rng.below(MS);
+            return self.calendar.enter(until + late, Event::Begin { flight });
+        }
+        let checks = self.planted != Some(Planted::PermissionUnchecked);
+        if checks && !way.is_open(&self.ledger, self.now) {
+            self.counters.unpermitted += 1;
+            let known = &mut self.flights[flight];
+            known.waits = true;
+            if known.cancelled {
+                // Nothing of it is under way, and nothing may ever be.
+                known.outcome.get_or_insert(Err(PlaneError::Cancelled));
+                self.land(flight);
+            }
+            return;
+        }
+        let len = self.slice_len(flight);
+        let known = &mut self.flights[flight];
+        known.cuts.pop();
+        known.slice = Some(upto);
+        self.calendar.enter(self.now + len, Event::End { flight });
+    }
+
+    /// For how long a slice is under way, if its writer is not stopped.
+    fn slice_len(&mut self, flight: usize) -> u64 {
+        let ways = &self.params.ways;
+        let copies = self.ways[self.flights[flight].way].copies();
+        let most = if copies { ways.slice_max } else { ways.bound };
+        let (long, short) = (ways.long, self.flights[flight].pause.min(most));
+        let healed = self.healed.is_some() && copies;
+        match (!healed && self.rng.chance(long), self.rng.chance(200)) {
+            // Hardware may need all the time that it was promised to need at most.
+            (true, true) => most,
+            (true, false) => self.rng.below(most + 1),
+            (false, _) => self.rng.below(short + 1),
+        }
+    }
+
+    /// The slice that is under way has arrived.
+    pub(crate) fn end_slice(&mut self, flight: usize) {
+        let known = &self.flights[flight];
+        let way = &self.ways[known.way];
+        let Some(upto) = known.slice else { return };
+        let (life, alive) = (known.life, self.ledger.lives[known.life].alive);
+        if !alive && way.copies() {
+            self.flights[flight].slice = None;
+            return;
+        }
+        let clock = &self.ledger.lives[life].clock;
+        let late = way.permit.is_some_and(|until| clock.local(self.now) > until);
+        self.counters.late_slices += u64::from(late);
+        self.move_upto(flight, upto);
+        if self.is_over() {
+            return;
+        }
+        let known = &mut self.flights[flight];
+        known.slice = None;
+        if !self.revoking.is_empty() {
+            self.tell_revoked();
+        }
+        let known = &self.flights[flight];
+        let failed = known.fails_after.is_some_and(|limit| known.moved >= limit);
+        if known.outcome.is_some() || failed || known.cuts.is_empty() {
+            self.land(flight);
+        } else {
+            self.begin_later(flight);
+        }
     }
 
     /// The connection of a flight is dying: it ends around the moment at which that is noticed.
@@ -164,9 +278,13 @@ impl World {
             self.calendar.enter(until + late, Event::Move { flight, upto });
             return;
         }
+        self.move_upto(flight, upto);
+    }
+
+    fn move_upto(&mut self, flight: usize, upto: usize) {
         while self.flights[flight].moved < upto {
             let known = &self.flights[flight];
-            if known.is_quiet(self.now) || known.fails_after.is_some_and(|limit| known.moved >= limit) {
+            if known.over || known.fails_after.is_some_and(|limit| known.moved >= limit) {
                 return;
             }
             let piece = known.pieces[known.moved];
@@ -231,7 +349,7 @@ impl World {
         let Some(bytes) = source.map(<[u8]>::to_vec) else { return };
         let holder = self.memories[target].holder(piece.remote_region, piece.remote_offset);
         self.counters.torn_reads += u64::from(holder != piece.remote_hold);
-        if self.hosts[life].node.is_some() {
+        if !matches!(self.hosts[life].engine, Engine::Plane(_)) {
             let holder = self.memories[life].holder(piece.local_region, piece.local_offset);
             self.tell(&Fact::Written { flight, piece, life, holder });
         }
@@ -242,7 +360,8 @@ impl World {
 
     pub(crate) fn land(&mut self, flight: usize) {
         let known = &self.flights[flight];
-        if known.over {
+        // While a slice is under way nobody may say that it is over.
+        if known.over || known.stuck || known.slice.is_some() {
             return;
         }
         let (life, target, peer) = (known.life, known.target, known.peer);
@@ -256,7 +375,7 @@ impl World {
             // The plane is silent until it knows; doomed at the crash.
             return;
         }
-        if !failing {
+        if !failing && known.op == Op::Read {
             self.move_pieces(flight, total);
             if self.is_over() {
                 return;
@@ -273,9 +392,10 @@ impl World {
         let default = if known.fails_after.is_some() { Err(backend) } else { Ok(()) };
         let result = known.outcome.get_or_insert(default).clone();
         known.over = true;
-        let (post, notify) = (known.post, known.notify.take());
+        let (post, way, notify) = (known.post, known.way, known.notify.take());
         if self.planted != Some(Planted::EndBeforeQuiet) {
             self.hosts[life].flying -= 1;
+            self.ways[way].flying -= 1;
         }
         if result.is_err() {
             self.counters.dma_errors += 1;
@@ -301,7 +421,8 @@ impl World {
         let Some((flight, _)) = found else { return };
         self.flights[flight].cancelled = true;
         self.tell(&Fact::Cancelled { flight });
-        if !self.rng.chance(self.params.dma.cancel) {
+        let waits = self.flights[flight].waits && self.flights[flight].slice.is_none();
+        if !waits && !self.rng.chance(self.params.dma.cancel) {
             self.counters.cancels_ignored += 1;
             return;
         }

@@ -21,6 +21,10 @@ pub(crate) struct Request {
     pub(crate) number: u64,
     /// Named by a request id with a suffix per engine, not by a number.
     pub(crate) by_id: bool,
+    /// The one of which it is another attempt; its own number otherwise.
+    pub(crate) family: usize,
+    /// Of its id, where both sides have the same one.
+    pub(crate) suffix: u32,
     /// Prefill slots and decode slots that exchange its pages.
     pub(crate) groups: Vec<(Vec<Slot>, Vec<Slot>)>,
     /// Tokens, where engines differ; pages, where they do not.

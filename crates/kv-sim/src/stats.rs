@@ -79,8 +79,14 @@ counters! {
     restarts: "fault: restarts",
     /// Pauses.
     pauses: "fault: pauses",
+    /// Clocks that went on ahead of what they showed.
+    jumps: "fault: clocks that jumped ahead",
     /// Connections broken between living hosts.
     breaks: "fault: connections broken",
+    /// Ways lost to peers about which nothing is proven.
+    ways_lost: "fault: ways reported lost, nothing proven",
+    /// Posts that did not end before their world was healed.
+    stuck: "fault: posts that do not end",
     /// Shutdowns.
     shutdowns: "fault: shutdowns",
     /// Posts that failed.
@@ -127,8 +133,20 @@ counters! {
     crash_target: "cover: crash of a destination in mid-transfer",
     /// Writes of the dead.
     stray_writes: "cover: pieces written by a dead host",
+    /// Permissions told to planes.
+    permits: "cover: permissions to write",
+    /// Writes that waited for one.
+    unpermitted: "cover: slices that waited for a permission",
+    /// Slices of revoked ways that did not begin.
+    refused_slices: "cover: slices refused after a revocation",
+    /// Revocations.
+    revocations: "cover: revocations",
+    /// Slices that ended after the permission under which they began.
+    late_slices: "cover: slices that ended after their permission",
     /// Sessions served with several posts.
     multi_part: "cover: sessions with several posts",
+    /// Worlds of hosts that run the worker's own loop.
+    driven: "cover: worlds that run the worker's loop",
     /// Worlds of engines that differ.
     unequal: "cover: worlds of unequal engines",
     /// Receivers with several sources that succeeded.
@@ -159,6 +177,8 @@ counters! {
     retries: "cover: request retried under its base id",
     /// Retries while the former half still was open.
     ambiguous: "cover: opened while the same base was open",
+    /// Requests with another one of the same base.
+    twins: "cover: requests with a twin of the same base",
     /// Requests with two receivers.
     two_receivers: "cover: requests with two receivers",
     /// Requests whose pages are read.

@@ -11,10 +11,11 @@ use kv_core::{
 };
 
 use crate::clock::{Clock, MS, US};
-use crate::host::{Host, PLANE, life_of, metadata};
+use crate::host::{Engine, Host, PLANE, life_of, metadata};
 use crate::ledger::{LifeId, LifeRecord};
 use crate::memory::Memory;
 use crate::params::{ChaosParams, DmaParams, NetParams, Params, Topology};
+use crate::ways::WayParams;
 use crate::world::World;
 
 /// Planes of one network, at most.
@@ -35,6 +36,7 @@ pub struct VirtualNet {
 impl VirtualNet {
     /// A network of its own.
     pub fn new(seed: u64) -> VirtualNet {
+        let draw = Params::draw(seed);
         let params = Params {
             topology: Topology::Plain,
             unequal: None,
@@ -42,6 +44,7 @@ impl VirtualNet {
             decodes: PLANES / 2,
             num_pages: vec![1; PLANES],
             misfit: None,
+            driven: false,
             net: NetParams {
                 duplicate: 100,
                 tail: 100,
@@ -56,8 +59,9 @@ impl VirtualNet {
                 cancel: 500,
                 ..DmaParams::default()
             },
-            chaos: ChaosParams { detect_max: 5 * MS, stray_max: 3 * MS, ..ChaosParams::default() },
-            ..Params::draw(seed)
+            ways: WayParams { bound: 3 * MS, slice_max: MS, stuck: 0, unproven: 0, ..draw.ways },
+            chaos: ChaosParams { detect_max: 5 * MS, ..ChaosParams::default() },
+            ..draw
         };
         VirtualNet { world: Rc::new(RefCell::new(World::of_planes(params))) }
     }
@@ -169,16 +173,24 @@ impl Plane for VirtualPlane {
         self.world.borrow_mut().cancel(self.life, post);
     }
 
-    fn permit(&mut self, _: PeerId, _: Time) {}
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        self.world.borrow_mut().permit(self.life, peer, until);
+    }
 
-    fn write_fence(&self, _: PeerId) -> WriteFence {
-        WriteFence::AtDeath
+    fn write_fence(&self, peer: PeerId) -> WriteFence {
+        let world = self.world.borrow();
+        let conn = world.hosts[self.life].conns.get(&peer);
+        conn.map_or(WriteFence::AtDeath, |conn| world.declared_fence(conn.target, self.life))
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        self.world.borrow_mut().revoke(self.life, peer);
     }
 
     fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {
         let mut world = self.world.borrow_mut();
         world.advance(POLL);
-        if let Some(inbox) = world.hosts[self.life].inbox.as_mut() {
+        if let Engine::Plane(inbox) = &mut world.hosts[self.life].engine {
             events.append(inbox);
         }
     }
@@ -198,12 +210,12 @@ impl World {
         }
         let life = slot;
         let shape = Memory::new(1, 1, PIECE, 0, 0);
-        let mut host = Host::boot(&self.params, slot, life, self.rng.bits(), &shape).ok()?;
-        host.node = None;
-        host.inbox = Some(Vec::new());
+        let clock = Clock::new(self.now, self.now, 1_000_000);
+        let mut host = Host::boot(&self.params, (slot, life), (self.rng.bits(), clock), &shape, None).ok()?;
+        host.engine = Engine::Plane(Vec::new());
         self.hosts.push(host);
         self.memories.push(Memory::empty());
-        self.ledger.lives.push(LifeRecord::new(Clock::new(self.now, self.now, 1_000_000)));
+        self.ledger.lives.push(LifeRecord::new(clock));
         self.slots[slot] = Some(life);
         Some(life)
     }

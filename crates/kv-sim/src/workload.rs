@@ -18,6 +18,9 @@ impl World {
             let start = self.rng.below(self.params.fault_span * 3 / 4);
             let sched = self.params.sched.clone();
             let request = self.draw_request();
+            if self.rng.chance(sched.twins) {
+                self.draw_twin(request, start);
+            }
             if self.rng.chance(sched.one_sided) {
                 self.requests[request].one_sided =
                     Some(if self.rng.chance(500) { Side::Sender } else { Side::Receiver });
@@ -111,7 +114,9 @@ impl World {
         self.counters.pulled += u64::from(pulls);
         self.requests.push(Request {
             number,
+            family: self.requests.len(),
             by_id,
+            suffix: self.rng.bits() as u32,
             groups,
             tokens,
             key,
@@ -129,12 +134,30 @@ impl World {
         self.requests.len() - 1
     }
 
+    /// Another request between the same hosts, whose id differs in nothing but its suffix.
+    fn draw_twin(&mut self, request: usize, start: u64) {
+        self.counters.twins += 1;
+        let twin = self.draw_request();
+        let Request { number, groups, tokens, .. } = self.requests[request].clone();
+        let same = self.rng.chance(700);
+        let other = &mut self.requests[twin];
+        other.tokens = if same { tokens } else { other.tokens };
+        (other.number, other.groups) = (number, groups);
+        for request in [request, twin] {
+            self.requests[request].by_id = true;
+        }
+        let start = start + self.pause();
+        self.open_request(twin, start, true);
+    }
+
     /// Opens all halves of a request from `start` on, in any order.
     fn open_request(&mut self, request: usize, start: u64, abortable: bool) {
         let drawn = self.requests[request].clone();
         let base = format!("cmpl-{:x}-0", drawn.number);
-        let exact = self.rng.chance(200);
-        let shared = self.rng.bits() as u32;
+        let exact = self.rng.chance(200) || !self.params.suffixed;
+        // Ranks of one engine share its suffix.
+        let suffixes =
+            if exact { [drawn.suffix; 2] } else { [self.rng.bits() as u32, self.rng.bits() as u32] };
         for group in &drawn.groups {
             let (senders, receivers) = group;
             let sides = senders.iter().map(|&slot| (Side::Sender, slot));
@@ -143,7 +166,7 @@ impl World {
                     continue;
                 }
                 let room = if drawn.by_id {
-                    let own = if exact { shared } else { self.rng.bits() as u32 };
+                    let own = suffixes[usize::from(side == Side::Receiver)];
                     Room::request(&format!("{base}-{own:08x}")).unwrap_or(Room::Number(drawn.number))
                 } else {
                     Room::Number(drawn.number)
@@ -241,6 +264,7 @@ impl World {
         self.plans.push(Plan { chunks, deadline, replica, early_init, lease, learns, given, computing });
         self.ledger.legs.push(Leg {
             request,
+            family: drawn.family,
             side,
             slot,
             servers,

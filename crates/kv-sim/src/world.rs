@@ -10,25 +10,28 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kv_core::proto::{Input, NodeGauges, Output};
-use kv_core::{KvPoll, Origin, PlaneEvent, SessionId, Time, TransferError, WayEnd};
+use kv_core::{KvPoll, Origin, PlaneEvent, SessionId, Time, TransferError};
 
 use crate::calendar::{Calendar, Check, Event, Report};
 use crate::chaos::Net;
 use crate::clock::{MS, SEC};
+use crate::cost::{Cost, Held};
 use crate::cover::Seen;
 use crate::fact::{Effects, Fact, View};
 use crate::flight::Flight;
-use crate::host::Host;
+use crate::host::{Engine, Host};
 use crate::invariants::{Invariants, Violation};
 use crate::ledger::{Ledger, LegId, LifeId};
 use crate::memory::Memory;
 use crate::params::Params;
 use crate::planted::{Planted, Sabotage};
 use crate::rendezvous::BootstrapServers;
+use crate::rig::Turned;
 use crate::rng::Rng;
 use crate::scheduler::{Plan, Request};
 use crate::stats::{Counters, cause_name};
 use crate::trace::Trace;
+use crate::ways::{Revoking, Way};
 
 /// Most events of one world: far more than any needs that comes to rest.
 const MAX_EVENTS: u64 = 400_000;
@@ -48,6 +51,9 @@ pub(crate) struct World {
     pub(crate) memories: Vec<Memory>,
     pub(crate) ledger: Ledger,
     pub(crate) flights: Vec<Flight>,
+    /// Every connection there ever was.
+    pub(crate) ways: Vec<Way>,
+    pub(crate) revoking: Vec<Revoking>,
     pub(crate) net: Net,
     pub(crate) servers: BootstrapServers,
     pub(crate) requests: Vec<Request>,
@@ -87,6 +93,8 @@ impl World {
             memories: Vec::new(),
             ledger: Ledger::new(),
             flights: Vec::new(),
+            ways: Vec::new(),
+            revoking: Vec::new(),
             net: Net::new(hosts, &params.net),
             servers: BootstrapServers::default(),
             requests: Vec::new(),
@@ -97,6 +105,7 @@ impl World {
                 seeds: 1,
                 lossless: u64::from(params.lossless),
                 drizzle: u64::from(params.drizzle),
+                driven: u64::from(params.driven),
                 unequal: u64::from(params.unequal.is_some()),
                 ..Counters::default()
             },
@@ -148,9 +157,9 @@ impl World {
             debug_assert!(at >= self.now);
             self.now = at;
             self.counters.events += 1;
-            let rest_by = self
-                .healed
-                .map_or(u64::MAX, |healed| healed + MAX_REST * (1 + self.params.heal_requests as u64));
+            let rest_by = self.healed.map_or(u64::MAX, |healed| {
+                healed + self.params.chaos.stop_max + MAX_REST * (1 + self.params.heal_requests as u64)
+            });
             if self.counters.events > MAX_EVENTS || self.now > rest_by {
                 self.tell(&Fact::Restless);
                 break;
@@ -172,7 +181,12 @@ impl World {
             Event::Frame { from, to, bytes } => self.deliver(from, to, bytes),
             Event::Report { life, report } => self.report(life, report),
             Event::Move { flight, upto } => self.move_pieces(flight, upto),
+            Event::Begin { flight } => self.begin_slice(flight),
+            Event::End { flight } => self.end_slice(flight),
             Event::Land { flight } => self.land(flight),
+            Event::Turn { life } => {
+                self.feed(life, "turn", Input::Timeout);
+            }
             Event::Act { leg, act } => self.act(leg, act),
             Event::Strike(strike) => self.strike(strike),
             Event::Check(check) => self.check(check),
@@ -183,8 +197,16 @@ impl World {
 
     fn paused(&self, event: &Event) -> Option<u64> {
         let life = match *event {
-            Event::Timer { life, .. } | Event::Report { life, .. } => life,
-            Event::Frame { to, .. } => to,
+            Event::Timer { life, .. } | Event::Turn { life } => life,
+            Event::Frame { to, .. } | Event::Report { life: to, .. } if self.hosts[to].is_driven() => {
+                return None;
+            }
+            Event::Frame { to, .. } | Event::Report { life: to, .. } => to,
+            Event::Begin { flight } => self.flights[flight].life,
+            // Hardware goes on while its host is stopped.
+            Event::End { flight } if self.ways[self.flights[flight].way].copies() => {
+                self.flights[flight].life
+            }
             Event::Act { leg, .. } => self.ledger.legs[leg].life.or(self.slots[self.ledger.legs[leg].slot])?,
             _ => return None,
         };
@@ -202,20 +224,42 @@ impl World {
         self.counters.inputs += 1;
         let inputs = self.counters.inputs;
         let planted = self.planted;
-        if let Some(inbox) = self.hosts[life].inbox.as_mut() {
-            inbox.extend(event_of(input));
-            return Effects::default();
-        }
-        let Some(node) = self.hosts[life].node.as_mut() else { return Effects::default() };
-        let outputs = catch_unwind(AssertUnwindSafe(|| {
-            if planted.is_some_and(|planted| planted.panics(inputs)) {
-                std::panic::resume_unwind(Box::new("planted"));
+        let global = self.now;
+        let record = &self.ledger.lives[life];
+        let (clock, paused) = (record.clock, record.paused_until > global);
+        let host = &mut self.hosts[life];
+        let stopped = host.stopped;
+        let turned = match &mut host.engine {
+            Engine::Dead => return Effects::default(),
+            Engine::Plane(inbox) => {
+                inbox.extend(event_of(input));
+                return Effects::default();
             }
-            node.handle(now, input);
-            std::iter::from_fn(|| node.poll_output()).collect::<Vec<Output>>()
-        }));
-        let mut outputs = match outputs {
-            Ok(outputs) => outputs,
+            Engine::Rig(rig) if paused => {
+                rig.tell(global, input);
+                return Effects::default();
+            }
+            Engine::Rig(rig) => {
+                host.stopped = None;
+                catch_unwind(AssertUnwindSafe(|| {
+                    planted.inspect(|planted| planted.panic_at(inputs));
+                    rig.tell(global, input);
+                    rig.turn(global, clock, stopped)
+                }))
+            }
+            Engine::Node(node) => catch_unwind(AssertUnwindSafe(|| {
+                planted.inspect(|planted| planted.panic_at(inputs));
+                let mut cost = Cost::of(&input, host.held);
+                node.handle(now, input);
+                let outputs: Vec<Output> = std::iter::from_fn(|| node.poll_output()).collect();
+                outputs.iter().for_each(|output| cost.add(output));
+                let (next, gauges) = (node.next_timeout(), node.gauges());
+                cost.held = cost.held.or(Held::of(&gauges));
+                Turned { outputs, now, next, gauges, costs: vec![cost], restless: false }
+            })),
+        };
+        let turned = match turned {
+            Ok(turned) => turned,
             Err(payload) => {
                 let text = payload.downcast_ref::<String>().map(String::as_str);
                 let message = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
@@ -223,9 +267,17 @@ impl World {
                 return Effects::default();
             }
         };
-        let count = outputs.len();
-        if planted.is_some() {
+        let Turned { mut outputs, now, mut next, mut gauges, mut costs, restless } = turned;
+        self.hosts[life].held = Held::of(&gauges);
+        if restless {
+            self.tell(&Fact::Restless);
+        }
+        if let Some(planted) = planted {
+            planted.costs(&mut costs);
             outputs = self.sabotage_outputs(life, outputs);
+        }
+        for cost in costs {
+            self.tell(&Fact::Cost { life, input: name, cost });
         }
         let mut effects = Effects::default();
         for output in outputs {
@@ -234,15 +286,12 @@ impl World {
                 return effects;
             }
         }
-        let Some(node) = self.hosts[life].node.as_ref() else { return effects };
-        let mut next = node.next_timeout();
-        let mut gauges = node.gauges();
         if let Some(planted) = planted {
             next = planted.next_timeout(next, now);
             planted.gauges(&mut gauges);
         }
         self.set_timer(life, next);
-        self.tell(&Fact::Stepped { life, input: name, outputs: count, now, next, gauges });
+        self.tell(&Fact::Stepped { life, input: name, now, next, gauges });
         effects
     }
 
@@ -258,7 +307,8 @@ impl World {
                 effects.posts += 1;
                 self.post(life, peer, post);
             }
-            Output::Permit { .. } | Output::Revoke { .. } => {}
+            Output::Permit { peer, until } => self.permit(life, peer, until),
+            Output::Revoke { peer } => self.revoke(life, peer),
             Output::Cancel { post } => {
                 effects.cancels += 1;
                 self.cancel(life, post);
@@ -325,7 +375,7 @@ impl World {
 
     fn ring(&mut self, life: LifeId, generation: u32) {
         let host = &mut self.hosts[life];
-        if host.node.is_none() || host.timer_generation != generation {
+        if matches!(host.engine, Engine::Dead) || host.timer_generation != generation {
             return;
         }
         host.timer = None;
@@ -336,7 +386,7 @@ impl World {
     }
 
     fn report(&mut self, life: LifeId, report: Report) {
-        if self.hosts[life].node.is_none() && self.hosts[life].inbox.is_none() {
+        if matches!(self.hosts[life].engine, Engine::Dead) {
             return;
         }
         match report {
@@ -345,8 +395,12 @@ impl World {
                 self.trace.note(self.now, || format!("  post {post} of life {life}: {result:?}"));
                 self.feed(life, "posted", Input::Posted { post, result });
             }
-            Report::ConnectFailed { peer } => self.report_connect_failed(life, peer),
-            Report::PeerGone { peer } => self.report_peer_gone(life, peer),
+            Report::Connected { peer, way } => self.report_connected(life, peer, way),
+            Report::ConnectFailed { peer, way } => self.report_connect_failed(life, peer, way),
+            Report::PeerGone { peer, way } => self.report_peer_gone(life, peer, way),
+            Report::Revoked { peer } => {
+                self.feed(life, "revoked", Input::Revoked { peer });
+            }
             Report::Found { lookup, ranks } => {
                 self.feed(life, "found", Input::Found { lookup, ranks });
             }
@@ -396,12 +450,15 @@ impl World {
             .iter()
             .enumerate()
             .filter_map(|(life, host)| {
-                let node = host.node.as_ref()?;
-                let mut gauges = node.gauges();
+                let (mut gauges, next) = match &host.engine {
+                    Engine::Node(node) => (node.gauges(), node.next_timeout()),
+                    Engine::Rig(rig) => (rig.gauges(), host.timer),
+                    Engine::Plane(_) | Engine::Dead => return None,
+                };
                 if let Some(planted) = self.planted {
                     planted.gauges(&mut gauges);
                 }
-                Some((life, gauges, node.next_timeout()))
+                Some((life, gauges, next))
             })
             .collect();
         self.tell(&Fact::Settled { gauges: &gauges });
@@ -418,6 +475,7 @@ impl World {
             ledger: &self.ledger,
             memories: &self.memories,
             flights: &self.flights,
+            ways: &self.ways,
             healed: self.healed.is_some(),
         };
         if let Err(violation) = self.invariants.observe(&view, fact) {
@@ -436,11 +494,8 @@ fn event_of(input: Input) -> Option<PlaneEvent> {
     match input {
         Input::Frame { from, frame } => Some(PlaneEvent::Frame { from, frame }),
         Input::Posted { post, result } => Some(PlaneEvent::Posted { post, result }),
-        Input::ConnectFailed { peer, .. } => {
-            let end = WayEnd::Dead { quiet_after: std::time::Duration::ZERO };
-            Some(PlaneEvent::PeerGone { peer, end })
-        }
         Input::PeerGone { peer, end } => Some(PlaneEvent::PeerGone { peer, end }),
+        Input::Revoked { peer } => Some(PlaneEvent::Revoked { peer }),
         _ => None,
     }
 }

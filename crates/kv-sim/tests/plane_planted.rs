@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WayEnd,
+    Desc, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WayEnd,
     WriteFence,
 };
 use kv_sim::{VirtualNet, VirtualPlane};
@@ -221,10 +221,16 @@ impl Plane for Faulty {
         }
     }
 
-    fn permit(&mut self, _: PeerId, _: Time) {}
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        self.inner.permit(peer, until);
+    }
 
-    fn write_fence(&self, _: PeerId) -> WriteFence {
-        WriteFence::AtDeath
+    fn write_fence(&self, peer: PeerId) -> WriteFence {
+        self.inner.write_fence(peer)
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        self.inner.revoke(peer);
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
@@ -243,24 +249,25 @@ impl Plane for Faulty {
                     events.push(PlaneEvent::Posted { post: *post, result });
                     continue;
                 }
-                PlaneEvent::Frame(frame) => {
+                PlaneEvent::Frame { from, frame } => {
                     if self.bug == Bug::DeafToStrangers && self.known.is_empty() {
                         continue;
                     }
                     if self.bug == Bug::ShortensFrames && frame.len() > 64 << 10 {
-                        events.push(PlaneEvent::Frame(frame.slice(..64 << 10)));
+                        events.push(PlaneEvent::Frame { from: *from, frame: frame.slice(..64 << 10) });
                         continue;
                     }
                 }
                 PlaneEvent::PeerGone { peer, .. } => match self.bug {
                     Bug::HidesDeaths | Bug::WaitsForTheDead => continue,
                     Bug::PromisesQuietEarly => {
-                        let quiet_after = Duration::ZERO;
-                        events.push(PlaneEvent::PeerGone { peer: *peer, quiet_after });
+                        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+                        events.push(PlaneEvent::PeerGone { peer: *peer, end });
                         continue;
                     }
                     _ => {}
                 },
+                PlaneEvent::Revoked { .. } => {}
             }
             events.push(event);
         }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::shared::control::{Accounting, History, NamedError, millis};
 use crate::shared::error::ExampleError;
 use crate::shared::model::Sample;
-use crate::shared::router::{Harm, Harmed, Routed, Run};
+use crate::shared::router::{Harm, Harmed, Purpose, Routed, Run, Side};
 
 /// The verdict on a run.
 #[derive(Debug, Serialize)]
@@ -68,6 +68,15 @@ pub struct RequestReport {
     tokens: Vec<u32>,
     /// How often its pages were taken back on the decode rank, and filled anew.
     retractions: u32,
+    /// It was routed to see that its ranks serve after another one was harmed.
+    proof: bool,
+    /// Its place among those that were routed for the same answer, from 1.
+    attempt: usize,
+    /// The request that took its place when it was lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    again: Option<usize>,
+    /// Its user got every token, right to the bit.
+    answered: bool,
     /// What it got.
     #[serde(flatten)]
     pub outcome: Outcome,
@@ -94,7 +103,11 @@ pub enum Outcome {
 #[derive(Debug, Serialize)]
 pub struct RankReport {
     name: String,
+    #[serde(skip)]
+    side: Side,
     harmed: Option<Harm>,
+    /// It was stopped and goes on.
+    resumed: bool,
     accounting: Option<Accounting>,
     leaked: Option<usize>,
 }
@@ -105,6 +118,8 @@ pub struct Totals {
     requests: usize,
     ok: usize,
     failed: usize,
+    /// Of those that failed, how many were routed again.
+    again: usize,
     overdue: usize,
     mismatches: usize,
     tokens_compared: usize,
@@ -132,7 +147,9 @@ impl Report {
             .iter()
             .map(|rank| RankReport {
                 name: rank.name(),
+                side: rank.side,
                 harmed: rank.harmed,
+                resumed: rank.resumed,
                 accounting: rank.accounting.clone(),
                 leaked: rank.accounting.as_ref().map(Accounting::leaked),
             })
@@ -142,6 +159,7 @@ impl Report {
             requests: requests.len(),
             ok: count(|outcome| *outcome == Outcome::Ok),
             failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
+            again: requests.iter().filter(|request| request.again.is_some()).count(),
             overdue: count(|outcome| *outcome == Outcome::Overdue),
             mismatches: count(|outcome| matches!(outcome, Outcome::Mismatch { .. })),
             tokens_compared: requests.iter().map(|request| request.tokens_compared).sum(),
@@ -152,6 +170,9 @@ impl Report {
         };
         let lease = lease_report(run);
         let mut problems = problems(&totals, &ranks, run.harm.as_ref(), harm_wanted);
+        if harm_wanted {
+            problems.extend(left_behind(&requests, &ranks));
+        }
         problems.extend(lease.iter().filter_map(LeaseReport::problem));
         Report { requests, ranks, harm: run.harm.clone(), lease, totals, problems }
     }
@@ -169,7 +190,11 @@ impl Report {
 /// Only of a run in which pages were left behind.
 fn lease_report(run: &Run) -> Option<LeaseReport> {
     run.harm.as_ref()?;
-    let failed = |routed: &&Routed| routed.prefilled.as_ref().is_some_and(|half| half.error.is_some());
+    // A rank that was stopped frees nothing meanwhile.
+    let harmed = |routed: &Routed| run.ranks.get(routed.prefill).is_some_and(|rank| rank.harmed.is_some());
+    let failed = |routed: &&Routed| {
+        routed.prefilled.as_ref().is_some_and(|half| half.error.is_some()) && !harmed(routed)
+    };
     let left: Vec<&Routed> = run.requests.iter().filter(failed).collect();
     let freed = left.iter().filter_map(|routed| routed.prefilled.as_ref()?.freed_after_ms);
     Some(LeaseReport { lease_ms: millis(run.lease), requests: left.len(), freed_after_ms: freed.collect() })
@@ -218,8 +243,35 @@ fn request_report(run: &Run, routed: &Routed, expected: &[Sample]) -> RequestRep
         tokens_compared: samples.len(),
         retractions: decoded.map_or(0, |decoded| decoded.retractions),
         tokens: samples.iter().map(|sample| sample.token).collect(),
+        proof: routed.purpose == Purpose::Proof,
+        attempt: match routed.purpose {
+            Purpose::AnswerAgain { attempt } => attempt,
+            Purpose::Answer | Purpose::Proof => 1,
+        },
+        again: routed.again,
+        answered: decoded.is_some() && first_difference(samples, expected).is_none(),
         outcome: outcome(routed, expected),
     }
+}
+
+/// Whom the harm has cost more than it had to: while each side has a rank that serves, every user is
+/// answered at last, and each pair of them hands over what comes afterwards.
+fn left_behind(requests: &[RequestReport], ranks: &[RankReport]) -> Vec<String> {
+    let serves = |side| ranks.iter().any(|rank| rank.side == side && (rank.harmed.is_none() || rank.resumed));
+    if !serves(Side::Prefill) || !serves(Side::Decode) {
+        return Vec::new();
+    }
+    let answered = |request: &RequestReport| {
+        let same = |other: &&RequestReport| {
+            (other.conversation, other.turn, other.proof) == (request.conversation, request.turn, false)
+        };
+        requests.iter().filter(same).any(|other| other.answered)
+    };
+    let first = |request: &&RequestReport| request.attempt == 1 && !request.proof;
+    let unanswered = requests.iter().filter(first).filter(|request| !answered(request)).count();
+    let refused = requests.iter().filter(|request| request.proof && request.outcome != Outcome::Ok).count();
+    let told = [(unanswered, "requests were never answered"), (refused, "requests to survivors failed")];
+    told.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect()
 }
 
 /// The decode side's word counts, because it has the tokens; without it, whatever is known.
@@ -258,7 +310,8 @@ fn problems(totals: &Totals, ranks: &[RankReport], harm: Option<&Harmed>, harm_w
             problems.push(format!("{count} {what}"));
         }
     }
-    for rank in ranks.iter().filter(|rank| rank.harmed.is_none() && rank.accounting.is_none()) {
+    let accounts = |rank: &&RankReport| rank.harmed.is_none() || rank.resumed;
+    for rank in ranks.iter().filter(accounts).filter(|rank| rank.accounting.is_none()) {
         problems.push(format!("{} gave no account of its pages", rank.name));
     }
     if harm_wanted && harm.is_none() {
@@ -277,6 +330,8 @@ mod tests {
         Routed {
             conversation: 0,
             turn: 0,
+            purpose: Purpose::Answer,
+            again: None,
             room: 7,
             prompt: vec![1],
             keep_as: None,

@@ -38,6 +38,9 @@ impl Report {
                     text,
                     "{what} {rank} when {sent} of {of} pages of request {request} were on their way"
                 ),
+                Moment::At { millis, open } => {
+                    writeln!(text, "{what} {rank} after {millis} ms, when {open} requests had not ended")
+                }
                 Moment::Reading => writeln!(text, "{what} {rank} when request {request} began to be read"),
                 Moment::Waiting { requests } => writeln!(
                     text,
@@ -118,7 +121,7 @@ impl Report {
                 (request.bytes >> 10).to_string(),
                 number(request.gb_per_s, 2),
                 request.tokens_compared.to_string(),
-                request.outcome.label(),
+                request.label(),
             ]);
         }
         for column in table.column_iter_mut().skip(3).take(8) {
@@ -189,6 +192,17 @@ impl Report {
             outcomes.entry(request.outcome.label()).or_insert((0, example)).0 += 1;
         }
         outcomes
+    }
+}
+
+impl RequestReport {
+    fn label(&self) -> String {
+        let outcome = self.outcome.label();
+        match self.again {
+            Some(again) => format!("{outcome}, again as {again}"),
+            None if self.proof => format!("{outcome}, afterwards"),
+            None => outcome,
+        }
     }
 }
 

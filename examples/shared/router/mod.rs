@@ -8,15 +8,22 @@
 //! * Pull: the prefill side is told first. Its answer holds the parameters of the decode side, and
 //!   the router passes them on as they are; so it does with those that the decode side gives for the
 //!   next turn.
+//!
+//! A request that can be answered no more, because a rank of it has died or its transfer has failed, is
+//! routed again, in a room of its own and to ranks that serve: the prompt is computed once more.
 
+mod harm;
 mod rank;
 mod run;
 
 pub use rank::{Harm, Rank, Side};
-pub use run::{Harmed, Moment, Plan, Routed, Run};
+pub use run::{Harmed, Moment, Plan, PlannedHarm, Purpose, Routed, Run};
+
+use harm::Due;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::ops::Range;
 use std::process::Child;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -26,7 +33,7 @@ use kv_transfer::{EngineId, Room};
 use serde_json::Value;
 
 use super::cli::Mode;
-use super::control::{Command, Decoded, Event, NamedError};
+use super::control::{Command, Decoded, Event};
 use super::error::ExampleError;
 use super::progress::Progress;
 use super::prompts::{Conversation, new_room};
@@ -35,8 +42,13 @@ use super::prompts::{Conversation, new_room};
 const READY_WITHIN: Duration = Duration::from_secs(300);
 /// What a session's end may be late at the router: its deadline is kept by the rank.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long ranks may take to end everything and account for their pages.
-const FINISH_WITHIN: Duration = Duration::from_secs(60);
+/// How much longer ranks may take to end everything than they wait for it.
+const FINISH_GRACE: Duration = Duration::from_secs(15);
+/// Time for the transfer of a request that is routed again, or is to show that survivors serve: they may
+/// have more to do than before.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often one turn is routed, at most.
+const ATTEMPTS: usize = 3;
 
 /// The router.
 pub struct Router {
@@ -48,8 +60,16 @@ pub struct Router {
     /// Which request has this room.
     rooms: BTreeMap<u64, usize>,
     harm: Option<Harmed>,
-    /// When the harm is to be done that is prepared: to the decode rank of this request.
-    harm_due: Option<(Instant, usize)>,
+    /// What is to be done when.
+    due: Vec<(Instant, Due)>,
+}
+
+/// A turn that is to be routed.
+struct Turn {
+    conversation: usize,
+    turn: usize,
+    prompt: Vec<u32>,
+    keep_as: Option<u64>,
 }
 
 impl Default for Router {
@@ -70,7 +90,7 @@ impl Router {
             routed: Vec::new(),
             rooms: BTreeMap::new(),
             harm: None,
-            harm_due: None,
+            due: Vec::new(),
         }
     }
 
@@ -132,9 +152,18 @@ impl Router {
         for number in 0..conversations.len() {
             self.next_turn(conversations, number, plan)?;
         }
-        self.collect(conversations, plan, started + plan.deadline * turns + GRACE, progress)?;
+        let mut end = started + plan.deadline * turns + GRACE;
+        if let Some(harm) = plan.harm {
+            end += PATIENCE * ATTEMPTS as u32 + harm.at.unwrap_or_default() + harm.resume.unwrap_or_default();
+        }
+        self.due.extend(plan.harm.and_then(|harm| harm.at).map(|at| (started + at, Due::Harm)));
+        self.collect(conversations, plan, end, progress)?;
+        if self.harm.is_some() {
+            self.try_survivors(conversations, plan)?;
+            self.collect(conversations, plan, Instant::now() + PATIENCE + GRACE, progress)?;
+        }
         let wall = started.elapsed();
-        self.finish()?;
+        self.finish(plan)?;
         let Router { ranks, routed: requests, harm, page_bytes, .. } = self;
         Ok(Run { requests, ranks, harm, wall, page_bytes, lease: plan.lease })
     }
@@ -159,20 +188,36 @@ impl Router {
                 (prompt.collect(), last.kept().cloned())
             }
         };
+        let keep = turn < conversation.follow_ups.len() && plan.mode != Mode::Push;
         // Every prefill rank meets every decode rank, and each turn goes to another prefill rank than
         // the one before.
-        let (prefill, decode) = (self.alive(Side::Prefill), self.alive(Side::Decode));
+        let turn = Turn { conversation: number, turn, prompt, keep_as: keep.then(new_room) };
+        self.route(turn, kept, Purpose::Answer, plan).map(drop)
+    }
+
+    /// Gives one turn to a prefill and a decode rank, if there are some. Its number in
+    /// [`Run::requests`].
+    fn route(
+        &mut self,
+        turn: Turn,
+        kept: Option<Value>,
+        purpose: Purpose,
+        plan: &Plan,
+    ) -> Result<Option<usize>, ExampleError> {
+        let Turn { conversation, turn, prompt, keep_as } = turn;
+        let (prefill, decode) = (self.serving(Side::Prefill), self.serving(Side::Decode));
         if prefill.is_empty() || decode.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
-        let keep = turn < conversation.follow_ups.len() && plan.mode != Mode::Push;
         let routed = Routed {
-            conversation: number,
+            conversation,
             turn,
+            purpose,
+            again: None,
             room: new_room(),
-            keep_as: keep.then(new_room),
-            prefill: prefill[(number + turn) % prefill.len()],
-            decode: decode[number / prefill.len() % decode.len()],
+            keep_as,
+            prefill: prefill[(conversation + turn) % prefill.len()],
+            decode: decode[conversation / prefill.len() % decode.len()],
             passed_on: false,
             reading: false,
             prompt,
@@ -180,6 +225,10 @@ impl Router {
             decoded: None,
             orphaned: None,
         };
+        self.start(routed, kept, plan).map(Some)
+    }
+
+    fn start(&mut self, routed: Routed, kept: Option<Value>, plan: &Plan) -> Result<usize, ExampleError> {
         let index = self.routed.len();
         self.rooms.insert(routed.room, index);
         self.routed.push(routed);
@@ -188,12 +237,67 @@ impl Router {
             let params = self.expect_push(index, plan)?;
             self.pass_on(index, params, plan)?;
         }
+        Ok(index)
+    }
+
+    /// Routes those of the requests from `first` on again that can be answered no more. Not where nobody
+    /// is harmed: there, each failure is one to look at.
+    fn route_again(&mut self, requests: Range<usize>, plan: &Plan) -> Result<(), ExampleError> {
+        for index in requests.filter(|_| plan.harm.is_some()) {
+            let lost = &self.routed[index];
+            let attempt = match lost.purpose {
+                Purpose::Answer => 1,
+                Purpose::AnswerAgain { attempt } => attempt,
+                Purpose::Proof => ATTEMPTS,
+            };
+            if attempt >= ATTEMPTS || lost.again.is_some() || !lost.is_lost(&self.ranks) {
+                continue;
+            }
+            let Routed { conversation, turn, keep_as, .. } = *lost;
+            let (prompt, keep_as) = (lost.prompt.clone(), keep_as.map(|_| new_room()));
+            let turn = Turn { conversation, turn, prompt, keep_as };
+            let again = self.route(turn, None, Purpose::AnswerAgain { attempt: attempt + 1 }, plan)?;
+            self.routed[index].again = again;
+        }
         Ok(())
     }
 
-    fn alive(&self, side: Side) -> Vec<usize> {
-        let of_side = |index: &usize| self.ranks[*index].side == side && !self.ranks[*index].is_gone();
+    /// After the harm, one more request for each pair of ranks that serve.
+    fn try_survivors(&mut self, conversations: &[Conversation], plan: &Plan) -> Result<(), ExampleError> {
+        let (prefill, decode) = (self.serving(Side::Prefill), self.serving(Side::Decode));
+        let pairs = prefill.iter().flat_map(|prefill| decode.iter().map(move |decode| (*prefill, *decode)));
+        for ((prefill, decode), (conversation, said)) in pairs.zip(conversations.iter().enumerate().cycle()) {
+            let routed = Routed {
+                conversation,
+                turn: 0,
+                purpose: Purpose::Proof,
+                again: None,
+                room: new_room(),
+                keep_as: None,
+                prefill,
+                decode,
+                passed_on: false,
+                reading: false,
+                prompt: said.prompt.clone(),
+                prefilled: None,
+                decoded: None,
+                orphaned: None,
+            };
+            self.start(routed, None, plan)?;
+        }
+        Ok(())
+    }
+
+    fn serving(&self, side: Side) -> Vec<usize> {
+        let of_side = |index: &usize| self.ranks[*index].side == side && self.ranks[*index].serves();
         (0..self.ranks.len()).filter(of_side).collect()
+    }
+
+    /// How long the transfer of a request may take.
+    fn deadline_ms(&self, index: usize, plan: &Plan) -> u64 {
+        let first = self.routed[index].purpose == Purpose::Answer;
+        let deadline = if first { plan.deadline } else { plan.deadline.max(PATIENCE) };
+        deadline.as_millis() as u64
     }
 
     /// The prompt, and what the last turn's decode rank keeps of it, as that rank has put it.
@@ -201,7 +305,7 @@ impl Router {
         let Routed { room, prefill, .. } = self.routed[index];
         let params = kept.unwrap_or_else(|| TransferParams::prefill(plan.mode.into()).to_value());
         let prompt = self.routed[index].prompt.clone();
-        let deadline_ms = plan.deadline.as_millis() as u64;
+        let deadline_ms = self.deadline_ms(index, plan);
         self.ranks[prefill].send(&Command::Prefill { room, prompt, deadline_ms, params })
     }
 
@@ -218,8 +322,9 @@ impl Router {
 
     /// The decode rank's half.
     fn pass_on(&mut self, index: usize, params: Value, plan: &Plan) -> Result<(), ExampleError> {
+        let deadline_ms = self.deadline_ms(index, plan);
         let routed = &mut self.routed[index];
-        if self.ranks[routed.decode].is_gone() {
+        if !self.ranks[routed.decode].serves() || routed.again.is_some() {
             // Nobody is going to read it.
             let (room, prefill) = (routed.room, routed.prefill);
             return self.ranks[prefill].send(&Command::Cancel { room });
@@ -229,7 +334,7 @@ impl Router {
             room: routed.room,
             prompt: routed.prompt.clone(),
             max_new_tokens: plan.max_new_tokens,
-            deadline_ms: plan.deadline.as_millis() as u64,
+            deadline_ms,
             params,
             keep_as: routed.keep_as,
         })
@@ -243,11 +348,13 @@ impl Router {
         end: Instant,
         progress: &Progress,
     ) -> Result<(), ExampleError> {
-        while !self.routed.iter().all(|request| request.ended(&self.ranks)) {
-            let until = self.harm_due.map_or(end, |(due, _)| due.min(end));
+        while self.waits_for_moment() || !self.routed.iter().all(|request| request.ended(&self.ranks)) {
+            let until = self.due_before(end);
             let received = self.events.recv_timeout(until.saturating_duration_since(Instant::now()));
-            if let Some((_, request)) = self.harm_due.take_if(|(due, _)| *due <= Instant::now()) {
-                self.harm_waited_for(request, plan);
+            let harmed = self.harm.is_some();
+            self.do_what_is_due(plan);
+            if self.harm.is_some() && !harmed {
+                self.route_again(0..self.routed.len(), plan)?;
             }
             let (index, event) = match received {
                 Ok(event) => event,
@@ -256,6 +363,7 @@ impl Router {
             };
             let Some(event) = event else {
                 self.orphan(index, plan);
+                self.route_again(0..self.routed.len(), plan)?;
                 continue;
             };
             let request = event.room().and_then(|room| self.rooms.get(&room).copied());
@@ -266,7 +374,9 @@ impl Router {
                     self.prepare_harm(request, plan);
                 }
                 Event::Chunk { sent, of, .. } if plan.mode == Mode::Push && sent > 0 && sent < of => {
-                    self.harm(request, Moment::Sending { sent, of }, plan);
+                    if plan.harm.is_some_and(|harm| harm.at.is_none()) {
+                        self.harm(request, Moment::Sending { sent, of }, plan);
+                    }
                 }
                 Event::Reading { .. } if plan.mode != Mode::Push => {
                     self.routed[request].reading = true;
@@ -282,6 +392,10 @@ impl Router {
                 }
                 Event::Chunk { .. } | Event::Reading { .. } | Event::Ready { .. } | Event::Finished(_) => {}
             }
+            match self.harm.is_some() && !harmed {
+                true => self.route_again(0..self.routed.len(), plan)?,
+                false => self.route_again(request..request + 1, plan)?,
+            }
         }
         Ok(())
     }
@@ -293,7 +407,9 @@ impl Router {
         conversations: &[Conversation],
         plan: &Plan,
     ) -> Result<(), ExampleError> {
-        let goes_on = decoded.error.is_none();
+        let Routed { purpose, again, .. } = self.routed[request];
+        // A rank that was stopped may answer when somebody else has done so.
+        let goes_on = decoded.error.is_none() && purpose != Purpose::Proof && again.is_none();
         self.routed[request].decoded = Some(decoded);
         if goes_on {
             self.next_turn(conversations, self.routed[request].conversation, plan)?;
@@ -301,90 +417,21 @@ impl Router {
         Ok(())
     }
 
-    /// Pull: a prefill rank is harmed while its pages are read. A decode rank is harmed while it has
-    /// more requests than room, after some heartbeats; if that never happens, at the end.
-    fn prepare_harm(&mut self, request: usize, plan: &Plan) {
-        let Some((_, side)) = plan.harm.filter(|_| self.harm.is_none()) else { return };
-        let reading = self.routed[request].reading;
-        let all_answered = self.routed.iter().all(|routed| routed.passed_on);
-        match side {
-            Side::Prefill if reading => self.harm(request, Moment::Reading, plan),
-            Side::Prefill => {}
-            Side::Decode if self.waiting_with(request) >= 2 => {
-                self.harm_due.get_or_insert((Instant::now() + plan.lease / 2, request));
-            }
-            Side::Decode if reading && all_answered => self.harm(request, Moment::Reading, plan),
-            Side::Decode => {}
+    fn finish(&mut self, plan: &Plan) -> Result<(), ExampleError> {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.harmed == Some(Harm::Stop) && rank.is_silent()) {
+            // What its peers keep because it may still write into it, only its death sets free.
+            rank.kill();
         }
-    }
-
-    /// How many requests wait for room on the decode rank of this one.
-    fn waiting_with(&self, request: usize) -> usize {
-        let decode = self.routed[request].decode;
-        self.routed.iter().filter(|routed| routed.decode == decode && routed.waits()).count()
-    }
-
-    fn harm_waited_for(&mut self, request: usize, plan: &Plan) {
-        let requests = self.waiting_with(request);
-        if requests > 0 {
-            self.harm(request, Moment::Waiting { requests }, plan);
-        }
-    }
-
-    /// Harms the planned side's rank of a request that is in transfer, once.
-    fn harm(&mut self, request: usize, moment: Moment, plan: &Plan) {
-        let Some((harm, side)) = plan.harm.filter(|_| self.harm.is_none()) else { return };
-        let victim = match side {
-            Side::Prefill => self.routed[request].prefill,
-            Side::Decode => self.routed[request].decode,
-        };
-        self.ranks[victim].harm(harm);
-        self.harm = Some(Harmed { harm, rank: self.ranks[victim].name(), request, moment });
-        if harm == Harm::Stop {
-            // Its pipe stays open: nobody else is going to notice.
-            self.orphan(victim, plan);
-        }
-    }
-
-    /// A rank is gone: requests of which its half had not ended get no word from it any more.
-    fn orphan(&mut self, index: usize, plan: &Plan) {
-        self.ranks[index].set_gone();
-        let name = self.ranks[index].name();
-        let (error, what) = match self.ranks[index].harmed {
-            Some(Harm::Kill) => ("RankKilled", "was killed"),
-            Some(Harm::Stop) => ("RankStopped", "was stopped"),
-            None => ("RankDied", "is gone"),
-        };
-        let mut cancelled = Vec::new();
-        for request in &mut self.routed {
-            let unheard = (request.prefill == index && request.prefilled.is_none())
-                || (request.decode == index && request.decoded.is_none());
-            if unheard {
-                request.orphaned = Some(NamedError::new(error, format_args!("{name} {what}")));
-            }
-            // In push mode it may never have registered, so that nobody but the router can know. In
-            // pull mode the lease ends by itself.
-            if plan.mode == Mode::Push && request.decode == index && request.prefilled.is_none() {
-                cancelled.push((request.prefill, request.room));
-            }
-        }
-        for (prefill, room) in cancelled {
-            // A rank that cannot be told is gone too, and the router hears of that.
-            let _ = self.ranks[prefill].send(&Command::Cancel { room });
-        }
-    }
-
-    fn finish(&mut self) -> Result<(), ExampleError> {
         for rank in &mut self.ranks {
             rank.send(&Command::Finish)?;
         }
-        let end = Instant::now() + FINISH_WITHIN;
-        while self.ranks.iter().any(|rank| !rank.is_gone() && rank.accounting.is_none()) {
+        let end = Instant::now() + plan.finish_within + FINISH_GRACE;
+        while self.ranks.iter().any(|rank| !rank.is_silent() && rank.accounting.is_none()) {
             match self.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok((index, Some(Event::Finished(accounting)))) => {
                     self.ranks[index].accounting = Some(accounting)
                 }
-                Ok((index, None)) => self.ranks[index].set_gone(),
+                Ok((index, None)) => self.ranks[index].set_silent(),
                 Ok(_) => {}
                 Err(_) => break,
             }
@@ -392,3 +439,6 @@ impl Router {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

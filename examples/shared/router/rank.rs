@@ -53,14 +53,27 @@ pub struct Rank {
     pub accounting: Option<Accounting>,
     /// What the router did to it.
     pub harmed: Option<Harm>,
+    /// It was stopped and goes on.
+    pub resumed: bool,
     commands: Option<Box<dyn Write + Send>>,
+    /// All that it has said was heard, and no more comes: its line has ended, or it is stopped.
+    silent: bool,
     child: Option<Child>,
 }
 
 impl Rank {
     /// A rank that is told its commands through `commands`; `child` is its process, if it is ours.
     pub fn new(side: Side, number: u32, commands: Box<dyn Write + Send>, child: Option<Child>) -> Rank {
-        Rank { side, number, accounting: None, harmed: None, commands: Some(commands), child }
+        Rank {
+            side,
+            number,
+            accounting: None,
+            harmed: None,
+            resumed: false,
+            commands: Some(commands),
+            silent: false,
+            child,
+        }
     }
 
     /// `prefill/0`.
@@ -68,19 +81,25 @@ impl Rank {
         format!("{}/{}", self.side, self.number)
     }
 
-    /// True if no word comes from it any more.
-    pub fn is_gone(&self) -> bool {
-        self.commands.is_none()
+    /// True if no word comes from it any more. A rank that has died is not silent before its last words
+    /// were heard.
+    pub fn is_silent(&self) -> bool {
+        self.silent
     }
 
     /// Notes that no word comes from it any more.
-    pub fn set_gone(&mut self) {
-        self.commands = None;
+    pub fn set_silent(&mut self) {
+        self.silent = true;
     }
 
-    /// Tells it something. A rank that is gone is noticed by its reader.
+    /// True if it can be given requests.
+    pub fn serves(&self) -> bool {
+        self.commands.is_some() && !self.silent
+    }
+
+    /// Tells it something. A rank that is gone is noticed by its reader; one that is stopped hears nothing.
     pub fn send(&mut self, command: &Command) -> Result<(), ExampleError> {
-        let Some(commands) = &mut self.commands else { return Ok(()) };
+        let Some(commands) = self.commands.as_mut().filter(|_| !self.silent) else { return Ok(()) };
         let mut line = serde_json::to_vec(command).map_err(ExampleError::Command)?;
         line.push(b'\n');
         if commands.write_all(&line).and_then(|()| commands.flush()).is_err() {
@@ -92,14 +111,32 @@ impl Rank {
     /// Does it harm.
     pub fn harm(&mut self, harm: Harm) {
         self.harmed = Some(harm);
+        match harm {
+            Harm::Kill => self.kill(),
+            Harm::Stop => self.signal(Signal::STOP),
+        }
+    }
+
+    /// Lets a stopped rank go on.
+    pub fn resume(&mut self) {
+        self.signal(Signal::CONT);
+        (self.silent, self.resumed) = (false, true);
+    }
+
+    /// Kills its process, and waits until that is dead.
+    pub fn kill(&mut self) {
         if let Some(child) = &mut self.child {
-            let _ = match harm {
-                Harm::Kill => child.kill(),
-                Harm::Stop => kill_process(Pid::from_child(child), Signal::STOP).map_err(Into::into),
-            };
+            let _ = child.kill();
+            let _ = child.wait();
         }
         // Not before: the end of its input is an order to stop in an orderly way.
         self.commands = None;
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(child) = &self.child {
+            let _ = kill_process(Pid::from_child(child), signal);
+        }
     }
 }
 
@@ -108,7 +145,7 @@ impl Drop for Rank {
         // An end of its input is the order to exit; the signal is for ranks that do not listen.
         self.commands = None;
         if let Some(child) = &mut self.child {
-            let listens = self.harmed != Some(Harm::Stop);
+            let listens = !self.silent;
             let patience = Instant::now() + Duration::from_secs(if listens { 2 } else { 0 });
             while Instant::now() < patience && matches!(child.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(5));

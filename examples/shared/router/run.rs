@@ -21,8 +21,26 @@ pub struct Plan {
     pub deadline: Duration,
     /// For how long prefill ranks keep pages that nobody asks for.
     pub lease: Duration,
-    /// Harm a rank of this side as soon as one of its requests is in transfer.
-    pub harm: Option<(Harm, Side)>,
+    /// How long ranks wait for the pages of ended requests before they account for them.
+    pub finish_within: Duration,
+    /// How long a rank may be stopped before it is killed.
+    pub bury_after: Duration,
+    /// What is to be done to a rank, if anything.
+    pub harm: Option<PlannedHarm>,
+}
+
+/// What is to be done to a rank.
+#[derive(Debug, Clone, Copy)]
+pub struct PlannedHarm {
+    /// What.
+    pub harm: Harm,
+    /// To a rank of which side.
+    pub side: Side,
+    /// So long after the first request, whatever goes on then; otherwise as soon as a request is in
+    /// transfer.
+    pub at: Option<Duration>,
+    /// A rank that is stopped goes on after this time.
+    pub resume: Option<Duration>,
 }
 
 /// What became of everything.
@@ -67,6 +85,13 @@ pub enum Moment {
     },
     /// Its decode rank had begun to read.
     Reading,
+    /// It was the first that had not ended, at a moment that was told.
+    At {
+        /// Milliseconds after the first request.
+        millis: u128,
+        /// Requests that had not ended.
+        open: usize,
+    },
     /// Its decode rank had no room for it yet: so many requests waited there, and as many prompts at
     /// prefill ranks.
     Waiting {
@@ -75,12 +100,30 @@ pub enum Moment {
     },
 }
 
+/// Why a request was routed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To answer a user.
+    Answer,
+    /// The same, since an earlier one can be answered no more.
+    AnswerAgain {
+        /// From 2.
+        attempt: usize,
+    },
+    /// To see that its ranks serve after another one was harmed.
+    Proof,
+}
+
 /// One turn of a conversation, and what became of its halves.
 pub struct Routed {
     /// Which conversation.
     pub conversation: usize,
     /// Which turn of it, from 0.
     pub turn: usize,
+    /// Why it was routed.
+    pub purpose: Purpose,
+    /// Which request took its place when it was lost.
+    pub again: Option<usize>,
     /// Its rendezvous key, drawn by the router.
     pub room: u64,
     /// The whole prompt, earlier turns included.
@@ -106,10 +149,20 @@ pub struct Routed {
 impl Routed {
     /// True if no more word of it is to come.
     pub(super) fn ended(&self, ranks: &[Rank]) -> bool {
-        let gone = |rank: usize| ranks.get(rank).is_some_and(Rank::is_gone);
-        let prefill = self.prefilled.is_some() || gone(self.prefill);
-        let decode = self.decoded.is_some() || gone(self.decode) || !self.passed_on;
+        let silent = |rank: usize| ranks.get(rank).is_some_and(Rank::is_silent);
+        let prefill = self.prefilled.is_some() || silent(self.prefill);
+        let decode = self.decoded.is_some() || silent(self.decode) || !self.passed_on;
         prefill && decode
+    }
+
+    /// True if its user gets no answer to it any more.
+    pub(super) fn is_lost(&self, ranks: &[Rank]) -> bool {
+        let silent = |rank: usize| ranks.get(rank).is_some_and(Rank::is_silent);
+        match &self.decoded {
+            Some(decoded) => decoded.error.is_some(),
+            None if self.passed_on => silent(self.decode),
+            None => self.prefilled.is_some() || silent(self.prefill) || silent(self.decode),
+        }
     }
 
     /// True if its pages wait for its decode rank to have room.

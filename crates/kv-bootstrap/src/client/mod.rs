@@ -24,6 +24,7 @@ use crate::config::ClientConfig;
 use crate::error::BootstrapClientError;
 use crate::http::Response;
 use crate::record::{NotReadyJson, RankJson};
+use crate::secret::Secret;
 
 const WAKER: Token = Token(usize::MAX);
 /// Longest sleep inside `flush`.
@@ -40,8 +41,9 @@ const FLUSH_STEP: Duration = Duration::from_millis(20);
 ///   latest if `poll` is called then. Questions that are alike and not sent yet share a request.
 /// - A registration is renewed every third of its lease, made again when the server has forgotten
 ///   it, and retried without end. Each failed attempt makes a `PublishFailed` event; while nobody
-///   polls, only the latest of a server is kept. An address that is not `host:port` makes one with
-///   `retry_in` [`Duration::MAX`]: that registration is given up.
+///   polls, only the latest of a server is kept. An address that is not `host:port`, and a server
+///   that does not accept the secret, make one with `retry_in` [`Duration::MAX`]: that registration
+///   is given up.
 /// - After `withdraw`, either keep polling until the servers have been told, or call `flush`.
 ///   Registrations that no server could be told about end with their leases.
 pub struct HttpBootstrapClient {
@@ -216,12 +218,11 @@ impl HttpBootstrapClient {
                 if publication.serial != serial {
                     return;
                 }
-                let hopeless = matches!(answer, Err(BootstrapError::Address(_)));
                 match publication.answered(now, request.asked, answer, &self.config) {
                     Answered::Quiet => {}
                     Answered::Published => self.events.push_back(BootstrapEvent::Published { addr: key.0 }),
                     Answered::Failed { error, mut retry_in } => {
-                        if hopeless {
+                        if !error.is_retryable() {
                             self.publications.remove(&key);
                             retry_in = Duration::MAX;
                         }
@@ -276,7 +277,7 @@ impl BootstrapClient for HttpBootstrapClient {
             }
         }
         let purpose = Purpose::Lookup { query: query.clone(), lookups: vec![lookup] };
-        let request = self.request(now, purpose, question(addr, query));
+        let request = self.request(now, purpose, question(addr, self.config.secret.as_ref(), query));
         if let Err(outcome) = self.submit(now, addr, request) {
             self.conclude(now, outcome);
         }
@@ -311,7 +312,8 @@ impl std::fmt::Debug for HttpBootstrapClient {
     }
 }
 
-fn question(host: &str, query: &RankQuery) -> Bytes {
+fn question(host: &str, secret: Option<&Secret>, query: &RankQuery) -> Bytes {
+    let secret = secret.map(Secret::field).unwrap_or_default();
     let role = match query.role {
         WorkerRole::Prefill => "prefill",
         WorkerRole::Decode => "decode",
@@ -321,13 +323,14 @@ fn question(host: &str, query: &RankQuery) -> Bytes {
         Replica::Rank(rank) => format!("dp_rank={rank}"),
         Replica::Modulo(number) => format!("modulo={number}"),
     };
-    Bytes::from(format!("GET /v1/ranks?role={role}&{replica} HTTP/1.1\r\nHost: {host}\r\n\r\n"))
+    Bytes::from(format!("GET /v1/ranks?role={role}&{replica} HTTP/1.1\r\nHost: {host}\r\n{secret}\r\n"))
 }
 
 /// The ranks of an answer, if they are what was asked for: one whole replica, in rank order.
 fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, BootstrapError> {
     match response.status {
         200 => {}
+        401 => return Err(BootstrapError::Unauthorized),
         404 => return Err(BootstrapError::UnknownRank),
         503 => {
             let missing = serde_json::from_slice::<NotReadyJson>(&response.body);

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::config::ClientConfig;
 use crate::http::Response;
 use crate::record::{GrantJson, LeaseJson, RankJson};
+use crate::secret::Secret;
 
 /// Most bytes of a refusal that are passed on.
 const MAX_REASON: usize = 256;
@@ -66,13 +67,14 @@ impl Publication {
         config: &ClientConfig,
     ) -> Option<Publication> {
         let lease_ms = Some(u64::try_from(config.lease.as_millis()).unwrap_or(u64::MAX).max(1));
+        let secret = config.secret.as_ref();
         let key =
             |lease_ms| LeaseJson { worker: record.worker.clone(), incarnation: record.incarnation, lease_ms };
         Some(Publication {
             serial,
-            register: request("PUT", "/v1/ranks", host, &RankJson::new(record, lease_ms))?,
-            renew: request("POST", "/v1/ranks/renew", host, &key(lease_ms))?,
-            withdraw: request("DELETE", "/v1/ranks", host, &key(None))?,
+            register: request("PUT /v1/ranks", host, secret, &RankJson::new(record, lease_ms))?,
+            renew: request("POST /v1/ranks/renew", host, secret, &key(lease_ms))?,
+            withdraw: request("DELETE /v1/ranks", host, secret, &key(None))?,
             state: State::Absent,
             announced: false,
             sent: false,
@@ -117,8 +119,8 @@ impl Publication {
                 match serde_json::from_slice::<GrantJson>(&response.body) {
                     Ok(grant) => {
                         // The lease began when the server answered, or later than it was asked.
-                        self.step_due =
-                            Some(asked + (Duration::from_millis(grant.lease_ms) / 3).max(MIN_PAUSE));
+                        let lease = Duration::from_millis(grant.lease_ms).min(config.lease);
+                        self.step_due = Some(asked + (lease / 3).max(MIN_PAUSE));
                         self.state = State::Present;
                         self.pause = config.retry_first;
                         let first = !std::mem::replace(&mut self.announced, true);
@@ -132,6 +134,7 @@ impl Publication {
                 self.step_due = Some(now);
                 return Answered::Quiet;
             }
+            Ok(response) if response.status == 401 => BootstrapError::Unauthorized,
             Ok(Response { status: status @ 400..=499, body, .. }) => {
                 BootstrapError::Refused { status, reason: line(&body) }
             }
@@ -146,10 +149,11 @@ impl Publication {
 }
 
 /// A request as bytes. `None` if the body cannot be written as JSON.
-fn request(method: &str, path: &str, host: &str, body: &impl Serialize) -> Option<Bytes> {
+fn request(what: &str, host: &str, secret: Option<&Secret>, body: &impl Serialize) -> Option<Bytes> {
+    let secret = secret.map(Secret::field).unwrap_or_default();
     let body = serde_json::to_vec(body).ok()?;
     let mut bytes = format!(
-        "{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        "{what} HTTP/1.1\r\nHost: {host}\r\n{secret}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     )
     .into_bytes();
@@ -190,6 +194,20 @@ mod tests {
         assert!(publication.step(second).unwrap().starts_with(b"PUT /v1/ranks "));
         assert_eq!(publication.answered(second, second, granted(), &config), Answered::Quiet);
         assert!(publication.withdraw().unwrap().starts_with(b"DELETE /v1/ranks "));
+    }
+
+    #[test]
+    fn a_server_that_grants_more_or_less_than_asked_changes_the_pace_within_bounds() {
+        let config = ClientConfig::default();
+        let record = record("p", 0, 1, (1, 0), (1, 0), (1, 0));
+        for (granted, pause) in [(u64::MAX, config.lease / 3), (0, MIN_PAUSE), (3000, Duration::from_secs(1))]
+        {
+            let mut publication = Publication::new(1, Time::ZERO, "h:1", &record, &config).unwrap();
+            publication.step(Time::ZERO).unwrap();
+            let body = format!("{{\"lease_ms\":{granted}}}");
+            publication.answered(Time::ZERO, Time::ZERO, answer(200, &body), &config);
+            assert_eq!(publication.due(), Some(Time::ZERO + pause), "{granted}");
+        }
     }
 
     #[test]

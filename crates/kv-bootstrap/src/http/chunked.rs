@@ -12,6 +12,8 @@ const MAX_TRAILER: usize = 8192;
 pub(crate) struct Chunked {
     state: State,
     trailer: usize,
+    /// How much of the present line has been searched for its end.
+    scanned: usize,
 }
 
 #[derive(Debug, Default)]
@@ -41,7 +43,7 @@ impl Chunked {
         loop {
             match &mut self.state {
                 State::Size => {
-                    let Some(line) = take_line(input)? else { return Ok(false) };
+                    let Some(line) = take_line(input, &mut self.scanned)? else { return Ok(false) };
                     let size = parse_size(&line)?;
                     let room = (max - body.len().min(max)) as u64;
                     if size > room {
@@ -69,7 +71,7 @@ impl Chunked {
                     self.state = State::Size;
                 }
                 State::Trailer => {
-                    let Some(line) = take_line(input)? else { return Ok(false) };
+                    let Some(line) = take_line(input, &mut self.scanned)? else { return Ok(false) };
                     if line.is_empty() {
                         return Ok(true);
                     }
@@ -85,10 +87,13 @@ impl Chunked {
 
 /// The next line without its CRLF. A bare LF is refused: two readers that disagree on where a
 /// chunk ends can be made to disagree on where a request ends.
-fn take_line(input: &mut BytesMut) -> Result<Option<BytesMut>, ChunkError> {
-    let Some(end) = input.iter().take(MAX_LINE).position(|byte| *byte == b'\n') else {
+/// `from` is how far former searches came, so that a line that comes byte by byte is read once.
+fn take_line(input: &mut BytesMut, from: &mut usize) -> Result<Option<BytesMut>, ChunkError> {
+    let Some(found) = input.iter().take(MAX_LINE).skip(*from).position(|byte| *byte == b'\n') else {
+        *from = input.len();
         return if input.len() >= MAX_LINE { Err(ChunkError::TooLarge) } else { Ok(None) };
     };
+    let end = std::mem::take(from) + found;
     let mut line = input.split_to(end + 1);
     if !line.ends_with(b"\r\n") {
         return Err(ChunkError::Malformed);
@@ -131,6 +136,19 @@ mod tests {
         let text = b"3;name=value\r\nabc\r\n0a\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\nrest";
         assert_eq!(decode(text, 13), (Ok(true), b"abc0123456789".to_vec(), 4));
         assert_eq!(decode(text, 12).0, Err(ChunkError::TooLarge));
+    }
+
+    #[test]
+    fn a_line_that_comes_byte_by_byte_is_searched_once() {
+        let (mut decoder, mut input, mut body) = (Chunked::default(), BytesMut::new(), Vec::new());
+        for byte in [b"1;".to_vec(), vec![b'x'; 4000]].concat() {
+            assert_eq!(decoder.scanned, input.len(), "only what is new will be looked at");
+            input.extend_from_slice(&[byte]);
+            assert_eq!(decoder.decode(&mut input, &mut body, 10), Ok(false));
+        }
+        input.extend_from_slice(b"\r\na\r\n0\r\n\r\n");
+        assert_eq!(decoder.decode(&mut input, &mut body, 10), Ok(true));
+        assert_eq!((body.as_slice(), decoder.scanned), (&b"a"[..], 0));
     }
 
     #[test]

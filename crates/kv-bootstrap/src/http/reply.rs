@@ -9,13 +9,14 @@ pub(crate) struct Reply {
     pub(crate) status: u16,
     content_type: &'static str,
     body: Vec<Bytes>,
-    allow: Option<&'static str>,
+    /// A further header field, with its line end.
+    field: Option<&'static str>,
 }
 
 impl Reply {
     pub(crate) fn text(status: u16, text: impl Into<String>) -> Reply {
         let body = vec![Bytes::from(text.into())];
-        Reply { status, content_type: "text/plain; charset=utf-8", body, allow: None }
+        Reply { status, content_type: "text/plain; charset=utf-8", body, field: None }
     }
 
     /// A JSON answer; a value that cannot be written is an error of the server.
@@ -28,12 +29,19 @@ impl Reply {
 
     /// A JSON answer from parts that are JSON together.
     pub(crate) fn json_parts(status: u16, body: Vec<Bytes>) -> Reply {
-        Reply { status, content_type: "application/json; charset=utf-8", body, allow: None }
+        Reply { status, content_type: "application/json; charset=utf-8", body, field: None }
     }
 
-    /// 405, with the methods that are.
+    /// 405, with the field that names the methods that are allowed.
     pub(crate) fn not_allowed(allow: &'static str) -> Reply {
-        Reply { allow: Some(allow), ..Reply::text(405, "405: Method Not Allowed") }
+        Reply { field: Some(allow), ..Reply::text(405, "405: Method Not Allowed") }
+    }
+
+    /// 401: a secret is asked for.
+    pub(crate) fn unauthorized() -> Reply {
+        let error =
+            serde_json::json!({ "error": "the Authorization field does not show this server's secret" });
+        Reply { field: Some("WWW-Authenticate: Bearer\r\n"), ..Reply::json(401, &error) }
     }
 
     /// The same answer declared as JSON, as SGLang does for one of its texts.
@@ -46,9 +54,9 @@ impl Reply {
         let length: usize = self.body.iter().map(Bytes::len).sum();
         let version = if http11 { "HTTP/1.1" } else { "HTTP/1.0" };
         let connection = if keep_alive { "keep-alive" } else { "close" };
-        let allow = self.allow.map(|methods| format!("Allow: {methods}\r\n")).unwrap_or_default();
+        let field = self.field.unwrap_or_default();
         let head = format!(
-            "{version} {} {}\r\nContent-Type: {}\r\nContent-Length: {length}\r\nConnection: {connection}\r\n{allow}\r\n",
+            "{version} {} {}\r\nContent-Type: {}\r\nContent-Length: {length}\r\nConnection: {connection}\r\n{field}\r\n",
             self.status,
             reason(self.status),
             self.content_type,
@@ -65,6 +73,7 @@ fn reason(status: u16) -> &'static str {
     match status {
         200 => "OK",
         400 => "Bad Request",
+        401 => "Unauthorized",
         404 => "Not Found",
         405 => "Method Not Allowed",
         408 => "Request Timeout",
@@ -72,10 +81,12 @@ fn reason(status: u16) -> &'static str {
         411 => "Length Required",
         413 => "Content Too Large",
         417 => "Expectation Failed",
+        429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
         501 => "Not Implemented",
         503 => "Service Unavailable",
+        507 => "Insufficient Storage",
         505 => "HTTP Version Not Supported",
         _ => "Unknown",
     }

@@ -18,6 +18,8 @@ pub(crate) struct Request {
     pub(crate) keep_alive: bool,
     /// False for HTTP/1.0.
     pub(crate) http11: bool,
+    /// The `Authorization` field, if there is exactly one.
+    pub(crate) authorization: Option<Vec<u8>>,
 }
 
 /// Why a request cannot be read. The connection is of no use afterwards.
@@ -37,8 +39,10 @@ pub(crate) enum RequestError {
     TransferEncoding,
     #[error("the expectation is not supported")]
     Expectation,
-    #[error("the body exceeds {max} bytes")]
-    BodyTooLarge { max: usize },
+    #[error("the body has {got} bytes; at most {max} are allowed")]
+    BodyTooLarge { got: u64, max: usize },
+    #[error("the chunked body exceeds {max} bytes")]
+    ChunksTooLarge { max: usize },
     #[error("the chunked body is malformed")]
     Chunk,
 }
@@ -47,7 +51,7 @@ impl RequestError {
     pub(crate) fn status(self) -> u16 {
         match self {
             RequestError::Head | RequestError::Length | RequestError::Framing | RequestError::Chunk => 400,
-            RequestError::BodyTooLarge { .. } => 413,
+            RequestError::BodyTooLarge { .. } | RequestError::ChunksTooLarge { .. } => 413,
             RequestError::Expectation => 417,
             RequestError::HeadTooLarge { .. } => 431,
             RequestError::TransferEncoding => 501,
@@ -114,9 +118,9 @@ impl RequestParser {
         *self = RequestParser::new(self.limits);
     }
 
-    /// Bytes held for an unfinished body.
+    /// Bytes held for an unfinished body, and set aside for it.
     pub(crate) fn buffered(&self) -> usize {
-        self.body.as_ref().map_or(0, |pending| pending.bytes.len())
+        self.body.as_ref().map_or(0, |pending| pending.bytes.capacity())
     }
 
     /// Takes from `input` what belongs to the next request.
@@ -169,7 +173,7 @@ impl Pending {
             Framing::Chunked(chunked) => {
                 chunked.decode(input, &mut self.bytes, max).map_err(|error| match error {
                     ChunkError::Malformed => RequestError::Chunk,
-                    ChunkError::TooLarge => RequestError::BodyTooLarge { max },
+                    ChunkError::TooLarge => RequestError::ChunksTooLarge { max },
                 })
             }
         }
@@ -203,11 +207,10 @@ fn read_head(bytes: &[u8], limits: RequestLimits) -> Result<Pending, RequestErro
         (None, None) => (Framing::Length(0), false),
         (None, Some(length)) => {
             let max = limits.max_body;
-            let length = usize::try_from(length).unwrap_or(usize::MAX);
-            if length > max {
-                return Err(RequestError::BodyTooLarge { max });
+            match usize::try_from(length) {
+                Ok(length) if length <= max => (Framing::Length(length), true),
+                _ => return Err(RequestError::BodyTooLarge { got: length, max }),
             }
-            (Framing::Length(length), true)
         }
         (Some(_), Some(_)) => return Err(RequestError::Framing),
         // HTTP/1.0 has no transfer codings.
@@ -229,6 +232,8 @@ fn read_head(bytes: &[u8], limits: RequestLimits) -> Result<Pending, RequestErro
     }
     let close = all("connection").any(|value| has_token(value, "close"));
     let keep = all("connection").any(|value| has_token(value, "keep-alive"));
+    let mut shown = all("authorization");
+    let authorization = shown.next().filter(|_| shown.next().is_none()).map(<[u8]>::to_vec);
     let (path, query) = split_target(target);
     let head = Request {
         method: method.to_owned(),
@@ -237,6 +242,7 @@ fn read_head(bytes: &[u8], limits: RequestLimits) -> Result<Pending, RequestErro
         body: has_body.then(Vec::new),
         keep_alive: !close && (http11 || keep),
         http11,
+        authorization,
     };
     Ok(Pending { head, framing, bytes: Vec::new(), expects })
 }

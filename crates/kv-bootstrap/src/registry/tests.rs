@@ -55,6 +55,14 @@ fn at(secs: u64) -> Time {
     Time::ZERO + Duration::from_secs(secs)
 }
 
+fn client(last: u8) -> ClientAddr {
+    ClientAddr::from(std::net::IpAddr::from([10, 0, 0, last]))
+}
+
+fn here() -> ClientAddr {
+    client(1)
+}
+
 fn ranks(bodies: Vec<Bytes>) -> Vec<RankRecord> {
     let parse = |body: &Bytes| serde_json::from_slice::<RankJson>(body).unwrap().into_record().unwrap();
     bodies.iter().map(parse).collect()
@@ -77,8 +85,8 @@ fn a_replica_is_handed_out_whole_and_in_rank_order() {
         }
         let rank = record("p", number as u32, 1, (2, tp), (2, pp), (2, 1));
         // The same rank twice is still one rank.
-        registry.register(at(0), &rank, LEASE).unwrap();
-        registry.register(at(0), &rank, LEASE).unwrap();
+        registry.register(at(0), here(), &rank, LEASE).unwrap();
+        registry.register(at(0), here(), &rank, LEASE).unwrap();
         all.push(rank);
     }
     all.sort_by_key(|rank| (rank.parallel().pp_rank, rank.parallel().tp_rank));
@@ -93,8 +101,8 @@ fn a_replica_is_handed_out_whole_and_in_rank_order() {
 fn ended_leases_leave_and_renewed_ones_stay() {
     let mut registry = Registry::new(RegistryConfig::default());
     let (a, b) = (record("p", 0, 1, (2, 0), (1, 0), (1, 0)), record("p", 1, 2, (2, 1), (1, 0), (1, 0)));
-    registry.register(at(0), &a, LEASE).unwrap();
-    registry.register(at(0), &b, LEASE).unwrap();
+    registry.register(at(0), here(), &a, LEASE).unwrap();
+    registry.register(at(0), here(), &b, LEASE).unwrap();
     registry.renew(at(4), &a.worker, a.incarnation, LEASE).unwrap();
     assert_eq!(registry.next_timeout(), Some(at(5)));
     let missing = Err(LookupError::NotReady { registered: 1, expected: 2 });
@@ -102,21 +110,22 @@ fn ended_leases_leave_and_renewed_ones_stay() {
     let gone = Err(LeaseError::Unknown(b.worker.clone()));
     assert_eq!(registry.renew(at(5), &b.worker, b.incarnation, LEASE), gone);
     assert_eq!(find(&mut registry, at(9), Replica::Rank(0)), Err(LookupError::Unknown));
-    assert!(registry.is_empty() && registry.bytes == 0 && registry.roles.is_empty());
+    assert!(registry.is_empty() && registry.bytes() == 0);
+    assert_index(&registry);
 }
 
 #[test]
 fn leases_are_bounded_and_so_are_ranks_and_bytes() {
-    let config = RegistryConfig { max_ranks: 2, max_bytes: 1 << 20, max_lease: LEASE };
+    let config = RegistryConfig { max_ranks: 2, max_lease: LEASE, ..RegistryConfig::default() };
     let mut registry = Registry::new(config);
     let rank = |number| record("p", number, 1, (9, number), (1, 0), (1, 0));
-    assert_eq!(registry.register(at(0), &rank(0), LEASE * 100), Ok(LEASE));
-    assert_eq!(registry.register(at(0), &rank(1), LEASE), Ok(LEASE));
-    assert_eq!(registry.register(at(0), &rank(1), LEASE), Ok(LEASE));
+    assert_eq!(registry.register(at(0), here(), &rank(0), LEASE * 100), Ok(LEASE));
+    assert_eq!(registry.register(at(0), here(), &rank(1), LEASE), Ok(LEASE));
+    assert_eq!(registry.register(at(0), here(), &rank(1), LEASE), Ok(LEASE));
     let full = Err(RegisterError::Full { field: "ranks", would_be: 3, max: 2 });
-    assert_eq!(registry.register(at(0), &rank(2), LEASE), full);
+    assert_eq!(registry.register(at(0), here(), &rank(2), LEASE), full);
     registry.config.max_bytes = 1;
-    let refused = registry.register(at(0), &rank(1), LEASE);
+    let refused = registry.register(at(0), here(), &rank(1), LEASE);
     assert!(matches!(refused, Err(RegisterError::Full { field: "bytes", max: 1, .. })));
     assert_eq!(registry.len(), 2, "a refused registration changes nothing");
 }
@@ -125,10 +134,10 @@ fn leases_are_bounded_and_so_are_ranks_and_bytes() {
 fn a_new_life_replaces_the_old_one_which_cannot_come_back_or_delete() {
     let mut registry = Registry::new(RegistryConfig::default());
     let life = |life| record("p", 0, life, (1, 0), (1, 0), (1, 0));
-    registry.register(at(0), &life(1), LEASE).unwrap();
-    registry.register(at(0), &life(2), LEASE).unwrap();
+    registry.register(at(0), here(), &life(1), LEASE).unwrap();
+    registry.register(at(0), here(), &life(2), LEASE).unwrap();
     assert_eq!(find(&mut registry, at(0), Replica::Rank(0)).unwrap(), [life(2)]);
-    let zombie = registry.register(at(1), &life(1), LEASE);
+    let zombie = registry.register(at(1), here(), &life(1), LEASE);
     assert!(matches!(zombie, Err(RegisterError::Conflict { field: "incarnation", .. })));
     let worker = life(1).worker;
     let other = Err(LeaseError::OtherIncarnation {
@@ -145,7 +154,7 @@ fn a_new_life_replaces_the_old_one_which_cannot_come_back_or_delete() {
 #[test]
 fn contradictions_name_the_field_and_both_values() {
     let mut registry = Registry::new(RegistryConfig::default());
-    registry.register(at(0), &record("p", 0, 1, (2, 0), (1, 0), (1, 0)), LEASE).unwrap();
+    registry.register(at(0), here(), &record("p", 0, 1, (2, 0), (1, 0), (1, 0)), LEASE).unwrap();
     let cases = [
         (record("p", 1, 1, (4, 1), (1, 0), (1, 0)), "p/1: tp_size is 4, but 2 is registered"),
         (record("p", 1, 1, (2, 1), (3, 0), (1, 0)), "p/1: pp_size is 3, but 1 is registered"),
@@ -156,16 +165,16 @@ fn contradictions_name_the_field_and_both_values() {
         ),
     ];
     for (claim, message) in cases {
-        assert_eq!(registry.register(at(0), &claim, LEASE).unwrap_err().to_string(), message);
+        assert_eq!(registry.register(at(0), here(), &claim, LEASE).unwrap_err().to_string(), message);
     }
     let mut decode = record("p", 1, 1, (2, 1), (1, 0), (1, 0));
     decode.role = WorkerRole::Decode;
     let message = "p/1: role is Decode, but Prefill is registered";
-    assert_eq!(registry.register(at(0), &decode, LEASE).unwrap_err().to_string(), message);
+    assert_eq!(registry.register(at(0), here(), &decode, LEASE).unwrap_err().to_string(), message);
     // Once the contradicted rank has left, the new configuration is as good as any.
-    registry.register(at(6), &decode, LEASE).unwrap();
+    registry.register(at(6), here(), &decode, LEASE).unwrap();
     // A single rank that changes its mind contradicts nobody.
-    registry.register(at(6), &record("p", 1, 2, (4, 1), (1, 0), (1, 0)), LEASE).unwrap();
+    registry.register(at(6), here(), &record("p", 1, 2, (4, 1), (1, 0), (1, 0)), LEASE).unwrap();
     let missing = Err(LookupError::NotReady { registered: 1, expected: 4 });
     assert_eq!(find(&mut registry, at(6), Replica::Rank(0)), missing);
 }
@@ -173,9 +182,9 @@ fn contradictions_name_the_field_and_both_values() {
 #[test]
 fn of_several_engines_the_smallest_complete_one_serves() {
     let mut registry = Registry::new(RegistryConfig::default());
-    registry.register(at(0), &record("a", 0, 1, (2, 0), (1, 0), (1, 0)), LEASE).unwrap();
+    registry.register(at(0), here(), &record("a", 0, 1, (2, 0), (1, 0), (1, 0)), LEASE).unwrap();
     for engine in ["c", "b"] {
-        registry.register(at(0), &record(engine, 0, 1, (1, 0), (1, 0), (1, 0)), LEASE).unwrap();
+        registry.register(at(0), here(), &record(engine, 0, 1, (1, 0), (1, 0), (1, 0)), LEASE).unwrap();
     }
     assert_eq!(find(&mut registry, at(0), Replica::Rank(0)).unwrap()[0].worker.to_string(), "b/0");
     let mut only = |engine| {
@@ -185,6 +194,114 @@ fn of_several_engines_the_smallest_complete_one_serves() {
     assert_eq!(only("c").unwrap()[0].worker.to_string(), "c/0");
     assert_eq!(only("a"), Err(LookupError::NotReady { registered: 1, expected: 2 }));
     assert_eq!(only("d"), Err(LookupError::Unknown));
+}
+
+/// The index, made anew from the engines.
+fn assert_index(registry: &Registry) {
+    let mut index = Index::default();
+    for (id, engine) in &registry.engines {
+        index.insert(engine.role, engine.sizes, id);
+        let replicas: BTreeSet<u32> = engine.places.keys().map(|place| place.dp).collect();
+        let mut complete = 0;
+        for dp in replicas {
+            index.begun.insert((engine.role, dp), id);
+            let there = engine.places.keys().filter(|place| place.dp == dp).count() as u64;
+            if there == u64::from(engine.sizes.tp * engine.sizes.pp * engine.sizes.cp) {
+                complete += 1;
+                index.complete.insert((engine.role, dp), id);
+                index.partial.insert(engine.role, id);
+            }
+        }
+        if complete == engine.sizes.dp {
+            index.whole.insert(engine.role, id);
+        }
+    }
+    assert_eq!(format!("{index:?}"), format!("{:?}", registry.index));
+}
+
+#[test]
+fn a_lookup_walks_no_engine_that_cannot_answer_and_no_rank_it_does_not_give() {
+    let mut registry = Registry::new(RegistryConfig::default());
+    for number in 0..4000_u32 {
+        // Incomplete engines of 500 ranks, and engines with another number of replicas each.
+        let incomplete =
+            record(&format!("a{}", number / 500), number, 1, (4096, number % 500), (1, 0), (1, 0));
+        registry.register(at(0), here(), &incomplete, LEASE).unwrap();
+        let partial = record(&format!("b{number}"), 0, 1, (1, 0), (1, 0), (2 + number, 1));
+        registry.register(at(0), here(), &partial, LEASE).unwrap();
+    }
+    let steps = |registry: &mut Registry, replica, engine: Option<&EngineId>| {
+        let before = registry.steps();
+        let found = registry.lookup(at(0), WorkerRole::Prefill, replica, engine);
+        (found.map(|ranks| ranks.len()), registry.steps() - before)
+    };
+    let missing = |registered, expected| Err(LookupError::NotReady { registered, expected });
+    assert_eq!(steps(&mut registry, Replica::Rank(0), None), (missing(500, 4096), 2));
+    assert_eq!(steps(&mut registry, Replica::Rank(9), None), (missing(0, 1), 1));
+    assert_eq!(steps(&mut registry, Replica::Rank(9999), None), (Err(LookupError::Unknown), 1));
+    assert_eq!(steps(&mut registry, Replica::Rank(1), None), (Ok(1), 2));
+    let (found, count) = steps(&mut registry, Replica::Modulo(0), None);
+    assert_eq!((found, count), (missing(0, 1), 17));
+    let named = EngineId::new("a3").unwrap();
+    assert_eq!(steps(&mut registry, Replica::Modulo(7), Some(&named)), (missing(500, 4096), 1));
+    for tp in 0..64 {
+        registry.register(at(0), here(), &record("z", tp, 1, (64, tp), (1, 0), (1, 0)), LEASE).unwrap();
+    }
+    assert_eq!(steps(&mut registry, Replica::Rank(0), None), (Ok(64), 65));
+    assert_eq!(steps(&mut registry, Replica::Modulo(5), None), (Ok(64), 65));
+}
+
+#[test]
+fn bytes_count_until_the_last_answer_is_gone_and_each_client_has_a_share() {
+    let mut registry = Registry::new(RegistryConfig::default());
+    let rank = |number| record("p", number, 1, (9, number), (1, 0), (1, 0));
+    registry.register(at(0), here(), &rank(0), LEASE).unwrap();
+    let one = registry.bytes();
+    registry.config.max_bytes_per_client = one;
+    // The same again takes the place of itself.
+    registry.register(at(0), here(), &rank(0), LEASE).unwrap();
+    let full = RegisterError::ClientFull { field: "bytes", would_be: 2 * one, max: one };
+    assert_eq!(registry.register(at(0), here(), &rank(1), LEASE), Err(full.clone()));
+    registry.register(at(0), client(2), &rank(1), LEASE).unwrap();
+    assert_eq!((registry.len(), registry.bytes()), (2, 2 * one));
+
+    registry.register(at(0), client(3), &record("q", 0, 1, (1, 0), (1, 0), (1, 0)), LEASE).unwrap();
+    let engine = EngineId::new("q").unwrap();
+    let answer = registry.lookup(at(0), WorkerRole::Prefill, Replica::Rank(0), Some(&engine)).unwrap();
+    registry.expire(at(5));
+    assert_eq!((registry.len(), registry.bytes()), (0, one), "an answer that nobody has read yet");
+    assert!(registry.register(at(5), client(3), &rank(3), LEASE).is_err(), "it counts for its client");
+    registry.register(at(5), client(2), &rank(1), LEASE).unwrap();
+    drop(answer);
+    registry.register(at(5), client(3), &rank(3), LEASE).unwrap();
+    registry.expire(at(10));
+    assert_eq!(registry.bytes(), 0);
+}
+
+#[test]
+fn clients_that_keep_nothing_are_forgotten() {
+    let mut registry = Registry::new(RegistryConfig::default());
+    for number in 0..10_000_u32 {
+        let from = ClientAddr::from(std::net::IpAddr::from(number.to_be_bytes()));
+        let rank = record("p", 0, 1, (1, 0), (1, 0), (1, 0));
+        registry.register(at(0), from, &rank, LEASE).unwrap();
+        assert!(registry.clients.len() <= 64, "{} clients for one rank", registry.clients.len());
+    }
+}
+
+#[test]
+fn the_largest_groups_and_leases_size_nothing() {
+    let config = RegistryConfig { max_lease: Duration::MAX, ..RegistryConfig::default() };
+    let mut registry = Registry::new(config);
+    let max = (u32::MAX, u32::MAX - 1);
+    let rank = record("p", u32::MAX, u64::MAX, max, max, max);
+    registry.register(at(0), here(), &rank, Duration::MAX).unwrap();
+    assert!(registry.bytes() < 4096);
+    let missing = |registered| Err(LookupError::NotReady { registered, expected: u32::MAX });
+    assert_eq!(find(&mut registry, at(0), Replica::Rank(u32::MAX - 1)), missing(1));
+    assert_eq!(find(&mut registry, at(0), Replica::Modulo(u64::MAX)), missing(0));
+    assert_eq!(find(&mut registry, at(0), Replica::Rank(u32::MAX)), Err(LookupError::Unknown));
+    assert_eq!(registry.next_timeout(), Some(Time::MAX));
 }
 
 #[derive(Debug, Clone)]
@@ -260,7 +377,7 @@ proptest! {
                     model.0.retain(|(_, expires, _)| *expires > now);
                     let claim = record(&format!("e{engine}"), rank, life, (tp, rank % tp), (1, 0), (2, dp));
                     let lease = Duration::from_secs(lease);
-                    let taken = registry.register(now, &claim, lease);
+                    let taken = registry.register(now, here(), &claim, lease);
                     prop_assert_eq!(taken.is_ok(), model.register(now, &claim, lease), "{:?}", taken);
                 }
                 Step::Renew { engine, rank, life, lease } => {
@@ -302,9 +419,11 @@ proptest! {
                     }
                 }
             }
-            let bytes: usize = registry.engines.values().flat_map(|e| e.ranks.values()).map(|r| r.body.len()).sum();
-            prop_assert_eq!((registry.len(), registry.bytes), (model.0.len(), bytes));
+            let bodies = registry.engines.values().flat_map(|e| e.ranks.values()).map(|r| r.body.len());
+            let bytes: usize = bodies.map(|len| RANK_BYTES + len).sum();
+            prop_assert_eq!((registry.len(), registry.bytes()), (model.0.len(), bytes));
             prop_assert_eq!(registry.expiries.len(), model.0.len());
+            assert_index(&registry);
         }
     }
 }

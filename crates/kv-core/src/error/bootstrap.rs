@@ -21,6 +21,10 @@ pub enum BootstrapError {
     /// No such rank is registered (any more).
     #[error("no such rank is registered")]
     UnknownRank,
+    /// The server asks for a secret that this worker does not have. Configure the same on both; asking
+    /// again does not help.
+    #[error("the bootstrap server does not accept this worker's secret")]
+    Unauthorized,
     /// The server answered with something that is not ours.
     #[error("the bootstrap server answered with status {0}")]
     Status(u16),
@@ -43,6 +47,6 @@ pub enum BootstrapError {
 impl BootstrapError {
     /// True if the same question may succeed later.
     pub fn is_retryable(&self) -> bool {
-        !matches!(self, BootstrapError::Address(_))
+        !matches!(self, BootstrapError::Address(_) | BootstrapError::Unauthorized)
     }
 }

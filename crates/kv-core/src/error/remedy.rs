@@ -21,6 +21,7 @@ impl Cause {
             Cause::Aborted => "nothing to do",
             Cause::WorkerStopped | Cause::ByPeer(PeerCause::WorkerStopped) => "retry on another worker",
             Cause::DeadlineExceeded { .. } => "retry; if it happens often, raise the deadline or add workers",
+            Cause::Bootstrap(BootstrapError::Unauthorized) => "configure the bootstrap server's secret",
             Cause::Bootstrap(_) => "check the bootstrap address",
             Cause::Connect(_) => "check that both workers run and share a plane",
             Cause::Incompatible(_) => "configure both engines alike",
@@ -60,7 +61,7 @@ impl Cause {
                 PeerCause::Incompatible(_) | PeerCause::Mode { .. } | PeerCause::AmbiguousRoom { .. },
             )
             | Cause::AmbiguousRoom { .. }
-            | Cause::Bootstrap(BootstrapError::Address(_))
+            | Cause::Bootstrap(BootstrapError::Address(_) | BootstrapError::Unauthorized)
             | Cause::PageCount { .. }
             | Cause::TooManyPages { .. }
             | Cause::InitOrder

@@ -126,11 +126,11 @@ impl Node {
     /// True if one more registration may wait: there is room in all, and in the connection's share.
     fn has_room_for(&self, origin: Option<Origin>, runs: usize) -> bool {
         let limits = &self.config.limits;
-        let share = limits.connections_share.max(1);
         let fits = |cost: Cost, share: usize| {
-            cost.registrations < (limits.max_registrations / share).max(1)
+            cost.registrations < limits.max_registrations / share
                 && cost.runs + runs <= limits.max_waiting_runs / share
         };
+        let share = limits.connections_share.max(1);
         fits(self.rendezvous.waiting, 1) && fits(self.rendezvous.cost_of(origin), share)
     }
 

@@ -62,6 +62,7 @@ impl Node {
         let pulls = receiver.pulls;
         self.timers.cancel(Timer::Deadline(session));
         self.timers.cancel(Timer::Repeat(session));
+        self.forget_room(session);
         self.stop_asking(session);
         self.status(session, KvPoll::Failed, Some(failure));
         if pulls {

@@ -27,6 +27,7 @@ use super::io::Output;
 use super::node::{Node, encode};
 use super::peer::Peer;
 use super::read::{Reading, of_life};
+use super::rendezvous::Named;
 use super::run_set::RunSet;
 use super::timer::Timer;
 use crate::bootstrap::WorkerRole;
@@ -166,7 +167,35 @@ impl Node {
             return self.fail_receiver(session, Cause::WorkerStopped);
         }
         self.timers.arm(Timer::Deadline(session), self.now + deadline);
+        if let Some(cause) = self.note_receiver(session) {
+            return self.fail_receiver(session, cause);
+        }
         self.find_sources(session);
+    }
+
+    /// Notes the room of a receiver of an engine that adds suffixes. If another one is open whose id differs
+    /// in nothing but the suffix, the other side could take the one for the other: that is the cause.
+    fn note_receiver(&mut self, session: SessionId) -> Option<Cause> {
+        if !self.config.args.suffixes_requests() {
+            return None;
+        }
+        let named = Named::new(self.receivers.get(&session)?.room.clone(), true);
+        let open = &mut self.rendezvous.receivers;
+        let other = match open.find(&named) {
+            Ok(found) => found.and_then(|other| self.receivers.get(&other)).map(|other| other.room.clone()),
+            Err((one, _)) => Some(one),
+        };
+        open.insert(&named, session);
+        let room = named.room;
+        other.filter(|other| *other != room).map(|other| Cause::AmbiguousRoom { room, other })
+    }
+
+    /// The receiver has ended.
+    pub(super) fn forget_room(&mut self, session: SessionId) {
+        if let Some(receiver) = self.receivers.get(&session).filter(|_| self.config.args.suffixes_requests())
+        {
+            self.rendezvous.receivers.remove(&Named::new(receiver.room.clone(), true), session);
+        }
     }
 
     pub(super) fn take_sources(&mut self, session: SessionId, peers: &[PeerId]) {
@@ -440,8 +469,7 @@ impl Node {
             source.skipped = skipped;
         }
         let bound = u64::from(source.total.unwrap_or(MAX_PARTS).min(MAX_PARTS));
-        let last = source.parts.runs().last().map_or(0, |(start, count)| start + count);
-        if contradiction || last > bound || source.parts.runs_len() > MAX_PART_RUNS {
+        if contradiction || source.parts.end() > bound || source.parts.runs_len() > MAX_PART_RUNS {
             return self.fail_receiver(session, Cause::Protocol("impossible part numbers"));
         }
         if source.total.is_some_and(|total| source.parts.len() == u64::from(total)) {
@@ -459,6 +487,7 @@ impl Node {
             return;
         }
         receiver.poll = KvPoll::Success;
+        self.forget_room(session);
         self.status(session, KvPoll::Success, None);
         self.retire_receiver(session);
     }

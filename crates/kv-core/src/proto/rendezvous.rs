@@ -221,6 +221,8 @@ impl FailedRooms {
 pub(super) struct Rendezvous {
     /// Senders that lack receivers.
     pub(super) senders: Waiters<SessionId>,
+    /// Receivers of this worker, if its engine adds suffixes to the ids of requests.
+    pub(super) receivers: Waiters<SessionId>,
     /// Registrations that lack a sender.
     pub(super) registrations: Waiters<(PeerId, Attempt)>,
     /// What they cost, in all and by connection.

@@ -66,7 +66,8 @@ fn registered_items_that_do_not_exist_are_refused_and_the_sender_is_told() {
 
 #[test]
 fn items_of_a_waiting_registration_count_against_its_bound() {
-    let mut solo = Solo::serving(|config| config.limits.max_waiting_runs = 4);
+    let mut solo =
+        Solo::serving(|config| (config.limits.max_waiting_runs, config.limits.connections_share) = (4, 1));
     let groups = lists(&[(SLOTS, 0, &[1, 3, 5, 7])]);
     solo.says(1, Body::Register(Register { groups, ..register(1, ROOM, &[0]) }));
     let cause = PeerCause::Overloaded;

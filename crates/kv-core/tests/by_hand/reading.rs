@@ -314,14 +314,18 @@ fn the_number_of_a_claim_is_remembered_through_a_burst_of_others() {
 }
 
 #[test]
-fn no_more_than_the_latest_numbers_are_remembered() {
-    let (mut solo, _, claim) = claiming(pull());
-    for _ in 0..64 {
-        solo.now = solo.now + NS;
-        solo.open_receiver_with(ROOM, pull());
+fn numbers_are_remembered_for_a_minute_however_many_follow() {
+    for (passed, forgotten) in [(Duration::from_secs(50), 0), (Duration::from_secs(61), 1)] {
+        let (mut solo, _, claim) =
+            claiming(SessionOptions { deadline: Some(Duration::from_secs(1000)), ..pull() });
+        for _ in 0..1000 {
+            solo.now = solo.now + passed / 1000;
+            solo.open_receiver_with(ROOM, pull());
+        }
+        let lease_ms = 100_000;
+        solo.says(1, Body::Granted(Granted { lease_ms, ..grant(claim.beat) }));
+        assert_eq!(heartbeats(solo.frames()).len(), forgotten, "a forgotten number proves nothing");
     }
-    solo.says(1, Body::Granted(grant(claim.beat)));
-    assert_eq!(heartbeats(solo.frames()).len(), 1, "its number is forgotten: it proves nothing");
 }
 
 #[test]

@@ -30,7 +30,8 @@ struct World {
     records: Vec<RankRecord>,
     prefills: usize,
     peers: BTreeMap<(usize, PeerId), usize>,
-    wire: Vec<(usize, Bytes)>,
+    /// Who says it, to whom, and the frame.
+    wire: Vec<(usize, usize, Bytes)>,
     posts: Vec<(usize, usize, Post)>,
     polls: BTreeMap<usize, KvPoll>,
     failures: BTreeMap<usize, TransferError>,
@@ -102,7 +103,7 @@ impl World {
                     self.peers.insert((node, peer), to as usize);
                 }
                 Output::Disconnect { peer } => drop(self.peers.remove(&(node, peer))),
-                Output::Send { peer, frame } => self.wire.push((self.peers[&(node, peer)], frame)),
+                Output::Send { peer, frame } => self.wire.push((node, self.peers[&(node, peer)], frame)),
                 Output::Post { peer, post } => self.posts.push((node, self.peers[&(node, peer)], post)),
                 Output::Lookup { lookup, .. } => {
                     let ranks = self.rng.shuffled(self.records.clone());
@@ -153,11 +154,11 @@ impl World {
         }
         let pick = self.rng.below(count);
         if pick < self.wire.len() {
-            let (to, frame) = self.wire.swap_remove(pick);
+            let (from, to, frame) = self.wire.swap_remove(pick);
             if self.rng.chance(8) {
-                self.wire.push((to, frame.clone()));
+                self.wire.push((from, to, frame.clone()));
             }
-            self.input(to, Input::Frame { from: kv_core::Origin(0), frame });
+            self.input(to, Input::Frame { from: kv_core::Origin(from as u64), frame });
         } else {
             let (node, peer, post) = self.posts.swap_remove(pick - self.wire.len());
             let (from, to) = if post.op == Op::Write { (node, peer) } else { (peer, node) };
@@ -167,7 +168,7 @@ impl World {
                 self.moved += desc.len;
             }
             self.memories[from] = source;
-            self.wire.extend(post.notify.map(|frame| (peer, frame)));
+            self.wire.extend(post.notify.map(|frame| (node, peer, frame)));
             self.input(node, Input::Posted { post: post.id, result: Ok(()) });
         }
         true

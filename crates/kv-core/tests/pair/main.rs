@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod alike;
 mod far;
 mod groups;
 mod layers;
 mod left_out;
-mod one_way;
 mod pair;
+mod permission;
 mod pull;
 mod push;

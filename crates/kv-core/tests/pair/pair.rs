@@ -7,9 +7,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_core::wire::{Body, Frame};
 use kv_core::{
-    AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvPoll, LookupId, Origin,
-    PageList, Pages, PeerId, PlaneError, Post, RankRecord, Region, RegionRole, Room, SessionId,
-    SessionOptions, Time, TransferError, WayEnd, WorkerRole, WriteFence,
+    AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvArgsBuilder, KvPoll,
+    LookupId, Origin, PageList, Pages, PeerId, PlaneError, Post, RankRecord, Region, RegionRole, Room,
+    SessionId, SessionOptions, Time, TransferError, WayEnd, WorkerRole, WriteFence,
 };
 
 /// The prefill node.
@@ -37,6 +37,13 @@ pub struct Pair {
     pub directions: Directions,
     /// What ends the danger of a silent peer's writes.
     pub fence: WriteFence,
+    /// To which node nothing comes through.
+    pub deaf: Option<usize>,
+    /// Connections cannot be opened.
+    pub unreachable: bool,
+    /// What each node's transport was last told of its permission, and how often to revoke.
+    permits: BTreeMap<usize, Time>,
+    revokes: Vec<(usize, PeerId)>,
     posts: Vec<(usize, Post)>,
     polls: BTreeMap<(usize, SessionId), KvPoll>,
     failures: BTreeMap<(usize, SessionId), TransferError>,
@@ -54,19 +61,29 @@ pub fn pages(pages: &[u32]) -> Pages {
 }
 
 fn args(engine: &str, page_size: u32) -> KvArgs {
+    args_builder(engine, page_size).build().unwrap()
+}
+
+fn args_builder(engine: &str, page_size: u32) -> KvArgsBuilder {
     KvArgs::builder(engine, 0)
         .pages(32, page_size)
         .region(Region::dram(RegionRole::Kv, 0x1_0000, 32 * 64, 64).layer(0))
         .region(Region::dram(RegionRole::Kv, 0x2_0000, 32 * 64, 64).layer(0))
         .region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
         .max_inflight(8)
-        .build()
-        .unwrap()
 }
 
 impl Pair {
     pub fn new() -> Pair {
         Pair::with(|_| {})
+    }
+
+    /// Two engines that add suffixes to the ids of requests.
+    pub fn suffixing() -> Pair {
+        Pair::with(|config| {
+            let engine = config.args.worker().engine.as_str().to_owned();
+            config.args = args_builder(&engine, 16).suffixes_requests(true).build().unwrap();
+        })
     }
 
     pub fn with(change: impl Fn(&mut NodeConfig)) -> Pair {
@@ -90,6 +107,10 @@ impl Pair {
             copies: 1,
             directions: Directions::BOTH,
             fence: WriteFence::AtDeath,
+            deaf: None,
+            unreachable: false,
+            permits: BTreeMap::new(),
+            revokes: Vec::new(),
             posts: Vec::new(),
             polls: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -135,7 +156,7 @@ impl Pair {
 
     fn put_on_wire(&mut self, to: usize, frame: Bytes) {
         let body = Frame::decode(&frame).expect("nodes send valid frames").body;
-        if (self.lose)(&body) {
+        if (self.lose)(&body) || self.deaf == Some(to) {
             return;
         }
         if (self.hold)(&body) {
@@ -162,6 +183,10 @@ impl Pair {
 
     fn carry_out(&mut self, node: usize, output: Output) {
         match output {
+            Output::Connect { peer, .. } if self.unreachable => {
+                let error = PlaneError::PeerGone;
+                self.nodes[node].handle(self.now, Input::ConnectFailed { peer, error });
+            }
             Output::Connect { peer, .. } => {
                 self.peers.insert((node, peer), 1 - node);
                 let (directions, fence) = (self.directions, self.fence);
@@ -176,7 +201,9 @@ impl Pair {
                 }
             }
             Output::Post { post, .. } => self.posts.push((node, post)),
-            Output::Cancel { .. } | Output::Permit { .. } | Output::Revoke { .. } => {}
+            Output::Permit { until, .. } => drop(self.permits.insert(node, until)),
+            Output::Revoke { peer } => self.revokes.push((node, peer)),
+            Output::Cancel { .. } => {}
             Output::Lookup { lookup, .. } => self.answer(node, lookup),
             Output::Status { session, poll, failure } => {
                 let before = self.polls.insert((node, session), poll);
@@ -237,14 +264,47 @@ impl Pair {
         }
     }
 
-    /// Time passes, in which one node is stopped.
+    /// Time passes, but not for one of the nodes: its process is stopped.
     pub fn pass_without(&mut self, stopped: usize, time: Duration) {
-        let (end, node) = (self.now + time, 1 - stopped);
+        let end = self.now + time;
+        let node = 1 - stopped;
         while let Some(next) = self.nodes[node].next_timeout().filter(|&next| next <= end) {
             self.now = self.now.max(next);
-            self.input(node, Input::Timeout);
+            self.nodes[node].handle(self.now, Input::Timeout);
+            self.drain(node);
+            // What is sent to the stopped one waits in its buffers.
+            let (waits, wire): (Vec<_>, Vec<_>) = self.wire.drain(..).partition(|&(to, _)| to == stopped);
+            self.held.extend(waits);
+            self.wire.extend(wire);
+            self.deliver();
         }
         self.now = end;
+    }
+
+    /// A node loses its way to the other one, which may live.
+    pub fn lose_way(&mut self, node: usize) {
+        for peer in self.peers_of(node) {
+            self.peers.remove(&(node, peer));
+            self.input(node, Input::PeerGone { peer, end: WayEnd::Lost });
+        }
+    }
+
+    fn peers_of(&self, node: usize) -> Vec<PeerId> {
+        self.peers.keys().filter(|(of, _)| *of == node).map(|&(_, peer)| peer).collect()
+    }
+
+    /// Until when the node's transport may begin writes.
+    pub fn permit(&self, node: usize) -> Option<Time> {
+        self.permits.get(&node).copied()
+    }
+
+    /// What the node has asked its transport to revoke.
+    pub fn take_revokes(&mut self) -> Vec<(usize, PeerId)> {
+        std::mem::take(&mut self.revokes)
+    }
+
+    pub fn now(&self) -> Time {
+        self.now
     }
 
     fn session(&mut self) -> SessionId {
@@ -378,9 +438,7 @@ impl Pair {
 
     /// The plane of `node` proves its peer gone.
     pub fn peer_gone(&mut self, node: usize, quiet_after: Duration) {
-        let peers: Vec<PeerId> =
-            self.peers.keys().filter(|(of, _)| *of == node).map(|&(_, peer)| peer).collect();
-        for peer in peers {
+        for peer in self.peers_of(node) {
             self.input(node, Input::PeerGone { peer, end: WayEnd::Dead { quiet_after } });
         }
     }

@@ -8,16 +8,12 @@ use rustix::time::Timespec;
 
 use super::{Budget, MESSAGE_BUDGET, READ_BUDGET};
 use crate::connection::Broken;
-use crate::link::{Link, LinkId, Mourned, Stage};
+use crate::link::{Link, LinkId, Stage};
 use crate::plane::LocalPlane;
 
 impl LocalPlane {
     /// We forget whoever is at the other end, in good order.
     pub(crate) fn forget(&mut self, id: LinkId) {
-        if self.mourned.contains_key(&id) {
-            self.unmourn(id);
-            return;
-        }
         let secondary = self.secondary_links(id);
         self.close(id);
         for other in secondary {
@@ -27,7 +23,7 @@ impl LocalPlane {
 
     /// Unclaimed links of the same peer: both sides may have connected at the same time.
     pub(super) fn secondary_links(&self, id: LinkId) -> Vec<LinkId> {
-        let token = |id: &LinkId| Some(self.links.get(id)?.identity.as_ref()?.metadata.token);
+        let token = |id: &LinkId| self.links.get(id)?.token();
         match token(&id) {
             Some(ours) => self.unclaimed.iter().filter(|other| token(other) == Some(ours)).copied().collect(),
             None => Vec::new(),
@@ -51,28 +47,29 @@ impl LocalPlane {
         }
         link.stage = Stage::Closing;
         link.connection.queue_goodbye();
-        if let Some(process) = link.process.take() {
-            let _ = epoll::delete(&self.epoll, process.pidfd());
-        }
-        if let Some(memory) = link.memory.take() {
+        if let Some((memory, _)) = link.memory.take() {
             self.retired.extend(memory.retire());
         }
-        link.fds.clear();
+        link.lent = None;
         self.unclaimed.remove(&id);
+        self.keep_lost(id, None);
         self.flush(id);
     }
 
     /// The peer's hello is not acceptable.
     pub(super) fn reject(&mut self, id: LinkId) {
         if self.links.get(&id).is_some_and(|link| link.peer.is_some()) {
-            self.mourn(id);
+            self.lose(id);
         } else {
             self.remove(id);
         }
     }
 
-    pub(super) fn on_broken(&mut self, id: LinkId, _why: Broken) {
-        self.stats.broken += 1;
+    pub(super) fn on_broken(&mut self, id: LinkId, why: Broken) {
+        match why {
+            Broken::Opening => self.stats.refused += 1,
+            Broken::Kind(_) | Broken::Length { .. } | Broken::Descriptors => self.stats.broken += 1,
+        }
         self.reject(id);
     }
 
@@ -81,20 +78,27 @@ impl LocalPlane {
         let Some(link) = self.links.get(&id) else {
             return;
         };
-        match (link.peer, link.stage) {
-            (None, _) => {
+        let is_dead = link.process.as_ref().is_some_and(|process| !process.is_alive());
+        match link.peer {
+            None => {
                 self.remove(id);
             }
-            (Some(_), Stage::Dialing | Stage::Greeting) => self.gone(id),
-            (Some(_), _) => self.mourn(id),
+            Some(_) if is_dead => {
+                self.settle(id);
+                self.gone(id);
+            }
+            Some(_) => self.lose(id),
         }
     }
 
     pub(super) fn process_ended(&mut self, id: LinkId) {
-        if self.mourned.contains_key(&id) {
-            if let Some(peer) = self.unmourn(id) {
-                self.events
-                    .push(PlaneEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } });
+        self.settle(id);
+        if let Some(lost) = self.lost.remove(&id) {
+            if let Some(process) = lost.process {
+                let _ = epoll::delete(&self.epoll, process.pidfd());
+            }
+            if let Some(peer) = lost.peer {
+                self.tell_dead(peer);
             }
             return;
         }
@@ -107,42 +111,41 @@ impl LocalPlane {
     /// There is proof that the peer copies nothing any more.
     pub(super) fn gone(&mut self, id: LinkId) {
         self.end_posts(id);
-        if let Some(peer) = self.remove(id) {
-            self.peers.remove(&peer);
-            self.events
-                .push(PlaneEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } });
-        }
-    }
-
-    /// The peer cannot be spoken to any more, but may live.
-    pub(super) fn mourn(&mut self, id: LinkId) {
-        self.end_posts(id);
-        let Some(mut link) = self.links.remove(&id) else {
+        let Some(link) = self.links.get_mut(&id) else {
             return;
         };
-        let process = link.process.take();
-        // True: our own posts have ended. It lets the peer give up this connection as well.
-        link.connection.queue_goodbye();
-        let _ = link.connection.flush();
-        let peer = link.peer;
-        self.dispose(id, link);
-        match (peer, process) {
-            // Still watched by epoll, under the same key.
-            (Some(peer), Some(process)) => {
-                self.mourned.insert(id, Mourned { peer, process });
-            }
-            (Some(peer), None) => {
-                self.peers.remove(&peer);
-            }
-            (None, _) => {}
+        link.granted = None;
+        if let Some(peer) = self.remove(id) {
+            self.peers.remove(&peer);
+            self.tell_dead(peer);
         }
     }
 
-    pub(super) fn unmourn(&mut self, id: LinkId) -> Option<PeerId> {
-        let mourned = self.mourned.remove(&id)?;
-        let _ = epoll::delete(&self.epoll, mourned.process.pidfd());
-        self.peers.remove(&mourned.peer);
-        Some(mourned.peer)
+    /// Reports the end of a peer, which also answers a revocation.
+    fn tell_dead(&mut self, peer: PeerId) {
+        if let Some(mut links) = self.revoking.remove(&peer) {
+            links.retain(|id| self.is_marked(*id));
+            if !links.is_empty() {
+                self.revoking.insert(peer, links);
+            }
+        }
+        self.events.push(PlaneEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } });
+    }
+
+    /// The peer cannot be spoken to over this link any more, but may live.
+    pub(super) fn lose(&mut self, id: LinkId) {
+        self.end_posts(id);
+        let Some(link) = self.links.get_mut(&id) else {
+            return;
+        };
+        // No goodbye: the peer would take it for the end of our copies on all connections.
+        let peer = link.peer;
+        self.keep_lost(id, peer);
+        self.remove(id);
+        if let Some(peer) = peer {
+            self.peers.remove(&peer);
+            self.events.push(PlaneEvent::PeerGone { peer, end: WayEnd::Lost });
+        }
     }
 
     /// Our copies for this link stop here, so its posts end.
@@ -161,10 +164,8 @@ impl LocalPlane {
 
     /// Drops a link. Returns whom it served.
     pub(super) fn remove(&mut self, id: LinkId) -> Option<PeerId> {
-        let mut link = self.links.remove(&id)?;
-        if let Some(process) = link.process.take() {
-            let _ = epoll::delete(&self.epoll, process.pidfd());
-        }
+        self.keep_lost(id, None);
+        let link = self.links.remove(&id)?;
         let peer = link.peer;
         self.dispose(id, link);
         peer
@@ -175,7 +176,7 @@ impl LocalPlane {
         if link.interest.is_some() {
             let _ = epoll::delete(&self.epoll, link.connection.socket());
         }
-        if let Some(memory) = link.memory {
+        if let Some((memory, _)) = link.memory {
             self.retired.extend(memory.retire());
         }
         for set in [&mut self.strangers, &mut self.unclaimed, &mut self.dialing] {

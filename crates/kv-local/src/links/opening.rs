@@ -11,11 +11,12 @@ use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, connect};
 
 use super::{ACCEPT_BUDGET, DIAL_AGAIN, LISTEN_AGAIN, LISTENER, new_socket, os, process_key};
 use crate::connection::Connection;
-use crate::handshake::{Hello, Process, check_user};
+use crate::handshake::{Hello, Process, check_user, opening};
+use crate::identity::Proof;
 use crate::link::{Identity, Link, LinkId, Stage};
 use crate::metadata::{Metadata, Token};
 use crate::plane::LocalPlane;
-use crate::remote::PeerMemory;
+use crate::right::Right;
 
 impl LocalPlane {
     pub(crate) fn watch_listener(&mut self) -> Result<(), Errno> {
@@ -42,23 +43,26 @@ impl LocalPlane {
         }
         self.own_metadata()?;
         match self.find_unclaimed(metadata.token) {
-            Some(id) => self.claim(id, peer, bytes),
-            None => self.dial_new(peer, Identity { bytes: Bytes::copy_from_slice(bytes), metadata }),
+            Some(id) => self.claim(id, peer, bytes)?,
+            None => self.dial_new(peer, Identity { bytes: Bytes::copy_from_slice(bytes), metadata })?,
         }
+        self.forget_lost(peer);
+        Ok(())
     }
 
     /// The lives of planes that are peers now.
     pub(super) fn tokens(&self) -> HashSet<Token> {
         let links = self.peers.values().filter_map(|id| self.links.get(id));
-        links.filter_map(|link| Some(link.identity.as_ref()?.metadata.token)).collect()
+        links.filter_map(Link::token).collect()
     }
 
+    /// A connection that the peer has opened. Where the kernel cannot confirm that it was the peer, it
+    /// may have been anybody who has read the peer's metadata: then the peer is dialed.
     pub(super) fn find_unclaimed(&self, token: Token) -> Option<LinkId> {
         self.unclaimed.iter().copied().find(|id| {
-            self.links.get(id).is_some_and(|link| {
-                let same = link.identity.as_ref().is_some_and(|identity| identity.metadata.token == token);
-                same && link.stage == Stage::Open
-            })
+            self.links
+                .get(id)
+                .is_some_and(|link| link.token() == Some(token) && link.proven && link.stage == Stage::Open)
         })
     }
 
@@ -69,9 +73,10 @@ impl LocalPlane {
         if identity.bytes != bytes {
             return Err(PlaneError::Metadata("it is not what the peer says of itself"));
         }
-        let memory = PeerMemory::map(&link.fds, &identity.metadata).map_err(|error| os("mmap", &error))?;
-        link.memory = Some(memory);
-        link.fds.clear();
+        let lent = link.lent.as_ref().ok_or(PlaneError::PeerGone)?;
+        let mapped = lent.map(&identity.metadata).map_err(|error| os("mmap", &error))?;
+        link.memory = Some(mapped);
+        link.lent = None;
         link.peer = Some(peer);
         self.unclaimed.remove(&id);
         self.peers.insert(peer, id);
@@ -84,7 +89,7 @@ impl LocalPlane {
             return Err(PlaneError::WouldBlock);
         }
         let socket = new_socket().map_err(|error| os("socket", &error.into()))?;
-        let connection = Connection::new(socket, self.config.outbound_bytes);
+        let connection = Connection::new(socket, self.config.outbound_bytes, opening(self.token));
         let mut link = Link::new(connection, Stage::Dialing, self.now);
         link.peer = Some(peer);
         link.identity = Some(identity);
@@ -126,11 +131,20 @@ impl LocalPlane {
         let hello = Hello { expected: identity.metadata.token, metadata: own };
         check_user(link.connection.socket())?;
         let process = Process::of(link.connection.socket())?;
+        link.proven = match process.check(&identity.metadata) {
+            Proof::Proven => true,
+            Proof::Unknown => false,
+            Proof::Refuted => {
+                return Err(PlaneError::Metadata("another process listens at the peer's address"));
+            }
+        };
+        let (right, fd) = Right::grant().map_err(|error| os("memfd_create", &error))?;
         epoll::add(&self.epoll, process.pidfd(), process_key(id), epoll::EventFlags::IN)
             .map_err(|error| os("epoll_ctl", &error.into()))?;
         link.process = Some(process);
         link.stage = Stage::Greeting;
-        link.connection.queue_hello(hello.encode(), self.arenas.clone());
+        link.granted = Some(right);
+        link.connection.queue_hello(hello.encode(), fd, self.arenas.clone());
         self.flush(id);
         Ok(())
     }
@@ -167,7 +181,7 @@ impl LocalPlane {
             self.stats.refused += 1;
             return;
         }
-        let connection = Connection::new(socket, self.config.outbound_bytes);
+        let connection = Connection::new(socket, self.config.outbound_bytes, opening(self.token));
         let id = self.insert(Link::new(connection, Stage::Greeting, self.now));
         self.strangers.insert(id);
         self.sweep_at = self.sweep_at.min(self.now + self.config.handshake_timeout);

@@ -1,9 +1,10 @@
 //! What strangers, impostors and broken peers can do to a plane: nothing.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::process::{Command, Stdio};
 
 use kv_core::{Desc, Op, Plane, PlaneWait, Post, PostId, Region, RegionRole};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -12,17 +13,21 @@ use std::mem;
 use std::os::fd::AsFd;
 
 use bytes::Bytes;
-use kv_core::{PeerId, PlaneEvent, Time};
+use kv_conformance::{connect as befriend, heard};
+use kv_core::{PeerId, PlaneEvent, Time, WayEnd};
 use rustix::net::{accept_with, connect};
 
 use super::*;
 use crate::arena::Arena;
 use crate::config::LocalConfig;
-use crate::handshake::Hello;
+use crate::handshake::{Hello, Lent, Refusal};
+use crate::identity::ProcessIdentity;
 use crate::metadata::{Host, Metadata, Place, Token, random_socket_name};
 use crate::plane::LocalPlane;
+use crate::right::Right;
 
 const LEN: usize = 1 << 20;
+const DEAD: WayEnd = WayEnd::Dead { quiet_after: Duration::ZERO };
 
 fn plane_with(config: LocalConfig, name: String) -> (LocalPlane, Arena) {
     let arena = Arena::new(LEN).unwrap();
@@ -68,14 +73,14 @@ fn assert_serves(plane: &mut LocalPlane, arena: &Arena) {
     let (mut other, source) = self::plane();
     source.write(0, b"good page").unwrap();
     let peer = PeerId(other.next_link + 1);
-    other.connect(peer, &plane.metadata().unwrap()).unwrap();
+    befriend(&mut other, peer, &plane.metadata().unwrap()).unwrap();
     other.post(peer, Post { notify: Some(Bytes::from_static(b"there")), ..write_post(1, 4096) }).unwrap();
     let mut events = Vec::new();
     for _ in 0..1000 {
         other.poll(Time::ZERO, &mut Vec::new());
         plane.poll(plane.now, &mut events);
     }
-    assert!(events.contains(&PlaneEvent::Frame(Bytes::from_static(b"there"))), "{events:?}");
+    assert!(heard(&events, b"there"), "{events:?}");
     let mut page = [0; 9];
     arena.read(0, &mut page).unwrap();
     assert_eq!(&page, b"good page");
@@ -89,13 +94,28 @@ fn forged(plane: &LocalPlane, arenas: Vec<u64>) -> (Bytes, Vec<u8>) {
     let metadata = Metadata {
         host: Host::here().unwrap(),
         token: Token::random().unwrap(),
+        process: ProcessIdentity::here().unwrap(),
         socket: random_socket_name().unwrap(),
         regions: vec![Place { arena: (!arenas.is_empty()).then_some(0), start, len: 4096 }],
         arenas,
     };
     let metadata = metadata.encode().unwrap();
+    let hello = hello_for(plane, &metadata);
+    (metadata, hello)
+}
+
+fn hello_for(plane: &LocalPlane, metadata: &Bytes) -> Vec<u8> {
     let hello = Hello { expected: plane.token, metadata: metadata.clone() };
-    (metadata, message(1, &hello.encode()))
+    message(1, &hello.encode())
+}
+
+/// Says hello and lends a page for the right to write, which it returns, and these arenas.
+fn greet(stream: &UnixStream, hello: &[u8], arenas: &[&OwnedFd]) -> Right {
+    let (right, page) = Right::grant().unwrap();
+    let lent: Vec<&OwnedFd> = [&page].into_iter().chain(arenas.iter().copied()).collect();
+    (&*stream).write_all(hello).unwrap();
+    send_with_fds(stream, &message(4, b""), &lent);
+    right
 }
 
 fn memory_file(len: u64, seals: SealFlags) -> OwnedFd {
@@ -137,8 +157,12 @@ fn garbage_oversized_and_early_messages_are_dropped_and_harm_nobody() {
         message(2, b"a frame before the hello"),
         message(3, b""),
         message(1, b"not a hello"),
-        message(1, b"KVH\x01too short"),
-        message(1, &[b"KVH\x01".as_slice(), &plane.token.to_bytes(), b"no metadata"].concat()),
+        message(1, b"KVH\x02too short"),
+        [
+            message(1, &[b"KVH\x02".as_slice(), &plane.token.to_bytes(), b"no metadata"].concat()),
+            message(4, b""),
+        ]
+        .concat(),
         [&u32::MAX.to_le_bytes()[..], &[1]].concat(),
     ]
     .into_iter()
@@ -202,11 +226,7 @@ fn only_arenas_that_are_sealed_and_long_enough_are_accepted() {
         let (mut plane, arena) = plane();
         let (_, hello) = forged(&plane, vec![8192]);
         let mut client = dial_raw(&plane);
-        if fds.is_empty() {
-            client.write_all(&hello).unwrap();
-        } else {
-            send_with_fds(&client, &hello, &fds);
-        }
+        greet(&client, &hello, &fds);
         poll_at(&mut plane, Duration::ZERO);
         assert_eq!(plane.unclaimed.len(), usize::from(accepted), "{name}");
         assert_eq!(is_closed(&mut client), !accepted, "{name}");
@@ -218,8 +238,8 @@ fn only_arenas_that_are_sealed_and_long_enough_are_accepted() {
 fn descriptors_that_nobody_asked_for_are_not_kept() {
     let (mut plane, _arena) = plane();
     let (_, hello) = forged(&plane, Vec::new());
-    let mut client = dial_raw(&plane);
-    client.write_all(&hello).unwrap();
+    let client = dial_raw(&plane);
+    greet(&client, &hello, &[]);
     poll_at(&mut plane, Duration::ZERO);
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let file = memory_file(4096, SealFlags::SHRINK);
@@ -245,14 +265,14 @@ fn a_restarted_peer_under_the_same_name_is_refused_and_never_written_to() {
     assert_eq!(us.connect(PeerId(1), &metadata), Err(PlaneError::PeerGone));
 
     let (mut second_life, arena) = plane_with(LocalConfig::default(), name);
-    us.connect(PeerId(2), &metadata).unwrap();
+    befriend(&mut us, PeerId(2), &metadata).unwrap();
     us.post(PeerId(2), write_post(1, 4096)).unwrap();
     let mut events = Vec::new();
     for _ in 0..100 {
         us.poll(Time::ZERO, &mut events);
         assert_eq!(poll_at(&mut second_life, Duration::ZERO), []);
     }
-    let gone = PlaneEvent::PeerGone { peer: PeerId(2), quiet_after: Duration::ZERO };
+    let gone = PlaneEvent::PeerGone { peer: PeerId(2), end: WayEnd::Lost };
     assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) }, gone]);
     assert_eq!(second_life.stats().refused, 1);
     let mut page = [0; 4096];
@@ -267,7 +287,7 @@ fn metadata_that_was_changed_on_its_way_is_never_used() {
     let (mut them, _arena) = plane();
     let mut changed = Metadata::decode(&them.metadata().unwrap()).unwrap();
     changed.regions[0] = Place { arena: None, start: 4096, len: 1 << 40 };
-    us.connect(PeerId(1), &changed.encode().unwrap()).unwrap();
+    befriend(&mut us, PeerId(1), &changed.encode().unwrap()).unwrap();
     us.post(PeerId(1), write_post(1, 4096)).unwrap();
     let mut events = Vec::new();
     for _ in 0..100 {
@@ -298,17 +318,18 @@ fn an_impostor_that_answers_is_never_written_to() {
     let (victim, _arena) = plane_with(LocalConfig::default(), random_socket_name().unwrap());
     let mut metadata = Metadata::decode(&victim.metadata().unwrap()).unwrap();
     metadata.socket = name;
-    us.connect(PeerId(1), &metadata.encode().unwrap()).unwrap();
+    befriend(&mut us, PeerId(1), &metadata.encode().unwrap()).unwrap();
     us.post(PeerId(1), write_post(1, 4096)).unwrap();
     let (stream, _) = listener.accept().unwrap();
     let (_, answer) = forged(&us, vec![8192]);
-    send_with_fds(&stream, &answer, &[&memory_file(8192, SealFlags::SHRINK)]);
+    greet(&stream, &answer, &[&memory_file(8192, SealFlags::SHRINK)]);
     let events = poll_at(&mut us, Duration::ZERO);
     // It has our descriptors and lives: no proof that it does not use them.
-    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) }]);
+    let lost = PlaneEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
+    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) }, lost]);
     assert!(us.links.is_empty());
     us.disconnect(PeerId(1));
-    assert!(us.mourned.is_empty() && us.peers.is_empty());
+    assert!(us.lost.is_empty() && us.peers.is_empty());
 }
 
 #[test]
@@ -318,9 +339,9 @@ fn the_end_of_the_stream_alone_is_no_proof_but_a_goodbye_is() {
         let (metadata, hello) = forged(&us, vec![8 << 20]);
         let mut client = dial_raw(&us);
         let file = memory_file(8 << 20, SealFlags::SHRINK);
-        send_with_fds(&client, &hello, &[&file]);
+        greet(&client, &hello, &[&file]);
         poll_at(&mut us, Duration::ZERO);
-        us.connect(PeerId(1), &metadata).unwrap();
+        befriend(&mut us, PeerId(1), &metadata).unwrap();
         us.post(PeerId(1), write_post(1, 4096)).unwrap();
         us.cancel(PostId(1));
         us.post(PeerId(1), write_post(2, 4096)).unwrap();
@@ -329,13 +350,14 @@ fn the_end_of_the_stream_alone_is_no_proof_but_a_goodbye_is() {
         }
         drop(client);
         let events = poll_at(&mut us, Duration::ZERO);
-        let gone = PlaneEvent::PeerGone { peer: PeerId(1), quiet_after: Duration::ZERO };
+        let end = if goodbye { DEAD } else { WayEnd::Lost };
+        let gone = PlaneEvent::PeerGone { peer: PeerId(1), end };
         assert_eq!(events[0], PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::Cancelled) });
         assert_eq!(events[1], PlaneEvent::Posted { post: PostId(2), result: Err(PlaneError::PeerGone) });
-        assert_eq!(events.contains(&gone), goodbye);
+        assert_eq!(events[2..], [gone]);
         assert_eq!(us.post(PeerId(1), write_post(3, 1)), Err(PlaneError::PeerGone));
         assert!(matches!(us.wait(), PlaneWait::Readable(_)), "a lost stream must not keep us busy");
-        assert_eq!(us.mourned.len(), usize::from(!goodbye));
+        assert_eq!(us.lost.len(), usize::from(!goodbye));
     }
 }
 
@@ -352,7 +374,7 @@ fn a_peer_whose_backlog_is_full_is_dialed_again() {
     let filler = new_socket().unwrap();
     connect(&filler, &address).unwrap();
 
-    us.connect(PeerId(1), &metadata.encode().unwrap()).unwrap();
+    befriend(&mut us, PeerId(1), &metadata.encode().unwrap()).unwrap();
     assert_eq!(us.send(PeerId(1), Bytes::from_static(b"waits")), Ok(()));
     us.post(PeerId(1), write_post(1, 4096)).unwrap();
     assert_eq!(poll_at(&mut us, Duration::from_millis(20)), []);
@@ -373,7 +395,7 @@ fn a_flood_of_tiny_frames_is_served_a_bounded_number_at_a_time() {
     let (mut plane, _arena) = plane();
     let (_, hello) = forged(&plane, Vec::new());
     let mut client = dial_raw(&plane);
-    client.write_all(&hello).unwrap();
+    greet(&client, &hello, &[]);
     poll_at(&mut plane, Duration::ZERO);
     client.set_nonblocking(true).unwrap();
     let flood = message(2, b"").repeat(40_000);
@@ -398,8 +420,8 @@ fn unclaimed_connections_are_few_and_leave_when_silent() {
     let mut clients: Vec<UnixStream> = (0..10)
         .map(|_| {
             let (_, hello) = forged(&plane, Vec::new());
-            let mut client = dial_raw(&plane);
-            client.write_all(&hello).unwrap();
+            let client = dial_raw(&plane);
+            greet(&client, &hello, &[]);
             poll_at(&mut plane, Duration::ZERO);
             client
         })
@@ -437,8 +459,8 @@ fn the_second_link_of_a_connected_peer_is_never_evicted() {
     let mut clients: Vec<UnixStream> = Vec::new();
     for _ in 0..5 {
         let (_, hello) = forged(&us, Vec::new());
-        let mut client = dial_raw(&us);
-        client.write_all(&hello).unwrap();
+        let client = dial_raw(&us);
+        greet(&client, &hello, &[]);
         clients.push(client);
         assert_eq!(turn(&mut us, &mut them, 0), []);
     }
@@ -448,7 +470,7 @@ fn the_second_link_of_a_connected_peer_is_never_evicted() {
     assert_eq!(us.unclaimed.iter().collect::<Vec<_>>(), [&second]);
     // It goes with the peer, and the peer is told.
     us.disconnect(PeerId(1));
-    let gone = PlaneEvent::PeerGone { peer: PeerId(2), quiet_after: Duration::ZERO };
+    let gone = PlaneEvent::PeerGone { peer: PeerId(2), end: DEAD };
     assert_eq!(turn(&mut us, &mut them, 62), [gone]);
     assert!(us.links.is_empty() && them.links.is_empty());
 }
@@ -459,8 +481,8 @@ fn a_flooding_peer_does_not_keep_others_from_being_heard() {
     let mut clients: Vec<UnixStream> = (0..20)
         .map(|_| {
             let (_, hello) = forged(&plane, Vec::new());
-            let mut client = dial_raw(&plane);
-            client.write_all(&hello).unwrap();
+            let client = dial_raw(&plane);
+            greet(&client, &hello, &[]);
             client.set_nonblocking(true).unwrap();
             client
         })
@@ -474,7 +496,7 @@ fn a_flooding_peer_does_not_keep_others_from_being_heard() {
     clients[19].write_all(&message(2, b"urgent")).unwrap();
     let mut before = Vec::new();
     let mut polls = 0;
-    while !before.contains(&PlaneEvent::Frame(Bytes::from_static(b"urgent"))) {
+    while !heard(&before, b"urgent") {
         plane.poll(Time::ZERO, &mut before);
         polls += 1;
         assert!(polls < 50, "{} frames came first", before.len());
@@ -485,7 +507,7 @@ fn a_flooding_peer_does_not_keep_others_from_being_heard() {
 fn cancelled_posts_leave_nothing_behind_while_a_peer_does_not_answer() {
     let (mut us, _source) = plane();
     let (them, _arena) = plane();
-    us.connect(PeerId(1), &them.metadata().unwrap()).unwrap();
+    befriend(&mut us, PeerId(1), &them.metadata().unwrap()).unwrap();
     for id in 0..1000 {
         us.post(PeerId(1), write_post(id, 4096)).unwrap();
         us.cancel(PostId(id));
@@ -507,4 +529,319 @@ fn one_plane_is_one_peer() {
     assert!(matches!(us.connect(PeerId(3), &own), Err(PlaneError::Metadata(_))));
     us.disconnect(PeerId(1));
     us.connect(PeerId(2), &metadata).unwrap();
+}
+
+/// What the impostor does, in a process of its own. Without its variable it is no test at all.
+#[test]
+fn impostor() {
+    let Ok(role) = std::env::var(IMPOSTOR) else { return };
+    let (socket, hello) = role.split_once(' ').unwrap();
+    let digits: Vec<u8> = hello.chars().map(|digit| digit.to_digit(16).unwrap() as u8).collect();
+    let hello: Vec<u8> = digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(socket).unwrap()).unwrap();
+    greet(&stream, &hello, &[&memory_file(8 << 20, SealFlags::SHRINK)]);
+    println!("greeted");
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+const IMPOSTOR: &str = "KV_LOCAL_IMPOSTOR";
+
+#[test]
+fn an_impostor_with_the_victims_metadata_is_refused_and_the_victim_is_served() {
+    let (mut us, source) = plane();
+    source.write(0, b"for the victim").unwrap();
+    let (mut victim, arena) = plane();
+    let metadata = victim.metadata().unwrap();
+    let hello: String = hello_for(&us, &metadata).iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "links::tests::impostor", "--nocapture", "--test-threads=1"])
+        .env(IMPOSTOR, format!("{} {hello}", us.socket_name))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("greeted")));
+    poll_at(&mut us, Duration::ZERO);
+    assert_eq!(us.stats().accepted, 1);
+    assert_eq!((us.stats().refused, us.unclaimed.len()), (1, 0));
+
+    befriend(&mut us, PeerId(1), &metadata).unwrap();
+    us.post(PeerId(1), write_post(1, 4096)).unwrap();
+    let mut events = Vec::new();
+    for _ in 0..1000 {
+        us.poll(Time::ZERO, &mut events);
+        victim.poll(Time::ZERO, &mut Vec::new());
+    }
+    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+    let mut page = [0; 14];
+    arena.read(0, &mut page).unwrap();
+    assert_eq!(&page, b"for the victim");
+    // The other way: the victim connects on its own.
+    assert_serves(&mut us, &source);
+    drop(process.stdin.take());
+    process.wait().unwrap();
+}
+
+#[test]
+fn a_claim_that_the_kernel_cannot_confirm_is_never_used_but_its_address_is() {
+    let (mut us, source) = plane();
+    source.write(0, b"good page").unwrap();
+    let (mut victim, arena) = plane();
+    // As in a PID namespace that cannot be seen, before Linux 6.9.
+    let mut unseen = Metadata::decode(&victim.metadata().unwrap()).unwrap();
+    unseen.process = ProcessIdentity { inode: 0, namespace: 1, pid: 7, started: 7 };
+    victim.frozen = std::cell::OnceCell::from(unseen.encode().unwrap());
+    let metadata = victim.metadata().unwrap();
+    let client = dial_raw(&us);
+    greet(&client, &hello_for(&us, &metadata), &[&memory_file(2 << 20, SealFlags::SHRINK)]);
+    poll_at(&mut us, Duration::ZERO);
+    assert_eq!(us.unclaimed.len(), 1);
+    befriend(&mut us, PeerId(1), &metadata).unwrap();
+    us.post(PeerId(1), write_post(1, 4096)).unwrap();
+    let mut events = Vec::new();
+    for _ in 0..1000 {
+        us.poll(Time::ZERO, &mut events);
+        victim.poll(Time::ZERO, &mut Vec::new());
+    }
+    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+    let mut page = [0; 9];
+    arena.read(0, &mut page).unwrap();
+    assert_eq!(&page, b"good page");
+}
+
+#[test]
+fn another_process_at_the_peers_address_is_told_nothing() {
+    let (mut us, _source) = plane();
+    let (victim, _arena) = plane();
+    let mut metadata = Metadata::decode(&victim.metadata().unwrap()).unwrap();
+    let mut sleep = Command::new("sleep").arg("60").spawn().unwrap();
+    metadata.process.inode += 1;
+    let refused = us.connect(PeerId(1), &metadata.encode().unwrap());
+    assert!(matches!(refused, Err(PlaneError::Metadata(_))), "{refused:?}");
+    assert!(us.links.is_empty() && us.peers.is_empty());
+    metadata.process = ProcessIdentity { inode: 0, pid: sleep.id() as i32, ..metadata.process };
+    assert!(us.connect(PeerId(1), &metadata.encode().unwrap()).is_err());
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+}
+
+/// Bytes that are allocated in a file.
+fn allocated(file: &OwnedFd) -> u64 {
+    rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512
+}
+
+fn mapped(plane: &LocalPlane, peer: PeerId) -> usize {
+    let (memory, _) = plane.links[&plane.peers[&peer]].memory.as_ref().unwrap();
+    memory.mapped()
+}
+
+#[test]
+fn only_registered_memory_is_mapped_and_holes_stay_holes() {
+    let (mut plane, arena) = plane();
+    let len = 1_u64 << 30;
+    let file = memory_file(len, SealFlags::SHRINK);
+    // The peer has 1 MiB of 64 registered ones, and 1 MiB that is not registered.
+    let (metadata, _) = forged(&plane, vec![len]);
+    let mut metadata = Metadata::decode(&metadata).unwrap();
+    let registered = Place { arena: Some(0), start: 128 << 20, len: 64 << 20 };
+    metadata.regions = vec![registered, Place { start: 192 << 20, len: 4096, ..registered }];
+    let metadata = metadata.encode().unwrap();
+    for at in [0, 130 << 20] {
+        rustix::io::pwrite(&file, &[1; 1 << 20], at).unwrap();
+    }
+    let before = allocated(&file);
+    let client = dial_raw(&plane);
+    greet(&client, &hello_for(&plane, &metadata), &[&file]);
+    poll_at(&mut plane, Duration::ZERO);
+    plane.connect(PeerId(9), &metadata).unwrap();
+    assert_eq!(mapped(&plane, PeerId(9)), 66 << 20);
+    let mut polls = 0;
+    while plane.wait() == PlaneWait::Now {
+        plane.poll(Time::ZERO, &mut Vec::new());
+        polls += 1;
+        assert!(polls < 1000);
+    }
+    assert_eq!(allocated(&file), before, "pages were allocated in the peer's file");
+    assert_serves(&mut plane, &arena);
+}
+
+#[test]
+fn a_peers_memory_is_mapped_within_the_bound_or_within_what_it_has_allocated() {
+    let bound = 8_u64 << 20;
+    let config = LocalConfig { max_sparse: bound, ..LocalConfig::default() };
+    for (len, filled, registered, accepted) in [
+        (bound, 0, bound, true),
+        (bound + (2 << 20), 0, bound + (2 << 20), false),
+        (bound + (2 << 20), bound + (2 << 20), bound + (2 << 20), true),
+        (bound + (2 << 20), bound, bound + (2 << 20), false),
+        (1 << 40, 0, bound, true),
+        (1 << 40, 0, 1 << 40, false),
+        (1 << 40, 4 << 20, 1 << 40, false),
+    ] {
+        let (mut plane, _arena) = plane_with(config.clone(), random_socket_name().unwrap());
+        let file = memory_file(len, SealFlags::SHRINK);
+        let mebibyte = vec![1; 1 << 20];
+        for at in (0..filled).step_by(1 << 20) {
+            rustix::io::pwrite(&file, &mebibyte, at).unwrap();
+        }
+        let (metadata, _) = forged(&plane, vec![len]);
+        let mut metadata = Metadata::decode(&metadata).unwrap();
+        metadata.regions = vec![Place { arena: Some(0), start: 0, len: registered }];
+        let wanted = if accepted {
+            None
+        } else {
+            Some(Refusal::Memory { got: registered, allocated: filled, max: bound })
+        };
+        let lent = vec![memory_file(4096, SealFlags::SHRINK), rustix::io::dup(&file).unwrap()];
+        assert_eq!(Lent::check(lent, &metadata, bound).err(), wanted);
+        let metadata = metadata.encode().unwrap();
+        let mut client = dial_raw(&plane);
+        greet(&client, &hello_for(&plane, &metadata), &[&file]);
+        poll_at(&mut plane, Duration::ZERO);
+        assert_eq!(is_closed(&mut client), !accepted, "{len} {filled} {registered}");
+        assert_eq!(plane.unclaimed.len(), usize::from(accepted));
+        assert_eq!(allocated(&file), filled);
+    }
+}
+
+/// Descriptors of this process that are memory files of this test.
+fn open_files(name: &str) -> usize {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let targets = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets.filter(|target| target.to_string_lossy().contains(name)).count()
+}
+
+#[test]
+fn strangers_lend_no_descriptors_and_token_holders_few() {
+    let (mut plane, arena) = plane();
+    let name = "kv-test-lent";
+    let file = memfd_create(name, MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 4096).unwrap();
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    assert_eq!(open_files(name), 1);
+    let (_, hello) = forged(&plane, Vec::new());
+    let mut wrong = hello.clone();
+    wrong[20] ^= 1;
+    let pieces: [&[u8]; 5] = [&hello[..1], &hello[..10], &hello[..30], &hello, &wrong];
+    let clients: Vec<UnixStream> = (0..60).map(|_| dial_raw(&plane)).collect();
+    for (client, piece) in clients.iter().zip(pieces.iter().cycle()) {
+        // With the hello or a part of it.
+        send_with_fds(client, piece, &[&file; 64]);
+        poll_at(&mut plane, Duration::ZERO);
+        assert_eq!(open_files(name), 1);
+    }
+    drop(clients);
+    poll_at(&mut plane, Duration::ZERO);
+
+    let too_many = dial_raw(&plane);
+    (&too_many).write_all(&hello).unwrap();
+    for _ in 0..2 {
+        send_with_fds(&too_many, &message(4, b"")[..1], &[&file; 50]);
+        poll_at(&mut plane, Duration::ZERO);
+        assert!(open_files(name) <= 66, "{}", open_files(name));
+    }
+    drop(too_many);
+    poll_at(&mut plane, Duration::ZERO);
+    assert_eq!(open_files(name), 1);
+
+    // Who knows the token may lend, but all together only so many.
+    let clients: Vec<UnixStream> = (0..20)
+        .map(|_| {
+            let (_, hello) = forged(&plane, vec![4096; 64]);
+            let client = dial_raw(&plane);
+            greet(&client, &hello, &[&file; 64]);
+            poll_at(&mut plane, Duration::ZERO);
+            assert!(open_files(name) <= 1 + plane.config.max_lent, "{}", open_files(name));
+            client
+        })
+        .collect();
+    assert_eq!(plane.unclaimed.len(), plane.config.max_lent / 65);
+    drop(clients);
+    poll_at(&mut plane, Duration::ZERO);
+    assert_eq!(open_files(name), 1);
+    assert_serves(&mut plane, &arena);
+}
+
+#[test]
+fn an_unclaimed_connection_stays_while_its_peer_copies_without_a_word() {
+    for op in [Op::Write, Op::Read] {
+        let (mut us, _arena) = plane();
+        let (mut them, _source) = plane();
+        befriend(&mut them, PeerId(1), &us.metadata().unwrap()).unwrap();
+        let mut events = Vec::new();
+        for minute in 0..10 {
+            let now = Duration::from_secs(59 * minute);
+            them.post(PeerId(1), Post { op, ..write_post(minute, 4096) }).unwrap();
+            for _ in 0..20 {
+                us.poll(Time::ZERO + now, &mut Vec::new());
+                them.poll(Time::ZERO + now, &mut events);
+            }
+            // The moment before it would be closed for its silence.
+            poll_at(&mut us, now + Duration::from_secs(2));
+            let done = PlaneEvent::Posted { post: PostId(minute), result: Ok(()) };
+            assert_eq!(mem::take(&mut events), [done], "{op:?}, after {now:?}");
+            assert_eq!(us.unclaimed.len(), 1);
+        }
+        let now = Duration::from_secs(59 * 9 + 2 + 60);
+        poll_at(&mut us, now);
+        poll_at(&mut us, now + Duration::from_secs(60));
+        assert_eq!(us.unclaimed.len(), 0, "one that is idle leaves");
+    }
+}
+
+#[test]
+fn a_peer_with_marked_rights_costs_a_bounded_number_of_pages() {
+    let (mut plane, arena) = plane();
+    for _ in 0..50 {
+        let (metadata, hello) = forged(&plane, Vec::new());
+        let client = dial_raw(&plane);
+        greet(&client, &hello, &[]);
+        poll_at(&mut plane, Duration::ZERO);
+        // It marks its right, for ever, and hangs up.
+        let token = Metadata::decode(&metadata).unwrap().token;
+        if let Some(link) = plane.links.values().find(|link| link.token() == Some(token)) {
+            assert!(link.granted.as_ref().unwrap().mark());
+        }
+        drop(client);
+        poll_at(&mut plane, Duration::ZERO);
+        assert!(plane.lost.len() <= 9, "{}", plane.lost.len());
+    }
+    assert!(plane.links.is_empty());
+    plane.lost.clear();
+    assert_serves(&mut plane, &arena);
+}
+
+#[test]
+fn a_lost_way_is_told_at_once_and_its_right_can_be_revoked_afterwards() {
+    let (mut us, _arena) = plane();
+    let (metadata, hello) = forged(&us, vec![8 << 20]);
+    let file = memory_file(8 << 20, SealFlags::SHRINK);
+    let client = dial_raw(&us);
+    greet(&client, &hello, &[&file]);
+    poll_at(&mut us, Duration::ZERO);
+    us.connect(PeerId(1), &metadata).unwrap();
+    let copier = us.links.values().next().unwrap().granted.as_ref().unwrap();
+    assert!(copier.mark());
+    drop(client);
+    let lost = PlaneEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
+    assert_eq!(poll_at(&mut us, Duration::ZERO), [lost]);
+    assert_eq!(us.write_fence(PeerId(1)), kv_core::WriteFence::Revocable);
+    us.revoke(PeerId(1));
+    // The peer connects again, under the same id: the new right is not the old one.
+    let client = dial_raw(&us);
+    greet(&client, &hello, &[&file]);
+    assert_eq!(poll_at(&mut us, Duration::from_secs(1)), []);
+    us.connect(PeerId(1), &metadata).unwrap();
+    assert_eq!(poll_at(&mut us, Duration::from_secs(2)), []);
+    let again = us.links.values().next().unwrap().granted.as_ref().unwrap();
+    assert!(again.mark());
+    again.clear();
+    us.lost.values().next().unwrap().granted.as_ref().unwrap().clear();
+    assert_eq!(poll_at(&mut us, Duration::from_secs(3)), [PlaneEvent::Revoked { peer: PeerId(1) }]);
+    assert!(us.lost.is_empty() && us.revoking.is_empty());
+    drop(client);
+    poll_at(&mut us, Duration::from_secs(4));
+    us.disconnect(PeerId(1));
+    assert!(us.lost.is_empty() && us.links.is_empty());
 }

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use kv_core::Time;
+use kv_core::{PlaneError, Time};
 
 use super::LISTEN_AGAIN;
 use crate::plane::LocalPlane;
@@ -18,9 +18,11 @@ impl LocalPlane {
         }
         if !self.dialing.is_empty() && self.dial_at <= now {
             for id in mem::take(&mut self.dialing) {
-                if self.dial(id).is_err() {
-                    // Whatever the reason: our hello was not sent.
-                    self.gone(id);
+                match self.dial(id) {
+                    Ok(()) => {}
+                    // Nobody listens there any more: the peer's plane has ended.
+                    Err(PlaneError::PeerGone) => self.gone(id),
+                    Err(_) => self.lose(id),
                 }
             }
         }
@@ -34,7 +36,8 @@ impl LocalPlane {
         let dial = (!self.dialing.is_empty()).then_some(self.dial_at);
         let watched = !self.strangers.is_empty() || !self.unclaimed.is_empty();
         let sweep = (watched && self.sweep_at != Time::MAX).then_some(self.sweep_at);
-        [dial, sweep, self.listen_at].into_iter().flatten().min()
+        let look = (!self.revoking.is_empty()).then_some(self.look_at);
+        [dial, sweep, look, self.listen_at].into_iter().flatten().min()
     }
 
     /// Drops strangers and unclaimed links that have been silent for too long.
@@ -55,10 +58,11 @@ impl LocalPlane {
             }
         }
         for id in self.unclaimed.clone() {
-            let Some(link) = self.links.get(&id) else {
+            let Some(link) = self.links.get_mut(&id) else {
                 continue;
             };
-            let known = link.identity.as_ref().is_some_and(|it| peers.contains(&it.metadata.token));
+            link.notice_copies(self.now);
+            let known = link.token().is_some_and(|token| peers.contains(&token));
             let due = if known { self.now } else { link.heard } + self.config.unclaimed_timeout;
             if due <= self.now {
                 self.close(id);

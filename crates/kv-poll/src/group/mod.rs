@@ -32,7 +32,7 @@ mod session;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kv_core::{Geometry, Groups, KvArgs, KvManager, OpenError, Pages, Room, SessionOptions};
+use kv_core::{Geometry, Groups, KvArgs, KvManager, OpenError, Pages, Quarantine, Room, SessionOptions};
 use rustix::event::epoll;
 
 use crate::manager::Manager;
@@ -239,6 +239,13 @@ impl KvManager for RankGroup {
         };
         let ranks = self.shared.managers.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
         Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, deal))
+    }
+
+    /// A page counts once for each peer and reason, however many ranks wait for it: the numbers are
+    /// those of the rank that waits for most.
+    fn quarantine(&self) -> Vec<Quarantine> {
+        let ranks = self.shared.managers.iter().flat_map(Manager::quarantine);
+        Quarantine::gather(ranks, usize::max)
     }
 }
 

@@ -26,6 +26,7 @@
 //! | aux row names another room, or none | – | `RequestError::Gate` on all ranks; pages are freed |
 //! | worker's ring is full | `init` and chunks are kept in order, retried each step | pages are kept, retried each step |
 //! | cache or aux rows are full | – | the first in line waits, see `blocked`; nothing overtakes it |
+//! | quarantine takes its share of the cache | `pop_waiting` offers nothing new, see `stopped` | the first new one waits, see `stopped`; retracted ones go on |
 //! | too few items of state groups | – | the first in line waits, see `blocked` |
 //! | session fails with items of state groups | they come back with the pages | `drain_groups` when no wire can touch them |
 //! | `abort` before the end | as a failing session | the same |
@@ -80,6 +81,7 @@ mod error;
 mod gate;
 mod line;
 mod prefill;
+mod quarantine;
 
 pub use admission::{AdmissionRule, Demand, Load};
 pub use aux_rows::AuxRows;
@@ -90,6 +92,7 @@ pub use decode::{
 pub use error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, RequestError};
 pub use gate::{AuxMemory, GateError, NoAux, aux_tag};
 pub use prefill::{Finished, Outgoing, PrefillCounts, PrefillPolicy, PrefillQueues};
+pub use quarantine::{QuarantineRule, Stopped};
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,10 @@
 //! The worker: one thread for each rank, the only one that touches the plane.
 
+mod clock;
 mod config;
 mod explain;
 mod fences;
+mod quarantine;
 mod sessions;
 mod turn;
 mod wake;
@@ -15,26 +17,30 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use kv_core::proto::{Node, NodeConfig};
-use kv_core::{BootstrapClient, Incarnation, Plane, RankRecord, Time};
+use kv_core::{BootstrapClient, Incarnation, Plane};
 
+#[cfg(feature = "model")]
+pub use clock::Clock;
 pub use config::{StartError, WorkerConfig};
+pub use turn::{Driver, Ended};
+#[cfg(feature = "model")]
+pub use turn::{Machine, Rest, Turn};
 pub(crate) use wake::Waker;
 
 use crate::link::Link;
-use crate::manager::{Manager, Registration};
-use turn::{Driver, Ended, Machine};
+use crate::manager::Manager;
+use clock::BootTime;
 
 /// How long a dropped worker waits for its pages.
 const DROP_GRACE: Duration = Duration::from_secs(1);
-/// Most sessions, and most queued commands, of one worker.
-const MAX_QUEUE: usize = 1 << 24;
 
 /// A running worker.
 ///
 /// It sleeps in `poll(2)` on the plane's descriptors, the bootstrap client's, and an eventfd that
 /// session handles write when it sleeps, until one of them is readable or the protocol's next
-/// deadline is due. An idle worker uses no processor time. While an announcement waits for a
+/// deadline is due. An idle worker uses no processor time; one with a deadline in sight wakes up once a
+/// second, because the kernel's sleep stands still while the host is suspended, and the deadline, on
+/// `CLOCK_BOOTTIME`, does not. While an announcement waits for a
 /// [`Fence`](kv_core::Fence), it is asked after 20 µs, and then ever less often, down to once in a
 /// millisecond.
 ///
@@ -71,62 +77,19 @@ impl Worker {
     /// worker with the bootstrap server, if the configuration names one.
     pub fn start<P: Plane + Send + 'static>(
         config: WorkerConfig,
-        mut plane: P,
+        plane: P,
         client: Box<dyn BootstrapClient>,
     ) -> Result<Worker, StartError> {
-        for (region, registered) in config.args.regions().iter().enumerate() {
-            plane.register(registered).map_err(|error| StartError::Register { region, error })?;
-        }
-        let metadata = plane.metadata().map_err(StartError::Metadata)?;
+        let clock = Box::new(BootTime);
         let incarnation = Incarnation::from_random(random());
-        let node = Node::new(NodeConfig {
-            args: config.args.clone(),
-            incarnation,
-            plane: plane.name().to_owned(),
-            metadata: metadata.clone(),
-            seed: config.seed.unwrap_or_else(random),
-            timing: config.timing,
-            limits: config.limits,
-        });
-        let record = RankRecord {
-            worker: config.args.worker().clone(),
-            incarnation,
-            role: config.role,
-            plane: plane.name().to_owned(),
-            metadata,
-            geometry: config.args.geometry().clone(),
-        };
-        Worker::launch(config, record, Box::new(node), Box::new(plane), client)
+        Worker::spawn(incarnation, Driver::start(config, incarnation, Box::new(plane), client, clock)?)
     }
 
-    fn launch(
-        config: WorkerConfig,
-        record: RankRecord,
-        node: Box<dyn Machine>,
-        plane: Box<dyn Plane + Send>,
-        client: Box<dyn BootstrapClient>,
-    ) -> Result<Worker, StartError> {
-        for (field, got) in [("max_sessions", config.max_sessions), ("command_queue", config.command_queue)] {
-            if !(1..=MAX_QUEUE).contains(&got) {
-                return Err(StartError::Range { field, got, max: MAX_QUEUE });
-            }
-        }
-        let (rank, incarnation) = (config.args.worker().rank, record.incarnation);
-        let link =
-            Link::new(config.args, incarnation, config.max_sessions, config.command_queue).map(Arc::new);
-        let link = link.map_err(|error| os("eventfd", &error))?;
-        if config.bootstrap.is_some() {
-            link.set_registration(Registration::Pending { last: None });
-        }
-        let publish = move |client: &mut dyn BootstrapClient, now: Time| {
-            if let Some(addr) = config.bootstrap {
-                client.publish(now, &addr, record);
-            }
-        };
-        let driver = Driver::new(node, plane, client, Arc::clone(&link));
-        let thread = Builder::new().name(format!("kv-worker-{rank}")).spawn(move || driver.run(publish));
-        let thread = Some(thread.map_err(|error| os("thread::spawn", &error))?);
-        Ok(Worker { link, incarnation, thread })
+    fn spawn(incarnation: Incarnation, driver: Driver) -> Result<Worker, StartError> {
+        let link = Arc::clone(driver.link());
+        let thread = Builder::new().name(format!("kv-worker-{}", link.args.worker().rank));
+        let thread = thread.spawn(move || driver.run()).map_err(|error| os("thread::spawn", &error))?;
+        Ok(Worker { link, incarnation, thread: Some(thread) })
     }
 
     /// A way to open sessions on it.

@@ -1,10 +1,10 @@
 //! The worker's table of sessions.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kv_core::proto::Command;
-use kv_core::{KvPoll, SessionId, TransferError};
+use kv_core::{KvPoll, Quarantine, QuarantineReason, SessionId, TransferError};
 
 use crate::cell::{Cell, Side};
 use crate::link::Link;
@@ -18,7 +18,7 @@ use crate::token::{Size, Token};
 /// could prove that no wire touches them.
 pub(super) struct Sessions {
     link: Arc<Link>,
-    entries: HashMap<SessionId, Entry>,
+    entries: BTreeMap<SessionId, Entry>,
 }
 
 struct Entry {
@@ -30,7 +30,7 @@ struct Entry {
 
 impl Sessions {
     pub(super) fn new(link: Arc<Link>) -> Sessions {
-        Sessions { link, entries: HashMap::new() }
+        Sessions { link, entries: BTreeMap::new() }
     }
 
     /// Books a command before the node sees it. `None` if the session has ended: then the node
@@ -123,6 +123,16 @@ impl Drop for Sessions {
         for entry in self.entries.values().filter(running) {
             self.link.counters.start_quarantine(entry.held);
         }
+        let held = self.entries.values().filter(|entry| entry.held != Size::default());
+        let lost = held.map(|entry| Quarantine {
+            peer: None,
+            reason: QuarantineReason::WorkerStopped,
+            pages: entry.held.pages,
+            items: entry.held.items,
+            sessions: 1,
+            ends_within: None,
+        });
+        self.link.set_quarantine(Quarantine::gather(lost, |a, b| a + b));
         self.link.close();
         for entry in self.entries.values() {
             if entry.cell.fail_stopped() {

@@ -1,17 +1,27 @@
-//! The worker's loop: one turn takes what has come, and sleeps when there is nothing.
+//! The worker's loop: one turn takes what has come, and says how to sleep when there is nothing.
 
 use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kv_core::proto::{Command, Input, Node, Output};
-use kv_core::{BootstrapClient, BootstrapEvent, Plane, PlaneError, PlaneEvent, PlaneWait, PostId, Time};
+use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
+use kv_core::{
+    BootstrapClient, BootstrapEvent, Incarnation, Plane, PlaneError, PlaneEvent, PlaneWait, PostId,
+    Quarantine, RankRecord, Time,
+};
 
+use super::clock::Clock;
+use super::config::{StartError, WorkerConfig};
 use super::explain::Explain;
 use super::fences::Fences;
+use super::quarantine::Face;
 use super::sessions::Sessions;
 use crate::cell::Cell;
 use crate::link::{Link, Message};
+#[cfg(any(test, feature = "model"))]
+use crate::manager::Manager;
 use crate::manager::Registration;
 use crate::token::Token;
 
@@ -21,9 +31,14 @@ const PER_TURN: usize = 256;
 /// How long a stopping worker waits for its registration to be withdrawn, once all pages are back.
 /// The lease ends what the withdrawal did not.
 const WITHDRAWING: Duration = Duration::from_millis(250);
+/// Longest sleep with a deadline in sight. The kernel's sleep does not count the time that the host is
+/// suspended, and deadlines do: one that passed meanwhile is late by no more than this.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// Most sessions, and most queued commands, of one worker.
+pub(super) const MAX_QUEUE: usize = 1 << 24;
 
 /// The protocol machine, as the loop drives it.
-pub(super) trait Machine: Send {
+pub trait Machine: Send {
     /// Takes one input; then the outputs are to be drained.
     fn handle(&mut self, now: Time, input: Input);
     /// The next output.
@@ -34,21 +49,39 @@ pub(super) trait Machine: Send {
     fn pages_leased(&self) -> usize {
         0
     }
+    /// What the pages of ended sessions wait for.
+    fn quarantine(&self) -> Vec<Quarantine> {
+        Vec::new()
+    }
 }
 
-/// Everything that belongs to the worker's thread.
-pub(super) struct Driver {
+/// A worker without its thread: everything that belongs to the thread, and one turn of its loop.
+///
+/// # Contract
+///
+/// * Whoever drives it calls [`turn`](Driver::turn) again at once after [`Turn::Again`], and after
+///   [`Turn::Rest`] as soon as a descriptor is readable, the time has passed, or a handle of its
+///   [`manager`](Driver::manager) was used. After [`Turn::Ended`] it is to be dropped.
+/// * **Every input is handed to the machine with a reading of the clock that was made after the input
+///   was taken** from the plane, the client or a handle. A lease or a permission is thus never judged,
+///   nor given, as of a time before the event that it depends on, however long the process was stopped
+///   in between.
+/// * Dropping it is the death of the worker: sessions that have not ended fail.
+pub struct Driver {
     /// Dropped first: sessions end before the plane under them does.
     sessions: Sessions,
     fences: Fences,
     node: Box<dyn Machine>,
     plane: Box<dyn Plane + Send>,
     client: Box<dyn BootstrapClient>,
+    clock: Box<dyn Clock>,
     link: Arc<Link>,
-    epoch: Instant,
+    /// Where the worker is to be registered, and as what; until the first turn.
+    publish: Option<(String, RankRecord)>,
     /// What outputs have brought about, for the node.
     inputs: VecDeque<Input>,
     events: Vec<PlaneEvent>,
+    face: Face,
     /// The client has been given something and wants to be polled before any sleep.
     client_stirred: bool,
     stopping: Option<Stopping>,
@@ -62,98 +95,190 @@ struct Stopping {
     sessions: usize,
 }
 
+/// What is to be done after a turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    /// The next turn: there is more to do.
+    Again,
+    /// Sleep, then the next turn.
+    Rest(Rest),
+    /// Nothing: the worker has stopped.
+    Ended(Ended),
+}
+
+/// How to sleep until something may have come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rest {
+    /// Until one of these descriptors is readable …
+    pub fds: Vec<RawFd>,
+    /// … but no longer than this.
+    pub at_most: Option<Duration>,
+}
+
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Ended {
+pub struct Ended {
     /// Sessions that were running when it was told to stop.
-    pub(super) sessions: usize,
+    pub sessions: usize,
 }
 
 impl Driver {
-    pub(super) fn new(
+    /// Registers the regions with the plane, and makes a worker of it that runs the protocol.
+    pub fn start(
+        config: WorkerConfig,
+        incarnation: Incarnation,
+        mut plane: Box<dyn Plane + Send>,
+        client: Box<dyn BootstrapClient>,
+        clock: Box<dyn Clock>,
+    ) -> Result<Driver, StartError> {
+        for (region, registered) in config.args.regions().iter().enumerate() {
+            plane.register(registered).map_err(|error| StartError::Register { region, error })?;
+        }
+        let metadata = plane.metadata().map_err(StartError::Metadata)?;
+        let node = Node::new(NodeConfig {
+            args: config.args.clone(),
+            incarnation,
+            plane: plane.name().to_owned(),
+            metadata: metadata.clone(),
+            seed: config.seed.unwrap_or_else(super::random),
+            timing: config.timing,
+            limits: config.limits,
+        });
+        let record = RankRecord {
+            worker: config.args.worker().clone(),
+            incarnation,
+            role: config.role,
+            plane: plane.name().to_owned(),
+            metadata,
+            geometry: config.args.geometry().clone(),
+        };
+        Driver::over(Box::new(node), config, record, plane, client, clock)
+    }
+
+    /// A worker that runs another machine, known to the bootstrap server by this record.
+    pub fn over(
         node: Box<dyn Machine>,
+        config: WorkerConfig,
+        record: RankRecord,
         plane: Box<dyn Plane + Send>,
         client: Box<dyn BootstrapClient>,
-        link: Arc<Link>,
-    ) -> Driver {
-        let explain = Explain::new(link.args.worker(), link.args.verbose());
-        Driver {
+        clock: Box<dyn Clock>,
+    ) -> Result<Driver, StartError> {
+        for (field, got) in [("max_sessions", config.max_sessions), ("command_queue", config.command_queue)] {
+            if !(1..=MAX_QUEUE).contains(&got) {
+                return Err(StartError::Range { field, got, max: MAX_QUEUE });
+            }
+        }
+        let link = Link::new(config.args, record.incarnation, config.max_sessions, config.command_queue);
+        let link = link.map(Arc::new).map_err(|error| super::os("eventfd", &error))?;
+        if config.bootstrap.is_some() {
+            link.set_registration(Registration::Pending { last: None });
+        }
+        Ok(Driver {
             sessions: Sessions::new(Arc::clone(&link)),
             fences: Fences::new(Arc::clone(&link)),
             node,
             plane,
             client,
-            link,
-            epoch: Instant::now(),
+            clock,
+            publish: config.bootstrap.map(|addr| (addr, record)),
             inputs: VecDeque::new(),
             events: Vec::new(),
+            face: Face::default(),
             client_stirred: false,
             stopping: None,
-            explain,
-        }
+            explain: Explain::new(link.args.worker(), link.args.verbose()),
+            link,
+        })
     }
 
-    /// Runs until told to stop. `publish` registers the worker, if it is to be.
-    pub(super) fn run(mut self, publish: impl FnOnce(&mut dyn BootstrapClient, Time)) -> Ended {
-        let now = self.now();
-        publish(&mut *self.client, now);
-        self.client_stirred = true;
+    /// A way to open sessions on it.
+    #[cfg(any(test, feature = "model"))]
+    pub fn manager(&self) -> Manager {
+        Manager::new(Arc::clone(&self.link))
+    }
+
+    /// Asks it to stop: it has ended when every page is back, or after `grace`.
+    #[cfg(any(test, feature = "model"))]
+    pub fn stop(&self, grace: Duration) {
+        self.link.request_stop(grace);
+    }
+
+    pub(super) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// Runs until told to stop.
+    pub(super) fn run(mut self) -> Ended {
         loop {
-            let now = self.now();
-            self.link.counters.turns.add_one();
-            self.take_commands(now);
-            self.take_events(now);
-            self.take_answers(now);
-            self.take_timeout(now);
-            self.take_fences(now);
-            self.link.counters.pages_leased.set(self.node.pages_leased());
-            if let Some(ended) = self.wind_up(now) {
-                return ended;
+            match self.turn() {
+                Turn::Again => {}
+                Turn::Rest(rest) => self.sleep(&rest),
+                Turn::Ended(ended) => return ended,
             }
-            self.sleep(now);
         }
     }
 
-    fn take_commands(&mut self, now: Time) {
+    /// Takes what has come, does what follows from it, and says how long there is nothing to do. It
+    /// does not block.
+    pub fn turn(&mut self) -> Turn {
+        if let Some((addr, record)) = self.publish.take() {
+            self.client.publish(self.clock.now(), &addr, record);
+        }
+        self.link.counters.turns.add_one();
+        self.take_commands();
+        self.take_events();
+        self.take_answers();
+        self.take_timeout();
+        self.take_fences();
+        self.link.counters.pages_leased.set(self.node.pages_leased());
+        // One reading for both: a moment of stopping that had not come for the one has not for the other.
+        let now = self.clock.now();
+        match self.wind_up(now) {
+            Some(ended) => Turn::Ended(ended),
+            None => {
+                self.face.show(now, &self.link, || self.node.quarantine());
+                self.rest(now)
+            }
+        }
+    }
+
+    fn take_commands(&mut self) {
         for _ in 0..self.link.aborts_waiting() {
             let Some(cell) = self.link.next_abort() else { break };
             // If its session is not open yet, the cell will tell when it is.
             if self.sessions.is_running(&cell) {
-                self.feed(now, Input::Command(Command::Abort { session: cell.id() }));
+                self.feed(Input::Command(Command::Abort { session: cell.id() }));
             }
         }
         for _ in 0..PER_TURN {
             let Some(message) = self.link.next_command() else { break };
             self.link.counters.commands.add_one();
-            if let Some(Message { cell, command, .. }) = self.fences.admit(now, message) {
-                self.take_command(now, cell, command);
+            if let Some(Message { cell, command, .. }) = self.fences.admit(self.clock.now(), message) {
+                self.take_command(cell, command);
             }
         }
     }
 
-    fn take_command(&mut self, now: Time, cell: Arc<Cell>, command: Command) {
+    fn take_command(&mut self, cell: Arc<Cell>, command: Command) {
         let Some(command) = self.sessions.admit(&cell, command) else { return };
         let opens = matches!(command, Command::OpenSender { .. } | Command::OpenReceiver { .. });
-        self.feed(now, Input::Command(command));
+        self.feed(Input::Command(command));
         if opens && cell.is_abort_wanted() && self.sessions.is_running(&cell) {
-            self.feed(now, Input::Command(Command::Abort { session: cell.id() }));
+            self.feed(Input::Command(Command::Abort { session: cell.id() }));
         }
     }
 
     /// Passes on what has waited for a device.
-    fn take_fences(&mut self, now: Time) {
-        for (cell, command) in self.fences.ask(now) {
-            self.take_command(now, cell, command);
+    fn take_fences(&mut self) {
+        for (cell, command) in self.fences.ask(self.clock.now()) {
+            self.take_command(cell, command);
         }
     }
 
-    fn take_events(&mut self, now: Time) {
+    fn take_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
-        self.plane.poll(now, &mut events);
-        // A lease is compared with the time at which a read ended or a heartbeat came. Both have
-        // happened in `poll`: the time from before it would make them earlier than they were, by
-        // as much as this process was stopped in between.
-        let now = self.now();
+        self.plane.poll(self.clock.now(), &mut events);
         for event in events.drain(..) {
             let input = match event {
                 PlaneEvent::Frame { from, frame } => {
@@ -167,20 +292,18 @@ impl Driver {
                 PlaneEvent::PeerGone { peer, end } => Input::PeerGone { peer, end },
                 PlaneEvent::Revoked { peer } => Input::Revoked { peer },
             };
-            self.feed(now, input);
+            self.feed(input);
         }
         self.events = events;
     }
 
-    fn take_answers(&mut self, now: Time) {
+    fn take_answers(&mut self) {
         self.client_stirred = false;
         for _ in 0..PER_TURN {
-            match self.client.poll(now) {
-                Some(BootstrapEvent::Found { lookup, ranks }) => {
-                    self.feed(now, Input::Found { lookup, ranks })
-                }
+            match self.client.poll(self.clock.now()) {
+                Some(BootstrapEvent::Found { lookup, ranks }) => self.feed(Input::Found { lookup, ranks }),
                 Some(BootstrapEvent::Failed { lookup, error }) => {
-                    self.feed(now, Input::LookupFailed { lookup, error });
+                    self.feed(Input::LookupFailed { lookup, error });
                 }
                 Some(BootstrapEvent::Published { .. }) => self.link.set_registration(Registration::Published),
                 Some(BootstrapEvent::PublishFailed { error, .. }) => {
@@ -192,17 +315,22 @@ impl Driver {
         self.client_stirred = true;
     }
 
-    fn take_timeout(&mut self, now: Time) {
-        if self.node.next_timeout().is_some_and(|at| at <= now) {
-            self.feed(now, Input::Timeout);
+    fn take_timeout(&mut self) {
+        if self.node.next_timeout().is_some_and(|at| at <= self.clock.now()) {
+            self.feed(Input::Timeout);
         }
     }
 
-    /// Gives the node one input, and those that its outputs bring about.
-    fn feed(&mut self, now: Time, input: Input) {
+    /// Gives the node one input, and those that its outputs bring about. The clock is read here, and
+    /// nowhere earlier: a lease is compared with the time at which a read ended or a heartbeat came, and
+    /// an older reading would make either earlier than it was, by as much as this process was stopped in
+    /// between.
+    fn feed(&mut self, input: Input) {
         self.inputs.push_back(input);
         while let Some(input) = self.inputs.pop_front() {
             self.explain.input(&input);
+            let now = self.clock.now();
+            self.face.stir();
             self.node.handle(now, input);
             while let Some(output) = self.node.poll_output() {
                 self.explain.output(&output);
@@ -278,7 +406,7 @@ impl Driver {
                 withdrawing: now + grace.min(WITHDRAWING),
                 sessions: self.sessions.running(),
             });
-            self.feed(now, Input::Command(Command::Shutdown));
+            self.feed(Input::Command(Command::Shutdown));
         }
         let stopping = self.stopping.as_ref()?;
         let withdrawn = self.link.registration() == Registration::None
@@ -288,32 +416,38 @@ impl Driver {
         (done || now >= stopping.deadline).then_some(Ended { sessions: stopping.sessions })
     }
 
-    /// Sleeps until something may have come. Deadlines count from the start of the turn, so they
-    /// are late by its length at most; a turn is short.
-    fn sleep(&mut self, now: Time) {
+    /// How to sleep until something may have come.
+    fn rest(&self, now: Time) -> Turn {
         let (mut fds, at_most) = match self.plane.wait() {
-            _ if self.client_stirred => return,
-            PlaneWait::Now => return,
+            _ if self.client_stirred => return Turn::Again,
+            PlaneWait::Now => return Turn::Again,
             PlaneWait::Readable(fds) => (fds, None),
             PlaneWait::ReadableOrAfter(fds, at_most) => (fds, Some(at_most)),
         };
         fds.extend(self.client.as_raw_fd());
         let stop =
             self.stopping.iter().flat_map(|stop| [stop.withdrawing, stop.deadline]).find(|at| *at > now);
-        let due = [self.node.next_timeout(), self.fences.next_timeout(), self.client.next_timeout(), stop];
+        let face = self.face.next_timeout();
+        let due =
+            [self.node.next_timeout(), self.fences.next_timeout(), self.client.next_timeout(), face, stop];
         let due = due.into_iter().flatten().min();
-        let timeout = [at_most, due.map(|at| at.since(now))].into_iter().flatten().min();
-        if timeout == Some(Duration::ZERO) {
-            return;
+        match [at_most, due.map(|at| at.since(now))].into_iter().flatten().min() {
+            Some(Duration::ZERO) => Turn::Again,
+            at_most => Turn::Rest(Rest { fds, at_most }),
         }
-        let (link, stopping) = (&self.link, self.stopping.is_some());
-        let has_work = || link.has_commands() || (!stopping && link.stop_requested().is_some());
-        link.waker.park(&fds, timeout, has_work);
-        link.counters.wake_ups.add_one();
     }
 
-    fn now(&self) -> Time {
-        Time::ZERO + self.epoch.elapsed()
+    pub(super) fn sleep(&self, rest: &Rest) {
+        let (link, stopping) = (&self.link, self.stopping.is_some());
+        let has_work = || link.has_commands() || (!stopping && link.stop_requested().is_some());
+        link.waker.park(&rest.fds, rest.at_most.map(|time| time.min(LONGEST_SLEEP)), has_work);
+        link.counters.wake_ups.add_one();
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("worker", self.link.args.worker()).finish_non_exhaustive()
     }
 }
 
@@ -332,5 +466,9 @@ impl Machine for Node {
 
     fn pages_leased(&self) -> usize {
         Node::pages_leased(self)
+    }
+
+    fn quarantine(&self) -> Vec<Quarantine> {
+        Node::quarantine(self)
     }
 }

@@ -8,23 +8,24 @@ use std::rc::Rc;
 
 use kv_core::{
     AuxIndex, Backpressure, Cause, ChunkId, FinalLayers, GrantRef, GroupItems, Groups, Incarnation, KvArgs,
-    KvManager, KvPoll, KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Reclaimed, Region,
-    RegionRole, Room, SessionId, SessionOptions, TransferError,
+    KvManager, KvPoll, KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Quarantine,
+    Reclaimed, Region, RegionRole, Room, SessionId, SessionOptions, TransferError,
 };
 use kv_poll::Change;
 use kv_poll::queue::{AuxMemory, aux_tag};
 
 #[derive(Clone)]
-pub(crate) struct Fake(Rc<RefCell<World>>);
+pub(crate) struct Fake(Rc<RefCell<World>>, Rc<KvArgs>);
 
 pub(crate) struct World {
-    args: KvArgs,
     next_id: u64,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     pub(crate) refuse: Option<OpenError>,
     /// Free places in the command ring.
     pub(crate) ring: usize,
     changes: Vec<Change>,
+    /// What the manager says of its quarantine.
+    pub(crate) quarantine: Vec<Quarantine>,
 }
 
 pub(crate) struct Session {
@@ -56,14 +57,15 @@ impl Fake {
             .region(Region::dram(RegionRole::Kv, 0x10_0000, 64 * 64, 64))
             .build()
             .unwrap();
-        Fake(Rc::new(RefCell::new(World {
-            args,
+        let world = World {
             next_id: 0,
             sessions: BTreeMap::new(),
             refuse: None,
             ring: usize::MAX,
             changes: Vec::new(),
-        })))
+            quarantine: Vec::new(),
+        };
+        Fake(Rc::new(RefCell::new(world)), Rc::new(args))
     }
 
     pub(crate) fn world<T>(&self, f: impl FnOnce(&mut World) -> T) -> T {
@@ -281,7 +283,7 @@ impl KvManager for Fake {
     type Receiver = Handle;
 
     fn args(&self) -> &KvArgs {
-        unreachable!("queues do not ask")
+        &self.1
     }
 
     fn sender(&self, _: &str, room: Room, _: &[u32], _: SessionOptions) -> Result<Handle, OpenError> {
@@ -290,6 +292,10 @@ impl KvManager for Fake {
 
     fn receiver(&self, _: &str, room: Room, _: SessionOptions) -> Result<Handle, OpenError> {
         self.open(room)
+    }
+
+    fn quarantine(&self) -> Vec<Quarantine> {
+        self.world(|world| world.quarantine.clone())
     }
 }
 

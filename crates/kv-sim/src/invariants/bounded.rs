@@ -6,11 +6,18 @@ use kv_core::proto::NodeGauges;
 use kv_core::{MAX_FRAME, Time};
 
 use super::{Invariant, Verdict};
+use crate::cost::Cost;
 use crate::fact::{Fact, View};
 use crate::ledger::LifeId;
 
-/// Most outputs of one input, for the sizes of a simulated world.
-const MAX_OUTPUTS: usize = 2_000;
+/// Outputs of any input, whatever it is.
+const OUTPUTS: usize = 16;
+/// Outputs for each session of the own scheduler and each peer.
+const OUTPUTS_EACH: usize = 8;
+/// Bytes of one output of such a kind: a registration of all pages of a simulated host is the largest.
+const BYTES_EACH: usize = 512;
+/// Windows of one peer that all peers have together.
+const WINDOWS: usize = 4;
 /// Most timeouts of one node at one moment.
 const MAX_TIMEOUTS: u32 = 3;
 
@@ -28,12 +35,14 @@ impl Invariant for Bounded {
                 Err(format!("life {life} sends a frame of {bytes} bytes"))
             }
             Fact::BadDescriptor { life, what } => Err(format!("life {life} posts {what}")),
-            Fact::Posted { life, post, in_flight } => {
+            Fact::Posted { life, post, to_peer, in_flight } => {
                 let params = view.params;
-                if in_flight > params.max_inflight {
+                let window = params.max_inflight;
+                // What a peer holds up counts among its own only.
+                let all = window.saturating_mul(WINDOWS + view.ledger.lives.len());
+                if to_peer > window || in_flight > all {
                     return Err(format!(
-                        "life {life} has {in_flight} posts in flight, allowed are {}",
-                        params.max_inflight
+                        "life {life} has {in_flight} posts in flight, {to_peer} of them to one peer: allowed are {window} to each",
                     ));
                 }
                 if post.descs.len() > params.max_sge {
@@ -50,10 +59,8 @@ impl Invariant for Bounded {
                 }
                 Ok(())
             }
-            Fact::Stepped { life, input, outputs, now, next, gauges } => {
-                if outputs > MAX_OUTPUTS {
-                    return Err(format!("life {life} answers {input} with {outputs} outputs"));
-                }
+            Fact::Cost { life, input, cost } => affordable(view, life, input, &cost),
+            Fact::Stepped { life, input, now, next, gauges } => {
                 if input == "timeout" {
                     let (at, times) = self.timeouts.entry(life).or_insert((now, 0));
                     (*at, *times) = if *at == now { (now, *times + 1) } else { (now, 1) };
@@ -71,17 +78,44 @@ impl Invariant for Bounded {
     }
 }
 
+/// An input costs no more than a constant times its own bytes, and what the own scheduler has asked for.
+/// What peers have left here costs something when its time is over, once.
+fn affordable(view: &View<'_>, life: LifeId, input: &str, cost: &Cost) -> Verdict {
+    let Cost { input: bytes, of_peer, outputs, bytes: told, held } = *cost;
+    let window = view.params.max_inflight.min(outputs) * (1 + held.peers);
+    let record = &view.ledger.lives[life];
+    let own = held.sessions.max(record.open_sessions) + record.tokens_out + held.peers;
+    let left = if of_peer { 0 } else { held.of_peers };
+    let most = OUTPUTS + OUTPUTS_EACH * own + window + left + bytes / 4;
+    let most_bytes = most * BYTES_EACH + 8 * bytes;
+    if outputs > most || told > most_bytes {
+        return Err(format!(
+            "life {life} answers {input} of {bytes} bytes with {outputs} outputs of {told} bytes; allowed are {most} of {most_bytes}, for {held:?}"
+        ));
+    }
+    Ok(())
+}
+
 fn within_limits(view: &View<'_>, life: LifeId, gauges: &NodeGauges) -> Verdict {
     let limits = &view.params.limits;
     let record = &view.ledger.lives[life];
+    let lives = view.ledger.lives.len();
     // A session is kept while it is open or holds pages.
     let sessions = record.open_sessions + record.tokens_out + MAX_LINGERING;
     let timers = 3 * sessions + 2 * gauges.peers + gauges.registrations + gauges.lookups + 1;
     for (what, got, max) in [
         ("peers", gauges.peers, limits.max_peers),
         ("registrations", gauges.registrations, limits.max_registrations),
-        ("failed rooms", gauges.failed_rooms, limits.max_failed_rooms.saturating_mul(2)),
-        ("posts", gauges.posts, view.params.max_inflight),
+        ("failed rooms", gauges.failed_rooms, limits.max_failed_rooms.saturating_mul(1 + lives)),
+        ("runs of waiting pages", gauges.waiting_runs, limits.max_waiting_runs),
+        ("results", gauges.results, RESULTS.saturating_mul(gauges.peers)),
+        ("runs of attempts", gauges.closed_runs, CLOSED.saturating_mul(gauges.peers)),
+        ("targets", gauges.targets, gauges.senders.saturating_mul(lives)),
+        // Those of sessions that have ended leave the line when it is their turn.
+        ("targets in line", gauges.queued, view.ledger.legs.len().saturating_mul(lives)),
+        ("addresses", gauges.addresses, limits.max_addresses),
+        ("numbers of questions", gauges.beats, BEATS.saturating_mul(gauges.peers)),
+        ("posts", gauges.posts, view.params.max_inflight.saturating_mul(WINDOWS + view.ledger.lives.len())),
         ("incoming attempts", gauges.incoming, limits.max_peers.saturating_mul(limits.max_attempts as usize)),
         ("sessions", gauges.senders + gauges.receivers, sessions),
         ("lookups", gauges.lookups, record.open_sessions),
@@ -95,5 +129,11 @@ fn within_limits(view: &View<'_>, life: LifeId, gauges: &NodeGauges) -> Verdict 
     Ok(())
 }
 
+/// Results kept for one peer, at most.
+const RESULTS: usize = 1024;
+/// Runs of its attempts that are over.
+const CLOSED: usize = 1 << 14;
+/// Questions to it that may still be answered.
+const BEATS: usize = 120_000;
 /// Sessions without pages that are kept until their abort is acknowledged or their posts end.
 const MAX_LINGERING: usize = 64;

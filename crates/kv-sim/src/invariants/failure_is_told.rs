@@ -8,7 +8,7 @@ use super::{Invariant, Verdict};
 use crate::calendar::Check;
 use crate::fact::{Fact, View};
 use crate::flight::Piece;
-use crate::ledger::{Ledger, Leg, LegId, LifeId, Side, Slot};
+use crate::ledger::{Leg, LegId, LifeId, Side, Slot};
 
 #[derive(Default)]
 pub(crate) struct FailureIsTold;
@@ -47,9 +47,7 @@ fn cut_off(view: &View<'_>, life: LifeId, from: Slot) -> Verdict {
         let mut senders =
             legs.iter().enumerate().filter(|(_, leg)| leg.slot == from && leg.side == Side::Sender);
         legs[receiver].servers.len() > 1
-            && senders.any(|(sender, leg)| {
-                Ledger::rooms_match(&leg.room, &legs[receiver].room) && was_served(view, sender, receiver)
-            })
+            && senders.any(|(sender, leg)| leg.is_of(&legs[receiver]) && was_served(view, sender, receiver))
     };
     let waits = |(id, leg): (LegId, &Leg)| {
         leg.side == Side::Receiver

@@ -56,6 +56,8 @@ fn is_long_idle(view: &View<'_>) -> bool {
         + timing.peer_timeout * 3
         + timing.retry_max * 4
         + timing.session_deadline;
-    let since = view.ledger.last_change + memory.as_nanos() as u64 * 2 + SEC;
+    let lives = view.ledger.lives.iter();
+    let resumed = lives.filter(|life| life.alive).map(|life| life.paused_until).max().unwrap_or(0);
+    let since = view.ledger.last_change.max(resumed) + memory.as_nanos() as u64 * 2 + SEC;
     view.healed && view.now > since && view.ledger.is_idle()
 }

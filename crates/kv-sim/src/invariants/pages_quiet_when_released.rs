@@ -5,6 +5,7 @@ use kv_core::Op;
 
 use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
+use crate::ways::may_write;
 
 #[derive(Default)]
 pub(crate) struct PagesQuietWhenReleased;
@@ -16,8 +17,9 @@ impl Invariant for PagesQuietWhenReleased {
                 for flight in view.flights {
                     let reads = flight.life == life && !flight.over;
                     // What is read is protected by its lease: the reader must not succeed, that is all.
-                    let writes =
-                        flight.target == life && flight.op == Op::Write && !flight.is_quiet(view.now);
+                    let writes = flight.target == life
+                        && flight.op == Op::Write
+                        && may_write(flight, &view.ways[flight.way], view.ledger, view.now);
                     let touches = flight.pieces.iter().any(|piece| {
                         (reads && piece.local_hold == hold) || (writes && piece.remote_hold == hold)
                     });

@@ -5,7 +5,7 @@ use kv_core::{Cause, PeerCause, TransferError};
 
 use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
-use crate::ledger::{Ledger, Leg, LegId, Side};
+use crate::ledger::{Leg, LegId, Side};
 
 #[derive(Default)]
 pub(crate) struct ReasonIsTrue;
@@ -37,11 +37,12 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
         }
         Cause::Connect(_) => (quiet, "every connect succeeds"),
         Cause::Incompatible(_) => (!misfit, "all caches fit"),
-        Cause::PeerLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
+        Cause::AmbiguousRoom { .. } => (!params.suffixed, "ids have no suffixes here"),
+        Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
             (quiet, "no host or connection fails")
         }
         Cause::PageCount { .. } if params.unequal.is_some() => {
-            (!view.ledger.is_miscounted(&known.room), "the tokens are the same")
+            (!view.ledger.is_miscounted(known), "the tokens are the same")
         }
         Cause::PageCount { sent, registered } => (sent == registered, "the counts are equal"),
         Cause::AuxOneSided { sender, receiver } => (sender == receiver, "both sides say the same"),
@@ -79,17 +80,13 @@ fn is_almost_due(view: &View<'_>, leg: &Leg) -> bool {
 
 fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
     let known = &view.ledger.legs[leg];
-    let mut others = view
-        .ledger
-        .legs
-        .iter()
-        .filter(|other| known.meets(other) && Ledger::rooms_match(&other.room, &known.room));
+    let mut others = view.ledger.legs.iter().filter(|other| known.meets(other) && other.is_of(known));
     let params = view.params;
     match cause {
         PeerCause::Aborted | PeerCause::DataOperation | PeerCause::BadArguments | PeerCause::Internal => {
             others.any(|other| other.told.as_ref() == Some(cause))
         }
-        PeerCause::PageCount { .. } if params.unequal.is_some() => view.ledger.is_miscounted(&known.room),
+        PeerCause::PageCount { .. } if params.unequal.is_some() => view.ledger.is_miscounted(known),
         PeerCause::PageCount { sent, registered } => sent != registered,
         PeerCause::ReceiverCount { .. } => false,
         PeerCause::AuxOneSided { sender, receiver } => sender != receiver,
@@ -97,6 +94,7 @@ fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
         PeerCause::LeaseExpired => others.any(|other| other.told.as_ref() == Some(cause)),
         // Few are remembered in a tiny world.
         PeerCause::UnknownGrant { .. } => params.limits.max_ended_grants < 10,
+        PeerCause::AmbiguousRoom { .. } => params.suffixed,
         PeerCause::Mode { .. } => false,
         PeerCause::WorkerStopped => params.chaos.shutdowns > 0,
         PeerCause::Incompatible(_) => params.misfit.is_some(),

@@ -8,7 +8,7 @@ use kv_core::{KvPoll, Op};
 
 use super::{Invariant, Verdict, shares};
 use crate::fact::{Fact, View};
-use crate::ledger::{HoldId, Ledger, Leg, LegId, Side, Slot};
+use crate::ledger::{HoldId, Leg, LegId, Side, Slot};
 use crate::memory::Memory;
 use crate::state::{DRAFTS, GROUPS, SLOTS, State};
 
@@ -172,7 +172,7 @@ pub(super) fn could_serve(sender: &Leg, receiver: &Leg) -> bool {
         && receiver.side == Side::Receiver
         && sender.life.is_some()
         && receiver.servers.contains(&sender.slot)
-        && Ledger::rooms_match(&sender.room, &receiver.room)
+        && sender.is_of(receiver)
 }
 
 /// Checks every byte of a receiver against what a sender wrote.

@@ -8,6 +8,7 @@ use super::{ChaosParams, DmaParams, LookupParams, NetParams, Params, SchedParams
 use crate::clock::{MS, SEC, US};
 use crate::rng::Rng;
 use crate::unequal::Unequal;
+use crate::ways::WayParams;
 
 impl Params {
     /// Draws a world.
@@ -41,8 +42,6 @@ impl Params {
         let fault_span = rng.between(50 * MS, 800 * MS);
         let small = [8, 16, 24, 32, 48];
         let sched = draw_sched(rng, lossless);
-        // Leases are good for clocks that differ by a thirty-second part.
-        let wild = if sched.pull > 0 { 15_000 } else { 150_000 };
         let mut params = Params {
             drizzle: false,
             seed,
@@ -51,6 +50,8 @@ impl Params {
             topology,
             misfit: (unequal.is_none() && rng.chance(40)).then(|| rng.index(hosts)),
             unequal,
+            suffixed: false,
+            driven: Rng::new(seed ^ 0x5eed_d21e_e200).chance(200),
             kv_regions: 1 + rng.index(3),
             item_len: rng.pick(&[8, 12, 16]),
             num_pages: (0..hosts).map(|_| rng.pick(&small)).collect(),
@@ -65,10 +66,12 @@ impl Params {
             max_sge: rng.pick(&[1, 2, 4, 64]),
             fault_span,
             lossless,
-            drift_ppm: rng.pick(&[0, 100, 10_000, wild]),
+            // Leases and permissions are good for clocks that differ by a thirty-second part.
+            drift_ppm: rng.pick(&[0, 100, 10_000, 15_000]),
             lateness: rng.pick(&[0, 50 * US, MS]),
             net: draw_net(rng, lossless, &timing),
             dma: draw_dma(rng, lossless, &timing),
+            ways: draw_ways(seed, lossless),
             lookup: draw_lookup(rng, lossless),
             chaos: if lossless { ChaosParams::default() } else { draw_chaos(rng) },
             sched,
@@ -78,7 +81,33 @@ impl Params {
             params.max_sge = params.max_sge.max(16);
             params.limits.max_post_bytes = params.limits.max_post_bytes.max(40);
         }
+        // Drawn apart: worlds are otherwise the same.
+        let later = &mut Rng::new(seed ^ 0x5eed_9e21_1550);
+        params.timing.write_permission = Duration::from_millis(later.pick(&[3, 30, 100, 400, 2000]));
+        params.suffixed = later.chance(600);
+        if !lossless {
+            params.draw_late_faults(later);
+        }
         if lossless || tiny || rng.chance(750) { params } else { params.drizzle(rng) }
+    }
+
+    fn draw_late_faults(&mut self, rng: &mut Rng) {
+        let Timing {
+            write_permission,
+            session_deadline,
+            peer_timeout,
+            failed_room_ttl,
+            kv_lease_duration,
+            ..
+        } = self.timing;
+        let longest = session_deadline
+            .max(peer_timeout)
+            .max(failed_room_ttl)
+            .max(kv_lease_duration)
+            .max(write_permission);
+        self.chaos.stops = rng.pick(&[0, 0, 1, 2]);
+        self.chaos.stop_max = longest.as_nanos() as u64 * rng.pick(&[2, 2, 2, 10, 60]);
+        self.sched.twins = if self.suffixed { 0 } else { rng.pick(&[0, 0, 300]) };
     }
 
     /// The same world with nothing worse than lost frames.
@@ -98,6 +127,7 @@ impl Params {
             delay_max: 50 * MS,
             ..self.net
         };
+        self.ways.stuck = 0;
         self.dma = DmaParams { error: 0, refuse: 0, connect_fail: 0, time_max: 50 * MS, ..self.dma };
         self.chaos = ChaosParams::default();
         let SchedParams {
@@ -137,6 +167,7 @@ fn draw_timing(rng: &mut Rng) -> Timing {
         retry_max: ms(retry_first * rng.between(1, 8)),
         keepalive: ms(keepalive),
         peer_timeout: ms(keepalive * rng.between(2, 8)),
+        write_permission: Timing::default().write_permission,
         lookup_retry: ms(rng.between(2, 30)),
         failed_room_ttl: ms(rng.between(20, 2000)),
         kv_lease_duration: ms(rng.pick(&[3, 30, 100, 400, 2000])),
@@ -156,6 +187,8 @@ fn draw_limits(rng: &mut Rng, tiny: bool) -> Limits {
         max_post_bytes,
         max_attempts: rng.pick(&[1, 2, 4, 100]),
         max_ended_grants: rng.pick(&[1, 2, 100]),
+        connections_share: 1,
+        ..Limits::default()
     }
 }
 
@@ -204,6 +237,20 @@ fn draw_dma(rng: &mut Rng, lossless: bool, timing: &Timing) -> DmaParams {
     }
 }
 
+/// Drawn apart: worlds are otherwise the same.
+fn draw_ways(seed: u64, lossless: bool) -> WayParams {
+    let rng = &mut Rng::new(seed ^ 0x5eed_fe2c_e000);
+    WayParams {
+        kinds: rng.pick(&[[10, 0, 0], [0, 10, 0], [0, 0, 10], [3, 4, 3]]),
+        bound: rng.pick(&[US, 2 * MS, 50 * MS, 300 * MS]),
+        long: rng.pick(&[0, 50, 300]),
+        slice_max: rng.pick(&[100 * US, 5 * MS, 50 * MS]),
+        unproven: rng.pick(&[0, 300]),
+        stuck: if lossless { 0 } else { rng.pick(&[0, 0, 0, 20, 200]) },
+        refused_max: rng.pick(&[0, 20 * MS, 500 * MS]),
+    }
+}
+
 fn draw_lookup(rng: &mut Rng, lossless: bool) -> LookupParams {
     LookupParams {
         fail: if lossless { 0 } else { rate(rng) },
@@ -222,11 +269,12 @@ fn draw_chaos(rng: &mut Rng) -> ChaosParams {
     ChaosParams {
         crashes: some(rng),
         pauses: some(rng),
+        stops: 0,
+        stop_max: 0,
         partitions: some(rng),
         breaks: some(rng),
         shutdowns: u64::from(rng.chance(100)),
         detect_max: rng.pick(&[MS, 20 * MS, 500 * MS]),
-        stray_max: rng.pick(&[0, 2 * MS, 50 * MS, 300 * MS]),
     }
 }
 
@@ -239,6 +287,7 @@ fn draw_sched(rng: &mut Rng, lossless: bool) -> SchedParams {
         early_init: rng.pick(&[0, 100, 1000]),
         misuse: rng.pick(&[0, 0, 0, 100]),
         request_ids: rng.pick(&[0, 500, 1000]),
+        twins: 0,
         retry: if lossless { 0 } else { rng.pick(&[0, 300, 1000]) },
         two_receivers: rng.pick(&[0, 100, 500]),
         pull: rng.pick(&[0, 500, 1000]),

@@ -8,6 +8,7 @@ use kv_core::proto::{Limits, Timing};
 
 use crate::clock::{MS, SEC};
 use crate::unequal::Unequal;
+use crate::ways::WayParams;
 
 /// How hosts form engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,10 @@ pub struct Params {
     pub topology: Topology,
     /// The engines, if they differ.
     pub unequal: Option<Unequal>,
+    /// Engines add suffixes to the ids of requests; otherwise ids are equal on both sides.
+    pub suffixed: bool,
+    /// Hosts run the worker's own loop.
+    pub driven: bool,
     /// KV regions of each host, if they do not.
     pub kv_regions: usize,
     /// Bytes of an item.
@@ -75,6 +80,8 @@ pub struct Params {
     pub net: NetParams,
     /// The data plane.
     pub dma: DmaParams,
+    /// What ends its writes.
+    pub ways: WayParams,
     /// The bootstrap server.
     pub lookup: LookupParams,
     /// Faults with a moment.
@@ -145,6 +152,10 @@ pub struct ChaosParams {
     pub crashes: u64,
     /// Pauses.
     pub pauses: u64,
+    /// Pauses that last longer than every timeout.
+    pub stops: u64,
+    /// The longest of these.
+    pub stop_max: u64,
     /// Partitions.
     pub partitions: u64,
     /// Broken connections.
@@ -153,8 +164,6 @@ pub struct ChaosParams {
     pub shutdowns: u64,
     /// Longest time until a death is detected.
     pub detect_max: u64,
-    /// Longest time that writes of a dead host keep landing.
-    pub stray_max: u64,
 }
 
 /// The schedulers.
@@ -172,6 +181,8 @@ pub struct SchedParams {
     pub misuse: u32,
     /// Requests named by request ids.
     pub request_ids: u32,
+    /// Requests with a twin: another request whose id differs in nothing but its suffix.
+    pub twins: u32,
     /// Failed requests tried again under the same base id.
     pub retry: u32,
     /// Requests with two receivers.

@@ -17,6 +17,7 @@ use kv_core::wire::{AbortAck, Body, Failed, Frame, Heartbeat, HeartbeatAck, Link
 use kv_core::{Cause, GroupItems, Groups, KvPoll, PageList, Pages, SessionId, Time};
 
 use crate::calendar::Event;
+use crate::cost::Cost;
 use crate::ledger::LifeId;
 use crate::params::Params;
 use crate::world::World;
@@ -115,6 +116,22 @@ planted! {
     ReleaseCut: tokens_come_back,
     /// Tokens come back before the final state.
     ReleaseFirst: tokens_come_back,
+    /// Planes promise that hardware ends its writes in an eighth of the time that it needs.
+    BoundTooShort: pages_quiet_when_released,
+    /// A revocation is called complete while a slice is under way.
+    RevokedInTheSlice: pages_quiet_when_released,
+    /// A lost connection is taken for the death of the peer.
+    LivingCalledDead: pages_quiet_when_released,
+    /// A lost connection is taken for the death of the peer, and its hardware waited for.
+    LostCalledDead: pages_quiet_when_released,
+    /// Slices begin without a look at the permission.
+    PermissionUnchecked: pages_quiet_when_released,
+    /// A permission counts from its answer, not from its question.
+    PermissionFromAnswer: pages_quiet_when_released,
+    /// A worker tells its node the time from before it asked its plane what happened.
+    EventsAsOfBefore: success_means_right_bytes,
+    /// What a writer was stopped for is added to its permission.
+    PermissionExcused: pages_quiet_when_released,
     /// Posts to a dead life write into its successor.
     WriteIntoSuccessor: incarnation_fence,
     /// Frames for a dead life are made to fit its successor.
@@ -123,6 +140,8 @@ planted! {
     Boundless: bounded,
     /// Posts have no bound.
     Overposted: bounded,
+    /// Each byte of a frame is answered with an output of its own.
+    Amplifies: bounded,
     /// A node panics.
     Panics: bounded,
     /// A timer is due again at the moment at which it rang.
@@ -199,6 +218,13 @@ impl Planted {
                     (params.drift_ppm, params.net.drop) = (400_000, 500);
                 }
             }
+            Planted::EventsAsOfBefore => {
+                (params.lossless, params.drizzle, params.driven) = (false, false, true);
+                (params.sched.pull, params.requests) = (1000, 12);
+                params.timing.kv_lease_duration = Duration::from_millis(30);
+                (params.dma.slow, params.dma.time_max) = (600, 200_000_000);
+                params.chaos.pauses = params.chaos.pauses.max(8);
+            }
             Planted::LostState
             | Planted::StateSwallowed
             | Planted::StateAtFailure
@@ -225,8 +251,10 @@ impl Planted {
         }
     }
 
-    pub(crate) fn panics(self, inputs: u64) -> bool {
-        self == Planted::Panics && inputs == 20
+    pub(crate) fn panic_at(self, inputs: u64) {
+        if self == Planted::Panics && inputs == 20 {
+            std::panic::resume_unwind(Box::new("planted"));
+        }
     }
 
     pub(crate) fn next_timeout(self, next: Option<Time>, now: Time) -> Option<Time> {
@@ -237,6 +265,15 @@ impl Planted {
                 Some(next.map_or(always, |next| next.min(always)))
             }
             _ => next,
+        }
+    }
+
+    pub(crate) fn costs(self, costs: &mut [Cost]) {
+        if self == Planted::Amplifies {
+            // As if each byte of a question were answered with a frame.
+            for cost in costs.iter_mut().filter(|cost| cost.of_peer) {
+                cost.outputs += cost.input;
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_core::{KvPoll, Room, SessionOptions, TransferMode};
+use kv_core::{Cause, KvPoll, PeerCause, Room, SessionOptions, TransferMode};
 
 use super::ROOM;
 use crate::pair::{D, P, Pair, list};
@@ -76,19 +76,70 @@ fn the_destination_may_register_before_the_sender_opens() {
 }
 
 #[test]
-fn request_ids_match_without_their_engine_suffix_and_exact_ids_first() {
-    let mut pair = Pair::new();
+fn request_ids_match_without_the_suffixes_that_both_engines_say_they_add() {
+    let mut pair = Pair::suffixing();
     let stranger = pair.open_sender(Room::request("cmpl-1-0-aaaaaaaa").unwrap(), 1);
     let exact = pair.open_sender(Room::request("cmpl-1-0-bbbbbbbb").unwrap(), 1);
     let receiver = pair.open_receiver(Room::request("cmpl-1-0-bbbbbbbb").unwrap());
     pair.init_receiver(receiver, &[0], None);
     assert_eq!(pair.poll(P, exact), KvPoll::WaitingForInput);
+    pair.init_sender(exact, 1, None);
+    pair.send(exact, &[7]);
+    pair.complete_posts();
+    assert_eq!(pair.poll(D, receiver), KvPoll::Success);
     let receiver = pair.open_receiver(Room::request("cmpl-1-0-cccccccc").unwrap());
     pair.init_receiver(receiver, &[1], None);
     assert_eq!(pair.poll(P, stranger), KvPoll::WaitingForInput);
     let other = pair.open_receiver(Room::request("cmpl-2-0-cccccccc").unwrap());
     pair.init_receiver(other, &[2], None);
     assert_eq!(pair.node(P).gauges().registrations, 1);
+}
+
+#[test]
+fn two_requests_whose_ids_end_like_suffixes_never_get_each_others_pages() {
+    let mut pair = Pair::new();
+    let rooms = ["batch-00000001", "batch-00000002"].map(|id| Room::request(id).unwrap());
+    // The prefill side has begun with one request, the decode side with the other.
+    let sender_one = pair.open_sender(rooms[0].clone(), 1);
+    pair.init_sender(sender_one, 2, None);
+    pair.send(sender_one, &[10, 11]);
+    let receiver_two = pair.open_receiver(rooms[1].clone());
+    pair.init_receiver(receiver_two, &[20, 21], None);
+    assert_eq!(pair.posts(), 0, "nothing is moved between two requests");
+    let sender_two = pair.open_sender(rooms[1].clone(), 1);
+    pair.init_sender(sender_two, 2, None);
+    pair.send(sender_two, &[12, 13]);
+    assert_eq!(pair.posts_touching(12), 1);
+    let receiver_one = pair.open_receiver(rooms[0].clone());
+    pair.init_receiver(receiver_one, &[22, 23], None);
+    assert_eq!(pair.posts_touching(10), 1);
+    pair.complete_posts();
+    for (node, session) in [(P, sender_one), (P, sender_two), (D, receiver_one), (D, receiver_two)] {
+        assert_eq!(pair.poll(node, session), KvPoll::Success);
+    }
+    pair.assert_empty();
+}
+
+#[test]
+fn a_room_that_could_mean_two_requests_fails_all_three_with_both_ids_named() {
+    let mut pair = Pair::suffixing();
+    let rooms = ["r-aaaaaaaa", "r-bbbbbbbb", "r-cccccccc"].map(|id| Room::request(id).unwrap());
+    let [one, other, _] = &rooms;
+    let senders = [one, other].map(|room| pair.open_sender(room.clone(), 1));
+    let receiver = pair.open_receiver(rooms[2].clone());
+    pair.init_receiver(receiver, &[20], None);
+    let told = PeerCause::AmbiguousRoom { room: one.clone(), other: other.clone() };
+    assert_eq!(pair.failure(D, receiver), Cause::ByPeer(told));
+    let cause = |room: &Room, other: &Room| Cause::AmbiguousRoom { room: room.clone(), other: other.clone() };
+    assert_eq!(pair.failure(P, senders[0]), cause(one, other));
+    assert_eq!(pair.failure(P, senders[1]), cause(other, one));
+
+    // The same, where the receivers come first.
+    let receivers = [one, other].map(|room| pair.open_receiver(room.clone()));
+    assert_eq!(pair.failure(D, receivers[1]), cause(other, one), "two requests of one engine");
+    pair.init_receiver(receivers[0], &[20], None);
+    pair.abort(D, receivers[0]);
+    pair.assert_empty();
 }
 
 #[test]

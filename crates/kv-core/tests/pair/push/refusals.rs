@@ -38,7 +38,8 @@ fn disagreements_name_both_values_on_both_sides() {
 
 #[test]
 fn registrations_are_bounded_and_the_excess_is_told() {
-    let mut pair = Pair::with(|config| config.limits.max_registrations = 2);
+    let mut pair =
+        Pair::with(|config| (config.limits.max_registrations, config.limits.connections_share) = (2, 1));
     let receivers: Vec<_> = (0..3).map(|number| pair.open_receiver(Room::Number(number))).collect();
     for (page, receiver) in (0..).zip(&receivers) {
         pair.init_receiver(*receiver, &[page], None);

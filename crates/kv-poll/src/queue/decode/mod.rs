@@ -21,6 +21,7 @@ use super::aux_rows::AuxRows;
 use super::error::{PushError, PushRefusal, RequestError};
 use super::gate::AuxMemory;
 use super::line::Line;
+use super::quarantine::{QuarantineRule, Stopped};
 use crate::allocator::{FreeError, PageAllocator, RunAllocator};
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
 use crate::poll_set::Change;
@@ -68,6 +69,8 @@ pub struct DecodeQueues<R, M: KvManager, C: RankConsensus = SingleRank, A: PageA
     /// Items of state groups of requests that have failed, and are quiet.
     returned: VecDeque<Groups>,
     blocked: Option<Blocked>,
+    quarantine_rule: QuarantineRule,
+    stopped: Option<Stopped>,
     agreed: Vec<Agreed>,
     next_key: u64,
     arrivals: u64,
@@ -96,6 +99,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             failed: VecDeque::new(),
             returned: VecDeque::new(),
             blocked: None,
+            quarantine_rule: config.quarantine,
+            stopped: None,
             agreed: Vec::new(),
             next_key: 0,
             arrivals: 0,
@@ -164,6 +169,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             self.reclaim(key, aux);
         }
         self.flush_backlog();
+        self.stop_or_go();
         self.admit(aux);
         Ok(())
     }
@@ -265,6 +271,13 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     /// evicted or retracted.
     pub fn blocked(&self) -> Option<Blocked> {
         self.blocked
+    }
+
+    /// Why no new request is let in, as of the last step, while quarantined pages take up so much of
+    /// the cache that [`DecodeConfig::quarantine`] stops admission. Pages of requests that run, and
+    /// requests that come back from a retraction, are not concerned.
+    pub fn stopped(&self) -> Option<&Stopped> {
+        self.stopped.as_ref()
     }
 
     /// A request whose transfer has not ended.
@@ -425,6 +438,13 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         }
     }
 
+    /// Stops admission, or lets it go on. What it depends on is agreed: ranks in lock-step decide alike.
+    fn stop_or_go(&mut self) {
+        let (quarantined, pool) = (self.cache.at(Place::Quarantine), self.cache.capacity());
+        let stops = self.quarantine_rule.stops(quarantined, pool);
+        self.stopped = stops.then(|| Stopped { quarantined, pool, by: self.manager.quarantine() });
+    }
+
     /// Gives pages to whoever is first in line, for as long as they fit: retracted requests, then
     /// new ones.
     fn admit(&mut self, aux: &mut impl AuxMemory<R>) {
@@ -469,6 +489,9 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             self.ready.pop();
             return Admission::Admitted;
         };
+        if self.stopped.is_some() {
+            return blocked(key, Shortage::Quarantine);
+        }
         let missing = self.rule.missing(&entry.demand, &load);
         if missing > 0 {
             return blocked(key, Shortage::Pages(missing));

@@ -6,6 +6,7 @@ use crate::allocator::FreeReason;
 use crate::consensus::RequestKey;
 use crate::queue::admission::{AdmissionRule, Demand};
 use crate::queue::error::RequestError;
+use crate::queue::quarantine::QuarantineRule;
 
 /// How decode queues admit requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,11 +15,14 @@ pub struct DecodeConfig {
     pub rule: AdmissionRule,
     /// Aux rows, each for one request in transfer; zero if requests have no aux data.
     pub aux_rows: u32,
+    /// How much of the cache may be in quarantine before no new request gets pages.
+    pub quarantine: QuarantineRule,
 }
 
 impl DecodeConfig {
     /// SGLang's numbers for this worker: 512 tokens reserved, estimates clipped at 4096, running
-    /// requests retractable, and as many aux rows as the smallest aux region holds.
+    /// requests retractable, and as many aux rows as the smallest aux region holds. Half of the cache may
+    /// be in quarantine.
     pub fn for_args(args: &KvArgs) -> DecodeConfig {
         let aux = args.regions().iter().filter(|region| region.role == RegionRole::Aux);
         let rows = aux.map(|region| region.items()).min().unwrap_or(0);
@@ -30,6 +34,7 @@ impl DecodeConfig {
                 retraction: true,
             },
             aux_rows: u32::try_from(rows).unwrap_or(u32::MAX),
+            quarantine: QuarantineRule::HALF,
         }
     }
 }
@@ -129,6 +134,9 @@ pub enum Shortage {
     Pages(usize),
     /// Items of state groups: [`AuxMemory::take_groups`](super::super::AuxMemory::take_groups) had too few.
     Groups,
+    /// An end of the quarantine: it has taken so much of the cache that no new request is let in, see
+    /// [`stopped`](super::DecodeQueues::stopped).
+    Quarantine,
     /// An aux row: as many requests are in transfer as there are rows.
     AuxRow,
 }

@@ -12,6 +12,7 @@ use kv_core::{
 use self::entry::{Entry, Stage};
 use super::error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, RequestError};
 use super::line::Line;
+use super::quarantine::{QuarantineRule, Stopped};
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
 use crate::poll_set::Change;
 use crate::said::ToSender;
@@ -81,6 +82,12 @@ pub struct PrefillQueues<R, M: KvManager, C: RankConsensus = SingleRank> {
     agreed: Vec<Agreed>,
     next_key: u64,
     stages: [usize; 5],
+    /// Pages of the whole cache.
+    pool: usize,
+    /// Pages of requests that have failed.
+    quarantined: usize,
+    quarantine_rule: QuarantineRule,
+    stopped: Option<Stopped>,
 }
 
 /// A request whose pages are free again.
@@ -114,9 +121,13 @@ pub struct PrefillCounts {
 }
 
 impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
-    /// Empty queues of one rank.
+    /// Empty queues of one rank. Its pages are those of the worker's cache.
     pub fn new(manager: M, consensus: C, policy: PrefillPolicy) -> Self {
         PrefillQueues {
+            pool: manager.args().geometry().num_pages as usize,
+            quarantined: 0,
+            quarantine_rule: QuarantineRule::HALF,
+            stopped: None,
             manager,
             consensus,
             policy,
@@ -132,6 +143,12 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             next_key: 0,
             stages: [0; 5],
         }
+    }
+
+    /// How much of the cache may be in quarantine before [`pop_waiting`](Self::pop_waiting) offers
+    /// nothing: half of it, unless told otherwise here.
+    pub fn with_quarantine(self, rule: QuarantineRule) -> Self {
+        PrefillQueues { quarantine_rule: rule, ..self }
     }
 
     /// Opens the request's sender and enters it into the bootstrap queue.
@@ -201,12 +218,17 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             self.reclaim(key);
         }
         self.flush_backlog();
+        self.stop_or_go();
         result
     }
 
     /// The next request for the forward pass, if `admit` takes it. It is offered the first in line
-    /// only: a large request that does not fit is not overtaken for ever by small ones.
+    /// only: a large request that does not fit is not overtaken for ever by small ones. None while
+    /// admission is [`stopped`](Self::stopped).
     pub fn pop_waiting(&mut self, admit: impl FnOnce(RequestKey, &mut R) -> bool) -> Option<RequestKey> {
+        if self.stopped.is_some() {
+            return None;
+        }
         let (key, ()) = self.waiting.front()?;
         let entry = self.entries.get_mut(&key)?;
         if !admit(key, &mut entry.request) {
@@ -369,6 +391,12 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         self.entries.get_mut(&key).map(|entry| &mut entry.request)
     }
 
+    /// Why no request is offered, as of the last step, while quarantined pages take up so much of the
+    /// cache that the [`QuarantineRule`] stops admission. Requests in their forward pass go on.
+    pub fn stopped(&self) -> Option<&Stopped> {
+        self.stopped.as_ref()
+    }
+
     /// How many requests are where.
     pub fn counts(&self) -> PrefillCounts {
         let [bootstrap, waiting, forward, inflight, failing] = self.stages;
@@ -419,6 +447,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         entry.init = None;
         self.waiting.remove(key);
         move_to(&mut self.stages, entry, Stage::Failing);
+        self.quarantined += entry.given;
         self.newly_failed.push(key);
     }
 
@@ -446,6 +475,9 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             }
         }
         self.stages[entry.stage as usize] -= 1;
+        if entry.stage == Stage::Failing {
+            self.quarantined -= entry.given;
+        }
         self.sessions.remove(&id);
         let returned = pages.len();
         let outcome = match entry.error {
@@ -459,6 +491,13 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             self.rooms.remove(&room);
         }
         self.finished.push_back(Finished { key, request: entry.request, pages, groups, outcome });
+    }
+
+    /// Stops admission, or lets it go on. What it depends on is agreed: ranks in lock-step decide alike.
+    fn stop_or_go(&mut self) {
+        let (quarantined, pool) = (self.quarantined, self.pool);
+        let stops = self.quarantine_rule.stops(quarantined, pool);
+        self.stopped = stops.then(|| Stopped { quarantined, pool, by: self.manager.quarantine() });
     }
 
     /// Retries what the ring had no room for. All sessions share it, so the first refusal ends it.

@@ -13,7 +13,8 @@ use super::plane::{Wire, fake_plane};
 use super::script::{SLOW, STUCK};
 use super::{Log, PATIENCE, Rig, Seen, args, pages};
 use crate::manager::{Manager, Registration};
-use crate::worker::{MAX_QUEUE, StartError, StopReport, Worker, WorkerConfig};
+use crate::worker::turn::MAX_QUEUE;
+use crate::worker::{StartError, StopReport, Worker, WorkerConfig};
 
 #[test]
 fn a_region_that_the_plane_refuses_is_named() {

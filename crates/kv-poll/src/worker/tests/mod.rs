@@ -1,9 +1,11 @@
 //! The worker's thread under a scripted machine, plane and client.
 
 mod client;
+mod clock;
 mod fences;
 mod life;
 mod plane;
+mod quarantine;
 mod script;
 mod sessions;
 mod turns;
@@ -21,7 +23,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use self::client::FakeClient;
 use self::plane::{Wire, fake_plane};
 use self::script::Script;
-use super::{Worker, WorkerConfig};
+use super::clock::BootTime;
+use super::{Driver, Worker, WorkerConfig};
 
 /// Long enough for any machine; reached only by a test that fails.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -57,6 +60,20 @@ enum Seen {
     PlaneSend,
     Cancelled,
     Disconnected,
+    /// The machine was asked what is in quarantine.
+    Looked,
+}
+
+/// What the bootstrap server is told of a worker.
+fn record(config: &WorkerConfig) -> RankRecord {
+    RankRecord {
+        worker: config.args.worker().clone(),
+        incarnation: Incarnation::from_random(1),
+        role: config.role,
+        plane: "fake".to_owned(),
+        metadata: Bytes::from_static(b"metadata"),
+        geometry: config.args.geometry().clone(),
+    }
 }
 
 type Log = Arc<Mutex<Vec<Seen>>>;
@@ -78,16 +95,10 @@ impl Rig {
         let node = Script::new(&log);
         let plane = fake_plane(&log, &wire);
         let client = FakeClient::new(&log);
-        let record = RankRecord {
-            worker: config.args.worker().clone(),
-            incarnation: Incarnation::from_random(1),
-            role: config.role,
-            plane: "fake".to_owned(),
-            metadata: Bytes::from_static(b"metadata"),
-            geometry: config.args.geometry().clone(),
-        };
-        let worker =
-            Worker::launch(config, record, Box::new(node), Box::new(plane), Box::new(client)).unwrap();
+        let record = record(&config);
+        let (plane, client) = (Box::new(plane), Box::new(client));
+        let driver = Driver::over(Box::new(node), config, record, plane, client, Box::new(BootTime)).unwrap();
+        let worker = Worker::spawn(Incarnation::from_random(1), driver).unwrap();
         Rig { worker, wire, log }
     }
 

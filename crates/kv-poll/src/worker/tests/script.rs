@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Output};
 use kv_core::{
-    Cause, Desc, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId, RankQuery, Replica, Room,
-    SessionId, Time, TransferError, WorkerRole,
+    Cause, Desc, EngineId, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId, Quarantine,
+    QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError, WorkerId, WorkerRole,
 };
 
 use super::{Log, Seen};
@@ -29,6 +29,11 @@ pub(super) struct Script {
 pub(super) const SLOW: u64 = 1000;
 /// In this room the pages stay with the machine after the end.
 pub(super) const STUCK: u64 = 2000;
+
+/// Whom stuck pages wait for.
+pub(super) fn peer() -> WorkerId {
+    WorkerId { engine: EngineId::new("decode").unwrap(), rank: 3 }
+}
 
 impl Script {
     pub(super) fn new(log: &Log) -> Script {
@@ -154,6 +159,7 @@ impl Script {
                 ]);
             }
             b"panic" => panic!("a bug in the machine"),
+            b"far timer" => self.timeout = Some(now + Duration::from_secs(60)),
             b"timer" => self.timeout = Some(now + Duration::from_millis(30)),
             other => panic!("unknown word {other:?}"),
         }
@@ -169,7 +175,7 @@ impl Machine for Script {
             Input::Posted { post, result } => self.see(Seen::Posted(post.0, result.is_ok())),
             Input::ConnectFailed { .. } => self.see(Seen::ConnectFailed),
             Input::PeerGone { .. } => self.see(Seen::PeerGone),
-            Input::Connected { .. } | Input::Found { .. } => {}
+            Input::Connected { .. } | Input::Revoked { .. } | Input::Found { .. } => {}
             Input::LookupFailed { lookup, .. } => self.see(Seen::LookupFailed(lookup.0)),
             Input::Timeout => {
                 assert!(self.timeout.take().is_some_and(|at| at <= now), "not before it is due");
@@ -187,5 +193,19 @@ impl Machine for Script {
 
     fn next_timeout(&self) -> Option<Time> {
         self.timeout
+    }
+
+    fn quarantine(&self) -> Vec<Quarantine> {
+        self.see(Seen::Looked);
+        let ended = self.held.iter().filter(|(session, _)| !self.rooms.contains_key(session));
+        let entry = |(_, pages): &(SessionId, Pages)| Quarantine {
+            peer: Some(peer()),
+            reason: QuarantineReason::Unacknowledged,
+            pages: pages.len(),
+            items: 0,
+            sessions: 1,
+            ends_within: None,
+        };
+        Quarantine::gather(ended.map(entry), |a, b| a + b)
     }
 }

@@ -3,13 +3,14 @@
 mod admission;
 mod endings;
 mod groups;
+mod quarantine;
 mod random;
 mod retraction;
 
 use kv_core::{KvPoll, Room};
 use kv_poll::allocator::RunAllocator;
 use kv_poll::consensus::{RequestKey, SingleRank};
-use kv_poll::queue::{AdmissionRule, DecodeConfig, DecodeQueues, Demand, Incoming};
+use kv_poll::queue::{AdmissionRule, DecodeConfig, DecodeQueues, Demand, Incoming, QuarantineRule};
 
 use crate::fake::{Fake, Rows};
 
@@ -19,6 +20,7 @@ type Queues = DecodeQueues<u64, Fake>;
 const CONFIG: DecodeConfig = DecodeConfig {
     rule: AdmissionRule { page_size: 16, reserved_tokens: 16, clip_new_tokens: 4096, retraction: true },
     aux_rows: 4,
+    quarantine: QuarantineRule::HALF,
 };
 
 struct Bench {

@@ -4,6 +4,7 @@ mod chunks;
 mod endings;
 mod groups;
 mod line;
+mod quarantine;
 mod random;
 
 use kv_core::{KvPoll, Room};

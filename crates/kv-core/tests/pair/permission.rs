@@ -1,0 +1,234 @@
+//! The permission to write, and how pages come back from a peer that says nothing more.
+
+use std::time::Duration;
+
+use kv_core::wire::Body;
+use kv_core::{Cause, KvPoll, Room, SessionId, WriteFence};
+
+use crate::pair::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+/// How long a permission lasts.
+const PERMISSION: Duration = Duration::from_secs(10);
+const ROOM: Room = Room::Number(5);
+
+/// A request of four pages of which the first two are written.
+fn half_written(pair: &mut Pair) -> (SessionId, SessionId) {
+    let sender = pair.open_sender(ROOM, 1);
+    let receiver = pair.open_receiver(ROOM);
+    pair.init_receiver(receiver, &[20, 21, 22, 23], None);
+    pair.init_sender(sender, 4, None);
+    pair.send(sender, &[1, 2]);
+    pair.complete_posts();
+    (sender, receiver)
+}
+
+fn with_fence(fence: WriteFence) -> Pair {
+    let mut pair = Pair::new();
+    pair.fence = fence;
+    pair
+}
+
+#[test]
+fn a_write_waits_for_the_permission_of_the_pages_owner() {
+    let mut pair = Pair::new();
+    // The first permission ends while nothing is to be written.
+    let (sender, receiver) = half_written(&mut pair);
+    pair.send(sender, &[3, 4]);
+    pair.complete_posts();
+    assert_eq!(pair.poll(D, receiver), KvPoll::Success);
+    pair.run_for(PERMISSION * 2);
+    pair.hold(|body| matches!(body, Body::MayWrite(_)));
+    let room = Room::Number(6);
+    let receiver = pair.open_receiver(room.clone());
+    pair.init_receiver(receiver, &[20], None);
+    let sender = pair.open_sender(room, 1);
+    pair.init_sender(sender, 1, None);
+    pair.send(sender, &[7]);
+    assert_eq!((pair.poll(P, sender), pair.posts()), (KvPoll::Transferring, 0));
+    pair.deliver_held();
+    assert_eq!(pair.posts(), 1);
+    pair.complete_posts();
+    assert_eq!(pair.poll(D, receiver), KvPoll::Success);
+    pair.assert_empty();
+}
+
+#[test]
+fn minutes_of_chunked_prefill_cost_a_question_every_third_of_a_permission() {
+    let mut pair = Pair::new();
+    let asked = std::rc::Rc::new(std::cell::Cell::new(0));
+    let count = std::rc::Rc::clone(&asked);
+    pair.lose(move |body| {
+        count.set(count.get() + usize::from(matches!(body, Body::AskWrite(_))));
+        false
+    });
+    let sender = pair.open_sender(ROOM, 1);
+    let receiver = pair.open_receiver(ROOM);
+    pair.init_receiver(receiver, &(0..8).collect::<Vec<_>>(), None);
+    pair.init_sender(sender, 8, None);
+    for page in 0..8 {
+        pair.send(sender, &[page]);
+        assert_eq!(pair.posts(), 1, "nothing waits: the permission was renewed");
+        pair.complete_posts();
+        pair.run_for(SECOND * 20);
+    }
+    assert_eq!(pair.poll(D, receiver), KvPoll::Success);
+    let questions = 140 * 3 / 10;
+    assert!((questions - 4..=questions + 4).contains(&asked.get()), "{} questions", asked.get());
+    pair.assert_empty();
+}
+
+#[test]
+fn a_permission_counts_from_the_question_however_late_its_answer_comes() {
+    let mut pair = Pair::new();
+    half_written(&mut pair);
+    // One question comes through, and its answer takes six seconds.
+    let asked = std::rc::Rc::new(std::cell::Cell::new(0));
+    let count = std::rc::Rc::clone(&asked);
+    pair.lose(move |body| {
+        count.set(count.get() + usize::from(matches!(body, Body::AskWrite(_))));
+        matches!(body, Body::AskWrite(_)) && count.get() > 1
+    });
+    pair.hold(|body| matches!(body, Body::MayWrite(_)));
+    let step = SECOND / 10;
+    while asked.get() == 0 {
+        pair.run_for(step);
+    }
+    let before = pair.now();
+    pair.run_for(SECOND * 6);
+    pair.deliver_held();
+    let (until, length) = (pair.permit(P).unwrap(), PERMISSION - PERMISSION / 32);
+    assert!(until <= before + length && until + step >= before + length, "{before:?} {until:?}");
+}
+
+#[test]
+fn a_lost_way_gives_no_page_back_where_only_death_ends_writes() {
+    let mut pair = with_fence(WriteFence::AtDeath);
+    let (sender, receiver) = half_written(&mut pair);
+    pair.send(sender, &[3]);
+    // P's write is in flight when D loses its way; a new one cannot be opened for a while.
+    pair.unreachable = true;
+    pair.lose_way(D);
+    assert_eq!(pair.failure(D, receiver), Cause::WayLost);
+    pair.run_for(SECOND * 300);
+    assert!(pair.released(D, receiver).is_empty(), "the peer may be writing still");
+    assert!(pair.posts() > 0);
+    // Over a new way the peer says when it has stopped.
+    pair.unreachable = false;
+    pair.run_for(SECOND * 5);
+    assert!(pair.released(D, receiver).is_empty());
+    pair.complete_posts();
+    pair.run_for(SECOND * 5);
+    assert_eq!(pair.released(D, receiver), [list(&[20, 21, 22, 23])]);
+    assert_eq!(pair.poll(P, sender), KvPoll::Failed);
+    pair.assert_empty();
+}
+
+#[test]
+fn a_lost_way_gives_pages_back_when_the_permission_and_the_bound_of_the_hardware_are_over() {
+    let bound = SECOND * 3;
+    // However long peers may be silent.
+    for peer_timeout in [5, 60] {
+        let mut pair = Pair::with(|config| config.timing.peer_timeout = SECOND * peer_timeout);
+        pair.fence = WriteFence::Within(bound);
+        let (sender, receiver) = half_written(&mut pair);
+        let permitted = pair.permit(P).unwrap();
+        pair.unreachable = true;
+        pair.lose(|_| true);
+        pair.lose_way(D);
+        let mut released_at = None;
+        for _ in 0..40 {
+            pair.run_for(SECOND);
+            if released_at.is_none() && !pair.released(D, receiver).is_empty() {
+                released_at = Some(pair.now());
+            }
+            if pair.now() > permitted && pair.poll(P, sender) == KvPoll::Transferring {
+                pair.send(sender, &[3]);
+                assert_eq!(pair.posts(), 0, "no write begins after the permission");
+            }
+        }
+        let released_at = released_at.expect("pages come back");
+        assert!(released_at >= permitted + bound && released_at <= permitted + bound + SECOND * 3);
+    }
+}
+
+#[test]
+fn a_stopped_prefill_worker_writes_nothing_when_it_goes_on_after_its_permission() {
+    let mut pair = with_fence(WriteFence::Within(SECOND));
+    let (sender, receiver) = half_written(&mut pair);
+    pair.unreachable = true;
+    pair.lose(|_| true);
+    pair.lose_way(D);
+    pair.pass_without(P, SECOND * 25);
+    assert_eq!(pair.released(D, receiver), [list(&[20, 21, 22, 23])]);
+    // Its silence is forgiven, its permission is not longer for that.
+    pair.send(sender, &[3, 4]);
+    assert_eq!(pair.posts(), 0, "D has given these pages back");
+    pair.run_for(SECOND * 20);
+    assert_eq!((pair.posts(), pair.poll(P, sender)), (0, KvPoll::Failed));
+}
+
+#[test]
+fn a_silent_peer_is_revoked_and_its_pages_come_back_when_that_is_certain() {
+    for lost in [true, false] {
+        let mut pair = with_fence(WriteFence::Revocable);
+        let (sender, receiver) = half_written(&mut pair);
+        // P is stopped in the middle of a write.
+        pair.send(sender, &[3]);
+        if lost {
+            pair.lose_way(D);
+        }
+        pair.pass_without(P, SECOND * 7);
+        assert_eq!(pair.poll(D, receiver), KvPoll::Failed);
+        let revokes = pair.take_revokes();
+        assert!(matches!(revokes[..], [(D, _)]), "{revokes:?}");
+        pair.pass_without(P, SECOND * 60);
+        assert!(pair.released(D, receiver).is_empty(), "the write may go on");
+        assert_eq!(pair.take_revokes(), [], "once is enough");
+        let (_, peer) = revokes[0];
+        pair.input(D, kv_core::proto::Input::Revoked { peer });
+        assert_eq!(pair.released(D, receiver), [list(&[20, 21, 22, 23])]);
+        // P goes on, and its transport tells it that the right is gone.
+        let (node, post) = pair.take_posts().remove(0);
+        pair.complete(node, post, Err(kv_core::PlaneError::Revoked));
+        assert_eq!(pair.failure(P, sender), Cause::Post(kv_core::PlaneError::Revoked));
+        // They meet again, and the next request is served.
+        pair.deliver_held();
+        pair.run_for(SECOND * 10);
+        let room = Room::Number(9);
+        let receiver = pair.open_receiver(room.clone());
+        pair.init_receiver(receiver, &[20], None);
+        let sender = pair.open_sender(room, 1);
+        pair.init_sender(sender, 1, None);
+        pair.send(sender, &[7]);
+        pair.run_for(SECOND);
+        pair.complete_posts();
+        assert_eq!(pair.poll(D, receiver), KvPoll::Success);
+        pair.assert_empty();
+    }
+}
+
+#[test]
+fn no_permission_is_given_to_a_peer_that_has_not_said_that_it_stopped() {
+    let mut pair = Pair::new();
+    let (_, receiver) = half_written(&mut pair);
+    pair.lose(|body| matches!(body, Body::Abort(_)));
+    pair.abort(D, receiver);
+    let permitted = pair.permit(P).unwrap();
+    let room = Room::Number(6);
+    let other = pair.open_receiver(room.clone());
+    pair.init_receiver(other, &[30], None);
+    let sender = pair.open_sender(room, 1);
+    pair.init_sender(sender, 1, None);
+    pair.run_for(PERMISSION);
+    pair.send(sender, &[7]);
+    assert_eq!(pair.permit(P), Some(permitted), "an unacknowledged abort bars every renewal");
+    assert_eq!(pair.posts(), 0);
+    // Once the abort has come through, the other request goes on.
+    pair.lose(|_| false);
+    pair.run_for(SECOND * 10);
+    pair.complete_posts();
+    assert_eq!(pair.poll(D, other), KvPoll::Success);
+    assert_eq!(pair.released(D, receiver), [list(&[20, 21, 22, 23])]);
+    pair.assert_empty();
+}

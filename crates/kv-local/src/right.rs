@@ -1,0 +1,159 @@
+//! The right to write, as a page that the owner of the memory and the copier share.
+//!
+//! The owner makes one page for each connection and sends it with its hello. The copier marks the page's
+//! first word before each slice of a write and clears the mark afterwards; the owner revokes the right
+//! in the same word. Both use one atomic operation, so one of them comes first:
+//!
+//! | the word is | the copier marks | the owner revokes |
+//! |---|---|---|
+//! | free | marked: it copies a slice | revoked: no slice begins any more |
+//! | marked | – | marked and revoked: the owner waits for the copier to clear its mark, or to die |
+//! | revoked | refused: the copier ends its posts | – |
+//!
+//! The second word counts slices of writes and of reads. It shows the owner that the copier is at work on
+//! a connection that carries no messages.
+//!
+//! Each side trusts the page as far as the side itself is concerned: a peer that writes anything else into
+//! it delays the revocation of its own right until its process ends, or ends its own copies.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use crate::sys::Mapping;
+
+/// Length of the page's file, in bytes.
+pub(crate) const RIGHT_LEN: usize = 4096;
+/// Offsets of the two words: each has a cache line of its own.
+const STATE: usize = 0;
+const SLICES: usize = 64;
+/// A slice is being copied.
+const MARKED: u64 = 1;
+/// No further slice may begin.
+const REVOKED: u64 = 2;
+
+/// The page that stands for the right to write through one connection.
+#[derive(Debug)]
+pub(crate) struct Right {
+    mapping: Mapping,
+}
+
+impl Right {
+    /// The owner's: a page of its own, and the descriptor for the copier.
+    pub(crate) fn grant() -> io::Result<(Right, OwnedFd)> {
+        let fd = memfd_create("kv-right", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, RIGHT_LEN as u64)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let right = Right::of(fd.as_fd())?;
+        right.state().store(0, Ordering::SeqCst);
+        Ok((right, fd))
+    }
+
+    /// The copier's. The caller has checked that the file has [`RIGHT_LEN`] bytes and cannot shrink.
+    pub(crate) fn of(fd: BorrowedFd<'_>) -> io::Result<Right> {
+        let mapping = Mapping::shared(fd, 0, RIGHT_LEN)?;
+        mapping.keep_from_children()?;
+        Ok(Right { mapping })
+    }
+
+    /// The copier begins a slice; false if the right is revoked.
+    #[must_use]
+    pub(crate) fn mark(&self) -> bool {
+        let marked = self.state().compare_exchange(0, MARKED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        // No byte of the slice is in place before the mark is.
+        fence(Ordering::SeqCst);
+        marked
+    }
+
+    /// The copier has ended its slice.
+    pub(crate) fn clear(&self) {
+        // All bytes of the slice are in place before the mark is gone.
+        fence(Ordering::SeqCst);
+        self.state().fetch_and(!MARKED, Ordering::SeqCst);
+    }
+
+    /// The copier has copied a slice of a write or of a read.
+    pub(crate) fn count(&self) {
+        self.slices().fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The owner takes the right back. True once no slice is being copied any more.
+    pub(crate) fn revoke(&self) -> bool {
+        self.state().fetch_or(REVOKED, Ordering::SeqCst) & MARKED == 0
+    }
+
+    /// Slices that the copier says it has copied.
+    pub(crate) fn copied(&self) -> u64 {
+        self.slices().load(Ordering::Relaxed)
+    }
+
+    fn state(&self) -> &AtomicU64 {
+        self.mapping.word(STATE)
+    }
+
+    fn slices(&self) -> &AtomicU64 {
+        self.mapping.word(SLICES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_revoked_right_cannot_be_marked_and_a_marked_one_is_not_revoked_yet() {
+        let (owner, fd) = Right::grant().unwrap();
+        let copier = Right::of(fd.as_fd()).unwrap();
+        assert!(copier.mark());
+        assert!(!owner.revoke());
+        assert!(!owner.revoke());
+        copier.clear();
+        assert!(owner.revoke());
+        assert!(!copier.mark());
+        copier.count();
+        assert_eq!(owner.copied(), 1);
+    }
+
+    #[test]
+    fn rubbish_in_the_page_delays_only_the_revocation_and_never_blocks() {
+        let (owner, fd) = Right::grant().unwrap();
+        let peer = Right::of(fd.as_fd()).unwrap();
+        for rubbish in [u64::MAX, MARKED, REVOKED, 1 << 63, 0] {
+            peer.state().store(rubbish, Ordering::SeqCst);
+            assert_eq!(owner.revoke(), rubbish & MARKED == 0);
+            // The other way round, an owner's rubbish ends the copies.
+            assert!(!peer.mark());
+        }
+    }
+
+    #[test]
+    fn no_slice_is_under_way_once_the_right_is_revoked() {
+        for _ in 0..200 {
+            let (owner, fd) = Right::grant().unwrap();
+            let copying = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let copier = Right::of(fd.as_fd()).unwrap();
+                    while copier.mark() {
+                        copying.store(true, Ordering::SeqCst);
+                        copying.store(false, Ordering::SeqCst);
+                        copier.clear();
+                        copier.count();
+                    }
+                });
+                while owner.copied() < 100 {
+                    thread::yield_now();
+                }
+                while !owner.revoke() {}
+                for _ in 0..100 {
+                    assert!(!copying.load(Ordering::SeqCst));
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! When the worker tells its schedulers what the pages in quarantine wait for.
+
+use std::time::Duration;
+
+use kv_core::{Quarantine, Time};
+
+use crate::link::Link;
+
+/// The machine looks at all its ended sessions to say it: not more often than this.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The picture of the quarantine in the link, and whether it is still true.
+#[derive(Debug, Default)]
+pub(super) struct Face {
+    /// Something is in the picture.
+    shows: bool,
+    /// The machine has taken an input since the picture was made.
+    stale: bool,
+    next: Time,
+}
+
+impl Face {
+    /// The machine has taken an input.
+    pub(super) fn stir(&mut self) {
+        self.stale = true;
+    }
+
+    /// Makes the picture anew, if it may have changed and the last one is old enough. An empty
+    /// quarantine needs no look at the machine, and is told at once.
+    pub(super) fn show(&mut self, now: Time, link: &Link, quarantine: impl FnOnce() -> Vec<Quarantine>) {
+        if !link.counters.is_quarantined() {
+            if std::mem::take(&mut self.shows) {
+                link.set_quarantine(Vec::new());
+            }
+            self.stale = false;
+        } else if self.stale && now >= self.next {
+            link.set_quarantine(quarantine());
+            (self.shows, self.stale, self.next) = (true, false, now + PAUSE);
+        }
+    }
+
+    /// When the picture is to be made anew.
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        self.stale.then_some(self.next)
+    }
+}

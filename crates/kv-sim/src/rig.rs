@@ -1,0 +1,377 @@
+//! A host that runs the worker's own loop (`kv-poll`'s driver) instead of having its node fed: over a
+//! plane and a bootstrap client that hand everything on to the world, and a clock that may be found to
+//! have gone on between any two looks at anything.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use kv_core::proto::{Command, Input, Node, NodeGauges, Output};
+use kv_core::{
+    BootstrapClient, BootstrapError, BootstrapEvent, KvArgs, LookupId, PeerId, Plane, PlaneError, PlaneEvent,
+    PlaneWait, Post, PostId, RankQuery, RankRecord, Region, Time, WriteFence,
+};
+use kv_poll::WorkerConfig;
+use kv_poll::model::{Clock as WorkerClock, Driver, Machine, Turn};
+
+use crate::clock::Clock;
+use crate::cost::{Cost, Held};
+use crate::host::{PLANE, life_of};
+use crate::ledger::LifeId;
+use crate::params::Params;
+use crate::planted::Planted;
+use crate::rng::Rng;
+use crate::ways::{WayParams, fence_between};
+
+/// The question whose answer stands for a command of the scheduler.
+const COMMAND: LookupId = LookupId(u64::MAX);
+/// Most turns in a row without any sleep.
+const MAX_TURNS: usize = 64;
+
+/// A driver, and the desk across which it deals with the world.
+pub(crate) struct Rig {
+    driver: Driver,
+    desk: Desk,
+}
+
+/// What turns have brought about.
+#[derive(Debug, Default)]
+pub(crate) struct Turned {
+    /// Everything that the node wanted, in order.
+    pub(crate) outputs: Vec<Output>,
+    /// The last reading of the clock.
+    pub(crate) now: Time,
+    /// When the driver wants its next turn, at the latest.
+    pub(crate) next: Option<Time>,
+    /// What the node holds.
+    pub(crate) gauges: NodeGauges,
+    /// What each of its inputs has cost.
+    pub(crate) costs: Vec<Cost>,
+    /// It never came to rest.
+    pub(crate) restless: bool,
+}
+
+/// What a driver is told other than by its plane.
+#[derive(Debug)]
+enum Told {
+    Command(Command),
+    Answer(BootstrapEvent),
+}
+
+#[derive(Debug)]
+struct State {
+    clock: Clock,
+    rng: Rng,
+    /// Global time.
+    now: u64,
+    /// When the host was stopped, if it still stands where it stood then.
+    stopped: Option<u64>,
+    /// What came, and when.
+    events: VecDeque<(u64, PlaneEvent)>,
+    told: VecDeque<(u64, Told)>,
+    commands: VecDeque<Command>,
+    outputs: Vec<Output>,
+    gauges: NodeGauges,
+    costs: Vec<Cost>,
+    life: LifeId,
+    ways: (u64, WayParams),
+    peers: BTreeMap<PeerId, LifeId>,
+    last: Time,
+    /// With a planted bug: the reading before the plane was polled.
+    before: Option<Time>,
+    planted: Option<Planted>,
+}
+
+impl State {
+    /// The global time at which the driver looks at something.
+    fn look(&mut self) -> u64 {
+        if let Some(stopped) = self.stopped {
+            if !self.rng.chance(250) {
+                return stopped;
+            }
+            self.stopped = None;
+        }
+        self.now
+    }
+
+    fn read(&mut self) -> Time {
+        let at = self.look();
+        self.last = self.last.max(self.clock.local(at));
+        self.before.unwrap_or(self.last)
+    }
+}
+
+#[derive(Clone)]
+struct Desk(Arc<Mutex<State>>);
+
+impl Desk {
+    fn open(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Rig {
+    /// A driver of a node.
+    pub(crate) fn new(
+        (node, args, record): (Node, KvArgs, RankRecord),
+        params: &Params,
+        (life, clock, salt): (LifeId, Clock, u64),
+        planted: Option<Planted>,
+    ) -> Option<Rig> {
+        let state = State {
+            clock,
+            rng: Rng::new(salt),
+            now: 0,
+            stopped: None,
+            events: VecDeque::new(),
+            told: VecDeque::new(),
+            commands: VecDeque::new(),
+            outputs: Vec::new(),
+            gauges: NodeGauges::default(),
+            costs: Vec::new(),
+            life,
+            ways: (params.seed, params.ways.clone()),
+            peers: BTreeMap::new(),
+            last: Time::ZERO,
+            before: None,
+            planted,
+        };
+        let desk = Desk(Arc::new(Mutex::new(state)));
+        let config = WorkerConfig::new(args, kv_core::WorkerRole::Prefill).max_sessions(1).command_queue(1);
+        let machine = Box::new(Tap { node, desk: desk.clone() });
+        let [plane, client, own] = [desk.clone(), desk.clone(), desk.clone()];
+        let driver = Driver::over(machine, config, record, Box::new(plane), Box::new(client), Box::new(own));
+        Some(Rig { driver: driver.ok()?, desk })
+    }
+
+    /// Puts what has come where the driver will find it.
+    pub(crate) fn tell(&mut self, now: u64, input: Input) {
+        let state = &mut *self.desk.open();
+        let event = match input {
+            Input::Frame { from, frame } => PlaneEvent::Frame { from, frame },
+            Input::Posted { post, result } => PlaneEvent::Posted { post, result },
+            Input::PeerGone { peer, end } => PlaneEvent::PeerGone { peer, end },
+            Input::Revoked { peer } => PlaneEvent::Revoked { peer },
+            Input::Command(command) => return state.told.push_back((now, Told::Command(command))),
+            Input::Found { lookup, ranks } => {
+                let answer = BootstrapEvent::Found { lookup, ranks };
+                return state.told.push_back((now, Told::Answer(answer)));
+            }
+            Input::LookupFailed { lookup, error } => {
+                let answer = BootstrapEvent::Failed { lookup, error };
+                return state.told.push_back((now, Told::Answer(answer)));
+            }
+            Input::Connected { .. } | Input::ConnectFailed { .. } | Input::Timeout => return,
+        };
+        state.events.push_back((now, event));
+    }
+
+    /// Turns until the driver wants to sleep. `stopped` tells since when the host was stopped until now,
+    /// somewhere in these turns.
+    pub(crate) fn turn(&mut self, now: u64, clock: Clock, stopped: Option<u64>) -> Turned {
+        {
+            let state = &mut *self.desk.open();
+            (state.now, state.clock, state.stopped) = (now, clock, stopped);
+        }
+        let mut next = None;
+        let mut turns = 0;
+        loop {
+            turns += 1;
+            let turn = self.driver.turn();
+            let state = &mut *self.desk.open();
+            state.before = None;
+            let stood = state.stopped.take().is_some();
+            match turn {
+                _ if stood => {}
+                Turn::Again if turns < MAX_TURNS => {}
+                Turn::Again | Turn::Ended(_) => break,
+                Turn::Rest(rest) => {
+                    next = rest.at_most.map(|span| state.last + span);
+                    break;
+                }
+            }
+        }
+        let state = &mut *self.desk.open();
+        Turned {
+            outputs: std::mem::take(&mut state.outputs),
+            now: state.last,
+            next,
+            gauges: state.gauges,
+            costs: std::mem::take(&mut state.costs),
+            restless: turns >= MAX_TURNS,
+        }
+    }
+
+    /// What the node holds.
+    pub(crate) fn gauges(&self) -> NodeGauges {
+        self.desk.open().gauges
+    }
+}
+
+impl fmt::Debug for Rig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rig").field("driver", &self.driver).finish_non_exhaustive()
+    }
+}
+
+/// A node whose scheduler is the world's.
+struct Tap {
+    node: Node,
+    desk: Desk,
+}
+
+impl Machine for Tap {
+    fn handle(&mut self, now: Time, input: Input) {
+        let input = match input {
+            Input::LookupFailed { lookup: COMMAND, .. } => {
+                let command = self.desk.open().commands.pop_front();
+                command.map_or(Input::Timeout, Input::Command)
+            }
+            input => input,
+        };
+        {
+            let state = &mut *self.desk.open();
+            let cost = Cost::of(&input, Held::of(&state.gauges));
+            state.costs.push(cost);
+        }
+        self.node.handle(now, input);
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        let state = &mut *self.desk.open();
+        loop {
+            let output = self.node.poll_output();
+            if let (Some(output), Some(cost)) = (&output, state.costs.last_mut()) {
+                cost.add(output);
+            }
+            match output {
+                Some(
+                    output @ (Output::Status { .. } | Output::Release { .. } | Output::ReleaseGroups { .. }),
+                ) => state.outputs.push(output),
+                None => {
+                    state.gauges = self.node.gauges();
+                    if let Some(cost) = state.costs.last_mut() {
+                        cost.held = cost.held.or(Held::of(&state.gauges));
+                    }
+                    return None;
+                }
+                output => return output,
+            }
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        self.node.next_timeout()
+    }
+}
+
+impl WorkerClock for Desk {
+    fn now(&self) -> Time {
+        self.open().read()
+    }
+}
+
+impl Plane for Desk {
+    fn name(&self) -> &'static str {
+        PLANE
+    }
+
+    fn register(&mut self, _: &Region) -> Result<(), PlaneError> {
+        Ok(())
+    }
+
+    fn metadata(&self) -> Result<Bytes, PlaneError> {
+        Ok(crate::host::metadata(self.open().life))
+    }
+
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+        let state = &mut *self.open();
+        state.outputs.push(Output::Connect { peer, metadata: Bytes::copy_from_slice(metadata) });
+        let target = life_of(metadata).ok_or(PlaneError::Metadata("it leads nowhere"))?;
+        state.peers.insert(peer, target);
+        Ok(())
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.open().outputs.push(Output::Disconnect { peer });
+    }
+
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+        self.open().outputs.push(Output::Send { peer, frame });
+        Ok(())
+    }
+
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+        self.open().outputs.push(Output::Post { peer, post });
+        Ok(())
+    }
+
+    fn cancel(&mut self, post: PostId) {
+        self.open().outputs.push(Output::Cancel { post });
+    }
+
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        self.open().outputs.push(Output::Permit { peer, until });
+    }
+
+    fn write_fence(&self, peer: PeerId) -> WriteFence {
+        let state = self.open();
+        let (seed, ways) = &state.ways;
+        let Some(&writer) = state.peers.get(&peer) else { return WriteFence::AtDeath };
+        fence_between(*seed, ways, writer, state.life, state.planted)
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        self.open().outputs.push(Output::Revoke { peer });
+    }
+
+    fn poll(&mut self, _: Time, events: &mut Vec<PlaneEvent>) {
+        let state = &mut *self.open();
+        if state.planted == Some(Planted::EventsAsOfBefore) {
+            state.before = Some(state.last);
+        }
+        let until = state.look();
+        while state.events.front().is_some_and(|(at, _)| *at <= until) {
+            events.extend(state.events.pop_front().map(|(_, event)| event));
+        }
+    }
+
+    fn wait(&self) -> PlaneWait {
+        PlaneWait::Readable(Vec::new())
+    }
+}
+
+impl BootstrapClient for Desk {
+    fn publish(&mut self, _: Time, _: &str, _: RankRecord) {}
+
+    fn withdraw(&mut self, _: Time) {}
+
+    fn lookup(&mut self, _: Time, lookup: LookupId, addr: &str, query: &RankQuery) {
+        let (addr, query) = (addr.to_owned(), query.clone());
+        self.open().outputs.push(Output::Lookup { lookup, addr, query });
+    }
+
+    fn poll(&mut self, _: Time) -> Option<BootstrapEvent> {
+        let state = &mut *self.open();
+        state.before = None;
+        let until = state.look();
+        state.told.front().filter(|(at, _)| *at <= until)?;
+        match state.told.pop_front()?.1 {
+            Told::Answer(answer) => Some(answer),
+            Told::Command(command) => {
+                state.commands.push_back(command);
+                Some(BootstrapEvent::Failed { lookup: COMMAND, error: BootstrapError::TimedOut })
+            }
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn as_raw_fd(&self) -> Option<RawFd> {
+        None
+    }
+}

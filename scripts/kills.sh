@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Kills and stops ranks at random moments until the time is used up, and says what became of every request.
+#
+#   scripts/kills.sh                              three minutes, a fresh seed, every transport that is here
+#   scripts/kills.sh --seconds 1800 --seed 7      half an hour of the runs of seed 7
+#   scripts/kills.sh --transport local            only the embedded plane (or: nixl)
+#
+# Each run is the example pd with 2 prefill and 2 decode processes and timeouts of a second at most. One of
+# them is killed, stopped for ever, or stopped for longer than every timeout and then resumed, at a moment
+# drawn from the seed, in push, pull or auto mode. A run is bad if a request has no end, a token differs from
+# the undisturbed run, a survivor (or a rank that was resumed) keeps a page or does not serve afterwards, or
+# the run does not end. Bad runs do not end the script; each is printed with the command that replays it.
+# Needs what scripts/setup-nixl.sh needs for NIXL, which is left out, and said so, where that is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage() {
+    sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+}
+number() { [[ $2 =~ ^[0-9]{1,9}$ ]] || { printf 'error: %s takes a number, not %s\n' "$1" "$2" >&2; exit 2; }; }
+
+seconds=180
+seed=$((RANDOM << 15 | RANDOM))
+transport=both
+while [ $# -gt 0 ]; do
+    [ $# -gt 1 ] || usage
+    case $1 in
+    --seconds) number "$1" "$2"; seconds=$2 ;;
+    --seed) number "$1" "$2"; seed=$2 ;;
+    --transport) transport=$2 ;;
+    *) usage ;;
+    esac
+    shift 2
+done
+case $transport in local | nixl | both) ;; *) usage ;; esac
+
+# A run that takes longer than this hangs: the slowest ones, a stop on a busy machine, take some ten seconds.
+limit=90
+# Longer than every timeout of --timing fast, one after the other.
+stopped=3000
+
+step() { printf '== %s\n' "$*" >&2; }
+step "seed $seed, $seconds s"
+planes=()
+[ "$transport" = nixl ] || planes+=(local)
+features=()
+untested=
+if [ "$transport" != local ]; then
+    if settings=$(scripts/setup-nixl.sh --print); then
+        eval "$settings"
+        planes+=(nixl)
+        features=(--features nixl)
+    else
+        untested="NOT TESTED: NIXL, for the reason that scripts/setup-nixl.sh gives above"
+        printf '%s\n' "$untested" >&2
+        [ "$transport" != nixl ] || exit 1
+    fi
+fi
+step "building"
+cargo build --release --locked "${features[@]}" --example pd
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+# Another build in the meantime must not change what runs.
+cp "${CARGO_TARGET_DIR:-target}/release/examples/pd" "$out/pd"
+
+# Numbers from the seed (Lehmer's generator): the same seed has the same runs.
+state=$((seed % 2147483646 + 1))
+draw() {
+    state=$((state * 48271 % 2147483647))
+    drawn=$((state % $1))
+}
+
+# field NAME: a number out of the totals of the report.
+field() { sed -n "s/.*\"totals\":{[^}]*\"$1\":\([0-9.]*\).*/\1/p" "$out/json"; }
+problems() { sed -n 's/.*"problems":\[\(.*\)\]}$/\1/p' "$out/json"; }
+
+harms=("kill prefill" "kill decode" "stop prefill" "stop decode" "stop prefill, resume" "stop decode, resume")
+modes=(push pull auto)
+declare -A runs failed_runs answered lost
+bad=()
+number=0
+end=$((SECONDS + seconds))
+printf '%5s %-5s %-21s %-6s %6s %4s %7s %7s %7s  %s\n' run mode what plane at/ms ok failed leaked ms verdict
+while [ "$SECONDS" -lt "$end" ]; do
+    # Every combination has its turn; the moment is drawn.
+    combination=$((number % (${#harms[@]} * ${#modes[@]} * ${#planes[@]})))
+    plane=${planes[combination % ${#planes[@]}]}
+    mode=${modes[combination / ${#planes[@]} % ${#modes[@]}]}
+    harm=${harms[combination / ${#planes[@]} / ${#modes[@]}]}
+    draw 700
+    at=$drawn
+    draw 1000000
+    prompts=$drawn
+    # Every third run is short of pages on the decode side: requests wait there for room.
+    draw 3
+    few=$([ "$drawn" -eq 0 ] && echo 40 || echo 512)
+    read -r verb side more <<<"${harm/,/}"
+    args=(--timing fast --plane "$plane" --mode "$mode" "--$verb" "$side" --at "$at" --seed "$prompts" --pages "$few"
+        --requests 8 --max-new-tokens 24)
+    [ -z "$more" ] || args+=(--resume "$stopped")
+    began=$(date +%s%N)
+    status=0
+    timeout -k 5 "$limit" "$out/pd" "${args[@]}" --json >"$out/json" 2>"$out/errors" || status=$?
+    took=$((($(date +%s%N) - began) / 1000000))
+    number=$((number + 1))
+    case $status in
+    0) verdict=ok ;;
+    124 | 137) verdict="BAD: does not end within $limit s" ;;
+    *) verdict="BAD: $(problems)$(tail -n 2 "$out/errors" | tr '\n' ' ')" ;;
+    esac
+    ok=$(field ok) failed=$(field failed) leaked=$(field pages_leaked)
+    printf '%5s %-5s %-21s %-6s %6s %4s %7s %7s %7s  %s\n' \
+        "$number" "$mode" "$harm" "$plane" "$at" "${ok:--}" "${failed:--}" "${leaked:--}" "$took" "$verdict"
+    kind="$harm|$plane"
+    runs[$kind]=$((${runs[$kind]:-0} + 1))
+    answered[$kind]=$((${answered[$kind]:-0} + ${ok:-0}))
+    lost[$kind]=$((${lost[$kind]:-0} + ${failed:-0}))
+    if [ "$status" -ne 0 ]; then
+        failed_runs[$kind]=$((${failed_runs[$kind]:-0} + 1))
+        replay="cargo run --release --example pd ${features[*]} -- ${args[*]}"
+        bad+=("$verdict"$'\n'"        $replay")
+    fi
+done
+
+printf '\n%-21s %-6s %6s %6s %10s %10s\n' what plane runs bad 'ok' failed
+for harm in "${harms[@]}"; do
+    for plane in "${planes[@]}"; do
+        kind="$harm|$plane"
+        printf '%-21s %-6s %6s %6s %10s %10s\n' "$harm" "$plane" \
+            "${runs[$kind]:-0}" "${failed_runs[$kind]:-0}" "${answered[$kind]:-0}" "${lost[$kind]:-0}"
+    done
+done
+[ -z "$untested" ] || printf '%s\n' "$untested"
+printf '%s runs of seed %s, %s bad\n' "$number" "$seed" "${#bad[@]}"
+for run in "${bad[@]}"; do printf '  %s\n' "$run"; done
+[ "${#bad[@]}" -eq 0 ]

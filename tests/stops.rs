@@ -1,0 +1,219 @@
+//! Processes that are stopped for longer than every timeout, in the middle of large copies, and then go
+//! on or are killed: not a byte changes in a page that was given back, every page comes back at last, and
+//! both sides serve again.
+//!
+//! `KV_STOPS=50` stops each side fifty times over each transport instead of a few; `SEED` repeats a run.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod support;
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kv_transfer::prelude::*;
+use rustix::process::Signal;
+use support::process::{Actor, Kind, Process};
+use support::random::Random;
+use support::store::Transport;
+use support::{PATIENCE, server};
+
+/// Pages of a large request: 56 MiB.
+const MANY: usize = 112;
+/// Pages of one that shows that both sides serve.
+const FEW: usize = 6;
+/// The deadline of large requests.
+const DEADLINE: Duration = Duration::from_millis(1000);
+/// Longer than that, and than every other timeout of [`Kind::Stopped`].
+const STOPPED: Duration = Duration::from_millis(1800);
+/// How long pages that were given back are watched after that.
+const WATCHED: Duration = Duration::from_millis(800);
+/// Times that each side is stopped, unless `KV_STOPS` says otherwise.
+const TIMES: usize = 3;
+
+/// The other process. In this one it is no test at all.
+#[test]
+fn child() {
+    support::process::child();
+}
+
+#[test]
+fn stopped_processes_of_the_embedded_plane_write_into_no_page_that_was_given_back() {
+    stop_each_side(Transport::Local);
+}
+
+#[cfg(feature = "nixl")]
+#[test]
+fn stopped_processes_of_the_nixl_plane_write_into_no_page_that_was_given_back() {
+    if support::store::nixl().is_some() {
+        stop_each_side(Transport::Nixl);
+    }
+}
+
+fn stop_each_side(transport: Transport) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let times = std::env::var("KV_STOPS").map_or(TIMES, |times| times.parse().unwrap());
+    let mut random = Random::new(&format!("stops over {transport:?}"));
+    for side in [WorkerRole::Prefill, WorkerRole::Decode] {
+        let mut scene = Scene::new(transport, side);
+        let mut hits = 0;
+        for number in 0..times as u64 {
+            let (line, hit) = scene.stop(number, &mut random);
+            println!("{line}");
+            hits += usize::from(hit);
+        }
+        println!("{side:?} was stopped {times} times over {transport:?}, {hits} of them within a transfer");
+        assert!(times < 20 || hits > times / 4, "hardly any stop came within a transfer");
+        scene.close();
+    }
+}
+
+/// One side here, which survives, and the other in a process that is stopped.
+struct Scene {
+    kind: Kind,
+    /// The side that is stopped.
+    side: WorkerRole,
+    here: Actor,
+    there: Process,
+    addr: String,
+    _server: KvBootstrapServer,
+}
+
+impl Scene {
+    fn new(transport: Transport, side: WorkerRole) -> Scene {
+        let (server, addr) = server();
+        let kind = Kind::Stopped(transport);
+        let other = if side == WorkerRole::Prefill { WorkerRole::Decode } else { WorkerRole::Prefill };
+        let here = Actor::start(kind, other, &addr);
+        let there = Process::start_as(kind, side, &addr);
+        Scene { kind, side, here, there, addr, _server: server }
+    }
+
+    fn tell(&mut self, side: WorkerRole, line: &str) {
+        if side == self.side { self.there.tell(line) } else { self.here.obey(line) }
+    }
+
+    fn both(&mut self, line: &str) {
+        self.tell(WorkerRole::Prefill, line);
+        self.tell(WorkerRole::Decode, line);
+    }
+
+    /// The side here goes on until `done` says so.
+    fn until(&mut self, what: &str, mut done: impl FnMut(&mut Scene) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !done(self) {
+            assert!(Instant::now() < end, "{what}: waited in vain; {:?}", self.here.host.gauges());
+            self.here.step();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits for what a side says.
+    fn expect(&mut self, side: WorkerRole, word: &str) -> String {
+        let mut heard = None;
+        self.until(&format!("{side:?} to say {word:?}"), |scene| {
+            let line = if side == scene.side { scene.there.hear(word) } else { scene.here.hear(word) };
+            heard = line.map(|words| words.join(" "));
+            heard.is_some()
+        });
+        heard.unwrap()
+    }
+
+    /// A large request begins.
+    fn begin(&mut self, room: u64, pull: bool, held: usize) {
+        use WorkerRole::{Decode, Prefill};
+        let content = room + 1;
+        if pull {
+            self.tell(Prefill, &format!("grant {room} {MANY} {content} 500"));
+            let params = self.expect(Prefill, "granted");
+            self.tell(Decode, &format!("claim {content} {params}"));
+            self.expect(Decode, "claimed");
+            self.tell(Decode, &format!("read {room} {MANY} 0"));
+        } else {
+            self.tell(Decode, &format!("receive {room} {MANY} {content}"));
+            self.tell(Prefill, &format!("send {room} {MANY} {held} {content}"));
+        }
+    }
+
+    /// Stops the other side at some moment of a large request, for longer than every timeout, and lets it
+    /// go on or kills it. What came of it, and whether that was within the transfer.
+    fn stop(&mut self, number: u64, random: &mut Random) -> (String, bool) {
+        let room = 10 * number;
+        let (pull, killed) = (random.chance(33), random.chance(25));
+        // A request of which pages are held back is still under way whenever the stop comes.
+        let held = usize::from(!pull && random.chance(70));
+        let (at_bytes, delay) = (random.chance(70), Duration::from_micros(random.below(12_000) as u64));
+        self.both(&format!("deadline {}", DEADLINE.as_millis()));
+        self.both(&format!("watch {}", random.below(256)));
+        let posts = self.here.host.gauges().posts;
+        self.begin(room, pull, held);
+        // A sender that is read from sees nothing of it.
+        let seen = self.side == WorkerRole::Prefill || !pull;
+        if at_bytes && seen {
+            self.until("the first bytes", |scene| {
+                let ended = scene.here.said.iter().any(|line| line.starts_with("ended"));
+                ended || scene.here.host.gauges().posts > posts || scene.here.sees_bytes()
+            });
+        }
+        std::thread::sleep(delay);
+        self.there.signal(Signal::STOP);
+        let stopped = Instant::now();
+
+        let mut back = None;
+        while stopped.elapsed() < STOPPED {
+            self.here.step();
+            if back.is_none() && !self.here.said.is_empty() {
+                back = Some(stopped.elapsed());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let side = self.side;
+        if killed {
+            self.there.signal(Signal::KILL);
+        } else {
+            self.there.signal(Signal::CONT);
+        }
+        let other = if side == WorkerRole::Prefill { WorkerRole::Decode } else { WorkerRole::Prefill };
+        let ended_here = self.expect(other, "ended");
+        let back = back.unwrap_or_else(|| stopped.elapsed());
+        let ended_there = if killed { "killed".to_owned() } else { self.expect(side, "ended") };
+        while stopped.elapsed() < STOPPED + WATCHED {
+            self.here.step();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.tell(other, "free");
+        self.expect(other, "freed");
+        if killed {
+            self.there = Process::start_as(self.kind, side, &self.addr);
+        } else {
+            self.tell(side, "free");
+            self.expect(side, "freed");
+        }
+        self.serve(room + 1);
+        let mode = if pull { "pull" } else { "push" };
+        let then = if killed { "killed" } else { "resumed" };
+        let line = format!(
+            "{number:>3}: {side:?} stopped {delay:?} after the {}, {mode}, {held} held, {then}; the other \
+             side had its pages {} ms after the stop: {ended_here}; the stopped one: {ended_there}",
+            if at_bytes && seen { "first bytes" } else { "beginning" },
+            back.as_millis(),
+        );
+        (line, !ended_here.ends_with("Success"))
+    }
+
+    /// Both sides serve.
+    fn serve(&mut self, room: u64) {
+        self.both(&format!("deadline {}", PATIENCE.as_millis()));
+        self.tell(WorkerRole::Decode, &format!("receive {room} {FEW} {room}"));
+        self.tell(WorkerRole::Prefill, &format!("send {room} {FEW} 0 {room}"));
+        for side in [WorkerRole::Prefill, WorkerRole::Decode] {
+            let end = self.expect(side, "ended");
+            assert_eq!(end, format!("{room} Success"), "the end at {side:?} of a request after the stop");
+        }
+    }
+
+    fn close(self) {
+        self.there.close();
+        self.here.host.close("the side here");
+    }
+}

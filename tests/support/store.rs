@@ -1,0 +1,105 @@
+//! Memory that a plane reaches, and the plane that reaches it.
+
+use kv_transfer::prelude::*;
+
+/// Which plane moves the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    Local,
+    #[cfg(feature = "nixl")]
+    Nixl,
+}
+
+/// Memory that a plane reaches.
+pub enum Store {
+    Local(Arena),
+    #[cfg(feature = "nixl")]
+    Nixl(HostPool),
+}
+
+impl Transport {
+    /// By the name that `Debug` prints.
+    pub fn named(name: &str) -> Transport {
+        match name {
+            "Local" => Transport::Local,
+            #[cfg(feature = "nixl")]
+            "Nixl" => Transport::Nixl,
+            _ => panic!("no such transport in this binary: {name}"),
+        }
+    }
+}
+
+impl Store {
+    pub fn new(transport: Transport, len: usize) -> Store {
+        match transport {
+            Transport::Local => Store::Local(Arena::new(len).unwrap()),
+            #[cfg(feature = "nixl")]
+            Transport::Nixl => Store::Nixl(HostPool::new(len).unwrap()),
+        }
+    }
+
+    pub fn addr(&self) -> u64 {
+        match self {
+            Store::Local(arena) => arena.addr(),
+            #[cfg(feature = "nixl")]
+            Store::Nixl(pool) => pool.addr(),
+        }
+    }
+
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        match self {
+            Store::Local(arena) => arena.read(offset, out).unwrap(),
+            #[cfg(feature = "nixl")]
+            Store::Nixl(pool) => pool.read(offset, out).unwrap(),
+        }
+    }
+
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        match self {
+            Store::Local(arena) => arena.write(offset, bytes).unwrap(),
+            #[cfg(feature = "nixl")]
+            Store::Nixl(pool) => pool.write(offset, bytes).unwrap(),
+        }
+    }
+
+    /// Starts a worker over a plane that reaches it.
+    pub fn start(&self, config: WorkerConfig, client: HttpBootstrapClient) -> Worker {
+        match self {
+            Store::Local(arena) => {
+                let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
+                plane.add_arena(arena).unwrap();
+                Worker::start(config, plane, Box::new(client)).unwrap()
+            }
+            #[cfg(feature = "nixl")]
+            Store::Nixl(pool) => {
+                let nixl = nixl().expect("nothing is tested over NIXL where it is not installed");
+                let mut plane = NixlPlane::new(nixl, NixlConfig::default()).unwrap();
+                plane.add_pool(pool).unwrap();
+                Worker::start(config, plane, Box::new(client)).unwrap()
+            }
+        }
+    }
+}
+
+/// NIXL, if it is installed; otherwise says why not and how to get it.
+#[cfg(feature = "nixl")]
+pub fn nixl() -> Option<&'static Nixl> {
+    use kv_transfer::nixl::{Search, guards};
+    static NIXL: std::sync::OnceLock<Option<Nixl>> = std::sync::OnceLock::new();
+    NIXL.get_or_init(|| {
+        // SAFETY: the harness' other threads are tests of this binary, which read no environment.
+        #[allow(unsafe_code)]
+        unsafe {
+            guards::apply_among_threads();
+        };
+        match Nixl::load(&Search::default()) {
+            Ok(nixl) => Some(nixl),
+            Err(error) => {
+                println!("SKIPPED: {error}");
+                assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
+                None
+            }
+        }
+    })
+    .as_ref()
+}
