@@ -181,14 +181,19 @@ impl World {
         let Some(life) = self.slots[slot].take() else { return };
         self.counters.crashes += 1;
         self.hosts[life].engine = Engine::Dead;
+        let lease = self.rng.below(self.params.lookup.lease + 1);
+        self.servers.expire(life, self.now + lease);
+        self.die(life);
+    }
+
+    /// What becomes of everything that has to do with a life when it ends.
+    pub(crate) fn die(&mut self, life: LifeId) {
         let record = &mut self.ledger.lives[life];
         record.alive = false;
         self.counters.died += record.open_sessions as u64;
         record.open_sessions = 0;
         record.tokens_out = 0;
         self.ledger.last_change = self.now;
-        let lease = self.rng.below(self.params.lookup.lease + 1);
-        self.servers.expire(life, self.now + lease);
         for flight in 0..self.flights.len() {
             let known = &mut self.flights[flight];
             if known.over {
@@ -263,6 +268,7 @@ impl World {
         if self.planted != Some(Planted::HealedInName) {
             self.net.heal();
         }
+        self.end_liars();
         for flight in 0..self.flights.len() {
             if std::mem::take(&mut self.flights[flight].stuck) {
                 let (soon, ending) = (self.rng.below(MS), self.flights[flight].outcome.is_some());

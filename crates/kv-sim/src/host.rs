@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kv_core::proto::{Node, NodeConfig};
+use kv_core::wire::Link;
 use kv_core::{
     ArgsError, Incarnation, KvArgs, Layout, Parallel, PeerId, PlaneEvent, RankRecord, Region, RegionRole,
     SessionId, StateGroup, Time, WorkerRole,
@@ -54,6 +55,8 @@ pub(crate) enum Engine {
     Rig(Box<Rig>),
     /// What its plane has to tell to whoever owns it, outside of the world.
     Plane(Vec<PlaneEvent>),
+    /// Somebody who lies, and the links of those that have greeted it.
+    Liar(BTreeMap<LifeId, Link>),
     /// Nothing any more.
     Dead,
 }

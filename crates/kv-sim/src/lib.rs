@@ -44,6 +44,7 @@ mod forward;
 mod host;
 mod invariants;
 mod ledger;
+mod liar;
 mod memory;
 mod params;
 mod plane;

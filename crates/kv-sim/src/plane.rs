@@ -148,6 +148,9 @@ impl World {
             self.trace.note(now, || "    lost to the partition".to_owned());
             return;
         }
+        if bytes.get(2) == Some(&1) && self.healed.is_none() && self.rng.chance(self.params.net.liars) {
+            self.greet_as_liar(source, to, &bytes);
+        }
         let net = self.net.params().clone();
         if self.rng.chance(net.drop) {
             self.counters.dropped += 1;
@@ -193,6 +196,9 @@ impl World {
     }
 
     pub(crate) fn deliver(&mut self, from: LifeId, to: LifeId, bytes: Bytes) {
+        if let Engine::Liar(_) = self.hosts[to].engine {
+            return self.tell_liar(from, to, &bytes);
+        }
         let slot = self.hosts[to].slot;
         let Some(at) = self.slots[slot] else { return };
         if at != to {

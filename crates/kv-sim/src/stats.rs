@@ -79,6 +79,10 @@ counters! {
     restarts: "fault: restarts",
     /// Pauses.
     pauses: "fault: pauses",
+    /// Peers that lie.
+    liars: "fault: peers that lie",
+    /// What they said.
+    lies: "fault: valid frames that lie",
     /// Clocks that went on ahead of what they showed.
     jumps: "fault: clocks that jumped ahead",
     /// Connections broken between living hosts.

@@ -230,7 +230,7 @@ impl World {
         let host = &mut self.hosts[life];
         let stopped = host.stopped;
         let turned = match &mut host.engine {
-            Engine::Dead => return Effects::default(),
+            Engine::Dead | Engine::Liar(_) => return Effects::default(),
             Engine::Plane(inbox) => {
                 inbox.extend(event_of(input));
                 return Effects::default();
@@ -453,7 +453,7 @@ impl World {
                 let (mut gauges, next) = match &host.engine {
                     Engine::Node(node) => (node.gauges(), node.next_timeout()),
                     Engine::Rig(rig) => (rig.gauges(), host.timer),
-                    Engine::Plane(_) | Engine::Dead => return None,
+                    Engine::Plane(_) | Engine::Liar(_) | Engine::Dead => return None,
                 };
                 if let Some(planted) = self.planted {
                     planted.gauges(&mut gauges);

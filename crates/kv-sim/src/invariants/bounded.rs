@@ -10,8 +10,8 @@ use crate::cost::Cost;
 use crate::fact::{Fact, View};
 use crate::ledger::LifeId;
 
-/// Outputs of any input, whatever it is.
-const OUTPUTS: usize = 16;
+/// Outputs of any input, whatever it is: a peer may ask about 256 attempts at once.
+const OUTPUTS: usize = 320;
 /// Outputs for each session of the own scheduler and each peer.
 const OUTPUTS_EACH: usize = 8;
 /// Bytes of one output of such a kind: a registration of all pages of a simulated host is the largest.

@@ -83,7 +83,7 @@ impl Params {
         }
         // Drawn apart: worlds are otherwise the same.
         let later = &mut Rng::new(seed ^ 0x5eed_9e21_1550);
-        params.timing.write_permission = Duration::from_millis(later.pick(&[3, 30, 100, 400, 2000]));
+        params.timing.write_permission = Duration::from_millis(later.pick(&[20, 50, 100, 400, 2000]));
         params.suffixed = later.chance(600);
         if !lossless {
             params.draw_late_faults(later);
@@ -105,8 +105,13 @@ impl Params {
             .max(failed_room_ttl)
             .max(kv_lease_duration)
             .max(write_permission);
+        let roomy = self.limits.max_peers > 100 && self.unequal.is_none();
+        self.net.liars = if roomy { rng.pick(&[0, 0, 0, 0, 0, 0, 0, 100]) } else { 0 };
         self.chaos.stops = rng.pick(&[0, 0, 1, 2]);
-        self.chaos.stop_max = longest.as_nanos() as u64 * rng.pick(&[2, 2, 2, 10, 60]);
+        // Whoever waits for the stopped one asks a thousand times meanwhile, not a million times.
+        let most = self.timing.retry_max.as_nanos() as u64 * 3000;
+        let longest = longest.as_nanos() as u64;
+        self.chaos.stop_max = (longest * rng.pick(&[2, 2, 2, 10, 60])).min(most).max(2 * longest);
         self.sched.twins = if self.suffixed { 0 } else { rng.pick(&[0, 0, 300]) };
     }
 
@@ -220,6 +225,7 @@ fn draw_net(rng: &mut Rng, lossless: bool, timing: &Timing) -> NetParams {
         delay_max: rng.pick(&[5 * MS, 50 * MS, 500 * MS]),
         misdeliver: rng.pick(&[0, 300, 1000]),
         garbage: rng.pick(&[0, 0, 10]),
+        liars: 0,
         spurious: rng.pick(&[0, 0, 20]),
     }
 }

@@ -107,6 +107,8 @@ pub struct NetParams {
     pub misdeliver: u32,
     /// Garbage that arrives after a frame.
     pub garbage: u32,
+    /// Greetings after which somebody else greets, too, and lies.
+    pub liars: u32,
     /// Timeouts that nobody asked for, after a frame.
     pub spurious: u32,
 }

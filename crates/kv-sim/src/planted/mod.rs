@@ -14,11 +14,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::{Limits, NodeGauges, Output};
 use kv_core::wire::{AbortAck, Body, Failed, Frame, Heartbeat, HeartbeatAck, Link};
-use kv_core::{Cause, GroupItems, Groups, KvPoll, PageList, Pages, SessionId, Time};
+use kv_core::{Cause, GroupItems, Groups, KvPoll, PageList, Pages, Room, SessionId, Time};
 
 use crate::calendar::Event;
 use crate::cost::Cost;
-use crate::ledger::LifeId;
+use crate::ledger::{Ledger, LifeId};
 use crate::params::Params;
 use crate::world::World;
 
@@ -80,6 +80,8 @@ planted! {
     OneSiblingEnough: success_means_right_bytes,
     /// Dealt pages are all counted as those of the first rank that they are dealt to.
     PlaceForgotten: success_means_right_bytes,
+    /// A request is taken for another one whose id differs in nothing but its suffix.
+    RoomsConfused: success_means_right_bytes,
     /// Leases are told four times as long as they are.
     LeaseInflated: success_means_right_bytes,
     /// Heartbeats are acknowledged by somebody who does not look.
@@ -217,6 +219,10 @@ impl Planted {
                 if self == Planted::ClocksBeyondMargin {
                     (params.drift_ppm, params.net.drop) = (400_000, 500);
                 }
+            }
+            Planted::RoomsConfused => {
+                (params.lossless, params.drizzle, params.suffixed) = (false, false, false);
+                (params.sched.twins, params.sched.abort) = (1000, 0);
             }
             Planted::EventsAsOfBefore => {
                 (params.lossless, params.drizzle, params.driven) = (false, false, true);
@@ -426,6 +432,14 @@ impl World {
                 self.sabotage.rooms.push(ranks::Registered { receiver: from, source: to, attempt, room });
                 Some(bytes)
             }
+            (Planted::RoomsConfused, Body::Register(mut register)) => {
+                register.room = self.twin_of(&register.room);
+                Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
+            }
+            (Planted::RoomsConfused, Body::Claim(mut claim)) => {
+                claim.room = self.twin_of(&claim.room);
+                Frame { link: frame.link, body: Body::Claim(claim) }.encode().ok()
+            }
             (Planted::QuietLie, Body::Failed(failed)) => {
                 let body = Body::Failed(Failed { quiet: true, ..failed });
                 Frame { link: frame.link, body }.encode().ok()
@@ -457,6 +471,12 @@ impl World {
             }
             _ => Some(bytes),
         }
+    }
+
+    /// Another room that is equal but for its suffix.
+    fn twin_of(&self, room: &Room) -> Room {
+        let mut others = self.ledger.legs.iter().map(|leg| &leg.room);
+        others.find(|other| *other != room && Ledger::rooms_match(other, room)).unwrap_or(room).clone()
     }
 
     /// Changes a frame that arrives at `at`, though it was meant for `to`.
