@@ -247,6 +247,8 @@ fn frames(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
             ranks: 1,
             ttl_ms: 300_000,
             groups: Default::default(),
+            ask: 1,
+            permit_ms: 10_000,
         };
         let frame = Frame { link: Link::new(1, 7), body: Body::Register(register) };
         let bytes = frame.encode()?;

@@ -8,7 +8,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use kv_transfer::prelude::*;
 use kv_transfer::proto::{Command, Input, Node, NodeConfig, Output};
 use kv_transfer::wire::{Body, Claim, Frame, Heartbeat, Hello, Link};
-use kv_transfer::{Attempt, Incarnation, Time, TransferMode};
+use kv_transfer::{Attempt, Incarnation, Origin, Time, TransferMode};
 
 const US: Incarnation = Incarnation::from_random(1);
 const READER: Incarnation = Incarnation::from_random(2);
@@ -28,10 +28,11 @@ pub(crate) fn heartbeats(criterion: &mut Criterion) -> Result<(), Box<dyn Error>
         };
         let body = Body::Heartbeat(Heartbeat { beat: 1, floor, attempts });
         let frame = Frame { link: prefill.link, body }.encode()?;
-        let answer = prefill.renew(Input::Frame(frame.clone()));
+        let heartbeat = || Input::Frame { from: Origin(1), frame: frame.clone() };
+        let answer = prefill.renew(heartbeat());
         assert_eq!(renewed_by(answer)?, LEASES, "not all leases were renewed");
         group.bench_function(BenchmarkId::new(name, LEASES), |b| {
-            b.iter(|| prefill.renew(black_box(Input::Frame(frame.clone()))));
+            b.iter(|| prefill.renew(black_box(heartbeat())));
         });
     }
     group.finish();
@@ -66,6 +67,7 @@ impl Prefill {
             plane: "bench".to_owned(),
             metadata: Default::default(),
             geometry: reader.geometry().clone(),
+            suffixed: false,
         };
         for body in prefill.says(Link::NONE, Body::Hello(hello))? {
             if let Body::Welcome(welcome) = body {
@@ -96,7 +98,7 @@ impl Prefill {
 
     /// Takes a frame; gives its answers.
     fn says(&mut self, link: Link, body: Body) -> Result<Vec<Body>, Box<dyn Error>> {
-        self.node.handle(self.now, Input::Frame(Frame { link, body }.encode()?));
+        self.node.handle(self.now, Input::Frame { from: Origin(1), frame: Frame { link, body }.encode()? });
         let mut answers = Vec::new();
         while let Some(output) = self.node.poll_output() {
             if let Output::Send { frame, .. } = output {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kv_transfer::prelude::*;
 use kv_transfer::proto::Limits;
-use kv_transfer::{BootstrapError, Cause, Mismatch, OpenError, PagesError, PeerCause, Phase};
+use kv_transfer::{BootstrapError, Cause, Mismatch, Obstacle, OpenError, PagesError, PeerCause, Phase};
 use support::host::Setup;
 use support::memory::Shape;
 use support::pair::Pair;
@@ -265,7 +265,10 @@ fn an_address_that_nobody_serves_is_named_when_the_deadline_comes() {
         silent.push((receiver, last));
     }
     for (receiver, last) in silent {
-        assert_eq!(failed(&receiver), Cause::DeadlineExceeded { after, last: Some(last) });
+        assert_eq!(
+            failed(&receiver),
+            Cause::DeadlineExceeded { after, last: Some(Obstacle::Bootstrap(last)) }
+        );
         assert_eq!(receiver.failure().unwrap().phase, Phase::Bootstrap);
         decode.free(reclaimed(receiver));
     }
@@ -362,7 +365,10 @@ fn a_prefill_worker_that_stops_tells_its_receivers_and_gives_all_pages_back() {
     // The registration was withdrawn: no time is lost with a worker that is not there.
     let after = Duration::from_millis(500);
     let late = pair.decode.receiver(&pair.addr, 5, within(after));
-    assert_eq!(failed(&late), Cause::DeadlineExceeded { after, last: Some(BootstrapError::UnknownRank) });
+    assert_eq!(
+        failed(&late),
+        Cause::DeadlineExceeded { after, last: Some(Obstacle::Bootstrap(BootstrapError::UnknownRank)) }
+    );
     drop(reclaimed(late));
     pair.decode.close("decode");
     assert_eq!(pair.prefill.cache.available(), SMALL.pages as usize);

@@ -58,9 +58,7 @@ fn stop_each_side(transport: Transport) {
         let mut scene = Scene::new(transport, side);
         let mut hits = 0;
         for number in 0..times as u64 {
-            let (line, hit) = scene.stop(number, &mut random);
-            println!("{line}");
-            hits += usize::from(hit);
+            hits += usize::from(scene.stop(number, &mut random));
         }
         println!("{side:?} was stopped {times} times over {transport:?}, {hits} of them within a transfer");
         assert!(times < 20 || hits > times / 4, "hardly any stop came within a transfer");
@@ -136,8 +134,8 @@ impl Scene {
     }
 
     /// Stops the other side at some moment of a large request, for longer than every timeout, and lets it
-    /// go on or kills it. What came of it, and whether that was within the transfer.
-    fn stop(&mut self, number: u64, random: &mut Random) -> (String, bool) {
+    /// go on or kills it; then both serve. Says what came of it, and whether that was within the transfer.
+    fn stop(&mut self, number: u64, random: &mut Random) -> bool {
         let room = 10 * number;
         let (pull, killed) = (random.chance(33), random.chance(25));
         // A request of which pages are held back is still under way whenever the stop comes.
@@ -189,16 +187,16 @@ impl Scene {
             self.tell(side, "free");
             self.expect(side, "freed");
         }
-        self.serve(room + 1);
         let mode = if pull { "pull" } else { "push" };
         let then = if killed { "killed" } else { "resumed" };
-        let line = format!(
+        println!(
             "{number:>3}: {side:?} stopped {delay:?} after the {}, {mode}, {held} held, {then}; the other \
              side had its pages {} ms after the stop: {ended_here}; the stopped one: {ended_there}",
             if at_bytes && seen { "first bytes" } else { "beginning" },
             back.as_millis(),
         );
-        (line, !ended_here.ends_with("Success"))
+        self.serve(room + 1);
+        !ended_here.ends_with("Success")
     }
 
     /// Both sides serve.

@@ -1,4 +1,5 @@
-//! Two processes with a region each: this one, which moves the bytes, and one that only serves.
+//! Two processes with a region each: this one, which moves the bytes, and one that only serves. Each
+//! connects to the other: a connection that only one side knows is closed after a while.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -8,8 +9,10 @@ use kv_transfer::{Desc, Op, PeerId, Plane, PlaneEvent, PlaneWait, Post, PostId, 
 
 use crate::{Error, fill};
 
-/// Tells the child what it is, and how large its region.
-const PEER: &str = "KV_BENCH_PEER_REGION";
+/// Tells the child what it is: the length of its region, and how to reach its parent.
+const PEER: &str = "KV_BENCH_PEER";
+/// What parent and child call each other.
+const OTHER: PeerId = PeerId(1);
 /// Descriptors of one post.
 const MAX_SGE: usize = 1024;
 /// Posts in flight.
@@ -29,19 +32,26 @@ fn plane(region: usize) -> Result<(LocalPlane, Arena), Error> {
 
 /// The child: prints its metadata, and serves until its standard input ends.
 pub(crate) fn serve() -> Result<(), Error> {
-    let region = std::env::var(PEER)?.parse()?;
-    let (mut plane, arena) = plane(region)?;
+    let told = std::env::var(PEER)?;
+    let (region, parent) = told.split_once(' ').ok_or("the parent has told too little")?;
+    let (mut plane, arena) = plane(region.parse()?)?;
     fill(&arena)?;
-    let hex: String = plane.metadata()?.iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("{hex}");
+    println!("{}", hex(&plane.metadata()?));
     std::io::stdout().flush()?;
+    plane.connect(OTHER, &bytes(parent)?)?;
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
     let start = std::time::Instant::now();
+    let mut events = Vec::new();
     loop {
-        plane.poll(Time::from_nanos(start.elapsed().as_nanos() as u64), &mut Vec::new());
+        plane.poll(Time::from_nanos(start.elapsed().as_nanos() as u64), &mut events);
+        for event in events.drain(..) {
+            if let PlaneEvent::PeerGone { end, .. } = event {
+                return Err(format!("the child has lost its way to the parent: {end:?}").into());
+            }
+        }
         if plane.wait() != PlaneWait::Now {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
@@ -57,30 +67,29 @@ pub(crate) struct Pair {
     next: u64,
 }
 
-const CHILD: PeerId = PeerId(1);
-
 impl Pair {
     pub(crate) fn start(region: usize) -> Result<Pair, Error> {
+        let (mut plane, arena) = plane(region)?;
+        fill(&arena)?;
         let mut child = Command::new(std::env::current_exe()?)
-            .env(PEER, region.to_string())
+            .env(PEER, format!("{region} {}", hex(&plane.metadata()?)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let mut line = String::new();
         BufReader::new(child.stdout.take().ok_or("no output of the peer")?).read_line(&mut line)?;
-        let byte = |at| u8::from_str_radix(line.get(at..at + 2).unwrap_or_default(), 16);
-        let metadata = (0..line.trim().len()).step_by(2).map(byte).collect::<Result<Vec<u8>, _>>()?;
-        let (mut plane, arena) = plane(region)?;
-        fill(&arena)?;
-        plane.connect(CHILD, &metadata)?;
+        plane.connect(OTHER, &bytes(line.trim())?)?;
+        plane.permit(OTHER, Time::MAX);
         let stdin = child.stdin.take();
         let mut pair = Pair { plane, _arena: arena, child, _stdin: stdin, next: 0 };
         // The first transfer waits for the connection; all pages of the peer are present after it.
         let everything =
             Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: region as u64 };
         pair.run(Op::Read, &[everything])?;
+        let mut events = Vec::new();
         while pair.plane.wait() == PlaneWait::Now {
-            pair.plane.poll(Time::ZERO, &mut Vec::new());
+            pair.plane.poll(Time::ZERO, &mut events);
+            pair.ended(&mut events)?;
         }
         Ok(pair)
     }
@@ -96,23 +105,44 @@ impl Pair {
             {
                 let id = PostId(self.next);
                 self.next += 1;
-                self.plane.post(CHILD, Post { id, op, descs: descs.to_vec(), notify: None })?;
+                let post = Post { id, op, descs: descs.to_vec(), notify: None };
+                if let Err(error) = self.plane.post(OTHER, post) {
+                    return Err(self.cause(format!("{op:?} was refused: {error}")));
+                }
                 in_flight += 1;
             }
             if in_flight == 0 {
                 return Ok(());
             }
             self.plane.poll(Time::ZERO, &mut events);
-            for event in events.drain(..) {
-                match event {
-                    PlaneEvent::Posted { result, .. } => {
-                        result?;
-                        in_flight -= 1;
-                    }
-                    PlaneEvent::PeerGone { .. } => return Err("the peer is gone".into()),
-                    PlaneEvent::Frame(_) => {}
+            in_flight -= self.ended(&mut events)?;
+        }
+    }
+
+    /// How many posts have ended well.
+    fn ended(&mut self, events: &mut Vec<PlaneEvent>) -> Result<usize, Error> {
+        let mut ended = 0;
+        for event in events.drain(..) {
+            match event {
+                PlaneEvent::Posted { result: Ok(()), .. } => ended += 1,
+                PlaneEvent::Posted { post, result: Err(error) } => {
+                    return Err(self.cause(format!("post {} failed: {error}", post.0)));
                 }
+                PlaneEvent::PeerGone { end, .. } => {
+                    return Err(self.cause(format!("the way to the child has ended: {end:?}")));
+                }
+                PlaneEvent::Frame { .. } | PlaneEvent::Revoked { .. } => {}
             }
+        }
+        Ok(ended)
+    }
+
+    /// What was seen here, and what became of the child.
+    fn cause(&mut self, seen: String) -> Error {
+        match self.child.try_wait() {
+            Ok(Some(status)) => format!("{seen}; the child has ended with {status}").into(),
+            Ok(None) => format!("{seen}; the child runs").into(),
+            Err(error) => format!("{seen}; the child cannot be asked: {error}").into(),
         }
     }
 }
@@ -122,4 +152,13 @@ impl Drop for Pair {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn bytes(hex: &str) -> Result<Vec<u8>, Error> {
+    let byte = |at| u8::from_str_radix(hex.get(at..at + 2).unwrap_or_default(), 16);
+    Ok((0..hex.len()).step_by(2).map(byte).collect::<Result<_, _>>()?)
 }

@@ -89,8 +89,10 @@ impl Side {
                         result?;
                         return Ok(begun.elapsed().as_secs_f64());
                     }
-                    PlaneEvent::PeerGone { .. } => return Err("the other process is gone".into()),
-                    PlaneEvent::Frame(_) => {}
+                    PlaneEvent::PeerGone { end, .. } => {
+                        return Err(format!("the way to the other process has ended: {end:?}").into());
+                    }
+                    PlaneEvent::Frame { .. } | PlaneEvent::Revoked { .. } => {}
                 }
             }
         }
@@ -130,6 +132,7 @@ fn probe() -> Result<(), Error> {
     let byte = |at| u8::from_str_radix(line.get(at..at + 2).unwrap_or_default(), 16);
     let metadata = (0..line.trim().len()).step_by(2).map(byte).collect::<Result<Vec<u8>, _>>()?;
     side.plane.connect(PEER, &metadata)?;
+    side.plane.permit(PEER, Time::MAX);
 
     let there = scattered();
     let back = there.iter().map(|desc| Desc {

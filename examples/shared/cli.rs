@@ -71,6 +71,7 @@ impl Pace {
                 retry_max: millis(200),
                 keepalive: millis(200),
                 peer_timeout: millis(800),
+                write_permission: millis(1000),
                 lookup_retry: millis(20),
                 failed_room_ttl: millis(1000),
                 kv_lease_duration: millis(1000),

@@ -178,6 +178,7 @@ impl Kind {
                     retry_max: millis(200),
                     keepalive: millis(100),
                     peer_timeout: millis(500),
+                    write_permission: millis(600),
                     lookup_retry: millis(20),
                     failed_room_ttl: millis(500),
                     kv_lease_duration: millis(500),

@@ -132,13 +132,16 @@ fn probe(
                         }
                     }
                 }
-                PlaneEvent::Frame(frame) => {
+                PlaneEvent::Frame { frame, .. } => {
                     let (out, sent) = read(&frame).ok_or("a frame that is no answer")?;
                     delays.frames_out.push(out);
                     delays.frames_in.push(now() - sent);
                     frame_out = false;
                 }
-                PlaneEvent::PeerGone { .. } => return Err("the peer is gone".into()),
+                PlaneEvent::PeerGone { end, .. } => {
+                    return Err(format!("the way to the peer has ended: {end:?}").into());
+                }
+                PlaneEvent::Revoked { .. } => {}
             }
         }
     }

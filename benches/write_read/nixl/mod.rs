@@ -18,6 +18,7 @@ use kv_transfer::{Desc, Op, PeerId, Plane, PlaneEvent, PlaneWait, Post, PostId, 
 use nixl_sys::NotificationMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::peer::{bytes, hex};
 use crate::{Error, Moves};
 use raw::Raw;
 
@@ -96,9 +97,9 @@ pub(crate) fn serve(nixl: &Nixl) -> Result<(), Error> {
         ends.plane.poll(Time::ZERO, &mut events);
         for event in events.drain(..) {
             match event {
-                PlaneEvent::Frame(frame) => ends.plane.send(OTHER, beside::answer(&frame))?,
+                PlaneEvent::Frame { frame, .. } => ends.plane.send(OTHER, beside::answer(&frame))?,
                 PlaneEvent::PeerGone { .. } => return Ok(()),
-                PlaneEvent::Posted { .. } => {}
+                PlaneEvent::Posted { .. } | PlaneEvent::Revoked { .. } => {}
             }
         }
         ends.raw.receive(&mut notifications)?;
@@ -168,6 +169,7 @@ impl Pair {
         let (plane, raw) = line.trim().split_once(' ').ok_or("no metadata from the peer")?;
         let raw = bytes(raw)?;
         ends.plane.connect(OTHER, &bytes(plane)?)?;
+        ends.plane.permit(OTHER, Time::MAX);
         ends.raw.connect(&raw)?;
         // The one registered section of NIXL's metadata: its address is the child's pool.
         let there = address(&raw, region as u64).ok_or("the peer's metadata has no such section")?;
@@ -205,8 +207,10 @@ impl Pair {
                         result?;
                         count -= 1;
                     }
-                    PlaneEvent::PeerGone { .. } => return Err("the peer is gone".into()),
-                    PlaneEvent::Frame(_) => {}
+                    PlaneEvent::PeerGone { end, .. } => {
+                        return Err(format!("the way to the peer has ended: {end:?}").into());
+                    }
+                    PlaneEvent::Frame { .. } | PlaneEvent::Revoked { .. } => {}
                 }
             }
         }
@@ -226,13 +230,4 @@ fn address(metadata: &[u8], len: u64) -> Option<u64> {
     let at = metadata.windows(8).rposition(|window| window == len.to_le_bytes())?;
     let before = metadata.get(at.checked_sub(8)?..at)?;
     Some(u64::from_le_bytes(before.try_into().ok()?))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn bytes(hex: &str) -> Result<Vec<u8>, Error> {
-    let byte = |at| u8::from_str_radix(hex.get(at..at + 2).unwrap_or_default(), 16);
-    Ok((0..hex.len()).step_by(2).map(byte).collect::<Result<_, _>>()?)
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{Op, PeerId, Plane, PlaneError, PlaneEvent};
+use kv_core::{Op, PeerId, Plane, PlaneError, PlaneEvent, WayEnd};
 
 use crate::here::{Here, gone, ops};
 use crate::other::whole;
@@ -43,7 +43,9 @@ pub(crate) fn a_peer_killed_during_our_posts_ends_them_and_is_reported<H: Harnes
                     failed += u32::from(*result == Err(PlaneError::PeerGone));
                     assert!(matches!(result, Ok(()) | Err(PlaneError::PeerGone)), "{result:?}");
                 }
-                PlaneEvent::PeerGone { .. } => reports += 1,
+                PlaneEvent::PeerGone { end: WayEnd::Dead { .. }, .. } => reports += 1,
+                // Its connection may end a moment before it.
+                PlaneEvent::PeerGone { end: WayEnd::Lost, .. } => {}
                 event => panic!("{event:?}"),
             }
         }
@@ -68,6 +70,7 @@ pub(crate) fn an_idle_peer_that_is_killed_is_reported<H: Harness>(harness: &H) {
     // Frames may come twice; that there is an end, only once.
     here.pass(&mut [], Duration::from_millis(50));
     here.events.retain(|event| !heard(std::slice::from_ref(event), b"echo"));
+    here.events.retain(|event| *event != PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Lost });
     assert!(matches!(here.events[..], [PlaneEvent::PeerGone { .. }]), "{:?}", here.events);
 }
 
@@ -163,4 +166,25 @@ pub(crate) fn a_peer_that_comes_back_under_its_id_serves_its_new_bytes<H: Harnes
         other.kill();
         here.until_gone(&mut [], PEER);
     }
+}
+
+pub(crate) fn death_is_told_of_the_dead_only<H: Harness>(harness: &H) {
+    let survivor_id = PeerId(2);
+    let mut here = Here::new(harness);
+    let (mut victim, mut survivor) = (here.other(Job::Serve), here.other(Job::Write));
+    connect(&mut here.side.plane, PEER, victim.metadata()).unwrap();
+    connect(&mut here.side.plane, survivor_id, survivor.metadata()).unwrap();
+    here.run(&mut [&mut victim, &mut survivor], PEER, 1, Op::Write);
+    here.run(&mut [&mut victim, &mut survivor], survivor_id, 2, Op::Write);
+    victim.kill();
+    here.until_gone(&mut [&mut survivor], PEER);
+    here.pass(&mut [&mut survivor], Duration::from_millis(200));
+    let ends = here
+        .events
+        .iter()
+        .filter(|event| matches!(event, PlaneEvent::PeerGone { peer, .. } if *peer == survivor_id));
+    assert_eq!(ends.count(), 0, "{:?}", here.events);
+    here.run(&mut [&mut survivor], survivor_id, 3, Op::Write);
+    survivor.kill();
+    here.until_gone(&mut [], survivor_id);
 }

@@ -1,7 +1,9 @@
 //! Pages that move to and from a worker elsewhere.
 
+use std::time::Duration;
+
 use bytes::Bytes;
-use kv_core::{Desc, Op, PeerId, Plane, Post, PostId};
+use kv_core::{Desc, Op, Origin, PeerId, Plane, PlaneEvent, Post, PostId};
 
 use crate::here::Here;
 use crate::other::whole;
@@ -45,4 +47,42 @@ pub(crate) fn pages_move_to_and_from_a_worker_elsewhere<H: Harness>(harness: &H)
 
     here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
     here.until(&mut [&mut other], "an echo", |events, _| heard(events, b"echo"));
+}
+
+/// Two workers elsewhere send frames back: each over a connection of its own.
+pub(crate) fn frames_of_a_peer_have_its_origin_and_no_others<H: Harness>(harness: &H) {
+    let words: [&[u8]; 2] = [b"the one", b"the other"];
+    let mut here = Here::new(harness);
+    let mut others = [here.other(Job::Serve), here.other(Job::Serve)];
+    for (id, other) in others.iter().enumerate() {
+        connect(&mut here.side.plane, PeerId(id as u64), other.metadata()).unwrap();
+    }
+    let [one, another] = &mut others;
+    let origins = |events: &[PlaneEvent], word: &[u8]| -> Vec<Origin> {
+        let origin = |event: &PlaneEvent| match event {
+            PlaneEvent::Frame { from, frame } if frame[..] == *word => Some(*from),
+            _ => None,
+        };
+        events.iter().filter_map(origin).collect()
+    };
+    for round in 1..=3 {
+        // Frames may be lost: what was not sent back is sent again.
+        let mut heard = false;
+        for _ in 0..100 {
+            for (id, word) in words.iter().enumerate() {
+                let _ = here.side.plane.send(PeerId(id as u64), Bytes::copy_from_slice(word));
+            }
+            here.pass(&mut [&mut *one, &mut *another], Duration::from_millis(100));
+            heard = words.iter().all(|word| origins(&here.events, word).len() >= round);
+            if heard {
+                break;
+            }
+        }
+        assert!(heard, "round {round}: {:?}", here.events);
+    }
+    let [mut first, mut second] = words.map(|word| origins(&here.events, word));
+    first.dedup();
+    second.dedup();
+    assert!(first.len() == 1 && second.len() == 1, "{first:?} {second:?}");
+    assert_ne!(first, second);
 }

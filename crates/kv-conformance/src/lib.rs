@@ -11,8 +11,9 @@
 //! | `frames` | notify frames after the bytes, frames whole, who may speak first |
 //! | `ending` | every post ends once; cancelled and disconnected posts; strangers |
 //! | `crowd` | many posts among three workers at once |
-//! | `far` | pages to and from workers elsewhere |
+//! | `far` | pages to and from workers elsewhere, and the origins of frames |
 //! | `crash` | workers elsewhere that are killed, before, during and after, and come back |
+//! | `rights` | permissions to write that begin and end; rights that are revoked |
 //!
 //! What it is not: a test of speed. Nothing here fails because a machine is slow, but for the
 //! patience of a harness, which is long. That each check can fail is shown where the planes are
@@ -32,6 +33,7 @@ mod other;
 mod pair;
 pub mod process;
 mod random;
+mod rights;
 mod sys;
 
 use std::time::{Duration, Instant};
@@ -119,6 +121,7 @@ checks! {
     }
     far {
         pages_move_to_and_from_a_worker_elsewhere,
+        frames_of_a_peer_have_its_origin_and_no_others,
     }
     crash {
         a_peer_killed_during_our_posts_ends_them_and_is_reported,
@@ -127,6 +130,12 @@ checks! {
         a_killed_reader_leaves_its_source_in_service,
         a_peer_that_died_before_the_connect_is_never_connected,
         a_peer_that_comes_back_under_its_id_serves_its_new_bytes,
+        death_is_told_of_the_dead_only,
+    }
+    rights {
+        a_write_waits_for_its_permission_and_moves_nothing_before,
+        no_byte_of_a_write_moves_after_its_permission_has_ended,
+        after_a_right_is_revoked_no_byte_arrives,
     }
 }
 

@@ -7,13 +7,14 @@
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output};
 use kv_core::wire::{
-    Abort, AbortAck, Body, Claim, Done, Failed, Finish, Frame, FrameError, Granted, Heartbeat, HeartbeatAck,
-    Hello, Link, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, VERSION, Welcome,
+    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Frame, FrameError, Granted, Heartbeat,
+    HeartbeatAck, Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release,
+    Released, VERSION, Welcome,
 };
 use kv_core::{
-    Attempt, AuxIndex, GroupItems, GroupList, GroupLists, Groups, Incarnation, KvArgs, Layout, MAX_FRAME,
-    PageList, Pages, PeerCause, Region, RegionRole, Room, SessionId, SessionOptions, StateGroup, Time,
-    TransferMode,
+    Attempt, AuxIndex, Desc, GroupItems, GroupList, GroupLists, Groups, Incarnation, KvArgs, Layout,
+    MAX_FRAME, Mismatch, Origin, PageList, Pages, PeerCause, Region, RegionRole, Room, SessionId,
+    SessionOptions, StateGroup, Time, TransferMode, meter,
 };
 
 struct Random(u64);
@@ -29,6 +30,16 @@ impl Random {
 
     fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
+    }
+
+    /// How many of something: few mostly, and at times as many as a frame holds.
+    fn size(&mut self, most: u64) -> u64 {
+        match self.below(300) {
+            0 => most - self.below(most / 2),
+            1..=4 => self.below(most / 30),
+            5..=20 => self.below(most.min(300)),
+            _ => self.below(5),
+        }
     }
 
     /// A number that is interesting more often than not.
@@ -83,6 +94,7 @@ fn hello(to: Incarnation, incarnation: u64, link: Link) -> Hello {
         plane: "test".to_owned(),
         metadata: Bytes::from_static(b"memory"),
         geometry: args.geometry().clone(),
+        suffixed: false,
     }
 }
 
@@ -94,9 +106,26 @@ fn room(random: &mut Random) -> Room {
     }
 }
 
+/// Few pages that fit mostly; at times many, and then rising, falling, scattered, or named twice.
 fn pages(random: &mut Random) -> PageList {
-    let runs = (0..random.below(4)).map(|_| (random.below(40) as u32, random.below(6) as u32));
-    PageList::try_from(runs.collect::<Vec<_>>()).unwrap()
+    let (count, shape, start) = (random.size(150_000) as u32, random.below(6), random.below(40) as u32);
+    let runs = (0..count).map(|at| match shape {
+        0 => (start.wrapping_add(2 * at), 1),
+        1 => (start, 1),
+        2 => (1_000_000 - 2 * at, 1),
+        3 => (random.next() as u32 >> 2, random.below(6) as u32),
+        _ => (random.below(40) as u32, random.below(6) as u32),
+    });
+    PageList::try_from(runs.collect::<Vec<_>>()).unwrap_or_default()
+}
+
+fn cause(random: &mut Random) -> PeerCause {
+    let mut text = || "x".repeat(random.size(300_000) as usize);
+    match text().len() {
+        0 | 1 => PeerCause::Aborted,
+        2 | 3 => PeerCause::Unknown,
+        _ => PeerCause::Incompatible(Mismatch { field: text(), ours: text(), theirs: text() }),
+    }
 }
 
 fn groups(random: &mut Random) -> GroupLists {
@@ -106,15 +135,16 @@ fn groups(random: &mut Random) -> GroupLists {
 }
 
 fn skipped(random: &mut Random) -> Vec<u16> {
-    (0..4).filter(|_| random.below(4) == 0).collect()
+    let count = random.size(250_000);
+    (0..count).map(|_| random.below(4) as u16).collect()
 }
 
 fn body(random: &mut Random, us: Incarnation) -> Body {
     let attempt = Attempt(random.number());
     let floor = Attempt(random.number());
-    let cause = if random.below(2) == 0 { PeerCause::Aborted } else { PeerCause::Unknown };
+    let cause = cause(random);
     let total = (random.below(2) == 0).then(|| random.number() as u32);
-    match random.below(20) {
+    match random.below(22) {
         0 => {
             let link = Link(random.number());
             Body::Hello(hello(
@@ -123,7 +153,11 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
                 link,
             ))
         }
-        1 => Body::Welcome(Welcome { nonce: random.number(), link: Link(random.number()) }),
+        1 => Body::Welcome(Welcome {
+            nonce: random.number(),
+            link: Link(random.number()),
+            ask: random.number(),
+        }),
         2 => Body::Refused(Refused { nonce: random.number(), cause, link: Link(random.number()) }),
         3 | 4 => Body::Register(Register {
             attempt,
@@ -134,15 +168,17 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             whole: if random.below(2) == 0 { random.below(8) as u32 } else { random.number() as u32 },
             aux: (random.below(2) == 0).then(|| AuxIndex(random.below(6) as u32)),
             aux_here: random.below(2) == 0,
-            ranks: random.below(3) as u32,
+            ranks: random.number() as u32,
             ttl_ms: random.number(),
             groups: groups(random),
+            ask: random.number(),
+            permit_ms: random.number(),
         }),
         5 => Body::Registered(Registered { attempt }),
         6 => Body::Done(Done { attempt, part: random.number() as u32, total, skipped: skipped(random) }),
         7 => {
             let done =
-                (0..random.below(4)).map(|_| (random.number() as u32, random.number() as u32)).collect();
+                (0..random.size(100_000)).map(|_| (random.number() as u32, random.number() as u32)).collect();
             Body::Progress(Progress { attempt, done, total, skipped: skipped(random) })
         }
         8 => Body::Failed(Failed { attempt, cause, quiet: random.below(2) == 0 }),
@@ -152,10 +188,7 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
         }
         10 => Body::AbortAck(AbortAck { attempt }),
         11 => Body::Finish(Finish { attempt, floor }),
-        12 => {
-            let attempts = (0..random.below(5)).map(|_| (random.number(), random.number() as u32)).collect();
-            Body::Ping(Ping { floor, attempts })
-        }
+        12 => Body::Ping(Ping { floor, attempts: runs(random) }),
         13 => Body::Pong(Pong { floor }),
         14 | 15 => Body::Claim(Claim {
             attempt,
@@ -163,7 +196,7 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             room: room(random),
             grant: (random.below(2) == 0).then(|| SessionId(random.number())),
             beat: random.number(),
-            ranks: random.below(3) as u32,
+            ranks: random.number() as u32,
             ttl_ms: random.number(),
         }),
         16 => Body::Granted(Granted {
@@ -181,6 +214,8 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             let lease_ms = random.number();
             Body::HeartbeatAck(HeartbeatAck { beat: random.number(), lease_ms, attempts: runs(random) })
         }
+        19 => Body::AskWrite(AskWrite { ask: random.number() }),
+        20 => Body::MayWrite(MayWrite { ask: random.number(), permit_ms: random.number() }),
         _ => match random.below(2) {
             0 => Body::Release(Release { floor, attempts: runs(random) }),
             _ => Body::Released(Released { attempts: runs(random) }),
@@ -188,8 +223,27 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
     }
 }
 
+/// A frame that is short enough to be said, and its bytes.
+fn frame(random: &mut Random, link: Link, us: Incarnation) -> (Frame, Bytes) {
+    loop {
+        let frame = Frame { link, body: body(random, us) };
+        if let Ok(bytes) = frame.encode() {
+            return (frame, bytes);
+        }
+    }
+}
+
+/// Runs of attempts: rising as they must be, or in any order.
 fn runs(random: &mut Random) -> Vec<(u64, u32)> {
-    (0..random.below(5)).map(|_| (random.number(), random.number() as u32)).collect()
+    let (count, rising, mut next) = (random.size(60_000), random.below(2) == 0, random.number());
+    let run = |_| match rising {
+        true => {
+            next = next.wrapping_add(1 + random.below(3));
+            (next, 1)
+        }
+        false => (random.number(), random.number() as u32),
+    };
+    (0..count).map(run).collect()
 }
 
 fn options(random: &mut Random) -> Box<SessionOptions> {
@@ -219,8 +273,12 @@ fn every_frame_survives_the_wire() {
     let mut random = Random(seed);
     let us = Incarnation::from_random(9);
     for _ in 0..cases {
-        let frame = Frame { link: Link(random.number()), body: body(&mut random, us) };
-        assert_eq!(Frame::decode(&frame.encode().unwrap()).as_ref(), Ok(&frame));
+        let link = Link(random.number());
+        let (frame, bytes) = frame(&mut random, link, us);
+        let read = Frame::decode(&bytes).unwrap();
+        assert_eq!(Frame::decode(&read.encode().unwrap()).as_ref(), Ok(&read));
+        // Texts of a peer are cut where they are read.
+        assert!(read == frame || bytes.len() > 512, "{read:?} was {frame:?}");
     }
 }
 
@@ -235,37 +293,37 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
     let attempt = Attempt(3);
     let nonce = 7;
     let floor = Attempt(2);
-    golden(Body::Welcome(Welcome { nonce, link: Link(9) }), "940202cf0000000100000002920709");
+    golden(Body::Welcome(Welcome { nonce, link: Link(9), ask: 4 }), "940302cf000000010000000293070904");
     golden(
         Body::Refused(Refused { nonce, cause: PeerCause::Unknown, link: Link(9) }),
-        "940203cf00000001000000029307a7556e6b6e6f776e09",
+        "940303cf00000001000000029307a7556e6b6e6f776e09",
     );
-    golden(Body::Registered(Registered { attempt }), "940205cf00000001000000029103");
+    golden(Body::Registered(Registered { attempt }), "940305cf00000001000000029103");
     golden(
         Body::Progress(Progress { attempt, done: vec![(1, 4)], total: None, skipped: vec![3] }),
-        "940207cf0000000100000002940391920104c09103",
+        "940307cf0000000100000002940391920104c09103",
     );
     golden(
         Body::Failed(Failed { attempt, cause: PeerCause::Aborted, quiet: true }),
-        "940208cf00000001000000029303a741626f72746564c3",
+        "940308cf00000001000000029303a741626f72746564c3",
     );
     golden(
         Body::Abort(Abort { attempt, room: Room::Number(7), grant: None, cause: PeerCause::Aborted }),
-        "940209cf0000000100000002940381a64e756d62657207c0a741626f72746564",
+        "940309cf0000000100000002940381a64e756d62657207c0a741626f72746564",
     );
-    golden(Body::Finish(Finish { attempt, floor }), "94020bcf0000000100000002920302");
-    golden(Body::Ping(Ping { floor, attempts: vec![(4, 5)] }), "94020ccf0000000100000002920291920405");
-    golden(Body::Pong(Pong { floor }), "94020dcf00000001000000029102");
+    golden(Body::Finish(Finish { attempt, floor }), "94030bcf0000000100000002920302");
+    golden(Body::Ping(Ping { floor, attempts: vec![(4, 5)] }), "94030ccf0000000100000002920291920405");
+    golden(Body::Pong(Pong { floor }), "94030dcf00000001000000029102");
     golden(
         Body::Heartbeat(Heartbeat { beat: 1, floor, attempts: vec![(4, 5)] }),
-        "940210cf000000010000000293010291920405",
+        "940310cf000000010000000293010291920405",
     );
     golden(
         Body::HeartbeatAck(HeartbeatAck { beat: 1, lease_ms: 20, attempts: vec![(4, 5)] }),
-        "940211cf000000010000000293011491920405",
+        "940311cf000000010000000293011491920405",
     );
-    golden(Body::Release(Release { floor, attempts: vec![(4, 5)] }), "940212cf0000000100000002920291920405");
-    golden(Body::Released(Released { attempts: vec![(4, 5)] }), "940213cf00000001000000029191920405");
+    golden(Body::Release(Release { floor, attempts: vec![(4, 5)] }), "940312cf0000000100000002920291920405");
+    golden(Body::Released(Released { attempts: vec![(4, 5)] }), "940313cf00000001000000029191920405");
     golden(
         Body::Claim(Claim {
             attempt,
@@ -276,7 +334,7 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
             ranks: 2,
             ttl_ms: 1000,
         }),
-        "94020ecf000000010000000297030281a64e756d62657207050602cd03e8",
+        "94030ecf000000010000000297030281a64e756d62657207050602cd03e8",
     );
     golden(
         Body::Granted(Granted {
@@ -289,12 +347,14 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
             interval_ms: 5000,
             groups: Default::default(),
         }),
-        "94020fcf00000001000000029803060592920402920901c0cd7530cd138890",
+        "94030fcf00000001000000029803060592920402920901c0cd7530cd138890",
     );
-    golden(Body::AbortAck(AbortAck { attempt: Attempt(3) }), "94020acf00000001000000029103");
+    golden(Body::AskWrite(AskWrite { ask: 4 }), "940314cf00000001000000029104");
+    golden(Body::MayWrite(MayWrite { ask: 4, permit_ms: 10_000 }), "940315cf00000001000000029204cd2710");
+    golden(Body::AbortAck(AbortAck { attempt: Attempt(3) }), "94030acf00000001000000029103");
     golden(
         Body::Done(Done { attempt: Attempt(3), part: 1, total: Some(2), skipped: Vec::new() }),
-        "940206cf00000001000000029403010290",
+        "940306cf00000001000000029403010290",
     );
     golden(
         Body::Register(Register {
@@ -311,8 +371,10 @@ fn the_bytes_of_a_frame_never_change_within_a_version() {
             groups: vec![GroupList { group: 1, first: 6, items: PageList::from_pages([2, 3]).unwrap() }]
                 .try_into()
                 .unwrap(),
+            ask: 4,
+            permit_ms: 10_000,
         }),
-        "940204cf00000001000000029b010181a64e756d6265720792920402920901080dc0c302cd03e89193010691920202",
+        "940304cf00000001000000029d010181a64e756d6265720792920402920901080dc0c302cd03e8919301069192020204cd2710",
     );
 }
 
@@ -348,7 +410,8 @@ fn damaged_frames_are_errors_and_never_panics() {
     let mut random = Random(seed);
     let us = Incarnation::from_random(9);
     for _ in 0..cases {
-        let frame = Frame { link: Link(random.number()), body: body(&mut random, us) }.encode().unwrap();
+        let link = Link(random.number());
+        let (_, frame) = frame(&mut random, link, us);
         let bytes = damage(&mut random, &frame);
         if let Ok(frame) = Frame::decode(&bytes) {
             // What still decodes is a valid frame, and encodes again.
@@ -356,6 +419,12 @@ fn damaged_frames_are_errors_and_never_panics() {
         }
     }
 }
+
+/// Most steps of an input, and for each of its bytes. The scheduler asks for little here.
+const STEPS: u64 = 6000;
+const STEPS_PER_BYTE: u64 = 24;
+/// Most bytes that are said for an input, beside twice its own.
+const SAID: u64 = 64 << 10;
 
 /// A peer that has said hello, and then says anything: valid frames of every kind with any
 /// numbers, and damaged ones.
@@ -371,6 +440,9 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
         max_failed_rooms: 4,
         max_attempts: 64,
         max_ended_grants: 7,
+        connections_share: 2,
+        max_incarnations: 2,
+        max_addresses: 4,
         ..Limits::default()
     };
     for world in 0..cases.div_ceil(400) {
@@ -382,6 +454,7 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
         let mut sessions = 0;
         for _ in 0..400 {
             now += random.below(400_000_000);
+            let from = Origin(random.below(3));
             let input = match random.below(12) {
                 0 => {
                     sessions += 1;
@@ -417,26 +490,36 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
                 }
                 3 => Input::Timeout,
                 4 => {
-                    let frame = Frame { link: Link::NONE, body: body(&mut random, us) }.encode().unwrap();
-                    Input::Frame(damage(&mut random, &frame).into())
+                    let (_, whole) = frame(&mut random, Link::NONE, us);
+                    Input::Frame { from, frame: damage(&mut random, &whole).into() }
                 }
                 _ => {
                     let link = links[random.below(links.len() as u64) as usize];
-                    Input::Frame(Frame { link, body: body(&mut random, us) }.encode().unwrap())
+                    let (_, frame) = frame(&mut random, link, us);
+                    Input::Frame { from, frame }
                 }
             };
+            let bytes = match &input {
+                Input::Frame { frame, .. } => frame.len() as u64,
+                _ => 0,
+            };
+            let steps = meter::steps();
             node.handle(Time::from_nanos(now), input);
-            let mut outputs = 0;
+            let steps = meter::steps() - steps;
+            assert!(steps < STEPS + STEPS_PER_BYTE * bytes, "{steps} steps for an input of {bytes} bytes");
+            let (mut outputs, mut said) = (0, 0);
             while let Some(output) = node.poll_output() {
                 outputs += 1;
                 match output {
                     // The peer learns our link from the welcome.
                     Output::Send { frame, .. } => {
+                        said += frame.len() as u64;
                         if let Ok(Frame { body: Body::Welcome(welcome), .. }) = Frame::decode(&frame) {
                             links.push(welcome.link);
                         }
                     }
                     Output::Post { post, .. } => {
+                        said += (post.descs.len() * size_of::<Desc>()) as u64;
                         for desc in &post.descs {
                             let len =
                                 |region: u32| [32 * 64, 4 * 16, 8 * 32, 12 * 48, 6 * 16][region as usize];
@@ -449,12 +532,18 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
                     _ => {}
                 }
             }
-            assert!(outputs < 10_000, "{outputs} outputs for one input");
+            assert!(outputs < 1000, "{outputs} outputs for one input");
+            assert!(said < SAID + 2 * bytes, "{said} bytes are said for an input of {bytes}");
             let gauges = node.gauges();
             assert!(gauges.peers <= limits.max_peers, "{gauges:?}");
             assert!(gauges.registrations <= limits.max_registrations, "{gauges:?}");
             assert!(gauges.failed_rooms <= 2 * limits.max_failed_rooms, "{gauges:?}");
             assert!(gauges.incoming as u64 <= limits.max_peers as u64 * limits.max_attempts, "{gauges:?}");
+            assert!(gauges.closed_runs as u64 <= limits.max_peers as u64 * limits.max_attempts, "{gauges:?}");
+            assert!(gauges.waiting_runs <= limits.max_waiting_runs, "{gauges:?}");
+            assert!(gauges.addresses <= limits.max_addresses, "{gauges:?}");
+            assert!(gauges.targets <= sessions as usize * 2 + gauges.incoming, "{gauges:?}");
+            assert!(gauges.queued <= gauges.targets, "{gauges:?}");
             assert!(gauges.posts <= 64, "{gauges:?}");
             assert!(gauges.ended_grants <= limits.max_ended_grants, "{gauges:?}");
             if let Some(next) = node.next_timeout() {

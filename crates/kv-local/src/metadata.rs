@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use bytes::Bytes;
+use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, PlaneError};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -145,6 +146,9 @@ impl Metadata {
         let Some(body) = bytes.strip_prefix(&MAGIC) else {
             return Err(PlaneError::Metadata("it is not of the local plane, or of another version"));
         };
+        if !lengths_fit(body) {
+            return Err(PlaneError::Metadata("it is damaged"));
+        }
         let metadata: Metadata =
             rmp_serde::from_slice(body).map_err(|_| PlaneError::Metadata("it is damaged"))?;
         metadata.check()?;

@@ -43,10 +43,21 @@ pub struct NixlConfig {
     /// Longest sleep between two looks for frames when nothing is going on (default 20 ms). NIXL has
     /// no descriptor to wait on; peers on the same host wake each other, so this is for others.
     pub idle_poll: Duration,
-    /// After the connection to a peer has failed whose death cannot be seen from here (it is on
-    /// another host): how long its last writes may still arrive (default 20 s, more than an
-    /// InfiniBand card retries by UCX's defaults).
-    pub quiet_after: Duration,
+    /// After the connection to a peer has failed with requests on their way, and UCX has closed it: how
+    /// long until the plane takes it that none of them touches memory any more, here or there
+    /// (default 20 s). Their posts end no sooner, and the peer cannot be connected again before, unless
+    /// its process is seen to be dead, which ends them at once. A failed post to a file ends so long
+    /// after its failure.
+    pub settle: Duration,
+    /// How long a write that a peer has begun over RDMA into this worker's memory may go on, where the
+    /// owner of both ends knows it (default: unknown, and nothing but the peer's proven death ends the
+    /// danger of its last writes). Goes for peers that are reached by RDMA, and only while UCX's setting
+    /// `TLS` at this end allows `rc` and `dc` and nothing else: over all else a processor copies.
+    /// A card gives up after at most 4.096 µs · 2^timeout · 4 · (retries + 1), 34 s by UCX's defaults
+    /// (`UCX_RC_TIMEOUT`, `UCX_RC_RETRY_COUNT`). But UCX keeps what a card's queue has no room for,
+    /// and a stopped process posts that when it goes on: set this only where peers' requests fit the
+    /// queue (`UCX_RC_TX_QUEUE_LEN`).
+    pub rdma_bound: Option<Duration>,
 }
 
 impl Default for NixlConfig {
@@ -63,7 +74,8 @@ impl Default for NixlConfig {
             reads_over_tcp: false,
             max_peers: 1024,
             idle_poll: Duration::from_millis(20),
-            quiet_after: Duration::from_secs(20),
+            settle: Duration::from_secs(20),
+            rdma_bound: None,
         }
     }
 }
@@ -109,6 +121,8 @@ impl NixlConfig {
             ("max_posts", self.max_posts, 1, 1 << 24),
             ("max_peers", self.max_peers, 1, 1 << 16),
             ("idle_poll (ms)", millis(self.idle_poll), 1, 1000),
+            ("settle (ms)", millis(self.settle), 1, 3_600_000),
+            ("rdma_bound (ms)", self.rdma_bound.map_or(1, millis), 1, 3_600_000),
         ] {
             if !(min..=max).contains(&got) {
                 return Err(NixlError::Limit { field, got, min, max });

@@ -5,19 +5,20 @@ use bytes::Bytes;
 /// Bytes before the payload.
 pub(crate) const HEADER: usize = 18;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// A notification of ours.
 ///
 /// NIXL says who sent a notification by a name that the sender wrote into it, and an address can be
 /// given away again after a restart. So every notification carries the token of the plane that it is
-/// for; others are dropped.
+/// for; others are dropped. That of a connection is drawn at random and told to its other end only:
+/// whoever names it is that end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Notification {
     /// The plane that it is for.
     pub(crate) to: u64,
-    /// The sender's number of its connection to that plane, drawn at random: counts start at zero
-    /// with each.
+    /// The sender's number of its connection to that plane: counts start at zero with each. In
+    /// [`Kind::Arrived`], the receiver's.
     pub(crate) connection: u64,
     /// What it says.
     pub(crate) kind: Kind,
@@ -32,8 +33,9 @@ pub(crate) enum Kind {
     Arrived(u64),
     /// Nothing: it is sent to find out whether the connection still works.
     Probe,
-    /// The sender ends: none of its requests is on its way, and none will follow.
-    Farewell,
+    /// The sender ends: none of its requests is on its way, and none will follow. Names the receiver's
+    /// connection to the sender, of which the receiver has told nobody else.
+    Farewell(u64),
 }
 
 impl Notification {
@@ -43,7 +45,7 @@ impl Notification {
             Kind::Frame(frame) => (0, frame),
             Kind::Arrived(count) => (1, &count.to_le_bytes()),
             Kind::Probe => (2, &[]),
-            Kind::Farewell => (3, &[]),
+            Kind::Farewell(proof) => (3, &proof.to_le_bytes()),
         };
         let mut bytes = Vec::with_capacity(HEADER + payload.len());
         bytes.extend([VERSION, kind]);
@@ -62,7 +64,7 @@ impl Notification {
             (VERSION, 0) => None,
             (VERSION, 1) => Some(Kind::Arrived(u64::from_le_bytes(payload.try_into().ok()?))),
             (VERSION, 2) if payload.is_empty() => Some(Kind::Probe),
-            (VERSION, 3) if payload.is_empty() => Some(Kind::Farewell),
+            (VERSION, 3) => Some(Kind::Farewell(u64::from_le_bytes(payload.try_into().ok()?))),
             _ => return None,
         };
         let kind = kind.unwrap_or_else(|| Kind::Frame(Bytes::from(bytes).slice(HEADER..)));
@@ -81,7 +83,7 @@ mod tests {
             Kind::Frame(Bytes::from_static(b"frame")),
             Kind::Arrived(u64::MAX),
             Kind::Probe,
-            Kind::Farewell,
+            Kind::Farewell(1 << 60),
         ] {
             let sent = Notification { to: 1 << 63, connection: 7, kind };
             let bytes = sent.encode();

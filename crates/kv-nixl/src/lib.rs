@@ -19,13 +19,21 @@
 //!   that NIXL prepares when a peer is connected. That is one call, in which no heartbeat is answered, so
 //!   only caches of at most [`NixlConfig::prepared_items`] have lists; the binding has no strided ones.
 //! - A request that is given up goes on writing. So a cancelled post ends when its last request in
-//!   flight has ended, and a post to a dead peer when NIXL says that all its requests are over.
+//!   flight has ended.
+//! - A request that NIXL calls failed may go on writing as well: NIXL looks at the last of its
+//!   pieces only, and at none once another request has failed. So a post to a peer whose connection
+//!   has failed ends when the peer's process is seen dead, or when UCX has closed the connection and
+//!   [`NixlConfig::settle`] has passed.
+//! - A write waits until its peer permits it, and CLOCK_BOOTTIME is read before each slice.
+//! - Whatever UCX chooses, some processor copies or at least posts the bytes, and goes on where it was
+//!   after a stop. So nothing but a peer's proven death ends the danger of its writes, unless the
+//!   owner says otherwise of RDMA ([`NixlConfig::rdma_bound`]).
 //!
 //! What it is not: a way to use NIXL's etcd or listener metadata exchange (the bootstrap server
 //! carries metadata), its telemetry, or its object stores.
 //!
 //! ```no_run
-//! use kv_core::{Desc, Op, PeerId, Plane, Post, PostId, Region, RegionRole};
+//! use kv_core::{Desc, Op, PeerId, Plane, Post, PostId, Region, RegionRole, Time};
 //! use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search};
 //!
 //! # let metadata_of_the_peer = Vec::new();
@@ -38,6 +46,8 @@
 //! plane.register(&Region::dram(RegionRole::Kv, pool.addr(), 64 << 20, 1 << 20))?;
 //!
 //! plane.connect(PeerId(1), &metadata_of_the_peer)?;
+//! // The peer has said so; until then, writes wait.
+//! plane.permit(PeerId(1), Time::MAX);
 //! let page = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 1 << 20 };
 //! plane.post(PeerId(1), Post { id: PostId(1), op: Op::Write, descs: vec![page], notify: None })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -60,7 +70,9 @@ pub mod fuzz;
 pub mod guards;
 mod host;
 mod metadata;
+mod origins;
 mod pace;
+mod permission;
 mod plane;
 mod pool;
 mod prepared;
@@ -72,6 +84,9 @@ mod storage;
 mod traffic;
 mod transfer;
 mod transport;
+
+#[cfg(test)]
+mod testing;
 
 pub use config::NixlConfig;
 pub use discovery::{Looked, Nixl, Outcome, Search};

@@ -1,6 +1,7 @@
 //! What a plane tells its peers about itself.
 
 use bytes::Bytes;
+use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, MemoryKind, PlaneError};
 use serde::{Deserialize, Serialize};
 
@@ -85,8 +86,11 @@ impl Metadata {
         if bytes.len() > longest(MAX_REGIONS) {
             return Err(PlaneError::Metadata("it is too long"));
         }
-        let metadata: Metadata = rmp_serde::from_slice(bytes)
-            .map_err(|_| PlaneError::Metadata("it is not of this plane, or of another version"))?;
+        let not_ours = PlaneError::Metadata("it is not of this plane, or of another version");
+        if !lengths_fit(bytes) {
+            return Err(not_ours);
+        }
+        let metadata: Metadata = rmp_serde::from_slice(bytes).map_err(|_| not_ours)?;
         if metadata.magic != MAGIC || metadata.version != VERSION {
             return Err(PlaneError::Metadata("it is not of this plane, or of another version"));
         }

@@ -4,14 +4,15 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::io::ErrorKind;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Directions, MAX_FRAME, MAX_REGIONS, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait,
-    Post, PostId, Region, Time, WriteFence,
+    Directions, MAX_FRAME, MAX_REGIONS, MemoryKind, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent,
+    PlaneWait, Post, PostId, Region, Time, WriteFence,
 };
 use rustix::event::epoll;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -24,7 +25,9 @@ use crate::error::NixlError;
 use crate::ffi::Memory;
 use crate::host::{Life, Process};
 use crate::metadata::{Metadata, Place, agent_name};
+use crate::origins::Origins;
 use crate::pace::Pace;
+use crate::permission::Permission;
 use crate::pool::HostPool;
 use crate::prepared::Grid;
 use crate::remote::{Arrivals, Remote, RemoteId, Stage};
@@ -59,7 +62,9 @@ pub struct NixlPlane {
     pub(crate) peers: HashMap<PeerId, RemoteId>,
     pub(crate) names: HashMap<String, RemoteId>,
     pub(crate) remotes: BTreeMap<RemoteId, Remote>,
-    next_remote: u64,
+    /// What peers allow to write.
+    pub(crate) permissions: HashMap<PeerId, Permission>,
+    pub(crate) origins: Origins,
     /// Readable when a peer on this host has died, or has rung.
     pub(crate) wakes: OwnedFd,
     pub(crate) doorbell: Option<Doorbell>,
@@ -95,8 +100,8 @@ pub struct NixlStats {
     pub strangers: u64,
     /// Longest call of `poll`.
     pub longest_poll: Duration,
-    /// Posts that have ended for their owner's wish or their peer's death, and whose memory is not
-    /// quiet yet.
+    /// Posts that are to end for their owner's wish, their peer's death or a lost connection, and whose
+    /// memory is not quiet yet.
     pub unquiet: usize,
 }
 
@@ -127,8 +132,8 @@ impl NixlPlane {
             peers: HashMap::new(),
             names: HashMap::new(),
             remotes: BTreeMap::new(),
-            // Never the number of the doorbell, however many follow.
-            next_remote: random()? >> 1,
+            permissions: HashMap::new(),
+            origins: Origins::default(),
             wakes,
             doorbell,
             transfers: HashMap::new(),
@@ -193,6 +198,7 @@ impl NixlPlane {
         while !self.requests.is_empty() && Instant::now() < deadline {
             let _ = self.engine.receive(|_, _| {});
             self.check_requests();
+            self.end_connections(Instant::now());
             std::thread::sleep(self.pace.sleep(true));
         }
         self.requests.is_empty()
@@ -236,6 +242,9 @@ impl NixlPlane {
             remote.users.push(peer);
             return Ok(*id);
         }
+        // Never the number of the doorbell.
+        let id = random().map_err(|_| PlaneError::Os { call: "getrandom", kind: ErrorKind::Other })?;
+        let id = RemoteId(id >> 1);
         let life = metadata.process.watch();
         if life.is_over() {
             return Err(PlaneError::PeerGone);
@@ -245,8 +254,6 @@ impl NixlPlane {
             self.engine.forget(&loaded);
             return Err(PlaneError::Metadata("NIXL's part is of another agent"));
         }
-        let id = RemoteId(self.next_remote);
-        self.next_remote = self.next_remote.wrapping_add(1);
         if let Life::Watched(fd) = &life {
             // Without it the death is seen later, by an error.
             let data = epoll::EventData::new_u64(id.0);
@@ -256,11 +263,15 @@ impl NixlPlane {
         let slice = (self.config.slice_time, self.config.slice_bytes);
         let mut remote = Remote::new(name.clone(), metadata.token, metadata.regions, life, peer, slice);
         remote.transport = if ours { Transport::Storage } else { transport };
+        remote.origin = self.origins.of(&name);
         if !ours {
             remote.lists = self.prepare(&name, &remote.regions);
         }
         self.names.insert(name, id);
         self.remotes.insert(id, remote);
+        if !ours {
+            self.greet(id);
+        }
         Ok(id)
     }
 
@@ -341,8 +352,16 @@ impl Plane for NixlPlane {
         Ok(())
     }
 
+    fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
+        let Ok(metadata) = Metadata::decode(metadata) else { return false };
+        let name = agent_name(metadata.token);
+        let remote = self.names.get(&name).and_then(|id| self.remotes.get(id));
+        remote.map(|remote| remote.origin).or_else(|| self.origins.known(&name)) == Some(from)
+    }
+
     fn disconnect(&mut self, peer: PeerId) {
         let Some(id) = self.peers.remove(&peer) else { return };
+        self.permissions.remove(&peer);
         let posts: Vec<PostId> = self
             .transfers
             .iter()
@@ -404,15 +423,19 @@ impl Plane for NixlPlane {
         if transfer.in_flight == 0 {
             if let Some(remote) = self.remotes.get_mut(&transfer.remote) {
                 remote.parked.retain(|parked| *parked != post);
+                remote.held.retain(|held| *held != post);
             }
             self.end(post, Err(PlaneError::Cancelled));
         }
     }
 
-    fn permit(&mut self, _: PeerId, _: Time) {}
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        self.permitted(peer, until);
+    }
 
-    fn write_fence(&self, _: PeerId) -> WriteFence {
-        WriteFence::AtDeath
+    fn write_fence(&self, peer: PeerId) -> WriteFence {
+        let way = self.transport(peer);
+        way.map_or(WriteFence::AtDeath, |way| self.reach.write_fence(way, self.config.rdma_bound))
     }
 
     fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {
@@ -486,7 +509,7 @@ fn random() -> Result<u64, NixlError> {
     let mut bytes = [0; 8];
     match getrandom(&mut bytes, GetRandomFlags::empty()) {
         Ok(8) => Ok(u64::from_le_bytes(bytes)),
-        Ok(_) => Err(NixlError::Os { call: "getrandom", kind: std::io::ErrorKind::UnexpectedEof }),
+        Ok(_) => Err(NixlError::Os { call: "getrandom", kind: ErrorKind::UnexpectedEof }),
         Err(error) => Err(NixlError::Os { call: "getrandom", kind: error.kind() }),
     }
 }

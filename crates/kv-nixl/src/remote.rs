@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use kv_core::{Op, PeerId, PostId};
+use kv_core::{Op, Origin, PeerId, PostId};
 
 use crate::doorbell::Button;
 use crate::frame::HEADER;
@@ -13,7 +13,8 @@ use crate::prepared::Grid;
 use crate::speed::{SLICE, Speed};
 use crate::transport::Transport;
 
-/// A connection to an agent; random, and thus also the connection's number in notifications.
+/// A connection to an agent; random, and thus also the connection's number in notifications, which
+/// only that agent is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RemoteId(pub(crate) u64);
 
@@ -32,6 +33,11 @@ pub(crate) struct Remote {
     /// If it may be on this host.
     pub(crate) button: Option<Button>,
     pub(crate) stage: Stage,
+    /// What its frames come under.
+    pub(crate) origin: Origin,
+    /// The number of its connection to us, as it tells in what it sends: our proof, to it alone, that
+    /// a farewell is ours.
+    pub(crate) theirs: Option<u64>,
     /// It has said that it will not touch our memory any more.
     pub(crate) said_farewell: bool,
     /// Peers that are this agent: usually one.
@@ -39,9 +45,16 @@ pub(crate) struct Remote {
 
     /// Posts with something to send. Ids of ended posts are skipped.
     pub(crate) run: RunQueue,
-    /// Requests on their way, and the part of a slice's time that each takes, together.
+    /// Writes that wait for the peer's permission.
+    pub(crate) held: VecDeque<PostId>,
+    /// Requests on their way, the part of a slice's time that each takes, and their weight, together.
     pub(crate) requests: usize,
     pub(crate) load: u64,
+    pub(crate) underway: u64,
+    /// Those of them that have failed: parts of them may still be on their way.
+    pub(crate) failed: usize,
+    /// When its connection was closed because of them.
+    pub(crate) closed: Option<Instant>,
     speeds: [Speed; 2],
 
     /// Posts whose bytes are in place, and whose notify frames wait for room.
@@ -58,7 +71,7 @@ pub(crate) struct Remote {
 /// ```text
 /// Open ── disconnect ──▶ Left ──────── requests over ──▶ (gone)
 ///  │  ◀──── connect ──────┘
-///  └─ error, death ────▶ Broken ────── requests over ──▶ PeerGone, (gone)
+///  └─ error, death ────▶ Broken ── requests over, or failed and quiet ──▶ PeerGone, (gone)
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -90,11 +103,17 @@ impl Remote {
             life,
             transport: Transport::Unknown,
             stage: Stage::Open,
+            origin: Origin(0),
+            theirs: None,
             said_farewell: false,
             users: vec![user],
             run: RunQueue::default(),
+            held: VecDeque::new(),
             requests: 0,
             load: 0,
+            underway: 0,
+            failed: 0,
+            closed: None,
             speeds: [Speed::new(slice.0, slice.1), Speed::new(slice.0, slice.1)],
             parked: VecDeque::new(),
             sent: 0,

@@ -43,10 +43,11 @@ impl Line {
 
 /// A request on its way.
 pub(crate) struct Request {
-    handle: XferRequest,
-    parts: Parts,
-    /// It has failed already; parts of it may be on their way.
-    failed: bool,
+    /// `None` once its connection was closed.
+    pub(crate) handle: Option<XferRequest>,
+    pub(crate) parts: Parts,
+    /// When it failed; parts of it may still be on their way.
+    pub(crate) failed: Option<Instant>,
 }
 
 /// What a request carries.
@@ -97,6 +98,9 @@ impl NixlPlane {
     fn see_copies_end(&mut self) {
         let begun = Instant::now();
         let near = |request: &Request| {
+            if request.failed.is_some() {
+                return false;
+            }
             let remote = self.remotes.get(&request.parts.remote);
             remote.is_some_and(|remote| remote.transport == Transport::Memory)
         };
@@ -131,7 +135,7 @@ impl NixlPlane {
         self.stats.bytes += made.bytes;
         let (handle, failed) = match self.engine.start(request) {
             Started::Done => {
-                remote.speed(parts.op).measured(parts.weight, watch.took());
+                remote.speed(parts.op).measured(parts.weight, watch.took(), watch.started().elapsed());
                 self.pace.stir();
                 self.finish(&parts, None);
                 return;
@@ -141,47 +145,95 @@ impl NixlPlane {
         };
         remote.requests += 1;
         remote.load += parts.load;
-        self.requests.push(Request { handle, parts, failed });
+        remote.underway += parts.weight;
+        self.requests.push(Request { handle: Some(handle), parts, failed: None });
         if failed {
-            self.fail(id);
+            self.fail(self.requests.len() - 1);
         }
     }
 
-    /// A request has failed. Files are not gone because of that. Returns what its posts end with.
-    fn fail(&mut self, id: RemoteId) -> PlaneError {
-        if self.remotes.get(&id).is_some_and(|remote| remote.transport == Transport::Storage) {
-            return PlaneError::Backend { call: "post_xfer_req", status: "the file system refused" };
+    /// NIXL calls a request failed. That is the end of its connection, but not of the request: NIXL goes
+    /// by the last of its pieces, and by none once another request of the connection has failed. Its
+    /// posts end with the connection.
+    fn fail(&mut self, index: usize) {
+        let Some(request) = self.requests.get_mut(index) else { return };
+        request.failed = Some(Instant::now());
+        let id = request.parts.remote;
+        let Some(remote) = self.remotes.get_mut(&id) else { return };
+        remote.failed += 1;
+        if remote.transport != Transport::Storage {
+            self.break_off(id);
         }
-        self.break_off(id);
-        PlaneError::PeerGone
+    }
+
+    /// A failed request of a file has no connection to end with. Its other pieces go on in the kernel,
+    /// which answers for them into NIXL's request: both are kept for a while.
+    fn file_is_quiet(&self, request: &Request, failed: Instant) -> bool {
+        let remote = self.remotes.get(&request.parts.remote);
+        remote.is_some_and(|remote| remote.transport == Transport::Storage)
+            && failed.elapsed() >= self.config.settle
     }
 
     /// Looks how the requests do.
     pub(crate) fn check_requests(&mut self) {
         let mut index = 0;
         while let Some(request) = self.requests.get(index) {
-            let progress = self.engine.progress(&request.handle);
-            if progress == Progress::InFlight {
-                index += 1;
+            if let Some(failed) = request.failed {
+                if self.file_is_quiet(request, failed) {
+                    let error =
+                        PlaneError::Backend { call: "post_xfer_req", status: "the file system refused" };
+                    let parts = self.take_over(index);
+                    self.finish(&parts, Some(error));
+                } else {
+                    index += 1;
+                }
                 continue;
             }
-            let Request { handle, parts, failed } = self.requests.swap_remove(index);
-            // Its end is known: nothing is left to stop.
-            drop(handle);
-            self.pace.stir();
-            if let Some(remote) = self.remotes.get_mut(&parts.remote) {
-                remote.requests -= 1;
-                remote.load -= parts.load;
+            match request.handle.as_ref().map(|handle| self.engine.progress(handle)) {
+                None | Some(Progress::InFlight) => index += 1,
+                Some(Progress::Failed) => {
+                    self.pace.stir();
+                    self.fail(index);
+                    index += 1;
+                }
+                Some(Progress::Done) => {
+                    self.pace.stir();
+                    let parts = self.take_over(index);
+                    if let Some(remote) = self.remotes.get_mut(&parts.remote) {
+                        remote.speed(parts.op).ended(parts.weight, parts.started, Instant::now());
+                    }
+                    self.finish(&parts, None);
+                    self.stand_in_line(parts.remote);
+                }
             }
-            let failed = failed || progress == Progress::Failed;
-            let error = failed.then(|| self.fail(parts.remote));
-            if error.is_none()
-                && let Some(remote) = self.remotes.get_mut(&parts.remote)
-            {
-                remote.speed(parts.op).ended(parts.weight, parts.started, Instant::now());
-            }
-            self.finish(&parts, error);
-            self.stand_in_line(parts.remote);
+        }
+    }
+
+    /// Takes out a request of which nothing is on its way any more.
+    fn take_over(&mut self, index: usize) -> Parts {
+        let Request { parts, failed, .. } = self.requests.swap_remove(index);
+        if let Some(remote) = self.remotes.get_mut(&parts.remote) {
+            remote.requests -= 1;
+            remote.load -= parts.load;
+            remote.underway -= parts.weight;
+            remote.failed -= usize::from(failed.is_some());
+        }
+        parts
+    }
+
+    /// Gives up the handles of a connection's failed requests: NIXL closes the connection with the last.
+    pub(crate) fn give_up_handles(&mut self, id: RemoteId) {
+        let failed =
+            self.requests.iter_mut().filter(|request| request.parts.remote == id && request.failed.is_some());
+        failed.for_each(|request| request.handle = None);
+    }
+
+    /// Nothing of a connection's failed requests is on its way any more.
+    pub(crate) fn end_failed(&mut self, id: RemoteId) {
+        let is_one = |request: &Request| request.parts.remote == id && request.failed.is_some();
+        while let Some(index) = self.requests.iter().position(is_one) {
+            let parts = self.take_over(index);
+            self.finish(&parts, Some(PlaneError::PeerGone));
         }
     }
 
@@ -247,9 +299,113 @@ impl NixlPlane {
         }
         remote.stage = Stage::Broken(Instant::now());
         remote.run.clear();
+        remote.held.clear();
         remote.parked.clear();
         for transfer in self.transfers.values_mut().filter(|transfer| transfer.remote == id) {
             transfer.stop(PlaneError::PeerGone);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{Desc, MemoryKind, Plane, Post, Region, RegionRole, WayEnd};
+
+    use super::*;
+    use crate::config::NixlConfig;
+    use crate::pool::HostPool;
+    use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker};
+
+    /// Two workers; the first one's read of the second one's region, all sevens, is on its way, for the
+    /// second one is not polled. Half of what is on its way is of a read that has been cancelled.
+    fn reading() -> Option<[(NixlPlane, HostPool); 2]> {
+        let nixl = nixl()?;
+        let ((mut here, ours), (mut there, theirs)) = (worker(nixl), worker(nixl));
+        theirs.write(0, &vec![7; LEN]).unwrap();
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        here.post(PEER, whole(0, Op::Read)).unwrap();
+        until(&mut [&mut here, &mut there], "a read", |_, events| !events.is_empty());
+        here.post(PEER, whole(1, Op::Read)).unwrap();
+        here.post(PEER, whole(2, Op::Read)).unwrap();
+        until(&mut [&mut here], "requests", |here, _| here.requests.len() == 2);
+        here.cancel(PostId(2));
+        ours.write(0, &vec![1; LEN]).unwrap();
+        Some([(here, ours), (there, theirs)])
+    }
+
+    fn posted(events: &[PlaneEvent], post: u64, error: PlaneError) -> bool {
+        events.contains(&PlaneEvent::Posted { post: PostId(post), result: Err(error) })
+    }
+
+    /// NIXL drops a peer when one request fails, and from then on calls the others failed without
+    /// looking at them.
+    #[test]
+    fn requests_that_nixl_calls_failed_keep_their_posts_until_their_bytes_have_come() {
+        let Some([(mut here, ours), (mut there, _theirs)]) = reading() else { return };
+        let name = here.remotes.values().next().unwrap().name.clone();
+        here.engine.forget(&name);
+        let events = pass(&mut [&mut here], Duration::from_millis(100));
+        assert_eq!((others(&ours, 1), events), (0, Vec::new()), "nothing has come, and nothing is over");
+        assert_eq!(here.stats().unquiet, 2);
+
+        let events = until(&mut [&mut here, &mut there], "an end", |here, _| here.peers.is_empty());
+        assert!(others(&ours, 1) > 0, "the reads went on, or this shows nothing");
+        assert_eq!(events.len(), 3, "{events:?}");
+        assert!(posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        assert!(posted(&events, 2, PlaneError::Cancelled), "{events:?}");
+        assert!(events.contains(&PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Lost }), "{events:?}");
+        ours.write(0, &vec![0xee; LEN]).unwrap();
+        let events = pass(&mut [&mut here, &mut there], Duration::from_millis(300));
+        assert_eq!((others(&ours, 0xee), events), (0, Vec::new()), "written after the end of its post");
+        assert!(here.requests.is_empty() && here.stats().unquiet == 0);
+    }
+
+    /// One piece was refused, the others are on their way, and the connection is as good as before.
+    #[test]
+    fn a_request_that_failed_on_a_working_connection_is_never_taken_for_quiet_by_time() {
+        let Some([(mut here, ours), (mut there, _theirs)]) = reading() else { return };
+        here.fail(0);
+        let long = here.config.settle * 2;
+        let events = pass(&mut [&mut here], long);
+        assert!(!posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        let events = pass(&mut [&mut here, &mut there], long);
+        assert!(!posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        assert!(others(&ours, 1) > 0, "the reads went on, or this shows nothing");
+        drop(there);
+        let events = until(&mut [&mut here], "the end", |here, _| here.peers.is_empty());
+        assert!(posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        assert!(here.requests.is_empty() && here.stats().unquiet == 0);
+    }
+
+    /// The kernel goes on with its other pieces, and NIXL does not say when they have ended.
+    #[test]
+    fn a_failed_read_of_a_file_keeps_its_pages_for_a_while_also_when_forgotten() {
+        let Some(nixl) = nixl() else { return };
+        let path = std::env::temp_dir().join(format!("kv-nixl-failed-{}", std::process::id()));
+        let file = std::fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = file.unwrap();
+        file.set_len(LEN as u64).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let pool = HostPool::new(LEN).unwrap();
+        let settle = Duration::from_millis(300);
+        let mut here = NixlPlane::new(nixl, NixlConfig { settle, ..NixlConfig::default() }).unwrap();
+        here.add_pool(&pool).unwrap();
+        let device = here.add_file(file).unwrap();
+        let memory = Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096);
+        here.register(&memory).unwrap();
+        here.register(&Region { memory: MemoryKind::File, device, addr: 0, ..memory }).unwrap();
+        here.connect(PEER, &here.metadata().unwrap()).unwrap();
+        let desc = Desc { remote_region: 1, ..whole(1, Op::Read).descs[0] };
+        here.post(PEER, Post { descs: vec![desc], ..whole(1, Op::Read) }).unwrap();
+        until(&mut [&mut here], "a request", |here, events| !here.requests.is_empty() || !events.is_empty());
+        assert!(!here.requests.is_empty(), "it has ended before it could fail");
+        here.fail(0);
+        here.disconnect(PEER);
+        let failed = Instant::now();
+        let events = until(&mut [&mut here], "the end", |_, events| !events.is_empty());
+        assert!(failed.elapsed() >= settle, "{events:?}");
+        assert!(matches!(events[..], [PlaneEvent::Posted { post: PostId(1), result: Err(_) }]), "{events:?}");
+        pass(&mut [&mut here], Duration::from_millis(10));
+        assert!(here.requests.is_empty() && here.remotes.is_empty());
     }
 }

@@ -47,7 +47,7 @@ impl NixlPlane {
     }
 
     /// Makes the next request of the posts that wait at this peer, or takes one that was made ahead.
-    /// `None` if nothing of them has anything to send.
+    /// `None` if nothing of them has anything to send, or none may be sent now.
     pub(crate) fn next_request(
         &mut self,
         id: RemoteId,
@@ -58,6 +58,11 @@ impl NixlPlane {
             Length::Short => self.gather_short(id)?,
             Length::Long => self.next_slice(id)?,
         };
+        // The last thing before its start: what was made ahead, or took long to make, is no exception.
+        if !self.may_start(id, op, &posts, made.weight) {
+            self.put_back(id, length, made, posts);
+            return None;
+        }
         for post in &posts {
             if let Some(transfer) = self.transfers.get_mut(post) {
                 transfer.in_flight += 1;
@@ -71,11 +76,11 @@ impl NixlPlane {
         Some((made, Parts { remote: id, posts, op, weight, load, started }))
     }
 
-    /// One request of short posts of one direction.
+    /// One request of short posts of one direction and one peer, whose permission they share.
     fn gather_short(&mut self, id: RemoteId) -> Option<(Made, Op, Vec<PostId>)> {
         let remote = self.remotes.get_mut(&id)?;
         self.batch.clear();
-        let mut posts = Vec::new();
+        let (mut posts, mut peer) = (Vec::new(), None);
         while let Some(post) = remote.run.of(Length::Short).posts.front().copied() {
             let Some(transfer) = self.transfers.get_mut(&post).filter(|transfer| transfer.has_more()) else {
                 remote.run.of(Length::Short).posts.pop_front();
@@ -84,10 +89,12 @@ impl NixlPlane {
             let most = remote.speed(transfer.op).slice() / SHARED;
             let first = posts.is_empty();
             let joins = self.batch.kind.is_some_and(|(op, ..)| op == transfer.op)
+                && peer == Some(transfer.peer)
                 && transfer.is_shorter_than(most.saturating_sub(self.batch.weight));
             if !first && !joins {
                 break;
             }
+            peer = Some(transfer.peer);
             let before = self.batch.pieces.len();
             let lists = self.lists.as_ref().zip(remote.lists.as_ref());
             transfer.cut(&self.regions, &remote.regions, lists, u64::MAX, &mut self.batch);

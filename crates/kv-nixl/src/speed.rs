@@ -20,6 +20,10 @@ const GROWTH: u64 = 4;
 /// Requests remembered. Of five, the second largest proposal ignores three requests that the system
 /// interrupted, and one that was cached.
 const REMEMBERED: usize = 5;
+/// Of so many requests the slowest is remembered, whatever has slowed it.
+const SLOW: usize = 16;
+/// Picoseconds that a byte takes before anything is known: 100 MB/s.
+const FIRST_SLOW: u64 = 10_000;
 
 /// What counts as one slice in [`Speed::load`].
 pub(crate) const SLICE: u64 = 1024;
@@ -34,6 +38,8 @@ pub(crate) struct Speed {
     proposals: [u64; REMEMBERED],
     count: usize,
     slice: u64,
+    /// Picoseconds that a byte of the last requests took, from start to end.
+    slow: [u64; SLOW],
     /// When the last request ended: one that waited for it began only then.
     ended: Option<Instant>,
 }
@@ -42,7 +48,8 @@ impl Speed {
     /// Slices of about `time`, that weigh at most `most`.
     pub(crate) fn new(time: Duration, most: u64) -> Speed {
         let slice = FIRST.min(most);
-        Speed { time, most, proposals: [slice; REMEMBERED], count: 0, slice, ended: None }
+        let (proposals, slow) = ([slice; REMEMBERED], [FIRST_SLOW; SLOW]);
+        Speed { time, most, proposals, count: 0, slice, slow, ended: None }
     }
 
     /// True if requests have shown it.
@@ -64,13 +71,26 @@ impl Speed {
     pub(crate) fn ended(&mut self, weight: u64, started: Instant, now: Instant) {
         let began = self.ended.map_or(started, |ended| ended.max(started));
         self.ended = Some(now);
-        self.measured(weight, now.saturating_duration_since(began));
+        let took = now.saturating_duration_since(began);
+        self.measured(weight, took, took);
     }
 
-    /// A request of this weight took so long.
-    pub(crate) fn measured(&mut self, weight: u64, took: Duration) {
+    /// How long so much takes at the speed of the slowest of the last requests.
+    pub(crate) fn at_slowest(&self, weight: u64) -> Duration {
+        let slowest = self.slow.iter().max().copied().unwrap_or(FIRST_SLOW);
+        let nanos = u128::from(weight) * u128::from(slowest) / 1000;
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// A request of this weight took so long: without what slices of another size would not change,
+    /// and from start to end.
+    pub(crate) fn measured(&mut self, weight: u64, took: Duration, whole: Duration) {
         if weight < self.slice / TELLING {
             return;
+        }
+        let slow = whole.as_nanos() * 1000 / u128::from(weight.max(1));
+        if let Some(place) = self.slow.get_mut(self.count % SLOW) {
+            *place = u64::try_from(slow).unwrap_or(u64::MAX);
         }
         let took = took.as_nanos().max(1);
         let fitting = u128::from(weight) * self.time.as_nanos() / took;
@@ -165,6 +185,20 @@ mod tests {
         // None at all is no time at all.
         speed.ended(speed.slice(), now, now);
         assert!(speed.slice() <= 32 << 20);
+    }
+
+    #[test]
+    fn one_slow_request_is_expected_again_until_others_have_followed_it() {
+        let mut now = Instant::now();
+        let mut speed = Speed::new(MS, 32 << 20);
+        assert_eq!(speed.at_slowest(100_000_000), Duration::from_secs(1), "nothing is known");
+        run(&mut speed, &mut now, 40, 4e9);
+        assert!(speed.at_slowest(4_000_000) < MS * 2);
+        run(&mut speed, &mut now, 1, 1e6);
+        run(&mut speed, &mut now, SLOW - 1, 4e9);
+        assert!(speed.at_slowest(1_000_000) > MS * 900);
+        run(&mut speed, &mut now, 1, 4e9);
+        assert!(speed.at_slowest(4_000_000) < MS * 2);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{MAX_FRAME, Origin, PeerId, PlaneError, PlaneEvent, PostId, WayEnd};
+use kv_core::{MAX_FRAME, PeerId, PlaneError, PlaneEvent, PostId, WayEnd};
 use rustix::event::{Timespec, epoll};
 
 use crate::doorbell::Doorbell;
@@ -27,7 +27,8 @@ impl NixlPlane {
     /// Takes what has come.
     pub(crate) fn take_notifications(&mut self) {
         let (token, arrivals, stats) = (self.token, &mut self.arrivals, &mut self.stats);
-        let events = &mut self.events;
+        let (events, origins) = (&mut self.events, &mut self.origins);
+        let (names, remotes) = (&self.names, &mut self.remotes);
         let (mut heard, mut due, mut leaving) = (false, Vec::new(), Vec::new());
         // An error is of one backend's moment, and comes again if it lasts: sends will fail.
         let _ = self.engine.receive(|name, bytes| {
@@ -37,15 +38,26 @@ impl NixlPlane {
                 return;
             };
             heard = true;
+            // It may be forged, but by nobody who gains by it: a farewell that names a wrong number is
+            // not believed, and the end is seen otherwise.
+            let known = names.get(name).and_then(|id| remotes.get_mut(id));
+            let mut origin = None;
+            if let Some(remote) = known {
+                origin = Some(remote.origin);
+                if matches!(kind, Kind::Frame(_) | Kind::Probe) {
+                    remote.theirs = Some(connection);
+                }
+            }
             match kind {
                 Kind::Frame(frame) if frame.len() <= MAX_FRAME => {
                     if let Some(count) = arrivals.count(connection, name, frame.len()) {
                         due.push((name.to_owned(), connection, count));
                     }
-                    events.push(PlaneEvent::Frame { from: Origin(connection), frame });
+                    let from = origin.unwrap_or_else(|| origins.of(name));
+                    events.push(PlaneEvent::Frame { from, frame });
                 }
                 Kind::Arrived(count) => due.push((String::new(), connection, count)),
-                Kind::Farewell => leaving.push(name.to_owned()),
+                Kind::Farewell(proof) => leaving.push((name.to_owned(), RemoteId(proof))),
                 Kind::Frame(_) | Kind::Probe => {}
             }
         });
@@ -63,9 +75,8 @@ impl NixlPlane {
                 self.confirm(*id, connection, count);
             }
         }
-        for name in leaving {
-            let Some(id) = self.names.get(&name).copied() else { continue };
-            if let Some(remote) = self.remotes.get_mut(&id) {
+        for (name, id) in leaving {
+            if let Some(remote) = self.remotes.get_mut(&id).filter(|remote| remote.name == name) {
                 remote.said_farewell = true;
                 self.break_off(id);
             }
@@ -75,9 +86,11 @@ impl NixlPlane {
     /// Tells the peers that this plane ends. Nothing is on its way any more.
     pub(crate) fn say_farewell(&mut self) {
         let peers = self.remotes.iter().filter(|(_, remote)| remote.transport != Transport::Storage);
-        let ids: Vec<RemoteId> = peers.map(|(id, _)| *id).collect();
-        for id in ids {
-            self.notify(id, Kind::Farewell, id.0);
+        // Who has not told us its number does not believe us, and sees our end otherwise.
+        let proofs: Vec<(RemoteId, u64)> =
+            peers.filter_map(|(id, remote)| Some((*id, remote.theirs?))).collect();
+        for (id, proof) in proofs {
+            self.notify(id, Kind::Farewell(proof), id.0);
         }
     }
 
@@ -97,9 +110,11 @@ impl NixlPlane {
 
     /// Sends a frame for which there is room; false if the connection has failed.
     pub(crate) fn transmit(&mut self, id: RemoteId, frame: Bytes) -> bool {
-        if self.remotes.get(&id).is_some_and(|remote| remote.transport == Transport::Storage) {
+        if let Some(remote) = self.remotes.get(&id)
+            && remote.transport == Transport::Storage
+        {
             // To ourselves.
-            self.events.push(PlaneEvent::Frame { from: Origin(id.0), frame });
+            self.events.push(PlaneEvent::Frame { from: remote.origin, frame });
             return true;
         }
         let charged = charge(frame.len());
@@ -221,13 +236,24 @@ impl NixlPlane {
         if remote.stage == Stage::Open {
             return true;
         }
-        if remote.requests > 0 {
+        if remote.requests > remote.failed {
             return false;
         }
         let Stage::Broken(since) = remote.stage else {
+            if remote.failed > 0 {
+                // Of files.
+                return false;
+            }
             self.remove(id);
             return true;
         };
+        if remote.failed > 0 {
+            if !self.is_quiet(id, now) {
+                return false;
+            }
+            self.end_failed(id);
+        }
+        let Some(remote) = self.remotes.get(&id) else { return true };
         let posts: Vec<PostId> = self
             .transfers
             .iter()
@@ -246,9 +272,54 @@ impl NixlPlane {
         }
         for peer in users {
             self.peers.remove(&peer);
+            self.permissions.remove(&peer);
             self.events.push(PlaneEvent::PeerGone { peer, end });
         }
         true
+    }
+
+    /// Whether nothing of a broken connection's failed requests touches memory any more. That is so
+    ///
+    /// 1. when the connection was closed, here at least, and what UCX had taken in before has been
+    ///    dealt with, that is in another call than this one,
+    /// 2. and when the peer's process is dead, or [`settle`](crate::NixlConfig::settle) has passed: bytes
+    ///    may be between the hosts, or with a peer that has not looked.
+    ///
+    /// A connection is closed only if UCX has failed it, or the peer is dead: else requests would go on.
+    fn is_quiet(&mut self, id: RemoteId, now: Instant) -> bool {
+        let Some(remote) = self.remotes.get(&id) else { return true };
+        let (dead, closed) = (remote.life.is_over(), remote.closed);
+        if let Some(closed) = closed {
+            return dead || now.saturating_duration_since(closed) >= self.config.settle;
+        }
+        if dead || self.is_severed(id, now) {
+            self.give_up_handles(id);
+            if let Some(remote) = self.remotes.get_mut(&id) {
+                remote.closed = Some(now);
+                self.engine.forget(&remote.name);
+            }
+        }
+        false
+    }
+
+    /// Whether UCX has failed a connection: NIXL then drops the peer, or sends it nothing more. Tried
+    /// out now and then.
+    fn is_severed(&mut self, id: RemoteId, now: Instant) -> bool {
+        let Some(remote) = self.remotes.get_mut(&id) else { return true };
+        if !self.engine.knows(&remote.name) {
+            return true;
+        }
+        if now.saturating_duration_since(remote.spoke) < PROBE / 4 {
+            return false;
+        }
+        remote.spoke = now;
+        let probe = Notification { to: remote.token, connection: id.0, kind: Kind::Probe };
+        self.engine.notify(&remote.name, &probe.encode()).is_err()
+    }
+
+    /// Tells a new peer the number of our connection to it.
+    pub(crate) fn greet(&mut self, id: RemoteId) {
+        self.notify(id, Kind::Probe, id.0);
     }
 
     fn remove(&mut self, id: RemoteId) -> Vec<PeerId> {
@@ -258,5 +329,109 @@ impl NixlPlane {
         }
         self.names.remove(&remote.name);
         remote.users
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{Op, Origin, Plane};
+
+    use super::*;
+    use crate::config::NixlConfig;
+    use crate::engine::Engine;
+    use crate::metadata::Metadata;
+    use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker};
+
+    const FRAME: &[u8] = b"frame";
+
+    fn frames(events: &[PlaneEvent]) -> Vec<Origin> {
+        let frames = events.iter().filter_map(|event| match event {
+            PlaneEvent::Frame { from, frame } if *frame == FRAME => Some(*from),
+            _ => None,
+        });
+        frames.collect()
+    }
+
+    /// A third agent that calls itself as the victim does, knows the numbers in which the victim's
+    /// metadata and ours differ, and says goodbye for it in the middle of the victim's write.
+    #[test]
+    fn a_farewell_in_another_agents_name_ends_nothing_and_its_own_ends_it() {
+        let Some(nixl) = nixl() else { return };
+        let ((mut here, ours), (mut victim, theirs)) = (worker(nixl), worker(nixl));
+        theirs.write(0, &vec![7; LEN]).unwrap();
+        let (metadata, metadata_of_victim) = (here.metadata().unwrap(), victim.metadata().unwrap());
+        here.connect(PEER, &metadata_of_victim).unwrap();
+        victim.connect(PEER, &metadata).unwrap();
+        let told = |victim: &NixlPlane| victim.remotes.values().all(|remote| remote.theirs.is_some());
+        until(&mut [&mut victim, &mut here], "both know each other", |victim, _| told(victim));
+        until(&mut [&mut here, &mut victim], "both know each other", |here, _| told(here));
+
+        let name = &here.remotes.values().next().unwrap().name;
+        let config =
+            NixlConfig { backend_params: here.config.backend_params.clone(), ..NixlConfig::default() };
+        let mut impostor = Engine::new(nixl, name, &config).unwrap();
+        let decoded = Metadata::decode(&metadata).unwrap();
+        let target = impostor.load(&decoded.nixl).unwrap();
+        // What the victim calls its connection to us, were that to leak, is not enough.
+        let (victims, guess) = (victim.remotes.keys().next().unwrap().0, 1234);
+        for (connection, proof) in
+            [(guess, guess), (victims, victims), (victims, 0), (victims, decoded.token)]
+        {
+            let forged = Notification { to: decoded.token, connection, kind: Kind::Farewell(proof) };
+            impostor.notify(&target, &forged.encode()).unwrap();
+        }
+        let last = Kind::Frame(Bytes::from_static(FRAME));
+        let last = Notification { to: decoded.token, connection: guess, kind: last };
+        impostor.notify(&target, &last.encode()).unwrap();
+        victim.post(PEER, whole(1, Op::Write)).unwrap();
+        let mut events = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while frames(&events).is_empty() {
+            assert!(Instant::now() < deadline, "the impostor is not heard");
+            let _ = impostor.receive(|_, _| {});
+            events.extend(pass(&mut [&mut here], Duration::from_millis(10)));
+        }
+        assert_eq!(events.len(), 1, "{events:?}");
+        assert_eq!(others(&ours, 0), 0, "the victim is about to write");
+        victim.permit(PEER, kv_core::Time::MAX);
+        let written = until(&mut [&mut victim, &mut here], "a write", |_, events| !events.is_empty());
+        assert_eq!(written, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+        assert_eq!(others(&ours, 7), 0, "it lives, and has written");
+
+        // The impostor has made the victim's number unknown to us by its frame; nothing of ours.
+        victim.shutdown(Duration::from_secs(1));
+        victim.say_farewell();
+        let events = until(&mut [&mut here, &mut victim], "the farewell", |_, events| !events.is_empty());
+        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [PlaneEvent::PeerGone { peer: PEER, end }]);
+    }
+
+    /// Whatever number of a connection is written into a frame.
+    #[test]
+    fn frames_of_one_agent_have_one_origin_and_those_of_others_another() {
+        let Some(nixl) = nixl() else { return };
+        let ((mut here, _), (mut a, _), (mut b, _)) = (worker(nixl), worker(nixl), worker(nixl));
+        let metadata = here.metadata().unwrap();
+        let mut origins = Vec::new();
+        for (round, other) in [(0, &mut a), (1, &mut b)] {
+            other.connect(PEER, &metadata).unwrap();
+            let (name, token) =
+                other.remotes.values().map(|remote| (remote.name.clone(), remote.token)).next().unwrap();
+            for connection in [1, 2, 1 << 62] {
+                let frame =
+                    Notification { to: token, connection, kind: Kind::Frame(Bytes::from_static(FRAME)) };
+                other.engine.notify(&name, &frame.encode()).unwrap();
+            }
+            let events = until(&mut [&mut here, other], "frames", |_, events| frames(events).len() == 3);
+            origins.extend(frames(&events));
+            // Also once it is connected.
+            here.connect(PeerId(10 + round), &other.metadata().unwrap()).unwrap();
+            other.send(PEER, Bytes::from_static(FRAME)).unwrap();
+            let events = until(&mut [&mut here, other], "a frame", |_, events| !events.is_empty());
+            origins.extend(frames(&events));
+        }
+        let (a, b) = (origins[0], origins[4]);
+        assert_ne!(a, b);
+        assert_eq!(origins, [a, a, a, a, b, b, b, b]);
     }
 }

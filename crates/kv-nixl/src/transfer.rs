@@ -32,6 +32,8 @@ pub(crate) struct Transfer {
     /// Next descriptor, and how much of it is cut off.
     next: usize,
     done: u64,
+    /// Both before the last part was cut off.
+    before: (usize, u64),
 }
 
 /// A request that was made, or could not be.
@@ -95,6 +97,7 @@ impl Transfer {
             descs: post.descs,
             next: 0,
             done: 0,
+            before: (0, 0),
         }
     }
 
@@ -120,6 +123,11 @@ impl Transfer {
         self.ready.clear();
     }
 
+    /// Takes back the last cut.
+    pub(crate) fn rewind(&mut self) {
+        (self.next, self.done) = self.before;
+    }
+
     /// Cuts off a part, and adds it to a batch until that weighs about `most`. Adds nothing if the
     /// next piece is of other kinds of memory than those of the batch, or of a region that is not
     /// there. With lists, pieces of a few items get numbers.
@@ -131,6 +139,7 @@ impl Transfer {
         most: u64,
         batch: &mut Batch,
     ) {
+        self.before = (self.next, self.done);
         while let Some(desc) = self.descs.get(self.next) {
             let (Some(here), Some(there)) =
                 (local.get(desc.local_region as usize), remote.get(desc.remote_region as usize))

@@ -6,8 +6,9 @@
 
 use std::fmt;
 use std::path::Path;
+use std::time::Duration;
 
-use kv_core::Directions;
+use kv_core::{Directions, WriteFence};
 use serde::{Deserialize, Serialize};
 
 use crate::config::NixlConfig;
@@ -65,6 +66,9 @@ pub(crate) struct Reach {
     ucx: bool,
     memory: bool,
     rdma: bool,
+    /// Peers reach us by cards that copy on their own, or not at all. Only we need to know.
+    #[serde(skip)]
+    cards_only: bool,
 }
 
 impl Reach {
@@ -80,6 +84,7 @@ impl Reach {
             ucx: config.backend == "UCX",
             memory: allows(&["cma", "sm", "shm"]) && module("cma") && ffi::may_copy_between_processes(),
             rdma: allows(&["ib", "rc", "dc", "ud", "srd"]) && module("ib") && card,
+            cards_only: config.backend == "UCX" && is_cards_only(tls.as_deref()),
         }
     }
 
@@ -93,6 +98,15 @@ impl Reach {
             Transport::Rdma
         } else {
             Transport::Tcp
+        }
+    }
+
+    /// What ends the danger of the writes of a peer on this way, which over cards alone lasts as long
+    /// as the owner has said.
+    pub(crate) fn write_fence(self, way: Transport, bound: Option<Duration>) -> WriteFence {
+        match (way, bound) {
+            (Transport::Rdma, Some(bound)) if self.cards_only => WriteFence::Within(bound),
+            _ => WriteFence::AtDeath,
         }
     }
 
@@ -134,6 +148,15 @@ fn allows(list: Option<&str>, names: &[&str]) -> bool {
     if forbids { !names.iter().any(has) } else { names.iter().any(has) }
 }
 
+/// Whether a list of transports has only those in which a card writes into memory without a processor
+/// at either end.
+fn is_cards_only(list: Option<&str>) -> bool {
+    let Some(list) = list.map(str::trim).filter(|list| !list.is_empty()) else { return false };
+    list.split(',')
+        .map(str::trim)
+        .all(|name| ["rc", "dc"].iter().any(|card| name == *card || name.starts_with(&format!("{card}_"))))
+}
+
 fn allows_module(list: Option<&str>, name: &str) -> bool {
     allows(list, &[name])
 }
@@ -164,6 +187,23 @@ mod tests {
     }
 
     #[test]
+    fn only_cards_with_a_bound_that_the_owner_knows_have_another_fence_than_death() {
+        for list in [None, Some(""), Some("all"), Some("rc,tcp"), Some("rc,ud"), Some("^tcp"), Some("rcx")] {
+            assert!(!is_cards_only(list), "{list:?}");
+        }
+        assert!(is_cards_only(Some("rc")) && is_cards_only(Some("rc_mlx5, dc_x")));
+        let mixed = Reach { ucx: true, memory: true, rdma: true, cards_only: false };
+        let cards = Reach { cards_only: true, ..mixed };
+        let bound = Duration::from_secs(40);
+        assert_eq!(cards.write_fence(Transport::Rdma, Some(bound)), WriteFence::Within(bound));
+        assert_eq!(cards.write_fence(Transport::Rdma, None), WriteFence::AtDeath);
+        assert_eq!(mixed.write_fence(Transport::Rdma, Some(bound)), WriteFence::AtDeath);
+        for way in [Transport::Memory, Transport::Tcp, Transport::Unknown, Transport::Storage] {
+            assert_eq!(cards.write_fence(way, Some(bound)), WriteFence::AtDeath, "{way}");
+        }
+    }
+
+    #[test]
     fn settings_of_one_agent_are_found_among_its_parameters() {
         let config = |value: &str| NixlConfig {
             backend_params: vec![("engine_config".to_owned(), value.to_owned())],
@@ -179,7 +219,7 @@ mod tests {
 
     #[test]
     fn both_ends_must_have_what_is_taken() {
-        let all = Reach { ucx: true, memory: true, rdma: true };
+        let all = Reach { ucx: true, memory: true, rdma: true, cards_only: false };
         let (no_memory, no_rdma) = (Reach { memory: false, ..all }, Reach { rdma: false, ..all });
         assert_eq!(all.to(all, true), Transport::Memory);
         assert_eq!(all.to(all, false), Transport::Rdma);

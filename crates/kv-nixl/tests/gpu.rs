@@ -94,6 +94,7 @@ fn pages_of_a_gpu_go_to_another_process_and_come_back() {
     plane.register(&Region { memory: MemoryKind::Vram, ..region }).unwrap();
     let other = Process::start("default", Job::Serve, &plane.metadata().unwrap());
     plane.connect(PEER, other.metadata()).unwrap();
+    plane.permit(PEER, Time::MAX);
 
     let whole = |id, op| {
         let desc =

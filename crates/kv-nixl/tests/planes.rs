@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::{
     Desc, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Region, RegionRole, Time,
+    WayEnd,
 };
 use kv_nixl::{HostPool, NixlConfig, NixlError, NixlPlane};
 use workers::{Workers, nixl, worker};
@@ -66,6 +67,7 @@ fn planes_posts_and_memory_leave_nothing_behind() {
     let cycle = |rounds: usize| {
         let (mut here, mut there) = (worker(nixl, &[8 << 20]), worker(nixl, &[8 << 20]));
         here.plane.connect(PEER, &there.plane.metadata().unwrap()).unwrap();
+        here.plane.permit(PEER, Time::MAX);
         for id in 0..rounds as u64 {
             let descs = (0..64).map(|at| Desc {
                 local_region: 0,
@@ -114,7 +116,9 @@ fn a_plane_that_ends_is_reported_to_its_peers_and_is_quiet_at_once() {
     let (mut here, there) = (worker(nixl, &[4096]), worker(nixl, &[4096]));
     let mut there = there.plane;
     here.plane.connect(PEER, &there.metadata().unwrap()).unwrap();
+    here.plane.permit(PEER, Time::MAX);
     there.connect(PEER, &here.plane.metadata().unwrap()).unwrap();
+    there.permit(PEER, Time::MAX);
     let mut events = Vec::new();
     there.send(PEER, Bytes::from_static(b"here I am")).unwrap();
     while events.is_empty() {
@@ -126,7 +130,10 @@ fn a_plane_that_ends_is_reported_to_its_peers_and_is_quiet_at_once() {
     while events.is_empty() {
         here.plane.poll(Time::ZERO, &mut events);
     }
-    assert_eq!(events, [PlaneEvent::PeerGone { peer: PEER, quiet_after: Duration::ZERO }]);
+    assert_eq!(
+        events,
+        [PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } }]
+    );
 }
 
 #[test]
@@ -135,6 +142,7 @@ fn a_short_post_passes_the_long_ones_before_it() {
     let len = 16 << 20;
     let (mut here, mut there) = (worker(nixl, &[len]), worker(nixl, &[len]));
     here.plane.connect(PEER, &there.plane.metadata().unwrap()).unwrap();
+    here.plane.permit(PEER, Time::MAX);
     let post = |id, len| {
         let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
         Post { id: PostId(id), op: Op::Write, descs: vec![desc], notify: None }
@@ -165,6 +173,7 @@ fn short_posts_share_requests_and_each_has_its_own_event_frame_and_bytes() {
     let len = item * posts;
     let (mut here, mut there) = (worker(nixl, &[len]), worker(nixl, &[len]));
     here.plane.connect(PEER, &there.plane.metadata().unwrap()).unwrap();
+    here.plane.permit(PEER, Time::MAX);
     let bytes: Vec<u8> = (0..len).map(|at| (at / item * 7 + at) as u8).collect();
     here.memory.write(0, 0, &bytes);
     // Both directions in turn: one request has one.
@@ -185,12 +194,9 @@ fn short_posts_share_requests_and_each_has_its_own_event_frame_and_bytes() {
     for id in 0..posts {
         let result = if id == 7 { Err(PlaneError::Cancelled) } else { Ok(()) };
         assert!(ended.contains(&PlaneEvent::Posted { post: PostId(id as u64), result }), "post {id}");
-        let frame = PlaneEvent::Frame(Bytes::from(id.to_string()));
-        assert_eq!(
-            frames.iter().filter(|other| **other == frame).count(),
-            usize::from(id != 7),
-            "frame {id}"
-        );
+        let text = id.to_string();
+        let is = |event: &&PlaneEvent| matches!(event, PlaneEvent::Frame { frame, .. } if *frame == text);
+        assert_eq!(frames.iter().filter(is).count(), usize::from(id != 7), "frame {id}");
     }
     let (mut ours, mut theirs) = (vec![1; len], vec![1; len]);
     here.memory.read(0, 0, &mut ours);
@@ -229,6 +235,7 @@ fn items_that_are_named_by_number_are_the_ones_that_were_meant() {
         };
         let ((mut here, ours), (mut there, theirs)) = (plane(ITEM), plane(items_there));
         here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        here.permit(PEER, Time::MAX);
         let fill = |pool: &HostPool, seed: u64| {
             let byte = |at: u64| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(seed) >> 56) as u8;
             let bytes: Vec<u8> = (0..2 << 20).map(byte).collect();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kv_conformance::process::Process;
 use kv_conformance::{A_KNOWS_B, Harness, Job, LENS, Other, Pair, Side, pattern, rest, snapshot};
-use kv_core::{Desc, Directions, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Time};
+use kv_core::{Desc, Directions, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Time, WayEnd};
 use kv_nixl::{Nixl, NixlPlane, Transport};
 use rustix::process::{Pid, Signal, kill_process};
 use workers::Workers;
@@ -93,6 +93,7 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     let mut side = workers::worker_with(nixl, &[LEN], workers::configured("reads-over-tcp"));
     let other = Process::start("default", Job::Serve, &side.plane.metadata().unwrap());
     side.plane.connect(PEER, other.metadata()).unwrap();
+    side.plane.permit(PEER, Time::MAX);
     let whole = |id| {
         let desc =
             Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
@@ -142,9 +143,52 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     assert!(side.plane.shutdown(Duration::from_secs(1)));
     let again = PeerId(2);
     side.plane.connect(again, other.metadata()).unwrap();
+    side.plane.permit(again, Time::MAX);
     let post = Post { id: PostId(9), ..whole(9) };
     events.clear();
     side.plane.post(again, post).unwrap();
     until(&mut side, &mut events, "a post", |events| !events.is_empty());
     assert!(snapshot(&side)[0] == pattern(LEN));
+}
+
+/// Killed while it runs, and while it is stopped with the requests in its sockets.
+#[test]
+fn a_source_killed_in_the_middle_of_reads_brings_no_byte_after_their_ends() {
+    let Some(nixl) = tcp() else { return };
+    for stopped in [false, true, false, true] {
+        let mut side = workers::worker_with(nixl, &[LEN], workers::configured("reads-over-tcp"));
+        let mut other = Process::start("default", Job::Serve, &side.plane.metadata().unwrap());
+        side.plane.connect(PEER, other.metadata()).unwrap();
+        let desc =
+            Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
+        let read = |id| Post { id: PostId(id), op: Op::Read, descs: vec![desc], notify: None };
+        let mut events = Vec::new();
+        side.plane.post(PEER, read(0)).unwrap();
+        until(&mut side, &mut events, "a read", |events| !events.is_empty());
+        side.memory.write(0, 0, &vec![0; LEN]);
+        events.clear();
+        (1..=8).for_each(|id| side.plane.post(PEER, read(id)).unwrap());
+        for _ in 0..5 {
+            side.plane.poll(Time::ZERO, &mut events);
+        }
+        if stopped {
+            signal(&other, Signal::STOP);
+            let stopped = Instant::now() + Duration::from_millis(50);
+            until(&mut side, &mut events, "a while", |_| Instant::now() > stopped);
+        }
+        other.kill();
+        until(&mut side, &mut events, "the end", |events| {
+            events.iter().any(|event| matches!(event, PlaneEvent::PeerGone { .. }))
+        });
+        side.memory.write(0, 0, &vec![0xee; LEN]);
+        let end = PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
+        assert_eq!(events.last(), Some(&end));
+        assert_eq!(events.len(), 9, "{events:?}");
+        let failed = |event: &&PlaneEvent| matches!(event, PlaneEvent::Posted { result: Err(_), .. });
+        assert!(events.iter().filter(failed).count() > 0, "it was killed too late to show anything");
+        let later = Instant::now() + Duration::from_millis(200);
+        until(&mut side, &mut events, "a while", |_| Instant::now() > later);
+        assert!(snapshot(&side)[0].iter().all(|byte| *byte == 0xee), "written after the ends");
+        assert_eq!((events.len(), side.plane.stats().unquiet), (9, 0));
+    }
 }

@@ -111,8 +111,8 @@ impl KvManager for Manager {
         Ok(Session::new(Arc::clone(&self.link), cell))
     }
 
-    /// As the worker saw it 50 ms ago at most; its sum is
-    /// [`pages_quarantined`](Gauges::pages_quarantined) of that moment.
+    /// As the worker saw it 50 ms ago at most; how many pages there are right now is
+    /// [`pages_quarantined`](Gauges::pages_quarantined).
     fn quarantine(&self) -> Vec<Quarantine> {
         self.link.quarantine()
     }

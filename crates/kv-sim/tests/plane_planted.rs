@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WayEnd,
+    Desc, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WayEnd,
     WriteFence,
 };
 use kv_sim::{VirtualNet, VirtualPlane};
@@ -60,10 +60,20 @@ enum Bug {
     WaitsForTheDead,
     /// Whoever comes under a known id is taken for who was there.
     RemembersIds,
+    /// Writes are allowed from the connect on.
+    AllowsItself,
+    /// A permission once given is good for ever.
+    IgnoresTheEnd,
+    /// A right is said to be revoked, and is not.
+    RevokesNothing,
+    /// All frames have one origin.
+    OneOrigin,
+    /// Every peer is told dead when one is.
+    AllDieWithOne,
 }
 
 /// For each check, the bug that it must find.
-const FINDS: [(&str, Bug); 20] = [
+const FINDS: [(&str, Bug); 25] = [
     ("posts_move_exactly_the_described_bytes", Bug::ForgetsADescriptor),
     ("descriptors_out_of_bounds_are_refused_and_touch_nothing", Bug::MovesBeforeItChecks),
     ("one_and_a_million_descriptors_move_their_bytes", Bug::CutsLongPosts),
@@ -84,6 +94,11 @@ const FINDS: [(&str, Bug); 20] = [
     ("a_killed_reader_leaves_its_source_in_service", Bug::KillsWhatItReads),
     ("a_peer_that_died_before_the_connect_is_never_connected", Bug::WaitsForTheDead),
     ("a_peer_that_comes_back_under_its_id_serves_its_new_bytes", Bug::RemembersIds),
+    ("a_write_waits_for_its_permission_and_moves_nothing_before", Bug::AllowsItself),
+    ("no_byte_of_a_write_moves_after_its_permission_has_ended", Bug::IgnoresTheEnd),
+    ("after_a_right_is_revoked_no_byte_arrives", Bug::RevokesNothing),
+    ("frames_of_a_peer_have_its_origin_and_no_others", Bug::OneOrigin),
+    ("death_is_told_of_the_dead_only", Bug::AllDieWithOne),
 ];
 
 /// A virtual plane with something wrong.
@@ -222,15 +237,24 @@ impl Plane for Faulty {
     }
 
     fn permit(&mut self, peer: PeerId, until: Time) {
+        let until = match self.bug {
+            Bug::AllowsItself => Time::MAX,
+            Bug::IgnoresTheEnd if until > Time::ZERO => Time::MAX,
+            _ => until,
+        };
         self.inner.permit(peer, until);
     }
 
     fn write_fence(&self, peer: PeerId) -> WriteFence {
-        self.inner.write_fence(peer)
+        if self.bug == Bug::RevokesNothing { WriteFence::Revocable } else { self.inner.write_fence(peer) }
     }
 
     fn revoke(&mut self, peer: PeerId) {
-        self.inner.revoke(peer);
+        if self.bug == Bug::RevokesNothing {
+            self.late.push(PlaneEvent::Revoked { peer });
+        } else {
+            self.inner.revoke(peer);
+        }
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
@@ -250,6 +274,10 @@ impl Plane for Faulty {
                     continue;
                 }
                 PlaneEvent::Frame { from, frame } => {
+                    if self.bug == Bug::OneOrigin {
+                        events.push(PlaneEvent::Frame { from: Origin(0), frame: frame.clone() });
+                        continue;
+                    }
                     if self.bug == Bug::DeafToStrangers && self.known.is_empty() {
                         continue;
                     }
@@ -258,7 +286,11 @@ impl Plane for Faulty {
                         continue;
                     }
                 }
-                PlaneEvent::PeerGone { peer, .. } => match self.bug {
+                PlaneEvent::PeerGone { peer, end } => match self.bug {
+                    Bug::AllDieWithOne => {
+                        let others = self.known.keys().filter(|known| *known != peer);
+                        events.extend(others.map(|peer| PlaneEvent::PeerGone { peer: *peer, end: *end }));
+                    }
                     Bug::HidesDeaths | Bug::WaitsForTheDead => continue,
                     Bug::PromisesQuietEarly => {
                         let end = WayEnd::Dead { quiet_after: Duration::ZERO };

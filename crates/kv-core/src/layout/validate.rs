@@ -56,6 +56,14 @@ impl Geometry {
         range("layout.stages.len", layout.stages.len() as u64, 0, u64::from(self.parallel.pp_size))?;
         whole("tp_size", tp_size, "context_size", layout.context_size)?;
         whole("page_size", self.page_size, "kernel_page_size", self.kernel_page_size())?;
+        // What is counted in physical pages has a number of 32 bits.
+        let physical = self.page_size / self.kernel_page_size().max(1);
+        range(
+            "num_pages in physical pages",
+            u64::from(self.num_pages) * u64::from(physical),
+            0,
+            u32::MAX.into(),
+        )?;
         let context_rank = self.parallel.tp_rank % layout.context_size;
         range("context_rank", layout.context_rank, context_rank.into(), context_rank)?;
         for &(first, end) in each(&layout.stages) {

@@ -7,7 +7,10 @@
 //! ├ lookup.rs    decode side: from an address to peers                directory.rs   answers of bootstrap servers
 //! ├ receive.rs   decode side: register, count parts                   run_set.rs     numbers as runs
 //! ├ close.rs     decode side: tell of a failure, wait for quiet
+//! ├ permission.rs both sides: until when P may write, and what ends its last writes
+//! ├ quarantine.rs whom pages of ended sessions wait for
 //! ├ attempts.rs  prefill side: registrations, aborts, answers         rendezvous.rs  who waits for whom
+//! │                                                                   incoming.rs    attempts of one peer
 //! ├ send.rs      prefill side: sessions and their targets             posting.rs     whose turn it is to post
 //! ├ chunks.rs    prefill side: pages given, layers announced
 //! ├ write.rs     prefill side of push: plan and post                  groups.rs      state groups, both sides
@@ -36,6 +39,7 @@ mod node;
 mod peer;
 mod permission;
 mod posting;
+mod quarantine;
 mod random;
 mod read;
 mod receive;

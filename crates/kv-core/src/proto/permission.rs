@@ -90,6 +90,14 @@ impl Default for WritesIn {
     }
 }
 
+impl WritesIn {
+    /// When the last write has ended that was begun under the permission, if none takes longer than `bound`.
+    pub(super) fn end_of_last(&self, bound: Duration) -> Time {
+        // The bound is by another clock, and a thirty-second part is how much clocks may differ.
+        self.until + bound + bound / 32 + Duration::from_millis(1)
+    }
+}
+
 impl Node {
     // ---- the prefill side ---------------------------------------------------------------------
 
@@ -224,8 +232,7 @@ impl Node {
                 self.output(Output::Revoke { peer: id });
             }
             WriteFence::Within(bound) => {
-                // The bound is by another clock, and a thirty-second part is how much clocks may differ.
-                let at = peer.writes_in.until + bound + bound / 32 + Duration::from_millis(1);
+                let at = peer.writes_in.end_of_last(bound);
                 self.timers.arm(Timer::Fence(id), at.max(self.now));
             }
         }

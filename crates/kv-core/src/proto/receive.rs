@@ -469,8 +469,7 @@ impl Node {
             source.skipped = skipped;
         }
         let bound = u64::from(source.total.unwrap_or(MAX_PARTS).min(MAX_PARTS));
-        let last = source.parts.runs().last().map_or(0, |(start, count)| start + count);
-        if contradiction || last > bound || source.parts.runs_len() > MAX_PART_RUNS {
+        if contradiction || source.parts.end() > bound || source.parts.runs_len() > MAX_PART_RUNS {
             return self.fail_receiver(session, Cause::Protocol("impossible part numbers"));
         }
         if source.total.is_some_and(|total| source.parts.len() == u64::from(total)) {

@@ -71,6 +71,11 @@ impl RunSet {
         self.len
     }
 
+    /// The first number above all in the set.
+    pub(super) fn end(&self) -> u64 {
+        self.runs.last_key_value().map_or(0, |(_, &end)| end)
+    }
+
     /// How many runs.
     pub(super) fn runs_len(&self) -> usize {
         self.runs.len()

@@ -82,7 +82,7 @@ impl SendSession {
     }
 
     /// The receivers that read, with their positions.
-    pub(super) fn readers(&self) -> impl Iterator<Item = (usize, &Target)> {
+    pub(super) fn readers(&self) -> impl Iterator<Item = (usize, &Target)> + Clone {
         self.targets.iter().enumerate().filter(|(_, target)| target.reads)
     }
 

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::lengths::lengths_fit;
 use super::{FrameError, Link, VERSION};
 use crate::error::PeerCause;
 use crate::groups::GroupLists;
@@ -274,6 +275,9 @@ bodies! {
 
 fn decode<T: DeserializeOwned>(kind: u8, bytes: &[u8]) -> Result<(Link, T), FrameError> {
     let malformed = FrameError::Malformed { kind };
+    if !lengths_fit(bytes) {
+        return Err(malformed);
+    }
     let mut deserializer = rmp_serde::Deserializer::new(Cursor::new(bytes));
     deserializer.set_max_depth(16);
     let frame = <(u8, u8, Link, T)>::deserialize(&mut deserializer);

@@ -10,11 +10,13 @@
 //! nobody answers to, and is dropped and counted.
 
 mod body;
+mod lengths;
 
 pub use body::{
     Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello,
     MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
 };
+pub use lengths::lengths_fit;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};

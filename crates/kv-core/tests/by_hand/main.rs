@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bounds;
 mod granting;
 mod groups;
 mod meeting;
+mod memory;
 mod reading;
 mod receiving;
 mod serving;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod alike;
+mod far;
 mod groups;
 mod layers;
 mod left_out;

@@ -807,6 +807,8 @@ fn a_peer_with_marked_rights_costs_a_bounded_number_of_pages() {
         poll_at(&mut plane, Duration::ZERO);
         assert!(plane.lost.len() <= 9, "{}", plane.lost.len());
     }
+    // Those that are marked are remembered: a revocation would wait for them.
+    assert_eq!(plane.lost.len(), 9);
     assert!(plane.links.is_empty());
     plane.lost.clear();
     assert_serves(&mut plane, &arena);

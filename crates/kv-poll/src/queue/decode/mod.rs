@@ -268,7 +268,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     }
 
     /// The request that waits for room, as of the last step. Compare `shortage` with what can be
-    /// evicted or retracted.
+    /// evicted or retracted. New requests that wait while admission is [`stopped`](Self::stopped) are not
+    /// told here: no room would let them in.
     pub fn blocked(&self) -> Option<Blocked> {
         self.blocked
     }
@@ -453,7 +454,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             match step {
                 Admission::Admitted => {}
                 Admission::Blocked(blocked) => break Some(blocked),
-                Admission::Empty => break None,
+                Admission::Nobody => break None,
             }
         };
     }
@@ -467,7 +468,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     }
 
     fn resume_first(&mut self) -> Admission {
-        let Some((key, retracted)) = self.retracted.front() else { return Admission::Empty };
+        let Some((key, retracted)) = self.retracted.front() else { return Admission::Nobody };
         let missing = self.rule.missing_to_resume(retracted.pages, &self.load());
         if missing > 0 {
             return blocked(key, Shortage::Pages(missing));
@@ -483,15 +484,15 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     }
 
     fn admit_first(&mut self, aux: &mut impl AuxMemory<R>) -> Admission {
-        let Some((key, ())) = self.ready.front() else { return Admission::Empty };
+        if self.stopped.is_some() {
+            return Admission::Nobody;
+        }
+        let Some((key, ())) = self.ready.front() else { return Admission::Nobody };
         let load = self.load();
         let Some(entry) = self.entries.get_mut(&key) else {
             self.ready.pop();
             return Admission::Admitted;
         };
-        if self.stopped.is_some() {
-            return blocked(key, Shortage::Quarantine);
-        }
         let missing = self.rule.missing(&entry.demand, &load);
         if missing > 0 {
             return blocked(key, Shortage::Pages(missing));
@@ -532,7 +533,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
 enum Admission {
     Admitted,
     Blocked(Blocked),
-    Empty,
+    /// There is none, or none may be let in.
+    Nobody,
 }
 
 fn blocked(key: RequestKey, shortage: Shortage) -> Admission {

@@ -134,9 +134,6 @@ pub enum Shortage {
     Pages(usize),
     /// Items of state groups: [`AuxMemory::take_groups`](super::super::AuxMemory::take_groups) had too few.
     Groups,
-    /// An end of the quarantine: it has taken so much of the cache that no new request is let in, see
-    /// [`stopped`](super::DecodeQueues::stopped).
-    Quarantine,
     /// An aux row: as many requests are in transfer as there are rows.
     AuxRow,
 }

@@ -1,0 +1,129 @@
+//! The right to write: permissions that begin and end, and rights that are revoked.
+
+use std::time::Duration;
+
+use kv_core::{Op, Plane, PlaneError, PlaneEvent, Post, PostId, Time, WriteFence};
+
+use crate::pair::desc;
+use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, snapshot};
+
+/// Posts that are under way at once.
+const POSTS: u64 = 12;
+/// How long a plane whose processor copies may take for the slices that it has begun.
+const LAST_SLICES: Duration = Duration::from_millis(100);
+
+fn write_all<P: Plane>(pair: &mut Pair<P>, ids: std::ops::Range<u64>) {
+    for id in ids {
+        let descs = vec![desc((0, 0), (0, 0), LENS[0] as u64)];
+        pair.a.plane.post(A_KNOWS_B, Post { id: PostId(id), op: Op::Write, descs, notify: None }).unwrap();
+    }
+}
+
+/// Turns for this long in the planes' time.
+fn pass<H: Harness>(harness: &H, pair: &mut Pair<H::Plane>, until: Time) {
+    while harness.now() < until {
+        pair.turn();
+    }
+}
+
+fn holds_only(pair: &Pair<impl Plane>, byte: u8) -> bool {
+    snapshot(&pair.b)[0].iter().all(|other| *other == byte)
+}
+
+pub(crate) fn a_write_waits_for_its_permission_and_moves_nothing_before<H: Harness>(harness: &H) {
+    let mut pair = Pair::connected(harness, &LENS);
+    pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
+    pair.a.plane.permit(A_KNOWS_B, Time::ZERO);
+    write_all(&mut pair, 0..POSTS);
+    let until = harness.now() + Duration::from_millis(50);
+    pass(harness, &mut pair, until);
+    assert!(holds_only(&pair, 0), "bytes moved before they were allowed to");
+    assert_eq!(pair.a_events, []);
+    // Reads need no permission, nor do they give any.
+    if harness.reads() {
+        let descs = vec![desc((1, 0), (1, 0), LENS[1] as u64)];
+        let read = Post { id: PostId(POSTS), op: Op::Read, descs, notify: None };
+        pair.a.plane.post(A_KNOWS_B, read).unwrap();
+        assert_eq!(pair.await_post(PostId(POSTS)), Ok(()));
+        assert_eq!(pair.a_events.len(), 1);
+        assert!(holds_only(&pair, 0), "bytes moved with a read");
+    }
+    pair.a.plane.permit(A_KNOWS_B, harness.now() + Duration::from_secs(3600));
+    for id in 0..POSTS {
+        assert_eq!(pair.await_post(PostId(id)), Ok(()));
+    }
+    assert!(holds_only(&pair, 1));
+}
+
+pub(crate) fn no_byte_of_a_write_moves_after_its_permission_has_ended<H: Harness>(harness: &H) {
+    for span in [1, 12, 20] {
+        let mut pair = Pair::connected(harness, &LENS);
+        pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
+        let settle = match pair.b.plane.write_fence(B_KNOWS_A) {
+            WriteFence::Revocable => Duration::ZERO,
+            WriteFence::Within(bound) => bound,
+            WriteFence::AtDeath => LAST_SLICES,
+        };
+        let until = harness.now() + Duration::from_millis(span);
+        pair.a.plane.permit(A_KNOWS_B, until);
+        // More than can be moved in that time, so that some are cut off.
+        let mut posted = 0;
+        while harness.now() < until {
+            if posted < 1000 {
+                write_all(&mut pair, posted..posted + POSTS);
+                posted += POSTS;
+            }
+            pair.turn();
+        }
+        pass(harness, &mut pair, until + settle);
+        let ended = pair.a_events.len() as u64;
+        pair.b.memory.write(0, 0, &vec![4; LENS[0]]);
+        pass(harness, &mut pair, until + settle + Duration::from_millis(50));
+        assert!(holds_only(&pair, 4), "after a permission of {span} ms");
+        assert!(ended < posted, "{posted} posts were not enough to show anything");
+        // They have only waited.
+        pair.a.plane.permit(A_KNOWS_B, Time::MAX);
+        pair.until("all posts end", |pair| pair.a_events.len() as u64 == posted);
+        let good = |event: &PlaneEvent| matches!(event, PlaneEvent::Posted { result: Ok(()), .. });
+        assert!(pair.a_events.iter().all(good), "{:?}", pair.a_events);
+        write_all(&mut pair, posted..posted + 1);
+        assert_eq!(pair.await_post(PostId(posted)), Ok(()));
+        assert!(holds_only(&pair, 1));
+    }
+}
+
+pub(crate) fn after_a_right_is_revoked_no_byte_arrives<H: Harness>(harness: &H) {
+    for turns in [0, 1, 2, 4] {
+        let mut pair = Pair::connected(harness, &LENS);
+        if pair.b.plane.write_fence(B_KNOWS_A) != WriteFence::Revocable {
+            return;
+        }
+        pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
+        write_all(&mut pair, 0..POSTS);
+        for _ in 0..turns {
+            pair.turn();
+        }
+        pair.b.plane.revoke(B_KNOWS_A);
+        let revoked = PlaneEvent::Revoked { peer: B_KNOWS_A };
+        pair.until("a revocation", |pair| pair.b_events.contains(&revoked));
+        pair.b.memory.write(0, 0, &vec![4; LENS[0]]);
+        pair.until("all posts end", |pair| pair.a_events.len() as u64 == POSTS);
+        for event in &pair.a_events {
+            let PlaneEvent::Posted { result, .. } = event else { panic!("{event:?}") };
+            assert!(matches!(result, Ok(()) | Err(PlaneError::Revoked)), "{result:?}");
+        }
+        write_all(&mut pair, 100..101);
+        assert_eq!(pair.await_post(PostId(100)), Err(PlaneError::Revoked));
+        let until = harness.now() + Duration::from_millis(50);
+        pass(harness, &mut pair, until);
+        assert!(holds_only(&pair, 4), "bytes arrived after the right was revoked");
+        assert_eq!(pair.b_events, [revoked]);
+        if harness.reads() {
+            let descs = vec![desc((0, 0), (0, 0), LENS[0] as u64)];
+            let read = Post { id: PostId(101), op: Op::Read, descs, notify: None };
+            pair.a.plane.post(A_KNOWS_B, read).unwrap();
+            assert_eq!(pair.await_post(PostId(101)), Ok(()));
+            assert!(snapshot(&pair.a)[0].iter().all(|byte| *byte == 4));
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! What a peer's frames may cost: steps, memory and answers are paid for by the bytes that came, or by what
+//! the own scheduler has asked for.
+
+use std::time::Duration;
+
+use kv_core::plan::{Plan, RegionMap, Side};
+use kv_core::proto::{Input, Output};
+use kv_core::wire::{Abort, Body, Claim, Finish, Frame, Link, Ping, Register, Release};
+use kv_core::{
+    Attempt, Geometry, Holds, KvArgs, KvPoll, Layout, Lease, MAX_FRAME, Mismatch, Origin, PageList,
+    PeerCause, Region, RegionRole, Room, SessionOptions, TransferMode, meter,
+};
+
+use crate::memory;
+use crate::solo::{Solo, list, register};
+
+const ROOM: Room = Room::Number(7);
+
+/// Steps of what is done.
+fn steps_of(act: impl FnOnce()) -> u64 {
+    let before = meter::steps();
+    act();
+    meter::steps() - before
+}
+
+/// Bytes that are kept of what is done.
+fn kept_of(act: impl FnOnce()) -> i64 {
+    let before = memory::held();
+    act();
+    memory::held() - before
+}
+
+/// Bytes of the frames among the last outputs.
+fn said(solo: &Solo) -> usize {
+    let len = |output: &Output| if let Output::Send { frame, .. } = output { frame.len() } else { 0 };
+    solo.said.iter().map(len).sum()
+}
+
+/// A cause with as much text as fits.
+fn long_cause(len: usize) -> PeerCause {
+    let text = "x".repeat(len);
+    PeerCause::Incompatible(Mismatch { field: text, ours: String::new(), theirs: String::new() })
+}
+
+fn abort(attempt: u64, room: Room, cause: PeerCause) -> Body {
+    Body::Abort(Abort { attempt: Attempt(attempt), room, grant: None, cause })
+}
+
+/// The frame as it is said, whether or not it can be written.
+fn say_if_it_fits(solo: &mut Solo, incarnation: u64, body: Body) -> bool {
+    let frame = Frame { link: solo.link(incarnation), body };
+    let fits = frame.encode().is_ok();
+    if fits {
+        solo.frame_from(incarnation, frame);
+    }
+    fits
+}
+
+/// A sender of a large request, which peer 1 has claimed as attempt 1. Bytes of the grant.
+fn granted() -> (Solo, usize) {
+    let mut solo = Solo::serving_pages(1 << 20);
+    let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
+    let session = solo.open_sender_with(ROOM, 1, options);
+    // Every other page: as scattered as can be.
+    solo.send_list(session, PageList::from_pages((0..100_000).map(|n| n * 2 + 1)).unwrap());
+    solo.says(1, claim(1, ROOM, 1));
+    let len = said(&solo);
+    assert!(len > MAX_FRAME / 3, "the grant is {len} bytes");
+    (solo, len)
+}
+
+fn claim(attempt: u64, room: Room, beat: u64) -> Body {
+    let (attempt, floor, grant, ranks, ttl_ms) = (Attempt(attempt), Attempt(0), None, 1, 60_000);
+    Body::Claim(Claim { attempt, floor, room, grant, beat, ranks, ttl_ms })
+}
+
+#[test]
+fn a_ping_asks_about_each_attempt_once_and_in_rising_order() {
+    for attempts in [vec![(1, 1); 4096], vec![(2, 1), (1, 1)], vec![(1, 2), (2, 2)], vec![(1, 0); 4096]] {
+        let (mut solo, _) = granted();
+        let dropped = solo.node().gauges().frames_dropped;
+        solo.says(1, Body::Ping(Ping { floor: Attempt(0), attempts }));
+        assert_eq!(solo.said, []);
+        assert_eq!(solo.node().gauges().frames_dropped, dropped + 1);
+    }
+    let (mut solo, grant) = granted();
+    solo.says(1, Body::Ping(Ping { floor: Attempt(0), attempts: vec![(1, u32::MAX), (1 << 40, 7)] }));
+    assert!(said(&solo) < grant + 16_384, "{} bytes are said", said(&solo));
+    assert!(solo.said.len() < 300, "{} answers", solo.said.len());
+}
+
+#[test]
+fn a_long_reason_of_a_peer_is_not_said_again_to_whoever_asks() {
+    for len in [100, 10_000, 1_000_000] {
+        let mut solo = Solo::serving(|_| {});
+        solo.open_sender(ROOM, 2);
+        solo.says(1, Body::Register(register(1, ROOM, &[0])));
+        solo.says(1, Body::Register(register(2, ROOM, &[1])));
+        say_if_it_fits(&mut solo, 1, abort(1, ROOM, long_cause(len)));
+        solo.says(1, Body::Ping(Ping { floor: Attempt(0), attempts: vec![(2, 1)] }));
+        assert!(said(&solo) < 4096, "{} bytes are said of a reason of {len}", said(&solo));
+    }
+}
+
+#[test]
+fn ranks_that_a_peer_counts_size_nothing_and_push_out_nobody() {
+    for ranks in [2, 100, 65_536, u32::MAX - 1, u32::MAX] {
+        let mut solo = Solo::serving(|_| {});
+        // A failure that another room's receiver is still to be told of.
+        let other = solo.open_sender(Room::Number(8), 1);
+        solo.abort(other);
+        let session = solo.open_sender(ROOM, 0);
+        solo.says(1, Body::Register(Register { ranks, ..register(1, ROOM, &[0, 1]) }));
+        let before = solo.node().gauges().failed_rooms;
+        let steps = steps_of(|| solo.abort(session));
+        assert!(steps < 1000, "{steps} steps to fail the sender");
+        assert!(solo.node().gauges().failed_rooms <= before + 1, "{:?}", solo.node().gauges());
+        let steps = steps_of(|| {
+            for attempt in 2..12 {
+                solo.says(1, Body::Register(register(attempt, ROOM, &[0, 1])));
+            }
+        });
+        assert!(steps < 10_000, "{steps} steps to refuse ten");
+        let steps = steps_of(|| {
+            solo.open_sender(ROOM, 1);
+        });
+        assert!(steps < 1000, "{steps} steps to open the room again");
+        solo.says(1, Body::Register(register(20, Room::Number(8), &[0])));
+        let told = solo.frames().into_iter().any(|body| matches!(body, Body::Failed(failed) if failed.quiet));
+        assert!(told, "the failure of the other room is forgotten");
+    }
+}
+
+#[test]
+fn aborts_of_rooms_that_nobody_opens_keep_little_however_long_their_reasons() {
+    for len in [10, 1000, 1_000_000] {
+        let mut solo = Solo::serving(|_| {});
+        let kept = kept_of(|| {
+            for number in 1..=500 {
+                say_if_it_fits(&mut solo, 1, abort(number, Room::Number(number), long_cause(len)));
+            }
+            solo.said.clear();
+        });
+        // The room by name and by time, and a reason of bounded length.
+        assert!(kept < 500 * 2048, "{kept} bytes are kept of 500 reasons of {len}");
+    }
+}
+
+#[test]
+fn what_is_finished_far_ahead_is_dropped_and_not_kept() {
+    let mut solo = Solo::serving(|_| {});
+    let dropped = solo.node().gauges().frames_dropped;
+    let kept = kept_of(|| {
+        for number in 0..2_000_000_u64 {
+            let finish = Finish { attempt: Attempt(1 << 40 | number * 2), floor: Attempt(0) };
+            solo.says(1, Body::Finish(finish));
+        }
+    });
+    assert!(kept < 1 << 20, "{kept} bytes are kept");
+    assert_eq!(solo.node().gauges().frames_dropped - dropped, 2_000_000);
+}
+
+#[test]
+fn what_is_finished_within_the_window_keeps_a_bounded_number_of_gaps() {
+    let mut solo = Solo::serving(|_| {});
+    let kept = kept_of(|| {
+        for number in 0..200_000_u64 {
+            solo.says(1, Body::Finish(Finish { attempt: Attempt(number * 2 + 1), floor: Attempt(0) }));
+        }
+    });
+    assert!(kept < 2 << 20, "{kept} bytes are kept in {} runs", solo.node().gauges().closed_runs);
+}
+
+#[test]
+fn refused_attempts_of_one_connection_keep_little_however_many_incarnations_it_names() {
+    let mut solo = Solo::serving(|_| {});
+    let kept = kept_of(|| {
+        for incarnation in 1..=64 {
+            let hello = crate::solo::hello(incarnation, Link::new(1, incarnation as u32));
+            solo.frame_from(1, Frame { link: Link::NONE, body: Body::Hello(hello) });
+            let welcome = solo.frames().into_iter().find_map(|body| match body {
+                Body::Welcome(welcome) => Some(welcome.link),
+                _ => None,
+            });
+            let Some(link) = welcome else { continue };
+            for number in 1..20_000 {
+                let body = Body::Register(register(number, Room::Number(number), &[1000]));
+                solo.frame_from(1, Frame { link, body });
+            }
+        }
+        solo.said.clear();
+    });
+    let gauges = solo.node().gauges();
+    assert!(kept < 12 << 20, "{kept} bytes are kept: {gauges:?}");
+    assert!(gauges.peers <= 8, "{gauges:?}");
+}
+
+#[test]
+fn a_receiver_that_greets_again_and_again_is_one_receiver() {
+    let mut solo = Solo::serving(|_| {});
+    let lease = Some(Lease::Fixed(Duration::from_secs(400)));
+    let options = SessionOptions { mode: Some(TransferMode::Auto), lease, ..SessionOptions::default() };
+    let session = solo.open_sender_with(ROOM, 2, options);
+    solo.send(session, 2, &[&[0, 1]]);
+    // It has all pages already: nothing is to be written.
+    let all = || Register { first: 2, whole: 2, pages: list(&[]), ..register(1, ROOM, &[]) };
+    let mut last = 0;
+    let steps = steps_of(|| {
+        for round in 2..2002 {
+            solo.says(1, Body::Register(all()));
+            solo.greet_again(1, Link::new(round, 1));
+            last = solo.node().gauges().targets;
+        }
+    });
+    assert!(last <= 2, "{last} receivers of a session that waits for two");
+    assert!(steps < 2000 * 300, "{steps} steps in 2000 rounds");
+    assert!(!solo.poll(session).is_terminal(), "the other one has not come");
+}
+
+#[test]
+fn a_peer_whose_posts_never_end_does_not_hold_up_another() {
+    let mut solo = Solo::serving(|_| {});
+    solo.greet(2);
+    let pages: Vec<u32> = (0..8).map(|number| number * 2).collect();
+    for number in 0..20 {
+        let session = solo.open_sender(Room::Number(number), 1);
+        solo.says(1, Body::Register(register(number + 1, Room::Number(number), &pages)));
+        solo.send(session, 8, &[&pages]);
+    }
+    let stuck = solo.take_posts();
+    assert!(!stuck.is_empty());
+    let session = solo.open_sender(Room::Number(100), 1);
+    solo.says(2, Body::Register(register(1, Room::Number(100), &pages)));
+    solo.send(session, 8, &[&pages]);
+    solo.run_for(Duration::from_secs(1));
+    let mut posts = solo.take_posts();
+    assert_eq!(posts.len(), 1, "the healthy peer's post has not started within a second");
+    solo.posted(posts.remove(0).id, Ok(()));
+    assert_eq!(solo.poll(session), KvPoll::Success);
+}
+
+#[test]
+fn a_release_of_everything_costs_what_there_is() {
+    let (mut solo, _) = granted();
+    for attempts in [vec![(0, u32::MAX)], (0..20_000).map(|number| (number * 10, 9)).collect()] {
+        let len = 5 * attempts.len() as u64 + 20;
+        let steps = steps_of(|| {
+            solo.says(1, Body::Release(Release { floor: Attempt(0), attempts: attempts.clone() }));
+        });
+        assert!(steps < 2000 + 8 * len, "{steps} steps for {len} bytes");
+    }
+}
+
+#[test]
+fn a_page_that_a_peer_does_not_have_is_refused_whatever_its_number() {
+    for page in [16, 17, 1 << 20, 1 << 23, u32::MAX - 1] {
+        let mut solo = Solo::serving(|_| {});
+        let session = solo.open_sender(ROOM, 1);
+        solo.send(session, 1, &[&[3]]);
+        solo.says(1, Body::Register(register(1, ROOM, &[page])));
+        let refused = solo.frames().into_iter().any(
+            |body| matches!(body, Body::Failed(failed) if failed.cause == PeerCause::OutOfRange && failed.quiet),
+        );
+        assert!(refused, "page {page}: {:?}", solo.said);
+        assert!(solo.take_posts().is_empty(), "page {page} of 16 is written");
+    }
+}
+
+#[test]
+fn a_page_that_is_named_twice_is_refused() {
+    for runs in [vec![(3, 1), (3, 1)], vec![(2, 4), (5, 1)], vec![(5, 1), (2, 4)]] {
+        let mut solo = Solo::serving(|_| {});
+        let pages = PageList::try_from(runs).unwrap();
+        let whole = pages.len() as u32;
+        solo.says(1, Body::Register(Register { pages, whole, ..register(1, ROOM, &[]) }));
+        let refused = solo.frames().into_iter().any(
+            |body| matches!(body, Body::Failed(failed) if failed.cause == PeerCause::OutOfRange && failed.quiet),
+        );
+        assert!(refused, "{:?}", solo.said);
+    }
+}
+
+/// A cache of pages that are made of 512 physical ones each, in two layers.
+fn of_pieces(num_pages: u32) -> Geometry {
+    let item = 8192;
+    let region = |layer| {
+        let addr = 0x10_0000 + (u64::from(layer) << 30);
+        Region::dram(RegionRole::Kv, addr, 64 * item, item).layer(layer).holds(Holds::Latent)
+    };
+    let builder = KvArgs::builder("engine", 0).pages(64, 8192).heads(1, 1);
+    let layout = Layout { kernel_page_size: 16, ..Layout::default() };
+    let args = builder.region(region(0)).region(region(1)).layout(layout).build().unwrap();
+    let mut geometry = args.geometry().clone();
+    geometry.num_pages = num_pages;
+    for region in &mut geometry.regions {
+        region.len = u64::from(num_pages) * item;
+    }
+    geometry
+}
+
+#[test]
+fn a_page_number_that_cannot_be_counted_in_physical_pages_is_never_written_elsewhere() {
+    let ours = of_pieces(64);
+    for (num_pages, page) in [(1 << 22, (1 << 22) - 1), (1 << 23, (1 << 23) - 1), (1 << 24, (1 << 23) + 1)] {
+        let theirs = of_pieces(num_pages);
+        let remote = PageList::from_pages([page]).unwrap();
+        for layers in [0..1, 0..2] {
+            // Refused at any stage will do.
+            let Ok(map) = RegionMap::layers(&ours, &theirs, Side::Local, layers) else { continue };
+            let Ok(mut plan) = Plan::suffix(&map, (&list(&[0]), 0), (&remote, 0)) else { continue };
+            let mut descs = Vec::new();
+            plan.fill(&mut descs, 10, u64::MAX);
+            for desc in descs {
+                let item = u64::from(page) * 8192;
+                let there = desc.remote_offset;
+                assert!((item..item + 8192).contains(&there), "page {page} is written at {there}");
+            }
+        }
+    }
+    assert!(of_pieces(1 << 22).validate().is_ok() && of_pieces(1 << 24).validate().is_err());
+}
+
+#[test]
+fn a_list_that_promises_more_than_its_frame_holds_is_refused_before_room_is_made() {
+    let mut solo = Solo::serving(|_| {});
+    let frame =
+        Frame { link: solo.link(1), body: Body::Ping(Ping { floor: Attempt(0), attempts: Vec::new() }) };
+    let mut bytes = frame.encode().unwrap().to_vec();
+    // In place of the empty list at the end.
+    bytes.pop();
+    bytes.extend([0xdd, 0x00, 0xff, 0xff, 0xff]);
+    let dropped = solo.node().gauges().frames_dropped;
+    let before = memory::allocated();
+    solo.input(Input::Frame { from: Origin(1), frame: bytes.into() });
+    let allocated = memory::allocated() - before;
+    assert!(allocated < 4096, "{allocated} bytes are asked for");
+    assert_eq!(solo.node().gauges().frames_dropped, dropped + 1);
+}

@@ -1,0 +1,81 @@
+//! Planes for tests that look inside.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use kv_core::{Desc, Op, PeerId, Plane, PlaneEvent, Post, PostId, Region, RegionRole, Time};
+
+use crate::{HostPool, Nixl, NixlConfig, NixlPlane, Search, guards};
+
+pub(crate) const PEER: PeerId = PeerId(1);
+pub(crate) const LEN: usize = 8 << 20;
+
+/// NIXL, if it is installed; else there is nothing to test.
+#[allow(unsafe_code)]
+pub(crate) fn nixl() -> Option<&'static Nixl> {
+    static NIXL: OnceLock<Option<Nixl>> = OnceLock::new();
+    NIXL.get_or_init(|| {
+        // SAFETY: the test harness's other threads run tests of this crate, which wait here or read
+        // no variable that is set here.
+        unsafe { guards::apply_among_threads() };
+        Nixl::load(&Search::default())
+            .inspect_err(|error| {
+                println!("SKIPPED: {error}");
+                assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
+            })
+            .ok()
+    })
+    .as_ref()
+}
+
+/// A worker that is reached over TCP, where a peer that is not polled keeps everything on its way.
+pub(crate) fn worker(nixl: &Nixl) -> (NixlPlane, HostPool) {
+    let config = NixlConfig {
+        backend_params: vec![("engine_config".to_owned(), "TLS=tcp".to_owned())],
+        reads_over_tcp: true,
+        slice_bytes: 1 << 20,
+        settle: Duration::from_secs(1),
+        ..NixlConfig::default()
+    };
+    let pool = HostPool::new(LEN).unwrap();
+    let mut plane = NixlPlane::new(nixl, config).unwrap();
+    plane.add_pool(&pool).unwrap();
+    plane.register(&Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096)).unwrap();
+    (plane, pool)
+}
+
+/// A post of the whole region.
+pub(crate) fn whole(id: u64, op: Op) -> Post {
+    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
+    Post { id: PostId(id), op, descs: vec![desc], notify: None }
+}
+
+/// Polls planes, of which the first one reports, until `done`; fails after a minute.
+pub(crate) fn until(
+    planes: &mut [&mut NixlPlane],
+    what: &str,
+    done: impl Fn(&NixlPlane, &[PlaneEvent]) -> bool,
+) -> Vec<PlaneEvent> {
+    let (deadline, mut events) = (Instant::now() + Duration::from_secs(60), Vec::new());
+    while !done(&*planes[0], &events) {
+        assert!(Instant::now() < deadline, "{what}: {events:?}");
+        for (index, plane) in planes.iter_mut().enumerate() {
+            let mut others = Vec::new();
+            plane.poll(Time::ZERO, if index == 0 { &mut events } else { &mut others });
+        }
+    }
+    events
+}
+
+/// Polls planes for a while; what the first one reports.
+pub(crate) fn pass(planes: &mut [&mut NixlPlane], span: Duration) -> Vec<PlaneEvent> {
+    let end = Instant::now() + span;
+    until(planes, "time passes", |_, _| Instant::now() >= end)
+}
+
+/// How many bytes of a pool are not this one.
+pub(crate) fn others(pool: &HostPool, byte: u8) -> usize {
+    let mut bytes = vec![0; LEN];
+    pool.read(0, &mut bytes).unwrap();
+    bytes.iter().filter(|other| **other != byte).count()
+}
