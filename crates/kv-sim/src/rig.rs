@@ -183,8 +183,10 @@ impl Rig {
             let state = &mut *self.desk.open();
             state.before = None;
             let stood = state.stopped.take().is_some();
+            // What came after the driver had looked wakes it at once.
+            let more = stood || !state.events.is_empty() || !state.told.is_empty();
             match turn {
-                _ if stood => {}
+                Turn::Rest(_) if more && turns < MAX_TURNS => {}
                 Turn::Again if turns < MAX_TURNS => {}
                 Turn::Again | Turn::Ended(_) => break,
                 Turn::Rest(rest) => {
