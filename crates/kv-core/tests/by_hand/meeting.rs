@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input, Output};
-use kv_core::wire::{AbortAck, Body, Frame, Hello, Link, Ping, Refused, Register, Welcome};
+use kv_core::wire::{AbortAck, Body, Frame, Hello, Link, MayWrite, Ping, Refused, Register, Welcome};
 use kv_core::{
     Attempt, Cause, Incarnation, KvPoll, LookupId, Origin, PeerCause, PeerId, PlaneError, Room, WayEnd,
 };
@@ -76,6 +76,33 @@ fn a_hello_that_cannot_be_is_dropped() {
 }
 
 #[test]
+fn a_hello_in_a_known_peers_name_on_another_connection_changes_nothing_while_that_peer_speaks() {
+    let mut solo = Solo::serving(|_| {});
+    let sender = solo.open_sender(ROOM, 1);
+    solo.says(1, Body::Register(register(1, ROOM, &[5])));
+    // Whoever knows the incarnation can say it, with a number of any height.
+    let forged = |solo: &mut Solo| {
+        let body = Body::Hello(hello(1, Link::new(9, 9)));
+        let frame = Frame { link: Link::NONE, body }.encode().unwrap();
+        solo.input(Input::Frame { from: Origin(66), frame });
+    };
+    let dropped = solo.node().gauges().frames_dropped;
+    forged(&mut solo);
+    assert_eq!((&solo.said[..], solo.node().gauges().frames_dropped), (&[][..], dropped + 1));
+    solo.send(sender, 1, &[&[3]]);
+    let post = solo.take_posts().remove(0);
+    assert_eq!(post.descs[0].remote_offset, 5 * 64);
+    let notify = Frame::decode(post.notify.as_ref().unwrap()).unwrap();
+    assert_eq!(notify.link, Link::new(1, 1), "the number that the peer itself wants");
+    solo.posted(post.id, Ok(()));
+    assert_eq!(solo.poll(sender), KvPoll::Success);
+    // A peer that has fallen silent may have lost its way: then it may come on another one.
+    solo.run_for(SECOND * 4);
+    forged(&mut solo);
+    assert!(solo.frames().iter().any(|body| matches!(body, Body::Welcome(_))), "{:?}", solo.said);
+}
+
+#[test]
 fn a_hello_for_a_former_life_does_not_make_a_later_one_for_this_life_look_old() {
     let mut solo = Solo::new(|_| {});
     // The peer has drawn its numbers in the order in which it met both lives.
@@ -132,6 +159,36 @@ fn a_peer_that_lost_its_side_begins_anew_once_nothing_of_the_old_is_in_flight() 
     // A hello of the old conversation that comes late is one of the past.
     solo.hello(first_hello());
     assert_eq!((solo.frames(), solo.node().gauges().incoming), (vec![], 2));
+}
+
+#[test]
+fn a_permission_of_a_former_conversation_permits_nothing_in_the_next() {
+    let mut solo = Solo::serving(|_| {});
+    let sender = solo.open_sender(ROOM, 1);
+    solo.says(1, Body::Register(register(1, ROOM, &[0, 2])));
+    solo.send(sender, 2, &[&[3]]);
+    assert_eq!(solo.take_posts().len(), 1, "it is permitted for ten seconds");
+    solo.abort(sender);
+    let post = kv_core::PostId(0);
+    solo.posted(post, Err(PlaneError::Cancelled));
+    // The peer has lost its side, and knows of no permission.
+    solo.greet_again(1, Link::new(2, 2));
+    let revoked = |output: &Output| matches!(output, Output::Permit { until: kv_core::Time::ZERO, .. });
+    assert!(solo.said.iter().any(revoked), "the transport is told: {:?}", solo.said);
+    let asked = solo.frames().into_iter().find_map(|body| match body {
+        Body::Welcome(welcome) => Some(welcome.ask),
+        _ => None,
+    });
+    let sender = solo.open_sender(ROOM, 1);
+    let unpermitted = Register { ask: 0, permit_ms: 0, ..register(1, ROOM, &[0, 2]) };
+    solo.says(1, Body::Register(unpermitted));
+    solo.send(sender, 2, &[&[3, 5]]);
+    assert_eq!(solo.take_posts(), [], "page 0 of the peer may be anybody's");
+    solo.says(1, Body::MayWrite(MayWrite { ask: asked.unwrap(), permit_ms: 10_000 }));
+    let posts = solo.take_posts();
+    let written: Vec<u64> =
+        posts.iter().flat_map(|post| &post.descs).map(|desc| desc.remote_offset / 64).collect();
+    assert_eq!(written, [0, 2]);
 }
 
 #[test]

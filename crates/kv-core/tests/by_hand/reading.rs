@@ -6,7 +6,7 @@ use kv_core::wire::{
     Abort, AbortAck, Body, Claim, Failed, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released,
 };
 use kv_core::{
-    Attempt, AuxIndex, Cause, GrantRef, Incarnation, KvPoll, PageList, PeerCause, PlaneError, Room,
+    Attempt, AuxIndex, Cause, GrantRef, Incarnation, KvPoll, PageList, PeerCause, PlaneError, Post, Room,
     SessionId, SessionOptions, TransferMode,
 };
 
@@ -406,4 +406,47 @@ fn numbers_without_sense_are_survived() {
     solo.now = solo.now + Duration::from_secs(900);
     solo.posted(post, Ok(()));
     assert_eq!(solo.poll(session), KvPoll::Success, "that long is what the peer said");
+}
+
+#[test]
+fn a_read_has_not_ended_while_more_of_it_waits_for_its_turn() {
+    let mut solo = Solo::new(|config| config.limits.max_post_bytes = 64);
+    let mut sessions = Vec::new();
+    // One page a post: the first request fills the window of four.
+    for (number, count) in [(0, 4_u32), (1, 2), (2, 2)] {
+        let session = solo.open_receiver_with(Room::Number(number), pull());
+        if number == 0 {
+            let lookup = solo.lookups()[0].0;
+            solo.found(lookup, vec![record(1)]);
+            solo.welcome(1, 1);
+        }
+        let claim = claims(&solo).remove(0);
+        let pages = |step| PageList::from_pages((0..count).map(|page| page * step)).unwrap();
+        solo.says(1, Body::Granted(Granted { attempt: claim.attempt, pages: pages(3), ..grant(claim.beat) }));
+        let first = 10 * number as u32;
+        let own: Vec<u32> = pages(2).iter().map(|page| first + page).collect();
+        solo.init_receiver(session, &own, None);
+        sessions.push(session);
+    }
+    let page = |post: &Post| post.descs[0].local_offset / 64;
+    let mut posts: std::collections::VecDeque<Post> = solo.take_posts().into();
+    assert_eq!(posts.iter().map(page).collect::<Vec<_>>(), [0, 2, 4, 6]);
+    let first = posts.pop_front().unwrap();
+    solo.posted(first.id, Ok(()));
+    let of_second = solo.take_posts().remove(0);
+    assert_eq!(page(&of_second), 10);
+    // None of its reads is in flight now, and its other page waits behind the third request.
+    solo.posted(of_second.id, Ok(()));
+    assert_eq!(solo.poll(sessions[1]), KvPoll::Transferring, "page 12 has not come");
+    assert!(!solo.frames().iter().any(|body| matches!(body, Body::Release(_))), "{:?}", solo.said);
+    posts.extend(solo.take_posts());
+    let mut read = vec![0, 10];
+    while let Some(post) = posts.pop_front() {
+        read.push(page(&post));
+        solo.posted(post.id, Ok(()));
+        posts.extend(solo.take_posts());
+    }
+    read.sort_unstable();
+    assert_eq!(read, [0, 2, 4, 6, 10, 12, 20, 22]);
+    assert!(sessions.iter().all(|&session| solo.poll(session) == KvPoll::Success));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input};
-use kv_core::wire::{Abort, AbortAck, Body, Done, Failed, Pong, Progress, Register, Registered};
+use kv_core::wire::{Abort, AbortAck, AskWrite, Body, Done, Failed, Pong, Progress, Register, Registered};
 use kv_core::{
     Attempt, BootstrapError, Cause, KvPoll, Mismatch, Obstacle, PeerCause, PeerId, Phase, PlaneError,
     Replica, Room, SessionId, SessionOptions, WayEnd,
@@ -136,6 +136,30 @@ fn a_conversation_that_the_peer_forgot_begins_anew_with_nothing_of_the_old_one()
     solo.welcome(1, 2);
     solo.says(1, done(2, 0, Some(1)));
     assert_eq!(solo.poll(session), KvPoll::Success);
+}
+
+#[test]
+fn questions_of_a_conversation_that_the_peer_forgot_are_not_answered_in_the_next() {
+    let (mut solo, session) = Solo::receiving();
+    solo.init_receiver(session, &[3], None);
+    for ask in 2..9 {
+        solo.says(1, Body::AskWrite(AskWrite { ask }));
+        assert!(matches!(solo.answer(), Body::MayWrite(answer) if answer.ask == ask));
+    }
+    // The peer counts its questions from 1 again.
+    solo.run_for(SECOND * 4);
+    solo.welcome(1, 2);
+    let answered = |solo: &Solo| -> Vec<u64> {
+        let asks = solo.frames().into_iter().filter_map(|body| match body {
+            Body::Register(register) => Some(register.ask),
+            Body::MayWrite(answer) => Some(answer.ask),
+            _ => None,
+        });
+        asks.collect()
+    };
+    assert_eq!(answered(&solo), [1], "{:?}", solo.said);
+    solo.says(1, Body::AskWrite(AskWrite { ask: 2 }));
+    assert_eq!(answered(&solo), [2], "an answer to question 8 would count from when that is asked");
 }
 
 #[test]

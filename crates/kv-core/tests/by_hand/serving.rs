@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use kv_core::proto::NodeConfig;
-use kv_core::wire::{AbortAck, Body, Done, Failed, Ping, Progress, Register, Registered};
-use kv_core::{Attempt, AuxIndex, Cause, KvPoll, PeerCause, Phase, PlaneError, Room};
+use kv_core::wire::{AbortAck, Body, Done, Failed, Link, Ping, Progress, Register, Registered};
+use kv_core::{
+    Attempt, AuxIndex, Cause, KvPoll, Obstacle, PeerCause, Phase, PlaneError, Room, SessionId, SessionOptions,
+};
 
-use crate::solo::{Solo, abort, finish, register};
+use crate::solo::{Solo, abort, finish, hello, register};
 
 const ROOM: Room = Room::Number(7);
 const ONE: Attempt = Attempt(1);
@@ -497,4 +499,52 @@ fn a_peer_into_which_a_post_still_writes_does_not_make_way() {
     solo.posted(post.id, Ok(()));
     solo.greet(2);
     assert!(matches!(solo.answer(), Body::Welcome(_)));
+}
+
+/// A request of the peer's whose one page is given; its deadline is in `millis`.
+fn sending(solo: &mut Solo, peer: u64, attempt: u64, room: u64, millis: u64) -> SessionId {
+    let room = Room::Number(room);
+    let deadline = Some(Duration::from_millis(millis));
+    let session =
+        solo.open_sender_with(room.clone(), 1, SessionOptions { deadline, ..SessionOptions::default() });
+    solo.says(peer, Body::Register(register(attempt, room, &[0])));
+    solo.send(session, 1, &[&[3]]);
+    session
+}
+
+#[test]
+fn a_deadline_names_whom_its_data_operations_waited_for() {
+    let worker = |peer: u64| hello(peer, Link::NONE).worker;
+    let last = |solo: &Solo, session| match solo.cause(session) {
+        Cause::DeadlineExceeded { last, .. } => last,
+        cause => panic!("{cause:?}"),
+    };
+    // Four peers have four posts each, and a fifth one waits for its turn.
+    let mut solo = Solo::new(|_| {});
+    (1..=5).for_each(|peer| solo.greet(peer));
+    let mut stuck = None;
+    for peer in 1..=4 {
+        for attempt in 1..=4 {
+            stuck = Some(sending(&mut solo, peer, attempt, peer * 10 + attempt, 700));
+        }
+    }
+    let waiting = sending(&mut solo, 5, 1, 51, 500);
+    assert_eq!(solo.take_posts().len(), 16);
+    solo.run_for(Duration::from_millis(600));
+    assert_eq!(last(&solo, waiting), Some(Obstacle::Behind { peer: worker(4), posts: 4 }));
+    solo.run_for(Duration::from_millis(200));
+    assert_eq!(last(&solo, stuck.unwrap()), Some(Obstacle::Stuck { peer: worker(4), posts: 1 }));
+    // A fifth request of one peer waits for the other four of it.
+    let mut solo = Solo::serving(|_| {});
+    let last_one = (1..=5).map(|attempt| sending(&mut solo, 1, attempt, attempt, 500)).last().unwrap();
+    solo.run_for(Duration::from_millis(600));
+    assert_eq!(last(&solo, last_one), Some(Obstacle::Stuck { peer: worker(1), posts: 4 }));
+    // Nobody has permitted to write.
+    let mut solo = Solo::serving(|_| {});
+    let options = SessionOptions { deadline: Some(Duration::from_millis(500)), ..SessionOptions::default() };
+    let session = solo.open_sender_with(ROOM, 1, options);
+    solo.says(1, Body::Register(Register { ask: 0, permit_ms: 0, ..register(1, ROOM, &[0]) }));
+    solo.send(session, 1, &[&[3]]);
+    solo.run_for(Duration::from_millis(600));
+    assert_eq!(last(&solo, session), Some(Obstacle::NotPermitted { peer: worker(1) }));
 }

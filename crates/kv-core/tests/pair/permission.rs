@@ -209,6 +209,47 @@ fn a_silent_peer_is_revoked_and_its_pages_come_back_when_that_is_certain() {
 }
 
 #[test]
+fn a_peer_whose_pages_came_back_without_its_word_writes_none_of_them_with_a_later_permission() {
+    for fence in [WriteFence::Within(SECOND), WriteFence::Revocable] {
+        let mut pair = with_fence(fence);
+        let (sender, receiver) = half_written(&mut pair);
+        // P is stopped, and nothing that D says meanwhile reaches it.
+        pair.lose(|_| true);
+        pair.pass_without(P, SECOND * 25);
+        for (_, peer) in pair.take_revokes() {
+            pair.input(D, kv_core::proto::Input::Revoked { peer });
+        }
+        assert_eq!(pair.released(D, receiver), [list(&[20, 21, 22, 23])], "{fence:?}");
+        pair.lose(|_| false);
+        // D asks for another request, for which P is permitted to write again.
+        let room = Room::Number(6);
+        let other = pair.open_receiver(room.clone());
+        pair.init_receiver(other, &[30], None);
+        pair.run_for(SECOND * 5);
+        let next = pair.open_sender(room, 1);
+        pair.init_sender(next, 1, None);
+        pair.send(next, &[7]);
+        pair.run_for(SECOND * 5);
+        pair.send(sender, &[3, 4]);
+        let written = pair.take_posts();
+        let there = |(_, post): &(usize, kv_core::Post)| {
+            post.descs.iter().map(|desc| desc.remote_offset / 64).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            written.iter().map(there).collect::<Vec<_>>(),
+            [[30, 30]],
+            "{fence:?}: D gave back 22 and 23"
+        );
+        for (node, post) in written {
+            pair.complete(node, post, Ok(()));
+        }
+        assert_eq!(pair.poll(D, other), KvPoll::Success);
+        assert_eq!(pair.failure(P, sender), Cause::PeerRestarted);
+        pair.assert_empty();
+    }
+}
+
+#[test]
 fn no_permission_is_given_to_a_peer_that_has_not_said_that_it_stopped() {
     let mut pair = Pair::new();
     let (_, receiver) = half_written(&mut pair);
