@@ -58,6 +58,8 @@ enum Seen {
     Published(String),
     Withdrawn,
     PlaneSend,
+    PlaneConnect(u64),
+    Connected(u64),
     Cancelled,
     Disconnected,
     /// The machine was asked what is in quarantine.

@@ -41,8 +41,16 @@ impl Plane for FakePlane {
         Ok(Bytes::from_static(b"metadata"))
     }
 
-    fn connect(&mut self, _: PeerId, _: &[u8]) -> Result<(), PlaneError> {
-        Err(PlaneError::Metadata("bad"))
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+        if metadata != b"good" {
+            return Err(PlaneError::Metadata("bad"));
+        }
+        self.log.lock().unwrap().push(Seen::PlaneConnect(peer.0));
+        Ok(())
+    }
+
+    fn may_speak_for(&self, from: Origin, _: &[u8]) -> bool {
+        from == Origin(3)
     }
 
     fn disconnect(&mut self, _: PeerId) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Output};
 use kv_core::{
-    Cause, Desc, EngineId, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId, Quarantine,
+    Cause, Desc, EngineId, KvPoll, LookupId, Op, Origin, Pages, PeerId, Phase, Post, PostId, Quarantine,
     QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError, WorkerId, WorkerRole,
 };
 
@@ -158,6 +158,13 @@ impl Script {
                     Output::Disconnect { peer },
                 ]);
             }
+            b"connects" => {
+                let metadata = Bytes::from_static(b"good");
+                let from = |origin| Some(Origin(origin));
+                for (peer, from) in [(PeerId(1), from(2)), (PeerId(3), from(3)), (PeerId(4), None)] {
+                    self.outputs.push_back(Output::Connect { peer, metadata: metadata.clone(), from });
+                }
+            }
             b"panic" => panic!("a bug in the machine"),
             b"far timer" => self.timeout = Some(now + Duration::from_secs(60)),
             b"timer" => self.timeout = Some(now + Duration::from_millis(30)),
@@ -175,7 +182,8 @@ impl Machine for Script {
             Input::Posted { post, result } => self.see(Seen::Posted(post.0, result.is_ok())),
             Input::ConnectFailed { .. } => self.see(Seen::ConnectFailed),
             Input::PeerGone { .. } => self.see(Seen::PeerGone),
-            Input::Connected { .. } | Input::Revoked { .. } | Input::Found { .. } => {}
+            Input::Connected { peer, .. } => self.see(Seen::Connected(peer.0)),
+            Input::Revoked { .. } | Input::Found { .. } => {}
             Input::LookupFailed { lookup, .. } => self.see(Seen::LookupFailed(lookup.0)),
             Input::Timeout => {
                 assert!(self.timeout.take().is_some_and(|at| at <= now), "not before it is due");

@@ -79,3 +79,14 @@ fn every_output_reaches_its_place_and_its_consequence_the_machine() {
     assert_eq!((gauges.frames_sent, gauges.frames_dropped, gauges.frames_received), (1, 1, 1));
     assert_eq!((gauges.posts, gauges.posts_failed, gauges.posts_in_flight), (1, 1, 0));
 }
+
+#[test]
+fn a_way_that_a_frame_asks_for_is_opened_to_the_memory_of_its_own_sender_only() {
+    let rig = Rig::start();
+    rig.wire.say("connects");
+    // Connection 3 may speak for what it brings, connection 2 may not, and the worker itself for anybody.
+    rig.until_seen(&Seen::Connected(4));
+    let ways = [Seen::PlaneConnect(3), Seen::PlaneConnect(4)];
+    let told = [Seen::ConnectFailed, Seen::Connected(3), Seen::Connected(4)];
+    assert_eq!(rig.seen(), [&ways[..], &told[..]].concat());
+}
