@@ -3,7 +3,7 @@
 use kv_sim::{Options, Planted, run_seed};
 
 /// Worlds in which a planted bug must show itself.
-const SEEDS: u64 = 1500;
+const SEEDS: u64 = 3000;
 
 fn is_caught(planted: Planted) {
     let options = Options { planted: Some(planted), ..Options::default() };
