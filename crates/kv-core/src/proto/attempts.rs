@@ -64,8 +64,8 @@ impl Node {
             || pages.check_distinct().is_err()
             || first > MAX_PAGES
             || pages.len() as u64 + u64::from(first) > u64::from(whole)
-            || check_aux(aux, geometry.aux_rows().unwrap_or(0)).is_some()
-            || check_peer_groups(&groups, geometry).is_err();
+            || check_aux(aux, peer.aux_rows).is_some()
+            || check_peer_groups(&groups, &peer.group_items).is_err();
         if out_of_range && !self.stopping {
             return self.refuse_registration(id, attempt, &named, PeerCause::OutOfRange);
         }

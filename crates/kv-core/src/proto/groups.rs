@@ -97,10 +97,11 @@ pub(super) fn check_own_groups(groups: &Groups, geometry: &Geometry) -> Option<C
     })
 }
 
-/// Checks the lists of a peer: every item is one of its own, and named once.
-pub(super) fn check_peer_groups(groups: &GroupLists, geometry: &Geometry) -> Result<(), PagesError> {
+/// Checks the lists of a peer that has so many items of each group: every item is one of its own, and
+/// named once.
+pub(super) fn check_peer_groups(groups: &GroupLists, items: &[u32]) -> Result<(), PagesError> {
     groups.iter().try_for_each(|list| {
-        list.items.check_below(geometry.group_items(list.group))?;
+        list.items.check_below(items.get(usize::from(list.group)).copied().unwrap_or(0))?;
         list.items.check_distinct()
     })
 }

@@ -307,7 +307,7 @@ impl Node {
             return;
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let mismatch = self.config.args.geometry().check(&peer.geometry).err();
+        let mismatch = peer.mismatch.clone();
         let cause = match (refused.cause, mismatch) {
             (PeerCause::Unknown, _) => {
                 // Another incarnation answers. That proves nothing about writes that the one we knew

@@ -195,7 +195,10 @@ impl Peers {
                 inward: _,
                 ranks_served: _,
                 directions,
-                // Follows from the incarnation.
+                // These follow from the incarnation and its geometry.
+                aux_rows: _,
+                group_items: _,
+                mismatch: _,
                 metadata: _,
                 lost,
                 origin,

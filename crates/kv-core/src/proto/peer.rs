@@ -9,7 +9,8 @@ use super::incoming::Attempts;
 use super::permission::{WritesIn, WritesOut};
 use super::read::of_life;
 use super::rendezvous::Named;
-use crate::error::{Cause, PeerCause};
+use crate::args::RegionRole;
+use crate::error::{Cause, Mismatch, PeerCause};
 use crate::groups::GroupLists;
 use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, Room, SessionId, WorkerId};
 use crate::layout::{Geometry, receivers_of};
@@ -37,6 +38,11 @@ pub(super) struct Peer {
     pub(super) worker: WorkerId,
     pub(super) incarnation: Incarnation,
     pub(super) geometry: Geometry,
+    /// How many aux rows it has, and how many items of each state group: counted once.
+    pub(super) aux_rows: u32,
+    pub(super) group_items: Box<[u32]>,
+    /// Why its cache does not fit this worker's.
+    pub(super) mismatch: Option<Mismatch>,
     /// What this worker sends to it; `None` if the caches do not fit.
     pub(super) out: Option<RegionMap>,
     /// The same for some layers, as announcements have named them: made when first needed.
@@ -209,6 +215,9 @@ impl Peer {
         Peer {
             worker,
             incarnation,
+            aux_rows: geometry.aux_rows().unwrap_or(0),
+            group_items: group_items(&geometry),
+            mismatch: here.check(&geometry).err(),
             out: RegionMap::directed(here, &geometry, Side::Local).ok(),
             out_layers: BTreeMap::new(),
             inward: RegionMap::directed(here, &geometry, Side::Remote).ok(),
@@ -317,6 +326,18 @@ impl Peer {
         let releasing = self.releasing.first_key_value().map(|(&attempt, _)| attempt);
         open.into_iter().chain(releasing).min().unwrap_or(Attempt(self.next_attempt))
     }
+}
+
+/// How many items every region of each state group has; none if there is no such region.
+fn group_items(geometry: &Geometry) -> Box<[u32]> {
+    let mut items = vec![None; geometry.layout.groups.len().max(1)];
+    for region in each(&geometry.regions).filter(|region| region.role == RegionRole::State) {
+        if let Some(known) = items.get_mut(usize::from(region.group)) {
+            let own = u32::try_from(region.items()).unwrap_or(u32::MAX);
+            *known = Some(known.map_or(own, |least: u32| least.min(own)));
+        }
+    }
+    items.into_iter().map(Option::unwrap_or_default).collect()
 }
 
 /// All peers, by every name they have.

@@ -91,9 +91,9 @@ impl Node {
         let now = self.now;
         let sent_at = self.peers.get(id).and_then(|peer| peer.heart.beats.sent_at(granted.beat));
         let Some(peer) = self.peers.get(id) else { return };
-        let (num_pages, rows) = (peer.geometry.num_pages, peer.geometry.aux_rows().unwrap_or(0));
+        let (num_pages, rows) = (peer.geometry.num_pages, peer.aux_rows);
         let incarnation = peer.incarnation;
-        let groups_bad = check_peer_groups(&granted.groups, &peer.geometry).is_err();
+        let groups_bad = check_peer_groups(&granted.groups, &peer.group_items).is_err();
         let Some(&(session, index)) = self.peers.get(id).and_then(|peer| peer.outgoing.get(&granted.attempt))
         else {
             return;

@@ -39,7 +39,7 @@ pub struct Budget {
 /// Most steps of one input.
 pub const STEPS: Budget = Budget { base: 4000, per_byte: 24, per_own: 24 };
 /// Most bytes that one input allocates.
-pub const ALLOCATED: Budget = Budget { base: 160 << 10, per_byte: 64, per_own: 512 };
+pub const ALLOCATED: Budget = Budget { base: 160 << 10, per_byte: 96, per_own: 512 };
 /// Most bytes that come out for one input.
 pub const SAID: Budget = Budget { base: 32 << 10, per_byte: 8, per_own: 128 };
 
