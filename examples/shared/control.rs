@@ -223,6 +223,8 @@ impl From<&TransferError> for NamedError {
             Cause::Connect(_) => "Connect",
             Cause::Incompatible(_) => "Incompatible",
             Cause::PeerLost => "PeerLost",
+            Cause::WayLost => "WayLost",
+            Cause::AmbiguousRoom { .. } => "AmbiguousRoom",
             Cause::PeerRestarted => "PeerRestarted",
             Cause::PeerUnresponsive { .. } => "PeerUnresponsive",
             Cause::ByPeer(_) => "ByPeer",

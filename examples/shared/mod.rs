@@ -7,7 +7,7 @@
 //! 3. [`router`]: who gets which request; [`control`] and [`link`]: what it tells the ranks.
 //! 4. [`model`] and [`monolithic`]: the decoder itself, and the run that everything is compared with.
 // Each example uses a part of it.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, unused_imports)]
 
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_transfer::{
-    Directions, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole, Time,
-    WriteFence,
+    Directions, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole,
+    Time, WriteFence,
 };
 
 use super::heartbeats::Heartbeats;
@@ -106,6 +106,10 @@ impl<P: Plane> Plane for TimedPlane<P> {
 
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
         self.inner.connect(peer, metadata)
+    }
+
+    fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
+        self.inner.may_speak_for(from, metadata)
     }
 
     fn disconnect(&mut self, peer: PeerId) {

@@ -57,6 +57,13 @@ pub trait Plane {
     /// frames and posts given meanwhile wait, or fail with `PeerGone`.
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError>;
 
+    /// False if the transport knows that frames of this connection are not from the worker that this
+    /// metadata describes. A worker that brings another one's metadata must not get the way to it.
+    fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
+        let _ = (from, metadata);
+        true
+    }
+
     /// Forgets the peer. Its posts still end with their events.
     fn disconnect(&mut self, peer: PeerId);
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    MAX_FRAME, MAX_REGIONS, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId,
-    Region, Time, WriteFence,
+    MAX_FRAME, MAX_REGIONS, MemoryKind, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post,
+    PostId, Region, Time, WriteFence,
 };
 use rustix::event::epoll;
 use rustix::process::{PTracer, set_ptracer};
@@ -357,6 +357,11 @@ impl Plane for LocalPlane {
 
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
         self.open_link(peer, metadata)
+    }
+
+    fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
+        let link = self.links.get(&from.0);
+        link.and_then(|link| link.identity.as_ref()).is_some_and(|identity| identity.bytes == metadata)
     }
 
     fn disconnect(&mut self, peer: PeerId) {

@@ -23,6 +23,11 @@ pub(crate) struct Origins {
 }
 
 impl Origins {
+    /// The number of the agent of this name, if it has one.
+    pub(crate) fn known(&self, name: &str) -> Option<Origin> {
+        self.numbers.get(name).map(|&number| Origin(number))
+    }
+
     /// The number of the agent of this name; a new one, if it has none.
     pub(crate) fn of(&mut self, name: &str) -> Origin {
         if name.len() > LONGEST {

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Directions, MAX_FRAME, MAX_REGIONS, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait,
-    Post, PostId, Region, Time, WriteFence,
+    Directions, MAX_FRAME, MAX_REGIONS, MemoryKind, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent,
+    PlaneWait, Post, PostId, Region, Time, WriteFence,
 };
 use rustix::event::epoll;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -350,6 +350,13 @@ impl Plane for NixlPlane {
         self.confirm_arrivals_to(id);
         self.pace.stir();
         Ok(())
+    }
+
+    fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
+        let Ok(metadata) = Metadata::decode(metadata) else { return false };
+        let name = agent_name(metadata.token);
+        let remote = self.names.get(&name).and_then(|id| self.remotes.get(id));
+        remote.map(|remote| remote.origin).or_else(|| self.origins.known(&name)) == Some(from)
     }
 
     fn disconnect(&mut self, peer: PeerId) {

@@ -33,7 +33,8 @@ impl World {
             }
             Body::Done(done) => {
                 let attempt = done.attempt.0;
-                let later = (from, at, DONE, attempt, done.part.saturating_add(1))..=(from, at, DONE, attempt, u32::MAX);
+                let later = (from, at, DONE, attempt, done.part.saturating_add(1))
+                    ..=(from, at, DONE, attempt, u32::MAX);
                 self.counters.done_reordered += u64::from(seen.range(later).next().is_some());
                 let again = !seen.insert((from, at, DONE, attempt, done.part));
                 self.counters.done_twice += u64::from(again);

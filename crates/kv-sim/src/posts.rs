@@ -219,7 +219,7 @@ impl World {
         let copies = self.ways[self.flights[flight].way].copies();
         let most = if copies { ways.slice_max } else { ways.bound };
         let (long, short) = (ways.long, self.flights[flight].pause.min(most));
-        let healed = self.healed.is_some() && copies;
+        let healed = self.healed.is_some();
         match (!healed && self.rng.chance(long), self.rng.chance(200)) {
             // Hardware may need all the time that it was promised to need at most.
             (true, true) => most,
@@ -401,7 +401,11 @@ impl World {
             self.counters.dma_errors += 1;
         }
         // The poster notices when it runs again; its frame leaves then.
-        let pause = self.ledger.lives[life].paused_until.saturating_sub(self.now);
+        let pause = match self.hosts[life].is_driven() {
+            // It lies there until the driver asks.
+            true => 0,
+            false => self.ledger.lives[life].paused_until.saturating_sub(self.now),
+        };
         let noticed = self.rng.below(200 * US) + pause;
         if let (Ok(()), Some(notify)) = (&result, notify)
             && self.planted != Some(Planted::NotifyEarly)

@@ -183,8 +183,10 @@ impl Rig {
             let state = &mut *self.desk.open();
             state.before = None;
             let stood = state.stopped.take().is_some();
+            // What came after the driver had looked wakes it at once.
+            let more = stood || !state.events.is_empty() || !state.told.is_empty();
             match turn {
-                _ if stood => {}
+                Turn::Rest(_) if more && turns < MAX_TURNS => {}
                 Turn::Again if turns < MAX_TURNS => {}
                 Turn::Again | Turn::Ended(_) => break,
                 Turn::Rest(rest) => {
@@ -288,7 +290,7 @@ impl Plane for Desk {
 
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
         let state = &mut *self.open();
-        state.outputs.push(Output::Connect { peer, metadata: Bytes::copy_from_slice(metadata) });
+        state.outputs.push(Output::Connect { peer, metadata: Bytes::copy_from_slice(metadata), from: None });
         let target = life_of(metadata).ok_or(PlaneError::Metadata("it leads nowhere"))?;
         state.peers.insert(peer, target);
         Ok(())

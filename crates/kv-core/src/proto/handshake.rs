@@ -56,7 +56,7 @@ impl Node {
         if let Some(peer) = self.peers.get_mut(peer) {
             peer.metadata = Some(metadata.clone());
         }
-        self.output(Output::Connect { peer, metadata });
+        self.output(Output::Connect { peer, metadata, from: None });
         self.say_hello(peer);
         Some(peer)
     }
@@ -201,7 +201,7 @@ impl Node {
             self.frames_dropped += 1;
             return None;
         };
-        self.output(Output::Connect { peer: id, metadata: hello.metadata.clone() });
+        self.output(Output::Connect { peer: id, metadata: hello.metadata.clone(), from: Some(from) });
         Some(id)
     }
 
@@ -539,7 +539,7 @@ impl Node {
             && let Some(metadata) = peer.metadata.clone()
         {
             self.output(Output::Disconnect { peer: id });
-            self.output(Output::Connect { peer: id, metadata });
+            self.output(Output::Connect { peer: id, metadata, from: None });
         }
         let pause = self.backoff(self.config.timing.retry_max, 1);
         self.timers.arm(Timer::Peer(id), self.now + pause);

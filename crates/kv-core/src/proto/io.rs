@@ -184,6 +184,9 @@ pub enum Output {
         peer: PeerId,
         /// Its metadata.
         metadata: Bytes,
+        /// The connection on which the peer has brought the metadata itself; `None` if a bootstrap server
+        /// has told it. [`Plane::may_speak_for`](crate::Plane::may_speak_for) says whether that can be.
+        from: Option<Origin>,
     },
     /// Forget a peer.
     Disconnect {

@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 
 use bytes::Bytes;
 use kv_conformance::{connect as befriend, heard};
-use kv_core::{PeerId, PlaneEvent, Time, WayEnd};
+use kv_core::{Origin, PeerId, PlaneEvent, Time, WayEnd};
 use rustix::net::{accept_with, connect};
 
 use super::*;
@@ -529,6 +529,27 @@ fn one_plane_is_one_peer() {
     assert!(matches!(us.connect(PeerId(3), &own), Err(PlaneError::Metadata(_))));
     us.disconnect(PeerId(1));
     us.connect(PeerId(2), &metadata).unwrap();
+}
+
+#[test]
+fn a_connection_speaks_for_the_plane_that_opened_it_and_no_other() {
+    let (mut us, _source) = plane();
+    let (mut them, _arena) = plane();
+    let (victim, _other) = plane();
+    befriend(&mut them, PeerId(1), &us.metadata().unwrap()).unwrap();
+    them.send(PeerId(1), Bytes::from_static(b"hello")).unwrap();
+    let from = std::iter::from_fn(|| {
+        poll_at(&mut them, Duration::ZERO);
+        Some(poll_at(&mut us, Duration::ZERO))
+    });
+    let heard = |event: PlaneEvent| match event {
+        PlaneEvent::Frame { from, .. } => Some(from),
+        _ => None,
+    };
+    let from = from.take(100_000).flatten().find_map(heard).expect("a frame");
+    assert!(us.may_speak_for(from, &them.metadata().unwrap()));
+    assert!(!us.may_speak_for(from, &victim.metadata().unwrap()), "another's memory");
+    assert!(!us.may_speak_for(Origin(from.0 + 1000), &them.metadata().unwrap()), "a connection that is gone");
 }
 
 /// What the impostor does, in a process of its own. Without its variable it is no test at all.

@@ -342,8 +342,12 @@ impl Driver {
     fn carry_out(&mut self, now: Time, output: Output) {
         let counters = &self.link.counters;
         match output {
-            Output::Connect { peer, metadata } => {
-                self.inputs.push_back(match self.plane.connect(peer, &metadata) {
+            Output::Connect { peer, metadata, from } => {
+                let connected = match from.is_none_or(|from| self.plane.may_speak_for(from, &metadata)) {
+                    true => self.plane.connect(peer, &metadata),
+                    false => Err(PlaneError::Metadata("it was brought by another worker")),
+                };
+                self.inputs.push_back(match connected {
                     Ok(()) => Input::Connected {
                         peer,
                         directions: self.plane.directions(Some(peer)),

@@ -220,6 +220,15 @@ impl Planted {
                     (params.drift_ppm, params.net.drop) = (400_000, 500);
                 }
             }
+            Planted::PermissionFromAnswer => {
+                (params.lossless, params.drizzle) = (false, false);
+                (params.sched.pull, params.requests) = (0, 12);
+                (params.ways.kinds, params.ways.bound) = ([0, 0, 10], 1_000);
+                (params.net.tail, params.net.delay_max) = (600, 200_000_000);
+                (params.dma.slow, params.dma.time_max) = (600, 200_000_000);
+                params.timing.write_permission = Duration::from_millis(50);
+                params.chaos.breaks = 6;
+            }
             Planted::RoomsConfused => {
                 (params.lossless, params.drizzle, params.suffixed) = (false, false, false);
                 (params.sched.twins, params.sched.abort) = (1000, 0);
@@ -229,7 +238,8 @@ impl Planted {
                 (params.sched.pull, params.requests) = (1000, 12);
                 params.timing.kv_lease_duration = Duration::from_millis(30);
                 (params.dma.slow, params.dma.time_max) = (600, 200_000_000);
-                params.chaos.pauses = params.chaos.pauses.max(8);
+                // That the lease is over may not be heard, either.
+                (params.chaos.pauses, params.net.drop) = (8, 500);
             }
             Planted::LostState
             | Planted::StateSwallowed
