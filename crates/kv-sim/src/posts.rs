@@ -209,7 +209,15 @@ impl World {
             }
             return;
         }
-        let len = self.slice_len(flight);
+        let mut len = self.slice_len(flight);
+        let known = &self.flights[flight];
+        let way = &self.ways[known.way];
+        if checks && way.copies() {
+            // As much is copied as fits into the permission, if nobody stops the copier.
+            let now = self.ledger.lives[known.life].clock.local(self.now);
+            let left = way.permit.map_or(0, |until| until.since(now).as_nanos() as u64);
+            len = len.min(left / 2);
+        }
         let known = &mut self.flights[flight];
         known.cuts.pop();
         known.slice = Some(upto);
