@@ -213,6 +213,7 @@ impl Peers {
                 posts,
                 next_attempt,
                 outgoing,
+                closing,
                 releasing,
                 heart,
                 waiting,
@@ -222,7 +223,7 @@ impl Peers {
             } = peer;
             state.add(&(id, incarnation, ours, theirs, hello, last_heard, given_up, refused, refuses, posts));
             state.add(&(directions, lost, origin, writes_out, writes_in));
-            state.add(&(next_attempt, outgoing, releasing, heart, waiting, incoming));
+            state.add(&(next_attempt, outgoing, closing, releasing, heart, waiting, incoming));
         }
         state.add(&self.lingering());
     }
