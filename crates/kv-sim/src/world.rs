@@ -173,6 +173,9 @@ impl World {
         // A paused host does nothing; what reaches it waits until it continues.
         if let Some(until) = self.paused(&event) {
             let late = self.rng.below(MS / 5);
+            if let Event::Begin { flight } = event {
+                self.stop_before_slice(flight);
+            }
             self.calendar.enter(until + late, event);
             return;
         }

@@ -14,7 +14,7 @@ use super::receive::check_aux;
 use super::rendezvous::{Ambiguity, Cost, Latecomers, Named};
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
-use crate::id::{Attempt, PeerId};
+use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::pages::MAX_PAGES;
 use crate::plane::Origin;
@@ -139,6 +139,19 @@ impl Node {
         let (room, other) = rooms.clone();
         self.refuse_attempt(id, attempt, PeerCause::AmbiguousRoom { room, other });
         self.fail_ambiguous_senders(rooms);
+    }
+
+    /// Two registrations wait whose rooms could both be meant by a new sender.
+    pub(super) fn fail_ambiguous(&mut self, session: SessionId, (one, other): &Ambiguity) {
+        for (room, other) in [(one, other), (other, one)] {
+            while let Some((id, attempt)) = self.rendezvous.registrations.find_exact(room) {
+                let (room, other) = (room.clone(), other.clone());
+                self.take_registration(id, attempt);
+                self.refuse_attempt(id, attempt, PeerCause::AmbiguousRoom { room, other });
+            }
+        }
+        let (room, other) = (one.clone(), other.clone());
+        self.fail_sender(session, Cause::AmbiguousRoom { room, other });
     }
 
     fn fail_ambiguous_senders(&mut self, (one, other): &Ambiguity) {

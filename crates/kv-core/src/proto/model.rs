@@ -199,7 +199,10 @@ impl Peers {
                 inward: _,
                 ranks_served: _,
                 directions,
-                // Follows from the incarnation.
+                // These follow from the incarnation and its geometry.
+                aux_rows: _,
+                group_items: _,
+                mismatch: _,
                 metadata: _,
                 lost,
                 origin,
@@ -214,6 +217,7 @@ impl Peers {
                 posts,
                 next_attempt,
                 outgoing,
+                closing,
                 releasing,
                 heart,
                 waiting,
@@ -223,7 +227,7 @@ impl Peers {
             } = peer;
             state.add(&(id, incarnation, ours, theirs, hello, last_heard, given_up, refused, refuses, posts));
             state.add(&(directions, lost, origin, writes_out, writes_in));
-            state.add(&(next_attempt, outgoing, releasing, heart, waiting, incoming));
+            state.add(&(next_attempt, outgoing, closing, releasing, heart, waiting, incoming));
         }
         state.add(&self.lingering());
     }

@@ -81,6 +81,8 @@ pub(super) struct Peer {
     pub(super) next_attempt: u64,
     /// Open attempts at it → session and position among the session's sources.
     pub(super) outgoing: BTreeMap<Attempt, (SessionId, usize)>,
+    /// Those of them whose session has failed, and about which the peer has not said that it writes no more.
+    pub(super) closing: BTreeSet<Attempt>,
     /// Attempts at it that are over here, and that it has not acknowledged yet.
     pub(super) releasing: BTreeMap<Attempt, Releasing>,
     /// Heartbeats to it.
@@ -238,6 +240,7 @@ impl Peer {
             posts: 0,
             next_attempt: 1,
             outgoing: BTreeMap::new(),
+            closing: BTreeSet::new(),
             releasing: BTreeMap::new(),
             heart: Heart::default(),
             waiting: BTreeSet::new(),
@@ -303,9 +306,15 @@ impl Peer {
     ) -> Abort {
         let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
         let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone() };
-        self.outgoing.remove(&attempt);
+        self.end_attempt(attempt);
         self.releasing.insert(attempt, Releasing::Aborted(abort.clone()));
         abort
+    }
+
+    /// An attempt at it is over.
+    pub(super) fn end_attempt(&mut self, attempt: Attempt) {
+        self.outgoing.remove(&attempt);
+        self.closing.remove(&attempt);
     }
 
     fn draw_attempt(&mut self) -> Attempt {

@@ -25,7 +25,6 @@ use super::incoming::Incoming;
 use super::io::Output;
 use super::node::Node;
 use super::peer::{Beats, Wish};
-use super::receive::SourceState;
 use super::timer::Timer;
 use crate::id::PeerId;
 use crate::meter::each;
@@ -189,11 +188,7 @@ impl Node {
 
     /// True if a session of this worker has failed, and the peer has not said yet that it writes no more.
     fn has_closing(&self, id: PeerId) -> bool {
-        let Some(peer) = self.peers.get(id) else { return false };
-        each(peer.outgoing.values()).any(|&(session, index)| {
-            let source = self.receivers.get(&session).and_then(|receiver| receiver.sources.get(index));
-            source.is_some_and(|source| source.state == SourceState::Closing)
-        })
+        self.peers.get(id).is_some_and(|peer| !peer.closing.is_empty())
     }
 
     pub(super) fn on_ask_write(&mut self, id: PeerId, ask: AskWrite) {

@@ -25,6 +25,9 @@ pub(super) struct Posting {
     in_flight: BTreeMap<PostId, InFlight>,
     of_session: BTreeSet<(SessionId, PostId)>,
     lanes: BTreeMap<PeerId, Lane>,
+    /// What of each session stands in the lanes.
+    queued: BTreeSet<(SessionId, PeerId, Ticket)>,
+    tickets: u64,
     /// Peers that may have a post to start, each at most once.
     turns: VecDeque<PeerId>,
     /// Somebody waits for posts to other peers to end.
@@ -32,12 +35,15 @@ pub(super) struct Posting {
     next: u64,
 }
 
+/// A place in a lane: writes and reads have lines of their own, and later places higher numbers.
+type Ticket = (bool, u64);
+
 /// What is to be posted to, or from, one peer.
 #[derive(Debug, Clone, Default)]
 struct Lane {
     /// Targets in turn; each at most once. Writes need a permission.
-    writes: VecDeque<(SessionId, usize)>,
-    reads: VecDeque<(SessionId, usize)>,
+    writes: BTreeMap<u64, (SessionId, usize)>,
+    reads: BTreeMap<u64, (SessionId, usize)>,
     in_flight: usize,
     /// When one of its posts ended last, or the first of those in flight was started.
     moved: Time,
@@ -62,6 +68,8 @@ impl Posting {
             in_flight: BTreeMap::new(),
             of_session: BTreeSet::new(),
             lanes: BTreeMap::new(),
+            queued: BTreeSet::new(),
+            tickets: 0,
             turns: VecDeque::new(),
             crowded: false,
             next: 0,
@@ -70,12 +78,27 @@ impl Posting {
 
     /// Puts a target at the end of the peer's line.
     pub(super) fn queue(&mut self, peer: PeerId, op: Op, session: SessionId, target: usize) {
-        let lane = self.lanes.entry(peer).or_default();
-        match op {
-            Op::Write => lane.writes.push_back((session, target)),
-            Op::Read => lane.reads.push_back((session, target)),
-        }
+        self.tickets += 1;
+        let (lane, reads) = (self.lanes.entry(peer).or_default(), op == Op::Read);
+        lane.line(reads).insert(self.tickets, (session, target));
+        self.queued.insert((session, peer, (reads, self.tickets)));
         self.wake(peer);
+    }
+
+    /// A session has nothing to post any more.
+    pub(super) fn leave(&mut self, session: SessionId) {
+        let first = (session, PeerId(0), (false, 0));
+        while let Some(&(_, peer, (reads, ticket))) =
+            self.queued.range(first..).next().filter(|at| at.0 == session)
+        {
+            self.queued.remove(&(session, peer, (reads, ticket)));
+            if let Some(lane) = self.lanes.get_mut(&peer) {
+                lane.line(reads).remove(&ticket);
+                if lane.in_flight == 0 && !lane.has_targets() {
+                    self.lanes.remove(&peer);
+                }
+            }
+        }
     }
 
     /// The peer may have something to post now: a permission has come, or a post has ended.
@@ -107,12 +130,14 @@ impl Posting {
                 continue;
             }
             // A worker seldom has both.
-            let (op, targets) = match lane.reads.is_empty() {
-                false => (Op::Read, &mut lane.reads),
-                true if may_write(peer) => (Op::Write, &mut lane.writes),
+            let op = match lane.reads.is_empty() {
+                false => Op::Read,
+                true if may_write(peer) => Op::Write,
                 true => continue,
             };
-            if let Some((session, target)) = targets.pop_front() {
+            let reads = op == Op::Read;
+            if let Some((ticket, (session, target))) = lane.line(reads).pop_first() {
+                self.queued.remove(&(session, peer, (reads, ticket)));
                 self.wake(peer);
                 return Some((op, session, target));
             }
@@ -163,8 +188,11 @@ impl Posting {
     /// Nothing more is started to or from the peer.
     pub(super) fn forget(&mut self, peer: PeerId) {
         let Some(lane) = self.lanes.get_mut(&peer) else { return };
-        lane.writes.clear();
-        lane.reads.clear();
+        for reads in [false, true] {
+            for (ticket, (session, _)) in std::mem::take(lane.line(reads)) {
+                self.queued.remove(&(session, peer, (reads, ticket)));
+            }
+        }
         if lane.in_flight == 0 {
             self.lanes.remove(&peer);
         }
@@ -187,12 +215,6 @@ impl Posting {
         busiest.map(|(&peer, lane)| (peer, lane.in_flight))
     }
 
-    /// True if the session waits for its turn to post to the peer.
-    pub(super) fn is_queued(&self, peer: PeerId, session: SessionId) -> bool {
-        let Some(lane) = self.lanes.get(&peer) else { return false };
-        each(lane.writes.iter().chain(&lane.reads)).any(|&(queued, _)| queued == session)
-    }
-
     /// Posts in flight to the peer, if it has as many as it may.
     pub(super) fn full(&self, peer: PeerId) -> Option<usize> {
         self.lanes.get(&peer).map(|lane| lane.in_flight).filter(|&posts| posts >= self.window)
@@ -204,11 +226,15 @@ impl Posting {
 
     /// Targets that have something to post.
     pub(super) fn queued(&self) -> usize {
-        self.lanes.values().map(|lane| lane.writes.len() + lane.reads.len()).sum()
+        self.queued.len()
     }
 }
 
 impl Lane {
+    fn line(&mut self, reads: bool) -> &mut BTreeMap<u64, (SessionId, usize)> {
+        if reads { &mut self.reads } else { &mut self.writes }
+    }
+
     fn has_targets(&self) -> bool {
         !(self.writes.is_empty() && self.reads.is_empty())
     }
@@ -266,6 +292,23 @@ mod tests {
         posting.wake(PeerId(1));
         assert_eq!(posting.next_ready(at(1), |_| true), Some((Op::Write, SessionId(1), 0)));
         assert_eq!(posting.queued(), 0);
+    }
+
+    #[test]
+    fn sessions_that_have_ended_leave_the_line_of_a_stuck_peer() {
+        let mut posting = Posting::new(1, Duration::from_secs(1));
+        posting.queue(PeerId(1), Op::Write, SessionId(1), 0);
+        assert_eq!(start_all(&mut posting, at(1)), 1);
+        for session in 2..100 {
+            posting.queue(PeerId(1), Op::Write, SessionId(session), 0);
+            posting.queue(PeerId(1), Op::Read, SessionId(session), 1);
+            posting.leave(SessionId(session));
+        }
+        assert_eq!((posting.queued(), posting.lanes.len()), (1, 1));
+        posting.leave(SessionId(1));
+        assert_eq!((posting.queued(), posting.lanes.len()), (0, 1), "a post is in flight");
+        posting.end(PostId(0), at(2));
+        assert_eq!((posting.lanes.len(), posting.queued.len()), (0, 0));
     }
 
     #[test]

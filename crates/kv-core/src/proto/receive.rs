@@ -534,7 +534,7 @@ impl Node {
         let (id, attempt) = (source.peer, source.attempt);
         self.timers.cancel(Timer::Quiet(session, id));
         if let (Some(attempt), Some(peer)) = (attempt, self.peers.get_mut(id)) {
-            peer.outgoing.remove(&attempt);
+            peer.end_attempt(attempt);
             self.say_finish(id, attempt);
         }
     }

@@ -194,7 +194,7 @@ impl Node {
             let (peer, attempt) = match self.rendezvous.registrations.find(&named) {
                 Ok(Some(found)) => found,
                 Ok(None) => break,
-                Err((room, other)) => return self.fail_sender(session, Cause::AmbiguousRoom { room, other }),
+                Err(rooms) => return self.fail_ambiguous(session, &rooms),
             };
             let Some(registration) = self.take_registration(peer, attempt) else { break };
             self.attach(session, peer, attempt, registration);
@@ -484,6 +484,7 @@ impl Node {
         for (peer, attempt) in each(loud) {
             self.send(peer, Body::Failed(Failed { attempt, cause: told.clone(), quiet: false }));
         }
+        self.posting.leave(session);
         for post in each(self.posting.of(session)) {
             self.output(Output::Cancel { post });
         }

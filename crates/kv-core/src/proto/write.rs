@@ -73,19 +73,23 @@ impl Node {
     /// What a session's data operations wait for.
     pub(super) fn posting_obstacle(&self, session: SessionId) -> Option<Obstacle> {
         let targets = self.senders.get(&session).into_iter().flat_map(|sender| &sender.targets);
-        let writes = targets.filter(|target| !target.reads && !target.over).map(|target| target.peer);
+        let writes = targets.filter(|target| !target.reads && !target.over);
+        let writes = writes.map(|target| (target.peer, Op::Write, target.queued, target.outstanding));
         let sources = self.receivers.get(&session).into_iter().flat_map(|receiver| &receiver.sources);
-        let reads = sources.filter(|source| source.reading.is_some()).map(|source| source.peer);
-        writes.chain(reads).find_map(|id| {
+        let reads = sources.filter_map(|source| {
+            let (queued, outstanding) = source.reading.as_ref()?.posting();
+            Some((source.peer, Op::Read, queued, outstanding))
+        });
+        writes.chain(reads).find_map(|(id, op, queued, outstanding)| {
             let peer = self.peers.get(id)?;
-            if !self.posting.is_queued(id, session) {
-                let posts = self.posting.of(session).len();
-                return (posts > 0).then(|| Obstacle::Stuck { peer: peer.worker.clone(), posts });
+            let stuck = |posts| Obstacle::Stuck { peer: peer.worker.clone(), posts };
+            if !queued {
+                return (outstanding > 0).then(|| stuck(outstanding as usize));
             }
             if let Some(posts) = self.posting.full(id) {
-                return Some(Obstacle::Stuck { peer: peer.worker.clone(), posts });
+                return Some(stuck(posts));
             }
-            if self.senders.contains_key(&session) && !peer.writes_out.is_permitted(self.now) {
+            if op == Op::Write && !peer.writes_out.is_permitted(self.now) {
                 return Some(Obstacle::NotPermitted { peer: peer.worker.clone() });
             }
             let (busiest, posts) = self.posting.busiest()?;
