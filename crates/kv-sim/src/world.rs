@@ -300,7 +300,7 @@ impl World {
 
     fn carry_out(&mut self, life: LifeId, output: Output, effects: &mut Effects) {
         match output {
-            Output::Connect { peer, metadata, .. } => self.connect(life, peer, &metadata),
+            Output::Connect { peer, metadata } => self.connect(life, peer, &metadata),
             Output::Disconnect { peer } => {
                 self.trace.note(self.now, || format!("  life {life} disconnects peer {peer}"));
                 self.hosts[life].conns.remove(&peer);

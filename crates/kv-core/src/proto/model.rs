@@ -190,9 +190,6 @@ impl Peers {
                 incarnation,
                 geometry: _,
                 // These follow from the geometries.
-                aux_rows: _,
-                group_items: _,
-                mismatch: _,
                 out: _,
                 // Follows from the geometries, whenever it is needed.
                 out_layers: _,
@@ -204,6 +201,7 @@ impl Peers {
                 group_items: _,
                 mismatch: _,
                 metadata: _,
+                greeted,
                 lost,
                 origin,
                 suffixed: _,
@@ -226,7 +224,7 @@ impl Peers {
                 writes_in,
             } = peer;
             state.add(&(id, incarnation, ours, theirs, hello, last_heard, given_up, refused, refuses, posts));
-            state.add(&(directions, lost, origin, writes_out, writes_in));
+            state.add(&(directions, greeted, lost, origin, writes_out, writes_in));
             state.add(&(next_attempt, outgoing, closing, releasing, heart, waiting, incoming));
         }
         state.add(&self.lingering());

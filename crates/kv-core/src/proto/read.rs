@@ -339,7 +339,8 @@ impl Node {
             self.posting.queue(source.peer, Op::Read, session, index);
         }
         let peer = source.peer;
-        let post = self.posting.start(InFlight { session, target: index, part, peer }, self.now);
+        let origin = self.peers.get(peer).and_then(|peer| peer.origin);
+        let post = self.posting.start(InFlight { session, target: index, part, peer, origin }, self.now);
         self.peers.post_started(peer);
         self.output(Output::Post { peer, post: Post { id: post, op: Op::Read, descs, notify: None } });
     }

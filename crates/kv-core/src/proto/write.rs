@@ -6,7 +6,7 @@ use super::chunks::{Chunk, Final};
 use super::io::Output;
 use super::node::{Node, encode};
 use super::peer::Peer;
-use super::posting::InFlight;
+use super::posting::{InFlight, Leave};
 use super::send::Target;
 use super::timer::Timer;
 use crate::error::{Cause, Obstacle};
@@ -58,8 +58,11 @@ impl Node {
     pub(super) fn pump_posts(&mut self) {
         let now = self.now;
         loop {
-            let may_write = |peer| self.peers.get(peer).is_some_and(|peer| peer.writes_out.is_permitted(now));
-            match self.posting.next_ready(now, may_write) {
+            let leave = |peer| match self.peers.get(peer) {
+                Some(peer) => Leave { writes: peer.writes_out.is_permitted(now), origin: peer.origin },
+                None => Leave::default(),
+            };
+            match self.posting.next_ready(now, leave) {
                 Some((Op::Read, session, index)) => self.post_read(session, index),
                 Some((Op::Write, session, index)) => self.post_next(session, index),
                 None => break,
@@ -156,14 +159,15 @@ impl Node {
             return self.target_advanced(session, index);
         }
         target.outstanding += 1;
-        let notify = encode(peer.theirs.unwrap_or(Link::NONE), done);
-        let post = self.posting.start(InFlight { session, target: index, part, peer: id }, self.now);
+        let (notify, origin) = (encode(peer.theirs.unwrap_or(Link::NONE), done), peer.origin);
+        let post = self.posting.start(InFlight { session, target: index, part, peer: id, origin }, self.now);
         self.peers.post_started(id);
         self.output(Output::Post { peer: id, post: Post { id: post, op: Op::Write, descs, notify } });
     }
 
     pub(super) fn on_posted(&mut self, post: PostId, result: Result<(), PlaneError>) {
-        let Some(InFlight { session, target: index, part, peer }) = self.posting.end(post, self.now) else {
+        let Some(InFlight { session, target: index, part, peer, .. }) = self.posting.end(post, self.now)
+        else {
             return;
         };
         self.peers.post_ended(peer);

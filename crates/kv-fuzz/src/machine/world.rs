@@ -435,7 +435,7 @@ impl<'a> World<'a> {
 
     fn carry_out(&mut self, output: Output) {
         match output {
-            Output::Connect { peer, metadata, .. } => {
+            Output::Connect { peer, metadata } => {
                 let byte = |at| metadata.get(at).copied().unwrap_or(0);
                 self.known.insert(peer, (byte(0), byte(1)));
                 self.connecting.push(peer);

@@ -148,7 +148,7 @@ impl Script {
                 let post = |id| Post { id: PostId(id), op: Op::Write, descs: descs.clone(), notify: None };
                 let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(0) };
                 self.outputs.extend([
-                    Output::Connect { peer, metadata: Bytes::from_static(b"bad"), from: None },
+                    Output::Connect { peer, metadata: Bytes::from_static(b"bad") },
                     Output::Send { peer, frame: frame.clone() },
                     Output::Send { peer: PeerId(2), frame },
                     Output::Post { peer, post: post(1) },
