@@ -85,6 +85,8 @@ impl Setup {
             .parallel(self.parallel)
             .layout(layout)
             .num_receivers(self.receivers)
+            // Each side opens a request under an id with a suffix of its own.
+            .suffixes_requests(true)
             .max_sge(self.max_sge)
             .max_inflight(self.max_inflight);
         for region in memory.regions() {

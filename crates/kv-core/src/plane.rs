@@ -73,7 +73,8 @@ pub trait Plane {
     /// Starts a data operation.
     fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError>;
 
-    /// Asks for an early end of a post; its event still comes, with whatever result.
+    /// Asks for an early end of a post; its event still comes, with whatever result. A write that waits
+    /// for its permission has begun nothing, and ends now.
     fn cancel(&mut self, post: PostId);
 
     /// The peer allows writes into its memory until this moment. Replaces what was told before; a
@@ -176,7 +177,8 @@ pub struct Origin(pub u64);
 pub enum WayEnd {
     /// The peer's process is proven dead, or its transport has said that it writes nothing more.
     Dead {
-        /// How long from now its last writes may still arrive.
+        /// How long from now, by this worker's clock, its last writes may still arrive. A transport that
+        /// goes by another clock has added what the two may differ by.
         quiet_after: Duration,
     },
     /// This side's way to the peer is lost. Nothing is proven about the peer, which may live and go
@@ -193,7 +195,8 @@ pub enum WriteFence {
     /// [`Plane::revoke`].
     Revocable,
     /// Time: a write that was begun while the permission lasted has ended this long after it.
-    /// For hardware with finite retries, never where the peer's processor copies.
+    /// For hardware with finite retries, never where the peer's processor copies, and only where nothing
+    /// can stop the peer between its look at the clock and the moment at which the hardware begins.
     Within(Duration),
 }
 

@@ -3,7 +3,7 @@
 //! Of the decoders, one input of every kind that they accept, and a few that they refuse. Of the machine,
 //! the shortest scripts found in so many cases that together show everything that any of them showed.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used)]
+#![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -261,7 +261,7 @@ fn scripts(cases: u64) -> Vec<Vec<u8>> {
     let mut all = Cases::new(kv_fuzz::driver::corpus("machine"), 256, 24301);
     let mut shown: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
     for _ in 0..cases {
-        let case = all.next();
+        let case = all.next_case();
         let features: BTreeSet<u32> = machine::run(&case).features.into_iter().collect();
         let mut fresh = false;
         for feature in features {
@@ -281,7 +281,7 @@ fn scripts(cases: u64) -> Vec<Vec<u8>> {
     // Those that add nothing to the shorter ones before them are left out.
     let mut seen = BTreeSet::new();
     candidates.retain(|case| {
-        machine::run(case).features.into_iter().fold(false, |fresh, feature| seen.insert(feature) || fresh)
+        machine::run(case).features.into_iter().filter(|&feature| seen.insert(feature)).count() > 0
     });
     candidates
 }

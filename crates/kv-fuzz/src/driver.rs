@@ -19,7 +19,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -29,7 +29,7 @@ impl Random {
 
     /// A number below `bound`, or 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
+        (self.number() % bound.max(1) as u64) as usize
     }
 }
 
@@ -67,7 +67,7 @@ impl Cases {
     }
 
     /// The next case.
-    pub fn next(&mut self) -> Vec<u8> {
+    pub fn next_case(&mut self) -> Vec<u8> {
         let at = self.next;
         self.next += 1;
         match self.pool.get(at) {
@@ -92,15 +92,15 @@ impl Cases {
         let random = &mut self.random;
         let mut bytes = match self.pool.get(random.below(self.pool.len())) {
             Some(case) if random.below(8) > 0 => case.clone(),
-            _ => (0..random.below(200)).map(|_| random.next() as u8).collect(),
+            _ => (0..random.below(200)).map(|_| random.number() as u8).collect(),
         };
         for _ in 0..=random.below(6) {
             let at = random.below(bytes.len() + 1);
             let end = (at + 1 + random.below(16)).min(bytes.len());
             match random.below(9) {
-                0 | 1 => bytes.get_mut(at).into_iter().for_each(|byte| *byte = random.next() as u8),
+                0 | 1 => bytes.get_mut(at).into_iter().for_each(|byte| *byte = random.number() as u8),
                 2 => bytes.get_mut(at).into_iter().for_each(|byte| *byte ^= 1 << random.below(8)),
-                3 => drop(bytes.splice(at..at, (0..=random.below(24)).map(|_| random.next() as u8))),
+                3 => drop(bytes.splice(at..at, (0..=random.below(24)).map(|_| random.number() as u8))),
                 4 => drop(bytes.drain(at..end)),
                 // The same again.
                 5 => {

@@ -26,7 +26,7 @@ fn decoders_refuse_or_understand_whatever_comes_and_allocate_by_its_length() {
         let mut all = Cases::new(corpus, 64 << 10, seed);
         let (mut worst, mut most) = (0, 0);
         for _ in 0..cases {
-            let case = all.next();
+            let case = all.next_case();
             let witness = Witness { target: name, case: &case };
             let before = kv_fuzz::alloc::allocated();
             target(&case);

@@ -65,12 +65,12 @@ fn dearest(cases: u64, seed: u64) -> Vec<Dear> {
     let mut seen = BTreeSet::new();
     let mut inputs = 0;
     for _ in 0..cases {
-        let case = all.next();
+        let case = all.next_case();
         let witness = Witness { target: "machine", case: &case };
         let outcome = machine::run(&case);
         drop(witness);
         inputs += outcome.inputs;
-        let fresh = outcome.features.into_iter().fold(false, |fresh, feature| seen.insert(feature) || fresh);
+        let fresh = outcome.features.into_iter().filter(|&feature| seen.insert(feature)).count() > 0;
         let charge = outcome.worst;
         let least = dear.last().map_or(0.0, |last| last.charge.share());
         let dearer = dear.len() < WORST || charge.share() > least;

@@ -217,6 +217,14 @@ impl World {
                 self.lose(other, peer, detected);
             }
         }
+        // Posts of connections that were forgotten end, too.
+        for flight in 0..self.flights.len() {
+            let known = &self.flights[flight];
+            if !known.over && known.target == life && known.outcome.is_none() {
+                let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
+                self.doom(flight, detected);
+            }
+        }
         self.tell_revoked();
     }
 
@@ -289,14 +297,18 @@ impl World {
             }
         }
         if self.params.heal_eager {
-            let (net, timing) = (&self.params.net, &self.params.timing);
-            let grace =
-                self.params.chaos.detect_max + net.delay_max + 2 * timing.peer_timeout.as_nanos() as u64;
             for serve in 0..self.to_serve as u64 {
-                let at = self.now + SEC + 2 * grace + 10 * MS * serve;
+                let at = self.now + self.grace() + 10 * MS * serve;
                 self.calendar.enter(at, Event::Serve);
             }
         }
+    }
+
+    /// How long after the last fault everybody knows who lives and who is dead.
+    pub(crate) fn grace(&self) -> u64 {
+        let (net, timing) = (&self.params.net, &self.params.timing);
+        let once = self.params.chaos.detect_max + net.delay_max + 2 * timing.peer_timeout.as_nanos() as u64;
+        SEC + 2 * once
     }
 
     pub(crate) fn publish_later(&mut self, life: LifeId) {

@@ -39,6 +39,8 @@ pub struct Flight {
     pub slice: Option<usize>,
     /// It waits for a permission to write.
     pub waits: bool,
+    /// With a planted bug: its permission was looked at before its writer was stopped.
+    pub looked: bool,
     /// It does not end, nor begin another slice, before the world is healed.
     pub stuck: bool,
     /// Its node has asked for an early end.

@@ -142,6 +142,7 @@ impl World {
             pause,
             slice: None,
             waits: false,
+            looked: false,
             stuck,
             cancelled: false,
             over: false,
@@ -194,7 +195,9 @@ impl World {
             let late = self.rng.below(MS);
             return self.calendar.enter(until + late, Event::Begin { flight });
         }
-        let checks = self.planted != Some(Planted::PermissionUnchecked);
+        let looked = std::mem::take(&mut self.flights[flight].looked);
+        let way = &self.ways[self.flights[flight].way];
+        let checks = self.planted != Some(Planted::PermissionUnchecked) && !looked;
         if checks && !way.is_open(&self.ledger, self.now) {
             self.counters.unpermitted += 1;
             let known = &mut self.flights[flight];
@@ -206,11 +209,29 @@ impl World {
             }
             return;
         }
-        let len = self.slice_len(flight);
+        let mut len = self.slice_len(flight);
+        let known = &self.flights[flight];
+        let way = &self.ways[known.way];
+        if checks && way.copies() {
+            // As much is copied as fits into the permission, if nobody stops the copier.
+            let now = self.ledger.lives[known.life].clock.local(self.now);
+            let left = way.permit.map_or(0, |until| until.since(now).as_nanos() as u64);
+            len = len.min(left / 2);
+        }
         let known = &mut self.flights[flight];
         known.cuts.pop();
         known.slice = Some(upto);
         self.calendar.enter(self.now + len, Event::End { flight });
+    }
+
+    /// The writer is stopped before it has begun a slice: between its look at the clock and the begin, if
+    /// the bug is planted.
+    pub(crate) fn stop_before_slice(&mut self, flight: usize) {
+        if self.planted == Some(Planted::StoppedAfterTheLook) {
+            let known = &self.flights[flight];
+            let open = self.ways[known.way].is_open(&self.ledger, self.now);
+            self.flights[flight].looked |= open && !known.cuts.is_empty();
+        }
     }
 
     /// For how long a slice is under way, if its writer is not stopped.

@@ -290,7 +290,7 @@ impl Plane for Desk {
 
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
         let state = &mut *self.open();
-        state.outputs.push(Output::Connect { peer, metadata: Bytes::copy_from_slice(metadata), from: None });
+        state.outputs.push(Output::Connect { peer, metadata: Bytes::copy_from_slice(metadata) });
         let target = life_of(metadata).ok_or(PlaneError::Metadata("it leads nowhere"))?;
         state.peers.insert(peer, target);
         Ok(())

@@ -55,7 +55,7 @@ impl VirtualNet {
             dma: DmaParams {
                 slow: 100,
                 time: 200 * US,
-                time_max: 2 * MS,
+                time_max: 60 * MS,
                 cancel: 500,
                 ..DmaParams::default()
             },

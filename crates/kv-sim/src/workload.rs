@@ -44,7 +44,7 @@ impl World {
         if let Some(until) =
             self.ledger.lives.iter().map(|life| life.paused_until).max().filter(|&until| until > self.now)
         {
-            return self.calendar.enter(until + MS, Event::Serve);
+            return self.calendar.enter(until + self.grace(), Event::Serve);
         }
         // One at a time: two that wait for each other's pages are no fault of the protocol.
         if self.ledger.legs.iter().any(|leg| leg.must_succeed && !leg.poll.is_terminal()) {

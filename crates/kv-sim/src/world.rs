@@ -173,6 +173,9 @@ impl World {
         // A paused host does nothing; what reaches it waits until it continues.
         if let Some(until) = self.paused(&event) {
             let late = self.rng.below(MS / 5);
+            if let Event::Begin { flight } = event {
+                self.stop_before_slice(flight);
+            }
             self.calendar.enter(until + late, event);
             return;
         }
@@ -297,7 +300,7 @@ impl World {
 
     fn carry_out(&mut self, life: LifeId, output: Output, effects: &mut Effects) {
         match output {
-            Output::Connect { peer, metadata, .. } => self.connect(life, peer, &metadata),
+            Output::Connect { peer, metadata } => self.connect(life, peer, &metadata),
             Output::Disconnect { peer } => {
                 self.trace.note(self.now, || format!("  life {life} disconnects peer {peer}"));
                 self.hosts[life].conns.remove(&peer);

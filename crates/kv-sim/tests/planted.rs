@@ -3,7 +3,7 @@
 use kv_sim::{Options, Planted, run_seed};
 
 /// Worlds in which a planted bug must show itself.
-const SEEDS: u64 = 1500;
+const SEEDS: u64 = 3000;
 
 fn is_caught(planted: Planted) {
     let options = Options { planted: Some(planted), ..Options::default() };
@@ -80,6 +80,7 @@ each! {
     the_living_taken_for_dead_are_caught: LivingCalledDead,
     lost_ways_taken_for_quiet_ones_are_caught: LostCalledDead,
     slices_that_look_at_no_permission_are_caught: PermissionUnchecked,
+    looks_at_a_permission_from_before_a_stop_are_caught: StoppedAfterTheLook,
     permissions_counted_from_their_answers_are_caught: PermissionFromAnswer,
     inputs_with_the_time_from_before_they_came_are_caught: EventsAsOfBefore,
     permissions_prolonged_by_a_pause_are_caught: PermissionExcused,

@@ -14,7 +14,7 @@ use super::receive::check_aux;
 use super::rendezvous::{Ambiguity, Cost, Latecomers, Named};
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
-use crate::id::{Attempt, PeerId};
+use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::pages::MAX_PAGES;
 use crate::plane::Origin;
@@ -141,6 +141,19 @@ impl Node {
         self.fail_ambiguous_senders(rooms);
     }
 
+    /// Two registrations wait whose rooms could both be meant by a new sender.
+    pub(super) fn fail_ambiguous(&mut self, session: SessionId, (one, other): &Ambiguity) {
+        for (room, other) in [(one, other), (other, one)] {
+            while let Some((id, attempt)) = self.rendezvous.registrations.find_exact(room) {
+                let (room, other) = (room.clone(), other.clone());
+                self.take_registration(id, attempt);
+                self.refuse_attempt(id, attempt, PeerCause::AmbiguousRoom { room, other });
+            }
+        }
+        let (room, other) = (one.clone(), other.clone());
+        self.fail_sender(session, Cause::AmbiguousRoom { room, other });
+    }
+
     fn fail_ambiguous_senders(&mut self, (one, other): &Ambiguity) {
         for (room, other) in [(one, other), (other, one)] {
             while let Some(session) = self.rendezvous.senders.find_exact(room) {
@@ -199,7 +212,8 @@ impl Node {
     pub(super) fn on_abort(&mut self, id: PeerId, abort: Abort) {
         let Abort { attempt, room, grant, cause } = abort;
         let Some(peer) = self.peers.get(id) else { return };
-        if peer.incoming.is_closed(attempt) && peer.incoming.get(attempt).is_none() {
+        if peer.incoming.is_closed(attempt) && peer.incoming.get(attempt).is_none() && !self.peers.lingers(id)
+        {
             return self.send(id, Body::AbortAck(AbortAck { attempt }));
         }
         if !self.may_note(peer, attempt) {
@@ -207,6 +221,10 @@ impl Node {
             return;
         }
         let (named, origin) = (Named::new(room, peer.suffixed), peer.origin);
+        if peer.incoming.get(attempt).is_none() && self.peers.lingers(id) {
+            // It may be of a former conversation, whose writes have not ended. The peer will ask again.
+            return;
+        }
         match peer.incoming.get(attempt) {
             Some(&Incoming::Active(session, index)) => {
                 let target = self.senders.get_mut(&session).and_then(|sender| sender.targets.get_mut(index));
@@ -249,7 +267,8 @@ impl Node {
                 let limits = &self.config.limits;
                 let max = limits.max_failed_rooms / limits.connections_share.max(1);
                 let failed = &mut self.rendezvous.failed_receivers;
-                failed.insert((named.clone(), cause), Latecomers::Left(1), until, (origin, max));
+                let bounds = (origin, max, limits.max_failed_rooms);
+                failed.insert((named.clone(), cause), Latecomers::Left(1), until, bounds);
                 self.timers.arm_once(Timer::Rooms, until);
             }
             // One of them waits in vain, and nobody can tell which.
@@ -343,6 +362,7 @@ impl Node {
             Some(Incoming::Failed { cause }) => {
                 Body::Failed(Failed { attempt, cause: cause.clone(), quiet: true })
             }
+            None if self.peers.lingers(id) => return,
             None => Body::Failed(Failed { attempt, cause: PeerCause::Unknown, quiet: true }),
         };
         self.send(id, body);

@@ -32,7 +32,12 @@ impl Node {
         };
         for (index, source) in each(receiver.sources.iter_mut().enumerate()) {
             match source.state {
-                SourceState::Open => source.state = SourceState::Closing,
+                SourceState::Open => {
+                    source.state = SourceState::Closing;
+                    if let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(source.peer)) {
+                        peer.closing.insert(attempt, self.now);
+                    }
+                }
                 // A reference that this source cannot have is none of its business.
                 SourceState::Met if !receiver.grants.is_empty() => {
                     source.state = SourceState::Over;
@@ -46,7 +51,9 @@ impl Node {
                         source.state = SourceState::Over;
                         continue;
                     };
-                    source.attempt = Some(peer.open_attempt(session, index));
+                    let attempt = peer.open_attempt(session, index);
+                    peer.closing.insert(attempt, self.now);
+                    source.attempt = Some(attempt);
                     source.state = SourceState::Closing;
                 }
                 SourceState::Meeting => {
@@ -63,6 +70,7 @@ impl Node {
         self.timers.cancel(Timer::Deadline(session));
         self.timers.cancel(Timer::Repeat(session));
         self.forget_room(session);
+        self.posting.leave(session);
         self.stop_asking(session);
         self.status(session, KvPoll::Failed, Some(failure));
         if pulls {
@@ -107,7 +115,7 @@ impl Node {
         for source in each(receiver.sources.iter_mut().filter(|source| source.peer == id)) {
             source.state = SourceState::Over;
             if let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(id)) {
-                peer.outgoing.remove(&attempt);
+                peer.end_attempt(attempt);
             }
         }
         self.maybe_retire(session);
@@ -119,6 +127,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.releasing.clear();
         let open = std::mem::take(&mut peer.outgoing);
+        peer.closing.clear();
         for (_, (session, index)) in each(open) {
             let Some(receiver) = self.receivers.get_mut(&session) else { continue };
             let live = !receiver.poll.is_terminal();

@@ -19,6 +19,7 @@ use super::incoming::Incoming;
 use super::io::Output;
 use super::node::{Node, encode};
 use super::peer::{HelloSaid, Introduction, Peer};
+use super::rendezvous::{Latecomers, Named};
 use super::run_set;
 use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
@@ -40,10 +41,10 @@ impl Node {
     /// The peer with this incarnation; it is greeted if it is not known. `None` if there are too
     /// many peers and all are busy.
     pub(super) fn meet(&mut self, introduction: Introduction) -> Option<PeerId> {
-        if let Some(known) = self.peers.with_incarnation(introduction.incarnation) {
+        if let Some(known) = self.peers.known(introduction.incarnation, &introduction.metadata) {
             // The time of a hello that no session has waited for does not count.
             if let Some(peer) = self.peers.get_mut(known) {
-                peer.metadata = Some(introduction.metadata);
+                peer.greeted = true;
                 if !(peer.is_up() || peer.lost) && (peer.hello.is_none() || peer.waiting.is_empty()) {
                     peer.hello = None;
                     self.say_hello(known);
@@ -54,9 +55,9 @@ impl Node {
         let metadata = introduction.metadata.clone();
         let peer = self.admit(introduction)?;
         if let Some(peer) = self.peers.get_mut(peer) {
-            peer.metadata = Some(metadata.clone());
+            peer.greeted = true;
         }
-        self.output(Output::Connect { peer, metadata, from: None });
+        self.output(Output::Connect { peer, metadata });
         self.say_hello(peer);
         Some(peer)
     }
@@ -67,10 +68,10 @@ impl Node {
             let idle = self.peers.oldest_idle()?;
             self.forget_peer(idle);
         }
-        let Introduction { worker, incarnation, geometry, .. } = introduction;
+        let Introduction { worker, incarnation, geometry, metadata } = introduction;
         let link = self.draw_link();
         let here = self.config.args.geometry();
-        let peer = Peer::new(worker, incarnation, geometry, here, link, self.now);
+        let peer = Peer::new(worker, incarnation, metadata, geometry, here, link, self.now);
         Some(self.peers.insert(peer))
     }
 
@@ -113,7 +114,7 @@ impl Node {
     }
 
     pub(super) fn on_hello(&mut self, from: Origin, hello: Hello) {
-        let known = self.peers.with_incarnation(hello.incarnation);
+        let known = self.peers.known(hello.incarnation, &hello.metadata);
         if hello.geometry.validate().is_err()
             || hello.incarnation == self.config.incarnation
             || hello.metadata.len() > MAX_METADATA + METADATA_OF_REGION * hello.geometry.regions.len()
@@ -124,7 +125,7 @@ impl Node {
         }
         // Posts of a former conversation must be over before a new one begins: the welcome tells
         // the peer that its old pages are quiet. It will ask again.
-        if self.peers.has_lingering_posts(hello.incarnation) {
+        if self.peers.has_lingering_posts(hello.incarnation, &hello.metadata) {
             return;
         }
         if hello.to != self.config.incarnation {
@@ -201,7 +202,7 @@ impl Node {
             self.frames_dropped += 1;
             return None;
         };
-        self.output(Output::Connect { peer: id, metadata: hello.metadata.clone(), from: Some(from) });
+        self.output(Output::Connect { peer: id, metadata: hello.metadata.clone() });
         Some(id)
     }
 
@@ -209,10 +210,16 @@ impl Node {
     /// peer, or will have, stays as it is: the number in the hello is that of another conversation,
     /// and may be later than the one in which the peer means this life.
     fn refuse_stranger(&mut self, known: Option<PeerId>, from: Origin, hello: Hello) {
-        let Some(id) = known.or_else(|| self.admit_speaker(from, &hello)) else { return };
-        if let Some(peer) = self.peers.get_mut(id) {
-            peer.origin = peer.origin.or(Some(from));
-        }
+        let id = match known {
+            Some(id) => id,
+            None => {
+                let Some(id) = self.admit_speaker(from, &hello) else { return };
+                if let Some(peer) = self.peers.get_mut(id) {
+                    peer.origin = Some(from);
+                }
+                id
+            }
+        };
         let refused = Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::NONE };
         if let Some(frame) = encode(hello.link, Body::Refused(refused)) {
             self.output(Output::Send { peer: id, frame });
@@ -387,7 +394,8 @@ impl Node {
             self.directory.forget(id);
             self.fail_peer_sessions(id, cause, None);
         }
-        if self.peers.get(id).is_some_and(|peer| peer.given_up) {
+        let now = self.now;
+        if self.peers.get(id).is_some_and(|peer| peer.given_up || peer.is_overdue(now, timing.peer_timeout)) {
             self.fence_off(id);
         }
         self.ask_peer(id, silent_for);
@@ -514,9 +522,14 @@ impl Node {
     /// it may write wait for its word, over a new way, or for what the transport knows of its writes.
     fn on_way_lost(&mut self, id: PeerId) {
         let cause = self.loss(id, Cause::WayLost);
-        self.fail_peer_sessions(id, cause, None);
+        let served = self.served(id);
+        self.fail_peer_sessions(id, cause.clone(), None);
+        for named in served {
+            // Its receiver cannot be told now. It will greet anew, and register again.
+            self.remember_failed_sender(named, &cause.for_peer(), Latecomers::Left(1));
+        }
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.outgoing.is_empty() || peer.metadata.is_none() {
+        if !(peer.greeted && peer.is_needed()) {
             return self.forget_peer(id);
         }
         peer.lost = true;
@@ -528,21 +541,45 @@ impl Node {
         self.timers.arm(Timer::Peer(id), self.now + pause);
     }
 
+    /// The rooms in which this worker serves the peer, or lets it read.
+    fn served(&self, id: PeerId) -> Vec<Named> {
+        let Some(peer) = self.peers.get(id) else { return Vec::new() };
+        let sessions = each(peer.incoming.live()).filter_map(|incoming| match incoming {
+            Incoming::Active(session, _) | Incoming::Reading { session, .. } => Some(session),
+            _ => None,
+        });
+        let senders = sessions.filter_map(|session| self.senders.get(session));
+        senders.filter(|sender| !sender.poll.is_terminal()).map(|sender| sender.named.clone()).collect()
+    }
+
     /// Opens a lost way anew, again and again for as long as pages wait for the peer's word.
     fn reconnect(&mut self, id: PeerId) {
+        self.end_waiting(id);
         let Some(peer) = self.peers.get(id) else { return };
-        if peer.outgoing.is_empty() {
+        if !peer.is_needed() {
             return self.forget_peer(id);
         }
         // A right to write is taken from the connection that is lost: it must stay known.
-        if !peer.writes_in.revoking
-            && let Some(metadata) = peer.metadata.clone()
-        {
+        if !peer.writes_in.revoking {
+            let metadata = peer.metadata.clone();
             self.output(Output::Disconnect { peer: id });
-            self.output(Output::Connect { peer: id, metadata, from: None });
+            self.output(Output::Connect { peer: id, metadata });
         }
         let pause = self.backoff(self.config.timing.retry_max, 1);
         self.timers.arm(Timer::Peer(id), self.now + pause);
+    }
+
+    /// Sessions that have waited for a lost way as long as for a peer that is silent wait no more.
+    fn end_waiting(&mut self, id: PeerId) {
+        let (now, patience) = (self.now, self.config.timing.peer_timeout);
+        let Some(peer) = self.peers.get(id) else { return };
+        let waited = |session: &&SessionId| {
+            self.receivers.get(session).is_some_and(|receiver| now - receiver.opened >= patience)
+        };
+        let ended: Vec<SessionId> = each(&peer.waiting).filter(waited).copied().collect();
+        for session in ended {
+            self.fail_receiver(session, Cause::WayLost);
+        }
     }
 
     /// How long nothing was heard from the peer, as a cause.

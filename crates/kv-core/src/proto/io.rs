@@ -23,7 +23,9 @@ use crate::time::Time;
 pub enum Input {
     /// The scheduler wants something.
     Command(Command),
-    /// A frame arrived.
+    /// A frame arrived. A [`Hello`](crate::wire::Hello) only if the connection on which it came may speak for
+    /// the metadata in it ([`Plane::may_speak_for`](crate::Plane::may_speak_for),
+    /// [`wire::hello_metadata`](crate::wire::hello_metadata)).
     Frame {
         /// The transport connection on which it came.
         from: Origin,
@@ -184,9 +186,6 @@ pub enum Output {
         peer: PeerId,
         /// Its metadata.
         metadata: Bytes,
-        /// The connection on which the peer has brought the metadata itself; `None` if a bootstrap server
-        /// has told it. [`Plane::may_speak_for`](crate::Plane::may_speak_for) says whether that can be.
-        from: Option<Origin>,
     },
     /// Forget a peer.
     Disconnect {
@@ -325,6 +324,9 @@ pub struct Timing {
     pub kv_lease_duration: Duration,
 }
 
+/// The longest time that counts: beyond it nobody waits. Sums and multiples of it are numbers still.
+pub(super) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 impl Timing {
     /// The same, with no pause so short that timers would spin, nor that a live peer seems silent.
     pub(super) fn sane(mut self) -> Timing {
@@ -337,8 +339,9 @@ impl Timing {
             &mut self.lookup_retry,
             &mut self.failed_room_ttl,
             &mut self.kv_lease_duration,
+            &mut self.session_deadline,
         ] {
-            *pause = (*pause).max(Duration::from_micros(10));
+            *pause = (*pause).clamp(Duration::from_micros(10), LONGEST);
         }
         // A peer is asked twice before it is given up.
         self.peer_timeout = self.peer_timeout.max(self.keepalive * 3);

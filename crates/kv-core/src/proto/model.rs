@@ -189,6 +189,7 @@ impl Peers {
                 worker: _,
                 incarnation,
                 geometry: _,
+                // These follow from the geometries.
                 out: _,
                 // Follows from the geometries, whenever it is needed.
                 out_layers: _,
@@ -200,6 +201,7 @@ impl Peers {
                 group_items: _,
                 mismatch: _,
                 metadata: _,
+                greeted,
                 lost,
                 origin,
                 suffixed: _,
@@ -213,6 +215,7 @@ impl Peers {
                 posts,
                 next_attempt,
                 outgoing,
+                closing,
                 releasing,
                 heart,
                 waiting,
@@ -221,8 +224,8 @@ impl Peers {
                 writes_in,
             } = peer;
             state.add(&(id, incarnation, ours, theirs, hello, last_heard, given_up, refused, refuses, posts));
-            state.add(&(directions, lost, origin, writes_out, writes_in));
-            state.add(&(next_attempt, outgoing, releasing, heart, waiting, incoming));
+            state.add(&(directions, greeted, lost, origin, writes_out, writes_in));
+            state.add(&(next_attempt, outgoing, closing, releasing, heart, waiting, incoming));
         }
         state.add(&self.lingering());
     }

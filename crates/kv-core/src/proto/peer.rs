@@ -53,8 +53,10 @@ pub(super) struct Peer {
     pub(super) ranks_served: u32,
     /// What the way to it is good for.
     pub(super) directions: Directions,
-    /// How to open the way anew; only of peers that this worker has greeted.
-    pub(super) metadata: Option<Bytes>,
+    /// How to reach its memory: with the incarnation, what tells it from all others.
+    pub(super) metadata: Bytes,
+    /// This worker has greeted it, and opens a lost way anew.
+    pub(super) greeted: bool,
     /// This side's way to it is lost, and is to be opened again.
     pub(super) lost: bool,
     /// The transport connection that its frames come on, once it is proven that they do.
@@ -81,6 +83,9 @@ pub(super) struct Peer {
     pub(super) next_attempt: u64,
     /// Open attempts at it → session and position among the session's sources.
     pub(super) outgoing: BTreeMap<Attempt, (SessionId, usize)>,
+    /// Those of them whose session has failed, and about which the peer has not said that it writes no more.
+    /// With the time of the failure.
+    pub(super) closing: BTreeMap<Attempt, Time>,
     /// Attempts at it that are over here, and that it has not acknowledged yet.
     pub(super) releasing: BTreeMap<Attempt, Releasing>,
     /// Heartbeats to it.
@@ -207,6 +212,7 @@ impl Peer {
     pub(super) fn new(
         worker: WorkerId,
         incarnation: Incarnation,
+        metadata: Bytes,
         geometry: Geometry,
         here: &Geometry,
         ours: Link,
@@ -224,7 +230,8 @@ impl Peer {
             ranks_served: u32::try_from(receivers_of(&geometry, here)).unwrap_or(u32::MAX).max(1),
             geometry,
             directions: Directions::BOTH,
-            metadata: None,
+            metadata,
+            greeted: false,
             lost: false,
             origin: None,
             ours,
@@ -238,6 +245,7 @@ impl Peer {
             posts: 0,
             next_attempt: 1,
             outgoing: BTreeMap::new(),
+            closing: BTreeMap::new(),
             releasing: BTreeMap::new(),
             heart: Heart::default(),
             waiting: BTreeSet::new(),
@@ -262,6 +270,11 @@ impl Peer {
     /// True if it has been met and answers.
     pub(super) fn is_up(&self) -> bool {
         self.theirs.is_some() && !(self.refused || self.given_up || self.lost || self.writes_in.revoking)
+    }
+
+    /// True if it should have said long ago that it writes no more.
+    pub(super) fn is_overdue(&self, now: Time, patience: Duration) -> bool {
+        self.closing.first_key_value().is_some_and(|(_, &since)| now - since >= patience)
     }
 
     /// True if an answer of its is needed here.
@@ -303,9 +316,15 @@ impl Peer {
     ) -> Abort {
         let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
         let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone() };
-        self.outgoing.remove(&attempt);
+        self.end_attempt(attempt);
         self.releasing.insert(attempt, Releasing::Aborted(abort.clone()));
         abort
+    }
+
+    /// An attempt at it is over.
+    pub(super) fn end_attempt(&mut self, attempt: Attempt) {
+        self.outgoing.remove(&attempt);
+        self.closing.remove(&attempt);
     }
 
     fn draw_attempt(&mut self) -> Attempt {
@@ -345,9 +364,10 @@ fn group_items(geometry: &Geometry) -> Box<[u32]> {
 pub(super) struct Peers {
     peers: BTreeMap<PeerId, Peer>,
     by_link: BTreeMap<Link, PeerId>,
-    by_incarnation: BTreeMap<Incarnation, PeerId>,
+    /// An incarnation is a number that its worker has chosen; only with its metadata it is a worker's.
+    by_identity: BTreeMap<(Incarnation, Bytes), PeerId>,
     /// Gone, but with posts that have not ended.
-    gone: BTreeMap<PeerId, (Incarnation, u32)>,
+    gone: BTreeMap<PeerId, ((Incarnation, Bytes), u32)>,
     next: u64,
 }
 
@@ -356,7 +376,7 @@ impl Peers {
         let id = PeerId(self.next);
         self.next += 1;
         self.by_link.insert(peer.ours, id);
-        self.by_incarnation.insert(peer.incarnation, id);
+        self.by_identity.insert((peer.incarnation, peer.metadata.clone()), id);
         self.peers.insert(id, peer);
         id
     }
@@ -365,9 +385,10 @@ impl Peers {
     pub(super) fn remove(&mut self, id: PeerId) -> Option<Peer> {
         let peer = self.peers.remove(&id)?;
         self.by_link.remove(&peer.ours);
-        self.by_incarnation.remove(&peer.incarnation);
+        let identity = (peer.incarnation, peer.metadata.clone());
+        self.by_identity.remove(&identity);
         if peer.posts > 0 {
-            self.gone.insert(id, (peer.incarnation, peer.posts));
+            self.gone.insert(id, (identity, peer.posts));
         }
         Some(peer)
     }
@@ -398,9 +419,14 @@ impl Peers {
         }
     }
 
-    /// True while posts to a former conversation with this incarnation have not ended.
-    pub(super) fn has_lingering_posts(&self, incarnation: Incarnation) -> bool {
-        each(self.gone.values()).any(|&(gone, _)| gone == incarnation)
+    /// True while posts to a former conversation with this worker have not ended.
+    pub(super) fn has_lingering_posts(&self, incarnation: Incarnation, metadata: &Bytes) -> bool {
+        each(self.gone.values()).any(|((gone, of), _)| *gone == incarnation && of == metadata)
+    }
+
+    /// The same for a worker that is known again.
+    pub(super) fn lingers(&self, id: PeerId) -> bool {
+        self.peers.get(&id).is_some_and(|peer| self.has_lingering_posts(peer.incarnation, &peer.metadata))
     }
 
     /// Former conversations with posts that have not ended, and the next number of a peer.
@@ -428,8 +454,8 @@ impl Peers {
         each(self.iter()).filter(move |(_, peer)| peer.origin == Some(origin))
     }
 
-    pub(super) fn with_incarnation(&self, incarnation: Incarnation) -> Option<PeerId> {
-        self.by_incarnation.get(&incarnation).copied()
+    pub(super) fn known(&self, incarnation: Incarnation, metadata: &Bytes) -> Option<PeerId> {
+        self.by_identity.get(&(incarnation, metadata.clone())).copied()
     }
 
     /// True if another incarnation of the same worker is known.

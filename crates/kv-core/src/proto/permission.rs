@@ -24,8 +24,7 @@ use std::time::Duration;
 use super::incoming::Incoming;
 use super::io::Output;
 use super::node::Node;
-use super::peer::{Beats, Wish};
-use super::receive::SourceState;
+use super::peer::{Beats, Peer, Wish};
 use super::timer::Timer;
 use crate::id::PeerId;
 use crate::meter::each;
@@ -189,11 +188,7 @@ impl Node {
 
     /// True if a session of this worker has failed, and the peer has not said yet that it writes no more.
     fn has_closing(&self, id: PeerId) -> bool {
-        let Some(peer) = self.peers.get(id) else { return false };
-        each(peer.outgoing.values()).any(|&(session, index)| {
-            let source = self.receivers.get(&session).and_then(|receiver| receiver.sources.get(index));
-            source.is_some_and(|source| source.state == SourceState::Closing)
-        })
+        self.peers.get(id).is_some_and(|peer| !peer.closing.is_empty())
     }
 
     pub(super) fn on_ask_write(&mut self, id: PeerId, ask: AskWrite) {
@@ -208,7 +203,8 @@ impl Node {
         }
     }
 
-    /// The peer is silent, or the way to it is lost, and pages of failed sessions wait for its word:
+    /// The peer is silent, or says everything but that it has stopped, or the way to it is lost, and pages of
+    /// failed sessions wait for its word:
     /// sees to it that they come back without that word, if the transport knows how.
     ///
     /// | fence | pages come back |
@@ -240,9 +236,10 @@ impl Node {
 
     /// The permission, and what it could lead to, are over.
     pub(super) fn on_fence_due(&mut self, id: PeerId) {
-        let silent = self.peers.get(id).is_some_and(|peer| peer.lost || peer.given_up);
+        let patience = self.config.timing.peer_timeout;
+        let ends = |peer: &Peer| peer.lost || peer.given_up || peer.is_overdue(self.now, patience);
         // A peer that speaks again says itself when it has stopped.
-        if silent {
+        if self.peers.get(id).is_some_and(ends) {
             self.fenced(id);
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::id::{PeerId, PostId, SessionId};
 use crate::meter::{each, step};
-use crate::plane::Op;
+use crate::plane::{Op, Origin};
 use crate::time::Time;
 
 /// How many windows of one peer all peers have together.
@@ -25,24 +25,43 @@ pub(super) struct Posting {
     in_flight: BTreeMap<PostId, InFlight>,
     of_session: BTreeSet<(SessionId, PostId)>,
     lanes: BTreeMap<PeerId, Lane>,
+    /// What of each session stands in the lanes.
+    queued: BTreeSet<(SessionId, PeerId, Ticket)>,
+    tickets: u64,
     /// Peers that may have a post to start, each at most once.
     turns: VecDeque<PeerId>,
+    /// Posts in flight by connection: the peers of one connection share a window.
+    of_origin: BTreeMap<Origin, usize>,
+    /// Peers that wait for posts of other peers of their connection to end.
+    waiting: BTreeMap<Origin, BTreeSet<PeerId>>,
     /// Somebody waits for posts to other peers to end.
     crowded: bool,
     next: u64,
 }
 
+/// A place in a lane: writes and reads have lines of their own, and later places higher numbers.
+type Ticket = (bool, u64);
+
 /// What is to be posted to, or from, one peer.
 #[derive(Debug, Clone, Default)]
 struct Lane {
     /// Targets in turn; each at most once. Writes need a permission.
-    writes: VecDeque<(SessionId, usize)>,
-    reads: VecDeque<(SessionId, usize)>,
+    writes: BTreeMap<u64, (SessionId, usize)>,
+    reads: BTreeMap<u64, (SessionId, usize)>,
     in_flight: usize,
     /// When one of its posts ended last, or the first of those in flight was started.
     moved: Time,
     /// It stands among the turns.
     in_turn: bool,
+}
+
+/// What may be posted to a peer now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Leave {
+    /// The peer permits writes.
+    pub(super) writes: bool,
+    /// Its connection, if that is known.
+    pub(super) origin: Option<Origin>,
 }
 
 /// A post that has not ended.
@@ -52,6 +71,7 @@ pub(super) struct InFlight {
     pub(super) target: usize,
     pub(super) part: u32,
     pub(super) peer: PeerId,
+    pub(super) origin: Option<Origin>,
 }
 
 impl Posting {
@@ -62,7 +82,11 @@ impl Posting {
             in_flight: BTreeMap::new(),
             of_session: BTreeSet::new(),
             lanes: BTreeMap::new(),
+            queued: BTreeSet::new(),
+            tickets: 0,
             turns: VecDeque::new(),
+            of_origin: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             crowded: false,
             next: 0,
         }
@@ -70,12 +94,27 @@ impl Posting {
 
     /// Puts a target at the end of the peer's line.
     pub(super) fn queue(&mut self, peer: PeerId, op: Op, session: SessionId, target: usize) {
-        let lane = self.lanes.entry(peer).or_default();
-        match op {
-            Op::Write => lane.writes.push_back((session, target)),
-            Op::Read => lane.reads.push_back((session, target)),
-        }
+        self.tickets += 1;
+        let (lane, reads) = (self.lanes.entry(peer).or_default(), op == Op::Read);
+        lane.line(reads).insert(self.tickets, (session, target));
+        self.queued.insert((session, peer, (reads, self.tickets)));
         self.wake(peer);
+    }
+
+    /// A session has nothing to post any more.
+    pub(super) fn leave(&mut self, session: SessionId) {
+        let first = (session, PeerId(0), (false, 0));
+        while let Some(&(_, peer, (reads, ticket))) =
+            self.queued.range(first..).next().filter(|at| at.0 == session)
+        {
+            self.queued.remove(&(session, peer, (reads, ticket)));
+            if let Some(lane) = self.lanes.get_mut(&peer) {
+                lane.line(reads).remove(&ticket);
+                if lane.in_flight == 0 && !lane.has_targets() {
+                    self.lanes.remove(&peer);
+                }
+            }
+        }
     }
 
     /// The peer may have something to post now: a permission has come, or a post has ended.
@@ -86,12 +125,11 @@ impl Posting {
         }
     }
 
-    /// The target whose turn it is, if another post may be started. `may_write` says whether a peer
-    /// permits writes now.
+    /// The target whose turn it is, if another post may be started. `leave` says what a peer permits.
     pub(super) fn next_ready(
         &mut self,
         now: Time,
-        may_write: impl Fn(PeerId) -> bool,
+        leave: impl Fn(PeerId) -> Leave,
     ) -> Option<(Op, SessionId, usize)> {
         self.crowded = false;
         while let Some(&peer) = self.turns.front() {
@@ -106,13 +144,22 @@ impl Posting {
             if lane.in_flight >= self.window {
                 continue;
             }
+            let leave = leave(peer);
+            let busy =
+                |origin: &Origin| self.of_origin.get(origin).is_some_and(|&posts| posts >= self.window);
+            if let Some(origin) = leave.origin.filter(busy) {
+                self.waiting.entry(origin).or_default().insert(peer);
+                continue;
+            }
             // A worker seldom has both.
-            let (op, targets) = match lane.reads.is_empty() {
-                false => (Op::Read, &mut lane.reads),
-                true if may_write(peer) => (Op::Write, &mut lane.writes),
+            let op = match lane.reads.is_empty() {
+                false => Op::Read,
+                true if leave.writes => Op::Write,
                 true => continue,
             };
-            if let Some((session, target)) = targets.pop_front() {
+            let reads = op == Op::Read;
+            if let Some((ticket, (session, target))) = lane.line(reads).pop_first() {
+                self.queued.remove(&(session, peer, (reads, ticket)));
                 self.wake(peer);
                 return Some((op, session, target));
             }
@@ -138,6 +185,9 @@ impl Posting {
         self.next += 1;
         self.in_flight.insert(id, post);
         self.of_session.insert((post.session, id));
+        if let Some(origin) = post.origin {
+            *self.of_origin.entry(origin).or_default() += 1;
+        }
         let lane = self.lanes.entry(post.peer).or_default();
         if lane.in_flight == 0 {
             lane.moved = now;
@@ -157,14 +207,33 @@ impl Posting {
             }
         }
         self.wake(post.peer);
+        if let Some(origin) = post.origin {
+            self.end_of_origin(origin);
+        }
         Some(post)
+    }
+
+    /// A post of the connection has ended: others of its peers may have their turn.
+    fn end_of_origin(&mut self, origin: Origin) {
+        if let Some(posts) = self.of_origin.get_mut(&origin) {
+            *posts -= 1;
+            if *posts == 0 {
+                self.of_origin.remove(&origin);
+            }
+        }
+        for peer in self.waiting.remove(&origin).unwrap_or_default() {
+            self.wake(peer);
+        }
     }
 
     /// Nothing more is started to or from the peer.
     pub(super) fn forget(&mut self, peer: PeerId) {
         let Some(lane) = self.lanes.get_mut(&peer) else { return };
-        lane.writes.clear();
-        lane.reads.clear();
+        for reads in [false, true] {
+            for (ticket, (session, _)) in std::mem::take(lane.line(reads)) {
+                self.queued.remove(&(session, peer, (reads, ticket)));
+            }
+        }
         if lane.in_flight == 0 {
             self.lanes.remove(&peer);
         }
@@ -187,12 +256,6 @@ impl Posting {
         busiest.map(|(&peer, lane)| (peer, lane.in_flight))
     }
 
-    /// True if the session waits for its turn to post to the peer.
-    pub(super) fn is_queued(&self, peer: PeerId, session: SessionId) -> bool {
-        let Some(lane) = self.lanes.get(&peer) else { return false };
-        each(lane.writes.iter().chain(&lane.reads)).any(|&(queued, _)| queued == session)
-    }
-
     /// Posts in flight to the peer, if it has as many as it may.
     pub(super) fn full(&self, peer: PeerId) -> Option<usize> {
         self.lanes.get(&peer).map(|lane| lane.in_flight).filter(|&posts| posts >= self.window)
@@ -204,11 +267,15 @@ impl Posting {
 
     /// Targets that have something to post.
     pub(super) fn queued(&self) -> usize {
-        self.lanes.values().map(|lane| lane.writes.len() + lane.reads.len()).sum()
+        self.queued.len()
     }
 }
 
 impl Lane {
+    fn line(&mut self, reads: bool) -> &mut BTreeMap<u64, (SessionId, usize)> {
+        if reads { &mut self.reads } else { &mut self.writes }
+    }
+
     fn has_targets(&self) -> bool {
         !(self.writes.is_empty() && self.reads.is_empty())
     }
@@ -222,14 +289,17 @@ mod tests {
         Time::from_nanos(seconds * 1_000_000_000)
     }
 
+    /// A peer that permits writes.
+    const FREE: Leave = Leave { writes: true, origin: None };
+
     fn post(peer: u64) -> InFlight {
-        InFlight { session: SessionId(peer), target: 0, part: 0, peer: PeerId(peer) }
+        InFlight { session: SessionId(peer), target: 0, part: 0, peer: PeerId(peer), origin: None }
     }
 
     /// Starts all that may be started now; how many posts.
     fn start_all(posting: &mut Posting, now: Time) -> usize {
         let mut started = 0;
-        while let Some((_, session, target)) = posting.next_ready(now, |_| true) {
+        while let Some((_, session, target)) = posting.next_ready(now, |_| FREE) {
             posting.start(post(session.0), now);
             posting.queue(PeerId(session.0), Op::Write, session, target);
             started += 1;
@@ -259,13 +329,49 @@ mod tests {
         posting.queue(PeerId(1), Op::Write, SessionId(1), 0);
         posting.queue(PeerId(1), Op::Read, SessionId(9), 0);
         posting.queue(PeerId(2), Op::Write, SessionId(2), 0);
-        let may_write = |peer| peer == PeerId(2);
+        let may_write = |peer| Leave { writes: peer == PeerId(2), origin: None };
         assert_eq!(posting.next_ready(at(1), may_write), Some((Op::Read, SessionId(9), 0)));
         assert_eq!(posting.next_ready(at(1), may_write), Some((Op::Write, SessionId(2), 0)));
         assert_eq!(posting.next_ready(at(1), may_write), None);
         posting.wake(PeerId(1));
-        assert_eq!(posting.next_ready(at(1), |_| true), Some((Op::Write, SessionId(1), 0)));
+        assert_eq!(posting.next_ready(at(1), |_| FREE), Some((Op::Write, SessionId(1), 0)));
         assert_eq!(posting.queued(), 0);
+    }
+
+    #[test]
+    fn peers_of_one_connection_share_a_window_and_wake_each_other() {
+        let mut posting = Posting::new(2, Duration::from_secs(1));
+        let shared = Leave { origin: Some(Origin(5)), ..FREE };
+        for peer in 1..4 {
+            posting.queue(PeerId(peer), Op::Write, SessionId(peer), 0);
+        }
+        let mut started = Vec::new();
+        while let Some((_, session, _)) = posting.next_ready(at(1), |_| shared) {
+            started.push(posting.start(InFlight { origin: shared.origin, ..post(session.0) }, at(1)));
+        }
+        assert_eq!(started.len(), 2);
+        assert_eq!(posting.queued(), 1);
+        posting.end(started[0], at(2));
+        assert_eq!(posting.next_ready(at(2), |_| shared), Some((Op::Write, SessionId(3), 0)));
+        posting.end(started[1], at(2));
+        assert!(posting.of_origin.is_empty() && posting.waiting.is_empty());
+    }
+
+    #[test]
+    fn sessions_that_have_ended_leave_the_line_of_a_stuck_peer() {
+        let mut posting = Posting::new(1, Duration::from_secs(1));
+        posting.queue(PeerId(1), Op::Write, SessionId(1), 0);
+        assert_eq!(start_all(&mut posting, at(1)), 1);
+        for session in 2..100 {
+            posting.queue(PeerId(1), Op::Write, SessionId(session), 0);
+            posting.queue(PeerId(1), Op::Read, SessionId(session), 1);
+            posting.leave(SessionId(session));
+        }
+        assert_eq!((posting.queued(), posting.lanes.len()), (1, 1));
+        posting.leave(SessionId(1));
+        assert_eq!((posting.queued(), posting.lanes.len()), (0, 1), "a post is in flight");
+        posting.end(PostId(0), at(2));
+        assert_eq!((posting.lanes.len(), posting.queued.len()), (0, 0));
     }
 
     #[test]
@@ -274,7 +380,7 @@ mod tests {
         for (peer, session) in [(1, 10), (1, 11), (2, 20), (1, 12)] {
             posting.queue(PeerId(peer), Op::Write, SessionId(session), 0);
         }
-        let order: Vec<u64> = std::iter::from_fn(|| posting.next_ready(at(1), |_| true))
+        let order: Vec<u64> = std::iter::from_fn(|| posting.next_ready(at(1), |_| FREE))
             .map(|(_, session, _)| session.0)
             .collect();
         assert_eq!(order, [10, 20, 11, 12]);

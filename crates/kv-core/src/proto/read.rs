@@ -67,6 +67,11 @@ pub(super) struct Reading {
 }
 
 impl Reading {
+    /// Whether it waits for its turn to post, and how many of its posts are in flight.
+    pub(super) fn posting(&self) -> (bool, u32) {
+        (self.queued, self.outstanding)
+    }
+
     fn is_proven(&self) -> bool {
         self.ended.is_some_and(|ended| ended < self.intact_until)
     }
@@ -334,7 +339,8 @@ impl Node {
             self.posting.queue(source.peer, Op::Read, session, index);
         }
         let peer = source.peer;
-        let post = self.posting.start(InFlight { session, target: index, part, peer }, self.now);
+        let origin = self.peers.get(peer).and_then(|peer| peer.origin);
+        let post = self.posting.start(InFlight { session, target: index, part, peer, origin }, self.now);
         self.peers.post_started(peer);
         self.output(Output::Post { peer, post: Post { id: post, op: Op::Read, descs, notify: None } });
     }
@@ -374,7 +380,7 @@ impl Node {
         source.state = SourceState::Over;
         let id = source.peer;
         if let Some(peer) = self.peers.get_mut(id) {
-            peer.outgoing.remove(&attempt);
+            peer.end_attempt(attempt);
             peer.releasing.insert(attempt, Releasing::Read);
             let floor = peer.outgoing_floor();
             self.watch_peer(id);

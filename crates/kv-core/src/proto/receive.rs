@@ -23,7 +23,7 @@
 use std::time::Duration;
 
 use super::directory::Question;
-use super::io::Output;
+use super::io::{LONGEST, Output};
 use super::node::{Node, encode};
 use super::peer::Peer;
 use super::read::{Reading, of_life};
@@ -137,7 +137,7 @@ impl Node {
         addr: String,
         options: SessionOptions,
     ) {
-        let deadline = options.deadline.unwrap_or(self.config.timing.session_deadline);
+        let deadline = options.deadline.unwrap_or(self.config.timing.session_deadline).min(LONGEST);
         let role = options.source.unwrap_or(WorkerRole::Prefill);
         let question = self.directory.question(&addr, role, &room, options.prefill_dp_rank);
         let mode = options.mode.unwrap_or(self.config.args.transfer_mode());
@@ -534,7 +534,7 @@ impl Node {
         let (id, attempt) = (source.peer, source.attempt);
         self.timers.cancel(Timer::Quiet(session, id));
         if let (Some(attempt), Some(peer)) = (attempt, self.peers.get_mut(id)) {
-            peer.outgoing.remove(&attempt);
+            peer.end_attempt(attempt);
             self.say_finish(id, attempt);
         }
     }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::error::PeerCause;
 use crate::id::{Attempt, PeerId, Room, SessionId};
-use crate::meter::step;
+use crate::meter::{each, step};
 use crate::plane::Origin;
 use crate::time::Time;
 
@@ -138,18 +138,22 @@ pub(super) enum Latecomers {
 
 impl FailedRooms {
     /// Remembers a room on account of a connection, or of this worker's own scheduler. Each of them has
-    /// `max` entries at most, of which the oldest makes room.
+    /// `max` entries at most, of which the oldest makes room; all have `most` together, of which whoever
+    /// has the most gives up the oldest.
     pub(super) fn insert(
         &mut self,
         (named, cause): (Named, PeerCause),
         latecomers: Latecomers,
         until: Time,
-        (origin, max): (Option<Origin>, usize),
+        (origin, max, most): (Option<Origin>, usize, usize),
     ) {
         while self.by_origin.get(&origin).is_some_and(|rooms| rooms.len() >= max.max(1)) {
-            step(1);
-            let oldest = self.by_origin.get_mut(&origin).and_then(VecDeque::pop_front);
-            oldest.map(|oldest| self.remove(oldest));
+            self.remove_oldest(origin);
+        }
+        while self.rooms.len() >= most.max(1)
+            && let Some((&largest, _)) = each(&self.by_origin).max_by_key(|(_, rooms)| rooms.len())
+        {
+            self.remove_oldest(largest);
         }
         self.waiters.insert(&named, self.next);
         self.by_origin.entry(origin).or_default().push_back(self.next);
@@ -195,6 +199,11 @@ impl FailedRooms {
             step(1);
             self.remove(oldest);
         }
+    }
+
+    fn remove_oldest(&mut self, of: Option<Origin>) {
+        let oldest = self.by_origin.get(&of).and_then(|rooms| rooms.front().copied());
+        oldest.map(|oldest| self.remove(oldest));
     }
 
     fn remove(&mut self, id: u64) -> Option<FailedRoom> {
@@ -299,7 +308,7 @@ mod tests {
     }
 
     fn insert(rooms: &mut FailedRooms, named: Named, latecomers: Latecomers, max: usize) {
-        rooms.insert((named, PeerCause::Aborted), latecomers, Time::MAX, (None, max));
+        rooms.insert((named, PeerCause::Aborted), latecomers, Time::MAX, (None, max, 99));
     }
 
     #[test]
@@ -348,7 +357,7 @@ mod tests {
     fn a_failed_room_that_was_pushed_out_does_not_hide_a_later_one() {
         let mut rooms = FailedRooms::default();
         for cause in [PeerCause::Aborted, PeerCause::DeadlineExceeded] {
-            rooms.insert((number(1), cause), Latecomers::Left(1), Time::MAX, (None, 1));
+            rooms.insert((number(1), cause), Latecomers::Left(1), Time::MAX, (None, 1, 99));
         }
         assert_eq!(rooms.take(&number(1), 1), Some(PeerCause::DeadlineExceeded));
         assert_eq!((rooms.len(), rooms.waiters.len(), rooms.by_origin.len()), (0, 0, 0));
@@ -375,7 +384,7 @@ mod tests {
         let mut rooms = FailedRooms::default();
         for of in 0..3 {
             let until = Time::from_nanos(of);
-            rooms.insert((number(of), PeerCause::Aborted), Latecomers::Left(2), until, (None, 3));
+            rooms.insert((number(of), PeerCause::Aborted), Latecomers::Left(2), until, (None, 3, 99));
         }
         for told in [true, true, false] {
             assert_eq!(rooms.take(&number(1), 1).is_some(), told);
@@ -392,7 +401,7 @@ mod tests {
         insert(&mut rooms, number(0), Latecomers::Left(1), 3);
         for of in 1..=9 {
             let origin = Some(Origin(7));
-            rooms.insert((number(of), PeerCause::Aborted), Latecomers::Left(1), Time::MAX, (origin, 3));
+            rooms.insert((number(of), PeerCause::Aborted), Latecomers::Left(1), Time::MAX, (origin, 3, 99));
         }
         assert_eq!(rooms.len(), 4);
         let left: Vec<u64> = (0..=9).filter(|&of| rooms.take(&number(of), 1).is_some()).collect();

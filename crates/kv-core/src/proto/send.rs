@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::chunks::{Chunk, Final};
 use super::incoming::Incoming;
-use super::io::Output;
+use super::io::{LONGEST, Output};
 use super::node::Node;
 use super::peer::{Registration, Wish};
 use super::receive::check_aux;
@@ -157,9 +157,13 @@ impl Node {
         receivers: u32,
         options: SessionOptions,
     ) {
-        let deadline = options.deadline.unwrap_or(self.config.timing.session_deadline);
+        let deadline = options.deadline.unwrap_or(self.config.timing.session_deadline).min(LONGEST);
         let named = Named::new(room, self.config.args.suffixes_requests());
-        let lease = options.lease.unwrap_or(Lease::Renewable(self.config.timing.kv_lease_duration));
+        let lease = match options.lease {
+            Some(Lease::Renewable(duration)) => Lease::Renewable(duration.min(LONGEST)),
+            Some(Lease::Fixed(duration)) => Lease::Fixed(duration.min(LONGEST)),
+            None => Lease::Renewable(self.config.timing.kv_lease_duration),
+        };
         let sender = SendSession {
             deadline,
             named: named.clone(),
@@ -194,7 +198,7 @@ impl Node {
             let (peer, attempt) = match self.rendezvous.registrations.find(&named) {
                 Ok(Some(found)) => found,
                 Ok(None) => break,
-                Err((room, other)) => return self.fail_sender(session, Cause::AmbiguousRoom { room, other }),
+                Err(rooms) => return self.fail_ambiguous(session, &rooms),
             };
             let Some(registration) = self.take_registration(peer, attempt) else { break };
             self.attach(session, peer, attempt, registration);
@@ -484,6 +488,7 @@ impl Node {
         for (peer, attempt) in each(loud) {
             self.send(peer, Body::Failed(Failed { attempt, cause: told.clone(), quiet: false }));
         }
+        self.posting.leave(session);
         for post in each(self.posting.of(session)) {
             self.output(Output::Cancel { post });
         }
@@ -495,14 +500,14 @@ impl Node {
     }
 
     /// Receivers that have not registered yet are told when they do.
-    fn remember_failed_sender(&mut self, named: Named, cause: &PeerCause, latecomers: Latecomers) {
+    pub(super) fn remember_failed_sender(&mut self, named: Named, cause: &PeerCause, latecomers: Latecomers) {
         if matches!(latecomers, Latecomers::Left(0)) {
             return;
         }
         let until = self.now + self.config.timing.failed_room_ttl;
         let max = self.config.limits.max_failed_rooms;
         let rooms = &mut self.rendezvous.failed_senders;
-        rooms.insert((named, cause.clone()), latecomers, until, (None, max));
+        rooms.insert((named, cause.clone()), latecomers, until, (None, max, max));
         self.timers.arm_once(Timer::Rooms, until);
     }
 

@@ -6,7 +6,7 @@ use super::chunks::{Chunk, Final};
 use super::io::Output;
 use super::node::{Node, encode};
 use super::peer::Peer;
-use super::posting::InFlight;
+use super::posting::{InFlight, Leave};
 use super::send::Target;
 use super::timer::Timer;
 use crate::error::{Cause, Obstacle};
@@ -58,8 +58,11 @@ impl Node {
     pub(super) fn pump_posts(&mut self) {
         let now = self.now;
         loop {
-            let may_write = |peer| self.peers.get(peer).is_some_and(|peer| peer.writes_out.is_permitted(now));
-            match self.posting.next_ready(now, may_write) {
+            let leave = |peer| match self.peers.get(peer) {
+                Some(peer) => Leave { writes: peer.writes_out.is_permitted(now), origin: peer.origin },
+                None => Leave::default(),
+            };
+            match self.posting.next_ready(now, leave) {
                 Some((Op::Read, session, index)) => self.post_read(session, index),
                 Some((Op::Write, session, index)) => self.post_next(session, index),
                 None => break,
@@ -73,19 +76,23 @@ impl Node {
     /// What a session's data operations wait for.
     pub(super) fn posting_obstacle(&self, session: SessionId) -> Option<Obstacle> {
         let targets = self.senders.get(&session).into_iter().flat_map(|sender| &sender.targets);
-        let writes = targets.filter(|target| !target.reads && !target.over).map(|target| target.peer);
+        let writes = targets.filter(|target| !target.reads && !target.over);
+        let writes = writes.map(|target| (target.peer, Op::Write, target.queued, target.outstanding));
         let sources = self.receivers.get(&session).into_iter().flat_map(|receiver| &receiver.sources);
-        let reads = sources.filter(|source| source.reading.is_some()).map(|source| source.peer);
-        writes.chain(reads).find_map(|id| {
+        let reads = sources.filter_map(|source| {
+            let (queued, outstanding) = source.reading.as_ref()?.posting();
+            Some((source.peer, Op::Read, queued, outstanding))
+        });
+        writes.chain(reads).find_map(|(id, op, queued, outstanding)| {
             let peer = self.peers.get(id)?;
-            if !self.posting.is_queued(id, session) {
-                let posts = self.posting.of(session).len();
-                return (posts > 0).then(|| Obstacle::Stuck { peer: peer.worker.clone(), posts });
+            let stuck = |posts| Obstacle::Stuck { peer: peer.worker.clone(), posts };
+            if !queued {
+                return (outstanding > 0).then(|| stuck(outstanding as usize));
             }
             if let Some(posts) = self.posting.full(id) {
-                return Some(Obstacle::Stuck { peer: peer.worker.clone(), posts });
+                return Some(stuck(posts));
             }
-            if self.senders.contains_key(&session) && !peer.writes_out.is_permitted(self.now) {
+            if op == Op::Write && !peer.writes_out.is_permitted(self.now) {
                 return Some(Obstacle::NotPermitted { peer: peer.worker.clone() });
             }
             let (busiest, posts) = self.posting.busiest()?;
@@ -152,14 +159,15 @@ impl Node {
             return self.target_advanced(session, index);
         }
         target.outstanding += 1;
-        let notify = encode(peer.theirs.unwrap_or(Link::NONE), done);
-        let post = self.posting.start(InFlight { session, target: index, part, peer: id }, self.now);
+        let (notify, origin) = (encode(peer.theirs.unwrap_or(Link::NONE), done), peer.origin);
+        let post = self.posting.start(InFlight { session, target: index, part, peer: id, origin }, self.now);
         self.peers.post_started(id);
         self.output(Output::Post { peer: id, post: Post { id: post, op: Op::Write, descs, notify } });
     }
 
     pub(super) fn on_posted(&mut self, post: PostId, result: Result<(), PlaneError>) {
-        let Some(InFlight { session, target: index, part, peer }) = self.posting.end(post, self.now) else {
+        let Some(InFlight { session, target: index, part, peer, .. }) = self.posting.end(post, self.now)
+        else {
             return;
         };
         self.peers.post_ended(peer);

@@ -86,6 +86,19 @@ pub enum FrameError {
     },
 }
 
+/// The transport's metadata in a frame, if it is a [`Hello`]: only a connection that may speak for that
+/// memory may bring it.
+pub fn hello_metadata(frame: &[u8]) -> Option<Bytes> {
+    // The kind is the third byte of every frame.
+    if frame.get(2) != Some(&1) {
+        return None;
+    }
+    match Frame::decode(frame) {
+        Ok(Frame { body: Body::Hello(hello), .. }) => Some(hello.metadata),
+        _ => None,
+    }
+}
+
 impl Frame {
     /// The frame as bytes. Fails if it is longer than a frame may be.
     ///

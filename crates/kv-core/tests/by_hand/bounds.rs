@@ -152,7 +152,7 @@ fn what_is_finished_far_ahead_is_dropped_and_not_kept() {
     let dropped = solo.node().gauges().frames_dropped;
     let kept = kept_of(|| {
         for number in 0..2_000_000_u64 {
-            let finish = Finish { attempt: Attempt(1 << 40 | number * 2), floor: Attempt(0) };
+            let finish = Finish { attempt: Attempt((1 << 40) | (number * 2)), floor: Attempt(0) };
             solo.says(1, Body::Finish(finish));
         }
     });

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input, Output};
-use kv_core::wire::{AbortAck, Body, Frame, Hello, Link, MayWrite, Ping, Refused, Register, Welcome};
+use kv_core::wire::{AbortAck, Body, Failed, Frame, Hello, Link, MayWrite, Ping, Refused, Register, Welcome};
 use kv_core::{
-    Attempt, Cause, Incarnation, KvPoll, LookupId, Origin, PeerCause, PeerId, PlaneError, Room, WayEnd,
+    Attempt, Cause, Incarnation, KvArgs, KvPoll, LookupId, Origin, PeerCause, PeerId, PlaneError, Region,
+    RegionRole, Room, WayEnd,
 };
 
 use crate::solo::{Solo, US, abort, hello, list, record, register};
@@ -445,4 +446,39 @@ fn a_source_that_a_receiver_waits_for_does_not_make_way() {
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
     solo.greet(2);
     assert_eq!((solo.frames(), solo.disconnected()), (vec![], vec![]));
+}
+
+#[test]
+fn registrations_that_a_new_sender_could_both_mean_fail_with_both_ids_named() {
+    let mut solo = Solo::new(|config| {
+        let args = KvArgs::builder("us", 0).pages(32, 16).suffixes_requests(true);
+        let region = Region::dram(RegionRole::Kv, 0x100_0000, 32 * 64, 64);
+        config.args = args.region(region).build().unwrap();
+    });
+    let plain = |incarnation: u64| {
+        let geometry = KvArgs::builder("peer", 0).pages(16, 16);
+        let region = Region::dram(RegionRole::Kv, 0x100_0000, 16 * 64, 64);
+        let geometry = geometry.region(region).build().unwrap().geometry().clone();
+        Hello { geometry, suffixed: true, ..hello(incarnation, Link::new(1, incarnation as u32)) }
+    };
+    solo.greet_with(plain(1));
+    let rooms = ["r-aaaaaaaa", "r-bbbbbbbb", "r-cccccccc"].map(|id| Room::request(id).unwrap());
+    for (attempt, room) in (1..).zip(&rooms[..2]) {
+        solo.says(1, Body::Register(register(attempt, room.clone(), &[0])));
+    }
+    let sender = solo.open_sender(rooms[2].clone(), 1);
+    let (room, other) = (rooms[0].clone(), rooms[1].clone());
+    assert_eq!(solo.cause(sender), Cause::AmbiguousRoom { room: room.clone(), other: other.clone() });
+    let told = |attempt, room: &Room, other: &Room| {
+        let cause = PeerCause::AmbiguousRoom { room: room.clone(), other: other.clone() };
+        Body::Failed(Failed { attempt: Attempt(attempt), cause, quiet: true })
+    };
+    assert_eq!(solo.frames(), [told(1, &room, &other), told(2, &other, &room)]);
+    assert_eq!(solo.node().gauges().registrations, 0);
+    // The whole id is never ambiguous.
+    for (attempt, room) in (3..).zip(&rooms[..2]) {
+        solo.says(1, Body::Register(register(attempt, room.clone(), &[0])));
+    }
+    let sender = solo.open_sender(rooms[1].clone(), 1);
+    assert_eq!(solo.poll(sender), KvPoll::WaitingForInput);
 }

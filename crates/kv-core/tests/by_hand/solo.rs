@@ -239,7 +239,13 @@ impl Solo {
 
     /// A peer says hello, and its frames follow the answer.
     pub fn greet(&mut self, incarnation: u64) {
-        self.hello(hello(incarnation, Link::new(1, incarnation as u32)));
+        self.greet_with(hello(incarnation, Link::new(1, incarnation as u32)));
+    }
+
+    /// The same with a hello of the test's own.
+    pub fn greet_with(&mut self, hello: Hello) {
+        let incarnation = hello.incarnation.get();
+        self.hello(hello);
         if let Some(link) = self.welcomed.take() {
             self.links.insert(incarnation, link);
         }

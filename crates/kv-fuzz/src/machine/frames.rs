@@ -182,11 +182,15 @@ impl Peer {
             0 => {
                 let nonce = if script.rarely() { script.number() } else { self.nonce };
                 let ask = script.number();
-                Body::Welcome(Welcome { nonce, link: Link::new(1 + script.small(), 9), ask })
+                Body::Welcome(Welcome { nonce, link: Link::new(script.small().max(1), 9), ask })
             }
             1 if script.rarely() => {
                 let nonce = if script.rarely() { script.number() } else { self.nonce };
-                Body::Refused(Refused { nonce, cause: cause(script), link: Link::new(1 + script.small(), 9) })
+                Body::Refused(Refused {
+                    nonce,
+                    cause: cause(script),
+                    link: Link::new(script.small().max(1), 9),
+                })
             }
             2..=5 => {
                 let pages = pages(script);

@@ -396,8 +396,8 @@ impl<'a> World<'a> {
             let (role, plane) = (WorkerRole::Prefill, "test".to_owned());
             ranks.push(RankRecord { worker, incarnation, role, plane, metadata, geometry });
         }
-        // As large as in the frame that would carry it.
-        let bytes = ranks.iter().map(|rank| 100 + 24 * rank.geometry.regions.len() as u64).sum();
+        // About as large as the JSON of the answer.
+        let bytes = ranks.iter().map(|rank| 300 + 100 * rank.geometry.regions.len() as u64).sum();
         self.input("Found", bytes, 0, Input::Found { lookup, ranks });
     }
 
@@ -435,7 +435,7 @@ impl<'a> World<'a> {
 
     fn carry_out(&mut self, output: Output) {
         match output {
-            Output::Connect { peer, metadata, .. } => {
+            Output::Connect { peer, metadata } => {
                 let byte = |at| metadata.get(at).copied().unwrap_or(0);
                 self.known.insert(peer, (byte(0), byte(1)));
                 self.connecting.push(peer);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
+use kv_core::wire::hello_metadata;
 use kv_core::{
     BootstrapClient, BootstrapEvent, Incarnation, Plane, PlaneError, PlaneEvent, PlaneWait, PostId,
     Quarantine, RankRecord, Time,
@@ -283,6 +284,12 @@ impl Driver {
             let input = match event {
                 PlaneEvent::Frame { from, frame } => {
                     self.link.counters.frames_received.add_one();
+                    let metadata = hello_metadata(&frame);
+                    if metadata.is_some_and(|metadata| !self.plane.may_speak_for(from, &metadata)) {
+                        // Somebody says hello in the name of another worker.
+                        self.link.counters.frames_dropped.add_one();
+                        continue;
+                    }
                     Input::Frame { from, frame }
                 }
                 PlaneEvent::Posted { post, result } => {
@@ -342,12 +349,8 @@ impl Driver {
     fn carry_out(&mut self, now: Time, output: Output) {
         let counters = &self.link.counters;
         match output {
-            Output::Connect { peer, metadata, from } => {
-                let connected = match from.is_none_or(|from| self.plane.may_speak_for(from, &metadata)) {
-                    true => self.plane.connect(peer, &metadata),
-                    false => Err(PlaneError::Metadata("it was brought by another worker")),
-                };
-                self.inputs.push_back(match connected {
+            Output::Connect { peer, metadata } => {
+                self.inputs.push_back(match self.plane.connect(peer, &metadata) {
                     Ok(()) => Input::Connected {
                         peer,
                         directions: self.plane.directions(Some(peer)),

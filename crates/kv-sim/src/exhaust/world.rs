@@ -336,7 +336,7 @@ impl World {
     fn carry_out(&mut self, host: usize, output: Output) -> Result<(), Violation> {
         let life = self.life(host);
         match output {
-            Output::Connect { peer, metadata, .. } => {
+            Output::Connect { peer, metadata } => {
                 if let [host_there, life_there] = metadata[..] {
                     self.hosts[host].peers.insert(peer, (host_there.into(), life_there));
                 }

@@ -32,6 +32,9 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
     let (untrue, why) = match &failure.cause {
         Cause::Aborted => (!known.aborted, "its scheduler did not abort it"),
         Cause::WorkerStopped => (!life.shut_down, "its host was not shut down"),
+        Cause::DeadlineExceeded { last: None, .. } if is_held_up(view, leg) => {
+            (true, "it waited for a post of its own that has not ended")
+        }
         Cause::DeadlineExceeded { .. } => {
             (life.clock.local(view.now) < known.deadline, "its deadline has not passed")
         }
@@ -59,6 +62,21 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
         _ => (false, ""),
     };
     untrue.then_some(why)
+}
+
+/// True if a post of a sender to a receiver that still wants it does not end.
+fn is_held_up(view: &View<'_>, leg: LegId) -> bool {
+    let of = |hold: u32| view.ledger.holds[hold as usize].leg;
+    view.flights.iter().any(|flight| {
+        !flight.over
+            && flight.stuck
+            && flight.pieces.iter().all(|piece| {
+                piece.local_hold != 0
+                    && piece.remote_hold != 0
+                    && of(piece.local_hold) == leg
+                    && view.ledger.legs[of(piece.remote_hold)].is_open()
+            })
+    })
 }
 
 /// A lease runs from the moment at which the last page was given.

@@ -128,6 +128,8 @@ planted! {
     LostCalledDead: pages_quiet_when_released,
     /// Slices begin without a look at the permission.
     PermissionUnchecked: pages_quiet_when_released,
+    /// Writers look at their permission, are stopped, and hand the slice to hardware when they go on.
+    StoppedAfterTheLook: pages_quiet_when_released,
     /// A permission counts from its answer, not from its question.
     PermissionFromAnswer: pages_quiet_when_released,
     /// A worker tells its node the time from before it asked its plane what happened.

@@ -159,7 +159,7 @@ impl Machine for Comparing {
         self.seen.lock().unwrap()[kind] += 1;
         if kind == 0 {
             let metadata = Bytes::from_static(b"metadata");
-            self.outputs.push(Output::Connect { peer: PeerId(1), metadata, from: None });
+            self.outputs.push(Output::Connect { peer: PeerId(1), metadata });
             self.due = Some(now);
         }
     }

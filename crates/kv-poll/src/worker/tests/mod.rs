@@ -58,8 +58,8 @@ enum Seen {
     Published(String),
     Withdrawn,
     PlaneSend,
-    PlaneConnect(u64),
-    Connected(u64),
+    /// A hello has reached the machine.
+    Hello(u64),
     Cancelled,
     Disconnected,
     /// The machine was asked what is in quarantine.

@@ -41,16 +41,12 @@ impl Plane for FakePlane {
         Ok(Bytes::from_static(b"metadata"))
     }
 
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
-        if metadata != b"good" {
-            return Err(PlaneError::Metadata("bad"));
-        }
-        self.log.lock().unwrap().push(Seen::PlaneConnect(peer.0));
-        Ok(())
+    fn connect(&mut self, _: PeerId, _: &[u8]) -> Result<(), PlaneError> {
+        Err(PlaneError::Metadata("bad"))
     }
 
-    fn may_speak_for(&self, from: Origin, _: &[u8]) -> bool {
-        from == Origin(3)
+    fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
+        (from, metadata) == (Origin(3), b"memory of 3")
     }
 
     fn disconnect(&mut self, _: PeerId) {

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Output};
+use kv_core::wire::hello_metadata;
 use kv_core::{
-    Cause, Desc, EngineId, KvPoll, LookupId, Op, Origin, Pages, PeerId, Phase, Post, PostId, Quarantine,
+    Cause, Desc, EngineId, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId, Quarantine,
     QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError, WorkerId, WorkerRole,
 };
 
@@ -148,7 +149,7 @@ impl Script {
                 let post = |id| Post { id: PostId(id), op: Op::Write, descs: descs.clone(), notify: None };
                 let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(0) };
                 self.outputs.extend([
-                    Output::Connect { peer, metadata: Bytes::from_static(b"bad"), from: None },
+                    Output::Connect { peer, metadata: Bytes::from_static(b"bad") },
                     Output::Send { peer, frame: frame.clone() },
                     Output::Send { peer: PeerId(2), frame },
                     Output::Post { peer, post: post(1) },
@@ -157,13 +158,6 @@ impl Script {
                     Output::Lookup { lookup: LookupId(5), addr: "nowhere".to_owned(), query },
                     Output::Disconnect { peer },
                 ]);
-            }
-            b"connects" => {
-                let metadata = Bytes::from_static(b"good");
-                let from = |origin| Some(Origin(origin));
-                for (peer, from) in [(PeerId(1), from(2)), (PeerId(3), from(3)), (PeerId(4), None)] {
-                    self.outputs.push_back(Output::Connect { peer, metadata: metadata.clone(), from });
-                }
             }
             b"panic" => panic!("a bug in the machine"),
             b"far timer" => self.timeout = Some(now + Duration::from_secs(60)),
@@ -178,12 +172,12 @@ impl Machine for Script {
         assert!(self.outputs.is_empty(), "outputs are drained after every input");
         match input {
             Input::Command(command) => self.command(command),
+            Input::Frame { from, frame } if hello_metadata(&frame).is_some() => self.see(Seen::Hello(from.0)),
             Input::Frame { frame, .. } => self.word(now, &frame),
             Input::Posted { post, result } => self.see(Seen::Posted(post.0, result.is_ok())),
             Input::ConnectFailed { .. } => self.see(Seen::ConnectFailed),
             Input::PeerGone { .. } => self.see(Seen::PeerGone),
-            Input::Connected { peer, .. } => self.see(Seen::Connected(peer.0)),
-            Input::Revoked { .. } | Input::Found { .. } => {}
+            Input::Connected { .. } | Input::Revoked { .. } | Input::Found { .. } => {}
             Input::LookupFailed { lookup, .. } => self.see(Seen::LookupFailed(lookup.0)),
             Input::Timeout => {
                 assert!(self.timeout.take().is_some_and(|at| at <= now), "not before it is due");

@@ -3,10 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kv_core::{KvManager, KvPoll, KvSender, KvSession, PeerId, PlaneEvent, Room, SessionOptions, WayEnd};
+use kv_core::wire::{Body, Frame, Hello, Link};
+use kv_core::{
+    Incarnation, KvManager, KvPoll, KvSender, KvSession, Origin, PeerId, PlaneEvent, Room, SessionOptions,
+    WayEnd,
+};
 
 use super::script::SLOW;
-use super::{PATIENCE, Rig, Seen, pages};
+use super::{PATIENCE, Rig, Seen, args, pages};
 
 #[test]
 fn an_inbound_frame_wakes_a_sleeping_worker_and_a_timer_does() {
@@ -81,12 +85,26 @@ fn every_output_reaches_its_place_and_its_consequence_the_machine() {
 }
 
 #[test]
-fn a_way_that_a_frame_asks_for_is_opened_to_the_memory_of_its_own_sender_only() {
+fn a_hello_reaches_the_machine_only_from_a_connection_that_may_speak_for_its_memory() {
     let rig = Rig::start();
-    rig.wire.say("connects");
-    // Connection 3 may speak for what it brings, connection 2 may not, and the worker itself for anybody.
-    rig.until_seen(&Seen::Connected(4));
-    let ways = [Seen::PlaneConnect(3), Seen::PlaneConnect(4)];
-    let told = [Seen::ConnectFailed, Seen::Connected(3), Seen::Connected(4)];
-    assert_eq!(rig.seen(), [&ways[..], &told[..]].concat());
+    let args = args();
+    for (from, metadata) in [(2, "memory of 3"), (3, "memory of 4"), (3, "memory of 3")] {
+        let hello = Hello {
+            to: Incarnation::from_random(1),
+            worker: args.worker().clone(),
+            incarnation: Incarnation::from_random(2),
+            link: Link::new(1, 1),
+            nonce: 1,
+            plane: "fake".to_owned(),
+            metadata: metadata.into(),
+            geometry: args.geometry().clone(),
+            suffixed: false,
+        };
+        let frame = Frame { link: Link::NONE, body: Body::Hello(hello) }.encode().unwrap();
+        rig.wire.deliver(PlaneEvent::Frame { from: Origin(from), frame });
+    }
+    rig.until_seen(&Seen::Hello(3));
+    assert_eq!(rig.seen(), [Seen::Hello(3)]);
+    let gauges = rig.worker.manager().gauges();
+    assert_eq!((gauges.frames_received, gauges.frames_dropped), (3, 2));
 }

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# The checks that take too long for every change: an hour and a half on two cores.
+#
+#   scripts/full.sh               all of them, one after the other
+#   scripts/full.sh seeds kills   only these
+#
+#   seeds     1 000 000 seeds of the simulator
+#   fuzz      2 000 000 cases of the protocol machine, with counted costs, and 1 000 000 of hostile frames; where
+#             cargo-fuzz and a nightly toolchain are, ten minutes guided by coverage
+#   kills     half an hour of kills and stops, in every mode, over every transport that is here
+#   stops     50 stops of each side in the middle of large copies, over every transport that is here
+#   layouts   200 000 pairs of random layouts against the byte oracle
+#   garbage   what a peer that sends garbage at full speed costs a healthy one
+#
+# START and SEED choose the first seed of the simulator and the seed of the rest; they are printed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+start=${START:-$((RANDOM * 1000000))}
+seed=${SEED:-$RANDOM}
+step() { printf '\n==== %s (%s s)\n' "$*" "$SECONDS"; }
+
+seeds() {
+    step "simulator, seeds from $start on"
+    cargo run --release --locked -p kv-sim -- --seeds 1000000 --start "$start"
+}
+fuzz() {
+    step "fuzzing, seed $seed"
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=2000000 cargo test --release --locked -p kv-fuzz --test machine -- --nocapture
+    KV_FUZZ_CASES=1000000 cargo test --release --locked -p kv-core --test hostile
+    if cargo +nightly fuzz --version >/dev/null 2>&1; then
+        mkdir -p target/found
+        cargo +nightly fuzz run -s none machine target/found fuzz/corpus/machine -- -max_len=2048 -max_total_time=600
+    else
+        echo "NOT TESTED: fuzzing guided by coverage; it needs a nightly toolchain and cargo install cargo-fuzz"
+    fi
+}
+kills() {
+    step "kills and stops, seed $seed"
+    scripts/kills.sh --seconds 1800 --seed "$seed"
+}
+stops() {
+    step "stops in the middle of copies, seed $seed"
+    local features=()
+    if settings=$(scripts/setup-nixl.sh --print); then
+        eval "$settings"
+        features=(--features nixl)
+    else
+        echo "NOT TESTED: stops over NIXL, for the reason above"
+    fi
+    SEED=$seed KV_STOPS=50 cargo test --locked "${features[@]}" --test stops -- --nocapture --test-threads=1
+}
+layouts() {
+    step "layouts, seed $seed"
+    KV_LAYOUT_SEED=$seed KV_LAYOUT_CASES=200000 cargo test --release --locked -p kv-core --test layouts
+}
+garbage() {
+    step "garbage at full speed"
+    cargo bench --locked -p kv-benches --bench garbage
+}
+
+[ $# -gt 0 ] || set -- seeds fuzz kills stops layouts garbage
+for check in "$@"; do
+    case $check in
+    seeds | fuzz | kills | stops | layouts | garbage) "$check" ;;
+    *)
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2
+        exit 2
+        ;;
+    esac
+done
+step "all done"
