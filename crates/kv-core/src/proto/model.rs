@@ -189,10 +189,6 @@ impl Peers {
                 worker: _,
                 incarnation,
                 geometry: _,
-                // These follow from the geometries.
-                aux_rows: _,
-                group_items: _,
-                mismatch: _,
                 out: _,
                 // Follows from the geometries, whenever it is needed.
                 out_layers: _,
