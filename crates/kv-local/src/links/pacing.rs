@@ -1,0 +1,131 @@
+//! What one connection may cost while there are others.
+//!
+//! Reading a frame, and what the owner of the plane does about it, takes processor time, and how much of it
+//! is the sender's choice. So the time is counted, by the clock of this thread's processor time, and a
+//! connection that has used more than its share is left alone for a while: the socket fills, and its sender
+//! waits. A peer that says little is thus heard at once, however much another one says. Where there is
+//! only one connection nobody else is kept waiting, and nothing is counted.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::mem;
+use std::time::Duration;
+
+use kv_core::Time;
+
+use super::MESSAGE_SHARE;
+use crate::clock;
+use crate::link::{Link, LinkId};
+use crate::plane::LocalPlane;
+
+/// One part in so many of the time is what a connection may use in the long run …
+const PARTS: u32 = 4;
+/// … and that much at once.
+const BURST: Duration = Duration::from_millis(2);
+/// What a message costs beside its bytes, in bytes, where a turn's time is divided among connections.
+pub(super) const OF_MESSAGE: usize = 256;
+
+/// Whom the time of a turn is counted to.
+#[derive(Debug, Default)]
+pub(crate) struct Pacing {
+    /// What was read in the last call of `poll`, in bytes, by connection.
+    read: Vec<(LinkId, usize)>,
+    /// The processor time when that began.
+    begun: Duration,
+    /// The processor time when the owner had handled them, and asked how to wait.
+    handled: Cell<Option<Duration>>,
+    /// Connections that are left alone, by the end of that.
+    resting: BTreeSet<(Time, LinkId)>,
+}
+
+impl Pacing {
+    /// Some of a message, or all of it, was taken from a connection.
+    pub(super) fn note(&mut self, id: LinkId, bytes: usize) {
+        if self.read.is_empty() {
+            self.begun = clock::used();
+        }
+        match self.read.last_mut() {
+            Some((last, read)) if *last == id => *read += bytes,
+            _ => self.read.push((id, bytes)),
+        }
+    }
+
+    /// The owner has handled them.
+    pub(crate) fn handled(&self) {
+        if !self.read.is_empty() && self.handled.get().is_none() {
+            self.handled.set(Some(clock::used()));
+        }
+    }
+
+    pub(super) fn forget(&mut self, id: LinkId, resting: Option<Time>) {
+        if let Some(until) = resting {
+            self.resting.remove(&(until, id));
+        }
+    }
+
+    /// How long until a connection is listened to again, if one is left alone.
+    pub(crate) fn next(&self) -> Option<Duration> {
+        self.resting.first().map(|(until, _)| until.since(clock::now()))
+    }
+}
+
+impl Link {
+    /// Messages that are taken from it in one turn: one by one where it uses all of its time, so that
+    /// nobody waits for longer than for one.
+    pub(super) fn share(&self) -> usize {
+        if self.paid.since(clock::now()) > BURST * PARTS / 2 { 1 } else { MESSAGE_SHARE }
+    }
+}
+
+impl LocalPlane {
+    /// Counts the time of the turn that has ended, leaves alone who has used too much, and listens again
+    /// to those who have waited for long enough.
+    pub(crate) fn keep_pace(&mut self) {
+        let handled = self.pacing.handled.take();
+        let read = mem::take(&mut self.pacing.read);
+        if handled.is_none() && self.pacing.resting.is_empty() {
+            return;
+        }
+        let now = clock::now();
+        if let Some(handled) = handled.filter(|_| self.links.len() > 1) {
+            let spent = handled.saturating_sub(self.pacing.begun);
+            let total: usize = read.iter().map(|(_, bytes)| bytes).sum();
+            for (id, bytes) in read {
+                self.charge(id, spent.mul_f64(bytes as f64 / total.max(1) as f64), now);
+            }
+        }
+        while let Some((until, id)) = self.pacing.resting.first().copied()
+            && until <= now
+        {
+            self.end_rest(id);
+        }
+    }
+
+    fn charge(&mut self, id: LinkId, time: Duration, now: Time) {
+        let Some(link) = self.links.get_mut(&id) else {
+            return;
+        };
+        link.paid = link.paid.max(now) + time * PARTS;
+        if link.paid.since(now) <= BURST * PARTS || link.resting.is_some() {
+            return;
+        }
+        // Half of what it may use at once is left when it is heard again, so that this is not for one
+        // message.
+        let until = now + (link.paid.since(now) - BURST * PARTS / 2);
+        link.resting = Some(until);
+        self.pacing.resting.insert((until, id));
+        self.backlog.retain(|other| *other != id);
+        self.set_interest(id, false);
+    }
+
+    /// Listens to a connection again.
+    pub(super) fn end_rest(&mut self, id: LinkId) {
+        let Some(until) = self.links.get_mut(&id).and_then(|link| link.resting.take()) else {
+            return;
+        };
+        self.pacing.resting.remove(&(until, id));
+        // There may be messages in its buffer, of which the kernel knows nothing.
+        self.backlog.push_back(id);
+        self.set_interest(id, false);
+    }
+}
