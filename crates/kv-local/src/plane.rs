@@ -442,12 +442,14 @@ impl Plane for LocalPlane {
         self.now = now;
         self.keep_pace();
         self.serve_sockets();
+        self.pacing.end_reading();
         self.serve_timers();
         self.serve_revocations();
         self.copy_some();
         self.populate_some();
         unmap_some(&mut self.retired);
         events.append(&mut self.events);
+        self.pacing.hand_over();
     }
 
     fn wait(&self) -> PlaneWait {

@@ -22,24 +22,29 @@ use crate::plane::LocalPlane;
 const PARTS: u32 = 4;
 /// … and that much at once.
 const BURST: Duration = Duration::from_millis(2);
+/// Longest rest, whatever a message has cost: leases and permissions wait in the socket meanwhile.
+const LONGEST: Duration = Duration::from_millis(100);
 /// What a message costs beside its bytes, in bytes, where a turn's time is divided among connections.
 pub(super) const OF_MESSAGE: usize = 256;
 
-/// Whom the time of a turn is counted to.
+/// Whose time that of a turn is.
 #[derive(Debug, Default)]
 pub(crate) struct Pacing {
     /// What was read in the last call of `poll`, in bytes, by connection.
     read: Vec<(LinkId, usize)>,
-    /// The processor time when that began.
+    /// The processor time when that began, and when the events of it were handed over.
     begun: Duration,
-    /// The processor time when the owner had handled them, and asked how to wait.
+    handed: Duration,
+    /// What reading took.
+    reading: Duration,
+    /// The processor time when the owner had handled the events, and asked how to wait.
     handled: Cell<Option<Duration>>,
     /// Connections that are left alone, by the end of that.
     resting: BTreeSet<(Time, LinkId)>,
 }
 
 impl Pacing {
-    /// Some of a message, or all of it, was taken from a connection.
+    /// Some of a message, or all of it, is taken from a connection.
     pub(super) fn note(&mut self, id: LinkId, bytes: usize) {
         if self.read.is_empty() {
             self.begun = clock::used();
@@ -50,7 +55,22 @@ impl Pacing {
         }
     }
 
-    /// The owner has handled them.
+    /// Everything is read that is to be read in this call of `poll`; what it does then, copies for the
+    /// most part, is counted to nobody.
+    pub(crate) fn end_reading(&mut self) {
+        if !self.read.is_empty() {
+            self.reading = clock::used().saturating_sub(self.begun);
+        }
+    }
+
+    /// The owner is given the events.
+    pub(crate) fn hand_over(&mut self) {
+        if !self.read.is_empty() {
+            self.handed = clock::used();
+        }
+    }
+
+    /// The owner has handled the events.
     pub(crate) fn handled(&self) {
         if !self.read.is_empty() && self.handled.get().is_none() {
             self.handled.set(Some(clock::used()));
@@ -70,10 +90,10 @@ impl Pacing {
 }
 
 impl Link {
-    /// Messages that are taken from it in one turn: one by one where it uses all of its time, so that
+    /// How many messages are taken from it in one turn: one by one where it uses much of its time, so that
     /// nobody waits for longer than for one.
     pub(super) fn share(&self) -> usize {
-        if self.paid.since(clock::now()) > BURST * PARTS / 2 { 1 } else { MESSAGE_SHARE }
+        if self.paid.since(clock::now()) > BURST * PARTS / 4 { 1 } else { MESSAGE_SHARE }
     }
 }
 
@@ -88,7 +108,7 @@ impl LocalPlane {
         }
         let now = clock::now();
         if let Some(handled) = handled.filter(|_| self.links.len() > 1) {
-            let spent = handled.saturating_sub(self.pacing.begun);
+            let spent = self.pacing.reading + handled.saturating_sub(self.pacing.handed);
             let total: usize = read.iter().map(|(_, bytes)| bytes).sum();
             for (id, bytes) in read {
                 self.charge(id, spent.mul_f64(bytes as f64 / total.max(1) as f64), now);
@@ -105,7 +125,7 @@ impl LocalPlane {
         let Some(link) = self.links.get_mut(&id) else {
             return;
         };
-        link.paid = link.paid.max(now) + time * PARTS;
+        link.paid = (link.paid.max(now) + time * PARTS).min(now + LONGEST);
         if link.paid.since(now) <= BURST * PARTS || link.resting.is_some() {
             return;
         }
