@@ -53,6 +53,9 @@ fn main() -> Result<ExitCode, Error> {
         }
         let ratio = measure(name, role, &extent)?;
         fits &= ratio <= MOST;
+        if testing {
+            continue;
+        }
         println!("garbage costs {ratio:.2} times what spinning costs; at most {MOST} is allowed\n");
     }
     Ok(if fits || testing { ExitCode::SUCCESS } else { ExitCode::FAILURE })

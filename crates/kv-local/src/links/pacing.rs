@@ -15,23 +15,27 @@ use kv_core::Time;
 
 use super::MESSAGE_SHARE;
 use crate::clock;
+use crate::connection::Message;
 use crate::link::{Link, LinkId};
 use crate::plane::LocalPlane;
 
-/// One part in so many of the time is what a connection may use in the long run …
+/// One part in so many of the time is what a connection may use in the long run,
 const PARTS: u32 = 4;
-/// … and that much at once.
+/// … where its messages take little time each. Whoever comes while one is handled waits for its end: so the
+/// share shrinks as messages take longer, to a half where they take `PARTS` times this.
+const SHORT: Duration = Duration::from_micros(25);
+/// What a connection may use at once, in short messages.
 const BURST: Duration = Duration::from_millis(2);
 /// Longest rest, whatever a message has cost: leases and permissions wait in the socket meanwhile.
 const LONGEST: Duration = Duration::from_millis(100);
 /// What a message costs beside its bytes, in bytes, where a turn's time is divided among connections.
-pub(super) const OF_MESSAGE: usize = 256;
+const OF_MESSAGE: usize = 256;
 
 /// Whose time that of a turn is.
 #[derive(Debug, Default)]
 pub(crate) struct Pacing {
-    /// What was read in the last call of `poll`, in bytes, by connection.
-    read: Vec<(LinkId, usize)>,
+    /// What was read in the last call of `poll`.
+    read: Vec<Read>,
     /// The processor time when that began, and when the events of it were handed over.
     begun: Duration,
     handed: Duration,
@@ -43,16 +47,39 @@ pub(crate) struct Pacing {
     resting: BTreeSet<(Time, LinkId)>,
 }
 
+/// What was read from a connection.
+#[derive(Debug)]
+struct Read {
+    id: LinkId,
+    bytes: usize,
+    messages: u32,
+}
+
 impl Pacing {
-    /// Some of a message, or all of it, is taken from a connection.
-    pub(super) fn note(&mut self, id: LinkId, bytes: usize) {
+    /// Some bytes were taken from a connection.
+    pub(super) fn note_bytes(&mut self, id: LinkId, bytes: usize) {
+        self.of(id).bytes += bytes;
+    }
+
+    /// A message is taken from a connection.
+    pub(super) fn note_message(&mut self, id: LinkId, message: &Message) {
+        let read = self.of(id);
+        read.bytes += OF_MESSAGE + message.len();
+        read.messages += 1;
+    }
+
+    fn of(&mut self, id: LinkId) -> &mut Read {
         if self.read.is_empty() {
             self.begun = clock::used();
         }
-        match self.read.last_mut() {
-            Some((last, read)) if *last == id => *read += bytes,
-            _ => self.read.push((id, bytes)),
-        }
+        let at = match self.read.iter().rposition(|read| read.id == id) {
+            Some(at) => at,
+            None => {
+                self.read.push(Read { id, bytes: 0, messages: 0 });
+                self.read.len() - 1
+            }
+        };
+        &mut self.read[at]
     }
 
     /// Everything is read that is to be read in this call of `poll`; what it does then, copies for the
@@ -109,9 +136,11 @@ impl LocalPlane {
         let now = clock::now();
         if let Some(handled) = handled.filter(|_| self.links.len() > 1) {
             let spent = self.pacing.reading + handled.saturating_sub(self.pacing.handed);
-            let total: usize = read.iter().map(|(_, bytes)| bytes).sum();
-            for (id, bytes) in read {
-                self.charge(id, spent.mul_f64(bytes as f64 / total.max(1) as f64), now);
+            let total: usize = read.iter().map(|read| read.bytes).sum();
+            for Read { id, bytes, messages } in read {
+                let time = spent.mul_f64(bytes as f64 / total.max(1) as f64);
+                let each = time / messages.max(1);
+                self.charge(id, time.mul_f64(f64::from(PARTS) + each.div_duration_f64(SHORT)), now);
             }
         }
         while let Some((until, id)) = self.pacing.resting.first().copied()
@@ -121,11 +150,11 @@ impl LocalPlane {
         }
     }
 
-    fn charge(&mut self, id: LinkId, time: Duration, now: Time) {
+    fn charge(&mut self, id: LinkId, price: Duration, now: Time) {
         let Some(link) = self.links.get_mut(&id) else {
             return;
         };
-        link.paid = (link.paid.max(now) + time * PARTS).min(now + LONGEST);
+        link.paid = (link.paid.max(now) + price).min(now + LONGEST);
         if link.paid.since(now) <= BURST * PARTS || link.resting.is_some() {
             return;
         }

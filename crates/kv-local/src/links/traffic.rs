@@ -4,7 +4,6 @@ use kv_core::{Origin, PlaneEvent};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
-use super::pacing::OF_MESSAGE;
 use super::{Budget, EVENTS, LISTENER, MESSAGE_BUDGET, NOW, READ_BUDGET, READ_SHARE, socket_key};
 use crate::connection::{Message, Received};
 use crate::link::{Link, LinkId, Stage};
@@ -81,7 +80,7 @@ impl LocalPlane {
                 Ok(Some(message)) => {
                     budget.messages -= 1;
                     messages -= 1;
-                    self.pacing.note(id, OF_MESSAGE + message.len());
+                    self.pacing.note_message(id, &message);
                     self.on_message(id, message);
                     continue;
                 }
@@ -97,7 +96,7 @@ impl LocalPlane {
                     link.heard = self.now;
                     share -= count;
                     budget.bytes -= count;
-                    self.pacing.note(id, count);
+                    self.pacing.note_bytes(id, count);
                 }
                 Ok(Received::Nothing) => return,
                 Ok(Received::End) => return self.on_end(id),
