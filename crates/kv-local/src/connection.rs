@@ -72,6 +72,16 @@ pub(crate) enum Message {
     Goodbye,
 }
 
+impl Message {
+    /// Bytes of its body.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Message::Hello(body) | Message::Frame(body) => body.len(),
+            Message::Goodbye => 0,
+        }
+    }
+}
+
 /// What reading brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Received {

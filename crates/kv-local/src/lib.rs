@@ -8,7 +8,9 @@
 //!
 //! Everything happens in [`poll`](kv_core::Plane::poll), on the thread that owns the plane, a
 //! fraction of a millisecond at a time: posts take turns, so a small one passes a large one, and a
-//! cancelled one is quiet at once.
+//! cancelled one is quiet at once. Where there are several connections, the processor time that the frames
+//! of each take is counted, up to the owner's call of [`wait`](kv_core::Plane::wait), and one that takes too
+//! much is left alone for a while: its socket fills, and its sender waits.
 //!
 //! A write waits for the peer's permission ([`permit`](kv_core::Plane::permit)), and ends with an error once
 //! the peer has revoked the right to write, which it can do at any moment

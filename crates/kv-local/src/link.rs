@@ -69,6 +69,9 @@ pub(crate) struct Link {
     pub(crate) opened: Time,
     /// When the last bytes came, or slices were seen to have been copied.
     pub(crate) heard: Time,
+    /// When the time that its messages have taken is paid for, and until when it is left alone for that.
+    pub(crate) paid: Time,
+    pub(crate) resting: Option<Time>,
     /// What epoll watches the socket for; `None` if it does not.
     pub(crate) interest: Option<EventFlags>,
 }
@@ -99,6 +102,8 @@ impl Link {
             parked: VecDeque::new(),
             opened: now,
             heard: now,
+            paid: Time::ZERO,
+            resting: None,
             interest: None,
         }
     }

@@ -16,6 +16,7 @@
 mod ending;
 mod greeting;
 mod opening;
+mod pacing;
 mod revoking;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,8 @@ use rustix::time::Timespec;
 
 use crate::error::LocalError;
 use crate::link::LinkId;
+
+pub(crate) use pacing::Pacing;
 
 /// Bytes read from one socket at once.
 pub(crate) const READ_SCRATCH: usize = 64 << 10;

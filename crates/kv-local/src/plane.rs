@@ -21,7 +21,7 @@ use crate::config::LocalConfig;
 use crate::error::LocalError;
 use crate::identity::ProcessIdentity;
 use crate::link::{Link, LinkId, Lost, Stage};
-use crate::links::{self, READ_SCRATCH};
+use crate::links::{self, Pacing, READ_SCRATCH};
 use crate::metadata::{self, Host, MAX_ARENAS, Metadata, Place, Token};
 use crate::remote::unmap_some;
 use crate::sys::{Mapping, Memory};
@@ -73,6 +73,7 @@ pub struct LocalPlane {
     pub(crate) dialing: BTreeSet<LinkId>,
     /// May have whole messages in their buffers.
     pub(crate) backlog: VecDeque<LinkId>,
+    pub(crate) pacing: Pacing,
     pub(crate) populating: VecDeque<LinkId>,
     pub(crate) retired: Vec<Mapping>,
 
@@ -147,6 +148,7 @@ impl LocalPlane {
             unclaimed: BTreeSet::new(),
             dialing: BTreeSet::new(),
             backlog: VecDeque::new(),
+            pacing: Pacing::default(),
             populating: VecDeque::new(),
             retired: Vec::new(),
             dial_at: Time::ZERO,
@@ -438,16 +440,20 @@ impl Plane for LocalPlane {
 
     fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
         self.now = now;
+        self.keep_pace();
         self.serve_sockets();
+        self.pacing.end_reading();
         self.serve_timers();
         self.serve_revocations();
         self.copy_some();
         self.populate_some();
         unmap_some(&mut self.retired);
         events.append(&mut self.events);
+        self.pacing.hand_over();
     }
 
     fn wait(&self) -> PlaneWait {
+        self.pacing.handled();
         let busy = !self.run.is_empty()
             || !self.events.is_empty()
             || !self.backlog.is_empty()
@@ -457,9 +463,10 @@ impl Plane for LocalPlane {
             return PlaneWait::Now;
         }
         let watch = vec![self.epoll.as_fd().as_raw_fd()];
-        match self.next_timer() {
+        let timer = self.next_timer().map(|at| at.since(self.now));
+        match timer.into_iter().chain(self.pacing.next()).min() {
             None => PlaneWait::Readable(watch),
-            Some(at) => PlaneWait::ReadableOrAfter(watch, at.since(self.now)),
+            Some(after) => PlaneWait::ReadableOrAfter(watch, after),
         }
     }
 }

@@ -365,6 +365,10 @@ impl Node {
         if peer.lost {
             return self.reconnect(id);
         }
+        if peer.writes_in.revoking {
+            self.end_waiting(id);
+        }
+        let Some(peer) = self.peers.get(id) else { return };
         if let Some(said) = peer.hello
             && !peer.is_up()
         {
@@ -489,6 +493,12 @@ impl Node {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.directions = directions;
         peer.writes_in.fence = fence;
+        let until = peer.writes_out.until();
+        if until > self.now {
+            // The way is another one, and the permission the same.
+            self.output(Output::Permit { peer: id, until });
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if std::mem::take(&mut peer.lost) {
             // The conversation goes on where it was, if the peer still knows it.
             peer.hello = None;
@@ -569,7 +579,7 @@ impl Node {
         self.timers.arm(Timer::Peer(id), self.now + pause);
     }
 
-    /// Sessions that have waited for a lost way as long as for a peer that is silent wait no more.
+    /// Sessions that have waited for a lost way, or for a revocation, as long as for a peer that is silent wait no more.
     fn end_waiting(&mut self, id: PeerId) {
         let (now, patience) = (self.now, self.config.timing.peer_timeout);
         let Some(peer) = self.peers.get(id) else { return };

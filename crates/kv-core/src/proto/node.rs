@@ -360,7 +360,7 @@ impl Node {
     }
 
     pub(super) fn draw_link(&mut self) -> Link {
-        self.links_drawn += 1;
+        self.links_drawn = self.links_drawn.saturating_add(1);
         Link::new(self.links_drawn, self.random.next() as u32)
     }
 

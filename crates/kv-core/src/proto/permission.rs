@@ -48,6 +48,11 @@ impl WritesOut {
         now < self.until
     }
 
+    /// Until when writes may begin.
+    pub(super) fn until(&self) -> Time {
+        self.until
+    }
+
     /// The number of a question that is asked now.
     pub(super) fn ask(&mut self, now: Time) -> u64 {
         self.asks.beat(now)

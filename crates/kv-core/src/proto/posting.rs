@@ -110,7 +110,7 @@ impl Posting {
             self.queued.remove(&(session, peer, (reads, ticket)));
             if let Some(lane) = self.lanes.get_mut(&peer) {
                 lane.line(reads).remove(&ticket);
-                if lane.in_flight == 0 && !lane.has_targets() {
+                if lane.in_flight == 0 && !lane.has_targets() && !lane.in_turn {
                     self.lanes.remove(&peer);
                 }
             }
@@ -141,6 +141,10 @@ impl Posting {
             self.turns.pop_front();
             let Some(lane) = self.lanes.get_mut(&peer) else { continue };
             lane.in_turn = false;
+            if lane.in_flight == 0 && !lane.has_targets() {
+                self.lanes.remove(&peer);
+                continue;
+            }
             if lane.in_flight >= self.window {
                 continue;
             }

@@ -132,7 +132,10 @@ impl Node {
         if let Some(cause) = expected.and_then(|expected| disagreement(&expected, &granted)) {
             return self.fail_receiver(session, cause);
         }
-        let interval = (granted.interval_ms > 0).then(|| Duration::from_millis(granted.interval_ms));
+        // Each heartbeat walks along all attempts at the peer: it does not decide alone how often.
+        let least = self.config.timing.keepalive / 10;
+        let interval =
+            (granted.interval_ms > 0).then(|| Duration::from_millis(granted.interval_ms).max(least));
         source.reading = Some(Reading {
             nonce: granted.grant,
             pages: granted.pages,

@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod attack;
 mod bounds;
 mod granting;
 mod groups;
+mod hostility;
 mod meeting;
 mod memory;
 mod reading;

@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod alike;
-mod attack;
 mod far;
 mod groups;
 mod layers;
 mod left_out;
+mod lost_ways;
 mod pair;
 mod permission;
 mod pull;

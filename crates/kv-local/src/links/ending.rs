@@ -183,6 +183,7 @@ impl LocalPlane {
             set.remove(&id);
         }
         self.backlog.retain(|other| *other != id);
+        self.pacing.forget(id, link.resting);
     }
 
     /// Waits a moment for sockets that are full, and writes on.

@@ -7,6 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 
 use kv_core::{Desc, Op, Plane, PlaneWait, Post, PostId, Region, RegionRole};
+use rustix::buffer::spare_capacity;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use std::mem;
@@ -19,6 +20,7 @@ use rustix::net::{accept_with, connect};
 
 use super::*;
 use crate::arena::Arena;
+use crate::clock;
 use crate::config::LocalConfig;
 use crate::handshake::{Hello, Lent, Refusal};
 use crate::identity::ProcessIdentity;
@@ -501,6 +503,66 @@ fn a_flooding_peer_does_not_keep_others_from_being_heard() {
         polls += 1;
         assert!(polls < 50, "{} frames came first", before.len());
     }
+}
+
+/// Takes what has come, and spends much time on it.
+fn handle_slowly(plane: &mut LocalPlane) -> usize {
+    let mut events = Vec::new();
+    plane.poll(Time::ZERO, &mut events);
+    let begun = clock::used();
+    while clock::used() - begun < Duration::from_millis(10) {
+        std::hint::black_box(&events);
+    }
+    // Asking this is the end of what the owner does about the frames.
+    assert_eq!(plane.wait(), PlaneWait::Now, "there are others in the buffer");
+    events.len()
+}
+
+#[test]
+fn a_peer_whose_frames_take_all_the_time_waits_and_others_are_heard() {
+    let (mut plane, arena) = plane();
+    let mut greeted = || {
+        let (_, hello) = forged(&plane, Vec::new());
+        let client = dial_raw(&plane);
+        greet(&client, &hello, &[]);
+        poll_at(&mut plane, Duration::ZERO);
+        client
+    };
+    let (mut costly, mut other) = (greeted(), greeted());
+    let flood = message(2, b"garbage").repeat(2 * MESSAGE_SHARE);
+    costly.write_all(&flood).unwrap();
+    assert_eq!(handle_slowly(&mut plane), MESSAGE_SHARE);
+    other.write_all(&message(2, b"urgent")).unwrap();
+    let mut events = Vec::new();
+    plane.poll(Time::ZERO, &mut events);
+    assert!(events.len() == 1 && heard(&events, b"urgent"), "{} frames came", events.len());
+    assert!(matches!(plane.wait(), PlaneWait::ReadableOrAfter(..)), "nobody is there to be heard");
+
+    // What it has sent is in the buffer, and is heard although nothing more comes.
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    events.clear();
+    while events.len() < MESSAGE_SHARE {
+        plane.poll(Time::ZERO, &mut events);
+        assert!(std::time::Instant::now() < deadline, "{} frames came", events.len());
+    }
+    assert_eq!(plane.pacing.next(), None);
+
+    // What it sends while it is left alone wakes nobody, and its end is noticed.
+    costly.write_all(&flood).unwrap();
+    assert!(handle_slowly(&mut plane) > 0);
+    plane.poll(Time::ZERO, &mut events);
+    assert!(plane.pacing.next().is_some());
+    costly.write_all(&flood).unwrap();
+    let mut ready = Vec::with_capacity(EVENTS);
+    epoll::wait(&plane.epoll, spare_capacity(&mut ready), Some(&NOW)).unwrap();
+    assert!(ready.is_empty(), "a rest must not burn a core");
+    drop(costly);
+    while plane.links.len() > 1 {
+        plane.poll(Time::ZERO, &mut events);
+        assert!(std::time::Instant::now() < deadline);
+    }
+    assert_eq!(plane.pacing.next(), None);
+    assert_serves(&mut plane, &arena);
 }
 
 #[test]

@@ -4,11 +4,9 @@ use kv_core::{Origin, PlaneEvent};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
-use super::{
-    Budget, EVENTS, LISTENER, MESSAGE_BUDGET, MESSAGE_SHARE, NOW, READ_BUDGET, READ_SHARE, socket_key,
-};
+use super::{Budget, EVENTS, LISTENER, MESSAGE_BUDGET, NOW, READ_BUDGET, READ_SHARE, socket_key};
 use crate::connection::{Message, Received};
-use crate::link::{LinkId, Stage};
+use crate::link::{Link, LinkId, Stage};
 use crate::plane::LocalPlane;
 
 impl LocalPlane {
@@ -20,7 +18,8 @@ impl LocalPlane {
                 break;
             }
             if let Some(id) = self.backlog.pop_front() {
-                self.read(id, &mut budget, MESSAGE_SHARE);
+                let share = self.links.get(&id).map_or(0, Link::share);
+                self.read(id, &mut budget, share);
             }
         }
         budget.bytes += READ_BUDGET / 2;
@@ -54,9 +53,15 @@ impl LocalPlane {
         if flags.contains(EventFlags::OUT) {
             self.flush(id);
         }
-        let to_read = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
-        if to_read && !self.backlog.contains(&id) {
-            self.read(id, budget, MESSAGE_SHARE);
+        let has_ended = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        if has_ended {
+            // What is left in the socket is not much, and the kernel would tell of the end again and again.
+            self.end_rest(id);
+        }
+        let share = self.links.get(&id).filter(|link| link.resting.is_none()).map_or(0, Link::share);
+        let to_read = has_ended || flags.contains(EventFlags::IN);
+        if to_read && share > 0 && !self.backlog.contains(&id) {
+            self.read(id, budget, share);
         }
     }
 
@@ -75,6 +80,7 @@ impl LocalPlane {
                 Ok(Some(message)) => {
                     budget.messages -= 1;
                     messages -= 1;
+                    self.pacing.note_message(id, &message);
                     self.on_message(id, message);
                     continue;
                 }
@@ -90,6 +96,7 @@ impl LocalPlane {
                     link.heard = self.now;
                     share -= count;
                     budget.bytes -= count;
+                    self.pacing.note_bytes(id, count);
                 }
                 Ok(Received::Nothing) => return,
                 Ok(Received::End) => return self.on_end(id),
@@ -170,7 +177,7 @@ impl LocalPlane {
             return;
         };
         let mut wanted = EventFlags::empty();
-        if link.stage != Stage::Closing {
+        if link.stage != Stage::Closing && link.resting.is_none() {
             wanted |= EventFlags::IN;
         }
         if !failed && (!link.connection.is_flushed() || !link.parked.is_empty()) {

@@ -1,4 +1,4 @@
-//! Attacks on the five promises that succeed: each test fails until its hole is closed.
+//! What a receiver is told of a sender that has lost the way to it.
 
 use std::time::Duration;
 

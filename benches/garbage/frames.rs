@@ -1,0 +1,155 @@
+//! Garbage: random bytes, damaged frames, and valid frames under the right link with extreme fields.
+
+use bytes::Bytes;
+use kv_transfer::wire::{
+    Abort, AskWrite, Body, Claim, Done, Finish, Frame, Heartbeat, Hello, Link, Ping, Register, Release,
+};
+use kv_transfer::{Attempt, Incarnation, Mismatch, PageList, PageRun, PeerCause, Room};
+
+/// Frames that are kept and sent again and again.
+const KEPT: usize = 256;
+/// One frame in so many is made anew, so that making them is not what limits the sender.
+const ANEW: u64 = 32;
+/// The longest list in a frame.
+const LONGEST: u64 = 1 << 15;
+
+/// Makes garbage.
+pub(crate) struct Garbage {
+    hello: Hello,
+    link: Link,
+    state: u64,
+    attempt: u64,
+    kept: Vec<Bytes>,
+}
+
+impl Garbage {
+    /// For a worker that this was said to, and that listens to this link.
+    pub(crate) fn new(hello: Hello, link: Link) -> Garbage {
+        let mut garbage = Garbage { hello, link, state: link.0, attempt: 0, kept: Vec::new() };
+        for _ in 0..KEPT {
+            let frame = garbage.make();
+            garbage.kept.push(frame);
+        }
+        garbage
+    }
+
+    /// The next frame.
+    pub(crate) fn next(&mut self) -> Bytes {
+        let at = self.below(KEPT as u64) as usize;
+        if self.below(ANEW) == 0 {
+            let frame = self.make();
+            self.kept[at] = frame;
+        }
+        self.kept[at].clone()
+    }
+
+    fn bits(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.state;
+        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ bits >> 31
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.bits() % bound
+    }
+
+    /// Short lists mostly, long ones now and then.
+    fn many(&mut self) -> u64 {
+        let most = LONGEST >> self.below(16);
+        1 + self.below(most)
+    }
+
+    fn make(&mut self) -> Bytes {
+        match self.below(4) {
+            0 => {
+                let len = self.many();
+                (0..len).map(|_| self.bits() as u8).collect()
+            }
+            1 => {
+                let mut bytes = self.valid().to_vec();
+                let at = self.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << self.below(8);
+                bytes.into()
+            }
+            _ => self.valid(),
+        }
+    }
+
+    /// A valid frame; an empty one where it would be too long.
+    fn valid(&mut self) -> Bytes {
+        let body = self.body();
+        let link = if matches!(body, Body::Hello(_)) { Link::NONE } else { self.link };
+        Frame { link, body }.encode().unwrap_or_default()
+    }
+
+    /// Attempts that were made before, and others.
+    fn runs(&mut self) -> Vec<(u64, u32)> {
+        let (many, step) = (self.many(), 1 + self.below(2));
+        let first = self.attempt.saturating_sub(self.below(2 * many * step));
+        (0..many).map(|run| (first + step * run, 1)).collect()
+    }
+
+    fn text(&mut self) -> String {
+        "x".repeat(self.many() as usize)
+    }
+
+    fn body(&mut self) -> Body {
+        self.attempt += 1;
+        let (attempt, floor) = (Attempt(self.attempt), Attempt(self.attempt.saturating_sub(1000)));
+        let room = Room::Number(u64::MAX - self.below(1 << 16));
+        match self.below(10) {
+            0 | 1 => Body::Ping(Ping { floor, attempts: self.runs() }),
+            2 | 3 => {
+                let runs = self.many() as u32;
+                let pages = PageList::from_runs((0..runs).map(|run| PageRun { start: 2 * run, len: 1 }));
+                Body::Register(Register {
+                    attempt,
+                    floor,
+                    room,
+                    pages: pages.unwrap_or_default(),
+                    first: 0,
+                    whole: runs,
+                    aux: None,
+                    aux_here: false,
+                    ranks: u32::MAX,
+                    ttl_ms: u64::MAX,
+                    groups: Default::default(),
+                    ask: 1,
+                    permit_ms: u64::MAX,
+                })
+            }
+            4 | 5 => {
+                let (field, ours, theirs) = (self.text(), self.text(), self.text());
+                let cause = PeerCause::Incompatible(Mismatch { field, ours, theirs });
+                Body::Abort(Abort { attempt, room, grant: None, cause })
+            }
+            6 => Body::Hello(Hello {
+                incarnation: Incarnation::from_random(self.bits()),
+                link: Link(self.bits() | 1),
+                nonce: self.bits(),
+                ..self.hello.clone()
+            }),
+            7 => Body::Heartbeat(Heartbeat { beat: self.attempt, floor, attempts: self.runs() }),
+            8 => Body::Release(Release { floor, attempts: self.runs() }),
+            _ => match self.below(4) {
+                0 => {
+                    let (part, skipped) = (self.bits() as u32, vec![7; self.many() as usize]);
+                    Body::Done(Done { attempt, part, total: Some(u32::MAX), skipped })
+                }
+                1 => Body::Finish(Finish { attempt, floor }),
+                2 => Body::AskWrite(AskWrite { ask: self.attempt }),
+                _ => Body::Claim(Claim {
+                    attempt,
+                    floor,
+                    room,
+                    grant: None,
+                    beat: self.attempt,
+                    ranks: u32::MAX,
+                    ttl_ms: u64::MAX,
+                }),
+            },
+        }
+    }
+}
