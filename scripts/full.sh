@@ -12,7 +12,7 @@
 #   layouts   200 000 pairs of random layouts against the byte oracle
 #   garbage   what a peer that sends garbage at full speed costs a healthy one
 #
-# START and SEED choose the first seed of the simulator and the seed of the rest; they are printed.
+# START chooses the first seed of the simulator, SEED the seed of fuzz, kills, stops and layouts; they are printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,7 +27,7 @@ seeds() {
 fuzz() {
     step "fuzzing, seed $seed"
     KV_FUZZ_SEED=$seed KV_FUZZ_CASES=2000000 cargo test --release --locked -p kv-fuzz --test machine -- --nocapture
-    KV_FUZZ_CASES=1000000 cargo test --release --locked -p kv-core --test hostile
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --release --locked -p kv-core --test hostile
     if cargo +nightly fuzz --version >/dev/null 2>&1; then
         mkdir -p target/found
         cargo +nightly fuzz run -s none machine target/found fuzz/corpus/machine -- -max_len=2048 -max_total_time=600

@@ -186,7 +186,7 @@ fn a_killed_decode_process_fails_its_senders_and_leaves_others_waiting_for_its_s
 
 /// Silence is no proof: a stopped process may go on writing the moment it continues.
 #[test]
-fn pages_that_a_stopped_prefill_process_may_write_come_back_when_it_answers() {
+fn pages_of_a_stopped_prefill_process_come_back_when_it_cannot_write_any_more() {
     let (_server, addr) = server();
     let mut host = setup(WorkerRole::Decode, &addr).start();
     let mut prefill = Process::start(WorkerRole::Prefill, &addr);
@@ -201,9 +201,9 @@ fn pages_that_a_stopped_prefill_process_may_write_come_back_when_it_answers() {
     assert!(matches!(failed(&newcomer), Cause::PeerUnresponsive { .. }), "{:?}", newcomer.failure());
     recover(&mut host, newcomer, 0);
     std::thread::sleep(Duration::from_millis(800));
-    assert_eq!(host.gauges().pages_quarantined, MANY);
-    let session = session.reclaim().expect_err("a stopped process may still write");
-
+    // Stopped within a slice of a copy, it goes on with that when it continues; stopped between two, it has
+    // lost its right to write by now.
+    assert!([0, MANY].contains(&host.gauges().pages_quarantined), "{:?}", host.gauges());
     prefill.signal(Signal::CONT);
     assert_eq!(recover(&mut host, session, 10), MANY);
     let end = prefill.end_of(1);

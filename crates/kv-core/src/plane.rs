@@ -33,7 +33,9 @@ pub const MAX_FRAME: usize = 1 << 20;
 ///    peer have ended before. The same [`PeerId`] may be connected again afterwards.
 /// 6. **Permission to write.** Bytes of a write move only while the permission that
 ///    [`permit`](Plane::permit) has told lasts: the transport reads the clock before each slice, and
-///    begins none that may outlast the permission. A write without one waits; it does not fail.
+///    begins none after the permission has ended, nor one that by its own estimate would outlast it. What
+///    bounds a slice that takes longer than estimated is the write fence. A write without permission waits;
+///    it does not fail.
 /// 7. **The end of a peer's writes** is what [`write_fence`](Plane::write_fence) declares for the peer,
 ///    and never more than the transport can prove. After [`PlaneEvent::Revoked`] no byte of that peer
 ///    arrives in this worker's memory any more.

@@ -100,7 +100,9 @@ impl fmt::Display for QuarantineReason {
             QuarantineReason::Revoking => {
                 "the peer's right to write is revoked, and a write of it has not ended; resume or kill that process"
             }
-            QuarantineReason::PermissionEnds => "the peer's permission to write has not ended",
+            QuarantineReason::PermissionEnds => {
+                "writes that the peer began under its permission may still arrive; they end by themselves"
+            }
             QuarantineReason::OwnPosts => {
                 "a data operation of this worker has not ended; drain that peer or kill that process"
             }
@@ -156,7 +158,8 @@ mod tests {
         };
         assert_eq!(
             timed.to_string(),
-            "3 pages of 2 sessions, peer prefill/1: the peer's permission to write has not ended \
+            "3 pages of 2 sessions, peer prefill/1: writes that the peer began under its permission may still arrive; \
+             they end by themselves \
              (ends by itself in at most 10s)"
         );
     }

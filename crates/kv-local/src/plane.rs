@@ -60,6 +60,8 @@ pub struct LocalPlane {
     pub(crate) next_link: LinkId,
     /// Links that have ended before their peers were proven to copy nothing more.
     pub(crate) lost: HashMap<LinkId, Lost>,
+    /// Peers whose way was lost a moment ago, and until when their death is awaited.
+    pub(crate) dying: BTreeMap<PeerId, Time>,
     /// Revocations to be answered, and the links on which slices are under way.
     pub(crate) revoking: BTreeMap<PeerId, BTreeSet<LinkId>>,
     /// When to look at those links again, and how long after that.
@@ -141,6 +143,7 @@ impl LocalPlane {
             links: HashMap::new(),
             next_link: 0,
             lost: HashMap::new(),
+            dying: BTreeMap::new(),
             revoking: BTreeMap::new(),
             look_at: Time::ZERO,
             look_again: Duration::ZERO,

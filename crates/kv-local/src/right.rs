@@ -13,8 +13,10 @@
 //! The second word counts slices of writes and of reads. It shows the owner that the copier is at work on
 //! a connection that carries no messages.
 //!
-//! Each side trusts the page as far as the side itself is concerned: a peer that writes anything else into
-//! it delays the revocation of its own right until its process ends, or ends its own copies.
+//! The page protects against a peer that hangs or is stopped, not against a hostile process of the same
+//! user, which can write into the shared memory anyway. A peer that writes anything else into the page
+//! delays the revocation of its own right until its process ends, ends its own copies, or clears its mark
+//! early and then writes into pages that the owner has reused. Neither side can block or crash the other.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -183,7 +183,9 @@ impl World {
         let conns = self.hosts[writer].conns.iter();
         let lost: Vec<PeerId> =
             conns.filter(|(_, conn)| conn.target == target).map(|(&peer, _)| peer).collect();
-        for peer in lost {
+        // A plane on its own keeps the contract to the letter: the way stays, without the right.
+        let ends = !matches!(self.hosts[writer].engine, crate::host::Engine::Plane(_));
+        for peer in lost.into_iter().filter(|_| ends) {
             let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
             self.lose(writer, peer, detected);
         }

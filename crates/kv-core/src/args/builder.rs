@@ -136,7 +136,7 @@ impl KvArgsBuilder {
     }
 
     /// Most data operations in flight to, or from, one peer (default 64). All peers together have four times
-    /// as many.
+    /// as many, and peers of which no data operation ends for a while do not count.
     pub fn max_inflight(mut self, max_inflight: usize) -> Self {
         self.max_inflight = max_inflight;
         self
@@ -154,9 +154,9 @@ impl KvArgsBuilder {
         self
     }
 
-    /// Whether the worker's engine adds a suffix of its own to the id of every request, as vLLM does
-    /// (default no): a `-` and eight hexadecimal digits. Requests of such an engine are matched without
-    /// the suffix; ids of an engine that adds none must be equal as they are.
+    /// Whether this worker's engine appends a suffix of its own to the id of every request, as vLLM does
+    /// (default no): a `-` and eight hexadecimal digits. The suffix is removed from this worker's ids, and
+    /// from no others, where no whole id is equal. Numbered rooms are never changed.
     pub fn suffixes_requests(mut self, suffixes: bool) -> Self {
         self.suffixes_requests = suffixes;
         self

@@ -37,8 +37,8 @@ pub enum Cause {
     /// The peer has another geometry.
     #[error("the peer's cache does not fit: {0}")]
     Incompatible(Mismatch),
-    /// The peer's process is dead.
-    #[error("the peer died")]
+    /// The peer's process is dead, or has closed its transport.
+    #[error("the peer's process has ended or has closed its transport")]
     PeerLost,
     /// This worker's way to the peer was lost. The peer may live.
     #[error("the connection to the peer was lost")]
@@ -195,7 +195,7 @@ pub enum Obstacle {
         posts: usize,
     },
     /// The receiver's worker has not said that its memory may be written.
-    #[error("{peer} has not renewed the permission to write into its memory")]
+    #[error("{peer} has granted no permission to write that is still valid")]
     NotPermitted {
         /// The receiver's worker.
         peer: WorkerId,

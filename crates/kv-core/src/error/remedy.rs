@@ -46,7 +46,9 @@ impl Cause {
             | Cause::UnknownGroup { .. }
             | Cause::BadGroup { .. }
             | Cause::GroupItems { .. } => "a bug in the server: both sides must agree on the request's pages",
-            Cause::AmbiguousRoom { .. } => "give every request an id of its own",
+            Cause::AmbiguousRoom { .. } => {
+                "use a different request id, before the engine's suffix, for each request that is open at the same time"
+            }
             Cause::Protocol(_) => "run the same version on both sides",
         }
     }

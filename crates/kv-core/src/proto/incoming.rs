@@ -24,10 +24,9 @@ const MAX_GAPS: usize = 1 << 14;
 /// | –, `Waiting` | `Active` | sender and registration meet |
 /// | –, `Waiting` | `Reading` | sender and claim meet |
 /// | `Active` | `Served` | all its parts are in place |
-/// | any but `Served` | `Failed` | see [`PeerCause`]; from `Active` once no post is in flight, from
-/// `Reading` once the lease has run out |
-/// | any | – (closed) | the peer finishes or aborts it, or raises its floor; a result also when it is the
-/// oldest of too many |
+/// | `Waiting`, `Active`, `Reading` | `Failed` | see [`PeerCause`]; no post is in flight, no lease runs |
+/// | any | – (closed) | the peer finishes or aborts the attempt, or raises its floor |
+/// | `Served`, `Failed` | – (closed) | the result is the oldest of more than 1024 |
 #[derive(Debug, Clone)]
 pub(super) enum Incoming {
     /// No sender yet.

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! The prefill side counts from the moment at which it *asked*, the decode side from the moment at which
-//! it *answered*: so the prefill side's end is never after the decode side's. Nothing extends a
+//! it *answered*. So the prefill side's end is never after the decode side's, if the rates of the two
+//! clocks differ by less than a thirty-second part, which the prefill side subtracts. Nothing extends a
 //! permission but an answer.
 //!
 //! Pages of a failed session come back by the prefill worker's word, or by its proven death. Where
@@ -170,8 +171,9 @@ impl Node {
 
     // ---- the decode side ----------------------------------------------------------------------
 
-    /// Answers the last question that was heard from the peer: its number, and how long the permission
-    /// is. No answer, and zeros, while the peer is to stop.
+    /// The answer to the last question that was heard from the peer: the number of the question, and how
+    /// long the permission is. Both are zero while this worker waits for the peer to stop: `Register` then
+    /// carries zeros, and no `MayWrite` is sent.
     pub(super) fn permit(&mut self, id: PeerId) -> (u64, u64) {
         if self.is_barred(id) {
             return (0, 0);

@@ -3,7 +3,8 @@
 use super::node::Node;
 use super::receive::{ReceiveSession, SourceState};
 use super::send::SendSession;
-use crate::id::PeerId;
+use super::timer::Timer;
+use crate::id::{PeerId, SessionId};
 use crate::plane::WriteFence;
 use crate::poll::KvPoll;
 use crate::quarantine::{Quarantine, QuarantineReason};
@@ -12,14 +13,14 @@ impl Node {
     /// The pages and items of sessions that have ended and that may not be used again yet, by peer and
     /// reason. A session that waits for several things is counted under the first of them.
     pub fn quarantine(&self) -> Vec<Quarantine> {
-        let receivers = self.receivers.values().filter(|receiver| receiver.poll == KvPoll::Failed);
-        let receivers = receivers.map(|receiver| self.receiver_waits(receiver));
+        let receivers = self.receivers.iter().filter(|(_, receiver)| receiver.poll == KvPoll::Failed);
+        let receivers = receivers.map(|(&session, receiver)| self.receiver_waits(session, receiver));
         let senders = self.senders.values().filter(|sender| sender.poll == KvPoll::Failed);
         let senders = senders.map(|sender| self.sender_waits(sender));
         Quarantine::gather(receivers.chain(senders), |a, b| a + b)
     }
 
-    fn receiver_waits(&self, receiver: &ReceiveSession) -> Quarantine {
+    fn receiver_waits(&self, session: SessionId, receiver: &ReceiveSession) -> Quarantine {
         let closing = receiver.sources.iter().find(|source| source.state == SourceState::Closing);
         let (peer, reason) = match closing {
             Some(source) => (Some(source.peer), self.why_closing(source.peer)),
@@ -35,13 +36,15 @@ impl Node {
             },
             _ => None,
         };
+        // Of a dead peer that is forgotten, the timer knows.
+        let quiet = closing.and_then(|source| self.timers.at(Timer::Quiet(session, source.peer)));
         Quarantine {
             peer: peer.and_then(|peer| self.peers.get(peer)).map(|peer| peer.worker.clone()),
             reason,
             pages: receiver.given.as_ref().map_or(0, |(pages, _)| pages.len()),
             items: receiver.groups.as_ref().map_or(0, |groups| groups.len()),
             sessions: 1,
-            ends_within: until.map(|until| until - self.now),
+            ends_within: until.or(quiet).map(|until| until - self.now),
         }
     }
 
@@ -49,7 +52,8 @@ impl Node {
     fn why_closing(&self, id: PeerId) -> QuarantineReason {
         // Of a dead peer the last writes may still be on their way.
         let Some(peer) = self.peers.get(id) else { return QuarantineReason::PermissionEnds };
-        let silent = peer.lost || peer.given_up;
+        let overdue = peer.is_overdue(self.now, self.config.timing.peer_timeout);
+        let silent = peer.lost || peer.given_up || overdue;
         match peer.writes_in.fence {
             _ if peer.writes_in.revoking => QuarantineReason::Revoking,
             WriteFence::Within(_) if silent => QuarantineReason::PermissionEnds,

@@ -1,8 +1,8 @@
 //! Where senders and registrations of one request find each other, whichever comes first.
 //!
-//! A request is its whole id: a pair matches if the rooms are equal. Failing that, a pair matches if the
-//! rooms are equal without the suffixes of those engines that say that they add one (seeds/000), and if
-//! there is no second room that would match as well: two rooms that differ are two requests.
+//! Equal rooms match. Otherwise rooms match if they are equal after the suffixes are removed that engines
+//! say they add, and if exactly one waiting room qualifies; with two candidates, all of them fail as
+//! ambiguous.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -132,7 +132,7 @@ struct FailedRoom {
 pub(super) enum Latecomers {
     /// So many.
     Left(usize),
-    /// As many as the first of them says there are, but for some that will not come.
+    /// The number of ranks that the first latecomer tells, less this number of ranks that have ended.
     AllBut(usize),
 }
 

@@ -72,6 +72,11 @@ impl Timers {
         }
     }
 
+    /// When this one is due, if it is set.
+    pub(super) fn at(&self, timer: Timer) -> Option<Time> {
+        self.at.get(&timer).copied()
+    }
+
     /// When the next one is due.
     pub(super) fn next(&self) -> Option<Time> {
         self.order.first().map(|&(at, _)| at)

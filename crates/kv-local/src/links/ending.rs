@@ -11,6 +11,9 @@ use crate::connection::Broken;
 use crate::link::{Link, LinkId, Stage};
 use crate::plane::LocalPlane;
 
+/// How long the death of a peer is awaited after its way was lost.
+pub(super) const DYING: Duration = Duration::from_millis(500);
+
 impl LocalPlane {
     /// We forget whoever is at the other end, in good order.
     pub(crate) fn forget(&mut self, id: LinkId) {
@@ -87,6 +90,7 @@ impl LocalPlane {
                 self.settle(id);
                 self.gone(id);
             }
+            // The kernel closes the sockets of a dying process before it declares it dead.
             Some(_) => self.lose(id),
         }
     }
@@ -123,6 +127,7 @@ impl LocalPlane {
 
     /// Reports the end of a peer, which also answers a revocation.
     fn tell_dead(&mut self, peer: PeerId) {
+        self.dying.remove(&peer);
         if let Some(mut links) = self.revoking.remove(&peer) {
             links.retain(|id| self.is_marked(*id));
             if !links.is_empty() {
@@ -132,7 +137,8 @@ impl LocalPlane {
         self.events.push(PlaneEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } });
     }
 
-    /// The peer cannot be spoken to over this link any more, but may live.
+    /// The peer cannot be spoken to over this link any more, but may live. That is told after a moment in
+    /// which the peer's death, if it is that, becomes known.
     pub(super) fn lose(&mut self, id: LinkId) {
         self.end_posts(id);
         let Some(link) = self.links.get_mut(&id) else {
@@ -144,6 +150,17 @@ impl LocalPlane {
         self.remove(id);
         if let Some(peer) = peer {
             self.peers.remove(&peer);
+            self.dying.insert(peer, self.now + DYING);
+        }
+    }
+
+    /// Reports the ways that were lost long enough ago for their peers to be known as dead, if they were.
+    pub(super) fn tell_lost_of_the_living(&mut self) {
+        let now = self.now;
+        let living: Vec<PeerId> =
+            self.dying.iter().filter(|(_, due)| **due <= now).map(|(&peer, _)| peer).collect();
+        for peer in living {
+            self.dying.remove(&peer);
             self.events.push(PlaneEvent::PeerGone { peer, end: WayEnd::Lost });
         }
     }

@@ -115,6 +115,7 @@ impl LocalPlane {
 
     /// Nobody is to be told any more of a peer whose link was lost.
     pub(crate) fn forget_lost(&mut self, peer: PeerId) {
+        self.dying.remove(&peer);
         for lost in self.lost.values_mut().filter(|lost| lost.peer == Some(peer)) {
             lost.peer = None;
         }

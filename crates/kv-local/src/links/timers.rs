@@ -29,6 +29,7 @@ impl LocalPlane {
         if self.sweep_at <= now {
             self.sweep();
         }
+        self.tell_lost_of_the_living();
     }
 
     /// When `serve_timers` has something to do, if nothing else happens.
@@ -37,7 +38,8 @@ impl LocalPlane {
         let watched = !self.strangers.is_empty() || !self.unclaimed.is_empty();
         let sweep = (watched && self.sweep_at != Time::MAX).then_some(self.sweep_at);
         let look = (!self.revoking.is_empty()).then_some(self.look_at);
-        [dial, sweep, look, self.listen_at].into_iter().flatten().min()
+        let dying = self.dying.values().min().copied();
+        [dial, sweep, look, dying, self.listen_at].into_iter().flatten().min()
     }
 
     /// Drops strangers and unclaimed links that have been silent for too long.

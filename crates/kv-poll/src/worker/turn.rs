@@ -34,7 +34,7 @@ const PER_TURN: usize = 256;
 const WITHDRAWING: Duration = Duration::from_millis(250);
 /// Longest sleep with a deadline in sight. The kernel's sleep does not count the time that the host is
 /// suspended, and deadlines do: one that passed meanwhile is late by no more than this.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 /// Most sessions, and most queued commands, of one worker.
 pub(super) const MAX_QUEUE: usize = 1 << 24;
 
