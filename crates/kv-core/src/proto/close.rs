@@ -35,7 +35,7 @@ impl Node {
                 SourceState::Open => {
                     source.state = SourceState::Closing;
                     if let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(source.peer)) {
-                        peer.closing.insert(attempt, self.now);
+                        peer.closing.insert(attempt);
                     }
                 }
                 // A reference that this source cannot have is none of its business.
@@ -52,7 +52,7 @@ impl Node {
                         continue;
                     };
                     let attempt = peer.open_attempt(session, index);
-                    peer.closing.insert(attempt, self.now);
+                    peer.closing.insert(attempt);
                     source.attempt = Some(attempt);
                     source.state = SourceState::Closing;
                 }

@@ -398,8 +398,7 @@ impl Node {
             self.directory.forget(id);
             self.fail_peer_sessions(id, cause, None);
         }
-        let now = self.now;
-        if self.peers.get(id).is_some_and(|peer| peer.given_up || peer.is_overdue(now, timing.peer_timeout)) {
+        if self.peers.get(id).is_some_and(|peer| peer.given_up) {
             self.fence_off(id);
         }
         self.ask_peer(id, silent_for);
@@ -587,8 +586,9 @@ impl Node {
             self.receivers.get(session).is_some_and(|receiver| now - receiver.opened >= patience)
         };
         let ended: Vec<SessionId> = each(&peer.waiting).filter(waited).copied().collect();
+        let cause = self.silence(id);
         for session in ended {
-            self.fail_receiver(session, Cause::WayLost);
+            self.fail_receiver(session, cause.clone());
         }
     }
 

@@ -84,8 +84,7 @@ pub(super) struct Peer {
     /// Open attempts at it → session and position among the session's sources.
     pub(super) outgoing: BTreeMap<Attempt, (SessionId, usize)>,
     /// Those of them whose session has failed, and about which the peer has not said that it writes no more.
-    /// With the time of the failure.
-    pub(super) closing: BTreeMap<Attempt, Time>,
+    pub(super) closing: BTreeSet<Attempt>,
     /// Attempts at it that are over here, and that it has not acknowledged yet.
     pub(super) releasing: BTreeMap<Attempt, Releasing>,
     /// Heartbeats to it.
@@ -245,7 +244,7 @@ impl Peer {
             posts: 0,
             next_attempt: 1,
             outgoing: BTreeMap::new(),
-            closing: BTreeMap::new(),
+            closing: BTreeSet::new(),
             releasing: BTreeMap::new(),
             heart: Heart::default(),
             waiting: BTreeSet::new(),
@@ -270,11 +269,6 @@ impl Peer {
     /// True if it has been met and answers.
     pub(super) fn is_up(&self) -> bool {
         self.theirs.is_some() && !(self.refused || self.given_up || self.lost || self.writes_in.revoking)
-    }
-
-    /// True if it should have said long ago that it writes no more.
-    pub(super) fn is_overdue(&self, now: Time, patience: Duration) -> bool {
-        self.closing.first_key_value().is_some_and(|(_, &since)| now - since >= patience)
     }
 
     /// True if an answer of its is needed here.

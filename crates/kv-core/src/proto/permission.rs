@@ -25,7 +25,7 @@ use std::time::Duration;
 use super::incoming::Incoming;
 use super::io::Output;
 use super::node::Node;
-use super::peer::{Beats, Peer, Wish};
+use super::peer::{Beats, Wish};
 use super::timer::Timer;
 use crate::id::PeerId;
 use crate::meter::each;
@@ -210,8 +210,7 @@ impl Node {
         }
     }
 
-    /// The peer is silent, or says everything but that it has stopped, or the way to it is lost, and pages of
-    /// failed sessions wait for its word:
+    /// The peer is silent, or the way to it is lost, and pages of failed sessions wait for its word:
     /// sees to it that they come back without that word, if the transport knows how.
     ///
     /// | fence | pages come back |
@@ -243,10 +242,8 @@ impl Node {
 
     /// The permission, and what it could lead to, are over.
     pub(super) fn on_fence_due(&mut self, id: PeerId) {
-        let patience = self.config.timing.peer_timeout;
-        let ends = |peer: &Peer| peer.lost || peer.given_up || peer.is_overdue(self.now, patience);
         // A peer that speaks again says itself when it has stopped.
-        if self.peers.get(id).is_some_and(ends) {
+        if self.peers.get(id).is_some_and(|peer| peer.lost || peer.given_up) {
             self.fenced(id);
         }
     }

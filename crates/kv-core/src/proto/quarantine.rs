@@ -52,8 +52,7 @@ impl Node {
     fn why_closing(&self, id: PeerId) -> QuarantineReason {
         // Of a dead peer the last writes may still be on their way.
         let Some(peer) = self.peers.get(id) else { return QuarantineReason::PermissionEnds };
-        let overdue = peer.is_overdue(self.now, self.config.timing.peer_timeout);
-        let silent = peer.lost || peer.given_up || overdue;
+        let silent = peer.lost || peer.given_up;
         match peer.writes_in.fence {
             _ if peer.writes_in.revoking => QuarantineReason::Revoking,
             WriteFence::Within(_) if silent => QuarantineReason::PermissionEnds,

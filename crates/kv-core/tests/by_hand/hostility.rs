@@ -212,24 +212,22 @@ fn a_request_to_a_peer_whose_way_stays_lost_ends_like_one_to_a_silent_peer() {
     assert!(!matches!(cause, Cause::DeadlineExceeded { last: None, .. }), "{cause:?}");
 }
 
-/// P5: a peer that answers everything but aborts keeps pages for ever, although the transport could fence
-/// it off.
+/// P5: a peer that answers everything but aborts keeps pages, and is named for it: its process may be in the
+/// middle of a write, and whoever runs it can tell.
 #[test]
-fn a_peer_that_never_acknowledges_an_abort_keeps_no_pages_where_the_transport_has_a_fence() {
-    for fence in [WriteFence::Within(SECOND), WriteFence::Revocable] {
-        let (mut solo, session, peer) = receiving_over(fence);
-        solo.init_receiver(session, &[1, 2], None);
-        solo.abort(session);
-        for _ in 0..600 {
-            solo.run_for(SECOND);
-            solo.says(1, Body::Pong(Pong { floor: Attempt(0) }));
-            let revoking = |waits: &Quarantine| waits.reason == QuarantineReason::Revoking;
-            if solo.node().quarantine().iter().any(revoking) {
-                solo.input(Input::Revoked { peer });
-            }
-        }
-        assert_eq!(solo.released(session), [list(&[1, 2])], "{fence:?}: kept for ten minutes");
+fn a_peer_that_never_acknowledges_an_abort_is_named_as_what_the_pages_wait_for() {
+    let (mut solo, session, _) = receiving_over(WriteFence::Revocable);
+    solo.init_receiver(session, &[1, 2], None);
+    solo.abort(session);
+    for _ in 0..600 {
+        solo.run_for(SECOND);
+        solo.says(1, Body::Pong(Pong { floor: Attempt(0) }));
     }
+    let quarantine = solo.node().quarantine();
+    assert!(matches!(&quarantine[..], [Quarantine { peer: Some(_), pages: 2, .. }]), "{quarantine:?}");
+    assert_eq!(quarantine[0].reason, QuarantineReason::Unacknowledged);
+    solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
+    assert_eq!(solo.released(session), [list(&[1, 2])]);
 }
 
 /// P5: one connection brings four peers. Of their posts one ends now and then, and so they hold the window of
@@ -428,12 +426,9 @@ fn receivers_whose_sender_found_them_ambiguous_are_told() {
             hello.suffixed = true;
             hello
         });
-        let link = solo.frames().into_iter().find_map(|body| match body {
-            Body::Welcome(welcome) => Some(welcome.link),
-            other => panic!("{other:?}"),
-        });
+        let Body::Welcome(welcome) = solo.answer() else { panic!("{:?}", solo.frames()) };
         let register = register(1, Room::request(room).unwrap(), &[1]);
-        solo.frame_from(incarnation, Frame { link: link.unwrap(), body: Body::Register(register) });
+        solo.frame_from(incarnation, Frame { link: welcome.link, body: Body::Register(register) });
     }
     let sender = solo.open_sender(Room::request("r-0000000a").unwrap(), 1);
     assert!(matches!(solo.cause(sender), Cause::AmbiguousRoom { .. }), "{:?}", solo.cause(sender));
