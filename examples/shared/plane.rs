@@ -98,8 +98,8 @@ pub fn start(
         Memory::Pool(pool) => {
             use kv_transfer::nixl::{Nixl, NixlConfig, NixlPlane, Search};
             let config_of_plane = NixlConfig::default();
-            let quiet_after = pace.at_most_a_second(config_of_plane.quiet_after);
-            let config_of_plane = NixlConfig { quiet_after, ..config_of_plane };
+            let settle = pace.at_most_a_second(config_of_plane.settle);
+            let config_of_plane = NixlConfig { settle, ..config_of_plane };
             let mut plane = NixlPlane::new(&Nixl::load(&Search::default())?, config_of_plane)?;
             plane.add_pool(pool)?;
             Ok(Worker::start(
