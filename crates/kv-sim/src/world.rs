@@ -34,7 +34,7 @@ use crate::trace::Trace;
 use crate::ways::{Revoking, Way};
 
 /// Most events of one world: far more than any needs that comes to rest.
-const MAX_EVENTS: u64 = 400_000;
+const MAX_EVENTS: u64 = 2_000_000;
 /// Longest time that a world may need to come to rest once it is healed.
 const MAX_REST: u64 = 120 * SEC;
 
