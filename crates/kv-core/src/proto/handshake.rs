@@ -202,6 +202,9 @@ impl Node {
             self.frames_dropped += 1;
             return None;
         };
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.origin = Some(from);
+        }
         self.output(Output::Connect { peer: id, metadata: hello.metadata.clone() });
         Some(id)
     }
@@ -210,16 +213,7 @@ impl Node {
     /// peer, or will have, stays as it is: the number in the hello is that of another conversation,
     /// and may be later than the one in which the peer means this life.
     fn refuse_stranger(&mut self, known: Option<PeerId>, from: Origin, hello: Hello) {
-        let id = match known {
-            Some(id) => id,
-            None => {
-                let Some(id) = self.admit_speaker(from, &hello) else { return };
-                if let Some(peer) = self.peers.get_mut(id) {
-                    peer.origin = Some(from);
-                }
-                id
-            }
-        };
+        let Some(id) = known.or_else(|| self.admit_speaker(from, &hello)) else { return };
         let refused = Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::NONE };
         if let Some(frame) = encode(hello.link, Body::Refused(refused)) {
             self.output(Output::Send { peer: id, frame });
@@ -578,7 +572,8 @@ impl Node {
         self.timers.arm(Timer::Peer(id), self.now + pause);
     }
 
-    /// Sessions that have waited for a lost way, or for a revocation, as long as for a peer that is silent wait no more.
+    /// Sessions that have waited for a lost way, or for a revocation, as long as for a peer that is silent
+    /// wait no more.
     fn end_waiting(&mut self, id: PeerId) {
         let (now, patience) = (self.now, self.config.timing.peer_timeout);
         let Some(peer) = self.peers.get(id) else { return };
