@@ -9,7 +9,7 @@ use super::peer::Introduction;
 use super::timer::Timer;
 use crate::bootstrap::{LookupId, RankRecord};
 use crate::error::{BootstrapError, Cause, Mismatch, PeerCause};
-use crate::id::SessionId;
+use crate::id::{PeerId, SessionId};
 use crate::layout::{Geometry, shares, sources};
 use crate::meter::each;
 
@@ -75,14 +75,22 @@ impl Node {
                         }
                     }
                 }
-                let max = self.config.limits.max_addresses;
-                self.directory.learn(&asking.question, (dp_rank, dp_size), peers.clone(), max);
+                // While a rank's way is lost or it is silent, a successor may register at any moment: each
+                // session asks anew.
+                if peers.iter().all(|&peer| self.is_in_touch(peer)) {
+                    let max = self.config.limits.max_addresses;
+                    self.directory.learn(&asking.question, (dp_rank, dp_size), peers.clone(), max);
+                }
                 for session in each(asking.waiting) {
                     self.take_sources(session, &peers);
                 }
             }
             Err(cause) => self.fail_all(asking.waiting, cause),
         }
+    }
+
+    fn is_in_touch(&self, peer: PeerId) -> bool {
+        self.peers.get(peer).is_some_and(|peer| !(peer.lost || peer.given_up))
     }
 
     fn fail_all(&mut self, sessions: BTreeSet<SessionId>, cause: Cause) {

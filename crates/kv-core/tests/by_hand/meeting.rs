@@ -410,6 +410,33 @@ fn a_peer_that_stops_serving_is_told_and_one_that_is_restarted_is_named() {
     assert_eq!(solo.released(session).len(), 1);
 }
 
+/// The bootstrap server may name the old incarnation while the way to it is lost. Once that was remembered, later
+/// requests waited for the lost peer, and failed with it, although its successor had registered.
+#[test]
+fn an_answer_that_names_a_peer_whose_way_is_lost_is_not_remembered() {
+    let (mut solo, first) = Solo::receiving();
+    solo.init_receiver(first, &[0], None);
+    solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Lost });
+    assert_eq!(solo.cause(first), Cause::WayLost);
+
+    let waits = solo.open_receiver(Room::Number(2), None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    assert_eq!(solo.poll(waits), KvPoll::Bootstrapping);
+
+    let served = solo.open_receiver(Room::Number(3), None);
+    let lookup = solo.lookups().first().expect("the server is asked anew").0;
+    solo.found(lookup, vec![record(2)]);
+    solo.welcome(2, 1);
+    assert_eq!(solo.poll(served), KvPoll::WaitingForInput);
+    solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Dead { quiet_after: Duration::ZERO } });
+    assert!(solo.poll(waits) == KvPoll::Failed && solo.poll(served) == KvPoll::WaitingForInput);
+    assert_eq!(solo.released(first), [list(&[0])]);
+    let later = solo.open_receiver(Room::Number(4), None);
+    assert!(solo.lookups().is_empty(), "the answer that names the successor is remembered");
+    assert_eq!(solo.poll(later), KvPoll::WaitingForInput);
+}
+
 #[test]
 fn a_source_that_is_lost_before_it_could_write_gives_the_pages_back_at_once() {
     let lost = || Input::PeerGone { peer: PeerId(0), end: WayEnd::Dead { quiet_after: Duration::ZERO } };
