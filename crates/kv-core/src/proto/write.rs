@@ -95,7 +95,10 @@ impl Node {
             if op == Op::Write && !peer.writes_out.is_permitted(self.now) {
                 return Some(Obstacle::NotPermitted { peer: peer.worker.clone() });
             }
-            let (busiest, posts) = self.posting.busiest()?;
+            // What was announced a moment ago has not had its turn; posts from before may still be stuck.
+            let Some((busiest, posts)) = self.posting.busiest() else {
+                return (outstanding > 0).then(|| stuck(outstanding as usize));
+            };
             let peer = self.peers.get(busiest)?.worker.clone();
             Some(Obstacle::Behind { peer, posts })
         })

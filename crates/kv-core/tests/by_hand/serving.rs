@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use kv_core::proto::NodeConfig;
+use kv_core::proto::{Command, Input, NodeConfig};
 use kv_core::wire::{AbortAck, Body, Done, Failed, Link, Ping, Progress, Register, Registered};
 use kv_core::{
     Attempt, AuxIndex, Cause, KvPoll, Obstacle, PeerCause, Phase, PlaneError, Room, SessionId, SessionOptions,
 };
 
-use crate::solo::{Solo, abort, finish, hello, register};
+use crate::solo::{Solo, abort, finish, hello, list, register};
 
 const ROOM: Room = Room::Number(7);
 const ONE: Attempt = Attempt(1);
@@ -547,4 +547,14 @@ fn a_deadline_names_whom_its_data_operations_waited_for() {
     solo.send(session, 1, &[&[3]]);
     solo.run_for(Duration::from_millis(600));
     assert_eq!(last(&solo, session), Some(Obstacle::NotPermitted { peer: worker(1) }));
+    // More is given in the moment at which the deadline passes: what is stuck is still the first post.
+    let mut solo = Solo::serving(|_| {});
+    let options = SessionOptions { deadline: Some(Duration::from_millis(500)), ..SessionOptions::default() };
+    let session = solo.open_sender_with(ROOM, 1, options);
+    solo.says(1, Body::Register(register(1, ROOM, &[0, 1])));
+    solo.send(session, 2, &[&[3]]);
+    solo.sleep(Duration::from_millis(500));
+    let chunk = kv_core::Pages::claim(list(&[4])).unwrap();
+    solo.input(Input::Command(Command::Send { session, chunk }));
+    assert_eq!(last(&solo, session), Some(Obstacle::Stuck { peer: worker(1), posts: 1 }));
 }

@@ -398,6 +398,11 @@ impl Solo {
         self.input(Input::Timeout);
     }
 
+    /// Lets time pass without a timeout: the process gets no processor.
+    pub fn sleep(&mut self, time: Duration) {
+        self.now = self.now + time;
+    }
+
     /// Lets time pass; what is said at each timeout is returned.
     pub fn run_for(&mut self, time: Duration) -> Vec<(Duration, Body)> {
         let (start, end) = (self.now, self.now + time);
