@@ -5,16 +5,14 @@
 //! recurrent layers has nothing to do with their slots. Of those that are, both sides name each, unless
 //! it is optional.
 
-use super::io::Output;
-use super::node::Node;
-use super::receive::ReceiveSession;
 use crate::error::{Cause, PagesError};
 use crate::groups::{GroupItems, GroupList, GroupLists, Groups};
-use crate::id::SessionId;
 use crate::layout::Geometry;
 use crate::meter::each;
 use crate::plan::{Plan, RegionMap, Side};
 use crate::poll::KvPoll;
+use crate::proto::node::Node;
+use crate::proto::receiving::ReceiveSession;
 
 /// What two ranks do about the groups of a request.
 #[derive(Debug, Default)]
@@ -63,7 +61,12 @@ impl Between<'_> {
             .map_err(|_| Cause::Protocol("items of a state group that no plan leads to"))
     }
 
-    fn disagreement(&self, group: u16, here: Option<&GroupItems>, there: Option<&GroupList>) -> Cause {
+    pub(super) fn disagreement(
+        &self,
+        group: u16,
+        here: Option<&GroupItems>,
+        there: Option<&GroupList>,
+    ) -> Cause {
         let (sent, wanted) = self.directed(here.map(GroupItems::span), there.map(GroupList::span));
         Cause::GroupItems { group, sent, wanted }
     }
@@ -106,98 +109,7 @@ pub(super) fn check_peer_groups(groups: &GroupLists, items: &[u32]) -> Result<()
     })
 }
 
-impl Node {
-    pub(super) fn take_groups(&mut self, session: SessionId, groups: Groups) {
-        let bad = check_own_groups(&groups, self.config.args.geometry());
-        // Those that come too late were promised to nobody.
-        let (late, taken) = if let Some(sender) = self.senders.get_mut(&session) {
-            if sender.poll.is_terminal() {
-                return self.release_groups(session, groups, Vec::new());
-            }
-            (sender.complete, &mut sender.groups)
-        } else if let Some(receiver) = self.receivers.get_mut(&session) {
-            if receiver.poll.is_terminal() {
-                return self.release_groups(session, groups, Vec::new());
-            }
-            (receiver.given.is_some(), &mut receiver.groups)
-        } else {
-            return self.release_groups(session, groups, Vec::new());
-        };
-        if late || taken.is_some() {
-            self.end_session(session, Cause::InitOrder);
-            return self.release_groups(session, groups, Vec::new());
-        }
-        *taken = Some(groups);
-        if let Some(cause) = bad {
-            self.end_session(session, cause);
-        }
-    }
-
-    /// Plans the state groups with each receiver that is to be written, once the request is complete.
-    pub(super) fn plan_groups(&mut self, session: SessionId) {
-        let Some(sender) = self.senders.get_mut(&session) else { return };
-        if sender.poll.is_terminal() || !sender.complete {
-            return;
-        }
-        let none = Groups::none();
-        let groups = sender.groups.as_ref().unwrap_or(&none);
-        let mut disagreement = None;
-        let waiting =
-            each(sender.targets.iter_mut()).filter(|target| !target.reads && target.group_plans.is_none());
-        for target in each(waiting) {
-            let Some(peer) = self.peers.get(target.peer) else { continue };
-            let Some(map) = &peer.out else { continue };
-            let (ours, theirs) = (self.config.args.geometry(), &peer.geometry);
-            match (Between { map, ours, theirs, source: Side::Local }).plan(groups, &target.groups) {
-                Ok(GroupPlans { plans, mut skipped }) => {
-                    skipped.retain(|&group| target.groups.get(group).is_some());
-                    target.group_plans = Some(plans);
-                    target.skipped = skipped;
-                }
-                Err(cause) => disagreement = disagreement.or(Some(cause)),
-            }
-        }
-        if let Some(cause) = disagreement {
-            self.fail_sender(session, cause);
-        }
-    }
-
-    /// Only optional groups may be left out, whatever the source says. Keeps of those that it says it
-    /// has left out the ones that the session has named.
-    pub(super) fn check_skipped(&mut self, session: SessionId, index: usize) -> Option<Cause> {
-        let receiver = self.receivers.get_mut(&session)?;
-        let source = receiver.sources.get_mut(index)?;
-        if source.skipped.is_empty() {
-            return None;
-        }
-        let peer = self.peers.get(source.peer)?;
-        let (map, ours, theirs) = (peer.inward.as_ref()?, self.config.args.geometry(), &peer.geometry);
-        let between = Between { map, ours, theirs, source: Side::Remote };
-        let skipped = std::mem::take(&mut source.skipped);
-        let named = receiver.groups.iter().flat_map(Groups::iter);
-        for items in named.filter(|items| each(&skipped).any(|&group| group == items.group)) {
-            if !between.is_optional(items.group) {
-                return Some(between.disagreement(items.group, Some(items), None));
-            }
-            source.skipped.push(items.group);
-        }
-        None
-    }
-
-    /// The groups that a session names, of which nothing comes from any of its sources. To be asked
-    /// while all of them are there: one that is done with the session may leave before the others.
-    pub(super) fn unheld_groups(&self, receiver: &ReceiveSession) -> Vec<u16> {
-        let maps =
-            each(receiver.sources.iter()).filter_map(|source| self.peers.get(source.peer)?.inward.as_ref());
-        let named = receiver.groups.iter().flat_map(Groups::iter).map(|items| items.group);
-        let held = |group: u16| maps.clone().any(|map| map.has_group(group));
-        named.filter(|&group| !held(group)).collect()
-    }
-
-    pub(super) fn release_groups(&mut self, session: SessionId, groups: Groups, skipped: Vec<u16>) {
-        self.output(Output::ReleaseGroups { session, groups, skipped });
-    }
-}
+impl Node {}
 
 impl ReceiveSession {
     /// The groups of a session that succeeded, of which no source had all.

@@ -23,31 +23,25 @@
 //! that have been quiet, and repeats an abort until it is acknowledged. The sender only answers, so
 //! no frame of its own needs an acknowledgement.
 
-mod attempts;
-mod chunks;
-mod close;
-mod directory;
-mod grant;
+mod context;
+mod conversation;
+mod effects;
 mod groups;
-mod handshake;
-mod incoming;
 mod io;
-mod lookup;
+mod lookups;
+mod meeting;
 #[cfg(feature = "model")]
 mod model;
 mod node;
-mod peer;
-mod permission;
-mod posting;
+mod node_extra;
+mod posts;
 mod quarantine;
 mod random;
-mod read;
-mod receive;
+mod receiving;
 mod rendezvous;
 mod run_set;
-mod send;
+mod sending;
 mod timer;
-mod write;
 
 pub use io::{Command, Input, Limits, NodeConfig, Output, Timing};
 pub use node::{Node, NodeGauges};

@@ -1,25 +1,21 @@
 //! The machine of one worker: who gets which input.
 
-use std::collections::{BTreeMap, VecDeque};
-
 use bytes::Bytes;
 
-use super::directory::Directory;
-use super::grant::EndedGrants;
+use super::context::Context;
+use super::conversation::peer::{Peer, Peers};
+use super::effects::Effects;
 use super::io::{Command, Input, NodeConfig, Output};
-use super::peer::{Peer, Peers};
-use super::posting::Posting;
-use super::random::Random;
-use super::receive::ReceiveSession;
+use super::lookups::Directory;
+use super::posts::Posting;
+use super::receiving::Receiving;
 use super::rendezvous::Rendezvous;
-use super::send::SendSession;
-use super::timer::{Timer, Timers};
-use crate::error::{Cause, Obstacle, TransferError};
-use crate::id::{PeerId, SessionId};
-use crate::layout::HeldLayers;
+use super::sending::Sending;
+use super::timer::Timer;
+use crate::error::{Cause, Obstacle};
+use crate::id::SessionId;
 use crate::meter::{each, step};
 use crate::plane::Origin;
-use crate::poll::KvPoll;
 use crate::time::Time;
 use crate::wire::{Body, Frame, Link};
 
@@ -57,24 +53,11 @@ use crate::wire::{Body, Frame, Link};
 /// assert_eq!(node.poll_output(), None);
 /// # Ok::<(), kv_core::ArgsError>(())
 /// ```
+#[cfg_attr(feature = "model", derive(Clone))]
 pub struct Node {
-    pub(super) config: NodeConfig,
-    pub(super) now: Time,
-    pub(super) random: Random,
-    pub(super) timers: Timers,
-    pub(super) peers: Peers,
-    pub(super) directory: Directory,
-    pub(super) rendezvous: Rendezvous,
-    pub(super) posting: Posting,
-    pub(super) senders: BTreeMap<SessionId, SendSession>,
-    pub(super) held_layers: HeldLayers,
-    pub(super) receivers: BTreeMap<SessionId, ReceiveSession>,
-    pub(super) stopping: bool,
-    pub(super) frames_dropped: u64,
-    pub(super) links_drawn: u32,
-    pub(super) ended_grants: EndedGrants,
-    pub(super) pages_leased: usize,
-    pub(super) outputs: VecDeque<Output>,
+    pub(super) cx: Context,
+    pub(super) sending: Sending,
+    pub(super) receiving: Receiving,
 }
 
 /// What a node holds at the moment.
@@ -126,31 +109,26 @@ impl Node {
     /// A machine with nothing in it.
     pub fn new(mut config: NodeConfig) -> Node {
         config.timing = config.timing.sane();
+        // Two lives of a worker draw different links, even if they are given one seed.
+        let seed = config.seed ^ config.incarnation.get().rotate_left(32);
         Node {
-            // Two lives of a worker draw different links, even if they are given one seed.
-            random: Random::new(config.seed ^ config.incarnation.get().rotate_left(32)),
-            posting: Posting::new(config.args.max_inflight(), config.timing.keepalive),
-            held_layers: HeldLayers::new(config.args.geometry()),
-            config,
-            now: Time::ZERO,
-            timers: Timers::default(),
-            peers: Peers::default(),
-            directory: Directory::default(),
-            rendezvous: Rendezvous::default(),
-            senders: BTreeMap::new(),
-            receivers: BTreeMap::new(),
-            stopping: false,
-            frames_dropped: 0,
-            links_drawn: 0,
-            ended_grants: EndedGrants::default(),
-            pages_leased: 0,
-            outputs: VecDeque::new(),
+            sending: Sending::new(config.args.geometry()),
+            receiving: Receiving::default(),
+            cx: Context {
+                stopping: false,
+                fx: Effects::new(seed, config.timing.retry_max),
+                peers: Peers::default(),
+                lookups: Directory::default(),
+                rendezvous: Rendezvous::default(),
+                posts: Posting::new(config.args.max_inflight(), config.timing.keepalive),
+                config,
+            },
         }
     }
 
     /// Takes one input. Afterwards [`poll_output`](Node::poll_output) must be drained.
     pub fn handle(&mut self, now: Time, input: Input) {
-        self.now = self.now.max(now);
+        self.cx.fx.advance(now);
         self.excuse_peers();
         match input {
             Input::Command(command) => self.on_command(command),
@@ -160,11 +138,13 @@ impl Node {
             Input::ConnectFailed { peer, error } => self.on_connect_failed(peer, error),
             Input::PeerGone { peer, end } => self.on_peer_gone(peer, end),
             Input::Revoked { peer } => self.on_revoked(peer),
-            Input::Found { lookup, ranks } => self.on_found(lookup, ranks),
-            Input::LookupFailed { lookup, error } => self.on_lookup_failed(lookup, error),
+            Input::Found { lookup, ranks } => self.receiving.on_found(&mut self.cx, lookup, ranks),
+            Input::LookupFailed { lookup, error } => {
+                self.receiving.on_lookup_failed(&mut self.cx, lookup, error)
+            }
             Input::Timeout => {}
         }
-        while let Some(timer) = self.timers.pop_due(self.now) {
+        while let Some(timer) = self.cx.fx.next_timer() {
             step(1);
             self.on_timer(timer);
         }
@@ -174,78 +154,85 @@ impl Node {
     /// A timer that is very late says that this worker was stopped, or got no processor: nobody
     /// listened meanwhile, so that peers were silent says nothing about them.
     fn excuse_peers(&mut self) {
-        let late = self.timers.next().map_or(std::time::Duration::ZERO, |due| self.now.since(due));
-        if late >= self.config.timing.keepalive {
-            self.peers.excuse(late, self.now);
+        let late =
+            self.cx.fx.next_timeout().map_or(std::time::Duration::ZERO, |due| self.cx.fx.now().since(due));
+        if late >= self.cx.config.timing.keepalive {
+            self.cx.peers.excuse(late, self.cx.fx.now());
         }
     }
 
     /// The next thing to do; `None` when drained.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        self.cx.fx.next_output()
     }
 
     /// When [`Input::Timeout`] is due; `None` if nothing waits for time to pass.
     pub fn next_timeout(&self) -> Option<Time> {
-        self.timers.next()
+        self.cx.fx.next_timeout()
     }
 
     /// What the node holds at the moment.
     pub fn gauges(&self) -> NodeGauges {
-        let sum = |of: &dyn Fn(&Peer) -> usize| self.peers.iter().map(|(_, peer)| of(peer)).sum();
+        let sum = |of: &dyn Fn(&Peer) -> usize| self.cx.peers.iter().map(|(_, peer)| of(peer)).sum();
         NodeGauges {
-            peers: self.peers.len(),
-            senders: self.senders.len(),
-            receivers: self.receivers.len(),
-            registrations: self.rendezvous.registrations.len(),
+            peers: self.cx.peers.len(),
+            senders: self.sending.sessions.len(),
+            receivers: self.receiving.sessions.len(),
+            registrations: self.cx.rendezvous.registrations.len(),
             incoming: sum(&|peer| peer.incoming.live_len() + peer.incoming.results_len()),
             results: sum(&|peer| peer.incoming.results_len()),
             closed_runs: sum(&|peer| peer.incoming.closed_len()),
-            waiting_runs: self.rendezvous.waiting.runs,
-            targets: self.senders.values().map(|sender| sender.targets.len()).sum(),
-            queued: self.posting.queued(),
+            waiting_runs: self.cx.rendezvous.waiting.runs,
+            targets: self.sending.sessions.values().map(|sender| sender.targets.len()).sum(),
+            queued: self.cx.posts.queued(),
             beats: sum(&|peer| peer.heart.beats.len() + peer.writes_out.asked()),
-            addresses: self.directory.addresses(),
-            failed_rooms: self.rendezvous.failed_senders.len() + self.rendezvous.failed_receivers.len(),
-            posts: self.posting.in_flight(),
-            lookups: self.directory.len(),
-            timers: self.timers.len(),
-            pages_leased: self.pages_leased,
-            ended_grants: self.ended_grants.len(),
+            addresses: self.cx.lookups.addresses(),
+            failed_rooms: self.cx.rendezvous.failed_senders.len() + self.cx.rendezvous.failed_receivers.len(),
+            posts: self.cx.posts.in_flight(),
+            lookups: self.cx.lookups.len(),
+            timers: self.cx.fx.timers(),
+            pages_leased: self.sending.pages_leased,
+            ended_grants: self.sending.ended_grants.len(),
             releasing: sum(&|peer| peer.releasing.len()),
-            frames_dropped: self.frames_dropped,
+            frames_dropped: self.cx.fx.frames_dropped(),
         }
     }
 
     /// Complete pages that are pinned for readers, at the moment.
     pub fn pages_leased(&self) -> usize {
-        self.pages_leased
+        self.sending.pages_leased
     }
 
     fn on_command(&mut self, command: Command) {
         match command {
             Command::OpenSender { session, room, receivers, options } => {
-                self.open_sender(session, room, receivers, *options);
+                self.sending.open_sender(&mut self.cx, session, room, receivers, *options);
             }
-            Command::InitSender { session, num_pages, aux } => self.init_sender(session, num_pages, aux),
-            Command::Send { session, chunk } => self.send_chunk(session, chunk),
+            Command::InitSender { session, num_pages, aux } => {
+                self.sending.init_sender(&mut self.cx, session, num_pages, aux)
+            }
+            Command::Send { session, chunk } => self.sending.send_chunk(&mut self.cx, session, chunk),
             Command::BeginChunk { session, chunk } => {
-                self.begin_chunk(session, chunk);
+                self.sending.begin_chunk(&mut self.cx, session, chunk);
             }
-            Command::LayersFinal { session, chunk, layers } => self.layers_final(session, chunk, layers),
+            Command::LayersFinal { session, chunk, layers } => {
+                self.sending.layers_final(&mut self.cx, session, chunk, layers)
+            }
             Command::FenceFailed { session, chunk, error } => {
                 self.end_session(session, Cause::Fence { chunk, error });
             }
             Command::OpenReceiver { session, room, bootstrap_addr, options } => {
-                self.open_receiver(session, room, bootstrap_addr, *options);
+                self.receiving.open_receiver(&mut self.cx, session, room, bootstrap_addr, *options);
             }
-            Command::InitReceiver { session, pages, aux } => self.init_receiver(session, pages, aux),
+            Command::InitReceiver { session, pages, aux } => {
+                self.receiving.init_receiver(&mut self.cx, session, pages, aux)
+            }
             Command::Groups { session, groups } => self.take_groups(session, groups),
             Command::Abort { session } => self.end_session(session, Cause::Aborted),
             Command::Shutdown => {
-                self.stopping = true;
+                self.cx.stopping = true;
                 let sessions: Vec<SessionId> =
-                    self.senders.keys().chain(self.receivers.keys()).copied().collect();
+                    self.sending.sessions.keys().chain(self.receiving.sessions.keys()).copied().collect();
                 for session in each(sessions) {
                     self.end_session(session, Cause::WorkerStopped);
                 }
@@ -255,22 +242,22 @@ impl Node {
 
     /// Fails a session, whichever kind it is. No effect on one that has ended.
     pub(super) fn end_session(&mut self, session: SessionId, cause: Cause) {
-        if self.senders.contains_key(&session) {
-            self.fail_sender(session, cause);
+        if self.sending.sessions.contains_key(&session) {
+            self.sending.fail_sender(&mut self.cx, session, cause);
         } else {
-            self.fail_receiver(session, cause);
+            self.receiving.fail_receiver(&mut self.cx, session, cause);
         }
     }
 
     fn on_frame(&mut self, from: Origin, bytes: Bytes) {
         let Ok(frame) = Frame::decode(&bytes) else {
-            self.frames_dropped += 1;
+            self.cx.fx.drop_frame();
             return;
         };
-        let Some((peer, origin)) = self.peers.with_link(frame.link) else {
+        let Some((peer, origin)) = self.cx.peers.with_link(frame.link) else {
             return match frame.body {
                 Body::Hello(hello) => self.on_hello(from, hello),
-                _ => self.frames_dropped += 1,
+                _ => self.cx.fx.drop_frame(),
             };
         };
         match frame.body {
@@ -280,97 +267,67 @@ impl Node {
             Body::Refused(refused) => return self.on_refused(from, peer, refused),
             // Whoever else knows the link has no right to it.
             _ if origin.is_some_and(|origin| origin != from) => {
-                self.frames_dropped += 1;
+                self.cx.fx.drop_frame();
                 return;
             }
             _ => self.heard_from(peer),
         }
         match frame.body {
             Body::Hello(_) | Body::Welcome(_) | Body::Refused(_) => {}
-            Body::Register(register) => self.on_register(peer, register),
-            Body::Registered(registered) => self.on_registered(peer, registered.attempt),
-            Body::Done(done) => self.on_done(peer, done),
-            Body::Progress(progress) => self.on_progress(peer, progress),
-            Body::Failed(failed) => self.on_failed(peer, failed),
-            Body::Abort(abort) => self.on_abort(peer, abort),
-            Body::AbortAck(ack) => self.on_abort_ack(peer, ack.attempt),
-            Body::Finish(finish) => self.on_finish(peer, finish),
+            Body::Register(register) => self.sending.on_register(&mut self.cx, peer, register),
+            Body::Registered(registered) => {
+                self.receiving.on_registered(&mut self.cx, peer, registered.attempt)
+            }
+            Body::Done(done) => self.receiving.on_done(&mut self.cx, peer, done),
+            Body::Progress(progress) => self.receiving.on_progress(&mut self.cx, peer, progress),
+            Body::Failed(failed) => self.receiving.on_failed(&mut self.cx, peer, failed),
+            Body::Abort(abort) => self.sending.on_abort(&mut self.cx, peer, abort),
+            Body::AbortAck(ack) => self.receiving.on_abort_ack(&mut self.cx, peer, ack.attempt),
+            Body::Finish(finish) => self.sending.on_finish(&mut self.cx, peer, finish),
             Body::Ping(ping) => self.on_ping(peer, ping),
-            Body::Pong(pong) => self.on_floor(peer, pong.floor),
-            Body::Claim(claim) => self.on_claim(peer, claim),
-            Body::Granted(granted) => self.on_granted(peer, granted),
-            Body::Heartbeat(heartbeat) => self.on_heartbeat(peer, heartbeat),
-            Body::HeartbeatAck(ack) => self.on_heartbeat_ack(peer, ack),
-            Body::Release(release) => self.on_release(peer, release),
-            Body::Released(released) => self.on_released(peer, released),
-            Body::AskWrite(ask) => self.on_ask_write(peer, ask),
-            Body::MayWrite(answer) => self.on_may_write(peer, answer),
+            Body::Pong(pong) => self.sending.on_floor(&mut self.cx, peer, pong.floor),
+            Body::Claim(claim) => self.sending.on_claim(&mut self.cx, peer, claim),
+            Body::Granted(granted) => self.receiving.on_granted(&mut self.cx, peer, granted),
+            Body::Heartbeat(heartbeat) => self.sending.on_heartbeat(&mut self.cx, peer, heartbeat),
+            Body::HeartbeatAck(ack) => self.receiving.on_heartbeat_ack(&mut self.cx, peer, ack),
+            Body::Release(release) => self.sending.on_release(&mut self.cx, peer, release),
+            Body::Released(released) => self.cx.on_released(peer, released),
+            Body::AskWrite(ask) => self.cx.on_ask_write(peer, ask),
+            Body::MayWrite(answer) => self.cx.on_may_write(peer, answer),
         }
     }
 
     fn on_timer(&mut self, timer: Timer) {
         match timer {
             Timer::Deadline(session) => self.on_deadline(session),
-            Timer::Repeat(session) => self.on_repeat(session),
-            Timer::Quiet(session, peer) => self.on_quiet(session, peer),
+            Timer::Repeat(session) => self.receiving.on_repeat(&mut self.cx, session),
+            Timer::Quiet(session, peer) => self.receiving.on_quiet(&mut self.cx, session, peer),
             Timer::Peer(peer) => self.on_peer_tick(peer),
-            Timer::Lookup(lookup) => self.ask_again(lookup),
-            Timer::Registration(peer, attempt) => self.on_registration_expired(peer, attempt),
-            Timer::Lease(session) => self.on_lease(session),
-            Timer::Heartbeat(peer) => self.on_heartbeat_due(peer),
-            Timer::Permission(peer) => self.on_permission_due(peer),
+            Timer::Lookup(lookup) => self.receiving.ask_again(&mut self.cx, lookup),
+            Timer::Registration(peer, attempt) => {
+                self.sending.on_registration_expired(&mut self.cx, peer, attempt)
+            }
+            Timer::Lease(session) => self.sending.on_lease(&mut self.cx, session),
+            Timer::Heartbeat(peer) => self.receiving.on_heartbeat_due(&mut self.cx, peer),
+            Timer::Permission(peer) => self.sending.on_permission_due(&mut self.cx, peer),
             Timer::Fence(peer) => self.on_fence_due(peer),
-            Timer::Sweep(peer) => self.sweep(peer),
+            Timer::Sweep(peer) => self.sending.sweep(&mut self.cx, peer),
             // Posts are pumped after every input.
             Timer::Stuck => {}
-            Timer::Rooms => self.expire_rooms(),
+            Timer::Rooms => self.sending.expire_rooms(&mut self.cx),
         }
     }
 
     fn on_deadline(&mut self, session: SessionId) {
-        let (after, last) = if let Some(sender) = self.senders.get(&session) {
+        let (after, last) = if let Some(sender) = self.sending.sessions.get(&session) {
             (sender.deadline, self.posting_obstacle(session))
-        } else if let Some(receiver) = self.receivers.get(&session) {
-            let lookup = self.last_lookup_error(session).map(Obstacle::Bootstrap);
+        } else if let Some(receiver) = self.receiving.sessions.get(&session) {
+            let lookup = self.receiving.last_lookup_error(&self.cx, session).map(Obstacle::Bootstrap);
             (receiver.deadline, lookup.or_else(|| self.posting_obstacle(session)))
         } else {
             return;
         };
         self.end_session(session, Cause::DeadlineExceeded { after, last });
-    }
-
-    pub(super) fn output(&mut self, output: Output) {
-        self.outputs.push_back(output);
-    }
-
-    /// Sends a frame to a peer that is up; otherwise it is lost, as frames may be.
-    pub(super) fn send(&mut self, peer: PeerId, body: Body) {
-        let link = match self.peers.get(peer) {
-            Some(Peer { theirs: Some(link), lost: false, .. }) => *link,
-            Some(_) if matches!(body, Body::Hello(_)) => Link::NONE,
-            _ => return,
-        };
-        if let Some(frame) = encode(link, body) {
-            self.output(Output::Send { peer, frame });
-        }
-    }
-
-    pub(super) fn status(&mut self, session: SessionId, poll: KvPoll, failure: Option<TransferError>) {
-        self.output(Output::Status { session, poll, failure: failure.map(Box::new) });
-    }
-
-    pub(super) fn draw_link(&mut self) -> Link {
-        self.links_drawn = self.links_drawn.saturating_add(1);
-        Link::new(self.links_drawn, self.random.next() as u32)
-    }
-
-    /// A pause before the n-th repetition (from 1): doubles up to the maximum, with jitter of an
-    /// eighth so that repetitions of many sessions spread.
-    pub(super) fn backoff(&mut self, first: std::time::Duration, times: u32) -> std::time::Duration {
-        let pause =
-            first.saturating_mul(1 << times.saturating_sub(1).min(16)).min(self.config.timing.retry_max);
-        let spread = u64::try_from(pause.as_nanos() / 8).unwrap_or(u64::MAX).max(1);
-        pause + std::time::Duration::from_nanos(self.random.next() % spread)
     }
 }
 

@@ -95,6 +95,17 @@ pub(super) fn append(runs: &mut Vec<(u64, u32)>, number: u64) {
     }
 }
 
+/// True if the runs follow each other without overlap: a frame names no attempt twice, so that what
+/// it costs is bounded by what there is.
+pub(super) fn is_rising(runs: &[(u64, u32)]) -> bool {
+    let mut next = 0;
+    each(runs).all(|&(start, count)| {
+        let fits = start >= next && count > 0;
+        next = start.saturating_add(u64::from(count));
+        fits
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -5,10 +5,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::incoming::Attempts;
-use super::permission::{WritesIn, WritesOut};
-use super::read::of_life;
-use super::rendezvous::Named;
 use crate::args::RegionRole;
 use crate::error::{Cause, Mismatch, PeerCause};
 use crate::groups::GroupLists;
@@ -19,6 +15,10 @@ use crate::meter::{each, step};
 use crate::pages::PageList;
 use crate::plan::{RegionMap, Side};
 use crate::plane::{Directions, Origin};
+use crate::proto::conversation::incoming::Attempts;
+use crate::proto::conversation::permission::{WritesIn, WritesOut};
+use crate::proto::effects::Effects;
+use crate::proto::rendezvous::Named;
 use crate::time::Time;
 use crate::wire::{Abort, Link};
 
@@ -34,83 +34,83 @@ const MAX_RELEASING: usize = 4096;
 /// *outgoing* attempts, in which this node receives and the peer serves, and *incoming* ones, in
 /// which the peer receives and this node serves.
 #[derive(Debug, Clone)]
-pub(super) struct Peer {
-    pub(super) worker: WorkerId,
-    pub(super) incarnation: Incarnation,
-    pub(super) geometry: Geometry,
+pub(in crate::proto) struct Peer {
+    pub(in crate::proto) worker: WorkerId,
+    pub(in crate::proto) incarnation: Incarnation,
+    pub(in crate::proto) geometry: Geometry,
     /// How many aux rows it has, and how many items of each state group: counted once.
-    pub(super) aux_rows: u32,
-    pub(super) group_items: Box<[u32]>,
+    pub(in crate::proto) aux_rows: u32,
+    pub(in crate::proto) group_items: Box<[u32]>,
     /// Why its cache does not fit this worker's.
-    pub(super) mismatch: Option<Mismatch>,
+    pub(in crate::proto) mismatch: Option<Mismatch>,
     /// What this worker sends to it; `None` if the caches do not fit.
-    pub(super) out: Option<RegionMap>,
+    pub(in crate::proto) out: Option<RegionMap>,
     /// The same for some layers, as announcements have named them: made when first needed.
-    pub(super) out_layers: BTreeMap<(u32, u32), RegionMap>,
+    pub(in crate::proto) out_layers: BTreeMap<(u32, u32), RegionMap>,
     /// What it sends to this worker; `None` if the caches do not fit.
-    pub(super) inward: Option<RegionMap>,
+    pub(in crate::proto) inward: Option<RegionMap>,
     /// How many ranks of this worker's engine it has to serve for a request.
-    pub(super) ranks_served: u32,
+    pub(in crate::proto) ranks_served: u32,
     /// What the way to it is good for.
-    pub(super) directions: Directions,
+    pub(in crate::proto) directions: Directions,
     /// How to reach its memory: with the incarnation, what tells it from all others.
-    pub(super) metadata: Bytes,
+    pub(in crate::proto) metadata: Bytes,
     /// This worker has greeted it, and opens a lost way anew.
-    pub(super) greeted: bool,
+    pub(in crate::proto) greeted: bool,
     /// This side's way to it is lost, and is to be opened again.
-    pub(super) lost: bool,
+    pub(in crate::proto) lost: bool,
     /// The transport connection that its frames come on, once it is proven that they do.
-    pub(super) origin: Option<Origin>,
+    pub(in crate::proto) origin: Option<Origin>,
     /// The number that the peer must put into its frames.
-    pub(super) ours: Link,
+    pub(in crate::proto) ours: Link,
     /// The number that the peer wants in ours; `None` until it answered the hello.
-    pub(super) theirs: Option<Link>,
+    pub(in crate::proto) theirs: Option<Link>,
     /// The hello that was said to it and not answered yet.
-    pub(super) hello: Option<HelloSaid>,
+    pub(in crate::proto) hello: Option<HelloSaid>,
     /// Its engine adds a suffix to the ids of requests.
-    pub(super) suffixed: bool,
-    pub(super) last_heard: Time,
+    pub(in crate::proto) suffixed: bool,
+    pub(in crate::proto) last_heard: Time,
     /// Silent for so long that its sessions were failed. Ends with its next frame.
-    pub(super) given_up: bool,
+    pub(in crate::proto) given_up: bool,
     /// It does not fit, and was told so.
-    pub(super) refused: bool,
+    pub(in crate::proto) refused: bool,
     /// It says that we do not fit: why its receivers here fail.
-    pub(super) refuses: Option<Cause>,
+    pub(in crate::proto) refuses: Option<Cause>,
     /// Posts to or from it that have not ended.
-    pub(super) posts: u32,
+    pub(in crate::proto) posts: u32,
 
     /// Attempts at it are numbered from 1.
-    pub(super) next_attempt: u64,
+    pub(in crate::proto) next_attempt: u64,
     /// Open attempts at it → session and position among the session's sources.
-    pub(super) outgoing: BTreeMap<Attempt, (SessionId, usize)>,
+    pub(in crate::proto) outgoing: BTreeMap<Attempt, (SessionId, usize)>,
     /// Those of them whose session has failed, and about which the peer has not said that it writes no more.
-    pub(super) closing: BTreeSet<Attempt>,
+    pub(in crate::proto) closing: BTreeSet<Attempt>,
     /// Attempts at it that are over here, and that it has not acknowledged yet.
-    pub(super) releasing: BTreeMap<Attempt, Releasing>,
+    pub(in crate::proto) releasing: BTreeMap<Attempt, Releasing>,
     /// Heartbeats to it.
-    pub(super) heart: Heart,
+    pub(in crate::proto) heart: Heart,
     /// Receivers that need it and have no attempt at it yet.
-    pub(super) waiting: BTreeSet<SessionId>,
+    pub(in crate::proto) waiting: BTreeSet<SessionId>,
 
     /// Its attempts at this worker.
-    pub(super) incoming: Attempts,
+    pub(in crate::proto) incoming: Attempts,
     /// What it lets this worker write into its memory.
-    pub(super) writes_out: WritesOut,
+    pub(in crate::proto) writes_out: WritesOut,
     /// What it may write into this worker's.
-    pub(super) writes_in: WritesIn,
+    pub(in crate::proto) writes_in: WritesIn,
 }
 
 /// A hello under way.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct HelloSaid {
-    pub(super) nonce: u64,
-    pub(super) first_said: Time,
-    pub(super) times: u32,
+pub(in crate::proto) struct HelloSaid {
+    pub(in crate::proto) nonce: u64,
+    pub(in crate::proto) first_said: Time,
+    pub(in crate::proto) times: u32,
 }
 
 /// How an attempt at a peer ended here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Releasing {
+pub(in crate::proto) enum Releasing {
     /// Everything was read.
     Read,
     /// The session failed.
@@ -119,16 +119,16 @@ pub(super) enum Releasing {
 
 /// The heartbeats to one peer.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Heart {
+pub(in crate::proto) struct Heart {
     /// Their numbers, and those of claims.
-    pub(super) beats: Beats,
+    pub(in crate::proto) beats: Beats,
     /// The shortest interval that a live grant asks for.
-    pub(super) interval: Option<Duration>,
+    pub(in crate::proto) interval: Option<Duration>,
 }
 
 /// Numbers of what was sent to a peer, each with its time: an answer repeats the number.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Beats {
+pub(in crate::proto) struct Beats {
     /// The last one; they count from 1.
     last: u64,
     /// The latest ones, oldest first.
@@ -142,7 +142,7 @@ impl Beats {
     const MOST: usize = 60_000;
 
     /// The number for what is sent now. What is sent at one moment shares a number.
-    pub(super) fn beat(&mut self, now: Time) -> u64 {
+    pub(in crate::proto) fn beat(&mut self, now: Time) -> u64 {
         if let Some(&(number, _)) = self.sent.back().filter(|&&(_, at)| at == now) {
             return number;
         }
@@ -157,12 +157,12 @@ impl Beats {
     }
 
     /// How many are remembered.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::proto) fn len(&self) -> usize {
         self.sent.len()
     }
 
     /// When what has this number was sent.
-    pub(super) fn sent_at(&self, beat: u64) -> Option<Time> {
+    pub(in crate::proto) fn sent_at(&self, beat: u64) -> Option<Time> {
         let at = self.sent.binary_search_by_key(&beat, |&(number, _)| number).ok()?;
         self.sent.get(at).map(|&(_, time)| time)
     }
@@ -170,18 +170,18 @@ impl Beats {
 
 /// What a receiver registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Registration {
-    pub(super) named: Named,
+pub(in crate::proto) struct Registration {
+    pub(in crate::proto) named: Named,
     /// The connection on which it came.
-    pub(super) origin: Option<Origin>,
+    pub(in crate::proto) origin: Option<Origin>,
     /// How many ranks of the receiver's engine this worker has to serve.
-    pub(super) ranks: u32,
-    pub(super) wish: Wish,
+    pub(in crate::proto) ranks: u32,
+    pub(in crate::proto) wish: Wish,
 }
 
 /// What a receiver wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(in crate::proto) enum Wish {
     /// To have these pages and this row written.
     Write {
         /// From number `first` of the request on, which has `whole` pages at the receiver.
@@ -199,7 +199,7 @@ pub(super) enum Wish {
 
 impl Registration {
     /// Runs of pages in it: what it costs.
-    pub(super) fn runs(&self) -> usize {
+    pub(in crate::proto) fn runs(&self) -> usize {
         match &self.wish {
             Wish::Write { pages, groups, .. } => pages.runs().len() + groups.runs(),
             Wish::Read { .. } => 1,
@@ -208,7 +208,7 @@ impl Registration {
 }
 
 impl Peer {
-    pub(super) fn new(
+    pub(in crate::proto) fn new(
         worker: WorkerId,
         incarnation: Incarnation,
         metadata: Bytes,
@@ -255,7 +255,11 @@ impl Peer {
     }
 
     /// What this worker, whose geometry is `here`, sends to it of some layers, or of all.
-    pub(super) fn map_out(&mut self, here: &Geometry, layers: Option<(u32, u32)>) -> Option<&RegionMap> {
+    pub(in crate::proto) fn map_out(
+        &mut self,
+        here: &Geometry,
+        layers: Option<(u32, u32)>,
+    ) -> Option<&RegionMap> {
         let all = self.out.as_ref()?;
         let Some(layers) = layers else { return Some(all) };
         // Servers cut the layers of all requests alike.
@@ -267,22 +271,22 @@ impl Peer {
     }
 
     /// True if it has been met and answers.
-    pub(super) fn is_up(&self) -> bool {
+    pub(in crate::proto) fn is_up(&self) -> bool {
         self.theirs.is_some() && !(self.refused || self.given_up || self.lost || self.writes_in.revoking)
     }
 
     /// True if an answer of its is needed here.
-    pub(super) fn is_needed(&self) -> bool {
+    pub(in crate::proto) fn is_needed(&self) -> bool {
         !(self.outgoing.is_empty() && self.releasing.is_empty() && self.waiting.is_empty())
     }
 
     /// True if nothing here depends on it.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::proto) fn is_idle(&self) -> bool {
         !self.is_needed() && self.posts == 0 && !self.serves()
     }
 
     /// Opens an attempt at it for a session's source.
-    pub(super) fn open_attempt(&mut self, session: SessionId, source: usize) -> Attempt {
+    pub(in crate::proto) fn open_attempt(&mut self, session: SessionId, source: usize) -> Attempt {
         let attempt = self.draw_attempt();
         self.outgoing.insert(attempt, (session, source));
         self.waiting.remove(&session);
@@ -291,7 +295,7 @@ impl Peer {
 
     /// Aborts a room at it once it answers: a sender there should not wait in vain. Nothing, if it is
     /// not being greeted any more, or the request is another sender's.
-    pub(super) fn abort_when_met(&mut self, room: &Room, grants: &[GrantRef], cause: &PeerCause) {
+    pub(in crate::proto) fn abort_when_met(&mut self, room: &Room, grants: &[GrantRef], cause: &PeerCause) {
         let another = !grants.is_empty() && of_life(grants, self.incarnation).is_none();
         if self.hello.is_none() || another || self.releasing.len() >= MAX_RELEASING {
             return;
@@ -301,7 +305,7 @@ impl Peer {
     }
 
     /// Ends an attempt at it that has failed. The abort is to be said until it is acknowledged.
-    pub(super) fn abort(
+    pub(in crate::proto) fn abort(
         &mut self,
         attempt: Attempt,
         room: &Room,
@@ -316,7 +320,7 @@ impl Peer {
     }
 
     /// An attempt at it is over.
-    pub(super) fn end_attempt(&mut self, attempt: Attempt) {
+    pub(in crate::proto) fn end_attempt(&mut self, attempt: Attempt) {
         self.outgoing.remove(&attempt);
         self.closing.remove(&attempt);
     }
@@ -334,11 +338,16 @@ impl Peer {
     }
 
     /// All attempts at it below this one are over.
-    pub(super) fn outgoing_floor(&self) -> Attempt {
+    pub(in crate::proto) fn outgoing_floor(&self) -> Attempt {
         let open = self.outgoing.first_key_value().map(|(&attempt, _)| attempt);
         let releasing = self.releasing.first_key_value().map(|(&attempt, _)| attempt);
         open.into_iter().chain(releasing).min().unwrap_or(Attempt(self.next_attempt))
     }
+}
+
+/// The one of these that names a session of a worker in this life.
+pub(in crate::proto) fn of_life(grants: &[GrantRef], life: Incarnation) -> Option<&GrantRef> {
+    each(grants).find(|grant| grant.incarnation == life)
 }
 
 /// How many items every region of each state group has; none if there is no such region.
@@ -355,7 +364,7 @@ fn group_items(geometry: &Geometry) -> Box<[u32]> {
 
 /// All peers, by every name they have.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Peers {
+pub(in crate::proto) struct Peers {
     peers: BTreeMap<PeerId, Peer>,
     by_link: BTreeMap<Link, PeerId>,
     /// An incarnation is a number that its worker has chosen; only with its metadata it is a worker's.
@@ -363,10 +372,17 @@ pub(super) struct Peers {
     /// Gone, but with posts that have not ended.
     gone: BTreeMap<PeerId, ((Incarnation, Bytes), u32)>,
     next: u64,
+    links_drawn: u32,
 }
 
 impl Peers {
-    pub(super) fn insert(&mut self, peer: Peer) -> PeerId {
+    /// A number for a new conversation.
+    pub(in crate::proto) fn draw_link(&mut self, fx: &mut Effects) -> Link {
+        self.links_drawn = self.links_drawn.saturating_add(1);
+        Link::new(self.links_drawn, fx.draw() as u32)
+    }
+
+    pub(in crate::proto) fn insert(&mut self, peer: Peer) -> PeerId {
         let id = PeerId(self.next);
         self.next += 1;
         self.by_link.insert(peer.ours, id);
@@ -376,7 +392,7 @@ impl Peers {
     }
 
     /// Takes a peer out. Its number lives on until its posts have ended.
-    pub(super) fn remove(&mut self, id: PeerId) -> Option<Peer> {
+    pub(in crate::proto) fn remove(&mut self, id: PeerId) -> Option<Peer> {
         let peer = self.peers.remove(&id)?;
         self.by_link.remove(&peer.ours);
         let identity = (peer.incarnation, peer.metadata.clone());
@@ -388,7 +404,7 @@ impl Peers {
     }
 
     /// Gives the conversation with a peer a new number on this side.
-    pub(super) fn renumber(&mut self, id: PeerId, link: Link) {
+    pub(in crate::proto) fn renumber(&mut self, id: PeerId, link: Link) {
         if let Some(peer) = self.peers.get_mut(&id) {
             self.by_link.remove(&peer.ours);
             peer.ours = link;
@@ -396,13 +412,13 @@ impl Peers {
         }
     }
 
-    pub(super) fn post_started(&mut self, id: PeerId) {
+    pub(in crate::proto) fn post_started(&mut self, id: PeerId) {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.posts += 1;
         }
     }
 
-    pub(super) fn post_ended(&mut self, id: PeerId) {
+    pub(in crate::proto) fn post_ended(&mut self, id: PeerId) {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.posts = peer.posts.saturating_sub(1);
         } else if let Some((_, posts)) = self.gone.get_mut(&id) {
@@ -414,57 +430,51 @@ impl Peers {
     }
 
     /// True while posts to a former conversation with this worker have not ended.
-    pub(super) fn has_lingering_posts(&self, incarnation: Incarnation, metadata: &Bytes) -> bool {
+    pub(in crate::proto) fn has_lingering_posts(&self, incarnation: Incarnation, metadata: &Bytes) -> bool {
         each(self.gone.values()).any(|((gone, of), _)| *gone == incarnation && of == metadata)
     }
 
     /// The same for a worker that is known again.
-    pub(super) fn lingers(&self, id: PeerId) -> bool {
+    pub(in crate::proto) fn lingers(&self, id: PeerId) -> bool {
         self.peers.get(&id).is_some_and(|peer| self.has_lingering_posts(peer.incarnation, &peer.metadata))
     }
 
-    /// Former conversations with posts that have not ended, and the next number of a peer.
-    #[cfg(feature = "model")]
-    pub(super) fn lingering(&self) -> impl std::fmt::Debug {
-        (&self.gone, self.next)
-    }
-
-    pub(super) fn get(&self, id: PeerId) -> Option<&Peer> {
+    pub(in crate::proto) fn get(&self, id: PeerId) -> Option<&Peer> {
         self.peers.get(&id)
     }
 
-    pub(super) fn get_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
+    pub(in crate::proto) fn get_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
         self.peers.get_mut(&id)
     }
 
     /// The peer that is to put this number into its frames, and the connection on which they come.
-    pub(super) fn with_link(&self, link: Link) -> Option<(PeerId, Option<Origin>)> {
+    pub(in crate::proto) fn with_link(&self, link: Link) -> Option<(PeerId, Option<Origin>)> {
         let &id = self.by_link.get(&link)?;
         Some((id, self.peers.get(&id)?.origin))
     }
 
     /// The peers whose frames come on this connection.
-    pub(super) fn of_origin(&self, origin: Origin) -> impl Iterator<Item = (PeerId, &Peer)> {
+    pub(in crate::proto) fn of_origin(&self, origin: Origin) -> impl Iterator<Item = (PeerId, &Peer)> {
         each(self.iter()).filter(move |(_, peer)| peer.origin == Some(origin))
     }
 
-    pub(super) fn known(&self, incarnation: Incarnation, metadata: &Bytes) -> Option<PeerId> {
+    pub(in crate::proto) fn known(&self, incarnation: Incarnation, metadata: &Bytes) -> Option<PeerId> {
         self.by_identity.get(&(incarnation, metadata.clone())).copied()
     }
 
     /// True if another incarnation of the same worker is known.
-    pub(super) fn has_successor(&self, worker: &WorkerId, incarnation: Incarnation) -> bool {
+    pub(in crate::proto) fn has_successor(&self, worker: &WorkerId, incarnation: Incarnation) -> bool {
         each(self.peers.values()).any(|peer| peer.worker == *worker && peer.incarnation != incarnation)
     }
 
     /// The idle peer that has been silent the longest.
-    pub(super) fn oldest_idle(&self) -> Option<PeerId> {
+    pub(in crate::proto) fn oldest_idle(&self) -> Option<PeerId> {
         let idle = each(self.peers.iter()).filter(|(_, peer)| peer.is_idle());
         idle.min_by_key(|(_, peer)| peer.last_heard).map(|(&id, _)| id)
     }
 
     /// Nobody listened for `deaf`: that time does not count as silence of any peer.
-    pub(super) fn excuse(&mut self, deaf: Duration, now: Time) {
+    pub(in crate::proto) fn excuse(&mut self, deaf: Duration, now: Time) {
         for peer in each(self.peers.values_mut()) {
             peer.last_heard = (peer.last_heard + deaf).min(now);
             if let Some(said) = &mut peer.hello {
@@ -473,20 +483,20 @@ impl Peers {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::proto) fn len(&self) -> usize {
         self.peers.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
+    pub(in crate::proto) fn iter(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
         each(self.peers.iter()).map(|(&id, peer)| (id, peer))
     }
 }
 
 /// What is needed to meet a peer.
 #[derive(Debug, Clone)]
-pub(super) struct Introduction {
-    pub(super) worker: WorkerId,
-    pub(super) incarnation: Incarnation,
-    pub(super) geometry: Geometry,
-    pub(super) metadata: Bytes,
+pub(in crate::proto) struct Introduction {
+    pub(in crate::proto) worker: WorkerId,
+    pub(in crate::proto) incarnation: Incarnation,
+    pub(in crate::proto) geometry: Geometry,
+    pub(in crate::proto) metadata: Bytes,
 }

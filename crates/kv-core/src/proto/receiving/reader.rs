@@ -17,38 +17,33 @@
 //! trip; one that ended at that moment or later waits for the answer to a heartbeat that was sent
 //! after its end.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::grant::is_rising;
-use super::groups::{Between, GroupPlans, check_peer_groups};
-use super::io::Output;
-use super::node::Node;
-use super::peer::Releasing;
-use super::posting::InFlight;
-use super::receive::{SourceState, check_aux};
-use super::run_set;
-use super::timer::Timer;
 use crate::error::Cause;
 use crate::groups::{GroupLists, Groups};
-use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, SessionId};
+use crate::id::{Attempt, AuxIndex, PeerId, SessionId};
 use crate::lease::GrantRef;
 use crate::meter::{each, step};
 use crate::pages::PageList;
 use crate::plan::{Plan, Side};
 use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::poll::KvPoll;
+use crate::proto::context::Context;
+use crate::proto::conversation::calls::MAX_RUNS;
+use crate::proto::conversation::peer::{Releasing, of_life};
+use crate::proto::groups::{Between, GroupPlans, check_peer_groups};
+use crate::proto::io::Output;
+use crate::proto::posts::InFlight;
+use crate::proto::receiving::{Receiving, SourceState, check_aux};
+use crate::proto::run_set;
+use crate::proto::run_set::is_rising;
+use crate::proto::timer::Timer;
 use crate::time::Time;
-use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Register, Release, Released};
-
-/// Most runs in one frame.
-pub(super) const MAX_RUNS: usize = 1 << 16;
-/// Most aborts that are repeated at once.
-const MAX_ABORTS: usize = 256;
+use crate::wire::{Body, Granted, HeartbeatAck, Release};
 
 /// What is known of a grant, and how far its pages have been read.
 #[derive(Debug, Clone)]
-pub(super) struct Reading {
+pub(in crate::proto) struct Reading {
     nonce: SessionId,
     pages: PageList,
     aux: Option<AuxIndex>,
@@ -68,7 +63,7 @@ pub(super) struct Reading {
 
 impl Reading {
     /// Whether it waits for its turn to post, and how many of its posts are in flight.
-    pub(super) fn posting(&self) -> (bool, u32) {
+    pub(in crate::proto) fn posting(&self) -> (bool, u32) {
         (self.queued, self.outstanding)
     }
 
@@ -77,33 +72,19 @@ impl Reading {
     }
 }
 
-/// The one of these that names a session of a worker in this life.
-pub(super) fn of_life(grants: &[GrantRef], life: Incarnation) -> Option<&GrantRef> {
-    each(grants).find(|grant| grant.incarnation == life)
-}
-
-impl Node {
-    /// The claim, as it is sent to a source now.
-    pub(super) fn claim(&mut self, id: PeerId, register: Register, grants: &[GrantRef]) -> Body {
-        let Register { attempt, floor, room, ranks, ttl_ms, .. } = register;
-        let meant = self.peers.get(id).and_then(|peer| of_life(grants, peer.incarnation));
-        let grant = meant.map(|grant| grant.nonce);
-        let beat = self.peers.get_mut(id).map_or(0, |peer| peer.heart.beats.beat(self.now));
-        Body::Claim(Claim { attempt, floor, room, grant, beat, ranks, ttl_ms })
-    }
-
-    pub(super) fn on_granted(&mut self, id: PeerId, granted: Granted) {
-        let now = self.now;
-        let sent_at = self.peers.get(id).and_then(|peer| peer.heart.beats.sent_at(granted.beat));
-        let Some(peer) = self.peers.get(id) else { return };
+impl Receiving {
+    pub(in crate::proto) fn on_granted(&mut self, cx: &mut Context, id: PeerId, granted: Granted) {
+        let now = cx.fx.now();
+        let sent_at = cx.peers.get(id).and_then(|peer| peer.heart.beats.sent_at(granted.beat));
+        let Some(peer) = cx.peers.get(id) else { return };
         let (num_pages, rows) = (peer.geometry.num_pages, peer.aux_rows);
         let incarnation = peer.incarnation;
         let groups_bad = check_peer_groups(&granted.groups, &peer.group_items).is_err();
-        let Some(&(session, index)) = self.peers.get(id).and_then(|peer| peer.outgoing.get(&granted.attempt))
+        let Some(&(session, index)) = cx.peers.get(id).and_then(|peer| peer.outgoing.get(&granted.attempt))
         else {
             return;
         };
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll.is_terminal() || !receiver.pulls {
             return;
         }
@@ -118,22 +99,22 @@ impl Node {
         if let Some(reading) = &mut source.reading {
             if reading.nonce == granted.grant {
                 reading.intact_until = reading.intact_until.max(intact_until);
-                return self.reading_advanced(session, index);
+                return self.reading_advanced(cx, session, index);
             }
-            return self.fail_receiver(session, Cause::Protocol("two grants for one claim"));
+            return self.fail_receiver(cx, session, Cause::Protocol("two grants for one claim"));
         }
         let bad = granted.pages.check_below(num_pages).is_err()
             || granted.pages.check_distinct().is_err()
             || check_aux(granted.aux, rows).is_some()
             || groups_bad;
         if bad {
-            return self.fail_receiver(session, Cause::Protocol("a grant of pages that do not exist"));
+            return self.fail_receiver(cx, session, Cause::Protocol("a grant of pages that do not exist"));
         }
         if let Some(cause) = expected.and_then(|expected| disagreement(&expected, &granted)) {
-            return self.fail_receiver(session, cause);
+            return self.fail_receiver(cx, session, cause);
         }
         // Each heartbeat walks along all attempts at the peer: it does not decide alone how often.
-        let least = self.config.timing.keepalive / 10;
+        let least = cx.config.timing.keepalive / 10;
         let interval =
             (granted.interval_ms > 0).then(|| Duration::from_millis(granted.interval_ms).max(least));
         source.reading = Some(Reading {
@@ -151,66 +132,38 @@ impl Node {
         });
         if intact_until <= now {
             // It was not asked for, or long ago: ask for a proof while the reads run.
-            self.say_heartbeat(id, vec![(granted.attempt.0, 1)]);
+            cx.say_heartbeat(id, vec![(granted.attempt.0, 1)]);
         }
-        self.watch_peer(id);
-        self.keep_beating(id, interval);
-        self.start_reading(session, index);
+        cx.watch_peer(id);
+        cx.keep_beating(id, interval);
+        self.start_reading(cx, session, index);
     }
 
-    /// Makes sure that heartbeats come at least this often.
-    fn keep_beating(&mut self, id: PeerId, interval: Option<Duration>) {
-        let Some(interval) = interval else { return };
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.heart.interval.is_some_and(|before| before <= interval) {
-            return;
-        }
-        peer.heart.interval = Some(interval);
-        self.timers.arm(Timer::Heartbeat(id), self.now + interval);
-    }
-
-    /// Without an open attempt there is nothing to keep alive.
-    pub(super) fn stop_beating_if_idle(&mut self, id: PeerId) {
-        if let Some(peer) = self.peers.get_mut(id)
-            && peer.outgoing.is_empty()
-            && peer.heart.interval.take().is_some()
-        {
-            self.timers.cancel(Timer::Heartbeat(id));
-        }
-    }
-
-    pub(super) fn on_heartbeat_due(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+    pub(in crate::proto) fn on_heartbeat_due(&mut self, cx: &mut Context, id: PeerId) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         peer.heart.interval = None;
-        let Some(peer) = self.peers.get(id) else { return };
+        let Some(peer) = cx.peers.get(id) else { return };
         let mut runs: Vec<(u64, u32)> = Vec::new();
         let mut interval: Option<Duration> = None;
         for (&Attempt(attempt), &(session, index)) in each(&peer.outgoing) {
-            let receiver = self.receivers.get(&session).filter(|receiver| !receiver.poll.is_terminal());
+            let receiver = self.sessions.get(&session).filter(|receiver| !receiver.poll.is_terminal());
             let reading = receiver.and_then(|receiver| receiver.sources.get(index)?.reading.as_ref());
             let Some(wanted) = reading.and_then(|reading| reading.interval) else { continue };
             interval = Some(interval.map_or(wanted, |least| least.min(wanted)));
             run_set::append(&mut runs, attempt);
         }
         for runs in each(runs.chunks(MAX_RUNS)) {
-            self.say_heartbeat(id, runs.to_vec());
+            cx.say_heartbeat(id, runs.to_vec());
         }
-        self.keep_beating(id, interval);
+        cx.keep_beating(id, interval);
     }
 
-    fn say_heartbeat(&mut self, id: PeerId, attempts: Vec<(u64, u32)>) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        let beat = peer.heart.beats.beat(self.now);
-        let floor = peer.outgoing_floor();
-        self.send(id, Body::Heartbeat(Heartbeat { beat, floor, attempts }));
-    }
-
-    pub(super) fn on_heartbeat_ack(&mut self, id: PeerId, ack: HeartbeatAck) {
-        let now = self.now;
-        let Some(peer) = self.peers.get(id) else { return };
+    pub(in crate::proto) fn on_heartbeat_ack(&mut self, cx: &mut Context, id: PeerId, ack: HeartbeatAck) {
+        let now = cx.fx.now();
+        let Some(peer) = cx.peers.get(id) else { return };
         let Some(sent_at) = peer.heart.beats.sent_at(ack.beat) else { return };
         if !is_rising(&ack.attempts) {
-            self.frames_dropped += 1;
+            cx.fx.drop_frame();
             return;
         }
         let intact_until = proven_until(sent_at, ack.lease_ms);
@@ -219,7 +172,7 @@ impl Node {
             let end = start.saturating_add(u64::from(count));
             for &(session, index) in each(peer.outgoing.range(Attempt(start)..Attempt(end)).map(|(_, at)| at))
             {
-                let receiver = self.receivers.get_mut(&session);
+                let receiver = self.sessions.get_mut(&session);
                 let Some(source) = receiver.and_then(|receiver| receiver.sources.get_mut(index)) else {
                     continue;
                 };
@@ -232,14 +185,14 @@ impl Node {
             }
         }
         for (session, index) in each(ended) {
-            self.reading_advanced(session, index);
+            self.reading_advanced(cx, session, index);
         }
     }
 
     /// Plans the reads from one source, once both the grant and the pages are there.
-    pub(super) fn start_reading(&mut self, session: SessionId, index: usize) {
-        let now = self.now;
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+    pub(in crate::proto) fn start_reading(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+        let now = cx.fx.now();
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll != KvPoll::Transferring {
             return;
         }
@@ -248,7 +201,7 @@ impl Node {
         let agreed = others.find(|reading| reading.plans.is_some()).map(|reading| reading.pages.len());
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let Some(reading) = source.reading.as_mut().filter(|reading| reading.plans.is_none()) else { return };
-        let Some(peer) = self.peers.get(source.peer) else { return };
+        let Some(peer) = cx.peers.get(source.peer) else { return };
         let Some(map) = peer.inward.as_ref() else { return };
         let (held, wanted) = (reading.pages.len(), given.len());
         // Pages that the request has here already are those before the given ones. Nobody has to say
@@ -280,7 +233,7 @@ impl Node {
                 let no_plan = |_| Cause::Protocol("a grant that no plan leads to");
                 // Whoever gives nothing at all reads nothing.
                 let nothing = given.is_empty() && receiver.groups.is_none();
-                let (ours, theirs) = (self.config.args.geometry(), &peer.geometry);
+                let (ours, theirs) = (cx.config.args.geometry(), &peer.geometry);
                 let between = Between { map, ours, theirs, source: Side::Remote };
                 let groups = match &receiver.groups {
                     _ if nothing => Ok(GroupPlans::default()),
@@ -291,7 +244,7 @@ impl Node {
             }
         };
         match planned {
-            Err(cause) => self.fail_receiver(session, cause),
+            Err(cause) => self.fail_receiver(cx, session, cause),
             Ok((pages, groups, aux)) => {
                 source.skipped = groups.skipped;
                 let plans = aux.into_iter().chain(groups.plans).chain([pages]);
@@ -300,18 +253,18 @@ impl Node {
                     reading.ended = Some(now);
                 } else {
                     reading.queued = true;
-                    self.posting.queue(source.peer, Op::Read, session, index);
+                    cx.posts.queue(source.peer, Op::Read, session, index);
                 }
                 reading.plans = Some(plans);
-                self.reading_advanced(session, index);
+                self.reading_advanced(cx, session, index);
             }
         }
     }
 
     /// Posts the next part of the reads from one source.
-    pub(super) fn post_read(&mut self, session: SessionId, index: usize) {
-        let (max_sge, max_bytes) = (self.config.args.max_sge(), self.config.limits.max_post_bytes);
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+    pub(in crate::proto) fn post_read(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+        let (max_sge, max_bytes) = (cx.config.args.max_sge(), cx.config.limits.max_post_bytes);
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll.is_terminal() {
             return;
         }
@@ -339,34 +292,40 @@ impl Node {
         reading.next_part += 1;
         if !plans.is_empty() {
             reading.queued = true;
-            self.posting.queue(source.peer, Op::Read, session, index);
+            cx.posts.queue(source.peer, Op::Read, session, index);
         }
         let peer = source.peer;
-        let origin = self.peers.get(peer).and_then(|peer| peer.origin);
-        let post = self.posting.start(InFlight { session, target: index, part, peer, origin }, self.now);
-        self.peers.post_started(peer);
-        self.output(Output::Post { peer, post: Post { id: post, op: Op::Read, descs, notify: None } });
+        let origin = cx.peers.get(peer).and_then(|peer| peer.origin);
+        let post = cx.posts.start(InFlight { session, target: index, part, peer, origin }, cx.fx.now());
+        cx.peers.post_started(peer);
+        cx.fx.output(Output::Post { peer, post: Post { id: post, op: Op::Read, descs, notify: None } });
     }
 
-    pub(super) fn on_read(&mut self, session: SessionId, index: usize, result: Result<(), PlaneError>) {
-        let now = self.now;
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+    pub(in crate::proto) fn on_read(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        index: usize,
+        result: Result<(), PlaneError>,
+    ) {
+        let now = cx.fx.now();
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let Some(reading) = &mut source.reading else { return };
         reading.outstanding -= 1;
         if let Err(error) = result {
-            self.fail_receiver(session, Cause::Post(error));
+            self.fail_receiver(cx, session, Cause::Post(error));
         } else if reading.outstanding == 0 && !reading.queued {
             reading.ended = Some(now);
         }
-        self.reading_advanced(session, index);
+        self.reading_advanced(cx, session, index);
     }
 
     /// A read has ended, or a proof has come: is the source done, and with it the session?
-    fn reading_advanced(&mut self, session: SessionId, index: usize) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+    fn reading_advanced(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll.is_terminal() {
-            return self.maybe_retire(session);
+            return self.maybe_retire(cx, session);
         }
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let (SourceState::Open, Some(attempt), Some(reading)) =
@@ -378,27 +337,27 @@ impl Node {
             return;
         }
         if !reading.is_proven() {
-            return self.ask_for_proof(session);
+            return self.ask_for_proof(cx, session);
         }
         source.state = SourceState::Over;
         let id = source.peer;
-        if let Some(peer) = self.peers.get_mut(id) {
+        if let Some(peer) = cx.peers.get_mut(id) {
             peer.end_attempt(attempt);
             peer.releasing.insert(attempt, Releasing::Read);
             let floor = peer.outgoing_floor();
-            self.watch_peer(id);
-            self.send(id, Body::Release(Release { floor, attempts: vec![(attempt.0, 1)] }));
+            cx.watch_peer(id);
+            cx.send(id, Body::Release(Release { floor, attempts: vec![(attempt.0, 1)] }));
         }
-        self.maybe_succeed(session);
+        self.maybe_succeed(cx, session);
     }
 
     /// Asks the sources whose reads have ended too late whether the pages are still as they were;
     /// repeated until answered.
-    pub(super) fn ask_for_proof(&mut self, session: SessionId) {
-        if self.timers.is_armed(Timer::Repeat(session)) {
+    pub(in crate::proto) fn ask_for_proof(&mut self, cx: &mut Context, session: SessionId) {
+        if cx.fx.is_armed(Timer::Repeat(session)) {
             return;
         }
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let unproven = each(receiver.sources.iter()).filter(|source| {
             source.state == SourceState::Open
                 && source
@@ -413,75 +372,34 @@ impl Node {
         receiver.repeats += 1;
         let repeats = receiver.repeats;
         for (id, attempt) in each(asked) {
-            self.watch_peer(id);
-            self.say_heartbeat(id, vec![(attempt.0, 1)]);
+            cx.watch_peer(id);
+            cx.say_heartbeat(id, vec![(attempt.0, 1)]);
         }
-        let pause = self.backoff(self.config.timing.retry_first, repeats);
-        self.timers.arm(Timer::Repeat(session), self.now + pause);
+        let pause = cx.fx.backoff(cx.config.timing.retry_first, repeats);
+        cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);
     }
 
     /// A pull session has failed: its sources are told, again and again if need be, and its own
     /// reads are stopped. Its pages come back when the reads have ended.
-    pub(super) fn stop_reading(&mut self, session: SessionId) {
-        for post in each(self.posting.of(session)) {
-            self.output(Output::Cancel { post });
+    pub(in crate::proto) fn stop_reading(&mut self, cx: &mut Context, session: SessionId) {
+        for post in each(cx.posts.of(session)) {
+            cx.fx.output(Output::Cancel { post });
         }
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(cause) = receiver.failure.clone() else { return };
         let (room, grants) = (receiver.room.clone(), receiver.grants.clone());
         let closing = each(receiver.sources.iter_mut()).filter(|source| source.state == SourceState::Closing);
         let mut frames = Vec::new();
         for source in each(closing) {
             source.state = SourceState::Over;
-            let (Some(attempt), Some(peer)) = (source.attempt, self.peers.get_mut(source.peer)) else {
+            let (Some(attempt), Some(peer)) = (source.attempt, cx.peers.get_mut(source.peer)) else {
                 continue;
             };
             frames.push((source.peer, peer.abort(attempt, &room, &grants, &cause)));
         }
         for (id, abort) in each(frames) {
-            self.watch_peer(id);
-            self.send(id, Body::Abort(abort));
-        }
-    }
-
-    /// Repeats what a peer has not acknowledged. Called by its timer.
-    pub(super) fn say_releases(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get(id) else { return };
-        if peer.releasing.is_empty() {
-            return;
-        }
-        let mut read: Vec<(u64, u32)> = Vec::new();
-        let mut aborted = Vec::new();
-        for (&attempt, releasing) in each(&peer.releasing) {
-            match releasing {
-                Releasing::Read => {
-                    run_set::append(&mut read, attempt.0);
-                    if read.len() > MAX_RUNS {
-                        read.pop();
-                        break;
-                    }
-                }
-                Releasing::Aborted(abort) if aborted.len() < MAX_ABORTS => aborted.push(abort.clone()),
-                Releasing::Aborted(_) => {}
-            }
-        }
-        let floor = peer.outgoing_floor();
-        if !read.is_empty() {
-            self.send(id, Body::Release(Release { floor, attempts: read }));
-        }
-        for abort in each(aborted) {
-            self.send(id, Body::Abort(abort));
-        }
-    }
-
-    pub(super) fn on_released(&mut self, id: PeerId, released: Released) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        if !is_rising(&released.attempts) {
-            self.frames_dropped += 1;
-            return;
-        }
-        for (start, count) in each(released.attempts) {
-            forget_range(&mut peer.releasing, start, count);
+            cx.watch_peer(id);
+            cx.send(id, Body::Abort(abort));
         }
     }
 }
@@ -511,13 +429,4 @@ fn disagreement(expected: &GrantRef, granted: &Granted) -> Option<Cause> {
             held,
         })
     })
-}
-
-fn forget_range(releasing: &mut BTreeMap<Attempt, Releasing>, start: u64, count: u32) {
-    let end = start.saturating_add(u64::from(count));
-    let over: Vec<Attempt> =
-        releasing.range(Attempt(start)..Attempt(end)).map(|(&attempt, _)| attempt).collect();
-    for attempt in each(over) {
-        releasing.remove(&attempt);
-    }
 }

@@ -22,20 +22,18 @@
 
 use std::time::Duration;
 
-use super::incoming::Incoming;
-use super::io::Output;
-use super::node::Node;
-use super::peer::{Beats, Wish};
-use super::timer::Timer;
 use crate::id::PeerId;
-use crate::meter::each;
 use crate::plane::WriteFence;
+use crate::proto::context::Context;
+use crate::proto::conversation::peer::Beats;
+use crate::proto::io::Output;
+use crate::proto::timer::Timer;
 use crate::time::Time;
 use crate::wire::{AskWrite, Body, MayWrite};
 
 /// What a peer lets this worker write into its memory.
 #[derive(Debug, Clone, Default)]
-pub(super) struct WritesOut {
+pub(in crate::proto) struct WritesOut {
     asks: Beats,
     /// Until when writes may begin.
     until: Time,
@@ -45,22 +43,22 @@ pub(super) struct WritesOut {
 
 impl WritesOut {
     /// True if a write may begin now.
-    pub(super) fn is_permitted(&self, now: Time) -> bool {
+    pub(in crate::proto) fn is_permitted(&self, now: Time) -> bool {
         now < self.until
     }
 
     /// Until when writes may begin.
-    pub(super) fn until(&self) -> Time {
+    pub(in crate::proto) fn until(&self) -> Time {
         self.until
     }
 
     /// The number of a question that is asked now.
-    pub(super) fn ask(&mut self, now: Time) -> u64 {
+    pub(in crate::proto) fn ask(&mut self, now: Time) -> u64 {
         self.asks.beat(now)
     }
 
     /// How many questions are remembered.
-    pub(super) fn asked(&self) -> usize {
+    pub(in crate::proto) fn asked(&self) -> usize {
         self.asks.len()
     }
 
@@ -78,15 +76,15 @@ impl WritesOut {
 
 /// What this worker lets a peer write into its memory.
 #[derive(Debug, Clone)]
-pub(super) struct WritesIn {
+pub(in crate::proto) struct WritesIn {
     /// The last question of the peer's that was heard; 0 for none.
-    pub(super) heard: u64,
+    pub(in crate::proto) heard: u64,
     /// No write of the peer's begins after this moment.
-    pub(super) until: Time,
+    pub(in crate::proto) until: Time,
     /// What ends the danger of its last ones.
-    pub(super) fence: WriteFence,
+    pub(in crate::proto) fence: WriteFence,
     /// The transport was asked to take the right to write from it.
-    pub(super) revoking: bool,
+    pub(in crate::proto) revoking: bool,
 }
 
 impl Default for WritesIn {
@@ -97,75 +95,59 @@ impl Default for WritesIn {
 
 impl WritesIn {
     /// When the last write has ended that was begun under the permission, if none takes longer than `bound`.
-    pub(super) fn end_of_last(&self, bound: Duration) -> Time {
+    pub(in crate::proto) fn end_of_last(&self, bound: Duration) -> Time {
         // The bound is by another clock, and a thirty-second part is how much clocks may differ.
         self.until + bound + bound / 32 + Duration::from_millis(1)
     }
 }
 
-impl Node {
+impl Context {
     // ---- the prefill side ---------------------------------------------------------------------
 
     /// A registration of the peer's is open: a permission is to be there when the first chunk comes.
-    pub(super) fn want_permission(&mut self, id: PeerId) {
-        if self.timers.is_armed(Timer::Permission(id)) {
+    pub(in crate::proto) fn want_permission(&mut self, id: PeerId) {
+        if self.fx.is_armed(Timer::Permission(id)) {
             return;
         }
         let Some(peer) = self.peers.get(id) else { return };
         // Renewed when a third of it has gone. Answers to old questions permit less than that.
-        let due = self.now + self.config.timing.write_permission / 3;
+        let due = self.fx.now() + self.config.timing.write_permission / 3;
         match peer.writes_out.until > due {
-            true => self.timers.arm(Timer::Permission(id), due),
+            true => self.fx.arm(Timer::Permission(id), due),
             false => self.ask_to_write(id),
         }
     }
 
-    fn ask_to_write(&mut self, id: PeerId) {
-        let now = self.now;
+    pub(in crate::proto) fn ask_to_write(&mut self, id: PeerId) {
+        let now = self.fx.now();
         let Some(peer) = self.peers.get_mut(id) else { return };
         let ask = peer.writes_out.ask(now);
         peer.writes_out.unanswered += 1;
         let times = peer.writes_out.unanswered;
         self.send(id, Body::AskWrite(AskWrite { ask }));
-        let pause = self.backoff(self.config.timing.retry_first, times);
-        self.timers.arm(Timer::Permission(id), now + pause);
+        let pause = self.fx.backoff(self.config.timing.retry_first, times);
+        self.fx.arm(Timer::Permission(id), now + pause);
     }
 
-    /// The permission is to be renewed, if anything is to be written.
-    pub(super) fn on_permission_due(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get(id) else { return };
-        let writes = each(peer.incoming.live()).any(|incoming| match incoming {
-            Incoming::Active(session, index) => {
-                let sender = self.senders.get(session);
-                sender.is_some_and(|sender| sender.targets.get(*index).is_some_and(|target| !target.over))
-            }
-            Incoming::Waiting(registration) => matches!(registration.wish, Wish::Write { .. }),
-            _ => false,
-        });
-        if writes {
-            self.ask_to_write(id);
-        }
-    }
-
-    pub(super) fn on_may_write(&mut self, id: PeerId, answer: MayWrite) {
+    pub(in crate::proto) fn on_may_write(&mut self, id: PeerId, answer: MayWrite) {
         self.note_permission(id, answer.ask, answer.permit_ms);
     }
 
     /// The peer has answered a question.
-    pub(super) fn note_permission(&mut self, id: PeerId, ask: u64, permit_ms: u64) {
+    pub(in crate::proto) fn note_permission(&mut self, id: PeerId, ask: u64, permit_ms: u64) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         if !peer.writes_out.answered(ask, permit_ms) {
             return;
         }
         let until = peer.writes_out.until;
-        if until <= self.now {
+        if until <= self.fx.now() {
             return;
         }
-        self.output(Output::Permit { peer: id, until });
-        self.posting.wake(id);
-        if self.timers.is_armed(Timer::Permission(id)) {
-            let due = self.now + self.config.timing.write_permission / 3;
-            self.timers.arm(Timer::Permission(id), due.min(until));
+        self.fx.output(Output::Permit { peer: id, until });
+        self.posts.wake(id);
+        if self.fx.is_armed(Timer::Permission(id)) {
+            let due = self.fx.now() + self.config.timing.write_permission / 3;
+            self.fx.arm(Timer::Permission(id), due.min(until));
         }
     }
 
@@ -174,17 +156,17 @@ impl Node {
     /// The answer to the last question that was heard from the peer: the number of the question, and how
     /// long the permission is. Both are zero while this worker waits for the peer to stop: `Register` then
     /// carries zeros, and no `MayWrite` is sent.
-    pub(super) fn permit(&mut self, id: PeerId) -> (u64, u64) {
+    pub(in crate::proto) fn permit(&mut self, id: PeerId) -> (u64, u64) {
         if self.is_barred(id) {
             return (0, 0);
         }
-        let (now, permission) = (self.now, self.config.timing.write_permission);
+        let (now, permission) = (self.fx.now(), self.config.timing.write_permission);
         let Some(peer) = self.peers.get_mut(id) else { return (0, 0) };
         if peer.writes_in.heard == 0 {
             return (0, 0);
         }
         peer.writes_in.until = peer.writes_in.until.max(now + permission);
-        (peer.writes_in.heard, super::grant::millis(permission))
+        (peer.writes_in.heard, crate::proto::sending::holder::millis(permission))
     }
 
     /// True while this worker waits for the peer to stop: it must not begin more.
@@ -198,7 +180,7 @@ impl Node {
         self.peers.get(id).is_some_and(|peer| !peer.closing.is_empty())
     }
 
-    pub(super) fn on_ask_write(&mut self, id: PeerId, ask: AskWrite) {
+    pub(in crate::proto) fn on_ask_write(&mut self, id: PeerId, ask: AskWrite) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.writes_in.heard = peer.writes_in.heard.max(ask.ask);
         if peer.outgoing.is_empty() {
@@ -221,7 +203,7 @@ impl Node {
     ///
     /// Pages that came back without the peer's word end the conversation: the peer may still believe that
     /// it is to write, and gets no permission before it has forgotten that.
-    pub(super) fn fence_off(&mut self, id: PeerId) {
+    pub(in crate::proto) fn fence_off(&mut self, id: PeerId) {
         if !self.has_closing(id) {
             return;
         }
@@ -231,33 +213,12 @@ impl Node {
             WriteFence::Revocable if peer.writes_in.revoking => {}
             WriteFence::Revocable => {
                 peer.writes_in.revoking = true;
-                self.output(Output::Revoke { peer: id });
+                self.fx.output(Output::Revoke { peer: id });
             }
             WriteFence::Within(bound) => {
                 let at = peer.writes_in.end_of_last(bound);
-                self.timers.arm(Timer::Fence(id), at.max(self.now));
+                self.fx.arm(Timer::Fence(id), at.max(self.fx.now()));
             }
         }
-    }
-
-    /// The permission, and what it could lead to, are over.
-    pub(super) fn on_fence_due(&mut self, id: PeerId) {
-        // A peer that speaks again says itself when it has stopped.
-        if self.peers.get(id).is_some_and(|peer| peer.lost || peer.given_up) {
-            self.fenced(id);
-        }
-    }
-
-    pub(super) fn on_revoked(&mut self, id: PeerId) {
-        if self.peers.get(id).is_some_and(|peer| peer.writes_in.revoking) {
-            self.fenced(id);
-        }
-    }
-
-    /// No write of the peer's arrives any more: ends the conversation, and gives the pages back.
-    fn fenced(&mut self, id: PeerId) {
-        let cause = self.loss(id, self.silence(id));
-        self.fail_peer_sessions(id, cause, Some(self.now));
-        self.forget_peer(id);
     }
 }

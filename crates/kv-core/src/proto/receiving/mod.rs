@@ -20,16 +20,14 @@
 //! | `Over` | `Open` | all its parts are in place, or it failed and is quiet |
 //! | `Over` | `Closing` | the abort was acknowledged, or the peer is proven dead and its wire quiet |
 
+mod close;
+mod extra;
+mod lookup;
+pub(in crate::proto) mod reader;
+
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::directory::Question;
-use super::io::{LONGEST, Output};
-use super::node::{Node, encode};
-use super::peer::Peer;
-use super::read::{Reading, of_life};
-use super::rendezvous::Named;
-use super::run_set::RunSet;
-use super::timer::Timer;
 use crate::bootstrap::WorkerRole;
 use crate::error::{Cause, PeerCause, Phase};
 use crate::groups::{Groups, MAX_REQUEST_GROUPS};
@@ -39,61 +37,78 @@ use crate::meter::each;
 use crate::pages::{PageList, Pages};
 use crate::plane::Directions;
 use crate::poll::KvPoll;
+use crate::proto::context::Context;
+use crate::proto::conversation::peer::{Peer, of_life};
+use crate::proto::io::{LONGEST, Output};
+use crate::proto::lookups::Question;
+use crate::proto::node::encode;
+use crate::proto::receiving::reader::Reading;
+use crate::proto::rendezvous::Named;
+use crate::proto::run_set::RunSet;
+use crate::proto::timer::Timer;
 use crate::session::SessionOptions;
 use crate::time::Time;
-use crate::wire::{Body, Done, Failed, Finish, Progress, Register};
+use crate::wire::{Body, Done, Failed, Progress, Register};
 
 /// Most parts of one attempt: a peer that claims more is lying.
 const MAX_PARTS: u32 = 1 << 22;
 /// Most gaps among the parts that have arrived.
 const MAX_PART_RUNS: usize = 1 << 16;
 
+/// All receiving sessions of a worker.
+#[derive(Debug, Default)]
+#[cfg_attr(feature = "model", derive(Clone))]
+pub(in crate::proto) struct Receiving {
+    pub(in crate::proto) sessions: BTreeMap<SessionId, ReceiveSession>,
+}
+
 /// A receiving session.
 #[derive(Debug)]
-pub(super) struct ReceiveSession {
-    pub(super) room: Room,
-    pub(super) deadline: Duration,
-    pub(super) opened: Time,
-    pub(super) poll: KvPoll,
-    pub(super) mode: TransferMode,
+#[cfg_attr(feature = "model", derive(Clone))]
+pub(in crate::proto) struct ReceiveSession {
+    pub(in crate::proto) room: Room,
+    pub(in crate::proto) deadline: Duration,
+    pub(in crate::proto) opened: Time,
+    pub(in crate::proto) poll: KvPoll,
+    pub(in crate::proto) mode: TransferMode,
     /// It reads, instead of being written to. Decided when all sources are met.
-    pub(super) pulls: bool,
+    pub(in crate::proto) pulls: bool,
     /// The sender's session that is meant.
-    pub(super) grants: Vec<GrantRef>,
-    pub(super) question: Question,
-    pub(super) given: Option<(Pages, Option<AuxIndex>)>,
+    pub(in crate::proto) grants: Vec<GrantRef>,
+    pub(in crate::proto) question: Question,
+    pub(in crate::proto) given: Option<(Pages, Option<AuxIndex>)>,
     /// Items of state groups, given before the pages.
-    pub(super) groups: Option<Groups>,
+    pub(in crate::proto) groups: Option<Groups>,
     /// The groups among them that no source has. Known from the moment at which the pages are given.
-    pub(super) unheld: Vec<u16>,
+    pub(in crate::proto) unheld: Vec<u16>,
     /// Pages of the request that are here already; the given ones come after them.
-    pub(super) prefix: usize,
+    pub(in crate::proto) prefix: usize,
     /// Pages that the request has on this rank in all, if they are dealt to ranks and that was told.
-    pub(super) whole: Option<usize>,
-    pub(super) sources: Vec<Source>,
-    pub(super) repeats: u32,
+    pub(in crate::proto) whole: Option<usize>,
+    pub(in crate::proto) sources: Vec<Source>,
+    pub(in crate::proto) repeats: u32,
     /// Why it failed, as its sources are told.
-    pub(super) failure: Option<PeerCause>,
+    pub(in crate::proto) failure: Option<PeerCause>,
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Source {
-    pub(super) peer: PeerId,
-    pub(super) state: SourceState,
-    pub(super) attempt: Option<Attempt>,
+pub(in crate::proto) struct Source {
+    pub(in crate::proto) peer: PeerId,
+    pub(in crate::proto) state: SourceState,
+    pub(in crate::proto) attempt: Option<Attempt>,
     /// The peer has the registration, or the claim.
-    pub(super) registered: bool,
-    pub(super) parts: RunSet,
-    pub(super) total: Option<u32>,
+    pub(in crate::proto) registered: bool,
+    pub(in crate::proto) parts: RunSet,
+    pub(in crate::proto) total: Option<u32>,
     /// Groups that the source has left out.
-    pub(super) skipped: Vec<u16>,
+    pub(in crate::proto) skipped: Vec<u16>,
     /// In pull mode: the grant, once it has come.
-    pub(super) reading: Option<Reading>,
-    pub(super) last_news: Time,
+    pub(in crate::proto) reading: Option<Reading>,
+    pub(in crate::proto) last_news: Time,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SourceState {
+pub(in crate::proto) enum SourceState {
     Meeting,
     Met,
     Open,
@@ -103,7 +118,7 @@ pub(super) enum SourceState {
 
 impl ReceiveSession {
     /// True if nothing was heard about the source's registered attempt for a while.
-    pub(super) fn is_quiet(&self, source: usize, now: Time, quiet: Duration) -> bool {
+    pub(in crate::proto) fn is_quiet(&self, source: usize, now: Time, quiet: Duration) -> bool {
         self.sources.get(source).is_some_and(|source| {
             // With a grant there are heartbeats.
             let waits = source.state == SourceState::Open && source.registered && source.reading.is_none();
@@ -111,7 +126,7 @@ impl ReceiveSession {
         })
     }
 
-    pub(super) fn phase(&self) -> Phase {
+    pub(in crate::proto) fn phase(&self) -> Phase {
         if self.sources.is_empty() {
             Phase::Bootstrap
         } else if each(self.sources.iter()).any(|source| source.state == SourceState::Meeting) {
@@ -129,24 +144,25 @@ impl ReceiveSession {
     }
 }
 
-impl Node {
-    pub(super) fn open_receiver(
+impl Receiving {
+    pub(in crate::proto) fn open_receiver(
         &mut self,
+        cx: &mut Context,
         session: SessionId,
         room: Room,
         addr: String,
         options: SessionOptions,
     ) {
-        let deadline = options.deadline.unwrap_or(self.config.timing.session_deadline).min(LONGEST);
+        let deadline = options.deadline.unwrap_or(cx.config.timing.session_deadline).min(LONGEST);
         let role = options.source.unwrap_or(WorkerRole::Prefill);
-        let question = self.directory.question(&addr, role, &room, options.prefill_dp_rank);
-        let mode = options.mode.unwrap_or(self.config.args.transfer_mode());
-        let geometry = self.config.args.geometry();
+        let question = cx.lookups.question(&addr, role, &room, options.prefill_dp_rank);
+        let mode = options.mode.unwrap_or(cx.config.args.transfer_mode());
+        let geometry = cx.config.args.geometry();
         let dealt = options.tokens.filter(|_| geometry.layout.context_size > 1);
         let receiver = ReceiveSession {
             room,
             deadline,
-            opened: self.now,
+            opened: cx.fx.now(),
             poll: KvPoll::Bootstrapping,
             mode,
             pulls: mode == TransferMode::Pull,
@@ -161,28 +177,28 @@ impl Node {
             repeats: 0,
             failure: None,
         };
-        self.receivers.insert(session, receiver);
-        self.status(session, KvPoll::Bootstrapping, None);
-        if self.stopping {
-            return self.fail_receiver(session, Cause::WorkerStopped);
+        self.sessions.insert(session, receiver);
+        cx.fx.status(session, KvPoll::Bootstrapping, None);
+        if cx.stopping {
+            return self.fail_receiver(cx, session, Cause::WorkerStopped);
         }
-        self.timers.arm(Timer::Deadline(session), self.now + deadline);
-        if let Some(cause) = self.note_receiver(session) {
-            return self.fail_receiver(session, cause);
+        cx.fx.arm(Timer::Deadline(session), cx.fx.now() + deadline);
+        if let Some(cause) = self.note_receiver(cx, session) {
+            return self.fail_receiver(cx, session, cause);
         }
-        self.find_sources(session);
+        self.find_sources(cx, session);
     }
 
     /// Notes the room of a receiver of an engine that adds suffixes. If another one is open whose id differs
     /// in nothing but the suffix, the other side could take the one for the other: that is the cause.
-    fn note_receiver(&mut self, session: SessionId) -> Option<Cause> {
-        if !self.config.args.suffixes_requests() {
+    fn note_receiver(&mut self, cx: &mut Context, session: SessionId) -> Option<Cause> {
+        if !cx.config.args.suffixes_requests() {
             return None;
         }
-        let named = Named::new(self.receivers.get(&session)?.room.clone(), true);
-        let open = &mut self.rendezvous.receivers;
+        let named = Named::new(self.sessions.get(&session)?.room.clone(), true);
+        let open = &mut cx.rendezvous.receivers;
         let other = match open.find(&named) {
-            Ok(found) => found.and_then(|other| self.receivers.get(&other)).map(|other| other.room.clone()),
+            Ok(found) => found.and_then(|other| self.sessions.get(&other)).map(|other| other.room.clone()),
             Err((one, _)) => Some(one),
         };
         open.insert(&named, session);
@@ -191,15 +207,14 @@ impl Node {
     }
 
     /// The receiver has ended.
-    pub(super) fn forget_room(&mut self, session: SessionId) {
-        if let Some(receiver) = self.receivers.get(&session).filter(|_| self.config.args.suffixes_requests())
-        {
-            self.rendezvous.receivers.remove(&Named::new(receiver.room.clone(), true), session);
+    pub(in crate::proto) fn forget_room(&mut self, cx: &mut Context, session: SessionId) {
+        if let Some(receiver) = self.sessions.get(&session).filter(|_| cx.config.args.suffixes_requests()) {
+            cx.rendezvous.receivers.remove(&Named::new(receiver.room.clone(), true), session);
         }
     }
 
-    pub(super) fn take_sources(&mut self, session: SessionId, peers: &[PeerId]) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+    pub(in crate::proto) fn take_sources(&mut self, cx: &mut Context, session: SessionId, peers: &[PeerId]) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll.is_terminal() {
             return;
         }
@@ -213,115 +228,121 @@ impl Node {
                 total: None,
                 skipped: Vec::new(),
                 reading: None,
-                last_news: self.now,
+                last_news: cx.fx.now(),
             });
         }
         for &id in each(peers) {
-            if let Some(peer) = self.peers.get_mut(id) {
+            if let Some(peer) = cx.peers.get_mut(id) {
                 peer.waiting.insert(session);
-                self.watch_peer(id);
+                cx.watch_peer(id);
             }
         }
-        self.source_came_up(session);
+        self.source_came_up(cx, session);
     }
 
     /// A peer that the session waited for is up.
-    pub(super) fn source_came_up(&mut self, session: SessionId) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+    pub(in crate::proto) fn source_came_up(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         for source in each(&mut receiver.sources) {
             if source.state == SourceState::Meeting
-                && self.peers.get(source.peer).is_some_and(|peer| peer.is_up())
+                && cx.peers.get(source.peer).is_some_and(|peer| peer.is_up())
             {
                 source.state = SourceState::Met;
             }
         }
         let met = each(receiver.sources.iter()).filter(|source| source.state == SourceState::Met);
-        let refusal = met.filter_map(|source| self.peers.get(source.peer)?.refuses.clone()).next();
+        let refusal = met.filter_map(|source| cx.peers.get(source.peer)?.refuses.clone()).next();
         if let Some(cause) = refusal {
-            return self.fail_receiver(session, cause);
+            return self.fail_receiver(cx, session, cause);
         }
         if receiver.poll != KvPoll::Bootstrapping || !receiver.all(SourceState::Met) {
             return;
         }
         receiver.poll = KvPoll::WaitingForInput;
         if receiver.mode == TransferMode::Auto {
-            let ways = each(receiver.sources.iter()).filter_map(|source| self.peers.get(source.peer));
+            let ways = each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
             let good = ways.fold(Directions::BOTH, |good, peer| good.and(peer.directions));
             // A reference is a sender's that waits for nobody: reading needs no registration first.
             receiver.pulls = good.read && (!receiver.grants.is_empty() || !good.write);
         }
         let pulls = receiver.pulls;
-        self.status(session, KvPoll::WaitingForInput, None);
+        cx.fx.status(session, KvPoll::WaitingForInput, None);
         if pulls {
-            if let Some(cause) = self.check_grants(session) {
-                return self.fail_receiver(session, cause);
+            if let Some(cause) = self.check_grants(cx, session) {
+                return self.fail_receiver(cx, session, cause);
             }
             // The sender's pages are claimed at once: their lease is kept alive from now on, however
             // long the request waits for pages of its own.
-            self.open_attempts(session);
-            self.say_registrations(session);
+            self.open_attempts(cx, session);
+            self.say_registrations(cx, session);
         }
-        self.register(session);
+        self.register(cx, session);
     }
 
-    pub(super) fn init_receiver(&mut self, session: SessionId, pages: Pages, aux: Option<AuxIndex>) {
-        let geometry = self.config.args.geometry();
+    pub(in crate::proto) fn init_receiver(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        pages: Pages,
+        aux: Option<AuxIndex>,
+    ) {
+        let geometry = cx.config.args.geometry();
         let bad = pages.list().check_below(geometry.num_pages).err().map(Cause::BadPages);
         let bad = bad.or_else(|| check_aux(aux, geometry.aux_rows().unwrap_or(0)));
-        let Some(receiver) = self.receivers.get_mut(&session) else {
-            return self.output(Output::Release { session, pages });
+        let Some(receiver) = self.sessions.get_mut(&session) else {
+            return cx.fx.output(Output::Release { session, pages });
         };
         if receiver.poll.is_terminal() {
-            return self.output(Output::Release { session, pages });
+            return cx.fx.output(Output::Release { session, pages });
         }
         if receiver.given.is_some() {
-            self.fail_receiver(session, Cause::InitOrder);
-            return self.output(Output::Release { session, pages });
+            self.fail_receiver(cx, session, Cause::InitOrder);
+            return cx.fx.output(Output::Release { session, pages });
         }
         receiver.given = Some((pages, aux));
         match bad {
-            Some(cause) => self.fail_receiver(session, cause),
-            None => self.register(session),
+            Some(cause) => self.fail_receiver(cx, session, cause),
+            None => self.register(cx, session),
         }
     }
 
     /// Registers at all sources, once pages and peers are there.
-    fn register(&mut self, session: SessionId) {
-        let Some(receiver) = self.receivers.get(&session) else { return };
+    fn register(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get(&session) else { return };
         if receiver.poll != KvPoll::WaitingForInput || receiver.given.is_none() {
             return;
         }
-        let unheld = self.unheld_groups(receiver);
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+        let unheld = self.unheld_groups(cx, receiver);
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         receiver.unheld = unheld;
         receiver.poll = KvPoll::Transferring;
         let (pulls, sources) = (receiver.pulls, receiver.sources.len());
-        self.status(session, KvPoll::Transferring, None);
+        cx.fx.status(session, KvPoll::Transferring, None);
         if pulls {
             for index in each(0..sources) {
-                self.start_reading(session, index);
+                self.start_reading(cx, session, index);
             }
         } else {
-            self.open_attempts(session);
-            self.say_registrations(session);
+            self.open_attempts(cx, session);
+            self.say_registrations(cx, session);
         }
     }
 
-    fn open_attempts(&mut self, session: SessionId) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+    fn open_attempts(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         for (index, source) in each(receiver.sources.iter_mut().enumerate()) {
-            let Some(peer) = self.peers.get_mut(source.peer) else { continue };
+            let Some(peer) = cx.peers.get_mut(source.peer) else { continue };
             source.attempt = Some(peer.open_attempt(session, index));
             source.state = SourceState::Open;
-            source.last_news = self.now;
+            source.last_news = cx.fx.now();
         }
     }
 
     /// Why the grants cannot be the sources'.
-    fn check_grants(&self, session: SessionId) -> Option<Cause> {
-        let receiver = self.receivers.get(&session)?;
+    fn check_grants(&self, cx: &Context, session: SessionId) -> Option<Cause> {
+        let receiver = self.sessions.get(&session)?;
         let first = receiver.grants.first()?;
-        let sources = || each(receiver.sources.iter()).filter_map(|source| self.peers.get(source.peer));
+        let sources = || each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
         let unnamed = |peer: &&Peer| of_life(&receiver.grants, peer.incarnation).is_none();
         // One grant may be of any source, and the others are claimed by the room. Several name all.
         let stale = match receiver.grants.len() {
@@ -339,8 +360,8 @@ impl Node {
     }
 
     /// Sends the registrations that were not acknowledged, and sets the time of the next try.
-    pub(super) fn say_registrations(&mut self, session: SessionId) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+    pub(in crate::proto) fn say_registrations(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let (pages, aux) = match &receiver.given {
             Some((pages, aux)) => (pages.list().clone(), *aux),
             None if receiver.pulls => (PageList::default(), None),
@@ -349,15 +370,15 @@ impl Node {
         let groups = receiver.groups.as_ref().filter(|_| !receiver.pulls).map(Groups::lists);
         let (pulls, grants) = (receiver.pulls, receiver.grants.clone());
         // A little longer than this side waits: its own deadline shall end it, not the peer's patience.
-        let left = receiver.deadline.saturating_sub(self.now - receiver.opened);
-        let ttl = left + self.config.timing.retry_first;
+        let left = receiver.deadline.saturating_sub(cx.fx.now() - receiver.opened);
+        let ttl = left + cx.config.timing.retry_first;
         let mut frames = Vec::new();
         for (index, source) in each(receiver.sources.iter().enumerate()) {
             let (SourceState::Open, false, Some(attempt)) = (source.state, source.registered, source.attempt)
             else {
                 continue;
             };
-            let Some(peer) = self.peers.get(source.peer) else { continue };
+            let Some(peer) = cx.peers.get(source.peer) else { continue };
             let share = peer.geometry.parallel.page_range(pages.len());
             let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
             let register = Register {
@@ -384,81 +405,91 @@ impl Node {
         receiver.repeats += 1;
         let repeats = receiver.repeats;
         for (peer, mut register) in each(frames) {
-            self.watch_peer(peer);
+            cx.watch_peer(peer);
             let body = match pulls {
-                true => self.claim(peer, register, &grants),
+                true => cx.claim(peer, register, &grants),
                 false => {
-                    (register.ask, register.permit_ms) = self.permit(peer);
+                    (register.ask, register.permit_ms) = cx.permit(peer);
                     Body::Register(register)
                 }
             };
-            let link = self.peers.get(peer).and_then(|peer| peer.theirs);
+            let link = cx.peers.get(peer).and_then(|peer| peer.theirs);
             match link.map(|link| encode(link, body)) {
-                Some(Some(frame)) => self.output(Output::Send { peer, frame }),
+                Some(Some(frame)) => cx.fx.output(Output::Send { peer, frame }),
                 // It would never arrive.
                 Some(None) => {
                     let cause = Cause::Protocol("pages too scattered for one frame");
-                    return self.fail_receiver(session, cause);
+                    return self.fail_receiver(cx, session, cause);
                 }
                 None => {}
             }
         }
-        let pause = self.backoff(self.config.timing.retry_first, repeats);
-        self.timers.arm(Timer::Repeat(session), self.now + pause);
+        let pause = cx.fx.backoff(cx.config.timing.retry_first, repeats);
+        cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);
     }
 
-    pub(super) fn on_repeat(&mut self, session: SessionId) {
-        let Some(receiver) = self.receivers.get(&session) else { return };
+    pub(in crate::proto) fn on_repeat(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get(&session) else { return };
         match receiver.poll {
-            KvPoll::Failed => self.say_aborts(session),
+            KvPoll::Failed => self.say_aborts(cx, session),
             _ => {
-                self.say_registrations(session);
-                self.ask_for_proof(session);
+                self.say_registrations(cx, session);
+                self.ask_for_proof(cx, session);
             }
         }
     }
 
     /// The source with this open attempt at the peer.
-    fn source_of(&mut self, id: PeerId, attempt: Attempt) -> Option<(SessionId, usize, &mut Source, bool)> {
-        let &(session, index) = self.peers.get(id)?.outgoing.get(&attempt)?;
-        let receiver = self.receivers.get_mut(&session)?;
+    fn source_of(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        attempt: Attempt,
+    ) -> Option<(SessionId, usize, &mut Source, bool)> {
+        let &(session, index) = cx.peers.get(id)?.outgoing.get(&attempt)?;
+        let receiver = self.sessions.get_mut(&session)?;
         let live = !receiver.poll.is_terminal();
         let source = receiver.sources.get_mut(index)?;
         Some((session, index, source, live))
     }
 
-    pub(super) fn on_registered(&mut self, id: PeerId, attempt: Attempt) {
-        let now = self.now;
-        if let Some((_, _, source, _)) = self.source_of(id, attempt) {
+    pub(in crate::proto) fn on_registered(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
+        let now = cx.fx.now();
+        if let Some((_, _, source, _)) = self.source_of(cx, id, attempt) {
             source.registered = true;
             source.last_news = now;
         }
     }
 
-    pub(super) fn on_done(&mut self, id: PeerId, done: Done) {
-        self.parts_arrived(id, done.attempt, &[(done.part, 1)], (done.total, done.skipped));
+    pub(in crate::proto) fn on_done(&mut self, cx: &mut Context, id: PeerId, done: Done) {
+        self.parts_arrived(cx, id, done.attempt, &[(done.part, 1)], (done.total, done.skipped));
     }
 
-    pub(super) fn on_progress(&mut self, id: PeerId, progress: Progress) {
-        self.parts_arrived(id, progress.attempt, &progress.done, (progress.total, progress.skipped));
+    pub(in crate::proto) fn on_progress(&mut self, cx: &mut Context, id: PeerId, progress: Progress) {
+        self.parts_arrived(cx, id, progress.attempt, &progress.done, (progress.total, progress.skipped));
     }
 
     fn parts_arrived(
         &mut self,
+        cx: &mut Context,
         id: PeerId,
         attempt: Attempt,
         runs: &[(u32, u32)],
         (total, skipped): (Option<u32>, Vec<u16>),
     ) {
-        let now = self.now;
-        let Some((session, index, source, live)) = self.source_of(id, attempt) else { return };
+        let now = cx.fx.now();
+        let Some((session, index, source, live)) = self.source_of(cx, id, attempt) else { return };
         if !live || source.state != SourceState::Open || source.reading.is_some() {
             return;
         }
         source.registered = true;
         source.last_news = now;
         if skipped.len() > MAX_REQUEST_GROUPS {
-            return self.fail_receiver(session, Cause::Protocol("more groups left out than a request has"));
+            return self.fail_receiver(
+                cx,
+                session,
+                Cause::Protocol("more groups left out than a request has"),
+            );
         }
         for &(start, count) in each(runs) {
             source.parts.insert(u64::from(start), u64::from(count));
@@ -470,115 +501,105 @@ impl Node {
         }
         let bound = u64::from(source.total.unwrap_or(MAX_PARTS).min(MAX_PARTS));
         if contradiction || source.parts.end() > bound || source.parts.runs_len() > MAX_PART_RUNS {
-            return self.fail_receiver(session, Cause::Protocol("impossible part numbers"));
+            return self.fail_receiver(cx, session, Cause::Protocol("impossible part numbers"));
         }
         if source.total.is_some_and(|total| source.parts.len() == u64::from(total)) {
-            if let Some(cause) = self.check_skipped(session, index) {
-                return self.fail_receiver(session, cause);
+            if let Some(cause) = self.check_skipped(cx, session, index) {
+                return self.fail_receiver(cx, session, cause);
             }
-            self.source_over(session, index);
-            self.maybe_succeed(session);
+            self.source_over(cx, session, index);
+            self.maybe_succeed(cx, session);
         }
     }
 
-    pub(super) fn maybe_succeed(&mut self, session: SessionId) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+    pub(in crate::proto) fn maybe_succeed(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll != KvPoll::Transferring || !receiver.all(SourceState::Over) {
             return;
         }
         receiver.poll = KvPoll::Success;
-        self.forget_room(session);
-        self.status(session, KvPoll::Success, None);
-        self.retire_receiver(session);
+        self.forget_room(cx, session);
+        cx.fx.status(session, KvPoll::Success, None);
+        self.retire_receiver(cx, session);
     }
 
-    pub(super) fn on_failed(&mut self, id: PeerId, failed: Failed) {
-        let Some((session, index, source, live)) = self.source_of(id, failed.attempt) else {
+    pub(in crate::proto) fn on_failed(&mut self, cx: &mut Context, id: PeerId, failed: Failed) {
+        let Some((session, index, source, live)) = self.source_of(cx, id, failed.attempt) else {
             // Over for us: let the peer forget it too.
-            return self.say_finish(id, failed.attempt);
+            return cx.say_finish(id, failed.attempt);
         };
         if source.state == SourceState::Over {
             return;
         }
         if failed.quiet {
             // No abort is needed for this source.
-            self.source_over(session, index);
+            self.source_over(cx, session, index);
         }
         if live {
             let cause = match failed.cause {
                 PeerCause::LeaseExpired => Cause::LeaseExpired,
                 cause => Cause::ByPeer(cause),
             };
-            self.fail_receiver(session, cause);
+            self.fail_receiver(cx, session, cause);
         } else {
-            self.maybe_retire(session);
+            self.maybe_retire(cx, session);
         }
     }
 
-    pub(super) fn on_abort_ack(&mut self, id: PeerId, attempt: Attempt) {
-        if let Some(peer) = self.peers.get_mut(id) {
+    pub(in crate::proto) fn on_abort_ack(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
+        if let Some(peer) = cx.peers.get_mut(id) {
             peer.releasing.remove(&attempt);
         }
-        let Some((session, index, source, _)) = self.source_of(id, attempt) else { return };
+        let Some((session, index, source, _)) = self.source_of(cx, id, attempt) else { return };
         if source.state == SourceState::Closing {
-            self.source_over(session, index);
-            self.maybe_retire(session);
+            self.source_over(cx, session, index);
+            self.maybe_retire(cx, session);
         }
     }
 
     /// The source writes no more, and that is certain. The peer may forget the attempt.
-    fn source_over(&mut self, session: SessionId, index: usize) {
-        let Some(receiver) = self.receivers.get_mut(&session) else { return };
+    fn source_over(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(source) = receiver.sources.get_mut(index) else { return };
         source.state = SourceState::Over;
         let (id, attempt) = (source.peer, source.attempt);
-        self.timers.cancel(Timer::Quiet(session, id));
-        if let (Some(attempt), Some(peer)) = (attempt, self.peers.get_mut(id)) {
+        cx.fx.cancel(Timer::Quiet(session, id));
+        if let (Some(attempt), Some(peer)) = (attempt, cx.peers.get_mut(id)) {
             peer.end_attempt(attempt);
-            self.say_finish(id, attempt);
-        }
-    }
-
-    /// Lost? Then the floor of a later frame says it.
-    fn say_finish(&mut self, id: PeerId, attempt: Attempt) {
-        if let Some(peer) = self.peers.get(id)
-            && attempt.0 < peer.next_attempt
-        {
-            let floor = peer.outgoing_floor();
-            self.send(id, Body::Finish(Finish { attempt, floor }));
+            cx.say_finish(id, attempt);
         }
     }
 
     /// Hands the pages of a failed session back once all its sources are over.
-    pub(super) fn maybe_retire(&mut self, session: SessionId) {
+    pub(in crate::proto) fn maybe_retire(&mut self, cx: &mut Context, session: SessionId) {
         let retire = self
-            .receivers
+            .sessions
             .get(&session)
             .is_some_and(|receiver| receiver.poll == KvPoll::Failed && receiver.all(SourceState::Over));
-        if retire && !self.posting.has_any_of(session) {
-            self.retire_receiver(session);
+        if retire && !cx.posts.has_any_of(session) {
+            self.retire_receiver(cx, session);
         }
     }
 
-    fn retire_receiver(&mut self, session: SessionId) {
-        self.timers.cancel(Timer::Deadline(session));
-        self.timers.cancel(Timer::Repeat(session));
-        let Some(receiver) = self.receivers.remove(&session) else { return };
+    fn retire_receiver(&mut self, cx: &mut Context, session: SessionId) {
+        cx.fx.cancel(Timer::Deadline(session));
+        cx.fx.cancel(Timer::Repeat(session));
+        let Some(receiver) = self.sessions.remove(&session) else { return };
         for source in each(&receiver.sources) {
-            self.stop_beating_if_idle(source.peer);
+            cx.stop_beating_if_idle(source.peer);
         }
         let skipped = receiver.skipped_groups();
         if let Some((pages, _)) = receiver.given {
-            self.output(Output::Release { session, pages });
+            cx.fx.output(Output::Release { session, pages });
         }
         if let Some(groups) = receiver.groups {
-            self.release_groups(session, groups, skipped);
+            cx.release_groups(session, groups, skipped);
         }
     }
 }
 
 /// Checks an aux row against the number of rows.
-pub(super) fn check_aux(aux: Option<AuxIndex>, rows: u32) -> Option<Cause> {
+pub(in crate::proto) fn check_aux(aux: Option<AuxIndex>, rows: u32) -> Option<Cause> {
     match aux {
         Some(AuxIndex(index)) if index >= rows => Some(Cause::BadAux { index, rows }),
         _ => None,

@@ -20,18 +20,21 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::handshake::MAX_ASKED;
-use super::incoming::Incoming;
-use super::node::{Node, encode};
-use super::peer::{Registration, Wish};
-use super::read::MAX_RUNS;
-use super::rendezvous::Named;
-use super::run_set;
-use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::groups::Groups;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
+use crate::proto::context::Context;
+use crate::proto::conversation::calls::{MAX_ASKED, MAX_RUNS};
+use crate::proto::conversation::incoming::Incoming;
+use crate::proto::conversation::peer::{Registration, Wish};
+use crate::proto::io::Output;
+use crate::proto::node::encode;
+use crate::proto::rendezvous::Named;
+use crate::proto::run_set;
+use crate::proto::run_set::is_rising;
+use crate::proto::sending::Sending;
+use crate::proto::timer::Timer;
 use crate::time::Time;
 use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Link, Registered, Release, Released};
 
@@ -40,13 +43,13 @@ const MAX_RELEASED: usize = 4096;
 
 /// What became of grants that are no more: bounded, the oldest are forgotten first.
 #[derive(Debug, Clone, Default)]
-pub(super) struct EndedGrants {
+pub(in crate::proto) struct EndedGrants {
     causes: BTreeMap<SessionId, PeerCause>,
     order: VecDeque<SessionId>,
 }
 
 impl EndedGrants {
-    pub(super) fn insert(&mut self, nonce: SessionId, cause: PeerCause, max: usize) {
+    pub(in crate::proto) fn insert(&mut self, nonce: SessionId, cause: PeerCause, max: usize) {
         while self.order.len() >= max.max(1) {
             step(1);
             if let Some(oldest) = self.order.pop_front() {
@@ -61,37 +64,37 @@ impl EndedGrants {
         self.causes.get(&nonce)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::proto) fn len(&self) -> usize {
         self.order.len()
     }
 }
 
-impl Node {
-    pub(super) fn on_claim(&mut self, id: PeerId, claim: Claim) {
-        self.on_floor(id, claim.floor);
+impl Sending {
+    pub(in crate::proto) fn on_claim(&mut self, cx: &mut Context, id: PeerId, claim: Claim) {
+        self.on_floor(cx, id, claim.floor);
         let Claim { attempt, room, grant, beat, ranks, ttl_ms, .. } = claim;
-        let Some(peer) = self.peers.get(id) else { return };
-        if !self.may_note(peer, attempt) {
-            self.frames_dropped += 1;
+        let Some(peer) = cx.peers.get(id) else { return };
+        if !self.may_note(cx, peer, attempt) {
+            cx.fx.drop_frame();
             return;
         }
         let (named, origin) = (Named::new(room, peer.suffixed), peer.origin);
         if matches!(peer.incoming.get(attempt), Some(Incoming::Served { .. } | Incoming::Failed { .. })) {
-            return self.tell_about(id, attempt);
+            return self.tell_about(cx, id, attempt);
         }
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         match peer.incoming.get_mut(attempt) {
             Some(&mut Incoming::Reading { session, target, .. }) => {
                 if let Some(target) = self.target_mut(session, target) {
                     target.beat = beat;
                 }
-                return self.answer_claim(id, attempt, session, target);
+                return self.answer_claim(cx, id, attempt, session, target);
             }
             Some(Incoming::Waiting(registration)) => {
                 if let Wish::Read { beat: known } = &mut registration.wish {
                     *known = beat;
                 }
-                return self.send(id, Body::Registered(Registered { attempt }));
+                return cx.send(id, Body::Registered(Registered { attempt }));
             }
             // The number stands for something else already.
             Some(_) => return,
@@ -99,67 +102,87 @@ impl Node {
         }
         let registration = Registration { named, origin, ranks, wish: Wish::Read { beat } };
         match grant {
-            Some(nonce) if !self.stopping => self.claim_grant(id, attempt, nonce, registration),
-            _ => self.seek_sender(id, attempt, registration, ttl_ms),
+            Some(nonce) if !cx.stopping => self.claim_grant(cx, id, attempt, nonce, registration),
+            _ => self.seek_sender(cx, id, attempt, registration, ttl_ms),
         }
     }
 
     /// A claim that says which sender it means.
-    fn claim_grant(&mut self, id: PeerId, attempt: Attempt, nonce: SessionId, registration: Registration) {
-        let refused = self.peers.get(id).is_some_and(|peer| peer.refused);
+    fn claim_grant(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        attempt: Attempt,
+        nonce: SessionId,
+        registration: Registration,
+    ) {
+        let refused = cx.peers.get(id).is_some_and(|peer| peer.refused);
         let unknown = PeerCause::UnknownGrant { nonce: nonce.0 };
-        let cause = match self.senders.get(&nonce) {
+        let cause = match self.sessions.get(&nonce) {
             _ if refused => PeerCause::Protocol,
             Some(sender) if !sender.named.is_same_request(&registration.named) => unknown,
             Some(sender) => match &sender.failure {
                 Some(cause) => cause.clone(),
                 None if sender.lacks_receivers() => {
-                    self.watch_peer(id);
-                    return self.attach(nonce, id, attempt, registration);
+                    cx.watch_peer(id);
+                    return self.attach(cx, nonce, id, attempt, registration);
                 }
                 None => PeerCause::GrantConsumed { nonce: nonce.0 },
             },
             None => self.ended_grants.get(nonce).cloned().unwrap_or(unknown),
         };
-        self.refuse_attempt(id, attempt, cause);
+        self.refuse_attempt(cx, id, attempt, cause);
     }
 
     /// A reader will never claim the grant that it was given: nobody else will.
-    pub(super) fn reader_gave_up(&mut self, nonce: SessionId, named: &Named, cause: PeerCause) {
+    pub(in crate::proto) fn reader_gave_up(
+        &mut self,
+        cx: &mut Context,
+        nonce: SessionId,
+        named: &Named,
+        cause: PeerCause,
+    ) {
         let meant = self
-            .senders
+            .sessions
             .get(&nonce)
             .is_some_and(|sender| sender.named.is_same_request(named) && sender.lacks_receivers());
         if meant {
-            self.fail_sender_of(nonce, Cause::ByPeer(cause), 1);
+            self.fail_sender_of(cx, nonce, Cause::ByPeer(cause), 1);
         }
     }
 
     /// Tells a reader the grant, or that there is none yet.
-    pub(super) fn answer_claim(&mut self, id: PeerId, attempt: Attempt, session: SessionId, index: usize) {
-        let granted = self.senders.get(&session).is_some_and(|sender| sender.pinned_until.is_some());
+    pub(in crate::proto) fn answer_claim(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        attempt: Attempt,
+        session: SessionId,
+        index: usize,
+    ) {
+        let granted = self.sessions.get(&session).is_some_and(|sender| sender.pinned_until.is_some());
         if granted {
-            self.say_granted(session, index);
+            self.say_granted(cx, session, index);
         } else {
-            self.send(id, Body::Registered(Registered { attempt }));
+            cx.send(id, Body::Registered(Registered { attempt }));
         }
     }
 
     /// The pages are complete: pins them, and tells the readers that have claimed them.
-    pub(super) fn grant(&mut self, session: SessionId) {
-        let Some(sender) = self.senders.get_mut(&session) else { return };
-        let until = self.now + sender.lease.duration();
+    pub(in crate::proto) fn grant(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
+        let until = cx.fx.now() + sender.lease.duration();
         sender.pinned_until = Some(until);
         let readers: Vec<usize> = sender.readers().map(|(index, _)| index).collect();
         self.pages_leased += sender.pages_leased();
-        self.timers.arm(Timer::Lease(session), until);
+        cx.fx.arm(Timer::Lease(session), until);
         for index in each(readers) {
-            self.say_granted(session, index);
+            self.say_granted(cx, session, index);
         }
     }
 
-    fn say_granted(&mut self, session: SessionId, index: usize) {
-        let Some(sender) = self.senders.get(&session) else { return };
+    fn say_granted(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+        let Some(sender) = self.sessions.get(&session) else { return };
         let (Some(pinned_until), Some(target)) = (sender.pinned_until, sender.targets.get(index)) else {
             return;
         };
@@ -167,14 +190,14 @@ impl Node {
             return;
         }
         let (id, attempt) = (target.peer, target.attempt);
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(Incoming::Reading { until, extension, intact, .. }) = peer.incoming.get_mut(attempt) else {
             return;
         };
         *until = pinned_until.max(*until);
         *extension = sender.lease.extension();
         *intact = true;
-        let (lease, interval) = (*until - self.now, sender.lease.heartbeat_interval());
+        let (lease, interval) = (*until - cx.fx.now(), sender.lease.heartbeat_interval());
         let granted = Granted {
             attempt,
             beat: target.beat,
@@ -187,20 +210,20 @@ impl Node {
         };
         let theirs = peer.theirs.unwrap_or(Link::NONE);
         match encode(theirs, Body::Granted(granted)) {
-            Some(frame) => self.output(super::io::Output::Send { peer: id, frame }),
-            None => self.fail_sender(session, Cause::Protocol("pages too scattered for one frame")),
+            Some(frame) => cx.fx.output(Output::Send { peer: id, frame }),
+            None => self.fail_sender(cx, session, Cause::Protocol("pages too scattered for one frame")),
         }
     }
 
-    pub(super) fn on_heartbeat(&mut self, id: PeerId, heartbeat: Heartbeat) {
+    pub(in crate::proto) fn on_heartbeat(&mut self, cx: &mut Context, id: PeerId, heartbeat: Heartbeat) {
         let Heartbeat { beat, floor, attempts } = heartbeat;
         if !is_rising(&attempts) {
-            self.frames_dropped += 1;
+            cx.fx.drop_frame();
             return;
         }
-        self.on_floor(id, floor);
-        let now = self.now;
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        self.on_floor(cx, id, floor);
+        let now = cx.fx.now();
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         let mut alive: Vec<(u64, u32)> = Vec::new();
         let mut others: Vec<Attempt> = Vec::new();
         let mut until = Time::MAX;
@@ -237,17 +260,17 @@ impl Node {
         // One run that came may be many that are left: more than fit into a frame.
         for attempts in each(alive.chunks(MAX_RUNS)) {
             let (lease_ms, attempts) = (millis(until - now), attempts.to_vec());
-            self.send(id, Body::HeartbeatAck(HeartbeatAck { beat, lease_ms, attempts }));
+            cx.send(id, Body::HeartbeatAck(HeartbeatAck { beat, lease_ms, attempts }));
         }
         for attempt in each(others) {
-            self.tell_about(id, attempt);
+            self.tell_about(cx, id, attempt);
         }
     }
 
-    pub(super) fn on_release(&mut self, id: PeerId, release: Release) {
+    pub(in crate::proto) fn on_release(&mut self, cx: &mut Context, id: PeerId, release: Release) {
         let Release { floor, attempts } = release;
         if !is_rising(&attempts) {
-            self.frames_dropped += 1;
+            cx.fx.drop_frame();
             return;
         }
         // One short frame may name many: those that are left are released when the peer says it again.
@@ -257,56 +280,56 @@ impl Node {
             let end = Attempt(start.saturating_add(u64::from(count)));
             let mut next = Attempt(start);
             while left > 0
-                && let Some(peer) = self.peers.get(id)
+                && let Some(peer) = cx.peers.get(id)
                 && let Some(attempt) = peer.incoming.first_live(next..end)
             {
                 left -= 1;
                 next = Attempt(attempt.0 + 1);
-                self.finish_attempt(id, attempt);
+                self.finish_attempt(cx, id, attempt);
             }
-            let Some(peer) = self.peers.get_mut(id) else { return };
+            let Some(peer) = cx.peers.get_mut(id) else { return };
             if peer.incoming.first_live(next..end).is_some() {
                 break;
             }
             peer.incoming.close_results(Attempt(start)..end);
             released.push((start, count));
         }
-        self.on_floor(id, floor);
-        self.send(id, Body::Released(Released { attempts: released }));
+        self.on_floor(cx, id, floor);
+        cx.send(id, Body::Released(Released { attempts: released }));
     }
 
     /// A reader needs the pages no more.
-    pub(super) fn reader_finished(&mut self, session: SessionId, index: usize) {
-        let Some(sender) = self.senders.get_mut(&session) else { return };
+    pub(in crate::proto) fn reader_finished(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
         let granted = sender.pinned_until.is_some();
         let failed = sender.failure.is_some();
         let Some(target) = sender.targets.get_mut(index) else { return };
         target.released = true;
         if granted && !failed {
             target.over = true;
-            self.maybe_end_sender(session);
+            self.maybe_end_sender(cx, session);
         } else if failed {
-            self.reader_let_go(session, index);
+            self.reader_let_go(cx, session, index);
         } else {
-            self.fail_sender(session, Cause::Protocol("released before it was granted"));
+            self.fail_sender(cx, session, Cause::Protocol("released before it was granted"));
         }
     }
 
     /// A reader of a failed session will not report success. Others may have lost their lease by now.
-    pub(super) fn reader_let_go(&mut self, session: SessionId, index: usize) {
-        self.target_advanced(session, index);
-        self.on_lease(session);
+    pub(in crate::proto) fn reader_let_go(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+        self.target_advanced(cx, session, index);
+        self.on_lease(cx, session);
     }
 
     /// The session has failed: what its readers know of the lease is all they will ever get.
-    pub(super) fn fence_readers(&mut self, session: SessionId) {
-        let Some(sender) = self.senders.get_mut(&session) else { return };
+    pub(in crate::proto) fn fence_readers(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
         let Some(pinned_until) = sender.pinned_until else { return };
         let mut last = None;
         for target in each(sender.targets.iter_mut().filter(|target| target.reads && !target.over)) {
             let mut fence = pinned_until;
             let incoming =
-                self.peers.get_mut(target.peer).and_then(|peer| peer.incoming.get_mut(target.attempt));
+                cx.peers.get_mut(target.peer).and_then(|peer| peer.incoming.get_mut(target.attempt));
             if let Some(Incoming::Reading { until, extension, intact, .. }) = incoming {
                 fence = fence.max(*until);
                 *extension = None;
@@ -316,38 +339,39 @@ impl Node {
             last = last.max(Some(fence));
         }
         match last {
-            Some(fence) => self.timers.arm(Timer::Lease(session), fence),
-            None => self.timers.cancel(Timer::Lease(session)),
+            Some(fence) => cx.fx.arm(Timer::Lease(session), fence),
+            None => cx.fx.cancel(Timer::Lease(session)),
         }
     }
 
     /// A reader of a failed session has failed too: its lease need not run out.
-    pub(super) fn reader_has_failed(&mut self, session: SessionId, index: usize) {
-        let now = self.now;
+    pub(in crate::proto) fn reader_has_failed(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+        let now = cx.fx.now();
         let Some(target) = self.target_mut(session, index) else { return };
         target.fence = target.fence.map(|fence| fence.min(now));
-        self.on_lease(session);
+        self.on_lease(cx, session);
     }
 
     /// The lease may have run out: heartbeats move its end without moving the timer.
-    pub(super) fn on_lease(&mut self, session: SessionId) {
-        let Some(until) = self.lease_until(session) else { return };
-        if until <= self.now && self.senders.get(&session).is_some_and(|sender| sender.failure.is_none()) {
+    pub(in crate::proto) fn on_lease(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(until) = self.lease_until(cx, session) else { return };
+        if until <= cx.fx.now() && self.sessions.get(&session).is_some_and(|sender| sender.failure.is_none())
+        {
             // Fences the readers, at a time that is over.
-            return self.fail_sender(session, Cause::LeaseExpired);
+            return self.fail_sender(cx, session, Cause::LeaseExpired);
         }
-        let targets = self.senders.get(&session).map_or(0, |sender| sender.targets.len());
+        let targets = self.sessions.get(&session).map_or(0, |sender| sender.targets.len());
         for index in each(0..targets) {
-            self.target_advanced(session, index);
+            self.target_advanced(cx, session, index);
         }
-        if let Some(until) = self.lease_until(session) {
-            self.timers.arm(Timer::Lease(session), until);
+        if let Some(until) = self.lease_until(cx, session) {
+            cx.fx.arm(Timer::Lease(session), until);
         }
     }
 
     /// When the last reader that the session waits for loses its lease; `None` if it waits for none.
-    fn lease_until(&self, session: SessionId) -> Option<Time> {
-        let sender = self.senders.get(&session)?;
+    fn lease_until(&self, cx: &Context, session: SessionId) -> Option<Time> {
+        let sender = self.sessions.get(&session)?;
         let pinned_until = sender.pinned_until?;
         let readers = sender.readers().filter(|(_, target)| !target.over);
         if sender.failure.is_some() {
@@ -355,24 +379,13 @@ impl Node {
         }
         let missing = sender.lacks_receivers().then_some(pinned_until);
         let renewed = readers.map(|(_, target)| {
-            match self.peers.get(target.peer).and_then(|peer| peer.incoming.get(target.attempt)) {
+            match cx.peers.get(target.peer).and_then(|peer| peer.incoming.get(target.attempt)) {
                 Some(&Incoming::Reading { until, .. }) => until.max(pinned_until),
                 _ => pinned_until,
             }
         });
         renewed.chain(missing).max()
     }
-}
-
-/// True if the runs follow each other without overlap: a frame names no attempt twice, so that what
-/// it costs is bounded by what there is.
-pub(super) fn is_rising(runs: &[(u64, u32)]) -> bool {
-    let mut next = 0;
-    each(runs).all(|&(start, count)| {
-        let fits = start >= next && count > 0;
-        next = start.saturating_add(u64::from(count));
-        fits
-    })
 }
 
 /// Appends the numbers from `start` up to `end`, as far as they will be answered.
@@ -382,6 +395,6 @@ fn note_missing(others: &mut Vec<Attempt>, start: u64, end: u64) {
 }
 
 /// Whole milliseconds: a lease is told shorter than it is, never longer.
-pub(super) fn millis(duration: Duration) -> u64 {
+pub(in crate::proto) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -9,28 +9,29 @@
 
 use std::ops::Range;
 
-use super::io::Output;
-use super::node::Node;
-use super::run_set::RunSet;
-use super::send::SendSession;
 use crate::announce::LayersError;
 use crate::error::Cause;
 use crate::id::{ChunkId, SessionId};
 use crate::layout::HeldLayers;
 use crate::lease::TransferMode;
 use crate::pages::Pages;
+use crate::proto::context::Context;
+use crate::proto::io::Output;
+use crate::proto::run_set::RunSet;
+use crate::proto::sending::{SendSession, Sending};
 
 /// Pages in hand, their place in the request, and what of them is final.
 #[derive(Debug)]
-pub(super) struct Chunk {
-    pub(super) offset: usize,
-    pub(super) pages: Pages,
-    pub(super) layers: Announced,
+#[cfg_attr(feature = "model", derive(Clone))]
+pub(in crate::proto) struct Chunk {
+    pub(in crate::proto) offset: usize,
+    pub(in crate::proto) pages: Pages,
+    pub(in crate::proto) layers: Announced,
 }
 
 /// Layers of a chunk that have been announced.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Announced {
+pub(in crate::proto) struct Announced {
     /// All at once.
     whole: bool,
     some: RunSet,
@@ -40,11 +41,11 @@ pub(super) struct Announced {
 
 /// One announcement: layers of a chunk that may be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Final {
+pub(in crate::proto) struct Final {
     /// Position in the list of chunks.
-    pub(super) chunk: usize,
+    pub(in crate::proto) chunk: usize,
     /// `None` for all that this rank has.
-    pub(super) layers: Option<(u32, u32)>,
+    pub(in crate::proto) layers: Option<(u32, u32)>,
 }
 
 impl Announced {
@@ -90,19 +91,24 @@ impl SendSession {
     }
 }
 
-impl Node {
+impl Sending {
     /// All pages of the chunk are final.
-    pub(super) fn send_chunk(&mut self, session: SessionId, chunk: Pages) {
-        if let Some(number) = self.begin_chunk(session, chunk) {
-            self.layers_final(session, number, None);
+    pub(in crate::proto) fn send_chunk(&mut self, cx: &mut Context, session: SessionId, chunk: Pages) {
+        if let Some(number) = self.begin_chunk(cx, session, chunk) {
+            self.layers_final(cx, session, number, None);
         }
     }
 
     /// Takes the next pages; their number, unless the session has ended.
-    pub(super) fn begin_chunk(&mut self, session: SessionId, chunk: Pages) -> Option<ChunkId> {
-        let bad = chunk.list().check_below(self.config.args.geometry().num_pages).err();
-        let Some(sender) = self.senders.get_mut(&session).filter(|sender| !sender.poll.is_terminal()) else {
-            self.output(Output::Release { session, pages: chunk });
+    pub(in crate::proto) fn begin_chunk(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        chunk: Pages,
+    ) -> Option<ChunkId> {
+        let bad = chunk.list().check_below(cx.config.args.geometry().num_pages).err();
+        let Some(sender) = self.sessions.get_mut(&session).filter(|sender| !sender.poll.is_terminal()) else {
+            cx.fx.output(Output::Release { session, pages: chunk });
             return None;
         };
         let (offset, sent) = (sender.given, sender.given + chunk.len());
@@ -115,15 +121,21 @@ impl Node {
         sender.given = sent;
         sender.chunks.push(Chunk { offset, pages: chunk, layers: Announced::default() });
         match cause {
-            Some(cause) => self.fail_sender(session, cause),
+            Some(cause) => self.fail_sender(cx, session, cause),
             None => return Some(ChunkId(number(index))),
         }
         None
     }
 
     /// Layers of a chunk are final; `None` for all of this rank.
-    pub(super) fn layers_final(&mut self, session: SessionId, chunk: ChunkId, layers: Option<Range<u32>>) {
-        let Some(sender) = self.senders.get_mut(&session).filter(|sender| !sender.poll.is_terminal()) else {
+    pub(in crate::proto) fn layers_final(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        chunk: ChunkId,
+        layers: Option<Range<u32>>,
+    ) {
+        let Some(sender) = self.sessions.get_mut(&session).filter(|sender| !sender.poll.is_terminal()) else {
             return;
         };
         let given = number(sender.chunks.len());
@@ -140,20 +152,20 @@ impl Node {
         };
         match noted {
             Ok(noted) => sender.finals.push(noted),
-            Err(error) => return self.fail_sender(session, error.into()),
+            Err(error) => return self.fail_sender(cx, session, error.into()),
         }
         sender.check_complete();
-        self.plan_groups(session);
-        self.update_sender(session);
-        self.grant_if_complete(session);
+        self.plan_groups(cx, session);
+        self.update_sender(cx, session);
+        self.grant_if_complete(cx, session);
     }
 
-    fn grant_if_complete(&mut self, session: SessionId) {
-        let grant = self.senders.get(&session).is_some_and(|sender| {
+    fn grant_if_complete(&mut self, cx: &mut Context, session: SessionId) {
+        let grant = self.sessions.get(&session).is_some_and(|sender| {
             sender.complete && sender.mode != TransferMode::Push && sender.pinned_until.is_none()
         });
         if grant {
-            self.grant(session);
+            self.grant(cx, session);
         }
     }
 }

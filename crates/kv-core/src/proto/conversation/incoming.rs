@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::peer::Registration;
-use super::run_set::RunSet;
 use crate::error::PeerCause;
 use crate::id::{Attempt, SessionId};
 use crate::meter::each;
+use crate::proto::conversation::peer::Registration;
+use crate::proto::run_set::RunSet;
 use crate::time::Time;
 
 /// Most results that are kept for a peer: an honest one takes note of each within a round trip.
@@ -28,7 +28,7 @@ const MAX_GAPS: usize = 1 << 14;
 /// | any | – (closed) | the peer finishes or aborts the attempt, or raises its floor |
 /// | `Served`, `Failed` | – (closed) | the result is the oldest of more than 1024 |
 #[derive(Debug, Clone)]
-pub(super) enum Incoming {
+pub(in crate::proto) enum Incoming {
     /// No sender yet.
     Waiting(Registration),
     /// Served by this session, as the target at this position.
@@ -64,7 +64,7 @@ pub(super) enum Incoming {
 
 /// All attempts of one peer. What is kept is bounded however many it names.
 #[derive(Debug, Clone)]
-pub(super) struct Attempts {
+pub(in crate::proto) struct Attempts {
     /// All below are over.
     floor: Attempt,
     /// Those from the floor on that are over, and forgotten.
@@ -88,32 +88,32 @@ impl Default for Attempts {
 }
 
 impl Attempts {
-    pub(super) fn floor(&self) -> Attempt {
+    pub(in crate::proto) fn floor(&self) -> Attempt {
         self.floor
     }
 
     /// True if the attempt is over and forgotten: nothing that the peer says about it counts any more.
-    pub(super) fn is_closed(&self, attempt: Attempt) -> bool {
+    pub(in crate::proto) fn is_closed(&self, attempt: Attempt) -> bool {
         attempt < self.floor || self.closed.contains(attempt.0)
     }
 
     /// True if a new attempt with this number may be noted: numbers stay within a window of the floor,
     /// and leave few gaps.
-    pub(super) fn has_room(&self, attempt: Attempt, window: u64) -> bool {
+    pub(in crate::proto) fn has_room(&self, attempt: Attempt, window: u64) -> bool {
         attempt >= self.floor && attempt.0 - self.floor.0 < window && self.closed.runs_len() < MAX_GAPS
     }
 
-    pub(super) fn get(&self, attempt: Attempt) -> Option<&Incoming> {
+    pub(in crate::proto) fn get(&self, attempt: Attempt) -> Option<&Incoming> {
         self.live.get(&attempt).or_else(|| self.results.get(&attempt))
     }
 
     /// One that is not over.
-    pub(super) fn get_mut(&mut self, attempt: Attempt) -> Option<&mut Incoming> {
+    pub(in crate::proto) fn get_mut(&mut self, attempt: Attempt) -> Option<&mut Incoming> {
         self.live.get_mut(&attempt)
     }
 
     /// Sets what the attempt is.
-    pub(super) fn insert(&mut self, attempt: Attempt, incoming: Incoming) {
+    pub(in crate::proto) fn insert(&mut self, attempt: Attempt, incoming: Incoming) {
         self.remove(attempt);
         match &incoming {
             Incoming::Served { .. } | Incoming::Failed { .. } => {
@@ -132,13 +132,13 @@ impl Attempts {
         }
     }
 
-    pub(super) fn remove(&mut self, attempt: Attempt) -> Option<Incoming> {
+    pub(in crate::proto) fn remove(&mut self, attempt: Attempt) -> Option<Incoming> {
         self.reading.remove(&attempt);
         self.live.remove(&attempt).or_else(|| self.results.remove(&attempt))
     }
 
     /// Notes that the attempt is over, and forgets it.
-    pub(super) fn close(&mut self, attempt: Attempt) {
+    pub(in crate::proto) fn close(&mut self, attempt: Attempt) {
         self.remove(attempt);
         if attempt >= self.floor && (self.closed.runs_len() < MAX_GAPS || self.closed.touches(attempt.0)) {
             self.closed.insert(attempt.0, 1);
@@ -146,7 +146,7 @@ impl Attempts {
     }
 
     /// Raises the floor. What is below it is still there, until it is taken.
-    pub(super) fn raise_floor(&mut self, floor: Attempt) {
+    pub(in crate::proto) fn raise_floor(&mut self, floor: Attempt) {
         self.floor = floor;
         self.closed.forget_below(floor.0);
         // Results are of no use to anybody any more.
@@ -154,7 +154,7 @@ impl Attempts {
     }
 
     /// An attempt in this range that is not over.
-    pub(super) fn first_live(&self, range: Range<Attempt>) -> Option<Attempt> {
+    pub(in crate::proto) fn first_live(&self, range: Range<Attempt>) -> Option<Attempt> {
         if range.start >= range.end {
             return None;
         }
@@ -162,7 +162,7 @@ impl Attempts {
     }
 
     /// Forgets the results in this range.
-    pub(super) fn close_results(&mut self, range: Range<Attempt>) {
+    pub(in crate::proto) fn close_results(&mut self, range: Range<Attempt>) {
         if range.start >= range.end {
             return;
         }
@@ -173,17 +173,17 @@ impl Attempts {
     }
 
     /// Those that are not over.
-    pub(super) fn live(&self) -> impl Iterator<Item = &Incoming> {
+    pub(in crate::proto) fn live(&self) -> impl Iterator<Item = &Incoming> {
         self.live.values()
     }
 
     /// The same, with their numbers.
-    pub(super) fn iter_live(&self) -> impl Iterator<Item = (Attempt, &Incoming)> {
+    pub(in crate::proto) fn iter_live(&self) -> impl Iterator<Item = (Attempt, &Incoming)> {
         each(self.live.iter()).map(|(&attempt, incoming)| (attempt, incoming))
     }
 
     /// Those that read, in this range.
-    pub(super) fn reading(&self, range: Range<Attempt>) -> Vec<Attempt> {
+    pub(in crate::proto) fn reading(&self, range: Range<Attempt>) -> Vec<Attempt> {
         if range.start >= range.end {
             return Vec::new();
         }
@@ -191,17 +191,17 @@ impl Attempts {
     }
 
     /// How many are not over.
-    pub(super) fn live_len(&self) -> usize {
+    pub(in crate::proto) fn live_len(&self) -> usize {
         self.live.len()
     }
 
     /// How many results are kept.
-    pub(super) fn results_len(&self) -> usize {
+    pub(in crate::proto) fn results_len(&self) -> usize {
         self.results.len()
     }
 
     /// How many runs of attempts are noted as over.
-    pub(super) fn closed_len(&self) -> usize {
+    pub(in crate::proto) fn closed_len(&self) -> usize {
         self.closed.runs_len()
     }
 }

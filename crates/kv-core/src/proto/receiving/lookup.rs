@@ -3,111 +3,125 @@
 
 use std::collections::BTreeSet;
 
-use super::io::Output;
-use super::node::Node;
-use super::peer::Introduction;
-use super::timer::Timer;
 use crate::bootstrap::{LookupId, RankRecord};
 use crate::error::{BootstrapError, Cause, Mismatch, PeerCause};
 use crate::id::{PeerId, SessionId};
 use crate::layout::{Geometry, shares, sources};
 use crate::meter::each;
+use crate::proto::context::Context;
+use crate::proto::conversation::peer::Introduction;
+use crate::proto::io::Output;
+use crate::proto::receiving::Receiving;
+use crate::proto::timer::Timer;
 
-impl Node {
-    pub(super) fn find_sources(&mut self, session: SessionId) {
-        let Some(receiver) = self.receivers.get(&session) else { return };
+impl Receiving {
+    pub(in crate::proto) fn find_sources(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get(&session) else { return };
         let question = receiver.question.clone();
-        if let Some(peers) = self.directory.known(&question) {
+        if let Some(peers) = cx.lookups.known(&question) {
             let peers = peers.to_vec();
-            return self.take_sources(session, &peers);
+            return self.take_sources(cx, session, &peers);
         }
         let (addr, query) = question.clone();
-        if let Some(lookup) = self.directory.ask(question, session) {
-            self.output(Output::Lookup { lookup, addr, query });
+        if let Some(lookup) = cx.lookups.ask(question, session) {
+            cx.fx.output(Output::Lookup { lookup, addr, query });
         }
     }
 
-    pub(super) fn on_lookup_failed(&mut self, lookup: LookupId, error: BootstrapError) {
-        let Some(asking) = self.directory.asking_mut(lookup) else { return };
+    pub(in crate::proto) fn on_lookup_failed(
+        &mut self,
+        cx: &mut Context,
+        lookup: LookupId,
+        error: BootstrapError,
+    ) {
+        let Some(asking) = cx.lookups.asking_mut(lookup) else { return };
         asking.failures += 1;
         asking.last_error = Some(error.clone());
         let failures = asking.failures;
         if asking.waiting.is_empty() || !error.is_retryable() {
-            let waiting = self.directory.finish(lookup).map(|asking| asking.waiting).unwrap_or_default();
+            let waiting = cx.lookups.finish(lookup).map(|asking| asking.waiting).unwrap_or_default();
             for session in each(waiting) {
-                self.fail_receiver(session, Cause::Bootstrap(error.clone()));
+                self.fail_receiver(cx, session, Cause::Bootstrap(error.clone()));
             }
             return;
         }
-        let pause = self.backoff(self.config.timing.lookup_retry, failures);
-        self.timers.arm(Timer::Lookup(lookup), self.now + pause);
+        let pause = cx.fx.backoff(cx.config.timing.lookup_retry, failures);
+        cx.fx.arm(Timer::Lookup(lookup), cx.fx.now() + pause);
     }
 
-    pub(super) fn ask_again(&mut self, lookup: LookupId) {
-        let Some(asking) = self.directory.asking_mut(lookup) else { return };
+    pub(in crate::proto) fn ask_again(&mut self, cx: &mut Context, lookup: LookupId) {
+        let Some(asking) = cx.lookups.asking_mut(lookup) else { return };
         if asking.waiting.is_empty() {
-            self.directory.finish(lookup);
+            cx.lookups.finish(lookup);
             return;
         }
         let (addr, query) = asking.question.clone();
-        self.output(Output::Lookup { lookup, addr, query });
+        cx.fx.output(Output::Lookup { lookup, addr, query });
     }
 
-    pub(super) fn last_lookup_error(&self, session: SessionId) -> Option<BootstrapError> {
-        let receiver = self.receivers.get(&session)?;
-        self.directory.last_error(self.directory.lookup_of(&receiver.question)?)
+    pub(in crate::proto) fn last_lookup_error(
+        &self,
+        cx: &Context,
+        session: SessionId,
+    ) -> Option<BootstrapError> {
+        let receiver = self.sessions.get(&session)?;
+        cx.lookups.last_error(cx.lookups.lookup_of(&receiver.question)?)
     }
 
-    pub(super) fn on_found(&mut self, lookup: LookupId, ranks: Vec<RankRecord>) {
-        self.timers.cancel(Timer::Lookup(lookup));
-        let Some(asking) = self.directory.finish(lookup) else { return };
+    pub(in crate::proto) fn on_found(&mut self, cx: &mut Context, lookup: LookupId, ranks: Vec<RankRecord>) {
+        cx.fx.cancel(Timer::Lookup(lookup));
+        let Some(asking) = cx.lookups.finish(lookup) else { return };
         if asking.waiting.is_empty() {
             return;
         }
-        match self.choose_sources(ranks) {
+        match self.choose_sources(cx, ranks) {
             Ok((dp_rank, dp_size, introductions)) => {
                 let mut peers = Vec::new();
                 for introduction in each(introductions) {
-                    match self.meet(introduction) {
+                    match cx.meet(introduction) {
                         Some(peer) => peers.push(peer),
                         None => {
-                            return self.fail_all(asking.waiting, Cause::ByPeer(PeerCause::Overloaded));
+                            return self.fail_all(cx, asking.waiting, Cause::ByPeer(PeerCause::Overloaded));
                         }
                     }
                 }
                 // While a rank's way is lost or it is silent, a successor may register at any moment: each
                 // session asks anew.
-                if peers.iter().all(|&peer| self.is_in_touch(peer)) {
-                    let max = self.config.limits.max_addresses;
-                    self.directory.learn(&asking.question, (dp_rank, dp_size), peers.clone(), max);
+                if peers.iter().all(|&peer| self.is_in_touch(cx, peer)) {
+                    let max = cx.config.limits.max_addresses;
+                    cx.lookups.learn(&asking.question, (dp_rank, dp_size), peers.clone(), max);
                 }
                 for session in each(asking.waiting) {
-                    self.take_sources(session, &peers);
+                    self.take_sources(cx, session, &peers);
                 }
             }
-            Err(cause) => self.fail_all(asking.waiting, cause),
+            Err(cause) => self.fail_all(cx, asking.waiting, cause),
         }
     }
 
-    fn is_in_touch(&self, peer: PeerId) -> bool {
-        self.peers.get(peer).is_some_and(|peer| !(peer.lost || peer.given_up))
+    fn is_in_touch(&self, cx: &Context, peer: PeerId) -> bool {
+        cx.peers.get(peer).is_some_and(|peer| !(peer.lost || peer.given_up))
     }
 
-    fn fail_all(&mut self, sessions: BTreeSet<SessionId>, cause: Cause) {
+    fn fail_all(&mut self, cx: &mut Context, sessions: BTreeSet<SessionId>, cause: Cause) {
         for session in each(sessions) {
-            self.fail_receiver(session, cause.clone());
+            self.fail_receiver(cx, session, cause.clone());
         }
     }
 
     /// The ranks of an engine that this rank has to do with, the one whose aux row counts first.
-    fn choose_sources(&self, ranks: Vec<RankRecord>) -> Result<(u32, u32, Vec<Introduction>), Cause> {
+    fn choose_sources(
+        &self,
+        cx: &Context,
+        ranks: Vec<RankRecord>,
+    ) -> Result<(u32, u32, Vec<Introduction>), Cause> {
         let malformed = Cause::Bootstrap(BootstrapError::Malformed("geometry"));
         let (mut dp_rank, mut dp_size) = (0, 1);
         for rank in each(&ranks) {
-            if rank.plane != self.config.plane {
+            if rank.plane != cx.config.plane {
                 return Err(Cause::Incompatible(Mismatch {
                     field: "plane".to_owned(),
-                    ours: self.config.plane.clone(),
+                    ours: cx.config.plane.clone(),
                     theirs: rank.plane.clone(),
                 }));
             }
@@ -115,7 +129,7 @@ impl Node {
             (dp_rank, dp_size) = (rank.parallel().dp_rank, rank.parallel().dp_size);
         }
         let geometries: Vec<&Geometry> = ranks.iter().map(|rank| &rank.geometry).collect();
-        let here = self.config.args.geometry();
+        let here = cx.config.args.geometry();
         let chosen: Vec<usize> = match sources(here, &geometries) {
             Ok(mut found) => {
                 found.sort_by_key(|source| !source.aux);
@@ -145,13 +159,13 @@ impl Node {
         Ok((dp_rank, dp_size, introductions.collect()))
     }
 
-    pub(super) fn stop_asking(&mut self, session: SessionId) {
-        let Some(receiver) = self.receivers.get(&session) else { return };
-        if let Some(lookup) = self.directory.lookup_of(&receiver.question)
-            && self.directory.leave(lookup, session)
+    pub(in crate::proto) fn stop_asking(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get(&session) else { return };
+        if let Some(lookup) = cx.lookups.lookup_of(&receiver.question)
+            && cx.lookups.leave(lookup, session)
         {
-            self.directory.finish(lookup);
-            self.timers.cancel(Timer::Lookup(lookup));
+            cx.lookups.finish(lookup);
+            cx.fx.cancel(Timer::Lookup(lookup));
         }
     }
 }

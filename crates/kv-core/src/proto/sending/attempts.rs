@@ -6,18 +6,19 @@
 
 use std::time::Duration;
 
-use super::groups::check_peer_groups;
-use super::incoming::Incoming;
-use super::node::Node;
-use super::peer::{Peer, Registration, Wish};
-use super::receive::check_aux;
-use super::rendezvous::{Ambiguity, Cost, Latecomers, Named};
-use super::timer::Timer;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::pages::MAX_PAGES;
 use crate::plane::Origin;
+use crate::proto::context::Context;
+use crate::proto::conversation::incoming::Incoming;
+use crate::proto::conversation::peer::{Peer, Registration, Wish};
+use crate::proto::groups::check_peer_groups;
+use crate::proto::receiving::check_aux;
+use crate::proto::rendezvous::{Ambiguity, Cost, Latecomers, Named};
+use crate::proto::sending::Sending;
+use crate::proto::timer::Timer;
 use crate::wire::{Abort, AbortAck, Body, Failed, Finish, Progress, Register, Registered};
 
 /// Most runs of parts that one answer lists; the receiver asks again for the rest.
@@ -25,9 +26,9 @@ const MAX_TOLD_RUNS: usize = 1024;
 /// Most attempts below a floor that are ended in one turn.
 const MAX_SWEPT: usize = 256;
 
-impl Node {
-    pub(super) fn on_register(&mut self, id: PeerId, register: Register) {
-        self.on_floor(id, register.floor);
+impl Sending {
+    pub(in crate::proto) fn on_register(&mut self, cx: &mut Context, id: PeerId, register: Register) {
+        self.on_floor(cx, id, register.floor);
         let Register {
             attempt,
             room,
@@ -43,17 +44,19 @@ impl Node {
             permit_ms,
             ..
         } = register;
-        self.note_permission(id, ask, permit_ms);
-        let Some(peer) = self.peers.get(id) else { return };
-        if !self.may_note(peer, attempt) {
-            self.frames_dropped += 1;
+        cx.note_permission(id, ask, permit_ms);
+        let Some(peer) = cx.peers.get(id) else { return };
+        if !self.may_note(cx, peer, attempt) {
+            cx.fx.drop_frame();
             return;
         }
         match peer.incoming.get(attempt) {
             Some(Incoming::Waiting(_) | Incoming::Active(..)) => {
-                return self.send(id, Body::Registered(Registered { attempt }));
+                return cx.send(id, Body::Registered(Registered { attempt }));
             }
-            Some(Incoming::Served { .. } | Incoming::Failed { .. }) => return self.tell_about(id, attempt),
+            Some(Incoming::Served { .. } | Incoming::Failed { .. }) => {
+                return self.tell_about(cx, id, attempt);
+            }
             // The number stands for something else already.
             Some(Incoming::Reading { .. }) => return,
             None => {}
@@ -66,111 +69,122 @@ impl Node {
             || pages.len() as u64 + u64::from(first) > u64::from(whole)
             || check_aux(aux, peer.aux_rows).is_some()
             || check_peer_groups(&groups, &peer.group_items).is_err();
-        if out_of_range && !self.stopping {
-            return self.refuse_registration(id, attempt, &named, PeerCause::OutOfRange);
+        if out_of_range && !cx.stopping {
+            return self.refuse_registration(cx, id, attempt, &named, PeerCause::OutOfRange);
         }
         let wish = Wish::Write { pages, first, whole, aux, aux_here, groups };
-        self.seek_sender(id, attempt, Registration { named, origin, ranks, wish }, ttl_ms);
+        self.seek_sender(cx, id, attempt, Registration { named, origin, ranks, wish }, ttl_ms);
     }
 
     /// True if a frame about an attempt with this number may be taken: it is not over, and near enough to
     /// the others to be kept.
-    pub(super) fn may_note(&self, peer: &Peer, attempt: Attempt) -> bool {
+    pub(in crate::proto) fn may_note(&self, cx: &Context, peer: &Peer, attempt: Attempt) -> bool {
         let attempts = &peer.incoming;
         attempts.get(attempt).is_some()
-            || !attempts.is_closed(attempt) && attempts.has_room(attempt, self.config.limits.max_attempts)
+            || !attempts.is_closed(attempt) && attempts.has_room(attempt, cx.config.limits.max_attempts)
     }
 
     /// Brings a new registration or claim to its sender, or lets it wait for one.
-    pub(super) fn seek_sender(
+    pub(in crate::proto) fn seek_sender(
         &mut self,
+        cx: &mut Context,
         id: PeerId,
         attempt: Attempt,
         registration: Registration,
         ttl_ms: u64,
     ) {
-        if self.stopping {
-            return self.refuse_attempt(id, attempt, PeerCause::WorkerStopped);
+        if cx.stopping {
+            return self.refuse_attempt(cx, id, attempt, PeerCause::WorkerStopped);
         }
-        if self.peers.get(id).is_some_and(|peer| peer.refused) {
-            return self.refuse_registration(id, attempt, &registration.named, PeerCause::Protocol);
+        if cx.peers.get(id).is_some_and(|peer| peer.refused) {
+            return self.refuse_registration(cx, id, attempt, &registration.named, PeerCause::Protocol);
         }
-        self.watch_peer(id);
-        match self.rendezvous.senders.find(&registration.named) {
-            Ok(Some(session)) => return self.attach(session, id, attempt, registration),
+        cx.watch_peer(id);
+        match cx.rendezvous.senders.find(&registration.named) {
+            Ok(Some(session)) => return self.attach(cx, session, id, attempt, registration),
             Ok(None) => {}
-            Err(rooms) => return self.refuse_ambiguous(id, attempt, &rooms),
+            Err(rooms) => return self.refuse_ambiguous(cx, id, attempt, &rooms),
         }
-        let failed = &mut self.rendezvous.failed_senders;
+        let failed = &mut cx.rendezvous.failed_senders;
         if let Some(cause) = failed.take(&registration.named, registration.ranks) {
-            return self.refuse_attempt(id, attempt, cause);
+            return self.refuse_attempt(cx, id, attempt, cause);
         }
         let Registration { named, origin, .. } = &registration;
         let (runs, writes) = (registration.runs(), matches!(registration.wish, Wish::Write { .. }));
-        if !self.has_room_for(*origin, runs) {
-            return self.refuse_registration(id, attempt, &named.clone(), PeerCause::Overloaded);
+        if !self.has_room_for(cx, *origin, runs) {
+            return self.refuse_registration(cx, id, attempt, &named.clone(), PeerCause::Overloaded);
         }
-        self.rendezvous.wait(named, (id, attempt), *origin, runs);
-        if let Some(peer) = self.peers.get_mut(id) {
+        cx.rendezvous.wait(named, (id, attempt), *origin, runs);
+        if let Some(peer) = cx.peers.get_mut(id) {
             peer.incoming.insert(attempt, Incoming::Waiting(registration));
         }
-        let ttl = Duration::from_millis(ttl_ms)
-            .min(self.config.timing.session_deadline.max(Duration::from_secs(1)));
-        self.timers.arm(Timer::Registration(id, attempt), self.now + ttl);
-        self.send(id, Body::Registered(Registered { attempt }));
+        let ttl =
+            Duration::from_millis(ttl_ms).min(cx.config.timing.session_deadline.max(Duration::from_secs(1)));
+        cx.fx.arm(Timer::Registration(id, attempt), cx.fx.now() + ttl);
+        cx.send(id, Body::Registered(Registered { attempt }));
         if writes {
-            self.want_permission(id);
+            cx.want_permission(id);
         }
     }
 
     /// True if one more registration may wait: there is room in all, and in the connection's share.
-    fn has_room_for(&self, origin: Option<Origin>, runs: usize) -> bool {
-        let limits = &self.config.limits;
+    fn has_room_for(&self, cx: &Context, origin: Option<Origin>, runs: usize) -> bool {
+        let limits = &cx.config.limits;
         let fits = |cost: Cost, share: usize| {
             cost.registrations < limits.max_registrations / share
                 && cost.runs + runs <= limits.max_waiting_runs / share
         };
         let share = limits.connections_share.max(1);
-        fits(self.rendezvous.waiting, 1) && fits(self.rendezvous.cost_of(origin), share)
+        fits(cx.rendezvous.waiting, 1) && fits(cx.rendezvous.cost_of(origin), share)
     }
 
     /// Two senders wait whose rooms could both be meant: none of the three can be served.
-    fn refuse_ambiguous(&mut self, id: PeerId, attempt: Attempt, rooms: &Ambiguity) {
+    fn refuse_ambiguous(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt, rooms: &Ambiguity) {
         let (room, other) = rooms.clone();
-        self.refuse_attempt(id, attempt, PeerCause::AmbiguousRoom { room, other });
-        self.fail_ambiguous_senders(rooms);
+        self.refuse_attempt(cx, id, attempt, PeerCause::AmbiguousRoom { room, other });
+        self.fail_ambiguous_senders(cx, rooms);
     }
 
     /// Two registrations wait whose rooms could both be meant by a new sender.
-    pub(super) fn fail_ambiguous(&mut self, session: SessionId, (one, other): &Ambiguity) {
+    pub(in crate::proto) fn fail_ambiguous(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        (one, other): &Ambiguity,
+    ) {
         for (room, other) in [(one, other), (other, one)] {
-            while let Some((id, attempt)) = self.rendezvous.registrations.find_exact(room) {
+            while let Some((id, attempt)) = cx.rendezvous.registrations.find_exact(room) {
                 let (room, other) = (room.clone(), other.clone());
-                self.take_registration(id, attempt);
-                self.refuse_attempt(id, attempt, PeerCause::AmbiguousRoom { room, other });
+                self.take_registration(cx, id, attempt);
+                self.refuse_attempt(cx, id, attempt, PeerCause::AmbiguousRoom { room, other });
             }
         }
         let (room, other) = (one.clone(), other.clone());
-        self.fail_sender(session, Cause::AmbiguousRoom { room, other });
+        self.fail_sender(cx, session, Cause::AmbiguousRoom { room, other });
     }
 
-    fn fail_ambiguous_senders(&mut self, (one, other): &Ambiguity) {
+    fn fail_ambiguous_senders(&mut self, cx: &mut Context, (one, other): &Ambiguity) {
         for (room, other) in [(one, other), (other, one)] {
-            while let Some(session) = self.rendezvous.senders.find_exact(room) {
+            while let Some(session) = cx.rendezvous.senders.find_exact(room) {
                 step(1);
                 let (room, other) = (room.clone(), other.clone());
-                self.fail_sender_of(session, Cause::AmbiguousRoom { room, other }, 1);
+                self.fail_sender_of(cx, session, Cause::AmbiguousRoom { room, other }, 1);
             }
         }
     }
 
-    pub(super) fn take_registration(&mut self, id: PeerId, attempt: Attempt) -> Option<Registration> {
-        let peer = self.peers.get_mut(id)?;
+    pub(in crate::proto) fn take_registration(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        attempt: Attempt,
+    ) -> Option<Registration> {
+        let peer = cx.peers.get_mut(id)?;
         match peer.incoming.remove(attempt) {
             Some(Incoming::Waiting(registration)) => {
                 let Registration { named, origin, .. } = &registration;
-                self.rendezvous.leave(named, (id, attempt), *origin, registration.runs());
-                self.timers.cancel(Timer::Registration(id, attempt));
+                cx.rendezvous.leave(named, (id, attempt), *origin, registration.runs());
+                cx.fx.cancel(Timer::Registration(id, attempt));
                 Some(registration)
             }
             other => {
@@ -182,158 +196,187 @@ impl Node {
         }
     }
 
-    pub(super) fn on_registration_expired(&mut self, id: PeerId, attempt: Attempt) {
-        self.drop_registration(id, attempt, PeerCause::DeadlineExceeded);
+    pub(in crate::proto) fn on_registration_expired(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        attempt: Attempt,
+    ) {
+        self.drop_registration(cx, id, attempt, PeerCause::DeadlineExceeded);
     }
 
     /// Fails a registration that waits for its sender.
-    pub(super) fn drop_registration(&mut self, id: PeerId, attempt: Attempt, cause: PeerCause) {
-        if let Some(registration) = self.take_registration(id, attempt) {
-            self.refuse_registration(id, attempt, &registration.named, cause);
+    pub(in crate::proto) fn drop_registration(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        attempt: Attempt,
+        cause: PeerCause,
+    ) {
+        if let Some(registration) = self.take_registration(cx, id, attempt) {
+            self.refuse_registration(cx, id, attempt, &registration.named, cause);
         }
     }
 
     /// Fails a registration on this side's account: its sender should not wait for another one.
-    fn refuse_registration(&mut self, id: PeerId, attempt: Attempt, named: &Named, cause: PeerCause) {
-        self.refuse_attempt(id, attempt, cause.clone());
-        let origin = self.peers.get(id).and_then(|peer| peer.origin);
-        self.receiver_gave_up(named, origin, cause);
+    fn refuse_registration(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        attempt: Attempt,
+        named: &Named,
+        cause: PeerCause,
+    ) {
+        self.refuse_attempt(cx, id, attempt, cause.clone());
+        let origin = cx.peers.get(id).and_then(|peer| peer.origin);
+        self.receiver_gave_up(cx, named, origin, cause);
     }
 
     /// Fails an attempt that no session serves.
-    pub(super) fn refuse_attempt(&mut self, id: PeerId, attempt: Attempt, cause: PeerCause) {
-        if let Some(peer) = self.peers.get_mut(id) {
+    pub(in crate::proto) fn refuse_attempt(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        attempt: Attempt,
+        cause: PeerCause,
+    ) {
+        if let Some(peer) = cx.peers.get_mut(id) {
             peer.incoming.insert(attempt, Incoming::Failed { cause: cause.clone() });
         }
-        self.watch_peer(id);
-        self.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
+        cx.watch_peer(id);
+        cx.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
     }
 
-    pub(super) fn on_abort(&mut self, id: PeerId, abort: Abort) {
+    pub(in crate::proto) fn on_abort(&mut self, cx: &mut Context, id: PeerId, abort: Abort) {
         let Abort { attempt, room, grant, cause } = abort;
-        let Some(peer) = self.peers.get(id) else { return };
-        if peer.incoming.is_closed(attempt) && peer.incoming.get(attempt).is_none() && !self.peers.lingers(id)
-        {
-            return self.send(id, Body::AbortAck(AbortAck { attempt }));
+        let Some(peer) = cx.peers.get(id) else { return };
+        if peer.incoming.is_closed(attempt) && peer.incoming.get(attempt).is_none() && !cx.peers.lingers(id) {
+            return cx.send(id, Body::AbortAck(AbortAck { attempt }));
         }
-        if !self.may_note(peer, attempt) {
-            self.frames_dropped += 1;
+        if !self.may_note(cx, peer, attempt) {
+            cx.fx.drop_frame();
             return;
         }
         let (named, origin) = (Named::new(room, peer.suffixed), peer.origin);
-        if peer.incoming.get(attempt).is_none() && self.peers.lingers(id) {
+        if peer.incoming.get(attempt).is_none() && cx.peers.lingers(id) {
             // It may be of a former conversation, whose writes have not ended. The peer will ask again.
             return;
         }
         match peer.incoming.get(attempt) {
             Some(&Incoming::Active(session, index)) => {
-                let target = self.senders.get_mut(&session).and_then(|sender| sender.targets.get_mut(index));
+                let target = self.sessions.get_mut(&session).and_then(|sender| sender.targets.get_mut(index));
                 if let Some(target) = target {
                     target.abort_asked = true;
                 }
                 // Acknowledged once the target's posts have ended: maybe now, maybe later.
-                return self.fail_sender(session, Cause::ByPeer(cause));
+                return self.fail_sender(cx, session, Cause::ByPeer(cause));
             }
             Some(&Incoming::Reading { session, target: index, .. }) => {
                 if let Some(target) = self.target_mut(session, index) {
                     target.abort_asked = true;
                 }
-                self.fail_sender(session, Cause::ByPeer(cause));
+                self.fail_sender(cx, session, Cause::ByPeer(cause));
                 // It may have failed before.
-                return self.reader_let_go(session, index);
+                return self.reader_let_go(cx, session, index);
             }
             Some(Incoming::Waiting(_)) => {
-                self.take_registration(id, attempt);
-                self.receiver_gave_up(&named, origin, cause);
+                self.take_registration(cx, id, attempt);
+                self.receiver_gave_up(cx, &named, origin, cause);
             }
             Some(Incoming::Served { .. } | Incoming::Failed { .. }) => {}
             None => match grant {
-                None => self.receiver_gave_up(&named, origin, cause),
-                Some(nonce) => self.reader_gave_up(nonce, &named, cause),
+                None => self.receiver_gave_up(cx, &named, origin, cause),
+                Some(nonce) => self.reader_gave_up(cx, nonce, &named, cause),
             },
         }
-        if let Some(peer) = self.peers.get_mut(id) {
+        if let Some(peer) = cx.peers.get_mut(id) {
             peer.incoming.close(attempt);
         }
-        self.send(id, Body::AbortAck(AbortAck { attempt }));
+        cx.send(id, Body::AbortAck(AbortAck { attempt }));
     }
 
     /// A receiver will never register: its sender is told, now or when it comes.
-    fn receiver_gave_up(&mut self, named: &Named, origin: Option<Origin>, cause: PeerCause) {
-        match self.rendezvous.senders.find(named) {
-            Ok(Some(session)) => self.fail_sender_of(session, Cause::ByPeer(cause), 1),
+    fn receiver_gave_up(
+        &mut self,
+        cx: &mut Context,
+        named: &Named,
+        origin: Option<Origin>,
+        cause: PeerCause,
+    ) {
+        match cx.rendezvous.senders.find(named) {
+            Ok(Some(session)) => self.fail_sender_of(cx, session, Cause::ByPeer(cause), 1),
             Ok(None) => {
-                let until = self.now + self.config.timing.failed_room_ttl;
-                let limits = &self.config.limits;
+                let until = cx.fx.now() + cx.config.timing.failed_room_ttl;
+                let limits = &cx.config.limits;
                 let max = limits.max_failed_rooms / limits.connections_share.max(1);
-                let failed = &mut self.rendezvous.failed_receivers;
+                let failed = &mut cx.rendezvous.failed_receivers;
                 let bounds = (origin, max, limits.max_failed_rooms);
                 failed.insert((named.clone(), cause), Latecomers::Left(1), until, bounds);
-                self.timers.arm_once(Timer::Rooms, until);
+                cx.fx.arm_once(Timer::Rooms, until);
             }
             // One of them waits in vain, and nobody can tell which.
-            Err(rooms) => self.fail_ambiguous_senders(&rooms),
+            Err(rooms) => self.fail_ambiguous_senders(cx, &rooms),
         }
     }
 
-    pub(super) fn on_finish(&mut self, id: PeerId, finish: Finish) {
-        self.finish_attempt(id, finish.attempt);
-        self.on_floor(id, finish.floor);
+    pub(in crate::proto) fn on_finish(&mut self, cx: &mut Context, id: PeerId, finish: Finish) {
+        self.finish_attempt(cx, id, finish.attempt);
+        self.on_floor(cx, id, finish.floor);
     }
 
     /// The peer says that the attempt is over for it.
-    pub(super) fn finish_attempt(&mut self, id: PeerId, attempt: Attempt) {
-        self.take_registration(id, attempt);
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        let window = self.config.limits.max_attempts;
+    pub(in crate::proto) fn finish_attempt(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
+        self.take_registration(cx, id, attempt);
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        let window = cx.config.limits.max_attempts;
         let active = match peer.incoming.get(attempt) {
             Some(&Incoming::Active(session, index)) => Some((session, index)),
             Some(&Incoming::Reading { session, target, .. }) => {
                 peer.incoming.close(attempt);
-                return self.reader_finished(session, target);
+                return self.reader_finished(cx, session, target);
             }
             // Of an attempt that was never heard of, or long ago.
             None if !peer.incoming.is_closed(attempt) && !peer.incoming.has_room(attempt, window) => {
-                self.frames_dropped += 1;
+                cx.fx.drop_frame();
                 return;
             }
             _ => None,
         };
         peer.incoming.close(attempt);
         let Some((session, index)) = active else { return };
-        let target = self.senders.get(&session).and_then(|sender| sender.targets.get(index));
+        let target = self.sessions.get(&session).and_then(|sender| sender.targets.get(index));
         if target.is_some_and(|target| target.total.is_none()) {
-            self.fail_sender(session, Cause::Protocol("finished before everything was sent"));
+            self.fail_sender(cx, session, Cause::Protocol("finished before everything was sent"));
         }
     }
 
     /// All attempts of the peer below `floor` are over for it.
-    pub(super) fn on_floor(&mut self, id: PeerId, floor: Attempt) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+    pub(in crate::proto) fn on_floor(&mut self, cx: &mut Context, id: PeerId, floor: Attempt) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         if floor > peer.incoming.floor() {
             peer.incoming.raise_floor(floor);
-            self.sweep(id);
+            self.sweep(cx, id);
         }
     }
 
     /// Ends attempts of the peer below its floor: some now, and the others in later turns, because the
     /// peer may have had many in mind with one short frame.
-    pub(super) fn sweep(&mut self, id: PeerId) {
+    pub(in crate::proto) fn sweep(&mut self, cx: &mut Context, id: PeerId) {
         for _ in each(0..MAX_SWEPT) {
-            let Some(peer) = self.peers.get(id) else { return };
+            let Some(peer) = cx.peers.get(id) else { return };
             let Some(attempt) = peer.incoming.first_live(Attempt(0)..peer.incoming.floor()) else { return };
-            self.finish_attempt(id, attempt);
+            self.finish_attempt(cx, id, attempt);
         }
-        self.timers.arm(Timer::Sweep(id), self.now + Duration::from_nanos(1));
+        cx.fx.arm(Timer::Sweep(id), cx.fx.now() + Duration::from_nanos(1));
     }
 
     /// Answers a receiver that has heard nothing about an attempt.
-    pub(super) fn tell_about(&mut self, id: PeerId, attempt: Attempt) {
-        let Some(peer) = self.peers.get(id) else { return };
+    pub(in crate::proto) fn tell_about(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
+        let Some(peer) = cx.peers.get(id) else { return };
         let body = match peer.incoming.get(attempt) {
             Some(Incoming::Waiting(_)) => return,
             Some(Incoming::Active(session, index)) => {
-                let Some(sender) = self.senders.get(session) else { return };
+                let Some(sender) = self.sessions.get(session) else { return };
                 let Some(target) = sender.targets.get(*index) else { return };
                 match &sender.failure {
                     Some(cause) => Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }),
@@ -347,10 +390,10 @@ impl Node {
                 }
             }
             Some(&Incoming::Reading { session, target, .. }) => {
-                let Some(sender) = self.senders.get(&session) else { return };
+                let Some(sender) = self.sessions.get(&session) else { return };
                 match &sender.failure {
                     Some(cause) => Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }),
-                    None => return self.answer_claim(id, attempt, session, target),
+                    None => return self.answer_claim(cx, id, attempt, session, target),
                 }
             }
             Some(Incoming::Served { total, skipped }) => Body::Progress(Progress {
@@ -362,28 +405,29 @@ impl Node {
             Some(Incoming::Failed { cause }) => {
                 Body::Failed(Failed { attempt, cause: cause.clone(), quiet: true })
             }
-            None if self.peers.lingers(id) => return,
+            None if cx.peers.lingers(id) => return,
             None => Body::Failed(Failed { attempt, cause: PeerCause::Unknown, quiet: true }),
         };
-        self.send(id, body);
+        cx.send(id, body);
     }
 
     /// A failed attempt is quiet: the receiver may have its pages back.
-    pub(super) fn attempt_failed(
+    pub(in crate::proto) fn attempt_failed(
         &mut self,
+        cx: &mut Context,
         id: PeerId,
         attempt: Attempt,
         cause: PeerCause,
         abort_asked: bool,
     ) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         if abort_asked {
             peer.incoming.close(attempt);
-            return self.send(id, Body::AbortAck(AbortAck { attempt }));
+            return cx.send(id, Body::AbortAck(AbortAck { attempt }));
         }
         if !peer.incoming.is_closed(attempt) {
             peer.incoming.insert(attempt, Incoming::Failed { cause: cause.clone() });
         }
-        self.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
+        cx.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
     }
 }

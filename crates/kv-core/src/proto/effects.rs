@@ -1,0 +1,131 @@
+//! What all parts of a machine do their work with: the time now, timers, random numbers, and the outputs that
+//! are to be carried out.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::io::Output;
+use super::random::Random;
+use super::timer::{Timer, Timers};
+use crate::error::TransferError;
+use crate::id::SessionId;
+use crate::poll::KvPoll;
+use crate::time::Time;
+
+/// The effects of one input, and what they are made of.
+#[derive(Debug)]
+#[cfg_attr(feature = "model", derive(Clone))]
+pub(super) struct Effects {
+    now: Time,
+    random: Random,
+    timers: Timers,
+    outputs: VecDeque<Output>,
+    /// Longest pause between repetitions.
+    retry_max: Duration,
+    frames_dropped: u64,
+}
+
+impl Effects {
+    pub(super) fn new(seed: u64, retry_max: Duration) -> Effects {
+        Effects {
+            now: Time::ZERO,
+            random: Random::new(seed),
+            timers: Timers::default(),
+            outputs: VecDeque::new(),
+            retry_max,
+            frames_dropped: 0,
+        }
+    }
+
+    /// The time of the input that is being handled.
+    pub(super) fn now(&self) -> Time {
+        self.now
+    }
+
+    /// An input has come. Time never goes back.
+    pub(super) fn advance(&mut self, now: Time) {
+        self.now = self.now.max(now);
+    }
+
+    /// All of it that decides what a machine does.
+    #[cfg(feature = "model")]
+    pub(super) fn counted(&self) -> impl std::fmt::Debug {
+        let Effects { now, random, timers, outputs, retry_max: _, frames_dropped: _ } = self;
+        (now, random, timers, outputs)
+    }
+
+    /// Has something done.
+    pub(super) fn output(&mut self, output: Output) {
+        self.outputs.push_back(output);
+    }
+
+    /// Tells a session's handle of its new state.
+    pub(super) fn status(&mut self, session: SessionId, poll: KvPoll, failure: Option<TransferError>) {
+        self.output(Output::Status { session, poll, failure: failure.map(Box::new) });
+    }
+
+    /// The oldest output that was not taken yet.
+    pub(super) fn next_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// A frame is ignored: it is damaged, or of no conversation that is known.
+    pub(super) fn drop_frame(&mut self) {
+        self.frames_dropped += 1;
+    }
+
+    pub(super) fn frames_dropped(&self) -> u64 {
+        self.frames_dropped
+    }
+
+    /// Sets a timer, in place of the one with the same key.
+    pub(super) fn arm(&mut self, timer: Timer, at: Time) {
+        self.timers.arm(timer, at);
+    }
+
+    /// Sets a timer unless one with its key is set.
+    pub(super) fn arm_once(&mut self, timer: Timer, at: Time) {
+        self.timers.arm_once(timer, at);
+    }
+
+    pub(super) fn is_armed(&self, timer: Timer) -> bool {
+        self.timers.is_armed(timer)
+    }
+
+    pub(super) fn cancel(&mut self, timer: Timer) {
+        self.timers.cancel(timer);
+    }
+
+    /// When this timer is due, if it is set.
+    pub(super) fn due(&self, timer: Timer) -> Option<Time> {
+        self.timers.at(timer)
+    }
+
+    /// When the next timer is due.
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
+    /// Takes the next timer that is due.
+    pub(super) fn next_timer(&mut self) -> Option<Timer> {
+        self.timers.pop_due(self.now)
+    }
+
+    /// How many timers are set.
+    pub(super) fn timers(&self) -> usize {
+        self.timers.len()
+    }
+
+    /// A random number.
+    pub(super) fn draw(&mut self) -> u64 {
+        self.random.next()
+    }
+
+    /// A pause before the n-th repetition (from 1): doubles up to the maximum, with jitter of an
+    /// eighth so that repetitions of many sessions spread.
+    pub(super) fn backoff(&mut self, first: Duration, times: u32) -> Duration {
+        let pause = first.saturating_mul(1 << times.saturating_sub(1).min(16)).min(self.retry_max);
+        let spread = u64::try_from(pause.as_nanos() / 8).unwrap_or(u64::MAX).max(1);
+        pause + Duration::from_nanos(self.random.next() % spread)
+    }
+}
