@@ -1,7 +1,7 @@
 //! What the two services of a machine, sending and receiving, stand on: conversations with peers, lookups,
 //! the meeting place of rooms, posts, and the effects of an input.
 
-use super::conversation::peer::Peers;
+use super::conversation::Peers;
 use super::effects::Effects;
 use super::io::NodeConfig;
 use super::lookups::Directory;

@@ -8,7 +8,9 @@ use super::io::Output;
 use super::random::Random;
 use super::timer::{Timer, Timers};
 use crate::error::TransferError;
+use crate::groups::Groups;
 use crate::id::SessionId;
+use crate::pages::Pages;
 use crate::poll::KvPoll;
 use crate::time::Time;
 
@@ -62,6 +64,16 @@ impl Effects {
     /// Tells a session's handle of its new state.
     pub(super) fn status(&mut self, session: SessionId, poll: KvPoll, failure: Option<TransferError>) {
         self.output(Output::Status { session, poll, failure: failure.map(Box::new) });
+    }
+
+    /// Gives pages of a session back: no wire can touch them any more.
+    pub(super) fn release(&mut self, session: SessionId, pages: Pages) {
+        self.output(Output::Release { session, pages });
+    }
+
+    /// Gives items of state groups back, under the same promise.
+    pub(super) fn release_groups(&mut self, session: SessionId, groups: Groups, skipped: Vec<u16>) {
+        self.output(Output::ReleaseGroups { session, groups, skipped });
     }
 
     /// The oldest output that was not taken yet.

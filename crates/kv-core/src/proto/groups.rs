@@ -10,9 +10,7 @@ use crate::groups::{GroupItems, GroupList, GroupLists, Groups};
 use crate::layout::Geometry;
 use crate::meter::each;
 use crate::plan::{Plan, RegionMap, Side};
-use crate::poll::KvPoll;
 use crate::proto::node::Node;
-use crate::proto::receiving::ReceiveSession;
 
 /// What two ranks do about the groups of a request.
 #[derive(Debug, Default)]
@@ -110,18 +108,3 @@ pub(super) fn check_peer_groups(groups: &GroupLists, items: &[u32]) -> Result<()
 }
 
 impl Node {}
-
-impl ReceiveSession {
-    /// The groups of a session that succeeded, of which no source had all.
-    pub(super) fn skipped_groups(&self) -> Vec<u16> {
-        if self.poll != KvPoll::Success {
-            return Vec::new();
-        }
-        let left_out = |group: &u16| {
-            let mut sources = self.sources.iter();
-            self.unheld.contains(group) || sources.any(|source| source.skipped.contains(group))
-        };
-        let named = self.groups.iter().flat_map(Groups::iter).map(|items| items.group);
-        named.filter(left_out).collect()
-    }
-}

@@ -33,9 +33,8 @@ mod meeting;
 #[cfg(feature = "model")]
 mod model;
 mod node;
-mod node_extra;
+mod posting;
 mod posts;
-mod quarantine;
 mod random;
 mod receiving;
 mod rendezvous;

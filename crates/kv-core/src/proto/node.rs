@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::context::Context;
-use super::conversation::peer::{Peer, Peers};
+use super::conversation::{Peer, Peers};
 use super::effects::Effects;
 use super::io::{Command, Input, NodeConfig, Output};
 use super::lookups::Directory;
@@ -16,6 +16,7 @@ use crate::error::{Cause, Obstacle};
 use crate::id::SessionId;
 use crate::meter::{each, step};
 use crate::plane::Origin;
+use crate::quarantine::Quarantine;
 use crate::time::Time;
 use crate::wire::{Body, Frame, Link};
 
@@ -55,6 +56,7 @@ use crate::wire::{Body, Frame, Link};
 /// ```
 #[cfg_attr(feature = "model", derive(Clone))]
 pub struct Node {
+    /// What sending and receiving stand on.
     pub(super) cx: Context,
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
@@ -134,7 +136,7 @@ impl Node {
             Input::Command(command) => self.on_command(command),
             Input::Frame { from, frame } => self.on_frame(from, frame),
             Input::Posted { post, result } => self.on_posted(post, result),
-            Input::Connected { peer, directions, fence } => self.on_connected(peer, directions, fence),
+            Input::Connected { peer, directions, fence } => self.cx.way_opened(peer, directions, fence),
             Input::ConnectFailed { peer, error } => self.on_connect_failed(peer, error),
             Input::PeerGone { peer, end } => self.on_peer_gone(peer, end),
             Input::Revoked { peer } => self.on_revoked(peer),
@@ -176,31 +178,38 @@ impl Node {
         let sum = |of: &dyn Fn(&Peer) -> usize| self.cx.peers.iter().map(|(_, peer)| of(peer)).sum();
         NodeGauges {
             peers: self.cx.peers.len(),
-            senders: self.sending.sessions.len(),
-            receivers: self.receiving.sessions.len(),
+            senders: self.sending.len(),
+            receivers: self.receiving.len(),
             registrations: self.cx.rendezvous.registrations.len(),
-            incoming: sum(&|peer| peer.incoming.live_len() + peer.incoming.results_len()),
-            results: sum(&|peer| peer.incoming.results_len()),
-            closed_runs: sum(&|peer| peer.incoming.closed_len()),
+            incoming: sum(&|peer| peer.incoming().live_len() + peer.incoming().results_len()),
+            results: sum(&|peer| peer.incoming().results_len()),
+            closed_runs: sum(&|peer| peer.incoming().closed_len()),
             waiting_runs: self.cx.rendezvous.waiting.runs,
-            targets: self.sending.sessions.values().map(|sender| sender.targets.len()).sum(),
+            targets: self.sending.targets(),
             queued: self.cx.posts.queued(),
-            beats: sum(&|peer| peer.heart.beats.len() + peer.writes_out.asked()),
+            beats: sum(&|peer| peer.outgoing().beats_len() + peer.writes_out().asked()),
             addresses: self.cx.lookups.addresses(),
             failed_rooms: self.cx.rendezvous.failed_senders.len() + self.cx.rendezvous.failed_receivers.len(),
             posts: self.cx.posts.in_flight(),
             lookups: self.cx.lookups.len(),
             timers: self.cx.fx.timers(),
-            pages_leased: self.sending.pages_leased,
-            ended_grants: self.sending.ended_grants.len(),
-            releasing: sum(&|peer| peer.releasing.len()),
+            pages_leased: self.sending.pages_leased(),
+            ended_grants: self.sending.ended_grants(),
+            releasing: sum(&|peer| peer.outgoing().ended_len()),
             frames_dropped: self.cx.fx.frames_dropped(),
         }
     }
 
     /// Complete pages that are pinned for readers, at the moment.
     pub fn pages_leased(&self) -> usize {
-        self.sending.pages_leased
+        self.sending.pages_leased()
+    }
+
+    /// The pages and items of sessions that have ended and that may not be used again yet, by peer and
+    /// reason. A session that waits for several things is counted under the first of them.
+    pub fn quarantine(&self) -> Vec<Quarantine> {
+        let receivers = self.receiving.quarantine(&self.cx);
+        Quarantine::gather(receivers.chain(self.sending.quarantine(&self.cx)), |a, b| a + b)
     }
 
     fn on_command(&mut self, command: Command) {
@@ -227,12 +236,16 @@ impl Node {
             Command::InitReceiver { session, pages, aux } => {
                 self.receiving.init_receiver(&mut self.cx, session, pages, aux)
             }
-            Command::Groups { session, groups } => self.take_groups(session, groups),
+            Command::Groups { session, groups } if self.sending.has(session) => {
+                self.sending.take_groups(&mut self.cx, session, groups);
+            }
+            Command::Groups { session, groups } => {
+                self.receiving.take_groups(&mut self.cx, session, groups);
+            }
             Command::Abort { session } => self.end_session(session, Cause::Aborted),
             Command::Shutdown => {
                 self.cx.stopping = true;
-                let sessions: Vec<SessionId> =
-                    self.sending.sessions.keys().chain(self.receiving.sessions.keys()).copied().collect();
+                let sessions: Vec<SessionId> = self.sending.ids().chain(self.receiving.ids()).collect();
                 for session in each(sessions) {
                     self.end_session(session, Cause::WorkerStopped);
                 }
@@ -242,7 +255,7 @@ impl Node {
 
     /// Fails a session, whichever kind it is. No effect on one that has ended.
     pub(super) fn end_session(&mut self, session: SessionId, cause: Cause) {
-        if self.sending.sessions.contains_key(&session) {
+        if self.sending.has(session) {
             self.sending.fail_sender(&mut self.cx, session, cause);
         } else {
             self.receiving.fail_receiver(&mut self.cx, session, cause);
@@ -256,14 +269,14 @@ impl Node {
         };
         let Some((peer, origin)) = self.cx.peers.with_link(frame.link) else {
             return match frame.body {
-                Body::Hello(hello) => self.on_hello(from, hello),
+                Body::Hello(hello) => self.on_hello(from, &hello),
                 _ => self.cx.fx.drop_frame(),
             };
         };
         match frame.body {
-            Body::Hello(hello) => return self.on_hello(from, hello),
+            Body::Hello(hello) => return self.on_hello(from, &hello),
             // The answers to a hello are known by their nonce, and may come by another connection.
-            Body::Welcome(welcome) => return self.on_welcome(from, peer, welcome),
+            Body::Welcome(welcome) => return self.on_welcome(from, peer, &welcome),
             Body::Refused(refused) => return self.on_refused(from, peer, refused),
             // Whoever else knows the link has no right to it.
             _ if origin.is_some_and(|origin| origin != from) => {
@@ -284,7 +297,7 @@ impl Node {
             Body::Abort(abort) => self.sending.on_abort(&mut self.cx, peer, abort),
             Body::AbortAck(ack) => self.receiving.on_abort_ack(&mut self.cx, peer, ack.attempt),
             Body::Finish(finish) => self.sending.on_finish(&mut self.cx, peer, finish),
-            Body::Ping(ping) => self.on_ping(peer, ping),
+            Body::Ping(ping) => self.on_ping(peer, &ping),
             Body::Pong(pong) => self.sending.on_floor(&mut self.cx, peer, pong.floor),
             Body::Claim(claim) => self.sending.on_claim(&mut self.cx, peer, claim),
             Body::Granted(granted) => self.receiving.on_granted(&mut self.cx, peer, granted),
@@ -319,14 +332,10 @@ impl Node {
     }
 
     fn on_deadline(&mut self, session: SessionId) {
-        let (after, last) = if let Some(sender) = self.sending.sessions.get(&session) {
-            (sender.deadline, self.posting_obstacle(session))
-        } else if let Some(receiver) = self.receiving.sessions.get(&session) {
-            let lookup = self.receiving.last_lookup_error(&self.cx, session).map(Obstacle::Bootstrap);
-            (receiver.deadline, lookup.or_else(|| self.posting_obstacle(session)))
-        } else {
-            return;
-        };
+        let lookup = || self.receiving.last_lookup_error(&self.cx, session).map(Obstacle::Bootstrap);
+        let deadline = self.sending.deadline(session).or_else(|| self.receiving.deadline(session));
+        let Some(after) = deadline else { return };
+        let last = lookup().or_else(|| self.posting_obstacle(session));
         self.end_session(session, Cause::DeadlineExceeded { after, last });
     }
 }

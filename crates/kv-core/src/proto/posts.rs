@@ -67,11 +67,23 @@ pub(super) struct Leave {
 /// A post that has not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct InFlight {
+    pub(super) op: Op,
     pub(super) session: SessionId,
     pub(super) target: usize,
     pub(super) part: u32,
     pub(super) peer: PeerId,
     pub(super) origin: Option<Origin>,
+}
+
+/// How the data operations of one session with one peer stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PostingState {
+    pub(super) peer: PeerId,
+    pub(super) op: Op,
+    /// Something waits for its turn.
+    pub(super) queued: bool,
+    /// Posts that have not ended.
+    pub(super) outstanding: u32,
 }
 
 impl Posting {
@@ -297,7 +309,14 @@ mod tests {
     const FREE: Leave = Leave { writes: true, origin: None };
 
     fn post(peer: u64) -> InFlight {
-        InFlight { session: SessionId(peer), target: 0, part: 0, peer: PeerId(peer), origin: None }
+        InFlight {
+            op: Op::Write,
+            session: SessionId(peer),
+            target: 0,
+            part: 0,
+            peer: PeerId(peer),
+            origin: None,
+        }
     }
 
     /// Starts all that may be started now; how many posts.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::error::PeerCause;
 use crate::id::{Attempt, SessionId};
 use crate::meter::each;
-use crate::proto::conversation::peer::Registration;
+use crate::proto::conversation::Registration;
 use crate::proto::run_set::RunSet;
 use crate::time::Time;
 

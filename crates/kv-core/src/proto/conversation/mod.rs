@@ -1,6 +1,288 @@
-//! Conversations with peers.
+//! Conversations with peers: who is there, since when nothing was heard, what each side has under way with the
+//! other.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `mod.rs` | one peer, and what can be asked about it |
+//! | `peers.rs` | all peers, by every name that they have |
+//! | `greeting.rs` | hello, welcome, refusal |
+//! | `touch.rs` | silence, lost ways, successors |
+//! | `said.rs` | frames to a peer, and what is repeated until it is acknowledged |
+//! | `outgoing.rs` | attempts at a peer: it serves |
+//! | `incoming.rs`, `registration.rs` | attempts of a peer: this worker serves |
+//! | `permission.rs` | until when either side may write |
+//! | `beats.rs` | the one rule by which granted time is counted |
+//! | `maps.rs` | what the caches of both make of each other |
+//!
+//! What follows for sessions is not decided here: the machine asks, and tells the sessions.
 
-pub(in crate::proto) mod calls;
-pub(in crate::proto) mod incoming;
-pub(in crate::proto) mod peer;
-pub(in crate::proto) mod permission;
+mod beats;
+mod greeting;
+mod incoming;
+mod maps;
+mod outgoing;
+mod peers;
+mod permission;
+mod registration;
+mod said;
+mod touch;
+
+use bytes::Bytes;
+
+use crate::error::{Cause, PeerCause};
+use crate::id::{Attempt, Incarnation, Room, WorkerId};
+use crate::layout::Geometry;
+use crate::lease::GrantRef;
+use crate::meter::each;
+use crate::plane::{Directions, Origin};
+use crate::time::Time;
+use crate::wire::{Abort, Link};
+
+pub(super) use beats::millis;
+pub(super) use greeting::{AnswerHeard, HelloHeard, Unanswered};
+pub(super) use incoming::{Attempts, Incoming};
+pub(super) use maps::Maps;
+pub(super) use outgoing::Outgoing;
+pub(super) use peers::Peers;
+pub(super) use permission::{WritesIn, WritesOut};
+pub(super) use registration::{Registration, Wish};
+pub(super) use touch::Silence;
+
+/// Most attempts that one ping asks about, and that one ping is answered for.
+pub(super) const MAX_ASKED: usize = 256;
+/// Most pings that are said at once.
+pub(super) const MAX_PINGS: usize = 16;
+/// Most runs in one frame.
+pub(super) const MAX_RUNS: usize = 1 << 16;
+
+/// One incarnation of a remote worker.
+///
+/// The conversation has a number on each side (`ours`, `theirs`). Under it, two independent halves:
+/// *outgoing* attempts, in which this node receives and the peer serves, and *incoming* ones, in
+/// which the peer receives and this node serves.
+#[derive(Debug, Clone)]
+pub(super) struct Peer {
+    worker: WorkerId,
+    incarnation: Incarnation,
+    /// How to reach its memory: with the incarnation, what tells it from all others.
+    metadata: Bytes,
+    maps: Maps,
+    /// What the way to it is good for.
+    directions: Directions,
+    /// This worker has greeted it, and opens a lost way anew.
+    greeted: bool,
+    /// This side's way to it is lost, and is to be opened again.
+    lost: bool,
+    /// The transport connection that its frames come on, once it is proven that they do.
+    origin: Option<Origin>,
+    /// The number that the peer must put into its frames.
+    ours: Link,
+    /// The number that the peer wants in ours; `None` until it answered the hello.
+    theirs: Option<Link>,
+    /// The hello that was said to it and not answered yet.
+    hello: Option<HelloSaid>,
+    /// Its engine adds a suffix to the ids of requests.
+    suffixed: bool,
+    last_heard: Time,
+    /// Silent for so long that its sessions were failed. Ends with its next frame.
+    given_up: bool,
+    /// It does not fit, and was told so.
+    refused: bool,
+    /// It says that we do not fit: why its receivers here fail.
+    refuses: Option<Cause>,
+    /// Posts to or from it that have not ended.
+    posts: u32,
+    outgoing: Outgoing,
+    incoming: Attempts,
+    /// What it lets this worker write into its memory.
+    writes_out: WritesOut,
+    /// What it may write into this worker's.
+    writes_in: WritesIn,
+}
+
+/// A hello under way.
+#[derive(Debug, Clone, Copy)]
+struct HelloSaid {
+    nonce: u64,
+    first_said: Time,
+    times: u32,
+}
+
+/// What is needed to meet a peer.
+#[derive(Debug, Clone)]
+pub(super) struct Introduction {
+    pub(super) worker: WorkerId,
+    pub(super) incarnation: Incarnation,
+    pub(super) geometry: Geometry,
+    pub(super) metadata: Bytes,
+}
+
+impl Peer {
+    fn new(introduction: Introduction, here: &Geometry, ours: Link, now: Time) -> Peer {
+        let Introduction { worker, incarnation, geometry, metadata } = introduction;
+        Peer {
+            worker,
+            incarnation,
+            metadata,
+            maps: Maps::new(geometry, here),
+            directions: Directions::BOTH,
+            greeted: false,
+            lost: false,
+            origin: None,
+            ours,
+            theirs: None,
+            hello: None,
+            suffixed: false,
+            last_heard: now,
+            given_up: false,
+            refused: false,
+            refuses: None,
+            posts: 0,
+            outgoing: Outgoing::default(),
+            incoming: Attempts::default(),
+            writes_out: WritesOut::default(),
+            writes_in: WritesIn::default(),
+        }
+    }
+
+    // ---- who it is ------------------------------------------------------------------------------
+
+    pub(super) fn worker(&self) -> &WorkerId {
+        &self.worker
+    }
+
+    pub(super) fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// What its cache and this worker's make of each other.
+    pub(super) fn maps(&self) -> &Maps {
+        &self.maps
+    }
+
+    pub(super) fn maps_mut(&mut self) -> &mut Maps {
+        &mut self.maps
+    }
+
+    /// What the way to it is good for.
+    pub(super) fn directions(&self) -> Directions {
+        self.directions
+    }
+
+    /// The transport connection that its frames come on, once it is proven that they do.
+    pub(super) fn origin(&self) -> Option<Origin> {
+        self.origin
+    }
+
+    /// True if its engine adds a suffix to the ids of requests.
+    pub(super) fn suffixes_requests(&self) -> bool {
+        self.suffixed
+    }
+
+    /// The number of the conversation that the peer puts into its frames.
+    pub(super) fn conversation(&self) -> Link {
+        self.ours
+    }
+
+    /// The number of the conversation that stands in frames to it.
+    pub(super) fn link(&self) -> Link {
+        self.theirs.unwrap_or(Link::NONE)
+    }
+
+    // ---- how it is ------------------------------------------------------------------------------
+
+    /// True if it has been met and answers.
+    pub(super) fn is_up(&self) -> bool {
+        self.theirs.is_some() && !(self.refused || self.given_up || self.lost || self.writes_in.is_revoking())
+    }
+
+    /// True if this side's way to it is lost, and is being opened again.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// True if the way to it is lost, or it was silent for so long that it was given up.
+    pub(super) fn is_out_of_touch(&self) -> bool {
+        self.lost || self.given_up
+    }
+
+    /// True if it was told that its cache does not fit.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused
+    }
+
+    /// Why it refuses this worker, if it does.
+    pub(super) fn refuses(&self) -> Option<&Cause> {
+        self.refuses.as_ref()
+    }
+
+    /// True if nothing here depends on it.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.outgoing.is_needed() && self.posts == 0 && !self.serves()
+    }
+
+    /// True if an attempt of its matters here. Results kept for a peer that does not answer any more
+    /// do not.
+    fn serves(&self) -> bool {
+        self.incoming.live_len() > 0 || self.incoming.results_len() > 0 && !self.given_up
+    }
+
+    // ---- what is under way with it --------------------------------------------------------------
+
+    /// Attempts at it.
+    pub(super) fn outgoing(&self) -> &Outgoing {
+        &self.outgoing
+    }
+
+    pub(super) fn outgoing_mut(&mut self) -> &mut Outgoing {
+        &mut self.outgoing
+    }
+
+    /// Its attempts at this worker.
+    pub(super) fn incoming(&self) -> &Attempts {
+        &self.incoming
+    }
+
+    pub(super) fn incoming_mut(&mut self) -> &mut Attempts {
+        &mut self.incoming
+    }
+
+    /// What it lets this worker write.
+    pub(super) fn writes_out(&self) -> &WritesOut {
+        &self.writes_out
+    }
+
+    /// What this worker lets it write.
+    pub(super) fn writes_in(&self) -> &WritesIn {
+        &self.writes_in
+    }
+
+    /// Ends an attempt at it that has failed. The abort is to be said until it is acknowledged.
+    pub(super) fn abort(
+        &mut self,
+        attempt: Attempt,
+        room: &Room,
+        grants: &[GrantRef],
+        cause: &PeerCause,
+    ) -> Abort {
+        let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
+        let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone() };
+        self.outgoing.end_aborted(abort.clone());
+        abort
+    }
+
+    /// Aborts a room at it once it answers. Nothing, if it is not being greeted any more, or the request is
+    /// another sender's.
+    pub(super) fn abort_when_met(&mut self, room: &Room, grants: &[GrantRef], cause: &PeerCause) {
+        let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
+        if self.hello.is_some() && (grants.is_empty() || grant.is_some()) {
+            let (room, cause) = (room.clone(), cause.clone());
+            self.outgoing.abort_unopened(|attempt| Abort { attempt, room, grant, cause });
+        }
+    }
+}
+
+/// The one of these that names a session of a worker in this life.
+pub(super) fn of_life(grants: &[GrantRef], life: Incarnation) -> Option<&GrantRef> {
+    each(grants).find(|grant| grant.incarnation == life)
+}

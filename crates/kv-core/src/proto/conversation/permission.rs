@@ -11,21 +11,19 @@
 //!                ◀──── MayWrite{ask, permit_ms}     nothing, while it waits for this peer to stop
 //! ```
 //!
-//! The prefill side counts from the moment at which it *asked*, the decode side from the moment at which
-//! it *answered*. So the prefill side's end is never after the decode side's, if the rates of the two
-//! clocks differ by less than a thirty-second part, which the prefill side subtracts. Nothing extends a
-//! permission but an answer.
+//! Both sides count as [`beats`](super::beats) says: the prefill side from the moment at which it *asked*. Nothing
+//! extends a permission but an answer.
 //!
 //! Pages of a failed session come back by the prefill worker's word, or by its proven death. Where
 //! neither comes, because the peer is silent or the way to it is lost, the transport's
-//! [`WriteFence`] decides: see [`Node::fence_off`].
+//! [`WriteFence`] decides: see [`Context::fence_off`].
 
 use std::time::Duration;
 
+use super::beats::{Beats, millis};
 use crate::id::PeerId;
 use crate::plane::WriteFence;
 use crate::proto::context::Context;
-use crate::proto::conversation::peer::Beats;
 use crate::proto::io::Output;
 use crate::proto::timer::Timer;
 use crate::time::Time;
@@ -64,9 +62,7 @@ impl WritesOut {
 
     /// Takes an answer. True if it permits more than was permitted before.
     fn answered(&mut self, ask: u64, permit_ms: u64) -> bool {
-        let Some(asked_at) = self.asks.sent_at(ask) else { return false };
-        let permit = Duration::from_millis(permit_ms);
-        let until = asked_at + (permit - permit / 32);
+        let Some(until) = self.asks.granted_until(ask, permit_ms) else { return false };
         self.unanswered = 0;
         let more = until > self.until;
         self.until = self.until.max(until);
@@ -78,13 +74,13 @@ impl WritesOut {
 #[derive(Debug, Clone)]
 pub(in crate::proto) struct WritesIn {
     /// The last question of the peer's that was heard; 0 for none.
-    pub(in crate::proto) heard: u64,
+    heard: u64,
     /// No write of the peer's begins after this moment.
-    pub(in crate::proto) until: Time,
+    until: Time,
     /// What ends the danger of its last ones.
-    pub(in crate::proto) fence: WriteFence,
+    fence: WriteFence,
     /// The transport was asked to take the right to write from it.
-    pub(in crate::proto) revoking: bool,
+    revoking: bool,
 }
 
 impl Default for WritesIn {
@@ -94,6 +90,27 @@ impl Default for WritesIn {
 }
 
 impl WritesIn {
+    /// The peer has asked; a peer that forgot the conversation begins to count anew.
+    pub(super) fn hear(&mut self, ask: u64, forgot: bool) {
+        let before = if forgot { 0 } else { self.heard };
+        self.heard = before.max(ask);
+    }
+
+    /// The transport declares what ends the danger of the peer's last writes.
+    pub(super) fn declare(&mut self, fence: WriteFence) {
+        self.fence = fence;
+    }
+
+    /// What ends the danger of the peer's last writes.
+    pub(in crate::proto) fn fence(&self) -> WriteFence {
+        self.fence
+    }
+
+    /// True while the transport takes from the peer the right to write.
+    pub(in crate::proto) fn is_revoking(&self) -> bool {
+        self.revoking
+    }
+
     /// When the last write has ended that was begun under the permission, if none takes longer than `bound`.
     pub(in crate::proto) fn end_of_last(&self, bound: Duration) -> Time {
         // The bound is by another clock, and a thirty-second part is how much clocks may differ.
@@ -139,7 +156,7 @@ impl Context {
         if !peer.writes_out.answered(ask, permit_ms) {
             return;
         }
-        let until = peer.writes_out.until;
+        let until = peer.writes_out.until();
         if until <= self.fx.now() {
             return;
         }
@@ -166,7 +183,7 @@ impl Context {
             return (0, 0);
         }
         peer.writes_in.until = peer.writes_in.until.max(now + permission);
-        (peer.writes_in.heard, crate::proto::sending::holder::millis(permission))
+        (peer.writes_in.heard, millis(permission))
     }
 
     /// True while this worker waits for the peer to stop: it must not begin more.
@@ -177,13 +194,13 @@ impl Context {
 
     /// True if a session of this worker has failed, and the peer has not said yet that it writes no more.
     fn has_closing(&self, id: PeerId) -> bool {
-        self.peers.get(id).is_some_and(|peer| !peer.closing.is_empty())
+        self.peers.get(id).is_some_and(|peer| peer.outgoing.is_closing())
     }
 
     pub(in crate::proto) fn on_ask_write(&mut self, id: PeerId, ask: AskWrite) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        peer.writes_in.heard = peer.writes_in.heard.max(ask.ask);
-        if peer.outgoing.is_empty() {
+        peer.writes_in.hear(ask.ask, false);
+        if !peer.outgoing.has_open() {
             return;
         }
         let (ask, permit_ms) = self.permit(id);

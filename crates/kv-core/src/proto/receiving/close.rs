@@ -2,14 +2,12 @@
 //! until it is certain that none of them writes any more.
 
 use crate::error::{Cause, TransferError};
-use crate::id::{PeerId, SessionId};
+use crate::id::SessionId;
 use crate::meter::each;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::receiving::{Receiving, SourceState};
-use crate::proto::run_set::RunSet;
 use crate::proto::timer::Timer;
-use crate::time::Time;
 use crate::wire::{Abort, Body};
 
 impl Receiving {
@@ -26,7 +24,7 @@ impl Receiving {
         let peer = receiver.sources.first().and_then(|source| cx.peers.get(source.peer));
         let failure = TransferError {
             room: receiver.room.clone(),
-            peer: peer.map(|peer| peer.worker.clone()),
+            peer: peer.map(|peer| peer.worker().clone()),
             phase,
             cause,
         };
@@ -35,14 +33,14 @@ impl Receiving {
                 SourceState::Open => {
                     source.state = SourceState::Closing;
                     if let (Some(attempt), Some(peer)) = (source.attempt, cx.peers.get_mut(source.peer)) {
-                        peer.closing.insert(attempt);
+                        peer.outgoing_mut().close(attempt);
                     }
                 }
                 // A reference that this source cannot have is none of its business.
                 SourceState::Met if !receiver.grants.is_empty() => {
                     source.state = SourceState::Over;
                     if let Some(peer) = cx.peers.get_mut(source.peer) {
-                        peer.waiting.remove(&session);
+                        peer.outgoing_mut().wait_no_more(session);
                     }
                 }
                 SourceState::Met => {
@@ -51,15 +49,15 @@ impl Receiving {
                         source.state = SourceState::Over;
                         continue;
                     };
-                    let attempt = peer.open_attempt(session, index);
-                    peer.closing.insert(attempt);
+                    let attempt = peer.outgoing_mut().open(session, index);
+                    peer.outgoing_mut().close(attempt);
                     source.attempt = Some(attempt);
                     source.state = SourceState::Closing;
                 }
                 SourceState::Meeting => {
                     source.state = SourceState::Over;
                     if let Some(peer) = cx.peers.get_mut(source.peer) {
-                        peer.waiting.remove(&session);
+                        peer.outgoing_mut().wait_no_more(session);
                         peer.abort_when_met(&receiver.room, &receiver.grants, &told);
                     }
                 }
@@ -80,7 +78,7 @@ impl Receiving {
         self.maybe_retire(cx, session);
     }
 
-    pub(in crate::proto) fn say_aborts(&mut self, cx: &mut Context, session: SessionId) {
+    pub(super) fn say_aborts(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(cause) = receiver.failure.clone() else { return };
         let closing = each(receiver.sources.iter()).filter(|source| source.state == SourceState::Closing);
@@ -99,63 +97,5 @@ impl Receiving {
         }
         let pause = cx.fx.backoff(cx.config.timing.retry_first, repeats);
         cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);
-    }
-
-    /// From `quiet_at` on it is proven that the peer writes no more.
-    pub(in crate::proto) fn source_is_quiet_at(
-        &mut self,
-        cx: &mut Context,
-        session: SessionId,
-        id: PeerId,
-        quiet_at: Time,
-    ) {
-        if quiet_at <= cx.fx.now() {
-            self.on_quiet(cx, session, id);
-        } else if self.sessions.contains_key(&session) {
-            cx.fx.arm(Timer::Quiet(session, id), quiet_at);
-        }
-    }
-
-    pub(in crate::proto) fn on_quiet(&mut self, cx: &mut Context, session: SessionId, id: PeerId) {
-        let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        for source in each(receiver.sources.iter_mut().filter(|source| source.peer == id)) {
-            source.state = SourceState::Over;
-            if let (Some(attempt), Some(peer)) = (source.attempt, cx.peers.get_mut(id)) {
-                peer.end_attempt(attempt);
-            }
-        }
-        self.maybe_retire(cx, session);
-    }
-
-    /// The peer has forgotten the conversation, which it does only when nothing of it is in flight:
-    /// failed attempts are over, live ones begin again under the new link.
-    pub(in crate::proto) fn peer_forgot_us(&mut self, cx: &mut Context, id: PeerId) {
-        let Some(peer) = cx.peers.get_mut(id) else { return };
-        peer.releasing.clear();
-        let open = std::mem::take(&mut peer.outgoing);
-        peer.closing.clear();
-        for (_, (session, index)) in each(open) {
-            let Some(receiver) = self.sessions.get_mut(&session) else { continue };
-            let live = !receiver.poll.is_terminal();
-            let Some(source) = receiver.sources.get_mut(index) else { continue };
-            if !live || source.state != SourceState::Open {
-                source.state = SourceState::Over;
-                cx.fx.cancel(Timer::Quiet(session, id));
-                self.maybe_retire(cx, session);
-                continue;
-            }
-            if source.reading.is_some() {
-                // Whoever forgot the conversation has no lease of it any more.
-                source.state = SourceState::Over;
-                self.fail_receiver(cx, session, Cause::PeerRestarted);
-                continue;
-            }
-            let Some(peer) = cx.peers.get_mut(id) else { return };
-            source.attempt = Some(peer.open_attempt(session, index));
-            source.registered = false;
-            source.parts = RunSet::default();
-            source.total = None;
-            self.say_registrations(cx, session);
-        }
     }
 }

@@ -9,13 +9,13 @@ use crate::id::{PeerId, SessionId};
 use crate::layout::{Geometry, shares, sources};
 use crate::meter::each;
 use crate::proto::context::Context;
-use crate::proto::conversation::peer::Introduction;
+use crate::proto::conversation::Introduction;
 use crate::proto::io::Output;
 use crate::proto::receiving::Receiving;
 use crate::proto::timer::Timer;
 
 impl Receiving {
-    pub(in crate::proto) fn find_sources(&mut self, cx: &mut Context, session: SessionId) {
+    pub(super) fn find_sources(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get(&session) else { return };
         let question = receiver.question.clone();
         if let Some(peers) = cx.lookups.known(&question) {
@@ -100,7 +100,7 @@ impl Receiving {
     }
 
     fn is_in_touch(&self, cx: &Context, peer: PeerId) -> bool {
-        cx.peers.get(peer).is_some_and(|peer| !(peer.lost || peer.given_up))
+        cx.peers.get(peer).is_some_and(|peer| !(peer.is_out_of_touch()))
     }
 
     fn fail_all(&mut self, cx: &mut Context, sessions: BTreeSet<SessionId>, cause: Cause) {
@@ -159,7 +159,7 @@ impl Receiving {
         Ok((dp_rank, dp_size, introductions.collect()))
     }
 
-    pub(in crate::proto) fn stop_asking(&mut self, cx: &mut Context, session: SessionId) {
+    pub(super) fn stop_asking(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get(&session) else { return };
         if let Some(lookup) = cx.lookups.lookup_of(&receiver.question)
             && cx.lookups.leave(lookup, session)

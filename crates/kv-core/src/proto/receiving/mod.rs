@@ -21,8 +21,10 @@
 //! | `Over` | `Closing` | the abort was acknowledged, or the peer is proven dead and its wire quiet |
 
 mod close;
-mod extra;
+mod groups;
 mod lookup;
+mod peers;
+mod quarantine;
 pub(in crate::proto) mod reader;
 
 use std::collections::BTreeMap;
@@ -32,16 +34,16 @@ use crate::bootstrap::WorkerRole;
 use crate::error::{Cause, PeerCause, Phase};
 use crate::groups::{Groups, MAX_REQUEST_GROUPS};
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
+
 use crate::lease::{GrantRef, TransferMode};
 use crate::meter::each;
 use crate::pages::{PageList, Pages};
 use crate::plane::Directions;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::conversation::peer::{Peer, of_life};
-use crate::proto::io::{LONGEST, Output};
+use crate::proto::conversation::{Peer, of_life};
+use crate::proto::io::LONGEST;
 use crate::proto::lookups::Question;
-use crate::proto::node::encode;
 use crate::proto::receiving::reader::Reading;
 use crate::proto::rendezvous::Named;
 use crate::proto::run_set::RunSet;
@@ -59,56 +61,71 @@ const MAX_PART_RUNS: usize = 1 << 16;
 #[derive(Debug, Default)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(in crate::proto) struct Receiving {
-    pub(in crate::proto) sessions: BTreeMap<SessionId, ReceiveSession>,
+    sessions: BTreeMap<SessionId, ReceiveSession>,
+}
+
+impl Receiving {
+    /// How many sessions have not ended, or have pages that have not come back.
+    pub(in crate::proto) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    pub(in crate::proto) fn ids(&self) -> impl Iterator<Item = SessionId> {
+        self.sessions.keys().copied()
+    }
+
+    pub(in crate::proto) fn deadline(&self, session: SessionId) -> Option<Duration> {
+        self.sessions.get(&session).map(|receiver| receiver.deadline)
+    }
 }
 
 /// A receiving session.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
-pub(in crate::proto) struct ReceiveSession {
-    pub(in crate::proto) room: Room,
-    pub(in crate::proto) deadline: Duration,
-    pub(in crate::proto) opened: Time,
-    pub(in crate::proto) poll: KvPoll,
-    pub(in crate::proto) mode: TransferMode,
+struct ReceiveSession {
+    room: Room,
+    deadline: Duration,
+    opened: Time,
+    poll: KvPoll,
+    mode: TransferMode,
     /// It reads, instead of being written to. Decided when all sources are met.
-    pub(in crate::proto) pulls: bool,
+    pulls: bool,
     /// The sender's session that is meant.
-    pub(in crate::proto) grants: Vec<GrantRef>,
-    pub(in crate::proto) question: Question,
-    pub(in crate::proto) given: Option<(Pages, Option<AuxIndex>)>,
+    grants: Vec<GrantRef>,
+    question: Question,
+    given: Option<(Pages, Option<AuxIndex>)>,
     /// Items of state groups, given before the pages.
-    pub(in crate::proto) groups: Option<Groups>,
+    groups: Option<Groups>,
     /// The groups among them that no source has. Known from the moment at which the pages are given.
-    pub(in crate::proto) unheld: Vec<u16>,
+    unheld: Vec<u16>,
     /// Pages of the request that are here already; the given ones come after them.
-    pub(in crate::proto) prefix: usize,
+    prefix: usize,
     /// Pages that the request has on this rank in all, if they are dealt to ranks and that was told.
-    pub(in crate::proto) whole: Option<usize>,
-    pub(in crate::proto) sources: Vec<Source>,
-    pub(in crate::proto) repeats: u32,
+    whole: Option<usize>,
+    sources: Vec<Source>,
+    repeats: u32,
     /// Why it failed, as its sources are told.
-    pub(in crate::proto) failure: Option<PeerCause>,
+    failure: Option<PeerCause>,
 }
 
 #[derive(Debug, Clone)]
-pub(in crate::proto) struct Source {
-    pub(in crate::proto) peer: PeerId,
-    pub(in crate::proto) state: SourceState,
-    pub(in crate::proto) attempt: Option<Attempt>,
+struct Source {
+    peer: PeerId,
+    state: SourceState,
+    attempt: Option<Attempt>,
     /// The peer has the registration, or the claim.
-    pub(in crate::proto) registered: bool,
-    pub(in crate::proto) parts: RunSet,
-    pub(in crate::proto) total: Option<u32>,
+    registered: bool,
+    parts: RunSet,
+    total: Option<u32>,
     /// Groups that the source has left out.
-    pub(in crate::proto) skipped: Vec<u16>,
+    skipped: Vec<u16>,
     /// In pull mode: the grant, once it has come.
-    pub(in crate::proto) reading: Option<Reading>,
-    pub(in crate::proto) last_news: Time,
+    reading: Option<Reading>,
+    last_news: Time,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::proto) enum SourceState {
+enum SourceState {
     Meeting,
     Met,
     Open,
@@ -118,7 +135,7 @@ pub(in crate::proto) enum SourceState {
 
 impl ReceiveSession {
     /// True if nothing was heard about the source's registered attempt for a while.
-    pub(in crate::proto) fn is_quiet(&self, source: usize, now: Time, quiet: Duration) -> bool {
+    fn is_quiet(&self, source: usize, now: Time, quiet: Duration) -> bool {
         self.sources.get(source).is_some_and(|source| {
             // With a grant there are heartbeats.
             let waits = source.state == SourceState::Open && source.registered && source.reading.is_none();
@@ -207,13 +224,13 @@ impl Receiving {
     }
 
     /// The receiver has ended.
-    pub(in crate::proto) fn forget_room(&mut self, cx: &mut Context, session: SessionId) {
+    fn forget_room(&mut self, cx: &mut Context, session: SessionId) {
         if let Some(receiver) = self.sessions.get(&session).filter(|_| cx.config.args.suffixes_requests()) {
             cx.rendezvous.receivers.remove(&Named::new(receiver.room.clone(), true), session);
         }
     }
 
-    pub(in crate::proto) fn take_sources(&mut self, cx: &mut Context, session: SessionId, peers: &[PeerId]) {
+    fn take_sources(&mut self, cx: &mut Context, session: SessionId, peers: &[PeerId]) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll.is_terminal() {
             return;
@@ -233,7 +250,7 @@ impl Receiving {
         }
         for &id in each(peers) {
             if let Some(peer) = cx.peers.get_mut(id) {
-                peer.waiting.insert(session);
+                peer.outgoing_mut().wait(session);
                 cx.watch_peer(id);
             }
         }
@@ -251,7 +268,7 @@ impl Receiving {
             }
         }
         let met = each(receiver.sources.iter()).filter(|source| source.state == SourceState::Met);
-        let refusal = met.filter_map(|source| cx.peers.get(source.peer)?.refuses.clone()).next();
+        let refusal = met.filter_map(|source| cx.peers.get(source.peer)?.refuses().cloned()).next();
         if let Some(cause) = refusal {
             return self.fail_receiver(cx, session, cause);
         }
@@ -261,7 +278,7 @@ impl Receiving {
         receiver.poll = KvPoll::WaitingForInput;
         if receiver.mode == TransferMode::Auto {
             let ways = each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
-            let good = ways.fold(Directions::BOTH, |good, peer| good.and(peer.directions));
+            let good = ways.fold(Directions::BOTH, |good, peer| good.and(peer.directions()));
             // A reference is a sender's that waits for nobody: reading needs no registration first.
             receiver.pulls = good.read && (!receiver.grants.is_empty() || !good.write);
         }
@@ -290,14 +307,14 @@ impl Receiving {
         let bad = pages.list().check_below(geometry.num_pages).err().map(Cause::BadPages);
         let bad = bad.or_else(|| check_aux(aux, geometry.aux_rows().unwrap_or(0)));
         let Some(receiver) = self.sessions.get_mut(&session) else {
-            return cx.fx.output(Output::Release { session, pages });
+            return cx.fx.release(session, pages);
         };
         if receiver.poll.is_terminal() {
-            return cx.fx.output(Output::Release { session, pages });
+            return cx.fx.release(session, pages);
         }
         if receiver.given.is_some() {
             self.fail_receiver(cx, session, Cause::InitOrder);
-            return cx.fx.output(Output::Release { session, pages });
+            return cx.fx.release(session, pages);
         }
         receiver.given = Some((pages, aux));
         match bad {
@@ -332,7 +349,7 @@ impl Receiving {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         for (index, source) in each(receiver.sources.iter_mut().enumerate()) {
             let Some(peer) = cx.peers.get_mut(source.peer) else { continue };
-            source.attempt = Some(peer.open_attempt(session, index));
+            source.attempt = Some(peer.outgoing_mut().open(session, index));
             source.state = SourceState::Open;
             source.last_news = cx.fx.now();
         }
@@ -343,7 +360,7 @@ impl Receiving {
         let receiver = self.sessions.get(&session)?;
         let first = receiver.grants.first()?;
         let sources = || each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
-        let unnamed = |peer: &&Peer| of_life(&receiver.grants, peer.incarnation).is_none();
+        let unnamed = |peer: &&Peer| of_life(&receiver.grants, peer.incarnation()).is_none();
         // One grant may be of any source, and the others are claimed by the room. Several name all.
         let stale = match receiver.grants.len() {
             1 if sources().all(|peer| unnamed(&peer)) => sources().next(),
@@ -351,16 +368,16 @@ impl Receiving {
             _ => sources().find(unnamed),
         };
         if let Some(peer) = stale {
-            return Some(Cause::StaleGrant { referenced: first.incarnation, found: peer.incarnation });
+            return Some(Cause::StaleGrant { referenced: first.incarnation, found: peer.incarnation() });
         }
         sources().find_map(|peer| {
-            let pages = of_life(&receiver.grants, peer.incarnation)?.pages.as_ref()?;
-            pages.check_below(peer.geometry.num_pages).err().map(Cause::GrantOutOfRange)
+            let pages = of_life(&receiver.grants, peer.incarnation())?.pages.as_ref()?;
+            pages.check_below(peer.maps().geometry().num_pages).err().map(Cause::GrantOutOfRange)
         })
     }
 
     /// Sends the registrations that were not acknowledged, and sets the time of the next try.
-    pub(in crate::proto) fn say_registrations(&mut self, cx: &mut Context, session: SessionId) {
+    fn say_registrations(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let (pages, aux) = match &receiver.given {
             Some((pages, aux)) => (pages.list().clone(), *aux),
@@ -379,11 +396,11 @@ impl Receiving {
                 continue;
             };
             let Some(peer) = cx.peers.get(source.peer) else { continue };
-            let share = peer.geometry.parallel.page_range(pages.len());
+            let share = peer.maps().geometry().parallel.page_range(pages.len());
             let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
             let register = Register {
                 attempt,
-                floor: peer.outgoing_floor(),
+                floor: peer.outgoing().floor(),
                 room: receiver.room.clone(),
                 pages: pages.slice(share.start, share.len()).unwrap_or_default(),
                 first: number(receiver.prefix.saturating_add(share.start)),
@@ -391,7 +408,7 @@ impl Receiving {
                 aux,
                 // The first source is the one whose row counts.
                 aux_here: index == 0,
-                ranks: peer.ranks_served,
+                ranks: peer.maps().ranks_served(),
                 ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
                 groups: groups.clone().unwrap_or_default(),
                 ask: 0,
@@ -413,15 +430,10 @@ impl Receiving {
                     Body::Register(register)
                 }
             };
-            let link = cx.peers.get(peer).and_then(|peer| peer.theirs);
-            match link.map(|link| encode(link, body)) {
-                Some(Some(frame)) => cx.fx.output(Output::Send { peer, frame }),
+            if !cx.send_long(peer, body) {
                 // It would never arrive.
-                Some(None) => {
-                    let cause = Cause::Protocol("pages too scattered for one frame");
-                    return self.fail_receiver(cx, session, cause);
-                }
-                None => {}
+                let cause = Cause::Protocol("pages too scattered for one frame");
+                return self.fail_receiver(cx, session, cause);
             }
         }
         let pause = cx.fx.backoff(cx.config.timing.retry_first, repeats);
@@ -446,7 +458,7 @@ impl Receiving {
         id: PeerId,
         attempt: Attempt,
     ) -> Option<(SessionId, usize, &mut Source, bool)> {
-        let &(session, index) = cx.peers.get(id)?.outgoing.get(&attempt)?;
+        let (session, index) = cx.peers.get(id)?.outgoing().of(attempt)?;
         let receiver = self.sessions.get_mut(&session)?;
         let live = !receiver.poll.is_terminal();
         let source = receiver.sources.get_mut(index)?;
@@ -512,7 +524,7 @@ impl Receiving {
         }
     }
 
-    pub(in crate::proto) fn maybe_succeed(&mut self, cx: &mut Context, session: SessionId) {
+    fn maybe_succeed(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll != KvPoll::Transferring || !receiver.all(SourceState::Over) {
             return;
@@ -548,7 +560,7 @@ impl Receiving {
 
     pub(in crate::proto) fn on_abort_ack(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
         if let Some(peer) = cx.peers.get_mut(id) {
-            peer.releasing.remove(&attempt);
+            peer.outgoing_mut().acknowledged(attempt..Attempt(attempt.0.saturating_add(1)));
         }
         let Some((session, index, source, _)) = self.source_of(cx, id, attempt) else { return };
         if source.state == SourceState::Closing {
@@ -565,13 +577,13 @@ impl Receiving {
         let (id, attempt) = (source.peer, source.attempt);
         cx.fx.cancel(Timer::Quiet(session, id));
         if let (Some(attempt), Some(peer)) = (attempt, cx.peers.get_mut(id)) {
-            peer.end_attempt(attempt);
+            peer.outgoing_mut().end(attempt);
             cx.say_finish(id, attempt);
         }
     }
 
     /// Hands the pages of a failed session back once all its sources are over.
-    pub(in crate::proto) fn maybe_retire(&mut self, cx: &mut Context, session: SessionId) {
+    fn maybe_retire(&mut self, cx: &mut Context, session: SessionId) {
         let retire = self
             .sessions
             .get(&session)
@@ -590,10 +602,10 @@ impl Receiving {
         }
         let skipped = receiver.skipped_groups();
         if let Some((pages, _)) = receiver.given {
-            cx.fx.output(Output::Release { session, pages });
+            cx.fx.release(session, pages);
         }
         if let Some(groups) = receiver.groups {
-            cx.release_groups(session, groups, skipped);
+            cx.fx.release_groups(session, groups, skipped);
         }
     }
 }

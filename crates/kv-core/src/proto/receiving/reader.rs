@@ -22,6 +22,7 @@ use std::time::Duration;
 use crate::error::Cause;
 use crate::groups::{GroupLists, Groups};
 use crate::id::{Attempt, AuxIndex, PeerId, SessionId};
+
 use crate::lease::GrantRef;
 use crate::meter::{each, step};
 use crate::pages::PageList;
@@ -29,17 +30,16 @@ use crate::plan::{Plan, Side};
 use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::conversation::calls::MAX_RUNS;
-use crate::proto::conversation::peer::{Releasing, of_life};
+use crate::proto::conversation::{MAX_RUNS, of_life};
 use crate::proto::groups::{Between, GroupPlans, check_peer_groups};
 use crate::proto::io::Output;
-use crate::proto::posts::InFlight;
+use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::receiving::{Receiving, SourceState, check_aux};
 use crate::proto::run_set;
 use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
 use crate::time::Time;
-use crate::wire::{Body, Granted, HeartbeatAck, Release};
+use crate::wire::{Body, Granted, HeartbeatAck};
 
 /// What is known of a grant, and how far its pages have been read.
 #[derive(Debug, Clone)]
@@ -62,11 +62,6 @@ pub(in crate::proto) struct Reading {
 }
 
 impl Reading {
-    /// Whether it waits for its turn to post, and how many of its posts are in flight.
-    pub(in crate::proto) fn posting(&self) -> (bool, u32) {
-        (self.queued, self.outstanding)
-    }
-
     fn is_proven(&self) -> bool {
         self.ended.is_some_and(|ended| ended < self.intact_until)
     }
@@ -75,15 +70,12 @@ impl Reading {
 impl Receiving {
     pub(in crate::proto) fn on_granted(&mut self, cx: &mut Context, id: PeerId, granted: Granted) {
         let now = cx.fx.now();
-        let sent_at = cx.peers.get(id).and_then(|peer| peer.heart.beats.sent_at(granted.beat));
         let Some(peer) = cx.peers.get(id) else { return };
-        let (num_pages, rows) = (peer.geometry.num_pages, peer.aux_rows);
-        let incarnation = peer.incarnation;
-        let groups_bad = check_peer_groups(&granted.groups, &peer.group_items).is_err();
-        let Some(&(session, index)) = cx.peers.get(id).and_then(|peer| peer.outgoing.get(&granted.attempt))
-        else {
-            return;
-        };
+        let proven = peer.outgoing().granted_until(granted.beat, granted.lease_ms);
+        let (num_pages, rows) = (peer.maps().geometry().num_pages, peer.maps().aux_rows());
+        let incarnation = peer.incarnation();
+        let groups_bad = check_peer_groups(&granted.groups, peer.maps().group_items()).is_err();
+        let Some((session, index)) = peer.outgoing().of(granted.attempt) else { return };
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll.is_terminal() || !receiver.pulls {
             return;
@@ -95,7 +87,7 @@ impl Receiving {
         }
         source.registered = true;
         source.last_news = now;
-        let intact_until = sent_at.map_or(Time::ZERO, |at| proven_until(at, granted.lease_ms));
+        let intact_until = proven.unwrap_or(Time::ZERO);
         if let Some(reading) = &mut source.reading {
             if reading.nonce == granted.grant {
                 reading.intact_until = reading.intact_until.max(intact_until);
@@ -141,11 +133,10 @@ impl Receiving {
 
     pub(in crate::proto) fn on_heartbeat_due(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        peer.heart.interval = None;
-        let Some(peer) = cx.peers.get(id) else { return };
+        peer.outgoing_mut().beaten();
         let mut runs: Vec<(u64, u32)> = Vec::new();
         let mut interval: Option<Duration> = None;
-        for (&Attempt(attempt), &(session, index)) in each(&peer.outgoing) {
+        for (Attempt(attempt), session, index) in peer.outgoing().all() {
             let receiver = self.sessions.get(&session).filter(|receiver| !receiver.poll.is_terminal());
             let reading = receiver.and_then(|receiver| receiver.sources.get(index)?.reading.as_ref());
             let Some(wanted) = reading.and_then(|reading| reading.interval) else { continue };
@@ -161,17 +152,16 @@ impl Receiving {
     pub(in crate::proto) fn on_heartbeat_ack(&mut self, cx: &mut Context, id: PeerId, ack: HeartbeatAck) {
         let now = cx.fx.now();
         let Some(peer) = cx.peers.get(id) else { return };
-        let Some(sent_at) = peer.heart.beats.sent_at(ack.beat) else { return };
+        let proven = peer.outgoing().granted_until(ack.beat, ack.lease_ms);
+        let Some(intact_until) = proven else { return };
         if !is_rising(&ack.attempts) {
             cx.fx.drop_frame();
             return;
         }
-        let intact_until = proven_until(sent_at, ack.lease_ms);
         let mut ended = Vec::new();
         for (start, count) in each(ack.attempts) {
             let end = start.saturating_add(u64::from(count));
-            for &(session, index) in each(peer.outgoing.range(Attempt(start)..Attempt(end)).map(|(_, at)| at))
-            {
+            for (_, session, index) in peer.outgoing().iter(Attempt(start)..Attempt(end)) {
                 let receiver = self.sessions.get_mut(&session);
                 let Some(source) = receiver.and_then(|receiver| receiver.sources.get_mut(index)) else {
                     continue;
@@ -190,7 +180,7 @@ impl Receiving {
     }
 
     /// Plans the reads from one source, once both the grant and the pages are there.
-    pub(in crate::proto) fn start_reading(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+    pub(super) fn start_reading(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let now = cx.fx.now();
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll != KvPoll::Transferring {
@@ -202,7 +192,7 @@ impl Receiving {
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let Some(reading) = source.reading.as_mut().filter(|reading| reading.plans.is_none()) else { return };
         let Some(peer) = cx.peers.get(source.peer) else { return };
-        let Some(map) = peer.inward.as_ref() else { return };
+        let Some(map) = peer.maps().inward() else { return };
         let (held, wanted) = (reading.pages.len(), given.len());
         // Pages that the request has here already are those before the given ones. Nobody has to say
         // how many, if pages are counted alike on both sides.
@@ -221,7 +211,7 @@ impl Receiving {
             (_, Some(_), None) => Err(Cause::AuxOneSided { sender: false, receiver: true }),
             (Ok(()), row, row_there) => {
                 // Other ranks that hold the same pages are asked for the others.
-                let share = peer.geometry.parallel.page_range(wanted);
+                let share = peer.maps().geometry().parallel.page_range(wanted);
                 let mine = given.list().slice(share.start, share.len()).unwrap_or_default();
                 let pages = Plan::chunk(map, &mine, prefix.saturating_add(share.start), &reading.pages);
                 // The row of the first source counts.
@@ -233,7 +223,7 @@ impl Receiving {
                 let no_plan = |_| Cause::Protocol("a grant that no plan leads to");
                 // Whoever gives nothing at all reads nothing.
                 let nothing = given.is_empty() && receiver.groups.is_none();
-                let (ours, theirs) = (cx.config.args.geometry(), &peer.geometry);
+                let (ours, theirs) = (cx.config.args.geometry(), peer.maps().geometry());
                 let between = Between { map, ours, theirs, source: Side::Remote };
                 let groups = match &receiver.groups {
                     _ if nothing => Ok(GroupPlans::default()),
@@ -295,19 +285,22 @@ impl Receiving {
             cx.posts.queue(source.peer, Op::Read, session, index);
         }
         let peer = source.peer;
-        let origin = cx.peers.get(peer).and_then(|peer| peer.origin);
-        let post = cx.posts.start(InFlight { session, target: index, part, peer, origin }, cx.fx.now());
+        let origin = cx.peers.get(peer).and_then(|peer| peer.origin());
+        let post = cx
+            .posts
+            .start(InFlight { op: Op::Read, session, target: index, part, peer, origin }, cx.fx.now());
         cx.peers.post_started(peer);
         cx.fx.output(Output::Post { peer, post: Post { id: post, op: Op::Read, descs, notify: None } });
     }
 
+    /// A read of a session's has ended.
     pub(in crate::proto) fn on_read(
         &mut self,
         cx: &mut Context,
-        session: SessionId,
-        index: usize,
+        post: &InFlight,
         result: Result<(), PlaneError>,
     ) {
+        let (session, index) = (post.session, post.target);
         let now = cx.fx.now();
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(source) = receiver.sources.get_mut(index) else { return };
@@ -340,20 +333,13 @@ impl Receiving {
             return self.ask_for_proof(cx, session);
         }
         source.state = SourceState::Over;
-        let id = source.peer;
-        if let Some(peer) = cx.peers.get_mut(id) {
-            peer.end_attempt(attempt);
-            peer.releasing.insert(attempt, Releasing::Read);
-            let floor = peer.outgoing_floor();
-            cx.watch_peer(id);
-            cx.send(id, Body::Release(Release { floor, attempts: vec![(attempt.0, 1)] }));
-        }
+        cx.release_read(source.peer, attempt);
         self.maybe_succeed(cx, session);
     }
 
     /// Asks the sources whose reads have ended too late whether the pages are still as they were;
     /// repeated until answered.
-    pub(in crate::proto) fn ask_for_proof(&mut self, cx: &mut Context, session: SessionId) {
+    pub(super) fn ask_for_proof(&mut self, cx: &mut Context, session: SessionId) {
         if cx.fx.is_armed(Timer::Repeat(session)) {
             return;
         }
@@ -381,7 +367,7 @@ impl Receiving {
 
     /// A pull session has failed: its sources are told, again and again if need be, and its own
     /// reads are stopped. Its pages come back when the reads have ended.
-    pub(in crate::proto) fn stop_reading(&mut self, cx: &mut Context, session: SessionId) {
+    pub(super) fn stop_reading(&mut self, cx: &mut Context, session: SessionId) {
         for post in each(cx.posts.of(session)) {
             cx.fx.output(Output::Cancel { post });
         }
@@ -402,14 +388,16 @@ impl Receiving {
             cx.send(id, Body::Abort(abort));
         }
     }
-}
 
-/// Before which moment by this side's clock the answer to a frame that was sent at `sent_at` proves
-/// that the pages were held: clocks may differ in rate by a thirty-second part. If no time was left,
-/// what is proven is all that came before the frame.
-fn proven_until(sent_at: Time, lease_ms: u64) -> Time {
-    let lease = Duration::from_millis(lease_ms);
-    sent_at + (lease - lease / 32)
+    /// How the reads of a session stand.
+    pub(in crate::proto) fn posting(&self, session: SessionId) -> impl Iterator<Item = PostingState> {
+        let sources = self.sessions.get(&session).into_iter().flat_map(|receiver| &receiver.sources);
+        sources.filter_map(|source| {
+            let reading = source.reading.as_ref()?;
+            let (queued, outstanding) = (reading.queued, reading.outstanding);
+            Some(PostingState { peer: source.peer, op: Op::Read, queued, outstanding })
+        })
+    }
 }
 
 /// How a grant differs from the reference that the router carried.

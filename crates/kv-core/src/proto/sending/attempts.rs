@@ -12,8 +12,7 @@ use crate::meter::{each, step};
 use crate::pages::MAX_PAGES;
 use crate::plane::Origin;
 use crate::proto::context::Context;
-use crate::proto::conversation::incoming::Incoming;
-use crate::proto::conversation::peer::{Peer, Registration, Wish};
+use crate::proto::conversation::{Incoming, Peer, Registration, Wish};
 use crate::proto::groups::check_peer_groups;
 use crate::proto::receiving::check_aux;
 use crate::proto::rendezvous::{Ambiguity, Cost, Latecomers, Named};
@@ -50,7 +49,7 @@ impl Sending {
             cx.fx.drop_frame();
             return;
         }
-        match peer.incoming.get(attempt) {
+        match peer.incoming().get(attempt) {
             Some(Incoming::Waiting(_) | Incoming::Active(..)) => {
                 return cx.send(id, Body::Registered(Registered { attempt }));
             }
@@ -61,14 +60,14 @@ impl Sending {
             Some(Incoming::Reading { .. }) => return,
             None => {}
         }
-        let (named, origin) = (Named::new(room, peer.suffixed), peer.origin);
-        let geometry = &peer.geometry;
+        let (named, origin) = (Named::new(room, peer.suffixes_requests()), peer.origin());
+        let geometry = peer.maps().geometry();
         let out_of_range = pages.check_below(geometry.num_pages).is_err()
             || pages.check_distinct().is_err()
             || first > MAX_PAGES
             || pages.len() as u64 + u64::from(first) > u64::from(whole)
-            || check_aux(aux, peer.aux_rows).is_some()
-            || check_peer_groups(&groups, &peer.group_items).is_err();
+            || check_aux(aux, peer.maps().aux_rows()).is_some()
+            || check_peer_groups(&groups, peer.maps().group_items()).is_err();
         if out_of_range && !cx.stopping {
             return self.refuse_registration(cx, id, attempt, &named, PeerCause::OutOfRange);
         }
@@ -78,14 +77,14 @@ impl Sending {
 
     /// True if a frame about an attempt with this number may be taken: it is not over, and near enough to
     /// the others to be kept.
-    pub(in crate::proto) fn may_note(&self, cx: &Context, peer: &Peer, attempt: Attempt) -> bool {
-        let attempts = &peer.incoming;
+    pub(super) fn may_note(&self, cx: &Context, peer: &Peer, attempt: Attempt) -> bool {
+        let attempts = &peer.incoming();
         attempts.get(attempt).is_some()
             || !attempts.is_closed(attempt) && attempts.has_room(attempt, cx.config.limits.max_attempts)
     }
 
     /// Brings a new registration or claim to its sender, or lets it wait for one.
-    pub(in crate::proto) fn seek_sender(
+    pub(super) fn seek_sender(
         &mut self,
         cx: &mut Context,
         id: PeerId,
@@ -96,7 +95,7 @@ impl Sending {
         if cx.stopping {
             return self.refuse_attempt(cx, id, attempt, PeerCause::WorkerStopped);
         }
-        if cx.peers.get(id).is_some_and(|peer| peer.refused) {
+        if cx.peers.get(id).is_some_and(|peer| peer.is_refused()) {
             return self.refuse_registration(cx, id, attempt, &registration.named, PeerCause::Protocol);
         }
         cx.watch_peer(id);
@@ -116,7 +115,7 @@ impl Sending {
         }
         cx.rendezvous.wait(named, (id, attempt), *origin, runs);
         if let Some(peer) = cx.peers.get_mut(id) {
-            peer.incoming.insert(attempt, Incoming::Waiting(registration));
+            peer.incoming_mut().insert(attempt, Incoming::Waiting(registration));
         }
         let ttl =
             Duration::from_millis(ttl_ms).min(cx.config.timing.session_deadline.max(Duration::from_secs(1)));
@@ -146,12 +145,7 @@ impl Sending {
     }
 
     /// Two registrations wait whose rooms could both be meant by a new sender.
-    pub(in crate::proto) fn fail_ambiguous(
-        &mut self,
-        cx: &mut Context,
-        session: SessionId,
-        (one, other): &Ambiguity,
-    ) {
+    pub(super) fn fail_ambiguous(&mut self, cx: &mut Context, session: SessionId, (one, other): &Ambiguity) {
         for (room, other) in [(one, other), (other, one)] {
             while let Some((id, attempt)) = cx.rendezvous.registrations.find_exact(room) {
                 let (room, other) = (room.clone(), other.clone());
@@ -173,14 +167,14 @@ impl Sending {
         }
     }
 
-    pub(in crate::proto) fn take_registration(
+    pub(super) fn take_registration(
         &mut self,
         cx: &mut Context,
         id: PeerId,
         attempt: Attempt,
     ) -> Option<Registration> {
         let peer = cx.peers.get_mut(id)?;
-        match peer.incoming.remove(attempt) {
+        match peer.incoming_mut().remove(attempt) {
             Some(Incoming::Waiting(registration)) => {
                 let Registration { named, origin, .. } = &registration;
                 cx.rendezvous.leave(named, (id, attempt), *origin, registration.runs());
@@ -189,7 +183,7 @@ impl Sending {
             }
             other => {
                 if let Some(other) = other {
-                    peer.incoming.insert(attempt, other);
+                    peer.incoming_mut().insert(attempt, other);
                 }
                 None
             }
@@ -206,7 +200,7 @@ impl Sending {
     }
 
     /// Fails a registration that waits for its sender.
-    pub(in crate::proto) fn drop_registration(
+    pub(super) fn drop_registration(
         &mut self,
         cx: &mut Context,
         id: PeerId,
@@ -228,12 +222,12 @@ impl Sending {
         cause: PeerCause,
     ) {
         self.refuse_attempt(cx, id, attempt, cause.clone());
-        let origin = cx.peers.get(id).and_then(|peer| peer.origin);
+        let origin = cx.peers.get(id).and_then(|peer| peer.origin());
         self.receiver_gave_up(cx, named, origin, cause);
     }
 
     /// Fails an attempt that no session serves.
-    pub(in crate::proto) fn refuse_attempt(
+    pub(super) fn refuse_attempt(
         &mut self,
         cx: &mut Context,
         id: PeerId,
@@ -241,7 +235,7 @@ impl Sending {
         cause: PeerCause,
     ) {
         if let Some(peer) = cx.peers.get_mut(id) {
-            peer.incoming.insert(attempt, Incoming::Failed { cause: cause.clone() });
+            peer.incoming_mut().insert(attempt, Incoming::Failed { cause: cause.clone() });
         }
         cx.watch_peer(id);
         cx.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
@@ -250,19 +244,22 @@ impl Sending {
     pub(in crate::proto) fn on_abort(&mut self, cx: &mut Context, id: PeerId, abort: Abort) {
         let Abort { attempt, room, grant, cause } = abort;
         let Some(peer) = cx.peers.get(id) else { return };
-        if peer.incoming.is_closed(attempt) && peer.incoming.get(attempt).is_none() && !cx.peers.lingers(id) {
+        if peer.incoming().is_closed(attempt)
+            && peer.incoming().get(attempt).is_none()
+            && !cx.peers.lingers(id)
+        {
             return cx.send(id, Body::AbortAck(AbortAck { attempt }));
         }
         if !self.may_note(cx, peer, attempt) {
             cx.fx.drop_frame();
             return;
         }
-        let (named, origin) = (Named::new(room, peer.suffixed), peer.origin);
-        if peer.incoming.get(attempt).is_none() && cx.peers.lingers(id) {
+        let (named, origin) = (Named::new(room, peer.suffixes_requests()), peer.origin());
+        if peer.incoming().get(attempt).is_none() && cx.peers.lingers(id) {
             // It may be of a former conversation, whose writes have not ended. The peer will ask again.
             return;
         }
-        match peer.incoming.get(attempt) {
+        match peer.incoming().get(attempt) {
             Some(&Incoming::Active(session, index)) => {
                 let target = self.sessions.get_mut(&session).and_then(|sender| sender.targets.get_mut(index));
                 if let Some(target) = target {
@@ -290,7 +287,7 @@ impl Sending {
             },
         }
         if let Some(peer) = cx.peers.get_mut(id) {
-            peer.incoming.close(attempt);
+            peer.incoming_mut().close(attempt);
         }
         cx.send(id, Body::AbortAck(AbortAck { attempt }));
     }
@@ -325,24 +322,24 @@ impl Sending {
     }
 
     /// The peer says that the attempt is over for it.
-    pub(in crate::proto) fn finish_attempt(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
+    pub(super) fn finish_attempt(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
         self.take_registration(cx, id, attempt);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let window = cx.config.limits.max_attempts;
-        let active = match peer.incoming.get(attempt) {
+        let active = match peer.incoming().get(attempt) {
             Some(&Incoming::Active(session, index)) => Some((session, index)),
             Some(&Incoming::Reading { session, target, .. }) => {
-                peer.incoming.close(attempt);
+                peer.incoming_mut().close(attempt);
                 return self.reader_finished(cx, session, target);
             }
             // Of an attempt that was never heard of, or long ago.
-            None if !peer.incoming.is_closed(attempt) && !peer.incoming.has_room(attempt, window) => {
+            None if !peer.incoming().is_closed(attempt) && !peer.incoming().has_room(attempt, window) => {
                 cx.fx.drop_frame();
                 return;
             }
             _ => None,
         };
-        peer.incoming.close(attempt);
+        peer.incoming_mut().close(attempt);
         let Some((session, index)) = active else { return };
         let target = self.sessions.get(&session).and_then(|sender| sender.targets.get(index));
         if target.is_some_and(|target| target.total.is_none()) {
@@ -353,8 +350,8 @@ impl Sending {
     /// All attempts of the peer below `floor` are over for it.
     pub(in crate::proto) fn on_floor(&mut self, cx: &mut Context, id: PeerId, floor: Attempt) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        if floor > peer.incoming.floor() {
-            peer.incoming.raise_floor(floor);
+        if floor > peer.incoming().floor() {
+            peer.incoming_mut().raise_floor(floor);
             self.sweep(cx, id);
         }
     }
@@ -364,7 +361,9 @@ impl Sending {
     pub(in crate::proto) fn sweep(&mut self, cx: &mut Context, id: PeerId) {
         for _ in each(0..MAX_SWEPT) {
             let Some(peer) = cx.peers.get(id) else { return };
-            let Some(attempt) = peer.incoming.first_live(Attempt(0)..peer.incoming.floor()) else { return };
+            let Some(attempt) = peer.incoming().first_live(Attempt(0)..peer.incoming().floor()) else {
+                return;
+            };
             self.finish_attempt(cx, id, attempt);
         }
         cx.fx.arm(Timer::Sweep(id), cx.fx.now() + Duration::from_nanos(1));
@@ -373,7 +372,7 @@ impl Sending {
     /// Answers a receiver that has heard nothing about an attempt.
     pub(in crate::proto) fn tell_about(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
         let Some(peer) = cx.peers.get(id) else { return };
-        let body = match peer.incoming.get(attempt) {
+        let body = match peer.incoming().get(attempt) {
             Some(Incoming::Waiting(_)) => return,
             Some(Incoming::Active(session, index)) => {
                 let Some(sender) = self.sessions.get(session) else { return };
@@ -412,7 +411,7 @@ impl Sending {
     }
 
     /// A failed attempt is quiet: the receiver may have its pages back.
-    pub(in crate::proto) fn attempt_failed(
+    pub(super) fn attempt_failed(
         &mut self,
         cx: &mut Context,
         id: PeerId,
@@ -422,11 +421,11 @@ impl Sending {
     ) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if abort_asked {
-            peer.incoming.close(attempt);
+            peer.incoming_mut().close(attempt);
             return cx.send(id, Body::AbortAck(AbortAck { attempt }));
         }
-        if !peer.incoming.is_closed(attempt) {
-            peer.incoming.insert(attempt, Incoming::Failed { cause: cause.clone() });
+        if !peer.incoming().is_closed(attempt) {
+            peer.incoming_mut().insert(attempt, Incoming::Failed { cause: cause.clone() });
         }
         cx.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
     }

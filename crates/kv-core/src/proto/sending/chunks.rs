@@ -16,22 +16,21 @@ use crate::layout::HeldLayers;
 use crate::lease::TransferMode;
 use crate::pages::Pages;
 use crate::proto::context::Context;
-use crate::proto::io::Output;
 use crate::proto::run_set::RunSet;
 use crate::proto::sending::{SendSession, Sending};
 
 /// Pages in hand, their place in the request, and what of them is final.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
-pub(in crate::proto) struct Chunk {
-    pub(in crate::proto) offset: usize,
-    pub(in crate::proto) pages: Pages,
-    pub(in crate::proto) layers: Announced,
+pub(super) struct Chunk {
+    pub(super) offset: usize,
+    pub(super) pages: Pages,
+    layers: Announced,
 }
 
 /// Layers of a chunk that have been announced.
 #[derive(Debug, Clone, Default)]
-pub(in crate::proto) struct Announced {
+struct Announced {
     /// All at once.
     whole: bool,
     some: RunSet,
@@ -41,11 +40,11 @@ pub(in crate::proto) struct Announced {
 
 /// One announcement: layers of a chunk that may be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::proto) struct Final {
+pub(super) struct Final {
     /// Position in the list of chunks.
-    pub(in crate::proto) chunk: usize,
+    pub(super) chunk: usize,
     /// `None` for all that this rank has.
-    pub(in crate::proto) layers: Option<(u32, u32)>,
+    pub(super) layers: Option<(u32, u32)>,
 }
 
 impl Announced {
@@ -108,7 +107,7 @@ impl Sending {
     ) -> Option<ChunkId> {
         let bad = chunk.list().check_below(cx.config.args.geometry().num_pages).err();
         let Some(sender) = self.sessions.get_mut(&session).filter(|sender| !sender.poll.is_terminal()) else {
-            cx.fx.output(Output::Release { session, pages: chunk });
+            cx.fx.release(session, chunk);
             return None;
         };
         let (offset, sent) = (sender.given, sender.given + chunk.len());

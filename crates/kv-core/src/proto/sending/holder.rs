@@ -18,16 +18,13 @@
 //! live, and go on reading through its own.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
 
 use crate::error::{Cause, PeerCause};
 use crate::groups::Groups;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::proto::context::Context;
-use crate::proto::conversation::calls::{MAX_ASKED, MAX_RUNS};
-use crate::proto::conversation::incoming::Incoming;
-use crate::proto::conversation::peer::{Registration, Wish};
+use crate::proto::conversation::{Incoming, MAX_ASKED, MAX_RUNS, Registration, Wish, millis};
 use crate::proto::io::Output;
 use crate::proto::node::encode;
 use crate::proto::rendezvous::Named;
@@ -36,14 +33,14 @@ use crate::proto::run_set::is_rising;
 use crate::proto::sending::Sending;
 use crate::proto::timer::Timer;
 use crate::time::Time;
-use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Link, Registered, Release, Released};
+use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released};
 
 /// Most attempts that one release ends.
 const MAX_RELEASED: usize = 4096;
 
 /// What became of grants that are no more: bounded, the oldest are forgotten first.
 #[derive(Debug, Clone, Default)]
-pub(in crate::proto) struct EndedGrants {
+pub(super) struct EndedGrants {
     causes: BTreeMap<SessionId, PeerCause>,
     order: VecDeque<SessionId>,
 }
@@ -78,12 +75,12 @@ impl Sending {
             cx.fx.drop_frame();
             return;
         }
-        let (named, origin) = (Named::new(room, peer.suffixed), peer.origin);
-        if matches!(peer.incoming.get(attempt), Some(Incoming::Served { .. } | Incoming::Failed { .. })) {
+        let (named, origin) = (Named::new(room, peer.suffixes_requests()), peer.origin());
+        if matches!(peer.incoming().get(attempt), Some(Incoming::Served { .. } | Incoming::Failed { .. })) {
             return self.tell_about(cx, id, attempt);
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        match peer.incoming.get_mut(attempt) {
+        match peer.incoming_mut().get_mut(attempt) {
             Some(&mut Incoming::Reading { session, target, .. }) => {
                 if let Some(target) = self.target_mut(session, target) {
                     target.beat = beat;
@@ -116,7 +113,7 @@ impl Sending {
         nonce: SessionId,
         registration: Registration,
     ) {
-        let refused = cx.peers.get(id).is_some_and(|peer| peer.refused);
+        let refused = cx.peers.get(id).is_some_and(|peer| peer.is_refused());
         let unknown = PeerCause::UnknownGrant { nonce: nonce.0 };
         let cause = match self.sessions.get(&nonce) {
             _ if refused => PeerCause::Protocol,
@@ -135,7 +132,7 @@ impl Sending {
     }
 
     /// A reader will never claim the grant that it was given: nobody else will.
-    pub(in crate::proto) fn reader_gave_up(
+    pub(super) fn reader_gave_up(
         &mut self,
         cx: &mut Context,
         nonce: SessionId,
@@ -152,7 +149,7 @@ impl Sending {
     }
 
     /// Tells a reader the grant, or that there is none yet.
-    pub(in crate::proto) fn answer_claim(
+    pub(super) fn answer_claim(
         &mut self,
         cx: &mut Context,
         id: PeerId,
@@ -191,7 +188,8 @@ impl Sending {
         }
         let (id, attempt) = (target.peer, target.attempt);
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        let Some(Incoming::Reading { until, extension, intact, .. }) = peer.incoming.get_mut(attempt) else {
+        let Some(Incoming::Reading { until, extension, intact, .. }) = peer.incoming_mut().get_mut(attempt)
+        else {
             return;
         };
         *until = pinned_until.max(*until);
@@ -208,7 +206,7 @@ impl Sending {
             interval_ms: interval.map_or(0, |interval| millis(interval).max(1)),
             groups: sender.groups.as_ref().map(Groups::lists).unwrap_or_default(),
         };
-        let theirs = peer.theirs.unwrap_or(Link::NONE);
+        let theirs = peer.link();
         match encode(theirs, Body::Granted(granted)) {
             Some(frame) => cx.fx.output(Output::Send { peer: id, frame }),
             None => self.fail_sender(cx, session, Cause::Protocol("pages too scattered for one frame")),
@@ -232,7 +230,7 @@ impl Sending {
         let span = attempts.first().map_or(0, |run| run.0)..attempts.last().map_or(0, |run| ends(run).1);
         let mut runs = attempts.iter().map(ends);
         let mut run = runs.next();
-        for attempt in each(peer.incoming.reading(Attempt(span.start)..Attempt(span.end))) {
+        for attempt in each(peer.incoming().reading(Attempt(span.start)..Attempt(span.end))) {
             while let Some((next, end)) = run.filter(|&(_, end)| end <= attempt.0) {
                 step(1);
                 note_missing(&mut others, next, end);
@@ -241,7 +239,7 @@ impl Sending {
             let Some((next, end)) = run.filter(|&(next, _)| next <= attempt.0) else { continue };
             note_missing(&mut others, next, attempt.0);
             run = Some((attempt.0 + 1, end));
-            let incoming = peer.incoming.get_mut(attempt);
+            let incoming = peer.incoming_mut().get_mut(attempt);
             let Some(Incoming::Reading { until: own, extension, intact: true, .. }) = incoming else {
                 note_missing(&mut others, attempt.0, attempt.0 + 1);
                 continue;
@@ -281,17 +279,17 @@ impl Sending {
             let mut next = Attempt(start);
             while left > 0
                 && let Some(peer) = cx.peers.get(id)
-                && let Some(attempt) = peer.incoming.first_live(next..end)
+                && let Some(attempt) = peer.incoming().first_live(next..end)
             {
                 left -= 1;
                 next = Attempt(attempt.0 + 1);
                 self.finish_attempt(cx, id, attempt);
             }
             let Some(peer) = cx.peers.get_mut(id) else { return };
-            if peer.incoming.first_live(next..end).is_some() {
+            if peer.incoming().first_live(next..end).is_some() {
                 break;
             }
-            peer.incoming.close_results(Attempt(start)..end);
+            peer.incoming_mut().close_results(Attempt(start)..end);
             released.push((start, count));
         }
         self.on_floor(cx, id, floor);
@@ -299,7 +297,7 @@ impl Sending {
     }
 
     /// A reader needs the pages no more.
-    pub(in crate::proto) fn reader_finished(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+    pub(super) fn reader_finished(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let granted = sender.pinned_until.is_some();
         let failed = sender.failure.is_some();
@@ -316,20 +314,20 @@ impl Sending {
     }
 
     /// A reader of a failed session will not report success. Others may have lost their lease by now.
-    pub(in crate::proto) fn reader_let_go(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+    pub(super) fn reader_let_go(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         self.target_advanced(cx, session, index);
         self.on_lease(cx, session);
     }
 
     /// The session has failed: what its readers know of the lease is all they will ever get.
-    pub(in crate::proto) fn fence_readers(&mut self, cx: &mut Context, session: SessionId) {
+    pub(super) fn fence_readers(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let Some(pinned_until) = sender.pinned_until else { return };
         let mut last = None;
         for target in each(sender.targets.iter_mut().filter(|target| target.reads && !target.over)) {
             let mut fence = pinned_until;
             let incoming =
-                cx.peers.get_mut(target.peer).and_then(|peer| peer.incoming.get_mut(target.attempt));
+                cx.peers.get_mut(target.peer).and_then(|peer| peer.incoming_mut().get_mut(target.attempt));
             if let Some(Incoming::Reading { until, extension, intact, .. }) = incoming {
                 fence = fence.max(*until);
                 *extension = None;
@@ -345,7 +343,7 @@ impl Sending {
     }
 
     /// A reader of a failed session has failed too: its lease need not run out.
-    pub(in crate::proto) fn reader_has_failed(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+    pub(super) fn reader_has_failed(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let now = cx.fx.now();
         let Some(target) = self.target_mut(session, index) else { return };
         target.fence = target.fence.map(|fence| fence.min(now));
@@ -379,7 +377,7 @@ impl Sending {
         }
         let missing = sender.lacks_receivers().then_some(pinned_until);
         let renewed = readers.map(|(_, target)| {
-            match cx.peers.get(target.peer).and_then(|peer| peer.incoming.get(target.attempt)) {
+            match cx.peers.get(target.peer).and_then(|peer| peer.incoming().get(target.attempt)) {
                 Some(&Incoming::Reading { until, .. }) => until.max(pinned_until),
                 _ => pinned_until,
             }
@@ -392,9 +390,4 @@ impl Sending {
 fn note_missing(others: &mut Vec<Attempt>, start: u64, end: u64) {
     let room = MAX_ASKED.saturating_sub(others.len());
     others.extend(each((start..end).take(room)).map(Attempt));
-}
-
-/// Whole milliseconds: a lease is told shorter than it is, never longer.
-pub(in crate::proto) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

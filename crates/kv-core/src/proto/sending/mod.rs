@@ -15,8 +15,10 @@
 
 pub(in crate::proto) mod attempts;
 pub(in crate::proto) mod chunks;
-mod extra;
+mod groups;
 pub(in crate::proto) mod holder;
+mod peers;
+mod quarantine;
 mod write;
 
 use std::collections::BTreeMap;
@@ -33,8 +35,7 @@ use crate::plan::Plan;
 use crate::plane::Op;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::conversation::incoming::Incoming;
-use crate::proto::conversation::peer::{Registration, Wish};
+use crate::proto::conversation::{Incoming, Registration, Wish};
 use crate::proto::io::{LONGEST, Output};
 use crate::proto::receiving::check_aux;
 use crate::proto::rendezvous::{Latecomers, Named};
@@ -50,10 +51,10 @@ use crate::wire::{Body, Failed, Link, Registered};
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(in crate::proto) struct Sending {
-    pub(in crate::proto) sessions: BTreeMap<SessionId, SendSession>,
-    pub(in crate::proto) held_layers: HeldLayers,
-    pub(in crate::proto) ended_grants: EndedGrants,
-    pub(in crate::proto) pages_leased: usize,
+    sessions: BTreeMap<SessionId, SendSession>,
+    held_layers: HeldLayers,
+    ended_grants: EndedGrants,
+    pages_leased: usize,
 }
 
 impl Sending {
@@ -65,39 +66,71 @@ impl Sending {
             pages_leased: 0,
         }
     }
+
+    /// How many sessions have not ended, or have pages that have not come back.
+    pub(in crate::proto) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    pub(in crate::proto) fn ids(&self) -> impl Iterator<Item = SessionId> {
+        self.sessions.keys().copied()
+    }
+
+    pub(in crate::proto) fn has(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
+    pub(in crate::proto) fn deadline(&self, session: SessionId) -> Option<Duration> {
+        self.sessions.get(&session).map(|sender| sender.deadline)
+    }
+
+    /// How many receivers the sessions have met.
+    pub(in crate::proto) fn targets(&self) -> usize {
+        self.sessions.values().map(|sender| sender.targets.len()).sum()
+    }
+
+    /// Complete pages that are pinned for readers.
+    pub(in crate::proto) fn pages_leased(&self) -> usize {
+        self.pages_leased
+    }
+
+    /// How many ended leases are remembered for latecomers.
+    pub(in crate::proto) fn ended_grants(&self) -> usize {
+        self.ended_grants.len()
+    }
 }
 
 /// A sending session.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
-pub(in crate::proto) struct SendSession {
-    pub(in crate::proto) deadline: Duration,
-    pub(in crate::proto) named: Named,
+struct SendSession {
+    deadline: Duration,
+    named: Named,
     /// How many ranks receive: told by the scheduler, or by the first of them.
-    pub(in crate::proto) receivers: usize,
+    receivers: usize,
     /// The scheduler has not said how many.
-    pub(in crate::proto) learns: bool,
-    pub(in crate::proto) mode: TransferMode,
+    learns: bool,
+    mode: TransferMode,
     /// How long the pages stay for readers.
-    pub(in crate::proto) lease: Lease,
+    lease: Lease,
     /// Until when they stay at least; set when they are complete.
-    pub(in crate::proto) pinned_until: Option<Time>,
-    pub(in crate::proto) poll: KvPoll,
-    pub(in crate::proto) announced: Option<(usize, Option<AuxIndex>)>,
-    pub(in crate::proto) chunks: Vec<Chunk>,
-    pub(in crate::proto) given: usize,
+    pinned_until: Option<Time>,
+    poll: KvPoll,
+    announced: Option<(usize, Option<AuxIndex>)>,
+    chunks: Vec<Chunk>,
+    given: usize,
     /// How many chunks are final in all layers.
-    pub(in crate::proto) chunks_final: usize,
+    chunks_final: usize,
     /// What of the chunks is final, in the order in which it was announced.
-    pub(in crate::proto) finals: Vec<Final>,
+    finals: Vec<Final>,
     /// All announced pages have been given, and are final.
-    pub(in crate::proto) complete: bool,
+    complete: bool,
     /// Items of state groups, sent with the last chunk.
-    pub(in crate::proto) groups: Option<Groups>,
-    pub(in crate::proto) targets: Vec<Target>,
+    groups: Option<Groups>,
+    targets: Vec<Target>,
     /// The last target of each receiver.
-    pub(in crate::proto) target_of: BTreeMap<Incarnation, usize>,
-    pub(in crate::proto) failure: Option<PeerCause>,
+    target_of: BTreeMap<Incarnation, usize>,
+    failure: Option<PeerCause>,
 }
 
 impl SendSession {
@@ -107,7 +140,7 @@ impl SendSession {
     }
 
     /// True if receivers are to come.
-    pub(in crate::proto) fn lacks_receivers(&self) -> bool {
+    fn lacks_receivers(&self) -> bool {
         self.met() < self.receivers
     }
 
@@ -117,7 +150,7 @@ impl SendSession {
     }
 
     /// All pages given, in request order.
-    pub(in crate::proto) fn all_pages(&self) -> PageList {
+    fn all_pages(&self) -> PageList {
         let runs = self.chunks.iter().flat_map(|chunk| chunk.pages.list().runs());
         PageList::from_runs(runs.copied()).unwrap_or_default()
     }
@@ -136,47 +169,47 @@ impl SendSession {
 
 /// A receiver that has registered.
 #[derive(Debug, Clone)]
-pub(in crate::proto) struct Target {
-    pub(in crate::proto) peer: PeerId,
-    pub(in crate::proto) attempt: Attempt,
+struct Target {
+    peer: PeerId,
+    attempt: Attempt,
     /// In which conversation it came.
-    pub(in crate::proto) link: Link,
+    link: Link,
     /// It reads: none of the fields of writing are used.
-    pub(in crate::proto) reads: bool,
+    reads: bool,
     /// The number in its last claim.
-    pub(in crate::proto) beat: u64,
+    beat: u64,
     /// It needs the pages no more.
-    pub(in crate::proto) released: bool,
+    released: bool,
     /// The session has failed after the grant: when the last lease that it may know of is over.
-    pub(in crate::proto) fence: Option<Time>,
-    pub(in crate::proto) pages: PageList,
+    fence: Option<Time>,
+    pages: PageList,
     /// The number of the first of them in the request.
-    pub(in crate::proto) first: usize,
+    first: usize,
     /// How many pages the request has at the receiver.
-    pub(in crate::proto) whole: usize,
-    pub(in crate::proto) aux: Option<AuxIndex>,
+    whole: usize,
+    aux: Option<AuxIndex>,
     /// The aux row is this worker's to write.
-    pub(in crate::proto) aux_here: bool,
-    pub(in crate::proto) groups: GroupLists,
+    aux_here: bool,
+    groups: GroupLists,
     /// Plans of the groups, in reverse order; `None` until the request is complete.
-    pub(in crate::proto) group_plans: Option<Vec<Plan>>,
+    group_plans: Option<Vec<Plan>>,
     /// Registered groups that this worker leaves out.
-    pub(in crate::proto) skipped: Vec<u16>,
-    pub(in crate::proto) queued: bool,
+    skipped: Vec<u16>,
+    queued: bool,
     /// First announcement that is not planned yet.
-    pub(in crate::proto) next_final: usize,
-    pub(in crate::proto) aux_planned: bool,
+    next_final: usize,
+    aux_planned: bool,
     /// What is left of the plan before.
-    pub(in crate::proto) plan: Option<Plan>,
-    pub(in crate::proto) next_part: u32,
+    plan: Option<Plan>,
+    next_part: u32,
     /// Known once the last part is posted.
-    pub(in crate::proto) total: Option<u32>,
-    pub(in crate::proto) done: RunSet,
-    pub(in crate::proto) outstanding: u32,
+    total: Option<u32>,
+    done: RunSet,
+    outstanding: u32,
     /// The receiver waits for an acknowledgement of its abort.
-    pub(in crate::proto) abort_asked: bool,
+    abort_asked: bool,
     /// All of its parts are in place, or it has failed and is quiet.
-    pub(in crate::proto) over: bool,
+    over: bool,
 }
 
 impl Sending {
@@ -278,7 +311,7 @@ impl Sending {
         let disagreement = writes.find_map(|target| {
             let registered = target.whole;
             // A peer that is gone has nothing to agree to.
-            let map = cx.peers.get(target.peer)?.out.as_ref();
+            let map = cx.peers.get(target.peer)?.maps().out();
             if map.is_none_or(|map| map.check_counts(sent, registered).is_err()) {
                 Some(Cause::PageCount { sent, registered })
             } else if target.aux.is_some() != aux.is_some() {
@@ -293,7 +326,7 @@ impl Sending {
     }
 
     /// Brings state and posting line up to date after an announcement or a receiver came.
-    pub(in crate::proto) fn update_sender(&mut self, cx: &mut Context, session: SessionId) {
+    fn update_sender(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let waits = sender.mode == TransferMode::Push && sender.lacks_receivers();
         if sender.poll.is_terminal() || waits {
@@ -320,7 +353,7 @@ impl Sending {
     }
 
     /// A registration and its sender meet.
-    pub(in crate::proto) fn attach(
+    fn attach(
         &mut self,
         cx: &mut Context,
         session: SessionId,
@@ -348,7 +381,7 @@ impl Sending {
             return self.fail_sender_of(cx, session, Cause::ByPeer(cause), 1);
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        let (receiver, link) = (peer.incarnation, peer.ours);
+        let (receiver, link) = (peer.incarnation(), peer.conversation());
         // It was served in a conversation that is over, and does not know: not another receiver, but the
         // same one in the same place.
         let before = sender.target_of.get(&receiver).copied();
@@ -372,7 +405,7 @@ impl Sending {
                 (reading, Default::default(), Default::default(), Default::default(), beat)
             }
         };
-        peer.incoming.insert(attempt, incoming);
+        peer.incoming_mut().insert(attempt, incoming);
         let target = Target {
             peer: id,
             attempt,
@@ -420,12 +453,12 @@ impl Sending {
     }
 
     /// A session's receiver at this position.
-    pub(in crate::proto) fn target_mut(&mut self, session: SessionId, index: usize) -> Option<&mut Target> {
+    fn target_mut(&mut self, session: SessionId, index: usize) -> Option<&mut Target> {
         self.sessions.get_mut(&session)?.targets.get_mut(index)
     }
 
     /// A post of the target has ended: is the target over, and with it the session?
-    pub(in crate::proto) fn target_advanced(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+    fn target_advanced(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let failure = sender.failure.clone();
         let Some(target) = sender.targets.get_mut(index) else { return };
@@ -445,10 +478,10 @@ impl Sending {
                 Some(total) if target.done.len() == u64::from(total) => {
                     target.over = true;
                     if let Some(peer) = cx.peers.get_mut(id)
-                        && !peer.incoming.is_closed(attempt)
+                        && !peer.incoming().is_closed(attempt)
                     {
                         let skipped = target.skipped.clone();
-                        peer.incoming.insert(attempt, Incoming::Served { total, skipped });
+                        peer.incoming_mut().insert(attempt, Incoming::Served { total, skipped });
                     }
                 }
                 _ => return,
@@ -457,7 +490,7 @@ impl Sending {
         self.maybe_end_sender(cx, session);
     }
 
-    pub(in crate::proto) fn maybe_end_sender(&mut self, cx: &mut Context, session: SessionId) {
+    fn maybe_end_sender(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         if !each(sender.targets.iter()).all(|target| target.over) {
             return;
@@ -479,10 +512,10 @@ impl Sending {
             self.ended_grants.insert(session, sender.failure.unwrap_or(consumed), max);
         }
         for chunk in each(sender.chunks) {
-            cx.fx.output(Output::Release { session, pages: chunk.pages });
+            cx.fx.release(session, chunk.pages);
         }
         if let Some(groups) = sender.groups {
-            cx.release_groups(session, groups, Vec::new());
+            cx.fx.release_groups(session, groups, Vec::new());
         }
     }
 
@@ -491,13 +524,7 @@ impl Sending {
     }
 
     /// Fails a sender; `gone` of its missing receivers will never come.
-    pub(in crate::proto) fn fail_sender_of(
-        &mut self,
-        cx: &mut Context,
-        session: SessionId,
-        cause: Cause,
-        gone: usize,
-    ) {
+    fn fail_sender_of(&mut self, cx: &mut Context, session: SessionId, cause: Cause, gone: usize) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         if sender.poll.is_terminal() {
             return;
@@ -510,7 +537,7 @@ impl Sending {
         let missing = sender.receivers.saturating_sub(sender.met());
         let phase = if missing > 0 { Phase::Rendezvous } else { Phase::Transfer };
         let peer = sender.targets.first().and_then(|target| cx.peers.get(target.peer));
-        let peer = peer.map(|peer| peer.worker.clone());
+        let peer = peer.map(|peer| peer.worker().clone());
         let failure = TransferError { room: sender.named.room.clone(), peer, phase, cause };
         let named = sender.named.clone();
         let granted = sender.pinned_until.is_some();

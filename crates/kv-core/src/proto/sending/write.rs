@@ -7,15 +7,15 @@ use crate::id::{AuxIndex, SessionId};
 use crate::layout::Geometry;
 use crate::meter::step;
 use crate::plan::{Plan, PlanError};
-use crate::plane::{Desc, Op, Post};
+use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::proto::context::Context;
-use crate::proto::conversation::peer::Peer;
+use crate::proto::conversation::Peer;
 use crate::proto::io::Output;
 use crate::proto::node::encode;
-use crate::proto::posts::InFlight;
+use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::sending::chunks::{Chunk, Final};
 use crate::proto::sending::{Sending, Target};
-use crate::wire::{Body, Done, Link};
+use crate::wire::{Body, Done};
 
 impl Target {
     /// The plan of the next announcement, and after the last one those of the state groups and the aux row.
@@ -27,7 +27,8 @@ impl Target {
     ) -> Result<Option<Plan>, PlanError> {
         if let Some(&Final { chunk, layers }) = finals.get(self.next_final) {
             self.next_final += 1;
-            let (Some(chunk), Some(map)) = (chunks.get(chunk), peer.map_out(here, layers)) else {
+            let (Some(chunk), Some(map)) = (chunks.get(chunk), peer.maps_mut().out_of_layers(here, layers))
+            else {
                 return Ok(None);
             };
             let local = (chunk.pages.list(), chunk.offset);
@@ -36,7 +37,7 @@ impl Target {
         if let Some(plan) = self.group_plans.as_mut().and_then(Vec::pop) {
             return Ok(Some(plan));
         }
-        match (aux, self.aux, &peer.out) {
+        match (aux, self.aux, peer.maps().out()) {
             (Some(local), Some(remote), Some(map)) if self.aux_here && !self.aux_planned => {
                 self.aux_planned = true;
                 Plan::aux(map, local, remote).map(Some)
@@ -63,7 +64,7 @@ impl Sending {
             return;
         }
         let Some(peer) = cx.peers.get_mut(target.peer) else { return };
-        if peer.out.is_none() {
+        if peer.maps().out().is_none() {
             return;
         }
         let here = cx.config.args.geometry();
@@ -112,9 +113,39 @@ impl Sending {
             return self.target_advanced(cx, session, index);
         }
         target.outstanding += 1;
-        let (notify, origin) = (encode(peer.theirs.unwrap_or(Link::NONE), done), peer.origin);
-        let post = cx.posts.start(InFlight { session, target: index, part, peer: id, origin }, cx.fx.now());
+        let (notify, origin) = (encode(peer.link(), done), peer.origin());
+        let post = cx
+            .posts
+            .start(InFlight { op: Op::Write, session, target: index, part, peer: id, origin }, cx.fx.now());
         cx.peers.post_started(id);
         cx.fx.output(Output::Post { peer: id, post: Post { id: post, op: Op::Write, descs, notify } });
+    }
+
+    /// A post of a session's has ended.
+    pub(in crate::proto) fn on_written(
+        &mut self,
+        cx: &mut Context,
+        post: &InFlight,
+        result: Result<(), PlaneError>,
+    ) {
+        let (session, index) = (post.session, post.target);
+        let Some(target) = self.target_mut(session, index) else { return };
+        target.outstanding -= 1;
+        match result {
+            Ok(()) => target.done.insert(u64::from(post.part), 1),
+            Err(error) => self.fail_sender(cx, session, Cause::Post(error)),
+        }
+        self.target_advanced(cx, session, index);
+    }
+
+    /// How the writes of a session stand.
+    pub(in crate::proto) fn posting(&self, session: SessionId) -> impl Iterator<Item = PostingState> {
+        let targets = self.sessions.get(&session).into_iter().flat_map(|sender| &sender.targets);
+        targets.filter(|target| !target.reads && !target.over).map(|target| PostingState {
+            peer: target.peer,
+            op: Op::Write,
+            queued: target.queued,
+            outstanding: target.outstanding,
+        })
     }
 }

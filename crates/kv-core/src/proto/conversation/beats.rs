@@ -1,0 +1,93 @@
+//! Time that a peer has granted: the one rule by which leases of pages and permissions to write are counted.
+//!
+//! Whoever asks counts from the moment at which it *asked*, whoever grants from the moment at which it
+//! *answered*. So the asker's end is never after the granter's, if the rates of the two clocks differ by less
+//! than a thirty-second part, which the asker subtracts. Every question has a number, and its answer repeats
+//! that number: an answer to a question that was never asked, or a minute ago, grants nothing.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::meter::step;
+use crate::time::Time;
+
+/// Until when something is granted by an answer of `millis` milliseconds to a question that was asked at
+/// `asked_at`, by this side's clock.
+pub(in crate::proto) fn granted_until(asked_at: Time, millis: u64) -> Time {
+    let granted = Duration::from_millis(millis);
+    asked_at + (granted - granted / 32)
+}
+
+/// How long is granted from `now` until `until`, as a peer is told it: whole milliseconds, never longer.
+pub(in crate::proto) fn millis(granted: Duration) -> u64 {
+    u64::try_from(granted.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Numbers of what was sent to a peer, each with its time: an answer repeats the number.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Beats {
+    /// The last one; they count from 1.
+    last: u64,
+    /// The latest ones, oldest first.
+    sent: VecDeque<(u64, Time)>,
+}
+
+impl Beats {
+    /// An answer that takes longer than this is worth nothing.
+    const REMEMBERED: Duration = Duration::from_secs(60);
+    /// Most numbers remembered: a thousand in a second, for as long.
+    const MOST: usize = 60_000;
+
+    /// The number for what is sent now. What is sent at one moment shares a number.
+    pub(in crate::proto) fn beat(&mut self, now: Time) -> u64 {
+        if let Some(&(number, _)) = self.sent.back().filter(|&&(_, at)| at == now) {
+            return number;
+        }
+        self.last += 1;
+        let old = |&(_, at): &(u64, Time)| now - at > Beats::REMEMBERED;
+        while self.sent.len() >= Beats::MOST || self.sent.front().is_some_and(old) {
+            step(1);
+            self.sent.pop_front();
+        }
+        self.sent.push_back((self.last, now));
+        self.last
+    }
+
+    /// How many are remembered.
+    pub(in crate::proto) fn len(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// Until when an answer to this number grants so many milliseconds; `None` if nothing with this number was
+    /// sent, or long ago.
+    pub(in crate::proto) fn granted_until(&self, beat: u64, millis: u64) -> Option<Time> {
+        let at = self.sent.binary_search_by_key(&beat, |&(number, _)| number).ok()?;
+        self.sent.get(at).map(|&(_, asked_at)| granted_until(asked_at, millis))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn an_answer_grants_a_thirty_second_part_less_from_the_moment_of_the_question() {
+        let mut beats = Beats::default();
+        let asked = Time::from_nanos(5 * SECOND);
+        let beat = beats.beat(asked);
+        assert_eq!(beats.beat(asked), beat, "what is sent at one moment shares a number");
+        assert_eq!(beats.granted_until(beat, 32_000), Some(Time::from_nanos(36 * SECOND)));
+        assert_eq!(beats.granted_until(beat + 1, 32_000), None);
+    }
+
+    #[test]
+    fn numbers_are_forgotten_after_a_minute_and_never_given_twice() {
+        let mut beats = Beats::default();
+        let first = beats.beat(Time::from_nanos(1));
+        let later = beats.beat(Time::from_nanos(61 * SECOND));
+        assert!(later > first && beats.len() == 1);
+        assert_eq!(beats.granted_until(first, 1000), None);
+    }
+}

@@ -1,0 +1,337 @@
+//! Meeting peers.
+//!
+//! ```text
+//! receiver's node                          sender's node
+//!   Hello{to, link, nonce} ──────────────▶   checks incarnation, plane, geometry
+//!   repeated with backoff                    draws its own link
+//!                          ◀──────────────  Welcome{nonce, link} | Refused{nonce, cause}
+//! ```
+
+use std::time::Duration;
+
+use super::{HelloSaid, Introduction, Peer};
+use crate::error::{Cause, Mismatch, PeerCause};
+use crate::id::PeerId;
+use crate::plane::Origin;
+use crate::proto::context::Context;
+use crate::proto::io::Output;
+use crate::proto::node::encode;
+use crate::proto::timer::Timer;
+use crate::time::Time;
+use crate::wire::{Body, Hello, Link, Refused, Welcome};
+
+/// Most bytes of a transport's metadata, and how many more for each region.
+const MAX_METADATA: usize = 64 << 10;
+const METADATA_OF_REGION: usize = 64;
+
+/// What a hello means for the sessions with its peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::proto) enum HelloHeard {
+    /// Nothing: it is dropped, or answered already.
+    Nothing,
+    /// The conversation begins or goes on; the hello is to be answered.
+    Goes(PeerId),
+    /// The peer has lost its side of the conversation, and with it all sessions. They are to end here too, before
+    /// a new conversation begins.
+    Forgotten(PeerId),
+}
+
+/// What an answer to a hello of ours means for the sessions with its peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::proto) enum AnswerHeard {
+    /// Nothing: it answers no hello of ours.
+    Nothing,
+    /// The peer can be spoken to: it is up, or refuses for good.
+    Up {
+        /// It has forgotten the former conversation.
+        forgot: bool,
+    },
+    /// Another incarnation answers.
+    AnotherLife,
+}
+
+/// What is to be done about a hello that was not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::proto) enum Unanswered {
+    /// Say it again.
+    Repeat,
+    /// Nobody has answered for so long that who waits for it waits no more.
+    GiveUp {
+        /// How long it is since the first one.
+        silent_for: Duration,
+    },
+}
+
+impl Context {
+    /// The peer with this incarnation; it is greeted if it is not known. `None` if there are too
+    /// many peers and all are busy.
+    pub(in crate::proto) fn meet(&mut self, introduction: Introduction) -> Option<PeerId> {
+        if let Some(known) = self.peers.known(introduction.incarnation, &introduction.metadata) {
+            // The time of a hello that no session has waited for does not count.
+            if let Some(peer) = self.peers.get_mut(known) {
+                peer.greeted = true;
+                let waited_for = peer.hello.is_some() && !peer.outgoing.waiting().is_empty();
+                if !(peer.is_up() || peer.lost || waited_for) {
+                    peer.hello = None;
+                    self.say_hello(known);
+                }
+            }
+            return Some(known);
+        }
+        let metadata = introduction.metadata.clone();
+        let peer = self.admit(introduction)?;
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.greeted = true;
+        }
+        self.fx.output(Output::Connect { peer, metadata });
+        self.say_hello(peer);
+        Some(peer)
+    }
+
+    /// Makes room for one more peer and enters it.
+    fn admit(&mut self, introduction: Introduction) -> Option<PeerId> {
+        if self.peers.len() >= self.config.limits.max_peers {
+            let idle = self.peers.oldest_idle()?;
+            self.forget_peer(idle);
+        }
+        let link = self.peers.draw_link(&mut self.fx);
+        let here = self.config.args.geometry();
+        Some(self.peers.insert(Peer::new(introduction, here, link, self.fx.now())))
+    }
+
+    /// Takes whoever says hello among the peers, if there is room.
+    fn admit_speaker(&mut self, from: Origin, hello: &Hello) -> Option<PeerId> {
+        if self.peers.of_origin(from).count() >= self.config.limits.max_incarnations {
+            // Names and incarnations are the speaker's choice: the connection pays for them.
+            let idle = self.peers.of_origin(from).find(|(_, peer)| peer.is_idle()).map(|(id, _)| id);
+            match idle {
+                Some(idle) => self.forget_peer(idle),
+                None => {
+                    self.fx.drop_frame();
+                    return None;
+                }
+            }
+        }
+        let introduction = Introduction {
+            worker: hello.worker.clone(),
+            incarnation: hello.incarnation,
+            geometry: hello.geometry.clone(),
+            metadata: hello.metadata.clone(),
+        };
+        let Some(id) = self.admit(introduction) else {
+            self.fx.drop_frame();
+            return None;
+        };
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.origin = Some(from);
+        }
+        self.fx.output(Output::Connect { peer: id, metadata: hello.metadata.clone() });
+        Some(id)
+    }
+
+    /// Says hello to a peer, for the first time or again.
+    pub(in crate::proto) fn say_hello(&mut self, id: PeerId) {
+        let now = self.fx.now();
+        let nonce = self.fx.draw();
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let said = peer.hello.get_or_insert(HelloSaid { nonce, first_said: now, times: 0 });
+        // A repetition keeps its nonce: any answer to any of them will do.
+        said.times += 1;
+        let (nonce, times) = (said.nonce, said.times);
+        let (to, link) = (peer.incarnation, peer.ours);
+        let args = &self.config.args;
+        let hello = Hello {
+            to,
+            worker: args.worker().clone(),
+            incarnation: self.config.incarnation,
+            link,
+            nonce,
+            plane: self.config.plane.clone(),
+            metadata: self.config.metadata.clone(),
+            geometry: args.geometry().clone(),
+            suffixed: args.suffixes_requests(),
+        };
+        if let Some(frame) = encode(Link::NONE, Body::Hello(hello)) {
+            self.fx.output(Output::Send { peer: id, frame });
+        }
+        let pause = self.fx.backoff(self.config.timing.retry_first, times);
+        self.fx.arm(Timer::Peer(id), now + pause);
+    }
+
+    /// A conversation with a peer that may have forgotten it: greets the peer anew.
+    pub(super) fn greet_again(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.hello = None;
+            self.say_hello(id);
+        }
+    }
+
+    pub(in crate::proto) fn unanswered_hello(&self, id: PeerId) -> Option<Unanswered> {
+        let peer = self.peers.get(id)?;
+        let said = peer.hello.filter(|_| !peer.is_up())?;
+        let silent_for = self.fx.now() - said.first_said;
+        let patient = silent_for < self.config.timing.peer_timeout;
+        Some(if patient { Unanswered::Repeat } else { Unanswered::GiveUp { silent_for } })
+    }
+
+    /// A hello is not said any more: nobody has answered. Who has waited for the answer comes back.
+    pub(in crate::proto) fn stop_greeting(&mut self, id: PeerId) -> Vec<crate::id::SessionId> {
+        let Some(peer) = self.peers.get_mut(id) else { return Vec::new() };
+        peer.hello = None;
+        if peer.theirs.is_none() {
+            peer.outgoing.forget_ended();
+        }
+        peer.outgoing.waiting().iter().copied().collect()
+    }
+
+    // ---- hellos of peers ------------------------------------------------------------------------
+
+    /// Takes a hello, up to the point at which sessions may have to end.
+    pub(in crate::proto) fn hear_hello(&mut self, from: Origin, hello: &Hello) -> HelloHeard {
+        let known = self.peers.known(hello.incarnation, &hello.metadata);
+        if hello.geometry.validate().is_err()
+            || hello.incarnation == self.config.incarnation
+            || hello.metadata.len() > MAX_METADATA + METADATA_OF_REGION * hello.geometry.regions.len()
+            || known.is_some_and(|known| self.is_impostor(known, from))
+        {
+            self.fx.drop_frame();
+            return HelloHeard::Nothing;
+        }
+        // Posts of a former conversation must be over before a new one begins: the welcome tells
+        // the peer that its old pages are quiet. It will ask again.
+        if self.peers.has_lingering_posts(hello.incarnation, &hello.metadata) {
+            return HelloHeard::Nothing;
+        }
+        if hello.to != self.config.incarnation {
+            self.refuse_stranger(known, from, hello);
+            return HelloHeard::Nothing;
+        }
+        let Some(id) = known else {
+            return self.admit_speaker(from, hello).map_or(HelloHeard::Nothing, HelloHeard::Goes);
+        };
+        match self.peers.get(id).and_then(|peer| peer.theirs) {
+            // A late one of a former conversation.
+            Some(theirs) if hello.link.sequence() < theirs.sequence() => HelloHeard::Nothing,
+            Some(theirs) if hello.link != theirs => HelloHeard::Forgotten(id),
+            _ => HelloHeard::Goes(id),
+        }
+    }
+
+    /// True if a known peer is heard of by another connection than its own, while nothing is wrong with
+    /// that.
+    fn is_impostor(&self, known: PeerId, from: Origin) -> bool {
+        let Some(peer) = self.peers.get(known) else { return false };
+        let silent = self.fx.now() - peer.last_heard >= self.forgetful();
+        peer.origin.is_some_and(|origin| origin != from) && !(silent || peer.is_out_of_touch())
+    }
+
+    /// Answers a hello that is meant for a former life of this worker. What this life has with the
+    /// peer, or will have, stays as it is: the number in the hello is that of another conversation,
+    /// and may be later than the one in which the peer means this life.
+    fn refuse_stranger(&mut self, known: Option<PeerId>, from: Origin, hello: &Hello) {
+        let Some(id) = known.or_else(|| self.admit_speaker(from, hello)) else { return };
+        let refused = Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::NONE };
+        if let Some(frame) = encode(hello.link, Body::Refused(refused)) {
+            self.fx.output(Output::Send { peer: id, frame });
+        }
+    }
+
+    /// The peer has lost its side of the conversation, and its sessions have ended here: begins a new one. Frames
+    /// of the old one must not reach it. False while a post of the old one is in flight.
+    pub(in crate::proto) fn begin_anew(&mut self, id: PeerId) -> bool {
+        if self.peers.get(id).is_some_and(|peer| peer.posts > 0) {
+            return false;
+        }
+        let link = self.peers.draw_link(&mut self.fx);
+        self.peers.renumber(id, link);
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.incoming = Default::default();
+            // What the peer permitted was for the conversation that is over.
+            peer.writes_out = Default::default();
+            self.fx.output(Output::Permit { peer: id, until: Time::ZERO });
+        }
+        true
+    }
+
+    /// Answers a hello. True if the peer can be spoken to.
+    pub(in crate::proto) fn answer_hello(&mut self, id: PeerId, from: Origin, hello: &Hello) -> bool {
+        let refusal = self.refusal(hello);
+        let now = self.fx.now();
+        let Some(peer) = self.peers.get_mut(id) else { return false };
+        peer.theirs = Some(hello.link);
+        peer.origin = Some(from);
+        peer.suffixed = hello.suffixed;
+        peer.last_heard = now;
+        peer.given_up = false;
+        peer.refused = refusal.is_some();
+        let link = peer.ours;
+        let body = match refusal {
+            None => Body::Welcome(Welcome { nonce: hello.nonce, link, ask: peer.writes_out.ask(now) }),
+            Some(cause) => Body::Refused(Refused { nonce: hello.nonce, cause, link }),
+        };
+        let welcome = matches!(body, Body::Welcome(_));
+        self.send(id, body);
+        welcome
+    }
+
+    fn refusal(&self, hello: &Hello) -> Option<PeerCause> {
+        if self.stopping {
+            return Some(PeerCause::WorkerStopped);
+        }
+        if hello.plane != self.config.plane {
+            return Some(PeerCause::Incompatible(Mismatch {
+                field: "plane".to_owned(),
+                ours: self.config.plane.clone(),
+                theirs: hello.plane.clone(),
+            }));
+        }
+        self.config.args.geometry().check(&hello.geometry).err().map(PeerCause::Incompatible)
+    }
+
+    // ---- answers to hellos of ours --------------------------------------------------------------
+
+    /// The peer has answered the hello with this nonce, which nobody else knows. `None` if it has not.
+    fn answered(&mut self, from: Origin, id: PeerId, nonce: u64) -> Option<&mut Peer> {
+        let now = self.fx.now();
+        let peer = self.peers.get_mut(id)?;
+        if peer.hello.is_none_or(|said| said.nonce != nonce) {
+            return None;
+        }
+        peer.hello = None;
+        peer.origin = Some(from);
+        peer.last_heard = now;
+        peer.given_up = false;
+        Some(peer)
+    }
+
+    pub(in crate::proto) fn hear_welcome(
+        &mut self,
+        from: Origin,
+        id: PeerId,
+        welcome: &Welcome,
+    ) -> AnswerHeard {
+        let Some(peer) = self.answered(from, id, welcome.nonce) else { return AnswerHeard::Nothing };
+        peer.refuses = None;
+        let before = peer.theirs.replace(welcome.link);
+        let forgot = before.is_some_and(|before| before != welcome.link);
+        peer.writes_in.hear(welcome.ask, forgot);
+        AnswerHeard::Up { forgot }
+    }
+
+    pub(in crate::proto) fn hear_refused(
+        &mut self,
+        from: Origin,
+        id: PeerId,
+        refused: Refused,
+    ) -> AnswerHeard {
+        let Some(peer) = self.answered(from, id, refused.nonce) else { return AnswerHeard::Nothing };
+        let cause = match (refused.cause, peer.maps.mismatch()) {
+            (PeerCause::Unknown, _) => return AnswerHeard::AnotherLife,
+            (PeerCause::Incompatible(_), Some(mismatch)) => Cause::Incompatible(mismatch.clone()),
+            (cause, _) => Cause::ByPeer(cause),
+        };
+        peer.refuses = Some(cause);
+        let before = peer.theirs.replace(refused.link);
+        AnswerHeard::Up { forgot: before.is_some_and(|before| before != refused.link) }
+    }
+}

@@ -1,0 +1,105 @@
+//! What the caches of this worker and of one peer make of each other: worked out once, when they meet.
+
+use std::collections::BTreeMap;
+
+use crate::args::RegionRole;
+use crate::error::Mismatch;
+use crate::layout::{Geometry, receivers_of};
+use crate::meter::each;
+use crate::plan::{RegionMap, Side};
+
+/// Most layer ranges whose maps are kept for one peer.
+const MAX_LAYER_MAPS: usize = 512;
+
+/// The peer's geometry, and what follows from it and this worker's.
+#[derive(Debug, Clone)]
+pub(in crate::proto) struct Maps {
+    geometry: Geometry,
+    aux_rows: u32,
+    /// How many items the peer has of each state group.
+    group_items: Box<[u32]>,
+    mismatch: Option<Mismatch>,
+    out: Option<RegionMap>,
+    /// The same for some layers, as announcements have named them: made when first needed.
+    out_layers: BTreeMap<(u32, u32), RegionMap>,
+    inward: Option<RegionMap>,
+    ranks_served: u32,
+}
+
+impl Maps {
+    pub(in crate::proto) fn new(geometry: Geometry, here: &Geometry) -> Maps {
+        Maps {
+            aux_rows: geometry.aux_rows().unwrap_or(0),
+            group_items: group_items(&geometry),
+            mismatch: here.check(&geometry).err(),
+            out: RegionMap::directed(here, &geometry, Side::Local).ok(),
+            out_layers: BTreeMap::new(),
+            inward: RegionMap::directed(here, &geometry, Side::Remote).ok(),
+            ranks_served: u32::try_from(receivers_of(&geometry, here)).unwrap_or(u32::MAX).max(1),
+            geometry,
+        }
+    }
+
+    /// The peer's own geometry.
+    pub(in crate::proto) fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// How many aux rows the peer has.
+    pub(in crate::proto) fn aux_rows(&self) -> u32 {
+        self.aux_rows
+    }
+
+    /// How many items every region of each of the peer's state groups has.
+    pub(in crate::proto) fn group_items(&self) -> &[u32] {
+        &self.group_items
+    }
+
+    /// Why the peer's cache does not fit this worker's.
+    pub(in crate::proto) fn mismatch(&self) -> Option<&Mismatch> {
+        self.mismatch.as_ref()
+    }
+
+    /// How many ranks of this worker's engine the peer has to serve for a request.
+    pub(in crate::proto) fn ranks_served(&self) -> u32 {
+        self.ranks_served
+    }
+
+    /// What this worker sends to the peer; `None` if the caches do not fit.
+    pub(in crate::proto) fn out(&self) -> Option<&RegionMap> {
+        self.out.as_ref()
+    }
+
+    /// What this worker, whose geometry is `here`, sends to the peer of some layers, or of all.
+    pub(in crate::proto) fn out_of_layers(
+        &mut self,
+        here: &Geometry,
+        layers: Option<(u32, u32)>,
+    ) -> Option<&RegionMap> {
+        let all = self.out.as_ref()?;
+        let Some(layers) = layers else { return Some(all) };
+        // Servers cut the layers of all requests alike.
+        if self.out_layers.len() >= MAX_LAYER_MAPS && !self.out_layers.contains_key(&layers) {
+            self.out_layers.clear();
+        }
+        let make = || all.of_layers(here, &self.geometry, layers.0..layers.1);
+        Some(self.out_layers.entry(layers).or_insert_with(make))
+    }
+
+    /// What the peer sends to this worker; `None` if the caches do not fit.
+    pub(in crate::proto) fn inward(&self) -> Option<&RegionMap> {
+        self.inward.as_ref()
+    }
+}
+
+/// How many items every region of each state group has; none if there is no such region.
+fn group_items(geometry: &Geometry) -> Box<[u32]> {
+    let mut items = vec![None; geometry.layout.groups.len().max(1)];
+    for region in each(&geometry.regions).filter(|region| region.role == RegionRole::State) {
+        if let Some(known) = items.get_mut(usize::from(region.group)) {
+            let own = u32::try_from(region.items()).unwrap_or(u32::MAX);
+            *known = Some(known.map_or(own, |least: u32| least.min(own)));
+        }
+    }
+    items.into_iter().map(Option::unwrap_or_default).collect()
+}

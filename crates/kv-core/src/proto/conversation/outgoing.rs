@@ -1,0 +1,316 @@
+//! Attempts at one peer: it serves, and this worker receives.
+//!
+//! | an attempt is | from | when |
+//! |---|---|---|
+//! | open | – | the session registers, or claims |
+//! | closing | open | the session failed: the peer is told to stop |
+//! | ended | open | everything was read: the peer is told until it acknowledges that |
+//! | ended | –, open, closing | the session that reads failed: likewise |
+//! | over | open, closing, ended | the peer acknowledged it, or is proven to write no more |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::time::Duration;
+
+use super::MAX_RUNS;
+use super::beats::Beats;
+use crate::id::{Attempt, SessionId};
+use crate::meter::each;
+use crate::proto::run_set;
+use crate::time::Time;
+use crate::wire::Abort;
+
+/// Most attempts that were ended before the peer answered, and of which it is told when it does.
+const MAX_ENDED: usize = 4096;
+/// Most aborts that are repeated at once.
+const MAX_ABORTS: usize = 256;
+
+/// All attempts at one peer.
+#[derive(Debug, Clone)]
+pub(in crate::proto) struct Outgoing {
+    /// They are numbered from 1.
+    next: u64,
+    /// Open and closing ones → session, and position among the session's sources.
+    open: BTreeMap<Attempt, (SessionId, usize)>,
+    closing: BTreeSet<Attempt>,
+    ended: BTreeMap<Attempt, Ended>,
+    /// Receivers that need the peer and have no attempt at it yet.
+    waiting: BTreeSet<SessionId>,
+    /// Numbers of heartbeats and claims.
+    beats: Beats,
+    /// The shortest interval that a live lease asks for.
+    interval: Option<Duration>,
+}
+
+/// How an attempt ended here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Ended {
+    /// Everything was read.
+    Read,
+    /// The session failed.
+    Aborted(Abort),
+}
+
+impl Default for Outgoing {
+    fn default() -> Outgoing {
+        Outgoing {
+            next: 1,
+            open: BTreeMap::new(),
+            closing: BTreeSet::new(),
+            ended: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            beats: Beats::default(),
+            interval: None,
+        }
+    }
+}
+
+impl Outgoing {
+    // ---- sessions that wait for the peer --------------------------------------------------------
+
+    pub(in crate::proto) fn wait(&mut self, session: SessionId) {
+        self.waiting.insert(session);
+    }
+
+    pub(in crate::proto) fn wait_no_more(&mut self, session: SessionId) {
+        self.waiting.remove(&session);
+    }
+
+    /// The sessions that wait for the peer to answer.
+    pub(in crate::proto) fn waiting(&self) -> &BTreeSet<SessionId> {
+        &self.waiting
+    }
+
+    /// The sessions that depend on the peer; one that has several attempts is named for each.
+    pub(in crate::proto) fn sessions(&self) -> Vec<SessionId> {
+        let open = each(self.open.values()).map(|&(session, _)| session);
+        open.chain(self.waiting.iter().copied()).collect()
+    }
+
+    /// True if an answer of the peer's is needed.
+    pub(super) fn is_needed(&self) -> bool {
+        !(self.open.is_empty() && self.ended.is_empty() && self.waiting.is_empty())
+    }
+
+    // ---- attempts -------------------------------------------------------------------------------
+
+    /// Opens an attempt for a session's source.
+    pub(in crate::proto) fn open(&mut self, session: SessionId, source: usize) -> Attempt {
+        let attempt = self.draw();
+        self.open.insert(attempt, (session, source));
+        self.waiting.remove(&session);
+        attempt
+    }
+
+    fn draw(&mut self) -> Attempt {
+        let attempt = Attempt(self.next);
+        self.next += 1;
+        attempt
+    }
+
+    /// The session has failed: the peer may write until it has said that it stopped, or is known to have.
+    pub(in crate::proto) fn close(&mut self, attempt: Attempt) {
+        self.closing.insert(attempt);
+    }
+
+    /// True while the peer has not said of every failed session that it writes no more.
+    pub(super) fn is_closing(&self) -> bool {
+        !self.closing.is_empty()
+    }
+
+    /// An attempt is over.
+    pub(in crate::proto) fn end(&mut self, attempt: Attempt) {
+        self.open.remove(&attempt);
+        self.closing.remove(&attempt);
+    }
+
+    /// Everything was read: the peer is told until it acknowledges that.
+    pub(super) fn end_read(&mut self, attempt: Attempt) {
+        self.end(attempt);
+        self.ended.insert(attempt, Ended::Read);
+    }
+
+    /// A reading session has failed: the peer is told until it acknowledges that.
+    pub(super) fn end_aborted(&mut self, abort: Abort) {
+        self.end(abort.attempt);
+        self.ended.insert(abort.attempt, Ended::Aborted(abort));
+    }
+
+    /// A session has failed before the peer answered: a sender there should not wait in vain. Nothing, if
+    /// too many are noted already.
+    pub(super) fn abort_unopened(&mut self, abort: impl FnOnce(Attempt) -> Abort) {
+        if self.ended.len() < MAX_ENDED {
+            let attempt = self.draw();
+            self.end_aborted(abort(attempt));
+        }
+    }
+
+    /// The peer has acknowledged the end of these.
+    pub(in crate::proto) fn acknowledged(&mut self, attempts: Range<Attempt>) {
+        let over: Vec<Attempt> = each(self.ended.range(attempts)).map(|(&attempt, _)| attempt).collect();
+        for attempt in over {
+            self.ended.remove(&attempt);
+        }
+    }
+
+    /// The peer does not know any of them: whoever would be told of ends is gone.
+    pub(super) fn forget_ended(&mut self) {
+        self.ended.clear();
+    }
+
+    /// The peer has forgotten all of them: what is open begins anew.
+    pub(in crate::proto) fn take_open(&mut self) -> BTreeMap<Attempt, (SessionId, usize)> {
+        self.ended.clear();
+        self.closing.clear();
+        std::mem::take(&mut self.open)
+    }
+
+    /// True if any is open or closing.
+    pub(super) fn has_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Whose attempt it is, while it is open or closing.
+    pub(in crate::proto) fn of(&self, attempt: Attempt) -> Option<(SessionId, usize)> {
+        self.open.get(&attempt).copied()
+    }
+
+    /// The open and closing ones, with their sessions and positions.
+    pub(in crate::proto) fn iter(
+        &self,
+        range: Range<Attempt>,
+    ) -> impl Iterator<Item = (Attempt, SessionId, usize)> {
+        each(self.open.range(range)).map(|(&attempt, &(session, source))| (attempt, session, source))
+    }
+
+    /// The same of all.
+    pub(in crate::proto) fn all(&self) -> impl Iterator<Item = (Attempt, SessionId, usize)> {
+        self.iter(Attempt(0)..Attempt(u64::MAX))
+    }
+
+    /// True if an attempt with this number was ever made.
+    pub(super) fn was_made(&self, attempt: Attempt) -> bool {
+        attempt.0 < self.next
+    }
+
+    /// All below are over.
+    pub(in crate::proto) fn floor(&self) -> Attempt {
+        let open = self.open.first_key_value().map(|(&attempt, _)| attempt);
+        let ended = self.ended.first_key_value().map(|(&attempt, _)| attempt);
+        open.into_iter().chain(ended).min().unwrap_or(Attempt(self.next))
+    }
+
+    /// How many are over here, and not acknowledged as such.
+    pub(in crate::proto) fn ended_len(&self) -> usize {
+        self.ended.len()
+    }
+
+    /// What the peer has not acknowledged: runs of attempts that were read, and aborts.
+    pub(super) fn unacknowledged(&self) -> (Vec<(u64, u32)>, Vec<Abort>) {
+        let mut read: Vec<(u64, u32)> = Vec::new();
+        let mut aborted = Vec::new();
+        for (&attempt, ended) in each(&self.ended) {
+            match ended {
+                Ended::Read => {
+                    run_set::append(&mut read, attempt.0);
+                    if read.len() > MAX_RUNS {
+                        read.pop();
+                        break;
+                    }
+                }
+                Ended::Aborted(abort) if aborted.len() < MAX_ABORTS => aborted.push(abort.clone()),
+                Ended::Aborted(_) => {}
+            }
+        }
+        (read, aborted)
+    }
+
+    // ---- heartbeats -----------------------------------------------------------------------------
+
+    /// The number of a heartbeat or claim that is sent now.
+    pub(in crate::proto) fn beat(&mut self, now: Time) -> u64 {
+        self.beats.beat(now)
+    }
+
+    /// Until when an answer to the heartbeat or claim with this number grants so many milliseconds.
+    pub(in crate::proto) fn granted_until(&self, beat: u64, millis: u64) -> Option<Time> {
+        self.beats.granted_until(beat, millis)
+    }
+
+    /// How many numbers of heartbeats and claims may still be answered.
+    pub(in crate::proto) fn beats_len(&self) -> usize {
+        self.beats.len()
+    }
+
+    /// Takes note of an interval. True if heartbeats must come more often than before.
+    pub(super) fn quicken(&mut self, interval: Duration) -> bool {
+        if self.interval.is_some_and(|before| before <= interval) {
+            return false;
+        }
+        self.interval = Some(interval);
+        true
+    }
+
+    /// Heartbeats are said now: the interval is to be found anew.
+    pub(in crate::proto) fn beaten(&mut self) {
+        self.interval = None;
+    }
+
+    /// True if there is nothing to keep alive any more, and there was.
+    pub(super) fn falls_silent(&mut self) -> bool {
+        self.open.is_empty() && self.interval.take().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::PeerCause;
+    use crate::id::Room;
+
+    fn abort(attempt: Attempt) -> Abort {
+        Abort { attempt, room: Room::Number(1), grant: None, cause: PeerCause::Aborted }
+    }
+
+    /// The table at the top, row by row: what is open, whether the peer must still stop, what it has to
+    /// acknowledge, and the floor that it is told.
+    #[test]
+    fn an_attempt_is_open_then_closing_or_ended_then_over() {
+        let state = |outgoing: &Outgoing| {
+            let open: Vec<u64> = outgoing.all().map(|(attempt, ..)| attempt.0).collect();
+            (open, outgoing.is_closing(), outgoing.ended_len(), outgoing.floor().0)
+        };
+        let mut outgoing = Outgoing::default();
+        outgoing.wait(SessionId(1));
+        assert_eq!(state(&outgoing), (vec![], false, 0, 1));
+        let [first, second, third] = [1, 2, 3].map(|session| outgoing.open(SessionId(session), 0));
+        assert!(outgoing.waiting().is_empty(), "who has an attempt waits no more");
+        assert_eq!(state(&outgoing), (vec![1, 2, 3], false, 0, 1));
+        outgoing.close(first);
+        assert_eq!(state(&outgoing), (vec![1, 2, 3], true, 0, 1));
+        outgoing.end_read(second);
+        assert_eq!(state(&outgoing), (vec![1, 3], true, 1, 1));
+        outgoing.end(first);
+        assert_eq!(state(&outgoing), (vec![3], false, 1, 2));
+        outgoing.end_aborted(abort(third));
+        assert_eq!(outgoing.unacknowledged(), (vec![(2, 1)], vec![abort(third)]));
+        outgoing.abort_unopened(abort);
+        assert_eq!(state(&outgoing), (vec![], false, 3, 2));
+        outgoing.acknowledged(Attempt(2)..Attempt(4));
+        assert_eq!(state(&outgoing), (vec![], false, 1, 4));
+        assert!(outgoing.is_needed() && outgoing.was_made(Attempt(4)) && !outgoing.was_made(Attempt(5)));
+        outgoing.forget_ended();
+        assert!(!outgoing.is_needed() && outgoing.floor() == Attempt(5));
+    }
+
+    #[test]
+    fn a_peer_that_forgot_everything_leaves_only_what_was_open_to_begin_anew() {
+        let mut outgoing = Outgoing::default();
+        let (open, closing) = (outgoing.open(SessionId(1), 4), outgoing.open(SessionId(2), 0));
+        outgoing.close(closing);
+        outgoing.abort_unopened(abort);
+        let taken = outgoing.take_open();
+        assert_eq!(taken.get(&open), Some(&(SessionId(1), 4)));
+        assert_eq!((taken.len(), outgoing.is_closing(), outgoing.is_needed()), (2, false, false));
+    }
+}

@@ -1,0 +1,144 @@
+//! All peers of a worker, by every name that they have.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::id::{Incarnation, PeerId, WorkerId};
+use crate::meter::each;
+use crate::plane::Origin;
+use crate::proto::conversation::Peer;
+use crate::proto::effects::Effects;
+use crate::time::Time;
+use crate::wire::Link;
+
+/// All peers, by every name they have.
+#[derive(Debug, Clone, Default)]
+pub(in crate::proto) struct Peers {
+    peers: BTreeMap<PeerId, Peer>,
+    by_link: BTreeMap<Link, PeerId>,
+    /// An incarnation is a number that its worker has chosen; only with its metadata it is a worker's.
+    by_identity: BTreeMap<(Incarnation, Bytes), PeerId>,
+    /// Gone, but with posts that have not ended.
+    gone: BTreeMap<PeerId, ((Incarnation, Bytes), u32)>,
+    next: u64,
+    links_drawn: u32,
+}
+
+impl Peers {
+    /// A number for a new conversation.
+    pub(super) fn draw_link(&mut self, fx: &mut Effects) -> Link {
+        self.links_drawn = self.links_drawn.saturating_add(1);
+        Link::new(self.links_drawn, fx.draw() as u32)
+    }
+
+    pub(in crate::proto) fn insert(&mut self, peer: Peer) -> PeerId {
+        let id = PeerId(self.next);
+        self.next += 1;
+        self.by_link.insert(peer.ours, id);
+        self.by_identity.insert((peer.incarnation, peer.metadata.clone()), id);
+        self.peers.insert(id, peer);
+        id
+    }
+
+    /// Takes a peer out. Its number lives on until its posts have ended.
+    pub(in crate::proto) fn remove(&mut self, id: PeerId) -> Option<Peer> {
+        let peer = self.peers.remove(&id)?;
+        self.by_link.remove(&peer.ours);
+        let identity = (peer.incarnation, peer.metadata.clone());
+        self.by_identity.remove(&identity);
+        if peer.posts > 0 {
+            self.gone.insert(id, (identity, peer.posts));
+        }
+        Some(peer)
+    }
+
+    /// Gives the conversation with a peer a new number on this side.
+    pub(super) fn renumber(&mut self, id: PeerId, link: Link) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            self.by_link.remove(&peer.ours);
+            peer.ours = link;
+            self.by_link.insert(link, id);
+        }
+    }
+
+    pub(in crate::proto) fn post_started(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.posts += 1;
+        }
+    }
+
+    pub(in crate::proto) fn post_ended(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.posts = peer.posts.saturating_sub(1);
+        } else if let Some((_, posts)) = self.gone.get_mut(&id) {
+            *posts = posts.saturating_sub(1);
+            if *posts == 0 {
+                self.gone.remove(&id);
+            }
+        }
+    }
+
+    /// True while posts to a former conversation with this worker have not ended.
+    pub(super) fn has_lingering_posts(&self, incarnation: Incarnation, metadata: &Bytes) -> bool {
+        each(self.gone.values()).any(|((gone, of), _)| *gone == incarnation && of == metadata)
+    }
+
+    /// The same for a worker that is known again.
+    pub(in crate::proto) fn lingers(&self, id: PeerId) -> bool {
+        self.peers.get(&id).is_some_and(|peer| self.has_lingering_posts(peer.incarnation, &peer.metadata))
+    }
+
+    pub(in crate::proto) fn get(&self, id: PeerId) -> Option<&Peer> {
+        self.peers.get(&id)
+    }
+
+    pub(in crate::proto) fn get_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
+        self.peers.get_mut(&id)
+    }
+
+    /// The peer that is to put this number into its frames, and the connection on which they come.
+    pub(in crate::proto) fn with_link(&self, link: Link) -> Option<(PeerId, Option<Origin>)> {
+        let &id = self.by_link.get(&link)?;
+        Some((id, self.peers.get(&id)?.origin))
+    }
+
+    /// The peers whose frames come on this connection.
+    pub(in crate::proto) fn of_origin(&self, origin: Origin) -> impl Iterator<Item = (PeerId, &Peer)> {
+        each(self.iter()).filter(move |(_, peer)| peer.origin == Some(origin))
+    }
+
+    pub(in crate::proto) fn known(&self, incarnation: Incarnation, metadata: &Bytes) -> Option<PeerId> {
+        self.by_identity.get(&(incarnation, metadata.clone())).copied()
+    }
+
+    /// True if another incarnation of the same worker is known.
+    pub(super) fn has_successor(&self, worker: &WorkerId, incarnation: Incarnation) -> bool {
+        each(self.peers.values()).any(|peer| peer.worker == *worker && peer.incarnation != incarnation)
+    }
+
+    /// The idle peer that has been silent the longest.
+    pub(super) fn oldest_idle(&self) -> Option<PeerId> {
+        let idle = each(self.peers.iter()).filter(|(_, peer)| peer.is_idle());
+        idle.min_by_key(|(_, peer)| peer.last_heard).map(|(&id, _)| id)
+    }
+
+    /// Nobody listened for `deaf`: that time does not count as silence of any peer.
+    pub(in crate::proto) fn excuse(&mut self, deaf: Duration, now: Time) {
+        for peer in each(self.peers.values_mut()) {
+            peer.last_heard = (peer.last_heard + deaf).min(now);
+            if let Some(said) = &mut peer.hello {
+                said.first_said = (said.first_said + deaf).min(now);
+            }
+        }
+    }
+
+    pub(in crate::proto) fn len(&self) -> usize {
+        self.peers.len()
+    }
+
+    pub(in crate::proto) fn iter(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
+        each(self.peers.iter()).map(|(&id, peer)| (id, peer))
+    }
+}

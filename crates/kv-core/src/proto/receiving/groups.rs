@@ -1,0 +1,88 @@
+//! The state groups of a receiving session: which of them its sources have, and which they leave out.
+
+use crate::error::Cause;
+use crate::groups::Groups;
+use crate::id::SessionId;
+
+use crate::meter::each;
+use crate::plan::Side;
+use crate::poll::KvPoll;
+use crate::proto::context::Context;
+use crate::proto::groups::{Between, check_own_groups};
+use crate::proto::receiving::{ReceiveSession, Receiving};
+
+impl Receiving {
+    /// Takes the items of a session's state groups. Those that come too late were promised to nobody: they come
+    /// back at once.
+    pub(in crate::proto) fn take_groups(&mut self, cx: &mut Context, session: SessionId, groups: Groups) {
+        let bad = check_own_groups(&groups, cx.config.args.geometry());
+        match self.sessions.get_mut(&session) {
+            None => cx.fx.release_groups(session, groups, Vec::new()),
+            Some(receiver) if receiver.poll.is_terminal() => {
+                cx.fx.release_groups(session, groups, Vec::new())
+            }
+            Some(receiver) if receiver.given.is_some() || receiver.groups.is_some() => {
+                self.fail_receiver(cx, session, Cause::InitOrder);
+                cx.fx.release_groups(session, groups, Vec::new());
+            }
+            Some(receiver) => {
+                receiver.groups = Some(groups);
+                if let Some(cause) = bad {
+                    self.fail_receiver(cx, session, cause);
+                }
+            }
+        }
+    }
+
+    /// Only optional groups may be left out, whatever the source says. Keeps of those that it says it
+    /// has left out the ones that the session has named.
+    pub(super) fn check_skipped(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        index: usize,
+    ) -> Option<Cause> {
+        let receiver = self.sessions.get_mut(&session)?;
+        let source = receiver.sources.get_mut(index)?;
+        if source.skipped.is_empty() {
+            return None;
+        }
+        let peer = cx.peers.get(source.peer)?;
+        let (map, ours, theirs) = (peer.maps().inward()?, cx.config.args.geometry(), peer.maps().geometry());
+        let between = Between { map, ours, theirs, source: Side::Remote };
+        let skipped = std::mem::take(&mut source.skipped);
+        let named = receiver.groups.iter().flat_map(Groups::iter);
+        for items in named.filter(|items| each(&skipped).any(|&group| group == items.group)) {
+            if !between.is_optional(items.group) {
+                return Some(between.disagreement(items.group, Some(items), None));
+            }
+            source.skipped.push(items.group);
+        }
+        None
+    }
+
+    /// The groups that a session names, of which nothing comes from any of its sources. To be asked
+    /// while all of them are there: one that is done with the session may leave before the others.
+    pub(super) fn unheld_groups(&self, cx: &Context, receiver: &ReceiveSession) -> Vec<u16> {
+        let maps =
+            each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer)?.maps().inward());
+        let named = receiver.groups.iter().flat_map(Groups::iter).map(|items| items.group);
+        let held = |group: u16| maps.clone().any(|map| map.has_group(group));
+        named.filter(|&group| !held(group)).collect()
+    }
+}
+
+impl ReceiveSession {
+    /// The groups of a session that succeeded, of which no source had all.
+    pub(super) fn skipped_groups(&self) -> Vec<u16> {
+        if self.poll != KvPoll::Success {
+            return Vec::new();
+        }
+        let left_out = |group: &u16| {
+            let mut sources = self.sources.iter();
+            self.unheld.contains(group) || sources.any(|source| source.skipped.contains(group))
+        };
+        let named = self.groups.iter().flat_map(Groups::iter).map(|items| items.group);
+        named.filter(left_out).collect()
+    }
+}

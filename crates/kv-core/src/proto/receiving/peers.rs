@@ -1,0 +1,104 @@
+//! What becomes of receiving sessions when a source falls silent, is proven quiet, or forgets the conversation.
+
+use std::time::Duration;
+
+use crate::error::Cause;
+use crate::id::{Attempt, PeerId, SessionId};
+use crate::meter::each;
+use crate::proto::context::Context;
+use crate::proto::conversation::{MAX_ASKED, MAX_PINGS};
+use crate::proto::receiving::{Receiving, SourceState};
+use crate::proto::run_set;
+use crate::proto::run_set::RunSet;
+use crate::proto::timer::Timer;
+use crate::time::Time;
+
+impl Receiving {
+    /// Attempts at the peer about which nothing was heard for `quiet`, as runs, of one ping each.
+    pub(in crate::proto) fn quiet_attempts(
+        &self,
+        cx: &Context,
+        id: PeerId,
+        quiet: Duration,
+    ) -> Vec<Vec<(u64, u32)>> {
+        let Some(peer) = cx.peers.get(id) else { return Vec::new() };
+        let now = cx.fx.now();
+        let asks = |&(_, session, source): &(Attempt, SessionId, usize)| {
+            self.sessions.get(&session).is_some_and(|receiver| receiver.is_quiet(source, now, quiet))
+        };
+        let asked = peer.outgoing().all().filter(asks).map(|(attempt, ..)| attempt.0);
+        let asked: Vec<u64> = asked.take(MAX_PINGS * MAX_ASKED).collect();
+        let runs = |attempts: &[u64]| {
+            let mut runs = Vec::new();
+            attempts.iter().for_each(|&attempt| run_set::append(&mut runs, attempt));
+            runs
+        };
+        asked.chunks(MAX_ASKED).map(runs).collect()
+    }
+
+    /// The sessions that have waited for the peer as long as for one that is silent.
+    pub(in crate::proto) fn impatient(&self, cx: &Context, id: PeerId) -> Vec<SessionId> {
+        let (now, patience) = (cx.fx.now(), cx.config.timing.peer_timeout);
+        let Some(peer) = cx.peers.get(id) else { return Vec::new() };
+        let waited = |session: &&SessionId| {
+            self.sessions.get(session).is_some_and(|receiver| now - receiver.opened >= patience)
+        };
+        each(peer.outgoing().waiting()).filter(waited).copied().collect()
+    }
+
+    /// From `quiet_at` on it is proven that the peer writes no more.
+    pub(in crate::proto) fn source_is_quiet_at(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        id: PeerId,
+        quiet_at: Time,
+    ) {
+        if quiet_at <= cx.fx.now() {
+            self.on_quiet(cx, session, id);
+        } else if self.sessions.contains_key(&session) {
+            cx.fx.arm(Timer::Quiet(session, id), quiet_at);
+        }
+    }
+
+    pub(in crate::proto) fn on_quiet(&mut self, cx: &mut Context, session: SessionId, id: PeerId) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
+        for source in each(receiver.sources.iter_mut().filter(|source| source.peer == id)) {
+            source.state = SourceState::Over;
+            if let (Some(attempt), Some(peer)) = (source.attempt, cx.peers.get_mut(id)) {
+                peer.outgoing_mut().end(attempt);
+            }
+        }
+        self.maybe_retire(cx, session);
+    }
+
+    /// The peer has forgotten the conversation, which it does only when nothing of it is in flight:
+    /// failed attempts are over, live ones begin again under the new link.
+    pub(in crate::proto) fn peer_forgot_us(&mut self, cx: &mut Context, id: PeerId) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        let open = peer.outgoing_mut().take_open();
+        for (_, (session, index)) in each(open) {
+            let Some(receiver) = self.sessions.get_mut(&session) else { continue };
+            let live = !receiver.poll.is_terminal();
+            let Some(source) = receiver.sources.get_mut(index) else { continue };
+            if !live || source.state != SourceState::Open {
+                source.state = SourceState::Over;
+                cx.fx.cancel(Timer::Quiet(session, id));
+                self.maybe_retire(cx, session);
+                continue;
+            }
+            if source.reading.is_some() {
+                // Whoever forgot the conversation has no lease of it any more.
+                source.state = SourceState::Over;
+                self.fail_receiver(cx, session, Cause::PeerRestarted);
+                continue;
+            }
+            let Some(peer) = cx.peers.get_mut(id) else { return };
+            source.attempt = Some(peer.outgoing_mut().open(session, index));
+            source.registered = false;
+            source.parts = RunSet::default();
+            source.total = None;
+            self.say_registrations(cx, session);
+        }
+    }
+}

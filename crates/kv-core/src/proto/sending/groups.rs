@@ -1,0 +1,62 @@
+//! The state groups of a sending session: taken before its pages are complete, planned with each receiver once
+//! both sides' lists are known.
+
+use crate::error::Cause;
+use crate::groups::Groups;
+use crate::id::SessionId;
+use crate::meter::each;
+use crate::plan::Side;
+use crate::proto::context::Context;
+use crate::proto::groups::{Between, GroupPlans, check_own_groups};
+use crate::proto::sending::Sending;
+
+impl Sending {
+    /// Takes the items of a session's state groups. Those that come too late were promised to nobody: they come
+    /// back at once.
+    pub(in crate::proto) fn take_groups(&mut self, cx: &mut Context, session: SessionId, groups: Groups) {
+        let bad = check_own_groups(&groups, cx.config.args.geometry());
+        match self.sessions.get_mut(&session) {
+            None => cx.fx.release_groups(session, groups, Vec::new()),
+            Some(sender) if sender.poll.is_terminal() => cx.fx.release_groups(session, groups, Vec::new()),
+            Some(sender) if sender.complete || sender.groups.is_some() => {
+                self.fail_sender(cx, session, Cause::InitOrder);
+                cx.fx.release_groups(session, groups, Vec::new());
+            }
+            Some(sender) => {
+                sender.groups = Some(groups);
+                if let Some(cause) = bad {
+                    self.fail_sender(cx, session, cause);
+                }
+            }
+        }
+    }
+
+    /// Plans the state groups with each receiver that is to be written, once the request is complete.
+    pub(super) fn plan_groups(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
+        if sender.poll.is_terminal() || !sender.complete {
+            return;
+        }
+        let none = Groups::none();
+        let groups = sender.groups.as_ref().unwrap_or(&none);
+        let mut disagreement = None;
+        let waiting =
+            each(sender.targets.iter_mut()).filter(|target| !target.reads && target.group_plans.is_none());
+        for target in each(waiting) {
+            let Some(peer) = cx.peers.get(target.peer) else { continue };
+            let Some(map) = peer.maps().out() else { continue };
+            let (ours, theirs) = (cx.config.args.geometry(), peer.maps().geometry());
+            match (Between { map, ours, theirs, source: Side::Local }).plan(groups, &target.groups) {
+                Ok(GroupPlans { plans, mut skipped }) => {
+                    skipped.retain(|&group| target.groups.get(group).is_some());
+                    target.group_plans = Some(plans);
+                    target.skipped = skipped;
+                }
+                Err(cause) => disagreement = disagreement.or(Some(cause)),
+            }
+        }
+        if let Some(cause) = disagreement {
+            self.fail_sender(cx, session, cause);
+        }
+    }
+}

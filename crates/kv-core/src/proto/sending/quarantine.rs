@@ -1,0 +1,35 @@
+//! What the pages of failed sending sessions wait for.
+
+use crate::poll::KvPoll;
+use crate::proto::context::Context;
+use crate::proto::sending::{SendSession, Sending};
+use crate::quarantine::{Quarantine, QuarantineReason};
+
+impl Sending {
+    /// What each session that has failed, and whose pages may not be used again yet, waits for.
+    pub(in crate::proto) fn quarantine(&self, cx: &Context) -> impl Iterator<Item = Quarantine> {
+        let failed = self.sessions.values().filter(|sender| sender.poll == KvPoll::Failed);
+        failed.map(|sender| sender.waits(cx))
+    }
+}
+
+impl SendSession {
+    fn waits(&self, cx: &Context) -> Quarantine {
+        let busy = self.targets.iter().find(|target| target.outstanding > 0);
+        let leased = self.readers().map(|(_, target)| target).filter(|target| !target.over);
+        let until = leased.clone().filter_map(|target| target.fence).max();
+        let (target, reason) = match busy {
+            Some(target) => (Some(target), QuarantineReason::OwnPosts),
+            None => (leased.clone().next(), QuarantineReason::ReaderLease),
+        };
+        let until = until.filter(|_| reason == QuarantineReason::ReaderLease);
+        Quarantine {
+            peer: target.and_then(|target| cx.peers.get(target.peer)).map(|peer| peer.worker().clone()),
+            reason,
+            pages: self.chunks.iter().map(|chunk| chunk.pages.len()).sum(),
+            items: self.groups.as_ref().map_or(0, |groups| groups.len()),
+            sessions: 1,
+            ends_within: until.map(|until| until - cx.fx.now()),
+        }
+    }
+}
