@@ -144,6 +144,7 @@ pub enum GroupsError {
 /// As for [`Pages`]: whoever holds it may write the items and may free them, and nobody else.
 #[must_use = "dropping items leaks them: give them back to their allocator"]
 #[derive(Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "model", derive(Clone))]
 pub struct GroupItems {
     /// The group, by its position in [`Layout::groups`](crate::Layout::groups).
     pub group: u16,
@@ -198,6 +199,7 @@ pub struct GroupRefused {
 /// ```
 #[must_use = "dropping groups leaks their items: give them back to their allocators"]
 #[derive(Debug, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "model", derive(Clone))]
 pub struct Groups(Vec<GroupItems>);
 
 impl Groups {
@@ -258,13 +260,6 @@ impl Groups {
             items: items.items.list().clone(),
         };
         GroupLists(self.0.iter().map(list).collect())
-    }
-
-    /// The same items again, for the twin of a machine: see `Node::fork`.
-    #[cfg(feature = "model")]
-    pub(crate) fn twin(&self) -> Groups {
-        let twin = |items: &GroupItems| GroupItems { items: items.items.twin(), ..*items };
-        Groups(self.0.iter().map(twin).collect())
     }
 }
 

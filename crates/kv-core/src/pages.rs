@@ -164,6 +164,7 @@ impl fmt::Debug for PageList {
 /// any more. Whoever holds the token may write the pages and may free them; nobody else may.
 #[must_use = "dropping pages leaks them: give them back to their allocator"]
 #[derive(PartialEq, Eq, Default)]
+#[cfg_attr(feature = "model", derive(Clone))]
 pub struct Pages(PageList);
 
 impl Pages {
@@ -207,12 +208,6 @@ impl Pages {
             }
         }
         Ok(())
-    }
-
-    /// The same pages again, for the twin of a machine: see `Node::fork`.
-    #[cfg(feature = "model")]
-    pub(crate) fn twin(&self) -> Pages {
-        Pages(self.0.clone())
     }
 
     /// Cuts off the pages from position `at` on. `at` beyond the end cuts off nothing.

@@ -22,6 +22,7 @@ use crate::pages::Pages;
 
 /// Pages in hand, their place in the request, and what of them is final.
 #[derive(Debug)]
+#[cfg_attr(feature = "model", derive(Clone))]
 pub(super) struct Chunk {
     pub(super) offset: usize,
     pub(super) pages: Pages,

@@ -179,6 +179,7 @@ pub enum Command {
 
 /// Everything that a [`Node`](super::Node) wants done. Carried out in order.
 #[derive(Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "model", derive(Clone))]
 pub enum Output {
     /// Open the way to a peer. On failure: [`Input::ConnectFailed`].
     Connect {

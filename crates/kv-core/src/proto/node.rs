@@ -57,6 +57,7 @@ use crate::wire::{Body, Frame, Link};
 /// assert_eq!(node.poll_output(), None);
 /// # Ok::<(), kv_core::ArgsError>(())
 /// ```
+#[cfg_attr(feature = "model", derive(Clone))]
 pub struct Node {
     pub(super) config: NodeConfig,
     pub(super) now: Time,

@@ -423,12 +423,6 @@ impl Peers {
         self.peers.get(&id).is_some_and(|peer| self.has_lingering_posts(peer.incarnation, &peer.metadata))
     }
 
-    /// Former conversations with posts that have not ended, and the next number of a peer.
-    #[cfg(feature = "model")]
-    pub(super) fn lingering(&self) -> impl std::fmt::Debug {
-        (&self.gone, self.next)
-    }
-
     pub(super) fn get(&self, id: PeerId) -> Option<&Peer> {
         self.peers.get(&id)
     }

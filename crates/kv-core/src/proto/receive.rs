@@ -50,6 +50,7 @@ const MAX_PART_RUNS: usize = 1 << 16;
 
 /// A receiving session.
 #[derive(Debug)]
+#[cfg_attr(feature = "model", derive(Clone))]
 pub(super) struct ReceiveSession {
     pub(super) room: Room,
     pub(super) deadline: Duration,

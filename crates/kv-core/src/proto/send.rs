@@ -40,6 +40,7 @@ use crate::wire::{Body, Failed, Link, Registered};
 
 /// A sending session.
 #[derive(Debug)]
+#[cfg_attr(feature = "model", derive(Clone))]
 pub(super) struct SendSession {
     pub(super) deadline: Duration,
     pub(super) named: Named,

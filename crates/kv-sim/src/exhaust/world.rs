@@ -187,7 +187,7 @@ impl World {
 
     pub(super) fn fork(&self) -> World {
         let hosts = self.hosts.iter().map(|host| Host {
-            node: host.node.fork(),
+            node: host.node.clone(),
             config: host.config.clone(),
             peers: host.peers.clone(),
             memory: host.memory.clone(),
