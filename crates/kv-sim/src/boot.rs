@@ -15,18 +15,23 @@ impl World {
         if self.slots[slot].is_some() {
             return;
         }
-        let life = self.hosts.len();
         let params = &self.params;
         let salt = self.rng.bits();
         let memory = memory_of(params, slot, salt);
         let bits = self.rng.bits();
-        let mut shown = params.clone();
-        if let Some(planted) = self.planted {
-            planted.loosen(&mut shown);
-        }
         let drift = params.drift_ppm;
         let rate = 1_000_000 - drift + self.rng.below(2 * drift + 1);
         let clock = Clock::new(self.now, self.rng.below(1000 * SEC), rate);
+        self.begin_life(slot, memory, bits, clock);
+    }
+
+    /// Starts a life with this memory, this clock, and an incarnation and a seed of these bits.
+    pub(crate) fn begin_life(&mut self, slot: Slot, memory: Memory, bits: u64, clock: Clock) {
+        let life = self.hosts.len();
+        let mut shown = self.params.clone();
+        if let Some(planted) = self.planted {
+            planted.loosen(&mut shown);
+        }
         let Ok(host) = Host::boot(&shown, (slot, life), (bits, clock), &memory, self.planted) else { return };
         self.trace.note(self.now, || {
             format!("boot      life {life} in slot {slot}, incarnation {}", host.incarnation)
@@ -40,7 +45,7 @@ impl World {
 }
 
 /// The memory of a life in a slot.
-fn memory_of(params: &Params, slot: Slot, salt: u64) -> Memory {
+pub(crate) fn memory_of(params: &Params, slot: Slot, salt: u64) -> Memory {
     let (num_pages, aux) = (params.num_pages[slot], (params.aux_rows, params.item_len));
     let Some(pair) = &params.unequal else {
         let memory = Memory::new(params.kv_regions, num_pages, params.item_len, params.aux_rows, salt);

@@ -89,6 +89,7 @@ pub(crate) enum Check {
     Served { leg: LegId },
 }
 
+#[derive(Clone)]
 struct Entry {
     at: u64,
     order: u64,
@@ -113,7 +114,7 @@ impl Ord for Entry {
 }
 
 /// Events in order of time; those of one moment in the order in which they were entered.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct Calendar {
     heap: BinaryHeap<Reverse<Entry>>,
     entered: u64,

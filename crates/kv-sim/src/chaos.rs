@@ -11,6 +11,7 @@ use crate::planted::Planted;
 use crate::world::World;
 
 /// The state of the network.
+#[derive(Clone)]
 pub(crate) struct Net {
     params: NetParams,
     /// Until when nothing passes from one slot to another, in global time.

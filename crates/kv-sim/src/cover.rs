@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use kv_core::Room;
 use kv_core::wire::{Body, Frame};
+use kv_core::{Lease, Room};
 
 use crate::ledger::{Ledger, Leg, LegId, LifeId, Side, Slot};
 use crate::world::World;
 
 /// Frames about attempts that were delivered: by and to whom, kind, attempt, part.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Seen(BTreeSet<(LifeId, LifeId, u8, u64, u32)>);
 
 impl World {
@@ -46,6 +46,28 @@ impl World {
             _ => {}
         }
     }
+
+    /// A heartbeat prolongs what its host lets readers have.
+    pub(crate) fn cover_lease(&mut self, at: LifeId, bytes: &[u8]) {
+        const HEARTBEAT: u8 = 16;
+        if bytes.get(2) != Some(&HEARTBEAT) {
+            return;
+        }
+        let now = self.ledger.lives[at].clock.local(self.now);
+        for leg in self.ledger.legs.iter_mut().filter(|leg| leg.life == Some(at)) {
+            let Some(extension) = leg.lease.and_then(Lease::extension) else { continue };
+            leg.leased_until = leg.leased_until.map(|until| until.max(now + extension));
+        }
+    }
+
+    /// All pages of a sender are there for its readers, from now on.
+    pub(crate) fn cover_complete(&mut self, leg: LegId) {
+        let known = &mut self.ledger.legs[leg];
+        if let (Some(life), Some(lease)) = (known.life, known.lease) {
+            known.leased_until = Some(self.ledger.lives[life].clock.local(self.now) + lease.duration());
+        }
+    }
+
     pub(crate) fn cover_open(&mut self, leg: LegId) {
         let known = &self.ledger.legs[leg];
         let same_base = |other: &Leg| {

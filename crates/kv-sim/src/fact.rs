@@ -40,6 +40,8 @@ pub(crate) enum Fact<'a> {
     Cost { life: LifeId, input: &'static str, cost: Cost },
     /// A node panicked.
     Panicked { life: LifeId, message: &'a str },
+    /// The moment has come for which a node had set its timer; it was told, if it listens.
+    Due { life: LifeId },
     /// A node told a reader that it may read the pages of a session.
     Granted { leg: LegId },
     /// A node sent a frame.
@@ -48,8 +50,9 @@ pub(crate) enum Fact<'a> {
     Check(Check),
     /// A host knows of no connection any more to a slot that it had one to.
     CutOff { life: LifeId, from: Slot },
-    /// Nothing will ever happen again by itself.
-    Settled { gauges: &'a [(LifeId, NodeGauges, Option<Time>)] },
+    /// Nothing will ever happen again by itself; `gently`: nobody was given up, so that nothing is kept for
+    /// anybody.
+    Settled { gauges: &'a [(LifeId, NodeGauges, Option<Time>)], gently: bool },
     /// Things still happen long after everything has ended.
     Restless,
 }

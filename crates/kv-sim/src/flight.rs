@@ -7,7 +7,7 @@ use crate::ledger::{HoldId, LifeId};
 use crate::ways::WayId;
 
 /// One post under way, or over.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Flight {
     /// Who posted it.
     pub life: LifeId,

@@ -24,6 +24,7 @@ use crate::ways::WayId;
 pub(crate) const PLANE: &str = "sim";
 
 /// One life of one host.
+#[derive(Clone)]
 pub(crate) struct Host {
     pub(crate) slot: Slot,
     pub(crate) engine: Engine,
@@ -73,7 +74,27 @@ pub(crate) struct Conn {
     pub(crate) gone_at: Option<u64>,
 }
 
+impl Clone for Engine {
+    /// Of a driver there is no second one: its twin is dead. No world that is forked has one.
+    fn clone(&self) -> Engine {
+        match self {
+            Engine::Node(node) => Engine::Node(node.clone()),
+            Engine::Plane(inbox) => Engine::Plane(inbox.clone()),
+            Engine::Liar(links) => Engine::Liar(links.clone()),
+            Engine::Rig(_) | Engine::Dead => Engine::Dead,
+        }
+    }
+}
+
 impl Host {
+    /// A number for the state of its node; zero if none runs there.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        match &self.engine {
+            Engine::Node(node) => node.fingerprint(),
+            _ => 0,
+        }
+    }
+
     /// True if it runs the worker's own loop.
     pub(crate) fn is_driven(&self) -> bool {
         matches!(self.engine, Engine::Rig(_))

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kv_core::{KvPoll, PeerCause, Room, SessionId, Time};
+use kv_core::{KvPoll, Lease, PeerCause, Room, SessionId, Time};
 
 use crate::clock::Clock;
 use crate::state::State;
@@ -89,9 +89,54 @@ pub struct Leg {
     pub row_hold: HoldId,
     /// What it has of the state groups.
     pub state: State,
+    /// Of a receiver: the senders whose pages it was told to read, if it was told.
+    pub meant: Vec<LegId>,
+    /// Of a sender that is only ever read: for how long its pages wait for readers.
+    pub lease: Option<Lease>,
+    /// Until when they may wait, on its host's clock, once they are complete.
+    pub leased_until: Option<Time>,
 }
 
 impl Leg {
+    /// Half a request that nobody has opened yet, without pages.
+    pub fn unopened(request: usize, (side, slot): (Side, Slot), room: Room) -> Leg {
+        Leg {
+            request,
+            family: request,
+            side,
+            slot,
+            servers: Vec::new(),
+            room,
+            num_pages: 0,
+            wants_aux: false,
+            pulls: false,
+            receivers: 1,
+            key: 0,
+            must_succeed: false,
+            misused: false,
+            miscounted: false,
+            life: None,
+            session: SessionId(0),
+            poll: KvPoll::Bootstrapping,
+            before: KvPoll::Bootstrapping,
+            opened_at: 0,
+            deadline: Time::MAX,
+            ended_at: None,
+            aborted: false,
+            told: None,
+            inited_at: None,
+            row: None,
+            prefix: 0,
+            pages: Vec::new(),
+            holds: Vec::new(),
+            row_hold: 0,
+            state: State::default(),
+            meant: Vec::new(),
+            lease: None,
+            leased_until: None,
+        }
+    }
+
     /// True if the hosts of the two exchange pages.
     pub fn meets(&self, other: &Leg) -> bool {
         match (self.side, other.side) {
@@ -165,7 +210,7 @@ impl LifeRecord {
 }
 
 /// Everything that invariants compare against.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Ledger {
     /// All halves of all requests.
     pub legs: Vec<Leg>,

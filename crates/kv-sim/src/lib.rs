@@ -74,7 +74,7 @@ mod world;
 
 pub use invariants::Violation;
 pub use params::Params;
-pub use planted::Planted;
+pub use planted::{Planted, SEEDS};
 pub use run::{Campaign, Options, Report, run_campaign, run_seed};
 pub use stats::Counters;
 pub use trace::Trace;

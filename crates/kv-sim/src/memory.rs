@@ -16,7 +16,7 @@ pub const AUX_POSITION: u32 = u32::MAX;
 const AUX_REGION: usize = 255;
 
 /// The registered memory of one life of a host, and who holds which item of it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Memory {
     regions: Vec<SimRegion>,
     /// Who holds each page; zero if the scheduler does.
@@ -29,7 +29,7 @@ pub struct Memory {
 }
 
 /// One region.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct SimRegion {
     /// What it is for.
     pub role: RegionRole,

@@ -84,6 +84,12 @@ impl World {
     pub(crate) fn report_peer_gone(&mut self, life: LifeId, peer: PeerId, way: WayId) {
         let Some(conn) = self.hosts[life].conns.get_mut(&peer).filter(|conn| conn.way == way) else { return };
         conn.dead = true;
+        self.peer_gone(life, peer);
+    }
+
+    /// A node is told that its connection to a peer has ended.
+    pub(crate) fn peer_gone(&mut self, life: LifeId, peer: PeerId) {
+        let Some(conn) = self.hosts[life].conns.get(&peer) else { return };
         let target = conn.target;
         let end = self.way_end(life, target);
         self.counters.peers_gone += 1;
@@ -210,6 +216,13 @@ impl World {
             if self.planted != Some(Planted::FenceDropped) && !self.rng.chance(misdeliver) {
                 return;
             }
+        }
+        self.arrive((from, to), at, bytes);
+    }
+
+    /// A frame of one life for another comes to `at`: to that other one, or to its successor.
+    pub(crate) fn arrive(&mut self, (from, to): (LifeId, LifeId), at: LifeId, bytes: Bytes) {
+        if at != to {
             self.counters.misdelivered += 1;
             // A timer that is due anyway is not what the frame does.
             self.feed(at, "timeout", Input::Timeout);
@@ -217,9 +230,10 @@ impl World {
         if !self.ledger.lives[from].alive {
             self.counters.posthumous += 1;
         }
-        let bytes = self.sabotage_delivery(from, to, at, bytes);
+        let Some(bytes) = self.sabotage_delivery((from, to), at, bytes) else { return };
         self.trace.note(self.now, || format!("deliver   life {from} -> life {at}: {}", show(&bytes)));
         self.cover_frame(from, at, &bytes);
+        self.cover_lease(at, &bytes);
         let effects: Effects =
             self.feed(at, "frame", Input::Frame { from: Origin(from as u64 + 1), frame: bytes });
         self.tell(&Fact::Handled { at, from, addressed: to, effects });

@@ -360,6 +360,10 @@ impl World {
         let known = &self.flights[flight];
         let (life, target, moved) = (known.life, known.target, known.moved);
         let alive = |life: LifeId| self.ledger.lives[life].alive;
+        let target = match self.slots[self.hosts[target].slot] {
+            Some(successor) if self.planted == Some(Planted::ReadsSuccessor) => successor,
+            _ => target,
+        };
         if !alive(life) || !alive(target) || self.planted == Some(Planted::LostPiece) && moved % 3 == 1 {
             return;
         }

@@ -7,12 +7,12 @@ use kv_core::{BootstrapError, RankQuery, RankRecord, Replica};
 use crate::ledger::LifeId;
 
 /// All bootstrap servers of a world, by address.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct BootstrapServers {
     engines: BTreeMap<String, BTreeMap<[u32; 4], Entry>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Entry {
     life: LifeId,
     record: RankRecord,

@@ -48,8 +48,33 @@ pub(crate) struct Request {
     pub(crate) accepts: TransferMode,
 }
 
+impl Request {
+    /// A request that is read, and of which nothing else is known.
+    pub(crate) fn number(number: u64) -> Request {
+        Request {
+            number,
+            by_id: false,
+            family: 0,
+            suffix: 0,
+            groups: Vec::new(),
+            tokens: 0,
+            key: 0,
+            wants_aux: false,
+            slots: 0,
+            drafts: 0,
+            window: 0,
+            one_sided: None,
+            disagree: false,
+            retry: false,
+            must_succeed: false,
+            pulls: true,
+            accepts: TransferMode::Pull,
+        }
+    }
+}
+
 /// What the scheduler of one half still means to do.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Plan {
     /// Chunks to send, the next one last.
     pub(crate) chunks: Vec<usize>,
@@ -94,31 +119,11 @@ impl World {
             }
             return;
         };
-        self.cover_open(leg);
-        let host = &mut self.hosts[life];
-        let session = SessionId(host.next_session);
-        host.next_session += 1;
-        host.sessions.insert(session, leg);
+        let session = self.begin_session(leg, life);
         let deadline = self.plans[leg].deadline;
-        let now = self.ledger.lives[life].clock.local(self.now);
-        let known = &mut self.ledger.legs[leg];
-        known.life = Some(life);
-        known.session = session;
-        known.opened_at = self.now;
-        known.deadline = now + deadline.unwrap_or(self.params.timing.session_deadline);
-        let due = known.deadline;
-        let room = known.room.clone();
-        let (side, server, receivers) =
-            (known.side, known.servers.first().copied().unwrap_or(0), known.receivers);
-        let prefix_pages = known.prefix;
-        self.ledger.lives[life].open_sessions += 1;
-        self.ledger.last_change = self.now;
-        self.counters.sessions += 1;
-        self.trace.note(self.now, || {
-            format!("open      leg {leg}: {side:?} {room} as session {session} of life {life}")
-        });
-        self.watch_deadline(leg, life, due);
-        self.watch_failed_counterparts(leg);
+        let known = &self.ledger.legs[leg];
+        let (side, room, receivers) = (known.side, known.room.clone(), known.receivers);
+        let (server, prefix_pages) = (known.servers.first().copied().unwrap_or(0), known.prefix);
         let command = match side {
             Side::Sender => {
                 let (mode, lease) =
@@ -133,6 +138,7 @@ impl World {
                 let mode = Some(if pulls { TransferMode::Pull } else { TransferMode::Push });
                 let mut grants = self.references(leg);
                 grants.truncate(if pulls { usize::MAX } else { 0 });
+                self.note_references(leg, &grants);
                 // Only where pages are dealt they tell anything.
                 let dealt = self.params.unequal.as_ref().is_some_and(|pair| pair.engines[1].context > 1);
                 let tokens = self.requests[self.ledger.legs[leg].request].tokens;
@@ -155,6 +161,32 @@ impl World {
         }
     }
 
+    /// Enters a session into the books of its host and of the world; what follows is the command.
+    pub(crate) fn begin_session(&mut self, leg: LegId, life: LifeId) -> SessionId {
+        self.cover_open(leg);
+        let host = &mut self.hosts[life];
+        let session = SessionId(host.next_session);
+        host.next_session += 1;
+        host.sessions.insert(session, leg);
+        let deadline = self.plans[leg].deadline;
+        let now = self.ledger.lives[life].clock.local(self.now);
+        let known = &mut self.ledger.legs[leg];
+        known.life = Some(life);
+        known.session = session;
+        known.opened_at = self.now;
+        known.deadline = now + deadline.unwrap_or(self.params.timing.session_deadline);
+        let (due, side, room) = (known.deadline, known.side, known.room.clone());
+        self.ledger.lives[life].open_sessions += 1;
+        self.ledger.last_change = self.now;
+        self.counters.sessions += 1;
+        self.trace.note(self.now, || {
+            format!("open      leg {leg}: {side:?} {room} as session {session} of life {life}")
+        });
+        self.watch_deadline(leg, life, due);
+        self.watch_failed_counterparts(leg);
+        session
+    }
+
     /// What the router carried from the sender's side, if it came that way: of one rank, or of each.
     fn references(&mut self, leg: LegId) -> Vec<GrantRef> {
         let chance = self.params.sched.referenced;
@@ -169,6 +201,19 @@ impl World {
             references.truncate(1);
         }
         if references.is_empty() || !self.rng.chance(chance) { Vec::new() } else { references }
+    }
+
+    /// Remembers whose pages are meant.
+    pub(crate) fn note_references(&mut self, leg: LegId, grants: &[GrantRef]) {
+        let named = |sender: &LegId| {
+            let sender = &self.ledger.legs[*sender];
+            let of = |grant: &GrantRef| {
+                sender.life.is_some_and(|life| self.hosts[life].incarnation == grant.incarnation)
+                    && grant.nonce == sender.session
+            };
+            grants.iter().any(of)
+        };
+        self.ledger.legs[leg].meant = self.ledger.counterparts(leg).filter(named).collect();
     }
 
     pub(crate) fn act_later(&mut self, leg: LegId, act: Act) {
@@ -215,7 +260,7 @@ impl World {
         self.calendar.enter(self.now + pause, Event::Act { leg, act: again });
     }
 
-    fn abort(&mut self, leg: LegId, life: LifeId) {
+    pub(crate) fn abort(&mut self, leg: LegId, life: LifeId) {
         if self.ledger.legs[leg].is_open() {
             self.counters.aborts += 1;
             self.ledger.legs[leg].aborted = true;
@@ -291,7 +336,7 @@ impl World {
         pages
     }
 
-    fn put_back(&mut self, life: LifeId, pages: &[u32]) {
+    pub(crate) fn put_back(&mut self, life: LifeId, pages: &[u32]) {
         for &page in pages {
             if (page as usize) < self.memories[life].pages.len() {
                 self.memories[life].poison_page(page);

@@ -8,7 +8,7 @@ use crate::ledger::LifeId;
 use crate::rng::mix;
 
 /// A running hash of everything that happened; the text of it only if asked for.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Trace {
     hash: u64,
     keep: usize,

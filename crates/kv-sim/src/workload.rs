@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_core::{KvPoll, Lease, Room, SessionId, Time, TransferMode};
+use kv_core::{Lease, Room, TransferMode};
 
 use crate::calendar::{Act, Check, Event};
 use crate::clock::{MS, SEC};
@@ -263,36 +263,18 @@ impl World {
         let (learns, given, computing) = (unequal && self.rng.chance(300), 0, Vec::new());
         self.plans.push(Plan { chunks, deadline, replica, early_init, lease, learns, given, computing });
         self.ledger.legs.push(Leg {
-            request,
             family: drawn.family,
-            side,
-            slot,
             servers,
-            room,
             num_pages,
             wants_aux,
             pulls: drawn.pulls,
             receivers,
             key: if unequal { drawn.key } else { self.rng.bits() },
             must_succeed: drawn.must_succeed,
-            misused: false,
             miscounted,
-            life: None,
-            session: SessionId(0),
-            poll: KvPoll::Bootstrapping,
-            before: KvPoll::Bootstrapping,
-            opened_at: 0,
-            deadline: Time::MAX,
-            ended_at: None,
-            aborted: false,
-            told: None,
-            inited_at: None,
-            row: None,
             prefix,
-            pages: Vec::new(),
-            holds: Vec::new(),
-            row_hold: 0,
             state,
+            ..Leg::unopened(request, (side, slot), room)
         });
         leg
     }

@@ -39,6 +39,7 @@ const MAX_EVENTS: u64 = 2_000_000;
 const MAX_REST: u64 = 120 * SEC;
 
 /// One world.
+#[derive(Clone)]
 pub(crate) struct World {
     pub(crate) params: Params,
     pub(crate) rng: Rng,
@@ -68,7 +69,7 @@ pub(crate) struct World {
     pub(crate) seen: Seen,
     pub(crate) sabotage: Sabotage,
     invariants: Invariants,
-    violation: Option<Violation>,
+    pub(crate) violation: Option<Violation>,
 }
 
 /// What became of a world.
@@ -124,6 +125,13 @@ impl World {
         World { invariants: Invariants::none(), ..World::new(params, None, Trace::keeping(0)) }
     }
 
+    /// A world whose events somebody else chooses: nothing is drawn. With a bug planted, only what it must
+    /// break is looked at.
+    pub(crate) fn still(params: Params, planted: Option<Planted>) -> World {
+        let meant = planted.map_or_else(Invariants::all, |planted| Invariants::only(planted.caught_by()));
+        World { rng: Rng::still(), invariants: meant, ..World::new(params, planted, Trace::keeping(0)) }
+    }
+
     /// Lets this much time pass.
     pub(crate) fn advance(&mut self, span: u64) {
         let until = self.now + span;
@@ -147,7 +155,7 @@ impl World {
                 break;
             }
             let Some((at, event)) = self.calendar.next() else {
-                self.settled();
+                self.settled(self.params.lossless || self.params.drizzle);
                 if self.to_serve == 0 || self.violation.is_some() {
                     break;
                 }
@@ -381,14 +389,20 @@ impl World {
         if matches!(host.engine, Engine::Dead) || host.timer_generation != generation {
             return;
         }
-        host.timer = None;
-        if self.planted == Some(Planted::DeafToTime) {
-            return;
-        }
-        self.feed(life, "timeout", Input::Timeout);
+        self.due(life);
     }
 
-    fn report(&mut self, life: LifeId, report: Report) {
+    /// The moment has come for which a node has set its timer.
+    pub(crate) fn due(&mut self, life: LifeId) {
+        self.hosts[life].timer = None;
+        if !self.is_deaf(life) {
+            self.feed(life, "timeout", Input::Timeout);
+        }
+        self.tell(&Fact::Due { life });
+    }
+
+    /// What surrounds a node tells it something.
+    pub(crate) fn report(&mut self, life: LifeId, report: Report) {
         if matches!(self.hosts[life].engine, Engine::Dead) {
             return;
         }
@@ -447,7 +461,9 @@ impl World {
         self.calendar.enter(at, Event::Check(Check::Deadline { leg }));
     }
 
-    fn settled(&mut self) {
+    /// Nothing will happen any more. `gently` says that nobody has a reason to remember a peer that has lost
+    /// its last words.
+    pub(crate) fn settled(&mut self, gently: bool) {
         let gauges: Vec<(LifeId, NodeGauges, Option<Time>)> = self
             .hosts
             .iter()
@@ -464,7 +480,7 @@ impl World {
                 Some((life, gauges, next))
             })
             .collect();
-        self.tell(&Fact::Settled { gauges: &gauges });
+        self.tell(&Fact::Settled { gauges: &gauges, gently });
     }
 
     /// Tells all invariants, and stops the world if one is broken.

@@ -21,7 +21,7 @@ const WINDOWS: usize = 4;
 /// Most timeouts of one node at one moment.
 const MAX_TIMEOUTS: u32 = 3;
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct Bounded {
     /// The moment of the last timeout of each life, and how many there were in it.
     timeouts: BTreeMap<LifeId, (Time, u32)>,

@@ -7,7 +7,7 @@ use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
 use crate::ledger::{HoldId, Leg};
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct EachSendsItsShare;
 
 impl Invariant for EachSendsItsShare {

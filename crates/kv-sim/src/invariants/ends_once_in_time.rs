@@ -8,7 +8,7 @@ use crate::calendar::Check;
 use crate::fact::{Fact, View};
 use crate::ledger::{LegId, Side};
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct EndsOnceInTime {
     /// Sessions whose first state was told.
     begun: Vec<LegId>,

@@ -10,7 +10,7 @@ use crate::fact::{Fact, View};
 use crate::flight::Piece;
 use crate::ledger::{Leg, LegId, LifeId, Side, Slot};
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct FailureIsTold;
 
 impl Invariant for FailureIsTold {

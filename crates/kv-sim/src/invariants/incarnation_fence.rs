@@ -9,7 +9,7 @@ use kv_core::Op;
 use super::{Invariant, Verdict};
 use crate::fact::{Effects, Fact, View};
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct IncarnationFence;
 
 impl Invariant for IncarnationFence {

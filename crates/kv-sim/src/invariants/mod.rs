@@ -7,6 +7,7 @@
 //! | [`only_final_bytes_move`] | 1: … whatever of them was announced layer by layer |
 //! | [`pages_quiet_when_released`] | 2: pages come back only when no wire can touch them |
 //! | [`tokens_come_back`] | 2: … and they do come back, each exactly once |
+//! | [`pages_come_back_with_the_lease`] | 2: … those that wait for readers no later than their lease allows |
 //! | [`ends_once_in_time`] | 3: every session ends, exactly once, inside its deadline, with a reason |
 //! | [`reason_is_true`] | 3: … that names the cause |
 //! | [`failure_is_told`] | 3: a failure on one side is told to the other, not left to its deadline |
@@ -24,6 +25,7 @@ mod failure_is_told;
 mod idle_is_quiet;
 mod incarnation_fence;
 mod only_final_bytes_move;
+mod pages_come_back_with_the_lease;
 mod pages_quiet_when_released;
 mod reason_is_true;
 mod requests_are_served;
@@ -47,12 +49,30 @@ pub struct Violation {
 pub(crate) type Verdict = Result<(), String>;
 
 /// One invariant.
-pub(crate) trait Invariant {
+pub(crate) trait Invariant: Twin {
     /// Looks at one fact, before the ledger shows its effect.
     fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict;
 }
 
+/// Invariants of a world that is forked are forked with it.
+pub(crate) trait Twin {
+    fn twin(&self) -> Box<dyn Invariant>;
+}
+
+impl<T: Invariant + Clone + 'static> Twin for T {
+    fn twin(&self) -> Box<dyn Invariant> {
+        Box::new(self.clone())
+    }
+}
+
+impl Clone for Box<dyn Invariant> {
+    fn clone(&self) -> Box<dyn Invariant> {
+        (**self).twin()
+    }
+}
+
 /// All invariants of one world.
+#[derive(Clone)]
 pub(crate) struct Invariants(Vec<(&'static str, Box<dyn Invariant>)>);
 
 macro_rules! invariants {
@@ -71,6 +91,7 @@ invariants! {
     only_final_bytes_move::OnlyFinalBytesMove,
     pages_quiet_when_released::PagesQuietWhenReleased,
     tokens_come_back::TokensComeBack,
+    pages_come_back_with_the_lease::PagesComeBackWithTheLease,
     ends_once_in_time::EndsOnceInTime,
     failure_is_told::FailureIsTold,
     incarnation_fence::IncarnationFence,
@@ -84,6 +105,13 @@ impl Invariants {
     /// For a world without sessions, in which there is nothing to promise.
     pub(crate) fn none() -> Invariants {
         Invariants(Vec::new())
+    }
+
+    /// This one alone.
+    pub(crate) fn only(wanted: &str) -> Invariants {
+        let mut all = Invariants::all();
+        all.0.retain(|(name, _)| *name == wanted);
+        all
     }
 
     pub(crate) fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Result<(), Violation> {

@@ -8,7 +8,7 @@ use kv_core::Op;
 use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct OnlyFinalBytesMove;
 
 impl Invariant for OnlyFinalBytesMove {

@@ -7,7 +7,7 @@ use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
 use crate::ways::may_write;
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct PagesQuietWhenReleased;
 
 impl Invariant for PagesQuietWhenReleased {

@@ -7,7 +7,7 @@ use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
 use crate::ledger::{Leg, LegId, Side};
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct ReasonIsTrue;
 
 impl Invariant for ReasonIsTrue {

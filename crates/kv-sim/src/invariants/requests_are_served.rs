@@ -7,7 +7,7 @@ use super::{Invariant, Verdict};
 use crate::calendar::Check;
 use crate::fact::{Fact, View};
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct RequestsAreServed;
 
 impl Invariant for RequestsAreServed {

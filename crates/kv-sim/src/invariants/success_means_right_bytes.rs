@@ -12,7 +12,7 @@ use crate::ledger::{HoldId, Leg, LegId, Side, Slot};
 use crate::memory::Memory;
 use crate::state::{DRAFTS, GROUPS, SLOTS, State};
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct SuccessMeansRightBytes {
     /// Of each sender: into whose pages its bytes went, and how many.
     written: BTreeMap<LegId, BTreeMap<LegId, u64>>,
@@ -61,7 +61,7 @@ impl SuccessMeansRightBytes {
         }
         let mut nearest = format!("no sender of room {} was ever opened", receiver.room);
         for (sender, candidate) in view.ledger.legs.iter().enumerate() {
-            if !could_serve(candidate, receiver) {
+            if !could_serve(candidate, receiver) || !is_meant(view, (sender, candidate), receiver) {
                 continue;
             }
             match right(view, leg, sender) {
@@ -173,6 +173,13 @@ pub(super) fn could_serve(sender: &Leg, receiver: &Leg) -> bool {
         && sender.life.is_some()
         && receiver.servers.contains(&sender.slot)
         && sender.is_of(receiver)
+}
+
+/// A receiver that was told whose pages to read may have no others from that host.
+fn is_meant(view: &View<'_>, (id, sender): (LegId, &Leg), receiver: &Leg) -> bool {
+    let here = |meant: &&LegId| view.ledger.legs[**meant].slot == sender.slot;
+    let mut meant = receiver.meant.iter().filter(here).peekable();
+    meant.peek().is_none() || meant.any(|meant| *meant == id)
 }
 
 /// Checks every byte of a receiver against what a sender wrote.

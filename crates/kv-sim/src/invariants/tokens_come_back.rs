@@ -7,7 +7,7 @@ use super::{Invariant, Verdict};
 use crate::fact::{Fact, View};
 use crate::ledger::HoldId;
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct TokensComeBack;
 
 impl Invariant for TokensComeBack {

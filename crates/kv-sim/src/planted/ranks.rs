@@ -5,15 +5,15 @@ use bytes::Bytes;
 use kv_core::wire::{Body, Done, Frame};
 use kv_core::{Attempt, Op, Room};
 
+use super::Planted;
 use crate::calendar::Event;
 use crate::flight::Piece;
 use crate::ledger::LifeId;
 use crate::params::Params;
-use crate::planted::Planted;
 use crate::world::World;
 
 /// A registration of a receiver at one of its sources.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Registered {
     pub(super) receiver: LifeId,
     pub(super) source: LifeId,

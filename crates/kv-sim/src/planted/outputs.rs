@@ -1,0 +1,120 @@
+//! Planted bugs in what nodes tell their schedulers: states, and tokens that come back.
+
+use kv_core::proto::Output;
+use kv_core::{Cause, GroupItems, Groups, KvPoll, PageList, Pages, SessionId};
+
+use super::Planted;
+use crate::ledger::LifeId;
+use crate::world::World;
+
+impl World {
+    pub(crate) fn sabotage_outputs(&mut self, life: LifeId, outputs: Vec<Output>) -> Vec<Output> {
+        let Some(planted) = self.planted else { return outputs };
+        let mut kept = Vec::with_capacity(outputs.len());
+        for output in outputs {
+            match (planted, output) {
+                (Planted::EndSwallowed, Output::Status { session, poll, .. }) if poll.is_terminal() => {
+                    self.sabotage.hushed.insert((life, session));
+                }
+                (Planted::EndSwallowed, Output::Release { session, .. })
+                    if self.sabotage.hushed.contains(&(life, session)) => {}
+                (Planted::WrongReason, Output::Status { session, poll, failure: Some(mut failure) }) => {
+                    failure.cause = Cause::Aborted;
+                    kept.push(Output::Status { session, poll, failure: Some(failure) });
+                }
+                (Planted::EndTwice, Output::Status { session, poll, failure }) if poll.is_terminal() => {
+                    kept.push(Output::Status { session, poll, failure: failure.clone() });
+                    kept.push(Output::Status { session, poll, failure });
+                }
+                (Planted::NamelessFailure, Output::Status { session, poll, .. }) => {
+                    kept.push(Output::Status { session, poll, failure: None });
+                }
+                (Planted::SkippedState, Output::Status { poll: KvPoll::Transferring, .. }) => {}
+                (Planted::ReleaseAtFailure, Output::Status { session, poll: KvPoll::Failed, failure }) => {
+                    kept.push(Output::Status { session, poll: KvPoll::Failed, failure });
+                    self.release_all(life, session, &mut kept);
+                }
+                (Planted::ReleaseFirst, Output::Status { session, poll, failure }) if poll.is_terminal() => {
+                    self.release_all(life, session, &mut kept);
+                    kept.push(Output::Status { session, poll, failure });
+                }
+                (Planted::ReleaseAtFailure | Planted::ReleaseFirst, Output::Release { session, pages }) => {
+                    match self.sabotage.released.get_mut(&(life, session)) {
+                        Some(left) if *left > 0 => *left -= 1,
+                        _ => kept.push(Output::Release { session, pages }),
+                    }
+                }
+                (Planted::ReleaseSwallowed, Output::Release { .. }) if self.every(3) => {}
+                (Planted::StateSwallowed, Output::ReleaseGroups { .. }) => {}
+                (Planted::SkippedInWord, Output::ReleaseGroups { session, groups, .. }) => {
+                    let skipped = groups.iter().map(|items| items.group).collect();
+                    kept.push(Output::ReleaseGroups { session, groups, skipped });
+                }
+                (Planted::StateAtFailure, Output::Status { session, poll: KvPoll::Failed, failure }) => {
+                    kept.push(Output::Status { session, poll: KvPoll::Failed, failure });
+                    self.release_state(life, session, &mut kept);
+                }
+                (Planted::StateAtFailure, Output::ReleaseGroups { session, groups, skipped }) => {
+                    if !self.sabotage.released.contains_key(&(life, session)) {
+                        kept.push(Output::ReleaseGroups { session, groups, skipped });
+                    }
+                }
+                (Planted::SecretFailure, Output::Status { poll: KvPoll::Failed, .. })
+                | (Planted::NeverReleased, Output::Release { .. }) => {}
+                (Planted::FreedAtFailure, Output::Status { session, poll: KvPoll::Failed, failure }) => {
+                    self.overwrite(life);
+                    kept.push(Output::Status { session, poll: KvPoll::Failed, failure });
+                }
+                (Planted::ReleaseTwice, Output::Release { session, pages }) => {
+                    kept.extend(claim(pages.list().clone()).map(|pages| Output::Release { session, pages }));
+                    kept.push(Output::Release { session, pages });
+                }
+                (Planted::ReleaseCut, Output::Release { session, mut pages }) if pages.len() > 1 => {
+                    drop(pages.split_off(1));
+                    kept.push(Output::Release { session, pages });
+                }
+                (_, output) => kept.push(output),
+            }
+        }
+        kept
+    }
+
+    fn every(&mut self, nth: u64) -> bool {
+        self.sabotage.count += 1;
+        self.sabotage.count.is_multiple_of(nth)
+    }
+
+    fn release_all(&mut self, life: LifeId, session: SessionId, kept: &mut Vec<Output>) {
+        let Some(&leg) = self.hosts[life].sessions.get(&session) else { return };
+        let known = &self.ledger.legs[leg];
+        let holds: Vec<_> = known.holds.iter().copied().filter(|&hold| hold != known.state.hold).collect();
+        self.sabotage.released.insert((life, session), holds.len());
+        for hold in holds {
+            let list = PageList::from_pages(self.ledger.holds[hold as usize].pages.iter().copied());
+            let token = list.ok().and_then(claim);
+            kept.extend(token.map(|pages| Output::Release { session, pages }));
+        }
+    }
+
+    fn release_state(&mut self, life: LifeId, session: SessionId, kept: &mut Vec<Output>) {
+        let Some(&leg) = self.hosts[life].sessions.get(&session) else { return };
+        let state = &self.ledger.legs[leg].state;
+        if state.hold == 0 || !self.ledger.legs[leg].holds.contains(&state.hold) {
+            return;
+        }
+        let mut groups = Groups::none();
+        for (group, items) in (0_u16..).zip(&state.items).filter(|(_, items)| !items.is_empty()) {
+            let token = PageList::from_pages(items.iter().copied()).ok().and_then(claim);
+            let named =
+                token.map(|token| GroupItems::from_number(group, state.first[usize::from(group)], token));
+            let pushed = named.is_some_and(|named| groups.push(named).is_ok());
+            debug_assert!(pushed, "items are held once");
+        }
+        self.sabotage.released.insert((life, session), 1);
+        kept.push(Output::ReleaseGroups { session, groups, skipped: Vec::new() });
+    }
+}
+
+fn claim(list: PageList) -> Option<Pages> {
+    Pages::claim(list).ok()
+}
