@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
+use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
 use kv_core::wire::{Body, Frame, Link};
 use kv_core::{
     GrantRef, Incarnation, KvArgs, KvPoll, Lease, Origin, PageList, Pages, PeerId, PostId, RankRecord,
@@ -384,9 +384,11 @@ impl World {
                     self.check_success(host, session)?;
                 }
             }
-            Output::Release { session, pages } => self.release(host, session, pages.list())?,
+            Output::Release { session, resource: Resource::Pages(pages) } => {
+                self.release(host, session, pages.list())?
+            }
             // None were given.
-            Output::ReleaseGroups { .. } => {}
+            Output::Release { resource: Resource::Groups { .. }, .. } => {}
         }
         Ok(())
     }

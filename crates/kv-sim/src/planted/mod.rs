@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{Limits, NodeGauges, Output};
+use kv_core::proto::{Limits, NodeGauges, Output, Resource};
 use kv_core::wire::{AbortAck, Body, Failed, Frame, Heartbeat, HeartbeatAck, Link};
 use kv_core::{Cause, GroupItems, Groups, KvPoll, PageList, Pages, Room, SessionId, Time};
 
@@ -311,7 +311,7 @@ impl World {
                 (Planted::EndSwallowed, Output::Status { session, poll, .. }) if poll.is_terminal() => {
                     self.sabotage.hushed.insert((life, session));
                 }
-                (Planted::EndSwallowed, Output::Release { session, .. })
+                (Planted::EndSwallowed, Output::Release { session, resource: Resource::Pages(_) })
                     if self.sabotage.hushed.contains(&(life, session)) => {}
                 (Planted::WrongReason, Output::Status { session, poll, failure: Some(mut failure) }) => {
                     failure.cause = Cause::Aborted;
@@ -333,34 +333,50 @@ impl World {
                     self.release_all(life, session, &mut kept);
                     kept.push(Output::Status { session, poll, failure });
                 }
-                (Planted::ReleaseAtFailure | Planted::ReleaseFirst, Output::Release { session, pages }) => {
-                    match self.sabotage.released.get_mut(&(life, session)) {
-                        Some(left) if *left > 0 => *left -= 1,
-                        _ => kept.push(Output::Release { session, pages }),
-                    }
-                }
-                (Planted::ReleaseSwallowed, Output::Release { .. }) if self.every(3) => {}
-                (Planted::StateSwallowed, Output::ReleaseGroups { .. }) => {}
-                (Planted::SkippedInWord, Output::ReleaseGroups { session, groups, .. }) => {
+                (
+                    Planted::ReleaseAtFailure | Planted::ReleaseFirst,
+                    Output::Release { session, resource: Resource::Pages(pages) },
+                ) => match self.sabotage.released.get_mut(&(life, session)) {
+                    Some(left) if *left > 0 => *left -= 1,
+                    _ => kept.push(Output::Release { session, resource: pages.into() }),
+                },
+                (Planted::ReleaseSwallowed, Output::Release { resource: Resource::Pages(_), .. })
+                    if self.every(3) => {}
+                (Planted::StateSwallowed, Output::Release { resource: Resource::Groups { .. }, .. }) => {}
+                (
+                    Planted::SkippedInWord,
+                    Output::Release { session, resource: Resource::Groups { groups, .. } },
+                ) => {
                     let skipped = groups.iter().map(|items| items.group).collect();
-                    kept.push(Output::ReleaseGroups { session, groups, skipped });
+                    kept.push(Output::Release { session, resource: Resource::Groups { groups, skipped } });
                 }
                 (Planted::StateAtFailure, Output::Status { session, poll: KvPoll::Failed, failure }) => {
                     kept.push(Output::Status { session, poll: KvPoll::Failed, failure });
                     self.release_state(life, session, &mut kept);
                 }
-                (Planted::StateAtFailure, Output::ReleaseGroups { session, groups, skipped }) => {
+                (
+                    Planted::StateAtFailure,
+                    Output::Release { session, resource: Resource::Groups { groups, skipped } },
+                ) => {
                     if !self.sabotage.released.contains_key(&(life, session)) {
-                        kept.push(Output::ReleaseGroups { session, groups, skipped });
+                        kept.push(Output::Release {
+                            session,
+                            resource: Resource::Groups { groups, skipped },
+                        });
                     }
                 }
-                (Planted::ReleaseTwice, Output::Release { session, pages }) => {
-                    kept.extend(claim(pages.list().clone()).map(|pages| Output::Release { session, pages }));
-                    kept.push(Output::Release { session, pages });
+                (Planted::ReleaseTwice, Output::Release { session, resource: Resource::Pages(pages) }) => {
+                    kept.extend(
+                        claim(pages.list().clone())
+                            .map(|pages| Output::Release { session, resource: pages.into() }),
+                    );
+                    kept.push(Output::Release { session, resource: pages.into() });
                 }
-                (Planted::ReleaseCut, Output::Release { session, mut pages }) if pages.len() > 1 => {
+                (Planted::ReleaseCut, Output::Release { session, resource: Resource::Pages(mut pages) })
+                    if pages.len() > 1 =>
+                {
                     drop(pages.split_off(1));
-                    kept.push(Output::Release { session, pages });
+                    kept.push(Output::Release { session, resource: pages.into() });
                 }
                 (_, output) => kept.push(output),
             }
@@ -381,7 +397,7 @@ impl World {
         for hold in holds {
             let list = PageList::from_pages(self.ledger.holds[hold as usize].pages.iter().copied());
             let token = list.ok().and_then(claim);
-            kept.extend(token.map(|pages| Output::Release { session, pages }));
+            kept.extend(token.map(|pages| Output::Release { session, resource: pages.into() }));
         }
     }
 
@@ -400,7 +416,7 @@ impl World {
             debug_assert!(pushed, "items are held once");
         }
         self.sabotage.released.insert((life, session), 1);
-        kept.push(Output::ReleaseGroups { session, groups, skipped: Vec::new() });
+        kept.push(Output::Release { session, resource: Resource::Groups { groups, skipped: Vec::new() } });
     }
 
     /// Changes a frame on its way out; `None` to lose it.

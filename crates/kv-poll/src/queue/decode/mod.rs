@@ -24,7 +24,7 @@ use super::line::Line;
 use super::quarantine::{QuarantineRule, Stopped};
 use crate::allocator::{FreeError, PageAllocator, RunAllocator};
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
-use crate::poll_set::Change;
+use crate::kv::Change;
 
 /// The requests of one decode rank, from arrival until they run, and the pages of its cache.
 ///

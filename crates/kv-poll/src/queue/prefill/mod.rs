@@ -14,7 +14,7 @@ use super::error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, R
 use super::line::Line;
 use super::quarantine::{QuarantineRule, Stopped};
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
-use crate::poll_set::Change;
+use crate::kv::Change;
 use crate::said::ToSender;
 
 /// When the forward pass of a request may begin.
