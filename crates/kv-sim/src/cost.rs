@@ -69,7 +69,7 @@ impl Cost {
             Output::Connect { metadata, .. } => metadata.len(),
             Output::Lookup { addr, .. } => addr.len() + STEP,
             // Bounded by what the scheduler has given, and by windows of their own.
-            Output::Post { .. } | Output::Release { .. } | Output::ReleaseGroups { .. } => STEP,
+            Output::Post { .. } | Output::Release { .. } => STEP,
             Output::Status { failure: Some(failure), .. } => format!("{failure:?}").len(),
             _ => STEP,
         };

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use kv_core::ChunkId;
 use kv_core::proto::{Command, Input};
+use kv_core::{ChunkId, FinalLayers};
 
 use crate::calendar::{Act, Event};
 use crate::ledger::{HoldId, LegId, LifeId};
@@ -95,7 +95,8 @@ impl World {
         }
         self.counters.announced += 1;
         if !matches!(self.planted, Some(Planted::WrittenEarly | Planted::GrantedEarly)) {
-            let command = Command::LayersFinal { session, chunk: number, layers };
+            let command =
+                Command::LayersFinal { session, layers: FinalLayers { chunk: number, layers, fence: None } };
             self.feed(life, "layers", Input::Command(command));
         }
         if more {

@@ -127,7 +127,7 @@ impl Host {
         let engine = if !driven {
             Engine::Node(Box::new(node))
         } else {
-            match Rig::new((node, args, record.clone()), params, (life, clock, bits), planted) {
+            match Rig::new((node, record.worker.clone()), params, (life, clock, bits), planted) {
                 Some(rig) => Engine::Rig(Box::new(rig)),
                 None => Engine::Dead,
             }

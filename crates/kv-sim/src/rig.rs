@@ -8,13 +8,14 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Node, NodeGauges, Output};
+use kv_core::machine::Machine;
+use kv_core::proto::{Command, Input, Node, NodeGauges, Output, Resource};
 use kv_core::{
-    BootstrapClient, BootstrapError, BootstrapEvent, KvArgs, LookupId, PeerId, Plane, PlaneError, PlaneEvent,
-    PlaneWait, Post, PostId, RankQuery, RankRecord, Region, Time, WriteFence,
+    BootstrapClient, BootstrapError, BootstrapEvent, KvPoll, LookupId, PeerId, Plane, PlaneError, PlaneEvent,
+    PlaneWait, Post, PostId, Quarantine, RankQuery, RankRecord, Region, Time, TransferError, WorkerId,
+    WriteFence,
 };
-use kv_poll::WorkerConfig;
-use kv_poll::model::{Clock as WorkerClock, Driver, Machine, Turn};
+use kv_poll::worker::{Clock as WorkerClock, Driver, Setup, Turn};
 
 use crate::clock::Clock;
 use crate::cost::{Cost, Held};
@@ -32,7 +33,7 @@ const MAX_TURNS: usize = 64;
 
 /// A driver, and the desk across which it deals with the world.
 pub(crate) struct Rig {
-    driver: Driver,
+    driver: Driver<Tap>,
     desk: Desk,
 }
 
@@ -115,7 +116,7 @@ impl Desk {
 impl Rig {
     /// A driver of a node.
     pub(crate) fn new(
-        (node, args, record): (Node, KvArgs, RankRecord),
+        (node, worker): (Node, WorkerId),
         params: &Params,
         (life, clock, salt): (LifeId, Clock, u64),
         planted: Option<Planted>,
@@ -139,10 +140,10 @@ impl Rig {
             planted,
         };
         let desk = Desk(Arc::new(Mutex::new(state)));
-        let config = WorkerConfig::new(args, kv_core::WorkerRole::Prefill).max_sessions(1).command_queue(1);
-        let machine = Box::new(Tap { node, desk: desk.clone() });
+        let setup = Setup { max_sessions: 1, command_queue: 1, ..Setup::new(worker) };
+        let machine = Tap { node, desk: desk.clone() };
         let [plane, client, own] = [desk.clone(), desk.clone(), desk.clone()];
-        let driver = Driver::over(machine, config, record, Box::new(plane), Box::new(client), Box::new(own));
+        let driver = Driver::new(machine, setup, Box::new(plane), Box::new(client), Box::new(own));
         Some(Rig { driver: driver.ok()?, desk })
     }
 
@@ -225,6 +226,12 @@ struct Tap {
 }
 
 impl Machine for Tap {
+    type Command = Command;
+    type Status = KvPoll;
+    type Resource = Resource;
+    type Failure = TransferError;
+    type Quarantine = Quarantine;
+
     fn handle(&mut self, now: Time, input: Input) {
         let input = match input {
             Input::LookupFailed { lookup: COMMAND, .. } => {
@@ -249,9 +256,7 @@ impl Machine for Tap {
                 cost.add(output);
             }
             match output {
-                Some(
-                    output @ (Output::Status { .. } | Output::Release { .. } | Output::ReleaseGroups { .. }),
-                ) => state.outputs.push(output),
+                Some(output @ (Output::Status { .. } | Output::Release { .. })) => state.outputs.push(output),
                 None => {
                     state.gauges = self.node.gauges();
                     if let Some(cost) = state.costs.last_mut() {
@@ -266,6 +271,10 @@ impl Machine for Tap {
 
     fn next_timeout(&self) -> Option<Time> {
         self.node.next_timeout()
+    }
+
+    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
+        self.node.metadata_in(frame)
     }
 }
 

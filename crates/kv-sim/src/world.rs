@@ -9,7 +9,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kv_core::proto::{Input, NodeGauges, Output};
+use kv_core::proto::{Input, NodeGauges, Output, Resource};
 use kv_core::{KvPoll, Origin, PlaneEvent, SessionId, Time, TransferError};
 
 use crate::calendar::{Calendar, Check, Event, Report};
@@ -329,11 +329,11 @@ impl World {
                 effects.statuses += 1;
                 self.status(life, session, poll, failure.as_deref());
             }
-            Output::Release { session, pages } => {
+            Output::Release { session, resource: Resource::Pages(pages) } => {
                 effects.releases += 1;
                 self.release(life, session, pages);
             }
-            Output::ReleaseGroups { session, groups, skipped } => {
+            Output::Release { session, resource: Resource::Groups { groups, skipped } } => {
                 effects.releases += 1;
                 self.release_items(life, session, groups, &skipped);
             }

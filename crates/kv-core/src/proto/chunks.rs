@@ -103,7 +103,7 @@ impl Node {
     pub(super) fn begin_chunk(&mut self, session: SessionId, chunk: Pages) -> Option<ChunkId> {
         let bad = chunk.list().check_below(self.config.args.geometry().num_pages).err();
         let Some(sender) = self.senders.get_mut(&session).filter(|sender| !sender.poll.is_terminal()) else {
-            self.output(Output::Release { session, pages: chunk });
+            self.output(Output::Release { session, resource: chunk.into() });
             return None;
         };
         let (offset, sent) = (sender.given, sender.given + chunk.len());

@@ -5,7 +5,7 @@
 //! recurrent layers has nothing to do with their slots. Of those that are, both sides name each, unless
 //! it is optional.
 
-use super::io::Output;
+use super::io::{Output, Resource};
 use super::node::Node;
 use super::receive::ReceiveSession;
 use crate::error::{Cause, PagesError};
@@ -195,7 +195,7 @@ impl Node {
     }
 
     pub(super) fn release_groups(&mut self, session: SessionId, groups: Groups, skipped: Vec<u16>) {
-        self.output(Output::ReleaseGroups { session, groups, skipped });
+        self.output(Output::Release { session, resource: Resource::Groups { groups, skipped } });
     }
 }
 

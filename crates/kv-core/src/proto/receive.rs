@@ -270,14 +270,14 @@ impl Node {
         let bad = pages.list().check_below(geometry.num_pages).err().map(Cause::BadPages);
         let bad = bad.or_else(|| check_aux(aux, geometry.aux_rows().unwrap_or(0)));
         let Some(receiver) = self.receivers.get_mut(&session) else {
-            return self.output(Output::Release { session, pages });
+            return self.output(Output::Release { session, resource: pages.into() });
         };
         if receiver.poll.is_terminal() {
-            return self.output(Output::Release { session, pages });
+            return self.output(Output::Release { session, resource: pages.into() });
         }
         if receiver.given.is_some() {
             self.fail_receiver(session, Cause::InitOrder);
-            return self.output(Output::Release { session, pages });
+            return self.output(Output::Release { session, resource: pages.into() });
         }
         receiver.given = Some((pages, aux));
         match bad {
@@ -570,7 +570,7 @@ impl Node {
         }
         let skipped = receiver.skipped_groups();
         if let Some((pages, _)) = receiver.given {
-            self.output(Output::Release { session, pages });
+            self.output(Output::Release { session, resource: pages.into() });
         }
         if let Some(groups) = receiver.groups {
             self.release_groups(session, groups, skipped);

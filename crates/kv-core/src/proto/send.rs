@@ -442,7 +442,7 @@ impl Node {
             self.ended_grants.insert(session, sender.failure.unwrap_or(consumed), max);
         }
         for chunk in each(sender.chunks) {
-            self.output(Output::Release { session, pages: chunk.pages });
+            self.output(Output::Release { session, resource: chunk.pages.into() });
         }
         if let Some(groups) = sender.groups {
             self.release_groups(session, groups, Vec::new());

@@ -1,6 +1,6 @@
 //! Planted bugs in what nodes tell their schedulers: states, and tokens that come back.
 
-use kv_core::proto::Output;
+use kv_core::proto::{Output, Resource};
 use kv_core::{Cause, GroupItems, Groups, KvPoll, PageList, Pages, SessionId};
 
 use super::Planted;
@@ -16,7 +16,7 @@ impl World {
                 (Planted::EndSwallowed, Output::Status { session, poll, .. }) if poll.is_terminal() => {
                     self.sabotage.hushed.insert((life, session));
                 }
-                (Planted::EndSwallowed, Output::Release { session, .. })
+                (Planted::EndSwallowed, Output::Release { session, resource: Resource::Pages(_) })
                     if self.sabotage.hushed.contains(&(life, session)) => {}
                 (Planted::WrongReason, Output::Status { session, poll, failure: Some(mut failure) }) => {
                     failure.cause = Cause::Aborted;
@@ -38,25 +38,36 @@ impl World {
                     self.release_all(life, session, &mut kept);
                     kept.push(Output::Status { session, poll, failure });
                 }
-                (Planted::ReleaseAtFailure | Planted::ReleaseFirst, Output::Release { session, pages }) => {
-                    match self.sabotage.released.get_mut(&(life, session)) {
-                        Some(left) if *left > 0 => *left -= 1,
-                        _ => kept.push(Output::Release { session, pages }),
-                    }
-                }
-                (Planted::ReleaseSwallowed, Output::Release { .. }) if self.every(3) => {}
-                (Planted::StateSwallowed, Output::ReleaseGroups { .. }) => {}
-                (Planted::SkippedInWord, Output::ReleaseGroups { session, groups, .. }) => {
+                (
+                    Planted::ReleaseAtFailure | Planted::ReleaseFirst,
+                    Output::Release { session, resource: Resource::Pages(pages) },
+                ) => match self.sabotage.released.get_mut(&(life, session)) {
+                    Some(left) if *left > 0 => *left -= 1,
+                    _ => kept.push(Output::Release { session, resource: pages.into() }),
+                },
+                (Planted::ReleaseSwallowed, Output::Release { resource: Resource::Pages(_), .. })
+                    if self.every(3) => {}
+                (Planted::StateSwallowed, Output::Release { resource: Resource::Groups { .. }, .. }) => {}
+                (
+                    Planted::SkippedInWord,
+                    Output::Release { session, resource: Resource::Groups { groups, .. } },
+                ) => {
                     let skipped = groups.iter().map(|items| items.group).collect();
-                    kept.push(Output::ReleaseGroups { session, groups, skipped });
+                    kept.push(Output::Release { session, resource: Resource::Groups { groups, skipped } });
                 }
                 (Planted::StateAtFailure, Output::Status { session, poll: KvPoll::Failed, failure }) => {
                     kept.push(Output::Status { session, poll: KvPoll::Failed, failure });
                     self.release_state(life, session, &mut kept);
                 }
-                (Planted::StateAtFailure, Output::ReleaseGroups { session, groups, skipped }) => {
+                (
+                    Planted::StateAtFailure,
+                    Output::Release { session, resource: Resource::Groups { groups, skipped } },
+                ) => {
                     if !self.sabotage.released.contains_key(&(life, session)) {
-                        kept.push(Output::ReleaseGroups { session, groups, skipped });
+                        kept.push(Output::Release {
+                            session,
+                            resource: Resource::Groups { groups, skipped },
+                        });
                     }
                 }
                 (Planted::SecretFailure, Output::Status { poll: KvPoll::Failed, .. })
@@ -65,13 +76,18 @@ impl World {
                     self.overwrite(life);
                     kept.push(Output::Status { session, poll: KvPoll::Failed, failure });
                 }
-                (Planted::ReleaseTwice, Output::Release { session, pages }) => {
-                    kept.extend(claim(pages.list().clone()).map(|pages| Output::Release { session, pages }));
-                    kept.push(Output::Release { session, pages });
+                (Planted::ReleaseTwice, Output::Release { session, resource: Resource::Pages(pages) }) => {
+                    kept.extend(
+                        claim(pages.list().clone())
+                            .map(|pages| Output::Release { session, resource: pages.into() }),
+                    );
+                    kept.push(Output::Release { session, resource: pages.into() });
                 }
-                (Planted::ReleaseCut, Output::Release { session, mut pages }) if pages.len() > 1 => {
+                (Planted::ReleaseCut, Output::Release { session, resource: Resource::Pages(mut pages) })
+                    if pages.len() > 1 =>
+                {
                     drop(pages.split_off(1));
-                    kept.push(Output::Release { session, pages });
+                    kept.push(Output::Release { session, resource: pages.into() });
                 }
                 (_, output) => kept.push(output),
             }
@@ -92,7 +108,7 @@ impl World {
         for hold in holds {
             let list = PageList::from_pages(self.ledger.holds[hold as usize].pages.iter().copied());
             let token = list.ok().and_then(claim);
-            kept.extend(token.map(|pages| Output::Release { session, pages }));
+            kept.extend(token.map(|pages| Output::Release { session, resource: pages.into() }));
         }
     }
 
@@ -111,7 +127,7 @@ impl World {
             debug_assert!(pushed, "items are held once");
         }
         self.sabotage.released.insert((life, session), 1);
-        kept.push(Output::ReleaseGroups { session, groups, skipped: Vec::new() });
+        kept.push(Output::Release { session, resource: Resource::Groups { groups, skipped: Vec::new() } });
     }
 }
 

@@ -1,7 +1,9 @@
-//! What a worker is started with, and why it may not start.
+//! What a worker of the KV cache is started with.
 
 use kv_core::proto::{Limits, Timing};
-use kv_core::{KvArgs, PlaneError, WorkerRole};
+use kv_core::{KvArgs, RankRecord, WorkerRole};
+
+use crate::worker::Setup;
 
 /// What a worker is started with.
 ///
@@ -43,6 +45,17 @@ impl WorkerConfig {
         }
     }
 
+    /// What the worker's thread is started with; the record is published if a server was named.
+    pub(crate) fn setup(self, record: RankRecord) -> Setup {
+        Setup {
+            worker: self.args.worker().clone(),
+            verbose: self.args.verbose(),
+            publish: self.bootstrap.map(|addr| (addr, record)),
+            max_sessions: self.max_sessions,
+            command_queue: self.command_queue,
+        }
+    }
+
     /// Registers the worker with this bootstrap server.
     pub fn bootstrap(mut self, addr: &str) -> Self {
         self.bootstrap = Some(addr.to_owned());
@@ -78,39 +91,4 @@ impl WorkerConfig {
         self.seed = Some(seed);
         self
     }
-}
-
-/// Why a worker did not start.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// A size that the queues cannot have.
-    #[error("{field} is {got}; it must be 1 to {max}")]
-    Range {
-        /// The field of the configuration.
-        field: &'static str,
-        /// Its value.
-        got: usize,
-        /// Largest allowed.
-        max: usize,
-    },
-    /// The plane cannot use a region. Give it the memory first.
-    #[error("region {region} of the KvArgs cannot be registered: {error}")]
-    Register {
-        /// Position in the list of regions.
-        region: usize,
-        /// Why.
-        error: PlaneError,
-    },
-    /// The plane has no metadata for peers.
-    #[error("the plane has no metadata: {0}")]
-    Metadata(PlaneError),
-    /// The operating system has no descriptors or threads left.
-    #[error("{call} failed: {kind}")]
-    Os {
-        /// The call.
-        call: &'static str,
-        /// The error.
-        kind: std::io::ErrorKind,
-    },
 }

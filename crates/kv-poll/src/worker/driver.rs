@@ -6,25 +6,19 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
-use kv_core::wire::hello_metadata;
+use kv_core::machine::{Input, Machine, Output, SessionCommand};
 use kv_core::{
-    BootstrapClient, BootstrapEvent, Incarnation, Plane, PlaneError, PlaneEvent, PlaneWait, PostId,
-    Quarantine, RankRecord, Time,
+    BootstrapClient, BootstrapEvent, Plane, PlaneError, PlaneEvent, PlaneWait, PostId, RankRecord, Time,
 };
 
 use super::clock::Clock;
-use super::config::{StartError, WorkerConfig};
 use super::explain::Explain;
 use super::fences::Fences;
+use super::link::{Link, Message, Registration};
+use super::port::Port;
 use super::quarantine::Face;
 use super::sessions::Sessions;
-use crate::cell::Cell;
-use crate::link::{Link, Message};
-#[cfg(any(test, feature = "model"))]
-use crate::manager::Manager;
-use crate::manager::Registration;
-use crate::token::Token;
+use super::setup::{Setup, StartError};
 
 /// Commands and answers of one turn: enough to be efficient, few enough that frames and deadlines
 /// are served beside a scheduler that opens sessions as fast as it can.
@@ -35,52 +29,31 @@ const WITHDRAWING: Duration = Duration::from_millis(250);
 /// Longest sleep with a deadline in sight. The kernel's sleep does not count the time that the host is
 /// suspended, and deadlines do: one that passed meanwhile is late by no more than this.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
-/// Most sessions, and most queued commands, of one worker.
-pub(super) const MAX_QUEUE: usize = 1 << 24;
-
-/// The protocol machine, as the loop drives it.
-pub trait Machine: Send {
-    /// Takes one input; then the outputs are to be drained.
-    fn handle(&mut self, now: Time, input: Input);
-    /// The next output.
-    fn poll_output(&mut self) -> Option<Output>;
-    /// When `Timeout` is due.
-    fn next_timeout(&self) -> Option<Time>;
-    /// Complete pages that are pinned for readers.
-    fn pages_leased(&self) -> usize {
-        0
-    }
-    /// What the pages of ended sessions wait for.
-    fn quarantine(&self) -> Vec<Quarantine> {
-        Vec::new()
-    }
-}
-
 /// A worker without its thread: everything that belongs to the thread, and one turn of its loop.
 ///
 /// # Contract
 ///
 /// * Whoever drives it calls [`turn`](Driver::turn) again at once after [`Turn::Again`], and after
 ///   [`Turn::Rest`] as soon as a descriptor is readable, the time has passed, or a handle of its
-///   [`manager`](Driver::manager) was used. After [`Turn::Ended`] it is to be dropped.
+///   [`port`](Driver::port) was used. After [`Turn::Ended`] it is to be dropped.
 /// * **Every input is handed to the machine with a reading of the clock that was made after the input
 ///   was taken** from the plane, the client or a handle. A lease or a permission is thus never judged,
 ///   nor given, as of a time before the event that it depends on, however long the process was stopped
 ///   in between.
 /// * Dropping it is the death of the worker: sessions that have not ended fail.
-pub struct Driver {
+pub struct Driver<M: Machine> {
     /// Dropped first: sessions end before the plane under them does.
-    sessions: Sessions,
-    fences: Fences,
-    node: Box<dyn Machine>,
+    sessions: Sessions<M>,
+    fences: Fences<M>,
+    machine: M,
     plane: Box<dyn Plane + Send>,
     client: Box<dyn BootstrapClient>,
     clock: Box<dyn Clock>,
-    link: Arc<Link>,
+    link: Arc<Link<M>>,
     /// Where the worker is to be registered, and as what; until the first turn.
     publish: Option<(String, RankRecord)>,
-    /// What outputs have brought about, for the node.
-    inputs: VecDeque<Input>,
+    /// What outputs have brought about, for the machine.
+    inputs: VecDeque<Input<M::Command>>,
     events: Vec<PlaneEvent>,
     face: Face,
     /// The client has been given something and wants to be polled before any sleep.
@@ -123,90 +96,48 @@ pub struct Ended {
     pub sessions: usize,
 }
 
-impl Driver {
-    /// Registers the regions with the plane, and makes a worker of it that runs the protocol.
-    pub fn start(
-        config: WorkerConfig,
-        incarnation: Incarnation,
-        mut plane: Box<dyn Plane + Send>,
-        client: Box<dyn BootstrapClient>,
-        clock: Box<dyn Clock>,
-    ) -> Result<Driver, StartError> {
-        for (region, registered) in config.args.regions().iter().enumerate() {
-            plane.register(registered).map_err(|error| StartError::Register { region, error })?;
-        }
-        let metadata = plane.metadata().map_err(StartError::Metadata)?;
-        let node = Node::new(NodeConfig {
-            args: config.args.clone(),
-            incarnation,
-            plane: plane.name().to_owned(),
-            metadata: metadata.clone(),
-            seed: config.seed.unwrap_or_else(super::random),
-            timing: config.timing,
-            limits: config.limits,
-        });
-        let record = RankRecord {
-            worker: config.args.worker().clone(),
-            incarnation,
-            role: config.role,
-            plane: plane.name().to_owned(),
-            metadata,
-            geometry: config.args.geometry().clone(),
-        };
-        Driver::over(Box::new(node), config, record, plane, client, clock)
-    }
-
-    /// A worker that runs another machine, known to the bootstrap server by this record.
-    pub fn over(
-        node: Box<dyn Machine>,
-        config: WorkerConfig,
-        record: RankRecord,
+impl<M: Machine> Driver<M> {
+    /// A worker that runs this machine over a plane with which its regions are
+    /// [registered](super::attach).
+    pub fn new(
+        machine: M,
+        setup: Setup,
         plane: Box<dyn Plane + Send>,
         client: Box<dyn BootstrapClient>,
         clock: Box<dyn Clock>,
-    ) -> Result<Driver, StartError> {
-        for (field, got) in [("max_sessions", config.max_sessions), ("command_queue", config.command_queue)] {
-            if !(1..=MAX_QUEUE).contains(&got) {
-                return Err(StartError::Range { field, got, max: MAX_QUEUE });
-            }
-        }
-        let link = Link::new(config.args, record.incarnation, config.max_sessions, config.command_queue);
-        let link = link.map(Arc::new).map_err(|error| super::os("eventfd", &error))?;
-        if config.bootstrap.is_some() {
+    ) -> Result<Driver<M>, StartError> {
+        setup.check()?;
+        let link = Link::new(setup.max_sessions, setup.command_queue);
+        let link = link.map(Arc::new).map_err(|error| StartError::os("eventfd", &error))?;
+        if setup.publish.is_some() {
             link.set_registration(Registration::Pending { last: None });
         }
         Ok(Driver {
             sessions: Sessions::new(Arc::clone(&link)),
             fences: Fences::new(Arc::clone(&link)),
-            node,
+            machine,
             plane,
             client,
             clock,
-            publish: config.bootstrap.map(|addr| (addr, record)),
+            publish: setup.publish,
             inputs: VecDeque::new(),
             events: Vec::new(),
             face: Face::default(),
             client_stirred: false,
             stopping: None,
-            explain: Explain::new(link.args.worker(), link.args.verbose()),
+            explain: Explain::new(setup.worker, setup.verbose),
             link,
         })
     }
 
     /// A way to open sessions on it.
-    #[cfg(any(test, feature = "model"))]
-    pub fn manager(&self) -> Manager {
-        Manager::new(Arc::clone(&self.link))
+    pub fn port(&self) -> Port<M> {
+        Port::new(Arc::clone(&self.link))
     }
 
-    /// Asks it to stop: it has ended when every page is back, or after `grace`.
-    #[cfg(any(test, feature = "model"))]
+    /// Asks it to stop: it has ended when everything is back, or after `grace`.
     pub fn stop(&self, grace: Duration) {
         self.link.request_stop(grace);
-    }
-
-    pub(super) fn link(&self) -> &Arc<Link> {
-        &self.link
     }
 
     /// Runs until told to stop.
@@ -232,13 +163,13 @@ impl Driver {
         self.take_answers();
         self.take_timeout();
         self.take_fences();
-        self.link.counters.pages_leased.set(self.node.pages_leased());
+        self.link.counters.leased.set(self.machine.leased());
         // One reading for both: a moment of stopping that had not come for the one has not for the other.
         let now = self.clock.now();
         match self.wind_up(now) {
             Some(ended) => Turn::Ended(ended),
             None => {
-                self.face.show(now, &self.link, || self.node.quarantine());
+                self.face.show(now, &self.link, &self.machine);
                 self.rest(now)
             }
         }
@@ -249,31 +180,31 @@ impl Driver {
             let Some(cell) = self.link.next_abort() else { break };
             // If its session is not open yet, the cell will tell when it is.
             if self.sessions.is_running(&cell) {
-                self.feed(Input::Command(Command::Abort { session: cell.id() }));
+                self.feed(Input::Command(M::Command::abort(cell.id())));
             }
         }
         for _ in 0..PER_TURN {
             let Some(message) = self.link.next_command() else { break };
             self.link.counters.commands.add_one();
-            if let Some(Message { cell, command, .. }) = self.fences.admit(self.clock.now(), message) {
-                self.take_command(cell, command);
+            if let Some(message) = self.fences.admit(self.clock.now(), message) {
+                self.take_command(message);
             }
         }
     }
 
-    fn take_command(&mut self, cell: Arc<Cell>, command: Command) {
-        let Some(command) = self.sessions.admit(&cell, command) else { return };
-        let opens = matches!(command, Command::OpenSender { .. } | Command::OpenReceiver { .. });
+    fn take_command(&mut self, message: Message<M>) {
+        let (cell, opens) = (Arc::clone(&message.cell), message.opens);
+        let Some(command) = self.sessions.admit(message) else { return };
         self.feed(Input::Command(command));
         if opens && cell.is_abort_wanted() && self.sessions.is_running(&cell) {
-            self.feed(Input::Command(Command::Abort { session: cell.id() }));
+            self.feed(Input::Command(M::Command::abort(cell.id())));
         }
     }
 
     /// Passes on what has waited for a device.
     fn take_fences(&mut self) {
-        for (cell, command) in self.fences.ask(self.clock.now()) {
-            self.take_command(cell, command);
+        for message in self.fences.ask(self.clock.now()) {
+            self.take_command(message);
         }
     }
 
@@ -284,9 +215,9 @@ impl Driver {
             let input = match event {
                 PlaneEvent::Frame { from, frame } => {
                     self.link.counters.frames_received.add_one();
-                    let metadata = hello_metadata(&frame);
+                    let metadata = self.machine.metadata_in(&frame);
                     if metadata.is_some_and(|metadata| !self.plane.may_speak_for(from, &metadata)) {
-                        // Somebody says hello in the name of another worker.
+                        // Somebody speaks in the name of another worker.
                         self.link.counters.frames_dropped.add_one();
                         continue;
                     }
@@ -323,30 +254,30 @@ impl Driver {
     }
 
     fn take_timeout(&mut self) {
-        if self.node.next_timeout().is_some_and(|at| at <= self.clock.now()) {
+        if self.machine.next_timeout().is_some_and(|at| at <= self.clock.now()) {
             self.feed(Input::Timeout);
         }
     }
 
-    /// Gives the node one input, and those that its outputs bring about. The clock is read here, and
+    /// Gives the machine one input, and those that its outputs bring about. The clock is read here, and
     /// nowhere earlier: a lease is compared with the time at which a read ended or a heartbeat came, and
     /// an older reading would make either earlier than it was, by as much as this process was stopped in
     /// between.
-    fn feed(&mut self, input: Input) {
+    fn feed(&mut self, input: Input<M::Command>) {
         self.inputs.push_back(input);
         while let Some(input) = self.inputs.pop_front() {
             self.explain.input(&input);
             let now = self.clock.now();
             self.face.stir();
-            self.node.handle(now, input);
-            while let Some(output) = self.node.poll_output() {
+            self.machine.handle(now, input);
+            while let Some(output) = self.machine.poll_output() {
                 self.explain.output(&output);
                 self.carry_out(now, output);
             }
         }
     }
 
-    fn carry_out(&mut self, now: Time, output: Output) {
+    fn carry_out(&mut self, now: Time, output: Output<M::Status, M::Resource, M::Failure>) {
         let counters = &self.link.counters;
         match output {
             Output::Connect { peer, metadata } => {
@@ -385,21 +316,18 @@ impl Driver {
                 self.client_stirred = true;
             }
             Output::Status { session, poll, failure } => self.sessions.status(session, poll, failure),
-            Output::Release { session, pages } => self.sessions.release(session, pages.into()),
-            Output::ReleaseGroups { session, groups, skipped } => {
-                self.sessions.release(session, Token::Groups(groups, skipped));
-            }
+            Output::Release { session, resource } => self.sessions.release(session, resource),
         }
     }
 
-    fn posted(&self, post: PostId, result: Result<(), PlaneError>) -> Input {
+    fn posted(&self, post: PostId, result: Result<(), PlaneError>) -> Input<M::Command> {
         if result.is_err() {
             self.link.counters.posts_failed.add_one();
         }
         Input::Posted { post, result }
     }
 
-    /// Stops, if asked to: at the deadline, or when every page is back and the registration, if
+    /// Stops, if asked to: at the deadline, or when everything is back and the registration, if
     /// there was one, has had its time to be withdrawn. A client that waits for no point in time
     /// has nothing under way.
     fn wind_up(&mut self, now: Time) -> Option<Ended> {
@@ -413,7 +341,7 @@ impl Driver {
                 withdrawing: now + grace.min(WITHDRAWING),
                 sessions: self.sessions.running(),
             });
-            self.feed(Input::Command(Command::Shutdown));
+            self.feed(Input::Command(M::Command::shutdown()));
         }
         let stopping = self.stopping.as_ref()?;
         let withdrawn = self.link.registration() == Registration::None
@@ -436,7 +364,7 @@ impl Driver {
             self.stopping.iter().flat_map(|stop| [stop.withdrawing, stop.deadline]).find(|at| *at > now);
         let face = self.face.next_timeout();
         let due =
-            [self.node.next_timeout(), self.fences.next_timeout(), self.client.next_timeout(), face, stop];
+            [self.machine.next_timeout(), self.fences.next_timeout(), self.client.next_timeout(), face, stop];
         let due = due.into_iter().flatten().min();
         match [at_most, due.map(|at| at.since(now))].into_iter().flatten().min() {
             Some(Duration::ZERO) => Turn::Again,
@@ -452,30 +380,8 @@ impl Driver {
     }
 }
 
-impl fmt::Debug for Driver {
+impl<M: Machine> fmt::Debug for Driver<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver").field("worker", self.link.args.worker()).finish_non_exhaustive()
-    }
-}
-
-impl Machine for Node {
-    fn handle(&mut self, now: Time, input: Input) {
-        Node::handle(self, now, input);
-    }
-
-    fn poll_output(&mut self) -> Option<Output> {
-        Node::poll_output(self)
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        Node::next_timeout(self)
-    }
-
-    fn pages_leased(&self) -> usize {
-        Node::pages_leased(self)
-    }
-
-    fn quarantine(&self) -> Vec<Quarantine> {
-        Node::quarantine(self)
+        f.debug_struct("Driver").field("gauges", &self.link.gauges()).finish_non_exhaustive()
     }
 }

@@ -7,63 +7,64 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
-use kv_core::proto::Command;
-use kv_core::{Fence, Groups, Incarnation, KvArgs, OpenError, Pages, Quarantine, Room, SessionId};
+use kv_core::machine::{Machine, SessionCommand, SessionResource};
+use kv_core::{BootstrapError, OpenError, SessionId};
 
-use crate::cell::{Cell, Side};
-use crate::gauges::{Counters, Gauges};
-use crate::manager::Registration;
-use crate::poll_set::PollSet;
-use crate::token::Token;
-use crate::worker::Waker;
+use super::cell::{Cell, Side};
+use super::gauges::{Counters, Gauges};
+use super::poll_set::PollSet;
+use super::wake::Waker;
 
-/// A command, with the cell of its session: the way back for the pages in it.
-#[derive(Debug)]
-pub(crate) struct Message {
-    pub(crate) cell: Arc<Cell>,
-    pub(crate) command: Command,
-    /// What must have passed before the node is told.
-    pub(crate) fence: Option<Box<dyn Fence>>,
+/// A command, with the cell of its session: the way back for what it lends.
+pub(crate) struct Message<M: Machine> {
+    pub(crate) cell: Arc<Cell<M>>,
+    pub(crate) command: M::Command,
+    /// The command is the first of its session.
+    pub(crate) opens: bool,
 }
 
-/// Shared by a worker, its managers and their sessions.
+/// How the worker stands with the bootstrap server that it was told to register with.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Registration {
+    /// It was told none.
+    #[default]
+    None,
+    /// Not yet accepted; the worker keeps trying.
+    Pending {
+        /// Why the last try failed, if there was one.
+        last: Option<BootstrapError>,
+    },
+    /// Accepted.
+    Published,
+}
+
+/// Shared by a worker, its ports and their sessions.
 ///
 /// Commands go through a ring of fixed size that returns what it has no room for. Aborts must
 /// never be refused, so they have a queue of their own, into which a session puts itself at most
-/// once. An abort may thus overtake the `Open` of its session; the worker asks the cell when it
-/// opens one.
-#[derive(Debug)]
-pub(crate) struct Link {
-    pub(crate) args: KvArgs,
-    /// This life of the worker.
-    pub(crate) incarnation: Incarnation,
-    pub(crate) poll_set: PollSet,
+/// once. An abort may thus overtake the command that opens its session; the worker asks the cell when
+/// it opens one.
+pub(crate) struct Link<M: Machine> {
+    pub(crate) poll_set: PollSet<M>,
     pub(crate) waker: Waker,
     pub(crate) counters: Counters,
     max_sessions: usize,
     next_session: AtomicU64,
     open: AtomicUsize,
-    ring: ArrayQueue<Message>,
-    aborts: SegQueue<Arc<Cell>>,
-    orphans: Mutex<Vec<Pages>>,
-    orphan_groups: Mutex<Vec<Groups>>,
+    ring: ArrayQueue<Message<M>>,
+    aborts: SegQueue<Arc<Cell<M>>>,
+    orphans: Mutex<Vec<M::Resource>>,
     registration: Mutex<Registration>,
-    quarantine: Mutex<Vec<Quarantine>>,
+    quarantine: Mutex<Vec<M::Quarantine>>,
     stop: OnceLock<Duration>,
     stopped: AtomicBool,
 }
 
 /// The scheduler's side.
-impl Link {
-    pub(crate) fn new(
-        args: KvArgs,
-        incarnation: Incarnation,
-        max_sessions: usize,
-        commands: usize,
-    ) -> io::Result<Link> {
+impl<M: Machine> Link<M> {
+    pub(crate) fn new(max_sessions: usize, commands: usize) -> io::Result<Link<M>> {
         Ok(Link {
-            args,
-            incarnation,
             poll_set: PollSet::new(max_sessions)?,
             waker: Waker::new()?,
             counters: Counters::default(),
@@ -72,21 +73,16 @@ impl Link {
             open: AtomicUsize::new(0),
             ring: ArrayQueue::new(commands.max(1)),
             aborts: SegQueue::new(),
-            orphans: Mutex::default(),
-            orphan_groups: Mutex::default(),
+            orphans: Mutex::new(Vec::new()),
             registration: Mutex::default(),
-            quarantine: Mutex::default(),
+            quarantine: Mutex::new(Vec::new()),
             stop: OnceLock::new(),
             stopped: AtomicBool::new(false),
         })
     }
 
     /// Opens a session with the command that `open` makes of its id.
-    pub(crate) fn open(
-        &self,
-        room: Room,
-        open: impl FnOnce(SessionId, Room) -> Command,
-    ) -> Result<Arc<Cell>, OpenError> {
+    pub(crate) fn open(&self, open: impl FnOnce(SessionId) -> M::Command) -> Result<Arc<Cell<M>>, OpenError> {
         if self.is_stopped() || self.stop.get().is_some() {
             return Err(OpenError::WorkerStopped);
         }
@@ -95,8 +91,8 @@ impl Link {
             return Err(OpenError::TooManySessions { open, max: self.max_sessions });
         }
         let id = SessionId(self.next_session.fetch_add(1, Ordering::Relaxed));
-        let cell = Arc::new(Cell::new(id, room.clone()));
-        match self.submit(&cell, open(id, room)) {
+        let cell = Arc::new(Cell::new(id));
+        match self.push(&cell, open(id), true) {
             Ok(()) => Ok(cell),
             Err(_) => {
                 self.open.fetch_sub(1, Ordering::AcqRel);
@@ -106,22 +102,16 @@ impl Link {
     }
 
     /// Gives the worker a command, or the command back if there is no room for it.
-    pub(crate) fn submit(&self, cell: &Arc<Cell>, command: Command) -> Result<(), Command> {
-        self.submit_after(cell, command, None).map_err(|(command, _)| command)
+    pub(crate) fn submit(&self, cell: &Arc<Cell<M>>, command: M::Command) -> Result<(), M::Command> {
+        self.push(cell, command, false)
     }
 
-    /// As `submit`, of a command that the node is told once the fence has passed.
-    pub(crate) fn submit_after(
-        &self,
-        cell: &Arc<Cell>,
-        command: Command,
-        fence: Option<Box<dyn Fence>>,
-    ) -> Result<(), (Command, Option<Box<dyn Fence>>)> {
-        let lends = Token::size_in(&command).is_some();
+    fn push(&self, cell: &Arc<Cell<M>>, command: M::Command, opens: bool) -> Result<(), M::Command> {
+        let lends = command.lends().is_some();
         if lends {
             cell.lend();
         }
-        match self.ring.push(Message { cell: Arc::clone(cell), command, fence }) {
+        match self.ring.push(Message { cell: Arc::clone(cell), command, opens }) {
             Ok(()) => {
                 self.waker.wake();
                 self.sweep_if_stopped();
@@ -132,14 +122,14 @@ impl Link {
                     cell.unlend();
                     self.notify_if_reclaimable(cell);
                 }
-                Err((message.command, message.fence))
+                Err(message.command)
             }
         }
     }
 
     /// Asks for a session's end. Never refused.
-    pub(crate) fn abort(&self, cell: &Arc<Cell>) {
-        if !cell.poll().is_terminal() && cell.want_abort() {
+    pub(crate) fn abort(&self, cell: &Arc<Cell<M>>) {
+        if !cell.is_over() && cell.want_abort() {
             self.aborts.push(Arc::clone(cell));
             self.waker.wake();
             self.sweep_if_stopped();
@@ -148,33 +138,40 @@ impl Link {
 
     /// The session's handle is gone, or its table entry at the worker. The last of both frees its
     /// place.
-    pub(crate) fn leave(&self, cell: &Cell, side: Side) {
+    pub(crate) fn leave(&self, cell: &Cell<M>, side: Side) {
         if cell.leave(side) {
             self.open.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
-    pub(crate) fn take_orphans(&self) -> Vec<Pages> {
-        let orphans = std::mem::take(&mut *lock(&self.orphans));
-        self.counters.pages_orphaned.sub(orphans.iter().map(Pages::len).sum());
-        orphans
-    }
-
-    pub(crate) fn take_orphan_groups(&self) -> Vec<Groups> {
-        let orphans = std::mem::take(&mut *lock(&self.orphan_groups));
-        self.counters.items_orphaned.sub(orphans.iter().map(Groups::len).sum());
-        orphans
+    /// Takes those orphans that `pick` takes; the others stay.
+    pub(crate) fn take_orphans<T>(
+        &self,
+        mut pick: impl FnMut(M::Resource) -> Result<T, M::Resource>,
+    ) -> Vec<T> {
+        let (mut taken, mut orphans) = (Vec::new(), lock(&self.orphans));
+        for orphan in std::mem::take(&mut *orphans) {
+            let amounts = orphan.amounts();
+            match pick(orphan) {
+                Ok(orphan) => {
+                    self.counters.orphaned.sub(amounts);
+                    taken.push(orphan);
+                }
+                Err(orphan) => orphans.push(orphan),
+            }
+        }
+        taken
     }
 
     pub(crate) fn gauges(&self) -> Gauges {
-        self.counters.read(self.open.load(Ordering::Acquire), self.args.geometry().bytes_per_page())
+        self.counters.read(self.open.load(Ordering::Acquire))
     }
 
     pub(crate) fn registration(&self) -> Registration {
         lock(&self.registration).clone()
     }
 
-    pub(crate) fn quarantine(&self) -> Vec<Quarantine> {
+    pub(crate) fn quarantine(&self) -> Vec<M::Quarantine> {
         lock(&self.quarantine).clone()
     }
 
@@ -190,12 +187,12 @@ impl Link {
 }
 
 /// The worker's side.
-impl Link {
-    pub(crate) fn next_command(&self) -> Option<Message> {
+impl<M: Machine> Link<M> {
+    pub(crate) fn next_command(&self) -> Option<Message<M>> {
         self.ring.pop()
     }
 
-    pub(crate) fn next_abort(&self) -> Option<Arc<Cell>> {
+    pub(crate) fn next_abort(&self) -> Option<Arc<Cell<M>>> {
         self.aborts.pop()
     }
 
@@ -211,30 +208,31 @@ impl Link {
         self.stop.get().copied()
     }
 
-    /// Hands a token back to its session, and says so if that was the last it waited for.
-    pub(crate) fn give_back(&self, cell: &Arc<Cell>, token: impl Into<Token>) {
-        if let Some(orphan) = cell.give_back(token.into()) {
+    /// Hands a resource back to its session, and says so if that was the last it waited for.
+    pub(crate) fn give_back(&self, cell: &Arc<Cell<M>>, resource: M::Resource) {
+        if let Some(orphan) = cell.give_back(resource) {
             self.add_orphan(orphan);
         }
         self.notify_if_reclaimable(cell);
     }
 
-    /// Keeps what no session takes back.
-    pub(crate) fn add_orphan(&self, token: impl Into<Token>) {
-        match token.into() {
-            Token::Pages(pages) if !pages.is_empty() => {
-                self.counters.pages_orphaned.add(pages.len());
-                lock(&self.orphans).push(pages);
-            }
-            Token::Groups(groups, _) if !groups.is_empty() => {
-                self.counters.items_orphaned.add(groups.len());
-                lock(&self.orphan_groups).push(groups);
-            }
-            _ => {}
+    /// As `give_back`, of what a command lends that the machine has not seen: no wire knows it.
+    pub(crate) fn return_unseen(&self, cell: &Arc<Cell<M>>, command: M::Command) {
+        if let Some(resource) = command.into_resource() {
+            self.give_back(cell, resource);
         }
     }
 
-    pub(crate) fn set_quarantine(&self, quarantine: Vec<Quarantine>) {
+    /// Keeps what no session takes back.
+    pub(crate) fn add_orphan(&self, resource: M::Resource) {
+        let amounts = resource.amounts();
+        if !amounts.is_empty() {
+            self.counters.orphaned.add(amounts);
+            lock(&self.orphans).push(resource);
+        }
+    }
+
+    pub(crate) fn set_quarantine(&self, quarantine: Vec<M::Quarantine>) {
         *lock(&self.quarantine) = quarantine;
     }
 
@@ -257,11 +255,8 @@ impl Link {
             return;
         }
         while self.aborts.pop().is_some() {}
-        while let Some(Message { cell, command, fence: _ }) = self.ring.pop() {
-            // No node has seen what is in it, so no wire knows it.
-            if let Some(token) = Token::from_command(command) {
-                self.give_back(&cell, token);
-            }
+        while let Some(Message { cell, command, .. }) = self.ring.pop() {
+            self.return_unseen(&cell, command);
             if cell.fail_stopped() {
                 self.poll_set.notify(&cell);
             }
@@ -269,7 +264,7 @@ impl Link {
         }
     }
 
-    fn notify_if_reclaimable(&self, cell: &Arc<Cell>) {
+    fn notify_if_reclaimable(&self, cell: &Arc<Cell<M>>) {
         if cell.is_reclaimable() {
             self.poll_set.notify(cell);
         }

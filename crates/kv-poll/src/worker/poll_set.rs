@@ -7,20 +7,21 @@ use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, Mutex, TryLockError};
 
 use crossbeam_queue::ArrayQueue;
-use kv_core::{KvPoll, SessionId};
+use kv_core::SessionId;
+use kv_core::machine::Machine;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::cell::Cell;
+use super::cell::Cell;
 
 /// One session that has changed: its state now, which may be several changes later than the one
 /// that put it here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Change {
+pub struct Change<S> {
     /// Which.
     pub session: SessionId,
     /// Its state.
-    pub poll: KvPoll,
-    /// Whether `reclaim` will hand its pages back.
+    pub poll: S,
+    /// Whether `reclaim` will hand back what the session was lent.
     pub reclaimable: bool,
 }
 
@@ -31,10 +32,10 @@ pub struct Change {
 /// something to drain; a `drain` that runs beside a change may leave it readable once for nothing.
 ///
 /// A session is in the set at most once. Each change of state is reported, or superseded by a
-/// later one that is; so is the moment in which the pages become reclaimable. Nothing is reported
+/// later one that is; so is the moment in which the session becomes reclaimable. Nothing is reported
 /// twice, and sessions without a handle are not reported.
-pub struct PollSet {
-    queue: ArrayQueue<Arc<Cell>>,
+pub struct PollSet<M: Machine> {
+    queue: ArrayQueue<Arc<Cell<M>>>,
     event: OwnedFd,
     signal: AtomicU8,
     draining: Mutex<()>,
@@ -45,9 +46,9 @@ const QUIET: u8 = 0;
 /// It is readable, or somebody is about to make it so.
 const SIGNALLED: u8 = 1;
 
-impl PollSet {
+impl<M: Machine> PollSet<M> {
     /// A set for the changes of at most `max_sessions` sessions with a handle.
-    pub(crate) fn new(max_sessions: usize) -> io::Result<PollSet> {
+    pub(crate) fn new(max_sessions: usize) -> io::Result<PollSet<M>> {
         Ok(PollSet {
             // Twice as many: see `make_room`.
             queue: ArrayQueue::new(max_sessions.saturating_mul(2).max(2)),
@@ -61,7 +62,7 @@ impl PollSet {
     /// are left for the next call. Costs nanoseconds when there is none. One drain runs at a time:
     /// a second one, on another thread or from within `f`, returns 0 and leaves the changes to
     /// the first.
-    pub fn drain(&self, mut f: impl FnMut(Change)) -> usize {
+    pub fn drain(&self, mut f: impl FnMut(Change<M::Status>)) -> usize {
         if self.signal.load(Ordering::SeqCst) == QUIET && self.queue.is_empty() {
             return 0;
         }
@@ -98,7 +99,7 @@ impl PollSet {
 
     /// Puts a session into the set, if it is not in it, and makes the descriptor readable. To be
     /// called after the change.
-    pub(crate) fn notify(&self, cell: &Arc<Cell>) {
+    pub(crate) fn notify(&self, cell: &Arc<Cell<M>>) {
         if cell.is_handle_gone() || !cell.enqueue() {
             return;
         }
@@ -135,19 +136,19 @@ impl PollSet {
     }
 }
 
-impl AsFd for PollSet {
+impl<M: Machine> AsFd for PollSet<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }
 
-impl AsRawFd for PollSet {
+impl<M: Machine> AsRawFd for PollSet<M> {
     fn as_raw_fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
 }
 
-impl fmt::Debug for PollSet {
+impl<M: Machine> fmt::Debug for PollSet<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PollSet").field("waiting", &self.queue.len()).finish_non_exhaustive()
     }
@@ -160,12 +161,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use kv_core::{Pages, Room};
+    use crate::kv::{Change, KvMachine, PollSet};
+    use kv_core::{KvPoll, Pages};
     use rustix::buffer::spare_capacity;
     use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
-    fn cell(id: u64) -> Arc<Cell> {
-        Arc::new(Cell::new(SessionId(id), Room::from(id)))
+    fn cell(id: u64) -> Arc<Cell<KvMachine>> {
+        Arc::new(Cell::new(SessionId(id)))
     }
 
     fn readable(set: &PollSet, timeout: Duration) -> bool {
@@ -208,14 +210,14 @@ mod tests {
         cell.set(KvPoll::Success, None);
         set.notify(&cell);
         // The worker is between the return of the pages and its notification.
-        assert_eq!(cell.give_back(Pages::none().into()), None);
+        assert!(cell.give_back(Pages::none().into()).is_none());
         let expected = [Change { session: SessionId(1), poll: KvPoll::Success, reclaimable: true }];
         assert_eq!(drained(&set), expected);
         set.notify(&cell);
         assert_eq!(drained(&set), []);
         // Pages that are given all the same, and come back, are news.
         cell.lend();
-        assert_eq!(cell.give_back(Pages::none().into()), None);
+        assert!(cell.give_back(Pages::none().into()).is_none());
         set.notify(&cell);
         assert_eq!(drained(&set), expected);
     }
