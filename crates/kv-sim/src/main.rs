@@ -32,7 +32,7 @@ struct Args {
     /// Stop each seed after so many events.
     #[arg(long)]
     steps: Option<u64>,
-    /// Plant a bug (see `planted/table.rs`), to see it caught; with `--exhaust`, by the shortest history in
+    /// Plant a bug (see `planted.rs`), to see it caught; with `--exhaust`, by the shortest history in
     /// which it shows.
     #[arg(long, value_parser = planted)]
     plant: Option<Planted>,
@@ -108,7 +108,7 @@ fn replay(seed: u64, args: &Args, options: Options) -> ExitCode {
     for line in report.trace.lines() {
         println!("{line}");
     }
-    println!("trace hash {:016x}, {} events", report.trace.hash(), report.counters.events);
+    println!("trace hash {:016x}, {} events", report.trace.hash(), report.counters.net.events);
     match &report.violation {
         None => {
             println!("seed {seed}: no violation");
@@ -164,11 +164,11 @@ fn print_summary(campaign: &Campaign) {
     for (name, count) in counters.rows() {
         row(name, count);
     }
-    for (kind, count) in &counters.frames_by_kind {
-        row(kind, *count);
+    for (kind, count) in counters.net.frames_by_kind.iter() {
+        row(&format!("frame: {kind}"), count);
     }
-    for (cause, count) in &counters.failures {
-        row(&format!("failure: {cause}"), *count);
+    for (cause, count) in counters.kv.failures.iter() {
+        row(&format!("failure: {cause}"), count);
     }
     row("virtual hours", (campaign.virtual_time / 3_600_000_000_000) as u64);
     println!("{table}");

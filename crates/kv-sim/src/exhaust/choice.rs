@@ -4,8 +4,8 @@ use kv_core::PlaneError;
 use kv_core::wire::Frame;
 
 use super::small::{P, Small};
-use crate::Violation;
-use crate::ledger::Slot;
+use crate::net::lives::Slot;
+use crate::violation::Violation;
 
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use super::choice::Choice;
 use super::small::{P, Small};
-use crate::Violation;
-use crate::fact::Fact;
+use crate::kv::fact::Fact;
+use crate::violation::Violation;
 
 /// More events than any session can cause before its deadline.
 const EVENTS: usize = 5000;
@@ -56,7 +56,7 @@ impl Small {
         let timers = alive.filter_map(|slot| {
             let life = self.lives[slot];
             let due = self.world.hosts[life].timer?;
-            Some((self.world.ledger.lives[life].clock.global(due), slot))
+            Some((self.world.lives[life].clock.global(due), slot))
         });
         timers.min().map(|(_, slot)| Choice::Ring(slot))
     }

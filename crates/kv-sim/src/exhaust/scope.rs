@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kv_core::proto::{Limits, Timing};
 
-use crate::params::{ChaosParams, DmaParams, LookupParams, NetParams, Params, SchedParams, Topology};
-use crate::ways::WayParams;
+use crate::kv::params::{Params, SchedParams, Topology};
+use crate::net::params::{Physics, WayParams};
 
 /// The lease of the pages.
 pub(super) const LEASE: Duration = Duration::from_secs(6);
@@ -195,30 +195,24 @@ impl Scope {
         let hosts = 1 + self.decodes;
         Params {
             topology: Topology::Plain,
+            physics: Physics {
+                timing: self.timing(),
+                ways: WayParams { kinds: [10, 0, 0], ..WayParams::default() },
+                ..Physics::calm(0, (1, self.decodes))
+            },
             unequal: None,
-            prefills: 1,
-            decodes: self.decodes,
             suffixed: false,
-            driven: false,
             kv_regions: 1,
             item_len: PAGE as usize,
             num_pages: vec![self.pages * 2; hosts],
             aux_rows: 0,
             state_items: 0,
             misfit: None,
-            timing: self.timing(),
             limits: Limits { max_post_bytes: PAGE, ..Limits::default() },
             max_inflight: 64,
             max_sge: 1024,
             lossless: false,
             drizzle: false,
-            drift_ppm: 0,
-            lateness: 0,
-            net: NetParams::default(),
-            dma: DmaParams::default(),
-            ways: WayParams { kinds: [10, 0, 0], stuck: 0, unproven: 0, ..Params::draw(0).ways },
-            lookup: LookupParams::default(),
-            chaos: ChaosParams::default(),
             sched: SchedParams { pull: 1000, ..SchedParams::default() },
             ..Params::draw(0)
         }

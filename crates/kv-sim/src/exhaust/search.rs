@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::choice::Choice;
 use super::scope::Scope;
 use super::small::Small;
-use crate::Violation;
 use crate::planted::Planted;
+use crate::violation::Violation;
 
 /// What a search has gone through.
 #[derive(Debug, Clone, Default)]

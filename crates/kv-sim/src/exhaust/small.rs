@@ -5,22 +5,25 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input};
+use kv_core::proto::{Command, Input, Node};
 use kv_core::wire::{Body, Frame};
 use kv_core::{GrantRef, Lease, PageList, PeerId, Room, SessionId, SessionOptions, TransferMode};
 
 use super::choice::Choice;
 use super::scope::{LEASE, PAGE, Scope};
-use crate::Violation;
-use crate::boot::memory_of;
-use crate::calendar::{Event, Report, Strike};
 use crate::clock::Clock;
-use crate::flight::Flight;
-use crate::ledger::{Leg, LegId, LifeId, Side, Slot};
+use crate::kv::boot::memory_of;
+use crate::kv::ledger::{Leg, LegId, Side};
+use crate::kv::request::{Plan, Request};
+use crate::kv::service::KvWorld;
+use crate::net::Memory as _;
+use crate::net::calendar::{Event, Report, Strike};
+use crate::net::flight::{Flight, WayId};
+use crate::net::host::Engine;
+use crate::net::lives::{LifeId, Slot};
+use crate::net::world::World;
 use crate::planted::Planted;
-use crate::scheduler::{Plan, Request};
-use crate::ways::WayId;
-use crate::world::World;
+use crate::violation::Violation;
 
 /// The slot of the prefill host.
 pub(super) const P: Slot = 0;
@@ -56,7 +59,7 @@ pub(super) struct Left {
 #[derive(Clone)]
 pub(super) struct Small {
     pub(super) scope: Scope,
-    pub(super) world: World,
+    pub(super) world: KvWorld,
     /// Frames in flight, the oldest first.
     pub(super) wire: Vec<Letter>,
     pub(super) proofs: Vec<Proof>,
@@ -88,7 +91,7 @@ impl Small {
             legs: Vec::new(),
             landed: BTreeMap::new(),
         };
-        small.world.requests.push(Request::number(7));
+        small.world.service.requests.push(Request::number(7));
         for slot in 0..=scope.decodes {
             small.begin_life(slot, 0);
         }
@@ -116,7 +119,7 @@ impl Small {
     }
 
     fn begin_life(&mut self, slot: Slot, life: u64) {
-        let memory = memory_of(&self.world.params, slot, 0);
+        let memory = memory_of(&self.world.service.params, slot, 0);
         let clock = Clock::new(0, 0, if slot == P { 1_000_000 } else { self.scope.drift.rate_ppm() });
         self.lives.truncate(if self.lives.len() > slot { usize::MAX } else { slot });
         let number = self.world.hosts.len();
@@ -124,15 +127,15 @@ impl Small {
             Some(last) => *last = number,
             None => self.lives.push(number),
         }
-        self.world.begin_life(slot, memory, 1 + slot as u64 * 100 + life, clock);
+        self.world.begin_kv_life(slot, memory, 1 + slot as u64 * 100 + life, clock);
     }
 
     /// The scheduler of a host opens its half of the request.
     fn open(&mut self, slot: Slot) -> Result<(), Violation> {
-        let leg = self.world.ledger.legs.len();
+        let leg = self.world.service.ledger.legs.len();
         let side = if slot == P { Side::Sender } else { Side::Receiver };
         let lease = if self.scope.fixed { Lease::Fixed } else { Lease::Renewable };
-        self.world.ledger.legs.push(Leg {
+        self.world.service.ledger.legs.push(Leg {
             servers: vec![P],
             num_pages: self.scope.pages as usize,
             pulls: true,
@@ -141,7 +144,7 @@ impl Small {
             lease: (slot == P).then_some(lease(LEASE)),
             ..Leg::unopened(0, (side, slot), ROOM)
         });
-        self.world.plans.push(Plan::default());
+        self.world.service.plans.push(Plan::default());
         match self.legs.get_mut(slot) {
             Some(last) => *last = leg,
             None => self.legs.push(leg),
@@ -155,7 +158,7 @@ impl Small {
         }
         let (receivers, options) = (self.scope.readers, Box::new(options));
         self.command(slot, Command::OpenSender { session, room: ROOM, receivers, options })?;
-        self.world.ledger.legs[self.legs[slot]].inited_at = Some(self.world.now);
+        self.world.service.ledger.legs[self.legs[slot]].inited_at = Some(self.world.now);
         let num_pages = self.scope.pages as usize;
         self.command(slot, Command::InitSender { session, num_pages, aux: None })
     }
@@ -166,14 +169,14 @@ impl Small {
         session: SessionId,
         options: SessionOptions,
     ) -> Result<(), Violation> {
-        let sender = &self.world.ledger.legs[self.legs[P]];
+        let sender = &self.world.service.ledger.legs[self.legs[P]];
         let incarnation = self.world.hosts[self.lives[P]].incarnation;
         let pages = PageList::from_pages(self.pages()).ok();
         let grants = vec![GrantRef { incarnation, nonce: sender.session, pages }];
         let grants = if self.scope.by_room { Vec::new() } else { grants };
         self.world.note_references(self.legs[slot], &grants);
         let options = Box::new(SessionOptions { grants, ..options });
-        let bootstrap_addr = self.world.params.addr(P);
+        let bootstrap_addr = self.world.service.params.addr(P);
         self.command(slot, Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options })
     }
 
@@ -187,10 +190,10 @@ impl Small {
         self.sent = true;
         let (leg, life) = (self.legs[P], self.lives[P]);
         let pages: Vec<u32> = self.pages().collect();
-        self.world.hosts[life].free_pages.retain(|page| !pages.contains(page));
+        self.world.service.stock[life].free_pages.retain(|page| !pages.contains(page));
         self.world.fill(leg, life, &pages, true);
         self.world.cover_complete(leg);
-        let session = self.world.ledger.legs[leg].session;
+        let session = self.world.service.ledger.legs[leg].session;
         let Some(chunk) = self.world.give_final(leg, life, &pages) else { return Ok(()) };
         self.command(P, Command::Send { session, chunk })
     }
@@ -199,9 +202,9 @@ impl Small {
     pub(super) fn init_receiver(&mut self, slot: Slot) -> Result<(), Violation> {
         let (leg, life) = (self.legs[slot], self.lives[slot]);
         let pages: Vec<u32> = self.pages().collect();
-        self.world.hosts[life].free_pages.retain(|page| !pages.contains(page));
-        self.world.ledger.legs[leg].inited_at = Some(self.world.now);
-        let session = self.world.ledger.legs[leg].session;
+        self.world.service.stock[life].free_pages.retain(|page| !pages.contains(page));
+        self.world.service.ledger.legs[leg].inited_at = Some(self.world.now);
+        let session = self.world.service.ledger.legs[leg].session;
         let Some(pages) = self.world.give(leg, life, &pages) else { return Ok(()) };
         self.command(slot, Command::InitReceiver { session, pages, aux: None })
     }
@@ -246,7 +249,7 @@ impl Small {
         let life = self.lives[slot];
         let timer = self.world.hosts[life].timer;
         let Some(due) = timer else { return Ok(()) };
-        self.world.now = self.world.now.max(self.world.ledger.lives[life].clock.global(due));
+        self.world.now = self.world.now.max(self.world.lives[life].clock.global(due));
         self.world.due(life);
         if self.world.is_deaf(life) {
             self.world.hosts[life].timer = timer;
@@ -257,12 +260,12 @@ impl Small {
     /// Reads that have not ended.
     pub(super) fn reads(&self) -> impl Iterator<Item = (usize, &Flight)> {
         let flights = self.world.flights.iter().enumerate();
-        flights.filter(|(_, read)| !read.over && self.world.ledger.lives[read.life].alive)
+        flights.filter(|(_, read)| !read.over && self.world.lives[read.life].alive)
     }
 
     /// True if the memory that a read is of is still there.
     pub(super) fn can_copy(&self, read: &Flight) -> bool {
-        self.world.planted == Some(Planted::ReadsSuccessor) || self.world.ledger.lives[read.target].alive
+        self.world.planted == Some(Planted::ReadsSuccessor) || self.world.lives[read.target].alive
     }
 
     /// A read copies its bytes.
@@ -345,12 +348,12 @@ impl Small {
 
     /// True if the session of a host goes on.
     pub(super) fn is_open(&self, slot: Slot) -> bool {
-        self.is_alive(slot) && self.world.ledger.legs[self.legs[slot]].is_open()
+        self.is_alive(slot) && self.world.service.ledger.legs[self.legs[slot]].is_open()
     }
 
     /// True if a decode host has given its pages.
     pub(super) fn is_init(&self, slot: Slot) -> bool {
-        self.world.ledger.legs[self.legs[slot]].inited_at.is_some()
+        self.world.service.ledger.legs[self.legs[slot]].inited_at.is_some()
     }
 
     /// Two worlds with the same number have the same future.
@@ -360,7 +363,7 @@ impl Small {
         (world.now, self.left, self.sent, &self.proofs, &self.landed).hash(&mut state);
         for (slot, &life) in self.lives.iter().enumerate() {
             let host = &world.hosts[life];
-            (life, self.is_alive(slot), host.fingerprint()).hash(&mut state);
+            (life, self.is_alive(slot), fingerprint(&host.engine)).hash(&mut state);
             host.conns.iter().for_each(|(peer, conn)| (peer, conn.target).hash(&mut state));
         }
         let pages = u64::from(self.scope.pages * 2);
@@ -368,10 +371,9 @@ impl Small {
         for (_, read) in self.reads() {
             (read.life, read.post, read.target, read.moved).hash(&mut state);
         }
-        for (leg, plan) in world.ledger.legs.iter().zip(&world.plans) {
+        for (leg, plan) in world.service.ledger.legs.iter().zip(&world.service.plans) {
             // What the dead have promised is of no consequence.
-            let promised =
-                leg.leased_until.filter(|_| leg.life.is_some_and(|life| world.ledger.lives[life].alive));
+            let promised = leg.leased_until.filter(|_| leg.life.is_some_and(|life| world.lives[life].alive));
             (leg.poll as u8, leg.inited_at.is_some(), plan.given, leg.holds.len(), promised).hash(&mut state);
         }
         // In which order frames were sent does not matter.
@@ -381,7 +383,7 @@ impl Small {
             .fold(0_u64, u64::wrapping_add)
             .hash(&mut state);
         if world.planted.is_some() {
-            world.sabotage.beats().hash(&mut state);
+            world.service.sabotage.beats.hash(&mut state);
         }
         state.finish()
     }
@@ -391,4 +393,12 @@ fn digest(of: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
     hasher.finish()
+}
+
+/// A number for the state of a node; zero if there is none.
+fn fingerprint<G: Send, L>(engine: &Engine<Node, G, L>) -> u64 {
+    match engine {
+        Engine::Node(node) => node.fingerprint(),
+        _ => 0,
+    }
 }
