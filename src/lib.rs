@@ -161,7 +161,7 @@ pub use kv_nixl as nixl;
 pub use kv_poll::{
     Change, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes, Manager, PollSet, RankGroup,
     RankGroupError, Receiver, Registration, Sender, Session, StartError, StopReport, Worker, WorkerConfig,
-    allocator, consensus, queue,
+    allocator, consensus, queue, worker,
 };
 
 /// Everything that a server usually needs: `use kv_transfer::prelude::*`.

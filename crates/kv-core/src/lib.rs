@@ -3,8 +3,9 @@
 //! What it is: the words that every other crate is written in ([`KvArgs`], [`KvPoll`], [`Room`],
 //! [`Pages`], [`TransferError`] …), the traits that servers program against ([`KvManager`],
 //! [`KvSender`], [`KvReceiver`]) and that planes and bootstrap servers implement ([`Plane`],
-//! [`BootstrapClient`]), the arithmetic from pages to descriptors ([`layout`], [`plan`]), the frames
-//! on the wire ([`wire`]) and the protocol machine ([`proto::Node`]).
+//! [`BootstrapClient`]), the trait of a service's machine ([`machine::Machine`]), the arithmetic from
+//! pages to descriptors ([`layout`], [`plan`]), the frames on the wire ([`wire`]) and the protocol
+//! machine of the KV cache ([`proto::Node`]).
 //!
 //! What it is not: it does no I/O, starts no thread, reads no clock, draws no global randomness and
 //! contains no `unsafe`. One seed and one order of inputs always give one history; that is what the
@@ -43,6 +44,7 @@ mod groups;
 mod id;
 pub mod layout;
 mod lease;
+pub mod machine;
 #[cfg(feature = "meter")]
 pub mod meter;
 #[cfg(not(feature = "meter"))]

@@ -81,30 +81,17 @@
 #![deny(unsafe_code)]
 
 pub mod allocator;
-mod cell;
 pub mod consensus;
-mod gauges;
 mod group;
 mod hash;
-mod link;
-mod manager;
-mod poll_set;
+mod kv;
 pub mod queue;
 mod said;
-mod session;
-mod token;
-mod worker;
+pub mod worker;
 
-/// The worker without its thread, for a simulator that has its own clock. Off in every server, and not
-/// stable: it changes with the simulator.
-#[cfg(feature = "model")]
-pub mod model {
-    pub use crate::worker::{Clock, Driver, Ended, Machine, Rest, Turn};
-}
-
-pub use gauges::{Gauges, HeldBytes};
 pub use group::{GroupReceiver, GroupSender, GroupSession, RankGroup, RankGroupError};
-pub use manager::{Manager, Registration};
-pub use poll_set::{Change, PollSet};
-pub use session::{Receiver, Receiving, Sender, Sending, Session};
-pub use worker::{StartError, StopReport, Worker, WorkerConfig};
+pub use kv::{
+    Change, Gauges, HeldBytes, KvMachine, Manager, PollSet, Receiver, Receiving, Sender, Sending, Session,
+    StopReport, Worker, WorkerConfig,
+};
+pub use worker::{Registration, StartError};

@@ -12,7 +12,7 @@
 //! parted; processes crash, are paused, and come back as new incarnations; posts fail, are slow,
 //! ignore their cancellation, and land after the death of their poster. Then the world is healed
 //! and must serve. In both, [`Violation`]s of the framework's five promises are looked for after
-//! every step (see the table in `invariants/mod.rs`), and [`Planted`] bugs prove that each
+//! every step (see the table in `kv/invariants/mod.rs`), and [`Planted`] bugs prove that each
 //! invariant can fail.
 //!
 //! What a plane knows it knows from one side only: connections end for one of their two ends at any
@@ -39,43 +39,26 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod boot;
-mod calendar;
-mod chaos;
 mod clock;
-mod cost;
-mod cover;
+mod counters;
 pub mod exhaust;
-mod fact;
-mod flight;
-mod forward;
-mod host;
-mod invariants;
-mod ledger;
-mod liar;
-mod memory;
-mod params;
-mod plane;
+mod kv;
+pub mod net;
 mod planted;
-mod posts;
-mod rendezvous;
-mod rig;
 mod rng;
 mod run;
-mod scheduler;
-mod state;
-mod stats;
 mod trace;
-mod unequal;
+mod violation;
 mod virtual_plane;
-mod ways;
-mod workload;
-mod world;
 
-pub use invariants::Violation;
-pub use params::Params;
-pub use planted::Planted;
-pub use run::{Campaign, Options, Report, run_campaign, run_seed};
-pub use stats::Counters;
+pub use clock::Clock;
+pub use counters::{Kinds, Tally};
+pub use kv::params::Params;
+pub use kv::stats::KvCounters;
+pub use net::NetCounters;
+pub use planted::{Planted, SEEDS};
+pub use rng::Rng;
+pub use run::{Campaign, Counters, Options, Report, run_campaign, run_seed};
 pub use trace::Trace;
+pub use violation::Violation;
 pub use virtual_plane::{VirtualNet, VirtualPlane};

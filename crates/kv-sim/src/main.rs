@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::Parser;
 use comfy_table::{Table, presets};
-use kv_sim::exhaust::{Mistake, Outcome, Scope, explore, hunt};
+use kv_sim::exhaust::{Outcome, Scope, explore, hunt};
 use kv_sim::{Campaign, Options, Params, Planted, Report, run_campaign, run_seed};
 
 /// Runs the transfer protocol under simulated faults, and looks for broken promises.
@@ -32,7 +32,8 @@ struct Args {
     /// Stop each seed after so many events.
     #[arg(long)]
     steps: Option<u64>,
-    /// Plant a bug (see `planted.rs`), to see it caught.
+    /// Plant a bug (see `planted.rs`), to see it caught; with `--exhaust`, by the shortest history in
+    /// which it shows.
     #[arg(long, value_parser = planted)]
     plant: Option<Planted>,
     /// Instead of seeds: go through all histories of the small worlds of the lease protocol.
@@ -44,18 +45,10 @@ struct Args {
     /// With `--exhaust`: so many steps, instead of what the world says.
     #[arg(long, requires = "exhaust")]
     depth: Option<u8>,
-    /// With `--exhaust`: plant a mistake (see `exhaust/mistake.rs`), and look for the shortest
-    /// history in which it shows.
-    #[arg(long, requires = "exhaust", value_parser = mistake)]
-    mistake: Option<Mistake>,
 }
 
 fn scope(name: &str) -> Result<Scope, &'static str> {
     Scope::named(name).ok_or("no such world")
-}
-
-fn mistake(name: &str) -> Result<Mistake, &'static str> {
-    Mistake::ALL.iter().copied().find(|mistake| mistake.name() == name).ok_or("no such mistake")
 }
 
 fn planted(name: &str) -> Result<Planted, &'static str> {
@@ -77,18 +70,18 @@ fn main() -> ExitCode {
 }
 
 fn exhaust(args: &Args) -> ExitCode {
-    let scopes: Vec<Scope> = match (args.scope, args.mistake) {
+    let scopes: Vec<Scope> = match (args.scope, args.plant) {
         (Some(scope), _) => vec![scope],
-        (None, Some(mistake)) => Scope::named(mistake.scope()).into_iter().collect(),
+        (None, Some(planted)) => planted.scope().and_then(Scope::named).into_iter().collect(),
         (None, None) => Scope::ALL.to_vec(),
     };
     for scope in scopes {
         let scope = Scope { depth: args.depth.unwrap_or(scope.depth), ..scope };
         println!("{}: {}", scope.name, scope.about);
         let started = std::time::Instant::now();
-        let outcome: Outcome = match args.mistake {
+        let outcome: Outcome = match args.plant {
             None => explore(scope, None),
-            mistake => hunt(scope, mistake),
+            planted => hunt(scope, planted),
         };
         let Outcome { states, steps, ends, rests, found } = outcome;
         let seconds = started.elapsed().as_secs_f64();
@@ -115,7 +108,7 @@ fn replay(seed: u64, args: &Args, options: Options) -> ExitCode {
     for line in report.trace.lines() {
         println!("{line}");
     }
-    println!("trace hash {:016x}, {} events", report.trace.hash(), report.counters.events);
+    println!("trace hash {:016x}, {} events", report.trace.hash(), report.counters.net.events);
     match &report.violation {
         None => {
             println!("seed {seed}: no violation");
@@ -171,11 +164,11 @@ fn print_summary(campaign: &Campaign) {
     for (name, count) in counters.rows() {
         row(name, count);
     }
-    for (kind, count) in &counters.frames_by_kind {
-        row(kind, *count);
+    for (kind, count) in counters.net.frames_by_kind.iter() {
+        row(&format!("frame: {kind}"), count);
     }
-    for (cause, count) in &counters.failures {
-        row(&format!("failure: {cause}"), *count);
+    for (cause, count) in counters.kv.failures.iter() {
+        row(&format!("failure: {cause}"), count);
     }
     row("virtual hours", (campaign.virtual_time / 3_600_000_000_000) as u64);
     println!("{table}");

@@ -4,18 +4,31 @@
 ///
 /// All draws are integer arithmetic, so that a seed replays on every machine.
 #[derive(Debug, Clone)]
-pub struct Rng(u64);
+pub struct Rng {
+    state: u64,
+    /// Nothing is drawn: each draw gives the first of what it could give.
+    still: bool,
+}
 
 impl Rng {
     /// A generator; equal seeds give equal streams.
     pub fn new(seed: u64) -> Rng {
-        Rng(seed)
+        Rng { state: seed, still: false }
+    }
+
+    /// A generator for a world whose events somebody else chooses: no chance comes true, every number is the
+    /// least one, every order stays as it is.
+    pub fn still() -> Rng {
+        Rng { state: 0, still: true }
     }
 
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
+        if self.still {
+            return 0;
+        }
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.state)
     }
 
     /// A number below `bound`; zero if `bound` is zero.
@@ -36,14 +49,14 @@ impl Rng {
 
     /// True in `permille` of 1000 cases.
     pub fn chance(&mut self, permille: u32) -> bool {
-        permille > 0 && self.below(1000) < u64::from(permille)
+        permille > 0 && !self.still && self.below(1000) < u64::from(permille)
     }
 
     /// A positive number around `base` with a heavy tail: a quarter of the draws is multiplied by
     /// four, a quarter of those again, up to `max`.
     pub fn tail(&mut self, base: u64, max: u64) -> u64 {
         let mut value = 1 + self.below(base.max(1));
-        while value < max && self.below(4) == 0 {
+        while value < max && !self.still && self.below(4) == 0 {
             value = value.saturating_mul(4);
         }
         value.min(max.max(1))
@@ -56,7 +69,8 @@ impl Rng {
 
     /// Shuffles in place.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
+        let ends = if self.still { 0..0 } else { 1..items.len() };
+        for last in ends.rev() {
             items.swap(last, self.index(last + 1));
         }
     }
@@ -83,6 +97,16 @@ mod tests {
         }
         assert_eq!(rng.below(0), 0);
         assert!(!rng.chance(0) && rng.chance(1000));
+    }
+
+    #[test]
+    fn a_still_generator_gives_the_first_of_everything() {
+        let mut rng = Rng::still();
+        let mut items = [1, 2, 3];
+        rng.shuffle(&mut items);
+        assert_eq!(items, [1, 2, 3]);
+        assert_eq!((rng.below(9), rng.between(5, 9), rng.tail(10, 1000)), (0, 5, 1));
+        assert!(!rng.chance(1000));
     }
 
     #[test]

@@ -3,12 +3,13 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::invariants::Violation;
-use crate::params::Params;
+use crate::kv::params::Params;
+use crate::kv::service::KvWorld;
+use crate::kv::stats::KvCounters;
+use crate::net::stats::NetCounters;
 use crate::planted::Planted;
-use crate::stats::Counters;
 use crate::trace::Trace;
-use crate::world::World;
+use crate::violation::Violation;
 
 /// How to run a seed.
 #[derive(Debug, Clone, Copy, Default)]
@@ -19,6 +20,28 @@ pub struct Options {
     pub keep: usize,
     /// Stop after so many events.
     pub max_events: Option<u64>,
+}
+
+/// What was seen in one world, or in many.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Of the network.
+    pub net: NetCounters,
+    /// Of sessions.
+    pub kv: KvCounters,
+}
+
+impl Counters {
+    /// Adds the counts of another world.
+    pub fn merge(&mut self, other: &Counters) {
+        self.net.merge(&other.net);
+        self.kv.merge(&other.kv);
+    }
+
+    /// Every count with its name.
+    pub fn rows(&self) -> Vec<(&'static str, u64)> {
+        [self.net.rows(), self.kv.rows()].concat()
+    }
 }
 
 /// What became of one seed.
@@ -48,12 +71,12 @@ pub fn run_seed(seed: u64, options: Options) -> Report {
     if let Some(planted) = options.planted {
         planted.provoke(&mut params);
     }
-    let world = World::new(params, options.planted, Trace::keeping(options.keep));
+    let world = KvWorld::drawn(params, options.planted, Trace::keeping(options.keep));
     let outcome = world.run(options.max_events);
     Report {
         seed,
         violation: outcome.violation,
-        counters: outcome.counters,
+        counters: Counters { net: outcome.counters, kv: outcome.service.counters },
         trace: outcome.trace,
         virtual_time: outcome.ended_at,
     }
@@ -103,7 +126,8 @@ pub fn run_campaign(
                             break;
                         }
                     }
-                    let finished = done.fetch_add(own.counters.seeds, Ordering::Relaxed) + own.counters.seeds;
+                    let finished =
+                        done.fetch_add(own.counters.net.seeds, Ordering::Relaxed) + own.counters.net.seeds;
                     progress(finished);
                     let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     total.counters.merge(&own.counters);

@@ -2,13 +2,11 @@
 
 use std::collections::VecDeque;
 
-use kv_core::{KvPoll, SessionId, TransferError};
-
-use crate::ledger::LifeId;
+use crate::net::lives::LifeId;
 use crate::rng::mix;
 
 /// A running hash of everything that happened; the text of it only if asked for.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Trace {
     hash: u64,
     keep: usize,
@@ -45,21 +43,6 @@ impl Trace {
                 (self.hash ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
         }
         self.note(now, text);
-    }
-
-    pub(crate) fn status(
-        &mut self,
-        now: u64,
-        life: LifeId,
-        session: SessionId,
-        to: KvPoll,
-        failure: Option<&TransferError>,
-    ) {
-        self.fold(session.0 << 3 | to as u64);
-        self.note(now, || {
-            let why = failure.map(|failure| format!(" ({failure})")).unwrap_or_default();
-            format!("  life {life} session {session}: {to}{why}")
-        });
     }
 
     pub(crate) fn fold(&mut self, word: u64) {

@@ -11,12 +11,16 @@ use kv_core::{
 };
 
 use crate::clock::{Clock, MS, US};
-use crate::host::{Engine, Host, PLANE, life_of, metadata};
-use crate::ledger::{LifeId, LifeRecord};
-use crate::memory::Memory;
-use crate::params::{ChaosParams, DmaParams, NetParams, Params, Topology};
-use crate::ways::WayParams;
-use crate::world::World;
+use crate::kv::host::{Stock, new_host};
+use crate::kv::memory::Memory;
+use crate::kv::params::{Params, Topology};
+use crate::kv::service::KvWorld;
+use crate::net::Memory as _;
+use crate::net::host::Engine;
+use crate::net::lives;
+use crate::net::lives::{LifeId, PLANE, life_of};
+use crate::net::params::Physics;
+use crate::net::params::{ChaosParams, DmaParams, NetParams, WayParams};
 
 /// Planes of one network, at most.
 const PLANES: usize = 32;
@@ -30,7 +34,7 @@ const POLL: u64 = 20 * US;
 /// still land for a while; all as a seed says.
 #[derive(Clone)]
 pub struct VirtualNet {
-    world: Rc<RefCell<World>>,
+    world: Rc<RefCell<KvWorld>>,
 }
 
 impl VirtualNet {
@@ -40,30 +44,33 @@ impl VirtualNet {
         let params = Params {
             topology: Topology::Plain,
             unequal: None,
-            prefills: PLANES / 2,
-            decodes: PLANES / 2,
             num_pages: vec![1; PLANES],
             misfit: None,
-            driven: false,
-            net: NetParams {
-                duplicate: 100,
-                tail: 100,
-                delay: 20 * US,
-                delay_max: 500 * US,
-                ..NetParams::default()
+            physics: Physics {
+                prefills: PLANES / 2,
+                decodes: PLANES / 2,
+                driven: false,
+                net: NetParams {
+                    duplicate: 100,
+                    tail: 100,
+                    delay: 20 * US,
+                    delay_max: 500 * US,
+                    ..NetParams::default()
+                },
+                dma: DmaParams {
+                    slow: 100,
+                    time: 200 * US,
+                    time_max: 60 * MS,
+                    cancel: 500,
+                    ..DmaParams::default()
+                },
+                ways: WayParams { bound: 3 * MS, slice_max: MS, stuck: 0, unproven: 0, ..draw.physics.ways },
+                chaos: ChaosParams { detect_max: 5 * MS, ..ChaosParams::default() },
+                ..draw.physics
             },
-            dma: DmaParams {
-                slow: 100,
-                time: 200 * US,
-                time_max: 60 * MS,
-                cancel: 500,
-                ..DmaParams::default()
-            },
-            ways: WayParams { bound: 3 * MS, slice_max: MS, stuck: 0, unproven: 0, ..draw.ways },
-            chaos: ChaosParams { detect_max: 5 * MS, ..ChaosParams::default() },
             ..draw
         };
-        VirtualNet { world: Rc::new(RefCell::new(World::of_planes(params))) }
+        VirtualNet { world: Rc::new(RefCell::new(KvWorld::of_planes(params))) }
     }
 
     /// A new plane in it; `None` if the network is full.
@@ -106,14 +113,14 @@ impl VirtualNet {
 
 /// One plane of a [`VirtualNet`], with its memory.
 pub struct VirtualPlane {
-    world: Rc<RefCell<World>>,
+    world: Rc<RefCell<KvWorld>>,
     life: LifeId,
 }
 
 impl VirtualPlane {
     /// False once it has crashed.
     pub fn is_alive(&self) -> bool {
-        self.world.borrow().ledger.lives[self.life].alive
+        self.world.borrow().lives[self.life].alive
     }
 }
 
@@ -129,7 +136,7 @@ impl Plane for VirtualPlane {
     }
 
     fn metadata(&self) -> Result<Bytes, PlaneError> {
-        Ok(metadata(self.life))
+        Ok(lives::metadata(self.life))
     }
 
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
@@ -201,7 +208,7 @@ impl Plane for VirtualPlane {
     }
 }
 
-impl World {
+impl KvWorld {
     /// A host whose plane belongs to somebody outside of the world.
     fn attach(&mut self) -> Option<LifeId> {
         let slot = self.hosts.len();
@@ -211,11 +218,11 @@ impl World {
         let life = slot;
         let shape = Memory::new(1, 1, PIECE, 0, 0);
         let clock = Clock::new(self.now, self.now, 1_000_000);
-        let mut host = Host::boot(&self.params, (slot, life), (self.rng.bits(), clock), &shape, None).ok()?;
+        let bits = self.rng.bits();
+        let mut host = new_host(&self.service.params, (slot, life), (bits, clock), &shape, None).ok()?;
         host.engine = Engine::Plane(Vec::new());
-        self.hosts.push(host);
-        self.memories.push(Memory::empty());
-        self.ledger.lives.push(LifeRecord::new(clock));
+        self.service.stock.push(Stock::default());
+        self.add_host(host, Memory::empty(), clock);
         self.slots[slot] = Some(life);
         Some(life)
     }

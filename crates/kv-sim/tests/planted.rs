@@ -1,14 +1,14 @@
 //! Every invariant can fail: each planted bug is caught, by the invariant meant for it.
 
-use kv_sim::{Options, Planted, run_seed};
+use kv_sim::{Options, Planted, SEEDS, run_seed};
 
 /// Worlds in which a planted bug must show itself.
-const SEEDS: u64 = 3000;
+const WORLDS: u64 = 3000;
 
 fn is_caught(planted: Planted) {
     let options = Options { planted: Some(planted), ..Options::default() };
     let mut others = Vec::new();
-    for seed in 0..SEEDS {
+    for seed in 0..WORLDS {
         let Some(violation) = run_seed(seed, options).violation else { continue };
         if violation.invariant == planted.caught_by() {
             return;
@@ -20,7 +20,7 @@ fn is_caught(planted: Planted) {
     }
     let (bug, invariant) = (planted.name(), planted.caught_by());
     assert!(others.is_empty(), "{bug} is caught, but not by {invariant}: {others:#?}");
-    assert!(options.planted.is_none(), "{bug} is not caught in {SEEDS} seeds");
+    assert!(options.planted.is_none(), "{bug} is not caught in {WORLDS} seeds");
 }
 
 macro_rules! each {
@@ -34,7 +34,8 @@ macro_rules! each {
 
         #[test]
         fn no_planted_bug_is_without_a_test() {
-            assert_eq!(Planted::ALL, &[$(Planted::$planted),*]);
+            let of_seeds = Planted::ALL.iter().copied().filter(|planted| planted.places().contains(&SEEDS));
+            assert_eq!(of_seeds.collect::<Vec<_>>(), [$(Planted::$planted),*]);
         }
     };
 }

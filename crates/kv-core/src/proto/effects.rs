@@ -4,9 +4,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::io::Output;
+use super::io::{Output, Resource};
 use super::random::Random;
 use super::timer::{Timer, Timers};
+
 use crate::error::TransferError;
 use crate::groups::Groups;
 use crate::id::SessionId;
@@ -68,12 +69,12 @@ impl Effects {
 
     /// Gives pages of a session back: no wire can touch them any more.
     pub(super) fn release(&mut self, session: SessionId, pages: Pages) {
-        self.output(Output::Release { session, pages });
+        self.output(Output::Release { session, resource: pages.into() });
     }
 
     /// Gives items of state groups back, under the same promise.
     pub(super) fn release_groups(&mut self, session: SessionId, groups: Groups, skipped: Vec<u16>) {
-        self.output(Output::ReleaseGroups { session, groups, skipped });
+        self.output(Output::Release { session, resource: Resource::Groups { groups, skipped } });
     }
 
     /// The oldest output that was not taken yet.

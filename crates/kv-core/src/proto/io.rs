@@ -1,93 +1,32 @@
 //! What goes into the protocol machine and what comes out of it.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::announce::FenceError;
+use super::node::Node;
+use crate::announce::{Fence, FenceError, FinalLayers};
 use crate::args::KvArgs;
-use crate::bootstrap::{LookupId, RankQuery, RankRecord};
-use crate::error::{BootstrapError, TransferError};
+use crate::error::TransferError;
 use crate::groups::Groups;
-use crate::id::{AuxIndex, ChunkId, Incarnation, PeerId, PostId, Room, SessionId};
+use crate::id::{AuxIndex, ChunkId, Incarnation, Room, SessionId};
 use crate::lease::KV_LEASE_DURATION;
+use crate::machine::{Amounts, Machine, SessionCommand, SessionResource, SessionStatus};
 use crate::pages::Pages;
-use crate::plane::{Directions, Origin, PlaneError, Post, WayEnd, WriteFence};
 use crate::poll::KvPoll;
+use crate::quarantine::Quarantine;
 use crate::session::SessionOptions;
 use crate::time::Time;
+use crate::wire::hello_metadata;
 
 /// Everything that a [`Node`](super::Node) is told.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Input {
-    /// The scheduler wants something.
-    Command(Command),
-    /// A frame arrived. A [`Hello`](crate::wire::Hello) only if the connection on which it came may speak for
-    /// the metadata in it ([`Plane::may_speak_for`](crate::Plane::may_speak_for),
-    /// [`wire::hello_metadata`](crate::wire::hello_metadata)).
-    Frame {
-        /// The transport connection on which it came.
-        from: Origin,
-        /// The frame.
-        frame: Bytes,
-    },
-    /// A post ended; its memory is quiet.
-    Posted {
-        /// Which.
-        post: PostId,
-        /// How it went.
-        result: Result<(), PlaneError>,
-    },
-    /// The plane has opened the way to a peer, and says what it is good for. Until it does, both
-    /// directions are taken to be.
-    Connected {
-        /// Which.
-        peer: PeerId,
-        /// What the way is good for.
-        directions: Directions,
-        /// What ends the danger of the peer's last writes.
-        fence: WriteFence,
-    },
-    /// The plane could not open the way to a peer.
-    ConnectFailed {
-        /// Which.
-        peer: PeerId,
-        /// Why.
-        error: PlaneError,
-    },
-    /// The way to a peer has ended.
-    PeerGone {
-        /// Which.
-        peer: PeerId,
-        /// Whose end it is.
-        end: WayEnd,
-    },
-    /// No write of the peer arrives any more: answers [`Output::Revoke`].
-    Revoked {
-        /// Which.
-        peer: PeerId,
-    },
-    /// The bootstrap server answered.
-    Found {
-        /// The question.
-        lookup: LookupId,
-        /// All ranks of the replica, in rank order.
-        ranks: Vec<RankRecord>,
-    },
-    /// The bootstrap server did not answer, or has no such ranks.
-    LookupFailed {
-        /// The question.
-        lookup: LookupId,
-        /// Why.
-        error: BootstrapError,
-    },
-    /// Time has passed: [`Node::next_timeout`](super::Node::next_timeout) is due.
-    Timeout,
-}
+pub type Input = crate::machine::Input<Command>;
+
+/// Everything that a [`Node`](super::Node) wants done.
+pub type Output = crate::machine::Output<KvPoll, Resource, TransferError>;
 
 /// What a scheduler asks for through a session handle.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Command {
     /// Opens a sending session.
     OpenSender {
@@ -123,14 +62,12 @@ pub enum Command {
         /// The pages; they come back in [`Output::Release`].
         chunk: Pages,
     },
-    /// Layers of a chunk of a sending session are final, see [`FinalLayers`](crate::FinalLayers).
+    /// Layers of a chunk of a sending session are final. The event in them is the worker's to wait for.
     LayersFinal {
         /// Which.
         session: SessionId,
-        /// The chunk.
-        chunk: ChunkId,
-        /// The layers, by their numbers in the model; `None` for all that this rank has.
-        layers: Option<Range<u32>>,
+        /// The chunk and its layers.
+        layers: FinalLayers,
     },
     /// What an announcement waited for will never be: ends the session.
     FenceFailed {
@@ -165,7 +102,7 @@ pub enum Command {
     Groups {
         /// Which.
         session: SessionId,
-        /// The items; they come back in [`Output::ReleaseGroups`].
+        /// The items; they come back in [`Output::Release`].
         groups: Groups,
     },
     /// Ends a session.
@@ -177,92 +114,146 @@ pub enum Command {
     Shutdown,
 }
 
-/// Everything that a [`Node`](super::Node) wants done. Carried out in order.
+/// What a session is lent, and hands back at its end.
 #[derive(Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "model", derive(Clone))]
-pub enum Output {
-    /// Open the way to a peer. On failure: [`Input::ConnectFailed`].
-    Connect {
-        /// The id under which the plane shall know it.
-        peer: PeerId,
-        /// Its metadata.
-        metadata: Bytes,
-    },
-    /// Forget a peer.
-    Disconnect {
-        /// Which.
-        peer: PeerId,
-    },
-    /// Send a frame. It may be lost: failures need not be reported.
-    Send {
-        /// To whom.
-        peer: PeerId,
-        /// The frame.
-        frame: Bytes,
-    },
-    /// Start a data operation. If the plane refuses it, that is an [`Input::Posted`] with the
-    /// error.
-    Post {
-        /// To or from whom.
-        peer: PeerId,
-        /// The operation.
-        post: Post,
-    },
-    /// The peer allows writes into its memory until then.
-    Permit {
-        /// Which.
-        peer: PeerId,
-        /// Until when.
-        until: Time,
-    },
-    /// Take from the peer, for good, the right to write into this worker's memory. Answered by
-    /// [`Input::Revoked`], or by [`Input::PeerGone`] with [`WayEnd::Dead`].
-    Revoke {
-        /// Which.
-        peer: PeerId,
-    },
-    /// Ask for an early end of a post.
-    Cancel {
-        /// Which.
-        post: PostId,
-    },
-    /// Ask a bootstrap server. Answered by [`Input::Found`] or [`Input::LookupFailed`].
-    Lookup {
-        /// The question.
-        lookup: LookupId,
-        /// The server.
-        addr: String,
-        /// What is asked.
-        query: RankQuery,
-    },
-    /// A session changed its state. States only move as the table at [`KvPoll`] says; the two
-    /// final ones come exactly once and last.
-    Status {
-        /// Which.
-        session: SessionId,
-        /// The new state.
-        poll: KvPoll,
-        /// Why, if it is [`KvPoll::Failed`].
-        failure: Option<Box<TransferError>>,
-    },
-    /// Pages given to a session come back: no wire can touch them any more. Each token that went in
-    /// (one per `Send`, `BeginChunk` and `InitReceiver`) comes out exactly once, after the final status.
-    Release {
-        /// Which session they had been given to. It may be one that the node does not know (any
-        /// more).
-        session: SessionId,
-        /// The pages.
-        pages: Pages,
-    },
-    /// Items of state groups given to a session come back, under the same promise.
-    ReleaseGroups {
-        /// Which session they had been given to.
-        session: SessionId,
+pub enum Resource {
+    /// Pages: one for each `Send`, `BeginChunk` and `InitReceiver`.
+    Pages(Pages),
+    /// Items of state groups.
+    Groups {
         /// The items.
         groups: Groups,
         /// On a receiver that succeeded: its optional groups that the sender did not name.
         skipped: Vec<u16>,
     },
+}
+
+impl Resource {
+    /// The kind of pages in [`Amounts`].
+    pub const PAGES: usize = 0;
+    /// The kind of items of state groups in [`Amounts`].
+    pub const ITEMS: usize = 1;
+}
+
+impl SessionResource for Resource {
+    const KINDS: &'static [&'static str] = &["pages", "items of state groups"];
+
+    fn amounts(&self) -> Amounts {
+        match self {
+            Resource::Pages(pages) => Amounts::of(Resource::PAGES, pages.len()),
+            Resource::Groups { groups, .. } => Amounts::of(Resource::ITEMS, groups.len()),
+        }
+    }
+}
+
+impl From<Pages> for Resource {
+    fn from(pages: Pages) -> Resource {
+        Resource::Pages(pages)
+    }
+}
+
+impl From<Groups> for Resource {
+    fn from(groups: Groups) -> Resource {
+        Resource::Groups { groups, skipped: Vec::new() }
+    }
+}
+
+impl SessionCommand for Command {
+    type Resource = Resource;
+
+    fn abort(session: SessionId) -> Command {
+        Command::Abort { session }
+    }
+
+    fn shutdown() -> Command {
+        Command::Shutdown
+    }
+
+    fn lends(&self) -> Option<Amounts> {
+        match self {
+            Command::Send { chunk: pages, .. }
+            | Command::BeginChunk { chunk: pages, .. }
+            | Command::InitReceiver { pages, .. } => Some(Amounts::of(Resource::PAGES, pages.len())),
+            Command::Groups { groups, .. } => Some(Amounts::of(Resource::ITEMS, groups.len())),
+            _ => None,
+        }
+    }
+
+    fn into_resource(self) -> Option<Resource> {
+        match self {
+            Command::Send { chunk: pages, .. }
+            | Command::BeginChunk { chunk: pages, .. }
+            | Command::InitReceiver { pages, .. } => Some(pages.into()),
+            Command::Groups { groups, .. } => Some(groups.into()),
+            _ => None,
+        }
+    }
+
+    fn take_ready(&mut self) -> Option<Box<dyn Fence>> {
+        match self {
+            Command::LayersFinal { layers, .. } => layers.fence.take(),
+            _ => None,
+        }
+    }
+
+    fn not_ready(self, error: FenceError) -> Command {
+        match self {
+            Command::LayersFinal { session, layers } => {
+                Command::FenceFailed { session, chunk: layers.chunk, error }
+            }
+            command => command,
+        }
+    }
+}
+
+impl SessionStatus for KvPoll {
+    const OPENED: KvPoll = KvPoll::Bootstrapping;
+    const FAILED: KvPoll = KvPoll::Failed;
+
+    fn is_terminal(self) -> bool {
+        KvPoll::is_terminal(self)
+    }
+
+    fn to_u8(self) -> u8 {
+        self as u8
+    }
+
+    fn from_u8(number: u8) -> Option<KvPoll> {
+        KvPoll::from_u8(number)
+    }
+}
+
+impl Machine for Node {
+    type Command = Command;
+    type Status = KvPoll;
+    type Resource = Resource;
+    type Failure = TransferError;
+    type Quarantine = Quarantine;
+
+    fn handle(&mut self, now: Time, input: Input) {
+        Node::handle(self, now, input);
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        Node::poll_output(self)
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        Node::next_timeout(self)
+    }
+
+    fn leased(&self) -> usize {
+        self.pages_leased()
+    }
+
+    fn quarantine(&self) -> Vec<Quarantine> {
+        Node::quarantine(self)
+    }
+
+    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
+        hello_metadata(frame)
+    }
 }
 
 /// What a [`Node`](super::Node) knows and may do.

@@ -1,7 +1,7 @@
 //! The protocol machine: sans-IO, one [`Node`] per worker.
 //!
 //! ```text
-//! io.rs          what goes in (Input, Command) and what comes out (Output)
+//! io.rs          what is asked (Command), what is lent (Resource), what a worker knows of both
 //! node.rs        who gets which input
 //! ├ handshake.rs meeting peers, keeping in touch, losing them         peer.rs        what is known of each
 //! ├ lookup.rs    decode side: from an address to peers                directory.rs   answers of bootstrap servers
@@ -42,5 +42,5 @@ mod run_set;
 mod sending;
 mod timer;
 
-pub use io::{Command, Input, Limits, NodeConfig, Output, Timing};
+pub use io::{Command, Input, Limits, NodeConfig, Output, Resource, Timing};
 pub use node::{Node, NodeGauges};

@@ -31,8 +31,8 @@ use crate::wire::{Body, Frame, Link};
 /// - **Time**: [`Input::Timeout`] is due at [`next_timeout`](Node::next_timeout). Late is allowed,
 ///   early does nothing.
 /// - **Ends**: every session that was opened gets exactly one final [`Output::Status`], at the
-///   latest at its deadline; every `Pages` token that went in comes out in exactly one
-///   [`Output::Release`], every `Groups` token in one [`Output::ReleaseGroups`].
+///   latest at its deadline; every `Pages` and `Groups` token that went in comes out in exactly
+///   one [`Output::Release`].
 ///
 /// ```
 /// use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
@@ -224,8 +224,8 @@ impl Node {
             Command::BeginChunk { session, chunk } => {
                 self.sending.begin_chunk(&mut self.cx, session, chunk);
             }
-            Command::LayersFinal { session, chunk, layers } => {
-                self.sending.layers_final(&mut self.cx, session, chunk, layers)
+            Command::LayersFinal { session, layers } => {
+                self.sending.layers_final(&mut self.cx, session, layers.chunk, layers.layers);
             }
             Command::FenceFailed { session, chunk, error } => {
                 self.end_session(session, Cause::Fence { chunk, error });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_core::proto::{Command, Input, Output};
+use kv_core::proto::{Command, Input, Output, Resource};
 use kv_core::wire::{Body, Done, Failed, Granted, Progress, Register};
 use kv_core::{
     Attempt, Cause, GroupItems, GroupList, GroupLists, GroupSpan, Groups, Holds, KvArgs, KvPoll, Layout,
@@ -36,7 +36,9 @@ fn give(solo: &mut Solo, session: SessionId, all: &[(u16, u32, &[u32])]) {
 /// What came back with the last input.
 fn returned(solo: &Solo) -> Option<(GroupLists, Vec<u16>)> {
     solo.said.iter().find_map(|output| match output {
-        Output::ReleaseGroups { groups, skipped, .. } => Some((groups.lists(), skipped.clone())),
+        Output::Release { resource: Resource::Groups { groups, skipped }, .. } => {
+            Some((groups.lists(), skipped.clone()))
+        }
         _ => None,
     })
 }

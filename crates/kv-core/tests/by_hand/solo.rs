@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
+use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
 use kv_core::wire::{Abort, Body, Finish, Frame, Hello, Link, Register, Welcome};
 use kv_core::{
     Attempt, AuxIndex, Cause, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout, LookupId, Origin, PageList,
@@ -176,7 +176,7 @@ impl Solo {
                         self.failures.insert(*session, (**failure).clone());
                     }
                 }
-                Output::Release { session, pages } => {
+                Output::Release { session, resource: Resource::Pages(pages) } => {
                     assert!(self.polls.get(session).is_none_or(|poll| poll.is_terminal()));
                     self.released.entry(*session).or_default().push(pages.list().clone());
                 }

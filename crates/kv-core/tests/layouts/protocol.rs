@@ -6,11 +6,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
+use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
 use kv_core::{
-    AuxIndex, Cause, ChunkId, Geometry, GrantRef, GroupItems, Groups, Incarnation, KvPoll, Op, Pages,
-    Parallel, PeerCause, PeerId, Post, RankRecord, Room, SessionId, SessionOptions, Time, TransferError,
-    TransferMode, WorkerRole,
+    AuxIndex, Cause, ChunkId, FinalLayers, Geometry, GrantRef, GroupItems, Groups, Incarnation, KvPoll, Op,
+    Pages, Parallel, PeerCause, PeerId, Post, RankRecord, Room, SessionId, SessionOptions, Time,
+    TransferError, TransferMode, WorkerRole,
 };
 
 use crate::engine::{Engine, Lists, Model, Request};
@@ -113,8 +113,10 @@ impl World {
                     self.polls.insert(node, poll);
                     self.failures.extend(failure.map(|failure| (node, *failure)));
                 }
-                Output::Release { pages, .. } => *self.released.entry(node).or_default() += pages.len(),
-                Output::ReleaseGroups { groups, skipped, .. } => {
+                Output::Release { resource: Resource::Pages(pages), .. } => {
+                    *self.released.entry(node).or_default() += pages.len()
+                }
+                Output::Release { resource: Resource::Groups { groups, skipped }, .. } => {
                     assert_eq!(skipped, [] as [u16; 0]);
                     *self.released_items.entry(node).or_default() += groups.len();
                 }
@@ -216,7 +218,10 @@ fn forward(rng: &mut Rng, session: SessionId, geometry: &Geometry, pages: &[u32]
                 let told =
                     if layers == (first..end) && number % 2 == 0 { None } else { Some(layers.clone()) };
                 let chunk = ChunkId(number);
-                let told = Command::LayersFinal { session, chunk, layers: told };
+                let told = Command::LayersFinal {
+                    session,
+                    layers: FinalLayers { chunk, layers: told, fence: None },
+                };
                 [Step::Say(told), Step::Compute { layers, tokens: tokens.clone() }]
             };
             // The next step is the last one.

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use kv_core::proto::Command;
 use kv_core::{
-    AuxIndex, Cause, ChunkId, FenceError, KvArgs, KvPoll, LayersError, PeerCause, PlaneError, Region,
-    RegionRole, Room, SessionId, SessionOptions, TransferMode,
+    AuxIndex, Cause, ChunkId, FenceError, FinalLayers, KvArgs, KvPoll, LayersError, PeerCause, PlaneError,
+    Region, RegionRole, Room, SessionId, SessionOptions, TransferMode,
 };
 
 use crate::pair::{D, P, Pair, list, pages};
@@ -37,7 +37,7 @@ fn begin(pair: &mut Pair, session: SessionId, chunk: &[u32]) {
 
 fn layers_final(pair: &mut Pair, session: SessionId, chunk: u32, layers: impl Into<Option<Range<u32>>>) {
     let (chunk, layers) = (ChunkId(chunk), layers.into());
-    pair.command(P, Command::LayersFinal { session, chunk, layers });
+    pair.command(P, Command::LayersFinal { session, layers: FinalLayers { chunk, layers, fence: None } });
 }
 
 /// What the posts in flight move: region, pages from, pages to.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
+use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
 use kv_core::wire::{Body, Frame};
 use kv_core::{
     AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvArgsBuilder, KvPoll,
@@ -217,11 +217,11 @@ impl Pair {
                     self.failures.insert((node, session), *failure);
                 }
             }
-            Output::Release { session, pages } => {
+            Output::Release { session, resource: Resource::Pages(pages) } => {
                 assert!(self.polls.get(&(node, session)).is_none_or(|poll| poll.is_terminal()));
                 self.released.entry((node, session)).or_default().push(pages.list().clone());
             }
-            Output::ReleaseGroups { session, groups, skipped } => {
+            Output::Release { session, resource: Resource::Groups { groups, skipped } } => {
                 assert!(self.polls.get(&(node, session)).is_none_or(|poll| poll.is_terminal()));
                 let lists = groups.lists();
                 self.released_groups.entry((node, session)).or_default().push((lists, skipped));

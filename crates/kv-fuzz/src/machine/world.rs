@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output};
+use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output, Resource};
 use kv_core::wire::{Body, Frame, Link};
 use kv_core::{
-    AuxIndex, BootstrapError, ChunkId, Directions, FenceError, Geometry, GrantRef, GroupItems, Groups,
-    Incarnation, KvPoll, Lease, LookupId, Origin, PageList, Pages, PeerId, PlaneError, Post, RankRecord,
-    SessionId, SessionOptions, Time, TransferMode, WayEnd, WorkerRole, WriteFence,
+    AuxIndex, BootstrapError, ChunkId, Directions, FenceError, FinalLayers, Geometry, GrantRef, GroupItems,
+    Groups, Incarnation, KvPoll, Lease, LookupId, Origin, PageList, Pages, PeerId, PlaneError, Post,
+    RankRecord, SessionId, SessionOptions, Time, TransferMode, WayEnd, WorkerRole, WriteFence,
 };
 
 use super::cost::{Moment, Paid};
@@ -221,7 +221,12 @@ impl<'a> World<'a> {
                 let chunk = ChunkId(self.script.small());
                 let start = self.script.below(3).into();
                 let layers = self.script.option(|script| start..start + u32::from(script.below(3)));
-                self.ask(session, 1, 0, Command::LayersFinal { session, chunk, layers });
+                self.ask(
+                    session,
+                    1,
+                    0,
+                    Command::LayersFinal { session, layers: FinalLayers { chunk, layers, fence: None } },
+                );
             }
             5 => {
                 let command = Command::FenceFailed {
@@ -467,7 +472,7 @@ impl<'a> World<'a> {
                 }
                 self.forget(session);
             }
-            Output::Release { session, .. } | Output::ReleaseGroups { session, .. } => {
+            Output::Release { session, .. } => {
                 if let Some(known) = self.sessions.get_mut(&session) {
                     assert!(known.ended, "pages of {session} come back before its end");
                     assert!(known.tokens > 0, "more comes back of {session} than was given");
@@ -564,8 +569,8 @@ fn size(output: &Output) -> u64 {
         }
         Output::Connect { metadata, .. } => metadata.len(),
         Output::Lookup { addr, .. } => addr.len(),
-        Output::Release { pages, .. } => 8 * pages.list().runs().len(),
-        Output::ReleaseGroups { groups, .. } => 8 * groups.lists().runs(),
+        Output::Release { resource: Resource::Pages(pages), .. } => 8 * pages.list().runs().len(),
+        Output::Release { resource: Resource::Groups { groups, .. }, .. } => 8 * groups.lists().runs(),
         _ => 0,
     };
     (size + 16) as u64
@@ -590,8 +595,8 @@ fn kind(output: &Output) -> u32 {
                 .fold(0, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
             (*poll as u32 + 10) ^ name << 8
         }
-        Output::Release { .. } => 30,
-        Output::ReleaseGroups { .. } => 31,
+        Output::Release { resource: Resource::Pages(_), .. } => 30,
+        Output::Release { resource: Resource::Groups { .. }, .. } => 31,
     }
 }
 

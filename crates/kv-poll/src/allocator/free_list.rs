@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kv_core::{PageList, Pages};
 
-use super::{FreeError, FreeReason, PageAllocator};
+use super::page_allocator::{FreeError, FreeReason, PageAllocator};
 
 /// The free list that most engines use: last freed, first allocated.
 ///

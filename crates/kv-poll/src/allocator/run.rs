@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use kv_core::{MAX_PAGES, PageList, PageRun, Pages};
 
-use super::{FreeError, FreeReason, PageAllocator};
+use super::page_allocator::{FreeError, FreeReason, PageAllocator};
 
 /// Allocates few, long runs: the cost of a transfer is per descriptor, and a run of neighbouring
 /// pages is one descriptor a region.

@@ -2,7 +2,7 @@
 //!
 //! Each rank of a parallel group has its own session for a request, and its own queues. A request
 //! may go on only as far as the slowest rank's session has come, and one failed rank fails it: the
-//! order of [`KvPoll`] makes that the minimum. A queue proposes what its own sessions do and acts on
+//! order of [`KvPoll`](kv_core::KvPoll) makes that the minimum. A queue proposes what its own sessions do and acts on
 //! what is agreed.
 //!
 //! | implementation | ranks are | agreement comes | pages come back |
@@ -14,81 +14,13 @@
 //! A server whose ranks must build identical batches without talking to each other needs the last
 //! one: with threads, all ranks see the same agreements in the same order, but not in the same step.
 
+mod agreement;
 mod collective;
 mod single;
 mod thread;
 
+pub(crate) use agreement::OPENING;
+pub use agreement::{Agreed, RankConsensus, RequestKey, RoomBusy, Standing};
 pub use collective::{Collective, CollectiveConsensus, CollectiveError};
 pub use single::SingleRank;
 pub use thread::ThreadConsensus;
-
-use kv_core::{KvPoll, Room};
-
-/// A request within one queue; numbers rise in the order of `push` and are never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestKey(pub u64);
-
-impl std::fmt::Display for RequestKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)
-    }
-}
-
-/// How a request stands, on one rank or on all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
-    /// The state.
-    pub poll: KvPoll,
-    /// True if the state is final and no wire can touch the pages any more.
-    pub reclaimable: bool,
-}
-
-/// A change of the agreed standing of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Agreed {
-    /// The request, by this rank's key.
-    pub key: RequestKey,
-    /// The minimum of all ranks' states. `reclaimable` implies that this rank's session is.
-    pub standing: Standing,
-}
-
-/// This rank's place in the agreement.
-///
-/// For each request: one `join`, then `propose` as its session changes. What is agreed rises, or
-/// falls to `Failed`, and is reported once for each change. A final state with `reclaimable` is the
-/// last report; the request is forgotten with it.
-pub trait RankConsensus {
-    /// Why ranks could not agree. The queues change nothing in a step that ends with an error.
-    type Error: std::error::Error;
-
-    /// Enters a request under a room. Keys must rise from call to call.
-    ///
-    /// **Every rank must enter every request**, or the others wait for it until their sessions'
-    /// deadlines. A rank that cannot serve one enters it and proposes `Failed`.
-    fn join(&mut self, key: RequestKey, room: &Room) -> Result<(), RoomBusy>;
-
-    /// Says how this rank's session stands. States that go back, and unknown keys, are ignored.
-    fn propose(&mut self, key: RequestKey, standing: Standing);
-
-    /// Exchanges proposals and appends what has newly been agreed. Once per scheduler step.
-    fn agree(&mut self, agreed: &mut Vec<Agreed>) -> Result<(), Self::Error>;
-}
-
-/// Another request holds the room. It ends within its deadline; push again after that.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("room {room} is held by another request")]
-pub struct RoomBusy {
-    /// The room.
-    pub room: Room,
-}
-
-/// The standing after `proposed` is heard: final states stay, others only rise or fail.
-fn advance(current: Standing, proposed: Standing) -> Standing {
-    let keep =
-        current.poll.is_terminal() || (proposed.poll < current.poll && proposed.poll != KvPoll::Failed);
-    let poll = if keep { current.poll } else { proposed.poll };
-    Standing { poll, reclaimable: poll.is_terminal() && (current.reclaimable || proposed.reclaimable) }
-}
-
-/// Where every request begins.
-pub(crate) const OPENING: Standing = Standing { poll: KvPoll::Bootstrapping, reclaimable: false };

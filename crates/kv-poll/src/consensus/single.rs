@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use kv_core::Room;
 
-use super::{Agreed, RankConsensus, RequestKey, RoomBusy, Standing};
+use super::agreement::{Agreed, RankConsensus, RequestKey, RoomBusy, Standing};
 
 /// The only rank there is: every proposal is agreed, unchanged.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kv_core::{KvPoll, Room};
 
-use super::{Agreed, OPENING, RankConsensus, RequestKey, RoomBusy, Standing, advance};
+use super::agreement::{Agreed, OPENING, RankConsensus, RequestKey, RoomBusy, Standing, advance};
 
 /// One rank's handle on the agreement of a group of threads.
 ///

@@ -6,8 +6,8 @@ use kv_core::{Cause, ChunkId, FinalLayers, Groups, KvPoll, KvSession, Reclaimed,
 
 use super::deal::Deal;
 use crate::consensus::{OPENING, Standing};
+use crate::kv::{Receiver, Sender};
 use crate::said::{ToReceiver, ToSender};
-use crate::session::{Receiver, Sender};
 
 /// A half of a transfer on one rank, with what can be said to it.
 pub(super) trait Half: KvSession {

@@ -35,9 +35,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kv_core::{Geometry, Groups, KvArgs, KvManager, OpenError, Pages, Quarantine, Room, SessionOptions};
 use rustix::event::epoll;
 
-use crate::manager::Manager;
-use crate::poll_set::Change;
-use crate::session::{Receiver, Sender};
+use crate::kv::Change;
+use crate::kv::Manager;
+use crate::kv::{Receiver, Sender};
 use deal::Deal;
 use roster::Roster;
 pub use session::{GroupReceiver, GroupSender, GroupSession};

@@ -7,7 +7,7 @@ use kv_core::{Groups, Pages, SessionId};
 
 use super::deal::Deal;
 use super::members::{Half, Members};
-use crate::poll_set::Change;
+use crate::kv::Change;
 
 /// All sessions of one kind, by the number that they have on the first rank.
 pub(super) struct Roster<S: Half> {

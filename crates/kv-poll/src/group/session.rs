@@ -15,8 +15,8 @@ use super::fence::SharedFence;
 use super::members::{Half, Members};
 use super::roster::Roster;
 use super::{Shared, Table};
+use crate::kv::{Receiver, Sender};
 use crate::said::{ToReceiver, ToSender};
-use crate::session::{Receiver, Sender};
 
 /// The sending half of a transfer, on all ranks of a prefill engine.
 pub type GroupSender = GroupSession<Sender>;

@@ -77,6 +77,7 @@
 mod admission;
 mod aux_rows;
 mod decode;
+mod entrance;
 mod error;
 mod gate;
 mod line;
@@ -93,34 +94,3 @@ pub use error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, Requ
 pub use gate::{AuxMemory, GateError, NoAux, aux_tag};
 pub use prefill::{Finished, Outgoing, PrefillCounts, PrefillPolicy, PrefillQueues};
 pub use quarantine::{QuarantineRule, Stopped};
-
-use std::collections::BTreeSet;
-
-use kv_core::{KvPoll, KvSession, Room};
-
-use crate::consensus::{RankConsensus, RequestKey, RoomBusy, Standing};
-
-/// What a rank proposes for a request whose session it could not open.
-const CANNOT_SERVE: Standing = Standing { poll: KvPoll::Failed, reclaimable: true };
-
-/// Enters a request into the agreement, unless one of the queue's live requests holds the room.
-fn enter(
-    consensus: &mut impl RankConsensus,
-    rooms: &BTreeSet<Room>,
-    key: RequestKey,
-    room: &Room,
-) -> Result<(), RoomBusy> {
-    if rooms.contains(room) {
-        return Err(RoomBusy { room: room.clone() });
-    }
-    consensus.join(key, room)
-}
-
-/// Why a request failed that the ranks agree has failed.
-fn cause<S: KvSession>(session: &S, aborted: bool) -> RequestError {
-    match session.failure() {
-        Some(error) => error.into(),
-        None if aborted => RequestError::Aborted,
-        None => RequestError::OtherRank { room: session.room().clone() },
-    }
-}

@@ -14,7 +14,7 @@ pub trait Clock: Send {
 /// Transports read it by themselves, and compare it with the times that the protocol tells them: a
 /// [`Time`] of a worker is nanoseconds of this clock, and of no other.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct BootTime;
+pub struct BootTime;
 
 impl Clock for BootTime {
     fn now(&self) -> Time {

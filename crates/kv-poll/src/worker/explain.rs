@@ -1,9 +1,12 @@
-//! What a worker says about itself when [`KvArgs::verbose`](kv_core::KvArgs::verbose) is set: one line
+//! What a worker says about itself when [`Setup::verbose`](super::Setup::verbose) is set: one line
 //! on standard error for each change of a session, each peer, and each failed operation.
 #![allow(clippy::print_stderr)]
 
-use kv_core::proto::{Input, Output};
-use kv_core::{KvPoll, WorkerId};
+use std::error::Error;
+use std::fmt::Write;
+
+use kv_core::WorkerId;
+use kv_core::machine::{Amounts, Input, Output, SessionResource, SessionStatus};
 
 /// Speaks for one worker, or says nothing.
 pub(super) struct Explain {
@@ -11,11 +14,11 @@ pub(super) struct Explain {
 }
 
 impl Explain {
-    pub(super) fn new(worker: &WorkerId, verbose: bool) -> Explain {
-        Explain { worker: verbose.then(|| worker.clone()) }
+    pub(super) fn new(worker: WorkerId, verbose: bool) -> Explain {
+        Explain { worker: verbose.then_some(worker) }
     }
 
-    pub(super) fn input(&self, input: &Input) {
+    pub(super) fn input<C>(&self, input: &Input<C>) {
         let Some(worker) = &self.worker else { return };
         match input {
             Input::Posted { post, result: Err(error) } => eprintln!("{worker}: post {post} failed: {error}"),
@@ -30,22 +33,35 @@ impl Explain {
         }
     }
 
-    pub(super) fn output(&self, output: &Output) {
+    pub(super) fn output<S, R, F>(&self, output: &Output<S, R, F>)
+    where
+        S: SessionStatus,
+        R: SessionResource,
+        F: Error,
+    {
         let Some(worker) = &self.worker else { return };
         match output {
             Output::Connect { peer, .. } => eprintln!("{worker}: connects to peer {peer}"),
             Output::Disconnect { peer } => eprintln!("{worker}: forgets peer {peer}"),
-            Output::Status { session, poll: KvPoll::Failed, failure: Some(error) } => {
+            Output::Status { session, failure: Some(error), .. } => {
                 eprintln!("{worker}: session {session} failed: {error}");
             }
             Output::Status { session, poll, .. } => eprintln!("{worker}: session {session} is {poll}"),
-            Output::Release { session, pages } => {
-                eprintln!("{worker}: session {session} gives {} pages back", pages.len());
-            }
-            Output::ReleaseGroups { session, groups, .. } => {
-                eprintln!("{worker}: session {session} gives {} items of state groups back", groups.len());
+            Output::Release { session, resource } => {
+                eprintln!("{worker}: session {session} gives back {}", list::<R>(resource.amounts()));
             }
             _ => {}
         }
     }
+}
+
+/// How much of each kind, in words.
+fn list<R: SessionResource>(amounts: Amounts) -> String {
+    let mut text = String::new();
+    for (kind, amount) in R::KINDS.iter().zip(amounts.0).filter(|(_, amount)| *amount > 0) {
+        let comma = if text.is_empty() { "" } else { ", " };
+        // Writing into a string cannot fail.
+        let _ = write!(text, "{comma}{amount} {kind}");
+    }
+    if text.is_empty() { "nothing".to_owned() } else { text }
 }

@@ -1,4 +1,4 @@
-//! Announcements that wait for a device: each is passed on when its fence has passed, and what its
+//! Commands that wait for a device: each is passed on when its ready event has passed, and what its
 //! session says after it waits behind it.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -6,12 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_core::proto::Command;
+use kv_core::machine::{Machine, SessionCommand};
 use kv_core::{Fence, FenceError, SessionId, Time};
 
-use crate::cell::Cell;
-use crate::link::{Link, Message};
-use crate::token::Token;
+use super::link::{Link, Message};
 
 /// First pause between two questions; doubles while the answer stays no.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
@@ -23,26 +21,32 @@ const PER_TURN: usize = 256;
 
 /// The commands of sessions that wait for a fence, in the order given.
 ///
-/// The node has not seen them, so the pages in them are quiet. They go back when their session ends
+/// The machine has not seen them, so what they lend is quiet. It goes back when their session ends
 /// for another reason, and when this is dropped: with the worker.
-pub(super) struct Fences {
-    link: Arc<Link>,
-    lines: BTreeMap<SessionId, VecDeque<Message>>,
+pub(super) struct Fences<M: Machine> {
+    link: Arc<Link<M>>,
+    lines: BTreeMap<SessionId, VecDeque<Waiting<M>>>,
     due: Time,
     pause: Duration,
     /// Whose turn it is, where not all can be asked at once.
     next: SessionId,
 }
 
-impl Fences {
-    pub(super) fn new(link: Arc<Link>) -> Fences {
+/// A command, and the event that it waits for itself.
+struct Waiting<M: Machine> {
+    message: Message<M>,
+    fence: Option<Box<dyn Fence>>,
+}
+
+impl<M: Machine> Fences<M> {
+    pub(super) fn new(link: Arc<Link<M>>) -> Fences<M> {
         Fences { link, lines: BTreeMap::new(), due: Time::ZERO, pause: FIRST_PAUSE, next: SessionId(0) }
     }
 
     /// Keeps a message that has to wait; gives any other back.
-    pub(super) fn admit(&mut self, now: Time, message: Message) -> Option<Message> {
-        let session = message.cell.id();
-        if message.fence.is_none() && !self.lines.contains_key(&session) {
+    pub(super) fn admit(&mut self, now: Time, mut message: Message<M>) -> Option<Message<M>> {
+        let (session, fence) = (message.cell.id(), message.command.take_ready());
+        if fence.is_none() && !self.lines.contains_key(&session) {
             return Some(message);
         }
         let line = self.lines.entry(session).or_default();
@@ -50,14 +54,14 @@ impl Fences {
             // It is asked this very turn.
             (self.due, self.pause) = (now, FIRST_PAUSE);
         }
-        line.push_back(message);
+        line.push_back(Waiting { message, fence });
         None
     }
 
-    /// Asks the fences, if it is time, and takes out what need not wait any more: announcements whose
-    /// fence has passed and what follows them up to the next fence, a `FenceFailed` for a fence that
+    /// Asks the fences, if it is time, and takes out what need not wait any more: commands whose
+    /// fence has passed and what follows them up to the next fence, what stands for a command whose fence
     /// never will, and everything of sessions that have ended.
-    pub(super) fn ask(&mut self, now: Time) -> Vec<(Arc<Cell>, Command)> {
+    pub(super) fn ask(&mut self, now: Time) -> Vec<Message<M>> {
         let mut ready = Vec::new();
         if self.lines.is_empty() || now < self.due {
             return ready;
@@ -89,42 +93,37 @@ impl Fences {
 }
 
 /// Takes messages out of a line up to the first whose fence has not passed.
-fn advance(line: &mut VecDeque<Message>, ready: &mut Vec<(Arc<Cell>, Command)>) {
-    while let Some(Message { cell, command, fence }) = line.pop_front() {
+fn advance<M: Machine>(line: &mut VecDeque<Waiting<M>>, ready: &mut Vec<Message<M>>) {
+    while let Some(Waiting { mut message, fence }) = line.pop_front() {
         let Some(mut fence) = fence else {
-            ready.push((cell, command));
+            ready.push(message);
             continue;
         };
-        let answer = match cell.poll().is_terminal() {
+        let answer = match message.cell.is_over() {
             true => Ok(true),
             false => catch_unwind(AssertUnwindSafe(|| fence.passed())).unwrap_or(Err(FenceError::Panicked)),
         };
         if answer == Ok(false) {
-            return line.push_front(Message { cell, command, fence: Some(fence) });
+            return line.push_front(Waiting { message, fence: Some(fence) });
         }
         discard(Some(fence));
-        let command = match (answer, command) {
-            (Err(error), Command::LayersFinal { session, chunk, .. }) => {
-                Command::FenceFailed { session, chunk, error }
-            }
-            (_, command) => command,
-        };
-        ready.push((cell, command));
+        if let Err(error) = answer {
+            message.command = message.command.not_ready(error);
+        }
+        ready.push(message);
     }
 }
 
-impl Drop for Fences {
+impl<M: Machine> Drop for Fences<M> {
     fn drop(&mut self) {
-        for Message { cell, command, fence } in std::mem::take(&mut self.lines).into_values().flatten() {
+        for Waiting { message, fence } in std::mem::take(&mut self.lines).into_values().flatten() {
             discard(fence);
-            if let Some(token) = Token::from_command(command) {
-                self.link.give_back(&cell, token);
-            }
+            self.link.return_unseen(&message.cell, message.command);
         }
     }
 }
 
-/// Drops a fence that nobody will ask any more. It may panic; the pages behind it are not to be lost
+/// Drops a fence that nobody will ask any more. It may panic; what is lent behind it is not to be lost
 /// for that.
 fn discard(fence: Option<Box<dyn Fence>>) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(fence)));

@@ -1,37 +1,42 @@
-//! The worker: one thread for each rank, the only one that touches the plane.
+//! The worker: one thread that runs one service's [`Machine`] over a transport, and the only one that
+//! touches the transport.
+//!
+//! Nothing here knows a service. A service brings its machine, wraps a [`Port`] and [`Handle`]s into handles
+//! of its own, and says in a [`Setup`] how a bootstrap server is to know the worker. The
+//! [`Worker`](crate::Worker), [`Manager`](crate::Manager), [`Sender`](crate::Sender) and
+//! [`Receiver`](crate::Receiver) at the top of this crate are those of the KV cache.
 
+pub(crate) mod cell;
 mod clock;
-mod config;
+mod driver;
 mod explain;
 mod fences;
+mod gauges;
+pub(crate) mod link;
+mod poll_set;
+mod port;
 mod quarantine;
 mod sessions;
-mod turn;
+mod setup;
 mod wake;
 
-use std::collections::hash_map::RandomState;
 use std::fmt;
-use std::hash::{BuildHasher, Hasher};
-use std::io;
-use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use kv_core::{BootstrapClient, Incarnation, Plane};
+use kv_core::machine::{Amounts, Machine};
+use kv_core::{BootstrapClient, Plane};
 
-#[cfg(feature = "model")]
-pub use clock::Clock;
-pub use config::{StartError, WorkerConfig};
-pub use turn::{Driver, Ended};
-#[cfg(feature = "model")]
-pub use turn::{Machine, Rest, Turn};
-pub(crate) use wake::Waker;
+pub use cell::Failure;
+pub use clock::{BootTime, Clock};
+pub use driver::{Driver, Ended, Rest, Turn};
+pub use gauges::Gauges;
+pub use link::Registration;
+pub use poll_set::{Change, PollSet};
+pub use port::{Handle, Port};
+pub use setup::{Setup, StartError, attach};
 
-use crate::link::Link;
-use crate::manager::Manager;
-use clock::BootTime;
-
-/// How long a dropped worker waits for its pages.
+/// How long a dropped worker waits for what it has lent.
 const DROP_GRACE: Duration = Duration::from_secs(1);
 
 /// A running worker.
@@ -47,11 +52,10 @@ const DROP_GRACE: Duration = Duration::from_secs(1);
 /// Dropping it stops it as [`stop`](Worker::stop) does, with a grace of one second.
 ///
 /// Should its thread panic (a bug in a plane, say), every session fails with
-/// [`WorkerStopped`](kv_core::Cause::WorkerStopped). The pages that the worker held then stay
-/// unreclaimable for good, because nobody is left to prove that no wire touches them.
-pub struct Worker {
-    link: Arc<Link>,
-    incarnation: Incarnation,
+/// [`Failure::WorkerStopped`]. What the worker held then stays unreclaimable for good, because nobody is
+/// left to prove that no wire touches it.
+pub struct Worker<M: Machine> {
+    port: Port<M>,
     thread: Option<JoinHandle<Ended>>,
 }
 
@@ -61,89 +65,73 @@ pub struct Worker {
 pub struct StopReport {
     /// Sessions that were still running, and were ended by the stop.
     pub sessions_ended: usize,
-    /// Pages that could not be proven quiet within the grace. They must not be used again in the
-    /// life of this process.
-    pub pages_quarantined: usize,
-    /// Items of state groups likewise.
-    pub items_quarantined: usize,
+    /// What could not be proven quiet within the grace, by kind. It must not be used again in the life of
+    /// this process.
+    pub quarantined: Amounts,
     /// Data operations that had not ended within the grace.
     pub posts_in_flight: usize,
     /// The thread had panicked.
     pub panicked: bool,
 }
 
-impl Worker {
-    /// Registers the regions with the plane and starts the thread, which then registers the
-    /// worker with the bootstrap server, if the configuration names one.
+impl<M: Machine + 'static> Worker<M> {
+    /// Starts the thread, which then registers the worker with the bootstrap server, if the setup names one.
+    /// The machine's regions are [registered](attach) with the plane already.
     pub fn start<P: Plane + Send + 'static>(
-        config: WorkerConfig,
+        machine: M,
+        setup: Setup,
         plane: P,
         client: Box<dyn BootstrapClient>,
-    ) -> Result<Worker, StartError> {
-        let clock = Box::new(BootTime);
-        let incarnation = Incarnation::from_random(random());
-        Worker::spawn(incarnation, Driver::start(config, incarnation, Box::new(plane), client, clock)?)
+    ) -> Result<Worker<M>, StartError> {
+        let rank = setup.worker.rank;
+        let driver = Driver::new(machine, setup, Box::new(plane), client, Box::new(BootTime))?;
+        Worker::spawn(rank, driver)
     }
 
-    fn spawn(incarnation: Incarnation, driver: Driver) -> Result<Worker, StartError> {
-        let link = Arc::clone(driver.link());
-        let thread = Builder::new().name(format!("kv-worker-{}", link.args.worker().rank));
-        let thread = thread.spawn(move || driver.run()).map_err(|error| os("thread::spawn", &error))?;
-        Ok(Worker { link, incarnation, thread: Some(thread) })
+    pub(crate) fn spawn(rank: u32, driver: Driver<M>) -> Result<Worker<M>, StartError> {
+        let port = driver.port();
+        let thread = Builder::new().name(format!("kv-worker-{rank}")).spawn(move || driver.run());
+        let thread = thread.map_err(|error| StartError::os("thread::spawn", &error))?;
+        Ok(Worker { port, thread: Some(thread) })
     }
+}
 
+impl<M: Machine> Worker<M> {
     /// A way to open sessions on it.
-    pub fn manager(&self) -> Manager {
-        Manager::new(Arc::clone(&self.link))
-    }
-
-    /// This life of the worker, as its peers know it.
-    pub fn incarnation(&self) -> Incarnation {
-        self.incarnation
+    pub fn port(&self) -> Port<M> {
+        self.port.clone()
     }
 
     /// Ends all sessions, tells the peers, withdraws the registration, and waits for `grace` at
-    /// most until every page is back. Blocks the caller meanwhile.
+    /// most until everything lent is back. Blocks the caller meanwhile.
     pub fn stop(mut self, grace: Duration) -> StopReport {
         self.join(grace)
     }
 
     fn join(&mut self, grace: Duration) -> StopReport {
         let Some(thread) = self.thread.take() else { return StopReport::default() };
-        self.link.request_stop(grace);
+        self.port.request_stop(grace);
         let ended = thread.join();
-        let gauges = self.link.gauges();
+        let gauges = self.port.gauges();
         StopReport {
             sessions_ended: ended.as_ref().map_or(0, |ended| ended.sessions),
-            pages_quarantined: gauges.pages_quarantined,
-            items_quarantined: gauges.items_quarantined,
+            quarantined: gauges.quarantined,
             posts_in_flight: gauges.posts_in_flight,
             panicked: ended.is_err(),
         }
     }
 }
 
-impl Drop for Worker {
+impl<M: Machine> Drop for Worker<M> {
     fn drop(&mut self) {
         self.join(DROP_GRACE);
     }
 }
 
-impl fmt::Debug for Worker {
+impl<M: Machine> fmt::Debug for Worker<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let worker = self.link.args.worker();
-        f.debug_struct("Worker").field("worker", worker).field("incarnation", &self.incarnation).finish()
+        f.debug_struct("Worker").field("gauges", &self.port.gauges()).finish_non_exhaustive()
     }
-}
-
-/// Random bits from the operating system, by way of the keys that the standard library draws for
-/// its hash maps.
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
-
-fn os(call: &'static str, error: &io::Error) -> StartError {
-    StartError::Os { call, kind: error.kind() }
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
-//! When the worker tells its schedulers what the pages in quarantine wait for.
+//! When the worker tells its schedulers what the resources in quarantine wait for.
 
 use std::time::Duration;
 
-use kv_core::{Quarantine, Time};
+use kv_core::Time;
+use kv_core::machine::Machine;
 
-use crate::link::Link;
+use super::link::Link;
 
 /// The machine looks at all its ended sessions to say it: not more often than this.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -27,14 +28,14 @@ impl Face {
 
     /// Makes the picture anew, if it may have changed and the last one is old enough. An empty
     /// quarantine needs no look at the machine, and is told at once.
-    pub(super) fn show(&mut self, now: Time, link: &Link, quarantine: impl FnOnce() -> Vec<Quarantine>) {
-        if !link.counters.is_quarantined() {
+    pub(super) fn show<M: Machine>(&mut self, now: Time, link: &Link<M>, machine: &M) {
+        if link.counters.quarantined.get().is_empty() {
             if std::mem::take(&mut self.shows) {
                 link.set_quarantine(Vec::new());
             }
             self.stale = false;
         } else if self.stale && now >= self.next {
-            link.set_quarantine(quarantine());
+            link.set_quarantine(machine.quarantine());
             (self.shows, self.stale, self.next) = (true, false, now + PAUSE);
         }
     }

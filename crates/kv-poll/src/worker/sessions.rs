@@ -3,111 +3,107 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kv_core::proto::Command;
-use kv_core::{KvPoll, Quarantine, QuarantineReason, SessionId, TransferError};
+use kv_core::SessionId;
+use kv_core::machine::{Amounts, Machine, SessionCommand, SessionResource, SessionStatus};
 
-use crate::cell::{Cell, Side};
-use crate::link::Link;
-use crate::token::{Size, Token};
+use super::cell::{Cell, Failure, Side};
+use super::link::{Link, Message};
 
-/// The sessions that the node knows, and what it holds of each.
+/// The sessions that the machine knows, and what it holds of each.
 ///
-/// A session is here from its `Open` until it has ended and all its tokens are back. When the table
-/// is dropped, the worker is no more, in whatever way: every session that is still running fails
-/// with `WorkerStopped`. Tokens that have not come back by then never will: nobody is left who
-/// could prove that no wire touches them.
-pub(super) struct Sessions {
-    link: Arc<Link>,
-    entries: BTreeMap<SessionId, Entry>,
+/// A session is here from the command that opens it until it has ended and everything lent to it is back.
+/// When the table is dropped, the worker is no more, in whatever way: every session that is still running
+/// fails because its worker has stopped. Resources that have not come back by then never will: nobody is
+/// left who could prove that no wire touches them.
+pub(super) struct Sessions<M: Machine> {
+    link: Arc<Link<M>>,
+    entries: BTreeMap<SessionId, Entry<M>>,
 }
 
-struct Entry {
-    cell: Arc<Cell>,
-    /// Tokens that the node holds, and what is in them.
-    tokens: usize,
-    held: Size,
+struct Entry<M: Machine> {
+    cell: Arc<Cell<M>>,
+    /// Resources that the machine holds, and how much they are.
+    lent: usize,
+    held: Amounts,
 }
 
-impl Sessions {
-    pub(super) fn new(link: Arc<Link>) -> Sessions {
+impl<M: Machine> Sessions<M> {
+    pub(super) fn new(link: Arc<Link<M>>) -> Sessions<M> {
         Sessions { link, entries: BTreeMap::new() }
     }
 
-    /// Books a command before the node sees it. `None` if the session has ended: then the node
-    /// need not see it, and the pages in it are on their way back, having met no wire.
-    pub(super) fn admit(&mut self, cell: &Arc<Cell>, command: Command) -> Option<Command> {
-        if let Command::OpenSender { session, .. } | Command::OpenReceiver { session, .. } = command {
-            self.entries.insert(session, Entry { cell: Arc::clone(cell), tokens: 0, held: Size::default() });
+    /// Books a command before the machine sees it. `None` if the session has ended: then the machine
+    /// need not see it, and what it lends is on its way back, having met no wire.
+    pub(super) fn admit(&mut self, message: Message<M>) -> Option<M::Command> {
+        let Message { cell, command, opens } = message;
+        if opens {
+            let entry = Entry { cell: Arc::clone(&cell), lent: 0, held: Amounts::default() };
+            self.entries.insert(cell.id(), entry);
         }
         match self.entries.get_mut(&cell.id()) {
-            Some(entry) if !cell.poll().is_terminal() => {
-                if let Some(size) = Token::size_in(&command) {
-                    entry.tokens += 1;
-                    entry.held.pages += size.pages;
-                    entry.held.items += size.items;
-                    self.link.counters.start_transfer(size);
+            Some(entry) if !cell.is_over() => {
+                if let Some(amounts) = command.lends() {
+                    entry.lent += 1;
+                    entry.held = entry.held.plus(amounts);
+                    self.link.counters.in_transfer.add(amounts);
                 }
                 Some(command)
             }
             _ => {
-                if let Some(token) = Token::from_command(command) {
-                    self.link.give_back(cell, token);
-                }
+                self.link.return_unseen(&cell, command);
                 None
             }
         }
     }
 
-    /// Whether the node knows the session and has not ended it.
-    pub(super) fn is_running(&self, cell: &Cell) -> bool {
-        self.entries.contains_key(&cell.id()) && !cell.poll().is_terminal()
+    /// Whether the machine knows the session and has not ended it.
+    pub(super) fn is_running(&self, cell: &Cell<M>) -> bool {
+        self.entries.contains_key(&cell.id()) && !cell.is_over()
     }
 
-    /// The node says: the session has a new state.
-    pub(super) fn status(&mut self, session: SessionId, poll: KvPoll, failure: Option<Box<TransferError>>) {
+    /// The machine says: the session has a new state.
+    pub(super) fn status(&mut self, session: SessionId, status: M::Status, failure: Option<Box<M::Failure>>) {
         let Some(entry) = self.entries.get(&session) else { return };
-        if !entry.cell.set(poll, failure) {
+        if !entry.cell.set(status, failure.map(Failure::Machine)) {
             return;
         }
-        if poll.is_terminal() {
+        if status.is_terminal() {
             self.link.counters.start_quarantine(entry.held);
         }
         self.link.poll_set.notify(&entry.cell);
         self.retire(session);
     }
 
-    /// The node says: these pages or items are quiet.
-    pub(super) fn release(&mut self, session: SessionId, token: Token) {
+    /// The machine says: this resource is quiet.
+    pub(super) fn release(&mut self, session: SessionId, resource: M::Resource) {
         let Some(entry) = self.entries.get_mut(&session) else {
-            debug_assert!(false, "pages released that the node did not hold");
-            return self.link.add_orphan(token);
+            debug_assert!(false, "something released that the machine did not hold");
+            return self.link.add_orphan(resource);
         };
-        let size = token.size();
-        let size = Size { pages: size.pages.min(entry.held.pages), items: size.items.min(entry.held.items) };
-        entry.tokens = entry.tokens.saturating_sub(1);
-        entry.held.pages -= size.pages;
-        entry.held.items -= size.items;
+        let amounts = resource.amounts().least(entry.held);
+        entry.lent = entry.lent.saturating_sub(1);
+        entry.held = entry.held.minus(amounts);
         let counters = &self.link.counters;
-        match entry.cell.poll().is_terminal() {
-            true => counters.end_quarantine(size),
-            false => counters.end_transfer(size),
+        match entry.cell.is_over() {
+            true => counters.quarantined.sub(amounts),
+            false => counters.in_transfer.sub(amounts),
         }
-        self.link.give_back(&entry.cell, token);
+        self.link.give_back(&entry.cell, resource);
         self.retire(session);
     }
 
     /// How many have not ended.
     pub(super) fn running(&self) -> usize {
-        self.entries.values().filter(|entry| !entry.cell.poll().is_terminal()).count()
+        self.entries.values().filter(|entry| !entry.cell.is_over()).count()
     }
 
-    /// True if every session has ended and every page is back.
+    /// True if every session has ended and everything is back.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     fn retire(&mut self, session: SessionId) {
-        let settled = |entry: &Entry| entry.tokens == 0 && entry.cell.poll().is_terminal();
+        let settled = |entry: &Entry<M>| entry.lent == 0 && entry.cell.is_over();
         if self.entries.get(&session).is_some_and(settled)
             && let Some(entry) = self.entries.remove(&session)
         {
@@ -116,23 +112,15 @@ impl Sessions {
     }
 }
 
-impl Drop for Sessions {
+impl<M: Machine> Drop for Sessions<M> {
     fn drop(&mut self) {
         // Before `close`, after which others may end sessions too.
-        let running = |entry: &&Entry| !entry.cell.poll().is_terminal();
-        for entry in self.entries.values().filter(running) {
-            self.link.counters.start_quarantine(entry.held);
+        let counters = &self.link.counters;
+        for entry in self.entries.values().filter(|entry| !entry.cell.is_over()) {
+            counters.start_quarantine(entry.held);
         }
-        let held = self.entries.values().filter(|entry| entry.held != Size::default());
-        let lost = held.map(|entry| Quarantine {
-            peer: None,
-            reason: QuarantineReason::WorkerStopped,
-            pages: entry.held.pages,
-            items: entry.held.items,
-            sessions: 1,
-            ends_within: None,
-        });
-        self.link.set_quarantine(Quarantine::gather(lost, |a, b| a + b));
+        counters.sessions_lost.set(self.entries.values().filter(|entry| !entry.held.is_empty()).count());
+        self.link.set_quarantine(Vec::new());
         self.link.close();
         for entry in self.entries.values() {
             if entry.cell.fail_stopped() {
@@ -146,20 +134,27 @@ impl Drop for Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::{KvMachine, Manager};
+    use crate::worker::Port;
     use crate::worker::tests::{args, pages};
-    use kv_core::{Incarnation, KvManager, KvSender, KvSession, Room, SessionOptions};
+    use kv_core::proto::Command;
+    use kv_core::{Incarnation, KvManager, KvPoll, KvSender, KvSession, Room, SessionOptions};
+
+    fn link() -> (Arc<Link<KvMachine>>, Manager) {
+        let link = Arc::new(Link::new(8, 8).unwrap());
+        let manager = Manager::new(Port::new(Arc::clone(&link)), args(), Incarnation::from_random(1));
+        (link, manager)
+    }
 
     /// Plays the worker for one command.
-    fn take(link: &Link, sessions: &mut Sessions) -> Option<Command> {
-        let message = link.next_command().unwrap();
-        sessions.admit(&message.cell, message.command)
+    fn take(link: &Link<KvMachine>, sessions: &mut Sessions<KvMachine>) -> Option<Command> {
+        sessions.admit(link.next_command().unwrap())
     }
 
     #[test]
     fn pages_lost_with_the_worker_are_counted_even_if_commands_of_their_session_wait() {
-        let link = Arc::new(Link::new(args(), Incarnation::from_random(1), 8, 8).unwrap());
+        let (link, manager) = link();
         let mut sessions = Sessions::new(Arc::clone(&link));
-        let manager = crate::Manager::new(Arc::clone(&link));
         let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
         sender.send(pages(&[1, 2])).unwrap();
         sender.send(pages(&[3])).unwrap();
@@ -178,9 +173,8 @@ mod tests {
 
     #[test]
     fn states_after_the_end_are_ignored() {
-        let link = Arc::new(Link::new(args(), Incarnation::from_random(1), 8, 8).unwrap());
+        let (link, manager) = link();
         let mut sessions = Sessions::new(Arc::clone(&link));
-        let manager = crate::Manager::new(Arc::clone(&link));
         let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
         sender.send(pages(&[1])).unwrap();
         while link.has_commands() {
@@ -189,9 +183,9 @@ mod tests {
         let id = sender.id();
         sessions.status(id, KvPoll::Success, None);
         sessions.status(id, KvPoll::Transferring, None);
-        assert_eq!((sender.poll(), link.gauges().pages_quarantined), (KvPoll::Success, 1));
+        assert_eq!((sender.poll(), manager.gauges().pages_quarantined), (KvPoll::Success, 1));
         sessions.release(id, pages(&[1]).into());
-        assert_eq!((sessions.is_empty(), link.gauges().pages_quarantined), (true, 0));
+        assert_eq!((sessions.is_empty(), manager.gauges().pages_quarantined), (true, 0));
         assert_eq!(sender.reclaim().ok(), Some(pages(&[1])));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Where a simulated world draws one history from its seed, this goes through *all* histories of a
 //! very small world, up to a number of steps: one prefill host and one or two decode hosts, each
-//! with the real machine ([`kv_core::proto::Node`], forked at every step), one grant, one receiver
+//! with the real machine ([`kv_core::proto::Node`], cloned at every step), one grant, one receiver
 //! per decode host. A step is a `Choice`:
 //!
 //! - a frame in flight is delivered, whichever, now or after any other, once or twice. One that is
@@ -16,29 +16,20 @@
 //!
 //! The prefill scheduler overwrites its pages in the moment in which they come back.
 //!
-//! After every step, in every history:
-//!
-//! | invariant | what |
-//! |---|---|
-//! | `success_means_granted_bytes` | a receiver that reports success holds the bytes of one grant, all of them |
-//! | `success_is_mutual` | a sender that reports success was released by receivers that report it too |
-//! | `ends_once` | a session changes its state as it may, and ends once |
-//! | `pages_come_back_once` | each token comes back once, after the end of its session |
-//! | `pages_come_back_with_the_lease` | no later than the last grant or heartbeat that arrived allows |
-//! | `rests_in_the_end` | if nothing more goes wrong, all sessions end, all pages come back, and nothing is left |
+//! The world is the one that seeds draw: the same hosts, connections, reads, ledger and invariants. Only
+//! nothing is drawn in it, and what is under way waits for its choice. Every invariant is looked at after
+//! every step, in every history, and at rest: if nothing more goes wrong, all sessions end, all pages come
+//! back, and nothing is left.
 //!
 //! Histories that lead to the same state are continued once: a state is the fingerprint of every
 //! host, the frames and reads in flight, the memories, and what a scope still allows.
-//! [`Mistake`]s prove that each invariant can fail.
+//! [`Planted`](crate::Planted) bugs prove that the invariants of leases can fail.
 
 mod choice;
-mod ledger;
-mod mistake;
 mod rest;
 mod scope;
 mod search;
-mod world;
+mod small;
 
-pub use mistake::Mistake;
 pub use scope::{Drift, Scope};
 pub use search::{Counterexample, Outcome, explore, hunt};

@@ -1,5 +1,17 @@
 //! Which small world is gone through, and how far.
 
+use std::time::Duration;
+
+use kv_core::proto::{Limits, Timing};
+
+use crate::kv::params::{Params, SchedParams, Topology};
+use crate::net::params::{Physics, WayParams};
+
+/// The lease of the pages.
+pub(super) const LEASE: Duration = Duration::from_secs(6);
+/// Bytes of a page.
+pub(super) const PAGE: u64 = 16;
+
 /// How the clocks of decode hosts run beside that of the prefill host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drift {
@@ -9,6 +21,17 @@ pub enum Drift {
     Equal,
     /// Faster by a thirty-second part.
     Fast,
+}
+
+impl Drift {
+    /// The rate of such a clock, in parts per million of that of the prefill host.
+    pub(super) fn rate_ppm(self) -> u64 {
+        match self {
+            Drift::Slow => 968_750,
+            Drift::Equal => 1_000_000,
+            Drift::Fast => 1_031_250,
+        }
+    }
 }
 
 /// A small world, and what may happen in it.
@@ -165,5 +188,45 @@ impl Scope {
     /// The scope with this name.
     pub fn named(name: &str) -> Option<Scope> {
         Scope::ALL.iter().copied().find(|scope| scope.name == name)
+    }
+
+    /// The world of this scope, without a fault of its own.
+    pub(super) fn params(&self) -> Params {
+        let hosts = 1 + self.decodes;
+        Params {
+            topology: Topology::Plain,
+            physics: Physics {
+                timing: self.timing(),
+                ways: WayParams { kinds: [10, 0, 0], ..WayParams::default() },
+                ..Physics::calm(0, (1, self.decodes))
+            },
+            unequal: None,
+            suffixed: false,
+            kv_regions: 1,
+            item_len: PAGE as usize,
+            num_pages: vec![self.pages * 2; hosts],
+            aux_rows: 0,
+            state_items: 0,
+            misfit: None,
+            limits: Limits { max_post_bytes: PAGE, ..Limits::default() },
+            max_inflight: 64,
+            max_sge: 1024,
+            lossless: false,
+            drizzle: false,
+            sched: SchedParams { pull: 1000, ..SchedParams::default() },
+            ..Params::draw(0)
+        }
+    }
+
+    fn timing(&self) -> Timing {
+        Timing {
+            session_deadline: LEASE * 8,
+            retry_first: LEASE / 3,
+            retry_max: LEASE,
+            keepalive: if self.impatient { LEASE / 6 } else { LEASE * 10 / 3 },
+            peer_timeout: if self.impatient { LEASE / 2 } else { LEASE * 10 },
+            kv_lease_duration: LEASE,
+            ..Timing::default()
+        }
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use super::choice::Choice;
-use super::mistake::Mistake;
 use super::scope::Scope;
-use super::world::World;
-use crate::Violation;
+use super::small::Small;
+use crate::planted::Planted;
+use crate::violation::Violation;
 
 /// What a search has gone through.
 #[derive(Debug, Clone, Default)]
@@ -17,7 +17,7 @@ pub struct Outcome {
     pub steps: u64,
     /// States at the bound, and those in which nothing more could happen.
     pub ends: u64,
-    /// Those of them that were brought to rest: one of eight, and all where a mistake is planted.
+    /// Those of them that were brought to rest: one of eight, and all where a bug is planted.
     pub rests: u64,
     /// The first broken promise, and how to get there.
     pub found: Option<Counterexample>,
@@ -33,26 +33,26 @@ pub struct Counterexample {
 }
 
 /// Goes through a scope, as deep as it says.
-pub fn explore(scope: Scope, mistake: Option<Mistake>) -> Outcome {
-    let mut search = Search { mistake, outcome: Outcome::default(), seen: HashMap::new(), path: Vec::new() };
-    let found = match World::new(scope, mistake) {
+pub fn explore(scope: Scope, planted: Option<Planted>) -> Outcome {
+    let mut search = Search { planted, outcome: Outcome::default(), seen: HashMap::new(), path: Vec::new() };
+    let found = match Small::new(scope, planted) {
         Ok(world) => search.visit(&world, scope.depth),
         Err(violation) => Err(violation),
     };
     let mut outcome = search.outcome;
     outcome.states = search.seen.len() as u64;
     outcome.found = found.err().map(|violation| {
-        let history = retell(scope, mistake, &search.path);
+        let history = retell(scope, planted, &search.path);
         Counterexample { violation, history }
     });
     outcome
 }
 
 /// Goes through a scope deeper and deeper: what it finds is as short as can be.
-pub fn hunt(scope: Scope, mistake: Option<Mistake>) -> Outcome {
+pub fn hunt(scope: Scope, planted: Option<Planted>) -> Outcome {
     let mut outcome = Outcome::default();
     for depth in 0..=scope.depth {
-        outcome = explore(Scope { depth, ..scope }, mistake);
+        outcome = explore(Scope { depth, ..scope }, planted);
         if outcome.found.is_some() {
             break;
         }
@@ -61,7 +61,7 @@ pub fn hunt(scope: Scope, mistake: Option<Mistake>) -> Outcome {
 }
 
 struct Search {
-    mistake: Option<Mistake>,
+    planted: Option<Planted>,
     outcome: Outcome,
     /// Fingerprints, and how many steps were left when the state was reached.
     seen: HashMap<u64, u8>,
@@ -70,7 +70,7 @@ struct Search {
 
 impl Search {
     /// After an error, the path is the one that leads to it.
-    fn visit(&mut self, world: &World, depth: u8) -> Result<(), Violation> {
+    fn visit(&mut self, world: &Small, depth: u8) -> Result<(), Violation> {
         let fingerprint = world.fingerprint();
         let known = self.seen.get(&fingerprint).copied();
         if known.is_some_and(|known| known >= depth) {
@@ -88,7 +88,7 @@ impl Search {
         for choice in choices {
             self.outcome.steps += 1;
             self.path.push(choice);
-            let mut next = world.fork();
+            let mut next = world.clone();
             next.apply(choice)?;
             self.visit(&next, depth - 1)?;
             self.path.pop();
@@ -99,30 +99,26 @@ impl Search {
 
 impl Search {
     /// Brings the end of a history to rest. Of correct machines only a sample: the fingerprint decides,
-    /// so that it is the same in every run. What is found of a mistake must not hang on that, nor on
-    /// which of two promises it happens to break at rest.
-    fn rest(&mut self, world: &World, fingerprint: u64) -> Result<(), Violation> {
-        let Some(mistake) = self.mistake else {
+    /// so that it is the same in every run. What is found of a planted bug must not hang on that.
+    fn rest(&mut self, world: &Small, fingerprint: u64) -> Result<(), Violation> {
+        if self.planted.is_none() {
             if fingerprint.is_multiple_of(8) {
                 self.outcome.rests += 1;
-                world.fork().rest(fingerprint.is_multiple_of(16))?;
+                world.clone().rest(fingerprint.is_multiple_of(16))?;
             }
             return Ok(());
-        };
+        }
         for lossy in [false, true] {
             self.outcome.rests += 1;
-            let meant = |violation: &Violation| violation.invariant == mistake.caught_by();
-            if let Some(violation) = world.fork().rest(lossy).err().filter(meant) {
-                return Err(violation);
-            }
+            world.clone().rest(lossy)?;
         }
         Ok(())
     }
 }
 
-fn retell(scope: Scope, mistake: Option<Mistake>, path: &[Choice]) -> Vec<String> {
+fn retell(scope: Scope, planted: Option<Planted>, path: &[Choice]) -> Vec<String> {
     let mut history = Vec::new();
-    let Ok(mut world) = World::new(scope, mistake) else { return history };
+    let Ok(mut world) = Small::new(scope, planted) else { return history };
     for &choice in path {
         history.push(world.describe(choice));
         if world.apply(choice).is_err() {

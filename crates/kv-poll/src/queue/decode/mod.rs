@@ -18,13 +18,14 @@ use self::cache::{Cache, Place};
 use self::entry::{Entry, Quarantined, Retracted, Stage, Waiting};
 use super::admission::{AdmissionRule, Load};
 use super::aux_rows::AuxRows;
+use super::entrance;
 use super::error::{PushError, PushRefusal, RequestError};
 use super::gate::AuxMemory;
 use super::line::Line;
 use super::quarantine::{QuarantineRule, Stopped};
 use crate::allocator::{FreeError, PageAllocator, RunAllocator};
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
-use crate::poll_set::Change;
+use crate::kv::Change;
 
 /// The requests of one decode rank, from arrival until they run, and the pages of its cache.
 ///
@@ -117,14 +118,14 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             return Err(PushError { request, reason: PushRefusal::TooLarge { needed, capacity } });
         }
         let key = RequestKey(self.next_key);
-        match super::enter(&mut self.consensus, &self.rooms, key, &room) {
+        match entrance::enter(&mut self.consensus, &self.rooms, key, &room) {
             Ok(()) => self.next_key += 1,
             Err(busy) => return Err(PushError { request, reason: busy.into() }),
         }
         let session = match self.manager.receiver(bootstrap_addr, room.clone(), options) {
             Ok(session) => session,
             Err(error) => {
-                self.consensus.propose(key, super::CANNOT_SERVE);
+                self.consensus.propose(key, entrance::CANNOT_SERVE);
                 return Err(PushError { request, reason: PushRefusal::Open(error) });
             }
         };
@@ -330,7 +331,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         let Some(mut entry) = self.entries.remove(&key) else { return };
         self.rooms.remove(entry.session.room());
         self.ready.remove(key);
-        let error = entry.error.take().unwrap_or_else(|| super::cause(&entry.session, entry.aborted));
+        let error = entry.error.take().unwrap_or_else(|| entrance::cause(&entry.session, entry.aborted));
         entry.session.abort();
         let (pages, row) = match entry.stage {
             Stage::Handshake | Stage::Ready => (0, None),

@@ -10,11 +10,12 @@ use kv_core::{
 };
 
 use self::entry::{Entry, Stage};
+use super::entrance;
 use super::error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, RequestError};
 use super::line::Line;
 use super::quarantine::{QuarantineRule, Stopped};
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
-use crate::poll_set::Change;
+use crate::kv::Change;
 use crate::said::ToSender;
 
 /// When the forward pass of a request may begin.
@@ -155,14 +156,14 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     pub fn push(&mut self, request: R, outgoing: Outgoing<'_>) -> Result<RequestKey, PushError<R>> {
         let Outgoing { room, bootstrap_addr, dest_ranks, options, priority } = outgoing;
         let key = RequestKey(self.next_key);
-        match super::enter(&mut self.consensus, &self.rooms, key, &room) {
+        match entrance::enter(&mut self.consensus, &self.rooms, key, &room) {
             Ok(()) => self.next_key += 1,
             Err(busy) => return Err(PushError { request, reason: busy.into() }),
         }
         let session = match self.manager.sender(bootstrap_addr, room.clone(), dest_ranks, options) {
             Ok(session) => session,
             Err(error) => {
-                self.consensus.propose(key, super::CANNOT_SERVE);
+                self.consensus.propose(key, entrance::CANNOT_SERVE);
                 return Err(PushError { request, reason: PushRefusal::Open(error) });
             }
         };
@@ -441,7 +442,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         };
         let room = entry.session.room();
         self.rooms.remove(room);
-        let error = entry.error.take().unwrap_or_else(|| super::cause(&entry.session, entry.aborted));
+        let error = entry.error.take().unwrap_or_else(|| entrance::cause(&entry.session, entry.aborted));
         entry.error = Some(error);
         entry.session.abort();
         entry.init = None;

@@ -6,21 +6,21 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Output};
+use kv_core::machine::Machine;
+use kv_core::proto::{Command, Input, Output, Resource};
 use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, KvManager, KvPoll, KvSession, LookupId, Origin, PeerId,
-    Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, RankQuery, RankRecord, Region, Room,
-    SessionOptions, Time, WorkerRole, WriteFence,
+    Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Quarantine, RankQuery, RankRecord, Region, Room,
+    SessionOptions, Time, TransferError, WorkerRole, WriteFence,
 };
 
 use super::client::FakeClient;
 use super::plane::{Wire, fake_plane};
 use super::script::{SLOW, Script};
-use super::{Log, args, record};
-use crate::manager::Manager;
-use crate::worker::WorkerConfig;
+use super::{Log, args, driver, manager};
+use crate::kv::{Manager, WorkerConfig};
+use crate::worker::Turn;
 use crate::worker::clock::Clock;
-use crate::worker::turn::{Driver, Machine, Turn};
 
 /// A clock that goes on by `step` at every reading: no two readings are alike.
 #[derive(Clone, Default)]
@@ -143,6 +143,12 @@ struct Comparing {
 }
 
 impl Machine for Comparing {
+    type Command = Command;
+    type Status = KvPoll;
+    type Resource = Resource;
+    type Failure = TransferError;
+    type Quarantine = Quarantine;
+
     fn handle(&mut self, now: Time, input: Input) {
         let (kind, stamp) = match &input {
             Input::Frame { frame, .. } => (0, u64::from_le_bytes(frame[..].try_into().unwrap())),
@@ -185,10 +191,8 @@ fn no_input_is_given_as_of_a_time_before_it_came() {
         seen: Arc::clone(&seen),
     };
     let config = WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(1 << 10);
-    let (record, own) = (record(&config), Box::new(clock.clone()));
-    let (node, plane, client) = (Box::new(node), Box::new(stamping()), Box::new(stamping()));
-    let mut driver = Driver::over(node, config, record, plane, client, own).unwrap();
-    *clock.scheduler.lock().unwrap() = Some(driver.manager());
+    let mut driver = driver(Box::new(node), config, stamping(), stamping(), clock.clone());
+    *clock.scheduler.lock().unwrap() = Some(manager(&driver));
     for _ in 0..4 {
         assert_eq!(driver.turn(), Turn::Again);
     }
@@ -201,10 +205,9 @@ fn no_input_is_given_as_of_a_time_before_it_came() {
 fn a_deadline_that_passes_while_the_host_is_suspended_does_not_wait_for_the_sleep_to_end() {
     let (log, wire, clock) = (Log::default(), Wire::new(), Ticking::new(0));
     let config = WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(64);
-    let (record, own) = (record(&config), Box::new(clock.clone()));
-    let (plane, client) = (Box::new(fake_plane(&log, &wire)), Box::new(FakeClient::new(&log)));
-    let mut driver = Driver::over(Box::new(Script::new(&log)), config, record, plane, client, own).unwrap();
-    let sender = driver.manager().sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();
+    let (plane, client) = (fake_plane(&log, &wire), FakeClient::new(&log));
+    let mut driver = driver(Box::new(Script::new(&log)), config, plane, client, clock.clone());
+    let sender = manager(&driver).sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();
     wire.say("far timer");
     let Turn::Rest(rest) = driver.turn() else { panic!("there is nothing to do") };
     assert_eq!(rest.at_most, Some(Duration::from_secs(60)));

@@ -10,7 +10,7 @@ use kv_core::{
 
 use super::script::SLOW;
 use super::{PATIENCE, Rig, Seen, args, pages};
-use crate::worker::{StopReport, WorkerConfig};
+use crate::kv::{StopReport, WorkerConfig};
 
 /// A device that a test lets go on, and that counts how often it was asked.
 #[derive(Clone, Default)]

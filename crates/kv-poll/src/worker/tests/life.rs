@@ -12,9 +12,9 @@ use super::client::FakeClient;
 use super::plane::{Wire, fake_plane};
 use super::script::{SLOW, STUCK};
 use super::{Log, PATIENCE, Rig, Seen, args, pages};
-use crate::manager::{Manager, Registration};
-use crate::worker::turn::MAX_QUEUE;
-use crate::worker::{StartError, StopReport, Worker, WorkerConfig};
+use crate::kv::{Manager, StopReport, Worker, WorkerConfig};
+use crate::worker::setup::MAX_QUEUE;
+use crate::worker::{Registration, StartError};
 
 #[test]
 fn a_region_that_the_plane_refuses_is_named() {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Incarnation, KvArgs, KvManager, PageList, Pages, RankRecord, Region, RegionRole, Room, SessionOptions,
-    WorkerRole,
+    BootstrapClient, Incarnation, KvArgs, KvManager, PageList, Pages, Plane, RankRecord, Region, RegionRole,
+    Room, SessionOptions, WorkerRole,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -24,7 +24,8 @@ use self::client::FakeClient;
 use self::plane::{Wire, fake_plane};
 use self::script::Script;
 use super::clock::BootTime;
-use super::{Driver, Worker, WorkerConfig};
+use super::{Clock, Driver};
+use crate::kv::{KvMachine, Manager, Worker, WorkerConfig};
 
 /// Long enough for any machine; reached only by a test that fails.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -80,6 +81,24 @@ fn record(config: &WorkerConfig) -> RankRecord {
 
 type Log = Arc<Mutex<Vec<Seen>>>;
 
+/// A worker without its thread.
+fn driver(
+    machine: KvMachine,
+    config: WorkerConfig,
+    plane: impl Plane + Send + 'static,
+    client: impl BootstrapClient + 'static,
+    clock: impl Clock + 'static,
+) -> Driver<KvMachine> {
+    let record = record(&config);
+    let (plane, client) = (Box::new(plane), Box::new(client));
+    Driver::new(machine, config.setup(record), plane, client, Box::new(clock)).unwrap()
+}
+
+/// A scheduler's way to a worker of [`args`].
+pub(crate) fn manager(driver: &Driver<KvMachine>) -> Manager {
+    Manager::new(driver.port(), args(), Incarnation::from_random(1))
+}
+
 /// A running worker over fakes, and what they have seen.
 struct Rig {
     worker: Worker,
@@ -97,11 +116,10 @@ impl Rig {
         let node = Script::new(&log);
         let plane = fake_plane(&log, &wire);
         let client = FakeClient::new(&log);
-        let record = record(&config);
-        let (plane, client) = (Box::new(plane), Box::new(client));
-        let driver = Driver::over(Box::new(node), config, record, plane, client, Box::new(BootTime)).unwrap();
-        let worker = Worker::spawn(Incarnation::from_random(1), driver).unwrap();
-        Rig { worker, wire, log }
+        let args = config.args.clone();
+        let driver = driver(Box::new(node), config, plane, client, BootTime);
+        let thread = super::Worker::spawn(0, driver).unwrap();
+        Rig { worker: Worker::of(thread, args, Incarnation::from_random(1)), wire, log }
     }
 
     fn sender(&self, room: u64) -> crate::Sender {

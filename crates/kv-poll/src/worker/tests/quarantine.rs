@@ -11,13 +11,13 @@ use super::client::FakeClient;
 use super::clock::Ticking;
 use super::plane::{Wire, fake_plane};
 use super::script::{STUCK, Script, peer};
-use super::{Log, Seen, args, pages, record};
-use crate::worker::WorkerConfig;
-use crate::worker::turn::{Driver, Turn};
+use super::{Log, Seen, args, driver, manager, pages};
+use crate::kv::{KvMachine, WorkerConfig};
+use crate::worker::{Driver, Turn};
 use crate::{RankGroup, Sender};
 
 struct Bare {
-    driver: Driver,
+    driver: Driver<KvMachine>,
     log: Log,
     wire: Arc<Wire>,
     clock: Ticking,
@@ -27,16 +27,14 @@ impl Bare {
     fn new() -> Bare {
         let (log, wire, clock) = (Log::default(), Wire::new(), Ticking::new(0));
         let config = WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(64);
-        let (record, own) = (record(&config), Box::new(clock.clone()));
-        let (plane, client) = (Box::new(fake_plane(&log, &wire)), Box::new(FakeClient::new(&log)));
-        let node = Box::new(Script::new(&log));
-        let driver = Driver::over(node, config, record, plane, client, own).unwrap();
+        let (plane, client) = (fake_plane(&log, &wire), FakeClient::new(&log));
+        let driver = driver(Box::new(Script::new(&log)), config, plane, client, clock.clone());
         Bare { driver, log, wire, clock }
     }
 
     /// A session that has ended, and whose pages nobody can call quiet.
     fn stuck(&mut self, list: &[u32]) -> Sender {
-        let manager = self.driver.manager();
+        let manager = manager(&self.driver);
         let mut sender = manager.sender("", Room::from(STUCK), &[], SessionOptions::default()).unwrap();
         sender.send(pages(list)).unwrap();
         self.turn();
@@ -53,7 +51,7 @@ impl Bare {
     }
 
     fn told(&self) -> Vec<Quarantine> {
-        self.driver.manager().quarantine()
+        manager(&self.driver).quarantine()
     }
 
     fn looks(&self) -> usize {
@@ -73,7 +71,7 @@ fn quarantined_pages_are_told_by_peer_and_reason_until_they_are_free() {
     assert_eq!((bare.told(), bare.looks()), (vec![], 0));
     assert_eq!(bare.turn(), None);
     assert_eq!(bare.told(), [waits(1, 3)]);
-    let gauges = bare.driver.manager().gauges();
+    let gauges = manager(&bare.driver).gauges();
     assert_eq!((gauges.pages_quarantined, gauges.held_bytes().quarantined), (3, 3 * 64));
     bare.wire.say("release");
     assert_eq!(bare.turn(), None);
@@ -110,7 +108,7 @@ fn pages_that_a_stopped_worker_has_left_behind_are_told_as_such() {
     let mut bare = Bare::new();
     let sender = bare.stuck(&[1, 2]);
     bare.turn();
-    let manager = bare.driver.manager();
+    let manager = manager(&bare.driver);
     drop(bare);
     let lost = Quarantine { peer: None, reason: QuarantineReason::WorkerStopped, ..waits(1, 2) };
     assert_eq!(manager.quarantine(), [lost]);
@@ -121,7 +119,7 @@ fn pages_that_a_stopped_worker_has_left_behind_are_told_as_such() {
 #[test]
 fn a_page_that_several_ranks_wait_for_counts_once_for_a_peer() {
     let (mut first, mut second) = (Bare::new(), Bare::new());
-    let group = RankGroup::new(vec![first.driver.manager(), second.driver.manager()]).unwrap();
+    let group = RankGroup::new(vec![manager(&first.driver), manager(&second.driver)]).unwrap();
     let kept = [first.stuck(&[1, 2, 3]), second.stuck(&[1, 2, 3]), second.stuck(&[9])];
     assert_eq!(group.quarantine(), [waits(1, 3)]);
     first.turn();

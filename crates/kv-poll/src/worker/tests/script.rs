@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Output};
+use kv_core::machine::Machine;
+use kv_core::proto::{Command, Input, Output, Resource};
 use kv_core::wire::hello_metadata;
 use kv_core::{
-    Cause, Desc, EngineId, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId, Quarantine,
+    Cause, Desc, EngineId, FinalLayers, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId, Quarantine,
     QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError, WorkerId, WorkerRole,
 };
 
 use super::{Log, Seen};
-use crate::worker::turn::Machine;
 
 /// A machine that obeys at once: what it does is decided by the room of the session and by
 /// one-word frames.
@@ -68,7 +68,7 @@ impl Script {
     fn release(&mut self, of: Option<SessionId>) {
         for (session, pages) in std::mem::take(&mut self.held).into_iter().rev() {
             if of.is_none_or(|of| of == session) {
-                self.outputs.push_back(Output::Release { session, pages });
+                self.outputs.push_back(Output::Release { session, resource: pages.into() });
             } else {
                 self.held.insert(0, (session, pages));
             }
@@ -93,14 +93,14 @@ impl Script {
                 let poll = KvPoll::Transferring;
                 self.outputs.push_back(Output::Status { session, poll, failure: None });
             }
-            Command::LayersFinal { session, chunk, layers } => {
+            Command::LayersFinal { session, layers: FinalLayers { chunk, layers, .. } } => {
                 self.see(Seen::Final(session.0, chunk.0, layers.map_or(0, |layers| layers.start)));
             }
             Command::FenceFailed { session, chunk, error } => {
                 self.end(session, Some(Cause::Fence { chunk, error }));
             }
             Command::Groups { session, groups } => {
-                self.outputs.push_back(Output::ReleaseGroups { session, groups, skipped: Vec::new() });
+                self.outputs.push_back(Output::Release { session, resource: groups.into() });
             }
             Command::Send { session, chunk: pages } | Command::InitReceiver { session, pages, .. } => {
                 self.see(Seen::Sent(session.0));
@@ -168,6 +168,12 @@ impl Script {
 }
 
 impl Machine for Script {
+    type Command = Command;
+    type Status = KvPoll;
+    type Resource = Resource;
+    type Failure = TransferError;
+    type Quarantine = Quarantine;
+
     fn handle(&mut self, now: Time, input: Input) {
         assert!(self.outputs.is_empty(), "outputs are drained after every input");
         match input {
@@ -195,6 +201,10 @@ impl Machine for Script {
 
     fn next_timeout(&self) -> Option<Time> {
         self.timeout
+    }
+
+    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
+        hello_metadata(frame)
     }
 
     fn quarantine(&self) -> Vec<Quarantine> {

@@ -5,7 +5,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::script::{SLOW, STUCK};
 use super::{PATIENCE, Rig, Seen, args, pages};
-use crate::worker::WorkerConfig;
+use crate::kv::WorkerConfig;
 
 #[test]
 fn pages_go_through_and_come_back_in_order() {

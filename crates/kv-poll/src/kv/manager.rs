@@ -1,0 +1,129 @@
+//! The manager: opens sessions on a worker, and tells how it is.
+
+use std::sync::Arc;
+
+use kv_core::proto::{Command, Resource};
+use kv_core::{
+    Groups, Incarnation, KvArgs, KvManager, OpenError, Pages, Quarantine, QuarantineReason, Room,
+    SessionOptions,
+};
+
+use super::gauges::Gauges;
+use super::session::{Receiver, Sender, Session};
+use super::words::{KvMachine, PollSet};
+use crate::worker::{Port, Registration};
+
+/// The way to a worker: cheap to clone, usable from any thread. It does not keep the worker
+/// running; without one, sessions cannot be opened.
+#[derive(Debug, Clone)]
+pub struct Manager {
+    port: Port<KvMachine>,
+    args: Arc<KvArgs>,
+    incarnation: Incarnation,
+}
+
+impl Manager {
+    pub(crate) fn new(port: Port<KvMachine>, args: KvArgs, incarnation: Incarnation) -> Manager {
+        Manager { port, args: Arc::new(args), incarnation }
+    }
+
+    pub(super) fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// The sessions that have changed.
+    pub fn poll_set(&self) -> &PollSet {
+        self.port.poll_set()
+    }
+
+    /// Takes the pages that came back after their session's handle was dropped. No wire touches
+    /// them any more.
+    pub fn orphans(&self) -> Vec<Pages> {
+        self.port.take_orphans(|resource| match resource {
+            Resource::Pages(pages) => Ok(pages),
+            groups @ Resource::Groups { .. } => Err(groups),
+        })
+    }
+
+    /// Takes the items of state groups that came back after their session's handle was dropped, or was
+    /// reclaimed without them. No wire touches them any more.
+    pub fn orphan_groups(&self) -> Vec<Groups> {
+        self.port.take_orphans(|resource| match resource {
+            Resource::Groups { groups, .. } => Ok(groups),
+            pages @ Resource::Pages(_) => Err(pages),
+        })
+    }
+
+    /// The worker's numbers.
+    pub fn gauges(&self) -> Gauges {
+        Gauges::of(&self.port.gauges(), self.args.geometry().bytes_per_page())
+    }
+
+    /// Whether the worker can be found by its peers.
+    pub fn registration(&self) -> Registration {
+        self.port.registration()
+    }
+
+    /// True once the worker's thread has ended, whatever ended it.
+    pub fn is_stopped(&self) -> bool {
+        self.port.is_stopped()
+    }
+}
+
+impl KvManager for Manager {
+    type Sender = Sender;
+    type Receiver = Receiver;
+
+    fn args(&self) -> &KvArgs {
+        &self.args
+    }
+
+    /// The worker was registered when it started, so `_bootstrap_addr` has nothing left to say.
+    fn sender(
+        &self,
+        _bootstrap_addr: &str,
+        room: Room,
+        dest_ranks: &[u32],
+        options: SessionOptions,
+    ) -> Result<Sender, OpenError> {
+        let receivers = match dest_ranks.len() {
+            0 => self.args().num_receivers(),
+            ranks => u32::try_from(ranks).unwrap_or(u32::MAX),
+        };
+        let options = Box::new(options);
+        let opened = room.clone();
+        let handle =
+            self.port.open(|session| Command::OpenSender { session, room: opened, receivers, options })?;
+        Ok(Session::new(handle, room, self.incarnation))
+    }
+
+    fn receiver(
+        &self,
+        bootstrap_addr: &str,
+        room: Room,
+        options: SessionOptions,
+    ) -> Result<Receiver, OpenError> {
+        let (bootstrap_addr, options) = (bootstrap_addr.to_owned(), Box::new(options));
+        let opened = room.clone();
+        let command = |session| Command::OpenReceiver { session, room: opened, bootstrap_addr, options };
+        Ok(Session::new(self.port.open(command)?, room, self.incarnation))
+    }
+
+    /// As the worker saw it 50 ms ago at most; how many pages there are right now is
+    /// [`pages_quarantined`](Gauges::pages_quarantined).
+    fn quarantine(&self) -> Vec<Quarantine> {
+        let mut quarantine = self.port.quarantine();
+        let gauges = self.port.gauges();
+        if gauges.sessions_lost > 0 {
+            quarantine.push(Quarantine {
+                peer: None,
+                reason: QuarantineReason::WorkerStopped,
+                pages: gauges.quarantined.kind(Resource::PAGES),
+                items: gauges.quarantined.kind(Resource::ITEMS),
+                sessions: gauges.sessions_lost,
+                ends_within: None,
+            });
+        }
+        quarantine
+    }
+}

@@ -1,0 +1,15 @@
+//! The KV cache as a service: its machine's words, its worker, and the handles that schedulers hold.
+
+mod config;
+mod gauges;
+mod manager;
+mod session;
+mod start;
+mod words;
+
+pub use config::WorkerConfig;
+pub use gauges::{Gauges, HeldBytes};
+pub use manager::Manager;
+pub use session::{Receiver, Receiving, Sender, Sending, Session};
+pub use start::{StopReport, Worker};
+pub use words::{Change, KvMachine, PollSet};

@@ -1,0 +1,386 @@
+//! Session handles: what a scheduler holds of a transfer.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use kv_core::machine::{SessionCommand, Submit};
+use kv_core::proto::{Command, Resource};
+use kv_core::{
+    AuxIndex, Backpressure, Cause, ChunkId, FinalLayers, GrantRef, Groups, Incarnation, KvPoll, KvReceiver,
+    KvSender, KvSession, Pages, Phase, Reclaimed, Room, SessionId, TransferError,
+};
+
+use super::words::KvMachine;
+use crate::worker::{Failure, Handle};
+
+/// The sending half of a transfer, on a prefill worker.
+pub type Sender = Session<Sending>;
+/// The receiving half of a transfer, on a decode worker.
+pub type Receiver = Session<Receiving>;
+
+/// The role of a [`Sender`].
+#[derive(Debug)]
+pub enum Sending {}
+/// The role of a [`Receiver`].
+#[derive(Debug)]
+pub enum Receiving {}
+
+/// One half of one transfer. Nothing in it blocks, and [`poll`](KvSession::poll) is one load.
+///
+/// Dropping a session without reclaiming it aborts it, and its pages go to
+/// [`Manager::orphans`](crate::Manager::orphans) as they come back, items of state groups to
+/// [`Manager::orphan_groups`](crate::Manager::orphan_groups).
+#[must_use = "dropping a session aborts it"]
+pub struct Session<Role> {
+    handle: Handle<KvMachine>,
+    room: Room,
+    /// The life of its worker.
+    incarnation: Incarnation,
+    /// The first page of each token given, by which its place is known when it comes back.
+    given: Vec<u32>,
+    /// How many tokens were given.
+    tokens: u32,
+    role: PhantomData<fn() -> Role>,
+}
+
+impl<Role> Session<Role> {
+    pub(super) fn new(handle: Handle<KvMachine>, room: Room, incarnation: Incarnation) -> Session<Role> {
+        Session { handle, room, incarnation, given: Vec::new(), tokens: 0, role: PhantomData }
+    }
+
+    /// Gives pages away in a command.
+    fn give(
+        &mut self,
+        pages: Pages,
+        command: impl FnOnce(SessionId, Pages) -> Command,
+    ) -> Result<(), Backpressure<Pages>> {
+        let first = pages.list().runs().first().map(|run| run.start);
+        match self.handle.submit(command(self.handle.id(), pages)) {
+            Ok(()) => {
+                self.given.extend(first);
+                self.tokens = self.tokens.saturating_add(1);
+                Ok(())
+            }
+            Err(command) => match command.into_resource() {
+                Some(Resource::Pages(pages)) => Err(Backpressure(pages)),
+                _ => Err(Backpressure(Pages::none())),
+            },
+        }
+    }
+
+    /// Everything that has come back, once the session can be reclaimed.
+    fn take_back(&mut self) -> Option<Reclaimed> {
+        let mut reclaimed = Reclaimed::default();
+        let mut tokens = Vec::new();
+        for resource in self.handle.reclaim()? {
+            match resource {
+                Resource::Pages(pages) => tokens.push(pages),
+                Resource::Groups { groups, skipped } => {
+                    // Of several, the machine has refused all but the first.
+                    reclaimed.skipped.extend(skipped);
+                    for items in groups {
+                        if let Err(refused) = reclaimed.groups.push(items) {
+                            let mut rest = Groups::none();
+                            // The first of an empty list always gets in.
+                            let _ = rest.push(refused.items);
+                            self.handle.leave_behind(rest.into());
+                        }
+                    }
+                }
+            }
+        }
+        for token in in_order(tokens, &self.given) {
+            // Only tokens that share pages, against their promise, can exceed the bound together.
+            if let Err(token) = reclaimed.pages.append(token) {
+                self.handle.leave_behind(token.into());
+            }
+        }
+        Some(reclaimed)
+    }
+}
+
+impl<Role> KvSession for Session<Role> {
+    fn id(&self) -> SessionId {
+        self.handle.id()
+    }
+
+    fn room(&self) -> &Room {
+        &self.room
+    }
+
+    fn poll(&self) -> KvPoll {
+        self.handle.poll()
+    }
+
+    fn failure(&self) -> Option<TransferError> {
+        Some(match self.handle.failure()? {
+            Failure::Machine(error) => *error,
+            Failure::WorkerStopped { at } => {
+                let phase = match at {
+                    KvPoll::Bootstrapping => Phase::Bootstrap,
+                    KvPoll::WaitingForInput => Phase::Rendezvous,
+                    _ => Phase::Transfer,
+                };
+                TransferError { room: self.room.clone(), peer: None, phase, cause: Cause::WorkerStopped }
+            }
+        })
+    }
+
+    fn abort(&mut self) {
+        self.handle.abort();
+    }
+
+    fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>> {
+        let command = Command::Groups { session: self.handle.id(), groups };
+        self.handle.submit(command).map_err(|command| match command.into_resource() {
+            Some(Resource::Groups { groups, .. }) => Backpressure(groups),
+            _ => Backpressure(Groups::none()),
+        })
+    }
+
+    fn reclaim(mut self) -> Result<Pages, Self> {
+        let Some(Reclaimed { pages, groups, .. }) = self.take_back() else { return Err(self) };
+        self.handle.leave_behind(groups.into());
+        Ok(pages)
+    }
+
+    fn reclaim_all(mut self) -> Result<Reclaimed, Self> {
+        self.take_back().ok_or(self)
+    }
+}
+
+impl KvSender for Session<Sending> {
+    fn grant(&self) -> GrantRef {
+        GrantRef { incarnation: self.incarnation, nonce: self.handle.id(), pages: None }
+    }
+
+    fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
+        let session = self.handle.id();
+        let command = Command::InitSender { session, num_pages, aux };
+        self.handle.submit(command).map_err(|_| Backpressure(()))
+    }
+
+    fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
+        self.give(chunk, |session, chunk| Command::Send { session, chunk })
+    }
+
+    fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
+        let number = ChunkId(self.tokens);
+        self.give(chunk, |session, chunk| Command::BeginChunk { session, chunk })?;
+        Ok(number)
+    }
+
+    fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>> {
+        let (session, chunk) = (self.handle.id(), layers.chunk);
+        self.handle.submit(Command::LayersFinal { session, layers }).map_err(|command| match command {
+            Command::LayersFinal { layers, .. } => Backpressure(layers),
+            _ => Backpressure(FinalLayers::all(chunk)),
+        })
+    }
+}
+
+impl KvReceiver for Session<Receiving> {
+    fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
+        self.give(pages, |session, pages| Command::InitReceiver { session, pages, aux })
+    }
+}
+
+impl<Role> fmt::Debug for Session<Role> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (id, room, poll) = (self.id(), self.room(), self.poll());
+        f.debug_struct("Session").field("id", &id).field("room", room).field("poll", &poll).finish()
+    }
+}
+
+/// Tokens come back in any order; this is the order in which they were given. Tokens own distinct
+/// pages, so the first page names the token; empty ones have no place.
+fn in_order(mut tokens: Vec<Pages>, given: &[u32]) -> Vec<Pages> {
+    if tokens.len() > 1 {
+        let mut places: Vec<(u32, usize)> =
+            given.iter().enumerate().map(|(place, page)| (*page, place)).collect();
+        places.sort_unstable();
+        tokens.sort_by_cached_key(|token| {
+            let first = token.list().runs().first()?.start;
+            let at = places.binary_search_by_key(&first, |(page, _)| *page).ok()?;
+            places.get(at).map(|(_, place)| *place)
+        });
+    }
+    tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::kv::Manager;
+    use crate::worker::Port;
+    use crate::worker::cell::{Cell, Side};
+    use crate::worker::link::Link;
+    use crate::worker::tests::{args, pages};
+    use kv_core::{GroupItems, KvManager, OpenError, SessionOptions};
+
+    /// A worker that a test plays, and a way to it.
+    fn link(max_sessions: usize, commands: usize) -> (Arc<Link<KvMachine>>, Manager) {
+        let link = Arc::new(Link::new(max_sessions, commands).unwrap());
+        let manager = Manager::new(Port::new(Arc::clone(&link)), args(), Incarnation::from_random(1));
+        (link, manager)
+    }
+
+    fn open(manager: &Manager) -> Result<Sender, OpenError> {
+        manager.sender("", Room::from(3), &[], SessionOptions::default())
+    }
+
+    /// Plays the worker for one command.
+    fn take(link: &Link<KvMachine>) -> (Arc<Cell<KvMachine>>, Command) {
+        let message = link.next_command().unwrap();
+        (message.cell, message.command)
+    }
+
+    #[test]
+    fn a_full_ring_returns_the_pages_and_counts_nothing_as_out() {
+        let (link, manager) = link(8, 2);
+        let mut sender = open(&manager).unwrap();
+        sender.init(3, None).unwrap();
+        assert_eq!(sender.send(pages(&[1, 2, 3])), Err(Backpressure(pages(&[1, 2, 3]))));
+        assert_eq!(sender.init(3, None), Err(Backpressure(())));
+        assert_eq!(open(&manager).map(drop), Err(OpenError::Backpressure));
+        let (cell, command) = take(&link);
+        assert!(matches!(command, Command::OpenSender { .. }));
+        assert!(matches!(take(&link).1, Command::InitSender { num_pages: 3, .. }));
+        cell.set(KvPoll::Success, None);
+        assert_eq!(sender.reclaim().ok(), Some(Pages::none()));
+    }
+
+    #[test]
+    fn a_refused_send_does_not_hide_that_the_session_is_reclaimable() {
+        let (link, manager) = link(8, 1);
+        let mut sender = open(&manager).unwrap();
+        sender.handle.cell().set(KvPoll::Success, None);
+        let refused = sender.send(pages(&[1]));
+        assert!(refused.is_err());
+        let mut changes = Vec::new();
+        link.poll_set.drain(|change: crate::Change| changes.push(change.reclaimable));
+        assert_eq!(changes, [true]);
+    }
+
+    #[test]
+    fn aborting_works_with_a_full_ring_and_is_queued_once() {
+        let (link, manager) = link(8, 1);
+        let mut sender = open(&manager).unwrap();
+        for _ in 0..3 {
+            sender.abort();
+        }
+        drop(sender);
+        assert_eq!(link.aborts_waiting(), 1);
+        assert!(link.next_abort().is_some_and(|cell| cell.is_abort_wanted()));
+    }
+
+    #[test]
+    fn pages_come_back_in_the_order_given_whatever_the_order_of_release() {
+        let (link, manager) = link(8, 8);
+        let mut sender = open(&manager).unwrap();
+        let chunks: [&[u32]; 4] = [&[9, 10], &[1, 2], &[], &[5]];
+        for chunk in chunks {
+            sender.send(pages(chunk)).unwrap();
+        }
+        let (cell, _) = take(&link);
+        let mut tokens: Vec<_> = (0..4).filter_map(|_| take(&link).1.into_resource()).collect();
+        assert_eq!(tokens.len(), 4);
+        cell.set(KvPoll::Success, None);
+        while let Some(token) = tokens.pop() {
+            sender = sender.reclaim().expect_err("tokens are out");
+            link.give_back(&cell, token);
+        }
+        assert_eq!(sender.reclaim().ok(), Some(pages(&[9, 10, 1, 2, 5])));
+        assert_eq!(manager.orphans(), []);
+    }
+
+    #[test]
+    fn a_dropped_session_is_aborted_and_loses_no_page() {
+        let (link, manager) = link(8, 8);
+        let mut sender = open(&manager).unwrap();
+        sender.send(pages(&[1])).unwrap();
+        sender.send(pages(&[2])).unwrap();
+        let (cell, _) = take(&link);
+        link.give_back(&cell, take(&link).1.into_resource().unwrap());
+        drop(sender);
+        assert!(cell.is_abort_wanted());
+        assert_eq!((manager.gauges().pages_orphaned, manager.orphans()), (1, vec![pages(&[1])]));
+        link.give_back(&cell, take(&link).1.into_resource().unwrap());
+        assert_eq!((manager.gauges().pages_orphaned, manager.orphans()), (1, vec![pages(&[2])]));
+        assert_eq!(manager.gauges().pages_orphaned, 0);
+    }
+
+    fn groups(items: &[u32]) -> Groups {
+        let mut groups = Groups::none();
+        groups.push(GroupItems::new(2, pages(items))).unwrap();
+        groups
+    }
+
+    #[test]
+    fn items_of_state_groups_come_back_with_the_pages_or_to_the_manager() {
+        for all in [true, false] {
+            let (link, manager) = link(8, 8);
+            let mut sender = open(&manager).unwrap();
+            sender.give_groups(groups(&[3, 4])).unwrap();
+            sender.send(pages(&[1])).unwrap();
+            let (cell, _) = take(&link);
+            let tokens: Vec<_> = (0..2).filter_map(|_| take(&link).1.into_resource()).collect();
+            cell.set(KvPoll::Success, None);
+            for token in tokens.into_iter().rev() {
+                sender = sender.reclaim_all().expect_err("tokens are out");
+                link.give_back(&cell, token);
+            }
+            if all {
+                let back = Reclaimed { pages: pages(&[1]), groups: groups(&[3, 4]), skipped: vec![] };
+                assert_eq!((sender.reclaim_all().ok(), manager.orphan_groups()), (Some(back), vec![]));
+            } else {
+                assert_eq!(sender.reclaim().ok(), Some(pages(&[1])));
+                assert_eq!(manager.gauges().items_orphaned, 2);
+                assert_eq!(manager.orphan_groups(), [groups(&[3, 4])]);
+            }
+            assert_eq!(manager.gauges().items_orphaned, 0);
+        }
+    }
+
+    #[test]
+    fn items_of_a_dropped_session_are_orphans_and_a_full_ring_returns_them() {
+        let (link, manager) = link(8, 2);
+        let mut sender = open(&manager).unwrap();
+        sender.give_groups(groups(&[3])).unwrap();
+        assert_eq!(sender.give_groups(groups(&[5])), Err(Backpressure(groups(&[5]))));
+        let (cell, _) = take(&link);
+        let token = take(&link).1.into_resource().unwrap();
+        drop(sender);
+        assert_eq!(manager.orphan_groups(), []);
+        link.give_back(&cell, token);
+        assert_eq!(manager.orphan_groups(), [groups(&[3])]);
+    }
+
+    #[test]
+    fn a_session_counts_until_both_handle_and_worker_are_done() {
+        let (link, manager) = link(2, 8);
+        let (first, _second) = (open(&manager).unwrap(), open(&manager).unwrap());
+        assert_eq!(open(&manager).map(drop), Err(OpenError::TooManySessions { open: 2, max: 2 }));
+        let (cell, _) = take(&link);
+        drop(first);
+        assert_eq!(manager.gauges().sessions_open, 2);
+        link.leave(&cell, Side::Worker);
+        assert_eq!(manager.gauges().sessions_open, 1);
+        assert!(open(&manager).is_ok());
+    }
+
+    #[test]
+    fn commands_that_meet_a_stopped_worker_fail_and_their_pages_are_free() {
+        let (link, manager) = link(8, 8);
+        let mut sender = open(&manager).unwrap();
+        sender.send(pages(&[1])).unwrap();
+        link.close();
+        sender.send(pages(&[2])).unwrap();
+        assert_eq!(sender.failure().map(|error| error.cause), Some(Cause::WorkerStopped));
+        assert_eq!(sender.reclaim().ok(), Some(pages(&[1, 2])));
+        assert_eq!(open(&manager).map(drop), Err(OpenError::WorkerStopped));
+        assert_eq!(manager.gauges().sessions_open, 0);
+    }
+}

@@ -1,0 +1,305 @@
+//! The status cell: what a session's handle and its worker share.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use kv_core::SessionId;
+use kv_core::machine::{Machine, SessionStatus};
+
+/// One session, seen from both sides.
+///
+/// The worker writes the state, the scheduler reads it. Between them go resources: `lend` counts one
+/// out, `give_back` counts it in again; the session can be reclaimed when it has ended and none is out.
+///
+/// State, resources and the reclaimability computed from them are sequentially consistent: whoever
+/// changes the last one of them sees that it was the last, so that its report is never missed.
+pub(crate) struct Cell<M: Machine> {
+    id: SessionId,
+    state: AtomicU8,
+    failure: OnceLock<Failure<M>>,
+    outstanding: AtomicUsize,
+    custody: Mutex<Custody<M::Resource>>,
+    handle_gone: AtomicBool,
+    abort_wanted: AtomicBool,
+    queued: AtomicBool,
+    /// What the poll set has reported last: the state, and `RECLAIMABLE`.
+    told: AtomicU8,
+    sides_left: AtomicU8,
+}
+
+/// Beside a state that was told: that the session is reclaimable.
+const RECLAIMABLE: u8 = 0x80;
+/// Nothing was told.
+const NOTHING: u8 = 0x7f;
+
+/// Why a session failed.
+pub enum Failure<M: Machine> {
+    /// The machine says why.
+    Machine(Box<M::Failure>),
+    /// Its worker stopped when the session was in this state.
+    WorkerStopped {
+        /// The last state before the end.
+        at: M::Status,
+    },
+}
+
+impl<M: Machine> Clone for Failure<M> {
+    fn clone(&self) -> Failure<M> {
+        match self {
+            Failure::Machine(failure) => Failure::Machine(failure.clone()),
+            Failure::WorkerStopped { at } => Failure::WorkerStopped { at: *at },
+        }
+    }
+}
+
+impl<M: Machine> fmt::Debug for Failure<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Machine(failure) => fmt::Debug::fmt(failure, f),
+            Failure::WorkerStopped { at } => f.debug_struct("WorkerStopped").field("at", at).finish(),
+        }
+    }
+}
+
+impl<M: Machine> fmt::Display for Failure<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Machine(failure) => fmt::Display::fmt(failure, f),
+            Failure::WorkerStopped { at } => write!(f, "the worker stopped when the session was {at}"),
+        }
+    }
+}
+
+/// The resources that have come back, until somebody takes them.
+struct Custody<R> {
+    returned: Vec<R>,
+    /// Nobody will: they go to the orphans.
+    abandoned: bool,
+}
+
+impl<M: Machine> Cell<M> {
+    pub(crate) fn new(id: SessionId) -> Cell<M> {
+        Cell {
+            id,
+            state: AtomicU8::new(M::Status::OPENED.to_u8()),
+            failure: OnceLock::new(),
+            outstanding: AtomicUsize::new(0),
+            custody: Mutex::new(Custody { returned: Vec::new(), abandoned: false }),
+            handle_gone: AtomicBool::new(false),
+            abort_wanted: AtomicBool::new(false),
+            queued: AtomicBool::new(false),
+            told: AtomicU8::new(NOTHING),
+            sides_left: AtomicU8::new(0),
+        }
+    }
+
+    pub(crate) fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// One atomic load. Only valid states are ever stored.
+    pub(crate) fn poll(&self) -> M::Status {
+        M::Status::from_u8(self.state.load(Ordering::SeqCst)).unwrap_or(M::Status::FAILED)
+    }
+
+    /// `None` unless it has ended, and for a reason.
+    pub(crate) fn failure(&self) -> Option<Failure<M>> {
+        self.failure.get().filter(|_| self.is_over()).cloned()
+    }
+
+    /// True once the session has its final state.
+    pub(crate) fn is_over(&self) -> bool {
+        self.poll().is_terminal()
+    }
+
+    /// Stores a new state; the failure first, so that whoever sees the end finds it. A final
+    /// state stays: false if there was one.
+    pub(crate) fn set(&self, poll: M::Status, failure: Option<Failure<M>>) -> bool {
+        if self.is_over() {
+            return false;
+        }
+        if let Some(failure) = failure {
+            // Two sides may fail a session when the worker stops; the first reason stays.
+            let _ = self.failure.set(failure);
+        }
+        self.state.store(poll.to_u8(), Ordering::SeqCst);
+        true
+    }
+
+    /// Ends a session whose worker is no more.
+    pub(crate) fn fail_stopped(&self) -> bool {
+        self.set(M::Status::FAILED, Some(Failure::WorkerStopped { at: self.poll() }))
+    }
+
+    /// Counts a resource out. Before it is handed over, so that it cannot be back before it was gone.
+    pub(crate) fn lend(&self) {
+        self.outstanding.fetch_add(1, Ordering::SeqCst);
+        // When it is back, that is news.
+        self.told.fetch_and(!RECLAIMABLE, Ordering::SeqCst);
+    }
+
+    /// Takes back a `lend` whose resource was not handed over after all.
+    pub(crate) fn unlend(&self) {
+        self.outstanding.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Counts a resource in. If the handle is gone, it comes straight back out: an orphan.
+    pub(crate) fn give_back(&self, resource: M::Resource) -> Option<M::Resource> {
+        let mut custody = self.custody();
+        let orphan = if custody.abandoned {
+            Some(resource)
+        } else {
+            custody.returned.push(resource);
+            None
+        };
+        drop(custody);
+        self.outstanding.fetch_sub(1, Ordering::SeqCst);
+        orphan
+    }
+
+    /// True once the session has ended and every resource is back.
+    pub(crate) fn is_reclaimable(&self) -> bool {
+        self.is_over() && self.outstanding.load(Ordering::SeqCst) == 0
+    }
+
+    /// The resources that are back, in the order in which they came.
+    pub(crate) fn take_returned(&self) -> Vec<M::Resource> {
+        std::mem::take(&mut self.custody().returned)
+    }
+
+    /// The handle goes without reclaiming: what is back now is handed out, what comes later will
+    /// be by `give_back`.
+    pub(crate) fn abandon(&self) -> Vec<M::Resource> {
+        let mut custody = self.custody();
+        custody.abandoned = true;
+        std::mem::take(&mut custody.returned)
+    }
+
+    /// Marks that nobody is interested in changes any more.
+    pub(crate) fn close_handle(&self) {
+        self.handle_gone.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_handle_gone(&self) -> bool {
+        self.handle_gone.load(Ordering::SeqCst)
+    }
+
+    /// Remembers that the scheduler wants an end; true the first time.
+    pub(crate) fn want_abort(&self) -> bool {
+        !self.abort_wanted.swap(true, Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_abort_wanted(&self) -> bool {
+        self.abort_wanted.load(Ordering::SeqCst)
+    }
+
+    /// Marks the cell as standing in the poll set; true if it did not yet.
+    pub(crate) fn enqueue(&self) -> bool {
+        // AcqRel with `dequeue`: if this finds the mark set, the `dequeue` that clears it comes
+        // later and sees everything written before this call.
+        !self.queued.swap(true, Ordering::AcqRel)
+    }
+
+    /// Clears the mark. To be called before the state is read.
+    pub(crate) fn dequeue(&self) {
+        self.queued.swap(false, Ordering::AcqRel);
+    }
+
+    /// What a drain reports; `None` if it has reported that already. A change that was seen before its
+    /// notification leaves the session in the set for nothing. Drains run one at a time.
+    pub(crate) fn news(&self) -> Option<(M::Status, bool)> {
+        let (reclaimable, poll) = (self.is_reclaimable(), self.poll());
+        let now = poll.to_u8() | if reclaimable { RECLAIMABLE } else { 0 };
+        (self.told.swap(now, Ordering::SeqCst) != now).then_some((poll, reclaimable))
+    }
+
+    /// One side is done with the session; true for the call after which both are.
+    pub(crate) fn leave(&self, side: Side) -> bool {
+        let before = self.sides_left.fetch_or(side as u8, Ordering::AcqRel);
+        before != BOTH && before | side as u8 == BOTH
+    }
+
+    fn custody(&self) -> MutexGuard<'_, Custody<M::Resource>> {
+        self.custody.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The two sides of a cell.
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+pub(crate) enum Side {
+    /// The scheduler's handle.
+    Handle = 1,
+    /// The worker's table.
+    Worker = 2,
+}
+
+const BOTH: u8 = Side::Handle as u8 | Side::Worker as u8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::KvMachine;
+    use crate::worker::tests::pages as some_pages;
+    use kv_core::proto::Resource;
+    use kv_core::{Cause, KvPoll, Phase, Room, TransferError};
+
+    fn pages(pages: &[u32]) -> Resource {
+        some_pages(pages).into()
+    }
+
+    fn cell() -> Cell<KvMachine> {
+        Cell::new(SessionId(1))
+    }
+
+    #[test]
+    fn a_final_state_stays_and_so_does_its_reason() {
+        let cell = cell();
+        assert!(cell.fail_stopped());
+        assert!(!cell.set(KvPoll::Success, None));
+        assert_eq!(cell.poll(), KvPoll::Failed);
+        assert!(matches!(cell.failure(), Some(Failure::WorkerStopped { at: KvPoll::Bootstrapping })));
+    }
+
+    #[test]
+    fn no_failure_is_shown_before_the_state_says_so() {
+        let cell = cell();
+        let error =
+            TransferError { room: Room::from(7), peer: None, phase: Phase::Transfer, cause: Cause::PeerLost };
+        cell.failure.set(Failure::Machine(Box::new(error))).unwrap();
+        assert!(cell.failure().is_none());
+    }
+
+    #[test]
+    fn pages_are_reclaimable_only_after_the_end_and_when_all_are_back() {
+        let cell = cell();
+        cell.lend();
+        cell.lend();
+        assert_eq!(cell.give_back(pages(&[1, 2])), None);
+        assert!(cell.set(KvPoll::Success, None));
+        assert!(!cell.is_reclaimable(), "a resource is still out");
+        assert_eq!(cell.give_back(pages(&[3])), None);
+        assert!(cell.is_reclaimable());
+        assert_eq!(cell.take_returned(), [pages(&[1, 2]), pages(&[3])]);
+    }
+
+    #[test]
+    fn abandoned_pages_come_out_as_orphans_early_and_late() {
+        let cell = cell();
+        cell.lend();
+        cell.lend();
+        assert_eq!(cell.give_back(pages(&[1])), None);
+        assert_eq!(cell.abandon(), [pages(&[1])]);
+        assert_eq!(cell.give_back(pages(&[2])), Some(pages(&[2])));
+    }
+
+    #[test]
+    fn the_second_side_to_leave_is_told_so_once() {
+        let cell = cell();
+        assert!(!cell.leave(Side::Worker));
+        assert!(!cell.leave(Side::Worker));
+        assert!(cell.leave(Side::Handle));
+        assert!(!cell.leave(Side::Handle));
+    }
+}

@@ -1,0 +1,387 @@
+//! The worker's loop: one turn takes what has come, and says how to sleep when there is nothing.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv_core::machine::{Input, Machine, Output, SessionCommand};
+use kv_core::{
+    BootstrapClient, BootstrapEvent, Plane, PlaneError, PlaneEvent, PlaneWait, PostId, RankRecord, Time,
+};
+
+use super::clock::Clock;
+use super::explain::Explain;
+use super::fences::Fences;
+use super::link::{Link, Message, Registration};
+use super::port::Port;
+use super::quarantine::Face;
+use super::sessions::Sessions;
+use super::setup::{Setup, StartError};
+
+/// Commands and answers of one turn: enough to be efficient, few enough that frames and deadlines
+/// are served beside a scheduler that opens sessions as fast as it can.
+const PER_TURN: usize = 256;
+/// How long a stopping worker waits for its registration to be withdrawn, once all pages are back.
+/// The lease ends what the withdrawal did not.
+const WITHDRAWING: Duration = Duration::from_millis(250);
+/// Longest sleep with a deadline in sight. The kernel's sleep does not count the time that the host is
+/// suspended, and deadlines do: one that passed meanwhile is late by no more than this.
+const LONGEST_SLEEP: Duration = Duration::from_secs(5);
+/// A worker without its thread: everything that belongs to the thread, and one turn of its loop.
+///
+/// # Contract
+///
+/// * Whoever drives it calls [`turn`](Driver::turn) again at once after [`Turn::Again`], and after
+///   [`Turn::Rest`] as soon as a descriptor is readable, the time has passed, or a handle of its
+///   [`port`](Driver::port) was used. After [`Turn::Ended`] it is to be dropped.
+/// * **Every input is handed to the machine with a reading of the clock that was made after the input
+///   was taken** from the plane, the client or a handle. A lease or a permission is thus never judged,
+///   nor given, as of a time before the event that it depends on, however long the process was stopped
+///   in between.
+/// * Dropping it is the death of the worker: sessions that have not ended fail.
+pub struct Driver<M: Machine> {
+    /// Dropped first: sessions end before the plane under them does.
+    sessions: Sessions<M>,
+    fences: Fences<M>,
+    machine: M,
+    plane: Box<dyn Plane + Send>,
+    client: Box<dyn BootstrapClient>,
+    clock: Box<dyn Clock>,
+    link: Arc<Link<M>>,
+    /// Where the worker is to be registered, and as what; until the first turn.
+    publish: Option<(String, RankRecord)>,
+    /// What outputs have brought about, for the machine.
+    inputs: VecDeque<Input<M::Command>>,
+    events: Vec<PlaneEvent>,
+    face: Face,
+    /// The client has been given something and wants to be polled before any sleep.
+    client_stirred: bool,
+    stopping: Option<Stopping>,
+    explain: Explain,
+}
+
+struct Stopping {
+    deadline: Time,
+    /// Until when to wait for the client alone.
+    withdrawing: Time,
+    sessions: usize,
+}
+
+/// What is to be done after a turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    /// The next turn: there is more to do.
+    Again,
+    /// Sleep, then the next turn.
+    Rest(Rest),
+    /// Nothing: the worker has stopped.
+    Ended(Ended),
+}
+
+/// How to sleep until something may have come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rest {
+    /// Until one of these descriptors is readable …
+    pub fds: Vec<RawFd>,
+    /// … but no longer than this.
+    pub at_most: Option<Duration>,
+}
+
+/// How a worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ended {
+    /// Sessions that were running when it was told to stop.
+    pub sessions: usize,
+}
+
+impl<M: Machine> Driver<M> {
+    /// A worker that runs this machine over a plane with which its regions are
+    /// [registered](super::attach).
+    pub fn new(
+        machine: M,
+        setup: Setup,
+        plane: Box<dyn Plane + Send>,
+        client: Box<dyn BootstrapClient>,
+        clock: Box<dyn Clock>,
+    ) -> Result<Driver<M>, StartError> {
+        setup.check()?;
+        let link = Link::new(setup.max_sessions, setup.command_queue);
+        let link = link.map(Arc::new).map_err(|error| StartError::os("eventfd", &error))?;
+        if setup.publish.is_some() {
+            link.set_registration(Registration::Pending { last: None });
+        }
+        Ok(Driver {
+            sessions: Sessions::new(Arc::clone(&link)),
+            fences: Fences::new(Arc::clone(&link)),
+            machine,
+            plane,
+            client,
+            clock,
+            publish: setup.publish,
+            inputs: VecDeque::new(),
+            events: Vec::new(),
+            face: Face::default(),
+            client_stirred: false,
+            stopping: None,
+            explain: Explain::new(setup.worker, setup.verbose),
+            link,
+        })
+    }
+
+    /// A way to open sessions on it.
+    pub fn port(&self) -> Port<M> {
+        Port::new(Arc::clone(&self.link))
+    }
+
+    /// Asks it to stop: it has ended when everything is back, or after `grace`.
+    pub fn stop(&self, grace: Duration) {
+        self.link.request_stop(grace);
+    }
+
+    /// Runs until told to stop.
+    pub(super) fn run(mut self) -> Ended {
+        loop {
+            match self.turn() {
+                Turn::Again => {}
+                Turn::Rest(rest) => self.sleep(&rest),
+                Turn::Ended(ended) => return ended,
+            }
+        }
+    }
+
+    /// Takes what has come, does what follows from it, and says how long there is nothing to do. It
+    /// does not block.
+    pub fn turn(&mut self) -> Turn {
+        if let Some((addr, record)) = self.publish.take() {
+            self.client.publish(self.clock.now(), &addr, record);
+        }
+        self.link.counters.turns.add_one();
+        self.take_commands();
+        self.take_events();
+        self.take_answers();
+        self.take_timeout();
+        self.take_fences();
+        self.link.counters.leased.set(self.machine.leased());
+        // One reading for both: a moment of stopping that had not come for the one has not for the other.
+        let now = self.clock.now();
+        match self.wind_up(now) {
+            Some(ended) => Turn::Ended(ended),
+            None => {
+                self.face.show(now, &self.link, &self.machine);
+                self.rest(now)
+            }
+        }
+    }
+
+    fn take_commands(&mut self) {
+        for _ in 0..self.link.aborts_waiting() {
+            let Some(cell) = self.link.next_abort() else { break };
+            // If its session is not open yet, the cell will tell when it is.
+            if self.sessions.is_running(&cell) {
+                self.feed(Input::Command(M::Command::abort(cell.id())));
+            }
+        }
+        for _ in 0..PER_TURN {
+            let Some(message) = self.link.next_command() else { break };
+            self.link.counters.commands.add_one();
+            if let Some(message) = self.fences.admit(self.clock.now(), message) {
+                self.take_command(message);
+            }
+        }
+    }
+
+    fn take_command(&mut self, message: Message<M>) {
+        let (cell, opens) = (Arc::clone(&message.cell), message.opens);
+        let Some(command) = self.sessions.admit(message) else { return };
+        self.feed(Input::Command(command));
+        if opens && cell.is_abort_wanted() && self.sessions.is_running(&cell) {
+            self.feed(Input::Command(M::Command::abort(cell.id())));
+        }
+    }
+
+    /// Passes on what has waited for a device.
+    fn take_fences(&mut self) {
+        for message in self.fences.ask(self.clock.now()) {
+            self.take_command(message);
+        }
+    }
+
+    fn take_events(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        self.plane.poll(self.clock.now(), &mut events);
+        for event in events.drain(..) {
+            let input = match event {
+                PlaneEvent::Frame { from, frame } => {
+                    self.link.counters.frames_received.add_one();
+                    let metadata = self.machine.metadata_in(&frame);
+                    if metadata.is_some_and(|metadata| !self.plane.may_speak_for(from, &metadata)) {
+                        // Somebody speaks in the name of another worker.
+                        self.link.counters.frames_dropped.add_one();
+                        continue;
+                    }
+                    Input::Frame { from, frame }
+                }
+                PlaneEvent::Posted { post, result } => {
+                    self.link.counters.posts_in_flight.sub(1);
+                    self.posted(post, result)
+                }
+                PlaneEvent::PeerGone { peer, end } => Input::PeerGone { peer, end },
+                PlaneEvent::Revoked { peer } => Input::Revoked { peer },
+            };
+            self.feed(input);
+        }
+        self.events = events;
+    }
+
+    fn take_answers(&mut self) {
+        self.client_stirred = false;
+        for _ in 0..PER_TURN {
+            match self.client.poll(self.clock.now()) {
+                Some(BootstrapEvent::Found { lookup, ranks }) => self.feed(Input::Found { lookup, ranks }),
+                Some(BootstrapEvent::Failed { lookup, error }) => {
+                    self.feed(Input::LookupFailed { lookup, error });
+                }
+                Some(BootstrapEvent::Published { .. }) => self.link.set_registration(Registration::Published),
+                Some(BootstrapEvent::PublishFailed { error, .. }) => {
+                    self.link.set_registration(Registration::Pending { last: Some(error) });
+                }
+                None => return,
+            }
+        }
+        self.client_stirred = true;
+    }
+
+    fn take_timeout(&mut self) {
+        if self.machine.next_timeout().is_some_and(|at| at <= self.clock.now()) {
+            self.feed(Input::Timeout);
+        }
+    }
+
+    /// Gives the machine one input, and those that its outputs bring about. The clock is read here, and
+    /// nowhere earlier: a lease is compared with the time at which a read ended or a heartbeat came, and
+    /// an older reading would make either earlier than it was, by as much as this process was stopped in
+    /// between.
+    fn feed(&mut self, input: Input<M::Command>) {
+        self.inputs.push_back(input);
+        while let Some(input) = self.inputs.pop_front() {
+            self.explain.input(&input);
+            let now = self.clock.now();
+            self.face.stir();
+            self.machine.handle(now, input);
+            while let Some(output) = self.machine.poll_output() {
+                self.explain.output(&output);
+                self.carry_out(now, output);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, now: Time, output: Output<M::Status, M::Resource, M::Failure>) {
+        let counters = &self.link.counters;
+        match output {
+            Output::Connect { peer, metadata } => {
+                self.inputs.push_back(match self.plane.connect(peer, &metadata) {
+                    Ok(()) => Input::Connected {
+                        peer,
+                        directions: self.plane.directions(Some(peer)),
+                        fence: self.plane.write_fence(peer),
+                    },
+                    Err(error) => Input::ConnectFailed { peer, error },
+                });
+            }
+            Output::Disconnect { peer } => self.plane.disconnect(peer),
+            Output::Send { peer, frame } => match self.plane.send(peer, frame) {
+                Ok(()) => counters.frames_sent.add_one(),
+                Err(_) => counters.frames_dropped.add_one(),
+            },
+            Output::Post { peer, post } => {
+                let id = post.id;
+                match self.plane.post(peer, post) {
+                    Ok(()) => {
+                        counters.posts.add_one();
+                        counters.posts_in_flight.add(1);
+                    }
+                    Err(error) => {
+                        let refused = self.posted(id, Err(error));
+                        self.inputs.push_back(refused);
+                    }
+                }
+            }
+            Output::Permit { peer, until } => self.plane.permit(peer, until),
+            Output::Revoke { peer } => self.plane.revoke(peer),
+            Output::Cancel { post } => self.plane.cancel(post),
+            Output::Lookup { lookup, addr, query } => {
+                self.client.lookup(now, lookup, &addr, &query);
+                self.client_stirred = true;
+            }
+            Output::Status { session, poll, failure } => self.sessions.status(session, poll, failure),
+            Output::Release { session, resource } => self.sessions.release(session, resource),
+        }
+    }
+
+    fn posted(&self, post: PostId, result: Result<(), PlaneError>) -> Input<M::Command> {
+        if result.is_err() {
+            self.link.counters.posts_failed.add_one();
+        }
+        Input::Posted { post, result }
+    }
+
+    /// Stops, if asked to: at the deadline, or when everything is back and the registration, if
+    /// there was one, has had its time to be withdrawn. A client that waits for no point in time
+    /// has nothing under way.
+    fn wind_up(&mut self, now: Time) -> Option<Ended> {
+        if self.stopping.is_none()
+            && let Some(grace) = self.link.stop_requested()
+        {
+            self.client.withdraw(now);
+            self.client_stirred = true;
+            self.stopping = Some(Stopping {
+                deadline: now + grace,
+                withdrawing: now + grace.min(WITHDRAWING),
+                sessions: self.sessions.running(),
+            });
+            self.feed(Input::Command(M::Command::shutdown()));
+        }
+        let stopping = self.stopping.as_ref()?;
+        let withdrawn = self.link.registration() == Registration::None
+            || (!self.client_stirred && self.client.next_timeout().is_none());
+        let quiet = self.sessions.is_empty() && self.fences.is_empty() && !self.link.has_commands();
+        let done = quiet && (withdrawn || now >= stopping.withdrawing);
+        (done || now >= stopping.deadline).then_some(Ended { sessions: stopping.sessions })
+    }
+
+    /// How to sleep until something may have come.
+    fn rest(&self, now: Time) -> Turn {
+        let (mut fds, at_most) = match self.plane.wait() {
+            _ if self.client_stirred => return Turn::Again,
+            PlaneWait::Now => return Turn::Again,
+            PlaneWait::Readable(fds) => (fds, None),
+            PlaneWait::ReadableOrAfter(fds, at_most) => (fds, Some(at_most)),
+        };
+        fds.extend(self.client.as_raw_fd());
+        let stop =
+            self.stopping.iter().flat_map(|stop| [stop.withdrawing, stop.deadline]).find(|at| *at > now);
+        let face = self.face.next_timeout();
+        let due =
+            [self.machine.next_timeout(), self.fences.next_timeout(), self.client.next_timeout(), face, stop];
+        let due = due.into_iter().flatten().min();
+        match [at_most, due.map(|at| at.since(now))].into_iter().flatten().min() {
+            Some(Duration::ZERO) => Turn::Again,
+            at_most => Turn::Rest(Rest { fds, at_most }),
+        }
+    }
+
+    pub(super) fn sleep(&self, rest: &Rest) {
+        let (link, stopping) = (&self.link, self.stopping.is_some());
+        let has_work = || link.has_commands() || (!stopping && link.stop_requested().is_some());
+        link.waker.park(&rest.fds, rest.at_most.map(|time| time.min(LONGEST_SLEEP)), has_work);
+        link.counters.wake_ups.add_one();
+    }
+}
+
+impl<M: Machine> fmt::Debug for Driver<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("gauges", &self.link.gauges()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,277 @@
+//! What lies between session handles and their worker: the command ring one way, cells, changes
+//! and orphans the other.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use crossbeam_queue::{ArrayQueue, SegQueue};
+use kv_core::machine::{Machine, SessionCommand, SessionResource};
+use kv_core::{BootstrapError, OpenError, SessionId};
+
+use super::cell::{Cell, Side};
+use super::gauges::{Counters, Gauges};
+use super::poll_set::PollSet;
+use super::wake::Waker;
+
+/// A command, with the cell of its session: the way back for what it lends.
+pub(crate) struct Message<M: Machine> {
+    pub(crate) cell: Arc<Cell<M>>,
+    pub(crate) command: M::Command,
+    /// The command is the first of its session.
+    pub(crate) opens: bool,
+}
+
+/// How the worker stands with the bootstrap server that it was told to register with.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Registration {
+    /// It was told none.
+    #[default]
+    None,
+    /// Not yet accepted; the worker keeps trying.
+    Pending {
+        /// Why the last try failed, if there was one.
+        last: Option<BootstrapError>,
+    },
+    /// Accepted.
+    Published,
+}
+
+/// Shared by a worker, its ports and their sessions.
+///
+/// Commands go through a ring of fixed size that returns what it has no room for. Aborts must
+/// never be refused, so they have a queue of their own, into which a session puts itself at most
+/// once. An abort may thus overtake the command that opens its session; the worker asks the cell when
+/// it opens one.
+pub(crate) struct Link<M: Machine> {
+    pub(crate) poll_set: PollSet<M>,
+    pub(crate) waker: Waker,
+    pub(crate) counters: Counters,
+    max_sessions: usize,
+    next_session: AtomicU64,
+    open: AtomicUsize,
+    ring: ArrayQueue<Message<M>>,
+    aborts: SegQueue<Arc<Cell<M>>>,
+    orphans: Mutex<Vec<M::Resource>>,
+    registration: Mutex<Registration>,
+    quarantine: Mutex<Vec<M::Quarantine>>,
+    stop: OnceLock<Duration>,
+    stopped: AtomicBool,
+}
+
+/// The scheduler's side.
+impl<M: Machine> Link<M> {
+    pub(crate) fn new(max_sessions: usize, commands: usize) -> io::Result<Link<M>> {
+        Ok(Link {
+            poll_set: PollSet::new(max_sessions)?,
+            waker: Waker::new()?,
+            counters: Counters::default(),
+            max_sessions,
+            next_session: AtomicU64::new(0),
+            open: AtomicUsize::new(0),
+            ring: ArrayQueue::new(commands.max(1)),
+            aborts: SegQueue::new(),
+            orphans: Mutex::new(Vec::new()),
+            registration: Mutex::default(),
+            quarantine: Mutex::new(Vec::new()),
+            stop: OnceLock::new(),
+            stopped: AtomicBool::new(false),
+        })
+    }
+
+    /// Opens a session with the command that `open` makes of its id.
+    pub(crate) fn open(&self, open: impl FnOnce(SessionId) -> M::Command) -> Result<Arc<Cell<M>>, OpenError> {
+        if self.is_stopped() || self.stop.get().is_some() {
+            return Err(OpenError::WorkerStopped);
+        }
+        let more = |open: usize| (open < self.max_sessions).then(|| open + 1);
+        if let Err(open) = self.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
+            return Err(OpenError::TooManySessions { open, max: self.max_sessions });
+        }
+        let id = SessionId(self.next_session.fetch_add(1, Ordering::Relaxed));
+        let cell = Arc::new(Cell::new(id));
+        match self.push(&cell, open(id), true) {
+            Ok(()) => Ok(cell),
+            Err(_) => {
+                self.open.fetch_sub(1, Ordering::AcqRel);
+                Err(OpenError::Backpressure)
+            }
+        }
+    }
+
+    /// Gives the worker a command, or the command back if there is no room for it.
+    pub(crate) fn submit(&self, cell: &Arc<Cell<M>>, command: M::Command) -> Result<(), M::Command> {
+        self.push(cell, command, false)
+    }
+
+    fn push(&self, cell: &Arc<Cell<M>>, command: M::Command, opens: bool) -> Result<(), M::Command> {
+        let lends = command.lends().is_some();
+        if lends {
+            cell.lend();
+        }
+        match self.ring.push(Message { cell: Arc::clone(cell), command, opens }) {
+            Ok(()) => {
+                self.waker.wake();
+                self.sweep_if_stopped();
+                Ok(())
+            }
+            Err(message) => {
+                if lends {
+                    cell.unlend();
+                    self.notify_if_reclaimable(cell);
+                }
+                Err(message.command)
+            }
+        }
+    }
+
+    /// Asks for a session's end. Never refused.
+    pub(crate) fn abort(&self, cell: &Arc<Cell<M>>) {
+        if !cell.is_over() && cell.want_abort() {
+            self.aborts.push(Arc::clone(cell));
+            self.waker.wake();
+            self.sweep_if_stopped();
+        }
+    }
+
+    /// The session's handle is gone, or its table entry at the worker. The last of both frees its
+    /// place.
+    pub(crate) fn leave(&self, cell: &Cell<M>, side: Side) {
+        if cell.leave(side) {
+            self.open.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Takes those orphans that `pick` takes; the others stay.
+    pub(crate) fn take_orphans<T>(
+        &self,
+        mut pick: impl FnMut(M::Resource) -> Result<T, M::Resource>,
+    ) -> Vec<T> {
+        let (mut taken, mut orphans) = (Vec::new(), lock(&self.orphans));
+        for orphan in std::mem::take(&mut *orphans) {
+            let amounts = orphan.amounts();
+            match pick(orphan) {
+                Ok(orphan) => {
+                    self.counters.orphaned.sub(amounts);
+                    taken.push(orphan);
+                }
+                Err(orphan) => orphans.push(orphan),
+            }
+        }
+        taken
+    }
+
+    pub(crate) fn gauges(&self) -> Gauges {
+        self.counters.read(self.open.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn registration(&self) -> Registration {
+        lock(&self.registration).clone()
+    }
+
+    pub(crate) fn quarantine(&self) -> Vec<M::Quarantine> {
+        lock(&self.quarantine).clone()
+    }
+
+    /// Asks the worker to stop within `grace`. The first call counts.
+    pub(crate) fn request_stop(&self, grace: Duration) {
+        let _ = self.stop.set(grace);
+        self.waker.wake();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+}
+
+/// The worker's side.
+impl<M: Machine> Link<M> {
+    pub(crate) fn next_command(&self) -> Option<Message<M>> {
+        self.ring.pop()
+    }
+
+    pub(crate) fn next_abort(&self) -> Option<Arc<Cell<M>>> {
+        self.aborts.pop()
+    }
+
+    pub(crate) fn aborts_waiting(&self) -> usize {
+        self.aborts.len()
+    }
+
+    pub(crate) fn has_commands(&self) -> bool {
+        !self.ring.is_empty() || !self.aborts.is_empty()
+    }
+
+    pub(crate) fn stop_requested(&self) -> Option<Duration> {
+        self.stop.get().copied()
+    }
+
+    /// Hands a resource back to its session, and says so if that was the last it waited for.
+    pub(crate) fn give_back(&self, cell: &Arc<Cell<M>>, resource: M::Resource) {
+        if let Some(orphan) = cell.give_back(resource) {
+            self.add_orphan(orphan);
+        }
+        self.notify_if_reclaimable(cell);
+    }
+
+    /// As `give_back`, of what a command lends that the machine has not seen: no wire knows it.
+    pub(crate) fn return_unseen(&self, cell: &Arc<Cell<M>>, command: M::Command) {
+        if let Some(resource) = command.into_resource() {
+            self.give_back(cell, resource);
+        }
+    }
+
+    /// Keeps what no session takes back.
+    pub(crate) fn add_orphan(&self, resource: M::Resource) {
+        let amounts = resource.amounts();
+        if !amounts.is_empty() {
+            self.counters.orphaned.add(amounts);
+            lock(&self.orphans).push(resource);
+        }
+    }
+
+    pub(crate) fn set_quarantine(&self, quarantine: Vec<M::Quarantine>) {
+        *lock(&self.quarantine) = quarantine;
+    }
+
+    pub(crate) fn set_registration(&self, registration: Registration) {
+        *lock(&self.registration) = registration;
+    }
+
+    /// The worker's last act: from now on nobody takes commands out of the ring but those who
+    /// put them in.
+    ///
+    /// A producer pushes, then looks at the flag; the worker sets the flag, then empties the ring.
+    /// All of it is sequentially consistent, so every command is found by one of them.
+    pub(crate) fn close(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.sweep_if_stopped();
+    }
+
+    fn sweep_if_stopped(&self) {
+        if !self.is_stopped() {
+            return;
+        }
+        while self.aborts.pop().is_some() {}
+        while let Some(Message { cell, command, .. }) = self.ring.pop() {
+            self.return_unseen(&cell, command);
+            if cell.fail_stopped() {
+                self.poll_set.notify(&cell);
+            }
+            self.leave(&cell, Side::Worker);
+        }
+    }
+
+    fn notify_if_reclaimable(&self, cell: &Arc<Cell<M>>) {
+        if cell.is_reclaimable() {
+            self.poll_set.notify(cell);
+        }
+    }
+}
+
+/// Nothing here panics while holding a lock; were it otherwise, the data would still be whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,339 @@
+//! The poll set: which sessions have changed since the scheduler last looked.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
+use std::sync::{Arc, Mutex, TryLockError};
+
+use crossbeam_queue::ArrayQueue;
+use kv_core::SessionId;
+use kv_core::machine::Machine;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::cell::Cell;
+
+/// One session that has changed: its state now, which may be several changes later than the one
+/// that put it here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change<S> {
+    /// Which.
+    pub session: SessionId,
+    /// Its state.
+    pub poll: S,
+    /// Whether `reclaim` will hand back what the session was lent.
+    pub reclaimable: bool,
+}
+
+/// The sessions of one worker that have changed, in the order of their first unseen change.
+///
+/// A scheduler step costs as much as has changed, not as much as is in flight. The descriptor
+/// ([`AsFd`], for epoll, mio's `SourceFd`, tokio's `AsyncFd`) is readable exactly while there is
+/// something to drain; a `drain` that runs beside a change may leave it readable once for nothing.
+///
+/// A session is in the set at most once. Each change of state is reported, or superseded by a
+/// later one that is; so is the moment in which the session becomes reclaimable. Nothing is reported
+/// twice, and sessions without a handle are not reported.
+pub struct PollSet<M: Machine> {
+    queue: ArrayQueue<Arc<Cell<M>>>,
+    event: OwnedFd,
+    signal: AtomicU8,
+    draining: Mutex<()>,
+}
+
+/// The descriptor is not readable, and nobody is about to change that.
+const QUIET: u8 = 0;
+/// It is readable, or somebody is about to make it so.
+const SIGNALLED: u8 = 1;
+
+impl<M: Machine> PollSet<M> {
+    /// A set for the changes of at most `max_sessions` sessions with a handle.
+    pub(crate) fn new(max_sessions: usize) -> io::Result<PollSet<M>> {
+        Ok(PollSet {
+            // Twice as many: see `make_room`.
+            queue: ArrayQueue::new(max_sessions.saturating_mul(2).max(2)),
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            signal: AtomicU8::new(QUIET),
+            draining: Mutex::new(()),
+        })
+    }
+
+    /// Hands every change to `f`, and returns how many there were. Changes that happen meanwhile
+    /// are left for the next call. Costs nanoseconds when there is none. One drain runs at a time:
+    /// a second one, on another thread or from within `f`, returns 0 and leaves the changes to
+    /// the first.
+    pub fn drain(&self, mut f: impl FnMut(Change<M::Status>)) -> usize {
+        if self.signal.load(Ordering::SeqCst) == QUIET && self.queue.is_empty() {
+            return 0;
+        }
+        let _draining = match self.draining.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        // Reset first, count second. A notifier pushes, fences, and looks at the signal: if it saw
+        // SIGNALLED, its fence came before ours, so `len` counts its push; if it did not, it
+        // signals anew. If there is nothing to read, the write is yet to come: nothing is reset, and
+        // the next drain will find it, perhaps with nothing left to do. Once the write is there, a
+        // drain always resets: an event loop that watches edges is woken by the next write only.
+        if self.signal.load(Ordering::SeqCst) == SIGNALLED
+            && rustix::io::read(&self.event, &mut [0_u8; 8]).is_ok()
+        {
+            self.signal.store(QUIET, Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+        let mut changes = 0;
+        for _ in 0..self.queue.len() {
+            let Some(cell) = self.queue.pop() else { break };
+            // The mark goes before the state is read, so that a later change enqueues again.
+            cell.dequeue();
+            if !cell.is_handle_gone()
+                && let Some((poll, reclaimable)) = cell.news()
+            {
+                changes += 1;
+                f(Change { session: cell.id(), poll, reclaimable });
+            }
+        }
+        changes
+    }
+
+    /// Puts a session into the set, if it is not in it, and makes the descriptor readable. To be
+    /// called after the change.
+    pub(crate) fn notify(&self, cell: &Arc<Cell<M>>) {
+        if cell.is_handle_gone() || !cell.enqueue() {
+            return;
+        }
+        if let Err(refused) = self.queue.push(Arc::clone(cell)) {
+            self.make_room();
+            if self.queue.push(refused).is_err() {
+                debug_assert!(false, "more sessions have handles than the set was made for");
+                cell.dequeue();
+            }
+        }
+        self.signal();
+    }
+
+    fn signal(&self) {
+        fence(Ordering::SeqCst);
+        if self.signal.swap(SIGNALLED, Ordering::SeqCst) == QUIET {
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Throws out sessions whose handle went while they stood here: a server that only ever asks
+    /// its handles never drains. At most `max_sessions` have a handle, so half the queue at least
+    /// becomes free, which pays for going through all of it.
+    fn make_room(&self) {
+        for _ in 0..self.queue.len() {
+            let Some(cell) = self.queue.pop() else { break };
+            if cell.is_handle_gone() {
+                cell.dequeue();
+            } else if let Err(refused) = self.queue.push(cell) {
+                debug_assert!(false, "the room just made is gone");
+                refused.dequeue();
+            }
+        }
+    }
+}
+
+impl<M: Machine> AsFd for PollSet<M> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl<M: Machine> AsRawFd for PollSet<M> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+}
+
+impl<M: Machine> fmt::Debug for PollSet<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PollSet").field("waiting", &self.queue.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::kv::{Change, KvMachine, PollSet};
+    use kv_core::{KvPoll, Pages};
+    use rustix::buffer::spare_capacity;
+    use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+
+    fn cell(id: u64) -> Arc<Cell<KvMachine>> {
+        Arc::new(Cell::new(SessionId(id)))
+    }
+
+    fn readable(set: &PollSet, timeout: Duration) -> bool {
+        let mut fds = [PollFd::new(set, PollFlags::IN)];
+        let timeout = Timespec::try_from(timeout).unwrap();
+        poll(&mut fds, Some(&timeout)).unwrap() == 1
+    }
+
+    fn drained(set: &PollSet) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let count = set.drain(|change| changes.push(change));
+        assert_eq!(count, changes.len());
+        changes
+    }
+
+    #[test]
+    fn a_session_is_reported_once_with_its_latest_state() {
+        let set = PollSet::new(8).unwrap();
+        let (first, second) = (cell(1), cell(2));
+        for poll in [KvPoll::WaitingForInput, KvPoll::Transferring] {
+            first.set(poll, None);
+            set.notify(&first);
+        }
+        second.set(KvPoll::Success, None);
+        set.notify(&second);
+        let expected = [
+            Change { session: SessionId(1), poll: KvPoll::Transferring, reclaimable: false },
+            Change { session: SessionId(2), poll: KvPoll::Success, reclaimable: true },
+        ];
+        assert_eq!(drained(&set), expected);
+        assert_eq!(drained(&set), []);
+    }
+
+    /// A scheduler counts its open sessions by what is reported.
+    #[test]
+    fn what_was_seen_before_its_notification_is_not_reported_again() {
+        let set = PollSet::new(8).unwrap();
+        let cell = cell(1);
+        cell.lend();
+        cell.set(KvPoll::Success, None);
+        set.notify(&cell);
+        // The worker is between the return of the pages and its notification.
+        assert!(cell.give_back(Pages::none().into()).is_none());
+        let expected = [Change { session: SessionId(1), poll: KvPoll::Success, reclaimable: true }];
+        assert_eq!(drained(&set), expected);
+        set.notify(&cell);
+        assert_eq!(drained(&set), []);
+        // Pages that are given all the same, and come back, are news.
+        cell.lend();
+        assert!(cell.give_back(Pages::none().into()).is_none());
+        set.notify(&cell);
+        assert_eq!(drained(&set), expected);
+    }
+
+    #[test]
+    fn the_descriptor_is_readable_exactly_while_there_is_something() {
+        let set = PollSet::new(8).unwrap();
+        assert!(!readable(&set, Duration::ZERO));
+        for _ in 0..3 {
+            set.notify(&cell(1));
+            set.notify(&cell(2));
+            assert!(readable(&set, Duration::ZERO));
+            assert!(readable(&set, Duration::ZERO), "level, not edge");
+            assert_eq!(set.drain(|_| ()), 2);
+            assert!(!readable(&set, Duration::ZERO));
+        }
+    }
+
+    #[test]
+    fn changes_made_while_draining_wait_for_the_next_call_and_signal_it() {
+        let set = PollSet::new(8).unwrap();
+        let cell = cell(1);
+        set.notify(&cell);
+        let mut calls = 0;
+        set.drain(|_| {
+            calls += 1;
+            assert_eq!(set.drain(|_| ()), 0, "one drain at a time");
+            cell.set(KvPoll::WaitingForInput, None);
+            set.notify(&cell);
+        });
+        assert_eq!(calls, 1);
+        assert!(readable(&set, Duration::ZERO));
+        assert_eq!(drained(&set).len(), 1);
+    }
+
+    #[test]
+    fn sessions_without_handle_are_not_reported_and_do_not_fill_the_set() {
+        let set = PollSet::new(4).unwrap();
+        let kept = cell(0);
+        set.notify(&kept);
+        for id in 1..100 {
+            let gone = cell(id);
+            set.notify(&gone);
+            gone.close_handle();
+        }
+        assert_eq!(drained(&set).iter().map(|change| change.session.0).collect::<Vec<_>>(), [0]);
+        assert!(!readable(&set, Duration::ZERO));
+    }
+
+    /// An event loop that watches edges, as mio and tokio do, is woken once for each write: a drain
+    /// that comes right after the write must leave the next change something to write for.
+    #[test]
+    fn no_change_is_lost_to_a_scheduler_that_watches_edges() {
+        let set = Arc::new(PollSet::new(8).unwrap());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, &*set, epoll::EventData::new_u64(0), edges).unwrap();
+        let seen = Arc::new(AtomicU64::new(0));
+        let rounds = 50_000;
+        let worker = thread::spawn({
+            let (set, seen) = (Arc::clone(&set), Arc::clone(&seen));
+            move || {
+                for round in 0..rounds {
+                    set.notify(&cell(round));
+                    while seen.load(Ordering::SeqCst) <= round {
+                        thread::yield_now();
+                    }
+                }
+            }
+        });
+        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+        while seen.load(Ordering::SeqCst) < rounds {
+            let mut events = Vec::with_capacity(1);
+            epoll::wait(&epoll, spare_capacity(&mut events), Some(&patience)).unwrap();
+            let seen_before = seen.load(Ordering::SeqCst);
+            assert!(!events.is_empty(), "asleep with {seen_before} changes seen");
+            set.drain(|_| {
+                seen.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        worker.join().unwrap();
+    }
+
+    /// One thread drives sessions through their states as a worker does, the other sleeps on the
+    /// descriptor alone: a change that is lost, or not signalled, leaves it asleep.
+    #[test]
+    fn every_change_is_seen_by_a_scheduler_that_sleeps_on_the_descriptor() {
+        const SESSIONS: u64 = 64;
+        const ROUNDS: u64 = 2_000;
+        for _ in 0..ROUNDS / 100 {
+            let set = Arc::new(PollSet::new(SESSIONS as usize * 100).unwrap());
+            let done = Arc::new(AtomicBool::new(false));
+            let worker = thread::spawn({
+                let (set, done) = (Arc::clone(&set), Arc::clone(&done));
+                move || {
+                    for round in 0..100 {
+                        let cells: Vec<_> = (0..SESSIONS).map(|n| cell(round * SESSIONS + n)).collect();
+                        for poll in [KvPoll::WaitingForInput, KvPoll::Transferring, KvPoll::Success] {
+                            for cell in &cells {
+                                cell.set(poll, None);
+                                set.notify(cell);
+                            }
+                        }
+                    }
+                    done.store(true, Ordering::SeqCst);
+                }
+            });
+            let mut ended = 0;
+            while ended < 100 * SESSIONS {
+                assert!(readable(&set, Duration::from_secs(60)), "asleep with {ended} sessions seen");
+                set.drain(|change| ended += u64::from(change.poll.is_terminal()));
+            }
+            worker.join().unwrap();
+            assert!(done.load(Ordering::SeqCst));
+            set.drain(|_| ());
+            assert!(!readable(&set, Duration::ZERO));
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The way to a worker, and the handle on one session: what a service builds its own handles on.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv_core::machine::{Machine, SessionStatus, Submit};
+use kv_core::{OpenError, SessionId};
+
+use super::cell::{Cell, Failure, Side};
+use super::gauges::Gauges;
+use super::link::{Link, Registration};
+use super::poll_set::PollSet;
+
+/// The way to a worker: cheap to clone, usable from any thread. It does not keep the worker
+/// running; without one, sessions cannot be opened.
+pub struct Port<M: Machine> {
+    link: Arc<Link<M>>,
+}
+
+impl<M: Machine> Port<M> {
+    pub(crate) fn new(link: Arc<Link<M>>) -> Port<M> {
+        Port { link }
+    }
+
+    /// Opens a session with the command that `open` makes of its number.
+    pub fn open(&self, open: impl FnOnce(SessionId) -> M::Command) -> Result<Handle<M>, OpenError> {
+        let cell = self.link.open(open)?;
+        Ok(Handle { link: Arc::clone(&self.link), cell, closed: false })
+    }
+
+    /// The sessions that have changed.
+    pub fn poll_set(&self) -> &PollSet<M> {
+        &self.link.poll_set
+    }
+
+    /// Takes what came back after its session's handle was dropped, as far as `pick` takes it; what `pick`
+    /// returns as an error stays. No wire touches any of it any more.
+    pub fn take_orphans<T>(&self, pick: impl FnMut(M::Resource) -> Result<T, M::Resource>) -> Vec<T> {
+        self.link.take_orphans(pick)
+    }
+
+    /// The worker's numbers.
+    pub fn gauges(&self) -> Gauges {
+        self.link.gauges()
+    }
+
+    /// Whether the worker can be found by its peers.
+    pub fn registration(&self) -> Registration {
+        self.link.registration()
+    }
+
+    /// What the resources in quarantine wait for, as the worker saw it 50 ms ago at most. Of a worker that
+    /// has stopped: nothing, see [`Gauges::sessions_lost`].
+    pub fn quarantine(&self) -> Vec<M::Quarantine> {
+        self.link.quarantine()
+    }
+
+    pub(super) fn request_stop(&self, grace: Duration) {
+        self.link.request_stop(grace);
+    }
+
+    /// True once the worker's thread has ended, whatever ended it.
+    pub fn is_stopped(&self) -> bool {
+        self.link.is_stopped()
+    }
+}
+
+impl<M: Machine> Clone for Port<M> {
+    fn clone(&self) -> Port<M> {
+        Port { link: Arc::clone(&self.link) }
+    }
+}
+
+impl<M: Machine> fmt::Debug for Port<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port").field("gauges", &self.gauges()).finish_non_exhaustive()
+    }
+}
+
+/// One session of a worker. Nothing in it blocks, and [`poll`](Handle::poll) is one atomic load.
+///
+/// Dropping a handle that was not [reclaimed](Handle::reclaim) aborts the session; what it was lent goes
+/// to [`Port::take_orphans`] as it comes back.
+#[must_use = "dropping a handle aborts its session"]
+pub struct Handle<M: Machine> {
+    link: Arc<Link<M>>,
+    cell: Arc<Cell<M>>,
+    closed: bool,
+}
+
+impl<M: Machine> Handle<M> {
+    /// The session's number within its worker, as the poll set reports it.
+    pub fn id(&self) -> SessionId {
+        self.cell.id()
+    }
+
+    /// The session's state.
+    pub fn poll(&self) -> M::Status {
+        self.cell.poll()
+    }
+
+    /// Why it failed; `None` unless it has.
+    pub fn failure(&self) -> Option<Failure<M>> {
+        self.cell.failure()
+    }
+
+    /// Asks for an end, at any stage; idempotent, and never refused. A session that has ended stays as it
+    /// is.
+    pub fn abort(&self) {
+        self.link.abort(&self.cell);
+    }
+
+    /// Takes back what the session was lent, in the order in which it came back. `None` while the session
+    /// has not ended, while anything is still out, and after it was reclaimed.
+    pub fn reclaim(&mut self) -> Option<Vec<M::Resource>> {
+        if self.closed || !self.cell.is_reclaimable() {
+            return None;
+        }
+        let returned = self.cell.take_returned();
+        self.close();
+        Some(returned)
+    }
+
+    /// Hands something that came back on to [`Port::take_orphans`].
+    pub fn leave_behind(&self, resource: M::Resource) {
+        self.link.add_orphan(resource);
+    }
+
+    fn close(&mut self) {
+        self.closed = true;
+        self.cell.close_handle();
+        self.link.leave(&self.cell, Side::Handle);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn cell(&self) -> &Arc<Cell<M>> {
+        &self.cell
+    }
+}
+
+impl<M: Machine> Submit<M::Command> for Handle<M> {
+    fn submit(&self, command: M::Command) -> Result<(), M::Command> {
+        self.link.submit(&self.cell, command)
+    }
+}
+
+impl<M: Machine> Drop for Handle<M> {
+    fn drop(&mut self) {
+        if self.closed {
+            return;
+        }
+        self.link.abort(&self.cell);
+        for resource in self.cell.abandon() {
+            self.link.add_orphan(resource);
+        }
+        self.close();
+    }
+}
+
+impl<M: Machine> fmt::Debug for Handle<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_over = self.poll().is_terminal();
+        f.debug_struct("Handle")
+            .field("id", &self.id())
+            .field("poll", &self.poll())
+            .field("over", &is_over)
+            .finish()
+    }
+}

@@ -1,0 +1,94 @@
+//! What any worker is started with, and why it may not start.
+
+use std::io;
+
+use bytes::Bytes;
+use kv_core::{Plane, PlaneError, RankRecord, Region, WorkerId};
+
+/// Most sessions, and most queued commands, of one worker.
+pub(super) const MAX_QUEUE: usize = 1 << 24;
+
+/// What a worker is started with, whatever its service.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Engine and rank: the name of the thread, and of the worker in verbose lines.
+    pub worker: WorkerId,
+    /// Whether the worker says on standard error what its machine does.
+    pub verbose: bool,
+    /// The bootstrap server (`host:port`) that the worker registers with, and what it is to say of the
+    /// worker. The record is the service's: the worker hands it on.
+    pub publish: Option<(String, RankRecord)>,
+    /// Most sessions open at once (default 131 072).
+    pub max_sessions: usize,
+    /// Commands that wait for the worker before session handles see backpressure (default 4096).
+    pub command_queue: usize,
+}
+
+impl Setup {
+    /// The defaults, without a registration.
+    pub fn new(worker: WorkerId) -> Setup {
+        Setup { worker, verbose: false, publish: None, max_sessions: 131_072, command_queue: 4096 }
+    }
+
+    pub(super) fn check(&self) -> Result<(), StartError> {
+        for (field, got) in [("max_sessions", self.max_sessions), ("command_queue", self.command_queue)] {
+            if !(1..=MAX_QUEUE).contains(&got) {
+                return Err(StartError::Range { field, got, max: MAX_QUEUE });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Registers a service's regions with the plane, in order; the plane's metadata for peers. Comes before
+/// the worker's start.
+pub fn attach<'a>(
+    plane: &mut impl Plane,
+    regions: impl IntoIterator<Item = &'a Region>,
+) -> Result<Bytes, StartError> {
+    for (region, registered) in regions.into_iter().enumerate() {
+        plane.register(registered).map_err(|error| StartError::Register { region, error })?;
+    }
+    plane.metadata().map_err(StartError::Metadata)
+}
+
+/// Why a worker did not start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A size that the queues cannot have.
+    #[error("{field} is {got}; it must be 1 to {max}")]
+    Range {
+        /// The field of the configuration.
+        field: &'static str,
+        /// Its value.
+        got: usize,
+        /// Largest allowed.
+        max: usize,
+    },
+    /// The plane cannot use a region. Give it the memory first.
+    #[error("region {region} cannot be registered: {error}")]
+    Register {
+        /// Position in the list of regions.
+        region: usize,
+        /// Why.
+        error: PlaneError,
+    },
+    /// The plane has no metadata for peers.
+    #[error("the plane has no metadata: {0}")]
+    Metadata(PlaneError),
+    /// The operating system has no descriptors or threads left.
+    #[error("{call} failed: {kind}")]
+    Os {
+        /// The call.
+        call: &'static str,
+        /// The error.
+        kind: io::ErrorKind,
+    },
+}
+
+impl StartError {
+    pub(super) fn os(call: &'static str, error: &io::Error) -> StartError {
+        StartError::Os { call, kind: error.kind() }
+    }
+}

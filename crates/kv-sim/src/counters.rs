@@ -1,0 +1,80 @@
+//! Counters with names, of one world or of many.
+
+use std::collections::BTreeMap;
+
+/// Makes a struct of counters, each with a name.
+macro_rules! counters {
+    ($(#[$top:meta])* $type:ident { $($(#[$doc:meta])* $field:ident: $label:literal,)* } $($(#[$more:meta])* $other:ident: $kind:ty,)*) => {
+        $(#[$top])*
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
+        pub struct $type {
+            $($(#[$doc])* pub $field: u64,)*
+            $($(#[$more])* pub $other: $kind,)*
+        }
+
+        impl $type {
+            /// Adds the counts of another world.
+            pub fn merge(&mut self, other: &$type) {
+                $(self.$field += other.$field;)*
+                $(self.$other.merge(&other.$other);)*
+            }
+
+            /// Every count with its name.
+            pub fn rows(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($label, self.$field)),*]
+            }
+        }
+    };
+}
+pub(crate) use counters;
+
+/// Counts by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tally(BTreeMap<&'static str, u64>);
+
+impl Tally {
+    /// One more of these.
+    pub fn count(&mut self, name: &'static str) {
+        *self.0.entry(name).or_default() += 1;
+    }
+
+    /// Adds other counts.
+    pub fn merge(&mut self, other: &Tally) {
+        for (name, count) in &other.0 {
+            *self.0.entry(name).or_default() += count;
+        }
+    }
+
+    /// The counts, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.0.iter().map(|(name, count)| (*name, *count))
+    }
+}
+
+/// Counts of frames by kind: the first word of what the first of each kind said.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kinds(BTreeMap<Option<u8>, (String, u64)>);
+
+impl Kinds {
+    /// One more frame of this kind; `show` is asked what it says only of the first.
+    pub fn count(&mut self, kind: Option<u8>, show: impl FnOnce() -> String) {
+        let name = || {
+            let said = show();
+            let mut words = said.split(|letter: char| !letter.is_alphanumeric());
+            words.find(|word| word.starts_with(char::is_uppercase)).unwrap_or("other").to_owned()
+        };
+        self.0.entry(kind).or_insert_with(|| (name(), 0)).1 += 1;
+    }
+
+    /// Adds other counts.
+    pub fn merge(&mut self, other: &Kinds) {
+        for (kind, (name, count)) in &other.0 {
+            self.0.entry(*kind).or_insert_with(|| (name.clone(), 0)).1 += count;
+        }
+    }
+
+    /// The counts, by the name of the kind.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.values().map(|(name, count)| (name.as_str(), *count))
+    }
+}

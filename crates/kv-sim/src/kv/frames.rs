@@ -1,0 +1,17 @@
+//! What frames are called, and what they say.
+
+use kv_core::wire::{Body, Frame};
+
+/// What a frame says.
+pub(crate) fn show(bytes: &[u8]) -> String {
+    match Frame::decode(bytes) {
+        Ok(Frame { link, body: Body::Hello(hello) }) => {
+            format!(
+                "{:x} Hello {{ to: {}, link: {:x}, nonce: {:x} }}",
+                link.0, hello.to, hello.link.0, hello.nonce
+            )
+        }
+        Ok(frame) => format!("{:x} {:?}", frame.link.0, frame.body),
+        Err(error) => format!("{error}"),
+    }
+}

@@ -1,0 +1,148 @@
+//! One life of one host of the KV service: its arguments, its node, and what its scheduler has of it.
+
+use std::collections::BTreeMap;
+
+use kv_core::proto::{Node, NodeConfig, NodeGauges};
+use kv_core::wire::Link;
+use kv_core::{
+    ArgsError, Incarnation, KvArgs, Layout, Parallel, RankRecord, Region, RegionRole, SessionId, StateGroup,
+    WorkerRole,
+};
+
+use crate::clock::Clock;
+use crate::kv::items::GROUPS;
+use crate::kv::ledger::LegId;
+use crate::kv::memory::Memory;
+use crate::kv::params::{Params, Topology};
+use crate::net::cost::Held;
+use crate::net::host;
+use crate::net::host::Engine;
+use crate::net::lives::{LifeId, PLANE, Slot, metadata};
+use crate::net::rig::Rig;
+use crate::planted::Planted;
+
+/// The links of those that a liar has greeted.
+pub(crate) type Links = BTreeMap<LifeId, Link>;
+/// One life of one host.
+pub(crate) type Host = host::Host<Node, NodeGauges, Links>;
+
+/// What the scheduler of a host has, and what it has opened.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Stock {
+    pub(crate) sessions: BTreeMap<SessionId, LegId>,
+    pub(crate) next_session: u64,
+    pub(crate) free_pages: Vec<u32>,
+    pub(crate) free_rows: Vec<u32>,
+    /// Free items of each state group.
+    pub(crate) free_items: [Vec<u32>; GROUPS],
+}
+
+impl Stock {
+    /// Everything is free.
+    pub(crate) fn of(memory: &Memory) -> Stock {
+        Stock {
+            sessions: BTreeMap::new(),
+            next_session: 1,
+            free_pages: (0..memory.pages.len() as u32).rev().collect(),
+            free_rows: (0..memory.rows.len() as u32).rev().collect(),
+            free_items: memory.items.each_ref().map(|items| (0..items.len() as u32).rev().collect()),
+        }
+    }
+}
+
+/// What a node holds, as far as the cost of its steps may depend on it.
+pub(crate) fn held_of(gauges: &NodeGauges) -> Held {
+    Held {
+        sessions: gauges.senders + gauges.receivers,
+        peers: gauges.peers,
+        of_peers: gauges.registrations + gauges.incoming + gauges.failed_rooms,
+    }
+}
+
+/// A host that begins to live.
+pub(crate) fn new_host(
+    params: &Params,
+    (slot, life): (Slot, LifeId),
+    (bits, clock): (u64, Clock),
+    memory: &Memory,
+    planted: Option<Planted>,
+) -> Result<Host, ArgsError> {
+    let args = args(params, slot, memory)?;
+    let incarnation = Incarnation::from_random(bits);
+    let prefill = slot < params.physics.prefills;
+    let role = if prefill { WorkerRole::Prefill } else { WorkerRole::Decode };
+    let record = RankRecord {
+        worker: args.worker().clone(),
+        incarnation,
+        role,
+        plane: PLANE.to_owned(),
+        metadata: metadata(life),
+        geometry: args.geometry().clone(),
+    };
+    let mut config = NodeConfig::new(args, incarnation, PLANE, metadata(life));
+    config.timing = params.physics.timing;
+    config.limits = params.limits;
+    let node = Node::new(config);
+    let engine = if params.physics.driven {
+        let worker = record.worker.clone();
+        let rig =
+            Rig::new((node, worker), (Node::gauges, held_of), &params.physics, (life, clock, bits), planted);
+        rig.map_or(Engine::Dead, |rig| Engine::Rig(Box::new(rig)))
+    } else {
+        Engine::Node(Box::new(node))
+    };
+    Ok(Host::new(slot, engine, record, prefill.then(|| params.addr(slot))))
+}
+
+fn args(params: &Params, slot: Slot, memory: &Memory) -> Result<KvArgs, ArgsError> {
+    let prefill = slot < params.physics.prefills;
+    let within = if prefill { slot } else { slot - params.physics.prefills };
+    let side = if prefill { "p" } else { "d" };
+    let mut parallel = Parallel::default();
+    if let Some(pair) = &params.unequal {
+        let builder = pair.describe(prefill, within as u32, memory, params.state_items > 0);
+        return builder
+            .dtype("u8")
+            .suffixes_requests(params.suffixed)
+            .max_inflight(params.max_inflight)
+            .max_sge(params.max_sge)
+            .build();
+    }
+    let (engine, rank) = match params.topology {
+        Topology::Plain | Topology::Unequal => (format!("{side}{within}"), 0),
+        Topology::DataParallel if prefill => {
+            parallel.dp_size = params.physics.prefills as u32;
+            parallel.dp_rank = within as u32;
+            (side.to_owned(), within as u32)
+        }
+        Topology::DataParallel => (format!("{side}{within}"), 0),
+        Topology::TensorParallel => {
+            parallel.tp_size = 2;
+            parallel.tp_rank = within as u32;
+            (side.to_owned(), within as u32)
+        }
+    };
+    let misfit = params.misfit == Some(slot);
+    let mut builder = KvArgs::builder(&engine, rank)
+        .pages(memory.pages.len() as u32, 16)
+        .dtype(if misfit { "f16" } else { "f32" })
+        .parallel(parallel)
+        .suffixes_requests(params.suffixed)
+        .max_inflight(params.max_inflight)
+        .max_sge(params.max_sge);
+    for (number, region) in memory.regions().iter().enumerate() {
+        let addr = (number as u64 + 1) << 20;
+        let shape = Region::dram(region.role, addr, region.bytes.len() as u64, region.item_len as u64);
+        let layered = region.role == RegionRole::Kv;
+        builder =
+            builder.region(if layered { shape.layer(number as u32) } else { shape.group(region.group) });
+    }
+    if memory.items.iter().any(|items| !items.is_empty()) {
+        let groups = vec![
+            StateGroup::slots(1, parallel.tp_size),
+            StateGroup::pages(16, 1, parallel.tp_size).optional(),
+        ];
+        builder = builder.layout(Layout { groups, ..Layout::default() });
+    }
+    builder.build()
+}

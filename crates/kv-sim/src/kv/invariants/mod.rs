@@ -1,0 +1,89 @@
+//! The promises, as checks of every step.
+//!
+//! | invariant | promise it serves |
+//! |---|---|
+//! | [`success_means_right_bytes`] | 1: success means the bytes are right |
+//! | [`each_sends_its_share`] | 1: … and no byte of them comes twice |
+//! | [`only_final_bytes_move`] | 1: … whatever of them was announced layer by layer |
+//! | [`pages_quiet_when_released`] | 2: pages come back only when no wire can touch them |
+//! | [`tokens_come_back`] | 2: … and they do come back, each exactly once |
+//! | [`pages_come_back_with_the_lease`] | 2: … those that wait for readers no later than their lease allows |
+//! | [`ends_once_in_time`] | 3: every session ends, exactly once, inside its deadline, with a reason |
+//! | [`reason_is_true`] | 3: … that names the cause |
+//! | [`failure_is_told`] | 3: a failure on one side is told to the other, not left to its deadline |
+//! | [`incarnation_fence`] | 4: a restarted peer is a different peer |
+//! | [`bounded`] | 5: no panic, no unbounded table, no spinning |
+//! | [`idle_is_quiet`] | 5: when there is nothing to do, nothing is done, and nothing is kept |
+//! | [`requests_are_served`] | all: once faults stop, and where frames are merely lost, requests succeed |
+//!
+//! Each sees facts only from outside of the nodes, in `O(what changed)`.
+
+mod bounded;
+mod each_sends_its_share;
+mod ends_once_in_time;
+mod failure_is_told;
+mod idle_is_quiet;
+mod incarnation_fence;
+mod only_final_bytes_move;
+mod pages_come_back_with_the_lease;
+mod pages_quiet_when_released;
+mod reason_is_true;
+mod requests_are_served;
+mod shares;
+mod success_means_right_bytes;
+mod tokens_come_back;
+
+use crate::kv::fact::{Fact, View};
+use crate::kv::invariant::Invariant;
+use crate::violation::Violation;
+
+/// All invariants of one world.
+#[derive(Clone)]
+pub(crate) struct Invariants(Vec<(&'static str, Box<dyn Invariant>)>);
+
+macro_rules! invariants {
+    ($($name:ident::$type:ident,)*) => {
+        impl Invariants {
+            pub(crate) fn all() -> Invariants {
+                Invariants(vec![$((stringify!($name), Box::new($name::$type::default()) as Box<dyn Invariant>)),*])
+            }
+        }
+    };
+}
+
+invariants! {
+    success_means_right_bytes::SuccessMeansRightBytes,
+    each_sends_its_share::EachSendsItsShare,
+    only_final_bytes_move::OnlyFinalBytesMove,
+    pages_quiet_when_released::PagesQuietWhenReleased,
+    tokens_come_back::TokensComeBack,
+    pages_come_back_with_the_lease::PagesComeBackWithTheLease,
+    ends_once_in_time::EndsOnceInTime,
+    failure_is_told::FailureIsTold,
+    incarnation_fence::IncarnationFence,
+    bounded::Bounded,
+    idle_is_quiet::IdleIsQuiet,
+    reason_is_true::ReasonIsTrue,
+    requests_are_served::RequestsAreServed,
+}
+
+impl Invariants {
+    /// For a world without sessions, in which there is nothing to promise.
+    pub(crate) fn none() -> Invariants {
+        Invariants(Vec::new())
+    }
+
+    /// This one alone.
+    pub(crate) fn only(wanted: &str) -> Invariants {
+        let mut all = Invariants::all();
+        all.0.retain(|(name, _)| *name == wanted);
+        all
+    }
+
+    pub(crate) fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Result<(), Violation> {
+        for (name, invariant) in &mut self.0 {
+            invariant.observe(view, fact).map_err(|what| Violation { invariant: name, what })?;
+        }
+        Ok(())
+    }
+}

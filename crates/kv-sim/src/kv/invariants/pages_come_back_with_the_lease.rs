@@ -1,0 +1,23 @@
+//! Pages that wait for readers come back no later than the last grant or heartbeat that arrived allows.
+
+use crate::kv::fact::{Fact, View};
+use crate::kv::invariant::{Invariant, Verdict};
+
+#[derive(Default, Clone)]
+pub(crate) struct PagesComeBackWithTheLease;
+
+impl Invariant for PagesComeBackWithTheLease {
+    fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
+        let (Fact::Stepped { life, .. } | Fact::Due { life }) = *fact else { return Ok(()) };
+        let now = view.lives[life].clock.local(view.now);
+        let legs = view.ledger.legs.iter().enumerate();
+        let mut kept = legs.filter(|(_, leg)| leg.life == Some(life) && !leg.holds.is_empty());
+        match kept.find(|(_, leg)| leg.leased_until.is_some_and(|until| until <= now)) {
+            Some((leg, known)) => {
+                let until = known.leased_until;
+                Err(format!("leg {leg} keeps pages at {now:?} that were leased until {until:?}"))
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Once faults have stopped and everybody lives, every new request is served, in bounded time. So is
+//! every request of a world in which nothing worse happens than frames that are lost, doubled, late.
+
+use kv_core::KvPoll;
+
+use crate::kv::fact::{Check, Fact, KvFact, View};
+use crate::kv::invariant::{Invariant, Verdict};
+
+#[derive(Default, Clone)]
+pub(crate) struct RequestsAreServed;
+
+impl Invariant for RequestsAreServed {
+    fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
+        match *fact {
+            Fact::Own(KvFact::Status { leg, to: KvPoll::Failed, failure })
+                if view.ledger.legs[leg].must_succeed =>
+            {
+                Err(format!("leg {leg} which must be served, fails: {failure:?}"))
+            }
+            Fact::Cancelled { flight } => {
+                let flight = &view.flights[flight];
+                let hold = flight.pieces[0].local_hold as usize;
+                let leg = view.ledger.holds[hold].leg;
+                if view.ledger.legs.get(leg).is_some_and(|leg| leg.poll != KvPoll::Failed) {
+                    return Err(format!(
+                        "post {} of leg {leg}, which has not failed, is cancelled",
+                        flight.post
+                    ));
+                }
+                Ok(())
+            }
+            Fact::Own(KvFact::Check(Check::Served { leg })) => {
+                let known = &view.ledger.legs[leg];
+                if known.poll == KvPoll::Success {
+                    return Ok(());
+                }
+                Err(format!("leg {leg} ({:?}) which must be served, is still {}", known.side, known.poll))
+            }
+            _ => Ok(()),
+        }
+    }
+}

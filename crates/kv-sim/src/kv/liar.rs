@@ -1,0 +1,227 @@
+//! A peer that lies: it greets a host as anybody may, and then sends frames that are valid, under the
+//! right link, and of every size and with every number that a frame can hold. None is about a request of
+//! anybody else's: what it does may cost nobody but itself.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use kv_core::wire::{
+    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Frame, Granted, Heartbeat, HeartbeatAck,
+    Hello, Link, MayWrite, Ping, Pong, Progress, Register, Registered, Release, Released,
+};
+use kv_core::{Attempt, Incarnation, Mismatch, PageList, PageRun, PeerCause, Room, SessionId};
+
+use crate::clock::{Clock, MS, US};
+use crate::kv::host::{Stock, new_host};
+use crate::kv::memory::Memory;
+use crate::kv::service::KvWorld;
+use crate::net::calendar::Event;
+use crate::net::host::Engine;
+use crate::net::lives::{LifeId, Slot, metadata};
+
+/// The longest list in a frame, and the longest text.
+const LONGEST: u64 = 1 << 15;
+/// Numbers at which something may break.
+const EDGES: [u64; 10] = [0, 1, 2, 63, 4096, 1 << 16, u32::MAX as u64, 1 << 32, u64::MAX - 1, u64::MAX];
+
+impl KvWorld {
+    /// Somebody greets a host in the words of another, but under a name of its own.
+    pub(crate) fn greet_as_liar(&mut self, slot: Slot, to: LifeId, bytes: &Bytes) {
+        let Ok(Frame { link, body: Body::Hello(hello) }) = Frame::decode(bytes) else { return };
+        let (salt, bits) = (self.rng.bits(), self.rng.bits());
+        let shape = Memory::new(1, 1, 8, 0, salt);
+        let clock = Clock::new(self.now, 0, 1_000_000);
+        let life = self.hosts.len();
+        let host = new_host(&self.service.params, (slot, life), (bits, clock), &shape, None);
+        let Ok(mut host) = host else { return };
+        host.engine = Engine::Stranger(BTreeMap::new());
+        self.service.stock.push(Stock::default());
+        self.add_host(host, shape, clock);
+        self.service.counters.liars += 1;
+        let mut hello = Hello {
+            incarnation: Incarnation::from_random(self.rng.bits()),
+            link: Link(self.rng.bits() | 1),
+            metadata: metadata(life),
+            ..hello
+        };
+        hello.worker.rank += 1000;
+        let delay = self.rng.below(5 * MS);
+        self.lie_later(life, to, delay, Frame { link, body: Body::Hello(hello) });
+    }
+
+    /// An answer to a liar: if it was greeted, the lies begin.
+    pub(crate) fn tell_liar(&mut self, from: LifeId, life: LifeId, bytes: &Bytes) {
+        let Ok(Frame { body: Body::Welcome(welcome), .. }) = Frame::decode(bytes) else { return };
+        let Engine::Stranger(links) = &mut self.hosts[life].engine else { return };
+        if links.insert(from, welcome.link).is_some() {
+            return;
+        }
+        let count = 1 + self.rng.below(40);
+        for _ in 0..count {
+            let delay = self.rng.tail(100 * US, 200 * MS);
+            let body = self.lie();
+            self.lie_later(life, from, delay, Frame { link: welcome.link, body });
+        }
+    }
+
+    fn lie_later(&mut self, from: LifeId, to: LifeId, delay: u64, frame: Frame) {
+        let Ok(mut bytes) = frame.encode() else { return };
+        if self.rng.chance(50) {
+            let mut broken = bytes.to_vec();
+            let at = self.rng.index(broken.len());
+            broken[at] = self.rng.bits() as u8;
+            bytes = broken.into();
+        }
+        self.service.counters.lies += 1;
+        self.calendar.enter(self.now + delay, Event::Frame { from, to, bytes });
+    }
+
+    /// The liars die when the world is healed.
+    pub(crate) fn end_liars(&mut self) {
+        for life in 0..self.hosts.len() {
+            if matches!(self.hosts[life].engine, Engine::Stranger(_)) {
+                self.hosts[life].engine = Engine::Dead;
+                self.die(life);
+            }
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        if self.rng.chance(300) { self.rng.pick(&EDGES) } else { self.rng.below(100) }
+    }
+
+    fn short_number(&mut self) -> u32 {
+        self.number().min(u32::MAX.into()) as u32
+    }
+
+    fn many(&mut self) -> usize {
+        if self.rng.chance(20) {
+            self.rng.below(LONGEST) as usize
+        } else {
+            self.rng.tail(4, LONGEST / 16) as usize
+        }
+    }
+
+    fn runs(&mut self) -> Vec<(u64, u32)> {
+        let (many, rising, step) = (self.many(), self.rng.chance(700), 1 + self.rng.below(5));
+        let mut at = 0;
+        let mut run = |world: &mut KvWorld| {
+            at = if rising { at + step } else { world.number() };
+            (at, if rising { 1 + world.rng.below(step) as u32 } else { world.short_number() })
+        };
+        (0..many).map(|_| run(self)).collect()
+    }
+
+    fn attempt(&mut self) -> Attempt {
+        Attempt(self.number())
+    }
+
+    fn text(&mut self) -> String {
+        "é".repeat(self.many())
+    }
+
+    fn liars_room(&mut self) -> Room {
+        let filler = "x".repeat(self.rng.index(200));
+        let id = format!("liar-{filler}-{:08x}", self.rng.below(8));
+        Room::request(&id).unwrap_or(Room::Number(u64::MAX - self.rng.below(8)))
+    }
+
+    fn liars_cause(&mut self) -> PeerCause {
+        match self.rng.below(3) {
+            0 => PeerCause::Aborted,
+            1 => PeerCause::PageCount { sent: self.number(), registered: self.number() },
+            _ => PeerCause::Incompatible(Mismatch {
+                field: self.text(),
+                ours: self.text(),
+                theirs: self.text(),
+            }),
+        }
+    }
+
+    fn liars_pages(&mut self) -> PageList {
+        let (many, step) = (self.many(), 1 + self.rng.below(3) as u32);
+        let runs = (0..many as u32).map(|number| PageRun { start: number * (step + 1), len: step });
+        PageList::from_runs(runs).unwrap_or_default()
+    }
+
+    fn lie(&mut self) -> Body {
+        let (attempt, floor) = (self.attempt(), self.attempt());
+        let (beat, lease_ms) = (self.number(), self.number());
+        let room = self.liars_room();
+        match self.rng.below(17) {
+            0 => Body::Ping(Ping { floor, attempts: self.runs() }),
+            1 => Body::Pong(Pong { floor }),
+            2 => Body::Abort(Abort { attempt, room, grant: None, cause: self.liars_cause() }),
+            3 => Body::AbortAck(AbortAck { attempt }),
+            4 => Body::Finish(Finish { attempt, floor }),
+            5 => Body::Failed(Failed { attempt, cause: self.liars_cause(), quiet: self.rng.chance(500) }),
+            6 => {
+                let (part, total) = (self.short_number(), Some(self.short_number()));
+                Body::Done(Done { attempt, part, total, skipped: vec![7; self.many()] })
+            }
+            7 => {
+                let done = self.runs().into_iter().map(|(at, len)| (at as u32, len)).collect();
+                Body::Progress(Progress {
+                    attempt,
+                    done,
+                    total: Some(self.short_number()),
+                    skipped: Vec::new(),
+                })
+            }
+            8 | 9 => {
+                let pages = self.liars_pages();
+                Body::Register(Register {
+                    attempt,
+                    floor,
+                    room,
+                    whole: pages.len() as u32,
+                    pages,
+                    first: 0,
+                    aux: None,
+                    aux_here: self.rng.chance(500),
+                    ranks: self.short_number(),
+                    ttl_ms: lease_ms,
+                    groups: Default::default(),
+                    ask: beat,
+                    permit_ms: self.number(),
+                })
+            }
+            kind => self.lie_of_leases(kind, (attempt, floor), (beat, lease_ms), room),
+        }
+    }
+
+    fn lie_of_leases(
+        &mut self,
+        kind: u64,
+        (attempt, floor): (Attempt, Attempt),
+        (beat, lease_ms): (u64, u64),
+        room: Room,
+    ) -> Body {
+        match kind {
+            10 => {
+                let (grant, ranks) = (Some(SessionId(self.number())), self.short_number());
+                let grant = grant.filter(|grant| grant.0 > 1 << 20);
+                Body::Claim(Claim { attempt, floor, room, grant, beat, ranks, ttl_ms: lease_ms })
+            }
+            11 => Body::Heartbeat(Heartbeat { beat, floor, attempts: self.runs() }),
+            12 => Body::HeartbeatAck(HeartbeatAck { beat, lease_ms, attempts: self.runs() }),
+            13 => Body::Release(Release { floor, attempts: self.runs() }),
+            14 => Body::Released(Released { attempts: self.runs() }),
+            15 => Body::Granted(Granted {
+                attempt,
+                beat,
+                grant: SessionId(self.number()),
+                pages: self.liars_pages(),
+                aux: None,
+                lease_ms,
+                interval_ms: self.number(),
+                groups: Default::default(),
+            }),
+            _ => match self.rng.below(3) {
+                0 => Body::AskWrite(AskWrite { ask: beat }),
+                1 => Body::MayWrite(MayWrite { ask: beat, permit_ms: lease_ms }),
+                _ => Body::Registered(Registered { attempt }),
+            },
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What a seed decides before anything happens.
+
+mod draw;
+
+use std::ops::Range;
+
+use kv_core::proto::Limits;
+
+use crate::clock::{MS, SEC};
+use crate::kv::unequal::Unequal;
+use crate::net::params::Physics;
+
+/// How hosts form engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Topology {
+    /// Every host is an engine of its own.
+    Plain,
+    /// All prefill hosts are data-parallel replicas of one engine.
+    DataParallel,
+    /// Both engines have two tensor-parallel ranks; rank k meets rank k.
+    TensorParallel,
+    /// The engines differ in parallel sizes, pages and layout: see [`Params::unequal`].
+    Unequal,
+}
+
+/// The parameters of one world. All rates are in permille.
+#[derive(Debug, Clone)]
+pub struct Params {
+    /// The network, and what may go wrong in it.
+    pub physics: Physics,
+    /// How they form engines.
+    pub topology: Topology,
+    /// The engines, if they differ.
+    pub unequal: Option<Unequal>,
+    /// Engines add suffixes to the ids of requests; otherwise ids are equal on both sides.
+    pub suffixed: bool,
+    /// KV regions of each host, if they do not.
+    pub kv_regions: usize,
+    /// Bytes of an item.
+    pub item_len: usize,
+    /// Pages of each host.
+    pub num_pages: Vec<u32>,
+    /// Aux rows of each host; zero for no aux region.
+    pub aux_rows: u32,
+    /// Items of each state group of each host; zero for no state groups.
+    pub state_items: u32,
+    /// The one host whose cache fits nobody's.
+    pub misfit: Option<usize>,
+    /// Requests of the fault phase.
+    pub requests: usize,
+    /// Requests of the healed world.
+    pub heal_requests: usize,
+    /// Whether the healed world serves at once, or first waits for all old things to end.
+    pub heal_eager: bool,
+    /// Limits of all nodes.
+    pub limits: Limits,
+    /// `max_inflight` of all nodes.
+    pub max_inflight: usize,
+    /// `max_sge` of all nodes.
+    pub max_sge: usize,
+    /// No frame is lost, no host fails: failures must be told.
+    pub lossless: bool,
+    /// Frames may be lost, and nothing worse: every request must be served.
+    pub drizzle: bool,
+    /// The schedulers.
+    pub sched: SchedParams,
+}
+
+/// The schedulers.
+#[derive(Debug, Clone, Default)]
+pub struct SchedParams {
+    /// Halves aborted.
+    pub abort: u32,
+    /// Requests with one half only.
+    pub one_sided: u32,
+    /// Requests whose halves disagree.
+    pub disagree: u32,
+    /// Receivers initialised before the handshake is done.
+    pub early_init: u32,
+    /// Commands with wrong arguments.
+    pub misuse: u32,
+    /// Requests named by request ids.
+    pub request_ids: u32,
+    /// Requests with a twin: another request whose id differs in nothing but its suffix.
+    pub twins: u32,
+    /// Failed requests tried again under the same base id.
+    pub retry: u32,
+    /// Requests with two receivers.
+    pub two_receivers: u32,
+    /// Requests whose pages are read, not written.
+    pub pull: u32,
+    /// Senders that take either.
+    pub auto: u32,
+    /// Pulling receivers that are given a reference to their sender.
+    pub referenced: u32,
+    /// Sessions with a deadline of their own.
+    pub own_deadline: u32,
+    /// Chunks that are given before they are computed.
+    pub layered: u32,
+    /// Ordinary pause between two actions.
+    pub pause: u64,
+    /// Longest pause between two actions.
+    pub pause_max: u64,
+}
+
+impl Params {
+    /// How many hosts there are.
+    pub fn hosts(&self) -> usize {
+        self.physics.hosts()
+    }
+
+    /// The bootstrap server of a prefill slot.
+    pub fn addr(&self, slot: usize) -> String {
+        match self.topology {
+            Topology::Plain => format!("p{slot}:1"),
+            Topology::DataParallel | Topology::TensorParallel | Topology::Unequal => "p:1".to_owned(),
+        }
+    }
+
+    /// Bytes of an item of a state group: no two groups have items of one length.
+    pub fn state_item_len(&self, group: usize) -> usize {
+        self.item_len + 4 * (1 + group)
+    }
+
+    /// The place of a slot in its engine: whether it prefills, and its rank.
+    pub fn rank(&self, slot: usize) -> (bool, u32) {
+        let prefill = slot < self.physics.prefills;
+        (prefill, if prefill { slot } else { slot - self.physics.prefills } as u32)
+    }
+
+    /// Layers that a slot is told of: those of its pipeline stage, or, where engines are alike, one for
+    /// each region.
+    pub fn layers(&self, slot: usize) -> Range<u32> {
+        let (prefill, rank) = self.rank(slot);
+        self.unequal.as_ref().map_or(0..self.kv_regions as u32, |pair| pair.layers_of(prefill, rank))
+    }
+
+    /// Tokens of a page of a slot; one where nobody counts them.
+    pub fn page_size(&self, slot: usize) -> usize {
+        self.unequal.as_ref().map_or(1, |pair| pair.page_size(slot < self.physics.prefills))
+    }
+
+    /// The pages of a slot for so many tokens.
+    pub fn pages_of(&self, slot: usize, tokens: usize) -> usize {
+        let (prefill, rank) = self.rank(slot);
+        self.unequal.as_ref().map_or(tokens, |pair| pair.deal(prefill, rank).pages(tokens))
+    }
+
+    /// The prefill slots that serve a decode slot in a request of these.
+    pub fn servers(&self, senders: &[usize], receiver: usize) -> Vec<usize> {
+        match &self.unequal {
+            Some(pair) => pair.sources(self.rank(receiver).1).into_iter().map(|rank| rank as usize).collect(),
+            None => senders.first().copied().into_iter().collect(),
+        }
+    }
+
+    /// The prefill rank whose aux row a slot has, or gets.
+    pub fn row_source(&self, slot: usize) -> u32 {
+        let Some(pair) = &self.unequal else { return 0 };
+        let (prefill, rank) = self.rank(slot);
+        if prefill { rank } else { pair.aux_source(rank) }
+    }
+
+    /// How long a failure may take to reach the other side when no frame is lost.
+    pub fn telling_time(&self) -> u64 {
+        let retry = self.physics.timing.retry_max.as_nanos() as u64 * 2;
+        4 * self.physics.net.delay_max + 2 * retry + 4 * self.physics.lateness + 5 * MS
+    }
+
+    /// How long the healed world may take to serve a request.
+    pub fn serving_time(&self) -> u64 {
+        let timing = &self.physics.timing;
+        let old = 2 * self.physics.dma.time_max + 2 * timing.peer_timeout.as_nanos() as u64;
+        old + 2 * timing.session_deadline.as_nanos() as u64
+            + 40 * timing.retry_max.as_nanos() as u64
+            + 10 * self.physics.lookup.delay_max
+            + 2 * SEC
+    }
+}

@@ -1,0 +1,149 @@
+//! Planted bugs in frames: on their way out, and as they arrive.
+
+use bytes::Bytes;
+use kv_core::Room;
+use kv_core::wire::{AbortAck, Body, Claim, Failed, Frame, Heartbeat, HeartbeatAck, Link, Register};
+
+use crate::kv::ledger::Ledger;
+use crate::kv::sabotage::Registered;
+use crate::kv::service::KvWorld;
+use crate::net::calendar::Event;
+use crate::net::lives::LifeId;
+use crate::planted::Planted;
+
+impl KvWorld {
+    /// Changes a frame on its way out; `None` to lose it.
+    pub(crate) fn sabotage_frame(&mut self, from: LifeId, to: LifeId, bytes: Bytes) -> Option<Bytes> {
+        let Some(planted) = self.planted else { return Some(bytes) };
+        let Ok(frame) = Frame::decode(&bytes) else { return Some(bytes) };
+        if frame.link != Link::NONE {
+            self.service.sabotage.links.insert((to, from), frame.link);
+        }
+        self.note_beat(from, &frame.body);
+        if let Body::Failed(_)
+        | Body::Granted(_)
+        | Body::Heartbeat(_)
+        | Body::HeartbeatAck(_)
+        | Body::Abort(_) = frame.body
+            && planted != Planted::Hushed
+        {
+            return self.sabotage_answer(planted, (from, to), frame, bytes);
+        }
+        match (planted, frame.body) {
+            (Planted::Hushed, Body::Failed(_) | Body::Abort(_) | Body::AbortAck(_)) => None,
+            (Planted::Hushed, Body::Ping(mut ping)) => {
+                ping.attempts.clear();
+                Frame { link: frame.link, body: Body::Ping(ping) }.encode().ok()
+            }
+            (
+                Planted::NothingRepeated,
+                Body::Register(Register { attempt, .. }) | Body::Claim(Claim { attempt, .. }),
+            ) => {
+                let first = self.service.sabotage.registered.insert((from, frame.link.0, attempt.0));
+                first.then_some(bytes)
+            }
+            (Planted::NothingRepeated, Body::Ping(_)) => None,
+            (Planted::AuxOfFirstStage, Body::Register(mut register)) => {
+                register.aux_here = self.is_first_source(to, from);
+                Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
+            }
+            (
+                Planted::RangeOneShort
+                | Planted::FirstNotShifted
+                | Planted::AuxOfLastSibling
+                | Planted::SiblingsSendAll,
+                Body::Register(mut register),
+            ) => {
+                self.ask_wrongly(planted, (from, to), &mut register);
+                Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
+            }
+            (Planted::OneSourceEnough | Planted::OneSiblingEnough, Body::Register(register)) => {
+                let (attempt, room) = (register.attempt, register.room);
+                self.service.sabotage.rooms.push(Registered { receiver: from, source: to, attempt, room });
+                Some(bytes)
+            }
+            (Planted::RoomsConfused, Body::Register(mut register)) => {
+                register.room = self.twin_of(&register.room);
+                Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
+            }
+            (Planted::RoomsConfused, Body::Claim(mut claim)) => {
+                claim.room = self.twin_of(&claim.room);
+                Frame { link: frame.link, body: Body::Claim(claim) }.encode().ok()
+            }
+            _ => Some(bytes),
+        }
+    }
+
+    /// The same for frames that say how long something holds, or that it is over.
+    fn sabotage_answer(
+        &mut self,
+        planted: Planted,
+        (from, to): (LifeId, LifeId),
+        frame: Frame,
+        bytes: Bytes,
+    ) -> Option<Bytes> {
+        match (planted, frame.body) {
+            (Planted::QuietLie, Body::Failed(failed)) => {
+                let body = Body::Failed(Failed { quiet: true, ..failed });
+                Frame { link: frame.link, body }.encode().ok()
+            }
+            (Planted::LeaseInflated, Body::Granted(mut granted)) => {
+                granted.lease_ms *= 4;
+                Frame { link: frame.link, body: Body::Granted(granted) }.encode().ok()
+            }
+            (Planted::LeaseInflated, Body::HeartbeatAck(mut ack)) => {
+                ack.lease_ms *= 4;
+                Frame { link: frame.link, body: Body::HeartbeatAck(ack) }.encode().ok()
+            }
+            (Planted::HeartbeatForged, Body::Heartbeat(heartbeat)) => {
+                if let Some(&link) = self.service.sabotage.links.get(&(from, to)) {
+                    let Heartbeat { beat, attempts, .. } = heartbeat;
+                    let body = Body::HeartbeatAck(HeartbeatAck { beat, lease_ms: 20, attempts });
+                    let bytes = Frame { link, body }.encode().ok()?;
+                    self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, bytes });
+                }
+                Some(bytes)
+            }
+            (Planted::AckBeforeQuiet, Body::Abort(abort)) => {
+                if let Some(&link) = self.service.sabotage.links.get(&(from, to)) {
+                    let body = Body::AbortAck(AbortAck { attempt: abort.attempt });
+                    let bytes = Frame { link, body }.encode().ok()?;
+                    self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, bytes });
+                }
+                Some(bytes)
+            }
+            _ => Some(bytes),
+        }
+    }
+
+    /// Another room that is equal but for its suffix.
+    fn twin_of(&self, room: &Room) -> Room {
+        let mut others = self.service.ledger.legs.iter().map(|leg| &leg.room);
+        others.find(|other| *other != room && Ledger::rooms_match(other, room)).unwrap_or(room).clone()
+    }
+
+    /// Changes a frame that arrives at `at`, though it was meant for `to`; `None` if it does not arrive.
+    pub(crate) fn sabotage_delivery(
+        &mut self,
+        (from, to): (LifeId, LifeId),
+        at: LifeId,
+        bytes: Bytes,
+    ) -> Option<Bytes> {
+        let Some(planted) = self.planted else { return Some(bytes) };
+        let bytes = self.mishear(planted, (from, at), bytes)?;
+        if matches!(self.planted, Some(Planted::OneSourceEnough | Planted::OneSiblingEnough)) {
+            self.forge_others(from, at, &bytes);
+        }
+        if self.planted != Some(Planted::FenceDropped) || to == at {
+            return Some(bytes);
+        }
+        let Ok(mut frame) = Frame::decode(&bytes) else { return Some(bytes) };
+        if let Body::Hello(hello) = &mut frame.body {
+            // As if the one to whom it is said did not look whom it means.
+            hello.to = self.hosts[at].incarnation;
+        } else if let Some(&link) = self.service.sabotage.links.get(&(at, from)) {
+            frame.link = link;
+        }
+        Some(frame.encode().unwrap_or(bytes))
+    }
+}

@@ -1,0 +1,111 @@
+//! Planted bugs of the lease protocol: how readers judge grants and answers, and how senders keep them.
+
+use bytes::Bytes;
+use kv_core::Attempt;
+use kv_core::wire::{Body, Frame, HeartbeatAck, Link, Release};
+
+use crate::kv::ledger::Side;
+use crate::kv::service::KvWorld;
+use crate::net::calendar::Event;
+use crate::net::lives::LifeId;
+use crate::planted::Planted;
+
+impl KvWorld {
+    /// What of a frame is heard; `None` for nothing.
+    pub(super) fn mishear(
+        &mut self,
+        planted: Planted,
+        (from, at): (LifeId, LifeId),
+        bytes: Bytes,
+    ) -> Option<Bytes> {
+        let Ok(mut frame) = Frame::decode(&bytes) else { return Some(bytes) };
+        match (planted, &mut frame.body) {
+            (Planted::NoProof, Body::Granted(granted)) => granted.lease_ms = 1 << 40,
+            (Planted::NoProof, Body::HeartbeatAck(ack)) => ack.lease_ms = 1 << 40,
+            (Planted::ProofFromReceipt, Body::Granted(granted)) => {
+                granted.lease_ms += self.age(at, granted.beat);
+            }
+            (Planted::ProofFromReceipt, Body::HeartbeatAck(ack)) => ack.lease_ms += self.age(at, ack.beat),
+            (Planted::NoMargin, Body::Granted(granted)) => granted.lease_ms = granted.lease_ms * 32 / 31 + 1,
+            (Planted::NoMargin, Body::HeartbeatAck(ack)) => ack.lease_ms = ack.lease_ms * 32 / 31 + 1,
+            (Planted::RenewalsIgnored, Body::Heartbeat(heartbeat)) if self.sends(at) => {
+                self.answer_in_its_place(at, heartbeat.beat, &heartbeat.attempts);
+                return None;
+            }
+            (Planted::AnsweredAfterFailure, Body::Heartbeat(heartbeat)) if !self.sends(at) => {
+                self.answer_in_its_place(at, heartbeat.beat, &heartbeat.attempts);
+                return None;
+            }
+            (Planted::FreedByFirst, Body::Release(_)) => self.overwrite(at),
+            (Planted::EagerRelease, Body::Granted(granted)) => {
+                let attempts = vec![(granted.attempt.0, 1)];
+                self.forge((at, from), Body::Release(Release { floor: Attempt(0), attempts }));
+            }
+            (Planted::DeafToReleased, Body::Released(_)) => return None,
+            _ => return Some(bytes),
+        }
+        frame.encode().ok()
+    }
+
+    /// True if a sender on a life has not ended.
+    fn sends(&self, life: LifeId) -> bool {
+        self.service
+            .ledger
+            .legs
+            .iter()
+            .any(|leg| leg.life == Some(life) && leg.side == Side::Sender && leg.is_open())
+    }
+
+    /// Remembers when a question about a lease was asked.
+    pub(super) fn note_beat(&mut self, life: LifeId, body: &Body) {
+        let beat = match body {
+            Body::Claim(claim) => claim.beat,
+            Body::Heartbeat(heartbeat) => heartbeat.beat,
+            _ => return,
+        };
+        self.service.sabotage.beats.insert((life, beat), self.lives[life].clock.local(self.now));
+    }
+
+    /// How long ago a heartbeat or claim was sent, in milliseconds.
+    fn age(&self, life: LifeId, beat: u64) -> u64 {
+        let now = self.lives[life].clock.local(self.now);
+        self.service.sabotage.beats.get(&(life, beat)).map_or(0, |&sent| (now - sent).as_millis() as u64)
+    }
+
+    /// Every reader of a host is told that its heartbeat was good.
+    fn answer_in_its_place(&mut self, host: LifeId, beat: u64, attempts: &[(u64, u32)]) {
+        let lease_ms = self.service.params.physics.timing.kv_lease_duration.as_millis() as u64 * 2 / 3;
+        for reader in 0..self.hosts.len() {
+            let alive = self.lives[reader].alive;
+            if alive && reader != host && self.service.sabotage.links.contains_key(&(reader, host)) {
+                let ack = HeartbeatAck { beat, lease_ms, attempts: attempts.to_vec() };
+                self.forge((host, reader), Body::HeartbeatAck(ack));
+            }
+        }
+    }
+
+    /// Says something in the name of a life.
+    fn forge(&mut self, (from, to): (LifeId, LifeId), body: Body) {
+        let link = self.service.sabotage.links.get(&(to, from)).copied().unwrap_or(Link::NONE);
+        if let Ok(bytes) = (Frame { link, body }).encode() {
+            self.calendar.enter(self.now + 1, Event::Frame { from, to, bytes });
+        }
+    }
+
+    /// Somebody else uses all pages of a host, as far as senders have them.
+    pub(super) fn overwrite(&mut self, life: LifeId) {
+        if self.hosts[life].slot < self.service.params.physics.prefills {
+            (0..self.memories[life].pages.len() as u32)
+                .for_each(|page| self.memories[life].poison_page(page));
+        }
+    }
+
+    /// True if the timers of a life never ring.
+    pub(crate) fn is_deaf(&self, life: LifeId) -> bool {
+        match self.planted {
+            Some(Planted::DeafToTime) => true,
+            Some(Planted::NeverExpires) => self.hosts[life].slot < self.service.params.physics.prefills,
+            _ => false,
+        }
+    }
+}

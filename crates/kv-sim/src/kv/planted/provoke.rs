@@ -1,0 +1,106 @@
+//! What a planted bug changes of the parameters: what nodes believe, and what gives the bug an occasion.
+
+use std::time::Duration;
+
+use kv_core::proto::Limits;
+
+use super::ranks;
+use crate::kv::params::Params;
+use crate::planted::Planted;
+
+impl Planted {
+    /// Changes what nodes believe their parameters are.
+    pub(crate) fn loosen(self, params: &mut Params) {
+        match self {
+            Planted::Boundless => {
+                params.limits = Limits { max_post_bytes: params.limits.max_post_bytes, ..Limits::default() };
+            }
+            Planted::Overposted => params.max_inflight = 1024,
+            Planted::StageOffByOne => ranks::count_stages_wrongly(params),
+            _ => {}
+        }
+    }
+
+    /// Changes what a world's seed decided, so that the bug has an occasion.
+    pub(crate) fn provoke(self, params: &mut Params) {
+        if matches!(self, Planted::WriteIntoSuccessor | Planted::FenceDropped | Planted::HealedInName) {
+            (params.lossless, params.drizzle) = (false, false);
+        }
+        match self {
+            Planted::WriteIntoSuccessor => {
+                params.physics.dma.slow = 400;
+                params.physics.dma.time_max = params.physics.dma.time_max.max(100_000_000);
+                params.physics.chaos.crashes = params.physics.chaos.crashes.max(3);
+            }
+            Planted::FenceDropped => {
+                params.physics.chaos.crashes = 6;
+                params.requests = 12;
+                (params.physics.net.tail, params.physics.net.duplicate) = (600, 600);
+                params.physics.net.delay_max = 500_000_000;
+                params.physics.timing.session_deadline = Duration::from_secs(2);
+            }
+            Planted::RoomsConfused => {
+                (params.lossless, params.drizzle, params.suffixed) = (false, false, false);
+                (params.sched.twins, params.sched.abort) = (1000, 0);
+            }
+            Planted::LostState
+            | Planted::StateSwallowed
+            | Planted::StateAtFailure
+            | Planted::SkippedInWord => {
+                params.state_items = 6;
+            }
+            Planted::AuxOfFirstStage | Planted::AuxOfLastSibling => {
+                (params.aux_rows, params.sched.pull) = (8, 0);
+            }
+            Planted::NeighboursShare => params.state_items = 6,
+            Planted::OneSourceEnough
+            | Planted::OneSiblingEnough
+            | Planted::RangeOneShort
+            | Planted::FirstNotShifted
+            | Planted::SiblingsSendAll => params.sched.pull = 0,
+            Planted::PlaceForgotten => params.sched.layered = 0,
+            Planted::StageOffByOne => params.state_items = 0,
+            Planted::WrittenEarly => (params.sched.layered, params.sched.pull) = (1000, 0),
+            Planted::GrantedEarly => (params.sched.layered, params.sched.pull) = (1000, 1000),
+            Planted::HealedInName => {
+                params.physics.net.drop = 950;
+            }
+            _ => self.provoke_leases(params),
+        }
+    }
+
+    /// The same for bugs in what holds for a time only.
+    fn provoke_leases(self, params: &mut Params) {
+        match self {
+            Planted::LeaseInflated | Planted::HeartbeatForged | Planted::ClocksBeyondMargin => {
+                (params.lossless, params.drizzle) = (false, false);
+                params.sched.pull = 1000;
+                params.requests = 12;
+                params.physics.timing.kv_lease_duration = Duration::from_millis(30);
+                (params.physics.dma.slow, params.physics.dma.time_max) = (600, 200_000_000);
+                params.physics.net.drop = params.physics.net.drop.max(150);
+                if self == Planted::ClocksBeyondMargin {
+                    (params.physics.drift_ppm, params.physics.net.drop) = (400_000, 500);
+                }
+            }
+            Planted::PermissionFromAnswer => {
+                (params.lossless, params.drizzle) = (false, false);
+                (params.sched.pull, params.requests) = (0, 12);
+                (params.physics.ways.kinds, params.physics.ways.bound) = ([0, 0, 10], 1_000);
+                (params.physics.net.tail, params.physics.net.delay_max) = (600, 200_000_000);
+                (params.physics.dma.slow, params.physics.dma.time_max) = (600, 200_000_000);
+                params.physics.timing.write_permission = Duration::from_millis(50);
+                params.physics.chaos.breaks = 6;
+            }
+            Planted::EventsAsOfBefore => {
+                (params.lossless, params.drizzle, params.physics.driven) = (false, false, true);
+                (params.sched.pull, params.requests) = (1000, 12);
+                params.physics.timing.kv_lease_duration = Duration::from_millis(30);
+                (params.physics.dma.slow, params.physics.dma.time_max) = (600, 200_000_000);
+                // That the lease is over may not be heard, either.
+                (params.physics.chaos.pauses, params.physics.net.drop) = (8, 500);
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! The KV cache service in a simulated world: what a world has of it, and what its network asks of it.
+
+use bytes::Bytes;
+use kv_core::proto::{Command, Input, Node, NodeGauges, Output, Resource};
+use kv_core::wire::VERSION;
+use kv_core::{KvPoll, Op, SessionId, TransferError};
+
+use crate::clock::MS;
+use crate::kv::act::KvAct;
+use crate::kv::fact::{Fact, KvFact, View};
+use crate::kv::frames::show;
+use crate::kv::host::{Links, Stock, held_of};
+use crate::kv::invariants::Invariants;
+use crate::kv::ledger::Ledger;
+use crate::kv::memory::Memory;
+use crate::kv::params::Params;
+use crate::kv::request::{Plan, Request};
+use crate::kv::sabotage::Sabotage;
+use crate::kv::seen::Seen;
+use crate::kv::stats::KvCounters;
+use crate::net::calendar::Event;
+use crate::net::cost::Held;
+use crate::net::flight::Piece;
+use crate::net::lives::{LifeId, Slot};
+use crate::net::service::Service;
+use crate::net::world::World;
+use crate::planted::Planted;
+use crate::rng::Rng;
+use crate::trace::Trace;
+use crate::violation::Violation;
+
+/// A world whose hosts run the KV cache service.
+pub(crate) type KvWorld = World<Kv>;
+
+/// What a world has of the service.
+#[derive(Clone)]
+pub(crate) struct Kv {
+    pub(crate) params: Params,
+    pub(crate) ledger: Ledger,
+    /// What the scheduler of each life has.
+    pub(crate) stock: Vec<Stock>,
+    pub(crate) requests: Vec<Request>,
+    /// Of each leg, what its scheduler still means to do.
+    pub(crate) plans: Vec<Plan>,
+    pub(crate) to_serve: usize,
+    pub(crate) counters: KvCounters,
+    pub(crate) seen: Seen,
+    pub(crate) sabotage: Sabotage,
+    invariants: Invariants,
+}
+
+impl Kv {
+    /// A service that nobody has asked for anything.
+    pub(crate) fn new(params: Params, invariants: Invariants) -> Kv {
+        Kv {
+            ledger: Ledger::new(),
+            stock: Vec::new(),
+            requests: Vec::new(),
+            plans: Vec::new(),
+            to_serve: params.heal_requests,
+            counters: KvCounters {
+                lossless: u64::from(params.lossless),
+                drizzle: u64::from(params.drizzle),
+                unequal: u64::from(params.unequal.is_some()),
+                ..KvCounters::default()
+            },
+            seen: Seen::default(),
+            sabotage: Sabotage::default(),
+            invariants,
+            params,
+        }
+    }
+}
+
+impl KvWorld {
+    /// The world of a seed.
+    pub(crate) fn drawn(params: Params, planted: Option<Planted>, trace: Trace) -> KvWorld {
+        let physics = params.physics.clone();
+        World::new(Kv::new(params, Invariants::all()), physics, planted, trace)
+    }
+
+    /// A world of planes only: no nodes, no schedulers, nothing that is promised.
+    pub(crate) fn of_planes(params: Params) -> KvWorld {
+        let physics = params.physics.clone();
+        World::new(Kv::new(params, Invariants::none()), physics, None, Trace::keeping(0))
+    }
+
+    /// A world whose events somebody else chooses: nothing is drawn. With a bug planted, only what it must
+    /// break is looked at.
+    pub(crate) fn still(params: Params, planted: Option<Planted>) -> KvWorld {
+        let physics = params.physics.clone();
+        let meant = planted.map_or_else(Invariants::all, |planted| Invariants::only(planted.caught_by()));
+        let world = World::new(Kv::new(params, meant), physics, planted, Trace::keeping(0));
+        World { rng: Rng::still(), ..world }
+    }
+
+    /// Something will happen at this moment.
+    pub(crate) fn enter(&mut self, at: u64, act: KvAct) {
+        self.calendar.enter(at, Event::Act(act));
+    }
+}
+
+impl Service for Kv {
+    type Machine = Node;
+    type Memory = Memory;
+    type Act = KvAct;
+    type Gauges = NodeGauges;
+    type Own<'a> = KvFact<'a>;
+    type Stranger = Links;
+
+    fn boot(world: &mut KvWorld, slot: Slot) {
+        world.boot_kv(slot);
+    }
+
+    fn act(world: &mut KvWorld, act: KvAct) {
+        match act {
+            KvAct::Do { leg, act } => world.act(leg, act),
+            KvAct::Check(check) => world.check(check),
+            KvAct::Serve => world.serve_one(),
+        }
+    }
+
+    fn status(
+        world: &mut KvWorld,
+        life: LifeId,
+        session: SessionId,
+        to: KvPoll,
+        why: Option<&TransferError>,
+    ) {
+        world.status(life, session, to, why);
+    }
+
+    fn release(world: &mut KvWorld, life: LifeId, session: SessionId, resource: Resource) {
+        match resource {
+            Resource::Pages(pages) => world.release(life, session, pages),
+            Resource::Groups { groups, skipped } => world.release_items(life, session, groups, &skipped),
+        }
+    }
+
+    fn gauges(node: &Node) -> NodeGauges {
+        node.gauges()
+    }
+
+    fn held(gauges: &NodeGauges) -> Held {
+        held_of(gauges)
+    }
+
+    fn observe(world: &mut KvWorld, fact: &Fact<'_>) -> Result<(), Violation> {
+        let Kv { params, ledger, invariants, .. } = &mut world.service;
+        let view = View {
+            now: world.now,
+            params,
+            lives: &world.lives,
+            last_change: world.last_change,
+            ledger,
+            memories: &world.memories,
+            flights: &world.flights,
+            ways: &world.ways,
+            healed: world.healed.is_some(),
+        };
+        invariants.observe(&view, fact)
+    }
+
+    fn show(frame: &[u8]) -> String {
+        show(frame)
+    }
+
+    fn begin(world: &mut KvWorld) {
+        world.plan_requests();
+    }
+
+    fn place(world: &KvWorld, act: &KvAct) -> Option<LifeId> {
+        let KvAct::Do { leg, .. } = *act else { return None };
+        let leg = &world.service.ledger.legs[leg];
+        leg.life.or(world.slots[leg.slot])
+    }
+
+    fn go_on(world: &mut KvWorld) -> bool {
+        let more = world.service.to_serve > 0;
+        world.serve_one();
+        more
+    }
+
+    fn patience(world: &KvWorld) -> u64 {
+        1 + world.service.params.heal_requests as u64
+    }
+
+    fn is_gentle(world: &KvWorld) -> bool {
+        world.service.params.lossless || world.service.params.drizzle
+    }
+
+    fn heal(world: &mut KvWorld) {
+        world.end_liars();
+    }
+
+    fn healed(world: &mut KvWorld) {
+        if world.service.params.heal_eager {
+            for serve in 0..world.service.to_serve as u64 {
+                world.enter(world.now + world.grace() + 10 * MS * serve, KvAct::Serve);
+            }
+        }
+    }
+
+    fn shut_down(world: &mut KvWorld, life: LifeId) {
+        world.feed(life, "shutdown", Input::Command(Command::Shutdown));
+    }
+
+    /// Whoever may do something until a moment may have a clock that is ahead; whoever waits for that
+    /// moment to pass may not.
+    fn may_jump(world: &KvWorld, slot: Slot) -> bool {
+        let params = &world.service.params;
+        params.sched.pull == if slot < params.physics.prefills { 0 } else { 1000 }
+    }
+
+    fn sent(world: &mut KvWorld, life: LifeId, frame: &Bytes) {
+        world.tell_granted(life, frame);
+    }
+
+    fn overheard(world: &mut KvWorld, from: Slot, to: LifeId, frame: &Bytes) {
+        const HELLO: u8 = 1;
+        let liars = world.service.params.physics.net.liars;
+        if frame.get(2) == Some(&HELLO) && world.healed.is_none() && world.rng.chance(liars) {
+            world.greet_as_liar(from, to, frame);
+        }
+    }
+
+    fn tell_stranger(world: &mut KvWorld, from: LifeId, liar: LifeId, frame: &Bytes) {
+        world.tell_liar(from, liar, frame);
+    }
+
+    fn arrives(world: &mut KvWorld, from: LifeId, at: LifeId, frame: &Bytes) {
+        world.cover_frame(from, at, frame);
+        world.cover_lease(at, frame);
+    }
+
+    fn disguise(noise: &mut [u8]) {
+        if let [first, second, third, ..] = noise {
+            (*first, *second, *third) = (0x94, VERSION, *third % 24);
+        }
+    }
+
+    fn spoil_outputs(world: &mut KvWorld, life: LifeId, outputs: Vec<Output>) -> Vec<Output> {
+        world.sabotage_outputs(life, outputs)
+    }
+
+    fn spoil_gauges(world: &KvWorld, gauges: &mut NodeGauges) {
+        if world.planted == Some(Planted::LeakedSession) {
+            gauges.senders += 1;
+        }
+    }
+
+    fn spoil_sent(world: &mut KvWorld, (from, to): (LifeId, LifeId), frame: Bytes) -> Option<Bytes> {
+        world.sabotage_frame(from, to, frame)
+    }
+
+    fn spoil_arrival(world: &mut KvWorld, way: (LifeId, LifeId), at: LifeId, frame: Bytes) -> Option<Bytes> {
+        world.sabotage_delivery(way, at, frame)
+    }
+
+    fn spoil_pieces(world: &KvWorld, (life, target): (LifeId, LifeId), op: Op, pieces: &mut [Piece]) {
+        match world.planted {
+            Some(Planted::NeighboursShare) => world.take_neighbours_share(life, target, op, pieces),
+            Some(Planted::PlaceForgotten) => world.forget_places(life, target, op, pieces),
+            _ => {}
+        }
+    }
+
+    fn loses(world: &KvWorld, life: LifeId, piece: &Piece) -> bool {
+        world.loses_state(life, piece)
+    }
+
+    fn is_deaf(world: &KvWorld, life: LifeId) -> bool {
+        world.is_deaf(life)
+    }
+}

@@ -1,0 +1,150 @@
+//! What a campaign has seen of its sessions: how much, and which interesting events.
+
+use kv_core::{Cause, PeerCause};
+
+use crate::counters::Tally;
+use crate::counters::counters;
+
+counters! {
+/// What was seen of the sessions of one world, or of many.
+KvCounters {
+    /// Requests.
+    requests: "requests",
+    /// Sessions opened.
+    sessions: "sessions opened",
+    /// Sessions that succeeded.
+    successes: "sessions succeeded",
+    /// Sessions that failed.
+    failed: "sessions failed",
+    /// Requests of healed worlds that were served.
+    served: "requests served after healing",
+    /// Peers that lie.
+    liars: "fault: peers that lie",
+    /// What they said.
+    lies: "fault: valid frames that lie",
+    /// Sessions aborted by their scheduler.
+    aborts: "cover: aborts",
+    /// Aborts while posts were in flight.
+    abort_in_flight: "cover: aborts with posts in flight",
+    /// Registrations that arrived after the abort of the same attempt.
+    register_after_abort: "cover: Register handled after Abort of its attempt",
+    /// Completion notices delivered twice.
+    done_twice: "cover: the same Done handled twice",
+    /// Completion notices delivered out of order.
+    done_reordered: "cover: Done handled out of order",
+    /// Completion notices after the session had ended.
+    done_late: "cover: Done handled after its session's end",
+    /// Sessions served with several posts.
+    multi_part: "cover: sessions with several posts",
+    /// Worlds of engines that differ.
+    unequal: "cover: worlds of unequal engines",
+    /// Receivers with several sources that succeeded.
+    gathered: "cover: receivers served by several ranks",
+    /// Sender with several receivers that succeeded.
+    scattered: "cover: senders that served several ranks",
+    /// Receivers with sources on several pipeline stages that succeeded.
+    staged: "cover: receivers served by several stages",
+    /// Receivers with pages from several ranks that hold the same ones that succeeded.
+    shared: "cover: receivers served by context-parallel ranks",
+    /// Receivers whose pages were dealt to other numbers of ranks here and there that succeeded.
+    dealt: "cover: receivers of pages dealt otherwise",
+    /// Senders given other pages than their siblings.
+    miscounted: "cover: senders with other pages than their siblings",
+    /// Receivers with several sources and items of state groups that succeeded.
+    gathered_state: "cover: receivers of state served by several ranks",
+    /// Chunks given before they were computed.
+    begun: "cover: chunks given before they are computed",
+    /// Layers called final.
+    announced: "cover: announcements of layers",
+    /// Sender opened before the registration.
+    sender_first: "cover: sender opened first",
+    /// Registration before the sender.
+    receiver_first: "cover: receiver opened first",
+    /// Requests matched by base id.
+    base_match: "cover: success between different ids of one base",
+    /// Retries under the same base id.
+    retries: "cover: request retried under its base id",
+    /// Retries while the former half still was open.
+    ambiguous: "cover: opened while the same base was open",
+    /// Requests with another one of the same base.
+    twins: "cover: requests with a twin of the same base",
+    /// Requests with two receivers.
+    two_receivers: "cover: requests with two receivers",
+    /// Requests whose pages are read.
+    pulled: "cover: requests that are pulled",
+    /// Requests without a second half.
+    one_sided: "cover: requests with one half only",
+    /// Requests whose halves disagree.
+    disagreeing: "cover: requests whose halves disagree",
+    /// Arguments that cannot be right.
+    misuses: "cover: commands with wrong arguments",
+    /// Pages given back long after the failure.
+    quarantined: "cover: pages held beyond the end of their session",
+    /// Chunks that had to wait for pages.
+    starved: "cover: schedulers short of pages",
+    /// Halves with items of state groups.
+    stateful: "cover: halves with items of state groups",
+    /// Optional groups that a sender did not have.
+    skipped: "cover: groups left out",
+    /// Failures checked to be told.
+    told: "cover: failures that had to be told",
+    /// Worlds that lose frames, and nothing else.
+    drizzle: "cover: worlds in which requests must be served under loss",
+    /// Worlds without loss.
+    lossless: "cover: worlds without loss",
+}
+    /// Failed sessions by cause.
+    failures: Tally,
+}
+
+/// A short name of a failure's cause.
+pub fn cause_name(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::Aborted => "aborted here",
+        Cause::WorkerStopped => "worker stopped",
+        Cause::DeadlineExceeded { .. } => "deadline exceeded",
+        Cause::Bootstrap(_) => "bootstrap",
+        Cause::Connect(_) => "connect",
+        Cause::Incompatible(_) => "incompatible",
+        Cause::PeerLost => "peer lost",
+        Cause::PeerRestarted => "peer restarted",
+        Cause::PeerUnresponsive { .. } => "peer unresponsive",
+        Cause::ByPeer(cause) => peer_cause_name(cause),
+        Cause::PageCount { .. } => "page count",
+        Cause::TooManyPages { .. } => "too many pages",
+        Cause::InitOrder => "init order",
+        Cause::BadPages(_) => "bad pages",
+        Cause::BadAux { .. } => "bad aux",
+        Cause::AuxOneSided { .. } => "aux one-sided",
+        Cause::GroupItems { .. } => "group items",
+        Cause::Post(_) => "post",
+        Cause::LeaseExpired => "lease expired",
+        Cause::StaleGrant { .. } => "stale grant",
+        Cause::Protocol(_) => "protocol",
+        _ => "other",
+    }
+}
+
+fn peer_cause_name(cause: &PeerCause) -> &'static str {
+    match cause {
+        PeerCause::Aborted => "by peer: aborted",
+        PeerCause::WorkerStopped => "by peer: stopped",
+        PeerCause::DeadlineExceeded => "by peer: deadline",
+        PeerCause::PageCount { .. } => "by peer: page count",
+        PeerCause::AuxOneSided { .. } => "by peer: aux one-sided",
+        PeerCause::BadArguments => "by peer: bad arguments",
+        PeerCause::DataOperation => "by peer: data operation",
+        PeerCause::OtherRankLost => "by peer: other rank lost",
+        PeerCause::Incompatible(_) => "by peer: incompatible",
+        PeerCause::OutOfRange => "by peer: out of range",
+        PeerCause::Overloaded => "by peer: overloaded",
+        PeerCause::Unknown => "by peer: unknown",
+        PeerCause::LeaseExpired => "by peer: lease expired",
+        PeerCause::UnknownGrant { .. } => "by peer: unknown grant",
+        PeerCause::GrantConsumed { .. } => "by peer: grant consumed",
+        PeerCause::Mode { .. } => "by peer: mode",
+        PeerCause::Protocol => "by peer: protocol",
+        PeerCause::Internal => "by peer: internal",
+        _ => "by peer: other",
+    }
+}

@@ -1,0 +1,77 @@
+//! What a rank tells of itself to its peers.
+
+use kv_core::{KvArgs, KvArgsBuilder, Layout, Parallel, Region, RegionRole, StateGroup};
+
+use super::{Drafts, Lane, Unequal};
+use crate::kv::items::{DRAFTS, SLOTS};
+use crate::kv::memory::Memory;
+
+impl Unequal {
+    /// The description of a rank with this memory.
+    pub(crate) fn describe(
+        &self,
+        prefill: bool,
+        rank: u32,
+        memory: &Memory,
+        stateful: bool,
+    ) -> KvArgsBuilder {
+        let engine = self.engine(prefill);
+        let pp_size = engine.stages.len() as u32;
+        let place = engine.place(rank);
+        let parallel = Parallel {
+            tp_size: engine.tp,
+            tp_rank: place.tp,
+            pp_size,
+            pp_rank: place.stage,
+            cp_size: engine.cp,
+            cp_rank: place.cp,
+            ..Parallel::default()
+        };
+        let layout = Layout {
+            axes: engine.axes,
+            context_size: engine.context,
+            context_rank: place.context,
+            total_kv_heads: if self.latent { 0 } else { self.heads },
+            stages: engine.stages.iter().map(|stage| (stage.start, stage.end)).collect(),
+            groups: if stateful { self.groups_of(prefill, rank) } else { Vec::new() },
+            ..Layout::default()
+        };
+        let mut builder = KvArgs::builder(if prefill { "p" } else { "d" }, rank)
+            .pages(memory.pages.len() as u32, engine.page_size)
+            .heads(self.heads_of(prefill, rank, Lane::Kv).len() as u32, 1)
+            .parallel(parallel)
+            .layout(layout);
+        let lanes = [Lane::Kv, Lane::Group(SLOTS), Lane::Group(DRAFTS)];
+        let mut cells = lanes.map(|lane| self.cells(prefill, rank, lane).into_iter());
+        for (number, region) in (1..).zip(memory.regions()) {
+            let (len, item_len) = (region.bytes.len() as u64, region.item_len as u64);
+            let shape = Region::dram(region.role, number << 20, len, item_len).group(region.group);
+            let cell = match region.role {
+                RegionRole::Kv => cells[0].next(),
+                RegionRole::Aux => None,
+                RegionRole::State => cells[1 + usize::from(region.group)].next(),
+            };
+            builder = builder.region(match cell {
+                Some(cell) => shape.layers(cell.layers).holds(cell.holds),
+                None => shape,
+            });
+        }
+        builder
+    }
+
+    fn groups_of(&self, prefill: bool, rank: u32) -> Vec<StateGroup> {
+        let heads = |group: usize| {
+            let here = self.heads_of(prefill, rank, Lane::Group(group)).len() as u32;
+            (here, self.groups[group].heads)
+        };
+        let (here, total) = heads(SLOTS);
+        let mut groups = vec![StateGroup::slots(here, total)];
+        if self.engine(prefill).drafts != Drafts::Unknown {
+            let (here, total) = heads(DRAFTS);
+            let tokens = self.tokens_of(prefill, Lane::Group(DRAFTS));
+            let pages = StateGroup::pages(tokens, here, total);
+            groups.push(if self.windows { pages } else { pages.optional() });
+        }
+        groups
+    }
+}

@@ -1,0 +1,256 @@
+//! Engines that hold the cache of one model differently: other tensor-parallel sizes, other pipeline
+//! stages, other pages and layouts, other shares of state groups, other context-parallel groups.
+//!
+//! What is known here of who sends what to whom is told from the model alone, not from kv-core.
+
+mod cells;
+mod context;
+mod describe;
+mod meet;
+mod name;
+mod place;
+
+use std::ops::Range;
+
+use kv_core::Axis;
+use kv_core::layout::Axes;
+
+use crate::kv::items::{DRAFTS, GROUPS};
+use crate::rng::Rng;
+
+pub use name::Name;
+pub use place::Deal;
+
+/// A model, and two engines that serve it.
+#[derive(Debug, Clone)]
+pub struct Unequal {
+    /// Layers of the model.
+    pub layers: u32,
+    /// Its KV heads; one if its cache is a latent one.
+    pub heads: u32,
+    /// Every rank has all of a latent cache.
+    pub latent: bool,
+    /// Bytes of a head of a token.
+    pub atom: u32,
+    /// Its state groups, which worlds without state do not have.
+    pub groups: [Group; GROUPS],
+    /// The pages of the second group are those of a sliding window, which nobody may leave out.
+    pub windows: bool,
+    /// Prefill and decode.
+    pub engines: [Engine; 2],
+}
+
+/// A state group of the model.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Heads of an item, over all tensor-parallel ranks.
+    pub heads: u32,
+    /// The layers that have it: a stage without any of them knows the group, and has no item of it.
+    pub layers: Range<u32>,
+    /// Kinds of bytes: states of a slot; a draft page has keys and values.
+    pub kinds: u8,
+}
+
+/// How an engine holds the cache.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    /// Tensor-parallel ranks of each stage.
+    pub tp: u32,
+    /// How often each of these is there: ranks that hold the same pages, and share the sending.
+    pub cp: u32,
+    /// Among how many neighbouring tensor-parallel ranks the pages of a request are dealt.
+    pub context: u32,
+    /// The layers of its pipeline stages, in order.
+    pub stages: Vec<Range<u32>>,
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// How items lie, outermost first.
+    pub axes: Axes,
+    /// Keys and values in one region.
+    pub packed: bool,
+    /// Layers in one region.
+    pub per_region: u32,
+    /// Tokens of a draft page.
+    pub draft_tokens: u32,
+    /// Whether it has draft pages.
+    pub drafts: Drafts,
+}
+
+/// What an engine has of the optional group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drafts {
+    /// All that its layers have.
+    Held,
+    /// It knows of them, and has none.
+    Empty,
+    /// It does not know of them.
+    Unknown,
+}
+
+/// Pages, or items of a state group: what has a numbering of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// Pages.
+    Kv,
+    /// Items of a state group.
+    Group(usize),
+}
+
+impl Unequal {
+    /// Two engines of one model.
+    pub(crate) fn draw(rng: &mut Rng) -> Unequal {
+        let latent = rng.chance(250);
+        let heads = if latent { 1 } else { rng.pick(&[1, 2, 4, 8]) };
+        let layers = rng.pick(&[1, 2, 2, 3, 3, 4]);
+        let groups = [0, 1].map(|group| {
+            let first = rng.below(u64::from(layers)) as u32;
+            let end = first + 1 + rng.below(u64::from(layers - first)) as u32;
+            let kinds = if group == DRAFTS { 2 } else { rng.pick(&[1, 1, 2]) };
+            Group { heads: rng.pick(&[1, 2, 4, 4]), layers: first..end, kinds }
+        });
+        let mut engines = [0, 1].map(|_| Engine::draw(rng, latent, layers));
+        let windows = rng.chance(300);
+        if windows {
+            engines.iter_mut().for_each(|engine| engine.drafts = Drafts::Held);
+        }
+        Unequal { layers, heads, latent, atom: 1 + rng.below(2) as u32, groups, windows, engines }
+    }
+
+    pub(super) fn engine(&self, prefill: bool) -> &Engine {
+        &self.engines[usize::from(!prefill)]
+    }
+
+    /// Tokens of a page.
+    pub(crate) fn page_size(&self, prefill: bool) -> usize {
+        self.engine(prefill).page_size as usize
+    }
+
+    /// Tokens of an item of a state group; one of a slot.
+    pub(crate) fn item_tokens(&self, prefill: bool, group: usize) -> usize {
+        self.tokens_of(prefill, Lane::Group(group)) as usize
+    }
+
+    fn tokens_of(&self, prefill: bool, lane: Lane) -> u32 {
+        match lane {
+            Lane::Kv => self.engine(prefill).page_size,
+            Lane::Group(DRAFTS) => self.engine(prefill).draft_tokens,
+            Lane::Group(_) => 1,
+        }
+    }
+
+    /// The layers of a rank's stage: those that it may be told of.
+    pub(crate) fn layers_of(&self, prefill: bool, rank: u32) -> Range<u32> {
+        let engine = self.engine(prefill);
+        engine.stages.get(engine.place(rank).stage as usize).cloned().unwrap_or(0..0)
+    }
+
+    /// True if a rank has items of a state group.
+    pub(crate) fn holds_group(&self, prefill: bool, rank: u32, group: usize) -> bool {
+        !self.lane_layers(prefill, rank, Lane::Group(group)).is_empty()
+    }
+
+    /// The layers that a rank holds of a lane.
+    fn lane_layers(&self, prefill: bool, rank: u32, lane: Lane) -> Range<u32> {
+        let stage = self.layers_of(prefill, rank);
+        match lane {
+            Lane::Kv => stage,
+            Lane::Group(DRAFTS) if self.engine(prefill).drafts != Drafts::Held => 0..0,
+            Lane::Group(group) => {
+                let layers = &self.groups[group].layers;
+                stage.start.max(layers.start)..stage.end.min(layers.end)
+            }
+        }
+    }
+}
+
+impl Engine {
+    fn draw(rng: &mut Rng, latent: bool, layers: u32) -> Engine {
+        let mut axes = [Axis::Layer, Axis::Part, Axis::Token, Axis::Head];
+        rng.shuffle(&mut axes);
+        let tp = rng.pick(&[1, 2, 4]);
+        // Six ranks at most, before there is more than one of each: a world has enough to do with them.
+        let most = if tp == 4 { 1 } else { layers.min(3) };
+        let pp = rng.pick(&[1, 1, 2, 3]).min(most);
+        Engine {
+            tp,
+            cp: 1,
+            context: 1,
+            stages: cut(rng, layers, pp),
+            page_size: rng.pick(&[1, 2, 3, 4]),
+            axes,
+            packed: !latent && rng.chance(500),
+            per_region: rng.pick(&[1, layers, 2]).min(layers),
+            draft_tokens: rng.pick(&[1, 2, 4]),
+            drafts: rng.pick(&[Drafts::Held, Drafts::Held, Drafts::Held, Drafts::Empty, Drafts::Unknown]),
+        }
+    }
+
+    /// Its ranks: those of the first stage, then those of the second …; of a stage, those that are the
+    /// first among the ones with the same pages, then those that are the second …
+    pub(crate) fn ranks(&self) -> usize {
+        (self.tp * self.cp) as usize * self.stages.len()
+    }
+}
+
+/// Cuts layers into so many stages, evenly or not.
+fn cut(rng: &mut Rng, layers: u32, stages: u32) -> Vec<Range<u32>> {
+    let mut cuts: Vec<u32> = (1..layers).collect();
+    rng.shuffle(&mut cuts);
+    cuts.truncate(stages as usize - 1);
+    cuts.extend([0, layers]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_all_sources_send_is_what_a_rank_holds() {
+        for seed in 0..500 {
+            let pair = drawn(seed);
+            for dest in 0..pair.engines[1].ranks() as u32 {
+                let sources = pair.sources(dest);
+                assert_eq!(sources.iter().filter(|&&source| source == pair.aux_source(dest)).count(), 1);
+                // Where pages are dealt, there are no groups.
+                let dealt = pair.engines.iter().any(|engine| engine.context > 1);
+                let lanes = [Lane::Kv, Lane::Group(0), Lane::Group(1)];
+                for lane in lanes.into_iter().take(if dealt { 1 } else { 3 }) {
+                    let has = |rank| pair.engines[0].drafts == Drafts::Held || rank != Lane::Group(DRAFTS);
+                    let held: usize = pair.regions(false, dest, lane).iter().map(Vec::len).sum();
+                    let pages = if lane == Lane::Kv { 7 } else { 1 };
+                    let from = |source: u32| match lane {
+                        Lane::Kv => pair.tokens_from((source, usize::MAX), (dest, 2..2 + pages)),
+                        Lane::Group(_) => u64::from(pair.tokens_of(false, lane)),
+                    };
+                    let bytes = |&source: &u32| pair.bytes_per_token(lane, source, dest) * from(source);
+                    let sent: u64 = sources.iter().map(bytes).sum();
+                    assert_eq!(sent, if has(lane) { (held * pages) as u64 } else { 0 }, "seed {seed}");
+                }
+            }
+        }
+    }
+
+    fn drawn(seed: u64) -> Unequal {
+        Unequal::draw(&mut Rng::new(seed)).spread(&mut Rng::new(!seed), seed.is_multiple_of(2))
+    }
+
+    #[test]
+    fn every_stage_has_a_layer_and_every_layer_a_stage() {
+        let [mut uneven, mut shared, mut dealt] = [0; 3];
+        for seed in 0..500 {
+            let pair = drawn(seed);
+            for engine in &pair.engines {
+                let layers: Vec<u32> = engine.stages.iter().cloned().flatten().collect();
+                assert!(layers.into_iter().eq(0..pair.layers), "seed {seed}");
+                assert!(engine.stages.iter().all(|stage| !stage.is_empty()) && engine.ranks() <= 8);
+            }
+            uneven += usize::from(pair.engines[0].stages.len() != pair.engines[1].stages.len());
+            shared += usize::from(pair.engines[0].cp > 1);
+            dealt += usize::from(pair.engines[0].context != pair.engines[1].context);
+        }
+        assert!(uneven > 100, "{uneven} pairs with other numbers of stages");
+        assert!(shared > 50 && dealt > 10, "{shared} pairs with shared pages, {dealt} with dealt ones");
+    }
+}

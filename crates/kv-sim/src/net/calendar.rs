@@ -1,0 +1,138 @@
+//! What will happen, and when.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+use bytes::Bytes;
+use kv_core::{BootstrapError, LookupId, PeerId, PlaneError, PostId, RankRecord};
+
+use crate::net::flight::WayId;
+use crate::net::lives::LifeId;
+
+/// Something that happens at one moment of virtual time.
+#[derive(Debug, Clone)]
+pub enum Event<A> {
+    /// A node's timer rings, unless it was set anew since.
+    Timer { life: LifeId, generation: u32 },
+    /// A frame arrives.
+    Frame { from: LifeId, to: LifeId, bytes: Bytes },
+    /// A plane or bootstrap client reports something to its node.
+    Report { life: LifeId, report: Report },
+    /// A read moves its pieces up to this one.
+    Move { flight: usize, upto: usize },
+    /// The next slice of a write begins, if it may.
+    Begin { flight: usize },
+    /// The slice of a write that is under way ends.
+    End { flight: usize },
+    /// The driver of a host has a turn.
+    Turn { life: LifeId },
+    /// A post ends.
+    Land { flight: usize },
+    /// Somebody of the service does something: a scheduler, an oracle.
+    Act(A),
+    /// A fault begins or ends.
+    Strike(Strike),
+    /// Faults stop for good.
+    Heal,
+}
+
+/// What a node is told by what surrounds it.
+#[derive(Debug, Clone)]
+pub enum Report {
+    Posted { post: PostId, result: Result<(), PlaneError> },
+    Connected { peer: PeerId, way: WayId },
+    ConnectFailed { peer: PeerId, way: WayId },
+    PeerGone { peer: PeerId, way: WayId },
+    Revoked { peer: PeerId },
+    Found { lookup: LookupId, ranks: Vec<RankRecord> },
+    LookupFailed { lookup: LookupId, error: BootstrapError },
+    SpuriousTimeout,
+    Garbage { bytes: Bytes },
+}
+
+/// Faults that have a moment.
+#[derive(Debug, Clone, Copy)]
+pub enum Strike {
+    Crash { slot: usize, down_for: u64 },
+    Boot { slot: usize },
+    Publish { life: LifeId },
+    Pause { slot: usize, span: u64 },
+    Jump { life: LifeId, ahead: u64 },
+    Partition { from: usize, to: usize, both_ways: bool, span: u64 },
+    Break { from: usize, to: usize, refused: u64 },
+    Shutdown { slot: usize },
+}
+
+#[derive(Clone)]
+struct Entry<A> {
+    at: u64,
+    order: u64,
+    event: Event<A>,
+}
+
+impl<A> PartialEq for Entry<A> {
+    fn eq(&self, other: &Entry<A>) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+impl<A> Eq for Entry<A> {}
+impl<A> PartialOrd for Entry<A> {
+    fn partial_cmp(&self, other: &Entry<A>) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<A> Ord for Entry<A> {
+    fn cmp(&self, other: &Entry<A>) -> Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// Events in order of time; those of one moment in the order in which they were entered.
+#[derive(Clone)]
+pub struct Calendar<A> {
+    heap: BinaryHeap<Reverse<Entry<A>>>,
+    entered: u64,
+}
+
+impl<A> Default for Calendar<A> {
+    fn default() -> Calendar<A> {
+        Calendar { heap: BinaryHeap::new(), entered: 0 }
+    }
+}
+
+impl<A> Calendar<A> {
+    /// Something will happen at this moment.
+    pub fn enter(&mut self, at: u64, event: Event<A>) {
+        self.entered += 1;
+        self.heap.push(Reverse(Entry { at, order: self.entered, event }));
+    }
+
+    /// The next event, if its moment is not after this one.
+    pub fn next_until(&mut self, until: u64) -> Option<(u64, Event<A>)> {
+        let due = self.heap.peek().is_some_and(|Reverse(entry)| entry.at <= until);
+        if due { self.next() } else { None }
+    }
+
+    /// The next event.
+    pub fn next(&mut self) -> Option<(u64, Event<A>)> {
+        self.heap.pop().map(|Reverse(entry)| (entry.at, entry.event))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_in_order_of_time_then_of_entry() {
+        let mut calendar = Calendar::<()>::default();
+        for (at, flight) in [(5, 0), (3, 1), (5, 2), (3, 3)] {
+            calendar.enter(at, Event::Land { flight });
+        }
+        let mut order = Vec::new();
+        while let Some((at, Event::Land { flight })) = calendar.next() {
+            order.push((at, flight));
+        }
+        assert_eq!(order, [(3, 1), (3, 3), (5, 0), (5, 2)]);
+    }
+}

@@ -1,0 +1,56 @@
+//! What hosts ask bootstrap servers, and what these answer.
+
+use kv_core::{BootstrapError, LookupId, RankQuery, RankRecord};
+
+use crate::clock::{MS, US};
+use crate::net::calendar::{Event, Report, Strike};
+use crate::net::lives::{LifeId, life_of};
+use crate::net::service::Service;
+use crate::net::world::World;
+
+impl<S: Service> World<S> {
+    pub(crate) fn publish_later(&mut self, life: LifeId) {
+        let delay = if life < self.slots.len() { 0 } else { self.rng.below(20 * MS) };
+        self.calendar.enter(self.now + delay, Event::Strike(Strike::Publish { life }));
+    }
+
+    pub(crate) fn publish(&mut self, life: LifeId) {
+        let host = &self.hosts[life];
+        if let Some(addr) = host.published.as_deref().filter(|_| self.lives[life].alive) {
+            self.servers.publish(addr, life, host.record.clone());
+        }
+    }
+
+    pub(crate) fn lookup(&mut self, life: LifeId, lookup: LookupId, addr: &str, query: &RankQuery) {
+        self.counters.lookups += 1;
+        let params = self.params.lookup.clone();
+        let healthy = self.healed.is_some();
+        let delay = if healthy { params.delay } else { self.rng.tail(params.delay, params.delay_max) };
+        let mut delay = delay + US;
+        if !healthy && self.rng.chance(params.fail) {
+            self.counters.lookup_failures += 1;
+            let error = BootstrapError::TimedOut;
+            return self.report_later(delay, life, Report::LookupFailed { lookup, error });
+        }
+        let answer = self.servers.lookup(self.now, addr, query);
+        if !healthy && self.rng.chance(params.stale) {
+            // The answer is of now, but takes so long that it may be of a former life.
+            delay += self.rng.tail(20 * MS, 300 * MS);
+        }
+        let report = match answer {
+            Ok(ranks) => {
+                let dead = |rank: &RankRecord| {
+                    let life = life_of(&rank.metadata);
+                    life.is_some_and(|life| !self.lives[life].alive)
+                };
+                self.counters.lookup_stale += u64::from(ranks.iter().any(dead));
+                Report::Found { lookup, ranks }
+            }
+            Err(error) => {
+                self.counters.lookup_failures += 1;
+                Report::LookupFailed { lookup, error }
+            }
+        };
+        self.report_later(delay, life, report);
+    }
+}

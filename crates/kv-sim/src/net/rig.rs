@@ -1,0 +1,393 @@
+//! A host that runs the worker's own loop (`kv-poll`'s driver) instead of having its node fed: over a
+//! plane and a bootstrap client that hand everything on to the world, and a clock that may be found to
+//! have gone on between any two looks at anything.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use kv_core::machine::{Input, Machine, Output};
+use kv_core::{
+    BootstrapClient, BootstrapError, BootstrapEvent, LookupId, PeerId, Plane, PlaneError, PlaneEvent,
+    PlaneWait, Post, PostId, RankQuery, RankRecord, Region, Time, WorkerId, WriteFence,
+};
+use kv_poll::worker::{Clock as WorkerClock, Driver, Setup, Turn};
+
+use crate::clock::Clock;
+use crate::net::cost::{Cost, Held};
+use crate::net::lives;
+use crate::net::lives::{LifeId, PLANE, life_of};
+use crate::net::params::{Physics, WayParams};
+use crate::net::way::fence_between;
+use crate::planted::Planted;
+use crate::rng::Rng;
+
+/// The question whose answer stands for a command of the scheduler.
+const COMMAND: LookupId = LookupId(u64::MAX);
+/// Most turns in a row without any sleep.
+const MAX_TURNS: usize = 64;
+
+/// A driver, and the desk across which it deals with the world.
+pub(crate) struct Rig<M: Machine, G: Send> {
+    driver: Driver<Tap<M, G>>,
+    desk: Desk<M, G>,
+}
+
+/// What is asked of a machine about what it holds.
+pub(crate) type Ask<M, G> = (fn(&M) -> G, fn(&G) -> Held);
+
+/// What turns have brought about.
+pub(crate) struct Turned<M: Machine, G> {
+    /// Everything that the node wanted, in order.
+    pub(crate) outputs: Vec<Output<M::Status, M::Resource, M::Failure>>,
+    /// The last reading of the clock.
+    pub(crate) now: Time,
+    /// When the driver wants its next turn, at the latest.
+    pub(crate) next: Option<Time>,
+    /// What the node holds.
+    pub(crate) gauges: G,
+    /// What each of its inputs has cost.
+    pub(crate) costs: Vec<Cost>,
+    /// It never came to rest.
+    pub(crate) restless: bool,
+}
+
+/// What a driver is told other than by its plane.
+enum Told<C> {
+    Command(C),
+    Answer(BootstrapEvent),
+}
+
+struct State<M: Machine, G> {
+    clock: Clock,
+    rng: Rng,
+    /// Global time.
+    now: u64,
+    /// When the host was stopped, if it still stands where it stood then.
+    stopped: Option<u64>,
+    /// What came, and when.
+    events: VecDeque<(u64, PlaneEvent)>,
+    told: VecDeque<(u64, Told<M::Command>)>,
+    commands: VecDeque<M::Command>,
+    outputs: Vec<Output<M::Status, M::Resource, M::Failure>>,
+    gauges: G,
+    costs: Vec<Cost>,
+    life: LifeId,
+    ways: (u64, WayParams),
+    peers: BTreeMap<PeerId, LifeId>,
+    last: Time,
+    /// With a planted bug: the reading before the plane was polled.
+    before: Option<Time>,
+    planted: Option<Planted>,
+}
+
+impl<M: Machine, G> State<M, G> {
+    /// The global time at which the driver looks at something.
+    fn look(&mut self) -> u64 {
+        if let Some(stopped) = self.stopped {
+            if !self.rng.chance(250) {
+                return stopped;
+            }
+            self.stopped = None;
+        }
+        self.now
+    }
+
+    fn read(&mut self) -> Time {
+        let at = self.look();
+        self.last = self.last.max(self.clock.local(at));
+        self.before.unwrap_or(self.last)
+    }
+}
+
+struct Desk<M: Machine, G>(Arc<Mutex<State<M, G>>>);
+
+impl<M: Machine, G> Clone for Desk<M, G> {
+    fn clone(&self) -> Desk<M, G> {
+        Desk(Arc::clone(&self.0))
+    }
+}
+
+impl<M: Machine, G> Desk<M, G> {
+    fn open(&self) -> MutexGuard<'_, State<M, G>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
+    /// A driver of a node.
+    pub(crate) fn new(
+        (node, worker): (M, WorkerId),
+        ask: Ask<M, G>,
+        params: &Physics,
+        (life, clock, salt): (LifeId, Clock, u64),
+        planted: Option<Planted>,
+    ) -> Option<Rig<M, G>> {
+        let state = State {
+            clock,
+            rng: Rng::new(salt),
+            now: 0,
+            stopped: None,
+            events: VecDeque::new(),
+            told: VecDeque::new(),
+            commands: VecDeque::new(),
+            outputs: Vec::new(),
+            gauges: G::default(),
+            costs: Vec::new(),
+            life,
+            ways: (params.seed, params.ways.clone()),
+            peers: BTreeMap::new(),
+            last: Time::ZERO,
+            before: None,
+            planted,
+        };
+        let desk = Desk(Arc::new(Mutex::new(state)));
+        let setup = Setup { max_sessions: 1, command_queue: 1, ..Setup::new(worker) };
+        let machine = Tap { node, ask, desk: desk.clone() };
+        let [plane, client, own] = [desk.clone(), desk.clone(), desk.clone()];
+        let driver = Driver::new(machine, setup, Box::new(plane), Box::new(client), Box::new(own));
+        Some(Rig { driver: driver.ok()?, desk })
+    }
+
+    /// Puts what has come where the driver will find it.
+    pub(crate) fn tell(&mut self, now: u64, input: Input<M::Command>) {
+        let state = &mut *self.desk.open();
+        let event = match input {
+            Input::Frame { from, frame } => PlaneEvent::Frame { from, frame },
+            Input::Posted { post, result } => PlaneEvent::Posted { post, result },
+            Input::PeerGone { peer, end } => PlaneEvent::PeerGone { peer, end },
+            Input::Revoked { peer } => PlaneEvent::Revoked { peer },
+            Input::Command(command) => return state.told.push_back((now, Told::Command(command))),
+            Input::Found { lookup, ranks } => {
+                let answer = BootstrapEvent::Found { lookup, ranks };
+                return state.told.push_back((now, Told::Answer(answer)));
+            }
+            Input::LookupFailed { lookup, error } => {
+                let answer = BootstrapEvent::Failed { lookup, error };
+                return state.told.push_back((now, Told::Answer(answer)));
+            }
+            Input::Connected { .. } | Input::ConnectFailed { .. } | Input::Timeout => return,
+        };
+        state.events.push_back((now, event));
+    }
+
+    /// Turns until the driver wants to sleep. `stopped` tells since when the host was stopped until now,
+    /// somewhere in these turns.
+    pub(crate) fn turn(&mut self, now: u64, clock: Clock, stopped: Option<u64>) -> Turned<M, G> {
+        {
+            let state = &mut *self.desk.open();
+            (state.now, state.clock, state.stopped) = (now, clock, stopped);
+        }
+        let mut next = None;
+        let mut turns = 0;
+        loop {
+            turns += 1;
+            let turn = self.driver.turn();
+            let state = &mut *self.desk.open();
+            state.before = None;
+            let stood = state.stopped.take().is_some();
+            // What came after the driver had looked wakes it at once.
+            let more = stood || !state.events.is_empty() || !state.told.is_empty();
+            match turn {
+                Turn::Rest(_) if more && turns < MAX_TURNS => {}
+                Turn::Again if turns < MAX_TURNS => {}
+                Turn::Again | Turn::Ended(_) => break,
+                Turn::Rest(rest) => {
+                    next = rest.at_most.map(|span| state.last + span);
+                    break;
+                }
+            }
+        }
+        let state = &mut *self.desk.open();
+        Turned {
+            outputs: std::mem::take(&mut state.outputs),
+            now: state.last,
+            next,
+            gauges: state.gauges,
+            costs: std::mem::take(&mut state.costs),
+            restless: turns >= MAX_TURNS,
+        }
+    }
+
+    /// What the node holds.
+    pub(crate) fn gauges(&self) -> G {
+        self.desk.open().gauges
+    }
+}
+
+impl<M: Machine, G: Send> fmt::Debug for Rig<M, G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rig").field("driver", &self.driver).finish_non_exhaustive()
+    }
+}
+
+/// A node whose scheduler is the world's.
+struct Tap<M: Machine, G> {
+    node: M,
+    ask: Ask<M, G>,
+    desk: Desk<M, G>,
+}
+
+impl<M: Machine, G: Send> Machine for Tap<M, G> {
+    type Command = M::Command;
+    type Status = M::Status;
+    type Resource = M::Resource;
+    type Failure = M::Failure;
+    type Quarantine = M::Quarantine;
+
+    fn handle(&mut self, now: Time, input: Input<M::Command>) {
+        let input = match input {
+            Input::LookupFailed { lookup: COMMAND, .. } => {
+                let command = self.desk.open().commands.pop_front();
+                command.map_or(Input::Timeout, Input::Command)
+            }
+            input => input,
+        };
+        {
+            let state = &mut *self.desk.open();
+            let cost = Cost::of(&input, (self.ask.1)(&state.gauges));
+            state.costs.push(cost);
+        }
+        self.node.handle(now, input);
+    }
+
+    fn poll_output(&mut self) -> Option<Output<M::Status, M::Resource, M::Failure>> {
+        let state = &mut *self.desk.open();
+        loop {
+            let output = self.node.poll_output();
+            if let (Some(output), Some(cost)) = (&output, state.costs.last_mut()) {
+                cost.add(output);
+            }
+            match output {
+                Some(output @ (Output::Status { .. } | Output::Release { .. })) => state.outputs.push(output),
+                None => {
+                    state.gauges = (self.ask.0)(&self.node);
+                    if let Some(cost) = state.costs.last_mut() {
+                        cost.held = cost.held.or((self.ask.1)(&state.gauges));
+                    }
+                    return None;
+                }
+                output => return output,
+            }
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        self.node.next_timeout()
+    }
+
+    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
+        self.node.metadata_in(frame)
+    }
+}
+
+impl<M: Machine, G: Send> WorkerClock for Desk<M, G> {
+    fn now(&self) -> Time {
+        self.open().read()
+    }
+}
+
+impl<M: Machine, G: Send> Plane for Desk<M, G> {
+    fn name(&self) -> &'static str {
+        PLANE
+    }
+
+    fn register(&mut self, _: &Region) -> Result<(), PlaneError> {
+        Ok(())
+    }
+
+    fn metadata(&self) -> Result<Bytes, PlaneError> {
+        Ok(lives::metadata(self.open().life))
+    }
+
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+        let state = &mut *self.open();
+        state.outputs.push(Output::Connect { peer, metadata: Bytes::copy_from_slice(metadata) });
+        let target = life_of(metadata).ok_or(PlaneError::Metadata("it leads nowhere"))?;
+        state.peers.insert(peer, target);
+        Ok(())
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.open().outputs.push(Output::Disconnect { peer });
+    }
+
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+        self.open().outputs.push(Output::Send { peer, frame });
+        Ok(())
+    }
+
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+        self.open().outputs.push(Output::Post { peer, post });
+        Ok(())
+    }
+
+    fn cancel(&mut self, post: PostId) {
+        self.open().outputs.push(Output::Cancel { post });
+    }
+
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        self.open().outputs.push(Output::Permit { peer, until });
+    }
+
+    fn write_fence(&self, peer: PeerId) -> WriteFence {
+        let state = self.open();
+        let (seed, ways) = &state.ways;
+        let Some(&writer) = state.peers.get(&peer) else { return WriteFence::AtDeath };
+        fence_between(*seed, ways, writer, state.life, state.planted)
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        self.open().outputs.push(Output::Revoke { peer });
+    }
+
+    fn poll(&mut self, _: Time, events: &mut Vec<PlaneEvent>) {
+        let state = &mut *self.open();
+        if state.planted == Some(Planted::EventsAsOfBefore) {
+            state.before = Some(state.last);
+        }
+        let until = state.look();
+        while state.events.front().is_some_and(|(at, _)| *at <= until) {
+            events.extend(state.events.pop_front().map(|(_, event)| event));
+        }
+    }
+
+    fn wait(&self) -> PlaneWait {
+        PlaneWait::Readable(Vec::new())
+    }
+}
+
+impl<M: Machine, G: Send> BootstrapClient for Desk<M, G> {
+    fn publish(&mut self, _: Time, _: &str, _: RankRecord) {}
+
+    fn withdraw(&mut self, _: Time) {}
+
+    fn lookup(&mut self, _: Time, lookup: LookupId, addr: &str, query: &RankQuery) {
+        let (addr, query) = (addr.to_owned(), query.clone());
+        self.open().outputs.push(Output::Lookup { lookup, addr, query });
+    }
+
+    fn poll(&mut self, _: Time) -> Option<BootstrapEvent> {
+        let state = &mut *self.open();
+        state.before = None;
+        let until = state.look();
+        state.told.front().filter(|(at, _)| *at <= until)?;
+        match state.told.pop_front()?.1 {
+            Told::Answer(answer) => Some(answer),
+            Told::Command(command) => {
+                state.commands.push_back(command);
+                Some(BootstrapEvent::Failed { lookup: COMMAND, error: BootstrapError::TimedOut })
+            }
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn as_raw_fd(&self) -> Option<RawFd> {
+        None
+    }
+}

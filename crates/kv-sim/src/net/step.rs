@@ -1,0 +1,244 @@
+//! One step of one host: its machine is told something, and what it wants is carried out.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use kv_core::machine::{Input, Machine, Output};
+use kv_core::{Origin, PlaneEvent, Time};
+
+use crate::net::calendar::{Event, Report};
+use crate::net::cost::Cost;
+use crate::net::fact::{Effects, Fact};
+use crate::net::host::Engine;
+use crate::net::lives::LifeId;
+use crate::net::rig::Turned;
+use crate::net::service::Service;
+use crate::net::service::{InputOf, OutputOf};
+use crate::net::world::World;
+use crate::planted::Planted;
+
+impl<S: Service> World<S> {
+    /// Gives a machine an input and carries out what it wants.
+    pub fn feed(&mut self, life: LifeId, name: &'static str, input: InputOf<S>) -> Effects {
+        let mut effects = Effects::default();
+        if self.violation.is_some() {
+            return effects;
+        }
+        self.trace.step(self.now, life, name);
+        self.counters.inputs += 1;
+        let turned = match self.turn(life, input) {
+            Ok(Some(turned)) => turned,
+            Ok(None) => return effects,
+            Err(message) => {
+                self.tell(&Fact::Panicked { life, message: &message });
+                return effects;
+            }
+        };
+        let Turned { mut outputs, now, mut next, mut gauges, mut costs, restless } = turned;
+        self.hosts[life].held = S::held(&gauges);
+        if restless {
+            self.tell(&Fact::Restless);
+        }
+        if self.planted.is_some() {
+            self.amplify(&mut costs);
+            outputs = S::spoil_outputs(self, life, outputs);
+        }
+        for cost in costs {
+            self.tell(&Fact::Cost { life, input: name, cost });
+        }
+        for output in outputs {
+            self.carry_out(life, output, &mut effects);
+            if self.violation.is_some() {
+                return effects;
+            }
+        }
+        if self.planted.is_some() {
+            next = self.next_timeout(next, now);
+            S::spoil_gauges(self, &mut gauges);
+        }
+        self.set_timer(life, next);
+        self.tell(&Fact::Stepped { life, input: name, now, next, gauges });
+        effects
+    }
+
+    /// Lets a machine handle an input; `None` if there is none to do so now, an error if it panics.
+    fn turn(
+        &mut self,
+        life: LifeId,
+        input: InputOf<S>,
+    ) -> Result<Option<Turned<S::Machine, S::Gauges>>, String> {
+        let (global, record) = (self.now, &self.lives[life]);
+        let (clock, paused, now) = (record.clock, record.paused_until > global, record.clock.local(global));
+        let panics = self.planted == Some(Planted::Panics) && self.counters.inputs == 20;
+        let host = &mut self.hosts[life];
+        let (stopped, held) = (host.stopped, host.held);
+        let planted = || {
+            if panics {
+                std::panic::resume_unwind(Box::new("planted"));
+            }
+        };
+        let turned = match &mut host.engine {
+            Engine::Dead | Engine::Stranger(_) => return Ok(None),
+            Engine::Plane(inbox) => {
+                inbox.extend(event_of(input));
+                return Ok(None);
+            }
+            Engine::Rig(rig) if paused => {
+                rig.tell(global, input);
+                return Ok(None);
+            }
+            Engine::Rig(rig) => {
+                host.stopped = None;
+                catch_unwind(AssertUnwindSafe(|| {
+                    planted();
+                    rig.tell(global, input);
+                    rig.turn(global, clock, stopped)
+                }))
+            }
+            Engine::Node(node) => catch_unwind(AssertUnwindSafe(|| {
+                planted();
+                let mut cost = Cost::of(&input, held);
+                node.handle(now, input);
+                let outputs: Vec<OutputOf<S>> = std::iter::from_fn(|| node.poll_output()).collect();
+                outputs.iter().for_each(|output| cost.add(output));
+                let (next, gauges) = (node.next_timeout(), S::gauges(node));
+                cost.held = cost.held.or(S::held(&gauges));
+                Turned { outputs, now, next, gauges, costs: vec![cost], restless: false }
+            })),
+        };
+        turned.map(Some).map_err(|payload| {
+            let text = payload.downcast_ref::<String>().cloned();
+            text.or(payload.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+        })
+    }
+
+    /// With a planted bug: as if each byte of a question were answered with a frame.
+    fn amplify(&self, costs: &mut [Cost]) {
+        if self.planted == Some(Planted::Amplifies) {
+            for cost in costs.iter_mut().filter(|cost| cost.of_peer) {
+                cost.outputs += cost.input;
+            }
+        }
+    }
+
+    /// With a planted bug: another timer than the machine wants.
+    fn next_timeout(&self, next: Option<Time>, now: Time) -> Option<Time> {
+        match self.planted {
+            Some(Planted::SpinningTimer) => next.map(|next| next.min(now)),
+            Some(Planted::RestlessTimer) => {
+                let always = now + Duration::from_millis(500);
+                Some(next.map_or(always, |next| next.min(always)))
+            }
+            _ => next,
+        }
+    }
+
+    fn carry_out(&mut self, life: LifeId, output: OutputOf<S>, effects: &mut Effects) {
+        match output {
+            Output::Connect { peer, metadata } => self.connect(life, peer, &metadata),
+            Output::Disconnect { peer } => {
+                self.trace.note(self.now, || format!("  life {life} disconnects peer {peer}"));
+                self.hosts[life].conns.remove(&peer);
+            }
+            Output::Send { peer, frame } => self.send(life, peer, frame),
+            Output::Post { peer, post } => {
+                effects.posts += 1;
+                self.post(life, peer, post);
+            }
+            Output::Permit { peer, until } => self.permit(life, peer, until),
+            Output::Revoke { peer } => self.revoke(life, peer),
+            Output::Cancel { post } => {
+                effects.cancels += 1;
+                self.cancel(life, post);
+            }
+            Output::Lookup { lookup, addr, query } => self.lookup(life, lookup, &addr, &query),
+            Output::Status { session, poll, failure } => {
+                effects.statuses += 1;
+                S::status(self, life, session, poll, failure.as_deref());
+            }
+            Output::Release { session, resource } => {
+                effects.releases += 1;
+                S::release(self, life, session, resource);
+            }
+        }
+    }
+
+    fn set_timer(&mut self, life: LifeId, next: Option<Time>) {
+        let host = &mut self.hosts[life];
+        if host.timer == next {
+            return;
+        }
+        host.timer = next;
+        host.timer_generation += 1;
+        let Some(next) = next else { return };
+        let generation = host.timer_generation;
+        let due = self.lives[life].clock.global(next);
+        if due == u64::MAX {
+            return;
+        }
+        let late = self.rng.below(self.params.lateness + 1);
+        self.calendar.enter(due.max(self.now) + late, Event::Timer { life, generation });
+    }
+
+    pub(crate) fn ring(&mut self, life: LifeId, generation: u32) {
+        let host = &mut self.hosts[life];
+        if matches!(host.engine, Engine::Dead) || host.timer_generation != generation {
+            return;
+        }
+        self.due(life);
+    }
+
+    /// The moment has come for which a node has set its timer.
+    pub(crate) fn due(&mut self, life: LifeId) {
+        self.hosts[life].timer = None;
+        if !S::is_deaf(self, life) {
+            self.feed(life, "timeout", Input::Timeout);
+        }
+        self.tell(&Fact::Due { life });
+    }
+
+    /// What surrounds a node tells it something.
+    pub(crate) fn report(&mut self, life: LifeId, report: Report) {
+        if matches!(self.hosts[life].engine, Engine::Dead) {
+            return;
+        }
+        match report {
+            Report::Posted { post, result } => {
+                self.lives[life].posts_failed += u64::from(result.is_err());
+                self.trace.note(self.now, || format!("  post {post} of life {life}: {result:?}"));
+                self.feed(life, "posted", Input::Posted { post, result });
+            }
+            Report::Connected { peer, way } => self.report_connected(life, peer, way),
+            Report::ConnectFailed { peer, way } => self.report_connect_failed(life, peer, way),
+            Report::PeerGone { peer, way } => self.report_peer_gone(life, peer, way),
+            Report::Revoked { peer } => {
+                self.feed(life, "revoked", Input::Revoked { peer });
+            }
+            Report::Found { lookup, ranks } => {
+                self.feed(life, "found", Input::Found { lookup, ranks });
+            }
+            Report::LookupFailed { lookup, error } => {
+                self.feed(life, "lookup failed", Input::LookupFailed { lookup, error });
+            }
+            Report::SpuriousTimeout => {
+                self.counters.spurious_timeouts += 1;
+                self.feed(life, "spurious timeout", Input::Timeout);
+            }
+            Report::Garbage { bytes } => {
+                self.counters.garbage += 1;
+                self.feed(life, "garbage", Input::Frame { from: Origin(0), frame: bytes });
+            }
+        }
+    }
+}
+
+/// What a plane tells its owner, where a node would be told this.
+fn event_of<C>(input: Input<C>) -> Option<PlaneEvent> {
+    match input {
+        Input::Frame { from, frame } => Some(PlaneEvent::Frame { from, frame }),
+        Input::Posted { post, result } => Some(PlaneEvent::Posted { post, result }),
+        Input::PeerGone { peer, end } => Some(PlaneEvent::PeerGone { peer, end }),
+        Input::Revoked { peer } => Some(PlaneEvent::Revoked { peer }),
+        _ => None,
+    }
+}

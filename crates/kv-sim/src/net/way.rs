@@ -1,0 +1,75 @@
+//! Ways by which one life writes into the memory of another, each as the transports at its two ends know
+//! it: what ends its writes, until when they are allowed, whether they were revoked.
+
+use std::time::Duration;
+
+use kv_core::{PeerId, Time, WriteFence};
+
+use crate::net::flight::Flight;
+use crate::net::lives::{LifeId, LifeRecord};
+use crate::net::params::WayParams;
+use crate::planted::Planted;
+use crate::rng::mix;
+
+/// One connection of one life to another, for as long as its writes can matter.
+#[derive(Debug, Clone)]
+pub struct Way {
+    /// Who writes.
+    pub writer: LifeId,
+    /// Into whose memory.
+    pub target: LifeId,
+    /// What ends its writes.
+    pub fence: WriteFence,
+    /// Until when writes are allowed, on the writer's clock.
+    pub permit: Option<Time>,
+    /// The target has taken back the right to write.
+    pub revoked: bool,
+    /// Posts that have not ended.
+    pub flying: usize,
+}
+
+/// What a transport was asked to say as soon as it is true.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Revoking {
+    pub(crate) life: LifeId,
+    pub(crate) peer: PeerId,
+    pub(crate) writer: LifeId,
+}
+
+impl Way {
+    /// True if a slice may begin.
+    pub fn is_open(&self, lives: &[LifeRecord], now: u64) -> bool {
+        let writer = &lives[self.writer];
+        writer.alive && !self.revoked && self.permit.is_some_and(|until| writer.clock.local(now) < until)
+    }
+
+    /// True if the writer's own processor copies, so that its writes stop where it is stopped.
+    pub fn copies(&self) -> bool {
+        !matches!(self.fence, WriteFence::Within(_))
+    }
+}
+
+/// True if a write may still reach the memory of its target, as things are now.
+pub(crate) fn may_write(flight: &Flight, way: &Way, lives: &[LifeRecord], now: u64) -> bool {
+    let writes = lives[flight.life].alive || !way.copies();
+    !flight.over && (flight.slice.is_some() && writes || !flight.stuck && way.is_open(lives, now))
+}
+
+/// What ends the writes of one life into the memory of another.
+pub(crate) fn fence_between(
+    seed: u64,
+    ways: &WayParams,
+    writer: LifeId,
+    target: LifeId,
+    planted: Option<Planted>,
+) -> WriteFence {
+    let drawn = mix(seed ^ mix((writer as u64) << 32 | target as u64)) % 10;
+    let short = if planted == Some(Planted::BoundTooShort) { 8 } else { 1 };
+    if drawn < ways.kinds[0] {
+        WriteFence::AtDeath
+    } else if drawn < ways.kinds[0] + ways.kinds[1] {
+        WriteFence::Revocable
+    } else {
+        WriteFence::Within(Duration::from_nanos(ways.bound / short))
+    }
+}

@@ -1,0 +1,109 @@
+//! What transports do with ways: they open them, allow writes on them, and take the right to write back.
+
+use std::time::Duration;
+
+use kv_core::{PeerId, Time, WriteFence};
+
+use crate::clock::{MS, US};
+use crate::net::calendar::{Event, Report};
+use crate::net::flight::WayId;
+use crate::net::host::Engine;
+use crate::net::lives::LifeId;
+use crate::net::service::Service;
+use crate::net::way::{Revoking, Way, fence_between};
+use crate::net::world::World;
+use crate::planted::Planted;
+
+impl<S: Service> World<S> {
+    /// The way on which a life may write into the memory of another through a connection.
+    pub(crate) fn open_way(&mut self, writer: LifeId, target: LifeId) -> WayId {
+        let fence = self.fence_of(writer, target);
+        self.ways.push(Way { writer, target, fence, permit: None, revoked: false, flying: 0 });
+        self.ways.len() - 1
+    }
+
+    /// What ends the writes of one life into the memory of another.
+    pub(crate) fn fence_of(&self, writer: LifeId, target: LifeId) -> WriteFence {
+        fence_between(self.params.seed, &self.params.ways, writer, target, None)
+    }
+
+    /// What the transport of a life says that ends the writes of another.
+    pub(crate) fn declared_fence(&self, writer: LifeId, target: LifeId) -> WriteFence {
+        fence_between(self.params.seed, &self.params.ways, writer, target, self.planted)
+    }
+
+    /// A node has been allowed to write into the memory of a peer.
+    pub(crate) fn permit(&mut self, life: LifeId, peer: PeerId, until: Time) {
+        let Some(conn) = self.hosts[life].conns.get(&peer) else { return };
+        let way = conn.way;
+        let late = match self.planted {
+            Some(Planted::PermissionFromAnswer) => {
+                self.lives[life].clock.local(self.now) + self.params.timing.write_permission
+            }
+            _ => until,
+        };
+        self.counters.permits += 1;
+        self.trace.note(self.now, || format!("  life {life} may write to peer {peer} until {until:?}"));
+        self.ways[way].permit = Some(until.max(late));
+        for flight in 0..self.flights.len() {
+            let known = &mut self.flights[flight];
+            if known.way == way && std::mem::take(&mut known.waits) && !known.over {
+                let soon = self.rng.below(100 * US);
+                self.calendar.enter(self.now + soon, Event::Begin { flight });
+            }
+        }
+    }
+
+    /// As if a permission did not count while its holder was stopped.
+    pub(crate) fn excuse(&mut self, life: LifeId, span: u64) {
+        let span = Duration::from_nanos(span);
+        for way in self.ways.iter_mut().filter(|way| way.writer == life) {
+            way.permit = way.permit.map(|until| until + span);
+        }
+    }
+
+    /// A node takes the right to write from a peer.
+    pub(crate) fn revoke(&mut self, life: LifeId, peer: PeerId) {
+        let Some(conn) = self.hosts[life].conns.get(&peer) else { return };
+        let writer = conn.target;
+        self.counters.revocations += 1;
+        self.trace.note(self.now, || format!("  life {life} revokes the writes of peer {peer}"));
+        for way in self.ways.iter_mut().filter(|way| (way.writer, way.target) == (writer, life)) {
+            way.revoked = true;
+        }
+        self.revoking.push(Revoking { life, peer, writer });
+        self.tell_revoked();
+        self.end_revoked_ways(writer, life);
+    }
+
+    /// Says of every revocation that is complete that it is.
+    pub(crate) fn tell_revoked(&mut self) {
+        let waiting = std::mem::take(&mut self.revoking);
+        for Revoking { life, peer, writer } in waiting {
+            let marked = self.flights.iter().any(|flight| {
+                (flight.life, flight.target) == (writer, life)
+                    && flight.slice.is_some()
+                    && (self.lives[writer].alive || !self.ways[flight.way].copies())
+            });
+            if marked && self.planted != Some(Planted::RevokedInTheSlice) {
+                self.revoking.push(Revoking { life, peer, writer });
+            } else {
+                let delay = self.rng.tail(10 * US, 2 * MS);
+                self.report_later(delay, life, Report::Revoked { peer });
+            }
+        }
+    }
+
+    /// The writer's transport notices at some time that its connection is worth nothing any more.
+    fn end_revoked_ways(&mut self, writer: LifeId, target: LifeId) {
+        let conns = self.hosts[writer].conns.iter();
+        let lost: Vec<PeerId> =
+            conns.filter(|(_, conn)| conn.target == target).map(|(&peer, _)| peer).collect();
+        // A plane on its own keeps the contract to the letter: the way stays, without the right.
+        let ends = !matches!(self.hosts[writer].engine, Engine::Plane(_));
+        for peer in lost.into_iter().filter(|_| ends) {
+            let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
+            self.lose(writer, peer, detected);
+        }
+    }
+}
