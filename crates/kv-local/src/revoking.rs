@@ -187,3 +187,93 @@ fn is_marked(id: LinkId, links: &Links, lost: &HashMap<LinkId, Lost>) -> bool {
     let granted = open.or_else(|| lost.get(&id)?.granted.as_ref());
     granted.is_some_and(|right| !right.revoke())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::right::Right;
+    use crate::table::tests::link;
+
+    const PEER: PeerId = PeerId(7);
+
+    fn at(millis: u64) -> Time {
+        Time::ZERO + Duration::from_millis(millis)
+    }
+
+    /// A link that serves the peer, whose right it has granted, and the peer's own view of that right.
+    fn served(links: &mut Links) -> (LinkId, Right) {
+        let (right, page) = Right::grant().unwrap();
+        let id = links.insert(Link { granted: Some(right), ..link() });
+        links.serve(id, PEER);
+        (id, Right::of(&page).unwrap())
+    }
+
+    #[test]
+    fn a_lost_link_is_kept_while_its_peer_is_awaited_or_its_slice_is_under_way() {
+        let (mut links, mut revoking) = (Links::default(), Revoking::default());
+        for (peer, marked, kept) in
+            [(None, false, 0), (Some(PEER), false, 1), (None, true, 1), (Some(PEER), true, 1)]
+        {
+            let (id, copier) = served(&mut links);
+            assert!(!marked || copier.mark());
+            assert!(revoking.keep(id, links.get_mut(id).unwrap(), peer).is_none());
+            assert!(!copier.mark(), "the right ends with its link");
+            assert_eq!((revoking.lost(), revoking.has_lost(PEER)), (kept, peer.is_some()));
+            revoking.forget(PEER);
+            copier.clear();
+            revoking.settle(at(0));
+            assert_eq!(revoking.lost(), 0, "{peer:?}, marked: {marked}");
+        }
+    }
+
+    #[test]
+    fn a_revocation_is_looked_at_ever_less_often_until_its_slice_has_ended() {
+        let (mut links, mut revoking) = (Links::default(), Revoking::default());
+        let (id, copier) = served(&mut links);
+        // Of a link without a token nobody can say whose it is.
+        revoking.asked.insert(PEER, BTreeSet::from([id]));
+        assert!(copier.mark());
+        (revoking.look_again, revoking.look_at) = (LOOK_AGAIN, Some(at(1)));
+        let mut looks = Vec::new();
+        for now in 0..40 {
+            assert_eq!(revoking.answered(&links), []);
+            let next = revoking.next();
+            revoking.settle(at(now));
+            if revoking.next() != next {
+                looks.push(now);
+            }
+        }
+        assert_eq!(looks, [1, 3, 7, 15, 25, 35]);
+        copier.clear();
+        assert_eq!(revoking.answered(&links), [PEER]);
+        assert_eq!(revoking.answered(&links), [], "it is answered once");
+        assert_eq!(revoking.next(), None);
+    }
+
+    #[test]
+    fn a_death_answers_the_revocation_only_once_no_slice_is_under_way_anywhere() {
+        let (mut links, mut revoking) = (Links::default(), Revoking::default());
+        let ((one, first), (two, second)) = (served(&mut links), served(&mut links));
+        assert!(first.mark() && second.mark());
+        revoking.asked.insert(PEER, BTreeSet::from([one, two]));
+        links.get_mut(one).unwrap().granted = None;
+        revoking.dead(PEER, &links);
+        assert!(revoking.is_asked(), "the other link is still written through");
+        second.clear();
+        revoking.dead(PEER, &links);
+        assert!(!revoking.is_asked());
+    }
+
+    #[test]
+    fn a_peer_is_said_to_live_after_its_death_was_awaited_and_not_before() {
+        let mut revoking = Revoking::default();
+        revoking.await_death(PEER, at(0));
+        assert_eq!(revoking.next(), Some(Time::ZERO + DYING));
+        assert_eq!(revoking.living(at(499)), []);
+        assert_eq!(revoking.living(at(500)), [PEER]);
+        assert_eq!(revoking.living(at(500)), []);
+        revoking.await_death(PEER, at(500));
+        revoking.dead(PEER, &Links::default());
+        assert_eq!(revoking.living(at(5000)), []);
+    }
+}

@@ -175,3 +175,45 @@ impl Links {
         self.all.is_empty()
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use kv_core::Time;
+
+    use super::*;
+    use crate::connection::Connection;
+    use crate::handshake::OPENING;
+
+    /// A link whose other end is closed.
+    pub(crate) fn link() -> Link {
+        let (socket, _) = UnixStream::pair().unwrap();
+        Link::new(Connection::new(socket.into(), 1 << 20, [0; OPENING]), Stage::Greeting, Time::ZERO)
+    }
+
+    #[test]
+    fn a_link_is_a_strangers_then_unclaimed_then_its_peers_and_leaves_nothing_behind() {
+        let mut links = Links::default();
+        let (dialed, accepted) = (links.insert(link()), links.insert_stranger(link()));
+        links.dial_later(dialed);
+        links.serve(dialed, PeerId(7));
+        assert_eq!(links.of_peer(PeerId(7)).map(|(id, link)| (id, link.peer)), Ok((dialed, Some(PeerId(7)))));
+        assert!(links.strangers().contains(&accepted));
+        links.introduce(accepted);
+        assert!(links.strangers().is_empty() && links.unclaimed().contains(&accepted));
+        links.serve(accepted, PeerId(8));
+        assert!(links.unclaimed().is_empty());
+        assert_eq!((links.len(), links.peers()), (2, 2));
+
+        assert_eq!(links.release(accepted), Some(PeerId(8)));
+        assert_eq!((links.release(accepted), links.id_of(PeerId(8))), (None, None));
+        assert_eq!(links.remove(dialed).and_then(|link| link.peer), Some(PeerId(7)));
+        assert!(links.of_peer(PeerId(7)).is_err_and(|error| error == PlaneError::PeerGone));
+        assert!(!links.has_to_dial() && links.remove(dialed).is_none());
+        let stranger = links.insert_stranger(link());
+        assert!(links.remove(stranger).is_some() && links.strangers().is_empty());
+        assert_eq!((links.len(), links.peers()), (1, 0));
+        assert!(stranger > accepted && accepted > dialed, "numbers are never used again");
+    }
+}
