@@ -60,26 +60,35 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("kv-local needs Linux: memory files, seals, pidfds and process_vm_*");
 
-mod arena;
-mod clock;
+mod adopt;
 mod config;
 mod connection;
+mod contract;
+mod copying;
 mod error;
+mod framing;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
+mod given;
 mod handshake;
-mod identity;
+mod inbound;
 mod link;
 mod links;
 mod metadata;
+mod outbound;
+mod pacing;
 mod plane;
+mod posts;
 mod remote;
+mod revoking;
 mod right;
 mod sys;
+mod table;
 mod transfer;
+mod watch;
 
-pub use arena::Arena;
 pub use config::LocalConfig;
-pub use error::{ArenaError, LocalError};
+pub use error::LocalError;
+pub use kv_host::{Arena, Limit, MemoryError, OsError};
 pub use plane::{LocalPlane, LocalStats};
