@@ -349,7 +349,7 @@ impl World {
         let report = match answer {
             Ok(ranks) => {
                 let dead = |rank: &kv_core::RankRecord| {
-                    let life = crate::host::life_of(&rank.metadata);
+                    let life = rank.transports.first().and_then(|way| crate::host::life_of(&way.metadata));
                     life.is_some_and(|life| !self.ledger.lives[life].alive)
                 };
                 self.counters.lookup_stale += u64::from(ranks.iter().any(dead));

@@ -1,5 +1,6 @@
 //! What one input of a node has cost, in outputs and their bytes.
 
+use kv_core::RankRecord;
 use kv_core::proto::{Command, Input, NodeGauges, Output};
 
 /// What a step costs that has nothing of its own to tell, in bytes.
@@ -48,12 +49,18 @@ impl Held {
     }
 }
 
+/// Bytes of a rank record that a machine reads.
+fn rank_len(rank: &RankRecord) -> usize {
+    let metadata = rank.transports.iter().map(|transport| transport.metadata.len());
+    STEP * 4 + metadata.chain(rank.offers.iter().map(|offer| offer.data.len())).sum::<usize>()
+}
+
 impl Cost {
     /// Of an input that has led to nothing yet.
     pub(crate) fn of(input: &Input, held: Held) -> Cost {
         let bytes = match input {
             Input::Frame { frame, .. } => frame.len(),
-            Input::Found { ranks, .. } => ranks.iter().map(|rank| STEP * 4 + rank.metadata.len()).sum(),
+            Input::Found { ranks, .. } => ranks.iter().map(rank_len).sum(),
             Input::Command(Command::Shutdown) => STEP,
             _ => STEP,
         };

@@ -86,19 +86,13 @@ impl Host {
         (bits, clock): (u64, Clock),
         memory: &Memory,
         planted: Option<Planted>,
-    ) -> Result<Host, ArgsError> {
+    ) -> Result<Host, Box<dyn std::error::Error>> {
         let driven = params.driven;
         let args = args(params, slot, memory)?;
         let incarnation = Incarnation::from_random(bits);
         let role = if slot < params.prefills { WorkerRole::Prefill } else { WorkerRole::Decode };
-        let record = RankRecord {
-            worker: args.worker().clone(),
-            incarnation,
-            role,
-            plane: PLANE.to_owned(),
-            metadata: metadata(life),
-            geometry: args.geometry().clone(),
-        };
+        let who = (args.worker().clone(), incarnation);
+        let record = RankRecord::serving_kv(who, role, (PLANE, metadata(life)), args.geometry())?;
         let mut config = NodeConfig::new(args.clone(), incarnation, PLANE, metadata(life));
         config.timing = params.timing;
         config.limits = params.limits;

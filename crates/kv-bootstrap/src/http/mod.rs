@@ -9,7 +9,7 @@ mod target;
 pub(crate) use reply::Reply;
 pub(crate) use request::{Progress, Request, RequestLimits, RequestParser, Stage};
 pub(crate) use response::{Response, ResponseParser};
-pub(crate) use target::{Query, decode_query};
+pub(crate) use target::{Query, decode_query, encode_value};
 
 /// Most header fields of a message.
 const MAX_FIELDS: usize = 64;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::announce::FenceError;
 use crate::args::KvArgs;
-use crate::bootstrap::{LookupId, RankQuery, RankRecord};
+use crate::bootstrap::{LookupId, RankQuery};
 use crate::error::{BootstrapError, TransferError};
 use crate::groups::Groups;
 use crate::id::{AuxIndex, ChunkId, Incarnation, PeerId, PostId, Room, SessionId};
@@ -15,6 +15,7 @@ use crate::lease::KV_LEASE_DURATION;
 use crate::pages::Pages;
 use crate::plane::{Directions, Origin, PlaneError, Post, WayEnd, WriteFence};
 use crate::poll::KvPoll;
+use crate::record::RankRecord;
 use crate::session::SessionOptions;
 use crate::time::Time;
 

@@ -7,11 +7,13 @@ use super::io::Output;
 use super::node::Node;
 use super::peer::Introduction;
 use super::timer::Timer;
-use crate::bootstrap::{LookupId, RankRecord};
-use crate::error::{BootstrapError, Cause, Mismatch, PeerCause};
+use crate::bootstrap::LookupId;
+use crate::error::{BootstrapError, Cause, PeerCause};
 use crate::id::{PeerId, SessionId};
 use crate::layout::{Geometry, shares, sources};
 use crate::meter::each;
+use crate::offer::{OfferError, Wanted};
+use crate::record::RankRecord;
 
 impl Node {
     pub(super) fn find_sources(&mut self, session: SessionId) {
@@ -64,7 +66,7 @@ impl Node {
         if asking.waiting.is_empty() {
             return;
         }
-        match self.choose_sources(ranks) {
+        match self.choose_sources(&ranks) {
             Ok((dp_rank, dp_size, introductions)) => {
                 let mut peers = Vec::new();
                 for introduction in each(introductions) {
@@ -100,21 +102,18 @@ impl Node {
     }
 
     /// The ranks of an engine that this rank has to do with, the one whose aux row counts first.
-    fn choose_sources(&self, ranks: Vec<RankRecord>) -> Result<(u32, u32, Vec<Introduction>), Cause> {
-        let malformed = Cause::Bootstrap(BootstrapError::Malformed("geometry"));
+    fn choose_sources(&self, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<Introduction>), Cause> {
         let (mut dp_rank, mut dp_size) = (0, 1);
-        for rank in each(&ranks) {
-            if rank.plane != self.config.plane {
-                return Err(Cause::Incompatible(Mismatch {
-                    field: "plane".to_owned(),
-                    ours: self.config.plane.clone(),
-                    theirs: rank.plane.clone(),
-                }));
-            }
-            rank.geometry.validate().map_err(|_| malformed.clone())?;
-            (dp_rank, dp_size) = (rank.parallel().dp_rank, rank.parallel().dp_size);
+        let wanted = Wanted::kv(&self.config.plane);
+        let mut found = Vec::with_capacity(ranks.len());
+        for rank in each(ranks) {
+            let chosen = wanted.choose(rank).map_err(refused)?;
+            let malformed = |_| Cause::Bootstrap(BootstrapError::Malformed("geometry"));
+            found
+                .push((chosen.offer.geometry(rank.parallel).map_err(malformed)?, &chosen.transport.metadata));
+            (dp_rank, dp_size) = (rank.parallel.dp_rank, rank.parallel.dp_size);
         }
-        let geometries: Vec<&Geometry> = ranks.iter().map(|rank| &rank.geometry).collect();
+        let geometries: Vec<&Geometry> = found.iter().map(|(geometry, _)| geometry).collect();
         let here = self.config.args.geometry();
         let chosen: Vec<usize> = match sources(here, &geometries) {
             Ok(mut found) => {
@@ -134,13 +133,14 @@ impl Node {
                 linked.into_iter().map(|(index, _)| index).collect()
             }
         };
-        let mut ranks: Vec<Option<RankRecord>> = ranks.into_iter().map(Some).collect();
-        let chosen = chosen.into_iter().filter_map(|index| ranks.get_mut(index)?.take());
-        let introductions = chosen.map(|rank| Introduction {
-            worker: rank.worker,
-            incarnation: rank.incarnation,
-            geometry: rank.geometry,
-            metadata: rank.metadata,
+        let introductions = each(chosen).filter_map(|index| {
+            let (rank, (geometry, metadata)) = ranks.get(index).zip(found.get(index))?;
+            Some(Introduction {
+                worker: rank.worker.clone(),
+                incarnation: rank.incarnation,
+                geometry: geometry.clone(),
+                metadata: (*metadata).clone(),
+            })
         });
         Ok((dp_rank, dp_size, introductions.collect()))
     }
@@ -152,6 +152,15 @@ impl Node {
         {
             self.directory.finish(lookup);
             self.timers.cancel(Timer::Lookup(lookup));
+        }
+    }
+}
+
+fn refused(error: OfferError) -> Cause {
+    match error {
+        OfferError::Differs(mismatch) => Cause::Incompatible(mismatch),
+        OfferError::Ambiguous { worker, first, second } => {
+            Cause::Bootstrap(BootstrapError::Ambiguous { worker, first, second })
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a worker is started with, and why it may not start.
 
 use kv_core::proto::{Limits, Timing};
-use kv_core::{KvArgs, PlaneError, WorkerRole};
+use kv_core::{KvArgs, PlaneError, RecordError, WorkerRole};
 
 /// What a worker is started with.
 ///
@@ -105,6 +105,9 @@ pub enum StartError {
     /// The plane has no metadata for peers.
     #[error("the plane has no metadata: {0}")]
     Metadata(PlaneError),
+    /// What the worker would tell the bootstrap server is too long. Use fewer regions.
+    #[error("the worker cannot be registered: {0}")]
+    Record(#[from] RecordError),
     /// The operating system has no descriptors or threads left.
     #[error("{call} failed: {kind}")]
     Os {

@@ -145,14 +145,9 @@ impl Driver {
             timing: config.timing,
             limits: config.limits,
         });
-        let record = RankRecord {
-            worker: config.args.worker().clone(),
-            incarnation,
-            role: config.role,
-            plane: plane.name().to_owned(),
-            metadata,
-            geometry: config.args.geometry().clone(),
-        };
+        let who = (config.args.worker().clone(), incarnation);
+        let record =
+            RankRecord::serving_kv(who, config.role, (plane.name(), metadata), config.args.geometry())?;
         Driver::over(Box::new(node), config, record, plane, client, clock)
     }
 

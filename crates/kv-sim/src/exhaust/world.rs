@@ -364,14 +364,13 @@ impl World {
             Output::Cancel { .. } | Output::Permit { .. } | Output::Revoke { .. } => {}
             Output::Lookup { lookup, .. } => {
                 let config = &self.hosts[P].config;
-                let record = RankRecord {
-                    worker: config.args.worker().clone(),
-                    incarnation: config.incarnation,
-                    role: WorkerRole::Prefill,
-                    plane: config.plane.clone(),
-                    metadata: config.metadata.clone(),
-                    geometry: config.args.geometry().clone(),
-                };
+                let record = RankRecord::serving_kv(
+                    (config.args.worker().clone(), config.incarnation),
+                    WorkerRole::Prefill,
+                    (&config.plane, config.metadata.clone()),
+                    config.args.geometry(),
+                )
+                .map_err(|error| violation("record", error.to_string()))?;
                 let now = self.hosts[host].clock(self.now);
                 self.hosts[host].node.handle(now, Input::Found { lookup, ranks: vec![record] });
             }

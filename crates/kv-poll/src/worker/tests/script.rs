@@ -8,7 +8,7 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Output};
 use kv_core::wire::hello_metadata;
 use kv_core::{
-    Cause, Desc, EngineId, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId, Quarantine,
+    Cause, Desc, EngineId, KV_SERVICE, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId, Quarantine,
     QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError, WorkerId, WorkerRole,
 };
 
@@ -147,7 +147,11 @@ impl Script {
                     len: 1,
                 }];
                 let post = |id| Post { id: PostId(id), op: Op::Write, descs: descs.clone(), notify: None };
-                let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(0) };
+                let query = RankQuery {
+                    role: WorkerRole::Prefill,
+                    service: KV_SERVICE.to_owned(),
+                    replica: Replica::Rank(0),
+                };
                 self.outputs.extend([
                     Output::Connect { peer, metadata: Bytes::from_static(b"bad") },
                     Output::Send { peer, frame: frame.clone() },
@@ -182,7 +186,11 @@ impl Machine for Script {
             Input::Timeout => {
                 assert!(self.timeout.take().is_some_and(|at| at <= now), "not before it is due");
                 self.word(now, b"done");
-                let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(0) };
+                let query = RankQuery {
+                    role: WorkerRole::Prefill,
+                    service: KV_SERVICE.to_owned(),
+                    replica: Replica::Rank(0),
+                };
                 let (lookup, addr) = (LookupId(6), "nowhere".to_owned());
                 self.outputs.push_back(Output::Lookup { lookup, addr, query });
             }
