@@ -11,6 +11,21 @@
 //! service. Metadata and data are opaque to the server: the service's machine at the other end matches
 //! them. All ranks of an engine offer the same services.
 //!
+//! # Why there is no HTTP library
+//!
+//! `httparse` reads the heads of messages; the rest is about 400 lines of this crate. What the server
+//! promises needs control that the libraries keep to themselves: every byte of an unfinished request counts
+//! against its client (429, 503), a client that is slow is told so (408) at a deadline of its own, a client
+//! that is still sending gets its refusal before the connection closes, and neither a line nor a trailer
+//! is unbounded or read twice. The client lives inside a worker's thread and owns no other.
+//!
+//! | library | why not |
+//! |---|---|
+//! | hyper 1 | runs without a runtime, but links tokio and ten more crates; its read buffer cannot be counted, a slow head ends without an answer, and whatever is wrong with a head is 400; its client does not pipeline |
+//! | tiny_http, rouille | a thread for each connection, without deadlines or a bound on connections |
+//! | ureq, attohttpc, minreq | block: a thread for each server that a worker talks to |
+//! | ureq-proto | no I/O of its own, but made for ureq: heads are parsed anew, and chunk lines searched anew, for each piece that arrives; trailers have no bound |
+//!
 //! # Who can do what
 //!
 //! Whoever can reach the port can, unless [`ServerConfig::secret`] is set, **read** every record with
@@ -97,6 +112,7 @@ mod samples;
 mod secret;
 mod server;
 mod sglang;
+mod socket;
 
 pub use client::HttpBootstrapClient;
 pub use client_addr::ClientAddr;
