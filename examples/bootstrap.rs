@@ -21,7 +21,7 @@ const ROUTES: &str = "\
   PUT    /v1/ranks                                  register a rank, with a lease
   POST   /v1/ranks/renew                            prolong its lease
   DELETE /v1/ranks                                  withdraw it
-  GET    /v1/ranks?role=prefill&dp_rank=0           the ranks of a replica (or &modulo=ROOM, &engine=ID)
+  GET    /v1/ranks?role=prefill&dp_rank=0           the ranks of a replica (or &modulo=ROOM; &service=kv, &engine=ID)
   PUT    /route                                     SGLang: register a prefill rank
   GET    /route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1
   POST   /register_dp_rank, /query_dp_ranks         SGLang: which replica serves a room";

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use kv_transfer::bootstrap::HttpBootstrapClient;
 use kv_transfer::wire::{Body, Frame, Hello, Link};
 use kv_transfer::{
-    BootstrapClient, BootstrapEvent, Incarnation, LookupId, PeerId, Plane, PlaneEvent, RankQuery, RankRecord,
-    Region, RegionRole, Replica, Time, WorkerRole,
+    BootstrapClient, BootstrapEvent, Incarnation, KV_SERVICE, LookupId, PeerId, Plane, PlaneEvent, RankQuery,
+    RankRecord, Region, RegionRole, Replica, Time, Wanted, WorkerRole,
 };
 
 use crate::Error;
@@ -144,7 +144,7 @@ fn until_told(
 /// The serving worker, as the bootstrap server knows it.
 fn find(role: WorkerRole, addr: &str) -> Result<RankRecord, Error> {
     let mut client = HttpBootstrapClient::new(Default::default())?;
-    let query = RankQuery { role, replica: Replica::Rank(0) };
+    let query = RankQuery { role, service: KV_SERVICE.to_owned(), replica: Replica::Rank(0) };
     let start = Instant::now();
     let now = || Time::from_nanos(start.elapsed().as_nanos() as u64);
     client.lookup(now(), LookupId(0), addr, &query);
@@ -223,7 +223,8 @@ impl Way {
         let args = args("liar", arena.addr())?;
         let region = Region::dram(RegionRole::Kv, arena.addr(), arena.len() as u64, 4096);
         plane.register(&region)?;
-        plane.connect(WORKER, &to.metadata)?;
+        let there = Wanted::kv(plane.name()).choose(to)?.transport;
+        plane.connect(WORKER, &there.metadata)?;
         let start = Instant::now();
         let hello = Hello {
             to: to.incarnation,
@@ -231,7 +232,7 @@ impl Way {
             incarnation: Incarnation::from_random(u64::from(std::process::id())),
             link: Link::new(1, 7),
             nonce: 1,
-            plane: to.plane.clone(),
+            plane: there.name.clone(),
             metadata: plane.metadata()?,
             geometry: args.geometry().clone(),
             suffixed: false,

@@ -15,7 +15,7 @@ pub struct ServerConfig {
     pub max_connections_per_client: usize,
     /// Bytes of a request line with all header fields.
     pub max_head: usize,
-    /// Bytes of a request body.
+    /// Bytes of a request body. A rank record whose JSON is longer is refused with 413, whatever its pieces.
     pub max_body: usize,
     /// Bytes of unfinished requests, over all connections. A request beyond that gets 503.
     pub max_buffered: usize,
@@ -82,8 +82,8 @@ impl Default for ServerConfig {
 pub struct RegistryConfig {
     /// Ranks, over all engines.
     pub max_ranks: usize,
-    /// Bytes of all records: their JSON, and 2 KiB each for the maps. A registration beyond that
-    /// gets 507.
+    /// Bytes of all records: their JSON, and for the maps 2 KiB each and 1 KiB for each service. A
+    /// registration beyond that gets 507.
     pub max_bytes: usize,
     /// The same for the records of one client address. A registration beyond that gets 429.
     pub max_bytes_per_client: usize,

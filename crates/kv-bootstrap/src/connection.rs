@@ -1,17 +1,15 @@
 //! One connection of the server: bytes in, requests, answers, bytes out.
 
-use std::collections::VecDeque;
-use std::io::{self, IoSlice, Read, Write};
-use std::net::Shutdown;
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use kv_core::Time;
 use mio::event::Event;
 use mio::net::TcpStream;
 
 use crate::config::ServerConfig;
 use crate::http::{Progress, Reply, Request, RequestLimits, RequestParser, Stage};
+use crate::socket::Socket;
 
 /// Answers waiting to be read by the client beyond which no further request is looked at.
 const OUTPUT_MARK: usize = 64 << 10;
@@ -31,19 +29,14 @@ const LINGER: Duration = Duration::from_secs(1);
 /// | `Lingering` | the client has closed its side, or a second has passed: closed |
 #[derive(Debug)]
 pub(crate) struct Connection {
-    stream: TcpStream,
+    socket: Socket,
     parser: RequestParser,
-    input: BytesMut,
-    output: VecDeque<Bytes>,
-    output_len: usize,
     /// Since when there has been something to send.
     output_since: Time,
     phase: Phase,
     /// When the present request, or part of it, or rest between requests, began.
     since: Time,
     waiting_for: Part,
-    readable: bool,
-    writable: bool,
     eof: bool,
 }
 
@@ -78,56 +71,50 @@ impl Connection {
     pub(crate) fn new(stream: TcpStream, now: Time, config: &ServerConfig) -> Connection {
         let limits = RequestLimits { max_head: config.max_head, max_body: config.max_body };
         Connection {
-            stream,
+            socket: Socket::new(stream),
             parser: RequestParser::new(limits),
-            input: BytesMut::new(),
-            output: VecDeque::new(),
-            output_len: 0,
             output_since: now,
             phase: Phase::Serving,
             since: now,
             waiting_for: Part::Nothing,
-            readable: true,
-            writable: true,
             eof: false,
         }
     }
 
     pub(crate) fn stream(&mut self) -> &mut TcpStream {
-        &mut self.stream
+        self.socket.stream()
     }
 
     /// Takes note of what the socket is ready for.
     pub(crate) fn ready(&mut self, event: &Event) {
-        self.readable |= event.is_readable() || event.is_read_closed() || event.is_error();
-        self.writable |= event.is_writable() || event.is_write_closed() || event.is_error();
+        self.socket.ready(event);
     }
 
     /// Since when it has rested between requests; `None` if it is busy.
     pub(crate) fn idle_since(&self) -> Option<Time> {
         let idle =
-            self.phase == Phase::Serving && self.waiting_for == Part::Nothing && self.output.is_empty();
+            self.phase == Phase::Serving && self.waiting_for == Part::Nothing && self.socket.unsent() == 0;
         idle.then_some(self.since)
     }
 
     /// Bytes of an unfinished request.
     pub(crate) fn buffered(&self) -> usize {
-        self.parser.buffered() + self.input.capacity()
+        self.parser.buffered() + self.socket.input.capacity()
     }
 
     /// When [`Connection::overdue`] is due.
     pub(crate) fn deadline(&self, config: &ServerConfig) -> Time {
         let output =
-            if self.output.is_empty() { Time::MAX } else { self.output_since + config.write_timeout };
+            if self.socket.unsent() == 0 { Time::MAX } else { self.output_since + config.write_timeout };
         let input = match self.phase {
             Phase::Lingering => self.since + LINGER,
             Phase::Closing => Time::MAX,
             Phase::Serving => match self.waiting_for {
                 // A client that has not read its answers yet is not at rest.
-                Part::Nothing if !self.output.is_empty() => Time::MAX,
+                Part::Nothing if self.socket.unsent() > 0 => Time::MAX,
                 Part::Nothing => self.since + config.idle_timeout,
                 // While nothing is read from the client, it is not the client that is slow.
-                Part::Head | Part::Body if self.output_len >= OUTPUT_MARK => Time::MAX,
+                Part::Head | Part::Body if self.socket.unsent() >= OUTPUT_MARK => Time::MAX,
                 Part::Head => self.since + config.head_timeout,
                 Part::Body => self.since + config.body_timeout,
             },
@@ -138,7 +125,7 @@ impl Connection {
     /// The deadline has passed. True if the connection is to be dropped.
     pub(crate) fn overdue(&mut self, now: Time) -> bool {
         let slow_request = self.phase == Phase::Serving && self.waiting_for != Part::Nothing;
-        if slow_request && self.output.is_empty() {
+        if slow_request && self.socket.unsent() == 0 {
             self.refuse(now, Reply::text(408, "the request did not arrive in time"));
             return false;
         }
@@ -150,7 +137,7 @@ impl Connection {
         if self.phase == Phase::Serving {
             self.send(now, reply.encode(true, false, false));
             self.phase = Phase::Closing;
-            self.input.clear();
+            self.socket.input.clear();
             self.parser.reset();
         }
     }
@@ -164,25 +151,25 @@ impl Connection {
     ) -> Turn {
         let (mut reads, mut requests) = (READS_PER_TURN, REQUESTS_PER_TURN);
         loop {
-            if self.flush().is_err() {
+            if self.socket.flush().is_err() {
                 return Turn::Close;
             }
             let progress = match self.phase {
                 Phase::Serving => self.serve(now, &mut requests, answer) || self.read(scratch, &mut reads),
                 Phase::Closing => self.finish(now),
                 Phase::Lingering => {
-                    self.input.clear();
+                    self.socket.input.clear();
                     self.read(scratch, &mut reads)
                 }
             };
-            let done = self.output.is_empty() && self.eof;
+            let done = self.socket.unsent() == 0 && self.eof;
             if done && !progress && self.phase != Phase::Closing {
                 return Turn::Close;
             }
             if !progress {
-                if self.input.is_empty() {
+                if self.socket.input.is_empty() {
                     // A connection at rest holds no memory.
-                    self.input = BytesMut::new();
+                    self.socket.input = BytesMut::new();
                 }
                 return Turn::Wait;
             }
@@ -194,10 +181,10 @@ impl Connection {
 
     /// Answers the next request, if it is complete. True if there was progress.
     fn serve(&mut self, now: Time, budget: &mut usize, answer: &mut dyn FnMut(&Request) -> Reply) -> bool {
-        if self.output_len >= OUTPUT_MARK {
+        if self.socket.unsent() >= OUTPUT_MARK {
             return false;
         }
-        match self.parser.parse(&mut self.input) {
+        match self.parser.parse(&mut self.socket.input) {
             Ok(Progress::Complete(request)) => {
                 *budget = budget.saturating_sub(1);
                 self.since = now;
@@ -230,7 +217,7 @@ impl Connection {
     fn expect(&mut self, now: Time) {
         let part = match self.parser.stage() {
             Stage::Body => Part::Body,
-            Stage::Head if self.input.is_empty() => Part::Nothing,
+            Stage::Head if self.socket.input.is_empty() => Part::Nothing,
             Stage::Head => Part::Head,
         };
         if part != self.waiting_for {
@@ -241,78 +228,39 @@ impl Connection {
 
     /// True if bytes, or the end, came in.
     fn read(&mut self, scratch: &mut [u8], budget: &mut usize) -> bool {
-        let blocked = self.phase == Phase::Serving && self.output_len >= OUTPUT_MARK;
-        if !self.readable || self.eof || blocked {
+        let blocked = self.phase == Phase::Serving && self.socket.unsent() >= OUTPUT_MARK;
+        if self.eof || blocked {
             return false;
         }
-        *budget = budget.saturating_sub(1);
-        loop {
-            match self.stream.read(scratch) {
-                Ok(0) => self.eof = true,
-                Ok(len) => self.input.extend_from_slice(scratch.get(..len).unwrap_or_default()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.readable = false;
-                    return false;
-                }
-                Err(_) => {
-                    // Reset: nobody will read the rest either.
-                    self.eof = true;
-                    self.output.clear();
-                    self.output_len = 0;
-                }
+        match self.socket.read(scratch) {
+            Ok(None) => return false,
+            Ok(Some(len)) => self.eof = len == 0,
+            Err(_) => {
+                // Reset: nobody will read the rest either.
+                self.eof = true;
+                self.socket.give_up();
             }
-            return true;
         }
+        *budget = budget.saturating_sub(1);
+        true
     }
 
     fn send(&mut self, now: Time, parts: Vec<Bytes>) {
-        if self.output.is_empty() {
+        if self.socket.unsent() == 0 {
             self.output_since = now;
         }
-        self.output_len += parts.iter().map(Bytes::len).sum::<usize>();
-        self.output.extend(parts);
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        while self.writable && !self.output.is_empty() {
-            let slices: Vec<IoSlice<'_>> =
-                self.output.iter().take(16).map(|part| IoSlice::new(part)).collect();
-            match self.stream.write_vectored(&slices) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(len) => self.sent(len),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    fn sent(&mut self, mut len: usize) {
-        self.output_len = self.output_len.saturating_sub(len);
-        while let Some(part) = self.output.front_mut() {
-            if part.len() > len {
-                part.advance(len);
-                return;
-            }
-            len -= part.len();
-            self.output.pop_front();
-        }
+        self.socket.send(parts);
     }
 
     /// After the last byte: says so, and waits for the client to go. True if there was progress.
     fn finish(&mut self, now: Time) -> bool {
-        if !self.output.is_empty() {
+        if self.socket.unsent() > 0 {
             return false;
         }
         self.phase = Phase::Lingering;
         self.since = now;
         // The client may be gone already; then reading finds out.
-        if self.stream.shutdown(Shutdown::Write).is_err() {
-            self.eof = true;
-        }
-        self.readable = true;
+        self.eof |= self.socket.finish().is_err();
         true
     }
 }

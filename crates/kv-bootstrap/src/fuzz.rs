@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use bytes::BytesMut;
-use kv_core::Time;
+use kv_core::{RankRecord, ServiceOffer, Time};
 
 use crate::config::{RegistryConfig, ServerConfig};
 use crate::http::{Progress, Request, RequestLimits, RequestParser, ResponseParser};
@@ -79,6 +79,19 @@ pub fn record(bytes: &[u8]) {
 
 fn valid_record(json: RankJson) {
     if let Ok(record) = json.into_record() {
+        for offer in &record.offers {
+            if let Ok(geometry) = offer.geometry(record.parallel) {
+                // What passes the check of the KV service can be told to others as it is.
+                let again = ServiceOffer::kv(&geometry).and_then(|offer| {
+                    let record = RankRecord { offers: vec![offer.clone()], ..record.clone() };
+                    record.check().map(|()| offer)
+                });
+                assert!(
+                    again.is_err()
+                        || again.is_ok_and(|offer| offer.geometry(record.parallel) == Ok(geometry))
+                );
+            }
+        }
         assert_eq!(RankJson::new(&record, None).into_record(), Ok(record));
     }
 }

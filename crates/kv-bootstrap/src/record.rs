@@ -3,35 +3,59 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use kv_core::{Geometry, Incarnation, MAX_REGIONS, Parallel, RankRecord, WorkerId, WorkerRole};
+use kv_core::{
+    Incarnation, Parallel, RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerId, WorkerRole,
+};
 use serde::{Deserialize, Serialize};
 
-/// Longest name of a plane, data type or model, in bytes.
-pub const MAX_NAME: usize = 512;
-/// Most groups of state regions of a record.
-const MAX_GROUPS: usize = 64;
-/// Most pipeline stages of which a record says what they hold.
-const MAX_STAGES: usize = 1024;
-
-/// The JSON form of a [`RankRecord`]: the same fields, the plane's metadata in base64, and on the
-/// way to the server the lease.
+/// The JSON form of a [`RankRecord`]: the same fields, bytes in base64, and on the way to the server the
+/// lease. Fields that are not known are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankJson {
     /// Engine and rank.
     pub worker: WorkerId,
-    /// This life of it.
+    /// The life of the worker that the record describes.
     pub incarnation: Incarnation,
-    /// What it does.
+    /// What the worker does.
     pub role: WorkerRole,
-    /// The plane's name.
-    pub plane: String,
-    /// The plane's metadata, standard base64 with padding.
-    pub metadata: String,
-    /// The cache.
-    pub geometry: Geometry,
+    /// The rank's place in the engine's parallel groups; a single rank if it is left out.
+    #[serde(default)]
+    pub parallel: Parallel,
+    /// The ways to reach the worker.
+    pub transports: Vec<TransportJson>,
+    /// The services of the worker.
+    pub offers: Vec<OfferJson>,
     /// How long the registration lives unless renewed, in milliseconds. Requests only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
+}
+
+/// The JSON form of a [`TransportOffer`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransportJson {
+    /// The transport's name.
+    pub name: String,
+    /// The version of the metadata's form.
+    pub version: u16,
+    /// The metadata, standard base64 with padding.
+    pub metadata: String,
+}
+
+/// The JSON form of a [`ServiceOffer`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferJson {
+    /// The service's name.
+    pub service: String,
+    /// The oldest version of the service's protocol that the worker speaks.
+    pub min: u16,
+    /// The newest.
+    pub max: u16,
+    /// The text that must be the same on both sides.
+    #[serde(default)]
+    pub compatibility: String,
+    /// The service's data, standard base64 with padding.
+    #[serde(default)]
+    pub data: String,
 }
 
 /// Which registration: the body of `DELETE /v1/ranks`, and with a lease of `POST /v1/ranks/renew`.
@@ -39,9 +63,9 @@ pub struct RankJson {
 pub struct LeaseJson {
     /// Engine and rank.
     pub worker: WorkerId,
-    /// This life of it.
+    /// The life of the worker that registered.
     pub incarnation: Incarnation,
-    /// How much longer it shall live, in milliseconds.
+    /// How much longer the registration shall live, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
 }
@@ -64,100 +88,84 @@ pub struct NotReadyJson {
     pub expected: u32,
 }
 
-/// A record that no worker can have. Fix the sender.
+/// JSON that is no record of a worker. Fix the sender.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum RecordError {
-    /// The metadata is not base64.
-    #[error("metadata is not base64: {0}")]
-    Base64(#[from] base64::DecodeError),
-    /// A text or list that is too long, or a number out of range.
-    #[error("{field} is {got}; it must be {min} to {max}")]
-    Range {
+pub enum RankJsonError {
+    /// Bytes that are not base64.
+    #[error("{field} is not base64: {error}")]
+    Base64 {
         /// The field.
         field: &'static str,
-        /// Its length or value.
-        got: u64,
-        /// Smallest allowed.
-        min: u64,
-        /// Largest allowed.
-        max: u64,
+        /// What is wrong with the text.
+        error: base64::DecodeError,
     },
-    /// A rank outside its group.
-    #[error("{field} is {rank}, but the group has {size} ranks")]
-    RankOutOfGroup {
-        /// The field.
-        field: &'static str,
-        /// The rank.
-        rank: u32,
-        /// The size of the group.
-        size: u32,
-    },
+    /// A record that no worker can have.
+    #[error(transparent)]
+    Record(#[from] RecordError),
 }
 
 impl RankJson {
     /// The JSON form of a record.
     pub fn new(record: &RankRecord, lease_ms: Option<u64>) -> RankJson {
+        let transports = record.transports.iter().map(|transport| TransportJson {
+            name: transport.name.clone(),
+            version: transport.version,
+            metadata: STANDARD.encode(&transport.metadata),
+        });
+        let offers = record.offers.iter().map(|offer| OfferJson {
+            service: offer.service.clone(),
+            min: offer.min,
+            max: offer.max,
+            compatibility: offer.compatibility.clone(),
+            data: STANDARD.encode(&offer.data),
+        });
         RankJson {
             worker: record.worker.clone(),
             incarnation: record.incarnation,
             role: record.role,
-            plane: record.plane.clone(),
-            metadata: STANDARD.encode(&record.metadata),
-            geometry: record.geometry.clone(),
+            parallel: record.parallel,
+            transports: transports.collect(),
+            offers: offers.collect(),
             lease_ms,
         }
     }
 
     /// The record, if a worker could have sent it.
-    pub fn into_record(self) -> Result<RankRecord, RecordError> {
-        range("plane (length)", self.plane.len(), 1, MAX_NAME)?;
-        range("dtype (length)", self.geometry.dtype.len(), 0, MAX_NAME)?;
-        range("model (length)", self.geometry.model.len(), 0, MAX_NAME)?;
-        range("regions (count)", self.geometry.regions.len(), 0, MAX_REGIONS)?;
-        range("layout.groups (count)", self.geometry.layout.groups.len(), 0, MAX_GROUPS)?;
-        range("layout.stages (count)", self.geometry.layout.stages.len(), 0, MAX_STAGES)?;
-        check_parallel(&self.geometry.parallel)?;
-        let metadata = STANDARD.decode(&self.metadata)?;
-        // The bound that `Plane::metadata` promises.
-        range("metadata (bytes)", metadata.len(), 0, (64 << 10) + 64 * self.geometry.regions.len())?;
-        Ok(RankRecord {
-            worker: self.worker,
-            incarnation: self.incarnation,
-            role: self.role,
-            plane: self.plane,
-            metadata: Bytes::from(metadata),
-            geometry: self.geometry,
-        })
+    pub fn into_record(self) -> Result<RankRecord, RankJsonError> {
+        let transports = self.transports.into_iter().map(|json| {
+            let metadata = bytes("transports.metadata", &json.metadata)?;
+            Ok(TransportOffer { name: json.name, version: json.version, metadata })
+        });
+        let offers = self.offers.into_iter().map(|json| {
+            let OfferJson { service, min, max, compatibility, data } = json;
+            Ok(ServiceOffer { service, min, max, compatibility, data: bytes("offers.data", &data)? })
+        });
+        Ok(RankRecord::new(
+            (self.worker, self.incarnation),
+            self.role,
+            self.parallel,
+            transports.collect::<Result<_, RankJsonError>>()?,
+            offers.collect::<Result<_, RankJsonError>>()?,
+        )?)
     }
 }
 
-fn range(field: &'static str, got: usize, min: usize, max: usize) -> Result<(), RecordError> {
-    if (min..=max).contains(&got) {
-        return Ok(());
-    }
-    Err(RecordError::Range { field, got: got as u64, min: min as u64, max: max as u64 })
-}
-
-fn check_parallel(parallel: &Parallel) -> Result<(), RecordError> {
-    for (_, field, size, rank) in parallel.groups() {
-        if rank >= size {
-            return Err(RecordError::RankOutOfGroup { field, rank, size });
-        }
-    }
-    Ok(())
+fn bytes(field: &'static str, text: &str) -> Result<Bytes, RankJsonError> {
+    STANDARD.decode(text).map(Bytes::from).map_err(|error| RankJsonError::Base64 { field, error })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::tests::record;
-    use kv_core::StateGroup;
+    use crate::samples::record;
+    use kv_core::{MAX_NAME, MAX_OFFER_BYTES, MAX_OFFERS};
 
     #[test]
     fn records_survive_json() {
         let mut sent = record("engine é", 3, 7, (2, 1), (2, 1), (1, 0));
-        sent.metadata = Bytes::from((0..=255).collect::<Vec<u8>>());
+        sent.transports[0].metadata = Bytes::from((0..=255).collect::<Vec<u8>>());
+        sent.offers.push(ServiceOffer { service: "ec".to_owned(), ..sent.offers[0].clone() });
         let text = serde_json::to_string(&RankJson::new(&sent, Some(5000))).unwrap();
         let got: RankJson = serde_json::from_str(&text).unwrap();
         assert_eq!(got.lease_ms, Some(5000));
@@ -165,54 +173,45 @@ mod tests {
     }
 
     #[test]
-    fn every_list_and_text_of_a_record_is_bounded() {
-        let good = record("e", 0, 1, (2, 1), (1, 0), (1, 0));
-        let group = StateGroup::slots(1, 1);
-        type Change = fn(&mut RankJson, usize, StateGroup);
-        let changes: [(&str, usize, Change); 6] = [
-            ("plane (length)", MAX_NAME, |json, n, _| json.plane = "x".repeat(n)),
-            ("dtype (length)", MAX_NAME, |json, n, _| json.geometry.dtype = "x".repeat(n)),
-            ("model (length)", MAX_NAME, |json, n, _| json.geometry.model = "x".repeat(n)),
-            ("regions (count)", MAX_REGIONS, |json, n, _| {
-                json.geometry.regions = vec![json.geometry.regions[0].clone(); n];
+    fn fields_that_are_not_known_are_ignored_wherever_they_stand() {
+        let sent = record("e", 0, 1, (1, 0), (1, 0), (1, 0));
+        let mut json = serde_json::to_value(RankJson::new(&sent, None)).unwrap();
+        for path in ["", "/worker", "/parallel", "/transports/0", "/offers/0"] {
+            json.pointer_mut(path).unwrap()["of_a_later_version"] = serde_json::json!({"x": [1, null]});
+        }
+        let got: RankJson = serde_json::from_value(json).unwrap();
+        assert_eq!(got.into_record(), Ok(sent));
+    }
+
+    #[test]
+    fn impossible_records_are_refused_by_field_with_the_bound() {
+        type Change = fn(&mut RankJson);
+        let changes: [(&str, u64, Change); 4] = [
+            ("transports (count)", MAX_OFFERS as u64, |json| {
+                json.transports = vec![json.transports[0].clone(); MAX_OFFERS + 1];
             }),
-            ("layout.groups (count)", MAX_GROUPS, |json, n, group| {
-                json.geometry.layout.groups = vec![group; n]
+            ("offers.service (length)", MAX_NAME as u64, |json| {
+                json.offers[0].service = "x".repeat(MAX_NAME + 1);
             }),
-            ("layout.stages (count)", MAX_STAGES, |json, n, _| json.geometry.layout.stages = vec![(0, 1); n]),
+            ("offers.data (bytes)", MAX_OFFER_BYTES as u64, |json| {
+                json.offers[0].data = STANDARD.encode(vec![0; MAX_OFFER_BYTES + 1]);
+            }),
+            ("transports.metadata (bytes)", MAX_OFFER_BYTES as u64, |json| {
+                json.transports[0].metadata = STANDARD.encode(vec![0; MAX_OFFER_BYTES + 1]);
+            }),
         ];
         for (field, max, change) in changes {
-            let mut json = RankJson::new(&good, None);
-            change(&mut json, max, group);
-            assert!(json.clone().into_record().is_ok(), "{field}");
-            change(&mut json, max + 1, group);
-            let (got, max) = (max as u64 + 1, max as u64);
+            let mut json = RankJson::new(&record("e", 0, 1, (2, 1), (1, 0), (1, 0)), None);
+            change(&mut json);
             match json.into_record() {
-                Err(RecordError::Range { field: of, got: is, max: most, .. }) => {
-                    assert_eq!((of, is, most), (field, got, max));
+                Err(RankJsonError::Record(RecordError::Range { field: of, got, max: most, .. })) => {
+                    assert_eq!((of, got, most), (field, max + 1, max));
                 }
                 other => panic!("{field}: {other:?}"),
             }
         }
-    }
-
-    #[test]
-    fn impossible_records_are_refused_by_field() {
-        let good = record("e", 0, 1, (2, 1), (1, 0), (1, 0));
-        let mut json = RankJson::new(&good, None);
-        json.geometry.parallel.tp_rank = 2;
-        assert_eq!(
-            json.into_record(),
-            Err(RecordError::RankOutOfGroup { field: "tp_rank", rank: 2, size: 2 })
-        );
-        let mut json = RankJson::new(&good, None);
-        json.metadata = "*".into();
-        assert!(matches!(json.into_record(), Err(RecordError::Base64(_))));
-        let mut json = RankJson::new(&good, None);
-        json.metadata = STANDARD.encode(vec![0; (64 << 10) + 64 * good.geometry.regions.len() + 1]);
-        assert!(matches!(json.into_record(), Err(RecordError::Range { field: "metadata (bytes)", .. })));
-        let mut json = RankJson::new(&good, None);
-        json.plane.clear();
-        assert!(matches!(json.into_record(), Err(RecordError::Range { field: "plane (length)", .. })));
+        let mut json = RankJson::new(&record("e", 0, 1, (2, 1), (1, 0), (1, 0)), None);
+        json.offers[0].data = "*".to_owned();
+        assert!(matches!(json.into_record(), Err(RankJsonError::Base64 { field: "offers.data", .. })));
     }
 }

@@ -10,7 +10,7 @@
 //! | `PUT /v1/ranks` | 200 [`GrantJson`]; 400; 401; 409; 429; 507 |
 //! | `POST /v1/ranks/renew` | 200 [`GrantJson`]; 400; 401; 404 |
 //! | `DELETE /v1/ranks` | 200 `{}`; 400; 401; 404; 409 |
-//! | `GET /v1/ranks?role=…&dp_rank=…` (or `&modulo=…`; optional `&engine=…`) | 200 list of [`RankJson`]; 400; 401; 404; 503 [`NotReadyJson`] |
+//! | `GET /v1/ranks?role=…&dp_rank=…` (or `&modulo=…`; optional `&service=…`, `&engine=…`) | 200 list of [`RankJson`]; 400; 401; 404; 503 [`NotReadyJson`] |
 //!
 //! 429 means that the client's share is full, 507 that the server is; both name the bound and what it
 //! would have come to. A text that is too long is 400 with the field, its length and the maximum.
@@ -19,20 +19,20 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{EngineId, Replica, Time, WorkerRole};
+use kv_core::{EngineId, RecordError, Replica, Time, WorkerRole};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::client_addr::ClientAddr;
 use crate::config::ServerConfig;
-use crate::dp_ranks::{DpRanks, ROOM_BYTES};
 use crate::gauges::BootstrapGauges;
 use crate::http::{Query, Reply, Request, decode_query};
-use crate::record::{GrantJson, LeaseJson, NotReadyJson, RankJson, RecordError};
+use crate::place::Place;
+use crate::record::{GrantJson, LeaseJson, NotReadyJson, RankJson, RankJsonError};
 use crate::registry::{LeaseError, LookupError, RegisterError, Registry};
 use crate::secret::Secret;
-use crate::sglang::{Int, Place, RouteJson, RouteLimits, RouteMiss, RouteTable};
+use crate::sglang::{Int, ROOM_BYTES, Rooms, RouteJson, RouteLimits, RouteMiss, RouteTable};
 
 /// Most rooms in one `/query_dp_ranks`.
 const MAX_ROOMS: usize = 1 << 16;
@@ -46,7 +46,7 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(5);
 pub(crate) struct Tables {
     registry: Registry,
     routes: RouteTable,
-    dp_ranks: DpRanks,
+    rooms: Rooms,
     secret: Option<Secret>,
     sglang: bool,
 }
@@ -72,7 +72,7 @@ impl Tables {
                 max_bytes: config.max_route_bytes,
                 max_lease: config.registry.max_lease,
             }),
-            dp_ranks: DpRanks::new(config.dp_rank_ttl, config.max_dp_ranks, config.max_dp_ranks_per_client),
+            rooms: Rooms::new(config.dp_rank_ttl, config.max_dp_ranks, config.max_dp_ranks_per_client),
             secret: config.secret.clone(),
             sglang: config.sglang,
         }
@@ -81,11 +81,11 @@ impl Tables {
     pub(crate) fn expire(&mut self, now: Time) {
         self.registry.expire(now);
         self.routes.expire(now);
-        self.dp_ranks.expire(now);
+        self.rooms.expire(now);
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {
-        let all = [self.registry.next_timeout(), self.routes.next_timeout(), self.dp_ranks.next_timeout()];
+        let all = [self.registry.next_timeout(), self.routes.next_timeout(), self.rooms.next_timeout()];
         all.into_iter().flatten().min()
     }
 
@@ -97,8 +97,8 @@ impl Tables {
             lookup_steps: self.registry.steps(),
             route_ranks: self.routes.places(),
             route_bytes: self.routes.bytes(),
-            rooms: self.dp_ranks.len(),
-            room_bytes: self.dp_ranks.len() * ROOM_BYTES,
+            rooms: self.rooms.len(),
+            room_bytes: self.rooms.len() * ROOM_BYTES,
             ..BootstrapGauges::default()
         }
     }
@@ -178,7 +178,7 @@ impl Tables {
         let body: RegisterDpRank = short_body(request)?;
         let rank = i64::try_from(body.dp_rank.0);
         let rank = rank.map_err(|_| Reply::text(400, format!("dp_rank is {}", body.dp_rank.0)))?;
-        let full = self.dp_ranks.insert(now, client, body.bootstrap_room.0, rank);
+        let full = self.rooms.insert(now, client, body.bootstrap_room.0, rank);
         full.map_err(|error| Reply::text(507, error.to_string()))?;
         Ok(Reply::text(200, "OK"))
     }
@@ -189,7 +189,7 @@ impl Tables {
             let text = format!("bootstrap_rooms has {} rooms; at most {MAX_ROOMS} are allowed", rooms.len());
             return Err(Reply::text(400, text));
         }
-        let known = rooms.iter().filter_map(|room| Some((room.0, self.dp_ranks.get(now, room.0)?)));
+        let known = rooms.iter().filter_map(|room| Some((room.0, self.rooms.get(now, room.0)?)));
         let known: BTreeMap<String, i64> = known.map(|(room, rank)| (room.to_string(), rank)).collect();
         Ok(Reply::json(200, &known))
     }
@@ -198,7 +198,7 @@ impl Tables {
         let body: RankJson = json_body(request)?;
         let lease = lease(body.lease_ms)?;
         let record = body.into_record().map_err(|error| match error {
-            RecordError::Range { field, got, min, max } => {
+            RankJsonError::Record(RecordError::Range { field, got, min, max }) => {
                 let error = error.to_string();
                 Reply::json(400, &json!({"error": error, "field": field, "got": got, "min": min, "max": max}))
             }
@@ -255,7 +255,7 @@ impl Tables {
         };
         let engine = query.get("engine").map(EngineId::new).transpose();
         let engine = engine.map_err(|error| refusal(400, &error.to_string()))?;
-        match self.registry.lookup(now, role, replica, engine.as_ref()) {
+        match self.registry.lookup(now, role, query.get("service"), replica, engine.as_ref()) {
             Ok(bodies) => Ok(list(bodies)),
             Err(error @ LookupError::Unknown) => Err(refusal(404, &error.to_string())),
             Err(error @ LookupError::NotReady { registered, expected }) => {

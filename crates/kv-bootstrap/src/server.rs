@@ -1,6 +1,6 @@
 //! The server: one thread, one `mio::Poll`.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,7 @@ use crate::client_addr::ClientAddr;
 use crate::config::ServerConfig;
 use crate::connection::{Connection, Turn};
 use crate::error::BootstrapServerError;
+use crate::expiry::Expiry;
 use crate::gauges::BootstrapGauges;
 use crate::http::Reply;
 use crate::routes::Tables;
@@ -65,7 +66,7 @@ impl KvBootstrapServer {
             poll,
             listener,
             slots: Slab::new(),
-            deadlines: BTreeSet::new(),
+            deadlines: Expiry::default(),
             ready: VecDeque::new(),
             buffered: 0,
             accept: Accept::Now,
@@ -142,7 +143,7 @@ struct Service {
     poll: Poll,
     listener: TcpListener,
     slots: Slab<Slot>,
-    deadlines: BTreeSet<(Time, usize)>,
+    deadlines: Expiry<usize>,
     /// Connections with something to do, each once.
     ready: VecDeque<usize>,
     /// Bytes of unfinished requests over all connections.
@@ -232,8 +233,7 @@ impl Service {
         if !self.ready.is_empty() {
             return Some(Duration::ZERO);
         }
-        let deadline = self.deadlines.first().map(|(time, _)| *time);
-        let next = [accept, deadline, self.tables.next_timeout()].into_iter().flatten().min()?;
+        let next = [accept, self.deadlines.next(), self.tables.next_timeout()].into_iter().flatten().min()?;
         // epoll counts in milliseconds: round up, or the last of them would be a busy loop.
         Some(next.since(self.now()) + Duration::from_millis(1))
     }
@@ -280,24 +280,20 @@ impl Service {
         let Some(slot) = self.slots.get_mut(key) else { return };
         let deadline = slot.connection.deadline(&self.config);
         if deadline != slot.deadline {
-            self.deadlines.remove(&(slot.deadline, key));
-            self.deadlines.insert((deadline, key));
+            self.deadlines.remove(slot.deadline, key);
+            self.deadlines.insert(deadline, key);
             slot.deadline = deadline;
         }
     }
 
     fn close_overdue(&mut self, now: Time) {
-        while let Some((deadline, key)) = self.deadlines.first().copied()
-            && deadline <= now
-        {
-            let Some(slot) = self.slots.get_mut(key) else {
-                self.deadlines.pop_first();
-                continue;
-            };
+        while let Some(key) = self.deadlines.pop_due(now) {
+            let Some(slot) = self.slots.get_mut(key) else { continue };
             if slot.connection.overdue(now) {
                 self.close(key);
             } else {
-                self.set_deadline(key);
+                slot.deadline = slot.connection.deadline(&self.config);
+                self.deadlines.insert(slot.deadline, key);
                 self.enqueue(key);
             }
         }
@@ -305,7 +301,7 @@ impl Service {
 
     fn close(&mut self, key: usize) {
         let Some(mut slot) = self.slots.try_remove(key) else { return };
-        self.deadlines.remove(&(slot.deadline, key));
+        self.deadlines.remove(slot.deadline, key);
         self.buffered -= slot.buffered;
         if let Some(share) = self.clients.get_mut(&slot.client) {
             share.buffered -= slot.buffered;
@@ -355,8 +351,6 @@ impl Service {
             self.slots.len() >= self.config.max_connections && !self.close_idle(None)
         };
         let mut connection = Connection::new(stream, now, &self.config);
-        // Answers are small and whole; waiting for more to send only delays them.
-        let _ = connection.stream().set_nodelay(true);
         if full {
             connection.refuse(now, Reply::text(503, "too many connections"));
             if self.slots.len() >= self.config.max_connections + REFUSED {
@@ -374,7 +368,7 @@ impl Service {
         let deadline = connection.deadline(&self.config);
         self.clients.entry(client).or_default().connections += 1;
         entry.insert(Slot { connection, client, deadline, buffered: 0, queued: false });
-        self.deadlines.insert((deadline, key));
+        self.deadlines.insert(deadline, key);
         self.enqueue(key);
     }
 

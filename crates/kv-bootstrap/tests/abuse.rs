@@ -169,7 +169,7 @@ fn a_client_that_never_reads_is_stopped_and_then_closed() {
     let (_server, addr) = start(ServerConfig { write_timeout: Duration::from_secs(2), ..impatient() });
     // Something large to be answered with.
     let mut large = rank("p", (1, 0), 1);
-    large.metadata = vec![7; 60 << 10].into();
+    large.transports[0].metadata = vec![7; 60 << 10].into();
     assert_eq!(once(addr, "PUT", "/v1/ranks", Some(&rank_json(&large, 600_000))).status, 200);
     let mut deaf = Http::connect(addr);
     deaf.stream.get_ref().set_write_timeout(Some(Duration::from_millis(100))).unwrap();

@@ -117,12 +117,12 @@ fn records_beyond_a_clients_share_are_429_and_beyond_the_servers_507() {
 fn a_text_that_is_too_long_is_named_with_its_length_and_the_maximum() {
     let (server, addr) = start(ServerConfig::default());
     let mut record = rank("p", (1, 0), 1);
-    record.geometry.dtype = "x".repeat(513);
+    record.offers[0].service = "x".repeat(513);
     let refused = once(addr, "PUT", "/v1/ranks", Some(&rank_json(&record, 60_000)));
     assert_eq!(refused.status, 400);
     let expected = json!({
-        "error": "dtype (length) is 513; it must be 0 to 512",
-        "field": "dtype (length)", "got": 513, "min": 0, "max": 512,
+        "error": "offers.service (length) is 513; it must be 1 to 512",
+        "field": "offers.service (length)", "got": 513, "min": 1, "max": 512,
     });
     assert_eq!(refused.json(), expected);
     let mut named: Value = serde_json::from_str(&rank_json(&rank("p", (1, 0), 1), 60_000)).unwrap();
@@ -210,7 +210,7 @@ fn one_clients_connections_and_bodies_leave_those_of_others_alone() {
     assert_eq!(greedy.answer().status, 503);
     let mut fair = Http::connect(there);
     let mut record = rank("p", (1, 0), 1);
-    record.metadata = vec![7; 50_000].into();
+    record.transports[0].metadata = vec![7; 50_000].into();
     assert_eq!(fair.request("PUT", "/v1/ranks", Some(&rank_json(&record, 60_000))).status, 200);
 }
 
@@ -250,7 +250,7 @@ fn without_the_secret_no_record_can_be_read_made_renewed_or_removed() {
             assert_eq!(ask("PUT", "/v1/ranks", right, &body).status, 200);
         }
     }
-    assert_eq!(ask("GET", FIND, right, "").json()[0]["metadata"], json!("cC8wLzEAAQ=="));
+    assert_eq!(ask("GET", FIND, right, "").json()[0]["transports"][0]["metadata"], json!("cC8wLzEAAQ=="));
     assert_eq!(ask("GET", "/health", "", "").status, 200);
     for (method, target) in [("PUT", "/route"), ("POST", "/register_dp_rank"), ("POST", "/query_dp_ranks")] {
         assert_eq!(ask(method, target, "", &body).status, 404, "{target} is switched off");

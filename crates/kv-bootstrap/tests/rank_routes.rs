@@ -4,7 +4,7 @@
 mod support;
 
 use kv_bootstrap::{KvBootstrapServer, RankJson};
-use kv_core::{RankRecord, WorkerRole};
+use kv_core::{RankRecord, ServiceOffer, WorkerRole};
 use serde_json::{Value, json};
 use support::{Answer, Http, eventually, once, rank, rank_json};
 
@@ -115,11 +115,14 @@ fn bad_requests_say_what_is_wrong() {
         ("/worker/engine", json!(""), "engine_id"),
         ("/worker/engine", json!("x".repeat(1000)), "engine_id"),
         ("/role", json!("chef"), "chef"),
-        ("/metadata", json!("%%%"), "base64"),
-        ("/geometry/parallel/tp_rank", json!(1), "tp_rank"),
-        ("/geometry/parallel/dp_size", json!(0), "dp_rank"),
+        ("/transports/0/metadata", json!("%%%"), "base64"),
+        ("/offers/0/data", json!("%%%"), "base64"),
+        ("/offers/0/max", json!(0), "offers.max"),
+        ("/offers", json!(vec![&good["offers"][0]; 17]), "offers (count)"),
+        ("/parallel/tp_rank", json!(1), "tp_rank"),
+        ("/parallel/dp_size", json!(0), "dp_rank"),
         ("/lease_ms", json!(0), "lease_ms"),
-        ("/plane", json!(""), "plane"),
+        ("/transports/0/name", json!(""), "transports.name"),
     ];
     for (path, value, word) in changes {
         let mut bad = good.clone();
@@ -146,4 +149,20 @@ fn bad_requests_say_what_is_wrong() {
     assert_eq!(http.request("DELETE", "/v1/ranks", Some("{}")).status, 400);
     assert_eq!(http.request("DELETE", "/v1/ranks", None).status, 411);
     assert_eq!(http.request("GET", FIND, None).status, 404, "nothing was registered");
+}
+
+#[test]
+fn a_lookup_finds_the_engines_that_offer_the_service_and_no_other() {
+    let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
+    let mut http = Http::connect(server.local_addr());
+    let (cache, mut both) = (rank("a", (1, 0), 1), rank("b", (1, 0), 2));
+    both.offers.push(ServiceOffer { service: "vllm nixl/2".to_owned(), ..both.offers[0].clone() });
+    for record in [&cache, &both] {
+        assert_eq!(http.request("PUT", "/v1/ranks", Some(&rank_json(record, 60_000))).status, 200);
+    }
+    let mut find = |service: &str| http.request("GET", &format!("{FIND}&service={service}"), None);
+    assert_eq!(records(&find("kv")), std::slice::from_ref(&cache));
+    assert_eq!(records(&find("vllm%20nixl%2f2")), [both]);
+    assert_eq!(find("ec").status, 404);
+    assert_eq!(records(&http.request("GET", FIND, None)), [cache], "any service");
 }

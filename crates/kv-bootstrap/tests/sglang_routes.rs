@@ -27,17 +27,21 @@ fn route(dp: &str, cp: &str, tp: &str, pp: &str) -> String {
     format!("/route?prefill_dp_rank={dp}&prefill_cp_rank={cp}&target_tp_rank={tp}&target_pp_rank={pp}")
 }
 
+fn ask(http: &mut Http, method: &str, target: &str, body: Option<Value>) -> (u16, String, String) {
+    let answer = http.request(method, target, body.map(|body| body.to_string()).as_deref());
+    let kind = answer.header("content-type").unwrap().to_owned();
+    (answer.status, answer.body, kind)
+}
+
+fn text(status: u16, text: &str) -> (u16, String, String) {
+    (status, text.to_owned(), "text/plain; charset=utf-8".to_owned())
+}
+
 #[test]
 fn two_ranks_register_and_are_found_with_the_answers_of_sglang() {
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
     let mut http = Http::connect(server.local_addr());
-    let mut ask = |method: &str, target: &str, body: Option<Value>| {
-        let answer = http.request(method, target, body.map(|body| body.to_string()).as_deref());
-        let kind = answer.header("content-type").unwrap().to_owned();
-        (answer.status, answer.body, kind)
-    };
-    let text = |status: u16, text: &str| (status, text.to_owned(), "text/plain; charset=utf-8".to_owned());
-
+    let mut ask = |method: &str, target: &str, body: Option<Value>| ask(&mut http, method, target, body);
     assert_eq!(ask("GET", "/health", None), text(200, "OK"));
     let waiting =
         |n| text(503, &format!("Prefill server not fully registered yet ({n} workers registered)."));
@@ -71,6 +75,20 @@ fn two_ranks_register_and_are_found_with_the_answers_of_sglang() {
     let missing = "Bootstrap info not found for dp_rank=0 cp_rank=-1 tp_rank=0 pp_rank=0";
     assert_eq!(ask("GET", &route("0", "-1", "0", "0"), None), text(404, missing));
 
+    // A rank that restarted is found at its new port.
+    assert_eq!(ask("PUT", "/route", Some(claim(2, 1, 7777))).0, 200);
+    assert!(ask("GET", &route("0", "0", "1", "0"), None).1.contains("7777"));
+    server.stop();
+}
+
+#[test]
+fn refusals_have_the_statuses_and_texts_of_sglang() {
+    let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
+    let mut http = Http::connect(server.local_addr());
+    let mut ask = |method: &str, target: &str, body: Option<Value>| ask(&mut http, method, target, body);
+    for rank in [0, 1] {
+        assert_eq!(ask("PUT", "/route", Some(claim(2, rank, 7000 + rank as u16))), text(200, "OK"));
+    }
     let inputs = text(400, "Missing inputs for bootstrap server.");
     assert_eq!(ask("GET", "/route", None), inputs);
     assert_eq!(ask("GET", &route("0", "", "0", "0"), None), inputs);
@@ -91,11 +109,6 @@ fn two_ranks_register_and_are_found_with_the_answers_of_sglang() {
     late["dsv41_spec_layout"] = json!({"layers": 3});
     let layouts = "DeepSeek-V4.1 DSpark PD layout differs across prefill ranks";
     assert_eq!(ask("PUT", "/route", Some(late)), text(400, layouts));
-
-    // A rank that restarted is found at its new port.
-    assert_eq!(ask("PUT", "/route", Some(claim(2, 1, 7777))).0, 200);
-    assert!(ask("GET", &route("0", "0", "1", "0"), None).1.contains("7777"));
-    server.stop();
 }
 
 #[test]

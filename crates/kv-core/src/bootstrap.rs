@@ -3,57 +3,20 @@
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::args::Parallel;
 use crate::error::BootstrapError;
-use crate::id::{Incarnation, WorkerId};
-use crate::layout::Geometry;
+use crate::record::{RankRecord, WorkerRole};
 use crate::time::Time;
 
-/// What a worker does in the service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WorkerRole {
-    /// Computes prompts and sends their KV.
-    Prefill,
-    /// Receives KV and continues.
-    Decode,
-    /// Computes embeddings of images and other media.
-    Encode,
-}
-
-/// One rank, as it registers itself with a bootstrap server.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RankRecord {
-    /// Engine and rank.
-    pub worker: WorkerId,
-    /// This life of it.
-    pub incarnation: Incarnation,
-    /// What it does.
-    pub role: WorkerRole,
-    /// The plane's name; both ends of a transfer must use the same.
-    pub plane: String,
-    /// The plane's metadata.
-    pub metadata: Bytes,
-    /// The cache.
-    pub geometry: Geometry,
-}
-
-impl RankRecord {
-    /// Its place in the engine's parallel groups.
-    pub fn parallel(&self) -> &Parallel {
-        &self.geometry.parallel
-    }
-}
-
 /// Which ranks are asked for: those of one data-parallel replica of the engine that is registered
-/// with the server in this role.
+/// with the server in this role and offers this service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RankQuery {
     /// The role.
     pub role: WorkerRole,
+    /// The service's name, as in [`ServiceOffer::service`](crate::ServiceOffer::service).
+    pub service: String,
     /// Which replica.
     pub replica: Replica,
 }

@@ -49,21 +49,21 @@ pub mod machine;
 pub mod meter;
 #[cfg(not(feature = "meter"))]
 mod meter;
+mod offer;
 mod pages;
 pub mod plan;
 mod plane;
 mod poll;
 pub mod proto;
 mod quarantine;
+mod record;
 mod session;
 mod time;
 pub mod wire;
 
 pub use announce::{Fence, FenceError, FinalLayers, LayersError};
 pub use args::{KvArgs, KvArgsBuilder, MAX_REGIONS, MemoryKind, Parallel, Region, RegionRole};
-pub use bootstrap::{
-    BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, RankRecord, Replica, WorkerRole,
-};
+pub use bootstrap::{BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, Replica};
 pub use error::{
     ArgsError, Backpressure, BootstrapError, Cause, IdError, Mismatch, Obstacle, OpenError, PagesError,
     PeerCause, Phase, Recovery, TransferError,
@@ -77,6 +77,7 @@ pub use id::{
 };
 pub use layout::{Axis, Geometry, Holds, Layout, RegionShape, StateGroup};
 pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, TransferMode, UnknownMode};
+pub use offer::{Chosen, KV_SERVICE, KV_VERSIONS, KvDataError, OfferError, TRANSPORT_VERSION, Wanted};
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
 pub use plane::{
     Desc, Directions, MAX_FRAME, Op, Origin, Plane, PlaneError, PlaneEvent, PlaneWait, Post, WayEnd,
@@ -84,5 +85,8 @@ pub use plane::{
 };
 pub use poll::KvPoll;
 pub use quarantine::{Quarantine, QuarantineReason};
+pub use record::{
+    MAX_NAME, MAX_OFFER_BYTES, MAX_OFFERS, RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerRole,
+};
 pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed, SessionOptions};
 pub use time::Time;

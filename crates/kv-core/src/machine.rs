@@ -10,10 +10,11 @@ use std::fmt;
 use bytes::Bytes;
 
 use crate::announce::{Fence, FenceError};
-use crate::bootstrap::{LookupId, RankQuery, RankRecord};
+use crate::bootstrap::{LookupId, RankQuery};
 use crate::error::BootstrapError;
 use crate::id::{PeerId, PostId, SessionId};
 use crate::plane::{Directions, Origin, PlaneError, Post, WayEnd, WriteFence};
+use crate::record::RankRecord;
 use crate::time::Time;
 
 /// The sans-IO machine of one service on one worker.

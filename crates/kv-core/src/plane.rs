@@ -52,7 +52,8 @@ pub trait Plane {
     fn register(&mut self, region: &Region) -> Result<(), PlaneError>;
 
     /// What a peer must be given, by way of the bootstrap server or a frame, to reach this worker:
-    /// opaque, at most 64 KiB plus 64 bytes a region.
+    /// opaque, at most 64 KiB plus 64 bytes a region. A worker whose metadata exceeds
+    /// [`MAX_OFFER_BYTES`](crate::MAX_OFFER_BYTES) cannot register with a bootstrap server.
     fn metadata(&self) -> Result<Bytes, PlaneError>;
 
     /// Opens the way to the peer that this metadata describes. May finish in the background:

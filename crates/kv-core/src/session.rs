@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::announce::FinalLayers;
 use crate::args::KvArgs;
-use crate::bootstrap::WorkerRole;
 use crate::error::{Backpressure, OpenError, TransferError};
 use crate::groups::Groups;
 use crate::id::{AuxIndex, ChunkId, Room, SessionId};
@@ -13,6 +12,7 @@ use crate::lease::{GrantRef, Lease, TransferMode};
 use crate::pages::Pages;
 use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
+use crate::record::WorkerRole;
 
 /// What a session may be told when it is opened, beyond address and room.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -129,14 +129,9 @@ fn frames() -> Vec<Vec<u8>> {
 
 fn record() -> RankRecord {
     let args = args();
-    RankRecord {
-        worker: args.worker().clone(),
-        incarnation: Incarnation::from_random(77),
-        role: WorkerRole::Prefill,
-        plane: "local".to_owned(),
-        metadata: Bytes::from_static(b"memory"),
-        geometry: args.geometry().clone(),
-    }
+    let who = (args.worker().clone(), Incarnation::from_random(77));
+    let way = ("local", Bytes::from_static(b"memory"));
+    RankRecord::serving_kv(who, WorkerRole::Prefill, way, args.geometry()).unwrap()
 }
 
 fn rank(lease_ms: Option<u64>) -> String {
@@ -156,7 +151,7 @@ fn requests() -> Vec<Vec<u8>> {
         "rank_port":1,"page_size":16,"kv_cache_dtype":"bf16","load_balance_method":"x","lease_ttl_s":5}"#;
     let all = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
     let texts = [
-        put.clone() + "GET /v1/ranks?role=prefill&dp_rank=0 HTTP/1.1\r\n\r\n",
+        put.clone() + "GET /v1/ranks?role=prefill&service=kv&dp_rank=0 HTTP/1.1\r\n\r\n",
         put.clone() + "GET /v1/ranks?role=prefill&modulo=4711&engine=prefill HTTP/1.1\r\n\r\n",
         put.clone() + &request("POST", "/v1/ranks/renew", &lease) + &request("DELETE", "/v1/ranks", &lease),
         request("PUT", "/route", route) + &format!("GET /route?{all} HTTP/1.1\r\n\r\n"),

@@ -1,10 +1,10 @@
 //! One server as the client sees it: a queue of requests, and a connection that carries them.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, Read, Write};
+use std::io;
 use std::net::SocketAddr;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
 use kv_core::{BootstrapError, Time};
 use mio::event::Event;
 use mio::net::TcpStream;
@@ -13,6 +13,7 @@ use mio::{Interest, Registry, Token};
 use super::resolve::{Resolver, Target};
 use crate::config::ClientConfig;
 use crate::http::{Response, ResponseParser};
+use crate::socket::Socket;
 
 /// How often a request is sent before a connection that breaks is its failure. All requests may
 /// be repeated; the first connection may just have been closed for having been idle.
@@ -87,12 +88,16 @@ enum Link {
 
 #[derive(Debug)]
 struct Up {
-    stream: TcpStream,
+    socket: Socket,
     parser: ResponseParser,
-    input: BytesMut,
-    output: VecDeque<Bytes>,
-    readable: bool,
-    writable: bool,
+}
+
+/// Why a connection is of no use any more.
+#[derive(Debug, Clone, Copy)]
+enum Loss {
+    /// The server said with its last answer that it closes: it has not looked at what follows.
+    Announced,
+    Broken(io::ErrorKind),
 }
 
 impl<P> Endpoint<P> {
@@ -145,14 +150,12 @@ impl<P> Endpoint<P> {
 
     /// Takes note of what the socket is ready for.
     pub(crate) fn ready(&mut self, event: &Event) {
-        let write = event.is_writable() || event.is_write_closed() || event.is_error();
         match &mut self.link {
             Link::Down => {}
-            Link::Connecting { writable, .. } => *writable |= write,
-            Link::Up(up) => {
-                up.readable |= event.is_readable() || event.is_read_closed() || event.is_error();
-                up.writable |= write;
+            Link::Connecting { writable, .. } => {
+                *writable |= event.is_writable() || event.is_write_closed() || event.is_error();
             }
+            Link::Up(up) => up.socket.ready(event),
         }
     }
 
@@ -289,16 +292,8 @@ impl<P> Endpoint<P> {
             self.connect(context, index + 1, error.kind(), outcomes);
             return false;
         }
-        // Requests are small and whole; waiting for more to send only delays them.
-        let _ = stream.set_nodelay(true);
-        self.link = Link::Up(Box::new(Up {
-            stream,
-            parser: ResponseParser::new(context.config.max_response),
-            input: BytesMut::new(),
-            output: VecDeque::new(),
-            readable: true,
-            writable: true,
-        }));
+        let (socket, parser) = (Socket::new(stream), ResponseParser::new(context.config.max_response));
+        self.link = Link::Up(Box::new(Up { socket, parser }));
         true
     }
 
@@ -309,76 +304,46 @@ impl<P> Endpoint<P> {
             && let Some(mut request) = self.queue.pop_front()
         {
             request.sends += 1;
-            up.output.push_back(request.bytes.clone());
+            up.socket.send([request.bytes.clone()]);
             self.in_flight.push_back(request);
         }
-        let mut lost = up.flush().err().map(|error| error.kind());
-        let mut announced = false;
-        for turn in 0.. {
-            if turn == READS_PER_TURN {
-                self.more = true;
-                break;
-            }
-            let eof = match up.read(context.scratch) {
-                Ok(Some(0)) => true,
-                Ok(Some(_)) => false,
-                Ok(None) => break,
-                Err(kind) => {
-                    lost = Some(kind);
-                    true
-                }
+        let mut lost = up.socket.flush().err().map(|error| Loss::Broken(error.kind()));
+        for _ in 0..READS_PER_TURN {
+            let (eof, ended) = match up.socket.read(context.scratch) {
+                Ok(Some(0)) => (true, Some(Loss::Broken(io::ErrorKind::UnexpectedEof))),
+                Ok(Some(_)) => (false, None),
+                Ok(None) => return lost.is_some_and(|lost| self.lose(lost, context, outcomes)),
+                Err(error) => (true, Some(Loss::Broken(error.kind()))),
             };
             // A connection that cannot be written to may still hold the answer that says why.
-            loop {
-                match up.parser.parse(&mut up.input, eof) {
-                    Ok(Some(response)) => {
-                        let Some(request) = self.in_flight.pop_front() else {
-                            // An answer to nothing: whatever follows would be taken for another.
-                            lost = lost.or(Some(io::ErrorKind::InvalidData));
-                            break;
-                        };
-                        self.idle_since = context.now;
-                        let keep_alive = response.keep_alive;
-                        outcomes.push((request, Ok(response)));
-                        if !keep_alive {
-                            announced = true;
-                            lost = lost.or(Some(io::ErrorKind::ConnectionAborted));
-                            break;
-                        }
-                    }
-                    Ok(None) => break,
-                    Err(error) => {
-                        let failed = self.in_flight.pop_front();
-                        let error = BootstrapError::Malformed(error.text());
-                        outcomes.extend(failed.map(|request| (request, Err(error))));
-                        lost = lost.or(Some(io::ErrorKind::InvalidData));
-                        break;
-                    }
-                }
-            }
-            if eof {
-                lost = lost.or(Some(io::ErrorKind::UnexpectedEof));
-            }
-            if lost.is_some() {
-                break;
+            let answered = up.answers(eof, context.now, &mut self.in_flight, &mut self.idle_since, outcomes);
+            lost = match answered {
+                Err(Loss::Announced) => Some(Loss::Announced),
+                Err(broken) => lost.or(Some(broken)),
+                Ok(()) => lost.or(ended),
+            };
+            if let Some(lost) = lost {
+                return self.lose(lost, context, outcomes);
             }
         }
+        self.more = true;
+        false
+    }
+
+    /// Gives the connection up. Requests that were sent often enough fail; the others wait for the next.
+    fn lose(&mut self, lost: Loss, context: &Context<'_>, outcomes: &mut Vec<Outcome<P>>) -> bool {
+        self.close(context.registry);
         match lost {
-            None => false,
-            Some(kind) => {
-                self.close(context.registry);
-                if announced {
-                    // The server will not have looked at what follows the last it answers.
-                    self.in_flight.iter_mut().for_each(|request| request.sends -= 1);
-                }
+            Loss::Announced => self.in_flight.iter_mut().for_each(|request| request.sends -= 1),
+            Loss::Broken(kind) => {
                 while self.in_flight.front().is_some_and(|request| request.sends >= MAX_SENDS) {
                     let failed = self.in_flight.pop_front();
                     outcomes.extend(failed.map(|request| (request, Err(BootstrapError::Unreachable(kind)))));
                 }
-                self.requeue();
-                true
             }
         }
+        self.requeue();
+        true
     }
 
     /// Puts the requests in flight back to where they came from.
@@ -393,7 +358,7 @@ impl<P> Endpoint<P> {
         match std::mem::replace(&mut self.link, Link::Down) {
             Link::Down => {}
             Link::Connecting { mut stream, .. } => drop(registry.deregister(&mut stream)),
-            Link::Up(mut up) => drop(registry.deregister(&mut up.stream)),
+            Link::Up(mut up) => drop(registry.deregister(up.socket.stream())),
         }
     }
 
@@ -408,43 +373,33 @@ impl<P> Endpoint<P> {
 }
 
 impl Up {
-    fn flush(&mut self) -> io::Result<()> {
-        while self.writable && !self.output.is_empty() {
-            let slices: Vec<IoSlice<'_>> =
-                self.output.iter().take(16).map(|part| IoSlice::new(part)).collect();
-            match self.stream.write_vectored(&slices) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(mut len) => {
-                    while let Some(part) = self.output.front_mut() {
-                        if part.len() > len {
-                            part.advance(len);
-                            break;
-                        }
-                        len -= part.len();
-                        self.output.pop_front();
-                    }
+    /// Reads the answers that are there, in the order of the requests; `eof` if no more bytes will come.
+    fn answers<P>(
+        &mut self,
+        eof: bool,
+        now: Time,
+        in_flight: &mut VecDeque<Request<P>>,
+        idle_since: &mut Time,
+        outcomes: &mut Vec<Outcome<P>>,
+    ) -> Result<(), Loss> {
+        loop {
+            let response = match self.parser.parse(&mut self.socket.input, eof) {
+                Ok(Some(response)) => response,
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    let error = BootstrapError::Malformed(error.text());
+                    outcomes.extend(in_flight.pop_front().map(|request| (request, Err(error))));
+                    return Err(Loss::Broken(io::ErrorKind::InvalidData));
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
-                Err(error) => return Err(error),
+            };
+            // An answer to nothing: whatever follows would be taken for another.
+            let request = in_flight.pop_front().ok_or(Loss::Broken(io::ErrorKind::InvalidData))?;
+            *idle_since = now;
+            let keep_alive = response.keep_alive;
+            outcomes.push((request, Ok(response)));
+            if !keep_alive {
+                return Err(Loss::Announced);
             }
         }
-        Ok(())
-    }
-
-    /// Reads what there is; `None` if nothing is there, `Some(0)` at the end.
-    fn read(&mut self, scratch: &mut [u8]) -> Result<Option<usize>, io::ErrorKind> {
-        while self.readable {
-            match self.stream.read(scratch) {
-                Ok(len) => {
-                    self.input.extend_from_slice(scratch.get(..len).unwrap_or_default());
-                    return Ok(Some(len));
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
-                Err(error) => return Err(error.kind()),
-            }
-        }
-        Ok(None)
     }
 }

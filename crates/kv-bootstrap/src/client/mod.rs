@@ -22,7 +22,7 @@ use crate::client::publication::{Answered, Publication};
 use crate::client::resolve::{Resolver, Target};
 use crate::config::ClientConfig;
 use crate::error::BootstrapClientError;
-use crate::http::Response;
+use crate::http::{Response, encode_value};
 use crate::record::{NotReadyJson, RankJson};
 use crate::secret::Secret;
 
@@ -323,7 +323,9 @@ fn question(host: &str, secret: Option<&Secret>, query: &RankQuery) -> Bytes {
         Replica::Rank(rank) => format!("dp_rank={rank}"),
         Replica::Modulo(number) => format!("modulo={number}"),
     };
-    Bytes::from(format!("GET /v1/ranks?role={role}&{replica} HTTP/1.1\r\nHost: {host}\r\n{secret}\r\n"))
+    let service = encode_value(&query.service);
+    let target = format!("/v1/ranks?role={role}&service={service}&{replica}");
+    Bytes::from(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n{secret}\r\n"))
 }
 
 /// The ranks of an answer, if they are what was asked for: one whole replica, in rank order.
@@ -345,9 +347,9 @@ fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, 
     let list: Vec<RankJson> = serde_json::from_slice(&response.body)
         .map_err(|_| BootstrapError::Malformed("not a list of ranks"))?;
     let ranks: Result<Vec<RankRecord>, _> = list.into_iter().map(RankJson::into_record).collect();
-    let ranks = ranks.map_err(|_| BootstrapError::Malformed("a rank that cannot be"))?;
+    let ranks = ranks.map_err(|_| BootstrapError::Malformed("a record that no rank can have"))?;
     let Some(first) = ranks.first() else { return Err(BootstrapError::Malformed("no ranks")) };
-    let groups = first.parallel();
+    let groups = &first.parallel;
     let sizes = |groups: &Parallel| (groups.tp_size, groups.cp_size, groups.pp_size, groups.dp_size);
     let (tp_size, cp_size, pp_size, dp_size) = sizes(groups);
     let dp_rank = match query.replica {
@@ -360,7 +362,10 @@ fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, 
     let stage = |pp| (0..cp_size).flat_map(move |cp| (0..tp_size).map(move |tp| (pp, cp, tp)));
     let mut places = (0..pp_size).flat_map(stage);
     for rank in &ranks {
-        let groups = rank.parallel();
+        let groups = &rank.parallel;
+        if !rank.offers.iter().any(|offer| offer.service == query.service) {
+            return Err(BootstrapError::Malformed("a rank without the service"));
+        }
         if rank.role != query.role
             || rank.worker.engine != first.worker.engine
             || sizes(groups) != (tp_size, cp_size, pp_size, dp_size)

@@ -170,7 +170,7 @@ fn line(body: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::tests::record;
+    use crate::samples::record;
 
     fn answer(status: u16, body: &str) -> Result<Response, BootstrapError> {
         Ok(Response { status, body: body.as_bytes().to_vec(), keep_alive: true })

@@ -1,6 +1,10 @@
-//! HTTP/1.1 as bytes in, messages out: no sockets here.
+//! HTTP/1.1 as bytes in, messages out: no sockets here. `httparse` reads the heads; the framing of bodies
+//! is ours, because the bounds of every line, trailer and body are (see the crate's documentation).
 
+mod body;
 mod chunked;
+mod error;
+mod head;
 mod reply;
 mod request;
 mod response;
@@ -9,78 +13,4 @@ mod target;
 pub(crate) use reply::Reply;
 pub(crate) use request::{Progress, Request, RequestLimits, RequestParser, Stage};
 pub(crate) use response::{Response, ResponseParser};
-pub(crate) use target::{Query, decode_query};
-
-/// Most header fields of a message.
-const MAX_FIELDS: usize = 64;
-
-/// Where a message's head ends: the length of everything up to and including the empty line.
-/// `from` is how far former searches came; it moves along.
-fn head_end(input: &[u8], from: &mut usize) -> Option<usize> {
-    let mut at = *from;
-    while let Some(found) = input.get(at..).and_then(|rest| rest.iter().position(|byte| *byte == b'\n')) {
-        let line_end = at + found + 1;
-        match input.get(line_end..) {
-            Some([b'\n', ..]) => return Some(line_end + 1),
-            Some([b'\r', b'\n', ..]) => return Some(line_end + 2),
-            // Too early to tell: look at this line end again.
-            Some([] | [b'\r']) | None => {
-                *from = at + found;
-                return None;
-            }
-            Some(_) => at = line_end,
-        }
-    }
-    *from = input.len();
-    None
-}
-
-/// The value of `Content-Length`, over all its fields. `Err` if they are not one number.
-fn content_length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, ()> {
-    let mut length = None;
-    for value in values {
-        if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
-            return Err(());
-        }
-        let text = std::str::from_utf8(value).map_err(|_| ())?;
-        let number = text.parse::<u64>().map_err(|_| ())?;
-        if length.is_some_and(|known| known != number) {
-            return Err(());
-        }
-        length = Some(number);
-    }
-    Ok(length)
-}
-
-/// Whether a comma-separated header value contains the token.
-fn has_token(value: &[u8], token: &str) -> bool {
-    value.split(|byte| *byte == b',').any(|part| part.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn heads_end_at_the_first_empty_line_however_they_arrive() {
-        for (text, end) in [("a\r\n\r\nrest", 5), ("a\n\nrest", 3), ("a\r\nb\r\n\r\n", 8), ("a\n\r\nx", 4)] {
-            let mut from = 0;
-            let whole = head_end(text.as_bytes(), &mut from);
-            assert_eq!(whole, Some(end), "{text:?}");
-            let mut from = 0;
-            let found = (0..=text.len()).find_map(|len| head_end(&text.as_bytes()[..len], &mut from));
-            assert_eq!(found, Some(end), "{text:?} byte by byte");
-        }
-        assert_eq!(head_end(b"a\r\nb\r\n", &mut 0), None);
-    }
-
-    #[test]
-    fn content_lengths_must_agree_and_be_plain_digits() {
-        let read = |values: &[&'static str]| content_length(values.iter().map(|value| value.as_bytes()));
-        assert_eq!(read(&[]), Ok(None));
-        assert_eq!(read(&["5", "5"]), Ok(Some(5)));
-        for bad in [&["5", "6"][..], &["+5"], &["-1"], &["5,5"], &[""], &["0x5"], &["99999999999999999999"]] {
-            assert_eq!(read(bad), Err(()), "{bad:?}");
-        }
-    }
-}
+pub(crate) use target::{Query, decode_query, encode_value};

@@ -2,8 +2,9 @@
 
 use bytes::{Buf, BytesMut};
 
-use super::chunked::{ChunkError, Chunked};
-use super::{MAX_FIELDS, content_length, has_token, head_end};
+use super::body::Body;
+use super::error::HttpError;
+use super::head::{Fields, MAX_FIELDS, take_head};
 
 /// A whole request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,44 +21,6 @@ pub(crate) struct Request {
     pub(crate) http11: bool,
     /// The `Authorization` field, if there is exactly one.
     pub(crate) authorization: Option<Vec<u8>>,
-}
-
-/// Why a request cannot be read. The connection is of no use afterwards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum RequestError {
-    #[error("the request is not HTTP/1.1")]
-    Head,
-    #[error("the header exceeds {max} bytes or 64 fields")]
-    HeadTooLarge { max: usize },
-    #[error("the HTTP version is not supported")]
-    Version,
-    #[error("Content-Length is not one number")]
-    Length,
-    #[error("both Content-Length and Transfer-Encoding are given")]
-    Framing,
-    #[error("the transfer coding is not supported")]
-    TransferEncoding,
-    #[error("the expectation is not supported")]
-    Expectation,
-    #[error("the body has {got} bytes; at most {max} are allowed")]
-    BodyTooLarge { got: u64, max: usize },
-    #[error("the chunked body exceeds {max} bytes")]
-    ChunksTooLarge { max: usize },
-    #[error("the chunked body is malformed")]
-    Chunk,
-}
-
-impl RequestError {
-    pub(crate) fn status(self) -> u16 {
-        match self {
-            RequestError::Head | RequestError::Length | RequestError::Framing | RequestError::Chunk => 400,
-            RequestError::BodyTooLarge { .. } | RequestError::ChunksTooLarge { .. } => 413,
-            RequestError::Expectation => 417,
-            RequestError::HeadTooLarge { .. } => 431,
-            RequestError::TransferEncoding => 501,
-            RequestError::Version => 505,
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -87,30 +50,23 @@ pub(crate) enum Stage {
 pub(crate) struct RequestParser {
     limits: RequestLimits,
     scanned: usize,
-    body: Option<Pending>,
+    pending: Option<Pending>,
 }
 
 #[derive(Debug)]
 struct Pending {
     head: Request,
-    framing: Framing,
-    bytes: Vec<u8>,
+    body: Body,
     expects: bool,
-}
-
-#[derive(Debug)]
-enum Framing {
-    Length(usize),
-    Chunked(Chunked),
 }
 
 impl RequestParser {
     pub(crate) fn new(limits: RequestLimits) -> RequestParser {
-        RequestParser { limits, scanned: 0, body: None }
+        RequestParser { limits, scanned: 0, pending: None }
     }
 
     pub(crate) fn stage(&self) -> Stage {
-        if self.body.is_some() { Stage::Body } else { Stage::Head }
+        if self.pending.is_some() { Stage::Body } else { Stage::Head }
     }
 
     /// Forgets an unfinished request.
@@ -120,131 +76,75 @@ impl RequestParser {
 
     /// Bytes held for an unfinished body, and set aside for it.
     pub(crate) fn buffered(&self) -> usize {
-        self.body.as_ref().map_or(0, |pending| pending.bytes.capacity())
+        self.pending.as_ref().map_or(0, |pending| pending.body.buffered())
     }
 
     /// Takes from `input` what belongs to the next request.
-    pub(crate) fn parse(&mut self, input: &mut BytesMut) -> Result<Progress, RequestError> {
-        let mut pending = match self.body.take() {
+    pub(crate) fn parse(&mut self, input: &mut BytesMut) -> Result<Progress, HttpError> {
+        let mut pending = match self.pending.take() {
             Some(pending) => pending,
             None => match self.parse_head(input)? {
                 Some(pending) => pending,
                 None => return Ok(Progress::NeedMore),
             },
         };
-        if pending.receive(input, self.limits.max_body)? {
+        if pending.body.receive(input, false)? {
             let mut request = pending.head;
-            request.body = request.body.map(|_| pending.bytes);
+            request.body = request.body.map(|_| pending.body.into_bytes());
             return Ok(Progress::Complete(request));
         }
         let expects = std::mem::take(&mut pending.expects);
-        self.body = Some(pending);
+        self.pending = Some(pending);
         Ok(if expects { Progress::Continue } else { Progress::NeedMore })
     }
 
-    fn parse_head(&mut self, input: &mut BytesMut) -> Result<Option<Pending>, RequestError> {
+    fn parse_head(&mut self, input: &mut BytesMut) -> Result<Option<Pending>, HttpError> {
         // Empty lines before a request are to be ignored (RFC 9112, 2.2).
         let blank = input.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
         if self.scanned == 0 {
             input.advance(blank);
         }
-        let max = self.limits.max_head;
-        let Some(end) = head_end(input, &mut self.scanned) else {
-            return if input.len() > max { Err(RequestError::HeadTooLarge { max }) } else { Ok(None) };
-        };
-        self.scanned = 0;
-        if end > max {
-            return Err(RequestError::HeadTooLarge { max });
-        }
-        let head = input.split_to(end);
-        read_head(&head, self.limits).map(Some)
+        let head = take_head(input, &mut self.scanned, self.limits.max_head)?;
+        head.map(|head| read_head(&head, self.limits)).transpose()
     }
 }
 
-impl Pending {
-    fn receive(&mut self, input: &mut BytesMut, max: usize) -> Result<bool, RequestError> {
-        match &mut self.framing {
-            Framing::Length(left) => {
-                let len = (*left).min(input.len());
-                self.bytes.extend_from_slice(&input.split_to(len));
-                *left -= len;
-                Ok(*left == 0)
-            }
-            Framing::Chunked(chunked) => {
-                chunked.decode(input, &mut self.bytes, max).map_err(|error| match error {
-                    ChunkError::Malformed => RequestError::Chunk,
-                    ChunkError::TooLarge => RequestError::ChunksTooLarge { max },
-                })
-            }
-        }
-    }
-}
-
-fn read_head(bytes: &[u8], limits: RequestLimits) -> Result<Pending, RequestError> {
+fn read_head(bytes: &[u8], limits: RequestLimits) -> Result<Pending, HttpError> {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut parsed = httparse::Request::new(&mut fields);
     match parsed.parse(bytes) {
         Ok(httparse::Status::Complete(_)) => {}
-        Ok(httparse::Status::Partial) => return Err(RequestError::Head),
         Err(httparse::Error::TooManyHeaders) => {
-            return Err(RequestError::HeadTooLarge { max: limits.max_head });
+            return Err(HttpError::HeadTooLarge { max: limits.max_head });
         }
-        Err(httparse::Error::Version) => return Err(RequestError::Version),
-        Err(_) => return Err(RequestError::Head),
+        Err(httparse::Error::Version) => return Err(HttpError::Version),
+        Ok(httparse::Status::Partial) | Err(_) => return Err(HttpError::Head),
     }
     let (Some(method), Some(target), Some(version)) = (parsed.method, parsed.path, parsed.version) else {
-        return Err(RequestError::Head);
+        return Err(HttpError::Head);
     };
-    let http11 = version == 1;
-    let fields = parsed.headers;
-    let all = |name: &'static str| {
-        fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
-    };
-
-    let length = content_length(all("content-length")).map_err(|()| RequestError::Length)?;
-    let mut codings = all("transfer-encoding");
-    let (framing, has_body) = match (codings.next(), length) {
-        (None, None) => (Framing::Length(0), false),
-        (None, Some(length)) => {
-            let max = limits.max_body;
-            match usize::try_from(length) {
-                Ok(length) if length <= max => (Framing::Length(length), true),
-                _ => return Err(RequestError::BodyTooLarge { got: length, max }),
-            }
-        }
-        (Some(_), Some(_)) => return Err(RequestError::Framing),
-        // HTTP/1.0 has no transfer codings.
-        (Some(_), None) if !http11 => return Err(RequestError::Framing),
-        (Some(coding), None) => {
-            if !coding.trim_ascii().eq_ignore_ascii_case(b"chunked") || codings.next().is_some() {
-                return Err(RequestError::TransferEncoding);
-            }
-            (Framing::Chunked(Chunked::default()), true)
-        }
-    };
-
+    let (fields, http11) = (Fields(parsed.headers), version == 1);
+    let body = Body::of(fields, http11, limits.max_body)?;
     let mut expects = false;
-    for value in all("expect").filter(|_| http11) {
+    for value in fields.all("expect").filter(|_| http11) {
         if !value.eq_ignore_ascii_case(b"100-continue") {
-            return Err(RequestError::Expectation);
+            return Err(HttpError::Expectation);
         }
         expects = true;
     }
-    let close = all("connection").any(|value| has_token(value, "close"));
-    let keep = all("connection").any(|value| has_token(value, "keep-alive"));
-    let mut shown = all("authorization");
+    let mut shown = fields.all("authorization");
     let authorization = shown.next().filter(|_| shown.next().is_none()).map(<[u8]>::to_vec);
     let (path, query) = split_target(target);
     let head = Request {
         method: method.to_owned(),
         path: path.to_owned(),
         query: query.to_owned(),
-        body: has_body.then(Vec::new),
-        keep_alive: !close && (http11 || keep),
+        body: body.is_some().then(Vec::new),
+        keep_alive: fields.keep_alive(http11),
         http11,
         authorization,
     };
-    Ok(Pending { head, framing, bytes: Vec::new(), expects })
+    Ok(Pending { head, body: body.unwrap_or_else(Body::none), expects })
 }
 
 /// Path and query of a target in origin form, or in the absolute form that proxies send.
@@ -263,7 +163,7 @@ mod tests {
 
     const LIMITS: RequestLimits = RequestLimits { max_head: 256, max_body: 32 };
 
-    fn parse_all(text: &[u8]) -> Result<(Vec<Request>, usize), RequestError> {
+    fn parse_all(text: &[u8]) -> Result<(Vec<Request>, usize), HttpError> {
         let mut parser = RequestParser::new(LIMITS);
         let mut input = BytesMut::from(text);
         let (mut requests, mut continues) = (Vec::new(), 0);
@@ -286,7 +186,7 @@ mod tests {
         Ok((requests, continues))
     }
 
-    fn one(text: &str) -> Result<Request, RequestError> {
+    fn one(text: &str) -> Result<Request, HttpError> {
         let (mut requests, _) = parse_all(text.as_bytes())?;
         assert_eq!(requests.len(), 1, "{text:?}");
         Ok(requests.remove(0))

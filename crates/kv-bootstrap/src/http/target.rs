@@ -33,6 +33,19 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(decoded).ok()
 }
 
+/// A text as the value of a query: what is not a letter, a digit or one of `-._~` is escaped.
+pub(crate) fn encode_value(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
+            _ if byte.is_ascii_alphanumeric() => encoded.push(char::from(byte)),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
 fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|value| value as u8)
 }
@@ -49,6 +62,15 @@ mod tests {
         assert_eq!(query.get("flag"), Some(""));
         assert_eq!(query.get("e"), Some("é"));
         assert_eq!(query.get("z"), None);
+    }
+
+    #[test]
+    fn values_come_back_as_they_were_encoded() {
+        for text in ["kv", "vllm.nixl-2_a~", "a b&c=d%#+é\r\n", ""] {
+            let query = decode_query(&format!("x={}&y=1", encode_value(text))).unwrap();
+            assert_eq!((query.get("x"), query.get("y")), (Some(text), Some("1")));
+        }
+        assert_eq!(encode_value("a b\n"), "a%20b%0A");
     }
 
     #[test]

@@ -1,53 +1,8 @@
-use super::*;
-use kv_core::{Geometry, Holds, Layout, MemoryKind, RegionRole, RegionShape};
-use proptest::prelude::*;
+use std::collections::BTreeSet;
 
-/// A record: engine, rank, life, then (size, rank) of tp, pp and dp.
-pub(crate) fn record(
-    engine: &str,
-    rank: u32,
-    life: u64,
-    tp: (u32, u32),
-    pp: (u32, u32),
-    dp: (u32, u32),
-) -> RankRecord {
-    let parallel = Parallel {
-        tp_size: tp.0,
-        tp_rank: tp.1,
-        pp_size: pp.0,
-        pp_rank: pp.1,
-        dp_size: dp.0,
-        dp_rank: dp.1,
-        ..Parallel::default()
-    };
-    RankRecord {
-        worker: WorkerId { engine: EngineId::new(engine).unwrap(), rank },
-        incarnation: Incarnation::from_random(life),
-        role: WorkerRole::Prefill,
-        plane: "local".into(),
-        metadata: Bytes::from(format!("{engine}/{rank}/{life}")),
-        geometry: Geometry {
-            num_pages: 8,
-            page_size: 16,
-            dtype: "f32".into(),
-            kv_heads: 1,
-            head_dim: 4,
-            model: String::new(),
-            parallel,
-            regions: vec![RegionShape {
-                role: RegionRole::Kv,
-                len: 8 * 64,
-                item_len: 64,
-                memory: MemoryKind::Dram,
-                layer: Some(0),
-                layers: 1,
-                holds: Holds::Opaque,
-                group: 0,
-            }],
-            layout: Layout::default(),
-        },
-    }
-}
+use super::*;
+use crate::samples::{offer, record};
+use proptest::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(5);
 
@@ -69,7 +24,7 @@ fn ranks(bodies: Vec<Bytes>) -> Vec<RankRecord> {
 }
 
 fn find(registry: &mut Registry, now: Time, replica: Replica) -> Result<Vec<RankRecord>, LookupError> {
-    registry.lookup(now, WorkerRole::Prefill, replica, None).map(ranks)
+    registry.lookup(now, WorkerRole::Prefill, None, replica, None).map(ranks)
 }
 
 #[test]
@@ -89,7 +44,7 @@ fn a_replica_is_handed_out_whole_and_in_rank_order() {
         registry.register(at(0), here(), &rank, LEASE).unwrap();
         all.push(rank);
     }
-    all.sort_by_key(|rank| (rank.parallel().pp_rank, rank.parallel().tp_rank));
+    all.sort_by_key(|rank| (rank.parallel.pp_rank, rank.parallel.tp_rank));
     assert_eq!(find(&mut registry, at(0), Replica::Rank(1)).unwrap(), all);
     assert_eq!(find(&mut registry, at(0), Replica::Modulo(7)).unwrap(), all);
     let other = LookupError::NotReady { registered: 0, expected: 4 };
@@ -189,7 +144,7 @@ fn of_several_engines_the_smallest_complete_one_serves() {
     assert_eq!(find(&mut registry, at(0), Replica::Rank(0)).unwrap()[0].worker.to_string(), "b/0");
     let mut only = |engine| {
         let engine = EngineId::new(engine).unwrap();
-        registry.lookup(at(0), WorkerRole::Prefill, Replica::Rank(0), Some(&engine)).map(ranks)
+        registry.lookup(at(0), WorkerRole::Prefill, None, Replica::Rank(0), Some(&engine)).map(ranks)
     };
     assert_eq!(only("c").unwrap()[0].worker.to_string(), "c/0");
     assert_eq!(only("a"), Err(LookupError::NotReady { registered: 1, expected: 2 }));
@@ -200,23 +155,60 @@ fn of_several_engines_the_smallest_complete_one_serves() {
 fn assert_index(registry: &Registry) {
     let mut index = Index::default();
     for (id, engine) in &registry.engines {
-        index.insert(engine.role, engine.sizes, id);
+        let sizes = engine.profile.sizes;
+        index.insert(&engine.profile, id);
         let replicas: BTreeSet<u32> = engine.places.keys().map(|place| place.dp).collect();
-        let mut complete = 0;
-        for dp in replicas {
-            index.begun.insert((engine.role, dp), id);
-            let there = engine.places.keys().filter(|place| place.dp == dp).count() as u64;
-            if there == u64::from(engine.sizes.tp * engine.sizes.pp * engine.sizes.cp) {
-                complete += 1;
-                index.complete.insert((engine.role, dp), id);
-                index.partial.insert(engine.role, id);
+        for kind in engine.profile.kinds() {
+            let mut complete = 0;
+            for &dp in &replicas {
+                index.begun.insert((kind.clone(), dp), id);
+                let there = engine.places.keys().filter(|place| place.dp == dp).count() as u64;
+                if there == sizes.replica() {
+                    complete += 1;
+                    index.complete.insert((kind.clone(), dp), id);
+                    index.partial.insert(kind.clone(), id);
+                }
             }
-        }
-        if complete == engine.sizes.dp {
-            index.whole.insert(engine.role, id);
+            assert_eq!(complete, engine.complete);
+            if complete == sizes.dp {
+                index.whole.insert(kind, id);
+            }
         }
     }
     assert_eq!(format!("{index:?}"), format!("{:?}", registry.index));
+}
+
+#[test]
+fn engines_are_found_by_their_services_and_each_rank_must_offer_the_same() {
+    let mut registry = Registry::new(RegistryConfig::default());
+    let with = |engine, rank, services: &[&str]| {
+        let mut record = record(engine, rank, 1, (2, rank), (1, 0), (1, 0));
+        record.offers = services.iter().map(|service| offer(service)).collect();
+        record
+    };
+    let ranks_of = |engine, services| [with(engine, 0, services), with(engine, 1, services)];
+    let (both, cache, none) = (ranks_of("m", &["kv", "ec"]), ranks_of("b", &["kv"]), ranks_of("a", &[]));
+    for rank in both.iter().chain(&cache).chain(&none) {
+        registry.register(at(0), here(), rank, LEASE).unwrap();
+        assert_index(&registry);
+    }
+    let mut find = |service: Option<&str>, replica| {
+        registry.lookup(at(0), WorkerRole::Prefill, service, replica, None).map(ranks)
+    };
+    for replica in [Replica::Rank(0), Replica::Modulo(7)] {
+        assert_eq!(find(Some("ec"), replica), Ok(both.to_vec()));
+        assert_eq!(find(Some("kv"), replica), Ok(cache.to_vec()));
+        assert_eq!(find(None, replica), Ok(none.to_vec()));
+        assert_eq!(find(Some("k"), replica), Err(LookupError::Unknown));
+    }
+    let engine = EngineId::new("b").unwrap();
+    let named = registry.lookup(at(0), WorkerRole::Prefill, Some("ec"), Replica::Rank(0), Some(&engine));
+    assert_eq!(named, Err(LookupError::Unknown), "a named engine must have the service, too");
+    let refused = registry.register(at(0), here(), &with("m", 1, &["kv"]), LEASE).unwrap_err();
+    assert_eq!(refused.to_string(), "m/1: services is [kv], but [ec, kv] is registered");
+    registry.expire(at(5));
+    assert_index(&registry);
+    assert_eq!(registry.bytes(), 0);
 }
 
 #[test]
@@ -232,7 +224,7 @@ fn a_lookup_walks_no_engine_that_cannot_answer_and_no_rank_it_does_not_give() {
     }
     let steps = |registry: &mut Registry, replica, engine: Option<&EngineId>| {
         let before = registry.steps();
-        let found = registry.lookup(at(0), WorkerRole::Prefill, replica, engine);
+        let found = registry.lookup(at(0), WorkerRole::Prefill, Some("kv"), replica, engine);
         (found.map(|ranks| ranks.len()), registry.steps() - before)
     };
     let missing = |registered, expected| Err(LookupError::NotReady { registered, expected });
@@ -267,7 +259,7 @@ fn bytes_count_until_the_last_answer_is_gone_and_each_client_has_a_share() {
 
     registry.register(at(0), client(3), &record("q", 0, 1, (1, 0), (1, 0), (1, 0)), LEASE).unwrap();
     let engine = EngineId::new("q").unwrap();
-    let answer = registry.lookup(at(0), WorkerRole::Prefill, Replica::Rank(0), Some(&engine)).unwrap();
+    let answer = registry.lookup(at(0), WorkerRole::Prefill, None, Replica::Rank(0), Some(&engine)).unwrap();
     registry.expire(at(5));
     assert_eq!((registry.len(), registry.bytes()), (0, one), "an answer that nobody has read yet");
     assert!(registry.register(at(5), client(3), &rank(3), LEASE).is_err(), "it counts for its client");
@@ -285,7 +277,7 @@ fn clients_that_keep_nothing_are_forgotten() {
         let from = ClientAddr::from(std::net::IpAddr::from(number.to_be_bytes()));
         let rank = record("p", 0, 1, (1, 0), (1, 0), (1, 0));
         registry.register(at(0), from, &rank, LEASE).unwrap();
-        assert!(registry.clients.len() <= 64, "{} clients for one rank", registry.clients.len());
+        assert!(registry.memory.clients() <= 64, "{} clients for one rank", registry.memory.clients());
     }
 }
 
@@ -331,10 +323,10 @@ struct Model(Vec<(RankRecord, Time, Vec<Incarnation>)>);
 
 impl Model {
     fn register(&mut self, now: Time, record: &RankRecord, lease: Duration) -> bool {
-        let new = record.parallel();
+        let new = record.parallel;
         let same = |old: &RankRecord| old.worker == record.worker;
         let bad = self.0.iter().any(|(old, _, superseded)| {
-            let p = old.parallel();
+            let p = old.parallel;
             let place = (p.tp_rank, p.pp_rank, p.dp_rank) == (new.tp_rank, new.pp_rank, new.dp_rank);
             let sizes = (p.tp_size, p.pp_size, p.dp_size) != (new.tp_size, new.pp_size, new.dp_size);
             let engine = old.worker.engine == record.worker.engine;
@@ -357,9 +349,9 @@ impl Model {
     }
 
     fn find(&self, engine: &str, dp: u32) -> Vec<RankRecord> {
-        let of = |r: &&RankRecord| r.worker.engine.as_str() == engine && r.parallel().dp_rank == dp;
+        let of = |r: &&RankRecord| r.worker.engine.as_str() == engine && r.parallel.dp_rank == dp;
         let mut found: Vec<RankRecord> = self.0.iter().map(|(r, ..)| r).filter(of).cloned().collect();
-        found.sort_by_key(|r| (r.parallel().pp_rank, r.parallel().tp_rank));
+        found.sort_by_key(|r| (r.parallel.pp_rank, r.parallel.tp_rank));
         found
     }
 }
@@ -407,8 +399,8 @@ proptest! {
                 for dp in 0..2 {
                     let expected = model.find(engine, dp);
                     let id = EngineId::new(engine).unwrap();
-                    let got = registry.lookup(now, WorkerRole::Prefill, Replica::Rank(dp), Some(&id)).map(ranks);
-                    let tp = model.0.iter().find(|(r, ..)| r.worker.engine == id).map(|(r, ..)| r.parallel().tp_size);
+                    let got = registry.lookup(now, WorkerRole::Prefill, Some("kv"), Replica::Rank(dp), Some(&id)).map(ranks);
+                    let tp = model.0.iter().find(|(r, ..)| r.worker.engine == id).map(|(r, ..)| r.parallel.tp_size);
                     match tp {
                         None => prop_assert_eq!(got, Err(LookupError::Unknown)),
                         Some(tp) if expected.len() as u32 == tp => prop_assert_eq!(got, Ok(expected)),
@@ -420,9 +412,9 @@ proptest! {
                 }
             }
             let bodies = registry.engines.values().flat_map(|e| e.ranks.values()).map(|r| r.body.len());
-            let bytes: usize = bodies.map(|len| RANK_BYTES + len).sum();
+            let bytes: usize = bodies.map(|len| RANK_BYTES + SERVICE_BYTES + len).sum();
             prop_assert_eq!((registry.len(), registry.bytes()), (model.0.len(), bytes));
-            prop_assert_eq!(registry.expiries.len(), model.0.len());
+            prop_assert_eq!(registry.expiry.len(), model.0.len());
             assert_index(&registry);
         }
     }

@@ -1,12 +1,16 @@
 //! A plain HTTP client and a few records for the tests.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod driver;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use kv_bootstrap::RankJson;
-use kv_core::{EngineId, Geometry, Incarnation, Layout, Parallel, RankRecord, WorkerId, WorkerRole};
+use kv_core::{
+    EngineId, Incarnation, Parallel, RankRecord, ServiceOffer, TransportOffer, WorkerId, WorkerRole,
+};
 use serde_json::Value;
 
 /// Far beyond what anything here takes on a loaded machine.
@@ -102,24 +106,14 @@ pub fn assert_alive(addr: SocketAddr) {
 }
 
 pub fn rank(engine: &str, tp: (u32, u32), life: u64) -> RankRecord {
-    RankRecord {
-        worker: WorkerId { engine: EngineId::new(engine).unwrap(), rank: tp.1 },
-        incarnation: Incarnation::from_random(life),
-        role: WorkerRole::Prefill,
-        plane: "local".into(),
-        metadata: format!("{engine}/{}/{life}\0\u{1}", tp.1).into_bytes().into(),
-        geometry: Geometry {
-            num_pages: 8,
-            page_size: 16,
-            dtype: "f32".into(),
-            kv_heads: 1,
-            head_dim: 4,
-            model: String::new(),
-            parallel: Parallel { tp_size: tp.0, tp_rank: tp.1, ..Parallel::default() },
-            regions: Vec::new(),
-            layout: Layout::default(),
-        },
-    }
+    let who =
+        (WorkerId { engine: EngineId::new(engine).unwrap(), rank: tp.1 }, Incarnation::from_random(life));
+    let metadata = format!("{engine}/{}/{life}\0\u{1}", tp.1).into_bytes().into();
+    let transport = TransportOffer { name: "local".to_owned(), version: 1, metadata };
+    let (service, compatibility) = ("kv".to_owned(), "a hash".to_owned());
+    let offer = ServiceOffer { service, min: 1, max: 3, compatibility, data: vec![0xff; 64].into() };
+    let parallel = Parallel { tp_size: tp.0, tp_rank: tp.1, ..Parallel::default() };
+    RankRecord::new(who, WorkerRole::Prefill, parallel, vec![transport], vec![offer]).unwrap()
 }
 
 pub fn rank_json(record: &RankRecord, lease_ms: u64) -> String {

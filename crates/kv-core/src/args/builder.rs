@@ -1,14 +1,13 @@
 //! Collects what a worker tells of itself, and makes a [`KvArgs`] of it or says what is wrong.
 
-use super::check::{check_parallel, check_regions, range};
+use super::KvArgs;
+use super::check::{check_memory, range};
 use super::parallel::Parallel;
 use super::region::{Region, RegionRole};
-use super::{KvArgs, MAX_REGIONS};
 use crate::error::ArgsError;
 use crate::id::{EngineId, WorkerId};
 use crate::layout::{Geometry, Layout};
 use crate::lease::TransferMode;
-use crate::pages::MAX_PAGES;
 
 /// Collects and checks the fields of a [`KvArgs`].
 #[derive(Debug, Clone)]
@@ -174,22 +173,11 @@ impl KvArgsBuilder {
             return Err(error);
         }
         let num_pages = self.num_pages.ok_or(ArgsError::Missing { field: "pages" })?;
-        range("num_pages", u64::from(num_pages), 1, u64::from(MAX_PAGES))?;
-        range("page_size", u64::from(self.page_size), 1, 1 << 20)?;
-        range("kv_heads", u64::from(self.kv_heads), 1, 1 << 16)?;
-        range("head_dim", u64::from(self.head_dim), 1, 1 << 20)?;
-        range("num_receivers", u64::from(self.num_receivers), 0, 4096)?;
+        range("num_receivers", self.num_receivers.into(), 0, 4096)?;
         range("max_inflight", self.max_inflight as u64, 1, 1 << 16)?;
         range("max_sge", self.max_sge as u64, 1, 1 << 20)?;
-        range("dtype.len", self.dtype.len() as u64, 1, 64)?;
-        range("model.len", self.model.len() as u64, 0, 256)?;
-        range("regions.len", self.regions.len() as u64, 1, MAX_REGIONS as u64)?;
-        check_parallel(&self.parallel)?;
-
         let mut regions = self.regions;
         regions.sort_by_key(|region| region.role);
-        check_regions(&regions, num_pages)?;
-
         let worker = WorkerId { engine: EngineId::new(&self.engine)?, rank: self.engine_rank };
         let geometry = Geometry {
             num_pages,
@@ -203,6 +191,7 @@ impl KvArgsBuilder {
             layout: self.layout,
         };
         geometry.validate()?;
+        check_memory(&regions)?;
         Ok(KvArgs {
             worker,
             num_receivers: self.num_receivers,
@@ -221,6 +210,7 @@ impl KvArgsBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::GeometryError;
 
     fn kv(addr: u64) -> Region {
         Region::dram(RegionRole::Kv, addr, 4 * 64, 64)
@@ -249,7 +239,8 @@ mod tests {
         let error = builder().region(Region::dram(RegionRole::Kv, 0x1000, 3 * 64, 64)).build();
         assert_eq!(
             error,
-            Err(ArgsError::RegionLength { region: 0, role: "kv", len: 192, item_len: 64, items: 4 })
+            Err(GeometryError::RegionLength { region: 0, role: "kv", len: 192, item_len: 64, items: 4 }
+                .into())
         );
     }
 
@@ -282,7 +273,7 @@ mod tests {
         assert_eq!(error, Err(ArgsError::Range { field: "max_sge", got: 0, min: 1, max: 1 << 20 }));
         let parallel = Parallel { tp_size: 2, tp_rank: 2, ..Parallel::default() };
         let error = builder().region(kv(0x1000)).parallel(parallel).build();
-        assert_eq!(error, Err(ArgsError::RankOutOfGroup { field: "tp_rank", rank: 2, size: 2 }));
+        assert_eq!(error, Err(GeometryError::Range { field: "tp_rank", got: 2, min: 0, max: 1 }.into()));
         assert_eq!(
             KvArgs::builder("engine", 0).region(kv(0x1000)).build(),
             Err(ArgsError::Missing { field: "pages" })

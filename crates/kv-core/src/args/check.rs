@@ -1,25 +1,12 @@
-//! What must hold of the numbers, the groups and the regions that a worker gives.
+//! What must hold of a worker's numbers and of the memory behind its regions. What is told to peers is
+//! checked by [`Geometry::validate`](crate::Geometry::validate), there and here alike.
 
-use super::parallel::Parallel;
-use super::region::{MemoryKind, Region, RegionRole};
+use super::region::{MemoryKind, Region};
 use crate::error::ArgsError;
 
-pub(super) fn check_regions(regions: &[Region], num_pages: u32) -> Result<(), ArgsError> {
+/// Regions lie in memory that can be, and no two share bytes.
+pub(super) fn check_memory(regions: &[Region]) -> Result<(), ArgsError> {
     for (index, region) in regions.iter().enumerate() {
-        range("item_len", region.item_len, 1, 1 << 40)?;
-        let items = match region.role {
-            RegionRole::Kv => u64::from(num_pages),
-            RegionRole::Aux | RegionRole::State => region.items().clamp(1, u64::from(u32::MAX)),
-        };
-        if region.item_len.checked_mul(items) != Some(region.len) {
-            return Err(ArgsError::RegionLength {
-                region: index,
-                role: region.role.name(),
-                len: region.len,
-                item_len: region.item_len,
-                items,
-            });
-        }
         let null = region.addr == 0 && region.memory != MemoryKind::File;
         if null || region.addr.checked_add(region.len).is_none() {
             return Err(ArgsError::RegionAddress { region: index, addr: region.addr, len: region.len });
@@ -32,16 +19,6 @@ pub(super) fn check_regions(regions: &[Region], num_pages: u32) -> Result<(), Ar
         let same_space = first.memory == second.memory && first.device == second.device;
         if same_space && first.addr + first.len > second.addr {
             return Err(ArgsError::RegionOverlap { first: pair[0], second: pair[1] });
-        }
-    }
-    Ok(())
-}
-
-pub(super) fn check_parallel(parallel: &Parallel) -> Result<(), ArgsError> {
-    for (size_field, rank_field, size, rank) in parallel.groups() {
-        range(size_field, u64::from(size), 1, 4096)?;
-        if rank >= size {
-            return Err(ArgsError::RankOutOfGroup { field: rank_field, rank, size });
         }
     }
     Ok(())

@@ -86,20 +86,6 @@ pub enum ArgsError {
         /// Its length.
         right: usize,
     },
-    /// A region whose bytes are not `items × item_len`.
-    #[error("region {region} ({role}): len {len} is not {items} items of item_len {item_len}")]
-    RegionLength {
-        /// Position in the list of regions.
-        region: usize,
-        /// `kv`, `aux` or `state`.
-        role: &'static str,
-        /// Its length in bytes.
-        len: u64,
-        /// Bytes per item.
-        item_len: u64,
-        /// Items it must hold.
-        items: u64,
-    },
     /// A region that wraps around the address space, or starts at null.
     #[error("region {region}: address {addr:#x} with length {len} is no memory")]
     RegionAddress {
@@ -117,16 +103,6 @@ pub enum ArgsError {
         first: usize,
         /// The other.
         second: usize,
-    },
-    /// A rank outside its group.
-    #[error("{field} is {rank}, but the group has {size} ranks")]
-    RankOutOfGroup {
-        /// The field.
-        field: &'static str,
-        /// The rank.
-        rank: u32,
-        /// The size of the group.
-        size: u32,
     },
     /// A bad id.
     #[error(transparent)]

@@ -1,5 +1,7 @@
 //! Why a rendezvous at the bootstrap server failed, and whether asking again may help.
 
+use crate::id::WorkerId;
+
 /// Why a rendezvous failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -39,6 +41,17 @@ pub enum BootstrapError {
     /// The answer was not valid.
     #[error("the bootstrap server's answer is not valid: {0}")]
     Malformed(&'static str),
+    /// A rank has two offers that this worker could use. Take one of them out of the rank's configuration;
+    /// asking again does not help.
+    #[error("{worker} has two offers that fit: {first} and {second}")]
+    Ambiguous {
+        /// The rank.
+        worker: WorkerId,
+        /// The first offer in its record that fits: name and versions.
+        first: String,
+        /// The second.
+        second: String,
+    },
     /// No answer in time.
     #[error("the bootstrap server did not answer in time")]
     TimedOut,
@@ -47,6 +60,9 @@ pub enum BootstrapError {
 impl BootstrapError {
     /// True if the same question may succeed later.
     pub fn is_retryable(&self) -> bool {
-        !matches!(self, BootstrapError::Address(_) | BootstrapError::Unauthorized)
+        !matches!(
+            self,
+            BootstrapError::Address(_) | BootstrapError::Unauthorized | BootstrapError::Ambiguous { .. }
+        )
     }
 }

@@ -22,6 +22,7 @@ impl Cause {
             Cause::WorkerStopped | Cause::ByPeer(PeerCause::WorkerStopped) => "retry on another worker",
             Cause::DeadlineExceeded { .. } => "retry; if it happens often, raise the deadline or add workers",
             Cause::Bootstrap(BootstrapError::Unauthorized) => "configure the bootstrap server's secret",
+            Cause::Bootstrap(BootstrapError::Ambiguous { .. }) => "configure one offer for each service",
             Cause::Bootstrap(_) => "check the bootstrap address",
             Cause::Connect(_) => "check that both workers run and share a plane",
             Cause::Incompatible(_) => "configure both engines alike",
@@ -63,7 +64,9 @@ impl Cause {
                 PeerCause::Incompatible(_) | PeerCause::Mode { .. } | PeerCause::AmbiguousRoom { .. },
             )
             | Cause::AmbiguousRoom { .. }
-            | Cause::Bootstrap(BootstrapError::Address(_) | BootstrapError::Unauthorized)
+            | Cause::Bootstrap(
+                BootstrapError::Address(_) | BootstrapError::Unauthorized | BootstrapError::Ambiguous { .. },
+            )
             | Cause::PageCount { .. }
             | Cause::TooManyPages { .. }
             | Cause::InitOrder

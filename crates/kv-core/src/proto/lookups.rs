@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::bootstrap::{LookupId, RankQuery, Replica, WorkerRole};
+use crate::bootstrap::{LookupId, RankQuery, Replica};
 use crate::error::BootstrapError;
 use crate::id::{PeerId, Room, SessionId};
 use crate::meter::each;
+use crate::offer::KV_SERVICE;
+use crate::record::WorkerRole;
 
 /// A question: a server and what it is asked.
 pub(super) type Question = (String, RankQuery);
@@ -50,7 +52,7 @@ impl Directory {
             (None, Some(&replicas)) => Replica::Rank((number % u64::from(replicas.max(1))) as u32),
             (None, None) => Replica::Modulo(number),
         };
-        (addr.to_owned(), RankQuery { role, replica })
+        (addr.to_owned(), RankQuery { role, service: KV_SERVICE.to_owned(), replica })
     }
 
     /// The peers that answer the question, if that is known.
@@ -117,7 +119,7 @@ impl Directory {
             self.replicas.remove(&(addr, role));
         }
         self.replicas.insert((addr.clone(), *role), dp_size);
-        let query = RankQuery { role: *role, replica: Replica::Rank(dp_rank) };
+        let query = RankQuery { replica: Replica::Rank(dp_rank), ..question.1.clone() };
         self.known.insert((addr.clone(), query), peers);
     }
 

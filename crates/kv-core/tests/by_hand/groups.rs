@@ -10,7 +10,7 @@ use kv_core::{
     StateGroup, TransferMode, WayEnd,
 };
 
-use crate::solo::{OPTIONAL, SLOTS, Solo, list, record, register};
+use crate::solo::{OPTIONAL, SLOTS, Solo, list, record, record_with, register};
 
 const ROOM: Room = Room::Number(1);
 const ONE: Attempt = Attempt(1);
@@ -180,8 +180,7 @@ fn receiving_of_stages(slots: StateGroup, held: &[u32], all: &[(u16, u32, &[u32]
     let lookup = solo.lookups()[0].0;
     let records = [1, 2].map(|peer| {
         let args = stage(peer as u32 - 1, slots, held);
-        let (worker, geometry) = (args.worker().clone(), args.geometry().clone());
-        RankRecord { worker, geometry, ..record(peer) }
+        RankRecord { worker: args.worker().clone(), ..record_with(peer, args.geometry()) }
     });
     solo.found(lookup, records.to_vec());
     solo.welcome(1, 1);

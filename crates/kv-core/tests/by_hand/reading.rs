@@ -238,7 +238,7 @@ fn a_grant_means_nothing_to_a_session_that_is_written_to_or_that_has_failed() {
 fn sources_that_grant_other_numbers_of_pages_fail_the_session_with_both() {
     let rank = |rank: u32| {
         let mut record = record(u64::from(rank) + 1);
-        (record.geometry.parallel.cp_size, record.geometry.parallel.cp_rank) = (2, rank);
+        (record.parallel.cp_size, record.parallel.cp_rank) = (2, rank);
         record
     };
     for (first, pages) in [([1, 2], &[4, 5][..]), ([2, 1], &[4, 5]), ([1, 2], &[4, 5, 6, 9])] {

@@ -9,7 +9,7 @@ use kv_core::{
     Replica, Room, SessionId, SessionOptions, WayEnd,
 };
 
-use crate::solo::{Solo, finish, hello, list, record};
+use crate::solo::{Solo, args, finish, hello, list, record, record_with};
 
 const ONE: Attempt = Attempt(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -464,10 +464,10 @@ fn a_lookup_that_fails_for_good_fails_everyone_and_one_that_does_not_goes_into_t
 #[test]
 fn answers_that_cannot_be_used_fail_everyone_who_waits() {
     let answers = [
-        vec![kv_core::RankRecord { plane: "another".to_owned(), ..record(1) }],
+        vec![elsewhere(record(1))],
         vec![],
-        vec![broken(record(1), |geometry| geometry.regions.clear())],
-        vec![broken(record(1), |geometry| geometry.parallel.pp_size = 2)],
+        vec![broken(1, |geometry| geometry.regions.clear())],
+        vec![broken(1, |geometry| geometry.parallel.pp_size = 2)],
     ];
     for ranks in answers {
         let mut solo = Solo::new(|_| {});
@@ -490,18 +490,38 @@ fn answers_that_cannot_be_used_fail_everyone_who_waits() {
 fn a_rank_of_another_shape_is_met_so_that_its_sender_is_told() {
     let mut solo = Solo::new(|_| {});
     let session = solo.open_receiver(Room::Number(4), None);
-    let ranks = vec![broken(record(1), |geometry| geometry.parallel.tp_size = 2)];
+    let ranks = vec![broken(1, |geometry| geometry.parallel.tp_size = 2)];
     solo.found(kv_core::LookupId(0), ranks);
     assert_eq!((solo.poll(session), solo.node().gauges().peers), (KvPoll::Bootstrapping, 1));
     assert!(solo.frames().iter().any(|body| matches!(body, Body::Hello(_))));
 }
 
-fn broken(
-    mut record: kv_core::RankRecord,
-    change: impl FnOnce(&mut kv_core::layout::Geometry),
-) -> kv_core::RankRecord {
-    change(&mut record.geometry);
+fn broken(peer: u64, change: impl FnOnce(&mut kv_core::layout::Geometry)) -> kv_core::RankRecord {
+    let mut geometry = args(&format!("peer-{peer}"), 16).geometry().clone();
+    change(&mut geometry);
+    let mut record = record(peer);
+    record.parallel = geometry.parallel;
+    record.offers = vec![kv_core::ServiceOffer::kv(&geometry).unwrap()];
     record
+}
+
+fn elsewhere(mut record: kv_core::RankRecord) -> kv_core::RankRecord {
+    record.transports[0].name = "another".to_owned();
+    record
+}
+
+#[test]
+fn a_rank_with_two_offers_that_fit_is_refused_with_both_named() {
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(Room::Number(4), None);
+    let mut twice = record(1);
+    twice.offers.push(twice.offers[0].clone());
+    solo.found(kv_core::LookupId(0), vec![twice]);
+    let Cause::Bootstrap(error) = solo.cause(session) else { panic!("not the rendezvous") };
+    let version = kv_core::wire::VERSION;
+    let expected = format!("peer-1/0 has two offers that fit: kv version {version} and kv version {version}");
+    assert_eq!((error.to_string(), error.is_retryable()), (expected, false));
+    assert_eq!(solo.node().gauges().peers, 0);
 }
 
 #[test]
@@ -510,10 +530,7 @@ fn a_rank_in_another_place_is_no_source() {
         config.args = tensor_parallel("us", 0);
     });
     let session = solo.open_receiver(Room::Number(4), None);
-    let ranks = [0, 1].map(|rank| kv_core::RankRecord {
-        geometry: tensor_parallel("peer", rank).geometry().clone(),
-        ..record(u64::from(rank) + 1)
-    });
+    let ranks = [0, 1].map(|rank| record_with(u64::from(rank) + 1, tensor_parallel("peer", rank).geometry()));
     solo.found(kv_core::LookupId(0), ranks.to_vec());
     solo.welcome(1, 1);
     assert_eq!((solo.poll(session), solo.node().gauges().peers), (KvPoll::WaitingForInput, 1));
@@ -524,7 +541,7 @@ fn a_rank_in_another_place_is_no_source() {
 fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
     let ranks = |places: &[(u32, u32)]| -> Vec<_> {
         let rank = |&(cp_rank, cp_size)| {
-            broken(record(u64::from(cp_rank) + 1), |geometry| {
+            broken(u64::from(cp_rank) + 1, |geometry| {
                 (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (cp_size, cp_rank);
             })
         };
@@ -572,7 +589,7 @@ fn tensor_parallel(engine: &str, tp_rank: u32) -> kv_core::KvArgs {
 fn rooms_are_spread_over_the_replicas_of_an_engine_and_a_named_replica_comes_first() {
     let mut solo = Solo::new(|_| {});
     let answer = |number: u64| {
-        vec![broken(record(number), |geometry| {
+        vec![broken(number, |geometry| {
             geometry.parallel.dp_size = 3;
             geometry.parallel.dp_rank = number as u32;
         })]

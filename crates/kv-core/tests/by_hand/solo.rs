@@ -7,9 +7,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
 use kv_core::wire::{Abort, Body, Finish, Frame, Hello, Link, Register, Welcome};
 use kv_core::{
-    Attempt, AuxIndex, Cause, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout, LookupId, Origin, PageList,
-    Pages, PeerCause, PeerId, PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room, SessionId,
-    SessionOptions, StateGroup, Time, TransferError, WorkerRole,
+    Attempt, AuxIndex, Cause, Geometry, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout, LookupId, Origin,
+    PageList, Pages, PeerCause, PeerId, PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room,
+    SessionId, SessionOptions, StateGroup, Time, TransferError, WorkerRole,
 };
 
 /// The node that is tested.
@@ -420,13 +420,12 @@ impl Solo {
 
 /// What the bootstrap server says of a peer.
 pub fn record(incarnation: u64) -> RankRecord {
-    let args = args(&format!("peer-{incarnation}"), 16);
-    RankRecord {
-        worker: args.worker().clone(),
-        incarnation: Incarnation::from_random(incarnation),
-        role: WorkerRole::Prefill,
-        plane: "test".to_owned(),
-        metadata: Bytes::from_static(b"peer"),
-        geometry: args.geometry().clone(),
-    }
+    record_with(incarnation, args(&format!("peer-{incarnation}"), 16).geometry())
+}
+
+/// The same of a peer with another cache.
+pub fn record_with(incarnation: u64, geometry: &Geometry) -> RankRecord {
+    let worker = args(&format!("peer-{incarnation}"), 16).worker().clone();
+    let who = (worker, Incarnation::from_random(incarnation));
+    RankRecord::serving_kv(who, WorkerRole::Prefill, ("test", Bytes::from_static(b"peer")), geometry).unwrap()
 }

@@ -52,14 +52,9 @@ impl World {
             let incarnation = Incarnation::from_random(100 + nodes.len() as u64);
             let mut config = NodeConfig::new(args.clone(), incarnation, "test", metadata.clone());
             config.seed = rng.next();
-            records.push(RankRecord {
-                worker: args.worker().clone(),
-                incarnation,
-                role: WorkerRole::Prefill,
-                plane: "test".to_owned(),
-                metadata,
-                geometry: args.geometry().clone(),
-            });
+            let (who, way) = ((args.worker().clone(), incarnation), ("test", metadata));
+            let record = RankRecord::serving_kv(who, WorkerRole::Prefill, way, args.geometry());
+            records.push(record.unwrap());
             nodes.push(Node::new(config));
         }
         let prefills = engines[0].args.len();
@@ -129,7 +124,9 @@ impl World {
         match step {
             Step::Say(command) => self.input(node, Input::Command(command)),
             Step::ComputeAux => {
-                self.memories[node].fill_aux(&self.records[node].geometry, 1);
+                let record = &self.records[node];
+                let geometry = record.offers[0].geometry(record.parallel).unwrap();
+                self.memories[node].fill_aux(&geometry, 1);
                 self.memories[node].compute_groups(&self.truths[node]);
             }
             Step::Compute { layers, tokens } => {

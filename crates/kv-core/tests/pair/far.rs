@@ -124,14 +124,13 @@ fn begin(request: u64) -> Vec<(usize, Input)> {
 }
 
 fn record(config: &NodeConfig) -> RankRecord {
-    RankRecord {
-        worker: config.args.worker().clone(),
-        incarnation: config.incarnation,
-        role: WorkerRole::Prefill,
-        plane: config.plane.clone(),
-        metadata: config.metadata.clone(),
-        geometry: config.args.geometry().clone(),
-    }
+    RankRecord::serving_kv(
+        (config.args.worker().clone(), config.incarnation),
+        WorkerRole::Prefill,
+        (&config.plane, config.metadata.clone()),
+        config.args.geometry(),
+    )
+    .unwrap()
 }
 
 #[test]

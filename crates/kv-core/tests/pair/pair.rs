@@ -231,14 +231,13 @@ impl Pair {
 
     fn answer(&mut self, node: usize, lookup: LookupId) {
         let config = &self.configs[P];
-        let record = RankRecord {
-            worker: config.args.worker().clone(),
-            incarnation: config.incarnation,
-            role: WorkerRole::Prefill,
-            plane: config.plane.clone(),
-            metadata: config.metadata.clone(),
-            geometry: config.args.geometry().clone(),
-        };
+        let record = RankRecord::serving_kv(
+            (config.args.worker().clone(), config.incarnation),
+            WorkerRole::Prefill,
+            (&config.plane, config.metadata.clone()),
+            config.args.geometry(),
+        )
+        .unwrap();
         self.nodes[node].handle(self.now, Input::Found { lookup, ranks: vec![record] });
         self.drain(node);
     }

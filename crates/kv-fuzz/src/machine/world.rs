@@ -398,11 +398,12 @@ impl<'a> World<'a> {
             };
             let incarnation = Incarnation::from_random(peer.incarnation + 64 * (at as u64 / 4));
             let metadata = peer.metadata(0);
-            let (role, plane) = (WorkerRole::Prefill, "test".to_owned());
-            ranks.push(RankRecord { worker, incarnation, role, plane, metadata, geometry });
+            let (who, way) = ((worker, incarnation), ("test", metadata));
+            ranks.extend(RankRecord::serving_kv(who, WorkerRole::Prefill, way, &geometry));
         }
         // About as large as the JSON of the answer.
-        let bytes = ranks.iter().map(|rank| 300 + 100 * rank.geometry.regions.len() as u64).sum();
+        let data = |rank: &RankRecord| rank.offers.iter().map(|offer| offer.data.len()).sum::<usize>();
+        let bytes = ranks.iter().map(|rank| 300 + data(rank) as u64 * 4 / 3).sum();
         self.input("Found", bytes, 0, Input::Found { lookup, ranks });
     }
 

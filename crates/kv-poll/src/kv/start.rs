@@ -57,14 +57,9 @@ impl Worker {
             timing: config.timing,
             limits: config.limits,
         });
-        let record = RankRecord {
-            worker: config.args.worker().clone(),
-            incarnation,
-            role: config.role,
-            plane: plane.name().to_owned(),
-            metadata,
-            geometry: config.args.geometry().clone(),
-        };
+        let who = (config.args.worker().clone(), incarnation);
+        let record =
+            RankRecord::serving_kv(who, config.role, (plane.name(), metadata), config.args.geometry())?;
         let (args, setup) = (config.args.clone(), config.setup(record));
         Ok(Worker::of(
             worker::Worker::start(Box::new(node) as KvMachine, setup, plane, client)?,

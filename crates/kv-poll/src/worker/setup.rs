@@ -3,7 +3,7 @@
 use std::io;
 
 use bytes::Bytes;
-use kv_core::{Plane, PlaneError, RankRecord, Region, WorkerId};
+use kv_core::{Plane, PlaneError, RankRecord, RecordError, Region, WorkerId};
 
 /// Most sessions, and most queued commands, of one worker.
 pub(super) const MAX_QUEUE: usize = 1 << 24;
@@ -77,6 +77,9 @@ pub enum StartError {
     /// The plane has no metadata for peers.
     #[error("the plane has no metadata: {0}")]
     Metadata(PlaneError),
+    /// What the worker would tell the bootstrap server is too long. Use fewer regions.
+    #[error("the worker cannot be registered: {0}")]
+    Record(#[from] RecordError),
     /// The operating system has no descriptors or threads left.
     #[error("{call} failed: {kind}")]
     Os {

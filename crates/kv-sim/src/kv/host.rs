@@ -66,19 +66,13 @@ pub(crate) fn new_host(
     (bits, clock): (u64, Clock),
     memory: &Memory,
     planted: Option<Planted>,
-) -> Result<Host, ArgsError> {
+) -> Result<Host, Box<dyn std::error::Error>> {
     let args = args(params, slot, memory)?;
     let incarnation = Incarnation::from_random(bits);
     let prefill = slot < params.physics.prefills;
     let role = if prefill { WorkerRole::Prefill } else { WorkerRole::Decode };
-    let record = RankRecord {
-        worker: args.worker().clone(),
-        incarnation,
-        role,
-        plane: PLANE.to_owned(),
-        metadata: metadata(life),
-        geometry: args.geometry().clone(),
-    };
+    let who = (args.worker().clone(), incarnation);
+    let record = RankRecord::serving_kv(who, role, (PLANE, metadata(life)), args.geometry())?;
     let mut config = NodeConfig::new(args, incarnation, PLANE, metadata(life));
     config.timing = params.physics.timing;
     config.limits = params.limits;

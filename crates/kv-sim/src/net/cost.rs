@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 
+use kv_core::RankRecord;
 use kv_core::machine::{Input, Output};
 
 /// What a step costs that has nothing of its own to tell, in bytes.
@@ -43,12 +44,18 @@ impl Held {
     }
 }
 
+/// Bytes of a rank record that a machine reads.
+fn rank_len(rank: &RankRecord) -> usize {
+    let metadata = rank.transports.iter().map(|transport| transport.metadata.len());
+    STEP * 4 + metadata.chain(rank.offers.iter().map(|offer| offer.data.len())).sum::<usize>()
+}
+
 impl Cost {
     /// Of an input that has led to nothing yet.
     pub(crate) fn of<C>(input: &Input<C>, held: Held) -> Cost {
         let bytes = match input {
             Input::Frame { frame, .. } => frame.len(),
-            Input::Found { ranks, .. } => ranks.iter().map(|rank| STEP * 4 + rank.metadata.len()).sum(),
+            Input::Found { ranks, .. } => ranks.iter().map(rank_len).sum(),
             _ => STEP,
         };
         let of_peer = matches!(input, Input::Frame { .. });

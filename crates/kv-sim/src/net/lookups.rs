@@ -40,7 +40,7 @@ impl<S: Service> World<S> {
         let report = match answer {
             Ok(ranks) => {
                 let dead = |rank: &RankRecord| {
-                    let life = life_of(&rank.metadata);
+                    let life = rank.transports.first().and_then(|way| life_of(&way.metadata));
                     life.is_some_and(|life| !self.lives[life].alive)
                 };
                 self.counters.lookup_stale += u64::from(ranks.iter().any(dead));

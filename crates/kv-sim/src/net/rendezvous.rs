@@ -23,7 +23,7 @@ struct Entry {
 impl BootstrapServers {
     /// Registers a rank, in place of its former life.
     pub(crate) fn publish(&mut self, addr: &str, life: LifeId, record: RankRecord) {
-        let parallel = record.parallel();
+        let parallel = record.parallel;
         let key = [parallel.dp_rank, parallel.pp_rank, parallel.cp_rank, parallel.tp_rank];
         let entry = Entry { life, record, until: u64::MAX };
         self.engines.entry(addr.to_owned()).or_default().insert(key, entry);
@@ -47,8 +47,11 @@ impl BootstrapServers {
     ) -> Result<Vec<RankRecord>, BootstrapError> {
         let unreachable = BootstrapError::Unreachable(std::io::ErrorKind::ConnectionRefused);
         let engine = self.engines.get(addr).ok_or(unreachable)?;
-        let alive = || engine.values().filter(|entry| now < entry.until && entry.record.role == query.role);
-        let parallel = *alive().next().ok_or(BootstrapError::UnknownRank)?.record.parallel();
+        let asked = |record: &RankRecord| {
+            record.role == query.role && record.offers.iter().any(|offer| offer.service == query.service)
+        };
+        let alive = || engine.values().filter(|entry| now < entry.until && asked(&entry.record));
+        let parallel = alive().next().ok_or(BootstrapError::UnknownRank)?.record.parallel;
         let (expected, registered) = (parallel.ranks(), alive().count() as u32);
         if registered < expected {
             return Err(BootstrapError::NotReady { registered, expected });
@@ -58,7 +61,7 @@ impl BootstrapServers {
             Replica::Modulo(number) => (number % u64::from(parallel.dp_size)) as u32,
         };
         let ranks: Vec<_> = alive()
-            .filter(|entry| entry.record.parallel().dp_rank == replica)
+            .filter(|entry| entry.record.parallel.dp_rank == replica)
             .map(|entry| entry.record.clone())
             .collect();
         if ranks.is_empty() { Err(BootstrapError::UnknownRank) } else { Ok(ranks) }

@@ -3,16 +3,18 @@
 
 use std::collections::BTreeSet;
 
-use crate::bootstrap::{LookupId, RankRecord};
-use crate::error::{BootstrapError, Cause, Mismatch, PeerCause};
+use crate::bootstrap::LookupId;
+use crate::error::{BootstrapError, Cause, PeerCause};
 use crate::id::{PeerId, SessionId};
 use crate::layout::{Geometry, shares, sources};
 use crate::meter::each;
+use crate::offer::{OfferError, Wanted};
 use crate::proto::context::Context;
 use crate::proto::conversation::Introduction;
 use crate::proto::io::Output;
 use crate::proto::receiving::Receiving;
 use crate::proto::timer::Timer;
+use crate::record::RankRecord;
 
 impl Receiving {
     pub(super) fn find_sources(&mut self, cx: &mut Context, session: SessionId) {
@@ -74,7 +76,7 @@ impl Receiving {
         if asking.waiting.is_empty() {
             return;
         }
-        match self.choose_sources(cx, ranks) {
+        match choose_sources(cx, &ranks) {
             Ok((dp_rank, dp_size, introductions)) => {
                 let mut peers = Vec::new();
                 for introduction in each(introductions) {
@@ -109,56 +111,6 @@ impl Receiving {
         }
     }
 
-    /// The ranks of an engine that this rank has to do with, the one whose aux row counts first.
-    fn choose_sources(
-        &self,
-        cx: &Context,
-        ranks: Vec<RankRecord>,
-    ) -> Result<(u32, u32, Vec<Introduction>), Cause> {
-        let malformed = Cause::Bootstrap(BootstrapError::Malformed("geometry"));
-        let (mut dp_rank, mut dp_size) = (0, 1);
-        for rank in each(&ranks) {
-            if rank.plane != cx.config.plane {
-                return Err(Cause::Incompatible(Mismatch {
-                    field: "plane".to_owned(),
-                    ours: cx.config.plane.clone(),
-                    theirs: rank.plane.clone(),
-                }));
-            }
-            rank.geometry.validate().map_err(|_| malformed.clone())?;
-            (dp_rank, dp_size) = (rank.parallel().dp_rank, rank.parallel().dp_size);
-        }
-        let geometries: Vec<&Geometry> = ranks.iter().map(|rank| &rank.geometry).collect();
-        let here = cx.config.args.geometry();
-        let chosen: Vec<usize> = match sources(here, &geometries) {
-            Ok(mut found) => {
-                found.sort_by_key(|source| !source.aux);
-                found.iter().map(|source| source.index).collect()
-            }
-            // Those in the right place are met all the same: they refuse, and their senders are told.
-            Err(mismatch) => {
-                let linked = (0..).zip(&geometries).filter(|(_, there)| shares(there, here).is_some());
-                let linked: Vec<_> = linked.filter(|(_, there)| here.check(there).is_err()).collect();
-                if ranks.is_empty() {
-                    return Err(Cause::Bootstrap(BootstrapError::UnknownRank));
-                }
-                if linked.is_empty() {
-                    return Err(Cause::Incompatible(mismatch));
-                }
-                linked.into_iter().map(|(index, _)| index).collect()
-            }
-        };
-        let mut ranks: Vec<Option<RankRecord>> = ranks.into_iter().map(Some).collect();
-        let chosen = chosen.into_iter().filter_map(|index| ranks.get_mut(index)?.take());
-        let introductions = chosen.map(|rank| Introduction {
-            worker: rank.worker,
-            incarnation: rank.incarnation,
-            geometry: rank.geometry,
-            metadata: rank.metadata,
-        });
-        Ok((dp_rank, dp_size, introductions.collect()))
-    }
-
     pub(super) fn stop_asking(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get(&session) else { return };
         if let Some(lookup) = cx.lookups.lookup_of(&receiver.question)
@@ -166,6 +118,59 @@ impl Receiving {
         {
             cx.lookups.finish(lookup);
             cx.fx.cancel(Timer::Lookup(lookup));
+        }
+    }
+}
+
+/// The ranks of an engine that this rank has to do with, the one whose aux row counts first.
+fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<Introduction>), Cause> {
+    let (mut dp_rank, mut dp_size) = (0, 1);
+    let wanted = Wanted::kv(&cx.config.plane);
+    let mut found = Vec::with_capacity(ranks.len());
+    for rank in each(ranks) {
+        let chosen = wanted.choose(rank).map_err(refused)?;
+        let malformed = |_| Cause::Bootstrap(BootstrapError::Malformed("geometry"));
+        let geometry = chosen.offer.geometry(rank.parallel).map_err(malformed)?;
+        found.push((geometry, &chosen.transport.metadata));
+        (dp_rank, dp_size) = (rank.parallel.dp_rank, rank.parallel.dp_size);
+    }
+    let geometries: Vec<&Geometry> = found.iter().map(|(geometry, _)| geometry).collect();
+    let here = cx.config.args.geometry();
+    let chosen: Vec<usize> = match sources(here, &geometries) {
+        Ok(mut found) => {
+            found.sort_by_key(|source| !source.aux);
+            found.iter().map(|source| source.index).collect()
+        }
+        // Those in the right place are met all the same: they refuse, and their senders are told.
+        Err(mismatch) => {
+            let linked = (0..).zip(&geometries).filter(|(_, there)| shares(there, here).is_some());
+            let linked: Vec<_> = linked.filter(|(_, there)| here.check(there).is_err()).collect();
+            if ranks.is_empty() {
+                return Err(Cause::Bootstrap(BootstrapError::UnknownRank));
+            }
+            if linked.is_empty() {
+                return Err(Cause::Incompatible(mismatch));
+            }
+            linked.into_iter().map(|(index, _)| index).collect()
+        }
+    };
+    let introductions = each(chosen).filter_map(|index| {
+        let (rank, (geometry, metadata)) = ranks.get(index).zip(found.get(index))?;
+        Some(Introduction {
+            worker: rank.worker.clone(),
+            incarnation: rank.incarnation,
+            geometry: geometry.clone(),
+            metadata: (*metadata).clone(),
+        })
+    });
+    Ok((dp_rank, dp_size, introductions.collect()))
+}
+
+fn refused(error: OfferError) -> Cause {
+    match error {
+        OfferError::Differs(mismatch) => Cause::Incompatible(mismatch),
+        OfferError::Ambiguous { worker, first, second } => {
+            Cause::Bootstrap(BootstrapError::Ambiguous { worker, first, second })
         }
     }
 }

@@ -30,7 +30,6 @@ pub(in crate::proto) mod reader;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::bootstrap::WorkerRole;
 use crate::error::{Cause, PeerCause, Phase};
 use crate::groups::{Groups, MAX_REQUEST_GROUPS};
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
@@ -48,6 +47,7 @@ use crate::proto::receiving::reader::Reading;
 use crate::proto::rendezvous::Named;
 use crate::proto::run_set::RunSet;
 use crate::proto::timer::Timer;
+use crate::record::WorkerRole;
 use crate::session::SessionOptions;
 use crate::time::Time;
 use crate::wire::{Body, Done, Failed, Progress, Register};

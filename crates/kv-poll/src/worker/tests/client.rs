@@ -24,7 +24,8 @@ impl FakeClient {
 
 impl BootstrapClient for FakeClient {
     fn publish(&mut self, _: Time, addr: &str, record: RankRecord) {
-        assert_eq!((record.plane.as_str(), &record.metadata[..]), ("fake", &b"metadata"[..]));
+        let way = &record.transports[0];
+        assert_eq!((way.name.as_str(), &way.metadata[..]), ("fake", &b"metadata"[..]));
         self.log.lock().unwrap().push(Seen::Published(addr.to_owned()));
         let addr = addr.to_owned();
         let (error, retry_in) = (BootstrapError::TimedOut, Duration::ZERO);

@@ -69,14 +69,9 @@ enum Seen {
 
 /// What the bootstrap server is told of a worker.
 fn record(config: &WorkerConfig) -> RankRecord {
-    RankRecord {
-        worker: config.args.worker().clone(),
-        incarnation: Incarnation::from_random(1),
-        role: config.role,
-        plane: "fake".to_owned(),
-        metadata: Bytes::from_static(b"metadata"),
-        geometry: config.args.geometry().clone(),
-    }
+    let who = (config.args.worker().clone(), Incarnation::from_random(1));
+    let way = ("fake", Bytes::from_static(b"metadata"));
+    RankRecord::serving_kv(who, config.role, way, config.args.geometry()).unwrap()
 }
 
 type Log = Arc<Mutex<Vec<Seen>>>;

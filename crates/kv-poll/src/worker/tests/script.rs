@@ -9,8 +9,9 @@ use kv_core::machine::Machine;
 use kv_core::proto::{Command, Input, Output, Resource};
 use kv_core::wire::hello_metadata;
 use kv_core::{
-    Cause, Desc, EngineId, FinalLayers, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId, Quarantine,
-    QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError, WorkerId, WorkerRole,
+    Cause, Desc, EngineId, FinalLayers, KV_SERVICE, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId,
+    Quarantine, QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError, WorkerId,
+    WorkerRole,
 };
 
 use super::{Log, Seen};
@@ -147,7 +148,11 @@ impl Script {
                     len: 1,
                 }];
                 let post = |id| Post { id: PostId(id), op: Op::Write, descs: descs.clone(), notify: None };
-                let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(0) };
+                let query = RankQuery {
+                    role: WorkerRole::Prefill,
+                    service: KV_SERVICE.to_owned(),
+                    replica: Replica::Rank(0),
+                };
                 self.outputs.extend([
                     Output::Connect { peer, metadata: Bytes::from_static(b"bad") },
                     Output::Send { peer, frame: frame.clone() },
@@ -188,7 +193,11 @@ impl Machine for Script {
             Input::Timeout => {
                 assert!(self.timeout.take().is_some_and(|at| at <= now), "not before it is due");
                 self.word(now, b"done");
-                let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(0) };
+                let query = RankQuery {
+                    role: WorkerRole::Prefill,
+                    service: KV_SERVICE.to_owned(),
+                    replica: Replica::Rank(0),
+                };
                 let (lookup, addr) = (LookupId(6), "nowhere".to_owned());
                 self.outputs.push_back(Output::Lookup { lookup, addr, query });
             }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kv_core::Time;
 
 use crate::client_addr::ClientAddr;
+use crate::expiry::Expiry;
 
 /// What a room costs: its share of the maps. An upper bound, not a measurement.
 pub(crate) const ROOM_BYTES: usize = 256;
@@ -14,14 +15,14 @@ pub(crate) const ROOM_BYTES: usize = 256;
 /// `max_per_client` of one client. A client beyond that forgets its own oldest room, the one most
 /// likely to have been asked for already, never another's.
 #[derive(Debug)]
-pub(crate) struct DpRanks {
+pub(crate) struct Rooms {
     ttl: Duration,
     max: usize,
     max_per_client: usize,
     rooms: BTreeMap<i128, Entry>,
-    /// By age: the sequence number rises with the time of registration.
-    ages: BTreeMap<u64, i128>,
-    clients: BTreeMap<ClientAddr, BTreeSet<u64>>,
+    expiry: Expiry<i128>,
+    /// Rooms of each client that has any, by age: the number rises with each registration.
+    clients: BTreeMap<ClientAddr, BTreeSet<(u64, i128)>>,
     next: u64,
 }
 
@@ -41,14 +42,14 @@ pub(crate) struct RoomsFull {
     max: usize,
 }
 
-impl DpRanks {
-    pub(crate) fn new(ttl: Duration, max: usize, max_per_client: usize) -> DpRanks {
-        DpRanks {
+impl Rooms {
+    pub(crate) fn new(ttl: Duration, max: usize, max_per_client: usize) -> Rooms {
+        Rooms {
             ttl,
             max: max.max(1),
             max_per_client: max_per_client.max(1),
             rooms: BTreeMap::new(),
-            ages: BTreeMap::new(),
+            expiry: Expiry::default(),
             clients: BTreeMap::new(),
             next: 0,
         }
@@ -64,30 +65,29 @@ impl DpRanks {
     ) -> Result<(), RoomsFull> {
         self.expire(now);
         let own = self.clients.get(&client);
-        let own_full = own.is_some_and(|ages| ages.len() >= self.max_per_client);
+        let own_full = own.is_some_and(|rooms| rooms.len() >= self.max_per_client);
         let holder = self.rooms.get(&room).map(|entry| entry.client);
         if (holder != Some(client) && own_full) || (holder.is_none() && self.rooms.len() >= self.max) {
-            let oldest = own.and_then(|ages| ages.first()).and_then(|age| self.ages.get(age)).copied();
-            let Some(oldest) = oldest else {
+            let Some((_, oldest)) = own.and_then(|rooms| rooms.first()).copied() else {
                 return Err(RoomsFull { would_be: self.rooms.len() + 1, max: self.max });
             };
             self.remove(oldest);
         }
         self.remove(room);
-        let age = self.next;
+        let (age, expires) = (self.next, now + self.ttl);
         self.next += 1;
-        self.rooms.insert(room, Entry { dp_rank, age, expires: now + self.ttl, client });
-        self.ages.insert(age, room);
-        self.clients.entry(client).or_default().insert(age);
+        self.rooms.insert(room, Entry { dp_rank, age, expires, client });
+        self.expiry.insert(expires, room);
+        self.clients.entry(client).or_default().insert((age, room));
         Ok(())
     }
 
     fn remove(&mut self, room: i128) {
         let Some(entry) = self.rooms.remove(&room) else { return };
-        self.ages.remove(&entry.age);
-        if let Some(ages) = self.clients.get_mut(&entry.client) {
-            ages.remove(&entry.age);
-            if ages.is_empty() {
+        self.expiry.remove(entry.expires, room);
+        if let Some(rooms) = self.clients.get_mut(&entry.client) {
+            rooms.remove(&(entry.age, room));
+            if rooms.is_empty() {
                 self.clients.remove(&entry.client);
             }
         }
@@ -103,18 +103,14 @@ impl DpRanks {
     }
 
     pub(crate) fn expire(&mut self, now: Time) {
-        while let Some((_, room)) = self.ages.first_key_value()
-            && let room = *room
-            && self.rooms.get(&room).is_some_and(|entry| entry.expires <= now)
-        {
+        while let Some(room) = self.expiry.pop_due(now) {
             self.remove(room);
         }
     }
 
     /// When the next room is due to be forgotten.
     pub(crate) fn next_timeout(&self) -> Option<Time> {
-        let (_, room) = self.ages.first_key_value()?;
-        self.rooms.get(room).map(|entry| entry.expires)
+        self.expiry.next()
     }
 }
 
@@ -130,17 +126,17 @@ mod tests {
         ClientAddr::from(std::net::IpAddr::from([10, 0, 0, last]))
     }
 
-    fn sizes(table: &DpRanks) -> (usize, usize, usize) {
-        (table.rooms.len(), table.ages.len(), table.clients.values().map(BTreeSet::len).sum())
+    fn sizes(table: &Rooms) -> (usize, usize, usize) {
+        (table.rooms.len(), table.expiry.len(), table.clients.values().map(BTreeSet::len).sum())
     }
 
-    fn known(table: &DpRanks) -> Vec<i128> {
+    fn known(table: &Rooms) -> Vec<i128> {
         (0..10).filter(|room| table.get(at(0), *room).is_some()).collect()
     }
 
     #[test]
     fn rooms_are_forgotten_after_their_time_and_refreshed_by_registration() {
-        let mut table = DpRanks::new(Duration::from_secs(120), 10, 10);
+        let mut table = Rooms::new(Duration::from_secs(120), 10, 10);
         table.insert(at(0), client(1), 1, 5).unwrap();
         table.insert(at(1), client(1), 2, 6).unwrap();
         table.insert(at(100), client(2), 1, 7).unwrap();
@@ -158,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_client_beyond_its_share_forgets_its_own_oldest_room() {
-        let mut table = DpRanks::new(Duration::from_secs(120), 10, 3);
+        let mut table = Rooms::new(Duration::from_secs(120), 10, 3);
         table.insert(at(0), client(9), 8, 1).unwrap();
         for room in 0..3 {
             table.insert(at(0), client(1), room, 1).unwrap();
@@ -171,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_full_table_never_forgets_another_clients_room() {
-        let mut table = DpRanks::new(Duration::from_secs(120), 3, 3);
+        let mut table = Rooms::new(Duration::from_secs(120), 3, 3);
         table.insert(at(0), client(1), 0, 1).unwrap();
         table.insert(at(0), client(2), 1, 1).unwrap();
         table.insert(at(0), client(2), 2, 1).unwrap();

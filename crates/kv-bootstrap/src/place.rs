@@ -1,0 +1,20 @@
+//! Where a rank stands among those of its engine.
+
+use kv_core::Parallel;
+
+/// A rank's place in the groups of its engine. Places are ordered as a replica is handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) dp: u32,
+    pub(crate) pp: u32,
+    pub(crate) cp: u32,
+    pub(crate) tp: u32,
+}
+
+impl Place {
+    pub(crate) const FIRST: Place = Place { dp: 0, pp: 0, cp: 0, tp: 0 };
+
+    pub(crate) fn of(parallel: &Parallel) -> Place {
+        Place { dp: parallel.dp_rank, pp: parallel.pp_rank, cp: parallel.cp_rank, tp: parallel.tp_rank }
+    }
+}

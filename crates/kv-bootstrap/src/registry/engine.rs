@@ -1,0 +1,186 @@
+//! An engine: its ranks, and which of its replicas are complete.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kv_core::{Incarnation, Parallel, RankRecord, Replica, Time, WorkerId, WorkerRole};
+
+use super::error::{LookupError, RegisterError};
+use crate::client_addr::ClientAddr;
+use crate::place::Place;
+
+/// Lives of one worker that are remembered as replaced.
+const MAX_SUPERSEDED: usize = 16;
+
+/// By what engines are found: their role, and one of their services or any.
+pub(super) type Kind = (WorkerRole, Option<Arc<str>>);
+
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) profile: Profile,
+    pub(super) ranks: BTreeMap<u32, Rank>,
+    /// Ordered as a replica is handed out.
+    pub(super) places: BTreeMap<Place, u32>,
+    /// How many ranks of each replica are there.
+    pub(super) replicas: BTreeMap<u32, u32>,
+    /// Replicas of which all are.
+    pub(super) complete: u32,
+}
+
+/// What all ranks of an engine have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Profile {
+    pub(super) role: WorkerRole,
+    pub(super) sizes: Sizes,
+    pub(super) services: BTreeSet<Arc<str>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Rank {
+    pub(super) incarnation: Incarnation,
+    pub(super) place: Place,
+    pub(super) client: ClientAddr,
+    pub(super) body: Bytes,
+    /// What is counted for the body.
+    pub(super) cost: usize,
+    pub(super) expires: Time,
+    pub(super) superseded: Vec<Incarnation>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub(super) tp: u32,
+    pub(super) pp: u32,
+    pub(super) dp: u32,
+    pub(super) cp: u32,
+}
+
+impl Engine {
+    pub(super) fn new(profile: Profile) -> Engine {
+        let (ranks, places, replicas) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Engine { profile, ranks, places, replicas, complete: 0 }
+    }
+
+    /// Whether a registration agrees with the other ranks.
+    pub(super) fn check(
+        &self,
+        worker: &WorkerId,
+        profile: &Profile,
+        place: Place,
+    ) -> Result<(), RegisterError> {
+        if self.ranks.keys().all(|rank| *rank == worker.rank) {
+            return Ok(());
+        }
+        let conflict = |field, registered: String, claimed: String| {
+            Err(RegisterError::Conflict { worker: worker.clone(), field, registered, claimed })
+        };
+        let (known, claim) = (&self.profile, profile);
+        if known.role != claim.role {
+            return conflict("role", format!("{:?}", known.role), format!("{:?}", claim.role));
+        }
+        let pairs = [
+            ("tp_size", known.sizes.tp, claim.sizes.tp),
+            ("pp_size", known.sizes.pp, claim.sizes.pp),
+            ("dp_size", known.sizes.dp, claim.sizes.dp),
+            ("cp_size", known.sizes.cp, claim.sizes.cp),
+        ];
+        for (field, registered, claimed) in pairs {
+            if registered != claimed {
+                return conflict(field, registered.to_string(), claimed.to_string());
+            }
+        }
+        if known.services != claim.services {
+            return conflict("services", known.list(), claim.list());
+        }
+        match self.places.get(&place) {
+            Some(holder) if *holder != worker.rank => {
+                let holder = WorkerId { engine: worker.engine.clone(), rank: *holder };
+                let Place { dp, pp, cp, tp } = place;
+                let place = format!("dp_rank {dp} pp_rank {pp} cp_rank {cp} tp_rank {tp}");
+                conflict("place", format!("{holder} at {place}"), place)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The ranks of a replica in order, if all are there.
+    pub(super) fn replica(&self, replica: Replica) -> Result<Vec<Bytes>, LookupError> {
+        let sizes = self.profile.sizes;
+        let dp = match replica {
+            Replica::Rank(dp) => dp,
+            // The remainder is smaller than a u32.
+            Replica::Modulo(number) => (number % u64::from(sizes.dp.max(1))) as u32,
+        };
+        if dp >= sizes.dp {
+            return Err(LookupError::Unknown);
+        }
+        let registered = self.replicas.get(&dp).copied().unwrap_or(0);
+        let expected = sizes.replica();
+        if u64::from(registered) != expected {
+            let expected = u32::try_from(expected).unwrap_or(u32::MAX);
+            return Err(LookupError::NotReady { registered, expected });
+        }
+        let first = Place { dp, ..Place::FIRST };
+        let last = Place { dp, pp: u32::MAX, cp: u32::MAX, tp: u32::MAX };
+        let ranks = self.places.range(first..=last).filter_map(|(_, rank)| self.ranks.get(rank));
+        Ok(ranks.map(|rank| rank.body.clone()).collect())
+    }
+}
+
+impl Profile {
+    pub(super) fn of(record: &RankRecord) -> Profile {
+        let services = record.offers.iter().map(|offer| Arc::from(offer.service.as_str())).collect();
+        Profile { role: record.role, sizes: Sizes::of(&record.parallel), services }
+    }
+
+    /// Everything by which the engine can be found.
+    pub(super) fn kinds(&self) -> impl Iterator<Item = Kind> {
+        let services = self.services.iter().cloned().map(Some);
+        std::iter::once(None).chain(services).map(|service| (self.role, service))
+    }
+
+    /// Whether a question for this role and service means the engine.
+    pub(super) fn serves(&self, role: WorkerRole, service: Option<&str>) -> bool {
+        self.role == role && service.is_none_or(|service| self.services.contains(service))
+    }
+
+    fn list(&self) -> String {
+        let services: Vec<&str> = self.services.iter().map(AsRef::as_ref).collect();
+        format!("[{}]", services.join(", "))
+    }
+}
+
+impl Rank {
+    /// The former lives after a registration; refused if the registration is of one of them.
+    pub(super) fn superseded(&self, record: &RankRecord) -> Result<Vec<Incarnation>, RegisterError> {
+        let mut list = self.superseded.clone();
+        if self.incarnation == record.incarnation {
+            return Ok(list);
+        }
+        if list.contains(&record.incarnation) {
+            return Err(RegisterError::Conflict {
+                worker: record.worker.clone(),
+                field: "incarnation",
+                registered: format!("the later {}", self.incarnation),
+                claimed: record.incarnation.to_string(),
+            });
+        }
+        if list.len() == MAX_SUPERSEDED {
+            list.remove(0);
+        }
+        list.push(self.incarnation);
+        Ok(list)
+    }
+}
+
+impl Sizes {
+    fn of(parallel: &Parallel) -> Sizes {
+        Sizes { tp: parallel.tp_size, pp: parallel.pp_size, dp: parallel.dp_size, cp: parallel.cp_size }
+    }
+
+    /// Ranks of a replica; nothing is ever sized by it.
+    pub(super) fn replica(self) -> u64 {
+        u64::from(self.tp).saturating_mul(u64::from(self.pp)).saturating_mul(u64::from(self.cp))
+    }
+}

@@ -1,0 +1,36 @@
+//! Records for tests.
+
+use bytes::Bytes;
+use kv_core::{
+    EngineId, Incarnation, Parallel, RankRecord, ServiceOffer, TransportOffer, WorkerId, WorkerRole,
+};
+
+/// A record: engine, rank, life, then (size, rank) of tp, pp and dp.
+pub(crate) fn record(
+    engine: &str,
+    rank: u32,
+    life: u64,
+    tp: (u32, u32),
+    pp: (u32, u32),
+    dp: (u32, u32),
+) -> RankRecord {
+    let parallel = Parallel {
+        tp_size: tp.0,
+        tp_rank: tp.1,
+        pp_size: pp.0,
+        pp_rank: pp.1,
+        dp_size: dp.0,
+        dp_rank: dp.1,
+        ..Parallel::default()
+    };
+    let metadata = Bytes::from(format!("{engine}/{rank}/{life}"));
+    let transport = TransportOffer { name: "local".to_owned(), version: 1, metadata };
+    let who = (WorkerId { engine: EngineId::new(engine).unwrap(), rank }, Incarnation::from_random(life));
+    RankRecord::new(who, WorkerRole::Prefill, parallel, vec![transport], vec![offer("kv")]).unwrap()
+}
+
+/// An offer of a service, with data that mean nothing.
+pub(crate) fn offer(service: &str) -> ServiceOffer {
+    let (service, compatibility) = (service.to_owned(), String::new());
+    ServiceOffer { service, min: 1, max: 2, compatibility, data: Bytes::from_static(b"\xffdata\0") }
+}

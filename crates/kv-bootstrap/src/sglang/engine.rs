@@ -1,0 +1,172 @@
+//! One life, or two lives that overlap, of SGLang's prefill engine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kv_core::Time;
+
+use super::claim::{RANK_BYTES, RankInfo, ServerInfo};
+use super::error::RouteError;
+use crate::client_addr::ClientAddr;
+use crate::place::Place;
+
+/// An engine of which nothing was heard for so long, and which is not complete, makes way for
+/// another. SGLang's ranks repeat a refused registration for at least 11 s.
+pub(super) const STALLED: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) id: u64,
+    /// What its ranks said about it, and which of them was the first.
+    pub(super) info: ServerInfo,
+    pub(super) founder: Place,
+    pub(super) ranks: BTreeMap<Place, Rank>,
+    /// By client and age, those that have not left.
+    pub(super) ages: BTreeSet<(ClientAddr, u64, Place)>,
+    /// How often all ranks were there anew: what a rank remembers of an earlier time is void.
+    pub(super) epoch: u64,
+    /// Whether all ranks were there in this epoch, so that the set can be answered still.
+    pub(super) whole_once: bool,
+    pub(super) grown: Time,
+    /// Places by who registered them.
+    pub(super) clients: BTreeMap<ClientAddr, usize>,
+    pub(super) bytes: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Rank {
+    pub(super) info: RankInfo,
+    pub(super) client: ClientAddr,
+    pub(super) seq: u64,
+    pub(super) expires: Option<Time>,
+    /// It belongs to a former life of the engine.
+    pub(super) left: bool,
+    /// What stood at this place when all ranks were last there, and in which epoch.
+    pub(super) former: Option<(u64, RankInfo)>,
+}
+
+impl Engine {
+    pub(super) fn new(id: u64, founder: Place, info: ServerInfo, now: Time) -> Engine {
+        Engine {
+            id,
+            bytes: info.bytes(),
+            clients: BTreeMap::new(),
+            info,
+            founder,
+            ranks: BTreeMap::new(),
+            ages: BTreeSet::new(),
+            epoch: 0,
+            whole_once: false,
+            grown: now,
+        }
+    }
+
+    /// Takes in a rank that agrees with the others. Returns when the registration that it replaces
+    /// was to end.
+    pub(super) fn put(
+        &mut self,
+        now: Time,
+        place: Place,
+        mut rank: Rank,
+        about: &ServerInfo,
+    ) -> Option<Time> {
+        self.bytes -= self.info.bytes();
+        if self.founder == place {
+            let known = std::mem::replace(&mut self.info, about.clone());
+            self.info.fill(&known);
+        } else {
+            self.info.fill(about);
+        }
+        self.bytes += self.info.bytes();
+        let old = self.take(place);
+        let replaced = old.as_ref().and_then(|old| old.expires);
+        if let Some(old) = old {
+            if old.info == rank.info {
+                rank.seq = old.seq;
+            } else if old.client == rank.client {
+                self.leave_before(rank.client, old.seq);
+            }
+            rank.former = match old.former {
+                Some((epoch, former)) if epoch == self.epoch => Some((epoch, former)),
+                _ if self.whole_once => Some((self.epoch, old.info)),
+                _ => None,
+            };
+        }
+        self.ages.insert((rank.client, rank.seq, place));
+        *self.clients.entry(rank.client).or_default() += 1;
+        self.bytes += rank.bytes();
+        self.ranks.insert(place, rank);
+        self.grown = now;
+        if self.is_whole() {
+            self.epoch += 1;
+            self.whole_once = true;
+        }
+        replaced
+    }
+
+    fn take(&mut self, place: Place) -> Option<Rank> {
+        let rank = self.ranks.remove(&place)?;
+        self.ages.remove(&(rank.client, rank.seq, place));
+        self.bytes -= rank.bytes();
+        if let Some(held) = self.clients.get_mut(&rank.client) {
+            *held -= 1;
+            if *held == 0 {
+                self.clients.remove(&rank.client);
+            }
+        }
+        Some(rank)
+    }
+
+    /// Marks what this client registered earlier than `seq`. Each rank is marked once.
+    fn leave_before(&mut self, client: ClientAddr, seq: u64) {
+        while let Some((of, age, place)) =
+            self.ages.range((client, 0, Place::FIRST)..(client, seq, Place::FIRST)).next().copied()
+        {
+            self.ages.remove(&(of, age, place));
+            if let Some(rank) = self.ranks.get_mut(&place) {
+                rank.left = true;
+            }
+        }
+    }
+
+    /// Who answers at this place: of the present life if all of it is there, else of the last
+    /// time when all were.
+    pub(super) fn answer(&self, place: &Place) -> Option<&RankInfo> {
+        let rank = self.ranks.get(place)?;
+        Some(match &rank.former {
+            Some((epoch, former)) if *epoch == self.epoch => former,
+            _ => &rank.info,
+        })
+    }
+
+    pub(super) fn remove(&mut self, place: Place) {
+        if self.take(place).is_some() {
+            self.whole_once = false;
+        }
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.ages.len() as u64 >= self.info.ranks()
+    }
+
+    pub(super) fn stalled(&self, now: Time) -> bool {
+        !self.whole_once && now.since(self.grown) >= STALLED
+    }
+
+    /// Whether nobody else has registered any of it.
+    pub(super) fn is_of(&self, client: ClientAddr) -> bool {
+        let of = |age: Option<&(ClientAddr, u64, Place)>| age.is_none_or(|(of, ..)| *of == client);
+        of(self.ages.first()) && of(self.ages.last())
+    }
+
+    pub(super) fn contradiction(&self, claim: &ServerInfo) -> Option<RouteError> {
+        self.info.contradiction(claim)
+    }
+}
+
+impl Rank {
+    pub(super) fn bytes(&self) -> usize {
+        let former = self.former.as_ref().map_or(0, |(_, info)| info.rank_ip.len());
+        RANK_BYTES + self.info.rank_ip.len() + former
+    }
+}

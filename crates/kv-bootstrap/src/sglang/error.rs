@@ -1,0 +1,39 @@
+//! Why SGLang's tables refuse a registration, or have no answer.
+
+/// Why a registration was refused. The texts of the first two are part of the protocol.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum RouteError {
+    #[error("DeepSeek-V4.1 DSpark PD layout differs across prefill ranks")]
+    SpecLayout,
+    #[error("Inconsistent prefill allocation policies")]
+    AllocationPolicy,
+    #[error("{field} is {claimed}, but the ranks already registered have {registered}")]
+    Topology { field: &'static str, registered: u32, claimed: u32 },
+    #[error("{field} is {got}; it must be {min} to {max}")]
+    Range { field: &'static str, got: i128, min: i128, max: i128 },
+    #[error("{field} has {got} bytes; at most {max} are allowed")]
+    Length { field: &'static str, got: usize, max: usize },
+    #[error("lease_ttl_s must be a positive number of seconds")]
+    Lease,
+    #[error("the places of this client would be {would_be}, the limit is {max}")]
+    ClientFull { would_be: usize, max: usize },
+    #[error("the table is full: bytes would be {would_be}, the limit is {max}")]
+    Full { would_be: usize, max: usize },
+}
+
+impl RouteError {
+    pub(crate) fn status(&self) -> u16 {
+        match self {
+            RouteError::ClientFull { .. } => 429,
+            RouteError::Full { .. } => 507,
+            _ => 400,
+        }
+    }
+}
+
+/// Why a question has no answer yet, or none at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RouteMiss {
+    NotReady { registered: usize },
+    Unknown,
+}

@@ -1,0 +1,112 @@
+//! A socket that never waits: what has been read and is not used yet, and what is still to be sent.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::Shutdown;
+
+use bytes::{Buf, Bytes, BytesMut};
+use mio::event::Event;
+use mio::net::TcpStream;
+
+/// Pieces given to the system in one call.
+const MAX_SLICES: usize = 16;
+
+/// A connected stream, which mio reports at each change.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    stream: TcpStream,
+    /// What has been read. Whoever parses it takes away what belongs to a message.
+    pub(crate) input: BytesMut,
+    output: VecDeque<Bytes>,
+    unsent: usize,
+    readable: bool,
+    writable: bool,
+}
+
+impl Socket {
+    pub(crate) fn new(stream: TcpStream) -> Socket {
+        // Messages are small and whole; waiting for more to send only delays them.
+        let _ = stream.set_nodelay(true);
+        let (input, output) = (BytesMut::new(), VecDeque::new());
+        Socket { stream, input, output, unsent: 0, readable: true, writable: true }
+    }
+
+    pub(crate) fn stream(&mut self) -> &mut TcpStream {
+        &mut self.stream
+    }
+
+    /// Takes note of what the socket is ready for.
+    pub(crate) fn ready(&mut self, event: &Event) {
+        self.readable |= event.is_readable() || event.is_read_closed() || event.is_error();
+        self.writable |= event.is_writable() || event.is_write_closed() || event.is_error();
+    }
+
+    /// Queues bytes; [`Socket::flush`] sends them.
+    pub(crate) fn send(&mut self, parts: impl IntoIterator<Item = Bytes>) {
+        for part in parts {
+            self.unsent += part.len();
+            self.output.push_back(part);
+        }
+    }
+
+    /// Bytes that are still to be sent.
+    pub(crate) fn unsent(&self) -> usize {
+        self.unsent
+    }
+
+    /// Sends what the system takes.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        while self.writable && self.unsent > 0 {
+            let parts = self.output.iter().take(MAX_SLICES);
+            let slices: Vec<IoSlice<'_>> = parts.map(|part| IoSlice::new(part)).collect();
+            match self.stream.write_vectored(&slices) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(len) => self.sent(len),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn sent(&mut self, mut len: usize) {
+        self.unsent = self.unsent.saturating_sub(len);
+        while let Some(part) = self.output.front_mut() {
+            if part.len() > len {
+                part.advance(len);
+                return;
+            }
+            len -= part.len();
+            self.output.pop_front();
+        }
+    }
+
+    /// Reads once, up to the length of `scratch`; `None` if nothing is there, `Some(0)` at the end.
+    pub(crate) fn read(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
+        while self.readable {
+            match self.stream.read(scratch) {
+                Ok(len) => {
+                    self.input.extend_from_slice(scratch.get(..len).unwrap_or_default());
+                    return Ok(Some(len));
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Forgets what is still to be sent, because nobody will read it.
+    pub(crate) fn give_up(&mut self) {
+        self.output.clear();
+        self.unsent = 0;
+    }
+
+    /// Ends the sending. The peer's own end, or its reset, is yet to be read.
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
+        self.readable = true;
+        self.stream.shutdown(Shutdown::Write)
+    }
+}
