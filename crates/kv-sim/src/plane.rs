@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::Input;
-use kv_core::wire::{Body, Frame, VERSION};
+use kv_core::wire::{Body, Frame, VERSIONS};
 use kv_core::{Directions, MAX_FRAME, Origin, PeerId, PlaneError, WayEnd, WriteFence};
 
 use crate::calendar::{Event, Report};
@@ -191,7 +191,7 @@ impl World {
             let len = self.rng.index(40);
             let mut noise: Vec<u8> = (0..len).map(|_| self.rng.bits() as u8).collect();
             if let [first, second, third, ..] = noise.as_mut_slice() {
-                (*first, *second, *third) = (0x94, VERSION, *third % 24);
+                (*first, *second, *third) = (0x94, VERSIONS.max * (*second % 2), *third % 24);
             }
             noise.into()
         } else {

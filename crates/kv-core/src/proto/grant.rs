@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use super::handshake::MAX_ASKED;
 use super::incoming::Incoming;
-use super::node::{Node, encode};
+use super::node::Node;
 use super::peer::{Registration, Wish};
 use super::read::MAX_RUNS;
 use super::rendezvous::Named;
@@ -186,9 +186,9 @@ impl Node {
             groups: sender.groups.as_ref().map(Groups::lists).unwrap_or_default(),
         };
         let theirs = peer.theirs.unwrap_or(Link::NONE);
-        match encode(theirs, Body::Granted(granted)) {
-            Some(frame) => self.output(super::io::Output::Send { peer: id, frame }),
-            None => self.fail_sender(session, Cause::Protocol("pages too scattered for one frame")),
+        match peer.codec.encode(theirs, &Body::Granted(granted)) {
+            Ok(frame) => self.output(super::io::Output::Send { peer: id, frame }),
+            Err(_) => self.fail_sender(session, Cause::Protocol("pages too scattered for one frame")),
         }
     }
 

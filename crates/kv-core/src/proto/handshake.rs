@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! receiver's node                          sender's node
-//!   Hello{to, link, nonce} ──────────────▶   checks incarnation, plane, geometry
+//!   Hello{to, link, nonce} ──────────────▶   checks incarnation, versions, plane, geometry
 //!   repeated with backoff                    draws its own link
 //!                          ◀──────────────  Welcome{nonce, link} | Refused{nonce, cause}
 //!   Ping{floor, attempts}  ◀────────────▶   Pong{floor}: whenever one depends on the other and has
@@ -17,17 +17,18 @@ use std::time::Duration;
 use super::grant::is_rising;
 use super::incoming::Incoming;
 use super::io::Output;
-use super::node::{Node, encode};
+use super::node::Node;
 use super::peer::{HelloSaid, Introduction, Peer};
 use super::rendezvous::{Latecomers, Named};
 use super::run_set;
 use super::timer::Timer;
+use crate::args::MAX_REGIONS;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::plane::{Directions, Origin, PlaneError, WayEnd, WriteFence};
 use crate::time::Time;
-use crate::wire::{Body, Hello, Link, Ping, Pong, Refused, Welcome};
+use crate::wire::{Body, Codec, Hello, Link, Ping, Pong, Refused, Welcome};
 
 /// Most attempts that one ping asks about, and that one ping is answered for.
 pub(super) const MAX_ASKED: usize = 256;
@@ -96,28 +97,33 @@ impl Node {
         let (to, link) = (peer.incarnation, peer.ours);
         let args = &self.config.args;
         let hello = Hello {
+            versions: self.config.versions,
+            metadata: self.config.metadata.clone(),
+            plane: self.config.plane.clone(),
             to,
-            worker: args.worker().clone(),
             incarnation: self.config.incarnation,
             link,
             nonce,
-            plane: self.config.plane.clone(),
-            metadata: self.config.metadata.clone(),
-            geometry: args.geometry().clone(),
+            worker: args.worker().clone(),
+            geometry: Some(args.geometry().clone()),
             suffixed: args.suffixes_requests(),
         };
-        if let Some(frame) = encode(Link::NONE, Body::Hello(hello)) {
-            self.output(Output::Send { peer: id, frame });
-        }
+        self.say(id, Codec::MEETING, Link::NONE, &Body::Hello(hello));
         let pause = self.backoff(self.config.timing.retry_first, times);
         self.timers.arm(Timer::Peer(id), now + pause);
     }
 
-    pub(super) fn on_hello(&mut self, from: Origin, hello: Hello) {
+    pub(super) fn on_hello(&mut self, from: Origin, mut hello: Hello) {
+        let codec = Codec::between(self.config.versions, hello.versions);
+        if codec.is_none() {
+            // Nobody here knows what another version means by it.
+            hello.geometry = None;
+        }
         let known = self.peers.known(hello.incarnation, &hello.metadata);
-        if hello.geometry.validate().is_err()
+        let regions = hello.geometry.as_ref().map_or(MAX_REGIONS, |geometry| geometry.regions.len());
+        if hello.geometry.as_ref().is_some_and(|geometry| geometry.validate().is_err())
             || hello.incarnation == self.config.incarnation
-            || hello.metadata.len() > MAX_METADATA + METADATA_OF_REGION * hello.geometry.regions.len()
+            || hello.metadata.len() > MAX_METADATA + METADATA_OF_REGION * regions
             || known.is_some_and(|known| self.is_impostor(known, from))
         {
             self.frames_dropped += 1;
@@ -147,21 +153,22 @@ impl Node {
         let now = self.now;
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.theirs = Some(hello.link);
+        peer.codec = codec.unwrap_or(Codec::MEETING);
         peer.origin = Some(from);
         peer.suffixed = hello.suffixed;
         peer.last_heard = now;
         peer.given_up = false;
-        let ours = peer.ours;
+        let (ours, versions, nonce) = (peer.ours, self.config.versions, hello.nonce);
         match refusal {
             None => {
                 peer.refused = false;
                 let ask = peer.writes_out.ask(now);
-                self.send(id, Body::Welcome(Welcome { nonce: hello.nonce, link: ours, ask }));
+                self.send(id, Body::Welcome(Welcome { versions, nonce, link: ours, ask }));
                 self.came_up(id);
             }
             Some(cause) => {
                 peer.refused = true;
-                self.send(id, Body::Refused(Refused { nonce: hello.nonce, cause, link: ours }));
+                self.send(id, Body::Refused(Refused { versions, nonce, link: ours, cause }));
             }
         }
     }
@@ -192,10 +199,12 @@ impl Node {
                 }
             }
         }
+        // Whoever has a cache that is not understood is refused, and the cache is never looked at.
+        let geometry = hello.geometry.as_ref().unwrap_or(self.config.args.geometry());
         let introduction = Introduction {
             worker: hello.worker.clone(),
             incarnation: hello.incarnation,
-            geometry: hello.geometry.clone(),
+            geometry: geometry.clone(),
             metadata: hello.metadata.clone(),
         };
         let Some(id) = self.admit(introduction) else {
@@ -214,15 +223,17 @@ impl Node {
     /// and may be later than the one in which the peer means this life.
     fn refuse_stranger(&mut self, known: Option<PeerId>, from: Origin, hello: Hello) {
         let Some(id) = known.or_else(|| self.admit_speaker(from, &hello)) else { return };
-        let refused = Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::NONE };
-        if let Some(frame) = encode(hello.link, Body::Refused(refused)) {
-            self.output(Output::Send { peer: id, frame });
-        }
+        let (versions, cause) = (self.config.versions, PeerCause::Unknown);
+        let refused = Refused { versions, nonce: hello.nonce, link: Link::NONE, cause };
+        self.say(id, Codec::MEETING, hello.link, &Body::Refused(refused));
     }
 
     fn refusal(&self, hello: &Hello) -> Option<PeerCause> {
         if self.stopping {
             return Some(PeerCause::WorkerStopped);
+        }
+        if Codec::between(self.config.versions, hello.versions).is_none() {
+            return Some(PeerCause::Versions { ours: self.config.versions, theirs: hello.versions });
         }
         if hello.plane != self.config.plane {
             return Some(PeerCause::Incompatible(crate::error::Mismatch {
@@ -231,7 +242,14 @@ impl Node {
                 theirs: hello.plane.clone(),
             }));
         }
-        self.config.args.geometry().check(&hello.geometry).err().map(PeerCause::Incompatible)
+        let Some(geometry) = &hello.geometry else {
+            return Some(PeerCause::Incompatible(crate::error::Mismatch {
+                field: "geometry".to_owned(),
+                ours: format!("version {} of the wire", self.config.versions),
+                theirs: "something that is newer".to_owned(),
+            }));
+        };
+        self.config.args.geometry().check(geometry).err().map(PeerCause::Incompatible)
     }
 
     /// Takes a hello from a peer that is known. False if it is a late one of a former conversation.
@@ -276,13 +294,19 @@ impl Node {
     }
 
     pub(super) fn on_welcome(&mut self, from: Origin, id: PeerId, welcome: Welcome) {
-        if !self.is_answer(from, id, welcome.nonce) {
+        let Welcome { versions, nonce, link, .. } = welcome;
+        let Some(codec) = Codec::between(self.config.versions, versions) else {
+            let cause = PeerCause::Versions { ours: versions, theirs: self.config.versions };
+            return self.on_refused(from, id, Refused { versions, nonce, link, cause });
+        };
+        if !self.is_answer(from, id, nonce) {
             return;
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.codec = codec;
         peer.refuses = None;
-        let before = peer.theirs.replace(welcome.link);
-        let again = before.is_some_and(|before| before != welcome.link);
+        let before = peer.theirs.replace(link);
+        let again = before.is_some_and(|before| before != link);
         if again {
             peer.writes_in.heard = 0;
         }
@@ -309,6 +333,7 @@ impl Node {
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
         let mismatch = peer.mismatch.clone();
+        let ours = self.config.versions;
         let cause = match (refused.cause, mismatch) {
             (PeerCause::Unknown, _) => {
                 // Another incarnation answers. That proves nothing about writes that the one we knew
@@ -319,10 +344,12 @@ impl Node {
                 }
                 return;
             }
+            (PeerCause::Versions { .. }, _) => Cause::Versions { ours, theirs: refused.versions },
             (PeerCause::Incompatible(_), Some(mismatch)) => Cause::Incompatible(mismatch),
             (cause, _) => Cause::ByPeer(cause),
         };
         peer.refuses = Some(cause);
+        peer.codec = Codec::between(ours, refused.versions).unwrap_or(Codec::MEETING);
         let before = peer.theirs.replace(refused.link);
         if before.is_some_and(|before| before != refused.link) {
             self.peer_forgot_us(id);

@@ -17,6 +17,7 @@ use crate::plane::{Directions, Origin, PlaneError, Post, WayEnd, WriteFence};
 use crate::poll::KvPoll;
 use crate::session::SessionOptions;
 use crate::time::Time;
+use crate::wire::{VERSIONS, Versions};
 
 /// Everything that a [`Node`](super::Node) is told.
 #[derive(Debug, PartialEq, Eq)]
@@ -275,6 +276,9 @@ pub struct NodeConfig {
     pub plane: String,
     /// The plane's metadata, for peers.
     pub metadata: Bytes,
+    /// The versions of the wire that are offered to peers: all of [`VERSIONS`], or the older of them, for as
+    /// long as an upgrade may have to be taken back.
+    pub versions: Versions,
     /// Seed of the node's own random numbers.
     pub seed: u64,
     /// Timing.
@@ -292,6 +296,7 @@ impl NodeConfig {
             incarnation,
             plane: plane.to_owned(),
             metadata,
+            versions: VERSIONS,
             seed: incarnation.get(),
             timing: Timing::default(),
             limits: Limits::default(),

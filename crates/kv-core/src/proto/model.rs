@@ -205,6 +205,7 @@ impl Peers {
                 lost,
                 origin,
                 suffixed: _,
+                codec,
                 ours,
                 theirs,
                 hello,
@@ -224,7 +225,7 @@ impl Peers {
                 writes_in,
             } = peer;
             state.add(&(id, incarnation, ours, theirs, hello, last_heard, given_up, refused, refuses, posts));
-            state.add(&(directions, greeted, lost, origin, writes_out, writes_in));
+            state.add(&(directions, greeted, lost, origin, codec, writes_out, writes_in));
             state.add(&(next_attempt, outgoing, closing, releasing, heart, waiting, incoming));
         }
         state.add(&self.lingering());

@@ -21,7 +21,7 @@ use crate::meter::{each, step};
 use crate::plane::Origin;
 use crate::poll::KvPoll;
 use crate::time::Time;
-use crate::wire::{Body, Frame, Link};
+use crate::wire::{Body, Codec, Frame, Link};
 
 /// The protocol machine of one worker. It does no I/O and reads no clock: the same machine runs
 /// under the worker thread over real planes, and under the simulator in virtual time.
@@ -345,12 +345,16 @@ impl Node {
 
     /// Sends a frame to a peer that is up; otherwise it is lost, as frames may be.
     pub(super) fn send(&mut self, peer: PeerId, body: Body) {
-        let link = match self.peers.get(peer) {
-            Some(Peer { theirs: Some(link), lost: false, .. }) => *link,
-            Some(_) if matches!(body, Body::Hello(_)) => Link::NONE,
+        let (codec, link) = match self.peers.get(peer) {
+            Some(&Peer { theirs: Some(link), lost: false, codec, .. }) => (codec, link),
             _ => return,
         };
-        if let Some(frame) = encode(link, body) {
+        self.say(peer, codec, link, &body);
+    }
+
+    /// Sends a frame to a peer; one that is too long, or in no version that the peer reads, is lost.
+    pub(super) fn say(&mut self, peer: PeerId, codec: Codec, link: Link, body: &Body) {
+        if let Ok(frame) = codec.encode(link, body) {
             self.output(Output::Send { peer, frame });
         }
     }
@@ -372,9 +376,4 @@ impl Node {
         let spread = u64::try_from(pause.as_nanos() / 8).unwrap_or(u64::MAX).max(1);
         pause + std::time::Duration::from_nanos(self.random.next() % spread)
     }
-}
-
-/// A frame of ours as bytes; `None` if it is too long to be one.
-pub(super) fn encode(link: Link, body: Body) -> Option<Bytes> {
-    Frame { link, body }.encode().ok()
 }

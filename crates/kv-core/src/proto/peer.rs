@@ -20,7 +20,7 @@ use crate::pages::PageList;
 use crate::plan::{RegionMap, Side};
 use crate::plane::{Directions, Origin};
 use crate::time::Time;
-use crate::wire::{Abort, Link};
+use crate::wire::{Abort, Codec, Link};
 
 /// Most layer ranges whose maps are kept for one peer.
 const MAX_LAYER_MAPS: usize = 512;
@@ -61,6 +61,8 @@ pub(super) struct Peer {
     pub(super) lost: bool,
     /// The transport connection that its frames come on, once it is proven that they do.
     pub(super) origin: Option<Origin>,
+    /// How it is spoken to: in no version before it has said which it speaks.
+    pub(super) codec: Codec,
     /// The number that the peer must put into its frames.
     pub(super) ours: Link,
     /// The number that the peer wants in ours; `None` until it answered the hello.
@@ -233,6 +235,7 @@ impl Peer {
             greeted: false,
             lost: false,
             origin: None,
+            codec: Codec::MEETING,
             ours,
             theirs: None,
             hello: None,

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use super::directory::Question;
 use super::io::{LONGEST, Output};
-use super::node::{Node, encode};
+use super::node::Node;
 use super::peer::Peer;
 use super::read::{Reading, of_life};
 use super::rendezvous::Named;
@@ -41,7 +41,7 @@ use crate::plane::Directions;
 use crate::poll::KvPoll;
 use crate::session::SessionOptions;
 use crate::time::Time;
-use crate::wire::{Body, Done, Failed, Finish, Progress, Register};
+use crate::wire::{Body, Done, Failed, Finish, Progress, Register, Unspeakable};
 
 /// Most parts of one attempt: a peer that claims more is lying.
 const MAX_PARTS: u32 = 1 << 22;
@@ -392,15 +392,15 @@ impl Node {
                     Body::Register(register)
                 }
             };
-            let link = self.peers.get(peer).and_then(|peer| peer.theirs);
-            match link.map(|link| encode(link, body)) {
-                Some(Some(frame)) => self.output(Output::Send { peer, frame }),
+            let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.theirs?)));
+            match way.map(|(codec, link)| codec.encode(link, &body)) {
+                Some(Ok(frame)) => self.output(Output::Send { peer, frame }),
                 // It would never arrive.
-                Some(None) => {
+                Some(Err(Unspeakable::TooLong { .. })) => {
                     let cause = Cause::Protocol("pages too scattered for one frame");
                     return self.fail_receiver(session, cause);
                 }
-                None => {}
+                Some(Err(_)) | None => {}
             }
         }
         let pause = self.backoff(self.config.timing.retry_first, repeats);

@@ -4,7 +4,7 @@
 
 use super::chunks::{Chunk, Final};
 use super::io::Output;
-use super::node::{Node, encode};
+use super::node::Node;
 use super::peer::Peer;
 use super::posting::{InFlight, Leave};
 use super::send::Target;
@@ -159,7 +159,8 @@ impl Node {
             return self.target_advanced(session, index);
         }
         target.outstanding += 1;
-        let (notify, origin) = (encode(peer.theirs.unwrap_or(Link::NONE), done), peer.origin);
+        let notify = peer.codec.encode(peer.theirs.unwrap_or(Link::NONE), &done).ok();
+        let origin = peer.origin;
         let post = self.posting.start(InFlight { session, target: index, part, peer: id, origin }, self.now);
         self.peers.post_started(id);
         self.output(Output::Post { peer: id, post: Post { id: post, op: Op::Write, descs, notify } });

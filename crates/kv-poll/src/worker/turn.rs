@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
-use kv_core::wire::hello_metadata;
+use kv_core::wire::{VERSIONS, hello_metadata};
 use kv_core::{
     BootstrapClient, BootstrapEvent, Incarnation, Plane, PlaneError, PlaneEvent, PlaneWait, PostId,
     Quarantine, RankRecord, Time,
@@ -141,6 +141,7 @@ impl Driver {
             incarnation,
             plane: plane.name().to_owned(),
             metadata: metadata.clone(),
+            versions: VERSIONS,
             seed: config.seed.unwrap_or_else(super::random),
             timing: config.timing,
             limits: config.limits,
