@@ -105,7 +105,7 @@ pub enum PeerCause {
         other: Room,
     },
     /// The two sides have no version of the wire in common.
-    #[error("it speaks versions {ours} of the wire, and this worker speaks {theirs}")]
+    #[error("it speaks versions {ours} of the wire, and a peer of the request speaks {theirs}")]
     Versions {
         /// What the side speaks that reports the error.
         ours: Versions,
