@@ -79,6 +79,7 @@ fn frames() -> Vec<Vec<u8>> {
         suffixed: true,
     };
     let mismatch = Mismatch { field: "dtype".to_owned(), ours: "bf16".to_owned(), theirs: "f32".to_owned() };
+    let newer = PeerCause::Other { name: "Preempted".to_owned() };
     let (room, request) = (Room::Number(7), Room::request("cmpl-1-0123abcd").unwrap());
     let bodies = [
         Body::Hello(hello),
@@ -108,6 +109,7 @@ fn frames() -> Vec<Vec<u8>> {
         Body::Done(Done { attempt, part: 1, total: Some(2), skipped: vec![3] }),
         Body::Progress(Progress { attempt, done: vec![(0, 2), (5, 1)], total: Some(9), skipped: vec![3] }),
         Body::Failed(Failed { attempt, cause: PeerCause::GrantConsumed { nonce: 7 }, quiet: true }),
+        Body::Failed(Failed { attempt, cause: newer, quiet: false }),
         Body::Abort(Abort { attempt, room, grant: Some(SessionId(5)), cause: PeerCause::Aborted }),
         Body::AbortAck(AbortAck { attempt }),
         Body::Finish(Finish { attempt, floor }),
