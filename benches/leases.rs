@@ -7,7 +7,7 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use kv_transfer::prelude::*;
 use kv_transfer::proto::{Command, Input, Node, NodeConfig, Output};
-use kv_transfer::wire::{Body, Claim, Frame, Heartbeat, Hello, Link};
+use kv_transfer::wire::{Body, Claim, Frame, Heartbeat, Hello, Link, VERSIONS};
 use kv_transfer::{Attempt, Incarnation, Origin, Time, TransferMode};
 
 const US: Incarnation = Incarnation::from_random(1);
@@ -59,6 +59,7 @@ impl Prefill {
         let mut prefill =
             Prefill { node: Node::new(config), now: Time::from_nanos(1_000_000_000), link: Link::NONE };
         let hello = Hello {
+            versions: VERSIONS,
             to: US,
             worker: reader.worker().clone(),
             incarnation: READER,
@@ -66,7 +67,7 @@ impl Prefill {
             nonce: 1,
             plane: "bench".to_owned(),
             metadata: Default::default(),
-            geometry: reader.geometry().clone(),
+            geometry: Some(reader.geometry().clone()),
             suffixed: false,
         };
         for body in prefill.says(Link::NONE, Body::Hello(hello))? {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use kv_transfer::bootstrap::HttpBootstrapClient;
-use kv_transfer::wire::{Body, Frame, Hello, Link};
+use kv_transfer::wire::{Body, Frame, Hello, Link, VERSIONS};
 use kv_transfer::{
     BootstrapClient, BootstrapEvent, Incarnation, KV_SERVICE, LookupId, PeerId, Plane, PlaneEvent, RankQuery,
     RankRecord, Region, RegionRole, Replica, Time, Wanted, WorkerRole,
@@ -227,6 +227,7 @@ impl Way {
         plane.connect(WORKER, &there.metadata)?;
         let start = Instant::now();
         let hello = Hello {
+            versions: VERSIONS,
             to: to.incarnation,
             worker: args.worker().clone(),
             incarnation: Incarnation::from_random(u64::from(std::process::id())),
@@ -234,7 +235,7 @@ impl Way {
             nonce: 1,
             plane: there.name.clone(),
             metadata: plane.metadata()?,
-            geometry: args.geometry().clone(),
+            geometry: Some(args.geometry().clone()),
             suffixed: false,
         };
         let frame = Frame { link: Link::NONE, body: Body::Hello(hello.clone()) }.encode()?;

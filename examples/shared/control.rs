@@ -222,6 +222,7 @@ impl From<&TransferError> for NamedError {
             Cause::Bootstrap(_) => "Bootstrap",
             Cause::Connect(_) => "Connect",
             Cause::Incompatible(_) => "Incompatible",
+            Cause::Versions { .. } => "Versions",
             Cause::PeerLost => "PeerLost",
             Cause::WayLost => "WayLost",
             Cause::AmbiguousRoom { .. } => "AmbiguousRoom",

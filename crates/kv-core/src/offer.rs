@@ -15,12 +15,12 @@ use crate::id::{Incarnation, WorkerId};
 use crate::layout::{Geometry, GeometryError, Layout, RegionShape};
 use crate::meter::each;
 use crate::record::{RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerRole};
-use crate::wire::VERSION;
+use crate::wire::VERSIONS;
 
 /// The name of the KV service in rank records and lookups.
 pub const KV_SERVICE: &str = "kv";
 /// The versions of the KV service's protocol that this library speaks.
-pub const KV_VERSIONS: RangeInclusive<u16> = VERSION as u16..=VERSION as u16;
+pub const KV_VERSIONS: RangeInclusive<u16> = VERSIONS.min as u16..=VERSIONS.max as u16;
 /// The form of the metadata that this library's transports give.
 pub const TRANSPORT_VERSION: u16 = 1;
 

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use kv_bootstrap::{LeaseJson, RankJson};
 use kv_core::wire::{
     Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Frame, Granted, Heartbeat, HeartbeatAck,
-    Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
+    Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, VERSIONS,
+    Welcome,
 };
 use kv_core::{
     Attempt, AuxIndex, GrantRef, GroupList, Incarnation, KvArgs, Lease, MemoryKind, Mismatch, PageList,
@@ -66,6 +67,7 @@ fn frames() -> Vec<Vec<u8>> {
         vec![GroupList { group: 1, first: 6, items: pages.clone() }].try_into().unwrap();
     let args = args();
     let hello = Hello {
+        versions: VERSIONS,
         to: Incarnation::from_random(9),
         worker: args.worker().clone(),
         incarnation: Incarnation::from_random(1),
@@ -73,15 +75,21 @@ fn frames() -> Vec<Vec<u8>> {
         nonce: 7,
         plane: "local".to_owned(),
         metadata: Bytes::from_static(b"memory"),
-        geometry: args.geometry().clone(),
+        geometry: Some(args.geometry().clone()),
         suffixed: true,
     };
     let mismatch = Mismatch { field: "dtype".to_owned(), ours: "bf16".to_owned(), theirs: "f32".to_owned() };
+    let newer = PeerCause::Other { name: "Preempted".to_owned() };
     let (room, request) = (Room::Number(7), Room::request("cmpl-1-0123abcd").unwrap());
     let bodies = [
         Body::Hello(hello),
-        Body::Welcome(Welcome { nonce: 7, link, ask: 4 }),
-        Body::Refused(Refused { nonce: 7, cause: PeerCause::Incompatible(mismatch), link }),
+        Body::Welcome(Welcome { versions: VERSIONS, nonce: 7, link, ask: 4 }),
+        Body::Refused(Refused {
+            versions: VERSIONS,
+            nonce: 7,
+            cause: PeerCause::Incompatible(mismatch),
+            link,
+        }),
         Body::Register(Register {
             attempt,
             floor,
@@ -101,6 +109,7 @@ fn frames() -> Vec<Vec<u8>> {
         Body::Done(Done { attempt, part: 1, total: Some(2), skipped: vec![3] }),
         Body::Progress(Progress { attempt, done: vec![(0, 2), (5, 1)], total: Some(9), skipped: vec![3] }),
         Body::Failed(Failed { attempt, cause: PeerCause::GrantConsumed { nonce: 7 }, quiet: true }),
+        Body::Failed(Failed { attempt, cause: newer, quiet: false }),
         Body::Abort(Abort { attempt, room, grant: Some(SessionId(5)), cause: PeerCause::Aborted }),
         Body::AbortAck(AbortAck { attempt }),
         Body::Finish(Finish { attempt, floor }),

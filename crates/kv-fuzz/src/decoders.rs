@@ -1,6 +1,7 @@
 //! The decoders, each with what must hold of whatever it accepts.
 
-use kv_core::wire::Frame;
+use kv_core::MAX_FRAME;
+use kv_core::wire::{Body, Frame, hello_metadata};
 use kv_transfer::params::TransferParams;
 
 pub use kv_bootstrap::fuzz::{record as rank_record, requests as http_requests, responses as http_responses};
@@ -8,13 +9,24 @@ pub use kv_local::fuzz::{hello as local_hello, messages as local_messages, metad
 #[cfg(feature = "nixl")]
 pub use kv_nixl::fuzz::{metadata as nixl_metadata, notification as nixl_notification};
 
+/// How many bytes a cache takes whose fields are written with their names, for each without them.
+const NAMED: usize = 8;
+
 /// A frame: what is accepted encodes again to something that means the same.
 pub fn wire(bytes: &[u8]) {
     let Ok(frame) = Frame::decode(bytes) else { return };
-    // Numbers may have been written longer than needed, never shorter: so it fits.
-    let again = frame.encode();
-    assert!(again.as_ref().is_ok_and(|again| again.len() <= bytes.len() + 64), "{again:?}");
-    assert_eq!(again.and_then(|again| Frame::decode(&again)), Ok(frame));
+    if let Body::Hello(hello) = &frame.body {
+        // What the transport is asked about is what the machine goes by.
+        assert_eq!(hello_metadata(bytes).as_ref(), Some(&hello.metadata));
+    }
+    let Ok(again) = frame.encode() else {
+        // The fields of a cache may have been written without their names.
+        return assert!(matches!(frame.body, Body::Hello(_)) && bytes.len() > MAX_FRAME / NAMED);
+    };
+    // Numbers may have been written longer than needed, never shorter.
+    let named = if matches!(frame.body, Body::Hello(_)) { NAMED } else { 1 };
+    assert!(again.len() <= named * bytes.len() + 64, "{again:?}");
+    assert_eq!(Frame::decode(&again), Ok(frame));
 }
 
 /// Transfer parameters: what is accepted is written again with the same meaning.

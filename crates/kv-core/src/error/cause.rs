@@ -9,6 +9,7 @@ use crate::announce::{FenceError, LayersError};
 use crate::groups::GroupSpan;
 use crate::id::{ChunkId, Incarnation, Room, WorkerId};
 use crate::plane::PlaneError;
+use crate::wire::versions::Versions;
 
 /// What ended a session.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +38,14 @@ pub enum Cause {
     /// The peer has another geometry.
     #[error("the peer's cache does not fit: {0}")]
     Incompatible(Mismatch),
+    /// The two workers have no version of the wire in common.
+    #[error("versions {ours} of the wire are spoken here, and versions {theirs} by the peer")]
+    Versions {
+        /// What this worker speaks.
+        ours: Versions,
+        /// What the peer speaks.
+        theirs: Versions,
+    },
     /// The peer's process is dead, or has closed its transport.
     #[error("the peer's process has ended or has closed its transport")]
     PeerLost,

@@ -6,6 +6,7 @@ use super::cause::{Cause, group_items};
 use crate::groups::GroupSpan;
 use crate::id::Room;
 use crate::lease::TransferMode;
+use crate::wire::versions::Versions;
 
 /// What ended the peer's half of a session, as it travels in a frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -103,6 +104,14 @@ pub enum PeerCause {
         /// The other.
         other: Room,
     },
+    /// The two sides have no version of the wire in common.
+    #[error("it speaks versions {ours} of the wire, and a peer of the request speaks {theirs}")]
+    Versions {
+        /// What the side speaks that reports the error.
+        ours: Versions,
+        /// What the other side speaks.
+        theirs: Versions,
+    },
     /// It does not know the session.
     #[error("it does not know the session")]
     Unknown,
@@ -112,6 +121,20 @@ pub enum PeerCause {
     /// Anything else.
     #[error("internal error")]
     Internal,
+    /// A cause that only a newer version knows.
+    #[error("{name} (a cause that this version does not know)")]
+    Other {
+        /// What the newer version calls it, at most 512 bytes of it.
+        #[serde(deserialize_with = "short")]
+        name: String,
+    },
+}
+
+impl PeerCause {
+    /// A cause that this version does not know.
+    pub(crate) fn other(name: String) -> PeerCause {
+        PeerCause::Other { name: cut(name) }
+    }
 }
 
 /// Two workers that cannot exchange pages: the first field in which they differ, and both values.
@@ -133,13 +156,16 @@ pub struct Mismatch {
 const MAX_TEXT: usize = 512;
 
 fn short<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    let mut text = String::deserialize(from)?;
+    String::deserialize(from).map(cut)
+}
+
+fn cut(mut text: String) -> String {
     if text.len() > MAX_TEXT {
         let end = (0..=MAX_TEXT).rev().find(|&end| text.is_char_boundary(end));
         text.truncate(end.unwrap_or(0));
         text.shrink_to_fit();
     }
-    Ok(text)
+    text
 }
 
 impl Cause {
@@ -163,6 +189,7 @@ impl Cause {
                 PeerCause::OtherRankLost
             }
             Cause::Incompatible(mismatch) => PeerCause::Incompatible(mismatch.clone()),
+            Cause::Versions { ours, theirs } => PeerCause::Versions { ours: *ours, theirs: *theirs },
             Cause::ByPeer(cause) => cause.clone(),
             Cause::AmbiguousRoom { room, other } => {
                 PeerCause::AmbiguousRoom { room: room.clone(), other: other.clone() }

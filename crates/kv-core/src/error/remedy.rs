@@ -26,6 +26,9 @@ impl Cause {
             Cause::Bootstrap(_) => "check the bootstrap address",
             Cause::Connect(_) => "check that both workers run and share a plane",
             Cause::Incompatible(_) => "configure both engines alike",
+            Cause::Versions { .. } | Cause::ByPeer(PeerCause::Versions { .. }) => {
+                "recompute, or retry on another peer; upgrade the older side"
+            }
             Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
                 "retry on another peer, or recompute"
             }
@@ -81,6 +84,7 @@ impl Cause {
             | Cause::DeadlineExceeded { .. }
             | Cause::Bootstrap(_)
             | Cause::Connect(_)
+            | Cause::Versions { .. }
             | Cause::PeerLost
             | Cause::WayLost
             | Cause::PeerRestarted

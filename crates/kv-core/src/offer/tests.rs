@@ -115,7 +115,7 @@ fn a_geometry_has_the_parallel_groups_of_its_record() {
     record.parallel.dp_size = 4;
     let chosen = Wanted::kv("nixl").choose(&record).unwrap();
     assert_eq!(chosen.transport.metadata, "metadata");
-    assert_eq!(chosen.version, u16::from(VERSION));
+    assert_eq!(chosen.version, u16::from(VERSIONS.max));
     let got = chosen.offer.geometry(record.parallel).unwrap();
     assert_eq!((got.parallel, got.regions), (record.parallel, geometry.regions));
 }

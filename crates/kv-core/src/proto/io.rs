@@ -17,7 +17,7 @@ use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
 use crate::session::SessionOptions;
 use crate::time::Time;
-use crate::wire::hello_metadata;
+use crate::wire::{VERSIONS, Versions, hello_metadata};
 
 /// Everything that a [`Node`](super::Node) is told.
 pub type Input = crate::machine::Input<Command>;
@@ -267,6 +267,9 @@ pub struct NodeConfig {
     pub plane: String,
     /// The plane's metadata, for peers.
     pub metadata: Bytes,
+    /// The versions of the wire that are offered to peers: all of [`VERSIONS`], or the older of them, for as
+    /// long as an upgrade may have to be taken back.
+    pub versions: Versions,
     /// Seed of the node's own random numbers.
     pub seed: u64,
     /// Timing.
@@ -284,6 +287,7 @@ impl NodeConfig {
             incarnation,
             plane: plane.to_owned(),
             metadata,
+            versions: VERSIONS,
             seed: incarnation.get(),
             timing: Timing::default(),
             limits: Limits::default(),

@@ -16,8 +16,8 @@ use crate::time::Time;
 use crate::wire::{Hello, Ping, Refused, Welcome};
 
 impl Node {
-    pub(super) fn on_hello(&mut self, from: Origin, hello: &Hello) {
-        let id = match self.cx.hear_hello(from, hello) {
+    pub(super) fn on_hello(&mut self, from: Origin, mut hello: Hello) {
+        let id = match self.cx.hear_hello(from, &mut hello) {
             HelloHeard::Nothing => return,
             HelloHeard::Goes(id) => id,
             HelloHeard::Forgotten(id) => {
@@ -30,7 +30,7 @@ impl Node {
                 id
             }
         };
-        if self.cx.answer_hello(id, from, hello) {
+        if self.cx.answer_hello(id, from, &hello) {
             self.came_up(id);
         }
     }
@@ -42,20 +42,20 @@ impl Node {
 
     pub(super) fn on_refused(&mut self, from: Origin, id: PeerId, refused: Refused) {
         let heard = self.cx.hear_refused(from, id, refused);
-        if let AnswerHeard::Up { .. } = heard {
-            // Its receivers here fail, and abort their rooms at its senders. Later ones ask the bootstrap
-            // server anew: another incarnation may fit.
-            self.cx.lookups.forget(id);
-        }
         self.answer_heard(id, &heard);
     }
 
     fn answer_heard(&mut self, id: PeerId, heard: &AnswerHeard) {
         match heard {
             AnswerHeard::Nothing => {}
-            AnswerHeard::Up { forgot } => {
+            AnswerHeard::Up { forgot, refuses } => {
                 if *forgot {
                     self.receiving.peer_forgot_us(&mut self.cx, id);
+                }
+                if *refuses {
+                    // Its receivers here fail, and abort their rooms at its senders. Later ones ask the
+                    // bootstrap server anew: another incarnation may fit.
+                    self.cx.lookups.forget(id);
                 }
                 self.came_up(id);
             }

@@ -18,7 +18,7 @@ use crate::meter::{each, step};
 use crate::plane::Origin;
 use crate::quarantine::Quarantine;
 use crate::time::Time;
-use crate::wire::{Body, Frame, Link};
+use crate::wire::{Body, Frame};
 
 /// The protocol machine of one worker. It does no I/O and reads no clock: the same machine runs
 /// under the worker thread over real planes, and under the simulator in virtual time.
@@ -269,12 +269,12 @@ impl Node {
         };
         let Some((peer, origin)) = self.cx.peers.with_link(frame.link) else {
             return match frame.body {
-                Body::Hello(hello) => self.on_hello(from, &hello),
+                Body::Hello(hello) => self.on_hello(from, hello),
                 _ => self.cx.fx.drop_frame(),
             };
         };
         match frame.body {
-            Body::Hello(hello) => return self.on_hello(from, &hello),
+            Body::Hello(hello) => return self.on_hello(from, hello),
             // The answers to a hello are known by their nonce, and may come by another connection.
             Body::Welcome(welcome) => return self.on_welcome(from, peer, &welcome),
             Body::Refused(refused) => return self.on_refused(from, peer, refused),
@@ -338,9 +338,4 @@ impl Node {
         let last = lookup().or_else(|| self.posting_obstacle(session));
         self.end_session(session, Cause::DeadlineExceeded { after, last });
     }
-}
-
-/// A frame of ours as bytes; `None` if it is too long to be one.
-pub(super) fn encode(link: Link, body: Body) -> Option<Bytes> {
-    Frame { link, body }.encode().ok()
 }

@@ -1,20 +1,19 @@
-//! The kinds of frames and their fields.
-
-use std::io::Cursor;
+//! The kinds of messages and their fields.
 
 use bytes::Bytes;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::lengths::lengths_fit;
-use super::{FrameError, Link, VERSION};
+use super::codec::Unreadable;
+use super::link::Link;
+use super::tolerant::{Fields, read};
+use super::versions::Versions;
 use crate::error::PeerCause;
 use crate::groups::GroupLists;
 use crate::id::{Attempt, AuxIndex, Incarnation, Room, SessionId, WorkerId};
 use crate::layout::Geometry;
 use crate::pages::PageList;
 
-/// Declares the frames: each is a struct, a variant of [`Body`], and a number that never changes.
+/// Declares the messages: each is a struct, a variant of [`Body`], and a number that never changes.
 macro_rules! bodies {
     ($($(#[$doc:meta])* $kind:literal $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? })*) => {
         $(
@@ -35,61 +34,88 @@ macro_rules! bodies {
                 match self { $(Body::$name(_) => $kind),* }
             }
 
-            pub(super) fn encode<S: serde::Serializer>(&self, link: Link, out: S) -> Result<S::Ok, S::Error> {
-                match self { $(Body::$name(body) => (VERSION, self.kind(), link, body).serialize(out)),* }
+            pub(super) fn write<S: serde::Serializer>(
+                &self,
+                version: u8,
+                link: Link,
+                out: S,
+            ) -> Result<S::Ok, S::Error> {
+                match self { $(Body::$name(body) => (version, self.kind(), link, body).serialize(out)),* }
             }
 
-            pub(super) fn decode(kind: u8, bytes: &[u8]) -> Result<(Link, Body), FrameError> {
-                match kind {
-                    $($kind => decode(kind, bytes).map(|(link, body)| (link, Body::$name(body))),)*
-                    got => Err(FrameError::Kind { got }),
-                }
+            pub(super) fn read(kind: u8, bytes: &[u8]) -> Result<(Link, Body), Unreadable> {
+                let read = match kind {
+                    $($kind => read(bytes).map(|(_, _, link, Fields(body)): Outer<$name>| (link, Body::$name(body))),)*
+                    got => return Err(Unreadable::Kind { got }),
+                };
+                read.ok_or(Unreadable::Malformed { kind })
             }
         }
     };
 }
 
+type Outer<T> = (u8, u8, Link, Fields<T>);
+
+impl Body {
+    pub(super) const HELLO: u8 = 1;
+
+    /// True for the kinds by which two workers meet and part: every version reads them.
+    pub(super) fn is_for_every_version(kind: u8) -> bool {
+        matches!(kind, Body::HELLO | 2 | 3 | 9 | 10)
+    }
+}
+
 bodies! {
-    /// Decode → prefill, first of all: who I am, and how to reach my memory.
+    /// Decode → prefill, first of all: who I am, what I speak, and how to reach my memory.
     1 Hello {
+        /// What the speaker speaks.
+        versions: Versions,
+        /// The metadata of the speaker's transport.
+        metadata: Bytes,
+        /// Name of the speaker's transport.
+        plane: String,
         /// The incarnation that is meant; another one refuses.
         to: Incarnation,
-        /// Who speaks.
-        worker: WorkerId,
-        /// Which life of it.
+        /// Which life of the speaker's worker it is.
         incarnation: Incarnation,
         /// The number under which the speaker wants to be answered.
         link: Link,
         /// Repeated in the answer, so that a late answer to an earlier hello is known as such.
         nonce: u64,
-        /// Name of the speaker's plane.
-        plane: String,
-        /// The plane's metadata.
-        metadata: Bytes,
-        /// The speaker's cache.
-        geometry: Geometry,
+        /// The speaker's worker.
+        worker: WorkerId,
+        /// The speaker's cache; `None` if it has something that the reader's version does not know.
+        #[serde(with = "super::tolerant::geometry")]
+        geometry: Option<Geometry>,
         /// The speaker's engine adds a suffix to the ids of requests, see
-        /// [`RequestId::base`](crate::RequestId::base).
+        /// [`RequestId::base`](crate::RequestId::base). False if missing.
+        #[serde(default)]
         suffixed: bool,
     }
     /// Prefill → decode: the hello is accepted.
     2 Welcome {
+        /// What the speaker speaks.
+        versions: Versions,
         /// The hello's nonce.
         nonce: u64,
         /// The number under which the speaker wants to be addressed.
         link: Link,
-        /// The number of a question whether the speaker may write, as in [`AskWrite`].
+        /// The number of a question whether the speaker may write, as in [`AskWrite`]. 0 if missing.
+        #[serde(default)]
         ask: u64,
     }
     /// Prefill → decode: the hello is refused.
     3 Refused {
+        /// What the speaker speaks.
+        versions: Versions,
         /// The hello's nonce.
         nonce: u64,
-        /// Why; `Unknown` if another incarnation was meant.
-        cause: PeerCause,
         /// The number under which the speaker wants to be addressed: a receiver that is refused still
         /// aborts its rooms, so that their senders do not wait for it.
         link: Link,
+        /// Why; `Unknown` if another incarnation was meant.
+        #[serde(with = "super::tolerant::cause")]
+        cause: PeerCause,
     }
     /// Decode → prefill: here are the pages for a room. Repeated until answered.
     4 Register {
@@ -114,11 +140,15 @@ bodies! {
         ranks: u32,
         /// How long to keep it, in milliseconds from sending: a little longer than the receiver waits.
         ttl_ms: u64,
-        /// Where the items of its state groups shall go.
+        /// Where the items of its state groups shall go. None if missing.
+        #[serde(default)]
         groups: GroupLists,
-        /// The last question of the sender's that was heard, answered as in [`MayWrite`]; 0 for none.
+        /// The last question of the sender's that was heard, answered as in [`MayWrite`]; 0 for none, and if
+        /// missing.
+        #[serde(default)]
         ask: u64,
-        /// How long the sender may begin writes, in milliseconds from that question.
+        /// How long the sender may begin writes, in milliseconds from that question. 0 if missing.
+        #[serde(default)]
         permit_ms: u64,
     }
     /// Prefill → decode: the registration has arrived.
@@ -132,9 +162,11 @@ bodies! {
         attempt: Attempt,
         /// Which part, from 0.
         part: u32,
-        /// How many parts there are, once that is known; always with the last one.
+        /// How many parts there are, once that is known; always with the last one. Not known if missing.
+        #[serde(default)]
         total: Option<u32>,
-        /// With `total`: registered groups, all optional, that the sender does not have.
+        /// With `total`: registered groups, all optional, that the sender does not have. None if missing.
+        #[serde(default)]
         skipped: Vec<u16>,
     }
     /// Prefill → decode, when asked by a [`Ping`]: what is in place so far.
@@ -143,9 +175,11 @@ bodies! {
         attempt: Attempt,
         /// Runs (first part, number of parts) that are in place; maybe not all of them.
         done: Vec<(u32, u32)>,
-        /// How many parts there are, once that is known.
+        /// How many parts there are, once that is known. Not known if missing.
+        #[serde(default)]
         total: Option<u32>,
-        /// With `total`: registered groups, all optional, that the sender does not have.
+        /// With `total`: registered groups, all optional, that the sender does not have. None if missing.
+        #[serde(default)]
         skipped: Vec<u16>,
     }
     /// Prefill → decode: the attempt has failed.
@@ -153,8 +187,10 @@ bodies! {
         /// The attempt.
         attempt: Attempt,
         /// Why.
+        #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
-        /// True once no write can arrive any more.
+        /// True once no write can arrive any more. False if missing.
+        #[serde(default)]
         quiet: bool,
     }
     /// Decode → prefill: the attempt is over, stop writing. Repeated until acknowledged.
@@ -166,6 +202,7 @@ bodies! {
         /// Which sender of it was meant; any, if not given.
         grant: Option<SessionId>,
         /// Why.
+        #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
     }
     /// Prefill → decode: no write of the attempt is in flight, and none will be posted.
@@ -225,7 +262,8 @@ bodies! {
         lease_ms: u64,
         /// How often heartbeats are wanted, in milliseconds; 0 if the lease is not renewed.
         interval_ms: u64,
-        /// The sender's items of its state groups.
+        /// The sender's items of its state groups. None if missing.
+        #[serde(default)]
         groups: GroupLists,
     }
     /// Decode → prefill: these attempts are alive, extend their leases. One frame for all of them.
@@ -271,20 +309,4 @@ bodies! {
         /// How long, in milliseconds.
         permit_ms: u64,
     }
-}
-
-fn decode<T: DeserializeOwned>(kind: u8, bytes: &[u8]) -> Result<(Link, T), FrameError> {
-    let malformed = FrameError::Malformed { kind };
-    if !lengths_fit(bytes) {
-        return Err(malformed);
-    }
-    let mut deserializer = rmp_serde::Deserializer::new(Cursor::new(bytes));
-    deserializer.set_max_depth(16);
-    let frame = <(u8, u8, Link, T)>::deserialize(&mut deserializer);
-    let (_, _, link, body) = frame.map_err(|_| malformed.clone())?;
-    // Nothing may follow: the reader has consumed exactly one value.
-    if deserializer.position() != bytes.len() as u64 {
-        return Err(malformed);
-    }
-    Ok((link, body))
 }

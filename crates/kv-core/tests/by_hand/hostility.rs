@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Input, Output};
-use kv_core::wire::{AbortAck, AskWrite, Body, Done, Frame, Granted, Hello, Link, MayWrite, Pong, Welcome};
+use kv_core::wire::{
+    AbortAck, AskWrite, Body, Done, Frame, Granted, Hello, Link, MayWrite, Pong, VERSIONS, Welcome,
+};
 use kv_core::{
     Attempt, Cause, Directions, KvPoll, Origin, PeerId, Quarantine, QuarantineReason, Room, SessionId,
     SessionOptions, TransferMode, WayEnd, WriteFence,
@@ -336,7 +338,10 @@ fn a_new_conversation_costs_in_proportion_to_the_open_requests() {
         said.retain(|(_, body)| matches!(body, Body::Hello(_)));
         let hello = solo.last_hello(1);
         let before = kv_core::meter::steps();
-        solo.says(1, Body::Welcome(Welcome { nonce: hello.nonce, link: Link::new(77, 1), ask: 1 }));
+        solo.says(
+            1,
+            Body::Welcome(Welcome { versions: VERSIONS, nonce: hello.nonce, link: Link::new(77, 1), ask: 1 }),
+        );
         let took = kv_core::meter::steps() - before;
         let registers = solo.frames().iter().filter(|body| matches!(body, Body::Register(_))).count();
         assert_eq!(registers as u64, requests);
@@ -422,7 +427,7 @@ fn receivers_whose_sender_found_them_ambiguous_are_told() {
                 .region(kv_core::Region::dram(kv_core::RegionRole::Kv, 0x100_0000, 16 * 64, 64));
             let args = args.build().unwrap();
             let mut hello = hello(incarnation, Link::new(1, 1));
-            (hello.worker, hello.geometry) = (args.worker().clone(), args.geometry().clone());
+            (hello.worker, hello.geometry) = (args.worker().clone(), Some(args.geometry().clone()));
             hello.suffixed = true;
             hello
         });
@@ -511,7 +516,10 @@ fn a_permission_is_told_to_the_transport_again_when_a_way_was_opened_anew() {
     let mut told = permitted(&solo);
     // The peer has kept the conversation.
     let hello = solo.last_hello(1);
-    solo.says(1, Body::Welcome(Welcome { nonce: hello.nonce, link: Link::new(1, 1), ask: 1 }));
+    solo.says(
+        1,
+        Body::Welcome(Welcome { versions: VERSIONS, nonce: hello.nonce, link: Link::new(1, 1), ask: 1 }),
+    );
     told |= permitted(&solo);
     let sender = solo.open_sender(Room::Number(8), 1);
     let mut again = register(2, Room::Number(8), &[4]);
@@ -547,4 +555,22 @@ fn a_grant_does_not_ask_for_a_heartbeat_every_millisecond() {
     let said = solo.run_for(SECOND * 4);
     let beats = said.iter().filter(|(_, body)| matches!(body, Body::Heartbeat(_))).count();
     assert!(beats < 100, "{beats} heartbeats in four seconds");
+}
+
+#[test]
+fn a_message_of_an_unknown_kind_is_counted_and_the_peer_that_said_it_is_served() {
+    let mut solo = Solo::serving(|_| {});
+    let sender = solo.open_sender(ROOM, 1);
+    let known = Frame { link: solo.link(1), body: Body::Pong(Pong { floor: Attempt(0) }) }.encode().unwrap();
+    let mut unknown = known.to_vec();
+    unknown[2] = 99;
+    for count in 1..=3 {
+        solo.input(Input::Frame { from: Origin(1), frame: unknown.clone().into() });
+        assert_eq!((&solo.said[..], solo.node().gauges().frames_dropped), (&[][..], count));
+    }
+    solo.says(1, Body::Register(register(1, ROOM, &[5])));
+    solo.send(sender, 1, &[&[3]]);
+    let post = solo.take_posts().remove(0);
+    solo.posted(post.id, Ok(()));
+    assert_eq!((solo.poll(sender), solo.node().gauges().frames_dropped), (KvPoll::Success, 3));
 }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input, Output};
-use kv_core::wire::{AbortAck, Body, Failed, Frame, Hello, Link, MayWrite, Ping, Refused, Register, Welcome};
+use kv_core::wire::{
+    AbortAck, Body, Failed, Frame, Hello, Link, MayWrite, Ping, Refused, Register, VERSIONS, Versions,
+    Welcome,
+};
 use kv_core::{
     Attempt, Cause, Incarnation, KvArgs, KvPoll, LookupId, Origin, PeerCause, PeerId, PlaneError, Region,
     RegionRole, Room, WayEnd,
@@ -38,11 +41,14 @@ fn a_hello_that_does_not_fit_is_refused_with_its_reason() {
     let mut other_plane = first_hello();
     other_plane.plane = "another".to_owned();
     let mut other_pages = first_hello();
-    other_pages.geometry.page_size = 32;
+    other_pages.geometry.as_mut().unwrap().page_size = 32;
+    let not_understood = Hello { geometry: None, ..first_hello() };
+    let versions = format!("version {VERSIONS} of the wire");
     let former = Hello { to: Incarnation::from_random(5), ..first_hello() };
     for (hello, fields) in [
         (other_plane, Some(("plane", "test", "another"))),
         (other_pages, Some(("page_size", "16", "32"))),
+        (not_understood, Some(("geometry", &*versions, "something that is newer"))),
         (former, None),
     ] {
         let mut solo = Solo::new(|_| {});
@@ -64,9 +70,38 @@ fn a_hello_that_does_not_fit_is_refused_with_its_reason() {
 }
 
 #[test]
+fn a_hello_without_a_common_version_is_refused_whatever_else_it_says() {
+    let theirs = Versions { min: VERSIONS.max + 1, max: 127 };
+    let mut impossible = Hello { versions: theirs, plane: "another".to_owned(), ..first_hello() };
+    impossible.geometry.as_mut().unwrap().regions.clear();
+    for hello in [impossible, Hello { versions: theirs, geometry: None, ..first_hello() }] {
+        let mut solo = Solo::new(|_| {});
+        solo.greet_with(hello);
+        assert_eq!(refused(&solo), PeerCause::Versions { ours: VERSIONS, theirs });
+        // Whoever goes on nevertheless gets no page.
+        let Body::Refused(Refused { link, .. }) = solo.answer() else { panic!("not refused") };
+        let sender = solo.open_sender(ROOM, 1);
+        solo.frame_from(1, Frame { link, body: Body::Register(register(1, ROOM, &[5])) });
+        solo.send(sender, 1, &[&[3]]);
+        assert!(solo.take_posts().is_empty());
+    }
+}
+
+#[test]
+fn a_welcome_without_a_common_version_fails_the_receiver_at_once() {
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(ROOM, None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    let (theirs, nonce) = (Versions { min: VERSIONS.max + 1, max: 127 }, solo.last_hello(1).nonce);
+    solo.says(1, Body::Welcome(Welcome { versions: theirs, nonce, link: Link::new(1, 1), ask: 1 }));
+    assert_eq!(solo.cause(session), Cause::Versions { ours: VERSIONS, theirs });
+}
+
+#[test]
 fn a_hello_that_cannot_be_is_dropped() {
     let mut impossible = first_hello();
-    impossible.geometry.regions.clear();
+    impossible.geometry.as_mut().unwrap().regions.clear();
     let ourselves = Hello { incarnation: US, ..first_hello() };
     for hello in [impossible, ourselves] {
         let mut solo = Solo::new(|_| {});
@@ -328,17 +363,33 @@ fn an_answer_to_no_hello_of_ours_is_none() {
     solo.found(lookup, vec![record(1)]);
     let hello = solo.last_hello(1);
     let nonce = hello.nonce ^ 1;
-    solo.says(1, Body::Welcome(Welcome { nonce, link: Link::new(1, 1), ask: 1 }));
+    solo.says(1, Body::Welcome(Welcome { versions: VERSIONS, nonce, link: Link::new(1, 1), ask: 1 }));
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
-    solo.says(1, Body::Refused(Refused { nonce, cause: PeerCause::Unknown, link: Link::new(1, 1) }));
+    solo.says(
+        1,
+        Body::Refused(Refused {
+            versions: VERSIONS,
+            nonce,
+            cause: PeerCause::Unknown,
+            link: Link::new(1, 1),
+        }),
+    );
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
     solo.welcome(1, 1);
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
     // Nothing is asked any more: neither answer counts.
-    solo.says(1, Body::Welcome(Welcome { nonce: hello.nonce, link: Link::new(5, 5), ask: 1 }));
     solo.says(
         1,
-        Body::Refused(Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::new(5, 5) }),
+        Body::Welcome(Welcome { versions: VERSIONS, nonce: hello.nonce, link: Link::new(5, 5), ask: 1 }),
+    );
+    solo.says(
+        1,
+        Body::Refused(Refused {
+            versions: VERSIONS,
+            nonce: hello.nonce,
+            cause: PeerCause::Unknown,
+            link: Link::new(5, 5),
+        }),
     );
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
     solo.init_receiver(session, &[0], None);
@@ -486,7 +537,11 @@ fn registrations_that_a_new_sender_could_both_mean_fail_with_both_ids_named() {
         let geometry = KvArgs::builder("peer", 0).pages(16, 16);
         let region = Region::dram(RegionRole::Kv, 0x100_0000, 16 * 64, 64);
         let geometry = geometry.region(region).build().unwrap().geometry().clone();
-        Hello { geometry, suffixed: true, ..hello(incarnation, Link::new(1, incarnation as u32)) }
+        Hello {
+            geometry: Some(geometry),
+            suffixed: true,
+            ..hello(incarnation, Link::new(1, incarnation as u32))
+        }
     };
     solo.greet_with(plain(1));
     let rooms = ["r-aaaaaaaa", "r-bbbbbbbb", "r-cccccccc"].map(|id| Room::request(id).unwrap());

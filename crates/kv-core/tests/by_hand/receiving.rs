@@ -518,7 +518,7 @@ fn a_rank_with_two_offers_that_fit_is_refused_with_both_named() {
     twice.offers.push(twice.offers[0].clone());
     solo.found(kv_core::LookupId(0), vec![twice]);
     let Cause::Bootstrap(error) = solo.cause(session) else { panic!("not the rendezvous") };
-    let version = kv_core::wire::VERSION;
+    let version = kv_core::wire::VERSIONS.max;
     let expected = format!("peer-1/0 has two offers that fit: kv version {version} and kv version {version}");
     assert_eq!((error.to_string(), error.is_retryable()), (expected, false));
     assert_eq!(solo.node().gauges().peers, 0);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
-use kv_core::wire::{Abort, Body, Finish, Frame, Hello, Link, Register, Welcome};
+use kv_core::wire::{Abort, Body, Finish, Frame, Hello, Link, Register, VERSIONS, Welcome};
 use kv_core::{
     Attempt, AuxIndex, Cause, Geometry, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout, LookupId, Origin,
     PageList, Pages, PeerCause, PeerId, PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room,
@@ -98,6 +98,7 @@ pub fn finish(attempt: u64, floor: u64) -> Body {
 pub fn hello(incarnation: u64, link: Link) -> Hello {
     let args = args(&format!("peer-{incarnation}"), 16);
     Hello {
+        versions: VERSIONS,
         to: US,
         worker: args.worker().clone(),
         incarnation: Incarnation::from_random(incarnation),
@@ -105,7 +106,7 @@ pub fn hello(incarnation: u64, link: Link) -> Hello {
         nonce: 1,
         plane: "test".to_owned(),
         metadata: Bytes::from_static(b"peer"),
-        geometry: args.geometry().clone(),
+        geometry: Some(args.geometry().clone()),
         suffixed: false,
     }
 }
@@ -297,7 +298,10 @@ impl Solo {
         let hello = self.hellos.remove(&incarnation).expect("a hello was said");
         self.links.insert(incarnation, hello.link);
         let link = Link::new(link, incarnation as u32);
-        self.says(incarnation, Body::Welcome(Welcome { nonce: hello.nonce, link, ask: 1 }));
+        self.says(
+            incarnation,
+            Body::Welcome(Welcome { versions: VERSIONS, nonce: hello.nonce, link, ask: 1 }),
+        );
     }
 
     /// The peer says something.

@@ -12,3 +12,4 @@ mod pair;
 mod permission;
 mod pull;
 mod push;
+mod versions;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
-use kv_core::wire::{Body, Frame};
+use kv_core::wire::{Body, Frame, VERSIONS, Versions};
 use kv_core::{
     AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvArgsBuilder, KvPoll,
     LookupId, Origin, PageList, Pages, PeerId, PlaneError, Post, RankRecord, Region, RegionRole, Room,
@@ -450,6 +450,12 @@ impl Pair {
         self.peers.retain(|&(of, _), _| of != node);
     }
 
+    /// Restarts the node with a library that speaks these versions.
+    pub fn upgrade(&mut self, node: usize, versions: Versions) {
+        self.configs[node].versions = versions;
+        self.restart(node);
+    }
+
     /// Gives the node another page size, before anything has begun.
     pub fn replace_geometry(&mut self, node: usize, page_size: u32) {
         self.configs[node].args = args("decode", page_size);
@@ -462,6 +468,7 @@ impl Pair {
         stranger.incarnation = Incarnation::from_random(0x5712_a4e5);
         stranger.args = args("stranger", 16);
         let hello = kv_core::wire::Hello {
+            versions: VERSIONS,
             to: self.configs[node].incarnation,
             worker: stranger.args.worker().clone(),
             incarnation: stranger.incarnation,
@@ -469,7 +476,7 @@ impl Pair {
             nonce: 1,
             plane: stranger.plane.clone(),
             metadata: stranger.metadata.clone(),
-            geometry: stranger.args.geometry().clone(),
+            geometry: Some(stranger.args.geometry().clone()),
             suffixed: false,
         };
         let known = self.peers.clone();

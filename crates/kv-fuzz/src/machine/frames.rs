@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use kv_core::wire::{
     Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello,
-    Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
+    Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, VERSIONS,
+    Versions, Welcome,
 };
 use kv_core::{
     Attempt, AuxIndex, Geometry, GroupList, GroupLists, Holds, Incarnation, KvArgs, Layout, Mismatch,
@@ -158,12 +159,19 @@ impl Peer {
         let again = script.rarely();
         self.drawn += u32::from(again);
         let link = if script.byte() < 8 { Link(script.number()) } else { Link::new(1 + self.drawn, 7) };
-        let plane = if script.byte() < 8 { script.text(MAX_TEXT) } else { "test".to_owned() };
+        let strange = script.byte();
+        let versions = match strange {
+            8..12 => Versions { min: VERSIONS.max + 1, max: 127 },
+            12..16 => Versions { min: VERSIONS.min, max: VERSIONS.max + 1 },
+            _ => VERSIONS,
+        };
+        let plane = if strange < 8 { script.text(MAX_TEXT) } else { "test".to_owned() };
         let mut geometry = geometry(self.variant)?;
         if script.byte() < 8 {
             geometry.model = script.text(256);
         }
         Some(Hello {
+            versions,
             to,
             worker: self.worker("")?,
             incarnation: Incarnation::from_random(self.incarnation),
@@ -172,7 +180,7 @@ impl Peer {
             plane,
             suffixed: script.rarely(),
             metadata: self.metadata(if script.byte() < 8 { script.size(900_000) } else { 0 }),
-            geometry,
+            geometry: Some(geometry),
         })
     }
 
@@ -182,11 +190,17 @@ impl Peer {
             0 => {
                 let nonce = if script.rarely() { script.number() } else { self.nonce };
                 let ask = script.number();
-                Body::Welcome(Welcome { nonce, link: Link::new(script.small().max(1), 9), ask })
+                Body::Welcome(Welcome {
+                    versions: VERSIONS,
+                    nonce,
+                    link: Link::new(script.small().max(1), 9),
+                    ask,
+                })
             }
             1 if script.rarely() => {
                 let nonce = if script.rarely() { script.number() } else { self.nonce };
                 Body::Refused(Refused {
+                    versions: VERSIONS,
                     nonce,
                     cause: cause(script),
                     link: Link::new(script.small().max(1), 9),

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeGauges, Output, Resource};
-use kv_core::wire::VERSION;
+use kv_core::wire::VERSIONS;
 use kv_core::{KvPoll, Op, SessionId, TransferError};
 
 use crate::clock::MS;
@@ -235,7 +235,7 @@ impl Service for Kv {
 
     fn disguise(noise: &mut [u8]) {
         if let [first, second, third, ..] = noise {
-            (*first, *second, *third) = (0x94, VERSION, *third % 24);
+            (*first, *second, *third) = (0x94, VERSIONS.max * (*second % 2), *third % 24);
         }
     }
 

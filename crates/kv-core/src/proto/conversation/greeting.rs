@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! receiver's node                          sender's node
-//!   Hello{to, link, nonce} ──────────────▶   checks incarnation, plane, geometry
+//!   Hello{to, link, nonce} ──────────────▶   checks incarnation, versions, plane, geometry
 //!   repeated with backoff                    draws its own link
 //!                          ◀──────────────  Welcome{nonce, link} | Refused{nonce, cause}
 //! ```
@@ -10,15 +10,15 @@
 use std::time::Duration;
 
 use super::{HelloSaid, Introduction, Peer};
+use crate::args::MAX_REGIONS;
 use crate::error::{Cause, Mismatch, PeerCause};
 use crate::id::PeerId;
 use crate::plane::Origin;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
-use crate::proto::node::encode;
 use crate::proto::timer::Timer;
 use crate::time::Time;
-use crate::wire::{Body, Hello, Link, Refused, Welcome};
+use crate::wire::{Body, Codec, Hello, Link, Refused, Welcome};
 
 /// Most bytes of a transport's metadata, and how many more for each region.
 const MAX_METADATA: usize = 64 << 10;
@@ -45,6 +45,8 @@ pub(in crate::proto) enum AnswerHeard {
     Up {
         /// It has forgotten the former conversation.
         forgot: bool,
+        /// It refuses this worker for good.
+        refuses: bool,
     },
     /// Another incarnation answers.
     AnotherLife,
@@ -112,10 +114,12 @@ impl Context {
                 }
             }
         }
+        // Whoever has a cache that is not understood is refused, and the cache is never looked at.
+        let geometry = hello.geometry.as_ref().unwrap_or(self.config.args.geometry());
         let introduction = Introduction {
             worker: hello.worker.clone(),
             incarnation: hello.incarnation,
-            geometry: hello.geometry.clone(),
+            geometry: geometry.clone(),
             metadata: hello.metadata.clone(),
         };
         let Some(id) = self.admit(introduction) else {
@@ -141,19 +145,18 @@ impl Context {
         let (to, link) = (peer.incarnation, peer.ours);
         let args = &self.config.args;
         let hello = Hello {
+            versions: self.config.versions,
+            metadata: self.config.metadata.clone(),
+            plane: self.config.plane.clone(),
             to,
-            worker: args.worker().clone(),
             incarnation: self.config.incarnation,
             link,
             nonce,
-            plane: self.config.plane.clone(),
-            metadata: self.config.metadata.clone(),
-            geometry: args.geometry().clone(),
+            worker: args.worker().clone(),
+            geometry: Some(args.geometry().clone()),
             suffixed: args.suffixes_requests(),
         };
-        if let Some(frame) = encode(Link::NONE, Body::Hello(hello)) {
-            self.fx.output(Output::Send { peer: id, frame });
-        }
+        self.say(id, Codec::MEETING, Link::NONE, &Body::Hello(hello));
         let pause = self.fx.backoff(self.config.timing.retry_first, times);
         self.fx.arm(Timer::Peer(id), now + pause);
     }
@@ -187,11 +190,16 @@ impl Context {
     // ---- hellos of peers ------------------------------------------------------------------------
 
     /// Takes a hello, up to the point at which sessions may have to end.
-    pub(in crate::proto) fn hear_hello(&mut self, from: Origin, hello: &Hello) -> HelloHeard {
+    pub(in crate::proto) fn hear_hello(&mut self, from: Origin, hello: &mut Hello) -> HelloHeard {
+        if Codec::between(self.config.versions, hello.versions).is_none() {
+            // Nobody here knows what another version means by it.
+            hello.geometry = None;
+        }
         let known = self.peers.known(hello.incarnation, &hello.metadata);
-        if hello.geometry.validate().is_err()
+        let regions = hello.geometry.as_ref().map_or(MAX_REGIONS, |geometry| geometry.regions.len());
+        if hello.geometry.as_ref().is_some_and(|geometry| geometry.validate().is_err())
             || hello.incarnation == self.config.incarnation
-            || hello.metadata.len() > MAX_METADATA + METADATA_OF_REGION * hello.geometry.regions.len()
+            || hello.metadata.len() > MAX_METADATA + METADATA_OF_REGION * regions
             || known.is_some_and(|known| self.is_impostor(known, from))
         {
             self.fx.drop_frame();
@@ -230,10 +238,9 @@ impl Context {
     /// and may be later than the one in which the peer means this life.
     fn refuse_stranger(&mut self, known: Option<PeerId>, from: Origin, hello: &Hello) {
         let Some(id) = known.or_else(|| self.admit_speaker(from, hello)) else { return };
-        let refused = Refused { nonce: hello.nonce, cause: PeerCause::Unknown, link: Link::NONE };
-        if let Some(frame) = encode(hello.link, Body::Refused(refused)) {
-            self.fx.output(Output::Send { peer: id, frame });
-        }
+        let (versions, cause) = (self.config.versions, PeerCause::Unknown);
+        let refused = Refused { versions, nonce: hello.nonce, link: Link::NONE, cause };
+        self.say(id, Codec::MEETING, hello.link, &Body::Refused(refused));
     }
 
     /// The peer has lost its side of the conversation, and its sessions have ended here: begins a new one. Frames
@@ -256,9 +263,10 @@ impl Context {
     /// Answers a hello. True if the peer can be spoken to.
     pub(in crate::proto) fn answer_hello(&mut self, id: PeerId, from: Origin, hello: &Hello) -> bool {
         let refusal = self.refusal(hello);
-        let now = self.fx.now();
+        let (now, versions, nonce) = (self.fx.now(), self.config.versions, hello.nonce);
         let Some(peer) = self.peers.get_mut(id) else { return false };
         peer.theirs = Some(hello.link);
+        peer.codec = Codec::between(versions, hello.versions).unwrap_or(Codec::MEETING);
         peer.origin = Some(from);
         peer.suffixed = hello.suffixed;
         peer.last_heard = now;
@@ -266,8 +274,8 @@ impl Context {
         peer.refused = refusal.is_some();
         let link = peer.ours;
         let body = match refusal {
-            None => Body::Welcome(Welcome { nonce: hello.nonce, link, ask: peer.writes_out.ask(now) }),
-            Some(cause) => Body::Refused(Refused { nonce: hello.nonce, cause, link }),
+            None => Body::Welcome(Welcome { versions, nonce, link, ask: peer.writes_out.ask(now) }),
+            Some(cause) => Body::Refused(Refused { versions, nonce, link, cause }),
         };
         let welcome = matches!(body, Body::Welcome(_));
         self.send(id, body);
@@ -278,6 +286,10 @@ impl Context {
         if self.stopping {
             return Some(PeerCause::WorkerStopped);
         }
+        let (ours, theirs) = (self.config.versions, hello.versions);
+        if Codec::between(ours, theirs).is_none() {
+            return Some(PeerCause::Versions { ours, theirs });
+        }
         if hello.plane != self.config.plane {
             return Some(PeerCause::Incompatible(Mismatch {
                 field: "plane".to_owned(),
@@ -285,7 +297,14 @@ impl Context {
                 theirs: hello.plane.clone(),
             }));
         }
-        self.config.args.geometry().check(&hello.geometry).err().map(PeerCause::Incompatible)
+        let Some(geometry) = &hello.geometry else {
+            return Some(PeerCause::Incompatible(Mismatch {
+                field: "geometry".to_owned(),
+                ours: format!("version {ours} of the wire"),
+                theirs: "something that is newer".to_owned(),
+            }));
+        };
+        self.config.args.geometry().check(geometry).err().map(PeerCause::Incompatible)
     }
 
     // ---- answers to hellos of ours --------------------------------------------------------------
@@ -310,12 +329,17 @@ impl Context {
         id: PeerId,
         welcome: &Welcome,
     ) -> AnswerHeard {
-        let Some(peer) = self.answered(from, id, welcome.nonce) else { return AnswerHeard::Nothing };
+        let &Welcome { versions, nonce, link, .. } = welcome;
+        let Some(codec) = Codec::between(self.config.versions, versions) else {
+            let cause = PeerCause::Versions { ours: versions, theirs: self.config.versions };
+            return self.hear_refused(from, id, Refused { versions, nonce, link, cause });
+        };
+        let Some(peer) = self.answered(from, id, nonce) else { return AnswerHeard::Nothing };
+        peer.codec = codec;
         peer.refuses = None;
-        let before = peer.theirs.replace(welcome.link);
-        let forgot = before.is_some_and(|before| before != welcome.link);
+        let forgot = peer.theirs.replace(link).is_some_and(|before| before != link);
         peer.writes_in.hear(welcome.ask, forgot);
-        AnswerHeard::Up { forgot }
+        AnswerHeard::Up { forgot, refuses: false }
     }
 
     pub(in crate::proto) fn hear_refused(
@@ -324,14 +348,17 @@ impl Context {
         id: PeerId,
         refused: Refused,
     ) -> AnswerHeard {
+        let ours = self.config.versions;
         let Some(peer) = self.answered(from, id, refused.nonce) else { return AnswerHeard::Nothing };
         let cause = match (refused.cause, peer.maps.mismatch()) {
             (PeerCause::Unknown, _) => return AnswerHeard::AnotherLife,
+            (PeerCause::Versions { .. }, _) => Cause::Versions { ours, theirs: refused.versions },
             (PeerCause::Incompatible(_), Some(mismatch)) => Cause::Incompatible(mismatch.clone()),
             (cause, _) => Cause::ByPeer(cause),
         };
         peer.refuses = Some(cause);
+        peer.codec = Codec::between(ours, refused.versions).unwrap_or(Codec::MEETING);
         let before = peer.theirs.replace(refused.link);
-        AnswerHeard::Up { forgot: before.is_some_and(|before| before != refused.link) }
+        AnswerHeard::Up { forgot: before.is_some_and(|before| before != refused.link), refuses: true }
     }
 }

@@ -36,7 +36,7 @@ use crate::lease::GrantRef;
 use crate::meter::each;
 use crate::plane::{Directions, Origin};
 use crate::time::Time;
-use crate::wire::{Abort, Link};
+use crate::wire::{Abort, Body, Codec, Link};
 
 pub(super) use beats::millis;
 pub(super) use greeting::{AnswerHeard, HelloHeard, Unanswered};
@@ -75,6 +75,8 @@ pub(super) struct Peer {
     lost: bool,
     /// The transport connection that its frames come on, once it is proven that they do.
     origin: Option<Origin>,
+    /// How it is spoken to: in no version before it has said which it speaks.
+    codec: Codec,
     /// The number that the peer must put into its frames.
     ours: Link,
     /// The number that the peer wants in ours; `None` until it answered the hello.
@@ -129,6 +131,7 @@ impl Peer {
             greeted: false,
             lost: false,
             origin: None,
+            codec: Codec::MEETING,
             ours,
             theirs: None,
             hello: None,
@@ -184,9 +187,9 @@ impl Peer {
         self.ours
     }
 
-    /// The number of the conversation that stands in frames to it.
-    pub(super) fn link(&self) -> Link {
-        self.theirs.unwrap_or(Link::NONE)
+    /// The frame that tells it something once the bytes of a post are in place.
+    pub(super) fn notice(&self, body: &Body) -> Option<Bytes> {
+        self.codec.encode(self.theirs.unwrap_or(Link::NONE), body).ok()
     }
 
     // ---- how it is ------------------------------------------------------------------------------

@@ -8,30 +8,36 @@ use crate::lease::GrantRef;
 use crate::meter::each;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
-use crate::proto::node::encode;
 use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
-use crate::wire::{Body, Claim, Finish, Heartbeat, Link, Ping, Pong, Register, Release, Released};
+use crate::wire::{
+    Body, Claim, Codec, Finish, Heartbeat, Link, Ping, Pong, Register, Release, Released, Unspeakable,
+};
 
 impl Context {
     /// Sends a frame to a peer that is up; otherwise it is lost, as frames may be.
     pub(in crate::proto) fn send(&mut self, peer: PeerId, body: Body) {
-        let link = match self.peers.get(peer) {
-            Some(Peer { theirs: Some(link), lost: false, .. }) => *link,
-            Some(_) if matches!(body, Body::Hello(_)) => Link::NONE,
+        let (codec, link) = match self.peers.get(peer) {
+            Some(&Peer { theirs: Some(link), lost: false, codec, .. }) => (codec, link),
             _ => return,
         };
-        if let Some(frame) = encode(link, body) {
+        self.say(peer, codec, link, &body);
+    }
+
+    /// Sends a frame to a peer; one that is too long, or in no version that the peer reads, is lost.
+    pub(super) fn say(&mut self, peer: PeerId, codec: Codec, link: Link, body: &Body) {
+        if let Ok(frame) = codec.encode(link, body) {
             self.fx.output(Output::Send { peer, frame });
         }
     }
 
     /// Sends a frame that may be too long to be one. False if it is.
-    pub(in crate::proto) fn send_long(&mut self, peer: PeerId, body: Body) -> bool {
-        let Some(link) = self.peers.get(peer).and_then(|peer| peer.theirs) else { return true };
-        match encode(link, body) {
-            Some(frame) => self.fx.output(Output::Send { peer, frame }),
-            None => return false,
+    pub(in crate::proto) fn send_long(&mut self, peer: PeerId, body: &Body) -> bool {
+        let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.theirs?)));
+        match way.map(|(codec, link)| codec.encode(link, body)) {
+            Some(Ok(frame)) => self.fx.output(Output::Send { peer, frame }),
+            Some(Err(Unspeakable::TooLong { .. })) => return false,
+            Some(Err(_)) | None => {}
         }
         true
     }

@@ -125,7 +125,8 @@ impl Receiving {
 /// The ranks of an engine that this rank has to do with, the one whose aux row counts first.
 fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<Introduction>), Cause> {
     let (mut dp_rank, mut dp_size) = (0, 1);
-    let wanted = Wanted::kv(&cx.config.plane);
+    // The version is agreed upon when the two meet: where there is none in common, both sides are told.
+    let wanted = Wanted { versions: 0..=u16::MAX, ..Wanted::kv(&cx.config.plane) };
     let mut found = Vec::with_capacity(ranks.len());
     for rank in each(ranks) {
         let chosen = wanted.choose(rank).map_err(refused)?;

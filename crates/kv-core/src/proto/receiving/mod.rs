@@ -430,7 +430,7 @@ impl Receiving {
                     Body::Register(register)
                 }
             };
-            if !cx.send_long(peer, body) {
+            if !cx.send_long(peer, &body) {
                 // It would never arrive.
                 let cause = Cause::Protocol("pages too scattered for one frame");
                 return self.fail_receiver(cx, session, cause);

@@ -25,8 +25,7 @@ use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::proto::context::Context;
 use crate::proto::conversation::{Incoming, MAX_ASKED, MAX_RUNS, Registration, Wish, millis};
-use crate::proto::io::Output;
-use crate::proto::node::encode;
+
 use crate::proto::rendezvous::Named;
 use crate::proto::run_set;
 use crate::proto::run_set::is_rising;
@@ -206,10 +205,8 @@ impl Sending {
             interval_ms: interval.map_or(0, |interval| millis(interval).max(1)),
             groups: sender.groups.as_ref().map(Groups::lists).unwrap_or_default(),
         };
-        let theirs = peer.link();
-        match encode(theirs, Body::Granted(granted)) {
-            Some(frame) => cx.fx.output(Output::Send { peer: id, frame }),
-            None => self.fail_sender(cx, session, Cause::Protocol("pages too scattered for one frame")),
+        if !cx.send_long(id, &Body::Granted(granted)) {
+            self.fail_sender(cx, session, Cause::Protocol("pages too scattered for one frame"));
         }
     }
 

@@ -11,7 +11,7 @@ use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::proto::context::Context;
 use crate::proto::conversation::Peer;
 use crate::proto::io::Output;
-use crate::proto::node::encode;
+
 use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::sending::chunks::{Chunk, Final};
 use crate::proto::sending::{Sending, Target};
@@ -113,7 +113,7 @@ impl Sending {
             return self.target_advanced(cx, session, index);
         }
         target.outstanding += 1;
-        let (notify, origin) = (encode(peer.link(), done), peer.origin());
+        let (notify, origin) = (peer.notice(&done), peer.origin());
         let post = cx
             .posts
             .start(InFlight { op: Op::Write, session, target: index, part, peer: id, origin }, cx.fx.now());

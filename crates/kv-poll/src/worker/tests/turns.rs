@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kv_core::wire::{Body, Frame, Hello, Link};
+use kv_core::wire::{Body, Frame, Hello, Link, VERSIONS};
 use kv_core::{
     Incarnation, KvManager, KvPoll, KvSender, KvSession, Origin, PeerId, PlaneEvent, Room, SessionOptions,
     WayEnd,
@@ -90,6 +90,7 @@ fn a_hello_reaches_the_machine_only_from_a_connection_that_may_speak_for_its_mem
     let args = args();
     for (from, metadata) in [(2, "memory of 3"), (3, "memory of 4"), (3, "memory of 3")] {
         let hello = Hello {
+            versions: VERSIONS,
             to: Incarnation::from_random(1),
             worker: args.worker().clone(),
             incarnation: Incarnation::from_random(2),
@@ -97,7 +98,7 @@ fn a_hello_reaches_the_machine_only_from_a_connection_that_may_speak_for_its_mem
             nonce: 1,
             plane: "fake".to_owned(),
             metadata: metadata.into(),
-            geometry: args.geometry().clone(),
+            geometry: Some(args.geometry().clone()),
             suffixed: false,
         };
         let frame = Frame { link: Link::NONE, body: Body::Hello(hello) }.encode().unwrap();

@@ -1,0 +1,179 @@
+//! Messages to bytes, and bytes to messages.
+
+use bytes::Bytes;
+use serde::de::IgnoredAny;
+
+use super::body::Body;
+use super::link::Link;
+use super::tolerant::{Fields, read};
+use super::versions::{VERSIONS, Versions};
+use crate::plane::MAX_FRAME;
+
+/// What stands in place of a version in the messages that every version reads.
+const EVERY: u8 = 0;
+
+/// One message, and the conversation that it is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// The listener's number for the conversation.
+    pub link: Link,
+    /// What is said.
+    pub body: Body,
+}
+
+/// Writes messages for one peer, in the version that both sides speak, and reads the peer's.
+///
+/// ```
+/// use kv_core::Attempt;
+/// use kv_core::wire::{Body, Codec, Finish, Link, Unspeakable, VERSIONS, Versions};
+///
+/// let finish = Body::Finish(Finish { attempt: Attempt(3), floor: Attempt(3) });
+/// // Before the two have met, only what every version reads can be said.
+/// assert_eq!(Codec::MEETING.encode(Link::new(1, 7), &finish), Err(Unspeakable::NotMet { kind: 11 }));
+/// let theirs = Versions { min: VERSIONS.max, max: VERSIONS.max + 1 };
+/// let codec = Codec::between(VERSIONS, theirs).expect("a common version");
+/// let frame = codec.decode(&codec.encode(Link::new(1, 7), &finish)?).expect("it is in their common version");
+/// assert_eq!((frame.link, frame.body), (Link::new(1, 7), finish));
+/// # Ok::<(), Unspeakable>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Codec {
+    /// `None` as long as nothing is known of the peer, and where nothing is common.
+    version: Option<u8>,
+}
+
+impl Codec {
+    /// For a peer that has not said which versions it speaks, or speaks none that this worker speaks.
+    pub const MEETING: Codec = Codec { version: None };
+
+    /// For a peer with these versions: the newest common one is spoken. `None` if there is none.
+    pub fn between(ours: Versions, theirs: Versions) -> Option<Codec> {
+        ours.common(theirs).map(|version| Codec { version: Some(version) })
+    }
+
+    /// The version that is spoken; `None` before the two sides have met.
+    pub fn version(self) -> Option<u8> {
+        self.version
+    }
+
+    /// The message as the bytes of a frame, at most [`MAX_FRAME`] of them.
+    pub fn encode(self, link: Link, body: &Body) -> Result<Bytes, Unspeakable> {
+        let kind = body.kind();
+        let version = if Body::is_for_every_version(kind) { Some(EVERY) } else { self.version };
+        let version = version.ok_or(Unspeakable::NotMet { kind })?;
+        let mut out = Vec::with_capacity(64);
+        let mut serializer = rmp_serde::Serializer::new(&mut out);
+        body.write(version, link, &mut serializer).map_err(|_| Unspeakable::Failed { kind })?;
+        if out.len() > MAX_FRAME {
+            return Err(Unspeakable::TooLong { got: out.len() });
+        }
+        Ok(out.into())
+    }
+
+    /// The message in these bytes, all of them: in the version that is spoken, in any version of
+    /// [`VERSIONS`] before the two sides have met, or in the form that every version reads.
+    pub fn decode(self, bytes: &[u8]) -> Result<Frame, Unreadable> {
+        if bytes.len() > MAX_FRAME {
+            return Err(Unreadable::TooLong { got: bytes.len() });
+        }
+        let (version, kind) = outer(bytes).ok_or(Unreadable::Malformed { kind: 0 })?;
+        let spoken = self.version.map_or(VERSIONS, |version| Versions { min: version, max: version });
+        if version != EVERY && !spoken.contains(version) {
+            return Err(Unreadable::Version { got: version, spoken });
+        }
+        if Body::is_for_every_version(kind) != (version == EVERY) {
+            return Err(Unreadable::Kind { got: kind });
+        }
+        let (link, body) = Body::read(kind, bytes)?;
+        Ok(Frame { link, body })
+    }
+}
+
+impl Frame {
+    /// The frame as bytes, in the newest version.
+    pub fn encode(&self) -> Result<Bytes, Unspeakable> {
+        Codec { version: Some(VERSIONS.max) }.encode(self.link, &self.body)
+    }
+
+    /// The frame in these bytes, in any version of [`VERSIONS`].
+    pub fn decode(bytes: &[u8]) -> Result<Frame, Unreadable> {
+        Codec::MEETING.decode(bytes)
+    }
+}
+
+/// The version and the kind: a frame is an array of four, and begins with two small integers.
+fn outer(bytes: &[u8]) -> Option<(u8, u8)> {
+    match bytes {
+        [0x94, version @ 0..=0x7f, kind @ 0..=0x7f, ..] => Some((*version, *kind)),
+        _ => None,
+    }
+}
+
+/// The transport's metadata in a frame, if it is a [`Hello`](super::Hello): only a connection that may
+/// speak for that memory may bring it.
+pub fn hello_metadata(frame: &[u8]) -> Option<Bytes> {
+    if frame.len() > MAX_FRAME || outer(frame) != Some((EVERY, Body::HELLO)) {
+        return None;
+    }
+    // What follows the metadata need not be understood for that.
+    let hello: (u8, u8, Link, Fields<(IgnoredAny, Bytes)>) = read(frame)?;
+    let (_, _, _, Fields((_, metadata))) = hello;
+    Some(metadata)
+}
+
+/// Why bytes are not a message. Such bytes are dropped and counted; the connection stays, and nobody
+/// answers them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unreadable {
+    /// Longer than any frame may be.
+    #[error("frame of {got} bytes; at most {MAX_FRAME} are allowed")]
+    TooLong {
+        /// Its length.
+        got: usize,
+    },
+    /// Of a version that is not spoken.
+    #[error("frame of version {got}; {spoken} is spoken")]
+    Version {
+        /// Its version.
+        got: u8,
+        /// What is spoken.
+        spoken: Versions,
+    },
+    /// Of a kind that this version does not know: a newer peer's, who goes on without an answer.
+    #[error("frame of unknown kind {got}")]
+    Kind {
+        /// Its kind.
+        got: u8,
+    },
+    /// Not msgpack, or not the fields of that kind.
+    #[error("malformed frame of kind {kind}")]
+    Malformed {
+        /// Its kind; 0 if that could not be read.
+        kind: u8,
+    },
+}
+
+/// Why a message cannot be said.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unspeakable {
+    /// Longer than a frame may be.
+    #[error("frame of {got} bytes; at most {MAX_FRAME} are allowed")]
+    TooLong {
+        /// Its length.
+        got: usize,
+    },
+    /// The peer has not said which versions it speaks, or speaks none of this worker's.
+    #[error("a message of kind {kind} before a version was agreed upon")]
+    NotMet {
+        /// Its kind.
+        kind: u8,
+    },
+    /// One of its lists is longer than msgpack allows.
+    #[error("a message of kind {kind} that msgpack cannot express")]
+    Failed {
+        /// Its kind.
+        kind: u8,
+    },
+}

@@ -1,0 +1,121 @@
+//! Reading what a newer version has written: fields that are not known are skipped, and what is not
+//! known at all is told from what is broken.
+
+use std::fmt;
+use std::io::Cursor;
+use std::marker::PhantomData;
+
+use bytes::Bytes;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::lengths::lengths_fit;
+
+/// How deep the values in a frame may lie in each other, those of unknown fields included.
+const MAX_DEPTH: usize = 16;
+
+/// The one value that these bytes are, all of them; `None` if they are none, or not of this type.
+pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    if !lengths_fit(bytes) {
+        return None;
+    }
+    let mut from = rmp_serde::Deserializer::new(Cursor::new(bytes));
+    from.set_max_depth(MAX_DEPTH);
+    let value = T::deserialize(&mut from).ok()?;
+    (from.position() == bytes.len() as u64).then_some(value)
+}
+
+/// The fields of a message as an array, of which a newer version may have written more.
+pub(super) struct Fields<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Fields<T>, D::Error> {
+        from.deserialize_seq(FieldsVisitor(PhantomData))
+    }
+}
+
+struct FieldsVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for FieldsVisitor<T> {
+    type Value = Fields<T>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("the fields of a message")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut fields: A) -> Result<Fields<T>, A::Error> {
+        let known = T::deserialize(SeqAccessDeserializer::new(&mut fields))?;
+        while fields.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Fields(known))
+    }
+}
+
+/// The cause of a failure, by the names of its fields, in bytes of its own: a newer version may know more
+/// causes, and more about them.
+pub(super) mod cause {
+    use super::*;
+    use crate::error::PeerCause;
+
+    pub fn serialize<S: Serializer>(cause: &PeerCause, out: S) -> Result<S::Ok, S::Error> {
+        write_by_name(cause, out)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PeerCause, D::Error> {
+        let bytes = Bytes::deserialize(from)?;
+        // By its name, never by its place in the list: that is another one in another version.
+        let Variant(name) = read(&bytes).ok_or_else(|| D::Error::custom("a cause has no name"))?;
+        Ok(read(&bytes).unwrap_or_else(|| PeerCause::other(name)))
+    }
+}
+
+/// A cache, by the names of its fields, in bytes of its own; `None` if it has something that this version
+/// does not know, so that its owner can be told so.
+pub(super) mod geometry {
+    use super::*;
+    use crate::layout::Geometry;
+
+    pub fn serialize<S: Serializer>(geometry: &Option<Geometry>, out: S) -> Result<S::Ok, S::Error> {
+        match geometry {
+            Some(geometry) => write_by_name(geometry, out),
+            None => out.serialize_bytes(&[]),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Geometry>, D::Error> {
+        Ok(read(&Bytes::deserialize(from)?))
+    }
+}
+
+fn write_by_name<T: Serialize, S: Serializer>(value: &T, out: S) -> Result<S::Ok, S::Error> {
+    let bytes = rmp_serde::to_vec_named(value).map_err(serde::ser::Error::custom)?;
+    out.serialize_bytes(&bytes)
+}
+
+/// The name of an enum's variant, whatever it is and whatever fields it has.
+struct Variant(String);
+
+impl<'de> Deserialize<'de> for Variant {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Variant, D::Error> {
+        from.deserialize_any(VariantVisitor)
+    }
+}
+
+struct VariantVisitor;
+
+impl<'de> Visitor<'de> for VariantVisitor {
+    type Value = Variant;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a name, or a map from a name to fields")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<Variant, E> {
+        Ok(Variant(name.to_owned()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Variant, A::Error> {
+        let (name, IgnoredAny) = map.next_entry()?.ok_or_else(|| A::Error::custom("no name"))?;
+        Ok(Variant(name))
+    }
+}

@@ -1,0 +1,331 @@
+//! The bytes of every message, and what becomes of the bytes of a version that is not known yet.
+
+#![allow(clippy::unwrap_used)]
+
+use bytes::Bytes;
+use kv_core::wire::{
+    Abort, AbortAck, AskWrite, Body, Claim, Codec, Done, Failed, Finish, Frame, Granted, Heartbeat,
+    HeartbeatAck, Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release,
+    Released, Unreadable, Unspeakable, VERSIONS, Versions, Welcome, hello_metadata,
+};
+use kv_core::{
+    Attempt, GroupList, Incarnation, KvArgs, MAX_FRAME, PageList, PeerCause, Region, RegionRole, Room,
+    SessionId, WorkerId,
+};
+
+const LINK: Link = Link(1 << 32 | 2);
+
+fn hello() -> Hello {
+    let args = KvArgs::builder("decode", 0)
+        .pages(32, 16)
+        .region(Region::dram(RegionRole::Kv, 0x1_0000, 32 * 64, 64))
+        .build()
+        .unwrap();
+    Hello {
+        versions: VERSIONS,
+        metadata: Bytes::from_static(b"memory"),
+        plane: "test".to_owned(),
+        to: Incarnation::from_random(9),
+        incarnation: Incarnation::from_random(5),
+        link: Link(9),
+        nonce: 7,
+        worker: args.worker().clone(),
+        geometry: Some(args.geometry().clone()),
+        suffixed: true,
+    }
+}
+
+fn register() -> Register {
+    Register {
+        attempt: Attempt(1),
+        floor: Attempt(1),
+        room: Room::Number(7),
+        pages: PageList::from_pages([4, 5, 9]).unwrap(),
+        first: 8,
+        whole: 13,
+        aux: None,
+        aux_here: true,
+        ranks: 2,
+        ttl_ms: 1000,
+        groups: vec![GroupList { group: 1, first: 6, items: PageList::from_pages([2, 3]).unwrap() }]
+            .try_into()
+            .unwrap(),
+        ask: 4,
+        permit_ms: 10_000,
+    }
+}
+
+fn granted() -> Granted {
+    Granted {
+        attempt: Attempt(3),
+        beat: 6,
+        grant: SessionId(5),
+        pages: PageList::from_pages([4, 5, 9]).unwrap(),
+        aux: None,
+        lease_ms: 30_000,
+        interval_ms: 5000,
+        groups: Default::default(),
+    }
+}
+
+/// One message of each kind, without its outer array and link, as it is written.
+fn samples() -> Vec<(Body, &'static str)> {
+    let (attempt, floor) = (Attempt(3), Attempt(2));
+    let (versions, nonce, link) = (VERSIONS, 7, Link(9));
+    let (attempts, room) = (vec![(4, 5)], Room::Number(7));
+    let claim = Claim {
+        attempt,
+        floor,
+        room: room.clone(),
+        grant: Some(SessionId(5)),
+        beat: 6,
+        ranks: 2,
+        ttl_ms: 1000,
+    };
+    let counts = PeerCause::PageCount { sent: 3, registered: 2 };
+    vec![
+        (
+            Body::Hello(Hello { geometry: None, ..hello() }),
+            "9a920404c4066d656d6f7279a4746573740905090792a66465636f646500c400c3",
+        ),
+        (Body::Welcome(Welcome { versions, nonce, link, ask: 4 }), "94920404070904"),
+        (
+            Body::Refused(Refused { versions, nonce, link, cause: PeerCause::Unknown }),
+            "949204040709c408a7556e6b6e6f776e",
+        ),
+        (
+            Body::Register(register()),
+            "9d010181a64e756d6265720792920402920901080dc0c302cd03e8919301069192020204cd2710",
+        ),
+        (Body::Registered(Registered { attempt }), "9103"),
+        (Body::Done(Done { attempt, part: 1, total: Some(2), skipped: Vec::new() }), "9403010290"),
+        (
+            Body::Progress(Progress { attempt, done: vec![(1, 4)], total: None, skipped: vec![3] }),
+            "940391920104c09103",
+        ),
+        (
+            Body::Failed(Failed { attempt, cause: counts, quiet: true }),
+            "9303c41e81a950616765436f756e7482a473656e7403aa7265676973746572656402c3",
+        ),
+        (
+            Body::Abort(Abort { attempt, room, grant: None, cause: PeerCause::Aborted }),
+            "940381a64e756d62657207c0c408a741626f72746564",
+        ),
+        (Body::AbortAck(AbortAck { attempt }), "9103"),
+        (Body::Finish(Finish { attempt, floor }), "920302"),
+        (Body::Ping(Ping { floor, attempts: attempts.clone() }), "920291920405"),
+        (Body::Pong(Pong { floor }), "9102"),
+        (Body::Claim(claim), "97030281a64e756d62657207050602cd03e8"),
+        (Body::Granted(granted()), "9803060592920402920901c0cd7530cd138890"),
+        (Body::Heartbeat(Heartbeat { beat: 1, floor, attempts: attempts.clone() }), "93010291920405"),
+        (
+            Body::HeartbeatAck(HeartbeatAck { beat: 1, lease_ms: 20, attempts: attempts.clone() }),
+            "93011491920405",
+        ),
+        (Body::Release(Release { floor, attempts: attempts.clone() }), "920291920405"),
+        (Body::Released(Released { attempts }), "9191920405"),
+        (Body::AskWrite(AskWrite { ask: 4 }), "9104"),
+        (Body::MayWrite(MayWrite { ask: 4, permit_ms: 10_000 }), "9204cd2710"),
+    ]
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn encoded(body: &Body) -> Vec<u8> {
+    Frame { link: LINK, body: body.clone() }.encode().unwrap().to_vec()
+}
+
+/// Where the fields of a frame to [`LINK`] begin: after the outer array, version, kind and link.
+const FIELDS: usize = 12;
+
+/// The frame with more fields, or with fewer: the last ones take up this many bytes.
+fn resized(frame: &[u8], fields: i8, cut: usize, more: &[u8]) -> Vec<u8> {
+    let mut bytes = frame[..frame.len() - cut].to_vec();
+    bytes[FIELDS] = bytes[FIELDS].checked_add_signed(fields).unwrap();
+    bytes.extend(more);
+    bytes
+}
+
+#[test]
+fn the_bytes_of_a_message_never_change_within_a_version() {
+    for (body, golden) in samples() {
+        let bytes = encoded(&body);
+        let every = matches!(body.kind(), 1 | 2 | 3 | 9 | 10);
+        let version = if every { 0 } else { 4 };
+        assert_eq!(hex(&bytes[..FIELDS]), format!("94{version:02x}{:02x}cf0000000100000002", body.kind()));
+        assert_eq!(hex(&bytes[FIELDS..]), golden, "{body:?}");
+        assert_eq!(Frame::decode(&bytes), Ok(Frame { link: LINK, body }));
+    }
+}
+
+#[test]
+fn fields_that_a_newer_version_has_appended_are_skipped_in_every_message() {
+    let long = [&[0xda, 0xff, 0xff][..], &[b'x'; 0xffff]].concat();
+    let deep = [&[0x91; 13][..], &[0xc0]].concat();
+    for (body, _) in samples() {
+        let bytes = encoded(&body);
+        let frame = Frame { link: LINK, body };
+        for more in [&[0xc0][..], &[0x82, 0xa1, b'a', 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0x90], &long, &deep] {
+            assert_eq!(Frame::decode(&resized(&bytes, 1, 0, more)).as_ref(), Ok(&frame), "{more:02x?}");
+        }
+        assert_eq!(Frame::decode(&resized(&bytes, 2, 0, &[0xc3, 0x07])).as_ref(), Ok(&frame));
+        // What is longer than it says, deeper than any message, or promised and not there is no message.
+        let kind = frame.body.kind();
+        let deeper = [&[0x91; 20][..], &[0xc0]].concat();
+        for (fields, more) in [(0, &[0xc0][..]), (1, &deeper), (1, &[]), (1, &[0xdd, 0xff, 0xff, 0xff, 0xff])]
+        {
+            let read = Frame::decode(&resized(&bytes, fields, 0, more));
+            assert_eq!(read, Err(Unreadable::Malformed { kind }), "{more:02x?}");
+        }
+    }
+}
+
+#[test]
+fn fields_that_an_older_version_does_not_have_get_their_defaults() {
+    let attempt = Attempt(3);
+    let cause = PeerCause::Aborted;
+    for (body, fields, cut) in [
+        (Body::Hello(Hello { suffixed: false, ..hello() }), 1, 1),
+        (Body::Welcome(Welcome { versions: VERSIONS, nonce: 7, link: Link(9), ask: 0 }), 1, 1),
+        (Body::Register(Register { groups: Default::default(), ask: 0, permit_ms: 0, ..register() }), 3, 3),
+        (Body::Done(Done { attempt, part: 1, total: None, skipped: Vec::new() }), 2, 2),
+        (Body::Progress(Progress { attempt, done: vec![(1, 4)], total: None, skipped: Vec::new() }), 2, 2),
+        (Body::Failed(Failed { attempt, cause, quiet: false }), 1, 1),
+        (Body::Granted(granted()), 1, 1),
+    ] {
+        let bytes = encoded(&body);
+        let kind = body.kind();
+        assert_eq!(Frame::decode(&resized(&bytes, -fields, cut, &[])).map(|frame| frame.body), Ok(body));
+        // What a message has always had must be there.
+        let without = rmp_serde::to_vec(&(bytes[1], kind, LINK, [(); 0])).unwrap();
+        assert_eq!(Frame::decode(&without), Err(Unreadable::Malformed { kind }));
+    }
+}
+
+#[test]
+fn a_cause_that_is_not_known_keeps_its_name_and_no_more_of_it_than_is_bounded() {
+    let read = |cause: &[u8]| {
+        let cause = Bytes::copy_from_slice(cause);
+        let bytes = rmp_serde::to_vec(&(4, 8, LINK, (Attempt(3), cause, true))).unwrap();
+        Frame::decode(&bytes).map(|frame| match frame.body {
+            Body::Failed(Failed { cause, quiet: true, .. }) => cause,
+            body => panic!("{body:?}"),
+        })
+    };
+    let named = |value: serde_json::Value| rmp_serde::to_vec_named(&value).unwrap();
+    let other = |name: &str| Ok(PeerCause::Other { name: name.to_owned() });
+    assert_eq!(read(&named("Preempted".into())), other("Preempted"));
+    assert_eq!(read(&named(serde_json::json!({"Preempted": {"by": [1, {"a": 2}]}}))), other("Preempted"));
+    assert_eq!(read(&named(serde_json::json!({"Preempted": 7}))), other("Preempted"));
+    let long = "ö".repeat(100_000);
+    assert_eq!(read(&named(long.as_str().into())), other(&"ö".repeat(256)));
+    assert_eq!(read(&named(serde_json::json!({ long: {} }))), other(&"ö".repeat(256)));
+    // A cause that is known, with a field that is not, is what it was.
+    let known = named(serde_json::json!({"PageCount": {"sent": 3, "registered": 2, "of": "a draft"}}));
+    assert_eq!(read(&known), Ok(PeerCause::PageCount { sent: 3, registered: 2 }));
+    for garbage in [&[][..], &[0xc0], &[0xc3], &[0x80], &[0x90], &[0xa9, b'x'], &[0x81, 0x01, 0xc0]] {
+        assert_eq!(read(garbage), Err(Unreadable::Malformed { kind: 8 }), "{garbage:02x?}");
+    }
+}
+
+#[test]
+fn a_cache_with_new_fields_is_read_and_one_that_cannot_be_understood_leaves_the_hello_readable() {
+    let Hello { versions, metadata, plane, to, incarnation, link, nonce, worker, geometry, .. } = hello();
+    let read = |cache: &[u8]| {
+        let cache = Bytes::copy_from_slice(cache);
+        let outer = (versions, &metadata, &plane, to, incarnation, link, nonce, &worker, cache, true, "new");
+        let bytes = rmp_serde::to_vec(&(0, 1, Link::NONE, outer)).unwrap();
+        assert_eq!(hello_metadata(&bytes).as_ref(), Some(&metadata));
+        match Frame::decode(&bytes).unwrap().body {
+            Body::Hello(read) => {
+                assert_eq!(Hello { geometry: None, ..read.clone() }, Hello { geometry: None, ..hello() });
+                read.geometry
+            }
+            body => panic!("{body:?}"),
+        }
+    };
+    let mut cache = serde_json::to_value(geometry.as_ref().unwrap()).unwrap();
+    cache["experts"] = 8.into();
+    cache["regions"][0]["tier"] = "host".into();
+    assert_eq!(read(&rmp_serde::to_vec_named(&cache).unwrap()), geometry);
+    // A default that is documented stands for a field that is not there.
+    let layer = cache["regions"][0].as_object_mut().unwrap();
+    assert!(layer.remove("holds").is_some() && layer.remove("group").is_some());
+    assert_eq!(read(&rmp_serde::to_vec_named(&cache).unwrap()), geometry);
+    cache["regions"][0]["memory"] = "Remote".into();
+    assert_eq!(read(&rmp_serde::to_vec_named(&cache).unwrap()), None);
+    for garbage in [&[][..], &[0xc0], &[0xdd, 0xff, 0xff, 0xff, 0xff], &[0x81, 0xa1]] {
+        assert_eq!(read(garbage), None, "{garbage:02x?}");
+    }
+    // Without its outer form it is no hello, and nobody is asked whose metadata it brings.
+    let short = (versions, &metadata, &plane, to, incarnation, link, nonce);
+    let short = rmp_serde::to_vec(&(0, 1, Link::NONE, short)).unwrap();
+    assert_eq!(Frame::decode(&short), Err(Unreadable::Malformed { kind: 1 }));
+    let worker = WorkerId { rank: 1, ..worker };
+    let as_map = rmp_serde::to_vec_named(&serde_json::json!({"versions": [4, 4], "worker": worker})).unwrap();
+    let as_map = [&[0x94, 0, 1, 0][..], &as_map].concat();
+    assert_eq!(Frame::decode(&as_map), Err(Unreadable::Malformed { kind: 1 }));
+    assert_eq!(hello_metadata(&as_map), None);
+}
+
+#[test]
+fn two_sides_speak_the_newest_version_that_both_have_and_read_no_other() {
+    let range = |min, max| Versions { min, max };
+    for (ours, theirs, common) in [
+        (range(4, 4), range(4, 4), Some(4)),
+        (range(3, 6), range(1, 5), Some(5)),
+        (range(5, 5), range(4, 9), Some(5)),
+        (range(4, 5), range(6, 7), None),
+        // A range that is none has no version in common with any.
+        (range(4, 5), range(5, 4), None),
+    ] {
+        assert_eq!(Codec::between(ours, theirs).and_then(Codec::version), common);
+        assert_eq!(Codec::between(theirs, ours).and_then(Codec::version), common);
+    }
+    let next = VERSIONS.max + 1;
+    let newer = Codec::between(range(next, next), range(1, 127)).unwrap();
+    let own = Codec::between(VERSIONS, VERSIONS).unwrap();
+    for (body, _) in samples() {
+        let (kind, link) = (body.kind(), LINK);
+        let bytes = newer.encode(link, &body).unwrap();
+        let frame = Frame { link, body: body.clone() };
+        assert_eq!(newer.decode(&bytes).as_ref(), Ok(&frame));
+        if matches!(kind, 1 | 2 | 3 | 9 | 10) {
+            // By which two workers meet and part.
+            assert_eq!(bytes, Codec::MEETING.encode(link, &body).unwrap());
+            assert_eq!(own.decode(&bytes).as_ref(), Ok(&frame));
+        } else {
+            assert_eq!(Codec::MEETING.encode(link, &body), Err(Unspeakable::NotMet { kind }));
+            assert_eq!(own.decode(&bytes), Err(Unreadable::Version { got: next, spoken: VERSIONS }));
+            assert_eq!(own.decode(&own.encode(link, &body).unwrap()).as_ref(), Ok(&frame));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_frame_is_named() {
+    let frame = encoded(&Body::Pong(Pong { floor: Attempt(1) }));
+    let with = |at: usize, value: u8| {
+        let mut bytes = frame.clone();
+        bytes[at] = value;
+        Frame::decode(&bytes)
+    };
+    let got = VERSIONS.max + 1;
+    assert_eq!(with(1, got), Err(Unreadable::Version { got, spoken: VERSIONS }));
+    assert_eq!(with(2, 99), Err(Unreadable::Kind { got: 99 }));
+    // A kind in the form of the others.
+    assert_eq!(with(1, 0), Err(Unreadable::Kind { got: 13 }));
+    assert_eq!(with(2, 10), Err(Unreadable::Kind { got: 10 }));
+    assert_eq!(with(0, 0x93), Err(Unreadable::Malformed { kind: 0 }));
+    assert_eq!(Frame::decode(&[]), Err(Unreadable::Malformed { kind: 0 }));
+    let mut longer = frame.clone();
+    longer.push(0);
+    assert_eq!(Frame::decode(&longer), Err(Unreadable::Malformed { kind: 13 }));
+    let done = vec![(0, 1); MAX_FRAME / 3 + 1];
+    let endless = Progress { attempt: Attempt(1), done, total: None, skipped: Vec::new() };
+    let endless = Frame { link: Link(1), body: Body::Progress(endless) };
+    assert!(matches!(endless.encode(), Err(Unspeakable::TooLong { got }) if got > MAX_FRAME));
+    assert_eq!(Frame::decode(&vec![0x94; MAX_FRAME + 1]), Err(Unreadable::TooLong { got: MAX_FRAME + 1 }));
+}
