@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use bytes::Bytes;
 use kv_core::{MemoryKind, Op};
 use nixl_sys::{
     Agent, AgentConfig, Backend, NotificationMap, OptArgs, RegistrationHandle, ThreadSync, XferDescList,
@@ -186,7 +187,7 @@ impl Engine {
 
     /// Makes progress, and hands over the notifications that have come: who sent it, as it says
     /// itself, and what.
-    pub(crate) fn receive(&mut self, mut take: impl FnMut(&str, Vec<u8>)) -> Result<(), CallError> {
+    pub(crate) fn receive(&mut self, mut take: impl FnMut(&str, Bytes)) -> Result<(), CallError> {
         self.agent.get_notifications(&mut self.received, Some(&self.args)).map_err(call("get_notifs"))?;
         if self.received.is_empty().unwrap_or(true) {
             return Ok(());
@@ -197,7 +198,7 @@ impl Engine {
         // A name that is no text is of nobody we know.
         for name in received.agents().flatten() {
             for message in received.get_notifications(name).into_iter().flatten().flatten() {
-                take(name, message);
+                take(name, message.into());
             }
         }
         Ok(())

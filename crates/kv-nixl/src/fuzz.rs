@@ -1,5 +1,7 @@
 //! Entrances for fuzzing: what a peer's bytes pass through before NIXL sees anything of them.
 
+use bytes::Bytes;
+
 use crate::frame::Notification;
 use crate::metadata::Metadata;
 
@@ -13,7 +15,7 @@ pub fn metadata(bytes: &[u8]) {
 
 /// A notification: what is accepted is what it would be encoded as.
 pub fn notification(bytes: &[u8]) {
-    if let Some(read) = Notification::decode(bytes.to_vec()) {
+    if let Some(read) = Notification::decode(&Bytes::copy_from_slice(bytes)) {
         assert_eq!(read.encode(), bytes);
     }
 }

@@ -29,6 +29,8 @@
 //!   after a stop. So nothing but a peer's proven death ends the danger of its writes, unless the
 //!   owner says otherwise of RDMA ([`NixlConfig::rdma_bound`]).
 //!
+//! - Agents of other programs, such as vLLM's and SGLang's workers, can be peers too ([`foreign`]).
+//!
 //! What it is not: a way to use NIXL's etcd or listener metadata exchange (the bootstrap server
 //! carries metadata), its telemetry, or its object stores.
 //!
@@ -57,18 +59,22 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("kv-nixl needs Linux: NIXL does");
 
+mod agent_metadata;
+mod allowance;
 mod config;
 mod discovery;
 mod doorbell;
 mod engine;
 mod error;
 mod ffi;
+pub mod foreign;
 mod frame;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
 pub mod guards;
 mod host;
+mod inbox;
 mod metadata;
 mod origins;
 mod pace;
@@ -76,6 +82,7 @@ mod permission;
 mod plane;
 mod pool;
 mod prepared;
+mod random;
 mod remote;
 mod requests;
 mod slices;
@@ -90,7 +97,9 @@ mod testing;
 
 pub use config::NixlConfig;
 pub use discovery::{Looked, Nixl, Outcome, Search};
-pub use error::{DiscoveryError, NixlError, PoolError};
+pub use error::{DiscoveryError, ForeignError, NixlError, PoolError};
+pub use foreign::ForeignRegion;
+pub use inbox::RawNotification;
 pub use plane::{NixlPlane, NixlStats};
 pub use pool::HostPool;
 pub use transport::Transport;

@@ -57,7 +57,7 @@ impl Metadata {
         process: Process,
         reach: Reach,
         regions: Vec<Place>,
-        nixl: Vec<u8>,
+        nixl: Bytes,
     ) -> Metadata {
         let (magic, backend) = (MAGIC.to_owned(), backend.to_owned());
         Metadata {
@@ -69,7 +69,7 @@ impl Metadata {
             reach,
             regions,
             digest: digest(&nixl),
-            nixl: nixl.into(),
+            nixl,
         }
     }
 
@@ -143,7 +143,7 @@ mod tests {
         let reach = Reach::here(&NixlConfig::default());
         let (addr, len, item_len) = (u64::MAX >> 1, u64::MAX >> 2, u64::MAX >> 3);
         let place = Place { addr, len, item_len, kind: MemoryKind::Vram, device: 300 };
-        Metadata::new(7, "LIBFABRIC", Process::ours(), reach, vec![place; regions], nixl)
+        Metadata::new(7, "LIBFABRIC", Process::ours(), reach, vec![place; regions], nixl.into())
     }
 
     #[test]

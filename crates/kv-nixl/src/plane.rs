@@ -4,7 +4,6 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::io::ErrorKind;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -15,7 +14,6 @@ use kv_core::{
     PlaneWait, Post, PostId, Region, Time, WriteFence,
 };
 use rustix::event::epoll;
-use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::config::NixlConfig;
 use crate::discovery::Nixl;
@@ -24,13 +22,15 @@ use crate::engine::{CallError, Engine};
 use crate::error::NixlError;
 use crate::ffi::Memory;
 use crate::host::{Life, Process};
+use crate::inbox::Inbox;
 use crate::metadata::{Metadata, Place, agent_name};
 use crate::origins::Origins;
 use crate::pace::Pace;
 use crate::permission::Permission;
 use crate::pool::HostPool;
 use crate::prepared::Grid;
-use crate::remote::{Arrivals, Remote, RemoteId, Stage};
+use crate::random::random;
+use crate::remote::{Arrivals, Remote, RemoteId, Speech, Stage};
 use crate::requests::{Line, Request};
 use crate::storage;
 use crate::traffic::RINGING;
@@ -56,7 +56,7 @@ pub struct NixlPlane {
     item_lens: Vec<u64>,
     /// Our items, once NIXL has prepared a list of them.
     pub(crate) lists: Option<Grid>,
-    /// Our metadata, once anybody has asked for it.
+    /// Our agent's metadata, once anybody has asked for it.
     frozen: OnceCell<Bytes>,
 
     pub(crate) peers: HashMap<PeerId, RemoteId>,
@@ -75,6 +75,8 @@ pub struct NixlPlane {
     /// Connections that are not open: each ends when its requests have.
     pub(crate) ending: Vec<RemoteId>,
     pub(crate) arrivals: Arrivals,
+    /// What foreign agents have sent.
+    pub(crate) inbox: Inbox,
     pub(crate) probe_at: Instant,
     pub(crate) events: Vec<PlaneEvent>,
     pub(crate) pace: Pace,
@@ -98,6 +100,8 @@ pub struct NixlStats {
     pub posts_completed: u64,
     /// Notifications that were not for this plane, or not of this version.
     pub strangers: u64,
+    /// Raw notifications of foreign agents for which there was no room, or that were too long.
+    pub foreign_dropped: u64,
     /// Longest call of `poll`.
     pub longest_poll: Duration,
     /// Posts that are to end for their owner's wish, their peer's death or a lost connection, and whose
@@ -109,7 +113,7 @@ impl NixlPlane {
     /// A plane with an agent of a random name.
     pub fn new(nixl: &Nixl, config: NixlConfig) -> Result<NixlPlane, NixlError> {
         config.check()?;
-        let token = random()?;
+        let token = random().map_err(|kind| NixlError::Os { call: "getrandom", kind })?;
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| NixlError::Os { call: "epoll_create", kind: error.kind() })?;
         // Without one, peers' frames are seen a little later.
@@ -141,6 +145,7 @@ impl NixlPlane {
             line: Line::default(),
             ending: Vec::new(),
             arrivals: Arrivals::default(),
+            inbox: Inbox::new(config.foreign_bytes),
             probe_at: Instant::now(),
             events: Vec::new(),
             pace: Pace::new(config.idle_poll),
@@ -210,16 +215,13 @@ impl NixlPlane {
         regions.map(|(memory, item_len)| memory.place(*item_len)).collect()
     }
 
-    /// Our metadata. From the first call on, our memory does not change any more.
-    fn own_metadata(&self) -> Result<Bytes, PlaneError> {
+    /// Our agent's metadata. From the first call on, our memory does not change any more.
+    pub(crate) fn own_agent_metadata(&self) -> Result<Bytes, PlaneError> {
         if let Some(bytes) = self.frozen.get() {
             return Ok(bytes.clone());
         }
-        let nixl = self.engine.metadata().map_err(backend)?;
-        let backend = &self.config.backend;
-        let process = self.process.clone();
-        let bytes = Metadata::new(self.token, backend, process, self.reach, self.places(), nixl).encode()?;
-        Ok(self.frozen.get_or_init(|| bytes).clone())
+        let bytes = self.engine.metadata().map_err(backend)?;
+        Ok(self.frozen.get_or_init(|| bytes.into()).clone())
     }
 
     /// A connection to the agent that is described; the one that is there, if there is one.
@@ -238,13 +240,14 @@ impl NixlPlane {
             if let Stage::Broken(_) = remote.stage {
                 return Err(PlaneError::PeerGone);
             }
+            if remote.is_foreign() {
+                return Err(PlaneError::Unsupported("a plane that is connected as a foreign agent"));
+            }
             remote.stage = Stage::Open;
             remote.users.push(peer);
             return Ok(*id);
         }
-        // Never the number of the doorbell.
-        let id = random().map_err(|_| PlaneError::Os { call: "getrandom", kind: ErrorKind::Other })?;
-        let id = RemoteId(id >> 1);
+        let id = RemoteId::random()?;
         let life = metadata.process.watch();
         if life.is_over() {
             return Err(PlaneError::PeerGone);
@@ -259,9 +262,11 @@ impl NixlPlane {
             let data = epoll::EventData::new_u64(id.0);
             let _ = epoll::add(&self.wakes, fd, data, epoll::EventFlags::IN);
         }
-        let transport = self.reach.to(metadata.reach, matches!(life, Life::Watched(_) | Life::Ours));
+        let near = matches!(life, Life::Watched(_) | Life::Ours);
+        let transport = self.reach.to(metadata.reach, near);
+        let speech = Speech::ours(metadata.token, near);
         let slice = (self.config.slice_time, self.config.slice_bytes);
-        let mut remote = Remote::new(name.clone(), metadata.token, metadata.regions, life, peer, slice);
+        let mut remote = Remote::new(name.clone(), speech, metadata.regions, life, peer, slice);
         remote.transport = if ours { Transport::Storage } else { transport };
         remote.origin = self.origins.of(&name);
         if !ours {
@@ -277,7 +282,7 @@ impl NixlPlane {
 
     /// Has NIXL prepare the list of a peer's items, and ours before the first one. Without lists,
     /// requests are made of addresses.
-    fn prepare(&mut self, name: &str, regions: &[Place]) -> Option<Grid> {
+    pub(crate) fn prepare(&mut self, name: &str, regions: &[Place]) -> Option<Grid> {
         let most = self.config.prepared_items;
         if self.lists.is_none() {
             let places = self.places();
@@ -328,15 +333,16 @@ impl Plane for NixlPlane {
     }
 
     fn metadata(&self) -> Result<Bytes, PlaneError> {
-        self.own_metadata()
+        let (nixl, process) = (self.own_agent_metadata()?, self.process.clone());
+        Metadata::new(self.token, &self.config.backend, process, self.reach, self.places(), nixl).encode()
     }
 
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
         // What we registered is part of what the peer may need; it cannot change from now on.
-        self.own_metadata()?;
+        self.own_agent_metadata()?;
         let metadata = Metadata::decode(metadata)?;
         if let Some(remote) = self.peers.get(&peer).and_then(|id| self.remotes.get(id)) {
-            return if remote.is_open() && remote.token == metadata.token {
+            return if remote.is_open() && remote.name == agent_name(metadata.token) && !remote.is_foreign() {
                 Ok(())
             } else {
                 Err(PlaneError::Unsupported("another agent under the id of a connected peer"))
@@ -455,7 +461,7 @@ impl Plane for NixlPlane {
     }
 
     fn wait(&self) -> PlaneWait {
-        if !self.events.is_empty() || !self.line.is_empty() {
+        if !self.events.is_empty() || !self.line.is_empty() || !self.inbox.is_empty() {
             return PlaneWait::Now;
         }
         let sleep = self.pace.sleep(!self.requests.is_empty() || !self.ending.is_empty());
@@ -503,13 +509,4 @@ fn check_frame(field: &'static str, frame: &Bytes) -> Result<(), PlaneError> {
         return Err(PlaneError::Size { field, got: frame.len(), min: 0, max: MAX_FRAME });
     }
     Ok(())
-}
-
-fn random() -> Result<u64, NixlError> {
-    let mut bytes = [0; 8];
-    match getrandom(&mut bytes, GetRandomFlags::empty()) {
-        Ok(8) => Ok(u64::from_le_bytes(bytes)),
-        Ok(_) => Err(NixlError::Os { call: "getrandom", kind: ErrorKind::UnexpectedEof }),
-        Err(error) => Err(NixlError::Os { call: "getrandom", kind: error.kind() }),
-    }
 }

@@ -3,13 +3,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use kv_core::{Op, Origin, PeerId, PostId};
+use kv_core::{Op, Origin, PeerId, PlaneError, PostId};
 
+use crate::allowance::Allowance;
 use crate::doorbell::Button;
 use crate::frame::HEADER;
 use crate::host::Life;
 use crate::metadata::Place;
 use crate::prepared::Grid;
+use crate::random::random;
 use crate::speed::{SLICE, Speed};
 use crate::transport::Transport;
 
@@ -18,28 +20,28 @@ use crate::transport::Transport;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RemoteId(pub(crate) u64);
 
+impl RemoteId {
+    /// A new one; never the number of the doorbell.
+    pub(crate) fn random() -> Result<RemoteId, PlaneError> {
+        let number = random().map_err(|kind| PlaneError::Os { call: "getrandom", kind })?;
+        Ok(RemoteId(number >> 1))
+    }
+}
+
 /// A peer's agent.
 #[derive(Debug)]
 pub(crate) struct Remote {
     pub(crate) name: String,
-    /// Its plane's.
-    pub(crate) token: u64,
+    pub(crate) speech: Speech,
     pub(crate) regions: Vec<Place>,
     /// Their items, if NIXL has prepared a list of them.
     pub(crate) lists: Option<Grid>,
     pub(crate) life: Life,
     /// The way to it, once that is known.
     pub(crate) transport: Transport,
-    /// If it may be on this host.
-    pub(crate) button: Option<Button>,
     pub(crate) stage: Stage,
     /// What its frames come under.
     pub(crate) origin: Origin,
-    /// The number of its connection to us, as it tells in what it sends: our proof, to it alone, that
-    /// a farewell is ours.
-    pub(crate) theirs: Option<u64>,
-    /// It has said that it will not touch our memory any more.
-    pub(crate) said_farewell: bool,
     /// Peers that are this agent: usually one.
     pub(crate) users: Vec<PeerId>,
 
@@ -59,11 +61,42 @@ pub(crate) struct Remote {
 
     /// Posts whose bytes are in place, and whose notify frames wait for room.
     pub(crate) parked: VecDeque<PostId>,
+    /// When something was sent last.
+    pub(crate) spoke: Instant,
+}
+
+/// What is said to an agent, and what is believed of what it says. Nothing of [`Speech::Ours`] can be
+/// sent to a foreign agent, because what it would need is not there.
+#[derive(Debug)]
+pub(crate) enum Speech {
+    /// The agent is a plane like this one.
+    Ours(Dialogue),
+    /// The agent is anybody's: raw notifications, as far as the allowance goes.
+    Foreign(Allowance),
+}
+
+/// What two planes of ours know of each other's notifications.
+#[derive(Debug)]
+pub(crate) struct Dialogue {
+    /// The peer's plane, which every notification names.
+    pub(crate) token: u64,
+    /// If the peer is on this host.
+    pub(crate) button: Option<Button>,
+    /// The number of the peer's connection to us, as it tells in what it sends: our proof, to it alone,
+    /// that a farewell is ours.
+    pub(crate) theirs: Option<u64>,
+    /// The peer has said that it will not touch our memory any more.
+    pub(crate) said_farewell: bool,
     /// Bytes of frames sent, and confirmed by the peer.
     pub(crate) sent: u64,
     pub(crate) confirmed: u64,
-    /// When something was sent last.
-    pub(crate) spoke: Instant,
+}
+
+impl Dialogue {
+    /// The peer says how much has arrived. It cannot make us believe in more than was sent.
+    pub(crate) fn confirm(&mut self, count: u64) {
+        self.confirmed = self.confirmed.max(count.min(self.sent));
+    }
 }
 
 /// The life of a connection.
@@ -87,25 +120,21 @@ impl Remote {
     /// Its requests are to be of this time and of this weight at most.
     pub(crate) fn new(
         name: String,
-        token: u64,
+        speech: Speech,
         regions: Vec<Place>,
         life: Life,
         user: PeerId,
         slice: (Duration, u64),
     ) -> Remote {
-        let near = matches!(life, Life::Watched(_) | Life::Ours);
         Remote {
             name,
-            token,
+            speech,
             regions,
             lists: None,
-            button: near.then(|| Button::new(token)).flatten(),
             life,
             transport: Transport::Unknown,
             stage: Stage::Open,
             origin: Origin(0),
-            theirs: None,
-            said_farewell: false,
             users: vec![user],
             run: RunQueue::default(),
             held: VecDeque::new(),
@@ -116,8 +145,6 @@ impl Remote {
             closed: None,
             speeds: [Speed::new(slice.0, slice.1), Speed::new(slice.0, slice.1)],
             parked: VecDeque::new(),
-            sent: 0,
-            confirmed: 0,
             spoke: Instant::now(),
         }
     }
@@ -145,14 +172,40 @@ impl Remote {
         self.load < window
     }
 
-    /// True if a frame of this length may be sent although so much is not confirmed.
+    /// True if a frame of this length may be sent now: an agent of ours has confirmed enough of what was
+    /// sent before, a foreign one has been sent little enough of late.
     pub(crate) fn has_room(&self, len: usize, most: usize) -> bool {
-        self.sent.saturating_sub(self.confirmed) + charge(len) <= most as u64
+        match &self.speech {
+            Speech::Ours(dialogue) => {
+                dialogue.sent.saturating_sub(dialogue.confirmed) + charge(len) <= most as u64
+            }
+            Speech::Foreign(allowance) => allowance.covers(charge(len), most as u64, Instant::now()),
+        }
     }
 
-    /// The peer says how much has arrived. It cannot make us believe in more than was sent.
-    pub(crate) fn confirm(&mut self, count: u64) {
-        self.confirmed = self.confirmed.max(count.min(self.sent));
+    /// What is known of the agent's notifications, if it is one of ours.
+    pub(crate) fn dialogue(&mut self) -> Option<&mut Dialogue> {
+        match &mut self.speech {
+            Speech::Ours(dialogue) => Some(dialogue),
+            Speech::Foreign(_) => None,
+        }
+    }
+
+    pub(crate) fn is_foreign(&self) -> bool {
+        matches!(self.speech, Speech::Foreign(_))
+    }
+
+    /// Whether the agent has said that it will not touch our memory any more.
+    pub(crate) fn said_farewell(&self) -> bool {
+        matches!(&self.speech, Speech::Ours(dialogue) if dialogue.said_farewell)
+    }
+}
+
+impl Speech {
+    /// The beginning of a dialogue with the plane of this token; `near` if it is on this host.
+    pub(crate) fn ours(token: u64, near: bool) -> Speech {
+        let button = near.then(|| Button::new(token)).flatten();
+        Speech::Ours(Dialogue { token, button, theirs: None, said_farewell: false, sent: 0, confirmed: 0 })
     }
 }
 
@@ -274,17 +327,18 @@ mod tests {
 
     #[test]
     fn a_sender_waits_for_room_and_cannot_be_told_more_than_it_sent() {
-        let mut remote =
-            Remote::new("x".to_owned(), 1, Vec::new(), Life::Unseen, PeerId(1), (Duration::ZERO, 1));
+        let (speech, slice) = (Speech::ours(1, false), (Duration::ZERO, 1));
+        let mut remote = Remote::new("x".to_owned(), speech, Vec::new(), Life::Unseen, PeerId(1), slice);
         let most = 2 << 20;
         while remote.has_room(1000, most) {
-            remote.sent += charge(1000);
+            remote.dialogue().unwrap().sent += charge(1000);
         }
-        assert!(remote.sent <= most as u64 && remote.sent > most as u64 - charge(1000));
-        remote.confirm(u64::MAX);
-        assert_eq!(remote.confirmed, remote.sent);
-        remote.confirm(0);
-        assert_eq!(remote.confirmed, remote.sent);
+        let dialogue = remote.dialogue().unwrap();
+        assert!(dialogue.sent <= most as u64 && dialogue.sent > most as u64 - charge(1000));
+        dialogue.confirm(u64::MAX);
+        assert_eq!(dialogue.confirmed, dialogue.sent);
+        dialogue.confirm(0);
+        assert_eq!(dialogue.confirmed, dialogue.sent);
         assert!(remote.has_room(1000, most));
     }
 }

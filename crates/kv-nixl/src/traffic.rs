@@ -9,8 +9,9 @@ use rustix::event::{Timespec, epoll};
 use crate::doorbell::Doorbell;
 use crate::frame::{Kind, Notification};
 use crate::host::Life;
+use crate::inbox::Put;
 use crate::plane::NixlPlane;
-use crate::remote::{RemoteId, Stage, charge};
+use crate::remote::{Dialogue, Remote, RemoteId, Speech, Stage, charge};
 use crate::transport::Transport;
 
 /// A connection on which nothing was sent for so long is tried out, if the peer's death cannot be
@@ -28,13 +29,20 @@ impl NixlPlane {
     pub(crate) fn take_notifications(&mut self) {
         let (token, arrivals, stats) = (self.token, &mut self.arrivals, &mut self.stats);
         let (events, origins) = (&mut self.events, &mut self.origins);
-        let (names, remotes) = (&self.names, &mut self.remotes);
+        let (names, remotes, inbox) = (&self.names, &mut self.remotes, &mut self.inbox);
         let (mut heard, mut due, mut leaving) = (false, Vec::new(), Vec::new());
         // An error is of one backend's moment, and comes again if it lasts: sends will fail.
         let _ = self.engine.receive(|name, bytes| {
-            let ours = Notification::decode(bytes).filter(|notification| notification.to == token);
-            let Some(Notification { connection, kind, .. }) = ours else {
-                stats.strangers += 1;
+            let known = names.get(name).and_then(|id| remotes.get(id));
+            let foreign = known.is_some_and(Remote::is_foreign);
+            let ours = if foreign { None } else { Notification::decode(&bytes) };
+            let Some(Notification { connection, kind, .. }) = ours.filter(|ours| ours.to == token) else {
+                let raw = known.is_none_or(Remote::is_foreign);
+                match if raw { inbox.put(name, bytes) } else { Put::Unwanted } {
+                    Put::Taken => heard = true,
+                    Put::Dropped => stats.foreign_dropped += 1,
+                    Put::Unwanted => stats.strangers += 1,
+                }
                 return;
             };
             heard = true;
@@ -44,8 +52,10 @@ impl NixlPlane {
             let mut origin = None;
             if let Some(remote) = known {
                 origin = Some(remote.origin);
-                if matches!(kind, Kind::Frame(_) | Kind::Probe) {
-                    remote.theirs = Some(connection);
+                if let Some(dialogue) = remote.dialogue()
+                    && matches!(kind, Kind::Frame(_) | Kind::Probe)
+                {
+                    dialogue.theirs = Some(connection);
                 }
             }
             match kind {
@@ -67,8 +77,8 @@ impl NixlPlane {
         for (name, connection, count) in due {
             if name.is_empty() {
                 let id = RemoteId(connection);
-                if let Some(remote) = self.remotes.get_mut(&id) {
-                    remote.confirm(count);
+                if let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) {
+                    dialogue.confirm(count);
                     self.flush(id);
                 }
             } else if let Some(id) = self.names.get(&name) {
@@ -76,8 +86,9 @@ impl NixlPlane {
             }
         }
         for (name, id) in leaving {
-            if let Some(remote) = self.remotes.get_mut(&id).filter(|remote| remote.name == name) {
-                remote.said_farewell = true;
+            let named = self.remotes.get_mut(&id).filter(|remote| remote.name == name);
+            if let Some(dialogue) = named.and_then(Remote::dialogue) {
+                dialogue.said_farewell = true;
                 self.break_off(id);
             }
         }
@@ -85,10 +96,10 @@ impl NixlPlane {
 
     /// Tells the peers that this plane ends. Nothing is on its way any more.
     pub(crate) fn say_farewell(&mut self) {
-        let peers = self.remotes.iter().filter(|(_, remote)| remote.transport != Transport::Storage);
+        let peers = self.remotes.iter_mut().filter(|(_, remote)| remote.transport != Transport::Storage);
         // Who has not told us its number does not believe us, and sees our end otherwise.
         let proofs: Vec<(RemoteId, u64)> =
-            peers.filter_map(|(id, remote)| Some((*id, remote.theirs?))).collect();
+            peers.filter_map(|(id, remote)| Some((*id, remote.dialogue()?.theirs?))).collect();
         for (id, proof) in proofs {
             self.notify(id, Kind::Farewell(proof), id.0);
         }
@@ -108,34 +119,49 @@ impl NixlPlane {
         }
     }
 
-    /// Sends a frame for which there is room; false if the connection has failed.
+    /// Sends a frame for which there is room, to a foreign agent as it is; false if the connection has
+    /// failed.
     pub(crate) fn transmit(&mut self, id: RemoteId, frame: Bytes) -> bool {
-        if let Some(remote) = self.remotes.get(&id)
-            && remote.transport == Transport::Storage
-        {
+        let Some(remote) = self.remotes.get_mut(&id) else { return false };
+        if remote.transport == Transport::Storage {
             // To ourselves.
             self.events.push(PlaneEvent::Frame { from: remote.origin, frame });
             return true;
         }
         let charged = charge(frame.len());
+        if let Speech::Foreign(allowance) = &mut remote.speech {
+            allowance.take(charged, self.config.outbound_bytes as u64, Instant::now());
+            return self.notify_raw(id, &frame);
+        }
         let sent = self.notify(id, Kind::Frame(frame), id.0);
-        if sent && let Some(remote) = self.remotes.get_mut(&id) {
-            remote.sent += charged;
+        if sent && let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) {
+            dialogue.sent += charged;
         }
         sent
     }
 
+    /// Tells an agent of ours something; false to any other, and if the connection has failed.
     fn notify(&mut self, id: RemoteId, kind: Kind, connection: u64) -> bool {
+        let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) else { return false };
+        let bytes = Notification { to: dialogue.token, connection, kind }.encode();
+        if !self.notify_raw(id, &bytes) {
+            return false;
+        }
+        let dialogue = self.remotes.get_mut(&id).and_then(Remote::dialogue);
+        let button = dialogue.and_then(|dialogue| dialogue.button.as_mut());
+        if let (Some(doorbell), Some(button)) = (&self.doorbell, button) {
+            button.press(doorbell, Instant::now());
+        }
+        true
+    }
+
+    /// Sends bytes as they are; false if the connection has failed.
+    fn notify_raw(&mut self, id: RemoteId, bytes: &[u8]) -> bool {
         let Some(remote) = self.remotes.get_mut(&id).filter(|remote| remote.is_open()) else {
             return false;
         };
-        let now = Instant::now();
-        remote.spoke = now;
-        let bytes = Notification { to: remote.token, connection, kind }.encode();
-        if self.engine.notify(&remote.name, &bytes).is_ok() {
-            if let (Some(doorbell), Some(button)) = (&self.doorbell, &mut remote.button) {
-                button.press(doorbell, now);
-            }
+        remote.spoke = Instant::now();
+        if self.engine.notify(&remote.name, bytes).is_ok() {
             return true;
         }
         self.break_off(id);
@@ -162,14 +188,20 @@ impl NixlPlane {
         }
     }
 
-    /// Tries out connections that have been silent.
+    /// Tries out connections that have been silent, and those that wait for their allowance.
     pub(crate) fn probe(&mut self, now: Instant) {
         if now < self.probe_at {
             return;
         }
         self.probe_at = now + PROBE / 4;
+        let waits = |remote: &Remote| remote.is_foreign() && !remote.parked.is_empty();
+        let waiting = self.remotes.iter().filter(|(_, remote)| waits(remote));
+        for id in waiting.map(|(id, _)| *id).collect::<Vec<RemoteId>>() {
+            self.flush(id);
+        }
         let silent = self.remotes.iter().filter(|(_, remote)| {
             remote.is_open()
+                && !remote.is_foreign()
                 && matches!(remote.life, Life::Unseen)
                 && now.saturating_duration_since(remote.spoke) >= PROBE
         });
@@ -212,7 +244,7 @@ impl NixlPlane {
             return;
         }
         for remote in self.remotes.values_mut().filter(|remote| remote.requests > 0) {
-            if let Some(button) = &mut remote.button {
+            if let Some(button) = remote.dialogue().and_then(|dialogue| dialogue.button.as_mut()) {
                 button.press(doorbell, now);
             }
         }
@@ -260,7 +292,7 @@ impl NixlPlane {
             .filter(|(_, transfer)| transfer.remote == id)
             .map(|(post, _)| *post)
             .collect();
-        let dead = remote.said_farewell || remote.life.is_over();
+        let dead = remote.said_farewell() || remote.life.is_over();
         if !dead && matches!(remote.life, Life::Watched(_)) && now.saturating_duration_since(since) < DYING {
             return false;
         }
@@ -303,7 +335,7 @@ impl NixlPlane {
     }
 
     /// Whether UCX has failed a connection: NIXL then drops the peer, or sends it nothing more. Tried
-    /// out now and then.
+    /// out now and then, but not with a foreign agent, which would have to understand it.
     fn is_severed(&mut self, id: RemoteId, now: Instant) -> bool {
         let Some(remote) = self.remotes.get_mut(&id) else { return true };
         if !self.engine.knows(&remote.name) {
@@ -313,7 +345,8 @@ impl NixlPlane {
             return false;
         }
         remote.spoke = now;
-        let probe = Notification { to: remote.token, connection: id.0, kind: Kind::Probe };
+        let Some(Dialogue { token, .. }) = remote.dialogue() else { return false };
+        let probe = Notification { to: *token, connection: id.0, kind: Kind::Probe };
         self.engine.notify(&remote.name, &probe.encode()).is_err()
     }
 
@@ -362,7 +395,8 @@ mod tests {
         let (metadata, metadata_of_victim) = (here.metadata().unwrap(), victim.metadata().unwrap());
         here.connect(PEER, &metadata_of_victim).unwrap();
         victim.connect(PEER, &metadata).unwrap();
-        let told = |victim: &NixlPlane| victim.remotes.values().all(|remote| remote.theirs.is_some());
+        let knows = |speech: &Speech| matches!(speech, Speech::Ours(said) if said.theirs.is_some());
+        let told = |victim: &NixlPlane| victim.remotes.values().all(|remote| knows(&remote.speech));
         until(&mut [&mut victim, &mut here], "both know each other", |victim, _| told(victim));
         until(&mut [&mut here, &mut victim], "both know each other", |here, _| told(here));
 
@@ -415,8 +449,7 @@ mod tests {
         let mut origins = Vec::new();
         for (round, other) in [(0, &mut a), (1, &mut b)] {
             other.connect(PEER, &metadata).unwrap();
-            let (name, token) =
-                other.remotes.values().map(|remote| (remote.name.clone(), remote.token)).next().unwrap();
+            let (name, token) = (here.agent_name(), here.token);
             for connection in [1, 2, 1 << 62] {
                 let frame =
                     Notification { to: token, connection, kind: Kind::Frame(Bytes::from_static(FRAME)) };
