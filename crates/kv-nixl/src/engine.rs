@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{MemoryKind, Op};
+use kv_core::{MemoryKind, Op, PlaneError};
 use nixl_sys::{
     Agent, AgentConfig, Backend, NotificationMap, OptArgs, RegistrationHandle, ThreadSync, XferDescList,
     XferDlistHandle, XferOp, XferRequest, XferStatus,
@@ -13,9 +13,11 @@ use nixl_sys::{
 use crate::config::NixlConfig;
 use crate::discovery::Nixl;
 use crate::error::NixlError;
-use crate::ffi::{Memory, Owned, mem_type};
-use crate::storage;
+use crate::ffi::memory::{Memory, mem_type};
+use crate::ffi::owned::Owned;
 
+/// The backend for files.
+const FILES: &str = "POSIX";
 /// The backend over libfabric.
 const LIBFABRIC: &str = "LIBFABRIC";
 /// How long its progress thread sleeps between two looks.
@@ -26,6 +28,12 @@ const LIBFABRIC_PAUSE: Duration = Duration::from_millis(1);
 pub(crate) struct CallError {
     pub(crate) call: &'static str,
     pub(crate) status: &'static str,
+}
+
+impl From<CallError> for PlaneError {
+    fn from(error: CallError) -> PlaneError {
+        PlaneError::Backend { call: error.call, status: error.status }
+    }
 }
 
 impl From<CallError> for NixlError {
@@ -122,9 +130,9 @@ impl Engine {
         if self.storage.is_some() {
             return Ok(());
         }
-        let refused = refused(nixl, storage::BACKEND);
-        let (_, params) = self.agent.get_plugin_params(storage::BACKEND).map_err(&refused)?;
-        let backend = self.agent.create_backend(storage::BACKEND, &params).map_err(&refused)?;
+        let refused = refused(nixl, FILES);
+        let (_, params) = self.agent.get_plugin_params(FILES).map_err(&refused)?;
+        let backend = self.agent.create_backend(FILES, &params).map_err(&refused)?;
         let args = |backends: &[&Backend]| {
             let mut args = OptArgs::new().map_err(call("create_opt_args"))?;
             for backend in backends {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use kv_core::{MemoryKind, PlaneError};
 
-use crate::discovery::Looked;
+use crate::looked::Looked;
 
 /// Why NIXL could not be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -36,10 +36,12 @@ use crate::agent_metadata::{AgentMetadata, Registered};
 use crate::allowance::Allowance;
 use crate::error::ForeignError;
 use crate::host::Life;
+use crate::id::RemoteId;
 use crate::inbox::RawNotification;
 use crate::metadata::{Place, agent_name};
 use crate::plane::NixlPlane;
-use crate::remote::{Remote, RemoteId, Speech, Stage};
+use crate::remote::{Remote, Stage};
+use crate::speech::Speech;
 
 /// A range of a foreign agent's memory, as its side channel describes it: what
 /// [`Desc::remote_region`](kv_core::Desc::remote_region) counts.
@@ -97,7 +99,7 @@ impl NixlPlane {
         let loaded = self.engine.load(metadata).map_err(|error| {
             // NIXL keeps what it had read before it failed.
             self.engine.forget(&name);
-            crate::plane::backend(error)
+            PlaneError::from(error)
         })?;
         if loaded != name {
             self.engine.forget(&loaded);

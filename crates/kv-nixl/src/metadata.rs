@@ -5,6 +5,7 @@ use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, MemoryKind, PlaneError};
 use serde::{Deserialize, Serialize};
 
+use crate::ffi::memory::Memory;
 use crate::host::Process;
 use crate::transport::Reach;
 
@@ -43,6 +44,19 @@ pub(crate) struct Place {
     pub(crate) item_len: u64,
     pub(crate) kind: MemoryKind,
     pub(crate) device: u64,
+}
+
+impl Place {
+    /// Memory of ours, as a region with items of this length.
+    pub(crate) fn of(memory: &Memory, item_len: u64) -> Place {
+        Place {
+            addr: memory.addr(),
+            len: memory.len(),
+            item_len,
+            kind: memory.kind(),
+            device: memory.device(),
+        }
+    }
 }
 
 /// The name of the agent of a plane.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::PoolError;
-use crate::ffi::{Mapping, Memory};
+use crate::ffi::memory::{Mapping, Memory};
 
 /// Granularity of the length and of the address: one huge page.
 const HUGE_PAGE: usize = 2 << 20;

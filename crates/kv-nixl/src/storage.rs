@@ -10,12 +10,9 @@ use kv_core::{MemoryKind, Op, PlaneError, Post};
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::error::NixlError;
-use crate::ffi::Memory;
+use crate::ffi::memory::Memory;
 use crate::metadata::Place;
 use crate::plane::NixlPlane;
-
-/// The backend for files.
-pub(crate) const BACKEND: &str = "POSIX";
 
 impl NixlPlane {
     /// Gives a file to the plane, before any region is registered: all of it, as long as it is now. Returns the number that regions in
@@ -60,6 +57,19 @@ impl NixlPlane {
         let device = memory.device();
         self.adopt_memory(memory)?;
         Ok(device)
+    }
+
+    /// Makes ready for files.
+    fn start_storage(&mut self) -> Result<(), NixlError> {
+        if self.frozen.get().is_some() {
+            return Err(NixlError::Frozen);
+        }
+        if !self.regions.is_empty() {
+            return Err(NixlError::File {
+                reason: "files are given to a plane before regions are registered",
+            });
+        }
+        self.engine.start_storage(&self.nixl)
     }
 }
 

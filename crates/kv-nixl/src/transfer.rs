@@ -7,10 +7,10 @@ use kv_core::{Desc, MemoryKind, Op, PeerId, PlaneError, Post};
 use nixl_sys::XferRequest;
 
 use crate::engine::{CallError, Piece};
-use crate::ffi::Memory;
+use crate::ffi::memory::Memory;
+use crate::id::RemoteId;
 use crate::metadata::Place;
 use crate::prepared::{self, Grid};
-use crate::remote::RemoteId;
 
 /// What a descriptor counts beside its bytes: UCX takes 2 µs (shared memory) to 7 µs (TCP) for each,
 /// in which it would copy some 8 KiB.
