@@ -2,7 +2,7 @@
 
 use kv_transfer::allocator::FreeError;
 use kv_transfer::bootstrap::{BootstrapClientError, BootstrapServerError};
-use kv_transfer::local::{ArenaError, LocalError};
+use kv_transfer::local::{LocalError, MemoryError};
 use kv_transfer::{ArgsError, StartError};
 
 /// Why an example cannot go on.
@@ -27,7 +27,7 @@ pub enum ExampleError {
     Client(#[from] BootstrapClientError),
     /// There is no memory for the cache, or it was used wrongly.
     #[error(transparent)]
-    Arena(#[from] ArenaError),
+    Arena(#[from] MemoryError),
     /// The plane could not be set up.
     #[error(transparent)]
     Local(#[from] LocalError),

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use kv_core::MAX_FRAME;
+use kv_host::{Limit, check};
 
 use crate::connection::HEADER;
-use crate::error::LocalError;
 use crate::metadata::MAX_ARENAS;
 
 /// Limits and switches of a [`LocalPlane`](crate::LocalPlane).
@@ -62,8 +62,8 @@ impl Default for LocalConfig {
 }
 
 impl LocalConfig {
-    pub(crate) fn check(&self) -> Result<(), LocalError> {
-        for (field, got, min, max) in [
+    pub(crate) fn check(&self) -> Result<(), Limit> {
+        check::limits([
             ("max_peers", self.max_peers, 1, 1 << 20),
             ("max_connections", self.max_connections, 1, 1 << 20),
             ("max_strangers", self.max_strangers, 1, 1 << 16),
@@ -71,11 +71,6 @@ impl LocalConfig {
             ("max_lent", self.max_lent, 1 + MAX_ARENAS, 1 << 20),
             ("outbound_bytes", self.outbound_bytes, MAX_FRAME + HEADER, 1 << 30),
             ("max_posts", self.max_posts, 1, 1 << 24),
-        ] {
-            if !(min..=max).contains(&got) {
-                return Err(LocalError::Limit { field, got, min, max });
-            }
-        }
-        Ok(())
+        ])
     }
 }

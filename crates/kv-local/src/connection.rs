@@ -12,19 +12,15 @@
 //! too early. A goodbye comes last, and says that the sender has stopped copying.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bytes::{Buf, Bytes, BytesMut};
 use kv_core::MAX_FRAME;
-use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
-};
+use kv_host::descriptors::{self, ReceiveError};
+use kv_host::{Arena, OsError};
+use rustix::net::{RecvFlags, recv};
 
-use crate::arena::Arena;
 use crate::handshake::{MAX_HELLO, OPENING};
 use crate::metadata::MAX_ARENAS;
 
@@ -209,7 +205,7 @@ impl Connection {
     }
 
     /// Writes as much as the socket takes, but a bounded amount.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> Result<(), OsError> {
         let mut left = FLUSH;
         while !self.is_flushed() && left > 0 {
             match self.write_some(left) {
@@ -217,9 +213,9 @@ impl Connection {
                     self.advance(count);
                     left = left.saturating_sub(count);
                 }
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())
@@ -231,9 +227,10 @@ impl Connection {
         let room = self.wanted()?.min(scratch.len());
         let scratch = scratch.get_mut(..room).unwrap_or_default();
         let result = if matches!(self.heard, Heard::Hello(_)) {
-            self.receive_with_fds(scratch)?
+            descriptors::receive(self.socket.as_fd(), scratch, &mut self.fds, MAX_LENT)
         } else {
-            recv(&self.socket, &mut *scratch, RecvFlags::DONTWAIT).map(|(_, count)| count)
+            let received = recv(&self.socket, &mut *scratch, RecvFlags::DONTWAIT);
+            received.map(|(_, count)| count).map_err(|error| OsError::new("recv", error).into())
         };
         match result {
             Ok(0) => Ok(Received::End),
@@ -241,7 +238,8 @@ impl Connection {
                 self.inbound.extend_from_slice(scratch.get(..count).unwrap_or_default());
                 Ok(Received::Bytes(count))
             }
-            Err(Errno::AGAIN | Errno::INTR) => Ok(Received::Nothing),
+            Err(error) if error.is_for_now() => Ok(Received::Nothing),
+            Err(ReceiveError::TooMany { .. }) => Err(Broken::Descriptors),
             // A reset comes instead of the end when the peer left something of ours unread.
             Err(_) => Ok(Received::End),
         }
@@ -321,25 +319,6 @@ impl Connection {
         Ok(Some((kind, got)))
     }
 
-    fn receive_with_fds(&mut self, scratch: &mut [u8]) -> Result<Result<usize, Errno>, Broken> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_LENT))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = match recvmsg(&self.socket, &mut [IoSliceMut::new(scratch)], &mut control, flags) {
-            Ok(received) => received,
-            Err(error) => return Ok(Err(error)),
-        };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                self.fds.extend(fds);
-            }
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_LENT {
-            return Err(Broken::Descriptors);
-        }
-        Ok(Ok(received.bytes))
-    }
-
     fn may_go(&self, message: &Outgoing) -> bool {
         self.open || message.header[HEADER - 1] != Kind::Frame as u8
     }
@@ -351,7 +330,7 @@ impl Connection {
         self.outbound.push_back(Outgoing { header: [a, b, c, d, kind as u8], body });
     }
 
-    fn write_some(&self, most: usize) -> Result<usize, Errno> {
+    fn write_some(&self, most: usize) -> Result<usize, OsError> {
         let mut pieces = Vec::with_capacity(2 * GATHER);
         let mut skip = self.written;
         // The descriptors go with the first byte of their message, which therefore begins a write.
@@ -374,14 +353,10 @@ impl Connection {
                 }
             }
         }
-        let lent = self.right.iter().map(AsFd::as_fd).chain(self.arenas.iter().map(Arena::fd));
+        let lent =
+            self.right.iter().map(AsFd::as_fd).chain(self.arenas.iter().map(|arena| arena.file().as_fd()));
         let fds: Vec<BorrowedFd<'_>> = if lends { lent.collect() } else { Vec::new() };
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_LENT))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&fds));
-        }
-        sendmsg(&self.socket, &pieces, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+        descriptors::send(self.socket.as_fd(), &pieces, &fds)
     }
 
     fn advance(&mut self, count: usize) {

@@ -10,29 +10,20 @@
 //! the right to write (see [`right`](crate::right)), then one for each arena. The kernel closes what
 //! comes earlier, so that somebody who does not know the token lends nothing.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use kv_core::PlaneError;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{FileType, SealFlags, Stat, fcntl_get_seals, fstat};
-use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
-use rustix::time::Timespec;
+use kv_host::{MemoryFile, OsError};
 
-use crate::identity::{self, Proof};
 use crate::metadata::{MAX_METADATA, Metadata, Token};
 use crate::remote::PeerMemory;
 use crate::right::{RIGHT_LEN, Right};
-use crate::sys;
 
 const MAGIC: [u8; 4] = *b"KVH\x02";
 /// Bytes with which a hello for a plane begins: the magic bytes and the plane's token.
 pub(crate) const OPENING: usize = MAGIC.len() + Token::LEN;
 /// Longest hello.
 pub(crate) const MAX_HELLO: usize = OPENING + MAX_METADATA;
-/// Files with larger blocks are on reserved huge pages.
-const SMALL_PAGE: i64 = 64 << 10;
 
 /// A hello, as far as it can be checked by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,26 +95,26 @@ pub(crate) fn opening(token: Token) -> [u8; OPENING] {
 #[derive(Debug)]
 pub(crate) struct Lent {
     /// The page of our right to write.
-    pub(crate) right: OwnedFd,
+    pub(crate) right: MemoryFile,
     /// The arenas.
-    pub(crate) arenas: Vec<OwnedFd>,
+    pub(crate) arenas: Vec<MemoryFile>,
 }
 
 impl Lent {
     pub(crate) fn check(fds: Vec<OwnedFd>, metadata: &Metadata, sparse: u64) -> Result<Lent, Refusal> {
         let wrong = Refusal::DescriptorCount { got: metadata.arenas.len(), sent: fds.len() };
-        let mut fds = fds.into_iter();
-        let right = fds.next().ok_or(wrong)?;
-        let arenas: Vec<OwnedFd> = fds.collect();
-        if arenas.len() != metadata.arenas.len() {
+        if fds.len() != 1 + metadata.arenas.len() {
             return Err(wrong);
         }
-        let (page, _) = file(right.as_fd()).ok_or(Refusal::Right)?;
-        if page.st_blksize > SMALL_PAGE || page.st_size < RIGHT_LEN as i64 {
+        let mut fds = fds.into_iter();
+        let right = fds.next().and_then(MemoryFile::received).ok_or(Refusal::Right)?;
+        if right.on_huge_pages() || right.len() < RIGHT_LEN as u64 {
             return Err(Refusal::Right);
         }
-        for (fd, len) in arenas.iter().zip(&metadata.arenas) {
-            check_arena(fd.as_fd(), *len)?;
+        let arenas: Option<Vec<MemoryFile>> = fds.map(MemoryFile::received).collect();
+        let arenas = arenas.ok_or(Refusal::Arena)?;
+        for (file, len) in arenas.iter().zip(&metadata.arenas) {
+            check_arena(file, *len)?;
         }
         let lent = Lent { right, arenas };
         lent.check_size(metadata, sparse)?;
@@ -131,14 +122,14 @@ impl Lent {
     }
 
     /// Maps what is registered, and our right to write to it.
-    pub(crate) fn map(&self, metadata: &Metadata) -> io::Result<(PeerMemory, Right)> {
-        Ok((PeerMemory::map(&self.arenas, metadata)?, Right::of(self.right.as_fd())?))
+    pub(crate) fn map(&self, metadata: &Metadata) -> Result<(PeerMemory, Right), OsError> {
+        Ok((PeerMemory::map(&self.arenas, metadata)?, Right::of(&self.right)?))
     }
 
     /// What we map of a peer is bounded by `sparse` bytes, or by what the peer has allocated itself.
     fn check_size(&self, metadata: &Metadata, sparse: u64) -> Result<(), Refusal> {
         let got: u64 = metadata.extents().iter().map(|extent| extent.end - extent.start).sum();
-        let allocated = self.arenas.iter().map(|arena| allocated(arena.as_fd())).sum();
+        let allocated = self.arenas.iter().map(MemoryFile::allocated).sum();
         if got > sparse.max(allocated) {
             return Err(Refusal::Memory { got, allocated, max: sparse });
         }
@@ -146,108 +137,20 @@ impl Lent {
     }
 }
 
-/// A memory file that cannot shrink, and the bytes that are allocated in it.
-fn file(fd: BorrowedFd<'_>) -> Option<(Stat, u64)> {
-    let seals = fcntl_get_seals(fd).ok()?;
-    let stat = fstat(fd).ok()?;
-    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    let allocated = allocated(fd);
-    (seals.contains(SealFlags::SHRINK) && regular).then_some((stat, allocated))
-}
-
-fn allocated(fd: BorrowedFd<'_>) -> u64 {
-    fstat(fd).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
-}
-
-/// Reading past the end of a mapped file is deadly (SIGBUS). So the file must have the bytes and
-/// must not be able to lose them: only memory files can be sealed, and a seal cannot be removed.
-fn check_arena(fd: BorrowedFd<'_>, len: u64) -> Result<(), Refusal> {
-    let (stat, allocated) = file(fd).ok_or(Refusal::Arena)?;
-    if u64::try_from(stat.st_size).map_err(|_| Refusal::Arena)? < len {
+/// Whether an arena has the bytes that its owner says it has.
+fn check_arena(file: &MemoryFile, len: u64) -> Result<(), Refusal> {
+    if file.len() < len {
         return Err(Refusal::Arena);
     }
-    // A huge page that is missing can be had from nowhere when the host's are used up.
-    if stat.st_blksize > SMALL_PAGE && allocated < len {
+    let allocated = file.allocated();
+    if file.on_huge_pages() && allocated < len {
         return Err(Refusal::Holes { got: len, allocated });
     }
     Ok(())
 }
 
-/// The process at the other end of a connection, held by a descriptor that stays its own even when
-/// its number is used again.
-#[derive(Debug)]
-pub(crate) struct Process {
-    pid: i32,
-    pidfd: OwnedFd,
-}
-
-impl Process {
-    /// The process that connected, or that listens, as the kernel says: never what it claims.
-    pub(crate) fn of(socket: BorrowedFd<'_>) -> Result<Process, PlaneError> {
-        let credentials = credentials(socket)?;
-        let pidfd = match sys::peer_pidfd(socket) {
-            Ok(pidfd) => pidfd,
-            Err(_) => {
-                // Before Linux 6.5. The number cannot have been used again if the stream turns out
-                // to be alive after this: its other end belongs to the process.
-                let pid = Pid::from_raw(credentials.pid)
-                    .ok_or(PlaneError::Unsupported("the peer is in a PID namespace that cannot be seen"))?;
-                pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
-                    rustix::io::Errno::SRCH => PlaneError::PeerGone,
-                    error => PlaneError::Os { call: "pidfd_open", kind: error.kind() },
-                })?
-            }
-        };
-        Ok(Process { pid: credentials.pid, pidfd })
-    }
-
-    /// Readable once every thread of the process has ended.
-    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
-    }
-
-    /// Its number, if it is in a PID namespace that we can see.
-    pub(crate) fn pid(&self) -> Option<i32> {
-        (self.pid > 0).then_some(self.pid)
-    }
-
-    /// Whether it is the same process as another one.
-    pub(crate) fn is(&self, other: &Process) -> bool {
-        let (ours, theirs) = (identity::inode(self.pidfd()), identity::inode(other.pidfd()));
-        if ours != 0 && theirs != 0 { ours == theirs } else { self.pid > 0 && self.pid == other.pid }
-    }
-
-    /// Whether it is the process that this metadata names.
-    pub(crate) fn check(&self, metadata: &Metadata) -> Proof {
-        metadata.process.check(self.pidfd(), self.pid())
-    }
-
-    /// False once every thread of the process has ended.
-    pub(crate) fn is_alive(&self) -> bool {
-        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        !matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(count) if count > 0)
-    }
-}
-
-/// Refuses processes of other users: what a peer of the same user could do with our memory, it
-/// could do anyway.
-pub(crate) fn check_user(socket: BorrowedFd<'_>) -> Result<(), PlaneError> {
-    credentials(socket).map(|_| ())
-}
-
-fn credentials(socket: BorrowedFd<'_>) -> Result<sys::Credentials, PlaneError> {
-    let credentials = sys::peer_credentials(socket)
-        .map_err(|error| PlaneError::Os { call: "getsockopt", kind: error.kind() })?;
-    if credentials.uid != geteuid().as_raw() {
-        return Err(PlaneError::Metadata("the peer belongs to another user"));
-    }
-    Ok(credentials)
-}
-
 #[cfg(test)]
 mod tests {
-    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
-
     use super::*;
 
     #[test]
@@ -261,28 +164,9 @@ mod tests {
     }
 
     #[test]
-    fn only_memory_files_that_cannot_shrink_and_are_long_enough_are_arenas() {
-        let file = |seals: SealFlags| {
-            let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
-            ftruncate(&fd, 8192).unwrap();
-            fcntl_add_seals(&fd, seals).unwrap();
-            fd
-        };
-        let sealed = file(SealFlags::SHRINK);
-        assert_eq!(check_arena(sealed.as_fd(), 8192), Ok(()));
-        assert_eq!(check_arena(sealed.as_fd(), 8193), Err(Refusal::Arena));
-        assert_eq!(check_arena(file(SealFlags::GROW).as_fd(), 8192), Err(Refusal::Arena));
-        let disk = std::fs::File::open("/proc/self/exe").unwrap();
-        assert_eq!(check_arena(disk.as_fd(), 1), Err(Refusal::Arena));
-        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert_eq!(check_arena(socket.as_fd(), 1), Err(Refusal::Arena));
-    }
-
-    #[test]
-    fn the_process_behind_a_socket_is_alive() {
-        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let process = Process::of(socket.as_fd()).unwrap();
-        assert_eq!(process.pid(), i32::try_from(std::process::id()).ok());
-        assert!(process.is_alive());
+    fn only_files_that_are_long_enough_are_arenas() {
+        let file = MemoryFile::create("test", 8192, false).unwrap();
+        assert_eq!(check_arena(&file, 8192), Ok(()));
+        assert_eq!(check_arena(&file, 8193), Err(Refusal::Arena));
     }
 }

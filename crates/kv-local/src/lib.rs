@@ -60,8 +60,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("kv-local needs Linux: memory files, seals, pidfds and process_vm_*");
 
-mod arena;
-mod clock;
+mod adopt;
 mod config;
 mod connection;
 mod error;
@@ -69,7 +68,6 @@ mod error;
 #[doc(hidden)]
 pub mod fuzz;
 mod handshake;
-mod identity;
 mod link;
 mod links;
 mod metadata;
@@ -79,7 +77,7 @@ mod right;
 mod sys;
 mod transfer;
 
-pub use arena::Arena;
 pub use config::LocalConfig;
-pub use error::{ArenaError, LocalError};
+pub use error::LocalError;
+pub use kv_host::{Arena, Limit, MemoryError, OsError};
 pub use plane::{LocalPlane, LocalStats};

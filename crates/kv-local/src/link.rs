@@ -1,13 +1,14 @@
 //! One connection to a peer, and what stands behind it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use kv_core::{PeerId, PostId, Time};
+use kv_host::{Parked, Process};
 use rustix::event::epoll::EventFlags;
 
 use crate::connection::Connection;
-use crate::handshake::{Lent, Process};
+use crate::handshake::Lent;
 use crate::metadata::{Metadata, Token};
 use crate::remote::PeerMemory;
 use crate::right::Right;
@@ -64,7 +65,7 @@ pub(crate) struct Link {
     /// Posts that wait for the link to open.
     pub(crate) waiting: Vec<PostId>,
     /// Posts whose bytes are in place and whose notify frame found no room yet.
-    pub(crate) parked: VecDeque<PostId>,
+    pub(crate) parked: Parked,
     /// When it was made.
     pub(crate) opened: Time,
     /// When the last bytes came, or slices were seen to have been copied.
@@ -99,7 +100,7 @@ impl Link {
             permitted: Time::ZERO,
             held: BTreeSet::new(),
             waiting: Vec::new(),
-            parked: VecDeque::new(),
+            parked: Parked::default(),
             opened: now,
             heard: now,
             paid: Time::ZERO,

@@ -23,11 +23,10 @@ mod tests;
 mod timers;
 mod traffic;
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use kv_core::PlaneError;
+use kv_host::OsError;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{
@@ -35,7 +34,6 @@ use rustix::net::{
 };
 use rustix::time::Timespec;
 
-use crate::error::LocalError;
 use crate::link::LinkId;
 
 pub(crate) use pacing::Pacing;
@@ -74,8 +72,8 @@ struct Budget {
 }
 
 /// Opens the socket under which peers find the plane.
-pub(crate) fn listen(name: &str) -> Result<OwnedFd, LocalError> {
-    let os = |call| move |error: Errno| LocalError::Os { call, kind: error.kind() };
+pub(crate) fn listen(name: &str) -> Result<OwnedFd, OsError> {
+    let os = |call| move |error: Errno| OsError::new(call, error);
     let socket = new_socket().map_err(os("socket"))?;
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(os("bind"))?;
     bind(&socket, &address).map_err(os("bind"))?;
@@ -94,8 +92,4 @@ fn socket_key(id: LinkId) -> epoll::EventData {
 
 fn process_key(id: LinkId) -> epoll::EventData {
     epoll::EventData::new_u64(id << 1 | 1)
-}
-
-fn os(call: &'static str, error: &io::Error) -> PlaneError {
-    PlaneError::Os { call, kind: error.kind() }
 }

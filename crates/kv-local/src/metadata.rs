@@ -4,16 +4,11 @@
 //! connection. Both must be equal, so a region table that somebody changed on its way is never
 //! used, and the bounds that posts are checked against are the ones the peer itself gave.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-
 use bytes::Bytes;
 use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, PlaneError};
-use rustix::rand::{GetRandomFlags, getrandom};
+use kv_host::{Host, OsError, ProcessIdentity, random};
 use serde::{Deserialize, Serialize};
-
-use crate::identity::ProcessIdentity;
 
 /// Most arenas of one plane: their descriptors travel in one message, which carries 253 at most.
 pub(crate) const MAX_ARENAS: usize = 64;
@@ -32,8 +27,8 @@ pub(crate) struct Token(u64, u64);
 impl Token {
     pub(crate) const LEN: usize = 16;
 
-    pub(crate) fn random() -> Result<Token, rustix::io::Errno> {
-        Ok(Token::from_bytes(random_bytes()?))
+    pub(crate) fn random() -> Result<Token, OsError> {
+        Ok(Token::from_bytes(random()?))
     }
 
     pub(crate) fn from_bytes(bytes: [u8; Token::LEN]) -> Token {
@@ -47,48 +42,8 @@ impl Token {
 }
 
 /// A socket name that nobody can guess or occupy in advance.
-pub(crate) fn random_socket_name() -> Result<String, rustix::io::Errno> {
-    Ok(format!("kv-local-{:032x}", u128::from_le_bytes(random_bytes()?)))
-}
-
-fn random_bytes() -> Result<[u8; 16], rustix::io::Errno> {
-    let mut bytes = [0; 16];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
-    }
-    Ok(bytes)
-}
-
-/// Where a plane runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Host {
-    /// One boot of one kernel.
-    boot: (u64, u64),
-    /// The network namespace, in which abstract socket names live; zero if unknown.
-    network: u64,
-}
-
-impl Host {
-    /// This host, this boot, this namespace.
-    pub(crate) fn here() -> Result<Host, std::io::Error> {
-        let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        let boot = u128::from_str_radix(&digits, 16).map_err(|_| std::io::ErrorKind::InvalidData)?;
-        let network = fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
-        Ok(Host { boot: (boot as u64, (boot >> 64) as u64), network })
-    }
-
-    /// Whether a plane there can be reached from here.
-    pub(crate) fn check(&self, other: &Host) -> Result<(), PlaneError> {
-        if self.boot != other.boot {
-            return Err(PlaneError::Metadata("the peer is on another host"));
-        }
-        if self.network != other.network && self.network != 0 && other.network != 0 {
-            return Err(PlaneError::Metadata("the peer is in another network namespace"));
-        }
-        Ok(())
-    }
+pub(crate) fn random_socket_name() -> Result<String, OsError> {
+    Ok(format!("kv-local-{:032x}", u128::from_le_bytes(random()?)))
 }
 
 /// Where a region lies at its owner.
@@ -267,14 +222,5 @@ mod tests {
         assert!(refused(|metadata| metadata.arenas.push(1)));
         assert!(refused(|metadata| metadata.socket = "x".repeat(108)));
         assert!(refused(|metadata| metadata.regions = vec![metadata.regions[0]; MAX_REGIONS + 1]));
-    }
-
-    #[test]
-    fn another_boot_is_another_host() {
-        let here = Host::here().unwrap();
-        assert_eq!(here.check(&here), Ok(()));
-        assert!(here.check(&Host { boot: (1, 2), ..here }).is_err());
-        assert!(here.check(&Host { network: here.network + 1, ..here }).is_err());
-        assert!(here.check(&Host { network: 0, ..here }).is_ok());
     }
 }

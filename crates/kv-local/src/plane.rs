@@ -1,6 +1,5 @@
 //! The plane: memory, posts and the [`Plane`] trait. What happens on connections is in `links`.
 
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -9,23 +8,20 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    MAX_FRAME, MAX_REGIONS, MemoryKind, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post,
-    PostId, Region, Time, WriteFence,
+    MemoryKind, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time,
+    WriteFence,
 };
+use kv_host::{Arena, Frozen, Host, Mapping, Memory, OsError, ProcessIdentity, check, clock};
 use rustix::event::epoll;
 use rustix::process::{PTracer, set_ptracer};
 
-use crate::arena::Arena;
-use crate::clock;
 use crate::config::LocalConfig;
 use crate::error::LocalError;
-use crate::identity::ProcessIdentity;
 use crate::link::{Link, LinkId, Lost, Stage};
 use crate::links::{self, Pacing, READ_SCRATCH};
-use crate::metadata::{self, Host, MAX_ARENAS, Metadata, Place, Token};
+use crate::metadata::{self, MAX_ARENAS, Metadata, Place, Token};
 use crate::remote::unmap_some;
-use crate::sys::{Mapping, Memory};
-use crate::transfer::{self, Progress, Transfer};
+use crate::transfer::{Progress, Transfer};
 
 /// Bytes of one post that are copied before the next post has its turn.
 const QUANTUM: usize = 256 << 10;
@@ -53,7 +49,7 @@ pub struct LocalPlane {
     regions: Vec<Memory>,
     places: Vec<Place>,
     /// Our metadata, once anybody has asked for it.
-    pub(crate) frozen: OnceCell<Bytes>,
+    pub(crate) frozen: Frozen,
 
     pub(crate) peers: HashMap<PeerId, LinkId>,
     pub(crate) links: HashMap<LinkId, Link>,
@@ -111,7 +107,7 @@ pub struct LocalStats {
 impl LocalPlane {
     /// A plane that listens under a random name in the abstract socket namespace.
     pub fn new(config: LocalConfig) -> Result<LocalPlane, LocalError> {
-        let name = metadata::random_socket_name().map_err(|error| os("getrandom", error.into()))?;
+        let name = metadata::random_socket_name()?;
         LocalPlane::with_socket_name(config, name)
     }
 
@@ -120,12 +116,12 @@ impl LocalPlane {
         socket_name: String,
     ) -> Result<LocalPlane, LocalError> {
         config.check()?;
-        let host = Host::here().map_err(|error| os("read boot_id", error))?;
-        let token = Token::random().map_err(|error| os("getrandom", error.into()))?;
-        let process = ProcessIdentity::here().map_err(|error| os("pidfd_open", error))?;
+        let host = Host::here()?;
+        let token = Token::random()?;
+        let process = ProcessIdentity::here()?;
         let listener = links::listen(&socket_name)?;
-        let epoll =
-            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| os("epoll_create", error.into()))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|error| OsError::new("epoll_create", error))?;
         let mut plane = LocalPlane {
             config,
             host,
@@ -138,7 +134,7 @@ impl LocalPlane {
             adopted: Vec::new(),
             regions: Vec::new(),
             places: Vec::new(),
-            frozen: OnceCell::new(),
+            frozen: Frozen::default(),
             peers: HashMap::new(),
             links: HashMap::new(),
             next_link: 0,
@@ -165,15 +161,13 @@ impl LocalPlane {
             events: Vec::new(),
             stats: LocalStats::default(),
         };
-        plane.watch_listener().map_err(|error| os("epoll_ctl", error.into()))?;
+        plane.watch_listener().map_err(|error| OsError::new("epoll_ctl", error))?;
         Ok(plane)
     }
 
     /// Gives an arena to the plane: regions inside it can be registered, and peers may map it.
     pub fn add_arena(&mut self, arena: &Arena) -> Result<(), LocalError> {
-        if self.frozen.get().is_some() {
-            return Err(LocalError::Frozen);
-        }
+        self.frozen.check_memory()?;
         if self.arenas.len() >= MAX_ARENAS {
             return Err(LocalError::Arenas { got: self.arenas.len() + 1, max: MAX_ARENAS });
         }
@@ -187,9 +181,7 @@ impl LocalPlane {
     }
 
     pub(crate) fn adopt_memory(&mut self, memory: Memory) -> Result<(), LocalError> {
-        if self.frozen.get().is_some() {
-            return Err(LocalError::Frozen);
-        }
+        self.frozen.check_memory()?;
         if self.config.permit_tracing {
             // Fails where there is no Yama, and then it is not needed.
             let _ = set_ptracer(PTracer::Any);
@@ -200,11 +192,7 @@ impl LocalPlane {
 
     /// Our metadata. From the first call on, our memory does not change any more.
     pub(crate) fn own_metadata(&self) -> Result<Bytes, PlaneError> {
-        if let Some(bytes) = self.frozen.get() {
-            return Ok(bytes.clone());
-        }
-        let bytes = self.describe()?;
-        Ok(self.frozen.get_or_init(|| bytes).clone())
+        self.frozen.get_or_make(|| self.describe())
     }
 
     fn describe(&self) -> Result<Bytes, PlaneError> {
@@ -213,7 +201,7 @@ impl LocalPlane {
             token: self.token,
             process: self.process,
             socket: self.socket_name.clone(),
-            arenas: self.arenas.iter().map(|arena| arena.file_len() as u64).collect(),
+            arenas: self.arenas.iter().map(|arena| arena.file().len()).collect(),
             regions: self.places.clone(),
         }
         .encode()
@@ -221,16 +209,15 @@ impl LocalPlane {
 
     /// Where a range lies in the memory that we were given.
     fn locate(&self, addr: u64, len: u64) -> Option<(Memory, Place)> {
-        let (addr, size) = (usize::try_from(addr).ok()?, usize::try_from(len).ok()?);
-        let within = |memory: &Memory| memory.part(addr.checked_sub(memory.addr())?, size);
+        let within = |memory: &Memory| memory.at(addr, len);
         for (index, arena) in self.arenas.iter().enumerate() {
             if let Some(part) = within(arena.memory()) {
-                let start = (addr - arena.memory().addr()) as u64;
+                let start = addr - arena.addr();
                 return Some((part, Place { arena: u32::try_from(index).ok(), start, len }));
             }
         }
         let part = self.adopted.iter().find_map(within)?;
-        Some((part, Place { arena: None, start: addr as u64, len }))
+        Some((part, Place { arena: None, start: addr, len }))
     }
 
     /// Copies for a while, one quantum of each post after the other.
@@ -284,17 +271,17 @@ impl LocalPlane {
         // The kernel orders the copies before the frame for whoever reads the socket; this orders
         // them before the event for other threads of ours.
         fence(Ordering::SeqCst);
-        let Some(transfer) = self.transfers.get(&id) else {
+        let Some(transfer) = self.transfers.get_mut(&id) else {
             return;
         };
-        if transfer.notify.is_none() {
-            self.end(id, Ok(()));
-            return;
-        }
         let link_id = transfer.link;
-        if let Some(link) = self.links.get_mut(&link_id) {
-            link.parked.push_back(id);
-            self.flush(link_id);
+        match (transfer.notify.take(), self.links.get_mut(&link_id)) {
+            (Some(notify), Some(link)) => {
+                link.parked.push(id, notify);
+                self.flush(link_id);
+            }
+            (None, _) => self.end(id, Ok(())),
+            (Some(_), None) => {}
         }
     }
 
@@ -335,22 +322,13 @@ impl Plane for LocalPlane {
     }
 
     fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
-        if self.frozen.get().is_some() {
-            return Err(PlaneError::Unsupported("a region after peers were told of the others"));
-        }
-        if self.places.len() >= MAX_REGIONS {
-            let got = self.places.len() + 1;
-            return Err(PlaneError::Size { field: "regions.len", got, min: 0, max: MAX_REGIONS });
-        }
+        let number = self.frozen.next_region(self.places.len())?;
         let found = match region.memory {
             MemoryKind::Dram => self.locate(region.addr, region.len),
             MemoryKind::Vram | MemoryKind::File => None,
         };
-        let (memory, place) = found.ok_or(PlaneError::UnknownMemory {
-            region: self.places.len() as u32,
-            addr: region.addr,
-            len: region.len,
-        })?;
+        let (memory, place) =
+            found.ok_or(PlaneError::UnknownMemory { region: number, addr: region.addr, len: region.len })?;
         self.regions.push(memory);
         self.places.push(place);
         Ok(())
@@ -377,7 +355,7 @@ impl Plane for LocalPlane {
     }
 
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
-        check_frame("frame.len", &frame)?;
+        check::frame("frame.len", frame.len())?;
         let id = *self.peers.get(&peer).ok_or(PlaneError::PeerGone)?;
         let link = self.link_of(peer)?;
         // Notify frames that wait for room go first.
@@ -390,12 +368,14 @@ impl Plane for LocalPlane {
 
     fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
         if let Some(notify) = &post.notify {
-            check_frame("notify.len", notify)?;
+            check::frame("notify.len", notify.len())?;
         }
         let link_id = *self.peers.get(&peer).ok_or(PlaneError::PeerGone)?;
         let link = self.links.get_mut(&link_id).ok_or(PlaneError::PeerGone)?;
         let identity = link.identity.as_ref().ok_or(PlaneError::PeerGone)?;
-        transfer::check(&post.descs, &self.regions, &identity.metadata.regions)?;
+        let ours = |region: u32| self.regions.get(region as usize).map(|memory| memory.len() as u64);
+        let theirs = &identity.metadata.regions;
+        check::descriptors(&post.descs, ours, |region| theirs.get(region as usize).map(|place| place.len))?;
         if self.transfers.len() + self.events.len() >= self.config.max_posts {
             return Err(PlaneError::WouldBlock);
         }
@@ -418,7 +398,7 @@ impl Plane for LocalPlane {
         {
             link.held.remove(&post);
             link.waiting.retain(|id| *id != post);
-            link.parked.retain(|id| *id != post);
+            link.parked.cancel(post);
         }
         // Every copy is made by this thread, inside `poll`: between slices the memory is quiet.
         self.end(post, Err(PlaneError::Cancelled));
@@ -487,15 +467,4 @@ impl Drop for LocalPlane {
             self.wait_for_closing();
         }
     }
-}
-
-fn check_frame(field: &'static str, frame: &Bytes) -> Result<(), PlaneError> {
-    if frame.len() > MAX_FRAME {
-        return Err(PlaneError::Size { field, got: frame.len(), min: 0, max: MAX_FRAME });
-    }
-    Ok(())
-}
-
-fn os(call: &'static str, error: std::io::Error) -> LocalError {
-    LocalError::Os { call, kind: error.kind() }
 }

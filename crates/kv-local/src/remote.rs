@@ -1,11 +1,11 @@
 //! A peer's memory, as this process reaches it.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use kv_host::{Mapping, Memory, MemoryFile, OsError};
+use rustix::io::Errno;
+
 use crate::metadata::{Extent, Metadata, Place};
-use crate::sys::{Mapping, Memory};
 
 /// Most bytes unmapped in one call of `poll`.
 const UNMAP: usize = 64 << 20;
@@ -31,17 +31,17 @@ pub(crate) enum PeerRegion {
 impl PeerMemory {
     /// Maps what is registered of the arenas, which have been checked against the metadata, and
     /// nothing else of them.
-    pub(crate) fn map(arenas: &[OwnedFd], metadata: &Metadata) -> io::Result<PeerMemory> {
+    pub(crate) fn map(arenas: &[MemoryFile], metadata: &Metadata) -> Result<PeerMemory, OsError> {
         let extents = metadata.extents();
         let mut mappings = Vec::with_capacity(extents.len());
         for extent in &extents {
-            let fd = arenas.get(extent.arena).ok_or(io::ErrorKind::InvalidData)?;
-            let mapping = Mapping::shared(fd.as_fd(), extent.start, to_usize(extent.end - extent.start)?)?;
+            let file = arenas.get(extent.arena).ok_or(NOT_OF_METADATA)?;
+            let mapping = file.map(extent.start, to_usize(extent.end - extent.start)?)?;
             mapping.keep_from_children()?;
             mapping.prefer_huge_pages();
             mappings.push(Arc::new(mapping));
         }
-        let region = |place: &Place| -> io::Result<PeerRegion> {
+        let region = |place: &Place| -> Result<PeerRegion, OsError> {
             let len = to_usize(place.len)?;
             let Some(arena) = place.arena.filter(|_| len != 0) else {
                 // An empty region has no byte that could be reached.
@@ -50,12 +50,12 @@ impl PeerMemory {
             let wanted = Extent { arena: arena as usize, start: place.start, end: u64::MAX };
             let index = extents.partition_point(|extent| *extent <= wanted).checked_sub(1);
             let found = index.and_then(|index| Some((extents.get(index)?, mappings.get(index)?)));
-            let (extent, mapping) = found.ok_or(io::ErrorKind::InvalidData)?;
-            let offset = place.start.checked_sub(extent.start).ok_or(io::ErrorKind::InvalidData)?;
-            let memory = Memory::of(mapping, to_usize(offset)?, len).ok_or(io::ErrorKind::InvalidData)?;
+            let (extent, mapping) = found.ok_or(NOT_OF_METADATA)?;
+            let offset = place.start.checked_sub(extent.start).ok_or(NOT_OF_METADATA)?;
+            let memory = Memory::of(mapping, to_usize(offset)?, len).map_err(|_| NOT_OF_METADATA)?;
             Ok(PeerRegion::Mapped(memory))
         };
-        let regions = metadata.regions.iter().map(region).collect::<io::Result<_>>()?;
+        let regions = metadata.regions.iter().map(region).collect::<Result<_, OsError>>()?;
         Ok(PeerMemory { regions, mappings, populated: (0, 0) })
     }
 
@@ -105,22 +105,22 @@ pub(crate) fn unmap_some(retired: &mut Vec<Mapping>) {
     }
 }
 
-fn to_usize(value: u64) -> io::Result<usize> {
-    usize::try_from(value).map_err(|_| io::ErrorKind::InvalidData.into())
+/// Cannot happen to descriptors that were checked against the metadata.
+const NOT_OF_METADATA: OsError = OsError { call: "mmap", errno: Errno::INVAL.raw_os_error() };
+
+fn to_usize(value: u64) -> Result<usize, OsError> {
+    usize::try_from(value).map_err(|_| NOT_OF_METADATA)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Arena;
 
     #[test]
     fn a_large_mapping_goes_in_bounded_pieces() {
-        let arena = Arena::new(4096).unwrap();
-        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, 3 * UNMAP as u64 + 4096).unwrap();
-        let large = Mapping::shared(file.as_fd(), 0, 3 * UNMAP + 4096).unwrap();
-        let small = Mapping::shared(arena.fd(), 0, 4096).unwrap();
+        let file = MemoryFile::create("test", 3 * UNMAP as u64 + 4096, false).unwrap();
+        let large = file.map(0, 3 * UNMAP + 4096).unwrap();
+        let small = file.map(0, 4096).unwrap();
         let mut retired = vec![small, large];
         for left in [3 * UNMAP, 2 * UNMAP, UNMAP] {
             unmap_some(&mut retired);

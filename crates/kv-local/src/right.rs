@@ -18,13 +18,9 @@
 //! delays the revocation of its own right until its process ends, ends its own copies, or clears its mark
 //! early and then writes into pages that the owner has reused. Neither side can block or crash the other.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-
-use crate::sys::Mapping;
+use kv_host::{Mapping, MemoryFile, OsError};
 
 /// Length of the page's file, in bytes.
 pub(crate) const RIGHT_LEN: usize = 4096;
@@ -43,19 +39,17 @@ pub(crate) struct Right {
 }
 
 impl Right {
-    /// The owner's: a page of its own, and the descriptor for the copier.
-    pub(crate) fn grant() -> io::Result<(Right, OwnedFd)> {
-        let fd = memfd_create("kv-right", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&fd, RIGHT_LEN as u64)?;
-        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let right = Right::of(fd.as_fd())?;
+    /// The owner's: a page of its own, and the file for the copier.
+    pub(crate) fn grant() -> Result<(Right, MemoryFile), OsError> {
+        let file = MemoryFile::create("kv-right", RIGHT_LEN as u64, false)?;
+        let right = Right::of(&file)?;
         right.state().store(0, Ordering::SeqCst);
-        Ok((right, fd))
+        Ok((right, file))
     }
 
-    /// The copier's. The caller has checked that the file has [`RIGHT_LEN`] bytes and cannot shrink.
-    pub(crate) fn of(fd: BorrowedFd<'_>) -> io::Result<Right> {
-        let mapping = Mapping::shared(fd, 0, RIGHT_LEN)?;
+    /// The copier's, of a file with [`RIGHT_LEN`] bytes.
+    pub(crate) fn of(file: &MemoryFile) -> Result<Right, OsError> {
+        let mapping = file.map(0, RIGHT_LEN)?;
         mapping.keep_from_children()?;
         Ok(Right { mapping })
     }
@@ -109,8 +103,8 @@ mod tests {
 
     #[test]
     fn a_revoked_right_cannot_be_marked_and_a_marked_one_is_not_revoked_yet() {
-        let (owner, fd) = Right::grant().unwrap();
-        let copier = Right::of(fd.as_fd()).unwrap();
+        let (owner, file) = Right::grant().unwrap();
+        let copier = Right::of(&file).unwrap();
         assert!(copier.mark());
         assert!(!owner.revoke());
         assert!(!owner.revoke());
@@ -123,8 +117,8 @@ mod tests {
 
     #[test]
     fn rubbish_in_the_page_delays_only_the_revocation_and_never_blocks() {
-        let (owner, fd) = Right::grant().unwrap();
-        let peer = Right::of(fd.as_fd()).unwrap();
+        let (owner, file) = Right::grant().unwrap();
+        let peer = Right::of(&file).unwrap();
         for rubbish in [u64::MAX, MARKED, REVOKED, 1 << 63, 0] {
             peer.state().store(rubbish, Ordering::SeqCst);
             assert_eq!(owner.revoke(), rubbish & MARKED == 0);
@@ -136,11 +130,11 @@ mod tests {
     #[test]
     fn no_slice_is_under_way_once_the_right_is_revoked() {
         for _ in 0..200 {
-            let (owner, fd) = Right::grant().unwrap();
+            let (owner, file) = Right::grant().unwrap();
             let copying = AtomicBool::new(false);
             thread::scope(|scope| {
                 scope.spawn(|| {
-                    let copier = Right::of(fd.as_fd()).unwrap();
+                    let copier = Right::of(&file).unwrap();
                     while copier.mark() {
                         copying.store(true, Ordering::SeqCst);
                         copying.store(false, Ordering::SeqCst);

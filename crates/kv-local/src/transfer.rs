@@ -2,12 +2,11 @@
 
 use bytes::Bytes;
 use kv_core::{Desc, Op, PlaneError, Post};
+use kv_host::{Memory, Process};
 
-use crate::handshake::Process;
 use crate::link::LinkId;
-use crate::metadata::Place;
 use crate::remote::{PeerMemory, PeerRegion};
-use crate::sys::{Memory, ProcessBatch};
+use crate::sys::ProcessBatch;
 
 /// What one descriptor costs besides its bytes, in bytes of copying, so that a slice of many small
 /// ones takes no longer than one of few large ones.
@@ -39,7 +38,7 @@ pub(crate) enum Progress {
 }
 
 impl Transfer {
-    /// A transfer whose descriptors have been checked by [`check`].
+    /// A transfer whose descriptors have been [checked](kv_host::check::descriptors).
     pub(crate) fn new(link: LinkId, post: Post) -> Transfer {
         Transfer { link, notify: post.notify, op: post.op, descs: post.descs, next: 0, done: 0 }
     }
@@ -72,9 +71,7 @@ impl Transfer {
                         Op::Write => here.copy_to(at, memory, peer_at, len),
                         Op::Read => memory.copy_to(peer_at, here, at, len),
                     };
-                    if !copied {
-                        return Err(UNREACHABLE);
-                    }
+                    copied.map_err(|_| UNREACHABLE)?;
                     self.advance(len);
                     left = left.saturating_sub(len + DESC_COST);
                 }
@@ -134,7 +131,7 @@ impl Transfer {
     }
 }
 
-/// Cannot happen to descriptors that passed [`check`] and memory that passed the handshake.
+/// Cannot happen to descriptors that were checked and memory that passed the handshake.
 const UNREACHABLE: PlaneError = PlaneError::Unsupported("memory that overlaps or cannot be reached");
 
 /// How much of the `rest` of a descriptor to copy: all that is left of the quantum, and a little more
@@ -152,46 +149,15 @@ fn process_copy(batch: &ProcessBatch<'_>, op: Op, process: &Process) -> Result<u
     if !process.is_alive() {
         return Err(PlaneError::PeerGone);
     }
-    let (call, copied) = match op {
-        Op::Write => ("process_vm_writev", batch.write_to(pid)),
-        Op::Read => ("process_vm_readv", batch.read_from(pid)),
+    let copied = match op {
+        Op::Write => batch.write_to(pid),
+        Op::Read => batch.read_from(pid),
     };
     if !process.is_alive() {
         return Err(PlaneError::PeerGone);
     }
-    match copied {
-        Ok(0) => Err(PlaneError::Os { call, kind: std::io::ErrorKind::WriteZero }),
-        Ok(count) => Ok(count),
-        Err(error) => Err(PlaneError::Os { call, kind: error.kind() }),
+    match copied? {
+        0 => Err(PlaneError::Os { call: "process_vm", kind: std::io::ErrorKind::WriteZero }),
+        count => Ok(count),
     }
-}
-
-/// Checks every descriptor against the regions of both sides.
-pub(crate) fn check(descs: &[Desc], local: &[Memory], remote: &[Place]) -> Result<(), PlaneError> {
-    if descs.is_empty() {
-        return Err(PlaneError::Size { field: "descs.len", got: 0, min: 1, max: usize::MAX });
-    }
-    for (index, desc) in descs.iter().enumerate() {
-        if desc.len == 0 {
-            return Err(PlaneError::Size { field: "desc.len", got: 0, min: 1, max: usize::MAX });
-        }
-        let ours = local.get(desc.local_region as usize).map_or(0, |memory| memory.len() as u64);
-        let theirs = remote.get(desc.remote_region as usize).map_or(0, |place| place.len);
-        for (side, region, len, offset) in [
-            ("local", desc.local_region, ours, desc.local_offset),
-            ("remote", desc.remote_region, theirs, desc.remote_offset),
-        ] {
-            if offset.checked_add(desc.len).is_none_or(|end| end > len) {
-                return Err(PlaneError::OutOfBounds {
-                    desc: index,
-                    side,
-                    region,
-                    len,
-                    offset,
-                    size: desc.len,
-                });
-            }
-        }
-    }
-    Ok(())
 }

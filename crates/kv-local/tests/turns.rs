@@ -11,7 +11,7 @@ use kv_core::{
     Desc, MAX_FRAME, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region,
     RegionRole, WayEnd,
 };
-use kv_local::{Arena, LocalConfig, LocalError, LocalPlane};
+use kv_local::{Arena, LocalConfig, LocalPlane, MemoryError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use workers::{PLACES, Place, worker};
@@ -193,7 +193,7 @@ fn regions_must_lie_wholly_in_memory_that_the_plane_was_given() {
     }
     plane.metadata().unwrap();
     assert!(matches!(plane.register(&region(arena.addr(), 1)), Err(PlaneError::Unsupported(_))));
-    assert_eq!(plane.add_arena(&arena), Err(LocalError::Frozen));
+    assert_eq!(plane.add_arena(&arena), Err(MemoryError::Frozen.into()));
 }
 
 #[test]

@@ -99,7 +99,7 @@ impl LocalPlane {
         self.settle(id);
         if let Some(lost) = self.lost.remove(&id) {
             if let Some(process) = lost.process {
-                let _ = epoll::delete(&self.epoll, process.pidfd());
+                let _ = epoll::delete(&self.epoll, &process);
             }
             if let Some(peer) = lost.peer {
                 self.tell_dead(peer);

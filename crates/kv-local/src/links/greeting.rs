@@ -1,11 +1,11 @@
 //! What hellos lead to.
 
 use bytes::Bytes;
+use kv_host::{Process, Proof};
 use rustix::event::epoll;
 
 use super::process_key;
-use crate::handshake::{Hello, Lent, Process, Refusal};
-use crate::identity::Proof;
+use crate::handshake::{Hello, Lent, Refusal};
 use crate::link::{Identity, LinkId, Lost, Stage};
 use crate::metadata::Metadata;
 use crate::plane::LocalPlane;
@@ -36,8 +36,8 @@ impl LocalPlane {
             return Ok(());
         };
         let lent = Lent::check(link.connection.take_fds(), &metadata, self.config.max_sparse)?;
-        let process = Process::of(link.connection.socket()).map_err(|_| Refusal::Process)?;
-        link.proven = match process.check(&metadata) {
+        let process = Process::behind(link.connection.socket()).map_err(|_| Refusal::Process)?;
+        link.proven = match metadata.process.check(&process) {
             Proof::Proven => true,
             Proof::Unknown => false,
             Proof::Refuted => return Err(Refusal::Impostor),
@@ -47,8 +47,8 @@ impl LocalPlane {
         if got > MAX_MARKED {
             return Err(Refusal::Marked { got, max: MAX_MARKED });
         }
-        let (right, fd) = Right::grant().map_err(|_| Refusal::Right)?;
-        epoll::add(&self.epoll, process.pidfd(), process_key(id), epoll::EventFlags::IN)
+        let (right, page) = Right::grant().map_err(|_| Refusal::Right)?;
+        epoll::add(&self.epoll, &process, process_key(id), epoll::EventFlags::IN)
             .map_err(|_| Refusal::Process)?;
         let answer = Hello { expected: metadata.token, metadata: own };
         link.lent = Some(lent);
@@ -56,7 +56,7 @@ impl LocalPlane {
         link.process = Some(process);
         link.identity = Some(Identity { bytes: hello.metadata, metadata });
         link.stage = Stage::Welcoming;
-        link.connection.queue_hello(answer.encode(), fd, self.arenas.clone());
+        link.connection.queue_hello(answer.encode(), page.into(), self.arenas.clone());
         self.strangers.remove(&id);
         self.unclaimed.insert(id);
         self.sweep_at = self.sweep_at.min(self.now + self.config.unclaimed_timeout);

@@ -5,14 +5,14 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use bytes::Bytes;
 use kv_core::{PeerId, PlaneError};
+use kv_host::{OsError, Process, Proof, check_user};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, connect};
 
-use super::{ACCEPT_BUDGET, DIAL_AGAIN, LISTEN_AGAIN, LISTENER, new_socket, os, process_key};
+use super::{ACCEPT_BUDGET, DIAL_AGAIN, LISTEN_AGAIN, LISTENER, new_socket, process_key};
 use crate::connection::Connection;
-use crate::handshake::{Hello, Process, check_user, opening};
-use crate::identity::Proof;
+use crate::handshake::{Hello, opening};
 use crate::link::{Identity, Link, LinkId, Stage};
 use crate::metadata::{Metadata, Token};
 use crate::plane::LocalPlane;
@@ -74,7 +74,7 @@ impl LocalPlane {
             return Err(PlaneError::Metadata("it is not what the peer says of itself"));
         }
         let lent = link.lent.as_ref().ok_or(PlaneError::PeerGone)?;
-        let mapped = lent.map(&identity.metadata).map_err(|error| os("mmap", &error))?;
+        let mapped = lent.map(&identity.metadata)?;
         link.memory = Some(mapped);
         link.lent = None;
         link.peer = Some(peer);
@@ -88,7 +88,7 @@ impl LocalPlane {
         if self.links.len() >= self.config.max_connections {
             return Err(PlaneError::WouldBlock);
         }
-        let socket = new_socket().map_err(|error| os("socket", &error.into()))?;
+        let socket = new_socket().map_err(|error| OsError::new("socket", error))?;
         let connection = Connection::new(socket, self.config.outbound_bytes, opening(self.token));
         let mut link = Link::new(connection, Stage::Dialing, self.now);
         link.peer = Some(peer);
@@ -116,7 +116,7 @@ impl LocalPlane {
             return Err(PlaneError::PeerGone);
         };
         let address = SocketAddrUnix::new_abstract_name(identity.metadata.socket.as_bytes())
-            .map_err(|error| os("connect", &error.into()))?;
+            .map_err(|error| OsError::new("connect", error))?;
         match connect(link.connection.socket(), &address) {
             Ok(()) => {}
             Err(Errno::AGAIN | Errno::INTR) => {
@@ -126,25 +126,25 @@ impl LocalPlane {
             }
             // A plane listens for as long as it lives, under a name that is never used again.
             Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(PlaneError::PeerGone),
-            Err(error) => return Err(os("connect", &error.into())),
+            Err(error) => return Err(OsError::new("connect", error).into()),
         }
         let hello = Hello { expected: identity.metadata.token, metadata: own };
         check_user(link.connection.socket())?;
-        let process = Process::of(link.connection.socket())?;
-        link.proven = match process.check(&identity.metadata) {
+        let process = Process::behind(link.connection.socket())?;
+        link.proven = match identity.metadata.process.check(&process) {
             Proof::Proven => true,
             Proof::Unknown => false,
             Proof::Refuted => {
                 return Err(PlaneError::Metadata("another process listens at the peer's address"));
             }
         };
-        let (right, fd) = Right::grant().map_err(|error| os("memfd_create", &error))?;
-        epoll::add(&self.epoll, process.pidfd(), process_key(id), epoll::EventFlags::IN)
-            .map_err(|error| os("epoll_ctl", &error.into()))?;
+        let (right, page) = Right::grant()?;
+        epoll::add(&self.epoll, &process, process_key(id), epoll::EventFlags::IN)
+            .map_err(|error| OsError::new("epoll_ctl", error))?;
         link.process = Some(process);
         link.stage = Stage::Greeting;
         link.granted = Some(right);
-        link.connection.queue_hello(hello.encode(), fd, self.arenas.clone());
+        link.connection.queue_hello(hello.encode(), page.into(), self.arenas.clone());
         self.flush(id);
         Ok(())
     }

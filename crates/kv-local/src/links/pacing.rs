@@ -12,9 +12,9 @@ use std::mem;
 use std::time::Duration;
 
 use kv_core::Time;
+use kv_host::clock;
 
 use super::MESSAGE_SHARE;
-use crate::clock;
 use crate::connection::Message;
 use crate::link::{Link, LinkId};
 use crate::plane::LocalPlane;
@@ -70,7 +70,7 @@ impl Pacing {
 
     fn of(&mut self, id: LinkId) -> &mut Read {
         if self.read.is_empty() {
-            self.begun = clock::used();
+            self.begun = clock::thread_time();
         }
         let at = match self.read.iter().rposition(|read| read.id == id) {
             Some(at) => at,
@@ -86,21 +86,21 @@ impl Pacing {
     /// most part, is counted to nobody.
     pub(crate) fn end_reading(&mut self) {
         if !self.read.is_empty() {
-            self.reading = clock::used().saturating_sub(self.begun);
+            self.reading = clock::thread_time().saturating_sub(self.begun);
         }
     }
 
     /// The owner is given the events.
     pub(crate) fn hand_over(&mut self) {
         if !self.read.is_empty() {
-            self.handed = clock::used();
+            self.handed = clock::thread_time();
         }
     }
 
     /// The owner has handled the events.
     pub(crate) fn handled(&self) {
         if !self.read.is_empty() && self.handled.get().is_none() {
-            self.handled.set(Some(clock::used()));
+            self.handled.set(Some(clock::thread_time()));
         }
     }
 

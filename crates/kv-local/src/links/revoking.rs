@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::mem;
 
 use kv_core::{PeerId, PlaneEvent};
+use kv_host::Process;
 use rustix::event::epoll;
 
 use super::{LOOK_AGAIN, LOOK_RARELY};
-use crate::handshake::Process;
 use crate::link::{Link, LinkId, Lost};
 use crate::metadata::Token;
 use crate::plane::LocalPlane;
@@ -41,7 +41,7 @@ impl LocalPlane {
             self.lost.retain(|_, lost| {
                 let keep = lost.peer.is_some() || lost.is_marked();
                 if let Some(process) = lost.process.as_ref().filter(|_| !keep) {
-                    let _ = epoll::delete(&self.epoll, process.pidfd());
+                    let _ = epoll::delete(&self.epoll, process);
                 }
                 keep
             });
@@ -109,7 +109,7 @@ impl LocalPlane {
             // The process is still watched by epoll, under the same key.
             self.lost.insert(id, lost);
         } else if let Some(process) = lost.process {
-            let _ = epoll::delete(&self.epoll, process.pidfd());
+            let _ = epoll::delete(&self.epoll, &process);
         }
     }
 

@@ -1,6 +1,6 @@
 //! What strangers, impostors and broken peers can do to a plane: nothing.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -15,17 +15,15 @@ use std::os::fd::AsFd;
 
 use bytes::Bytes;
 use kv_conformance::{connect as befriend, heard};
-use kv_core::{Origin, PeerId, PlaneEvent, Time, WayEnd};
+use kv_core::{Origin, PeerId, PlaneError, PlaneEvent, Time, WayEnd};
+use kv_host::{Arena, Host, ProcessIdentity, clock};
 use rustix::net::{accept_with, connect};
 
 use super::ending::DYING;
 use super::*;
-use crate::arena::Arena;
-use crate::clock;
 use crate::config::LocalConfig;
 use crate::handshake::{Hello, Lent, Refusal};
-use crate::identity::ProcessIdentity;
-use crate::metadata::{Host, Metadata, Place, Token, random_socket_name};
+use crate::metadata::{Metadata, Place, Token, random_socket_name};
 use crate::plane::LocalPlane;
 use crate::right::Right;
 
@@ -115,6 +113,7 @@ fn hello_for(plane: &LocalPlane, metadata: &Bytes) -> Vec<u8> {
 /// Says hello and lends a page for the right to write, which it returns, and these arenas.
 fn greet(stream: &UnixStream, hello: &[u8], arenas: &[&OwnedFd]) -> Right {
     let (right, page) = Right::grant().unwrap();
+    let page = page.into();
     let lent: Vec<&OwnedFd> = [&page].into_iter().chain(arenas.iter().copied()).collect();
     (&*stream).write_all(hello).unwrap();
     send_with_fds(stream, &message(4, b""), &lent);
@@ -518,8 +517,8 @@ fn a_flooding_peer_does_not_keep_others_from_being_heard() {
 fn handle_slowly(plane: &mut LocalPlane) -> usize {
     let mut events = Vec::new();
     plane.poll(Time::ZERO, &mut events);
-    let begun = clock::used();
-    while clock::used() - begun < Duration::from_millis(10) {
+    let begun = clock::thread_time();
+    while clock::thread_time() - begun < Duration::from_millis(10) {
         std::hint::black_box(&events);
     }
     // Asking this is the end of what the owner does about the frames.
@@ -683,7 +682,7 @@ fn a_claim_that_the_kernel_cannot_confirm_is_never_used_but_its_address_is() {
     // As in a PID namespace that cannot be seen, before Linux 6.9.
     let mut unseen = Metadata::decode(&victim.metadata().unwrap()).unwrap();
     unseen.process = ProcessIdentity { inode: 0, namespace: 1, pid: 7, started: 7 };
-    victim.frozen = std::cell::OnceCell::from(unseen.encode().unwrap());
+    victim.frozen = unseen.encode().unwrap().into();
     let metadata = victim.metadata().unwrap();
     let client = dial_raw(&us);
     greet(&client, &hello_for(&us, &metadata), &[&memory_file(2 << 20, SealFlags::SHRINK)]);

@@ -148,23 +148,10 @@ impl LocalPlane {
     /// Queues notify frames while there is room. Returns how many.
     pub(super) fn unpark(&mut self, id: LinkId) -> usize {
         let mut ended = 0;
-        while let Some(link) = self.links.get_mut(&id) {
-            let Some(post) = link.parked.front().copied() else {
-                break;
-            };
-            let Some(transfer) = self.transfers.get_mut(&post) else {
-                // Cancelled meanwhile.
-                link.parked.pop_front();
-                continue;
-            };
-            if let Some(notify) = transfer.notify.take() {
-                if !link.connection.has_room(notify.len()) {
-                    transfer.notify = Some(notify);
-                    break;
-                }
-                link.connection.queue_frame(notify);
-            }
-            link.parked.pop_front();
+        while let Some(link) = self.links.get_mut(&id)
+            && let Some((post, notify)) = link.parked.pop(|len| link.connection.has_room(len))
+        {
+            link.connection.queue_frame(notify);
             ended += 1;
             self.end(post, Ok(()));
         }

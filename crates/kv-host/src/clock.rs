@@ -1,4 +1,7 @@
-//! The clock that permissions are told in, and the one that work is counted by.
+//! The clock of the host, in which leases and permissions are told, and that of a thread's work.
+//!
+//! Every transport that moves real bytes reads [`now`] by itself and compares it with times that the
+//! protocol tells, so a worker must read the same clock: a [`Time`] is nanoseconds of it, and of no other.
 
 use std::time::Duration;
 
@@ -6,12 +9,12 @@ use kv_core::Time;
 use rustix::time::{ClockId, clock_gettime};
 
 /// `CLOCK_BOOTTIME`: the time since the host's boot, which goes on while the host is suspended.
-pub(crate) fn now() -> Time {
+pub fn now() -> Time {
     Time::ZERO + read(ClockId::Boottime)
 }
 
 /// `CLOCK_THREAD_CPUTIME_ID`: the processor time that this thread has used.
-pub(crate) fn used() -> Duration {
+pub fn thread_time() -> Duration {
     read(ClockId::ThreadCPUTime)
 }
 
@@ -33,6 +36,24 @@ mod tests {
         let now = now();
         assert!(before <= now && now <= kv_conformance::boottime());
         assert!(now > Time::ZERO);
+    }
+
+    #[test]
+    fn the_time_is_the_uptime_that_the_kernel_tells() {
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+        assert!((now().since(Time::ZERO).as_secs_f64() - uptime).abs() < 5.0);
+    }
+
+    #[test]
+    fn the_processor_time_grows_with_work_of_this_thread_only() {
+        let work = Duration::from_millis(20);
+        let begun = thread_time();
+        while thread_time() - begun < work {
+            std::hint::spin_loop();
+        }
+        let other = std::thread::spawn(thread_time).join().unwrap();
+        assert!(other < work, "{other:?} of a thread that has done nothing");
     }
 
     /// In a time namespace whose boot was a day earlier, which `CLOCK_MONOTONIC` does not know of.

@@ -1,0 +1,157 @@
+//! Shared memory that peers on the host can map.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::error::MemoryError;
+use crate::file::MemoryFile;
+use crate::sys::{Mapping, Memory};
+
+/// Granularity of the length: one huge page, so that huge pages can hold all of it.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
+/// Granularity without huge pages; a multiple of every page size in use.
+const PAGE: usize = 64 << 10;
+
+/// Memory to register regions in: a sealed memory file that a connected peer maps, so that either
+/// side moves bytes with one plain copy.
+///
+/// Clones are the same memory. It stays mapped while a clone lives, here or inside a plane, and
+/// while a connected peer has it mapped.
+///
+/// The file can neither shrink nor grow (`F_SEAL_SHRINK`, `F_SEAL_GROW`, `F_SEAL_SEAL`): a peer can
+/// rely on every byte of it being there. It is on huge pages where the host has reserved some,
+/// else on transparent huge pages where the host allows that, and all of it is present from the
+/// start: the first transfer is as fast as the last.
+///
+/// An arena is read and written as the [`Memory`] that it holds.
+///
+/// ```
+/// let arena = kv_host::Arena::new(1 << 20)?;
+/// arena.write(4096, b"page")?;
+/// let mut page = [0; 4];
+/// arena.read(4096, &mut page)?;
+/// assert_eq!(&page, b"page");
+/// # Ok::<(), kv_host::MemoryError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Arena {
+    file: Arc<MemoryFile>,
+    memory: Memory,
+}
+
+impl Arena {
+    /// Allocates at least `len` bytes of zeroes.
+    pub fn new(len: usize) -> Result<Arena, MemoryError> {
+        let max = isize::MAX as usize - HUGE_PAGE;
+        if len == 0 || len > max {
+            return Err(MemoryError::Length { got: len, max });
+        }
+        Arena::huge(len).or_else(|_| Arena::normal(len))
+    }
+
+    /// True if the host granted reserved huge pages (`vm.nr_hugepages`).
+    pub fn huge_pages(&self) -> bool {
+        self.file.on_huge_pages()
+    }
+
+    /// The file, whose length is [`len`](Memory::len) rounded up to whole pages.
+    pub fn file(&self) -> &MemoryFile {
+        &self.file
+    }
+
+    /// The bytes asked for.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    fn huge(len: usize) -> Result<Arena, MemoryError> {
+        Arena::map(len, HUGE_PAGE, true, |mapping| mapping.populate(0, mapping.len()))
+    }
+
+    fn normal(len: usize) -> Result<Arena, MemoryError> {
+        let granularity = if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
+        Arena::map(len, granularity, false, |mapping| {
+            mapping.prefer_huge_pages();
+            match mapping.populate(0, mapping.len()) {
+                // Before Linux 5.14 there is no such advice.
+                Err(error) if error.errno == Errno::INVAL.raw_os_error() => mapping.touch(),
+                other => return other,
+            }
+            Ok(())
+        })
+    }
+
+    fn map(
+        len: usize,
+        granularity: usize,
+        huge_pages: bool,
+        populate: impl FnOnce(&Mapping) -> Result<(), crate::OsError>,
+    ) -> Result<Arena, MemoryError> {
+        let file_len = len.next_multiple_of(granularity);
+        let make = || {
+            let file = MemoryFile::create("kv-arena", file_len as u64, huge_pages)?;
+            let mapping = file.map(0, file_len)?;
+            populate(&mapping)?;
+            Ok((file, mapping))
+        };
+        let (file, mapping) = make().map_err(|cause| MemoryError::Os { len, cause })?;
+        Ok(Arena { file: Arc::new(file), memory: Memory::of(&Arc::new(mapping), 0, len)? })
+    }
+}
+
+impl Deref for Arena {
+    type Target = Memory;
+
+    fn deref(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_bounded_by_the_length_asked_for_not_by_the_pages() {
+        let arena = Arena::new(5000).unwrap();
+        assert!(arena.file().len() > 5000);
+        assert_eq!(arena.file().allocated(), arena.file().len(), "not all of it is present");
+        arena.write(4990, &[7; 10]).unwrap();
+        let mut out = [0; 10];
+        arena.read(4990, &mut out).unwrap();
+        assert_eq!(out, [7; 10]);
+        let error = MemoryError::OutOfBounds { len: 5000, offset: 4991, size: 10 };
+        assert_eq!(arena.write(4991, &out), Err(error));
+        assert_eq!(arena.read(4991, &mut out), Err(error));
+        assert!(arena.read(usize::MAX, &mut out).is_err());
+    }
+
+    #[test]
+    fn the_file_can_never_change_its_size() {
+        use rustix::fs::{SealFlags, fcntl_add_seals, ftruncate};
+        let arena = Arena::new(1 << 20).unwrap();
+        assert!(ftruncate(arena.file(), 0).is_err());
+        assert!(ftruncate(arena.file(), 1 << 30).is_err());
+        assert!(fcntl_add_seals(arena.file(), SealFlags::WRITE).is_err());
+    }
+
+    #[test]
+    fn clones_are_the_same_memory_and_outlive_each_other() {
+        let first = Arena::new(4096).unwrap();
+        let second = first.clone();
+        first.write(0, b"kept").unwrap();
+        drop(first);
+        let mut out = [0; 4];
+        second.read(0, &mut out).unwrap();
+        assert_eq!(&out, b"kept");
+    }
+
+    #[test]
+    fn impossible_lengths_are_errors() {
+        assert!(matches!(Arena::new(0), Err(MemoryError::Length { got: 0, .. })));
+        assert!(matches!(Arena::new(usize::MAX), Err(MemoryError::Length { .. })));
+        assert!(matches!(Arena::new(1 << 60), Err(MemoryError::Os { .. })));
+    }
+}

@@ -1,0 +1,107 @@
+//! The checks that every transport makes before it believes its owner or a peer.
+
+use kv_core::{Desc, MAX_FRAME, PlaneError};
+
+use crate::error::{Limit, MemoryError};
+
+/// Refuses a frame longer than [`MAX_FRAME`]. `field` names the frame in the error: `frame.len`, or
+/// `notify.len`.
+pub fn frame(field: &'static str, len: usize) -> Result<(), PlaneError> {
+    if len > MAX_FRAME {
+        return Err(PlaneError::Size { field, got: len, min: 0, max: MAX_FRAME });
+    }
+    Ok(())
+}
+
+/// Checks every descriptor of a post against the regions of both sides. `local` and `remote` give the
+/// length, in bytes, of the region with a number; `None` if there is no such region.
+pub fn descriptors(
+    descs: &[Desc],
+    local: impl Fn(u32) -> Option<u64>,
+    remote: impl Fn(u32) -> Option<u64>,
+) -> Result<(), PlaneError> {
+    let empty = |field| PlaneError::Size { field, got: 0, min: 1, max: usize::MAX };
+    if descs.is_empty() {
+        return Err(empty("descs.len"));
+    }
+    for (index, desc) in descs.iter().enumerate() {
+        if desc.len == 0 {
+            return Err(empty("desc.len"));
+        }
+        for (side, region, len, offset) in [
+            ("local", desc.local_region, local(desc.local_region), desc.local_offset),
+            ("remote", desc.remote_region, remote(desc.remote_region), desc.remote_offset),
+        ] {
+            let len = len.unwrap_or(0);
+            if offset.checked_add(desc.len).is_none_or(|end| end > len) {
+                let size = desc.len;
+                return Err(PlaneError::OutOfBounds { desc: index, side, region, len, offset, size });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks fields of a configuration, each with its name, its value, and the smallest and largest value
+/// allowed. The error is that of the first field that is outside.
+pub fn limits(fields: impl IntoIterator<Item = (&'static str, usize, usize, usize)>) -> Result<(), Limit> {
+    let mut fields = fields.into_iter();
+    match fields.find(|(_, got, min, max)| !(min..=max).contains(&got)) {
+        Some((field, got, min, max)) => Err(Limit { field, got, min, max }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a range that has no address or no bytes, or ends outside of the address space.
+pub fn range(addr: u64, len: u64) -> Result<(), MemoryError> {
+    let fits = addr.checked_add(len).is_some_and(|end| end <= isize::MAX as u64);
+    if addr == 0 || len == 0 || !fits { Err(MemoryError::Range { addr, len }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(descs: &[Desc]) -> Result<(), PlaneError> {
+        let lens = |lens: [u64; 2]| move |region: u32| lens.get(region as usize).copied();
+        descriptors(descs, lens([100, 200]), lens([1000, u64::MAX]))
+    }
+
+    #[test]
+    fn a_descriptor_that_leaves_its_region_on_either_side_is_named() {
+        let good = Desc { local_region: 1, remote_region: 0, local_offset: 190, remote_offset: 990, len: 10 };
+        assert_eq!(checked(&[good; 3]), Ok(()));
+        let refused = |desc: Desc| match checked(&[good, desc]) {
+            Err(PlaneError::OutOfBounds { desc: 1, side, region, len, offset, size }) => {
+                (side, region, len, offset, size)
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(Desc { local_offset: 191, ..good }), ("local", 1, 200, 191, 10));
+        assert_eq!(refused(Desc { local_region: 0, ..good }), ("local", 0, 100, 190, 10));
+        assert_eq!(refused(Desc { local_region: 2, ..good }), ("local", 2, 0, 190, 10));
+        assert_eq!(refused(Desc { remote_offset: 991, ..good }), ("remote", 0, 1000, 991, 10));
+        assert_eq!(refused(Desc { remote_region: u32::MAX, ..good }), ("remote", u32::MAX, 0, 990, 10));
+        let wraps = Desc { remote_region: 1, remote_offset: u64::MAX - 5, ..good };
+        assert_eq!(refused(wraps), ("remote", 1, u64::MAX, u64::MAX - 5, 10));
+    }
+
+    #[test]
+    fn posts_without_descriptors_and_descriptors_without_bytes_are_refused() {
+        let empty = |field| Err(PlaneError::Size { field, got: 0, min: 1, max: usize::MAX });
+        assert_eq!(checked(&[]), empty("descs.len"));
+        let none = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 0 };
+        assert_eq!(checked(&[none]), empty("desc.len"));
+    }
+
+    #[test]
+    fn frames_and_limits_are_allowed_up_to_their_bounds_and_no_further() {
+        assert_eq!(frame("frame.len", MAX_FRAME), Ok(()));
+        let (field, got) = ("notify.len", MAX_FRAME + 1);
+        assert_eq!(frame(field, got), Err(PlaneError::Size { field, got, min: 0, max: MAX_FRAME }));
+        assert_eq!(limits([("a", 1, 1, 2), ("b", 2, 1, 2)]), Ok(()));
+        let limit = Limit { field: "b", got: 3, min: 1, max: 2 };
+        assert_eq!(limits([("a", 1, 1, 2), ("b", 3, 1, 2), ("c", 0, 1, 2)]), Err(limit));
+        assert_eq!(limits([("b", 0, 1, 2)]), Err(Limit { got: 0, ..limit }));
+    }
+}

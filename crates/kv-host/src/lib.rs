@@ -1,0 +1,72 @@
+//! What the transports of one Linux host share: memory that peers may reach, file descriptors passed over
+//! sockets, proof of a process's death, the host's clock, and the checks that every transport makes.
+//!
+//! | module or type | what a transport gets from it |
+//! |---|---|
+//! | [`Arena`], [`HostPool`] | memory to register: a sealed memory file that peers can map; private memory on huge pages |
+//! | [`Memory`], [`Mapping`], [`MemoryFile`] | ranges, mappings and files, with every `unsafe` block of this crate behind them |
+//! | [`descriptors`] | file descriptors that travel in a message of a Unix socket |
+//! | [`Host`], [`ProcessIdentity`], [`Process`], [`Life`] | which process a peer is, and whether that process has ended |
+//! | [`clock`] | the clock in which leases and permissions are told |
+//! | [`check`] | bounds of frames, data-operation descriptors, limits and address ranges |
+//! | [`Parked`] | notify frames that wait for room behind their posts |
+//! | [`Frozen`] | metadata that is made once and ends every change of memory |
+//! | [`random`] | tokens and names that nobody can guess |
+//!
+//! What this crate is not: a transport. It opens no connection, knows no peer's memory layout and no
+//! message format, and holds no thread. It depends on kv-core only. A scheduler's worker may depend on it
+//! for [`clock`]: the worker compares its time with the times that its transports read, so that both must
+//! read one clock, and kv-core has none by design.
+//!
+//! ```
+//! use std::io::IoSlice;
+//! use std::os::fd::AsFd;
+//! use std::os::unix::net::UnixStream;
+//!
+//! use kv_host::{Arena, MemoryFile, descriptors};
+//!
+//! // One process allocates pages and lends the file of them.
+//! let arena = Arena::new(1 << 20)?;
+//! arena.write(4096, b"keys and values")?;
+//! let (ours, theirs) = UnixStream::pair()?;
+//! descriptors::send(ours.as_fd(), &[IoSlice::new(b"!")], &[arena.file().as_fd()])?;
+//!
+//! // The other process takes the descriptor, sees that the file cannot shrink, and maps it.
+//! let (mut byte, mut lent) = ([0; 1], Vec::new());
+//! descriptors::receive(theirs.as_fd(), &mut byte, &mut lent, 1)?;
+//! let file = MemoryFile::received(lent.remove(0)).ok_or("no sealed memory file")?;
+//! let mapped = file.memory()?;
+//! let mut page = [0; 15];
+//! mapped.read(4096, &mut page)?;
+//! assert_eq!(&page, b"keys and values");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("kv-host needs Linux: memory files, seals and process descriptors");
+
+mod arena;
+pub mod check;
+pub mod clock;
+pub mod descriptors;
+mod error;
+mod file;
+mod frozen;
+mod identity;
+mod parked;
+mod pool;
+mod process;
+mod random;
+mod sys;
+
+pub use arena::Arena;
+pub use error::{Limit, MemoryError, OsError, PeerError};
+pub use file::MemoryFile;
+pub use frozen::Frozen;
+pub use identity::{Host, Life, ProcessIdentity, Proof};
+pub use parked::Parked;
+pub use pool::HostPool;
+pub use process::{Process, check_user};
+pub use random::random;
+pub use sys::{Mapping, Memory};

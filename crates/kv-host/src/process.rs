@@ -1,0 +1,124 @@
+//! Processes of this host, held so that their end is certain once it is seen.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{fstat, fstatfs};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
+use rustix::time::Timespec;
+
+use crate::error::{OsError, PeerError};
+use crate::sys;
+
+/// The file system of process descriptors (Linux 6.9): its inode numbers are never used twice.
+const PIDFS: u64 = 0x5049_4446;
+
+/// A process, held by a descriptor that stays its own even when its number is used again. The descriptor is
+/// readable once every thread of the process has ended.
+#[derive(Debug)]
+pub struct Process {
+    pid: i32,
+    pidfd: OwnedFd,
+}
+
+impl Process {
+    /// The process that connected, or that listens, at the other end of a Unix socket, as the kernel says:
+    /// never what it claims. Refused if it belongs to another user.
+    pub fn behind(socket: BorrowedFd<'_>) -> Result<Process, PeerError> {
+        let credentials = credentials(socket)?;
+        match sys::peer_pidfd(socket) {
+            Ok(pidfd) => Ok(Process { pid: credentials.pid, pidfd }),
+            // Before Linux 6.5. The number cannot have been used again if the stream turns out to be alive
+            // after this: its other end belongs to the process.
+            Err(_) => Process::open(credentials.pid),
+        }
+    }
+
+    /// The process that has this number now, in this process's PID namespace.
+    pub fn open(pid: i32) -> Result<Process, PeerError> {
+        // `Pid::from_raw` panics at a negative number, and this one may be a peer's word.
+        let number = (pid > 0).then_some(pid).and_then(Pid::from_raw).ok_or(PeerError::Unseen)?;
+        match pidfd_open(number, PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Process { pid, pidfd }),
+            Err(Errno::SRCH) => Err(PeerError::Gone),
+            Err(error) => Err(OsError::new("pidfd_open", error).into()),
+        }
+    }
+
+    /// Its number, if it is in a PID namespace that we can see.
+    pub fn pid(&self) -> Option<i32> {
+        (self.pid > 0).then_some(self.pid)
+    }
+
+    /// Whether it is the same process as another one.
+    pub fn is(&self, other: &Process) -> bool {
+        let (ours, theirs) = (self.inode(), other.inode());
+        if ours != 0 && theirs != 0 { ours == theirs } else { self.pid > 0 && self.pid == other.pid }
+    }
+
+    /// False once every thread of the process has ended.
+    pub fn is_alive(&self) -> bool {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        !matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(count) if count > 0)
+    }
+
+    /// What tells this process from all others of this boot; zero before Linux 6.9.
+    pub(crate) fn inode(&self) -> u64 {
+        match (fstatfs(&self.pidfd), fstat(&self.pidfd)) {
+            (Ok(system), Ok(file)) if system.f_type as u64 == PIDFS => file.st_ino,
+            _ => 0,
+        }
+    }
+}
+
+impl AsFd for Process {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+/// Refuses the process at the other end of a Unix socket if it belongs to another user: what a peer of the
+/// same user could do with our memory, it could do anyway.
+pub fn check_user(socket: BorrowedFd<'_>) -> Result<(), PeerError> {
+    credentials(socket).map(|_| ())
+}
+
+fn credentials(socket: BorrowedFd<'_>) -> Result<sys::Credentials, PeerError> {
+    let credentials = sys::peer_credentials(socket)?;
+    let (peer, ours) = (credentials.uid, geteuid().as_raw());
+    if peer == ours { Ok(credentials) } else { Err(PeerError::OtherUser { peer, ours }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_process_behind_a_socket_is_alive_and_itself() {
+        let (socket, _other) = UnixStream::pair().unwrap();
+        assert_eq!(check_user(socket.as_fd()), Ok(()));
+        let process = Process::behind(socket.as_fd()).unwrap();
+        let pid = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(process.pid(), Some(pid));
+        assert!(process.is_alive());
+        assert!(process.is(&Process::open(pid).unwrap()));
+    }
+
+    #[test]
+    fn a_process_that_has_ended_stays_dead_and_its_number_is_nobodys() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = Process::open(child.id().cast_signed()).unwrap();
+        assert!(process.is_alive());
+        assert!(!process.is(&Process::open(std::process::id().cast_signed()).unwrap()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive());
+        assert_eq!(Process::open(child.id().cast_signed()).err(), Some(PeerError::Gone));
+        assert_eq!(Process::open(0).err(), Some(PeerError::Unseen));
+        assert_eq!(Process::open(-1).err(), Some(PeerError::Unseen));
+    }
+}

@@ -1,0 +1,207 @@
+//! Mappings of memory files and of private memory.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::param::page_size;
+
+use super::inside;
+use crate::error::OsError;
+
+/// The step in which pages are touched where the kernel cannot populate them: the smallest page.
+const TOUCH: usize = 4096;
+
+/// A readable and writable mapping: of a [`MemoryFile`](crate::MemoryFile), shared with other processes, or
+/// of private memory. Unmapped when it is dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    addr: usize,
+    len: usize,
+}
+
+impl Mapping {
+    /// Maps `len` bytes of `fd` from `offset` on, a multiple of the page size. The caller has made sure
+    /// that the file has that many and cannot shrink.
+    pub(crate) fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Mapping, OsError> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the address, so no memory of ours is replaced.
+        let addr = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) };
+        Ok(Mapping { addr: addr.map_err(|error| OsError::new("mmap", error))? as usize, len })
+    }
+
+    /// `len` bytes of private memory at a multiple of `align`. Both are multiples of the page size, and
+    /// `align` is not zero.
+    pub(crate) fn anonymous(len: usize, align: usize) -> Result<Mapping, OsError> {
+        let error = |error: Errno| OsError::new("mmap", error);
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let total = len.checked_add(align).ok_or(error(Errno::NOMEM))?;
+        // SAFETY: the kernel chooses the address, so no memory of ours is replaced.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), total, prot, MapFlags::PRIVATE) };
+        let start = start.map_err(error)? as usize;
+        let addr = start.next_multiple_of(align);
+        for (at, size) in [(start, addr - start), (addr + len, start + total - addr - len)] {
+            if size > 0 {
+                // SAFETY: the margins are part of the mapping just made, and nothing knows them.
+                let _ = unsafe { munmap(at as *mut c_void, size) };
+            }
+        }
+        Ok(Mapping { addr, len })
+    }
+
+    /// Address of the first byte.
+    pub(super) fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// Bytes mapped.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True once [`shrink`](Mapping::shrink) has unmapped everything.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Asks for huge pages where the host has them. A hint: failure costs speed only.
+    pub fn prefer_huge_pages(&self) {
+        let _ = self.advise(0, self.len, Advice::LinuxHugepage);
+    }
+
+    /// Keeps the mapping out of forked children: they cannot write to a peer's memory after this
+    /// process has told the peer that it is done.
+    pub fn keep_from_children(&self) -> Result<(), OsError> {
+        self.advise(0, self.len, Advice::LinuxDontFork)
+    }
+
+    /// Makes the pages of a range, in bytes from the beginning, present and writable, without changing them.
+    /// Fails with `EINVAL` before Linux 5.14, which has no such call.
+    pub fn populate(&self, offset: usize, len: usize) -> Result<(), OsError> {
+        self.advise(offset, len, Advice::LinuxPopulateWrite)
+    }
+
+    /// Makes those pages of a range present and writable that the file has already, and none that it
+    /// has not: a hole stays a hole. `offset` is a multiple of the page size.
+    pub fn populate_existing(&self, offset: usize, len: usize) -> Result<(), OsError> {
+        let page = page_size();
+        if !inside(self.len, offset, len) || !offset.is_multiple_of(page) {
+            return Err(OsError::new("mincore", Errno::INVAL));
+        }
+        let mut exists = vec![0_u8; len.div_ceil(page)];
+        // SAFETY: the range is mapped, and the kernel writes one byte a page into `exists`.
+        let result = unsafe { libc::mincore((self.addr + offset) as *mut c_void, len, exists.as_mut_ptr()) };
+        if result != 0 {
+            return Err(OsError::new("mincore", io::Error::last_os_error()));
+        }
+        let mut at = 0;
+        for run in exists.chunk_by(|a, b| a & 1 == b & 1) {
+            let size = (run.len() * page).min(len - at);
+            if run.first().is_some_and(|first| first & 1 == 1) {
+                self.populate(offset + at, size)?;
+            }
+            at += size;
+        }
+        Ok(())
+    }
+
+    /// Makes all pages present by hand, for kernels older than 5.14.
+    pub fn touch(&self) {
+        for offset in (0..self.len).step_by(TOUCH) {
+            // SAFETY: the byte is inside the mapping, which lives as long as `self`; an atomic has
+            // no alignment needs at one byte.
+            let byte = unsafe { AtomicU8::from_ptr((self.addr + offset) as *mut u8) };
+            byte.fetch_or(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The word at `offset`, which other processes that map the same file share.
+    ///
+    /// # Panics
+    ///
+    /// `offset` is not a multiple of eight, or the word is not inside the mapping.
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(
+            inside(self.len, offset, 8) && offset.is_multiple_of(8),
+            "{offset} is no word of {}",
+            self.len
+        );
+        // SAFETY: the word is inside the mapping and aligned, mapped while `self` is borrowed, and only
+        // ever used as an atomic.
+        unsafe { AtomicU64::from_ptr((self.addr + offset) as *mut u64) }
+    }
+
+    /// Unmaps everything from `keep` bytes (a multiple of the page size) on.
+    pub fn shrink(&mut self, keep: usize) {
+        if keep >= self.len {
+            return;
+        }
+        // SAFETY: the range is ours, and `&mut self` shows that nothing can use it any more.
+        let _ = unsafe { munmap((self.addr + keep) as *mut c_void, self.len - keep) };
+        // Even if the kernel refused: the range is not used again.
+        self.len = keep;
+    }
+
+    fn advise(&self, offset: usize, len: usize, advice: Advice) -> Result<(), OsError> {
+        if !inside(self.len, offset, len) {
+            return Err(OsError::new("madvise", Errno::INVAL));
+        }
+        // SAFETY: the range is inside our mapping, and none of the advices used here changes what
+        // its bytes are.
+        let result = unsafe { madvise((self.addr + offset) as *mut c_void, len, advice) };
+        result.map_err(|error| OsError::new("madvise", error))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.shrink(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryFile;
+
+    #[test]
+    fn a_mapping_shrinks_from_its_end_and_refuses_ranges_it_has_not() {
+        let mut mapping = Mapping::anonymous(3 << 20, 2 << 20).unwrap();
+        assert_eq!(mapping.addr() % (2 << 20), 0);
+        mapping.touch();
+        assert!(mapping.keep_from_children().is_ok());
+        mapping.shrink(1 << 20);
+        mapping.shrink(2 << 20);
+        assert_eq!(mapping.len(), 1 << 20);
+        assert_eq!(mapping.populate(1 << 20, 1), Err(OsError::new("madvise", Errno::INVAL)));
+        assert_eq!(mapping.populate(usize::MAX, 2), Err(OsError::new("madvise", Errno::INVAL)));
+        assert_eq!(mapping.populate_existing(1, 1), Err(OsError::new("mincore", Errno::INVAL)));
+        mapping.shrink(0);
+        assert!(mapping.is_empty());
+    }
+
+    #[test]
+    fn holes_of_a_file_stay_holes_when_what_exists_is_made_present() {
+        let file = MemoryFile::create("test", 1 << 20, false).unwrap();
+        let writer = file.map(0, 1 << 20).unwrap();
+        writer.word(64 << 10).store(7, Ordering::Relaxed);
+        let allocated = file.allocated();
+        assert!(allocated > 0 && allocated < 1 << 20, "{allocated}");
+        let reader = file.map(0, 1 << 20).unwrap();
+        reader.populate_existing(0, 1 << 20).unwrap();
+        assert_eq!(file.allocated(), allocated);
+        assert_eq!(reader.word(64 << 10).load(Ordering::Relaxed), 7);
+        reader.populate(0, 1 << 20).unwrap();
+        assert_eq!(file.allocated(), 1 << 20);
+    }
+
+    #[test]
+    #[should_panic(expected = "4092 is no word of 4096")]
+    fn a_word_that_leaves_the_mapping_is_refused() {
+        Mapping::anonymous(4096, 4096).unwrap().word(4092);
+    }
+}

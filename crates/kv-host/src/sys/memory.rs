@@ -1,0 +1,210 @@
+//! Ranges of memory that may be copied from and to while peers do the same.
+
+use std::ptr;
+use std::slice;
+use std::sync::Arc;
+
+use super::inside;
+use super::mapping::Mapping;
+use crate::check;
+use crate::error::MemoryError;
+
+/// A range of this host's memory that this process may read and write: part of a [`Mapping`], which stays
+/// mapped for as long as a clone or part of the range lives, or [adopted](Memory::adopt) by a promise of the
+/// owner. Clones are the same memory.
+///
+/// [`read`](Memory::read) and [`write`](Memory::write) copy. They are safe whatever peers do at the same
+/// time, because no reference to the shared bytes is ever made; but what is read while a peer writes can be
+/// any mixture of old and new.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    addr: usize,
+    len: usize,
+    mapping: Option<Arc<Mapping>>,
+}
+
+impl Memory {
+    /// `len` bytes of a mapping from `offset` on.
+    pub fn of(mapping: &Arc<Mapping>, offset: usize, len: usize) -> Result<Memory, MemoryError> {
+        let total = Memory { addr: mapping.addr(), len: mapping.len(), mapping: Some(Arc::clone(mapping)) };
+        total.part(offset, len)
+    }
+
+    /// Memory that the server already owns: `len` bytes at address `addr`. Refused with
+    /// [`MemoryError::Range`] as by [`check::range`].
+    ///
+    /// # Safety
+    ///
+    /// The range is mapped, readable and writable, for as long as this value, a clone or a part of it
+    /// lives; and no Rust reference to a byte of it exists while that byte may be copied from or to, here
+    /// or by a peer.
+    pub unsafe fn adopt(addr: u64, len: u64) -> Result<Memory, MemoryError> {
+        check::range(addr, len)?;
+        let fits = |value| usize::try_from(value).map_err(|_| MemoryError::Range { addr, len });
+        Ok(Memory { addr: fits(addr)?, len: fits(len)?, mapping: None })
+    }
+
+    /// `len` bytes of this memory from `offset` on.
+    pub fn part(&self, offset: usize, len: usize) -> Result<Memory, MemoryError> {
+        self.checked(offset, len).map(|addr| Memory { addr, len, mapping: self.mapping.clone() })
+    }
+
+    /// The part of this memory that lies at these addresses; `None` if any of it lies outside.
+    pub fn at(&self, addr: u64, len: u64) -> Option<Memory> {
+        let offset = usize::try_from(addr).ok()?.checked_sub(self.addr)?;
+        self.part(offset, usize::try_from(len).ok()?).ok()
+    }
+
+    /// Address of the first byte in this process.
+    pub fn addr(&self) -> u64 {
+        self.addr as u64
+    }
+
+    /// Bytes in the range.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True for a part without bytes. An [`Arena`](crate::Arena) and a [`HostPool`](crate::HostPool) have at
+    /// least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Fills `out` from `offset` on.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
+        let from = self.checked(offset, out.len())?;
+        // SAFETY: the source is readable, the target is borrowed exclusively and thus distinct.
+        unsafe { ptr::copy(from as *const u8, out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    /// Copies `bytes` to `offset`.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
+        let to = self.checked(offset, bytes.len())?;
+        // SAFETY: the target is writable and the source borrowed; `copy` allows them to overlap.
+        unsafe { ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes from `offset` here to `to_offset` of `to`, which must be other bytes. Does nothing
+    /// on an error.
+    pub fn copy_to(
+        &self,
+        offset: usize,
+        to: &Memory,
+        to_offset: usize,
+        len: usize,
+    ) -> Result<(), MemoryError> {
+        let (from, to) = (self.checked(offset, len)?, to.checked(to_offset, len)?);
+        if from.abs_diff(to) < len {
+            return Err(MemoryError::Overlap { from: from as u64, to: to as u64, len });
+        }
+        // SAFETY: both ranges are readable and writable (that is what a `Memory` is) and distinct;
+        // no reference to them exists, and the bytes are only moved, never looked at.
+        unsafe { ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+        Ok(())
+    }
+
+    /// The bytes of a range.
+    ///
+    /// # Safety
+    ///
+    /// While the slice lives, nobody writes to the range: not this process, and no peer that has
+    /// been given these pages.
+    pub unsafe fn slice(&self, offset: usize, len: usize) -> Result<&[u8], MemoryError> {
+        let addr = self.checked(offset, len)?;
+        // SAFETY: the range is mapped while `self` lives; the caller excludes writers.
+        Ok(unsafe { slice::from_raw_parts(addr as *const u8, len) })
+    }
+
+    /// The bytes of a range, to be changed.
+    ///
+    /// # Safety
+    ///
+    /// While the slice lives, nobody else reads or writes the range: not this process, and no peer
+    /// that has been given these pages.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn slice_mut(&self, offset: usize, len: usize) -> Result<&mut [u8], MemoryError> {
+        let addr = self.checked(offset, len)?;
+        // SAFETY: the range is mapped while `self` lives; the caller excludes everyone else.
+        Ok(unsafe { slice::from_raw_parts_mut(addr as *mut u8, len) })
+    }
+
+    /// Address of a range that is inside.
+    fn checked(&self, offset: usize, size: usize) -> Result<usize, MemoryError> {
+        if inside(self.len, offset, size) {
+            Ok(self.addr + offset)
+        } else {
+            Err(MemoryError::OutOfBounds { len: self.len, offset, size })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(len: usize) -> Memory {
+        Memory::of(&Arc::new(Mapping::anonymous(1 << 20, 4096).unwrap()), 0, len).unwrap()
+    }
+
+    #[test]
+    fn a_part_is_the_same_bytes_and_no_others() {
+        let total = memory(10_000);
+        let part = total.part(100, 50).unwrap();
+        part.write(0, &[7; 50]).unwrap();
+        let mut out = [0; 52];
+        total.read(99, &mut out).unwrap();
+        assert_eq!((out[0], &out[1..51], out[51]), (0, &[7; 50][..], 0));
+        let error = MemoryError::OutOfBounds { len: 50, offset: 1, size: 50 };
+        assert_eq!(part.write(1, &[7; 50]), Err(error));
+        assert_eq!(part.read(1, &mut [0; 50]), Err(error));
+        assert_eq!(part.part(1, 50).map(|_| ()), Err(error));
+        assert!(part.part(usize::MAX, 2).is_err());
+        assert!(total.part(0, 10_001).is_err());
+    }
+
+    #[test]
+    fn addresses_find_the_part_that_holds_all_of_them() {
+        let total = memory(10_000);
+        let part = total.at(total.addr() + 9_990, 10).unwrap();
+        assert_eq!((part.addr(), part.len()), (total.addr() + 9_990, 10));
+        assert!(total.at(total.addr() + 9_990, 11).is_none());
+        assert!(total.at(total.addr() - 1, 2).is_none());
+        assert!(total.at(u64::MAX, 2).is_none());
+    }
+
+    #[test]
+    fn copies_between_ranges_that_share_bytes_are_refused() {
+        let (here, there) = (memory(1000), memory(1000));
+        here.write(10, b"bytes").unwrap();
+        here.copy_to(10, &there, 995, 5).unwrap();
+        let mut out = [0; 5];
+        there.read(995, &mut out).unwrap();
+        assert_eq!(&out, b"bytes");
+        assert!(matches!(
+            here.copy_to(10, &there, 996, 5),
+            Err(MemoryError::OutOfBounds { offset: 996, .. })
+        ));
+        assert!(matches!(here.copy_to(996, &there, 0, 5), Err(MemoryError::OutOfBounds { .. })));
+        let (from, to) = (here.addr(), here.addr() + 4);
+        assert_eq!(here.copy_to(0, &here, 4, 5), Err(MemoryError::Overlap { from, to, len: 5 }));
+        assert_eq!(here.copy_to(0, &here, 5, 5), Ok(()));
+    }
+
+    #[test]
+    fn only_ranges_of_the_address_space_are_adopted() {
+        for (addr, len) in [(0, 1), (4096, 0), (u64::MAX, 2), (1 << 63, 1)] {
+            // SAFETY: refused, so never used.
+            let adopted = unsafe { Memory::adopt(addr, len) };
+            assert_eq!(adopted.map(|_| ()), Err(MemoryError::Range { addr, len }));
+        }
+        let owner = memory(100);
+        // SAFETY: `owner` keeps the range mapped, and no reference to it exists.
+        let adopted = unsafe { Memory::adopt(owner.addr(), 100) }.unwrap();
+        adopted.write(0, b"mine").unwrap();
+        // SAFETY: nobody writes any more.
+        assert_eq!(unsafe { owner.slice(0, 4) }, Ok(&b"mine"[..]));
+    }
+}
