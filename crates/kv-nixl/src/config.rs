@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kv_core::MAX_FRAME;
+use kv_host::{Limit, check};
 
 use crate::error::NixlError;
 use crate::inbox::{OVERHEAD, SHARE};
@@ -120,10 +121,10 @@ impl NixlConfig {
         Ok(params)
     }
 
-    pub(crate) fn check(&self) -> Result<(), NixlError> {
+    pub(crate) fn check(&self) -> Result<(), Limit> {
         let millis = |duration: Duration| usize::try_from(duration.as_millis()).unwrap_or(usize::MAX);
         let micros = usize::try_from(self.slice_time.as_micros()).unwrap_or(usize::MAX);
-        for (field, got, min, max) in [
+        check::limits([
             ("slice_time (µs)", micros, 100, 1_000_000),
             ("slice_bytes", self.slice_bytes as usize, 64 << 10, 1 << 40),
             ("prepared_items", self.prepared_items, 0, 1 << 24),
@@ -139,12 +140,7 @@ impl NixlConfig {
             ("idle_poll (ms)", millis(self.idle_poll), 1, 1000),
             ("settle (ms)", millis(self.settle), 1, 3_600_000),
             ("rdma_bound (ms)", self.rdma_bound.map_or(1, millis), 1, 3_600_000),
-        ] {
-            if !(min..=max).contains(&got) {
-                return Err(NixlError::Limit { field, got, min, max });
-            }
-        }
-        Ok(())
+        ])
     }
 }
 

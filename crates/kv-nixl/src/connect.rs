@@ -1,9 +1,9 @@
 //! Opening the way to a plane of ours.
 
 use kv_core::{MemoryKind, PeerId, PlaneError};
+use kv_host::Life;
 use rustix::event::epoll;
 
-use crate::host::Life;
 use crate::id::RemoteId;
 use crate::metadata::{Metadata, Place, agent_name};
 use crate::plane::NixlPlane;
@@ -37,7 +37,7 @@ impl NixlPlane {
             return Ok(*id);
         }
         let id = RemoteId::random()?;
-        let life = metadata.process.watch();
+        let life = metadata.process.watch(&metadata.host);
         if life.is_over() {
             return Err(PlaneError::PeerGone);
         }
@@ -46,10 +46,10 @@ impl NixlPlane {
             self.engine.forget(&loaded);
             return Err(PlaneError::Metadata("NIXL's part is of another agent"));
         }
-        if let Life::Watched(fd) = &life {
+        if let Life::Watched(process) = &life {
             // Without it the death is seen later, by an error.
             let data = epoll::EventData::new_u64(id.0);
-            let _ = epoll::add(&self.wakes, fd, data, epoll::EventFlags::IN);
+            let _ = epoll::add(&self.wakes, process, data, epoll::EventFlags::IN);
         }
         let near = matches!(life, Life::Watched(_) | Life::Ours);
         let transport = self.reach.to(metadata.reach, near);

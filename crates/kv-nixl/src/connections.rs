@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use kv_core::{PeerId, PlaneError, PlaneEvent, PostId, WayEnd};
+use kv_host::Life;
 
 use crate::frame::{Kind, Notification};
 use crate::frames::PROBE;
-use crate::host::Life;
 use crate::id::RemoteId;
 use crate::plane::NixlPlane;
 use crate::remote::Stage;

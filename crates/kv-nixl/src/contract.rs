@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Directions, MAX_FRAME, MAX_REGIONS, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post,
-    PostId, Region, Time, WriteFence,
+    Directions, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time,
+    WriteFence,
 };
+use kv_host::check;
 
 use crate::ffi::memory::Memory;
 use crate::id::RemoteId;
@@ -28,16 +29,10 @@ impl Plane for NixlPlane {
     }
 
     fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
-        if self.frozen.get().is_some() {
-            return Err(PlaneError::Unsupported("a region after peers were told of the others"));
-        }
-        if self.regions.len() >= MAX_REGIONS {
-            let got = self.regions.len() + 1;
-            return Err(PlaneError::Size { field: "regions.len", got, min: 0, max: MAX_REGIONS });
-        }
+        let number = self.frozen.next_region(self.regions.len())?;
         let part = |memory: &Memory| memory.part(region.memory, region.device, region.addr, region.len);
         let memory = self.memories.iter().find_map(part).ok_or(PlaneError::UnknownMemory {
-            region: self.regions.len() as u32,
+            region: number,
             addr: region.addr,
             len: region.len,
         })?;
@@ -53,7 +48,7 @@ impl Plane for NixlPlane {
     }
 
     fn metadata(&self) -> Result<Bytes, PlaneError> {
-        let (nixl, process) = (self.own_agent_metadata()?, self.process.clone());
+        let (nixl, process) = (self.own_agent_metadata()?, self.process);
         Metadata::new(self.token, &self.config.backend, process, self.reach, self.places(), nixl).encode()
     }
 
@@ -108,10 +103,10 @@ impl Plane for NixlPlane {
     }
 
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
-        check_frame("frame.len", &frame)?;
+        check::frame("frame.len", frame.len())?;
         let (id, remote) = self.open_remote(peer)?;
         // Notify frames that wait for room go first.
-        if !remote.parked.is_empty() || !remote.has_room(frame.len(), self.config.outbound_bytes) {
+        if !remote.parked.is_empty() || !remote.speech.has_room(frame.len(), self.config.outbound_bytes) {
             return Err(PlaneError::WouldBlock);
         }
         self.pace.stir();
@@ -120,7 +115,7 @@ impl Plane for NixlPlane {
 
     fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
         if let Some(notify) = &post.notify {
-            check_frame("notify.len", notify)?;
+            check::frame("notify.len", notify.len())?;
         }
         let (id, remote) = self.open_remote(peer)?;
         transfer::check(&post.descs, &self.regions, &remote.regions)?;
@@ -148,7 +143,7 @@ impl Plane for NixlPlane {
         transfer.stop(PlaneError::Cancelled);
         if transfer.in_flight == 0 {
             if let Some(remote) = self.remotes.get_mut(&transfer.remote) {
-                remote.parked.retain(|parked| *parked != post);
+                remote.parked.cancel(post);
                 remote.held.retain(|held| *held != post);
             }
             self.end(post, Err(PlaneError::Cancelled));
@@ -230,11 +225,4 @@ impl Drop for NixlPlane {
             self.engine.abandon();
         }
     }
-}
-
-fn check_frame(field: &'static str, frame: &Bytes) -> Result<(), PlaneError> {
-    if frame.len() > MAX_FRAME {
-        return Err(PlaneError::Size { field, got: frame.len(), min: 0, max: MAX_FRAME });
-    }
-    Ok(())
 }

@@ -3,9 +3,11 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use kv_core::{MemoryKind, PlaneError};
+use kv_host::{Limit, MemoryError, OsError};
 
 use crate::looked::Looked;
 
@@ -83,17 +85,9 @@ pub enum NixlError {
         /// The plugins beside the library.
         installed: Vec<String>,
     },
-    /// Peers know the plane already: its memory cannot change any more.
-    #[error("memory must be given to a plane before its metadata is asked for")]
-    Frozen,
-    /// An adopted range must have an address and end inside the address space.
-    #[error("adopted range {addr:#x}+{len} is not a range of memory")]
-    Range {
-        /// Its address.
-        addr: u64,
-        /// Its length.
-        len: u64,
-    },
+    /// Memory is refused: an impossible range, or peers know the plane already.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// NIXL takes several devices only if each is the first port of an RDMA card. Name one, or set
     /// `UCX_NET_DEVICES`.
     #[error("{device:?} is one of {of} devices, and no RDMA card; name one device, or set UCX_NET_DEVICES")]
@@ -109,26 +103,12 @@ pub enum NixlError {
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// A limit is out of its range.
-    #[error("{field} is {got}; it must be {min} to {max}")]
-    Limit {
-        /// The field of the configuration.
-        field: &'static str,
-        /// Its value.
-        got: usize,
-        /// Smallest allowed.
-        min: usize,
-        /// Largest allowed.
-        max: usize,
-    },
+    /// A limit of the configuration is out of its range.
+    #[error(transparent)]
+    Limit(#[from] Limit),
     /// The operating system failed.
-    #[error("{call} failed: {kind}")]
-    Os {
-        /// The call.
-        call: &'static str,
-        /// The error.
-        kind: io::ErrorKind,
-    },
+    #[error(transparent)]
+    Os(#[from] OsError),
 }
 
 /// Why a foreign agent was not connected.
@@ -197,41 +177,17 @@ pub enum ForeignError {
         /// Its length.
         len: u64,
     },
+    /// The agent's listener cannot be reached, ends the connection, or takes too long.
+    #[error("the agent's listener at {address}: {call} failed: {kind}")]
+    Listener {
+        /// The address that was asked.
+        address: SocketAddr,
+        /// What was being done.
+        call: &'static str,
+        /// The error; `TimedOut` if the time was up.
+        kind: io::ErrorKind,
+    },
     /// What goes wrong with any peer: the agent's connection has just failed, or a call of NIXL has.
     #[error(transparent)]
     Plane(#[from] PlaneError),
-}
-
-/// Why a pool could not be made or read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// A pool has at least one byte and fits the address space.
-    #[error("pool length is {got}; it must be 1 to {max}")]
-    Length {
-        /// Length asked for.
-        got: usize,
-        /// Largest possible.
-        max: usize,
-    },
-    /// The range is not inside the pool.
-    #[error("the pool has {len} bytes, {offset}+{size} was asked for")]
-    OutOfBounds {
-        /// Bytes in the pool.
-        len: usize,
-        /// Offset asked for.
-        offset: usize,
-        /// Bytes asked for.
-        size: usize,
-    },
-    /// The operating system failed: most often there is not that much memory.
-    #[error("{call} of {len} bytes failed: {kind}")]
-    Os {
-        /// The call.
-        call: &'static str,
-        /// Length of the pool.
-        len: usize,
-        /// The error.
-        kind: io::ErrorKind,
-    },
 }

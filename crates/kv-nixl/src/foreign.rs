@@ -22,26 +22,28 @@
 //!   [`outbound_bytes`](crate::NixlConfig::outbound_bytes) within ten seconds;
 //! - its notifications wait for our next look, at most [`idle_poll`](crate::NixlConfig::idle_poll).
 //!
-//! NIXL's own exchange of metadata by address (`fetchRemoteMD`, `sendLocalMD` with an IP address and a port)
-//! is not used: it needs NIXL's listener, to which whoever reaches its port says which connection is to
-//! be dropped and which metadata to be loaded, unchecked, in a thread beside this plane's. Neither
-//! vLLM nor SGLang uses it.
+//! An agent with NIXL's own listener hands out and takes in metadata by IP address and port:
+//! [`fetch_metadata`] and [`send_metadata`] ask it. Our agent has no such listener. Whoever reaches its port says
+//! which of our connections is to be dropped and which metadata to be loaded, unchecked, in a thread beside the
+//! plane's, so that neither the plane's proofs nor its bounds would hold. Neither vLLM nor SGLang uses it.
 
 use std::time::Instant;
 
 use bytes::Bytes;
 use kv_core::{MAX_REGIONS, MemoryKind, PeerId, PlaneError};
+use kv_host::Life;
 
 use crate::agent_metadata::{AgentMetadata, Registered};
 use crate::allowance::Allowance;
 use crate::error::ForeignError;
-use crate::host::Life;
 use crate::id::RemoteId;
 use crate::inbox::RawNotification;
 use crate::metadata::{Place, agent_name};
 use crate::plane::NixlPlane;
 use crate::remote::{Remote, Stage};
 use crate::speech::Speech;
+
+pub use crate::exchange::{fetch_metadata, send_metadata};
 
 /// A range of a foreign agent's memory, as its side channel describes it: what
 /// [`Desc::remote_region`](kv_core::Desc::remote_region) counts.
@@ -198,12 +200,14 @@ mod tests {
 
     use kv_core::{Desc, MAX_FRAME, Op, Plane, PlaneEvent, Post, PostId, Time, WayEnd};
 
+    use kv_host::HostPool;
+
     use super::*;
     use crate::agent_metadata::tests::sample;
     use crate::config::NixlConfig;
     use crate::engine::Engine;
+    use crate::ffi::memory::Memory;
     use crate::frame::{Kind, Notification};
-    use crate::pool::HostPool;
     use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker_with};
 
     /// An agent of somebody else, as plain as NIXL has it.
@@ -217,7 +221,7 @@ mod tests {
         fn new(name: &str) -> Option<Stranger> {
             let mut engine = Engine::new(nixl()?, name, &config()).unwrap();
             let pool = HostPool::new(LEN).unwrap();
-            engine.register(pool.memory()).unwrap();
+            engine.register(&Memory::of_pool(&pool)).unwrap();
             Some(Stranger { engine, pool, heard: Vec::new() })
         }
 

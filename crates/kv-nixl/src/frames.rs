@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::PlaneEvent;
+use kv_host::Life;
 
 use crate::arrivals::charge;
 use crate::frame::{Kind, Notification};
-use crate::host::Life;
 use crate::id::RemoteId;
 use crate::plane::NixlPlane;
 use crate::remote::Remote;
@@ -72,15 +72,8 @@ impl NixlPlane {
     pub(crate) fn flush(&mut self, id: RemoteId) {
         loop {
             let Some(remote) = self.remotes.get_mut(&id).filter(|remote| remote.is_open()) else { return };
-            let Some(post) = remote.parked.front().copied() else { return };
-            let Some(frame) = self.transfers.get(&post).and_then(|transfer| transfer.notify.clone()) else {
-                remote.parked.pop_front();
-                continue;
-            };
-            if !remote.has_room(frame.len(), self.config.outbound_bytes) {
-                return;
-            }
-            remote.parked.pop_front();
+            let (speech, most) = (&remote.speech, self.config.outbound_bytes);
+            let Some((post, frame)) = remote.parked.pop(|len| speech.has_room(len, most)) else { return };
             if !self.transmit(id, frame) {
                 return;
             }

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 use kv_core::{MAX_FRAME, PlaneEvent};
+use kv_host::Life;
 use rustix::event::{Timespec, epoll};
 
 use crate::arrivals::Arrivals;
 use crate::doorbell::Doorbell;
 use crate::frame::{Kind, Notification};
-use crate::host::Life;
 use crate::id::RemoteId;
 use crate::inbox::{Inbox, Put};
 use crate::origins::Origins;
@@ -73,8 +73,8 @@ impl NixlPlane {
             let id = RemoteId(number);
             if let Some(remote) = self.remotes.get(&id) {
                 // It stays dead; it need not be reported again.
-                if let Life::Watched(fd) = &remote.life {
-                    let _ = epoll::delete(&self.wakes, fd);
+                if let Life::Watched(process) = &remote.life {
+                    let _ = epoll::delete(&self.wakes, process);
                 }
                 self.break_off(id);
             }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use kv_core::Time;
-use rustix::time::{ClockId, clock_gettime};
 
 /// What a peer has allowed.
 #[derive(Debug, Clone, Copy)]
@@ -27,12 +26,6 @@ impl Permission {
     }
 }
 
-/// The clock that permissions are told in: it counts while the host sleeps.
-pub(crate) fn boottime() -> Time {
-    let now = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
-    Time::ZERO + now
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,12 +43,5 @@ mod tests {
         assert!(!permission.covers(now + 5 * second, 60 * second));
         assert!(!Permission::told(now, now + second).covers(now + second, Duration::ZERO), "it had ended");
         assert!(Permission::told(Time::MAX, now).covers(now, Duration::MAX));
-    }
-
-    #[test]
-    fn the_clock_is_the_one_that_counts_while_the_host_sleeps() {
-        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
-        let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
-        assert!((boottime().since(Time::ZERO).as_secs_f64() - uptime).abs() < 5.0);
     }
 }

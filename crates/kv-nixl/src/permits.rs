@@ -3,10 +3,11 @@
 use std::mem;
 
 use kv_core::{Op, PeerId, PostId, Time};
+use kv_host::clock;
 
 use crate::id::RemoteId;
 use crate::line::Length;
-use crate::permission::{Permission, boottime};
+use crate::permission::Permission;
 use crate::plane::NixlPlane;
 use crate::transfer::Made;
 use crate::transport::Transport;
@@ -15,7 +16,7 @@ impl NixlPlane {
     /// A peer's word. What waited for it stands in line again.
     pub(crate) fn permitted(&mut self, peer: PeerId, until: Time) {
         let Some(id) = self.peers.get(&peer).copied() else { return };
-        self.permissions.insert(peer, Permission::told(until, boottime()));
+        self.permissions.insert(peer, Permission::told(until, clock::now()));
         let Some(remote) = self.remotes.get_mut(&id) else { return };
         let held = mem::take(&mut remote.held);
         for post in held {
@@ -39,7 +40,7 @@ impl NixlPlane {
         let takes = remote.speed(op).at_slowest(weight);
         let peer = posts.first().and_then(|post| self.transfers.get(post)).map(|transfer| transfer.peer);
         let permission = peer.and_then(|peer| self.permissions.get(&peer));
-        permission.is_some_and(|permission| permission.covers(boottime(), takes))
+        permission.is_some_and(|permission| permission.covers(clock::now(), takes))
     }
 
     /// Puts a request that was made back into its posts, which wait for the peer's word.
@@ -84,7 +85,7 @@ mod tests {
         assert_eq!(events, []);
         assert_eq!(pass(&mut [&mut here, &mut there], tens), []);
         assert!(asleep(&here), "{:?}", here.wait());
-        here.permit(PEER, boottime());
+        here.permit(PEER, clock::now());
         assert_eq!(pass(&mut [&mut here, &mut there], tens), []);
         here.cancel(PostId(2));
         assert_eq!(pass(&mut [&mut here, &mut there], tens), [posted(2, Err(PlaneError::Cancelled))]);
@@ -115,11 +116,11 @@ mod tests {
         let ((mut here, ours), (mut there, theirs)) = (worker(nixl), worker(nixl));
         here.connect(PEER, &there.metadata().unwrap()).unwrap();
         ours.write(0, &vec![7; LEN]).unwrap();
-        let end = boottime() + Duration::from_millis(400);
+        let end = clock::now() + Duration::from_millis(400);
         here.permit(PEER, end);
         here.post(PEER, whole(1, Op::Write)).unwrap();
         // Two slices fill the way, for nobody takes them; the others are made, and wait.
-        until(&mut [&mut here], "the end of the permission", |_, _| boottime() > end);
+        until(&mut [&mut here], "the end of the permission", |_, _| clock::now() > end);
         let begun = here.stats().requests;
         assert_eq!(pass(&mut [&mut here, &mut there], Duration::from_millis(200)), []);
         assert_eq!(here.stats().requests, begun, "a slice was begun after the permission");

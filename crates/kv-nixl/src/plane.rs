@@ -12,7 +12,6 @@
 //! plane
 //! ```
 
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -20,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{PeerId, PlaneError, PlaneEvent, PostId};
+use kv_host::{Frozen, Host, HostPool, OsError, ProcessIdentity, random};
 use rustix::event::epoll;
 
 use crate::arrivals::Arrivals;
@@ -29,15 +29,13 @@ use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::error::NixlError;
 use crate::ffi::memory::Memory;
-use crate::host::Process;
-use crate::id::{RemoteId, random};
+use crate::id::RemoteId;
 use crate::inbox::Inbox;
 use crate::line::Line;
 use crate::metadata::{Place, agent_name};
 use crate::origins::Origins;
 use crate::pace::Pace;
 use crate::permission::Permission;
-use crate::pool::HostPool;
 use crate::prepared::Grid;
 use crate::remote::Remote;
 use crate::request::Request;
@@ -52,7 +50,8 @@ pub struct NixlPlane {
     pub(crate) requests: Vec<Request>,
     pub(crate) engine: Engine,
     pub(crate) token: u64,
-    pub(crate) process: Process,
+    /// Where we are, as far as the kernel says.
+    pub(crate) process: (Host, ProcessIdentity),
     pub(crate) reach: Reach,
     pub(crate) memories: Vec<Memory>,
     pub(crate) regions: Vec<Memory>,
@@ -61,7 +60,7 @@ pub struct NixlPlane {
     /// Our items, once NIXL has prepared a list of them.
     pub(crate) lists: Option<Grid>,
     /// Our agent's metadata, once anybody has asked for it.
-    pub(crate) frozen: OnceCell<Bytes>,
+    pub(crate) frozen: Frozen,
 
     pub(crate) peers: HashMap<PeerId, RemoteId>,
     pub(crate) names: HashMap<String, RemoteId>,
@@ -120,9 +119,9 @@ impl NixlPlane {
     /// A plane with an agent of a random name.
     pub fn new(nixl: &Nixl, config: NixlConfig) -> Result<NixlPlane, NixlError> {
         config.check()?;
-        let token = random().map_err(|kind| NixlError::Os { call: "getrandom", kind })?;
+        let token = u64::from_le_bytes(random()?);
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|error| NixlError::Os { call: "epoll_create", kind: error.kind() })?;
+            .map_err(|error| OsError::new("epoll_create", error))?;
         // Without one, peers' frames are seen a little later.
         let doorbell = Doorbell::new(token).ok().filter(|doorbell| {
             let data = epoll::EventData::new_u64(RINGING);
@@ -133,13 +132,13 @@ impl NixlPlane {
             nixl: nixl.clone(),
             engine,
             token,
-            process: Process::ours(),
+            process: (Host::here().unwrap_or_default(), ProcessIdentity::here().unwrap_or_default()),
             reach: Reach::here(&config),
             memories: Vec::new(),
             regions: Vec::new(),
             item_lens: Vec::new(),
             lists: None,
-            frozen: OnceCell::new(),
+            frozen: Frozen::default(),
             peers: HashMap::new(),
             names: HashMap::new(),
             remotes: BTreeMap::new(),
@@ -164,13 +163,11 @@ impl NixlPlane {
 
     /// Gives a pool to the plane: regions inside it can be registered.
     pub fn add_pool(&mut self, pool: &HostPool) -> Result<(), NixlError> {
-        self.adopt_memory(pool.memory().clone())
+        self.adopt_memory(Memory::of_pool(pool))
     }
 
     pub(crate) fn adopt_memory(&mut self, memory: Memory) -> Result<(), NixlError> {
-        if self.frozen.get().is_some() {
-            return Err(NixlError::Frozen);
-        }
+        self.frozen.check_memory()?;
         self.memories.push(memory);
         Ok(())
     }
@@ -194,11 +191,7 @@ impl NixlPlane {
 
     /// Our agent's metadata. From the first call on, our memory does not change any more.
     pub(crate) fn own_agent_metadata(&self) -> Result<Bytes, PlaneError> {
-        if let Some(bytes) = self.frozen.get() {
-            return Ok(bytes.clone());
-        }
-        let bytes = self.engine.metadata()?;
-        Ok(self.frozen.get_or_init(|| bytes.into()).clone())
+        self.frozen.get_or_make(|| Ok(self.engine.metadata()?.into()))
     }
 }
 

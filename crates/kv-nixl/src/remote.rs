@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use kv_core::{Op, Origin, PeerId, PostId};
+use kv_host::{Life, Parked};
 
-use crate::arrivals::charge;
-use crate::host::Life;
 use crate::line::{Length, RunQueue};
 use crate::metadata::Place;
 use crate::prepared::Grid;
@@ -46,7 +45,7 @@ pub(crate) struct Remote {
     speeds: [Speed; 2],
 
     /// Posts whose bytes are in place, and whose notify frames wait for room.
-    pub(crate) parked: VecDeque<PostId>,
+    pub(crate) parked: Parked,
     /// When something was sent last.
     pub(crate) spoke: Instant,
 }
@@ -96,7 +95,7 @@ impl Remote {
             failed: 0,
             closed: None,
             speeds: [Speed::new(slice.0, slice.1), Speed::new(slice.0, slice.1)],
-            parked: VecDeque::new(),
+            parked: Parked::default(),
             spoke: Instant::now(),
         }
     }
@@ -124,17 +123,6 @@ impl Remote {
         self.load < window
     }
 
-    /// True if a frame of this length may be sent now: an agent of ours has confirmed enough of what was
-    /// sent before, a foreign one has been sent little enough of late.
-    pub(crate) fn has_room(&self, len: usize, most: usize) -> bool {
-        match &self.speech {
-            Speech::Ours(dialogue) => {
-                dialogue.sent.saturating_sub(dialogue.confirmed) + charge(len) <= most as u64
-            }
-            Speech::Foreign(allowance) => allowance.covers(charge(len), most as u64, Instant::now()),
-        }
-    }
-
     /// What is known of the agent's notifications, if it is one of ours.
     pub(crate) fn dialogue(&mut self) -> Option<&mut Dialogue> {
         match &mut self.speech {
@@ -156,13 +144,14 @@ impl Remote {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arrivals::charge;
 
     #[test]
     fn a_sender_waits_for_room_and_cannot_be_told_more_than_it_sent() {
         let (speech, slice) = (Speech::ours(1, false), (Duration::ZERO, 1));
         let mut remote = Remote::new("x".to_owned(), speech, Vec::new(), Life::Unseen, PeerId(1), slice);
         let most = 2 << 20;
-        while remote.has_room(1000, most) {
+        while remote.speech.has_room(1000, most) {
             remote.dialogue().unwrap().sent += charge(1000);
         }
         let dialogue = remote.dialogue().unwrap();
@@ -171,6 +160,6 @@ mod tests {
         assert_eq!(dialogue.confirmed, dialogue.sent);
         dialogue.confirm(0);
         assert_eq!(dialogue.confirmed, dialogue.sent);
-        assert!(remote.has_room(1000, most));
+        assert!(remote.speech.has_room(1000, most));
     }
 }

@@ -173,9 +173,10 @@ impl NixlPlane {
 mod tests {
     use kv_core::{Desc, MemoryKind, Op, Plane, PlaneEvent, Post, PostId, Region, RegionRole, WayEnd};
 
+    use kv_host::HostPool;
+
     use super::*;
     use crate::config::NixlConfig;
-    use crate::pool::HostPool;
     use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker};
 
     /// Two workers; the first one's read of the second one's region, all sevens, is on its way, for the

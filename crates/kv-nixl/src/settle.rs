@@ -39,14 +39,14 @@ impl NixlPlane {
 
     /// All bytes of a post are in place: tells the peer, once there is room to.
     fn bytes_in_place(&mut self, post: PostId) {
-        let Some(transfer) = self.transfers.get(&post) else { return };
-        if transfer.notify.is_none() {
+        let Some(transfer) = self.transfers.get_mut(&post) else { return };
+        let Some(notify) = transfer.notify.take() else {
             self.end(post, Ok(()));
             return;
-        }
+        };
         let id = transfer.remote;
         if let Some(remote) = self.remotes.get_mut(&id) {
-            remote.parked.push_back(post);
+            remote.parked.push(post, notify);
             self.flush(id);
         }
     }

@@ -1,6 +1,9 @@
 //! What is said to an agent, by whether it is one of ours.
 
+use std::time::Instant;
+
 use crate::allowance::Allowance;
+use crate::arrivals::charge;
 use crate::doorbell::Button;
 
 /// What is said to an agent, and what is believed of what it says. Nothing of [`Speech::Ours`] can be
@@ -14,6 +17,17 @@ pub(crate) enum Speech {
 }
 
 impl Speech {
+    /// True if a frame of this length may be sent now: an agent of ours has confirmed enough of what was
+    /// sent before, a foreign one has been sent little enough of late.
+    pub(crate) fn has_room(&self, len: usize, most: usize) -> bool {
+        match self {
+            Speech::Ours(dialogue) => {
+                dialogue.sent.saturating_sub(dialogue.confirmed) + charge(len) <= most as u64
+            }
+            Speech::Foreign(allowance) => allowance.covers(charge(len), most as u64, Instant::now()),
+        }
+    }
+
     /// The beginning of a dialogue with the plane of this token; `near` if it is on this host.
     pub(crate) fn ours(token: u64, near: bool) -> Speech {
         let button = near.then(|| Button::new(token)).flatten();

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use kv_core::{MemoryKind, Op, PlaneError, Post};
+use kv_host::OsError;
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::error::NixlError;
@@ -40,7 +41,7 @@ impl NixlPlane {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn add_file(&mut self, file: File) -> Result<u64, NixlError> {
-        let os = |call| move |error: std::io::Error| NixlError::Os { call, kind: error.kind() };
+        let os = |call| move |error: std::io::Error| OsError::new(call, error);
         let about = file.metadata().map_err(os("fstat"))?;
         let flags = fcntl_getfl(&file).map_err(|error| os("fcntl")(error.into()))?;
         if !about.is_file() {
@@ -61,9 +62,7 @@ impl NixlPlane {
 
     /// Makes ready for files.
     fn start_storage(&mut self) -> Result<(), NixlError> {
-        if self.frozen.get().is_some() {
-            return Err(NixlError::Frozen);
-        }
+        self.frozen.check_memory()?;
         if !self.regions.is_empty() {
             return Err(NixlError::File {
                 reason: "files are given to a plane before regions are registered",

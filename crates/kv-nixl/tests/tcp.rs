@@ -73,6 +73,14 @@ fn sleep(plane: &NixlPlane) {
     rest(plane, Duration::from_millis(10));
 }
 
+fn pass(side: &mut Side<NixlPlane>, events: &mut Vec<PlaneEvent>, span: Duration) {
+    let end = Instant::now() + span;
+    while Instant::now() < end {
+        side.plane.poll(Time::ZERO, events);
+        sleep(&side.plane);
+    }
+}
+
 fn until(
     side: &mut Side<NixlPlane>,
     events: &mut Vec<PlaneEvent>,
@@ -118,11 +126,7 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
         side.plane.cancel(PostId(id));
     }
     side.plane.disconnect(PEER);
-    let silence = Instant::now() + Duration::from_millis(700);
-    while Instant::now() < silence {
-        side.plane.poll(Time::ZERO, &mut events);
-        sleep(&side.plane);
-    }
+    pass(&mut side, &mut events, Duration::from_millis(700));
     let cancelled = |id| PlaneEvent::Posted { post: PostId(id), result: Err(PlaneError::Cancelled) };
     assert!(events.iter().all(|event| *event != cancelled(2)), "the first is on its way: {events:?}");
     assert!(side.plane.stats().unquiet >= 1);
@@ -134,11 +138,7 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     assert_eq!(events.len(), 3);
     assert_eq!(side.plane.stats().unquiet, 0);
     side.memory.write(0, 0, &vec![0xee; LEN]);
-    let later = Instant::now() + Duration::from_millis(300);
-    while Instant::now() < later {
-        side.plane.poll(Time::ZERO, &mut events);
-        sleep(&side.plane);
-    }
+    pass(&mut side, &mut events, Duration::from_millis(300));
     assert!(snapshot(&side)[0].iter().all(|byte| *byte == 0xee), "written after the event");
     assert!(side.plane.shutdown(Duration::from_secs(1)));
     let again = PeerId(2);

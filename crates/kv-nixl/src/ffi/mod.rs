@@ -1,5 +1,5 @@
-//! Everything unsafe: loading the library, the environment, mappings and raw copies, and what
-//! `nixl-sys` leaves to its caller.
+//! Everything unsafe: loading the library, the environment, promises about memory, and what `nixl-sys`
+//! leaves to its caller.
 #![allow(unsafe_code)]
 
 pub(crate) mod environment;

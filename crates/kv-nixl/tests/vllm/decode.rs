@@ -1,86 +1,31 @@
-//! An unmodified vLLM decode worker reads KV pages from this transport, as a foreign agent.
-//!
-//! vLLM and its driver are no part of this project: `KV_PEERS` names the folder of the driver,
-//! `vllm_pair.py`, and `PEER` the folder in which its `setup.sh` has installed vLLM. Without them there is
-//! nothing to test. This is a process of its own, because UCX takes its network from the environment.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
-
-mod workers;
+//! A decode worker of vLLM reads from us.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::env;
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::io::Write;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{Plane, Region, RegionRole, Time};
-use kv_nixl::{HostPool, NixlConfig, NixlPlane};
+use kv_core::{Plane, Time};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
-/// vLLM has a region for each layer, in which blocks of 16 tokens lie one after the other.
-const LAYERS: usize = 4;
-const BLOCKS: usize = 200;
-const BLOCK_TOKENS: usize = 16;
-/// Keys and values of one head of 128 elements of two bytes.
-const BLOCK_BYTES: usize = BLOCK_TOKENS * 2 * 128 * 2;
+use crate::{BLOCK_BYTES, BLOCK_TOKENS, BLOCKS, Cache, LAYERS, Vllm, block, offset};
+
 const ENGINE: &str = "a prefill engine that is no vLLM";
 
-/// Where the driver and vLLM are, if they are.
-fn peers() -> Option<[PathBuf; 2]> {
-    let folder = |name: &str| {
-        let folder = env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_dir());
-        if folder.is_none() {
-            println!("SKIPPED: {name} names no folder; this test needs vLLM and its driver, see its header");
-        }
-        folder?.canonicalize().ok()
-    };
-    Some([folder("KV_PEERS")?, folder("PEER")?])
-}
-
-/// The fill with which the driver compares what vLLM has read.
-fn block(region: usize, block: usize) -> Vec<u8> {
-    let constant = ((block as u32) << 8).wrapping_add(region as u32 + 977);
-    let word = |at: u32| at.wrapping_mul(2_654_435_761).wrapping_add(constant);
-    (0..BLOCK_BYTES as u32 / 4).flat_map(|at| word(at).to_le_bytes()).collect()
-}
-
-/// A KV cache on our plane, as vLLM lays it out.
-struct Cache {
-    plane: NixlPlane,
-    pool: HostPool,
-}
-
 impl Cache {
-    fn new() -> Option<Cache> {
-        // SAFETY: this process has one test, and UCX has not started.
-        unsafe { env::set_var("UCX_NET_DEVICES", "lo") };
-        let nixl = workers::nixl()?;
-        let region = BLOCKS * BLOCK_BYTES;
-        let pool = HostPool::new(LAYERS * region).unwrap();
-        let config = NixlConfig { foreign_bytes: 16 << 20, ..NixlConfig::default() };
-        let mut plane = NixlPlane::new(nixl, config).unwrap();
-        plane.add_pool(&pool).unwrap();
-        for layer in 0..LAYERS {
-            let addr = pool.addr() + (layer * region) as u64;
-            plane.register(&Region::dram(RegionRole::Kv, addr, region as u64, BLOCK_BYTES as u64)).unwrap();
-            for index in 0..BLOCKS {
-                pool.write(layer * region + index * BLOCK_BYTES, &block(layer, index)).unwrap();
-            }
+    fn fill(&self) {
+        for (layer, index) in (0..LAYERS).flat_map(|layer| (0..BLOCKS).map(move |index| (layer, index))) {
+            self.pool.write(offset(layer, index), &block(layer, index)).unwrap();
         }
-        Some(Cache { plane, pool })
     }
 
     /// Changes one byte of a block of a region.
     fn spoil(&self, region: usize, block: usize) {
-        let at = (region * BLOCKS + block) * BLOCK_BYTES + 1234;
-        let mut byte = [0];
+        let (at, mut byte) = (offset(region, block) + 1234, [0]);
         self.pool.read(at, &mut byte).unwrap();
         self.pool.write(at, &[!byte[0]]).unwrap();
     }
@@ -107,7 +52,7 @@ impl Cache {
             attn_backend_name: &'static str,
             physical_blocks_per_logical_kv_block: u32,
         }
-        let base = |layer| self.pool.addr() + (layer * BLOCKS * BLOCK_BYTES) as u64;
+        let base = |layer| self.pool.addr() + offset(layer, 0) as u64;
         let agent = Agent {
             engine_id: ENGINE,
             agent_metadata: self.plane.agent_metadata().unwrap(),
@@ -149,45 +94,7 @@ fn side_channel(payload: Vec<u8>) -> u16 {
     told.recv_timeout(Duration::from_secs(30)).unwrap()
 }
 
-/// vLLM's process. It ends with its owner.
-struct Decode {
-    process: Child,
-    lines: Receiver<Value>,
-}
-
-impl Drop for Decode {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-impl Decode {
-    fn start([driver, installed]: &[PathBuf; 2]) -> Decode {
-        // A port for its own side channel, which nobody asks anything.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut command = Command::new(installed.join("nx/bin/python"));
-        command.arg("-u").arg(driver.join("vllm_pair.py"));
-        command.args(["--role", "decode", "--heads", "1", "--params-file", "-", "--timeout", "120"]);
-        let numbers = [("--layers", LAYERS), ("--nblocks", BLOCKS), ("--my-port", usize::from(port))];
-        for (name, number) in numbers {
-            command.arg(name).arg(number.to_string());
-        }
-        command.env("PEER", installed).env("UCX_NET_DEVICES", "lo").stdin(Stdio::piped());
-        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
-        let (tell, lines) = channel();
-        let stdout = BufReader::new(process.stdout.take().unwrap());
-        thread::spawn(move || {
-            for line in stdout.lines().map_while(Result::ok) {
-                println!("vLLM: {line}");
-                if let Ok(line) = serde_json::from_str(&line) {
-                    let _ = tell.send(line);
-                }
-            }
-        });
-        Decode { process, lines }
-    }
-
+impl Vllm {
     /// Requests that were prefilled elsewhere, which it reads in one go.
     fn ask(&mut self, requests: &[Request], port: u16) {
         let mut stdin = self.process.stdin.take().unwrap();
@@ -213,9 +120,10 @@ struct Request {
 
 #[test]
 fn a_vllm_decode_worker_reads_the_bytes_and_releases_every_request_once() {
-    let Some(peers) = peers() else { return };
+    let arguments = ["--role", "decode", "--params-file", "-", "--timeout", "120"];
+    let Some(mut decode) = Vllm::start(&arguments) else { return };
     let Some(mut cache) = Cache::new() else { return };
-    let mut decode = Decode::start(&peers);
+    cache.fill();
     let hello = decode.lines.recv_timeout(Duration::from_secs(120)).expect("vLLM starts");
     let hash = hello["compat_hash"].as_str().expect("its first line has the hash of its configuration");
     let port = side_channel(cache.handshake(hash));
