@@ -103,7 +103,7 @@ impl NixlPlane {
     }
 
     /// Whether UCX has failed a connection: NIXL then drops the peer, or sends it nothing more. Tried
-    /// out now and then, but not with a foreign agent, which would have to understand it.
+    /// out now and then.
     fn is_severed(&mut self, id: RemoteId, now: Instant) -> bool {
         let Some(remote) = self.remotes.get_mut(&id) else { return true };
         if !self.engine.knows(&remote.name) {
@@ -113,7 +113,7 @@ impl NixlPlane {
             return false;
         }
         remote.spoke = now;
-        let Some(Dialogue { token, .. }) = remote.dialogue() else { return false };
+        let Some(Dialogue { token, .. }) = remote.dialogue() else { return self.has_lost(id) };
         let probe = Notification { to: *token, connection: id.0, kind: Kind::Probe };
         self.engine.notify(&remote.name, &probe.encode()).is_err()
     }

@@ -277,6 +277,21 @@ impl Engine {
         }
     }
 
+    /// Whether the backend has given up the connection to an agent: it then refuses even a read of nothing.
+    /// The agent hears nothing of that, and no memory is touched. The kinds and the addresses are of
+    /// registered memory on both sides.
+    pub(crate) fn has_lost(
+        &self,
+        kinds: (MemoryKind, MemoryKind),
+        local: (u64, u64),
+        remote: (u64, u64),
+        name: &str,
+    ) -> bool {
+        let nothing = Piece { local, remote, len: 0 };
+        let read = self.create((Op::Read, kinds.0, kinds.1), &[nothing], name);
+        read.is_ok_and(|read| matches!(self.start(read), Started::Failed(_)))
+    }
+
     /// Makes progress, and says how a request does.
     pub(crate) fn progress(&self, request: &XferRequest) -> Progress {
         match self.agent.get_xfer_status(request) {

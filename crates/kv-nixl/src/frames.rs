@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::PlaneEvent;
+use kv_core::{MemoryKind, PlaneEvent};
 use kv_host::Life;
 
 use crate::arrivals::charge;
@@ -121,6 +121,25 @@ impl NixlPlane {
         for id in silent {
             self.notify(id, Kind::Probe, id.0);
         }
+        let foreign = self.remotes.iter().filter(|(_, remote)| remote.is_open() && remote.is_foreign());
+        let lost = foreign.filter(|(id, _)| self.has_lost(**id));
+        for id in lost.map(|(id, _)| *id).collect::<Vec<RemoteId>>() {
+            self.break_off(id);
+        }
+    }
+
+    /// Whether the connection to a foreign agent has failed, as far as that shows without a word to the
+    /// agent: only by UCX, which makes nothing of a read of nothing, and where both sides have regions.
+    pub(crate) fn has_lost(&self, id: RemoteId) -> bool {
+        let Some(remote) = self.remotes.get(&id) else { return true };
+        if self.config.backend != "UCX" {
+            return false;
+        }
+        let here = self.regions.iter().find(|region| region.kind() != MemoryKind::File);
+        here.zip(remote.regions.first()).is_some_and(|(here, there)| {
+            let (local, remotely) = ((here.addr(), here.device()), (there.addr, there.device));
+            self.engine.has_lost((here.kind(), there.kind), local, remotely, &remote.name)
+        })
     }
 
     /// Keeps peers awake to which something is on its way: over some transports, TCP for one, the

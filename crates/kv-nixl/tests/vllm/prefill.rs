@@ -73,13 +73,9 @@ impl Cache {
         self.plane.post(P, Post { id, op: Op::Read, descs, notify }).unwrap();
     }
 
-    fn until(
-        &mut self,
-        what: &str,
-        mut done: impl FnMut(&mut Cache, &[PlaneEvent]) -> bool,
-    ) -> Vec<PlaneEvent> {
+    fn until(&mut self, what: &str, mut done: impl FnMut(&[PlaneEvent]) -> bool) -> Vec<PlaneEvent> {
         let (deadline, mut events) = (Instant::now() + Duration::from_secs(60), Vec::new());
-        while !done(self, &events) {
+        while !done(&events) {
             assert!(Instant::now() < deadline, "{what}: {events:?}");
             self.plane.poll(Time::ZERO, &mut events);
         }
@@ -115,7 +111,7 @@ fn the_pages_of_a_vllm_prefill_worker_are_read_and_freed_and_it_hears_nothing_el
         let id = answer["params"][0]["remote_request_id"].as_str().expect("vLLM lends the blocks").to_owned();
         cache.plane.send(P, format!("HB:{id}").into()).unwrap();
         cache.read(round as u64, blocks, format!("{id}:1"));
-        let events = cache.until("a read", |_, events| !events.is_empty());
+        let events = cache.until("a read", |events| !events.is_empty());
         assert_eq!(events, [PlaneEvent::Posted { post: PostId(round as u64), result: Ok(()) }]);
         for (region, index) in (0..LAYERS).flat_map(|region| blocks.iter().map(move |index| (region, *index)))
         {
@@ -124,7 +120,7 @@ fn the_pages_of_a_vllm_prefill_worker_are_read_and_freed_and_it_hears_nothing_el
             assert!(bytes == block(region, index as usize), "block {index} of region {region}");
         }
         let mut state = Value::Null;
-        cache.until("vLLM frees the blocks", |_, _| {
+        cache.until("vLLM frees the blocks", |_| {
             state = command(&control, "/state", None);
             state["sent"].as_array().unwrap().len() == round + 1
         });
@@ -134,16 +130,13 @@ fn the_pages_of_a_vllm_prefill_worker_are_read_and_freed_and_it_hears_nothing_el
         assert_eq!(heard.len(), round + 1, "one release of each request, and nothing of ours: {state}");
         assert!(heard.values().all(|count| *count == json!(1)), "{state}");
         let silence = Instant::now() + Duration::from_millis(2500);
-        let events = cache.until("time passes", |_, _| Instant::now() >= silence);
+        let events = cache.until("time passes", |_| Instant::now() >= silence);
         assert_eq!(events, []);
     }
 
-    // It dies, which nobody says; the next word fails.
+    // It dies, which nobody says.
     prefill.process.kill().unwrap();
     prefill.process.wait().unwrap();
-    let events = cache.until("the end", |cache, events| {
-        let _ = cache.plane.send(P, Bytes::from_static(b"HB:cmpl-0"));
-        !events.is_empty()
-    });
+    let events = cache.until("the end", |events| !events.is_empty());
     assert_eq!(events, [PlaneEvent::PeerGone { peer: P, end: WayEnd::Lost }]);
 }
