@@ -14,9 +14,12 @@
 //! | [`random`] | tokens and names that nobody can guess |
 //!
 //! What this crate is not: a transport. It opens no connection, knows no peer's memory layout and no
-//! message format, and holds no thread. It depends on kv-core only. A scheduler's worker may depend on it
-//! for [`clock`]: the worker compares its time with the times that its transports read, so that both must
-//! read one clock, and kv-core has none by design.
+//! message format, and holds no thread. It depends on kv-core only.
+//!
+//! Two crates that are no transports depend on it for one module each. The scheduler's worker (kv-poll)
+//! reads [`clock`]: it compares its times with those that its transport reads, so that both must read one
+//! clock, and kv-core has none by design. The simulated transport (kv-sim) uses [`check`], so that it refuses
+//! what a real one refuses.
 //!
 //! ```
 //! use std::io::IoSlice;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kv_core::MAX_FRAME;
 use kv_host::{Limit, check};
 
-use crate::connection::HEADER;
+use crate::framing::HEADER;
 use crate::metadata::MAX_ARENAS;
 
 /// Limits and switches of a [`LocalPlane`](crate::LocalPlane).

@@ -5,8 +5,9 @@ use std::os::unix::net::UnixStream;
 
 use bytes::Bytes;
 
-use crate::connection::{Connection, Received};
+use crate::connection::Connection;
 use crate::handshake::{Hello, OPENING};
+use crate::inbound::Received;
 use crate::metadata::Metadata;
 
 /// The metadata of a plane: what is accepted encodes again to something that means the same.

@@ -63,19 +63,30 @@ compile_error!("kv-local needs Linux: memory files, seals, pidfds and process_vm
 mod adopt;
 mod config;
 mod connection;
+mod contract;
+mod copying;
 mod error;
+mod framing;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
+mod given;
 mod handshake;
+mod inbound;
 mod link;
 mod links;
 mod metadata;
+mod outbound;
+mod pacing;
 mod plane;
+mod posts;
 mod remote;
+mod revoking;
 mod right;
 mod sys;
+mod table;
 mod transfer;
+mod watch;
 
 pub use config::LocalConfig;
 pub use error::LocalError;

@@ -70,9 +70,6 @@ pub(crate) struct Link {
     pub(crate) opened: Time,
     /// When the last bytes came, or slices were seen to have been copied.
     pub(crate) heard: Time,
-    /// When the time that its messages have taken is paid for, and until when it is left alone for that.
-    pub(crate) paid: Time,
-    pub(crate) resting: Option<Time>,
     /// What epoll watches the socket for; `None` if it does not.
     pub(crate) interest: Option<EventFlags>,
 }
@@ -103,8 +100,6 @@ impl Link {
             parked: Parked::default(),
             opened: now,
             heard: now,
-            paid: Time::ZERO,
-            resting: None,
             interest: None,
         }
     }

@@ -6,9 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{
-    Desc, MAX_FRAME, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WriteFence,
-};
+use kv_core::{PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WriteFence};
+use kv_host::check;
 
 use crate::clock::{Clock, MS, US};
 use crate::host::{Engine, Host, PLANE, life_of, metadata};
@@ -151,7 +150,7 @@ impl Plane for VirtualPlane {
     }
 
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
-        check_frame("frame.len", &frame)?;
+        check::frame("frame.len", frame.len())?;
         let mut world = self.world.borrow_mut();
         world.target(self.life, peer)?;
         world.send(self.life, peer, frame);
@@ -160,11 +159,15 @@ impl Plane for VirtualPlane {
 
     fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
         if let Some(notify) = &post.notify {
-            check_frame("notify.len", notify)?;
+            check::frame("notify.len", notify.len())?;
         }
         let mut world = self.world.borrow_mut();
         let target = world.target(self.life, peer)?;
-        check(&post.descs, &world.memories[self.life], &world.memories[target])?;
+        let len_of = |memory: &Memory, region: u32| {
+            memory.regions().get(region as usize).map(|region| region.bytes.len() as u64)
+        };
+        let (local, remote) = (&world.memories[self.life], &world.memories[target]);
+        check::descriptors(&post.descs, |region| len_of(local, region), |region| len_of(remote, region))?;
         world.post(self.life, peer, post);
         Ok(())
     }
@@ -225,34 +228,4 @@ impl World {
         let conn = self.hosts[life].conns.get(&peer).filter(|conn| !conn.dead);
         conn.map(|conn| conn.target).ok_or(PlaneError::PeerGone)
     }
-}
-
-fn check_frame(field: &'static str, frame: &Bytes) -> Result<(), PlaneError> {
-    if frame.len() > MAX_FRAME {
-        return Err(PlaneError::Size { field, got: frame.len(), min: 0, max: MAX_FRAME });
-    }
-    Ok(())
-}
-
-fn check(descs: &[Desc], local: &Memory, remote: &Memory) -> Result<(), PlaneError> {
-    let empty = |field| PlaneError::Size { field, got: 0, min: 1, max: usize::MAX };
-    if descs.is_empty() {
-        return Err(empty("descs.len"));
-    }
-    for (index, desc) in descs.iter().enumerate() {
-        if desc.len == 0 {
-            return Err(empty("desc.len"));
-        }
-        for (side, memory, region, offset) in [
-            ("local", local, desc.local_region, desc.local_offset),
-            ("remote", remote, desc.remote_region, desc.remote_offset),
-        ] {
-            let len = memory.regions().get(region as usize).map_or(0, |region| region.bytes.len() as u64);
-            if offset.checked_add(desc.len).is_none_or(|end| end > len) {
-                let size = desc.len;
-                return Err(PlaneError::OutOfBounds { desc: index, side, region, len, offset, size });
-            }
-        }
-    }
-    Ok(())
 }

@@ -2,11 +2,9 @@
 
 use bytes::Bytes;
 use kv_host::{Process, Proof};
-use rustix::event::epoll;
 
-use super::process_key;
 use crate::handshake::{Hello, Lent, Refusal};
-use crate::link::{Identity, LinkId, Lost, Stage};
+use crate::link::{Identity, LinkId, Stage};
 use crate::metadata::Metadata;
 use crate::plane::LocalPlane;
 use crate::right::Right;
@@ -18,7 +16,7 @@ const MAX_MARKED: usize = 8;
 impl LocalPlane {
     pub(super) fn on_hello(&mut self, id: LinkId, body: Bytes) -> Result<(), Refusal> {
         let hello = Hello::decode(body)?;
-        if self.strangers.contains(&id) {
+        if self.links.strangers().contains(&id) {
             self.on_stranger_hello(id, hello)
         } else {
             self.on_welcome(id, &hello)
@@ -26,13 +24,13 @@ impl LocalPlane {
     }
 
     /// Somebody who has our metadata says who it is: we answer in kind.
-    pub(super) fn on_stranger_hello(&mut self, id: LinkId, hello: Hello) -> Result<(), Refusal> {
+    fn on_stranger_hello(&mut self, id: LinkId, hello: Hello) -> Result<(), Refusal> {
         let metadata = Metadata::decode(&hello.metadata).map_err(|_| Refusal::Metadata)?;
-        if metadata.token == self.token {
+        if metadata.token == self.given.token() {
             return Err(Refusal::NotThem);
         }
-        let own = self.own_metadata().map_err(|_| Refusal::Metadata)?;
-        let Some(link) = self.links.get_mut(&id) else {
+        let own = self.given.metadata().map_err(|_| Refusal::Metadata)?;
+        let Some(link) = self.links.get_mut(id) else {
             return Ok(());
         };
         let lent = Lent::check(link.connection.take_fds(), &metadata, self.config.max_sparse)?;
@@ -42,52 +40,48 @@ impl LocalPlane {
             Proof::Unknown => false,
             Proof::Refuted => return Err(Refusal::Impostor),
         };
-        let same = |lost: &&Lost| lost.process.as_ref().is_some_and(|other| other.is(&process));
-        let got = self.lost.values().filter(same).filter(|lost| lost.is_marked()).count();
+        let got = self.revoking.marked_of(&process);
         if got > MAX_MARKED {
             return Err(Refusal::Marked { got, max: MAX_MARKED });
         }
         let (right, page) = Right::grant().map_err(|_| Refusal::Right)?;
-        epoll::add(&self.epoll, &process, process_key(id), epoll::EventFlags::IN)
-            .map_err(|_| Refusal::Process)?;
+        self.watch.watch_process(id, &process).map_err(|_| Refusal::Process)?;
         let answer = Hello { expected: metadata.token, metadata: own };
         link.lent = Some(lent);
         link.granted = Some(right);
         link.process = Some(process);
         link.identity = Some(Identity { bytes: hello.metadata, metadata });
         link.stage = Stage::Welcoming;
-        link.connection.queue_hello(answer.encode(), page.into(), self.arenas.clone());
-        self.strangers.remove(&id);
-        self.unclaimed.insert(id);
+        link.connection.outbound.queue_hello(answer.encode(), page.into(), self.given.arenas().to_vec());
+        self.links.introduce(id);
         self.sweep_at = self.sweep_at.min(self.now + self.config.unclaimed_timeout);
         self.flush(id);
-        while self.unclaimed.len() > self.config.max_unclaimed || self.lent() > self.config.max_lent {
+        self.evict_above_limits();
+        Ok(())
+    }
+
+    fn evict_above_limits(&mut self) {
+        let config = (self.config.max_unclaimed, self.config.max_lent);
+        while self.links.unclaimed().len() > config.0 || self.links.lent() > config.1 {
             if !self.evict_unclaimed() {
                 break;
             }
         }
-        Ok(())
-    }
-
-    /// Descriptors that unclaimed links have lent us.
-    fn lent(&self) -> usize {
-        let lent = self.unclaimed.iter().filter_map(|id| self.links.get(id)?.lent.as_ref());
-        lent.map(|lent| 1 + lent.arenas.len()).sum()
     }
 
     /// Closes the unclaimed link that has been silent for longest, but none of a connected peer: there
     /// the goodbye would be taken for the end of our copies, which go on over the other link. False if
     /// there is none.
-    pub(super) fn evict_unclaimed(&mut self) -> bool {
-        let peers = self.tokens();
+    fn evict_unclaimed(&mut self) -> bool {
+        let peers = self.links.tokens();
         let mut silent = None;
-        for id in &self.unclaimed {
+        for id in self.links.unclaimed().clone() {
             let Some(link) = self.links.get_mut(id) else {
                 continue;
             };
             if link.token().is_none_or(|token| !peers.contains(&token)) {
                 link.notice_copies(self.now);
-                let order = (link.heard, *id);
+                let order = (link.heard, id);
                 silent = Some(silent.map_or(order, |least| order.min(least)));
             }
         }
@@ -100,8 +94,8 @@ impl LocalPlane {
     }
 
     /// The peer that we dialed answers.
-    pub(super) fn on_welcome(&mut self, id: LinkId, hello: &Hello) -> Result<(), Refusal> {
-        let Some(link) = self.links.get_mut(&id) else {
+    fn on_welcome(&mut self, id: LinkId, hello: &Hello) -> Result<(), Refusal> {
+        let Some(link) = self.links.get_mut(id) else {
             return Ok(());
         };
         let Some(identity) = link.identity.as_ref().filter(|identity| identity.bytes == hello.metadata)
@@ -112,8 +106,8 @@ impl LocalPlane {
         let lent = Lent::check(link.connection.take_fds(), metadata, self.config.max_sparse)?;
         link.memory = Some(lent.map(metadata).map_err(|_| Refusal::Arena)?);
         link.stage = Stage::Open;
-        link.connection.open();
-        self.run.extend(link.waiting.drain(..));
+        link.connection.outbound.open();
+        self.posts.run(link.waiting.drain(..));
         self.populating.push_back(id);
         self.flush(id);
         Ok(())

@@ -1,23 +1,22 @@
 //! Dialing again, listening again, and dropping who is silent for too long.
 
-use std::mem;
-
 use kv_core::{PlaneError, Time};
 
-use super::LISTEN_AGAIN;
+use super::opening::LISTEN_AGAIN;
 use crate::plane::LocalPlane;
 
 impl LocalPlane {
     pub(crate) fn serve_timers(&mut self) {
+        self.drop_unwatched();
         let now = self.now;
         if self.listen_at.is_some_and(|at| at <= now) {
-            self.listen_at = match self.watch_listener() {
+            self.listen_at = match self.watch.watch_listener() {
                 Ok(()) => None,
                 Err(_) => Some(now + LISTEN_AGAIN),
             };
         }
-        if !self.dialing.is_empty() && self.dial_at <= now {
-            for id in mem::take(&mut self.dialing) {
+        if self.links.has_to_dial() && self.dial_at <= now {
+            for id in self.links.take_dialing() {
                 match self.dial(id) {
                     Ok(()) => {}
                     // Nobody listens there any more: the peer's plane has ended.
@@ -34,20 +33,18 @@ impl LocalPlane {
 
     /// When `serve_timers` has something to do, if nothing else happens.
     pub(crate) fn next_timer(&self) -> Option<Time> {
-        let dial = (!self.dialing.is_empty()).then_some(self.dial_at);
-        let watched = !self.strangers.is_empty() || !self.unclaimed.is_empty();
+        let dial = self.links.has_to_dial().then_some(self.dial_at);
+        let watched = !self.links.strangers().is_empty() || !self.links.unclaimed().is_empty();
         let sweep = (watched && self.sweep_at != Time::MAX).then_some(self.sweep_at);
-        let look = (!self.revoking.is_empty()).then_some(self.look_at);
-        let dying = self.dying.values().min().copied();
-        [dial, sweep, look, dying, self.listen_at].into_iter().flatten().min()
+        [dial, sweep, self.revoking.next(), self.listen_at].into_iter().flatten().min()
     }
 
     /// Drops strangers and unclaimed links that have been silent for too long.
-    pub(super) fn sweep(&mut self) {
-        let peers = self.tokens();
+    fn sweep(&mut self) {
+        let peers = self.links.tokens();
         let mut next = Time::MAX;
-        for id in self.strangers.clone() {
-            let Some(link) = self.links.get(&id) else {
+        for id in self.links.strangers().clone() {
+            let Some(link) = self.links.get(id) else {
                 continue;
             };
             // From its beginning: one byte now and then must not keep it.
@@ -59,8 +56,8 @@ impl LocalPlane {
                 next = next.min(due);
             }
         }
-        for id in self.unclaimed.clone() {
-            let Some(link) = self.links.get_mut(&id) else {
+        for id in self.links.unclaimed().clone() {
+            let Some(link) = self.links.get_mut(id) else {
                 continue;
             };
             link.notice_copies(self.now);

@@ -1,0 +1,154 @@
+//! The [`Plane`] trait: each call is given to the parts that it concerns.
+
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_core::{
+    Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WriteFence,
+};
+use kv_host::{Memory, check};
+
+use crate::link::LinkId;
+use crate::plane::LocalPlane;
+use crate::remote::unmap_some;
+
+/// How long a plane that is dropped waits for full sockets.
+const FAREWELL: Duration = Duration::from_millis(100);
+
+impl Plane for LocalPlane {
+    fn name(&self) -> &'static str {
+        "local"
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+        self.given.register(region)
+    }
+
+    fn metadata(&self) -> Result<Bytes, PlaneError> {
+        self.given.metadata()
+    }
+
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+        self.open_link(peer, metadata)
+    }
+
+    fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
+        let link = self.links.get(from.0);
+        link.and_then(|link| link.identity.as_ref()).is_some_and(|identity| identity.bytes == metadata)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        match self.links.id_of(peer) {
+            Some(id) => self.forget(id),
+            None => self.forget_lost(peer),
+        }
+    }
+
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+        check::frame("frame.len", frame.len())?;
+        let (id, link) = self.links.of_peer(peer)?;
+        // Notify frames that wait for room go first.
+        if !link.parked.is_empty() || !link.connection.outbound.queue_frame(frame) {
+            return Err(PlaneError::WouldBlock);
+        }
+        self.flush(id);
+        Ok(())
+    }
+
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+        if let Some(notify) = &post.notify {
+            check::frame("notify.len", notify.len())?;
+        }
+        let (link_id, link) = self.links.of_peer(peer)?;
+        let theirs = &link.identity.as_ref().ok_or(PlaneError::PeerGone)?.metadata.regions;
+        let ours = self.given.regions();
+        check::descriptors(
+            &post.descs,
+            |region| ours.get(region as usize).map(|memory: &Memory| memory.len() as u64),
+            |region| theirs.get(region as usize).map(|place| place.len),
+        )?;
+        self.posts.check(post.id, self.config.max_posts)?;
+        if link.memory.is_some() {
+            self.posts.run([post.id]);
+        } else {
+            link.waiting.push(post.id);
+        }
+        self.posts.accept(link_id, post);
+        Ok(())
+    }
+
+    fn cancel(&mut self, post: PostId) {
+        let link = self.posts.get_mut(post).map(|transfer| transfer.link);
+        if let Some(link) = link.and_then(|link| self.links.get_mut(link)) {
+            link.held.remove(&post);
+            link.waiting.retain(|id| *id != post);
+            link.parked.cancel(post);
+        }
+        // Every copy is made by this thread, inside `poll`: between slices the memory is quiet.
+        self.posts.end(post, Err(PlaneError::Cancelled));
+    }
+
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        if let Ok((_, link)) = self.links.of_peer(peer) {
+            link.permitted = until;
+            self.posts.run(mem::take(&mut link.held));
+        }
+    }
+
+    fn write_fence(&self, peer: PeerId) -> WriteFence {
+        let is_known = self.links.id_of(peer).is_some() || self.revoking.has_lost(peer);
+        if is_known { WriteFence::Revocable } else { WriteFence::AtDeath }
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        self.revoking.ask(peer, &self.links, self.now);
+        self.serve_revocations();
+    }
+
+    fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
+        self.now = now;
+        self.keep_pace();
+        self.serve_sockets();
+        self.pacing.end_reading();
+        self.serve_timers();
+        self.serve_revocations();
+        self.copy_some();
+        self.populate_some();
+        unmap_some(&mut self.retired);
+        self.posts.hand_over(events);
+        self.pacing.hand_over();
+    }
+
+    fn wait(&self) -> PlaneWait {
+        self.pacing.handled();
+        let busy = self.posts.is_busy()
+            || !self.backlog.is_empty()
+            || !self.unwatched.is_empty()
+            || !self.populating.is_empty()
+            || !self.retired.is_empty();
+        if busy {
+            return PlaneWait::Now;
+        }
+        let watch = vec![self.watch.fd().as_raw_fd()];
+        let timer = self.next_timer().map(|at| at.since(self.now));
+        match timer.into_iter().chain(self.pacing.next()).min() {
+            None => PlaneWait::Readable(watch),
+            Some(after) => PlaneWait::ReadableOrAfter(watch, after),
+        }
+    }
+}
+
+impl Drop for LocalPlane {
+    /// Tells the peers that no byte will be copied any more. Waits a moment for those whose sockets
+    /// are full.
+    fn drop(&mut self) {
+        let links: Vec<LinkId> = self.links.iter().map(|(id, _)| id).collect();
+        for id in links {
+            self.forget(id);
+        }
+        let deadline = Instant::now() + FAREWELL;
+        while Instant::now() < deadline && self.wait_for_closing() {}
+    }
+}

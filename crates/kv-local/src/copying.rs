@@ -1,0 +1,110 @@
+//! Copies, in slices of a fraction of a millisecond: posts take turns.
+
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use kv_core::{Op, PlaneError, PostId, Time};
+use kv_host::{Memory, Process, clock};
+
+use crate::plane::LocalPlane;
+use crate::remote::PeerMemory;
+use crate::right::Right;
+use crate::transfer::{Progress, Transfer};
+
+/// Bytes of one post that are copied before the next post has its turn.
+const QUANTUM: usize = 256 << 10;
+/// How long one call of `poll` copies: half of what a call may take.
+const COPY_TIME: Duration = Duration::from_micros(500);
+/// How long a slice of a write takes, with much to spare. No slice begins this close to the end of the
+/// permission.
+const SLICE_TIME: Duration = Duration::from_millis(10);
+/// Bytes of a new peer's memory made present at once, and for how long one call of `poll` does so.
+const POPULATE: usize = 256 << 10;
+const POPULATE_TIME: Duration = Duration::from_micros(200);
+
+impl LocalPlane {
+    /// Copies for a while, one quantum of each post after the other.
+    pub(crate) fn copy_some(&mut self) {
+        let start = Instant::now();
+        while let Some((id, transfer)) = self.posts.next() {
+            let Some(link) = self.links.get_mut(transfer.link) else {
+                continue;
+            };
+            let (Some((memory, right)), Some(process)) = (&link.memory, &link.process) else {
+                continue;
+            };
+            match slice(transfer, self.given.regions(), (memory, process), right, link.permitted) {
+                None => {
+                    link.held.insert(id);
+                    continue;
+                }
+                Some(Ok(Progress::More)) => self.posts.run([id]),
+                Some(Ok(Progress::Complete)) => self.bytes_in_place(id),
+                Some(Err(error)) => self.posts.end(id, Err(error)),
+            }
+            if start.elapsed() >= COPY_TIME {
+                break;
+            }
+        }
+    }
+
+    /// All bytes of a post are copied: tells the peer, once there is room to.
+    fn bytes_in_place(&mut self, id: PostId) {
+        // The kernel orders the copies before the frame for whoever reads the socket; this orders
+        // them before the event for other threads of ours.
+        fence(Ordering::SeqCst);
+        let Some(transfer) = self.posts.get_mut(id) else {
+            return;
+        };
+        let link_id = transfer.link;
+        match (transfer.notify.take(), self.links.get_mut(link_id)) {
+            (Some(notify), Some(link)) => {
+                link.parked.push(id, notify);
+                self.flush(link_id);
+            }
+            (None, _) => self.posts.end(id, Ok(())),
+            (Some(_), None) => {}
+        }
+    }
+
+    /// Makes memory of new peers present, so that copies to it need not wait for page faults.
+    pub(crate) fn populate_some(&mut self) {
+        let start = Instant::now();
+        while let Some(id) = self.populating.pop_front() {
+            let memory = self.links.get_mut(id).and_then(|link| link.memory.as_mut());
+            if memory.is_some_and(|(memory, _)| memory.populate_some(POPULATE)) {
+                self.populating.push_back(id);
+            }
+            if start.elapsed() >= POPULATE_TIME {
+                return;
+            }
+        }
+    }
+}
+
+/// Copies one slice, and counts it in the page that stands for the right to write; `None` of a write that
+/// has to wait for its permission.
+fn slice(
+    transfer: &mut Transfer,
+    regions: &[Memory],
+    (memory, process): (&PeerMemory, &Process),
+    right: &Right,
+    permitted: Time,
+) -> Option<Result<Progress, PlaneError>> {
+    let slice = if transfer.op() == Op::Read {
+        transfer.step(regions, memory, process, QUANTUM)
+    } else if !right.mark() {
+        Err(PlaneError::Revoked)
+    } else {
+        // The clock is read inside of the mark: whoever finds the right unmarked after the
+        // permission has ended knows that no slice begins any more.
+        let may = clock::now() + SLICE_TIME < permitted;
+        let slice = may.then(|| transfer.step(regions, memory, process, QUANTUM));
+        right.clear();
+        slice?
+    };
+    if slice.is_ok() {
+        right.count();
+    }
+    Some(slice)
+}

@@ -1,0 +1,140 @@
+//! Reading what peers send, in bounded shares.
+
+use kv_core::{Origin, PlaneEvent};
+use rustix::event::epoll::EventFlags;
+
+use crate::framing::Message;
+use crate::inbound::Received;
+use crate::link::{LinkId, Stage};
+use crate::plane::LocalPlane;
+use crate::watch::Woken;
+
+/// Bytes read in one call of `poll`, in all and from one link.
+const READ_BUDGET: usize = 1 << 20;
+const READ_SHARE: usize = 256 << 10;
+/// Messages taken in one call of `poll`, in all and from one link.
+pub(super) const MESSAGE_BUDGET: usize = 2048;
+pub(super) const MESSAGE_SHARE: usize = 256;
+
+/// What one call of `poll` may still read.
+struct Budget {
+    bytes: usize,
+    messages: usize,
+}
+
+impl LocalPlane {
+    pub(crate) fn serve_sockets(&mut self) {
+        // Half for those who have waited, half for those who are ready now: nobody waits for ever.
+        let mut budget = Budget { bytes: READ_BUDGET / 2, messages: MESSAGE_BUDGET / 2 };
+        for _ in 0..self.backlog.len() {
+            if budget.messages == 0 {
+                break;
+            }
+            if let Some(id) = self.backlog.pop_front() {
+                let share = self.pacing.share(id, MESSAGE_SHARE);
+                self.read(id, &mut budget, share);
+            }
+        }
+        budget.bytes += READ_BUDGET / 2;
+        budget.messages += MESSAGE_BUDGET / 2;
+        for woken in self.watch.woken() {
+            match woken {
+                Woken::Listener => self.accept_some(),
+                Woken::Process(id) => self.process_ended(id),
+                Woken::Socket(id, flags) => self.socket_ready(id, flags, &mut budget),
+            }
+        }
+    }
+
+    fn socket_ready(&mut self, id: LinkId, flags: EventFlags, budget: &mut Budget) {
+        let Some(link) = self.links.get(id) else {
+            return;
+        };
+        let has_ended = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        if link.stage == Stage::Closing && has_ended {
+            self.remove(id);
+            return;
+        }
+        if flags.contains(EventFlags::OUT) {
+            self.flush(id);
+        }
+        if has_ended {
+            // What is left in the socket is not much, and the kernel would tell of the end again and again.
+            self.end_rest(id);
+        }
+        let to_read = has_ended || flags.contains(EventFlags::IN);
+        if to_read && !self.pacing.is_resting(id) && !self.backlog.contains(&id) {
+            let share = self.pacing.share(id, MESSAGE_SHARE);
+            self.read(id, budget, share);
+        }
+    }
+
+    fn process_ended(&mut self, id: LinkId) {
+        if let Some(lost) = self.revoking.process_ended(id, &mut self.links) {
+            if let Some(process) = lost.process {
+                self.watch.forget_process(&process);
+            }
+            if let Some(peer) = lost.peer {
+                self.tell_dead(peer);
+            }
+            return;
+        }
+        // What it sent before it died may still be of use; a socket holds less than this.
+        let mut budget = Budget { bytes: READ_BUDGET, messages: MESSAGE_BUDGET };
+        self.read(id, &mut budget, MESSAGE_BUDGET);
+        self.gone(id);
+    }
+
+    /// Takes messages from a link until it has no more, or its share is used up.
+    fn read(&mut self, id: LinkId, budget: &mut Budget, mut messages: usize) {
+        let mut share = READ_SHARE.min(budget.bytes);
+        loop {
+            let Some(link) = self.links.get_mut(id).filter(|link| link.stage != Stage::Closing) else {
+                return;
+            };
+            if messages == 0 || budget.messages == 0 {
+                self.backlog.push_back(id);
+                return;
+            }
+            match link.connection.next_message() {
+                Ok(Some(message)) => {
+                    budget.messages -= 1;
+                    messages -= 1;
+                    self.pacing.note_message(id, &message);
+                    self.on_message(id, message);
+                    continue;
+                }
+                Ok(None) => {}
+                Err(broken) => return self.on_broken(id, broken),
+            }
+            if share == 0 {
+                return;
+            }
+            let room = self.scratch.len().min(share);
+            match link.connection.receive(self.scratch.get_mut(..room).unwrap_or_default()) {
+                Ok(Received::Bytes(count)) => {
+                    link.heard = self.now;
+                    share -= count;
+                    budget.bytes -= count;
+                    self.pacing.note_bytes(id, count);
+                }
+                Ok(Received::Nothing) => return,
+                Ok(Received::End) => return self.on_end(id),
+                Err(broken) => return self.on_broken(id, broken),
+            }
+        }
+    }
+
+    fn on_message(&mut self, id: LinkId, message: Message) {
+        match message {
+            Message::Frame(frame) => self.posts.tell(PlaneEvent::Frame { from: Origin(id), frame }),
+            Message::Goodbye => self.gone(id),
+            Message::Hello(body) => {
+                if self.on_hello(id, body).is_err() {
+                    self.stats.refused += 1;
+                    self.reject(id);
+                }
+            }
+        }
+    }
+}

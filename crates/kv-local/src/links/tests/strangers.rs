@@ -1,0 +1,307 @@
+//! What strangers and floods cost: little.
+
+use kv_core::PlaneWait;
+use kv_host::clock;
+
+use super::*;
+use crate::links::reading::{MESSAGE_BUDGET, MESSAGE_SHARE};
+
+#[test]
+fn garbage_oversized_and_early_messages_are_dropped_and_harm_nobody() {
+    let (mut plane, arena) = plane();
+    let mut clients: Vec<UnixStream> = [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        vec![0; 1000],
+        vec![0xff; 100_000],
+        message(2, b"a frame before the hello"),
+        message(3, b""),
+        message(1, b"not a hello"),
+        message(1, b"KVH\x02too short"),
+        [
+            message(1, &[b"KVH\x02".as_slice(), &plane.given.token().to_bytes(), b"no metadata"].concat()),
+            message(4, b""),
+        ]
+        .concat(),
+        [&u32::MAX.to_le_bytes()[..], &[1]].concat(),
+    ]
+    .into_iter()
+    .map(|bytes| {
+        let mut client = dial_raw(&plane);
+        client.write_all(&bytes).unwrap();
+        client
+    })
+    .collect();
+    assert_eq!(poll_at(&mut plane, Duration::ZERO), []);
+    for (number, client) in clients.iter_mut().enumerate() {
+        assert!(is_closed(client), "client {number}");
+    }
+    assert!(plane.links.is_empty());
+    assert!(matches!(plane.wait(), PlaneWait::Readable(_)));
+    assert_serves(&mut plane, &arena);
+}
+
+#[test]
+fn silent_and_slow_clients_are_few_and_leave_after_the_timeout() {
+    let config = LocalConfig { max_strangers: 8, ..LocalConfig::default() };
+    let (mut plane, arena) = plane_with(config, random_socket_name().unwrap());
+    let (_, hello) = forged(&plane, Vec::new());
+    let mut slow: Vec<UnixStream> = (0..40).map(|_| dial_raw(&plane)).collect();
+    for client in &mut slow {
+        let _ = client.write_all(&hello[..20]);
+    }
+    poll_at(&mut plane, Duration::from_secs(1));
+    assert_eq!(plane.links.len(), 8);
+    assert!(matches!(plane.wait(), PlaneWait::ReadableOrAfter(_, after) if after <= Duration::from_secs(5)));
+    assert_serves(&mut plane, &arena);
+    // A byte now and then does not keep them.
+    for client in &mut slow {
+        let _ = client.write_all(&hello[20..21]);
+    }
+    poll_at(&mut plane, Duration::from_secs(5));
+    assert!(!plane.links.is_empty());
+    poll_at(&mut plane, Duration::from_millis(6001));
+    assert!(plane.links.is_empty() && plane.links.strangers().is_empty());
+    assert!(slow.iter_mut().all(is_closed));
+    assert!(matches!(plane.wait(), PlaneWait::Readable(_)));
+}
+
+#[test]
+fn only_arenas_that_are_sealed_and_long_enough_are_accepted() {
+    let shrink = SealFlags::SHRINK;
+    let good = memory_file(8192, shrink);
+    let open = memory_file(8192, SealFlags::GROW);
+    let short = memory_file(4096, shrink);
+    let disk: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
+    let many = vec![&good; 200];
+    for (name, fds, accepted) in [
+        ("good", vec![&good], true),
+        ("can shrink", vec![&open], false),
+        ("too short", vec![&short], false),
+        ("no memory file", vec![&disk], false),
+        ("none", vec![], false),
+        ("one too many", vec![&good, &good], false),
+        ("far too many", many, false),
+    ] {
+        let (mut plane, arena) = plane();
+        let (_, hello) = forged(&plane, vec![8192]);
+        let mut client = dial_raw(&plane);
+        greet(&client, &hello, &fds);
+        poll_at(&mut plane, Duration::ZERO);
+        assert_eq!(plane.links.unclaimed().len(), usize::from(accepted), "{name}");
+        assert_eq!(is_closed(&mut client), !accepted, "{name}");
+        assert_serves(&mut plane, &arena);
+    }
+}
+
+#[test]
+fn descriptors_that_nobody_asked_for_are_not_kept() {
+    let (mut plane, _arena) = plane();
+    let (_, hello) = forged(&plane, Vec::new());
+    let client = dial_raw(&plane);
+    greet(&client, &hello, &[]);
+    poll_at(&mut plane, Duration::ZERO);
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let file = memory_file(4096, SealFlags::SHRINK);
+    let mut most = 0;
+    let before = open();
+    for _ in 0..20 {
+        send_with_fds(&client, &message(2, b"frame"), &[&file; 20]);
+        assert_eq!(poll_at(&mut plane, Duration::ZERO).len(), 1);
+        most = most.max(open());
+    }
+    // Other tests open a few of their own meanwhile.
+    assert!(most < before + 300, "{before} descriptors became {most}");
+}
+
+#[test]
+fn a_flood_of_tiny_frames_is_served_a_bounded_number_at_a_time() {
+    let (mut plane, _arena) = plane();
+    let (_, hello) = forged(&plane, Vec::new());
+    let mut client = dial_raw(&plane);
+    greet(&client, &hello, &[]);
+    poll_at(&mut plane, Duration::ZERO);
+    client.set_nonblocking(true).unwrap();
+    let flood = message(2, b"").repeat(40_000);
+    let written = client.write(&flood).unwrap();
+    let mut frames = 0;
+    let mut polls = 0;
+    while frames < written / 5 {
+        let mut events = Vec::new();
+        plane.poll(Time::ZERO, &mut events);
+        assert!(events.len() <= MESSAGE_BUDGET, "{}", events.len());
+        frames += events.len();
+        polls += 1;
+        assert!(polls < 1000, "{frames} of {}", written / 5);
+    }
+    assert!(written / 5 > MESSAGE_BUDGET);
+}
+
+#[test]
+fn unclaimed_connections_are_few_and_leave_when_silent() {
+    let config = LocalConfig { max_unclaimed: 4, ..LocalConfig::default() };
+    let (mut plane, arena) = plane_with(config, random_socket_name().unwrap());
+    let mut clients: Vec<UnixStream> = (0..10)
+        .map(|_| {
+            let (_, hello) = forged(&plane, Vec::new());
+            let client = dial_raw(&plane);
+            greet(&client, &hello, &[]);
+            poll_at(&mut plane, Duration::ZERO);
+            client
+        })
+        .collect();
+    assert_eq!(plane.links.unclaimed().len(), 4);
+    assert_eq!(clients.iter_mut().filter_map(|client| is_closed(client).then_some(())).count(), 6);
+    clients[9].set_nonblocking(false).unwrap();
+    poll_at(&mut plane, Duration::from_secs(30));
+    clients[9].write_all(&message(2, b"still here")).unwrap();
+    assert_eq!(poll_at(&mut plane, Duration::from_secs(30)).len(), 1);
+    poll_at(&mut plane, Duration::from_secs(61));
+    assert_eq!(plane.links.unclaimed().len(), 1);
+    poll_at(&mut plane, Duration::from_secs(91));
+    assert!(plane.links.is_empty());
+    assert_serves(&mut plane, &arena);
+}
+
+#[test]
+fn a_flooding_peer_does_not_keep_others_from_being_heard() {
+    let (mut plane, _arena) = plane();
+    let mut clients: Vec<UnixStream> = (0..20)
+        .map(|_| {
+            let (_, hello) = forged(&plane, Vec::new());
+            let client = dial_raw(&plane);
+            greet(&client, &hello, &[]);
+            client.set_nonblocking(true).unwrap();
+            client
+        })
+        .collect();
+    poll_at(&mut plane, Duration::ZERO);
+    let flood = message(2, b"").repeat(20_000);
+    for client in &mut clients[..19] {
+        client.write_all(&flood).unwrap();
+    }
+    plane.poll(Time::ZERO, &mut Vec::new());
+    clients[19].write_all(&message(2, b"urgent")).unwrap();
+    let mut before = Vec::new();
+    let mut polls = 0;
+    while !heard(&before, b"urgent") {
+        plane.poll(Time::ZERO, &mut before);
+        polls += 1;
+        assert!(polls < 50, "{} frames came first", before.len());
+    }
+}
+
+/// Takes what has come, and spends much time on it.
+fn handle_slowly(plane: &mut LocalPlane) -> usize {
+    let mut events = Vec::new();
+    plane.poll(Time::ZERO, &mut events);
+    let begun = clock::thread_time();
+    while clock::thread_time() - begun < Duration::from_millis(10) {
+        std::hint::black_box(&events);
+    }
+    // Asking this is the end of what the owner does about the frames.
+    assert_eq!(plane.wait(), PlaneWait::Now, "there are others in the buffer");
+    events.len()
+}
+
+#[test]
+fn a_peer_whose_frames_take_all_the_time_waits_and_others_are_heard() {
+    let (mut plane, arena) = plane();
+    let mut greeted = || {
+        let (_, hello) = forged(&plane, Vec::new());
+        let client = dial_raw(&plane);
+        greet(&client, &hello, &[]);
+        poll_at(&mut plane, Duration::ZERO);
+        client
+    };
+    let (mut costly, mut other) = (greeted(), greeted());
+    let flood = message(2, b"garbage").repeat(2 * MESSAGE_SHARE);
+    costly.write_all(&flood).unwrap();
+    assert_eq!(handle_slowly(&mut plane), MESSAGE_SHARE);
+    other.write_all(&message(2, b"urgent")).unwrap();
+    let mut events = Vec::new();
+    plane.poll(Time::ZERO, &mut events);
+    assert!(events.len() == 1 && heard(&events, b"urgent"), "{} frames came", events.len());
+    assert!(matches!(plane.wait(), PlaneWait::ReadableOrAfter(..)), "nobody is there to be heard");
+
+    // What it has sent is in the buffer, and is heard although nothing more comes.
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    events.clear();
+    while events.len() < MESSAGE_SHARE {
+        plane.poll(Time::ZERO, &mut events);
+        assert!(std::time::Instant::now() < deadline, "{} frames came", events.len());
+    }
+    assert_eq!(plane.pacing.next(), None);
+
+    // What it sends while it is left alone wakes nobody, and its end is noticed.
+    costly.write_all(&flood).unwrap();
+    assert!(handle_slowly(&mut plane) > 0);
+    plane.poll(Time::ZERO, &mut events);
+    assert!(plane.pacing.next().is_some());
+    costly.write_all(&flood).unwrap();
+    assert!(plane.watch.woken().is_empty(), "a rest must not burn a core");
+    drop(costly);
+    while plane.links.len() > 1 {
+        plane.poll(Time::ZERO, &mut events);
+        assert!(std::time::Instant::now() < deadline);
+    }
+    assert_eq!(plane.pacing.next(), None);
+    assert_serves(&mut plane, &arena);
+}
+
+/// Descriptors of this process that are memory files of this test.
+fn open_files(name: &str) -> usize {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let targets = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets.filter(|target| target.to_string_lossy().contains(name)).count()
+}
+
+#[test]
+fn strangers_lend_no_descriptors_and_token_holders_few() {
+    let (mut plane, arena) = plane();
+    let name = "kv-test-lent";
+    let file = memfd_create(name, MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 4096).unwrap();
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    assert_eq!(open_files(name), 1);
+    let (_, hello) = forged(&plane, Vec::new());
+    let mut wrong = hello.clone();
+    wrong[20] ^= 1;
+    let pieces: [&[u8]; 5] = [&hello[..1], &hello[..10], &hello[..30], &hello, &wrong];
+    let clients: Vec<UnixStream> = (0..60).map(|_| dial_raw(&plane)).collect();
+    for (client, piece) in clients.iter().zip(pieces.iter().cycle()) {
+        // With the hello or a part of it.
+        send_with_fds(client, piece, &[&file; 64]);
+        poll_at(&mut plane, Duration::ZERO);
+        assert_eq!(open_files(name), 1);
+    }
+    drop(clients);
+    poll_at(&mut plane, Duration::ZERO);
+
+    let too_many = dial_raw(&plane);
+    (&too_many).write_all(&hello).unwrap();
+    for _ in 0..2 {
+        send_with_fds(&too_many, &message(4, b"")[..1], &[&file; 50]);
+        poll_at(&mut plane, Duration::ZERO);
+        assert!(open_files(name) <= 66, "{}", open_files(name));
+    }
+    drop(too_many);
+    poll_at(&mut plane, Duration::ZERO);
+    assert_eq!(open_files(name), 1);
+
+    // Who knows the token may lend, but all together only so many.
+    let clients: Vec<UnixStream> = (0..20)
+        .map(|_| {
+            let (_, hello) = forged(&plane, vec![4096; 64]);
+            let client = dial_raw(&plane);
+            greet(&client, &hello, &[&file; 64]);
+            poll_at(&mut plane, Duration::ZERO);
+            assert!(open_files(name) <= 1 + plane.config.max_lent, "{}", open_files(name));
+            client
+        })
+        .collect();
+    assert_eq!(plane.links.unclaimed().len(), plane.config.max_lent / 65);
+    drop(clients);
+    poll_at(&mut plane, Duration::ZERO);
+    assert_eq!(open_files(name), 1);
+    assert_serves(&mut plane, &arena);
+}

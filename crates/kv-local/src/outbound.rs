@@ -1,0 +1,187 @@
+//! What waits to be written to a connection: messages in order, within a bound, and the descriptors that go
+//! with one of them.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bytes::Bytes;
+use kv_host::{Arena, OsError, descriptors};
+
+use crate::framing::{HEADER, Kind};
+
+/// Bytes written in one call, so that a peer that reads quickly does not keep us.
+const FLUSH: usize = 64 << 10;
+/// Most messages gathered into one write.
+const GATHER: usize = 32;
+
+/// The queue of one connection.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    messages: VecDeque<Outgoing>,
+    /// To go with the message of descriptors.
+    right: Option<OwnedFd>,
+    arenas: Vec<Arena>,
+    /// Bytes in `messages`.
+    queued: usize,
+    /// Bytes of the first message that are written already.
+    written: usize,
+    limit: usize,
+    /// Frames may go out.
+    open: bool,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    header: [u8; HEADER],
+    body: Bytes,
+}
+
+impl Outgoing {
+    fn is(&self, kind: Kind) -> bool {
+        self.header[HEADER - 1] == kind as u8
+    }
+}
+
+impl Outbound {
+    /// An empty queue that takes frames up to `limit` bytes.
+    pub(crate) fn new(limit: usize) -> Outbound {
+        Outbound {
+            messages: VecDeque::new(),
+            right: None,
+            arenas: Vec::new(),
+            queued: 0,
+            written: 0,
+            limit,
+            open: false,
+        }
+    }
+
+    /// Queues our hello, and after it the descriptors of the right to write and of the arenas.
+    pub(crate) fn queue_hello(&mut self, body: Bytes, right: OwnedFd, arenas: Vec<Arena>) {
+        self.right = Some(right);
+        self.arenas = arenas;
+        self.push(Kind::Hello, body);
+        self.push(Kind::Descriptors, Bytes::new());
+    }
+
+    /// Queues a frame, unless there is no room.
+    pub(crate) fn queue_frame(&mut self, body: Bytes) -> bool {
+        if !self.has_room(body.len()) {
+            return false;
+        }
+        self.push(Kind::Frame, body);
+        true
+    }
+
+    /// Whether a frame of this length could be queued.
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        self.queued.saturating_add(HEADER + len) <= self.limit
+    }
+
+    /// Drops the frames that have not begun to go out, and queues our goodbye.
+    pub(crate) fn queue_goodbye(&mut self) {
+        let begun = usize::from(self.written > 0);
+        let mut position = 0;
+        let queued = &mut self.queued;
+        self.messages.retain(|message| {
+            let keep = position < begun || !message.is(Kind::Frame);
+            position += 1;
+            if !keep {
+                *queued -= HEADER + message.body.len();
+            }
+            keep
+        });
+        self.open = true;
+        self.push(Kind::Goodbye, Bytes::new());
+    }
+
+    /// Lets frames go out: the peer has said who it is.
+    pub(crate) fn open(&mut self) {
+        self.open = true;
+    }
+
+    /// True if nothing waits to be written, or may be yet.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.messages.front().is_none_or(|first| !self.may_go(first))
+    }
+
+    /// Writes as much as the socket takes, but a bounded amount.
+    pub(crate) fn flush(&mut self, socket: &OwnedFd) -> Result<(), OsError> {
+        let mut left = FLUSH;
+        while !self.is_flushed() && left > 0 {
+            match self.write_some(socket, left) {
+                Ok(count) => {
+                    self.advance(count);
+                    left = left.saturating_sub(count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn queued(&self) -> usize {
+        self.queued
+    }
+
+    fn may_go(&self, message: &Outgoing) -> bool {
+        self.open || !message.is(Kind::Frame)
+    }
+
+    fn push(&mut self, kind: Kind, body: Bytes) {
+        // Every body is shorter than 4 GiB: callers bound hellos and frames.
+        let [a, b, c, d] = (body.len() as u32).to_le_bytes();
+        self.queued += HEADER + body.len();
+        self.messages.push_back(Outgoing { header: [a, b, c, d, kind as u8], body });
+    }
+
+    fn write_some(&self, socket: &OwnedFd, most: usize) -> Result<usize, OsError> {
+        let mut pieces = Vec::with_capacity(2 * GATHER);
+        let mut skip = self.written;
+        // The descriptors go with the first byte of their message, which therefore begins a write.
+        let lends = skip == 0 && self.messages.front().is_some_and(|first| first.is(Kind::Descriptors));
+        let mut first = true;
+        let mut room = most;
+        for message in self.messages.iter().take(GATHER).take_while(|message| self.may_go(message)) {
+            if message.is(Kind::Descriptors) && !first {
+                break;
+            }
+            first = false;
+            for part in [&message.header[..], &message.body[..]] {
+                let rest = part.get(skip.min(part.len())..).unwrap_or_default();
+                skip -= part.len() - rest.len();
+                let rest = rest.get(..room).unwrap_or(rest);
+                room -= rest.len();
+                if !rest.is_empty() {
+                    pieces.push(IoSlice::new(rest));
+                }
+            }
+        }
+        let arenas = self.arenas.iter().map(|arena| arena.file().as_fd());
+        let lent = self.right.iter().map(AsFd::as_fd).chain(arenas);
+        let fds: Vec<BorrowedFd<'_>> = if lends { lent.collect() } else { Vec::new() };
+        descriptors::send(socket.as_fd(), &pieces, &fds)
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.written += count;
+        while let Some(first) = self.messages.front() {
+            if self.written > 0 && first.is(Kind::Descriptors) {
+                // They went with the first byte.
+                self.right = None;
+                self.arenas.clear();
+            }
+            let size = HEADER + first.body.len();
+            if self.written < size {
+                break;
+            }
+            self.written -= size;
+            self.queued -= size;
+            self.messages.pop_front();
+        }
+    }
+}

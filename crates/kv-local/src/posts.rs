@@ -1,0 +1,139 @@
+//! Posts that were accepted and have not ended, and what the owner is told, in order.
+
+use std::collections::{HashMap, VecDeque};
+
+use kv_core::{PlaneError, PlaneEvent, Post, PostId};
+
+use crate::link::LinkId;
+use crate::transfer::Transfer;
+
+/// Accepted posts and events not yet handed over. A post ends once; its event comes before that of the end
+/// of its peer.
+#[derive(Debug, Default)]
+pub(crate) struct Posts {
+    transfers: HashMap<PostId, Transfer>,
+    /// Posts with bytes to copy, next one first. Ids of ended posts are skipped.
+    run: VecDeque<PostId>,
+    events: Vec<PlaneEvent>,
+    completed: u64,
+}
+
+impl Posts {
+    /// Refuses a post above `max` posts that the owner has not been told the end of, and a second one under
+    /// the same id.
+    pub(crate) fn check(&self, post: PostId, max: usize) -> Result<(), PlaneError> {
+        if self.transfers.len() + self.events.len() >= max {
+            return Err(PlaneError::WouldBlock);
+        }
+        if self.transfers.contains_key(&post) {
+            return Err(PlaneError::Unsupported("a second post under the id of a running one"));
+        }
+        Ok(())
+    }
+
+    /// Takes a post that has been checked.
+    pub(crate) fn accept(&mut self, link: LinkId, post: Post) {
+        self.transfers.insert(post.id, Transfer::new(link, post));
+    }
+
+    /// Posts that have bytes to copy and may.
+    pub(crate) fn run(&mut self, posts: impl IntoIterator<Item = PostId>) {
+        self.run.extend(posts);
+    }
+
+    /// The next post that has bytes to copy, taken out of the line.
+    pub(crate) fn next(&mut self) -> Option<(PostId, &mut Transfer)> {
+        while let Some(id) = self.run.pop_front() {
+            // Asked twice: the borrow checker does not see that nothing is returned otherwise.
+            if self.transfers.contains_key(&id) {
+                return self.transfers.get_mut(&id).map(|transfer| (id, transfer));
+            }
+        }
+        None
+    }
+
+    /// A post that has not ended.
+    pub(crate) fn get_mut(&mut self, post: PostId) -> Option<&mut Transfer> {
+        self.transfers.get_mut(&post)
+    }
+
+    /// Ends a post with its event.
+    pub(crate) fn end(&mut self, post: PostId, result: Result<(), PlaneError>) {
+        if self.transfers.remove(&post).is_some() {
+            self.completed += u64::from(result.is_ok());
+            self.events.push(PlaneEvent::Posted { post, result });
+        }
+    }
+
+    /// Our copies for a link stop here, so its posts end.
+    pub(crate) fn end_of(&mut self, link: LinkId) {
+        let of_link = self.transfers.iter().filter(|(_, transfer)| transfer.link == link);
+        let mut posts: Vec<PostId> = of_link.map(|(post, _)| *post).collect();
+        posts.sort_unstable();
+        for post in posts {
+            self.end(post, Err(PlaneError::PeerGone));
+        }
+    }
+
+    /// Adds an event.
+    pub(crate) fn tell(&mut self, event: PlaneEvent) {
+        self.events.push(event);
+    }
+
+    /// Gives the owner what has happened.
+    pub(crate) fn hand_over(&mut self, events: &mut Vec<PlaneEvent>) {
+        events.append(&mut self.events);
+    }
+
+    /// Whether there is something to copy or to tell.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.run.is_empty() || !self.events.is_empty()
+    }
+
+    /// Posts that ended well.
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.transfers.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::Op;
+
+    use super::*;
+
+    fn post(id: u64) -> Post {
+        Post { id: PostId(id), op: Op::Write, descs: Vec::new(), notify: None }
+    }
+
+    #[test]
+    fn a_post_ends_once_and_before_the_end_of_its_peer_is_told() {
+        let mut posts = Posts::default();
+        for (link, id) in [(7, 3), (8, 2), (7, 1)] {
+            posts.accept(link, post(id));
+            posts.run([PostId(id)]);
+        }
+        assert!(posts.check(PostId(4), 3).is_err_and(|error| error == PlaneError::WouldBlock));
+        assert!(matches!(posts.check(PostId(3), 4), Err(PlaneError::Unsupported(_))));
+        assert_eq!(posts.check(PostId(4), 4), Ok(()));
+        posts.end(PostId(3), Ok(()));
+        posts.end_of(7);
+        posts.end(PostId(1), Ok(()));
+        posts.tell(PlaneEvent::Revoked { peer: kv_core::PeerId(1) });
+        assert!(posts.check(PostId(4), 4).is_err(), "three ends have not been told, and one is to come");
+        let mut events = Vec::new();
+        posts.hand_over(&mut events);
+        let ended = |id, result| PlaneEvent::Posted { post: PostId(id), result };
+        let revoked = PlaneEvent::Revoked { peer: kv_core::PeerId(1) };
+        assert_eq!(events, [ended(3, Ok(())), ended(1, Err(PlaneError::PeerGone)), revoked]);
+        assert_eq!(posts.completed(), 1);
+        // Those that have ended are passed over.
+        assert_eq!(posts.next().map(|(id, _)| id), Some(PostId(2)));
+        assert!(posts.next().is_none());
+    }
+}

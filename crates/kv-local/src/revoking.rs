@@ -1,0 +1,279 @@
+//! Taking back the right to write, and what is left of links that have ended.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use kv_core::{PeerId, Time};
+use kv_host::Process;
+
+use crate::link::{Link, LinkId, Lost};
+use crate::metadata::Token;
+use crate::table::Links;
+
+/// How soon a revocation that waits for the end of a slice is looked at again: at first, and at last.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const LOOK_RARELY: Duration = Duration::from_millis(10);
+/// How long the death of a peer is awaited after its way was lost.
+pub(crate) const DYING: Duration = Duration::from_millis(500);
+
+/// Revocations that were asked for, and links that have ended before their peers were proven to copy
+/// nothing more.
+#[derive(Debug, Default)]
+pub(crate) struct Revoking {
+    lost: HashMap<LinkId, Lost>,
+    /// Peers whose way was lost a moment ago, and until when their death is awaited.
+    dying: BTreeMap<PeerId, Time>,
+    /// Revocations to be answered, and the links on which slices are under way.
+    asked: BTreeMap<PeerId, BTreeSet<LinkId>>,
+    /// When to look at those links again, and how long after that.
+    look_at: Option<Time>,
+    look_again: Duration,
+}
+
+impl Revoking {
+    /// Revokes the right to write of a peer, on every link that its process may write through: when both
+    /// sides have connected at once there are two, and some may have ended. Answered by
+    /// [`answered`](Revoking::answered).
+    pub(crate) fn ask(&mut self, peer: PeerId, links: &Links, now: Time) {
+        let served = links.id_of(peer).and_then(|id| links.get(id)?.token());
+        let served = served.or_else(|| self.lost.values().find(|it| it.peer == Some(peer))?.token);
+        let of_peer = |token: Option<Token>| token.is_some() && token == served;
+        let open = links.iter().filter(|(_, link)| of_peer(link.token())).map(|(id, _)| id);
+        let ended = self.lost.iter().filter(|(_, lost)| of_peer(lost.token)).map(|(id, _)| *id);
+        let all: BTreeSet<LinkId> = open.chain(ended).collect();
+        self.asked.entry(peer).or_default().extend(all);
+        self.look_again = LOOK_AGAIN;
+        self.look_at = Some(now + LOOK_AGAIN);
+    }
+
+    /// The peers whose last slices have ended since their rights were revoked.
+    pub(crate) fn answered(&mut self, links: &Links) -> Vec<PeerId> {
+        let lost = &self.lost;
+        let mut answered = Vec::new();
+        self.asked.retain(|peer, asked| {
+            asked.retain(|id| is_marked(*id, links, lost));
+            if asked.is_empty() {
+                answered.push(*peer);
+            }
+            !asked.is_empty()
+        });
+        answered
+    }
+
+    /// Looks at the unanswered revocations again later, and gives back the processes of ended links on which
+    /// nothing is awaited any more.
+    pub(crate) fn settle(&mut self, now: Time) -> Vec<Process> {
+        match self.look_at {
+            _ if self.asked.is_empty() => self.look_at = None,
+            Some(at) if at <= now => {
+                self.look_again = (2 * self.look_again).min(LOOK_RARELY);
+                self.look_at = Some(now + self.look_again);
+            }
+            _ => {}
+        }
+        let over = self.lost.extract_if(|_, lost| lost.peer.is_none() && !lost.is_marked());
+        over.filter_map(|(_, lost)| lost.process).collect()
+    }
+
+    /// Keeps what is left of a link that has ended without proof that its peer copies nothing more.
+    /// `peer` is who is to be told when there is proof. Gives back the process if nothing needs to be kept.
+    pub(crate) fn keep(&mut self, id: LinkId, link: &mut Link, peer: Option<PeerId>) -> Option<Process> {
+        let (token, process, granted) = (link.token(), link.process.take(), link.granted.take());
+        let lost = Lost { peer, token, process, granted };
+        // What the link stood for ends with it, even if nobody asks.
+        let is_marked = lost.is_marked();
+        if peer.is_none() && !is_marked {
+            return lost.process;
+        }
+        // The process is still watched, under the same number.
+        self.lost.insert(id, lost);
+        None
+    }
+
+    /// The way to a peer was lost: its death is awaited for a moment.
+    pub(crate) fn await_death(&mut self, peer: PeerId, now: Time) {
+        self.dying.insert(peer, now + DYING);
+    }
+
+    /// The peers whose ways were lost long enough ago for them to be known as dead, if they were.
+    pub(crate) fn living(&mut self, now: Time) -> Vec<PeerId> {
+        let due = self.dying.iter().filter(|(_, due)| **due <= now);
+        let living: Vec<PeerId> = due.map(|(peer, _)| *peer).collect();
+        self.dying.retain(|_, due| *due > now);
+        living
+    }
+
+    /// A peer is proven dead, or has said that it copies nothing more: that answers its revocation, unless
+    /// slices may be under way on other links.
+    pub(crate) fn dead(&mut self, peer: PeerId, links: &Links) {
+        self.dying.remove(&peer);
+        if let Some(asked) = self.asked.get_mut(&peer) {
+            asked.retain(|id| is_marked(*id, links, &self.lost));
+            if asked.is_empty() {
+                self.asked.remove(&peer);
+            }
+        }
+    }
+
+    /// The process of a link has ended: the rights that it had, on whatever links, need no revocation.
+    /// Returns what was left of the link, if the link had ended before.
+    pub(crate) fn process_ended(&mut self, id: LinkId, links: &mut Links) -> Option<Lost> {
+        let (link, lost) = (links.get(id), self.lost.get(&id));
+        let process = link.and_then(|link| link.process.as_ref());
+        let dead = process.or_else(|| lost?.process.as_ref())?;
+        let token = lost.map_or_else(|| link.and_then(Link::token), |lost| lost.token);
+        let of_dead = |other: Option<Token>, process: &Option<Process>| {
+            other == token && process.as_ref().is_some_and(|process| process.is(dead))
+        };
+        let open = links.iter().filter(|(_, link)| of_dead(link.token(), &link.process));
+        let ended = self.lost.iter().filter(|(_, lost)| of_dead(lost.token, &lost.process));
+        let all: Vec<LinkId> = open.map(|(id, _)| id).chain(ended.map(|(id, _)| *id)).collect();
+        for id in all {
+            if let Some(link) = links.get_mut(id) {
+                link.granted = None;
+            }
+            if let Some(lost) = self.lost.get_mut(&id) {
+                lost.granted = None;
+            }
+        }
+        self.lost.remove(&id)
+    }
+
+    /// Nobody is to be told any more of a peer whose link was lost.
+    pub(crate) fn forget(&mut self, peer: PeerId) {
+        self.dying.remove(&peer);
+        for lost in self.lost.values_mut().filter(|lost| lost.peer == Some(peer)) {
+            lost.peer = None;
+        }
+    }
+
+    /// Whether the way to a peer was lost and the peer's end is still to be told.
+    pub(crate) fn has_lost(&self, peer: PeerId) -> bool {
+        self.lost.values().any(|lost| lost.peer == Some(peer))
+    }
+
+    /// Ended links of a process on which slices may still be under way.
+    pub(crate) fn marked_of(&self, process: &Process) -> usize {
+        let same = |lost: &&Lost| lost.process.as_ref().is_some_and(|other| other.is(process));
+        self.lost.values().filter(same).filter(|lost| lost.is_marked()).count()
+    }
+
+    /// When something is to be looked at, if nothing else happens.
+    pub(crate) fn next(&self) -> Option<Time> {
+        let look = self.look_at.filter(|_| !self.asked.is_empty());
+        look.into_iter().chain(self.dying.values().copied()).min()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lost(&self) -> usize {
+        self.lost.len()
+    }
+
+    /// As if the peers of all ended links had cleared their marks.
+    #[cfg(test)]
+    pub(crate) fn clear_marks(&self) {
+        self.lost.values().filter_map(|lost| lost.granted.as_ref()).for_each(crate::right::Right::clear);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_asked(&self) -> bool {
+        !self.asked.is_empty()
+    }
+}
+
+/// Revokes the right of one link. Whether a slice of it may still be under way.
+fn is_marked(id: LinkId, links: &Links, lost: &HashMap<LinkId, Lost>) -> bool {
+    let open = links.get(id).and_then(|link| link.granted.as_ref());
+    let granted = open.or_else(|| lost.get(&id)?.granted.as_ref());
+    granted.is_some_and(|right| !right.revoke())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::right::Right;
+    use crate::table::tests::link;
+
+    const PEER: PeerId = PeerId(7);
+
+    fn at(millis: u64) -> Time {
+        Time::ZERO + Duration::from_millis(millis)
+    }
+
+    /// A link that serves the peer, whose right it has granted, and the peer's own view of that right.
+    fn served(links: &mut Links) -> (LinkId, Right) {
+        let (right, page) = Right::grant().unwrap();
+        let id = links.insert(Link { granted: Some(right), ..link() });
+        links.serve(id, PEER);
+        (id, Right::of(&page).unwrap())
+    }
+
+    #[test]
+    fn a_lost_link_is_kept_while_its_peer_is_awaited_or_its_slice_is_under_way() {
+        let (mut links, mut revoking) = (Links::default(), Revoking::default());
+        for (peer, marked, kept) in
+            [(None, false, 0), (Some(PEER), false, 1), (None, true, 1), (Some(PEER), true, 1)]
+        {
+            let (id, copier) = served(&mut links);
+            assert!(!marked || copier.mark());
+            assert!(revoking.keep(id, links.get_mut(id).unwrap(), peer).is_none());
+            assert!(!copier.mark(), "the right ends with its link");
+            assert_eq!((revoking.lost(), revoking.has_lost(PEER)), (kept, peer.is_some()));
+            revoking.forget(PEER);
+            copier.clear();
+            revoking.settle(at(0));
+            assert_eq!(revoking.lost(), 0, "{peer:?}, marked: {marked}");
+        }
+    }
+
+    #[test]
+    fn a_revocation_is_looked_at_ever_less_often_until_its_slice_has_ended() {
+        let (mut links, mut revoking) = (Links::default(), Revoking::default());
+        let (id, copier) = served(&mut links);
+        // Of a link without a token nobody can say whose it is.
+        revoking.asked.insert(PEER, BTreeSet::from([id]));
+        assert!(copier.mark());
+        (revoking.look_again, revoking.look_at) = (LOOK_AGAIN, Some(at(1)));
+        let mut looks = Vec::new();
+        for now in 0..40 {
+            assert_eq!(revoking.answered(&links), []);
+            let next = revoking.next();
+            revoking.settle(at(now));
+            if revoking.next() != next {
+                looks.push(now);
+            }
+        }
+        assert_eq!(looks, [1, 3, 7, 15, 25, 35]);
+        copier.clear();
+        assert_eq!(revoking.answered(&links), [PEER]);
+        assert_eq!(revoking.answered(&links), [], "it is answered once");
+        assert_eq!(revoking.next(), None);
+    }
+
+    #[test]
+    fn a_death_answers_the_revocation_only_once_no_slice_is_under_way_anywhere() {
+        let (mut links, mut revoking) = (Links::default(), Revoking::default());
+        let ((one, first), (two, second)) = (served(&mut links), served(&mut links));
+        assert!(first.mark() && second.mark());
+        revoking.asked.insert(PEER, BTreeSet::from([one, two]));
+        links.get_mut(one).unwrap().granted = None;
+        revoking.dead(PEER, &links);
+        assert!(revoking.is_asked(), "the other link is still written through");
+        second.clear();
+        revoking.dead(PEER, &links);
+        assert!(!revoking.is_asked());
+    }
+
+    #[test]
+    fn a_peer_is_said_to_live_after_its_death_was_awaited_and_not_before() {
+        let mut revoking = Revoking::default();
+        revoking.await_death(PEER, at(0));
+        assert_eq!(revoking.next(), Some(Time::ZERO + DYING));
+        assert_eq!(revoking.living(at(499)), []);
+        assert_eq!(revoking.living(at(500)), [PEER]);
+        assert_eq!(revoking.living(at(500)), []);
+        revoking.await_death(PEER, at(500));
+        revoking.dead(PEER, &Links::default());
+        assert_eq!(revoking.living(at(5000)), []);
+    }
+}

@@ -1,0 +1,219 @@
+//! All links of a plane, and whom each of them serves.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::mem;
+
+use kv_core::{PeerId, PlaneError};
+
+use crate::link::{Link, LinkId, Stage};
+use crate::metadata::Token;
+
+/// Links by their numbers. A link is accepted as a stranger's, becomes unclaimed once its hello is right,
+/// and serves a peer once `connect` claims it; a link that is dialed serves its peer from the beginning.
+#[derive(Debug, Default)]
+pub(crate) struct Links {
+    all: HashMap<LinkId, Link>,
+    next: LinkId,
+    peers: HashMap<PeerId, LinkId>,
+    /// Accepted, and have not said who they are.
+    strangers: BTreeSet<LinkId>,
+    /// Accepted, and no peer of ours yet.
+    unclaimed: BTreeSet<LinkId>,
+    /// To be connected once the peer's backlog has room.
+    dialing: BTreeSet<LinkId>,
+}
+
+impl Links {
+    /// Adds a link that this side has made.
+    pub(crate) fn insert(&mut self, link: Link) -> LinkId {
+        let id = self.next;
+        self.next += 1;
+        self.all.insert(id, link);
+        id
+    }
+
+    /// Adds a link that this side has accepted.
+    pub(crate) fn insert_stranger(&mut self, link: Link) -> LinkId {
+        let id = self.insert(link);
+        self.strangers.insert(id);
+        id
+    }
+
+    /// The stranger has said who it is.
+    pub(crate) fn introduce(&mut self, id: LinkId) {
+        self.strangers.remove(&id);
+        self.unclaimed.insert(id);
+    }
+
+    /// The link serves this peer from now on.
+    pub(crate) fn serve(&mut self, id: LinkId, peer: PeerId) {
+        if let Some(link) = self.all.get_mut(&id) {
+            link.peer = Some(peer);
+            self.peers.insert(peer, id);
+            self.unclaimed.remove(&id);
+        }
+    }
+
+    /// The link serves nobody any more. Returns whom it served.
+    pub(crate) fn release(&mut self, id: LinkId) -> Option<PeerId> {
+        self.unclaimed.remove(&id);
+        let peer = self.all.get_mut(&id)?.peer.take()?;
+        self.peers.remove(&peer);
+        Some(peer)
+    }
+
+    /// Takes a link out, and its peer with it.
+    pub(crate) fn remove(&mut self, id: LinkId) -> Option<Link> {
+        let link = self.all.remove(&id)?;
+        if let Some(peer) = link.peer {
+            self.peers.remove(&peer);
+        }
+        for set in [&mut self.strangers, &mut self.unclaimed, &mut self.dialing] {
+            set.remove(&id);
+        }
+        Some(link)
+    }
+
+    /// A link by its number.
+    pub(crate) fn get(&self, id: LinkId) -> Option<&Link> {
+        self.all.get(&id)
+    }
+
+    /// A link by its number.
+    pub(crate) fn get_mut(&mut self, id: LinkId) -> Option<&mut Link> {
+        self.all.get_mut(&id)
+    }
+
+    /// All links, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (LinkId, &Link)> {
+        self.all.iter().map(|(id, link)| (*id, link))
+    }
+
+    /// How many links there are.
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The link that serves a peer.
+    pub(crate) fn of_peer(&mut self, peer: PeerId) -> Result<(LinkId, &mut Link), PlaneError> {
+        let id = self.id_of(peer).ok_or(PlaneError::PeerGone)?;
+        Ok((id, self.all.get_mut(&id).ok_or(PlaneError::PeerGone)?))
+    }
+
+    /// Number of the link that serves a peer.
+    pub(crate) fn id_of(&self, peer: PeerId) -> Option<LinkId> {
+        self.peers.get(&peer).copied()
+    }
+
+    /// Peers that are served.
+    pub(crate) fn peers(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// The lives of planes that are peers now.
+    pub(crate) fn tokens(&self) -> HashSet<Token> {
+        self.peers.values().filter_map(|id| self.get(*id)?.token()).collect()
+    }
+
+    /// Links of strangers, oldest first.
+    pub(crate) fn strangers(&self) -> &BTreeSet<LinkId> {
+        &self.strangers
+    }
+
+    /// Links that no peer of ours has, oldest first.
+    pub(crate) fn unclaimed(&self) -> &BTreeSet<LinkId> {
+        &self.unclaimed
+    }
+
+    /// A connection that the peer has opened. Where the kernel cannot confirm that it was the peer, it
+    /// may have been anybody who has read the peer's metadata: then there is none.
+    pub(crate) fn proven_unclaimed(&self, token: Token) -> Option<LinkId> {
+        let is_theirs = |link: &Link| link.token() == Some(token) && link.proven && link.stage == Stage::Open;
+        self.unclaimed.iter().copied().find(|id| self.get(*id).is_some_and(is_theirs))
+    }
+
+    /// Unclaimed links of the peer of this link: both sides may have connected at the same time.
+    pub(crate) fn unclaimed_beside(&self, id: LinkId) -> Vec<LinkId> {
+        let token = |id: LinkId| self.get(id)?.token();
+        match token(id) {
+            Some(ours) => {
+                self.unclaimed.iter().copied().filter(|other| token(*other) == Some(ours)).collect()
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Descriptors that unclaimed links have lent us.
+    pub(crate) fn lent(&self) -> usize {
+        let lent = self.unclaimed.iter().filter_map(|id| self.get(*id)?.lent.as_ref());
+        lent.map(|lent| 1 + lent.arenas.len()).sum()
+    }
+
+    /// The peer's backlog is full: the link is to be dialed again.
+    pub(crate) fn dial_later(&mut self, id: LinkId) {
+        self.dialing.insert(id);
+    }
+
+    /// Whether links are to be dialed again.
+    pub(crate) fn has_to_dial(&self) -> bool {
+        !self.dialing.is_empty()
+    }
+
+    /// The links to be dialed again, which are so no more.
+    pub(crate) fn take_dialing(&mut self) -> BTreeSet<LinkId> {
+        mem::take(&mut self.dialing)
+    }
+
+    /// Links that there have been.
+    #[cfg(test)]
+    pub(crate) fn made(&self) -> u64 {
+        self.next
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use kv_core::Time;
+
+    use super::*;
+    use crate::connection::Connection;
+    use crate::handshake::OPENING;
+
+    /// A link whose other end is closed.
+    pub(crate) fn link() -> Link {
+        let (socket, _) = UnixStream::pair().unwrap();
+        Link::new(Connection::new(socket.into(), 1 << 20, [0; OPENING]), Stage::Greeting, Time::ZERO)
+    }
+
+    #[test]
+    fn a_link_is_a_strangers_then_unclaimed_then_its_peers_and_leaves_nothing_behind() {
+        let mut links = Links::default();
+        let (dialed, accepted) = (links.insert(link()), links.insert_stranger(link()));
+        links.dial_later(dialed);
+        links.serve(dialed, PeerId(7));
+        assert_eq!(links.of_peer(PeerId(7)).map(|(id, link)| (id, link.peer)), Ok((dialed, Some(PeerId(7)))));
+        assert!(links.strangers().contains(&accepted));
+        links.introduce(accepted);
+        assert!(links.strangers().is_empty() && links.unclaimed().contains(&accepted));
+        links.serve(accepted, PeerId(8));
+        assert!(links.unclaimed().is_empty());
+        assert_eq!((links.len(), links.peers()), (2, 2));
+
+        assert_eq!(links.release(accepted), Some(PeerId(8)));
+        assert_eq!((links.release(accepted), links.id_of(PeerId(8))), (None, None));
+        assert_eq!(links.remove(dialed).and_then(|link| link.peer), Some(PeerId(7)));
+        assert!(links.of_peer(PeerId(7)).is_err_and(|error| error == PlaneError::PeerGone));
+        assert!(!links.has_to_dial() && links.remove(dialed).is_none());
+        let stranger = links.insert_stranger(link());
+        assert!(links.remove(stranger).is_some() && links.strangers().is_empty());
+        assert_eq!((links.len(), links.peers()), (1, 0));
+        assert!(stranger > accepted && accepted > dialed, "numbers are never used again");
+    }
+}

@@ -1,0 +1,139 @@
+//! What the kernel is asked to tell: new connections, sockets that are ready, processes that have ended.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use kv_host::{OsError, Process};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+};
+use rustix::time::Timespec;
+
+use crate::link::LinkId;
+
+/// Events taken from the kernel in one call of `poll`.
+const EVENTS: usize = 64;
+const BACKLOG: i32 = 1024;
+const LISTENER: u64 = u64::MAX;
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// The descriptor on which the owner sleeps, and the socket under which peers find the plane.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    /// Rotates who comes first.
+    turn: usize,
+}
+
+/// What the kernel told.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Woken {
+    /// Somebody connects.
+    Listener,
+    /// The process behind a link has ended.
+    Process(LinkId),
+    /// The socket of a link is ready for this.
+    Socket(LinkId, EventFlags),
+}
+
+impl Watch {
+    /// Listens under a name of the abstract socket namespace.
+    pub(crate) fn new(name: &str) -> Result<Watch, OsError> {
+        let error = |call| move |error: Errno| OsError::new(call, error);
+        let listener = new_socket()?;
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(error("bind"))?;
+        bind(&listener, &address).map_err(error("bind"))?;
+        listen(&listener, BACKLOG).map_err(error("listen"))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(error("epoll_create"))?;
+        let watch = Watch { epoll, listener, turn: 0 };
+        watch.watch_listener()?;
+        Ok(watch)
+    }
+
+    /// Readable when there is something to be told.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// What has happened, a bounded amount of it, with another one first in every turn.
+    pub(crate) fn woken(&mut self) -> Vec<Woken> {
+        let mut ready: Vec<epoll::Event> = Vec::with_capacity(EVENTS);
+        if epoll::wait(&self.epoll, spare_capacity(&mut ready), Some(&NOW)).is_err() || ready.is_empty() {
+            return Vec::new();
+        }
+        self.turn = self.turn.wrapping_add(1);
+        let first = self.turn % ready.len();
+        ready.rotate_left(first);
+        let woken = ready.iter().map(|event| match (event.data.u64(), event.flags) {
+            (LISTENER, _) => Woken::Listener,
+            (key, _) if key & 1 == 1 => Woken::Process(key >> 1),
+            (key, flags) => Woken::Socket(key >> 1, flags),
+        });
+        woken.collect()
+    }
+
+    /// Watches for new connections.
+    pub(crate) fn watch_listener(&self) -> Result<(), OsError> {
+        let data = epoll::EventData::new_u64(LISTENER);
+        let added = epoll::add(&self.epoll, &self.listener, data, EventFlags::IN);
+        added.map_err(|error| OsError::new("epoll_ctl", error))
+    }
+
+    /// Leaves new connections in the backlog.
+    pub(crate) fn ignore_listener(&self) {
+        let _ = epoll::delete(&self.epoll, &self.listener);
+    }
+
+    /// A new connection, on a socket that does not block.
+    pub(crate) fn accept(&self) -> Result<OwnedFd, Errno> {
+        accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
+    }
+
+    /// Watches for the end of the process behind a link.
+    pub(crate) fn watch_process(&self, id: LinkId, process: &Process) -> Result<(), OsError> {
+        let added = epoll::add(&self.epoll, process, epoll::EventData::new_u64(id << 1 | 1), EventFlags::IN);
+        added.map_err(|error| OsError::new("epoll_ctl", error))
+    }
+
+    /// The end of a process is of no interest any more.
+    pub(crate) fn forget_process(&self, process: &Process) {
+        let _ = epoll::delete(&self.epoll, process);
+    }
+
+    /// Watches the socket of a link for `wanted`; `before` is what it was watched for.
+    pub(crate) fn watch_socket(
+        &self,
+        id: LinkId,
+        socket: BorrowedFd<'_>,
+        before: Option<EventFlags>,
+        wanted: EventFlags,
+    ) -> Result<(), OsError> {
+        let data = epoll::EventData::new_u64(id << 1);
+        let done = match before {
+            None => epoll::add(&self.epoll, socket, data, wanted),
+            Some(_) => epoll::modify(&self.epoll, socket, data, wanted),
+        };
+        done.map_err(|error| OsError::new("epoll_ctl", error))
+    }
+
+    /// A socket is about to be closed. Closing would do, unless a forked child holds the socket open.
+    pub(crate) fn forget_socket(&self, socket: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, socket);
+    }
+
+    /// Watches nothing from now on, and refuses to.
+    #[cfg(test)]
+    pub(crate) fn exhaust(&mut self) {
+        self.epoll = new_socket().unwrap();
+    }
+}
+
+/// A Unix socket that does not block.
+pub(crate) fn new_socket() -> Result<OwnedFd, OsError> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    socket.map_err(|error| OsError::new("socket", error))
+}
