@@ -39,10 +39,6 @@ pub enum ExampleError {
     #[cfg(feature = "nixl")]
     #[error(transparent)]
     Nixl(#[from] kv_transfer::nixl::NixlError),
-    /// There is no memory for the cache, or it was used wrongly.
-    #[cfg(feature = "nixl")]
-    #[error(transparent)]
-    Pool(#[from] kv_transfer::nixl::PoolError),
     /// The worker did not start.
     #[error(transparent)]
     Start(#[from] StartError),

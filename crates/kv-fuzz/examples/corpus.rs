@@ -27,7 +27,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let into = arguments.next().expect("the directory to write into");
     let cases = arguments.next().map_or(20_000, |text| text.parse().unwrap());
-    let targets: [(&str, Vec<Vec<u8>>); 11] = [
+    let targets: [(&str, Vec<Vec<u8>>); 12] = [
         ("wire", frames()),
         ("http_requests", requests()),
         ("http_responses", responses()),
@@ -37,6 +37,7 @@ fn main() {
         ("local_messages", messages()),
         ("nixl_metadata", vec![nixl_metadata(0), nixl_metadata(2)]),
         ("nixl_notification", notifications()),
+        ("nixl_agent", vec![nixl_agent(0), nixl_agent(3)]),
         ("params", params()),
         ("machine", scripts(cases)),
     ];
@@ -223,14 +224,42 @@ fn nixl_metadata(regions: usize) -> Vec<u8> {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let digest = nixl.iter().fold(0xcbf2_9ce4_8422_2325, step);
     let places = vec![(4096_u64, 8192_u64, 64_u64, MemoryKind::Dram, 0_u64); regions];
-    let (process, reach) = (("boot", 1_u64, 2_i32, 3_u64), (true, true, true));
-    let all = ("kv-nixl", 3_u32, 7_u64, "UCX", process, reach, places, digest, Bytes::from(nixl));
+    let (host, process, reach) = (((1_u64, 2_u64), 3_u64), (4_u64, 5_u64, 6_i32, 7_u64), (true, true, true));
+    let all = ("kv-nixl", 4_u32, 7_u64, "UCX", host, process, reach, places, digest, Bytes::from(nixl));
     rmp_serde::to_vec(&all).unwrap()
 }
 
+/// A foreign agent with so many ranges of host memory, as NIXL writes it.
+fn nixl_agent(ranges: u64) -> Vec<u8> {
+    let mut out = b"nixlSerDes|".to_vec();
+    let mut put = |tag: &str, value: &[u8]| {
+        out.extend(tag.as_bytes());
+        out.extend((value.len() as u64).to_le_bytes());
+        out.extend(value);
+        out.push(b'|');
+    };
+    put("Agent", b"0f8fad5b-d9cb-469f");
+    put("Conns", &1_u64.to_le_bytes());
+    put("t", b"UCX");
+    put("c", &[9; 40]);
+    put("", b"MemSection");
+    put("nixlSecElms", &u64::from(ranges > 0).to_le_bytes());
+    if ranges > 0 {
+        put("bknd", b"UCX");
+        put("nixlDList", b"nixlSDList");
+        put("t", &0_u32.to_le_bytes());
+        put("n", &ranges.to_le_bytes());
+    }
+    for range in 1..=ranges {
+        put("", &[[range << 12, 4096, 0].map(u64::to_le_bytes).concat(), vec![8; 20]].concat());
+    }
+    out
+}
+
 fn notifications() -> Vec<Vec<u8>> {
-    let head = |kind: u8| [vec![1, kind], vec![7; 16]].concat();
-    vec![[head(0), b"frame".to_vec()].concat(), [head(1), vec![5; 8]].concat(), head(2), head(3)]
+    let head = |kind: u8| [vec![2, kind], vec![7; 16]].concat();
+    let frame = [head(0), b"frame".to_vec()].concat();
+    vec![frame, [head(1), vec![5; 8]].concat(), head(2), [head(3), vec![6; 8]].concat(), head(4)]
 }
 
 fn params() -> Vec<Vec<u8>> {

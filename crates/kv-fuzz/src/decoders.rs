@@ -7,7 +7,9 @@ use kv_transfer::params::TransferParams;
 pub use kv_bootstrap::fuzz::{record as rank_record, requests as http_requests, responses as http_responses};
 pub use kv_local::fuzz::{hello as local_hello, messages as local_messages, metadata as local_metadata};
 #[cfg(feature = "nixl")]
-pub use kv_nixl::fuzz::{metadata as nixl_metadata, notification as nixl_notification};
+pub use kv_nixl::fuzz::{
+    agent_metadata as nixl_agent, metadata as nixl_metadata, notification as nixl_notification,
+};
 
 /// How many bytes a cache takes whose fields are written with their names, for each without them.
 const NAMED: usize = 8;

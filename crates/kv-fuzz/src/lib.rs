@@ -6,7 +6,7 @@
 //! | `machine` | a script: commands, frames of several peers, ends of posts, lookups, time; see [`machine`] |
 //! | `http_requests`, `http_responses`, `rank_record` | what a bootstrap server and its client read |
 //! | `local_metadata`, `local_hello`, `local_messages` | what the embedded plane reads |
-//! | `nixl_metadata`, `nixl_notification` | what the NIXL plane reads (feature `nixl`) |
+//! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what the NIXL plane reads (feature `nixl`) |
 //! | `params` | transfer parameters that a router carries |
 //!
 //! Two things run them: cargo-fuzz, guided by coverage, from the directory `fuzz` at the root of the
@@ -42,5 +42,7 @@ pub const DECODERS: &[Target] = &[
     ("nixl_metadata", nixl_metadata),
     #[cfg(feature = "nixl")]
     ("nixl_notification", nixl_notification),
+    #[cfg(feature = "nixl")]
+    ("nixl_agent", nixl_agent),
     ("params", params),
 ];

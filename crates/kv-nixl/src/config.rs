@@ -4,8 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use kv_core::MAX_FRAME;
+use kv_host::{Limit, check};
 
 use crate::error::NixlError;
+use crate::inbox::{OVERHEAD, SHARE};
+
+/// An agent's share of the inbox holds at least one notification of every length.
+const LEAST_INBOX: usize = SHARE * (MAX_FRAME + OVERHEAD);
 
 /// Choices and limits of a [`NixlPlane`](crate::NixlPlane).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,8 +36,13 @@ pub struct NixlConfig {
     /// costs some 50 ns and 60 bytes when a peer is connected.
     pub prepared_items: usize,
     /// Bytes of frames sent to one peer that it has not confirmed, before `send` answers
-    /// `WouldBlock` (default 4 MiB).
+    /// `WouldBlock` (default 4 MiB). A foreign agent confirms nothing: this much in ten seconds.
     pub outbound_bytes: usize,
+    /// Bytes of raw notifications of foreign agents that wait to be
+    /// [taken](crate::NixlPlane::next_notification) (default 0: raw notifications are dropped; 16 MiB is
+    /// plenty). A notification counts 256 bytes more than it has, one agent's count a quarter of this at most,
+    /// and what has no room is dropped and counted. While something waits, the plane does not sleep.
+    pub foreign_bytes: usize,
     /// Posts accepted and not yet reported as ended (default 65 536).
     pub max_posts: usize,
     /// Allows READ over TCP (default no): it is slow, and a reader that dies in the middle may take the
@@ -70,6 +80,7 @@ impl Default for NixlConfig {
             slice_bytes: 64 << 20,
             prepared_items: 1 << 16,
             outbound_bytes: 4 << 20,
+            foreign_bytes: 0,
             max_posts: 1 << 16,
             reads_over_tcp: false,
             max_peers: 1024,
@@ -110,25 +121,26 @@ impl NixlConfig {
         Ok(params)
     }
 
-    pub(crate) fn check(&self) -> Result<(), NixlError> {
+    pub(crate) fn check(&self) -> Result<(), Limit> {
         let millis = |duration: Duration| usize::try_from(duration.as_millis()).unwrap_or(usize::MAX);
         let micros = usize::try_from(self.slice_time.as_micros()).unwrap_or(usize::MAX);
-        for (field, got, min, max) in [
+        check::limits([
             ("slice_time (µs)", micros, 100, 1_000_000),
             ("slice_bytes", self.slice_bytes as usize, 64 << 10, 1 << 40),
             ("prepared_items", self.prepared_items, 0, 1 << 24),
             ("outbound_bytes", self.outbound_bytes, 2 * MAX_FRAME, 1 << 30),
+            (
+                "foreign_bytes",
+                if self.foreign_bytes == 0 { LEAST_INBOX } else { self.foreign_bytes },
+                LEAST_INBOX,
+                1 << 32,
+            ),
             ("max_posts", self.max_posts, 1, 1 << 24),
             ("max_peers", self.max_peers, 1, 1 << 16),
             ("idle_poll (ms)", millis(self.idle_poll), 1, 1000),
             ("settle (ms)", millis(self.settle), 1, 3_600_000),
             ("rdma_bound (ms)", self.rdma_bound.map_or(1, millis), 1, 3_600_000),
-        ] {
-            if !(min..=max).contains(&got) {
-                return Err(NixlError::Limit { field, got, min, max });
-            }
-        }
-        Ok(())
+        ])
     }
 }
 

@@ -2,13 +2,13 @@
 //! because there is none.
 
 use std::ffi::{CStr, OsString};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::DiscoveryError;
-use crate::ffi;
+use crate::ffi::library::load_library;
 use crate::guards;
+use crate::looked::{Looked, Outcome};
 
 const LIBRARY: &str = "libnixl_capi.so";
 /// Names the library, or its directory.
@@ -33,39 +33,6 @@ pub struct Nixl {
     library: PathBuf,
     version: Option<String>,
     plugins: Vec<String>,
-}
-
-/// A place that was looked at.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Looked {
-    /// The file that was expected.
-    pub path: PathBuf,
-    /// Why there.
-    pub because: &'static str,
-    /// What was found.
-    pub outcome: Outcome,
-}
-
-/// What was found at a place.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// Nothing.
-    Absent,
-    /// A file that is of no use, and why.
-    Unusable(String),
-    /// The library.
-    Usable,
-}
-
-impl fmt::Display for Looked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): ", self.path.display(), self.because)?;
-        match &self.outcome {
-            Outcome::Absent => f.write_str("not there"),
-            Outcome::Unusable(reason) => f.write_str(reason),
-            Outcome::Usable => f.write_str("usable"),
-        }
-    }
 }
 
 static LOADED: Mutex<Option<Nixl>> = Mutex::new(None);
@@ -108,7 +75,7 @@ impl Nixl {
         let Some(path) = paths.iter().find(|path| path.is_file()) else {
             return Some(format!("there is no {file} beside the library"));
         };
-        ffi::load_library(path, &[]).err()
+        load_library(path, &[]).err()
     }
 
     /// Looks for the library as [`load`](Nixl::load) does, without loading it or changing anything:
@@ -154,6 +121,9 @@ const SYMBOLS: &[&CStr] = &[
     c"nixl_capi_xfer_dlist_clear",
     c"nixl_capi_xfer_dlist_add_desc",
     c"nixl_capi_destroy_xfer_dlist",
+    c"nixl_capi_prep_xfer_dlist",
+    c"nixl_capi_release_xfer_dlist_handle",
+    c"nixl_capi_make_xfer_req",
     c"nixl_capi_create_xfer_req",
     c"nixl_capi_post_xfer_req",
     c"nixl_capi_get_xfer_status",
@@ -202,6 +172,15 @@ fn candidates(search: &Search, around: &Surroundings) -> Vec<Candidate> {
             found.push(Candidate { path, because, named });
         }
     };
+    by_name(search, around, &mut add);
+    by_variable(around, &mut add);
+    by_script(around, &mut add);
+    by_custom(&mut add);
+    found
+}
+
+/// What was asked for by name.
+fn by_name(search: &Search, around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
     let file = |path: PathBuf| if path.is_dir() { path.join(LIBRARY) } else { path };
     if let Some(path) = &search.library {
         add(file(path.clone()), "the configuration", true);
@@ -209,6 +188,10 @@ fn candidates(search: &Search, around: &Surroundings) -> Vec<Candidate> {
     if let Some(path) = (around.variable)(BY_NAME) {
         add(file(path.into()), BY_NAME, true);
     }
+}
+
+/// Where the variables of linkers and of Python point.
+fn by_variable(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
     if let Some(prefix) = (around.variable)("NIXL_PREFIX") {
         for path in under_prefix(Path::new(&prefix)) {
             add(path, "NIXL_PREFIX", false);
@@ -231,6 +214,10 @@ fn candidates(search: &Search, around: &Surroundings) -> Vec<Candidate> {
             add(path, "PYTHONPATH", false);
         }
     }
+}
+
+/// Where `scripts/setup-nixl.sh` puts it, above the current directory and the program.
+fn by_script(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
     for start in [&around.current, &around.program].into_iter().flatten() {
         for dir in start.ancestors() {
             // Above the program, `target` may be one of the ancestors itself.
@@ -248,6 +235,10 @@ fn candidates(search: &Search, around: &Surroundings) -> Vec<Candidate> {
         let path = dir.join("target/nixl/nixl_cu12/.nixl_cu12.mesonpy.libs").join(LIBRARY);
         add(path, "scripts/setup-nixl.sh, here or above", false);
     }
+}
+
+/// The usual places of a system.
+fn by_custom(add: &mut impl FnMut(PathBuf, &'static str, bool)) {
     for prefix in ["/opt/nvidia/nvda_nixl", "/usr/local/nixl", "/usr/local", "/usr"] {
         for path in under_prefix(Path::new(prefix)) {
             add(path, "a usual place", false);
@@ -258,7 +249,6 @@ fn candidates(search: &Search, around: &Surroundings) -> Vec<Candidate> {
             add(path, "the system's Python", false);
         }
     }
-    found
 }
 
 fn under_prefix(prefix: &Path) -> Vec<PathBuf> {
@@ -329,7 +319,7 @@ fn find(
 /// Loads the library, and makes sure that `nixl-sys` will use this one: it asks the loader for the
 /// bare name, which the loader knows once a library of that name is there.
 fn check(path: &Path) -> Result<(), String> {
-    ffi::load_library(path, SYMBOLS)?;
+    load_library(path, SYMBOLS)?;
     if nixl_sys::is_stub() {
         return Err(format!("it is loaded, but the loader does not know it as {LIBRARY}"));
     }

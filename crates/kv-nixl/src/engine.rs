@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use kv_core::{MemoryKind, Op};
+use bytes::Bytes;
+use kv_core::{MemoryKind, Op, PlaneError};
 use nixl_sys::{
     Agent, AgentConfig, Backend, NotificationMap, OptArgs, RegistrationHandle, ThreadSync, XferDescList,
     XferDlistHandle, XferOp, XferRequest, XferStatus,
@@ -12,9 +13,11 @@ use nixl_sys::{
 use crate::config::NixlConfig;
 use crate::discovery::Nixl;
 use crate::error::NixlError;
-use crate::ffi::{Memory, Owned, mem_type};
-use crate::storage;
+use crate::ffi::memory::{Memory, mem_type};
+use crate::ffi::owned::Owned;
 
+/// The backend for files.
+const FILES: &str = "POSIX";
 /// The backend over libfabric.
 const LIBFABRIC: &str = "LIBFABRIC";
 /// How long its progress thread sleeps between two looks.
@@ -25,6 +28,12 @@ const LIBFABRIC_PAUSE: Duration = Duration::from_millis(1);
 pub(crate) struct CallError {
     pub(crate) call: &'static str,
     pub(crate) status: &'static str,
+}
+
+impl From<CallError> for PlaneError {
+    fn from(error: CallError) -> PlaneError {
+        PlaneError::Backend { call: error.call, status: error.status }
+    }
 }
 
 impl From<CallError> for NixlError {
@@ -121,9 +130,9 @@ impl Engine {
         if self.storage.is_some() {
             return Ok(());
         }
-        let refused = refused(nixl, storage::BACKEND);
-        let (_, params) = self.agent.get_plugin_params(storage::BACKEND).map_err(&refused)?;
-        let backend = self.agent.create_backend(storage::BACKEND, &params).map_err(&refused)?;
+        let refused = refused(nixl, FILES);
+        let (_, params) = self.agent.get_plugin_params(FILES).map_err(&refused)?;
+        let backend = self.agent.create_backend(FILES, &params).map_err(&refused)?;
         let args = |backends: &[&Backend]| {
             let mut args = OptArgs::new().map_err(call("create_opt_args"))?;
             for backend in backends {
@@ -186,7 +195,7 @@ impl Engine {
 
     /// Makes progress, and hands over the notifications that have come: who sent it, as it says
     /// itself, and what.
-    pub(crate) fn receive(&mut self, mut take: impl FnMut(&str, Vec<u8>)) -> Result<(), CallError> {
+    pub(crate) fn receive(&mut self, mut take: impl FnMut(&str, Bytes)) -> Result<(), CallError> {
         self.agent.get_notifications(&mut self.received, Some(&self.args)).map_err(call("get_notifs"))?;
         if self.received.is_empty().unwrap_or(true) {
             return Ok(());
@@ -197,7 +206,7 @@ impl Engine {
         // A name that is no text is of nobody we know.
         for name in received.agents().flatten() {
             for message in received.get_notifications(name).into_iter().flatten().flatten() {
-                take(name, message);
+                take(name, message.into());
             }
         }
         Ok(())
@@ -266,6 +275,21 @@ impl Engine {
             Ok(true) => Started::InFlight(request),
             Err(_) => Started::Failed(request),
         }
+    }
+
+    /// Whether the backend has given up the connection to an agent: it then refuses even a read of nothing.
+    /// The agent hears nothing of that, and no memory is touched. The kinds and the addresses are of
+    /// registered memory on both sides.
+    pub(crate) fn has_lost(
+        &self,
+        kinds: (MemoryKind, MemoryKind),
+        local: (u64, u64),
+        remote: (u64, u64),
+        name: &str,
+    ) -> bool {
+        let nothing = Piece { local, remote, len: 0 };
+        let read = self.create((Op::Read, kinds.0, kinds.1), &[nothing], name);
+        read.is_ok_and(|read| matches!(self.start(read), Started::Failed(_)))
     }
 
     /// Makes progress, and says how a request does.

@@ -56,7 +56,7 @@ impl Notification {
     }
 
     /// Reads it; `None` if it is not one of ours.
-    pub(crate) fn decode(bytes: Vec<u8>) -> Option<Notification> {
+    pub(crate) fn decode(bytes: &Bytes) -> Option<Notification> {
         let (head, payload) = bytes.split_at_checked(HEADER)?;
         let number = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
         let (to, connection) = (number(2)?, number(10)?);
@@ -67,7 +67,7 @@ impl Notification {
             (VERSION, 3) => Some(Kind::Farewell(u64::from_le_bytes(payload.try_into().ok()?))),
             _ => return None,
         };
-        let kind = kind.unwrap_or_else(|| Kind::Frame(Bytes::from(bytes).slice(HEADER..)));
+        let kind = kind.unwrap_or_else(|| Kind::Frame(bytes.slice(HEADER..)));
         Some(Notification { to, connection, kind })
     }
 }
@@ -86,21 +86,21 @@ mod tests {
             Kind::Farewell(1 << 60),
         ] {
             let sent = Notification { to: 1 << 63, connection: 7, kind };
-            let bytes = sent.encode();
-            assert_eq!(Notification::decode(bytes.clone()), Some(sent));
+            let bytes = Bytes::from(sent.encode());
+            assert_eq!(Notification::decode(&bytes), Some(sent));
             for len in 0..HEADER {
-                assert_eq!(Notification::decode(bytes[..len].to_vec()), None);
+                assert_eq!(Notification::decode(&bytes.slice(..len)), None);
             }
             for at in 0..bytes.len() {
                 for value in [0, 3, 0x7f, 0xff] {
-                    let mut damaged = bytes.clone();
+                    let mut damaged = bytes.to_vec();
                     damaged[at] = value;
-                    let _ = Notification::decode(damaged);
+                    let _ = Notification::decode(&damaged.into());
                 }
             }
         }
         let mut longer = Notification { to: 1, connection: 2, kind: Kind::Arrived(3) }.encode();
         longer.push(0);
-        assert_eq!(Notification::decode(longer), None);
+        assert_eq!(Notification::decode(&longer.into()), None);
     }
 }

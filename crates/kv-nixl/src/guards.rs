@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use crate::error::DiscoveryError;
-use crate::ffi;
+use crate::ffi::environment::set_variables_alone;
 
 /// One variable, its value, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,10 +62,10 @@ pub(crate) fn apply() -> Result<(), DiscoveryError> {
         return Ok(());
     }
     let pairs: Vec<_> = missing.into_iter().map(|guard| (guard.name, guard.value)).collect();
-    ffi::set_variables_alone(&pairs).map_err(|threads| DiscoveryError::Threads { missing: pairs, threads })
+    set_variables_alone(&pairs).map_err(|threads| DiscoveryError::Threads { missing: pairs, threads })
 }
 
-pub use crate::ffi::apply_among_threads;
+pub use crate::ffi::environment::apply_among_threads;
 
 pub(crate) fn has_infiniband(class: &Path) -> bool {
     std::fs::read_dir(class).is_ok_and(|mut entries| entries.next().is_some())
@@ -91,7 +91,7 @@ mod tests {
         // A second thread for certain, whatever the harness does.
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || stopped.recv());
-        assert!(ffi::set_variables_alone(&[("KV_NIXL_NEVER_SET", "1".to_owned())]).is_err());
+        assert!(set_variables_alone(&[("KV_NIXL_NEVER_SET", "1".to_owned())]).is_err());
         assert!(std::env::var_os("KV_NIXL_NEVER_SET").is_none());
         drop(stop);
         let _ = other.join();

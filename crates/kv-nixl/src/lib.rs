@@ -29,6 +29,8 @@
 //!   after a stop. So nothing but a peer's proven death ends the danger of its writes, unless the
 //!   owner says otherwise of RDMA ([`NixlConfig::rdma_bound`]).
 //!
+//! - Agents of other programs, such as vLLM's and SGLang's workers, can be peers too ([`foreign`]).
+//!
 //! What it is not: a way to use NIXL's etcd or listener metadata exchange (the bootstrap server
 //! carries metadata), its telemetry, or its object stores.
 //!
@@ -57,31 +59,48 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("kv-nixl needs Linux: NIXL does");
 
+mod agent_metadata;
+mod allowance;
+mod arrivals;
 mod config;
+mod connect;
+mod connections;
+mod contract;
 mod discovery;
 mod doorbell;
+mod ends;
 mod engine;
 mod error;
+mod exchange;
 mod ffi;
+pub mod foreign;
 mod frame;
+mod frames;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
 pub mod guards;
-mod host;
+mod id;
+mod inbox;
+mod incoming;
+mod line;
+mod looked;
 mod metadata;
 mod origins;
 mod pace;
 mod permission;
+mod permits;
 mod plane;
-mod pool;
 mod prepared;
+mod queue;
 mod remote;
+mod request;
 mod requests;
+mod settle;
 mod slices;
+mod speech;
 mod speed;
 mod storage;
-mod traffic;
 mod transfer;
 mod transport;
 
@@ -89,8 +108,11 @@ mod transport;
 mod testing;
 
 pub use config::NixlConfig;
-pub use discovery::{Looked, Nixl, Outcome, Search};
-pub use error::{DiscoveryError, NixlError, PoolError};
+pub use discovery::{Nixl, Search};
+pub use error::{DiscoveryError, ForeignError, NixlError};
+pub use foreign::ForeignRegion;
+pub use inbox::RawNotification;
+pub use kv_host::{HostPool, Limit, MemoryError, OsError};
+pub use looked::{Looked, Outcome};
 pub use plane::{NixlPlane, NixlStats};
-pub use pool::HostPool;
 pub use transport::Transport;

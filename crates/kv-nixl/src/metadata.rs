@@ -3,13 +3,14 @@
 use bytes::Bytes;
 use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, MemoryKind, PlaneError};
+use kv_host::{Host, ProcessIdentity};
 use serde::{Deserialize, Serialize};
 
-use crate::host::Process;
+use crate::ffi::memory::Memory;
 use crate::transport::Reach;
 
 /// Another number for every change of the format.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const MAGIC: &str = "kv-nixl";
 /// Longest metadata: of NIXL some 500 bytes and 44 a region, of us some 200 and at most 33.
 const fn longest(regions: usize) -> usize {
@@ -25,7 +26,8 @@ pub(crate) struct Metadata {
     pub(crate) token: u64,
     /// The backend at both ends.
     pub(crate) backend: String,
-    pub(crate) process: Process,
+    pub(crate) host: Host,
+    pub(crate) process: ProcessIdentity,
     pub(crate) reach: Reach,
     pub(crate) regions: Vec<Place>,
     /// Of NIXL's part.
@@ -45,6 +47,19 @@ pub(crate) struct Place {
     pub(crate) device: u64,
 }
 
+impl Place {
+    /// Memory of ours, as a region with items of this length.
+    pub(crate) fn of(memory: &Memory, item_len: u64) -> Place {
+        Place {
+            addr: memory.addr(),
+            len: memory.len(),
+            item_len,
+            kind: memory.kind(),
+            device: memory.device(),
+        }
+    }
+}
+
 /// The name of the agent of a plane.
 pub(crate) fn agent_name(token: u64) -> String {
     format!("kv-{token:016x}")
@@ -54,10 +69,10 @@ impl Metadata {
     pub(crate) fn new(
         token: u64,
         backend: &str,
-        process: Process,
+        (host, process): (Host, ProcessIdentity),
         reach: Reach,
         regions: Vec<Place>,
-        nixl: Vec<u8>,
+        nixl: Bytes,
     ) -> Metadata {
         let (magic, backend) = (MAGIC.to_owned(), backend.to_owned());
         Metadata {
@@ -65,11 +80,12 @@ impl Metadata {
             version: VERSION,
             token,
             backend,
+            host,
             process,
             reach,
             regions,
             digest: digest(&nixl),
-            nixl: nixl.into(),
+            nixl,
         }
     }
 
@@ -101,8 +117,8 @@ impl Metadata {
         if metadata.regions.iter().any(wraps) {
             return Err(PlaneError::Metadata("a region leaves the address space"));
         }
-        if metadata.backend.len() > 64 || !metadata.process.is_valid() {
-            return Err(PlaneError::Metadata("its process or backend cannot be"));
+        if metadata.backend.len() > 64 {
+            return Err(PlaneError::Metadata("its backend cannot be"));
         }
         if metadata.digest != digest(&metadata.nixl)
             || !is_serdes_of(&metadata.nixl, &agent_name(metadata.token))
@@ -141,9 +157,12 @@ mod tests {
         nixl.extend(b"|");
         nixl.resize(600 + 44 * regions, 0xff);
         let reach = Reach::here(&NixlConfig::default());
+        let host = Host { boot: (u64::MAX, u64::MAX), network: u64::MAX };
+        let process =
+            ProcessIdentity { inode: u64::MAX, namespace: u64::MAX, pid: i32::MIN, started: u64::MAX };
         let (addr, len, item_len) = (u64::MAX >> 1, u64::MAX >> 2, u64::MAX >> 3);
         let place = Place { addr, len, item_len, kind: MemoryKind::Vram, device: 300 };
-        Metadata::new(7, "LIBFABRIC", Process::ours(), reach, vec![place; regions], nixl)
+        Metadata::new(7, "LIBFABRIC", (host, process), reach, vec![place; regions], nixl.into())
     }
 
     #[test]

@@ -1,63 +1,66 @@
-//! The plane: memory, peers and the [`Plane`] trait. What moves bytes is in `requests`, what moves
-//! frames in `traffic`.
+//! The plane: what it has. What it does is in the files above this one; each file calls those below it:
+//!
+//! ```text
+//! contract                      the Plane trait
+//! connect, foreign, storage     ways are opened
+//! incoming, connections         what comes in; how ways end
+//! requests                      requests start, and are looked after
+//! slices                        what the next request carries
+//! permits, settle               may a write start; what ends when a request has ended
+//! frames, queue                 what is said; where posts wait
+//! ends                          a post ends, a connection breaks
+//! plane
+//! ```
 
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::io::ErrorKind;
-use std::mem;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{
-    Directions, MAX_FRAME, MAX_REGIONS, MemoryKind, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent,
-    PlaneWait, Post, PostId, Region, Time, WriteFence,
-};
+use kv_core::{PeerId, PlaneError, PlaneEvent, PostId};
+use kv_host::{Frozen, Host, HostPool, OsError, ProcessIdentity, random};
 use rustix::event::epoll;
-use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::arrivals::Arrivals;
 use crate::config::NixlConfig;
 use crate::discovery::Nixl;
 use crate::doorbell::Doorbell;
-use crate::engine::{CallError, Engine};
+use crate::engine::Engine;
 use crate::error::NixlError;
-use crate::ffi::Memory;
-use crate::host::{Life, Process};
-use crate::metadata::{Metadata, Place, agent_name};
+use crate::ffi::memory::Memory;
+use crate::id::RemoteId;
+use crate::inbox::Inbox;
+use crate::line::Line;
+use crate::metadata::{Place, agent_name};
 use crate::origins::Origins;
 use crate::pace::Pace;
 use crate::permission::Permission;
-use crate::pool::HostPool;
 use crate::prepared::Grid;
-use crate::remote::{Arrivals, Remote, RemoteId, Stage};
-use crate::requests::{Line, Request};
-use crate::storage;
-use crate::traffic::RINGING;
-use crate::transfer::{self, Batch, Transfer};
-use crate::transport::{NO_READS, Reach, Transport};
-
-/// How long a dropped plane waits for requests on their way.
-const FAREWELL: Duration = Duration::from_secs(2);
+use crate::remote::Remote;
+use crate::request::Request;
+use crate::transfer::{Batch, Transfer};
+use crate::transport::{Reach, Transport};
 
 /// The NIXL plane: one worker's end of it. See the crate's header.
 pub struct NixlPlane {
-    nixl: Nixl,
+    pub(crate) nixl: Nixl,
     pub(crate) config: NixlConfig,
     /// Requests on their way; before the agent and the memory, because it is dropped first.
     pub(crate) requests: Vec<Request>,
     pub(crate) engine: Engine,
     pub(crate) token: u64,
-    process: Process,
-    reach: Reach,
-    memories: Vec<Memory>,
+    /// Where we are, as far as the kernel says.
+    pub(crate) process: (Host, ProcessIdentity),
+    pub(crate) reach: Reach,
+    pub(crate) memories: Vec<Memory>,
     pub(crate) regions: Vec<Memory>,
     /// Bytes of an item of each.
-    item_lens: Vec<u64>,
+    pub(crate) item_lens: Vec<u64>,
     /// Our items, once NIXL has prepared a list of them.
     pub(crate) lists: Option<Grid>,
-    /// Our metadata, once anybody has asked for it.
-    frozen: OnceCell<Bytes>,
+    /// Our agent's metadata, once anybody has asked for it.
+    pub(crate) frozen: Frozen,
 
     pub(crate) peers: HashMap<PeerId, RemoteId>,
     pub(crate) names: HashMap<String, RemoteId>,
@@ -75,6 +78,8 @@ pub struct NixlPlane {
     /// Connections that are not open: each ends when its requests have.
     pub(crate) ending: Vec<RemoteId>,
     pub(crate) arrivals: Arrivals,
+    /// What foreign agents have sent.
+    pub(crate) inbox: Inbox,
     pub(crate) probe_at: Instant,
     pub(crate) events: Vec<PlaneEvent>,
     pub(crate) pace: Pace,
@@ -98,6 +103,8 @@ pub struct NixlStats {
     pub posts_completed: u64,
     /// Notifications that were not for this plane, or not of this version.
     pub strangers: u64,
+    /// Raw notifications of foreign agents for which there was no room, or that were too long.
+    pub foreign_dropped: u64,
     /// Longest call of `poll`.
     pub longest_poll: Duration,
     /// Posts that are to end for their owner's wish, their peer's death or a lost connection, and whose
@@ -105,13 +112,16 @@ pub struct NixlStats {
     pub unquiet: usize,
 }
 
+/// What the epoll set calls the doorbell; connections have smaller numbers.
+pub(crate) const RINGING: u64 = u64::MAX;
+
 impl NixlPlane {
     /// A plane with an agent of a random name.
     pub fn new(nixl: &Nixl, config: NixlConfig) -> Result<NixlPlane, NixlError> {
         config.check()?;
-        let token = random()?;
+        let token = u64::from_le_bytes(random()?);
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|error| NixlError::Os { call: "epoll_create", kind: error.kind() })?;
+            .map_err(|error| OsError::new("epoll_create", error))?;
         // Without one, peers' frames are seen a little later.
         let doorbell = Doorbell::new(token).ok().filter(|doorbell| {
             let data = epoll::EventData::new_u64(RINGING);
@@ -122,13 +132,13 @@ impl NixlPlane {
             nixl: nixl.clone(),
             engine,
             token,
-            process: Process::ours(),
+            process: (Host::here().unwrap_or_default(), ProcessIdentity::here().unwrap_or_default()),
             reach: Reach::here(&config),
             memories: Vec::new(),
             regions: Vec::new(),
             item_lens: Vec::new(),
             lists: None,
-            frozen: OnceCell::new(),
+            frozen: Frozen::default(),
             peers: HashMap::new(),
             names: HashMap::new(),
             remotes: BTreeMap::new(),
@@ -141,6 +151,7 @@ impl NixlPlane {
             line: Line::default(),
             ending: Vec::new(),
             arrivals: Arrivals::default(),
+            inbox: Inbox::new(config.foreign_bytes),
             probe_at: Instant::now(),
             events: Vec::new(),
             pace: Pace::new(config.idle_poll),
@@ -152,26 +163,11 @@ impl NixlPlane {
 
     /// Gives a pool to the plane: regions inside it can be registered.
     pub fn add_pool(&mut self, pool: &HostPool) -> Result<(), NixlError> {
-        self.adopt_memory(pool.memory().clone())
-    }
-
-    /// Makes ready for files.
-    pub(crate) fn start_storage(&mut self) -> Result<(), NixlError> {
-        if self.frozen.get().is_some() {
-            return Err(NixlError::Frozen);
-        }
-        if !self.regions.is_empty() {
-            return Err(NixlError::File {
-                reason: "files are given to a plane before regions are registered",
-            });
-        }
-        self.engine.start_storage(&self.nixl)
+        self.adopt_memory(Memory::of_pool(pool))
     }
 
     pub(crate) fn adopt_memory(&mut self, memory: Memory) -> Result<(), NixlError> {
-        if self.frozen.get().is_some() {
-            return Err(NixlError::Frozen);
-        }
+        self.frozen.check_memory()?;
         self.memories.push(memory);
         Ok(())
     }
@@ -187,297 +183,15 @@ impl NixlPlane {
         NixlStats { unquiet, ..self.stats }
     }
 
-    /// Starts nothing more, and waits for what is on its way. True if then no memory of this plane is
-    /// touched any more by what it started: it can be dropped, and adopted memory be freed.
-    pub fn shutdown(&mut self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let posts: Vec<PostId> = self.transfers.keys().copied().collect();
-        for post in posts {
-            self.cancel(post);
-        }
-        while !self.requests.is_empty() && Instant::now() < deadline {
-            let _ = self.engine.receive(|_, _| {});
-            self.check_requests();
-            self.end_connections(Instant::now());
-            std::thread::sleep(self.pace.sleep(true));
-        }
-        self.requests.is_empty()
-    }
-
     /// Our regions.
-    fn places(&self) -> Vec<Place> {
+    pub(crate) fn places(&self) -> Vec<Place> {
         let regions = self.regions.iter().zip(&self.item_lens);
-        regions.map(|(memory, item_len)| memory.place(*item_len)).collect()
+        regions.map(|(memory, item_len)| Place::of(memory, *item_len)).collect()
     }
 
-    /// Our metadata. From the first call on, our memory does not change any more.
-    fn own_metadata(&self) -> Result<Bytes, PlaneError> {
-        if let Some(bytes) = self.frozen.get() {
-            return Ok(bytes.clone());
-        }
-        let nixl = self.engine.metadata().map_err(backend)?;
-        let backend = &self.config.backend;
-        let process = self.process.clone();
-        let bytes = Metadata::new(self.token, backend, process, self.reach, self.places(), nixl).encode()?;
-        Ok(self.frozen.get_or_init(|| bytes).clone())
-    }
-
-    /// A connection to the agent that is described; the one that is there, if there is one.
-    fn open(&mut self, peer: PeerId, metadata: Metadata) -> Result<RemoteId, PlaneError> {
-        let ours = metadata.token == self.token;
-        if ours && self.regions.iter().all(|region| region.kind() != MemoryKind::File) {
-            return Err(PlaneError::Metadata("it is our own, and we have no files"));
-        }
-        if metadata.backend != self.config.backend {
-            return Err(PlaneError::Metadata("the peer uses another backend"));
-        }
-        let name = agent_name(metadata.token);
-        if let Some(id) = self.names.get(&name)
-            && let Some(remote) = self.remotes.get_mut(id)
-        {
-            if let Stage::Broken(_) = remote.stage {
-                return Err(PlaneError::PeerGone);
-            }
-            remote.stage = Stage::Open;
-            remote.users.push(peer);
-            return Ok(*id);
-        }
-        // Never the number of the doorbell.
-        let id = random().map_err(|_| PlaneError::Os { call: "getrandom", kind: ErrorKind::Other })?;
-        let id = RemoteId(id >> 1);
-        let life = metadata.process.watch();
-        if life.is_over() {
-            return Err(PlaneError::PeerGone);
-        }
-        let loaded = if ours { name.clone() } else { self.engine.load(&metadata.nixl).map_err(backend)? };
-        if loaded != name {
-            self.engine.forget(&loaded);
-            return Err(PlaneError::Metadata("NIXL's part is of another agent"));
-        }
-        if let Life::Watched(fd) = &life {
-            // Without it the death is seen later, by an error.
-            let data = epoll::EventData::new_u64(id.0);
-            let _ = epoll::add(&self.wakes, fd, data, epoll::EventFlags::IN);
-        }
-        let transport = self.reach.to(metadata.reach, matches!(life, Life::Watched(_) | Life::Ours));
-        let slice = (self.config.slice_time, self.config.slice_bytes);
-        let mut remote = Remote::new(name.clone(), metadata.token, metadata.regions, life, peer, slice);
-        remote.transport = if ours { Transport::Storage } else { transport };
-        remote.origin = self.origins.of(&name);
-        if !ours {
-            remote.lists = self.prepare(&name, &remote.regions);
-        }
-        self.names.insert(name, id);
-        self.remotes.insert(id, remote);
-        if !ours {
-            self.greet(id);
-        }
-        Ok(id)
-    }
-
-    /// Has NIXL prepare the list of a peer's items, and ours before the first one. Without lists,
-    /// requests are made of addresses.
-    fn prepare(&mut self, name: &str, regions: &[Place]) -> Option<Grid> {
-        let most = self.config.prepared_items;
-        if self.lists.is_none() {
-            let places = self.places();
-            let grid = Grid::new(&places, most)?;
-            self.engine.prepare(None, grid.kind, grid.items(&places)).ok()?;
-            self.lists = Some(grid);
-        }
-        let grid = Grid::new(regions, most)?;
-        self.engine.prepare(Some(name), grid.kind, grid.items(regions)).ok()?;
-        Some(grid)
-    }
-
-    fn open_remote(&self, peer: PeerId) -> Result<(RemoteId, &Remote), PlaneError> {
-        let id = *self.peers.get(&peer).ok_or(PlaneError::PeerGone)?;
-        let remote = self.remotes.get(&id).filter(|remote| remote.is_open());
-        Ok((id, remote.ok_or(PlaneError::PeerGone)?))
-    }
-}
-
-impl Plane for NixlPlane {
-    fn name(&self) -> &'static str {
-        "nixl"
-    }
-
-    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
-        if self.frozen.get().is_some() {
-            return Err(PlaneError::Unsupported("a region after peers were told of the others"));
-        }
-        if self.regions.len() >= MAX_REGIONS {
-            let got = self.regions.len() + 1;
-            return Err(PlaneError::Size { field: "regions.len", got, min: 0, max: MAX_REGIONS });
-        }
-        let part = |memory: &Memory| memory.part(region.memory, region.device, region.addr, region.len);
-        let memory = self.memories.iter().find_map(part).ok_or(PlaneError::UnknownMemory {
-            region: self.regions.len() as u32,
-            addr: region.addr,
-            len: region.len,
-        })?;
-        self.engine.register(&memory).map_err(backend)?;
-        self.regions.push(memory);
-        self.item_lens.push(region.item_len);
-        Ok(())
-    }
-
-    fn directions(&self, peer: Option<PeerId>) -> Directions {
-        let known = peer.and_then(|peer| self.transport(peer));
-        known.unwrap_or_else(|| self.reach.to_anybody()).directions()
-    }
-
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
-        self.own_metadata()
-    }
-
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
-        // What we registered is part of what the peer may need; it cannot change from now on.
-        self.own_metadata()?;
-        let metadata = Metadata::decode(metadata)?;
-        if let Some(remote) = self.peers.get(&peer).and_then(|id| self.remotes.get(id)) {
-            return if remote.is_open() && remote.token == metadata.token {
-                Ok(())
-            } else {
-                Err(PlaneError::Unsupported("another agent under the id of a connected peer"))
-            };
-        }
-        if self.peers.len() >= self.config.max_peers {
-            return Err(PlaneError::WouldBlock);
-        }
-        let id = self.open(peer, metadata)?;
-        self.peers.insert(peer, id);
-        self.confirm_arrivals_to(id);
-        self.pace.stir();
-        Ok(())
-    }
-
-    fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
-        let Ok(metadata) = Metadata::decode(metadata) else { return false };
-        let name = agent_name(metadata.token);
-        let remote = self.names.get(&name).and_then(|id| self.remotes.get(id));
-        remote.map(|remote| remote.origin).or_else(|| self.origins.known(&name)) == Some(from)
-    }
-
-    fn disconnect(&mut self, peer: PeerId) {
-        let Some(id) = self.peers.remove(&peer) else { return };
-        self.permissions.remove(&peer);
-        let posts: Vec<PostId> = self
-            .transfers
-            .iter()
-            .filter(|(_, transfer)| transfer.peer == peer)
-            .map(|(post, _)| *post)
-            .collect();
-        for post in posts {
-            self.cancel(post);
-        }
-        if let Some(remote) = self.remotes.get_mut(&id) {
-            remote.users.retain(|user| *user != peer);
-            if remote.users.is_empty() && remote.is_open() {
-                remote.stage = Stage::Left;
-                self.ending.push(id);
-            }
-        }
-        self.pace.stir();
-    }
-
-    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
-        check_frame("frame.len", &frame)?;
-        let (id, remote) = self.open_remote(peer)?;
-        // Notify frames that wait for room go first.
-        if !remote.parked.is_empty() || !remote.has_room(frame.len(), self.config.outbound_bytes) {
-            return Err(PlaneError::WouldBlock);
-        }
-        self.pace.stir();
-        if self.transmit(id, frame) { Ok(()) } else { Err(PlaneError::PeerGone) }
-    }
-
-    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
-        if let Some(notify) = &post.notify {
-            check_frame("notify.len", notify)?;
-        }
-        let (id, remote) = self.open_remote(peer)?;
-        transfer::check(&post.descs, &self.regions, &remote.regions)?;
-        storage::check(remote.transport == Transport::Storage, &post, &self.regions, &remote.regions)?;
-        if post.op == Op::Read && remote.transport == Transport::Tcp && !self.config.reads_over_tcp {
-            return Err(PlaneError::Unsupported(NO_READS));
-        }
-        if self.transfers.len() + self.events.len() >= self.config.max_posts {
-            return Err(PlaneError::WouldBlock);
-        }
-        if self.transfers.contains_key(&post.id) {
-            return Err(PlaneError::Unsupported("a second post under the id of a running one"));
-        }
-        let number = post.id;
-        let transfer = Transfer::new(id, peer, post);
-        self.transfers.insert(number, transfer);
-        self.enqueue(id, number);
-        self.pace.stir();
-        Ok(())
-    }
-
-    fn cancel(&mut self, post: PostId) {
-        let Some(transfer) = self.transfers.get_mut(&post) else { return };
-        // What is on its way cannot be stopped: the post ends when that has ended.
-        transfer.stop(PlaneError::Cancelled);
-        if transfer.in_flight == 0 {
-            if let Some(remote) = self.remotes.get_mut(&transfer.remote) {
-                remote.parked.retain(|parked| *parked != post);
-                remote.held.retain(|held| *held != post);
-            }
-            self.end(post, Err(PlaneError::Cancelled));
-        }
-    }
-
-    fn permit(&mut self, peer: PeerId, until: Time) {
-        self.permitted(peer, until);
-    }
-
-    fn write_fence(&self, peer: PeerId) -> WriteFence {
-        let way = self.transport(peer);
-        way.map_or(WriteFence::AtDeath, |way| self.reach.write_fence(way, self.config.rdma_bound))
-    }
-
-    fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {
-        let begun = Instant::now();
-        self.take_wakes();
-        self.take_notifications();
-        self.check_requests();
-        self.start_requests();
-        self.ring_for_requests(begun);
-        self.probe(begun);
-        self.end_connections(begun);
-        if !self.events.is_empty() {
-            self.pace.stir();
-        }
-        events.append(&mut self.events);
-        self.stats.longest_poll = self.stats.longest_poll.max(begun.elapsed());
-    }
-
-    fn wait(&self) -> PlaneWait {
-        if !self.events.is_empty() || !self.line.is_empty() {
-            return PlaneWait::Now;
-        }
-        let sleep = self.pace.sleep(!self.requests.is_empty() || !self.ending.is_empty());
-        if sleep.is_zero() {
-            return PlaneWait::Now;
-        }
-        PlaneWait::ReadableOrAfter(vec![self.wakes.as_fd().as_raw_fd()], sleep)
-    }
-}
-
-impl Drop for NixlPlane {
-    /// Waits a moment for what is on its way, and tells the peers. What then still is keeps the agent, and the pools that
-    /// it may touch, until the process ends.
-    fn drop(&mut self) {
-        if self.shutdown(FAREWELL) {
-            self.say_farewell();
-        } else {
-            // Each request keeps the agent.
-            mem::forget(mem::take(&mut self.requests));
-            mem::forget(mem::take(&mut self.memories));
-            self.engine.abandon();
-        }
+    /// Our agent's metadata. From the first call on, our memory does not change any more.
+    pub(crate) fn own_agent_metadata(&self) -> Result<Bytes, PlaneError> {
+        self.frozen.get_or_make(|| Ok(self.engine.metadata()?.into()))
     }
 }
 
@@ -491,25 +205,5 @@ impl fmt::Debug for NixlPlane {
             .field("posts", &self.transfers.len())
             .field("requests", &self.requests.len())
             .finish_non_exhaustive()
-    }
-}
-
-pub(crate) fn backend(error: CallError) -> PlaneError {
-    PlaneError::Backend { call: error.call, status: error.status }
-}
-
-fn check_frame(field: &'static str, frame: &Bytes) -> Result<(), PlaneError> {
-    if frame.len() > MAX_FRAME {
-        return Err(PlaneError::Size { field, got: frame.len(), min: 0, max: MAX_FRAME });
-    }
-    Ok(())
-}
-
-fn random() -> Result<u64, NixlError> {
-    let mut bytes = [0; 8];
-    match getrandom(&mut bytes, GetRandomFlags::empty()) {
-        Ok(8) => Ok(u64::from_le_bytes(bytes)),
-        Ok(_) => Err(NixlError::Os { call: "getrandom", kind: ErrorKind::UnexpectedEof }),
-        Err(error) => Err(NixlError::Os { call: "getrandom", kind: error.kind() }),
     }
 }

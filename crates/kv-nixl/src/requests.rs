@@ -1,14 +1,15 @@
-//! Requests to NIXL: they are started in turns, and end. What they carry is chosen in `slices`.
+//! Requests to NIXL are started in turns, and looked after until they end. What they carry is chosen in
+//! `slices`, what becomes of their posts in `settle`.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use kv_core::{Op, PlaneError, PlaneEvent, PostId};
-use nixl_sys::XferRequest;
+use kv_core::PlaneError;
 
 use crate::engine::{Progress, Started};
-use crate::plane::{NixlPlane, backend};
-use crate::remote::{Length, RemoteId, Stage};
+use crate::id::RemoteId;
+use crate::line::Length;
+use crate::plane::NixlPlane;
+use crate::request::Request;
 use crate::speed::Stopwatch;
 use crate::transport::Transport;
 
@@ -19,48 +20,6 @@ const START_TIME: u32 = 3;
 /// So long a turn waits for the end of copies before it starts a long one.
 const PROMPT: Duration = Duration::from_micros(100);
 
-/// Peers with something to send, next one first.
-#[derive(Debug, Default)]
-pub(crate) struct Line {
-    short: VecDeque<RemoteId>,
-    long: VecDeque<RemoteId>,
-    /// The last turn that had something to tell left the long posts out.
-    long_waited: bool,
-}
-
-impl Line {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.short.is_empty() && self.long.is_empty()
-    }
-
-    pub(crate) fn of(&mut self, length: Length) -> &mut VecDeque<RemoteId> {
-        match length {
-            Length::Short => &mut self.short,
-            Length::Long => &mut self.long,
-        }
-    }
-}
-
-/// A request on its way.
-pub(crate) struct Request {
-    /// `None` once its connection was closed.
-    pub(crate) handle: Option<XferRequest>,
-    pub(crate) parts: Parts,
-    /// When it failed; parts of it may still be on their way.
-    pub(crate) failed: Option<Instant>,
-}
-
-/// What a request carries.
-pub(crate) struct Parts {
-    pub(crate) remote: RemoteId,
-    pub(crate) posts: Vec<PostId>,
-    pub(crate) op: Op,
-    pub(crate) weight: u64,
-    /// The part of a slice's time that it was taken for.
-    pub(crate) load: u64,
-    pub(crate) started: Instant,
-}
-
 impl NixlPlane {
     /// Starts requests for a while, peer after peer: of short posts first, then of long ones, at
     /// least one of these in every other turn. All of it takes about the time of a slice.
@@ -68,9 +27,9 @@ impl NixlPlane {
         let begun = Instant::now();
         let time = self.config.slice_time;
         // Nothing long waits for the end of the short ones: fewer turns.
-        let short = if self.line.long.is_empty() { START_TIME } else { SHORT_TIME };
+        let short = if self.line.of(Length::Long).is_empty() { START_TIME } else { SHORT_TIME };
         for (length, time) in [(Length::Short, time / short), (Length::Long, time / START_TIME)] {
-            if length == Length::Long && !self.line.long.is_empty() {
+            if length == Length::Long && !self.line.of(Length::Long).is_empty() {
                 self.see_copies_end();
                 // What has come or ended is told first, but not in two turns without a long post.
                 self.line.long_waited = !self.line.long_waited && !self.events.is_empty();
@@ -121,7 +80,7 @@ impl NixlPlane {
             Err(error) => {
                 // NIXL drops what it knows of a peer when its connection has failed.
                 let known = remote.transport == Transport::Storage || self.engine.knows(&remote.name);
-                let error = if known { backend(error) } else { PlaneError::PeerGone };
+                let error = if known { PlaneError::from(error) } else { PlaneError::PeerGone };
                 if !known {
                     self.break_off(id);
                 }
@@ -208,112 +167,16 @@ impl NixlPlane {
             }
         }
     }
-
-    /// Takes out a request of which nothing is on its way any more.
-    fn take_over(&mut self, index: usize) -> Parts {
-        let Request { parts, failed, .. } = self.requests.swap_remove(index);
-        if let Some(remote) = self.remotes.get_mut(&parts.remote) {
-            remote.requests -= 1;
-            remote.load -= parts.load;
-            remote.underway -= parts.weight;
-            remote.failed -= usize::from(failed.is_some());
-        }
-        parts
-    }
-
-    /// Gives up the handles of a connection's failed requests: NIXL closes the connection with the last.
-    pub(crate) fn give_up_handles(&mut self, id: RemoteId) {
-        let failed =
-            self.requests.iter_mut().filter(|request| request.parts.remote == id && request.failed.is_some());
-        failed.for_each(|request| request.handle = None);
-    }
-
-    /// Nothing of a connection's failed requests is on its way any more.
-    pub(crate) fn end_failed(&mut self, id: RemoteId) {
-        let is_one = |request: &Request| request.parts.remote == id && request.failed.is_some();
-        while let Some(index) = self.requests.iter().position(is_one) {
-            let parts = self.take_over(index);
-            self.finish(&parts, Some(PlaneError::PeerGone));
-        }
-    }
-
-    /// A request has ended.
-    fn finish(&mut self, parts: &Parts, error: Option<PlaneError>) {
-        for post in &parts.posts {
-            if let Some(transfer) = self.transfers.get_mut(post) {
-                transfer.in_flight -= 1;
-                if let Some(error) = &error {
-                    transfer.stop(error.clone());
-                }
-            }
-            self.settle(*post);
-        }
-    }
-
-    /// A post has one request less on its way: it may be over.
-    pub(crate) fn settle(&mut self, post: PostId) {
-        let Some(transfer) = self.transfers.get(&post) else { return };
-        if transfer.in_flight > 0 || transfer.has_more() {
-            return;
-        }
-        match &transfer.stopped {
-            // It ends with its connection, when nothing of any post is on its way any more.
-            Some(PlaneError::PeerGone) => {}
-            Some(error) => {
-                let error = error.clone();
-                self.end(post, Err(error));
-            }
-            None => self.bytes_in_place(post),
-        }
-    }
-
-    /// All bytes of a post are in place: tells the peer, once there is room to.
-    fn bytes_in_place(&mut self, post: PostId) {
-        let Some(transfer) = self.transfers.get(&post) else { return };
-        if transfer.notify.is_none() {
-            self.end(post, Ok(()));
-            return;
-        }
-        let id = transfer.remote;
-        if let Some(remote) = self.remotes.get_mut(&id) {
-            remote.parked.push_back(post);
-            self.flush(id);
-        }
-    }
-
-    /// Ends a post with its event.
-    pub(crate) fn end(&mut self, post: PostId, result: Result<(), PlaneError>) {
-        if self.transfers.remove(&post).is_some() {
-            self.stats.posts_completed += u64::from(result.is_ok());
-            self.events.push(PlaneEvent::Posted { post, result });
-        }
-    }
-
-    /// The connection has failed, or the peer has died: nothing more is started on it.
-    pub(crate) fn break_off(&mut self, id: RemoteId) {
-        let Some(remote) = self.remotes.get_mut(&id) else { return };
-        match remote.stage {
-            Stage::Broken(_) => return,
-            Stage::Open => self.ending.push(id),
-            Stage::Left => {}
-        }
-        remote.stage = Stage::Broken(Instant::now());
-        remote.run.clear();
-        remote.held.clear();
-        remote.parked.clear();
-        for transfer in self.transfers.values_mut().filter(|transfer| transfer.remote == id) {
-            transfer.stop(PlaneError::PeerGone);
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Desc, MemoryKind, Plane, Post, Region, RegionRole, WayEnd};
+    use kv_core::{Desc, MemoryKind, Op, Plane, PlaneEvent, Post, PostId, Region, RegionRole, WayEnd};
+
+    use kv_host::HostPool;
 
     use super::*;
     use crate::config::NixlConfig;
-    use crate::pool::HostPool;
     use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker};
 
     /// Two workers; the first one's read of the second one's region, all sevens, is on its way, for the

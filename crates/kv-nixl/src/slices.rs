@@ -5,14 +5,12 @@ use std::time::Instant;
 use kv_core::{Op, PlaneError, PostId};
 
 use crate::engine::Engine;
+use crate::id::RemoteId;
+use crate::line::Length;
 use crate::plane::NixlPlane;
-use crate::remote::{Length, RemoteId};
-use crate::requests::Parts;
+use crate::request::Parts;
 use crate::transfer::{Batch, Made};
 
-/// A post that takes less than this part of a slice is short: it shares a request with others, and
-/// does not wait for long ones.
-const SHORT: u64 = 5;
 /// Short posts share requests of this part of a slice.
 const SHARED: u64 = 2;
 /// Requests of a long post that are made at once. Making one costs 3 µs after another one, and 15 µs
@@ -22,30 +20,6 @@ const AHEAD: usize = 8;
 const FEW: usize = 4;
 
 impl NixlPlane {
-    /// Puts a post that has something to send at the end of its peer's queue.
-    pub(crate) fn enqueue(&mut self, id: RemoteId, post: PostId) {
-        if let (Some(remote), Some(transfer)) = (self.remotes.get_mut(&id), self.transfers.get(&post)) {
-            let most = remote.speed(transfer.op).slice() / SHORT;
-            let short = transfer.ready.is_empty() && transfer.is_shorter_than(most);
-            let length = if short { Length::Short } else { Length::Long };
-            remote.run.of(length).posts.push_back(post);
-        }
-        self.stand_in_line(id);
-    }
-
-    /// Puts a peer in the lines of those with something to send.
-    pub(crate) fn stand_in_line(&mut self, id: RemoteId) {
-        let Some(remote) = self.remotes.get_mut(&id) else { return };
-        for length in [Length::Short, Length::Long] {
-            let has_turn = remote.has_turn(length);
-            let waiting = remote.run.of(length);
-            if has_turn && !waiting.in_line && !waiting.posts.is_empty() {
-                waiting.in_line = true;
-                self.line.of(length).push_back(id);
-            }
-        }
-    }
-
     /// Makes the next request of the posts that wait at this peer, or takes one that was made ahead.
     /// `None` if nothing of them has anything to send, or none may be sent now.
     pub(crate) fn next_request(

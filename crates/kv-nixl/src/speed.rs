@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
+use kv_host::clock;
 
 /// Smallest request that a long post is cut into, where its price is still a small part.
 const SMALLEST: u64 = 256 << 10;
@@ -116,7 +116,7 @@ pub(crate) struct Stopwatch {
 
 impl Stopwatch {
     pub(crate) fn start() -> Stopwatch {
-        Stopwatch { clock: Instant::now(), cpu: cpu() }
+        Stopwatch { clock: Instant::now(), cpu: clock::thread_time() }
     }
 
     pub(crate) fn started(&self) -> Instant {
@@ -126,14 +126,9 @@ impl Stopwatch {
     /// How long the call took, without the time in which the system let others run: shorter calls
     /// would not make that shorter. A call that mostly slept was no copy of this thread's.
     pub(crate) fn took(&self) -> Duration {
-        let (clock, cpu) = (self.clock.elapsed(), cpu().saturating_sub(self.cpu));
+        let (clock, cpu) = (self.clock.elapsed(), clock::thread_time().saturating_sub(self.cpu));
         if cpu < clock / 8 { clock } else { cpu }
     }
-}
-
-/// Processor time of this thread.
-fn cpu() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,15 +7,13 @@ use std::fs::File;
 use std::sync::Arc;
 
 use kv_core::{MemoryKind, Op, PlaneError, Post};
+use kv_host::OsError;
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::error::NixlError;
-use crate::ffi::Memory;
+use crate::ffi::memory::Memory;
 use crate::metadata::Place;
 use crate::plane::NixlPlane;
-
-/// The backend for files.
-pub(crate) const BACKEND: &str = "POSIX";
 
 impl NixlPlane {
     /// Gives a file to the plane, before any region is registered: all of it, as long as it is now. Returns the number that regions in
@@ -43,7 +41,7 @@ impl NixlPlane {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn add_file(&mut self, file: File) -> Result<u64, NixlError> {
-        let os = |call| move |error: std::io::Error| NixlError::Os { call, kind: error.kind() };
+        let os = |call| move |error: std::io::Error| OsError::new(call, error);
         let about = file.metadata().map_err(os("fstat"))?;
         let flags = fcntl_getfl(&file).map_err(|error| os("fcntl")(error.into()))?;
         if !about.is_file() {
@@ -60,6 +58,17 @@ impl NixlPlane {
         let device = memory.device();
         self.adopt_memory(memory)?;
         Ok(device)
+    }
+
+    /// Makes ready for files.
+    fn start_storage(&mut self) -> Result<(), NixlError> {
+        self.frozen.check_memory()?;
+        if !self.regions.is_empty() {
+            return Err(NixlError::File {
+                reason: "files are given to a plane before regions are registered",
+            });
+        }
+        self.engine.start_storage(&self.nixl)
     }
 }
 

@@ -28,15 +28,22 @@ pub(crate) fn nixl() -> Option<&'static Nixl> {
     .as_ref()
 }
 
-/// A worker that is reached over TCP, where a peer that is not polled keeps everything on its way.
-pub(crate) fn worker(nixl: &Nixl) -> (NixlPlane, HostPool) {
-    let config = NixlConfig {
+/// A worker is reached over TCP, where a peer that is not polled keeps everything on its way.
+pub(crate) fn config() -> NixlConfig {
+    NixlConfig {
         backend_params: vec![("engine_config".to_owned(), "TLS=tcp".to_owned())],
         reads_over_tcp: true,
         slice_bytes: 1 << 20,
         settle: Duration::from_secs(1),
         ..NixlConfig::default()
-    };
+    }
+}
+
+pub(crate) fn worker(nixl: &Nixl) -> (NixlPlane, HostPool) {
+    worker_with(nixl, config())
+}
+
+pub(crate) fn worker_with(nixl: &Nixl, config: NixlConfig) -> (NixlPlane, HostPool) {
     let pool = HostPool::new(LEN).unwrap();
     let mut plane = NixlPlane::new(nixl, config).unwrap();
     plane.add_pool(&pool).unwrap();

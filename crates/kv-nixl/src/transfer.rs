@@ -7,10 +7,10 @@ use kv_core::{Desc, MemoryKind, Op, PeerId, PlaneError, Post};
 use nixl_sys::XferRequest;
 
 use crate::engine::{CallError, Piece};
-use crate::ffi::Memory;
+use crate::ffi::memory::Memory;
+use crate::id::RemoteId;
 use crate::metadata::Place;
 use crate::prepared::{self, Grid};
-use crate::remote::RemoteId;
 
 /// What a descriptor counts beside its bytes: UCX takes 2 µs (shared memory) to 7 µs (TCP) for each,
 /// in which it would copy some 8 KiB.
@@ -176,34 +176,16 @@ impl Transfer {
 
 /// Checks every descriptor against the regions of both sides.
 pub(crate) fn check(descs: &[Desc], local: &[Memory], remote: &[Place]) -> Result<(), PlaneError> {
-    let empty = |field| PlaneError::Size { field, got: 0, min: 1, max: usize::MAX };
-    if descs.is_empty() {
-        return Err(empty("descs.len"));
-    }
-    for (index, desc) in descs.iter().enumerate() {
-        if desc.len == 0 {
-            return Err(empty("desc.len"));
-        }
-        let ours = local.get(desc.local_region as usize).map_or(0, Memory::len);
-        let theirs = remote.get(desc.remote_region as usize).map_or(0, |place| place.len);
-        for (side, region, len, offset) in [
-            ("local", desc.local_region, ours, desc.local_offset),
-            ("remote", desc.remote_region, theirs, desc.remote_offset),
-        ] {
-            if offset.checked_add(desc.len).is_none_or(|end| end > len) {
-                let size = desc.len;
-                return Err(PlaneError::OutOfBounds { desc: index, side, region, len, offset, size });
-            }
-        }
-    }
-    Ok(())
+    let ours = |region| local.get(region as usize).map(Memory::len);
+    let theirs = |region| remote.get(region as usize).map(|place| place.len);
+    kv_host::check::descriptors(descs, ours, theirs)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::HostPool;
     use kv_core::PostId;
+    use kv_host::HostPool;
 
     fn desc(local_offset: u64, remote_region: u32, remote_offset: u64, len: u64) -> Desc {
         Desc { local_region: 0, remote_region, local_offset, remote_offset, len }
@@ -211,7 +193,7 @@ mod tests {
 
     fn cuts(descs: Vec<Desc>, most: u64) -> Vec<Batch> {
         let pool = HostPool::new(64 << 20).unwrap();
-        let local = [pool.memory().clone()];
+        let local = [Memory::of_pool(&pool)];
         let place = |kind, addr| Place { addr, len: 64 << 20, item_len: 1, kind, device: 3 };
         let remote = [place(MemoryKind::Dram, 1 << 40), place(MemoryKind::Vram, 1 << 41)];
         check(&descs, &local, &remote).unwrap();

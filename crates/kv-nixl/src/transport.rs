@@ -12,7 +12,7 @@ use kv_core::{Directions, WriteFence};
 use serde::{Deserialize, Serialize};
 
 use crate::config::NixlConfig;
-use crate::ffi;
+use crate::ffi::environment::may_copy_between_processes;
 use crate::guards;
 
 /// What a post to read is answered with where that is refused.
@@ -82,7 +82,7 @@ impl Reach {
         let card = guards::has_infiniband(Path::new("/sys/class/infiniband"));
         Reach {
             ucx: config.backend == "UCX",
-            memory: allows(&["cma", "sm", "shm"]) && module("cma") && ffi::may_copy_between_processes(),
+            memory: allows(&["cma", "sm", "shm"]) && module("cma") && may_copy_between_processes(),
             rdma: allows(&["ib", "rc", "dc", "ud", "srd"]) && module("ib") && card,
             cards_only: config.backend == "UCX" && is_cards_only(tls.as_deref()),
         }

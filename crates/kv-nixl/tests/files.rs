@@ -14,7 +14,7 @@ use kv_core::{
     Desc, Directions, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Region,
     RegionRole, Time,
 };
-use kv_nixl::{HostPool, Nixl, NixlConfig, NixlError, NixlPlane, Transport};
+use kv_nixl::{HostPool, MemoryError, Nixl, NixlConfig, NixlError, NixlPlane, Transport};
 use workers::{Workers, nixl};
 
 const PAGE: usize = 64 << 10;
@@ -156,7 +156,7 @@ fn what_cannot_be_done_with_a_file_is_refused_with_its_reason() {
     // Without a file there is nothing to connect to.
     let ours = plane.metadata().unwrap();
     assert!(matches!(plane.connect(STORAGE, &ours), Err(PlaneError::Metadata(_))));
-    assert_eq!(plane.add_file(scratch.open()).unwrap_err(), NixlError::Frozen);
+    assert_eq!(plane.add_file(scratch.open()).unwrap_err(), NixlError::Memory(MemoryError::Frozen));
 
     let (mut plane, _pool) = worker(nixl, &scratch);
     let post = |descs| Post { id: PostId(1), op: Op::Write, descs, notify: None };

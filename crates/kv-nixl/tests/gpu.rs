@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use kv_conformance::process::Process;
 use kv_conformance::{Harness, Job, Other, Random, pattern, rest};
 use kv_core::{Desc, MemoryKind, Op, PeerId, Plane, PlaneEvent, Post, PostId, Region, RegionRole, Time};
-use kv_nixl::{NixlConfig, NixlError, NixlPlane};
+use kv_nixl::{MemoryError, NixlConfig, NixlError, NixlPlane};
 use workers::{Workers, nixl};
 
 const PEER: PeerId = PeerId(1);
@@ -140,5 +140,8 @@ fn device_memory_is_refused_where_it_cannot_be() {
     let mut plane = NixlPlane::new(nixl, NixlConfig::default()).unwrap();
     // SAFETY: none of these is taken.
     let refused = unsafe { [plane.adopt_device(0, 0, 10), plane.adopt_device(0, 4096, u64::MAX)] };
-    assert!(refused.iter().all(|result| matches!(result, Err(NixlError::Range { .. }))), "{refused:?}");
+    assert!(
+        refused.iter().all(|result| matches!(result, Err(NixlError::Memory(MemoryError::Range { .. })))),
+        "{refused:?}"
+    );
 }

@@ -11,7 +11,7 @@ use kv_core::{
     Desc, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Region, RegionRole, Time,
     WayEnd,
 };
-use kv_nixl::{HostPool, NixlConfig, NixlError, NixlPlane};
+use kv_nixl::{HostPool, MemoryError, NixlConfig, NixlError, NixlPlane};
 use workers::{Workers, nixl, worker};
 
 const PEER: PeerId = PeerId(1);
@@ -48,7 +48,7 @@ fn memory_that_the_plane_was_not_given_is_refused() {
     }
     plane.register(&whole).unwrap();
     plane.metadata().unwrap();
-    assert_eq!(plane.add_pool(&pool), Err(NixlError::Frozen));
+    assert_eq!(plane.add_pool(&pool), Err(NixlError::Memory(MemoryError::Frozen)));
     assert!(plane.register(&whole).is_err());
 }
 
@@ -212,13 +212,22 @@ fn short_posts_share_requests_and_each_has_its_own_event_frame_and_bytes() {
     assert!(here.plane.stats().requests < posts as u64 / 4, "{:?}", here.plane.stats());
 }
 
+/// Fills all of a pool with bytes that tell where they are.
+fn fill(pool: &HostPool, seed: u64) -> Vec<u8> {
+    let byte = |at: u64| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(seed) >> 56) as u8;
+    let bytes: Vec<u8> = (0..pool.len() as u64).map(byte).collect();
+    pool.write(0, &bytes).unwrap();
+    bytes
+}
+
+const ITEM: u64 = 3000;
+const ITEMS: u64 = 90;
+
 /// Items of a page that lies in pieces, in any order, in both directions; also where the peer's items
 /// are of another length, or where there are too many to prepare.
 #[test]
 fn items_that_are_named_by_number_are_the_ones_that_were_meant() {
     let Some(nixl) = nixl() else { return };
-    const ITEM: u64 = 3000;
-    const ITEMS: u64 = 90;
     for (items_there, prepared, by_number) in
         [(ITEM, 1 << 16, true), (ITEM / 2, 1 << 16, false), (ITEM, 100, false)]
     {
@@ -236,12 +245,6 @@ fn items_that_are_named_by_number_are_the_ones_that_were_meant() {
         let ((mut here, ours), (mut there, theirs)) = (plane(ITEM), plane(items_there));
         here.connect(PEER, &there.metadata().unwrap()).unwrap();
         here.permit(PEER, Time::MAX);
-        let fill = |pool: &HostPool, seed: u64| {
-            let byte = |at: u64| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(seed) >> 56) as u8;
-            let bytes: Vec<u8> = (0..2 << 20).map(byte).collect();
-            pool.write(0, &bytes).unwrap();
-            bytes
-        };
         let mut image = [fill(&ours, 1), fill(&theirs, 1 << 60)];
         for (id, op) in [(1, Op::Write), (2, Op::Read)] {
             // Every third item, to another place in the other region, some two at a time.

@@ -7,11 +7,15 @@ mod workers;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use kv_conformance::process::Process;
 use kv_conformance::{A_KNOWS_B, Harness, Job, LENS, Other, Pair, Side, pattern, rest, snapshot};
-use kv_core::{Desc, Directions, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Time, WayEnd};
-use kv_nixl::{Nixl, NixlPlane, Transport};
+use kv_core::{
+    Desc, Directions, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Time, WayEnd,
+};
+use kv_nixl::{ForeignRegion, Nixl, NixlConfig, NixlPlane, Transport};
 use rustix::process::{Pid, Signal, kill_process};
+use serde::de::IgnoredAny;
 use workers::Workers;
 
 const PEER: PeerId = PeerId(1);
@@ -73,6 +77,14 @@ fn sleep(plane: &NixlPlane) {
     rest(plane, Duration::from_millis(10));
 }
 
+fn pass(side: &mut Side<NixlPlane>, events: &mut Vec<PlaneEvent>, span: Duration) {
+    let end = Instant::now() + span;
+    while Instant::now() < end {
+        side.plane.poll(Time::ZERO, events);
+        sleep(&side.plane);
+    }
+}
+
 fn until(
     side: &mut Side<NixlPlane>,
     events: &mut Vec<PlaneEvent>,
@@ -118,11 +130,7 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
         side.plane.cancel(PostId(id));
     }
     side.plane.disconnect(PEER);
-    let silence = Instant::now() + Duration::from_millis(700);
-    while Instant::now() < silence {
-        side.plane.poll(Time::ZERO, &mut events);
-        sleep(&side.plane);
-    }
+    pass(&mut side, &mut events, Duration::from_millis(700));
     let cancelled = |id| PlaneEvent::Posted { post: PostId(id), result: Err(PlaneError::Cancelled) };
     assert!(events.iter().all(|event| *event != cancelled(2)), "the first is on its way: {events:?}");
     assert!(side.plane.stats().unquiet >= 1);
@@ -134,11 +142,7 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     assert_eq!(events.len(), 3);
     assert_eq!(side.plane.stats().unquiet, 0);
     side.memory.write(0, 0, &vec![0xee; LEN]);
-    let later = Instant::now() + Duration::from_millis(300);
-    while Instant::now() < later {
-        side.plane.poll(Time::ZERO, &mut events);
-        sleep(&side.plane);
-    }
+    pass(&mut side, &mut events, Duration::from_millis(300));
     assert!(snapshot(&side)[0].iter().all(|byte| *byte == 0xee), "written after the event");
     assert!(side.plane.shutdown(Duration::from_secs(1)));
     let again = PeerId(2);
@@ -156,39 +160,70 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
 fn a_source_killed_in_the_middle_of_reads_brings_no_byte_after_their_ends() {
     let Some(nixl) = tcp() else { return };
     for stopped in [false, true, false, true] {
-        let mut side = workers::worker_with(nixl, &[LEN], workers::configured("reads-over-tcp"));
-        let mut other = Process::start("default", Job::Serve, &side.plane.metadata().unwrap());
-        side.plane.connect(PEER, other.metadata()).unwrap();
-        let desc =
-            Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
-        let read = |id| Post { id: PostId(id), op: Op::Read, descs: vec![desc], notify: None };
-        let mut events = Vec::new();
-        side.plane.post(PEER, read(0)).unwrap();
-        until(&mut side, &mut events, "a read", |events| !events.is_empty());
-        side.memory.write(0, 0, &vec![0; LEN]);
-        events.clear();
-        (1..=8).for_each(|id| side.plane.post(PEER, read(id)).unwrap());
-        for _ in 0..5 {
-            side.plane.poll(Time::ZERO, &mut events);
-        }
-        if stopped {
-            signal(&other, Signal::STOP);
-            let stopped = Instant::now() + Duration::from_millis(50);
-            until(&mut side, &mut events, "a while", |_| Instant::now() > stopped);
-        }
-        other.kill();
-        until(&mut side, &mut events, "the end", |events| {
-            events.iter().any(|event| matches!(event, PlaneEvent::PeerGone { .. }))
-        });
-        side.memory.write(0, 0, &vec![0xee; LEN]);
-        let end = PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
-        assert_eq!(events.last(), Some(&end));
-        assert_eq!(events.len(), 9, "{events:?}");
-        let failed = |event: &&PlaneEvent| matches!(event, PlaneEvent::Posted { result: Err(_), .. });
-        assert!(events.iter().filter(failed).count() > 0, "it was killed too late to show anything");
-        let later = Instant::now() + Duration::from_millis(200);
-        until(&mut side, &mut events, "a while", |_| Instant::now() > later);
-        assert!(snapshot(&side)[0].iter().all(|byte| *byte == 0xee), "written after the ends");
-        assert_eq!((events.len(), side.plane.stats().unquiet), (9, 0));
+        let connect = |plane: &mut NixlPlane, metadata: &[u8]| plane.connect(PEER, metadata).unwrap();
+        kill_amid_reads(nixl, stopped, connect, WayEnd::Dead { quiet_after: Duration::ZERO });
     }
+}
+
+/// Its process is not known to be dead: the end comes once UCX has closed the connection, and some time
+/// has passed.
+#[test]
+fn a_foreign_source_killed_in_the_middle_of_reads_brings_no_byte_after_their_ends() {
+    let Some(nixl) = tcp() else { return };
+    for stopped in [false, true, false, true] {
+        kill_amid_reads(nixl, stopped, connect_foreign, WayEnd::Lost);
+    }
+}
+
+/// Takes a plane of ours for an agent of somebody else, by what its metadata says of its agent.
+fn connect_foreign(plane: &mut NixlPlane, metadata: &[u8]) {
+    type Any = IgnoredAny;
+    type Places = Vec<(u64, u64, u64, Any, u64)>;
+    type Envelope = (Any, Any, Any, Any, Any, Any, Any, Places, Any, Bytes);
+    let (.., places, _, agent) = rmp_serde::from_slice::<Envelope>(metadata).unwrap();
+    let region = |(addr, len, item_len, _, device)| ForeignRegion {
+        addr,
+        len,
+        item_len,
+        memory: MemoryKind::Dram,
+        device,
+    };
+    let regions: Vec<ForeignRegion> = places.into_iter().map(region).collect();
+    plane.connect_foreign(PEER, &agent, &regions).unwrap();
+}
+
+fn kill_amid_reads(nixl: &Nixl, stopped: bool, connect: impl Fn(&mut NixlPlane, &[u8]), end: WayEnd) {
+    let config = NixlConfig { settle: Duration::from_secs(1), ..workers::configured("reads-over-tcp") };
+    let mut side = workers::worker_with(nixl, &[LEN], config);
+    let mut other = Process::start("default", Job::Serve, &side.plane.metadata().unwrap());
+    connect(&mut side.plane, other.metadata());
+    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
+    let read = |id| Post { id: PostId(id), op: Op::Read, descs: vec![desc], notify: None };
+    let mut events = Vec::new();
+    side.plane.post(PEER, read(0)).unwrap();
+    until(&mut side, &mut events, "a read", |events| !events.is_empty());
+    side.memory.write(0, 0, &vec![0; LEN]);
+    events.clear();
+    (1..=8).for_each(|id| side.plane.post(PEER, read(id)).unwrap());
+    for _ in 0..5 {
+        side.plane.poll(Time::ZERO, &mut events);
+    }
+    if stopped {
+        signal(&other, Signal::STOP);
+        let stopped = Instant::now() + Duration::from_millis(50);
+        until(&mut side, &mut events, "a while", |_| Instant::now() > stopped);
+    }
+    other.kill();
+    until(&mut side, &mut events, "the end", |events| {
+        events.iter().any(|event| matches!(event, PlaneEvent::PeerGone { .. }))
+    });
+    side.memory.write(0, 0, &vec![0xee; LEN]);
+    assert_eq!(events.last(), Some(&PlaneEvent::PeerGone { peer: PEER, end }));
+    assert_eq!(events.len(), 9, "{events:?}");
+    let failed = |event: &&PlaneEvent| matches!(event, PlaneEvent::Posted { result: Err(_), .. });
+    assert!(events.iter().filter(failed).count() > 0, "it was killed too late to show anything");
+    let later = Instant::now() + Duration::from_millis(200);
+    until(&mut side, &mut events, "a while", |_| Instant::now() > later);
+    assert!(snapshot(&side)[0].iter().all(|byte| *byte == 0xee), "written after the ends");
+    assert_eq!((events.len(), side.plane.stats().unquiet), (9, 0));
 }
