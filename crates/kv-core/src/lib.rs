@@ -39,6 +39,7 @@
 mod announce;
 mod args;
 mod bootstrap;
+mod command;
 mod error;
 mod groups;
 mod id;
@@ -56,6 +57,7 @@ mod poll;
 pub mod proto;
 mod quarantine;
 mod session;
+mod session_options;
 mod time;
 pub mod wire;
 
@@ -84,5 +86,6 @@ pub use plane::{
 };
 pub use poll::KvPoll;
 pub use quarantine::{Quarantine, QuarantineReason};
-pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed, SessionOptions};
+pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed};
+pub use session_options::SessionOptions;
 pub use time::Time;

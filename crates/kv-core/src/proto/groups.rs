@@ -5,9 +5,10 @@
 //! recurrent layers has nothing to do with their slots. Of those that are, both sides name each, unless
 //! it is optional.
 
-use super::io::{Output, Resource};
+use super::io::Output;
 use super::node::Node;
 use super::receive::ReceiveSession;
+use crate::command::Resource;
 use crate::error::{Cause, PagesError};
 use crate::groups::{GroupItems, GroupList, GroupLists, Groups};
 use crate::id::SessionId;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::directory::Directory;
 use super::grant::EndedGrants;
-use super::io::{Command, Input, NodeConfig, Output};
+use super::io::{Input, NodeConfig, Output};
 use super::peer::{Peer, Peers};
 use super::posting::Posting;
 use super::random::Random;
@@ -14,6 +14,7 @@ use super::receive::ReceiveSession;
 use super::rendezvous::Rendezvous;
 use super::send::SendSession;
 use super::timer::{Timer, Timers};
+use crate::command::Command;
 use crate::error::{Cause, Obstacle, TransferError};
 use crate::id::{PeerId, SessionId};
 use crate::layout::HeldLayers;

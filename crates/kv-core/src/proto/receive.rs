@@ -39,7 +39,7 @@ use crate::meter::each;
 use crate::pages::{PageList, Pages};
 use crate::plane::Directions;
 use crate::poll::KvPoll;
-use crate::session::SessionOptions;
+use crate::session_options::SessionOptions;
 use crate::time::Time;
 use crate::wire::{Body, Done, Failed, Finish, Progress, Register};
 

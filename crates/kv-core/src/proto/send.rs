@@ -34,7 +34,7 @@ use crate::pages::PageList;
 use crate::plan::Plan;
 use crate::plane::Op;
 use crate::poll::KvPoll;
-use crate::session::SessionOptions;
+use crate::session_options::SessionOptions;
 use crate::time::Time;
 use crate::wire::{Body, Failed, Link, Registered};
 

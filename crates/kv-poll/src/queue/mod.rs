@@ -77,7 +77,7 @@
 mod admission;
 mod aux_rows;
 mod decode;
-mod entrance;
+mod desk;
 mod error;
 mod gate;
 mod line;
