@@ -93,6 +93,11 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         Ok(std::mem::take(&mut self.agreed))
     }
 
+    /// True if other ranks must have the same pages free in the same step.
+    pub(super) fn is_lock_step(&self) -> bool {
+        self.consensus.is_lock_step()
+    }
+
     /// The room may be used again.
     pub(super) fn leave(&mut self, room: &Room) {
         self.rooms.remove(room);

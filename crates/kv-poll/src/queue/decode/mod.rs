@@ -306,11 +306,21 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         let mut held = Quarantined::nothing(entry.session);
         if let Stage::Transfer { pages, row, init, groups, .. } = entry.stage {
             self.transfers -= 1;
-            let from = if init.is_some() { Place::Held } else { Place::Transfer };
-            self.cache.shift(pages, from, Place::Quarantine);
-            // What the ring had no room for is quiet here, and on another rank it is not: all ranks have it
-            // back in the same step, or their caches would differ from then on.
-            (held.pages, held.row, held.unsent, held.groups) = (pages, row, init, groups);
+            match init {
+                // The session never saw them: no wire knows them.
+                Some(unsent) if !self.desk.is_lock_step() => {
+                    self.cache.give_back(unsent, pages, Place::Held);
+                    self.give_back_groups(groups.unwrap_or_default());
+                    self.free_row(row);
+                }
+                // Another rank's session may have seen them: all ranks have them back in the same step, or
+                // their caches would differ from then on.
+                unsent => {
+                    let from = if unsent.is_some() { Place::Held } else { Place::Transfer };
+                    self.cache.shift(pages, from, Place::Quarantine);
+                    (held.pages, held.row, held.unsent, held.groups) = (pages, row, unsent, groups);
+                }
+            }
         }
         self.quarantine.insert(key, held);
         self.failed.push_back(Failed { key, request: entry.request, error });
