@@ -31,7 +31,11 @@ fn find(addr: &str) -> RankRecord {
     let mut client = HttpBootstrapClient::new(Default::default()).unwrap();
     let start = Instant::now();
     let now = || Time::from_nanos(start.elapsed().as_nanos() as u64);
-    let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(0) };
+    let query = RankQuery {
+        role: WorkerRole::Prefill,
+        service: kv_transfer::KV_SERVICE.to_owned(),
+        replica: Replica::Rank(0),
+    };
     client.lookup(now(), LookupId(0), addr, &query);
     loop {
         assert!(start.elapsed() < PATIENCE, "the host is not found");
@@ -97,7 +101,7 @@ impl Newer {
         }
         let args = args.build().unwrap();
         let to = find(addr);
-        plane.connect(WORKER, &to.metadata).unwrap();
+        plane.connect(WORKER, &to.transports[0].metadata).unwrap();
         let hello = Hello {
             versions,
             metadata: plane.metadata().unwrap(),

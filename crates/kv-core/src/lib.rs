@@ -39,6 +39,7 @@
 mod announce;
 mod args;
 mod bootstrap;
+mod command;
 mod error;
 mod groups;
 mod id;
@@ -58,6 +59,7 @@ pub mod proto;
 mod quarantine;
 mod record;
 mod session;
+mod session_options;
 mod time;
 pub mod wire;
 
@@ -88,5 +90,6 @@ pub use quarantine::{Quarantine, QuarantineReason};
 pub use record::{
     MAX_NAME, MAX_OFFER_BYTES, MAX_OFFERS, RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerRole,
 };
-pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed, SessionOptions};
+pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed};
+pub use session_options::SessionOptions;
 pub use time::Time;

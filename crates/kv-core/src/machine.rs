@@ -116,6 +116,10 @@ pub trait SessionCommand: fmt::Debug + Send + Sized + 'static {
     /// The command that ends all sessions and tells the peers; the machine takes no new ones.
     fn shutdown() -> Self;
 
+    /// Addresses the command to this session, whatever session was named before. False if it is no command
+    /// to an open session: it opens one, or concerns all of them.
+    fn address(&mut self, session: SessionId) -> bool;
+
     /// How much the command lends to its session; `None` if it lends nothing. A resource of nothing is
     /// `Some`: it comes back like any other.
     fn lends(&self) -> Option<Amounts>;
@@ -217,9 +221,10 @@ impl Amounts {
 /// The way by which handles submit commands: to the session of one worker, or to those of all ranks of an
 /// engine.
 pub trait Submit<C> {
-    /// Gives a command to whoever carries it out. A full queue gives the command back; nothing of it has
-    /// happened then.
-    fn submit(&self, command: C) -> Result<(), C>;
+    /// Gives a command to whoever carries it out, [addressed](SessionCommand::address) to the session that
+    /// this handle stands for. A full queue gives the command back, and so does every handle a command that
+    /// is not for an open session; nothing of it has happened then.
+    fn submit(&mut self, command: C) -> Result<(), C>;
 }
 
 /// Everything that a [`Machine`] is told.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::machine::SessionStatus;
+
 /// The state of a session (seed: SGLang's `KVPoll`, same names, values and order).
 ///
 /// The order is the agreement rule: when several ranks hold one request, the request is in the
@@ -47,6 +49,23 @@ impl KvPoll {
     /// True for `Failed` and `Success`, which never change again.
     pub const fn is_terminal(self) -> bool {
         matches!(self, KvPoll::Failed | KvPoll::Success)
+    }
+}
+
+impl SessionStatus for KvPoll {
+    const OPENED: KvPoll = KvPoll::Bootstrapping;
+    const FAILED: KvPoll = KvPoll::Failed;
+
+    fn is_terminal(self) -> bool {
+        KvPoll::is_terminal(self)
+    }
+
+    fn to_u8(self) -> u8 {
+        self as u8
+    }
+
+    fn from_u8(number: u8) -> Option<KvPoll> {
+        KvPoll::from_u8(number)
     }
 }
 

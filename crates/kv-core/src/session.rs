@@ -1,47 +1,18 @@
 //! The surface that schedulers program against (seed: SGLang's `KVManager`, `KVSender`,
 //! `KVReceiver`).
 
-use std::time::Duration;
-
 use crate::announce::FinalLayers;
 use crate::args::KvArgs;
+use crate::command::{Command, Resource};
 use crate::error::{Backpressure, OpenError, TransferError};
 use crate::groups::Groups;
 use crate::id::{AuxIndex, ChunkId, Room, SessionId};
-use crate::lease::{GrantRef, Lease, TransferMode};
+use crate::lease::GrantRef;
+use crate::machine::{SessionCommand, Submit};
 use crate::pages::Pages;
 use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
-use crate::record::WorkerRole;
-
-/// What a session may be told when it is opened, beyond address and room.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct SessionOptions {
-    /// How long the session may take from opening to its end; `None` for the worker's default.
-    pub deadline: Option<Duration>,
-    /// On a receiver: which data-parallel replica of the prefill engine serves the request.
-    /// `None` follows the room: number modulo replicas, as SGLang does.
-    pub prefill_dp_rank: Option<u32>,
-    /// Which side moves the bytes; `None` for the worker's [`KvArgs::transfer_mode`].
-    pub mode: Option<TransferMode>,
-    /// On a sender: how long its pages stay pinned for readers; `None` for the worker's
-    /// `kv_lease_duration`, renewable.
-    pub lease: Option<Lease>,
-    /// On a receiver that pulls: the sender's session, as the router was told it; of an engine of
-    /// several ranks one, or each rank's. Without any, whichever sender there is for the room.
-    pub grants: Vec<GrantRef>,
-    /// On a receiver: in which role its source is registered; `None` for prefill. A prefill worker
-    /// that takes back what a decode worker kept of a conversation asks for `Decode`.
-    pub source: Option<WorkerRole>,
-    /// On a receiver: how many pages of the request it has already. Those given with `init` are the
-    /// ones after them, and nothing is moved for the ones before.
-    pub prefix_pages: usize,
-    /// How many tokens the request has, as both sides count them. It matters where pages are dealt to
-    /// ranks in turn (decode context parallelism): a group of such ranks needs it, to know which of
-    /// them have a page for its end; and by it a receiver that reads, and was not told of a prefix,
-    /// knows how many pages the sender must hold.
-    pub tokens: Option<usize>,
-}
+use crate::session_options::SessionOptions;
 
 /// Opens sessions of one worker. A handle: cheap to clone where the implementation is, and owned by
 /// one scheduler thread.
@@ -86,7 +57,11 @@ pub trait KvManager {
 ///
 /// A session ends exactly once, in [`KvPoll::Success`] or [`KvPoll::Failed`], inside its deadline.
 /// Pages given to it belong to it until [`reclaim`](KvSession::reclaim) hands them back.
-pub trait KvSession: Sized {
+///
+/// All that a scheduler says to a session is a [`Command`] that the session [submits](Submit): the
+/// methods here and in [`KvSender`] and [`KvReceiver`] that may be refused for want of room are short for
+/// that. A command that came back may be submitted again as it is.
+pub trait KvSession: Submit<Command> + Sized {
     /// The session's number within its worker, as `PollSet` reports it.
     fn id(&self) -> SessionId;
 
@@ -111,7 +86,13 @@ pub trait KvSession: Sized {
     /// Both sides name the same groups. Of a group that only one of them names, nothing is moved if it
     /// is [optional](crate::StateGroup::optional); otherwise the session fails. The sender must have
     /// all items that the receiver wants, and may have earlier ones.
-    fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>>;
+    fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>> {
+        let command = Command::Groups { session: self.id(), groups };
+        self.submit(command).map_err(|refused| match refused.into_resource() {
+            Some(Resource::Groups { groups, .. }) => Backpressure(groups),
+            _ => Backpressure(Groups::none()),
+        })
+    }
 
     /// Takes back every page the session was given, in the order given. The items of state groups, if
     /// there are any, go to the manager: use [`reclaim_all`](KvSession::reclaim_all) for those.
@@ -150,12 +131,21 @@ pub trait KvSender: KvSession {
 
     /// Announces the request: how many pages will be sent in all, and the aux row that goes with
     /// the last of them. Once, before the first `send`; full queues return [`Backpressure`].
-    fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>>;
+    fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
+        let command = Command::InitSender { session: self.id(), num_pages, aux };
+        self.submit(command).map_err(|_| Backpressure(()))
+    }
 
     /// Gives the next pages, in request order. Their content must be final. The chunk that
     /// completes the announced number carries the aux row, which must be final by then; it may be
     /// empty. A request of no pages is completed by one empty chunk.
-    fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>>;
+    fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
+        let command = Command::Send { session: self.id(), chunk };
+        self.submit(command).map_err(pages_in)
+    }
+
+    /// The number of the chunk that is given next, whether with `send` or with `begin_chunk`.
+    fn next_chunk(&self) -> ChunkId;
 
     /// Gives the next pages, in request order, before they have been computed: they are moved as
     /// [`layers_final`](KvSender::layers_final) says. Several chunks may be under way at once. The
@@ -163,7 +153,10 @@ pub trait KvSender: KvSession {
     ///
     /// If the session fails, the pages come back once no wire can touch them; kernels of the server
     /// that still compute them are the server's to wait for.
-    fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>>;
+    fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
+        let (number, command) = (self.next_chunk(), Command::BeginChunk { session: self.id(), chunk });
+        self.submit(command).map(|()| number).map_err(pages_in)
+    }
 
     /// Says that layers of a chunk are final, now or once a fence has passed. Writing them starts at
     /// once; pages are granted to readers when every chunk is final in all layers. The last
@@ -172,7 +165,13 @@ pub trait KvSender: KvSession {
     /// What is given and announced after a fence waits for it too; an abort does not. Layers that
     /// this rank does not have, or that were announced before, fail the session with
     /// [`Cause::Layers`](crate::Cause::Layers).
-    fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>>;
+    fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>> {
+        let (chunk, command) = (layers.chunk, Command::LayersFinal { session: self.id(), layers });
+        self.submit(command).map_err(|refused| match refused {
+            Command::LayersFinal { layers, .. } => Backpressure(layers),
+            _ => Backpressure(FinalLayers::all(chunk)),
+        })
+    }
 }
 
 /// The receiving half, on a decode worker.
@@ -185,5 +184,16 @@ pub trait KvReceiver: KvSession {
     /// In pull mode fewer pages than the sender holds are the last ones of the request (the first
     /// ones are in the prefix cache), and none at all, nor items of
     /// [state groups](KvSession::give_groups), releases the sender's without reading any.
-    fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>>;
+    fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
+        let command = Command::InitReceiver { session: self.id(), pages, aux };
+        self.submit(command).map_err(pages_in)
+    }
+}
+
+/// The pages of a command that was refused.
+fn pages_in(refused: Command) -> Backpressure<Pages> {
+    match refused.into_resource() {
+        Some(Resource::Pages(pages)) => Backpressure(pages),
+        _ => Backpressure(Pages::none()),
+    }
 }

@@ -7,8 +7,9 @@
 //! that have changed, behind a descriptor that fits any event loop.
 //!
 //! It is not an executor and not a transport: it runs no futures, and the bytes are the plane's
-//! business. A [`RankGroup`] makes one manager of the workers of several ranks. The [`queue`]s, [`allocator`]s and [`consensus`] are plain values without threads; a
-//! server may use them, or its own.
+//! business. A [`RankGroup`] makes one manager of the workers of several ranks. The [`queue`]s,
+//! [`allocator`]s and [`consensus`] are plain values without threads; a server may use them, or its own.
+//! All of this is the KV cache's; what it shares with other services is in [`worker`].
 //!
 //! ```
 //! use std::error::Error;
@@ -86,7 +87,6 @@ mod group;
 mod hash;
 mod kv;
 pub mod queue;
-mod said;
 pub mod worker;
 
 pub use group::{GroupReceiver, GroupSender, GroupSession, RankGroup, RankGroupError};

@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::io::{Output, Resource};
+use super::io::Output;
 use super::random::Random;
 use super::timer::{Timer, Timers};
 
+use crate::command::Resource;
 use crate::error::TransferError;
 use crate::groups::Groups;
 use crate::id::SessionId;

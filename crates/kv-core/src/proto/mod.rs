@@ -1,7 +1,7 @@
 //! The protocol machine: sans-IO, one [`Node`] per worker.
 //!
 //! ```text
-//! io.rs          what is asked (Command), what is lent (Resource), what a worker knows of both
+//! io.rs          what goes in and what comes out                   service.rs     the node as a worker's machine
 //! node.rs        who gets which input
 //! ├ handshake.rs meeting peers, keeping in touch, losing them         peer.rs        what is known of each
 //! ├ lookup.rs    decode side: from an address to peers                directory.rs   answers of bootstrap servers
@@ -40,7 +40,9 @@ mod receiving;
 mod rendezvous;
 mod run_set;
 mod sending;
+mod service;
 mod timer;
 
-pub use io::{Command, Input, Limits, NodeConfig, Output, Resource, Timing};
+pub use crate::command::{Command, Resource};
+pub use io::{Input, Limits, NodeConfig, Output, Timing};
 pub use node::{Node, NodeGauges};

@@ -50,6 +50,12 @@ pub trait RankConsensus {
 
     /// Exchanges proposals and appends what has newly been agreed. Once per scheduler step.
     fn agree(&mut self, agreed: &mut Vec<Agreed>) -> Result<(), Self::Error>;
+
+    /// True if the ranks build identical batches, so that in each step all of them must have the same pages
+    /// free. The queues then free nothing on one rank before all ranks can.
+    fn is_lock_step(&self) -> bool {
+        true
+    }
 }
 
 /// Another request holds the room. It ends within its deadline; push again after that.

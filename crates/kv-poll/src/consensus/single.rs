@@ -27,4 +27,8 @@ impl RankConsensus for SingleRank {
         agreed.append(&mut self.proposed);
         Ok(())
     }
+
+    fn is_lock_step(&self) -> bool {
+        false
+    }
 }

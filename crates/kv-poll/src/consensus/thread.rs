@@ -114,6 +114,10 @@ impl RankConsensus for ThreadConsensus {
         }
         Ok(())
     }
+
+    fn is_lock_step(&self) -> bool {
+        false
+    }
 }
 
 impl Drop for ThreadConsensus {

@@ -2,85 +2,27 @@
 
 use std::collections::VecDeque;
 
-use kv_core::{Cause, ChunkId, FinalLayers, Groups, KvPoll, KvSession, Reclaimed, SessionId, TransferError};
+use kv_core::proto::Command;
+use kv_core::{
+    Cause, ChunkId, Fence, FinalLayers, KvPoll, KvSession, Pages, Reclaimed, SessionId, TransferError,
+};
 
 use super::deal::Deal;
+use super::fence::SharedFence;
+use super::parts;
 use crate::consensus::{OPENING, Standing};
-use crate::kv::{Receiver, Sender};
-use crate::said::{ToReceiver, ToSender};
-
-/// A half of a transfer on one rank, with what can be said to it.
-pub(super) trait Half: KvSession {
-    /// A call that full queues may refuse.
-    type Said;
-
-    /// Makes the call; what was said comes back if there is no room.
-    fn say(&mut self, said: Self::Said) -> Result<(), Self::Said>;
-
-    /// Pages that are given in a call.
-    fn pages_in(said: &Self::Said) -> usize;
-
-    /// The call that gives these items.
-    fn to_give(groups: Groups) -> Self::Said;
-
-    /// The items of such a call.
-    fn given(said: Self::Said) -> Groups;
-}
-
-impl Half for Sender {
-    type Said = ToSender;
-
-    fn say(&mut self, said: ToSender) -> Result<(), ToSender> {
-        said.tell(self)
-    }
-
-    fn pages_in(said: &ToSender) -> usize {
-        match said {
-            ToSender::Send(chunk) | ToSender::Begin(chunk) => chunk.len(),
-            ToSender::Init(..) | ToSender::Final(_) | ToSender::Groups(_) => 0,
-        }
-    }
-
-    fn to_give(groups: Groups) -> ToSender {
-        ToSender::Groups(groups)
-    }
-
-    fn given(said: ToSender) -> Groups {
-        if let ToSender::Groups(groups) = said { groups } else { Groups::none() }
-    }
-}
-
-impl Half for Receiver {
-    type Said = ToReceiver;
-
-    fn say(&mut self, said: ToReceiver) -> Result<(), ToReceiver> {
-        said.tell(self)
-    }
-
-    fn pages_in(said: &ToReceiver) -> usize {
-        if let ToReceiver::Init(pages, _) = said { pages.len() } else { 0 }
-    }
-
-    fn to_give(groups: Groups) -> ToReceiver {
-        ToReceiver::Groups(groups)
-    }
-
-    fn given(said: ToReceiver) -> Groups {
-        if let ToReceiver::Groups(groups) = said { groups } else { Groups::none() }
-    }
-}
 
 /// The sessions of one request, in the order of ranks.
-pub(super) struct Members<S: Half> {
+pub(super) struct Members<S: KvSession> {
     ranks: Vec<Rank<S>>,
     /// Their numbers.
     pub(super) ids: Vec<SessionId>,
     /// Given so far; they are numbered alike on all ranks.
     chunks: u32,
     /// Which pages are whose.
-    pub(super) deal: Deal,
+    deal: Deal,
     /// What some ranks are told after the last chunk only.
-    withheld: Vec<(usize, S::Said)>,
+    withheld: Vec<(usize, Command)>,
     /// What the scheduler was told last.
     told: Standing,
     /// What a rank that was reclaimed had failed of.
@@ -90,32 +32,32 @@ pub(super) struct Members<S: Half> {
     pub(super) abandoned: bool,
 }
 
-struct Rank<S: Half> {
+struct Rank<S: KvSession> {
     /// `None` once it was reclaimed.
     session: Option<S>,
     /// What its queue had no room for, in order. Always empty on the first rank that is concerned:
     /// there the caller is refused.
-    waiting: VecDeque<S::Said>,
+    waiting: VecDeque<Command>,
     /// Pages that its session was given.
     pages: usize,
     reclaimable: bool,
     reclaimed: Reclaimed,
 }
 
-impl<S: Half> Rank<S> {
+impl<S: KvSession> Rank<S> {
     /// Says something, after what waits.
-    fn say(&mut self, said: S::Said) -> Result<(), S::Said> {
+    fn say(&mut self, said: Command) -> Result<(), Command> {
         let Some(session) = self.session.as_mut().filter(|_| self.waiting.is_empty()) else {
             return Err(said);
         };
-        let pages = S::pages_in(&said);
-        session.say(said)?;
+        let pages = said.pages().map_or(0, Pages::len);
+        session.submit(said)?;
         self.pages += pages;
         Ok(())
     }
 }
 
-impl<S: Half> Members<S> {
+impl<S: KvSession> Members<S> {
     pub(super) fn new(sessions: Vec<S>, deal: Deal) -> Members<S> {
         let rank = |session| Rank {
             session: Some(session),
@@ -171,9 +113,84 @@ impl<S: Half> Members<S> {
         }
     }
 
+    /// The number of the next chunk.
+    pub(super) fn next_chunk(&self) -> ChunkId {
+        ChunkId(self.chunks)
+    }
+
+    /// Tells each rank its part of a command; `layers` are those that the ranks hold. Refused if the first
+    /// rank has no room: then nobody has heard anything.
+    pub(super) fn submit(&mut self, command: Command, layers: &[Option<(u32, u32)>]) -> Result<(), Command> {
+        let command = match command {
+            Command::LayersFinal { session, layers: told } => return self.announce(session, told, layers),
+            Command::Abort { .. } => {
+                self.abort();
+                return Ok(());
+            }
+            command => command,
+        };
+        let given = command.pages().map(Pages::len);
+        let (announced, is_final) = match &command {
+            Command::InitSender { num_pages, .. } => (Some(*num_pages), false),
+            command => (None, matches!(command, Command::Send { .. })),
+        };
+        let copies = parts::copies(&command, &self.deal, self.ranks.len());
+        self.say([Some(command)].into_iter().chain(copies))?;
+        if let Some(pages) = announced {
+            self.deal.announce(pages);
+        }
+        if let Some(pages) = given {
+            self.gave(pages, is_final);
+        }
+        Ok(())
+    }
+
+    /// Tells each rank of the layers that it has.
+    fn announce(
+        &mut self,
+        session: SessionId,
+        told: FinalLayers,
+        held: &[Option<(u32, u32)>],
+    ) -> Result<(), Command> {
+        let FinalLayers { chunk, layers, fence } = told;
+        let fence = fence.map(SharedFence::new);
+        let announce = |layers| {
+            let fence = fence.clone().map(|fence| Box::new(fence) as Box<dyn Fence>);
+            Command::LayersFinal { session, layers: FinalLayers { chunk, layers, fence } }
+        };
+        let mut shares = parts::shares(layers.clone(), held);
+        let later = |(rank, share): (usize, &mut Option<_>)| {
+            let withheld = self.deal.withholds(rank, chunk.0);
+            share.take_if(|_| withheld).map(|share| (rank, share))
+        };
+        let withheld: Vec<_> = shares.iter_mut().enumerate().filter_map(later).collect();
+        let told = self.say(shares.into_iter().map(|share| share.map(&announce)));
+        told.map_err(|_| announce(layers))?;
+        self.withheld.extend(withheld.into_iter().map(|(rank, share)| (rank, announce(share))));
+        Ok(())
+    }
+
+    /// Pages were given: to a sender, as its next chunk.
+    fn gave(&mut self, pages: usize, is_final: bool) {
+        let chunk = self.next_chunk();
+        self.chunks += 1;
+        if self.deal.gave(pages, chunk.0) {
+            self.say_withheld();
+        }
+        if is_final {
+            // To some ranks it was only begun.
+            for (rank, &session) in self.ids.iter().enumerate() {
+                if self.deal.withholds(rank, chunk.0) {
+                    let layers = FinalLayers::all(chunk);
+                    self.withheld.push((rank, Command::LayersFinal { session, layers }));
+                }
+            }
+        }
+    }
+
     /// Says something to each rank, to some of them nothing. The first rank that is concerned may
     /// refuse: then nobody has heard anything. What another one has no room for waits here.
-    pub(super) fn say(&mut self, all: impl IntoIterator<Item = Option<S::Said>>) -> Result<(), S::Said> {
+    fn say(&mut self, all: impl IntoIterator<Item = Option<Command>>) -> Result<(), Command> {
         let mut first = true;
         for (rank, said) in self.ranks.iter_mut().zip(all) {
             let Some(said) = said else { continue };
@@ -186,11 +203,6 @@ impl<S: Half> Members<S> {
             first = false;
         }
         Ok(())
-    }
-
-    /// Keeps back what a rank is to be told after the last chunk. None of it gives pages.
-    pub(super) fn withhold(&mut self, rank: usize, said: S::Said) {
-        self.withheld.push((rank, said));
     }
 
     /// Says what was kept back.
@@ -271,238 +283,5 @@ impl<S: Half> Members<S> {
     }
 }
 
-impl Members<Sender> {
-    /// The next pages were given, as a chunk with the number that is returned.
-    pub(super) fn gave(&mut self, pages: usize, is_final: bool) -> ChunkId {
-        let number = self.chunks;
-        self.chunks += 1;
-        if self.deal.gave(pages, number) {
-            self.say_withheld();
-        }
-        if is_final {
-            // To some ranks it was only begun.
-            let begun = (0..self.ranks.len()).filter(|&rank| self.deal.withholds(rank, number));
-            let all = |rank| (rank, ToSender::Final(FinalLayers::all(ChunkId(number))));
-            self.withheld.extend(begun.map(all));
-        }
-        ChunkId(number)
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-    use std::rc::Rc;
-
-    use kv_core::{Backpressure, PageList, Pages, PeerCause, Phase, Room};
-
-    use super::*;
-
-    /// What a rank's session is made to do, and what it was told.
-    #[derive(Debug)]
-    struct Script {
-        poll: KvPoll,
-        cause: Option<Cause>,
-        quiet: bool,
-        room: usize,
-        heard: Vec<Pages>,
-        aborted: bool,
-    }
-
-    struct Fake {
-        room: Room,
-        script: Rc<RefCell<Script>>,
-    }
-
-    impl KvSession for Fake {
-        fn id(&self) -> SessionId {
-            SessionId(1)
-        }
-
-        fn room(&self) -> &Room {
-            &self.room
-        }
-
-        fn poll(&self) -> KvPoll {
-            self.script.borrow().poll
-        }
-
-        fn failure(&self) -> Option<TransferError> {
-            let cause = self.script.borrow().cause.clone()?;
-            Some(TransferError { room: self.room.clone(), peer: None, phase: Phase::Rendezvous, cause })
-        }
-
-        fn abort(&mut self) {
-            self.script.borrow_mut().aborted = true;
-        }
-
-        fn give_groups(&mut self, _: Groups) -> Result<(), Backpressure<Groups>> {
-            Ok(())
-        }
-
-        fn reclaim(self) -> Result<Pages, Self> {
-            self.reclaim_all().map(|reclaimed| reclaimed.pages)
-        }
-
-        fn reclaim_all(self) -> Result<Reclaimed, Self> {
-            if !self.script.borrow().quiet {
-                return Err(self);
-            }
-            let mut pages = Pages::none();
-            for token in std::mem::take(&mut self.script.borrow_mut().heard) {
-                pages.append(token).unwrap();
-            }
-            Ok(Reclaimed { pages, ..Reclaimed::default() })
-        }
-    }
-
-    impl Half for Fake {
-        type Said = Pages;
-
-        fn say(&mut self, said: Pages) -> Result<(), Pages> {
-            let mut script = self.script.borrow_mut();
-            if script.room == 0 {
-                return Err(said);
-            }
-            script.room -= 1;
-            script.heard.push(said);
-            Ok(())
-        }
-
-        fn pages_in(said: &Pages) -> usize {
-            said.len()
-        }
-
-        fn to_give(_: Groups) -> Pages {
-            Pages::none()
-        }
-
-        fn given(_: Pages) -> Groups {
-            Groups::none()
-        }
-    }
-
-    fn pages(list: &[u32]) -> Pages {
-        Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
-    }
-
-    fn three() -> (Members<Fake>, Vec<Rc<RefCell<Script>>>) {
-        let script = || Script {
-            poll: KvPoll::Bootstrapping,
-            cause: None,
-            quiet: false,
-            room: usize::MAX,
-            heard: Vec::new(),
-            aborted: false,
-        };
-        let scripts: Vec<_> = (0..3).map(|_| Rc::new(RefCell::new(script()))).collect();
-        let fake = |script: &Rc<RefCell<Script>>| Fake { room: Room::from(1), script: Rc::clone(script) };
-        let deal = Deal::new(std::iter::empty(), None, 0);
-        (Members::new(scripts.iter().map(fake).collect(), deal), scripts)
-    }
-
-    fn say(members: &mut Members<Fake>, list: &[u32]) -> Result<(), Pages> {
-        members.say((0..3).map(|_| Some(pages(list))))
-    }
-
-    fn set(
-        script: &Rc<RefCell<Script>>,
-        members: &mut Members<Fake>,
-        rank: usize,
-        poll: KvPoll,
-        quiet: bool,
-    ) {
-        script.borrow_mut().poll = poll;
-        script.borrow_mut().quiet = quiet;
-        members.note(rank, quiet);
-    }
-
-    #[test]
-    fn a_request_stands_where_its_slowest_rank_stands() {
-        let (mut members, scripts) = three();
-        for (rank, script) in scripts.iter().enumerate() {
-            assert_eq!(members.settle(), None);
-            set(script, &mut members, rank, KvPoll::WaitingForInput, false);
-        }
-        let standing = |poll, reclaimable| Some(Standing { poll, reclaimable });
-        assert_eq!(members.settle(), standing(KvPoll::WaitingForInput, false));
-        set(&scripts[0], &mut members, 0, KvPoll::Success, true);
-        set(&scripts[1], &mut members, 1, KvPoll::Transferring, false);
-        assert_eq!((members.settle(), members.poll()), (None, KvPoll::WaitingForInput));
-        set(&scripts[2], &mut members, 2, KvPoll::Success, false);
-        assert_eq!(members.settle(), standing(KvPoll::Transferring, false));
-        set(&scripts[1], &mut members, 1, KvPoll::Success, true);
-        assert_eq!(members.settle(), standing(KvPoll::Success, false));
-        assert_eq!(members.reclaim(), None);
-        set(&scripts[2], &mut members, 2, KvPoll::Success, true);
-        assert_eq!(members.settle(), standing(KvPoll::Success, true));
-        assert_eq!(members.reclaim(), Some(Reclaimed::default()));
-    }
-
-    #[test]
-    fn one_failed_rank_fails_the_others_and_no_page_is_free_before_all_are_quiet() {
-        let (mut members, scripts) = three();
-        say(&mut members, &[4, 5]).unwrap();
-        set(&scripts[0], &mut members, 0, KvPoll::Success, true);
-        scripts[1].borrow_mut().cause = Some(Cause::ByPeer(PeerCause::Aborted));
-        set(&scripts[1], &mut members, 1, KvPoll::Failed, true);
-        let failed = |reclaimable| Some(Standing { poll: KvPoll::Failed, reclaimable });
-        assert_eq!(members.settle(), failed(false));
-        assert!(scripts[2].borrow().aborted);
-        assert_eq!(members.reclaim(), None);
-        scripts[2].borrow_mut().cause = Some(Cause::Aborted);
-        set(&scripts[2], &mut members, 2, KvPoll::Failed, false);
-        assert_eq!((members.settle(), members.reclaim()), (None, None));
-        // The one that failed for itself says why, not the one that was made to.
-        let cause = members.failure().map(|error| error.cause);
-        assert_eq!(cause, Some(Cause::ByPeer(PeerCause::Aborted)));
-        set(&scripts[2], &mut members, 2, KvPoll::Failed, true);
-        assert_eq!(members.settle(), failed(true));
-        assert_eq!(members.reclaim().map(|reclaimed| reclaimed.pages), Some(pages(&[4, 5])));
-        assert_eq!(members.poll(), KvPoll::Failed);
-    }
-
-    #[test]
-    fn a_full_queue_of_the_first_rank_refuses_and_one_of_another_keeps_the_order() {
-        let (mut members, scripts) = three();
-        scripts[0].borrow_mut().room = 3;
-        scripts[2].borrow_mut().room = 1;
-        for page in 0..3 {
-            say(&mut members, &[page]).unwrap();
-        }
-        assert_eq!(say(&mut members, &[3]), Err(pages(&[3])));
-        let heard = |rank: usize| scripts[rank].borrow().heard.len();
-        assert_eq!([heard(0), heard(1), heard(2)], [3, 3, 1]);
-        assert!(members.is_behind());
-        scripts[2].borrow_mut().room = 1;
-        assert_eq!(members.settle(), None);
-        assert_eq!((heard(2), members.is_behind()), (2, true));
-        scripts[2].borrow_mut().room = 9;
-        members.settle();
-        assert_eq!((heard(2), members.is_behind()), (3, false));
-        let order: Vec<_> = scripts[2].borrow().heard.iter().map(|pages| pages.list().clone()).collect();
-        assert_eq!(order, [0, 1, 2].map(|page| pages(&[page]).list().clone()));
-    }
-
-    #[test]
-    fn pages_that_a_failed_rank_was_never_told_of_are_free_on_it_and_lost_ones_are_not() {
-        let (mut members, scripts) = three();
-        scripts[1].borrow_mut().room = 1;
-        say(&mut members, &[1]).unwrap();
-        say(&mut members, &[2]).unwrap();
-        for (rank, script) in scripts.iter().enumerate() {
-            set(script, &mut members, rank, KvPoll::Failed, true);
-        }
-        members.settle();
-        assert!(!members.is_behind());
-        assert_eq!(members.reclaim().map(|reclaimed| reclaimed.pages), Some(pages(&[1, 2])));
-
-        let (mut members, scripts) = three();
-        say(&mut members, &[1, 2]).unwrap();
-        for (rank, script) in scripts.iter().enumerate() {
-            set(script, &mut members, rank, KvPoll::Success, true);
-        }
-        scripts[2].borrow_mut().heard = vec![pages(&[1])];
-        assert_eq!(members.reclaim().map(|reclaimed| reclaimed.pages), Some(pages(&[1])));
-    }
-}
+mod tests;

@@ -26,21 +26,24 @@
 mod deal;
 mod fence;
 mod members;
+mod parts;
 mod roster;
 mod session;
+mod shared;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
 
-use kv_core::{Geometry, Groups, KvArgs, KvManager, OpenError, Pages, Quarantine, Room, SessionOptions};
+use kv_core::{
+    Geometry, Groups, KvArgs, KvManager, KvSender, OpenError, Pages, Quarantine, Room, SessionOptions,
+};
 use rustix::event::epoll;
 
-use crate::kv::Change;
-use crate::kv::Manager;
-use crate::kv::{Receiver, Sender};
+use crate::kv::{Change, Manager};
 use deal::Deal;
 use roster::Roster;
 pub use session::{GroupReceiver, GroupSender, GroupSession};
+use shared::Shared;
 
 /// The managers of all ranks of one engine, as one. Clones are the same group.
 ///
@@ -61,24 +64,6 @@ pub use session::{GroupReceiver, GroupSender, GroupSession};
 #[derive(Debug, Clone)]
 pub struct RankGroup {
     shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    /// The first rank's.
-    args: KvArgs,
-    /// In the order of ranks.
-    managers: Vec<Manager>,
-    /// Readable while a rank's poll set is.
-    wake: OwnedFd,
-    table: Mutex<Table>,
-}
-
-/// The open sessions.
-#[derive(Debug)]
-struct Table {
-    senders: Roster<Sender>,
-    receivers: Roster<Receiver>,
 }
 
 /// Why ranks cannot be one group.
@@ -138,9 +123,9 @@ impl RankGroup {
             let data = epoll::EventData::new_u64(rank);
             epoll::add(&wake, manager.poll_set(), data, epoll::EventFlags::IN).map_err(os("epoll_ctl"))?;
         }
-        let (args, ranks) = (first.args().clone(), managers.len());
-        let table = Mutex::new(Table { senders: Roster::new(ranks), receivers: Roster::new(ranks) });
-        Ok(RankGroup { shared: Arc::new(Shared { args, managers, wake, table }) })
+        let (args, roster) = (first.args().clone(), Mutex::new(Roster::new(managers.len())));
+        let layers = managers.iter().map(|manager| manager.args().geometry().kv_layers()).collect();
+        Ok(RankGroup { shared: Arc::new(Shared { args, managers, layers, wake, roster }) })
     }
 
     /// The ranks' managers, in the order of ranks: for their gauges and registrations.
@@ -152,15 +137,14 @@ impl RankGroup {
     pub fn drain(&self, mut f: impl FnMut(Change)) -> usize {
         let mut changes = Vec::new();
         {
-            let mut table = self.shared.lock();
+            let mut roster = self.shared.lock();
             for (rank, manager) in self.shared.managers.iter().enumerate() {
                 manager.poll_set().drain(|change| {
-                    let known = table.senders.note(rank, change) || table.receivers.note(rank, change);
+                    let known = roster.note(rank, change);
                     debug_assert!(known, "a session of a rank that was not opened by its group");
                 });
             }
-            table.senders.settle(&mut changes);
-            table.receivers.settle(&mut changes);
+            roster.settle(&mut changes);
         }
         // Outside the lock: `f` may use sessions.
         let count = changes.len();
@@ -170,29 +154,17 @@ impl RankGroup {
 
     /// Takes the pages that came back from all ranks after their session's handle was dropped.
     pub fn orphans(&self) -> Vec<Pages> {
-        let mut table = self.shared.lock();
-        let mut orphans = table.senders.take_orphans();
-        orphans.append(&mut table.receivers.take_orphans());
-        orphans
+        self.shared.lock().take_orphans()
     }
 
     /// Takes the items of state groups that came back from all ranks after their session's handle was
     /// dropped, or was reclaimed for its pages only.
     pub fn orphan_groups(&self) -> Vec<Groups> {
-        let mut table = self.shared.lock();
-        let mut orphans = table.senders.take_orphan_groups();
-        orphans.append(&mut table.receivers.take_orphan_groups());
-        orphans
+        self.shared.lock().take_orphan_groups()
     }
 
     fn geometries(&self) -> impl Iterator<Item = &Geometry> {
         self.shared.managers.iter().map(|manager| manager.args().geometry())
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -223,7 +195,8 @@ impl KvManager for RankGroup {
         let open =
             |manager: &Manager| manager.sender(bootstrap_addr, room.clone(), dest_ranks, options.clone());
         let ranks = self.shared.managers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, deal))
+        let grants = ranks.iter().map(KvSender::grant).collect();
+        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, grants, deal))
     }
 
     fn receiver(
@@ -238,7 +211,7 @@ impl KvManager for RankGroup {
             manager.receiver(bootstrap_addr, room.clone(), SessionOptions { prefix_pages, ..options.clone() })
         };
         let ranks = self.shared.managers.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
-        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, deal))
+        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, Vec::new(), deal))
     }
 
     /// A page counts once for each peer and reason, however many ranks wait for it: the numbers are

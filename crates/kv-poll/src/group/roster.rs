@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use kv_core::{Groups, Pages, SessionId};
+use kv_core::{Groups, KvSession, Pages, SessionId};
 
 use super::deal::Deal;
-use super::members::{Half, Members};
+use super::members::Members;
 use crate::kv::Change;
 
-/// All sessions of one kind, by the number that they have on the first rank.
-pub(super) struct Roster<S: Half> {
+/// All sessions of a group, by the number that they have on the first rank.
+pub(super) struct Roster<S: KvSession> {
     open: BTreeMap<SessionId, Members<S>>,
     /// Of each rank: whose session it is.
     by_rank: Vec<BTreeMap<SessionId, SessionId>>,
@@ -20,7 +20,7 @@ pub(super) struct Roster<S: Half> {
     orphan_groups: Vec<Groups>,
 }
 
-impl<S: Half> Roster<S> {
+impl<S: KvSession> Roster<S> {
     pub(super) fn new(ranks: usize) -> Roster<S> {
         let by_rank = (0..ranks).map(|_| BTreeMap::new()).collect();
         Roster {
@@ -104,7 +104,7 @@ impl<S: Half> Roster<S> {
     }
 }
 
-impl<S: Half> fmt::Debug for Roster<S> {
+impl<S: KvSession> fmt::Debug for Roster<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Roster").field("open", &self.open.len()).field("touched", &self.touched).finish()
     }

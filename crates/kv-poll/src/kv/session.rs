@@ -3,15 +3,15 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use kv_core::machine::{SessionCommand, Submit};
+use kv_core::machine::Submit;
 use kv_core::proto::{Command, Resource};
 use kv_core::{
-    AuxIndex, Backpressure, Cause, ChunkId, FinalLayers, GrantRef, Groups, Incarnation, KvPoll, KvReceiver,
-    KvSender, KvSession, Pages, Phase, Reclaimed, Room, SessionId, TransferError,
+    Cause, ChunkId, GrantRef, Groups, Incarnation, KvPoll, KvReceiver, KvSender, KvSession, Pages, Phase,
+    Reclaimed, Room, SessionId, TransferError,
 };
 
 use super::words::KvMachine;
-use crate::worker::{Failure, Handle};
+use crate::worker::{Failure, Handle, Watch};
 
 /// The sending half of a transfer, on a prefill worker.
 pub type Sender = Session<Sending>;
@@ -48,24 +48,14 @@ impl<Role> Session<Role> {
         Session { handle, room, incarnation, given: Vec::new(), tokens: 0, role: PhantomData }
     }
 
-    /// Gives pages away in a command.
-    fn give(
-        &mut self,
-        pages: Pages,
-        command: impl FnOnce(SessionId, Pages) -> Command,
-    ) -> Result<(), Backpressure<Pages>> {
-        let first = pages.list().runs().first().map(|run| run.start);
-        match self.handle.submit(command(self.handle.id(), pages)) {
-            Ok(()) => {
-                self.given.extend(first);
-                self.tokens = self.tokens.saturating_add(1);
-                Ok(())
-            }
-            Err(command) => match command.into_resource() {
-                Some(Resource::Pages(pages)) => Err(Backpressure(pages)),
-                _ => Err(Backpressure(Pages::none())),
-            },
-        }
+    /// The same session, in the hands of whoever knows its role from elsewhere.
+    pub(crate) fn cast<To>(self) -> Session<To> {
+        let Session { handle, room, incarnation, given, tokens, role: _ } = self;
+        Session { handle, room, incarnation, given, tokens, role: PhantomData }
+    }
+
+    pub(crate) fn watch(&self) -> Watch<KvMachine> {
+        self.handle.watch()
     }
 
     /// Everything that has come back, once the session can be reclaimed.
@@ -130,14 +120,6 @@ impl<Role> KvSession for Session<Role> {
         self.handle.abort();
     }
 
-    fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>> {
-        let command = Command::Groups { session: self.handle.id(), groups };
-        self.handle.submit(command).map_err(|command| match command.into_resource() {
-            Some(Resource::Groups { groups, .. }) => Backpressure(groups),
-            _ => Backpressure(Groups::none()),
-        })
-    }
-
     fn reclaim(mut self) -> Result<Pages, Self> {
         let Some(Reclaimed { pages, groups, .. }) = self.take_back() else { return Err(self) };
         self.handle.leave_behind(groups.into());
@@ -154,34 +136,22 @@ impl KvSender for Session<Sending> {
         GrantRef { incarnation: self.incarnation, nonce: self.handle.id(), pages: None }
     }
 
-    fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
-        let session = self.handle.id();
-        let command = Command::InitSender { session, num_pages, aux };
-        self.handle.submit(command).map_err(|_| Backpressure(()))
-    }
-
-    fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
-        self.give(chunk, |session, chunk| Command::Send { session, chunk })
-    }
-
-    fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
-        let number = ChunkId(self.tokens);
-        self.give(chunk, |session, chunk| Command::BeginChunk { session, chunk })?;
-        Ok(number)
-    }
-
-    fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>> {
-        let (session, chunk) = (self.handle.id(), layers.chunk);
-        self.handle.submit(Command::LayersFinal { session, layers }).map_err(|command| match command {
-            Command::LayersFinal { layers, .. } => Backpressure(layers),
-            _ => Backpressure(FinalLayers::all(chunk)),
-        })
+    fn next_chunk(&self) -> ChunkId {
+        ChunkId(self.tokens)
     }
 }
 
-impl KvReceiver for Session<Receiving> {
-    fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
-        self.give(pages, |session, pages| Command::InitReceiver { session, pages, aux })
+impl KvReceiver for Session<Receiving> {}
+
+impl<Role> Submit<Command> for Session<Role> {
+    fn submit(&mut self, command: Command) -> Result<(), Command> {
+        let token = command.pages().map(|pages| pages.list().runs().first().map(|run| run.start));
+        self.handle.submit(command)?;
+        if let Some(first) = token {
+            self.given.extend(first);
+            self.tokens = self.tokens.saturating_add(1);
+        }
+        Ok(())
     }
 }
 
@@ -214,18 +184,11 @@ mod tests {
 
     use super::*;
     use crate::kv::Manager;
-    use crate::worker::Port;
     use crate::worker::cell::{Cell, Side};
     use crate::worker::link::Link;
-    use crate::worker::tests::{args, pages};
-    use kv_core::{GroupItems, KvManager, OpenError, SessionOptions};
-
-    /// A worker that a test plays, and a way to it.
-    fn link(max_sessions: usize, commands: usize) -> (Arc<Link<KvMachine>>, Manager) {
-        let link = Arc::new(Link::new(max_sessions, commands).unwrap());
-        let manager = Manager::new(Port::new(Arc::clone(&link)), args(), Incarnation::from_random(1));
-        (link, manager)
-    }
+    use crate::worker::tests::{pages, queues};
+    use kv_core::machine::SessionCommand;
+    use kv_core::{Backpressure, GroupItems, KvManager, OpenError, SessionOptions};
 
     fn open(manager: &Manager) -> Result<Sender, OpenError> {
         manager.sender("", Room::from(3), &[], SessionOptions::default())
@@ -239,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_full_ring_returns_the_pages_and_counts_nothing_as_out() {
-        let (link, manager) = link(8, 2);
+        let (link, manager) = queues(8, 2);
         let mut sender = open(&manager).unwrap();
         sender.init(3, None).unwrap();
         assert_eq!(sender.send(pages(&[1, 2, 3])), Err(Backpressure(pages(&[1, 2, 3]))));
@@ -254,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_refused_send_does_not_hide_that_the_session_is_reclaimable() {
-        let (link, manager) = link(8, 1);
+        let (link, manager) = queues(8, 1);
         let mut sender = open(&manager).unwrap();
         sender.handle.cell().set(KvPoll::Success, None);
         let refused = sender.send(pages(&[1]));
@@ -266,7 +229,7 @@ mod tests {
 
     #[test]
     fn aborting_works_with_a_full_ring_and_is_queued_once() {
-        let (link, manager) = link(8, 1);
+        let (link, manager) = queues(8, 1);
         let mut sender = open(&manager).unwrap();
         for _ in 0..3 {
             sender.abort();
@@ -278,7 +241,7 @@ mod tests {
 
     #[test]
     fn pages_come_back_in_the_order_given_whatever_the_order_of_release() {
-        let (link, manager) = link(8, 8);
+        let (link, manager) = queues(8, 8);
         let mut sender = open(&manager).unwrap();
         let chunks: [&[u32]; 4] = [&[9, 10], &[1, 2], &[], &[5]];
         for chunk in chunks {
@@ -298,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_dropped_session_is_aborted_and_loses_no_page() {
-        let (link, manager) = link(8, 8);
+        let (link, manager) = queues(8, 8);
         let mut sender = open(&manager).unwrap();
         sender.send(pages(&[1])).unwrap();
         sender.send(pages(&[2])).unwrap();
@@ -321,7 +284,7 @@ mod tests {
     #[test]
     fn items_of_state_groups_come_back_with_the_pages_or_to_the_manager() {
         for all in [true, false] {
-            let (link, manager) = link(8, 8);
+            let (link, manager) = queues(8, 8);
             let mut sender = open(&manager).unwrap();
             sender.give_groups(groups(&[3, 4])).unwrap();
             sender.send(pages(&[1])).unwrap();
@@ -346,7 +309,7 @@ mod tests {
 
     #[test]
     fn items_of_a_dropped_session_are_orphans_and_a_full_ring_returns_them() {
-        let (link, manager) = link(8, 2);
+        let (link, manager) = queues(8, 2);
         let mut sender = open(&manager).unwrap();
         sender.give_groups(groups(&[3])).unwrap();
         assert_eq!(sender.give_groups(groups(&[5])), Err(Backpressure(groups(&[5]))));
@@ -360,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_session_counts_until_both_handle_and_worker_are_done() {
-        let (link, manager) = link(2, 8);
+        let (link, manager) = queues(2, 8);
         let (first, _second) = (open(&manager).unwrap(), open(&manager).unwrap());
         assert_eq!(open(&manager).map(drop), Err(OpenError::TooManySessions { open: 2, max: 2 }));
         let (cell, _) = take(&link);
@@ -373,7 +336,7 @@ mod tests {
 
     #[test]
     fn commands_that_meet_a_stopped_worker_fail_and_their_pages_are_free() {
-        let (link, manager) = link(8, 8);
+        let (link, manager) = queues(8, 8);
         let mut sender = open(&manager).unwrap();
         sender.send(pages(&[1])).unwrap();
         link.close();

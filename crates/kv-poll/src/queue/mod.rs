@@ -22,6 +22,7 @@
 //! | session fails before `pop_waiting` / admission | leaves its queue; `newly_failed` at once; `drain_finished` without pages | `drain_failed` at once |
 //! | session fails during the forward pass | as before; `send_chunk` returns the chunk with `Refusal::Ended` | – |
 //! | session fails with pages | `newly_failed` at once; `drain_finished` when no wire can touch the pages | `drain_failed` at once; pages and aux row are quarantined, then freed by the queue |
+//! | session fails before the ring took its pages | as a session that fails with pages | pages, aux row and items are free at once; where ranks are in lock-step, as if the session had them |
 //! | another rank fails | own session is aborted, then as above with `RequestError::OtherRank` | the same |
 //! | aux row names another room, or none | – | `RequestError::Gate` on all ranks; pages are freed |
 //! | worker's ring is full | `init` and chunks are kept in order, retried each step | pages are kept, retried each step |
@@ -77,7 +78,7 @@
 mod admission;
 mod aux_rows;
 mod decode;
-mod entrance;
+mod desk;
 mod error;
 mod gate;
 mod line;

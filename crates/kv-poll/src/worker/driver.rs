@@ -29,6 +29,7 @@ const WITHDRAWING: Duration = Duration::from_millis(250);
 /// Longest sleep with a deadline in sight. The kernel's sleep does not count the time that the host is
 /// suspended, and deadlines do: one that passed meanwhile is late by no more than this.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
+
 /// A worker without its thread: everything that belongs to the thread, and one turn of its loop.
 ///
 /// # Contract

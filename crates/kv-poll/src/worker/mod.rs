@@ -33,7 +33,7 @@ pub use driver::{Driver, Ended, Rest, Turn};
 pub use gauges::Gauges;
 pub use link::Registration;
 pub use poll_set::{Change, PollSet};
-pub use port::{Handle, Port};
+pub use port::{Handle, Port, Watch};
 pub use setup::{Setup, StartError, attach};
 
 /// How long a dropped worker waits for what it has lent.

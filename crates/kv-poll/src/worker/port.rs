@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_core::machine::{Machine, SessionStatus, Submit};
+use kv_core::machine::{Machine, SessionCommand, SessionStatus, Submit};
 use kv_core::{OpenError, SessionId};
 
 use super::cell::{Cell, Failure, Side};
@@ -112,7 +112,8 @@ impl<M: Machine> Handle<M> {
     }
 
     /// Takes back what the session was lent, in the order in which it came back. `None` while the session
-    /// has not ended, while anything is still out, and after it was reclaimed.
+    /// has not ended, while anything is still out, and after it was reclaimed, from when on it takes no
+    /// command either.
     pub fn reclaim(&mut self) -> Option<Vec<M::Resource>> {
         if self.closed || !self.cell.is_reclaimable() {
             return None;
@@ -127,6 +128,11 @@ impl<M: Machine> Handle<M> {
         self.link.add_orphan(resource);
     }
 
+    /// A way to see the session's state without its handle.
+    pub fn watch(&self) -> Watch<M> {
+        Watch { cell: Arc::clone(&self.cell) }
+    }
+
     fn close(&mut self) {
         self.closed = true;
         self.cell.close_handle();
@@ -139,9 +145,31 @@ impl<M: Machine> Handle<M> {
     }
 }
 
+/// Sees one session, also after its handle is gone.
+pub struct Watch<M: Machine> {
+    cell: Arc<Cell<M>>,
+}
+
+impl<M: Machine> Watch<M> {
+    /// The session's state: one atomic load.
+    pub fn poll(&self) -> M::Status {
+        self.cell.poll()
+    }
+}
+
+impl<M: Machine> fmt::Debug for Watch<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("id", &self.cell.id()).field("poll", &self.poll()).finish()
+    }
+}
+
 impl<M: Machine> Submit<M::Command> for Handle<M> {
-    fn submit(&self, command: M::Command) -> Result<(), M::Command> {
-        self.link.submit(&self.cell, command)
+    fn submit(&mut self, mut command: M::Command) -> Result<(), M::Command> {
+        // What is lent after the end of the handle would come back to nobody.
+        match !self.closed && command.address(self.id()) {
+            true => self.link.submit(&self.cell, command),
+            false => Err(command),
+        }
     }
 }
 

@@ -134,17 +134,10 @@ impl<M: Machine> Drop for Sessions<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::{KvMachine, Manager};
-    use crate::worker::Port;
-    use crate::worker::tests::{args, pages};
+    use crate::kv::KvMachine;
+    use crate::worker::tests::{idle, pages};
     use kv_core::proto::Command;
-    use kv_core::{Incarnation, KvManager, KvPoll, KvSender, KvSession, Room, SessionOptions};
-
-    fn link() -> (Arc<Link<KvMachine>>, Manager) {
-        let link = Arc::new(Link::new(8, 8).unwrap());
-        let manager = Manager::new(Port::new(Arc::clone(&link)), args(), Incarnation::from_random(1));
-        (link, manager)
-    }
+    use kv_core::{KvManager, KvPoll, KvSender, KvSession, Room, SessionOptions};
 
     /// Plays the worker for one command.
     fn take(link: &Link<KvMachine>, sessions: &mut Sessions<KvMachine>) -> Option<Command> {
@@ -153,7 +146,7 @@ mod tests {
 
     #[test]
     fn pages_lost_with_the_worker_are_counted_even_if_commands_of_their_session_wait() {
-        let (link, manager) = link();
+        let (link, manager) = idle();
         let mut sessions = Sessions::new(Arc::clone(&link));
         let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
         sender.send(pages(&[1, 2])).unwrap();
@@ -173,7 +166,7 @@ mod tests {
 
     #[test]
     fn states_after_the_end_are_ignored() {
-        let (link, manager) = link();
+        let (link, manager) = idle();
         let mut sessions = Sessions::new(Arc::clone(&link));
         let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
         sender.send(pages(&[1])).unwrap();

@@ -6,10 +6,12 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use kv_core::machine::Submit;
+use kv_core::proto::Command;
 use kv_core::{
-    AuxIndex, Backpressure, Cause, ChunkId, FinalLayers, GrantRef, GroupItems, Groups, Incarnation, KvArgs,
-    KvManager, KvPoll, KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Quarantine,
-    Reclaimed, Region, RegionRole, Room, SessionId, SessionOptions, TransferError,
+    AuxIndex, Cause, ChunkId, GrantRef, GroupItems, Groups, Incarnation, KvArgs, KvManager, KvPoll,
+    KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Quarantine, Reclaimed, Region,
+    RegionRole, Room, SessionId, SessionOptions, TransferError,
 };
 use kv_poll::Change;
 use kv_poll::queue::{AuxMemory, aux_tag};
@@ -192,17 +194,6 @@ impl KvSession for Handle {
         if quiet { Ok(self.with(|session| std::mem::take(&mut session.custody))) } else { Err(self) }
     }
 
-    fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>> {
-        if !self.command() {
-            return Err(Backpressure(groups));
-        }
-        self.with(|session| {
-            session.calls.push(Call::Groups(groups.len()));
-            groups.into_iter().try_for_each(|items| session.groups.push(items)).unwrap();
-        });
-        Ok(())
-    }
-
     fn reclaim_all(self) -> Result<Reclaimed, Self> {
         let groups = self.with(|session| std::mem::take(&mut session.groups));
         match self.reclaim() {
@@ -220,61 +211,47 @@ impl KvSender for Handle {
         GrantRef { incarnation: Incarnation::from_random(1), nonce: self.id(), pages: None }
     }
 
-    fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
+    fn next_chunk(&self) -> ChunkId {
+        let is_chunk = |call: &&Call| !matches!(call, Call::Init(_) | Call::Final(..));
+        ChunkId(self.with(|session| session.calls.iter().filter(is_chunk).count()) as u32)
+    }
+}
+
+impl KvReceiver for Handle {}
+
+impl Submit<Command> for Handle {
+    fn submit(&mut self, command: Command) -> Result<(), Command> {
         if !self.command() {
-            return Err(Backpressure(()));
+            return Err(command);
         }
-        self.with(|session| {
-            session.calls.push(Call::Init(num_pages));
-            session.aux = aux;
+        self.with(|session| match command {
+            Command::InitSender { num_pages, aux, .. } => {
+                session.calls.push(Call::Init(num_pages));
+                session.aux = aux;
+            }
+            Command::Send { chunk, .. } => session.take(chunk, Call::Pages),
+            Command::BeginChunk { chunk, .. } => session.take(chunk, Call::Begin),
+            Command::InitReceiver { pages, aux, .. } => {
+                session.take(pages, Call::Pages);
+                session.aux = aux;
+            }
+            Command::LayersFinal { layers, .. } => {
+                session.calls.push(Call::Final(layers.chunk.0, layers.layers));
+            }
+            Command::Groups { groups, .. } => {
+                session.calls.push(Call::Groups(groups.len()));
+                groups.into_iter().try_for_each(|items| session.groups.push(items)).unwrap();
+            }
+            other => panic!("nothing that a queue says: {other:?}"),
         });
-        Ok(())
-    }
-
-    fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
-        if !self.command() {
-            return Err(Backpressure(chunk));
-        }
-        self.with(|session| {
-            session.calls.push(Call::Pages(chunk.list().iter().collect()));
-            session.custody.append(chunk).unwrap();
-        });
-        Ok(())
-    }
-
-    fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
-        if !self.command() {
-            return Err(Backpressure(chunk));
-        }
-        Ok(self.with(|session| {
-            let chunks = session.calls.iter().filter(|call| !matches!(call, Call::Init(_) | Call::Final(..)));
-            let number = ChunkId(chunks.count() as u32);
-            session.calls.push(Call::Begin(chunk.list().iter().collect()));
-            session.custody.append(chunk).unwrap();
-            number
-        }))
-    }
-
-    fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>> {
-        if !self.command() {
-            return Err(Backpressure(layers));
-        }
-        self.with(|session| session.calls.push(Call::Final(layers.chunk.0, layers.layers)));
         Ok(())
     }
 }
 
-impl KvReceiver for Handle {
-    fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
-        if !self.command() {
-            return Err(Backpressure(pages));
-        }
-        self.with(|session| {
-            session.calls.push(Call::Pages(pages.list().iter().collect()));
-            session.custody.append(pages).unwrap();
-            session.aux = aux;
-        });
-        Ok(())
+impl Session {
+    fn take(&mut self, pages: Pages, call: fn(Vec<u32>) -> Call) {
+        self.calls.push(call(pages.list().iter().collect()));
+        self.custody.append(pages).unwrap();
     }
 }
 

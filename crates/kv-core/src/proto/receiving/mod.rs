@@ -48,7 +48,7 @@ use crate::proto::rendezvous::Named;
 use crate::proto::run_set::RunSet;
 use crate::proto::timer::Timer;
 use crate::record::WorkerRole;
-use crate::session::SessionOptions;
+use crate::session_options::SessionOptions;
 use crate::time::Time;
 use crate::wire::{Body, Done, Failed, Progress, Register};
 

@@ -43,7 +43,7 @@ use crate::proto::run_set::RunSet;
 use crate::proto::sending::chunks::{Chunk, Final};
 use crate::proto::sending::holder::EndedGrants;
 use crate::proto::timer::Timer;
-use crate::session::SessionOptions;
+use crate::session_options::SessionOptions;
 use crate::time::Time;
 use crate::wire::{Body, Failed, Link, Registered};
 

@@ -47,6 +47,17 @@ pub(super) struct Quarantined<S> {
     /// How many pages it was given.
     pub(super) pages: usize,
     pub(super) row: Option<AuxIndex>,
+    /// The pages, if the worker's ring had no room for them: all of them, or none.
+    pub(super) unsent: Option<Pages>,
+    /// The items of state groups, likewise.
+    pub(super) groups: Option<Groups>,
+}
+
+impl<S> Quarantined<S> {
+    /// A session that was given nothing.
+    pub(super) fn nothing(session: S) -> Quarantined<S> {
+        Quarantined { session, pages: 0, row: None, unsent: None, groups: None }
+    }
 }
 
 pub(super) struct Waiting<R> {

@@ -1,5 +1,6 @@
 //! The queues of a decode scheduler: prealloc → transfer → waiting → running.
 
+mod admit;
 mod cache;
 mod entry;
 mod types;
@@ -10,19 +11,19 @@ pub use types::{
     Shortage,
 };
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
-use kv_core::{AuxIndex, Groups, KvManager, KvPoll, KvSession, Pages, Reclaimed, Room, SessionId};
+use kv_core::{AuxIndex, Groups, KvManager, KvPoll, KvSession, Pages, Reclaimed};
 
 use self::cache::{Cache, Place};
 use self::entry::{Entry, Quarantined, Retracted, Stage, Waiting};
 use super::admission::{AdmissionRule, Load};
 use super::aux_rows::AuxRows;
-use super::entrance;
+use super::desk::{self, Desk};
 use super::error::{PushError, PushRefusal, RequestError};
 use super::gate::AuxMemory;
 use super::line::Line;
-use super::quarantine::{QuarantineRule, Stopped};
+use super::quarantine::Stopped;
 use crate::allocator::{FreeError, PageAllocator, RunAllocator};
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
 use crate::kv::Change;
@@ -46,34 +47,23 @@ use crate::kv::Change;
 /// Every page is at any time in exactly one place, see [`Accounting`]. What happens on each
 /// failure: see the table in [`queue`](super).
 pub struct DecodeQueues<R, M: KvManager, C: RankConsensus = SingleRank, A: PageAllocator = RunAllocator> {
-    manager: M,
-    consensus: C,
+    desk: Desk<M, C>,
     cache: Cache<A>,
     rule: AdmissionRule,
     aux_rows: AuxRows,
     entries: BTreeMap<RequestKey, Entry<R, M::Receiver>>,
     /// Failed requests whose sessions have not given their pages back.
     quarantine: BTreeMap<RequestKey, Quarantined<M::Receiver>>,
-    sessions: BTreeMap<SessionId, RequestKey>,
-    rooms: BTreeSet<Room>,
     /// Handshake done, no pages yet.
     ready: Line<()>,
     waiting: Line<Waiting<R>>,
     retracted: Line<Retracted<R>>,
     /// Requests of the server, with their priority.
     running: BTreeMap<RequestKey, i32>,
-    /// Requests whose pages the worker's ring had no room for, oldest first.
-    backlog: VecDeque<RequestKey>,
-    /// Requests whose session should have given its pages back, and did not.
-    unreclaimed: Vec<RequestKey>,
     failed: VecDeque<Failed<R>>,
     /// Items of state groups of requests that have failed, and are quiet.
     returned: VecDeque<Groups>,
     blocked: Option<Blocked>,
-    quarantine_rule: QuarantineRule,
-    stopped: Option<Stopped>,
-    agreed: Vec<Agreed>,
-    next_key: u64,
     arrivals: u64,
     transfers: usize,
 }
@@ -82,28 +72,19 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     /// Empty queues of one rank, over the pages that are free in `allocator`.
     pub fn new(manager: M, consensus: C, allocator: A, config: DecodeConfig) -> Self {
         DecodeQueues {
-            manager,
-            consensus,
+            desk: Desk::new(manager, consensus, config.quarantine),
             cache: Cache::new(allocator),
             rule: config.rule,
             aux_rows: AuxRows::new(config.aux_rows),
             entries: BTreeMap::new(),
             quarantine: BTreeMap::new(),
-            sessions: BTreeMap::new(),
-            rooms: BTreeSet::new(),
             ready: Line::new(),
             waiting: Line::new(),
             retracted: Line::new(),
             running: BTreeMap::new(),
-            backlog: VecDeque::new(),
-            unreclaimed: Vec::new(),
             failed: VecDeque::new(),
             returned: VecDeque::new(),
             blocked: None,
-            quarantine_rule: config.quarantine,
-            stopped: None,
-            agreed: Vec::new(),
-            next_key: 0,
             arrivals: 0,
             transfers: 0,
         }
@@ -117,20 +98,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         if needed > capacity {
             return Err(PushError { request, reason: PushRefusal::TooLarge { needed, capacity } });
         }
-        let key = RequestKey(self.next_key);
-        match entrance::enter(&mut self.consensus, &self.rooms, key, &room) {
-            Ok(()) => self.next_key += 1,
-            Err(busy) => return Err(PushError { request, reason: busy.into() }),
-        }
-        let session = match self.manager.receiver(bootstrap_addr, room.clone(), options) {
-            Ok(session) => session,
-            Err(error) => {
-                self.consensus.propose(key, entrance::CANNOT_SERVE);
-                return Err(PushError { request, reason: PushRefusal::Open(error) });
-            }
-        };
-        self.sessions.insert(session.id(), key);
-        self.rooms.insert(room);
+        let (key, request, session) =
+            self.desk.open(request, room, |manager, room| manager.receiver(bootstrap_addr, room, options))?;
         let entry = Entry {
             request,
             session,
@@ -151,26 +120,27 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         changes: impl IntoIterator<Item = Change>,
         aux: &mut impl AuxMemory<R>,
     ) -> Result<(), C::Error> {
-        for change in changes {
-            let Some(key) = self.sessions.get(&change.session) else { continue };
-            let poll = match self.entries.get_mut(key) {
-                Some(entry) => entry.observe(change.poll, aux),
-                None => KvPoll::Failed,
-            };
-            self.consensus.propose(*key, Standing { poll, reclaimable: change.reclaimable });
-        }
-        let mut agreed = std::mem::take(&mut self.agreed);
-        let result = self.consensus.agree(&mut agreed);
-        for Agreed { key, standing } in agreed.drain(..) {
+        let entries = &mut self.entries;
+        let agreed = self.desk.agree(changes, |key, poll| match entries.get_mut(&key) {
+            Some(entry) => Some(entry.observe(poll, aux)),
+            None => Some(KvPoll::Failed),
+        })?;
+        for Agreed { key, standing } in agreed {
             self.apply(key, standing, aux);
         }
-        self.agreed = agreed;
-        result?;
-        for key in std::mem::take(&mut self.unreclaimed) {
+        for key in self.desk.take_unreclaimed() {
             self.reclaim(key, aux);
         }
-        self.flush_backlog();
-        self.stop_or_go();
+        let (entries, cache) = (&mut self.entries, &mut self.cache);
+        self.desk.flush(|key| match entries.get_mut(&key).map(Entry::flush) {
+            Some(Some(pages)) => {
+                cache.shift(pages, Place::Held, Place::Transfer);
+                true
+            }
+            Some(None) => false,
+            None => true,
+        });
+        self.desk.stop_or_go(self.cache.at(Place::Quarantine), self.cache.capacity());
         self.admit(aux);
         Ok(())
     }
@@ -279,7 +249,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     /// the cache that [`DecodeConfig::quarantine`] stops admission. Pages of requests that run, and
     /// requests that come back from a retraction, are not concerned.
     pub fn stopped(&self) -> Option<&Stopped> {
-        self.stopped.as_ref()
+        self.desk.stopped.as_ref()
     }
 
     /// A request whose transfer has not ended.
@@ -307,7 +277,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
 
     /// What sessions are opened with.
     pub fn manager(&self) -> &M {
-        &self.manager
+        &self.desk.manager
     }
 
     fn apply(&mut self, key: RequestKey, standing: Standing, aux: &mut impl AuxMemory<R>) {
@@ -329,44 +299,45 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     /// Hands out the request, and puts the session into quarantine.
     fn fail(&mut self, key: RequestKey) {
         let Some(mut entry) = self.entries.remove(&key) else { return };
-        self.rooms.remove(entry.session.room());
+        self.desk.leave(entry.session.room());
         self.ready.remove(key);
-        let error = entry.error.take().unwrap_or_else(|| entrance::cause(&entry.session, entry.aborted));
+        let error = entry.error.take().unwrap_or_else(|| desk::cause(&entry.session, entry.aborted));
         entry.session.abort();
-        let (pages, row) = match entry.stage {
-            Stage::Handshake | Stage::Ready => (0, None),
-            Stage::Transfer { pages, row, init: None, .. } => {
-                self.transfers -= 1;
-                self.cache.shift(pages, Place::Transfer, Place::Quarantine);
-                (pages, row)
-            }
-            Stage::Transfer { pages, row, init: Some(unsent), groups, .. } => {
+        let mut held = Quarantined::nothing(entry.session);
+        if let Stage::Transfer { pages, row, init, groups, .. } = entry.stage {
+            self.transfers -= 1;
+            match init {
                 // The session never saw them: no wire knows them.
-                self.transfers -= 1;
-                self.cache.give_back(unsent, pages, Place::Held);
-                self.give_back_groups(groups.unwrap_or_default());
-                self.free_row(row);
-                (0, None)
+                Some(unsent) if !self.desk.is_lock_step() => {
+                    self.cache.give_back(unsent, pages, Place::Held);
+                    self.give_back_groups(groups.unwrap_or_default());
+                    self.free_row(row);
+                }
+                // Another rank's session may have seen them: all ranks have them back in the same step, or
+                // their caches would differ from then on.
+                unsent => {
+                    let from = if unsent.is_some() { Place::Held } else { Place::Transfer };
+                    self.cache.shift(pages, from, Place::Quarantine);
+                    (held.pages, held.row, held.unsent, held.groups) = (pages, row, unsent, groups);
+                }
             }
-        };
-        self.quarantine.insert(key, Quarantined { session: entry.session, pages, row });
+        }
+        self.quarantine.insert(key, held);
         self.failed.push_back(Failed { key, request: entry.request, error });
     }
 
     /// Takes the pages of an ended request out of its session.
     fn reclaim(&mut self, key: RequestKey, aux: &mut impl AuxMemory<R>) {
-        if let Some(Quarantined { session, pages, row }) = self.quarantine.remove(&key) {
-            let id = session.id();
-            match session.reclaim_all() {
+        if let Some(held) = self.quarantine.remove(&key) {
+            match self.desk.reclaim(key, held.session) {
                 Ok(returned) => {
-                    self.cache.give_back(returned.pages, pages, Place::Quarantine);
-                    self.give_back_groups(returned.groups);
-                    self.free_row(row);
-                    self.sessions.remove(&id);
+                    let pages = held.unsent.unwrap_or(returned.pages);
+                    self.cache.give_back(pages, held.pages, Place::Quarantine);
+                    self.give_back_groups(held.groups.unwrap_or(returned.groups));
+                    self.free_row(held.row);
                 }
                 Err(session) => {
-                    self.quarantine.insert(key, Quarantined { session, pages, row });
-                    self.unreclaimed.push(key);
+                    self.quarantine.insert(key, Quarantined { session, ..held });
                 }
             }
         } else if let Some(entry) = self.entries.remove(&key) {
@@ -381,17 +352,15 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             self.entries.insert(key, entry);
             return;
         };
-        let (id, room) = (entry.session.id(), entry.session.room().clone());
-        let Reclaimed { pages, groups, skipped } = match entry.session.reclaim_all() {
+        let room = entry.session.room().clone();
+        let Reclaimed { pages, groups, skipped } = match self.desk.reclaim(key, entry.session) {
             Ok(reclaimed) => reclaimed,
             Err(session) => {
                 self.entries.insert(key, Entry { session, ..entry });
-                self.unreclaimed.push(key);
                 return;
             }
         };
-        self.sessions.remove(&id);
-        self.rooms.remove(&room);
+        self.desk.leave(&room);
         self.transfers -= 1;
         let mut request = entry.request;
         let returned = pages.len();
@@ -426,118 +395,4 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             debug_assert!(taken, "aux row {row} was free");
         }
     }
-
-    /// Retries what the ring had no room for. All sessions share it, so the first refusal ends it.
-    fn flush_backlog(&mut self) {
-        while let Some(&key) = self.backlog.front() {
-            if let Some(entry) = self.entries.get_mut(&key) {
-                match entry.flush() {
-                    Some(pages) => self.cache.shift(pages, Place::Held, Place::Transfer),
-                    None => return,
-                }
-            }
-            self.backlog.pop_front();
-        }
-    }
-
-    /// Stops admission, or lets it go on. What it depends on is agreed: ranks in lock-step decide alike.
-    fn stop_or_go(&mut self) {
-        let (quarantined, pool) = (self.cache.at(Place::Quarantine), self.cache.capacity());
-        let stops = self.quarantine_rule.stops(quarantined, pool);
-        self.stopped = stops.then(|| Stopped { quarantined, pool, by: self.manager.quarantine() });
-    }
-
-    /// Gives pages to whoever is first in line, for as long as they fit: retracted requests, then
-    /// new ones.
-    fn admit(&mut self, aux: &mut impl AuxMemory<R>) {
-        self.blocked = loop {
-            let step = if self.retracted.len() > 0 { self.resume_first() } else { self.admit_first(aux) };
-            match step {
-                Admission::Admitted => {}
-                Admission::Blocked(blocked) => break Some(blocked),
-                Admission::Nobody => break None,
-            }
-        };
-    }
-
-    fn load(&self) -> Load {
-        Load {
-            available: self.cache.available(),
-            active: self.transfers + self.waiting.len() + self.running.len(),
-            running_pages: self.cache.at(Place::Server),
-        }
-    }
-
-    fn resume_first(&mut self) -> Admission {
-        let Some((key, retracted)) = self.retracted.front() else { return Admission::Nobody };
-        let missing = self.rule.missing_to_resume(retracted.pages, &self.load());
-        if missing > 0 {
-            return blocked(key, Shortage::Pages(missing));
-        }
-        let Some(pages) = self.cache.allocate(retracted.pages, Place::Held) else {
-            return blocked(key, Shortage::Pages(1));
-        };
-        if let Some((key, Retracted { request, priority, .. })) = self.retracted.pop() {
-            let (groups, skipped, origin) = (Groups::none(), Vec::new(), Origin::Retracted);
-            self.arrive(priority, Ready { key, request, pages, groups, skipped, origin });
-        }
-        Admission::Admitted
-    }
-
-    fn admit_first(&mut self, aux: &mut impl AuxMemory<R>) -> Admission {
-        if self.stopped.is_some() {
-            return Admission::Nobody;
-        }
-        let Some((key, ())) = self.ready.front() else { return Admission::Nobody };
-        let load = self.load();
-        let Some(entry) = self.entries.get_mut(&key) else {
-            self.ready.pop();
-            return Admission::Admitted;
-        };
-        let missing = self.rule.missing(&entry.demand, &load);
-        if missing > 0 {
-            return blocked(key, Shortage::Pages(missing));
-        }
-        let row = match self.aux_rows.capacity() {
-            0 => None,
-            _ => match self.aux_rows.take() {
-                Some(row) => Some(row),
-                None => return blocked(key, Shortage::AuxRow),
-            },
-        };
-        let Some(pages) = self.cache.allocate(entry.demand.pages, Place::Held) else {
-            self.free_row(row);
-            return blocked(key, Shortage::Pages(1));
-        };
-        let given = pages.len();
-        let Some(groups) = aux.take_groups(&mut entry.request) else {
-            self.cache.give_back(pages, given, Place::Held);
-            self.free_row(row);
-            return blocked(key, Shortage::Groups);
-        };
-        if let Some(row) = row {
-            aux.clear(row);
-        }
-        self.ready.pop();
-        self.transfers += 1;
-        let groups = Some(groups).filter(|groups| !groups.is_empty());
-        entry.stage = Stage::Transfer { pages: given, row, init: Some(pages), groups, passed: false };
-        match entry.flush() {
-            Some(given) => self.cache.shift(given, Place::Held, Place::Transfer),
-            None => self.backlog.push_back(key),
-        }
-        Admission::Admitted
-    }
-}
-
-/// What became of the first in line.
-enum Admission {
-    Admitted,
-    Blocked(Blocked),
-    /// There is none, or none may be let in.
-    Nobody,
-}
-
-fn blocked(key: RequestKey, shortage: Shortage) -> Admission {
-    Admission::Blocked(Blocked { key, shortage })
 }

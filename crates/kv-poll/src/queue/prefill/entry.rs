@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use kv_core::{AuxIndex, ChunkId, KvPoll, KvSender};
+use kv_core::proto::Command;
+use kv_core::{ChunkId, KvPoll, KvSender};
 
 use crate::consensus::RequestKey;
 use crate::queue::error::{Refusal, RequestError};
-use crate::said::ToSender;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -30,12 +30,10 @@ pub(super) struct Entry<R, S> {
     pub(super) grouped: bool,
     /// The session has taken pages, if only none of them.
     pub(super) sent_any: bool,
-    /// An `init` that the ring had no room for.
-    pub(super) init: Option<(usize, Option<AuxIndex>)>,
     /// How many chunks were given, kept ones included.
     pub(super) chunks: u32,
     /// What the ring had no room for, in order.
-    pub(super) kept: VecDeque<ToSender>,
+    pub(super) kept: VecDeque<Command>,
     pub(super) in_backlog: bool,
     pub(super) aborted: bool,
     /// What went wrong, if this queue found it; from `Failing` on always there.
@@ -68,26 +66,25 @@ impl<R, S: KvSender> Entry<R, S> {
         if over { Err(Refusal::PageCount { key, given, announced }) } else { Ok(()) }
     }
 
-    /// Notes a chunk to be given; its number.
-    pub(super) fn give(&mut self, chunk: ToSender) -> ChunkId {
+    /// Counts a chunk that is given; its number.
+    pub(super) fn next_chunk(&mut self) -> ChunkId {
         let number = ChunkId(self.chunks);
         self.chunks = self.chunks.saturating_add(1);
-        self.kept.push_back(chunk);
         number
+    }
+
+    /// As `flush`, of an entry in the backlog, which it leaves if nothing remains.
+    pub(super) fn retry(&mut self) -> bool {
+        self.in_backlog = self.stage != Stage::Failing && !self.flush();
+        !self.in_backlog
     }
 
     /// Gives the session what it has not taken yet; false if something remains.
     pub(super) fn flush(&mut self) -> bool {
-        if let Some((num_pages, aux)) = self.init {
-            if self.session.init(num_pages, aux).is_err() {
-                return false;
-            }
-            self.init = None;
-        }
-        while let Some(said) = self.kept.pop_front() {
-            let pages = !matches!(said, ToSender::Groups(_));
-            if let Err(said) = said.tell(&mut self.session) {
-                self.kept.push_front(said);
+        while let Some(command) = self.kept.pop_front() {
+            let pages = command.pages().is_some();
+            if let Err(command) = self.session.submit(command) {
+                self.kept.push_front(command);
                 return false;
             }
             self.sent_any |= pages;

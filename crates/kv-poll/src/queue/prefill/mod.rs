@@ -1,55 +1,26 @@
 //! The queues of a prefill scheduler: bootstrap → waiting → (forward pass) → inflight.
 
 mod entry;
+mod types;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+pub use types::{Finished, Outgoing, PrefillCounts, PrefillPolicy};
 
+use std::collections::{BTreeMap, VecDeque};
+
+use kv_core::machine::SessionCommand;
+use kv_core::proto::{Command, Resource};
 use kv_core::{
-    AuxIndex, Backpressure, ChunkId, FinalLayers, GrantRef, Groups, KvManager, KvPoll, KvSender, KvSession,
-    Pages, Reclaimed, Room, SessionId, SessionOptions,
+    AuxIndex, ChunkId, FinalLayers, GrantRef, Groups, KvManager, KvPoll, KvSender, KvSession, Pages,
+    Reclaimed, SessionId,
 };
 
 use self::entry::{Entry, Stage};
-use super::entrance;
-use super::error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, RequestError};
+use super::desk::{self, Desk};
+use super::error::{ChunkError, GroupsRefused, PushError, Refusal, RequestError};
 use super::line::Line;
 use super::quarantine::{QuarantineRule, Stopped};
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
 use crate::kv::Change;
-use crate::said::ToSender;
-
-/// When the forward pass of a request may begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PrefillPolicy {
-    /// When the decode side has registered its pages, as in SGLang: no work for requests that
-    /// nobody will fetch.
-    #[default]
-    AfterBootstrap,
-    /// At once: the decode side may register while the prompt is computed.
-    Eager,
-}
-
-/// A request as its sender needs to know it.
-#[derive(Debug, Clone)]
-pub struct Outgoing<'a> {
-    /// The room that the router gave it.
-    pub room: Room,
-    /// Where this worker is registered.
-    pub bootstrap_addr: &'a str,
-    /// The decode ranks that will register; empty: as many as the worker was configured for.
-    pub dest_ranks: &'a [u32],
-    /// Deadline and the like.
-    pub options: SessionOptions,
-    /// Higher goes first; equal ones in order of `push`.
-    pub priority: i32,
-}
-
-impl<'a> Outgoing<'a> {
-    /// A request with the worker's defaults.
-    pub fn new(bootstrap_addr: &'a str, room: Room) -> Outgoing<'a> {
-        Outgoing { room, bootstrap_addr, dest_ranks: &[], options: SessionOptions::default(), priority: 0 }
-    }
-}
 
 /// The requests of one prefill rank, from arrival until their pages are free again.
 ///
@@ -67,58 +38,17 @@ impl<'a> Outgoing<'a> {
 /// does the aux row given to `init`. What happens on each failure: see the table in
 /// [`queue`](super).
 pub struct PrefillQueues<R, M: KvManager, C: RankConsensus = SingleRank> {
-    manager: M,
-    consensus: C,
+    desk: Desk<M, C>,
     policy: PrefillPolicy,
     entries: BTreeMap<RequestKey, Entry<R, M::Sender>>,
-    sessions: BTreeMap<SessionId, RequestKey>,
-    rooms: BTreeSet<Room>,
     waiting: Line<()>,
-    /// Requests with something that the worker's ring had no room for, oldest first.
-    backlog: VecDeque<RequestKey>,
-    /// Requests whose session should have given its pages back, and did not.
-    unreclaimed: Vec<RequestKey>,
     finished: VecDeque<Finished<R>>,
     newly_failed: Vec<RequestKey>,
-    agreed: Vec<Agreed>,
-    next_key: u64,
     stages: [usize; 5],
     /// Pages of the whole cache.
     pool: usize,
     /// Pages of requests that have failed.
     quarantined: usize,
-    quarantine_rule: QuarantineRule,
-    stopped: Option<Stopped>,
-}
-
-/// A request whose pages are free again.
-#[derive(Debug)]
-pub struct Finished<R> {
-    /// Its key.
-    pub key: RequestKey,
-    /// The request.
-    pub request: R,
-    /// All pages given to `send_chunk` and `begin_chunk`, in that order.
-    pub pages: Pages,
-    /// The items given to `give_groups`.
-    pub groups: Groups,
-    /// Whether the decode side has them.
-    pub outcome: Result<(), RequestError>,
-}
-
-/// How many requests are where.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PrefillCounts {
-    /// Waiting for the decode side to register.
-    pub bootstrap: usize,
-    /// Waiting for `pop_waiting`.
-    pub waiting: usize,
-    /// Popped, not all chunks given.
-    pub forward: usize,
-    /// All chunks given, transfer not ended.
-    pub inflight: usize,
-    /// Failed, pages not free yet.
-    pub failing: usize,
 }
 
 impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
@@ -127,48 +57,29 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         PrefillQueues {
             pool: manager.args().geometry().num_pages as usize,
             quarantined: 0,
-            quarantine_rule: QuarantineRule::HALF,
-            stopped: None,
-            manager,
-            consensus,
+            desk: Desk::new(manager, consensus, QuarantineRule::HALF),
             policy,
             entries: BTreeMap::new(),
-            sessions: BTreeMap::new(),
-            rooms: BTreeSet::new(),
             waiting: Line::new(),
-            backlog: VecDeque::new(),
-            unreclaimed: Vec::new(),
             finished: VecDeque::new(),
             newly_failed: Vec::new(),
-            agreed: Vec::new(),
-            next_key: 0,
             stages: [0; 5],
         }
     }
 
     /// How much of the cache may be in quarantine before [`pop_waiting`](Self::pop_waiting) offers
     /// nothing: half of it, unless told otherwise here.
-    pub fn with_quarantine(self, rule: QuarantineRule) -> Self {
-        PrefillQueues { quarantine_rule: rule, ..self }
+    pub fn with_quarantine(mut self, rule: QuarantineRule) -> Self {
+        self.desk.rule = rule;
+        self
     }
 
     /// Opens the request's sender and enters it into the bootstrap queue.
     pub fn push(&mut self, request: R, outgoing: Outgoing<'_>) -> Result<RequestKey, PushError<R>> {
         let Outgoing { room, bootstrap_addr, dest_ranks, options, priority } = outgoing;
-        let key = RequestKey(self.next_key);
-        match entrance::enter(&mut self.consensus, &self.rooms, key, &room) {
-            Ok(()) => self.next_key += 1,
-            Err(busy) => return Err(PushError { request, reason: busy.into() }),
-        }
-        let session = match self.manager.sender(bootstrap_addr, room.clone(), dest_ranks, options) {
-            Ok(session) => session,
-            Err(error) => {
-                self.consensus.propose(key, entrance::CANNOT_SERVE);
-                return Err(PushError { request, reason: PushRefusal::Open(error) });
-            }
-        };
-        self.sessions.insert(session.id(), key);
-        self.rooms.insert(room);
+        let (key, request, session) = self
+            .desk
+            .open(request, room, |manager, room| manager.sender(bootstrap_addr, room, dest_ranks, options))?;
         let stage = match self.policy {
             PrefillPolicy::AfterBootstrap => Stage::Bootstrap,
             PrefillPolicy::Eager => Stage::Waiting,
@@ -188,7 +99,6 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
                 given: 0,
                 grouped: false,
                 sent_any: false,
-                init: None,
                 chunks: 0,
                 kept: VecDeque::new(),
                 in_backlog: false,
@@ -203,31 +113,25 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     /// what the worker had no room for. Once per scheduler iteration, also without changes.
     pub fn step(&mut self, changes: impl IntoIterator<Item = Change>) -> Result<(), C::Error> {
         self.newly_failed.clear();
-        for change in changes {
-            let Some(key) = self.sessions.get(&change.session) else { continue };
-            let Some(entry) = self.entries.get_mut(key) else { continue };
-            let standing = Standing { poll: entry.observe(change.poll), reclaimable: change.reclaimable };
-            self.consensus.propose(*key, standing);
-        }
-        let mut agreed = std::mem::take(&mut self.agreed);
-        let result = self.consensus.agree(&mut agreed);
-        for Agreed { key, standing } in agreed.drain(..) {
+        let entries = &mut self.entries;
+        let agreed = self.desk.agree(changes, |key, poll| Some(entries.get_mut(&key)?.observe(poll)))?;
+        for Agreed { key, standing } in agreed {
             self.apply(key, standing);
         }
-        self.agreed = agreed;
-        for key in std::mem::take(&mut self.unreclaimed) {
+        for key in self.desk.take_unreclaimed() {
             self.reclaim(key);
         }
-        self.flush_backlog();
-        self.stop_or_go();
-        result
+        let entries = &mut self.entries;
+        self.desk.flush(|key| entries.get_mut(&key).is_none_or(Entry::retry));
+        self.desk.stop_or_go(self.quarantined, self.pool);
+        Ok(())
     }
 
     /// The next request for the forward pass, if `admit` takes it. It is offered the first in line
     /// only: a large request that does not fit is not overtaken for ever by small ones. None while
     /// admission is [`stopped`](Self::stopped).
     pub fn pop_waiting(&mut self, admit: impl FnOnce(RequestKey, &mut R) -> bool) -> Option<RequestKey> {
-        if self.stopped.is_some() {
+        if self.desk.stopped.is_some() {
             return None;
         }
         let (key, ()) = self.waiting.front()?;
@@ -248,23 +152,21 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             return Err(Refusal::InitOrder { key });
         }
         entry.announced = Some(num_pages);
-        if let Err(Backpressure(())) = entry.session.init(num_pages, aux) {
-            entry.init = Some((num_pages, aux));
-            enqueue(&mut self.backlog, key, entry);
-        }
+        let session = entry.session.id();
+        self.say(key, Command::InitSender { session, num_pages, aux });
         Ok(())
     }
 
     /// Gives the next pages, whose content must be final, aux row included if they are the last. A
     /// chunk that the worker has no room for is kept, in order, and given at a later step.
     pub fn send_chunk(&mut self, key: RequestKey, pages: Pages) -> Result<(), ChunkError> {
-        self.give_chunk(key, pages, ToSender::Send).map(drop)
+        self.give_chunk(key, pages, |session, chunk| Command::Send { session, chunk }).map(drop)
     }
 
     /// Gives the next pages before they are computed; [`layers_final`](Self::layers_final) says what
     /// of them is. Kept as with `send_chunk` if the worker has no room.
     pub fn begin_chunk(&mut self, key: RequestKey, pages: Pages) -> Result<ChunkId, ChunkError> {
-        self.give_chunk(key, pages, ToSender::Begin)
+        self.give_chunk(key, pages, |session, chunk| Command::BeginChunk { session, chunk })
     }
 
     /// Says that layers of a chunk are final, now or once a fence has passed: they are moved while the
@@ -277,10 +179,8 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         if chunk.0 >= given {
             return Err(Refusal::UnknownChunk { key, chunk, given });
         }
-        entry.kept.push_back(ToSender::Final(layers));
-        if !entry.in_backlog && !entry.flush() {
-            enqueue(&mut self.backlog, key, entry);
-        }
+        let session = entry.session.id();
+        self.say(key, Command::LayersFinal { session, layers });
         Ok(())
     }
 
@@ -300,10 +200,8 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             return Err(GroupsRefused { groups, reason });
         }
         entry.grouped = true;
-        entry.kept.push_back(ToSender::Groups(groups));
-        if !entry.in_backlog && !entry.flush() {
-            enqueue(&mut self.backlog, key, entry);
-        }
+        let session = entry.session.id();
+        self.say(key, Command::Groups { session, groups });
         Ok(())
     }
 
@@ -311,7 +209,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         &mut self,
         key: RequestKey,
         pages: Pages,
-        step: fn(Pages) -> ToSender,
+        command: fn(SessionId, Pages) -> Command,
     ) -> Result<ChunkId, ChunkError> {
         let Some(entry) = self.entries.get_mut(&key) else {
             return Err(ChunkError { pages, reason: Refusal::Ended { key } });
@@ -320,11 +218,19 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             return Err(ChunkError { pages, reason });
         }
         entry.given += pages.len();
-        let number = entry.give(step(pages));
-        if !entry.in_backlog && !entry.flush() {
-            enqueue(&mut self.backlog, key, entry);
-        }
+        let (number, session) = (entry.next_chunk(), entry.session.id());
+        self.say(key, command(session, pages));
         Ok(number)
+    }
+
+    /// Says something to a session, after what it has not taken yet.
+    fn say(&mut self, key: RequestKey, command: Command) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        entry.kept.push_back(command);
+        if !entry.in_backlog && !entry.flush() {
+            entry.in_backlog = true;
+            self.desk.enqueue(key);
+        }
     }
 
     /// Says that the forward pass is over and all announced pages are given. For a request without
@@ -336,13 +242,12 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         if entry.given != announced {
             return Err(Refusal::PageCount { key, given: entry.given, announced });
         }
-        if entry.chunks == 0 {
-            entry.give(ToSender::Send(Pages::none()));
-            if !entry.in_backlog && !entry.flush() {
-                enqueue(&mut self.backlog, key, entry);
-            }
-        }
+        let session = (entry.chunks == 0).then(|| entry.session.id());
         move_to(&mut self.stages, entry, Stage::Inflight);
+        if let Some(session) = session {
+            entry.next_chunk();
+            self.say(key, Command::Send { session, chunk: Pages::none() });
+        }
         Ok(())
     }
 
@@ -395,7 +300,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     /// Why no request is offered, as of the last step, while quarantined pages take up so much of the
     /// cache that the [`QuarantineRule`] stops admission. Requests in their forward pass go on.
     pub fn stopped(&self) -> Option<&Stopped> {
-        self.stopped.as_ref()
+        self.desk.stopped.as_ref()
     }
 
     /// How many requests are where.
@@ -416,7 +321,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
 
     /// What sessions are opened with.
     pub fn manager(&self) -> &M {
-        &self.manager
+        &self.desk.manager
     }
 
     fn apply(&mut self, key: RequestKey, standing: Standing) {
@@ -440,12 +345,10 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.stage != Stage::Failing) else {
             return;
         };
-        let room = entry.session.room();
-        self.rooms.remove(room);
-        let error = entry.error.take().unwrap_or_else(|| entrance::cause(&entry.session, entry.aborted));
+        self.desk.leave(entry.session.room());
+        let error = entry.error.take().unwrap_or_else(|| desk::cause(&entry.session, entry.aborted));
         entry.error = Some(error);
         entry.session.abort();
-        entry.init = None;
         self.waiting.remove(key);
         move_to(&mut self.stages, entry, Stage::Failing);
         self.quarantined += entry.given;
@@ -455,31 +358,28 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     /// Takes the pages of an ended request out of its session.
     fn reclaim(&mut self, key: RequestKey) {
         let Some(entry) = self.entries.remove(&key) else { return };
-        let (id, room) = (entry.session.id(), entry.session.room().clone());
-        let Reclaimed { mut pages, mut groups, .. } = match entry.session.reclaim_all() {
+        let room = entry.session.room().clone();
+        let Reclaimed { mut pages, mut groups, .. } = match self.desk.reclaim(key, entry.session) {
             Ok(reclaimed) => reclaimed,
             Err(session) => {
                 self.entries.insert(key, Entry { session, ..entry });
-                self.unreclaimed.push(key);
                 return;
             }
         };
-        for step in entry.kept {
-            match step {
-                ToSender::Send(chunk) | ToSender::Begin(chunk) => {
+        for kept in entry.kept.into_iter().filter_map(Command::into_resource) {
+            match kept {
+                Resource::Pages(chunk) => {
                     let refused = pages.append(chunk);
                     debug_assert!(refused.is_ok(), "one cache's pages exceed a token");
                 }
                 // They are given once: the session has none.
-                ToSender::Groups(kept) => groups = kept,
-                ToSender::Init(..) | ToSender::Final(_) => {}
+                Resource::Groups { groups: kept, .. } => groups = kept,
             }
         }
         self.stages[entry.stage as usize] -= 1;
         if entry.stage == Stage::Failing {
             self.quarantined -= entry.given;
         }
-        self.sessions.remove(&id);
         let returned = pages.len();
         let outcome = match entry.error {
             Some(error) => Err(error),
@@ -489,36 +389,9 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             None => Ok(()),
         };
         if entry.stage != Stage::Failing {
-            self.rooms.remove(&room);
+            self.desk.leave(&room);
         }
         self.finished.push_back(Finished { key, request: entry.request, pages, groups, outcome });
-    }
-
-    /// Stops admission, or lets it go on. What it depends on is agreed: ranks in lock-step decide alike.
-    fn stop_or_go(&mut self) {
-        let (quarantined, pool) = (self.quarantined, self.pool);
-        let stops = self.quarantine_rule.stops(quarantined, pool);
-        self.stopped = stops.then(|| Stopped { quarantined, pool, by: self.manager.quarantine() });
-    }
-
-    /// Retries what the ring had no room for. All sessions share it, so the first refusal ends it.
-    fn flush_backlog(&mut self) {
-        while let Some(&key) = self.backlog.front() {
-            if let Some(entry) = self.entries.get_mut(&key) {
-                if entry.stage != Stage::Failing && !entry.flush() {
-                    return;
-                }
-                entry.in_backlog = false;
-            }
-            self.backlog.pop_front();
-        }
-    }
-}
-
-fn enqueue<R, S>(backlog: &mut VecDeque<RequestKey>, key: RequestKey, entry: &mut Entry<R, S>) {
-    if !entry.in_backlog {
-        entry.in_backlog = true;
-        backlog.push_back(key);
     }
 }
 

@@ -24,7 +24,8 @@ use self::client::FakeClient;
 use self::plane::{Wire, fake_plane};
 use self::script::Script;
 use super::clock::BootTime;
-use super::{Clock, Driver};
+use super::link::Link;
+use super::{Clock, Driver, Port};
 use crate::kv::{KvMachine, Manager, Worker, WorkerConfig};
 
 /// Long enough for any machine; reached only by a test that fails.
@@ -87,6 +88,18 @@ fn driver(
     let record = record(&config);
     let (plane, client) = (Box::new(plane), Box::new(client));
     Driver::new(machine, config.setup(record), plane, client, Box::new(clock)).unwrap()
+}
+
+/// A worker that does nothing by itself, for small queues, and a scheduler's way to it.
+pub(crate) fn queues(max_sessions: usize, commands: usize) -> (Arc<Link<KvMachine>>, Manager) {
+    let link = Arc::new(Link::new(max_sessions, commands).unwrap());
+    let manager = Manager::new(Port::new(Arc::clone(&link)), args(), Incarnation::from_random(1));
+    (link, manager)
+}
+
+/// The same with room for eight of each.
+pub(crate) fn idle() -> (Arc<Link<KvMachine>>, Manager) {
+    queues(8, 8)
 }
 
 /// A scheduler's way to a worker of [`args`].

@@ -1,6 +1,8 @@
 //! A quarantine that fills the cache stops admission, and nothing else.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::fmt::Debug;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use kv_core::{EngineId, KvPoll, Quarantine, QuarantineReason, WorkerId};
@@ -137,9 +139,48 @@ fn ranks_in_lock_step_stop_and_go_on_in_the_same_step() {
         }
         log
     };
+    assert_eq!(on_both(rank), [(false, 5), (true, 0), (true, 0), (false, 1)]);
+}
+
+/// One rank's ring has no room for the pages of a request that fails: they are quiet there, and on the
+/// other rank they are not. If they were free on one rank only, the caches would differ from then on.
+#[test]
+fn pages_that_one_rank_could_not_send_are_free_on_all_ranks_in_the_same_step() {
+    let rank = |rank: usize, two: Two| -> Vec<(usize, usize, usize)> {
+        let (fake, mut rows) = (Fake::new(), Rows(BTreeMap::new(), Some(vec![0])));
+        let consensus = CollectiveConsensus::new(two);
+        let mut queues = DecodeQueues::new(fake.clone(), consensus, RunAllocator::new(10), CONFIG);
+        if rank == 1 {
+            fake.world(|world| world.ring = 0);
+        }
+        queues.push(1, incoming(1, 4)).unwrap();
+        fake.set(1, KvPoll::WaitingForInput, false);
+        let mut log = Vec::new();
+        for step in 0..4 {
+            match step {
+                1 => fake.set(1, KvPoll::Failed, rank == 1),
+                3 => fake.set(1, KvPoll::Failed, true),
+                _ => {}
+            }
+            queues.step(fake.changes(), &mut rows).unwrap();
+            let accounting = queues.accounting();
+            assert_eq!(accounting.sum(), accounting.capacity, "{accounting:?}");
+            let items = std::iter::from_fn(|| queues.drain_groups()).count();
+            log.push((accounting.free, accounting.quarantined, items));
+        }
+        assert_eq!(fake.at(1, |session| session.calls.len()), if rank == 1 { 0 } else { 2 });
+        log
+    };
+    assert_eq!(on_both(rank), [(6, 0, 0), (6, 4, 0), (6, 4, 0), (10, 0, 1)]);
+}
+
+/// Runs two ranks side by side; what they have noted, which must be the same.
+fn on_both<T: Debug + PartialEq + Send + 'static>(
+    rank: impl Fn(usize, Two) -> T + Copy + Send + 'static,
+) -> T {
     let ((to_second, from_first), (to_first, from_second)) = (channel(), channel());
     let second = std::thread::spawn(move || rank(1, Two(to_first, from_first)));
     let first = rank(0, Two(to_second, from_second));
-    assert_eq!(first, [(false, 5), (true, 0), (true, 0), (false, 1)]);
     assert_eq!(second.join().unwrap(), first);
+    first
 }

@@ -1,10 +1,14 @@
 //! A request's pages on their way to its session, chunk by chunk.
 
-use kv_core::{AuxIndex, ChunkId, FinalLayers, KvPoll};
-use kv_poll::queue::{Finished, PrefillPolicy, Refusal};
+use std::cell::Cell;
+use std::rc::Rc;
+
+use kv_core::{AuxIndex, ChunkId, FinalLayers, KvPoll, Room};
+use kv_poll::consensus::{Agreed, RankConsensus, RequestKey, RoomBusy, SingleRank, Standing};
+use kv_poll::queue::{Finished, Outgoing, PrefillPolicy, PrefillQueues, Refusal};
 
 use super::{popped, push, queues, step};
-use crate::fake::{self, Call, pages};
+use crate::fake::{self, Call, Fake, pages};
 
 #[test]
 fn a_request_goes_through_all_queues_and_its_pages_come_back_in_order() {
@@ -127,4 +131,51 @@ fn chunks_that_find_the_ring_full_are_kept_in_order() {
     fake.set(1, KvPoll::Success, true);
     step(&mut queues, &fake);
     assert_eq!(queues.drain_finished().unwrap().pages, pages([10, 9, 8]));
+}
+
+/// Ranks that agree for as long as the test says so.
+struct Joined(SingleRank, Rc<Cell<bool>>);
+
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("the ranks are parted")]
+struct Parted;
+
+impl RankConsensus for Joined {
+    type Error = Parted;
+
+    fn join(&mut self, key: RequestKey, room: &Room) -> Result<(), RoomBusy> {
+        self.0.join(key, room)
+    }
+
+    fn propose(&mut self, key: RequestKey, standing: Standing) {
+        self.0.propose(key, standing);
+    }
+
+    fn agree(&mut self, agreed: &mut Vec<Agreed>) -> Result<(), Parted> {
+        let Ok(()) = self.0.agree(agreed);
+        if self.1.get() { Ok(()) } else { Err(Parted) }
+    }
+}
+
+#[test]
+fn a_step_in_which_ranks_cannot_agree_moves_nothing_on_and_forgets_nothing() {
+    let (fake, together) = (Fake::new(), Rc::new(Cell::new(true)));
+    let consensus = Joined(SingleRank::default(), Rc::clone(&together));
+    let mut queues = PrefillQueues::new(fake.clone(), consensus, PrefillPolicy::Eager);
+    let sending = queues.push(1, Outgoing::new("p:1", Room::Number(1))).unwrap();
+    queues.push(2, Outgoing::new("p:1", Room::Number(2))).unwrap();
+    assert_eq!(queues.pop_waiting(|_, _| true), Some(sending));
+    fake.world(|world| world.ring = 0);
+    queues.init(sending, 2, None).unwrap();
+    queues.send_chunk(sending, pages([7, 6])).unwrap();
+    fake.world(|world| world.ring = usize::MAX);
+    together.set(false);
+    fake.set(2, KvPoll::Failed, true);
+    assert_eq!(queues.step(fake.changes()), Err(Parted));
+    fake.at(1, |session| assert_eq!(session.calls, []));
+    assert_eq!((queues.newly_failed().len(), queues.counts().waiting), (0, 1));
+    together.set(true);
+    queues.step(fake.changes()).unwrap();
+    fake.at(1, |session| assert_eq!(session.calls, [Call::Init(2), Call::Pages(vec![7, 6])]));
+    assert_eq!((queues.newly_failed().len(), queues.counts().waiting), (1, 0));
 }

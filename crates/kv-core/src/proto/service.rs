@@ -1,0 +1,45 @@
+//! The machine of the KV cache as a worker drives it.
+
+use bytes::Bytes;
+
+use super::io::{Input, Output};
+use super::node::Node;
+use crate::command::{Command, Resource};
+use crate::error::TransferError;
+use crate::machine::Machine;
+use crate::poll::KvPoll;
+use crate::quarantine::Quarantine;
+use crate::time::Time;
+use crate::wire::hello_metadata;
+
+impl Machine for Node {
+    type Command = Command;
+    type Status = KvPoll;
+    type Resource = Resource;
+    type Failure = TransferError;
+    type Quarantine = Quarantine;
+
+    fn handle(&mut self, now: Time, input: Input) {
+        Node::handle(self, now, input);
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        Node::poll_output(self)
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        Node::next_timeout(self)
+    }
+
+    fn leased(&self) -> usize {
+        self.pages_leased()
+    }
+
+    fn quarantine(&self) -> Vec<Quarantine> {
+        Node::quarantine(self)
+    }
+
+    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
+        hello_metadata(frame)
+    }
+}

@@ -1,0 +1,108 @@
+//! Who gets pages next: retracted requests first, then new ones, each only if the first in line fits.
+
+use kv_core::{Groups, KvManager};
+
+use super::DecodeQueues;
+use super::cache::Place;
+use super::entry::{Retracted, Stage};
+use super::types::{Blocked, Origin, Ready, Shortage};
+use crate::allocator::PageAllocator;
+use crate::consensus::{RankConsensus, RequestKey};
+use crate::queue::admission::Load;
+use crate::queue::gate::AuxMemory;
+
+impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, A> {
+    /// Gives pages to whoever is first in line, for as long as they fit: retracted requests, then
+    /// new ones.
+    pub(super) fn admit(&mut self, aux: &mut impl AuxMemory<R>) {
+        self.blocked = loop {
+            let step = if self.retracted.len() > 0 { self.resume_first() } else { self.admit_first(aux) };
+            match step {
+                Admission::Admitted => {}
+                Admission::Blocked(blocked) => break Some(blocked),
+                Admission::Nobody => break None,
+            }
+        };
+    }
+
+    fn load(&self) -> Load {
+        Load {
+            available: self.cache.available(),
+            active: self.transfers + self.waiting.len() + self.running.len(),
+            running_pages: self.cache.at(Place::Server),
+        }
+    }
+
+    fn resume_first(&mut self) -> Admission {
+        let Some((key, retracted)) = self.retracted.front() else { return Admission::Nobody };
+        let missing = self.rule.missing_to_resume(retracted.pages, &self.load());
+        if missing > 0 {
+            return blocked(key, Shortage::Pages(missing));
+        }
+        let Some(pages) = self.cache.allocate(retracted.pages, Place::Held) else {
+            return blocked(key, Shortage::Pages(1));
+        };
+        if let Some((key, Retracted { request, priority, .. })) = self.retracted.pop() {
+            let (groups, skipped, origin) = (Groups::none(), Vec::new(), Origin::Retracted);
+            self.arrive(priority, Ready { key, request, pages, groups, skipped, origin });
+        }
+        Admission::Admitted
+    }
+
+    fn admit_first(&mut self, aux: &mut impl AuxMemory<R>) -> Admission {
+        if self.desk.stopped.is_some() {
+            return Admission::Nobody;
+        }
+        let Some((key, ())) = self.ready.front() else { return Admission::Nobody };
+        let load = self.load();
+        let Some(entry) = self.entries.get_mut(&key) else {
+            self.ready.pop();
+            return Admission::Admitted;
+        };
+        let missing = self.rule.missing(&entry.demand, &load);
+        if missing > 0 {
+            return blocked(key, Shortage::Pages(missing));
+        }
+        let row = match self.aux_rows.capacity() {
+            0 => None,
+            _ => match self.aux_rows.take() {
+                Some(row) => Some(row),
+                None => return blocked(key, Shortage::AuxRow),
+            },
+        };
+        let Some(pages) = self.cache.allocate(entry.demand.pages, Place::Held) else {
+            self.free_row(row);
+            return blocked(key, Shortage::Pages(1));
+        };
+        let given = pages.len();
+        let Some(groups) = aux.take_groups(&mut entry.request) else {
+            self.cache.give_back(pages, given, Place::Held);
+            self.free_row(row);
+            return blocked(key, Shortage::Groups);
+        };
+        if let Some(row) = row {
+            aux.clear(row);
+        }
+        self.ready.pop();
+        self.transfers += 1;
+        let groups = Some(groups).filter(|groups| !groups.is_empty());
+        entry.stage = Stage::Transfer { pages: given, row, init: Some(pages), groups, passed: false };
+        match entry.flush() {
+            Some(given) => self.cache.shift(given, Place::Held, Place::Transfer),
+            None => self.desk.enqueue(key),
+        }
+        Admission::Admitted
+    }
+}
+
+/// What became of the first in line.
+enum Admission {
+    Admitted,
+    Blocked(Blocked),
+    /// There is none, or none may be let in.
+    Nobody,
+}
+
+fn blocked(key: RequestKey, shortage: Shortage) -> Admission {
+    Admission::Blocked(Blocked { key, shortage })
+}

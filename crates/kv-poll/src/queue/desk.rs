@@ -1,0 +1,157 @@
+//! What prefill and decode queues do alike: open sessions, agree with other ranks, retry what a full ring
+//! refused, and take pages out of ended sessions.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use kv_core::{KvManager, KvPoll, KvSession, OpenError, Reclaimed, Room, SessionId};
+
+use super::error::{PushError, PushRefusal, RequestError};
+use super::quarantine::{QuarantineRule, Stopped};
+use crate::consensus::{Agreed, RankConsensus, RequestKey, RoomBusy, Standing};
+use crate::kv::Change;
+
+/// What a rank proposes for a request whose session it could not open.
+const CANNOT_SERVE: Standing = Standing { poll: KvPoll::Failed, reclaimable: true };
+
+/// The sessions of a queue's requests, and this rank's place in the agreement.
+pub(super) struct Desk<M, C> {
+    pub(super) manager: M,
+    pub(super) rule: QuarantineRule,
+    pub(super) stopped: Option<Stopped>,
+    consensus: C,
+    sessions: BTreeMap<SessionId, RequestKey>,
+    rooms: BTreeSet<Room>,
+    /// Requests with something that the worker's ring had no room for, oldest first.
+    backlog: VecDeque<RequestKey>,
+    /// Requests whose session should have given its pages back, and did not.
+    unreclaimed: Vec<RequestKey>,
+    agreed: Vec<Agreed>,
+    next_key: u64,
+}
+
+impl<M: KvManager, C: RankConsensus> Desk<M, C> {
+    pub(super) fn new(manager: M, consensus: C, rule: QuarantineRule) -> Desk<M, C> {
+        Desk {
+            manager,
+            rule,
+            stopped: None,
+            consensus,
+            sessions: BTreeMap::new(),
+            rooms: BTreeSet::new(),
+            backlog: VecDeque::new(),
+            unreclaimed: Vec::new(),
+            agreed: Vec::new(),
+            next_key: 0,
+        }
+    }
+
+    /// Enters a request into the agreement, unless one of the queue's live requests holds the room, and
+    /// opens its session.
+    pub(super) fn open<R, S: KvSession>(
+        &mut self,
+        request: R,
+        room: Room,
+        open: impl FnOnce(&M, Room) -> Result<S, OpenError>,
+    ) -> Result<(RequestKey, R, S), PushError<R>> {
+        let key = RequestKey(self.next_key);
+        let entered = match self.rooms.contains(&room) {
+            true => Err(RoomBusy { room: room.clone() }),
+            false => self.consensus.join(key, &room),
+        };
+        if let Err(busy) = entered {
+            return Err(PushError { request, reason: busy.into() });
+        }
+        self.next_key += 1;
+        match open(&self.manager, room.clone()) {
+            Ok(session) => {
+                self.sessions.insert(session.id(), key);
+                self.rooms.insert(room);
+                Ok((key, request, session))
+            }
+            Err(error) => {
+                self.consensus.propose(key, CANNOT_SERVE);
+                Err(PushError { request, reason: PushRefusal::Open(error) })
+            }
+        }
+    }
+
+    /// Proposes what sessions report, as `observe` sees it, and exchanges it with the other ranks: what has
+    /// newly been agreed. `observe` says nothing of requests that it does not know.
+    pub(super) fn agree(
+        &mut self,
+        changes: impl IntoIterator<Item = Change>,
+        mut observe: impl FnMut(RequestKey, KvPoll) -> Option<KvPoll>,
+    ) -> Result<Vec<Agreed>, C::Error> {
+        for Change { session, poll, reclaimable } in changes {
+            let Some(&key) = self.sessions.get(&session) else { continue };
+            if let Some(poll) = observe(key, poll) {
+                self.consensus.propose(key, Standing { poll, reclaimable });
+            }
+        }
+        // Whatever was agreed before an error is kept for the next step.
+        self.consensus.agree(&mut self.agreed)?;
+        Ok(std::mem::take(&mut self.agreed))
+    }
+
+    /// True if other ranks must have the same pages free in the same step.
+    pub(super) fn is_lock_step(&self) -> bool {
+        self.consensus.is_lock_step()
+    }
+
+    /// The room may be used again.
+    pub(super) fn leave(&mut self, room: &Room) {
+        self.rooms.remove(room);
+    }
+
+    /// Takes everything out of an ended session; a session that still holds something is tried again at
+    /// the next step.
+    pub(super) fn reclaim<S: KvSession>(&mut self, key: RequestKey, session: S) -> Result<Reclaimed, S> {
+        let id = session.id();
+        match session.reclaim_all() {
+            Ok(reclaimed) => {
+                self.sessions.remove(&id);
+                Ok(reclaimed)
+            }
+            Err(session) => {
+                self.unreclaimed.push(key);
+                Err(session)
+            }
+        }
+    }
+
+    /// The requests whose sessions are to be tried again.
+    pub(super) fn take_unreclaimed(&mut self) -> Vec<RequestKey> {
+        std::mem::take(&mut self.unreclaimed)
+    }
+
+    /// Notes that the ring had no room for something of this request.
+    pub(super) fn enqueue(&mut self, key: RequestKey) {
+        self.backlog.push_back(key);
+    }
+
+    /// Retries what the ring had no room for: `flush` says whether a request has nothing left to say. All
+    /// sessions share the ring, so the first refusal ends it.
+    pub(super) fn flush(&mut self, mut flush: impl FnMut(RequestKey) -> bool) {
+        while let Some(&key) = self.backlog.front() {
+            if !flush(key) {
+                return;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    /// Stops admission, or lets it go on. What it depends on is agreed: ranks in lock-step decide alike.
+    pub(super) fn stop_or_go(&mut self, quarantined: usize, pool: usize) {
+        let stops = self.rule.stops(quarantined, pool);
+        self.stopped = stops.then(|| Stopped { quarantined, pool, by: self.manager.quarantine() });
+    }
+}
+
+/// Why a request failed that the ranks agree has failed.
+pub(super) fn cause<S: KvSession>(session: &S, aborted: bool) -> RequestError {
+    match session.failure() {
+        Some(error) => error.into(),
+        None if aborted => RequestError::Aborted,
+        None => RequestError::OtherRank { room: session.room().clone() },
+    }
+}

@@ -1,0 +1,189 @@
+//! A small third service: a holder leases numbers to clients, and each number returns to the holder when
+//! its lease has run out. Written against public API only, and the machine against nothing but the trait
+//! [`Machine`](kv_transfer::machine::Machine), so that a worker and a simulator drive the same code.
+//!
+//! Client and holder agree on time without comparing clocks: the holder says how long a lease lasts from
+//! its answer on, and the client counts that from the moment of the question that is answered, which was earlier.
+
+pub mod machine;
+pub mod wire;
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_transfer::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
+use kv_transfer::{Fence, FenceError, SessionId};
+
+/// What handles ask of the machine.
+#[derive(Debug)]
+pub enum Command {
+    /// Opens the session of a holder, which lends its numbers to it.
+    Hold {
+        session: SessionId,
+        numbers: Vec<u64>,
+        lease: Duration,
+    },
+    /// Opens the session of a client. Nothing is asked before [`Command::Ask`].
+    Open {
+        session: SessionId,
+    },
+    /// Asks the worker with this transport metadata for a number, once the event has passed.
+    Ask {
+        session: SessionId,
+        holder: Bytes,
+        slot: Slot,
+        within: Duration,
+        ready: Option<Box<dyn Fence>>,
+    },
+    /// Stands for a question whose event will never pass.
+    NotReady {
+        session: SessionId,
+        slot: Slot,
+        error: FenceError,
+    },
+    Abort {
+        session: SessionId,
+    },
+    Shutdown,
+}
+
+/// Where a client gets its number: empty when lent, filled when it comes back after success.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Slot(pub Option<u64>);
+
+/// What is lent to a session.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Resource {
+    Numbers(Vec<u64>),
+    Slot(Slot),
+}
+
+/// The states of a session; a holder's session is `Open` until it is aborted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Status {
+    Failed,
+    Waiting,
+    Open,
+    Over,
+}
+
+/// Why a session failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    Aborted,
+    /// The holder had no free number, or was not heard of, for so long.
+    NoNumber(Duration),
+    /// The lease had run out before its number arrived.
+    TooLate,
+    HolderGone,
+    NotReady(FenceError),
+    Stopped,
+}
+
+/// Numbers of a holder that has closed, and that clients may still use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leased {
+    pub numbers: usize,
+}
+
+impl SessionCommand for Command {
+    type Resource = Resource;
+
+    fn abort(session: SessionId) -> Command {
+        Command::Abort { session }
+    }
+
+    fn shutdown() -> Command {
+        Command::Shutdown
+    }
+
+    fn address(&mut self, to: SessionId) -> bool {
+        match self {
+            Command::Ask { session, .. } | Command::NotReady { session, .. } | Command::Abort { session } => {
+                *session = to;
+                true
+            }
+            Command::Hold { .. } | Command::Open { .. } | Command::Shutdown => false,
+        }
+    }
+
+    fn lends(&self) -> Option<Amounts> {
+        match self {
+            Command::Hold { numbers, .. } => Some(Amounts::of(0, numbers.len())),
+            Command::Ask { .. } | Command::NotReady { .. } => Some(Amounts::of(1, 1)),
+            _ => None,
+        }
+    }
+
+    fn into_resource(self) -> Option<Resource> {
+        match self {
+            Command::Hold { numbers, .. } => Some(Resource::Numbers(numbers)),
+            Command::Ask { slot, .. } | Command::NotReady { slot, .. } => Some(Resource::Slot(slot)),
+            _ => None,
+        }
+    }
+
+    fn take_ready(&mut self) -> Option<Box<dyn Fence>> {
+        match self {
+            Command::Ask { ready, .. } => ready.take(),
+            _ => None,
+        }
+    }
+
+    fn not_ready(self, error: FenceError) -> Command {
+        match self {
+            Command::Ask { session, slot, .. } => Command::NotReady { session, slot, error },
+            command => command,
+        }
+    }
+}
+
+impl SessionResource for Resource {
+    const KINDS: &'static [&'static str] = &["numbers", "slots"];
+
+    fn amounts(&self) -> Amounts {
+        match self {
+            Resource::Numbers(numbers) => Amounts::of(0, numbers.len()),
+            Resource::Slot(_) => Amounts::of(1, 1),
+        }
+    }
+}
+
+impl SessionStatus for Status {
+    const OPENED: Status = Status::Waiting;
+    const FAILED: Status = Status::Failed;
+
+    fn is_terminal(self) -> bool {
+        matches!(self, Status::Failed | Status::Over)
+    }
+
+    fn to_u8(self) -> u8 {
+        self as u8
+    }
+
+    fn from_u8(number: u8) -> Option<Status> {
+        [Status::Failed, Status::Waiting, Status::Open, Status::Over].get(usize::from(number)).copied()
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Aborted => f.write_str("aborted"),
+            Failure::NoNumber(within) => write!(f, "no number within {within:?}"),
+            Failure::TooLate => f.write_str("the lease had run out before its number arrived"),
+            Failure::HolderGone => f.write_str("the holder is gone"),
+            Failure::NotReady(error) => write!(f, "its event will never pass: {error}"),
+            Failure::Stopped => f.write_str("the worker stops"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}

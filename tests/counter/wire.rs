@@ -1,0 +1,62 @@
+//! The two messages of the service.
+
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+/// What a holder and a client say to each other.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Message {
+    /// A client wants a number. Repeated until it is answered; the holder knows repetitions by the
+    /// question. `asked` is for the client alone: the holder sends it back as it is.
+    Ask { question: u64, asked: u64, metadata: Bytes },
+    /// A holder leases a number for so long from now.
+    Leased { question: u64, asked: u64, number: u64, lasts: Duration },
+}
+
+const ASK: u8 = 1;
+const LEASED: u8 = 2;
+
+impl Message {
+    pub fn encode(&self) -> Bytes {
+        let mut frame = BytesMut::new();
+        match self {
+            Message::Ask { question, asked, metadata } => {
+                frame.put_u8(ASK);
+                frame.put_u64(*question);
+                frame.put_u64(*asked);
+                frame.put_slice(metadata);
+            }
+            Message::Leased { question, asked, number, lasts } => {
+                frame.put_u8(LEASED);
+                frame.put_u64(*question);
+                frame.put_u64(*asked);
+                frame.put_u64(*number);
+                frame.put_u64(u64::try_from(lasts.as_nanos()).unwrap_or(u64::MAX));
+            }
+        }
+        frame.freeze()
+    }
+
+    /// `None` for what is no message.
+    pub fn decode(frame: &[u8]) -> Option<Message> {
+        let (kind, rest) = frame.split_first()?;
+        let (question, rest) = number(rest)?;
+        let (asked, rest) = number(rest)?;
+        match *kind {
+            ASK => Some(Message::Ask { question, asked, metadata: Bytes::copy_from_slice(rest) }),
+            LEASED => {
+                let (number_leased, rest) = number(rest)?;
+                let (nanos, rest) = number(rest)?;
+                let lasts = Duration::from_nanos(nanos);
+                rest.is_empty().then_some(Message::Leased { question, asked, number: number_leased, lasts })
+            }
+            _ => None,
+        }
+    }
+}
+
+fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    Some((u64::from_be_bytes(*number), rest))
+}
