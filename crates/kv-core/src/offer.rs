@@ -9,10 +9,10 @@ use std::ops::RangeInclusive;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{MAX_REGIONS, Parallel};
+use crate::args::{MAX_REGIONS, MemoryKind, Parallel, RegionRole};
 use crate::error::Mismatch;
 use crate::id::{Incarnation, WorkerId};
-use crate::layout::{Geometry, GeometryError, Layout, RegionShape};
+use crate::layout::{Geometry, GeometryError, Holds, Layout, RegionShape};
 use crate::meter::each;
 use crate::record::{RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerRole};
 use crate::wire::VERSIONS;
@@ -168,7 +168,8 @@ impl RankRecord {
 }
 
 impl ServiceOffer {
-    /// The KV service over a cache of this geometry. The parallel groups are those of the record.
+    /// The KV service over a cache of this geometry. The parallel groups are those of the record. About
+    /// 1900 regions fit into an offer; [`RankRecord::check`] refuses more.
     pub fn kv(geometry: &Geometry) -> Result<ServiceOffer, RecordError> {
         let encoding = |_| RecordError::Encoding { service: KV_SERVICE };
         let data = rmp_serde::to_vec_named(&KvData::of(geometry)).map_err(encoding)?;
@@ -197,16 +198,6 @@ pub enum KvDataError {
     /// The bytes are not a msgpack map with the fields of a cache.
     #[error("the data of the KV offer are not a description of a cache")]
     Form,
-    /// A region with a shape that is not in the list of shapes.
-    #[error("regions[{region}] has shape {got}, but there are {shapes} shapes")]
-    Shape {
-        /// Position in the list of regions.
-        region: usize,
-        /// The shape's number.
-        got: u16,
-        /// How many shapes there are.
-        shapes: usize,
-    },
     /// More regions than a worker may have.
     #[error("the KV offer has {got} regions; at most {max} are allowed")]
     Regions {
@@ -220,8 +211,7 @@ pub enum KvDataError {
     Geometry(#[from] GeometryError),
 }
 
-/// A geometry without the parallel groups. Regions are alike but for their layers, so that a shape is
-/// written once, and a cache of 4096 regions fits into an offer. A field that is not known is skipped.
+/// A geometry without the parallel groups. A field that is not known is skipped.
 #[derive(Serialize, Deserialize)]
 struct KvData {
     num_pages: u32,
@@ -233,42 +223,42 @@ struct KvData {
     model: String,
     #[serde(default)]
     layout: Layout,
-    /// The shapes of the regions, without their layers.
-    shapes: Vec<RegionShape>,
-    /// Each region's shape and first layer.
-    regions: Vec<(u16, Option<u32>)>,
+    /// About 30 bytes each. What a later version adds to a region stands in a list of its own.
+    regions: Vec<RegionData>,
 }
+
+/// The fields of a [`RegionShape`], in order, without their names.
+type RegionData = (RegionRole, u64, u64, MemoryKind, Option<u32>, u32, Holds, u16);
 
 impl KvData {
     fn of(geometry: &Geometry) -> KvData {
-        let mut shapes: Vec<RegionShape> = Vec::new();
-        let mut regions = Vec::with_capacity(geometry.regions.len());
-        for region in each(&geometry.regions) {
-            let shape = RegionShape { layer: None, ..region.clone() };
-            let known = shapes.iter().position(|known| *known == shape);
-            let number = known.unwrap_or_else(|| {
-                shapes.push(shape);
-                shapes.len() - 1
-            });
-            regions.push((u16::try_from(number).unwrap_or(u16::MAX), region.layer));
-        }
+        let regions = each(&geometry.regions).map(|region| {
+            let RegionShape { role, len, item_len, memory, layer, layers, holds, group } = *region;
+            (role, len, item_len, memory, layer, layers, holds, group)
+        });
         let Geometry { num_pages, page_size, kv_heads, head_dim, .. } = *geometry;
         let (dtype, model, layout) =
             (geometry.dtype.clone(), geometry.model.clone(), geometry.layout.clone());
-        KvData { num_pages, page_size, dtype, kv_heads, head_dim, model, layout, shapes, regions }
+        let regions = regions.collect();
+        KvData { num_pages, page_size, dtype, kv_heads, head_dim, model, layout, regions }
     }
 
     fn geometry(self, parallel: Parallel) -> Result<Geometry, KvDataError> {
-        let KvData { num_pages, page_size, dtype, kv_heads, head_dim, model, layout, shapes, regions } = self;
+        let KvData { num_pages, page_size, dtype, kv_heads, head_dim, model, layout, regions } = self;
         if regions.len() > MAX_REGIONS {
             return Err(KvDataError::Regions { got: regions.len(), max: MAX_REGIONS });
         }
-        let shaped = each(regions).enumerate().map(|(region, (got, layer))| {
-            let shape = shapes.get(usize::from(got)).cloned();
-            let shape = shape.ok_or(KvDataError::Shape { region, got, shapes: shapes.len() })?;
-            Ok(RegionShape { layer, ..shape })
-        });
-        let regions = shaped.collect::<Result<Vec<RegionShape>, KvDataError>>()?;
+        let shape = |(role, len, item_len, memory, layer, layers, holds, group): RegionData| RegionShape {
+            role,
+            len,
+            item_len,
+            memory,
+            layer,
+            layers,
+            holds,
+            group,
+        };
+        let regions = each(regions).map(shape).collect();
         Ok(Geometry { num_pages, page_size, dtype, kv_heads, head_dim, model, parallel, regions, layout })
     }
 }

@@ -1,5 +1,6 @@
 //! Errors: one enum per concern, and what the caller can do about each.
 
+mod args;
 mod arguments;
 mod bootstrap;
 mod cause;
@@ -8,7 +9,8 @@ mod peer;
 mod remedy;
 mod transfer;
 
-pub use arguments::{ArgsError, IdError, PagesError};
+pub use args::ArgsError;
+pub use arguments::{IdError, PagesError};
 pub use bootstrap::BootstrapError;
 pub use cause::{Cause, Obstacle};
 pub use open::{Backpressure, OpenError};

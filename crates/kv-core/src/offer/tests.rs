@@ -1,7 +1,6 @@
 use super::*;
-use crate::args::{KvArgs, Region, RegionRole};
+use crate::args::{KvArgs, Region};
 use crate::id::EngineId;
-use crate::layout::Holds;
 
 fn transport(name: &str, version: u16) -> TransportOffer {
     TransportOffer { name: name.to_owned(), version, metadata: Bytes::from(format!("{name} {version}")) }
@@ -98,11 +97,25 @@ fn cache(layers: u32, spread: bool) -> Geometry {
 
 #[test]
 fn a_geometry_comes_back_from_its_offer_however_many_regions_it_has() {
-    for geometry in [cache(1, false), cache(3, true), cache(2048, false), cache(2048, true)] {
+    for geometry in [cache(1, false), cache(3, true), cache(900, false), cache(900, true)] {
         let offer = ServiceOffer::kv(&geometry).unwrap();
         assert!(offer.data.len() <= crate::record::MAX_OFFER_BYTES, "{} bytes", offer.data.len());
         assert_eq!(offer.geometry(geometry.parallel), Ok(geometry));
     }
+}
+
+#[test]
+fn a_cache_with_too_many_regions_for_a_record_is_refused_by_field() {
+    let mut geometry = cache(1, false);
+    geometry.regions = vec![geometry.regions[0].clone(); MAX_REGIONS];
+    let worker = WorkerId { engine: EngineId::new("p").unwrap(), rank: 0 };
+    let (who, way) = ((worker, Incarnation::from_random(1)), ("nixl", Bytes::new()));
+    let refused = RankRecord::serving_kv(who, WorkerRole::Prefill, way, &geometry).unwrap_err();
+    let max = crate::record::MAX_OFFER_BYTES as u64;
+    assert!(
+        matches!(refused, RecordError::Range { field: "offers.data (bytes)", got, max: most, .. } if got > max && most == max),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -139,11 +152,7 @@ fn fields_of_a_later_version_are_skipped_and_malformed_data_are_typed_errors() {
     let later = with(rmp_serde::to_vec_named(&later).unwrap());
     assert_eq!(later.geometry(Parallel::default()), Ok(geometry.clone()));
 
-    assert_eq!(
-        encoded(|data| data.regions[1].0 = 2),
-        Err(KvDataError::Shape { region: 1, got: 2, shapes: 2 })
-    );
-    let many = encoded(|data| data.regions = vec![(0, None); MAX_REGIONS + 1]);
+    let many = encoded(|data| data.regions = vec![data.regions[0]; MAX_REGIONS + 1]);
     assert_eq!(many, Err(KvDataError::Regions { got: MAX_REGIONS + 1, max: MAX_REGIONS }));
     assert!(matches!(encoded(|data| data.page_size = 0), Err(KvDataError::Geometry(_))));
     for garbage in [&b""[..], b"\xc1", &[0x91; 4096], b"\xdf\xff\xff\xff\xff"] {

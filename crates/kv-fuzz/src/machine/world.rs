@@ -9,7 +9,8 @@ use kv_core::wire::{Body, Frame, Link};
 use kv_core::{
     AuxIndex, BootstrapError, ChunkId, Directions, FenceError, FinalLayers, Geometry, GrantRef, GroupItems,
     Groups, Incarnation, KvPoll, Lease, LookupId, Origin, PageList, Pages, PeerId, PlaneError, Post,
-    RankRecord, SessionId, SessionOptions, Time, TransferMode, WayEnd, WorkerRole, WriteFence,
+    RankRecord, ServiceOffer, SessionId, SessionOptions, TRANSPORT_VERSION, Time, TransferMode,
+    TransportOffer, WayEnd, WorkerRole, WriteFence,
 };
 
 use super::cost::{Moment, Paid};
@@ -398,8 +399,11 @@ impl<'a> World<'a> {
             };
             let incarnation = Incarnation::from_random(peer.incarnation + 64 * (at as u64 / 4));
             let metadata = peer.metadata(0);
-            let (who, way) = ((worker, incarnation), ("test", metadata));
-            ranks.extend(RankRecord::serving_kv(who, WorkerRole::Prefill, way, &geometry));
+            // Larger than a registry would take, too.
+            let transport = TransportOffer { name: "test".to_owned(), version: TRANSPORT_VERSION, metadata };
+            let (role, parallel) = (WorkerRole::Prefill, geometry.parallel);
+            let (transports, offers) = (vec![transport], ServiceOffer::kv(&geometry).into_iter().collect());
+            ranks.push(RankRecord { worker, incarnation, role, parallel, transports, offers });
         }
         // About as large as the JSON of the answer.
         let data = |rank: &RankRecord| rank.offers.iter().map(|offer| offer.data.len()).sum::<usize>();
