@@ -7,6 +7,7 @@
 
 use crate::error::{Cause, PagesError};
 use crate::groups::{GroupItems, GroupList, GroupLists, Groups};
+use crate::id::AuxIndex;
 use crate::layout::Geometry;
 use crate::meter::each;
 use crate::plan::{Plan, RegionMap, Side};
@@ -108,3 +109,11 @@ pub(super) fn check_peer_groups(groups: &GroupLists, items: &[u32]) -> Result<()
 }
 
 impl Node {}
+
+/// Checks an aux row against the number of rows.
+pub(super) fn check_aux(aux: Option<AuxIndex>, rows: u32) -> Option<Cause> {
+    match aux {
+        Some(AuxIndex(index)) if index >= rows => Some(Cause::BadAux { index, rows }),
+        _ => None,
+    }
+}

@@ -3,7 +3,6 @@
 use crate::error::Cause;
 use crate::groups::Groups;
 use crate::id::SessionId;
-
 use crate::meter::each;
 use crate::plan::Side;
 use crate::poll::KvPoll;

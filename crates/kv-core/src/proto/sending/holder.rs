@@ -25,7 +25,6 @@ use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::proto::context::Context;
 use crate::proto::conversation::{Incoming, MAX_ASKED, MAX_RUNS, Registration, Wish, millis};
-
 use crate::proto::rendezvous::Named;
 use crate::proto::run_set;
 use crate::proto::run_set::is_rising;

@@ -11,7 +11,6 @@ use crate::plane::{Desc, Op, PlaneError, Post};
 use crate::proto::context::Context;
 use crate::proto::conversation::Peer;
 use crate::proto::io::Output;
-
 use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::sending::chunks::{Chunk, Final};
 use crate::proto::sending::{Sending, Target};

@@ -1,0 +1,228 @@
+//! A receiving session begins: its sources are found and met, and its pages are given.
+
+use crate::error::Cause;
+use crate::id::{AuxIndex, PeerId, Room, SessionId};
+use crate::lease::TransferMode;
+use crate::meter::each;
+use crate::pages::Pages;
+use crate::plane::Directions;
+use crate::poll::KvPoll;
+use crate::proto::context::Context;
+use crate::proto::conversation::{Peer, of_life};
+use crate::proto::groups::check_aux;
+use crate::proto::io::LONGEST;
+use crate::proto::receiving::{ReceiveSession, Receiving, Source, SourceState};
+use crate::proto::rendezvous::Named;
+use crate::proto::run_set::RunSet;
+use crate::proto::timer::Timer;
+use crate::record::WorkerRole;
+use crate::session_options::SessionOptions;
+
+impl Receiving {
+    pub(in crate::proto) fn open_receiver(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        room: Room,
+        addr: String,
+        options: SessionOptions,
+    ) {
+        let deadline = options.deadline.unwrap_or(cx.config.timing.session_deadline).min(LONGEST);
+        let role = options.source.unwrap_or(WorkerRole::Prefill);
+        let question = cx.lookups.question(&addr, role, &room, options.prefill_dp_rank);
+        let mode = options.mode.unwrap_or(cx.config.args.transfer_mode());
+        let geometry = cx.config.args.geometry();
+        let dealt = options.tokens.filter(|_| geometry.layout.context_size > 1);
+        let receiver = ReceiveSession {
+            room,
+            deadline,
+            opened: cx.fx.now(),
+            poll: KvPoll::Bootstrapping,
+            mode,
+            pulls: mode == TransferMode::Pull,
+            grants: options.grants,
+            question,
+            given: None,
+            groups: None,
+            unheld: Vec::new(),
+            prefix: options.prefix_pages,
+            whole: dealt.map(|tokens| geometry.own_pages_of(tokens)),
+            sources: Vec::new(),
+            repeats: 0,
+            failure: None,
+        };
+        self.sessions.insert(session, receiver);
+        cx.fx.status(session, KvPoll::Bootstrapping, None);
+        if cx.stopping {
+            return self.fail_receiver(cx, session, Cause::WorkerStopped);
+        }
+        cx.fx.arm(Timer::Deadline(session), cx.fx.now() + deadline);
+        if let Some(cause) = self.note_receiver(cx, session) {
+            return self.fail_receiver(cx, session, cause);
+        }
+        self.find_sources(cx, session);
+    }
+
+    /// Notes the room of a receiver of an engine that adds suffixes. If another one is open whose id differs
+    /// in nothing but the suffix, the other side could take the one for the other: that is the cause.
+    pub(super) fn note_receiver(&mut self, cx: &mut Context, session: SessionId) -> Option<Cause> {
+        if !cx.config.args.suffixes_requests() {
+            return None;
+        }
+        let named = Named::new(self.sessions.get(&session)?.room.clone(), true);
+        let open = &mut cx.rendezvous.receivers;
+        let other = match open.find(&named) {
+            Ok(found) => found.and_then(|other| self.sessions.get(&other)).map(|other| other.room.clone()),
+            Err((one, _)) => Some(one),
+        };
+        open.insert(&named, session);
+        let room = named.room;
+        other.filter(|other| *other != room).map(|other| Cause::AmbiguousRoom { room, other })
+    }
+
+    pub(super) fn take_sources(&mut self, cx: &mut Context, session: SessionId, peers: &[PeerId]) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
+        if receiver.poll.is_terminal() {
+            return;
+        }
+        for &peer in each(peers) {
+            receiver.sources.push(Source {
+                peer,
+                state: SourceState::Meeting,
+                attempt: None,
+                registered: false,
+                parts: RunSet::default(),
+                total: None,
+                skipped: Vec::new(),
+                reading: None,
+                last_news: cx.fx.now(),
+            });
+        }
+        for &id in each(peers) {
+            if let Some(peer) = cx.peers.get_mut(id) {
+                peer.outgoing_mut().wait(session);
+                cx.watch_peer(id);
+            }
+        }
+        self.source_came_up(cx, session);
+    }
+
+    /// A peer that the session waited for is up.
+    pub(in crate::proto) fn source_came_up(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
+        for source in each(&mut receiver.sources) {
+            if source.state == SourceState::Meeting
+                && cx.peers.get(source.peer).is_some_and(|peer| peer.is_up())
+            {
+                source.state = SourceState::Met;
+            }
+        }
+        let met = each(receiver.sources.iter()).filter(|source| source.state == SourceState::Met);
+        let refusal = met.filter_map(|source| cx.peers.get(source.peer)?.refuses().cloned()).next();
+        if let Some(cause) = refusal {
+            return self.fail_receiver(cx, session, cause);
+        }
+        if receiver.poll != KvPoll::Bootstrapping || !receiver.all(SourceState::Met) {
+            return;
+        }
+        receiver.poll = KvPoll::WaitingForInput;
+        if receiver.mode == TransferMode::Auto {
+            let ways = each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
+            let good = ways.fold(Directions::BOTH, |good, peer| good.and(peer.directions()));
+            // A reference is a sender's that waits for nobody: reading needs no registration first.
+            receiver.pulls = good.read && (!receiver.grants.is_empty() || !good.write);
+        }
+        let pulls = receiver.pulls;
+        cx.fx.status(session, KvPoll::WaitingForInput, None);
+        if pulls {
+            if let Some(cause) = self.check_grants(cx, session) {
+                return self.fail_receiver(cx, session, cause);
+            }
+            // The sender's pages are claimed at once: their lease is kept alive from now on, however
+            // long the request waits for pages of its own.
+            self.open_attempts(cx, session);
+            self.say_registrations(cx, session);
+        }
+        self.register(cx, session);
+    }
+
+    pub(in crate::proto) fn init_receiver(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        pages: Pages,
+        aux: Option<AuxIndex>,
+    ) {
+        let geometry = cx.config.args.geometry();
+        let bad = pages.list().check_below(geometry.num_pages).err().map(Cause::BadPages);
+        let bad = bad.or_else(|| check_aux(aux, geometry.aux_rows().unwrap_or(0)));
+        let Some(receiver) = self.sessions.get_mut(&session) else {
+            return cx.fx.release(session, pages);
+        };
+        if receiver.poll.is_terminal() {
+            return cx.fx.release(session, pages);
+        }
+        if receiver.given.is_some() {
+            self.fail_receiver(cx, session, Cause::InitOrder);
+            return cx.fx.release(session, pages);
+        }
+        receiver.given = Some((pages, aux));
+        match bad {
+            Some(cause) => self.fail_receiver(cx, session, cause),
+            None => self.register(cx, session),
+        }
+    }
+
+    /// Registers at all sources, once pages and peers are there.
+    pub(super) fn register(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get(&session) else { return };
+        if receiver.poll != KvPoll::WaitingForInput || receiver.given.is_none() {
+            return;
+        }
+        let unheld = self.unheld_groups(cx, receiver);
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
+        receiver.unheld = unheld;
+        receiver.poll = KvPoll::Transferring;
+        let (pulls, sources) = (receiver.pulls, receiver.sources.len());
+        cx.fx.status(session, KvPoll::Transferring, None);
+        if pulls {
+            for index in each(0..sources) {
+                self.start_reading(cx, session, index);
+            }
+        } else {
+            self.open_attempts(cx, session);
+            self.say_registrations(cx, session);
+        }
+    }
+
+    pub(super) fn open_attempts(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
+        for (index, source) in each(receiver.sources.iter_mut().enumerate()) {
+            let Some(peer) = cx.peers.get_mut(source.peer) else { continue };
+            source.attempt = Some(peer.outgoing_mut().open(session, index));
+            source.state = SourceState::Open;
+            source.last_news = cx.fx.now();
+        }
+    }
+
+    /// Why the grants cannot be the sources'.
+    pub(super) fn check_grants(&self, cx: &Context, session: SessionId) -> Option<Cause> {
+        let receiver = self.sessions.get(&session)?;
+        let first = receiver.grants.first()?;
+        let sources = || each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
+        let unnamed = |peer: &&Peer| of_life(&receiver.grants, peer.incarnation()).is_none();
+        // One grant may be of any source, and the others are claimed by the room. Several name all.
+        let stale = match receiver.grants.len() {
+            1 if sources().all(|peer| unnamed(&peer)) => sources().next(),
+            1 => None,
+            _ => sources().find(unnamed),
+        };
+        if let Some(peer) = stale {
+            return Some(Cause::StaleGrant { referenced: first.incarnation, found: peer.incarnation() });
+        }
+        sources().find_map(|peer| {
+            let pages = of_life(&receiver.grants, peer.incarnation())?.pages.as_ref()?;
+            pages.check_below(peer.maps().geometry().num_pages).err().map(Cause::GrantOutOfRange)
+        })
+    }
+}

@@ -1,0 +1,67 @@
+//! Parts of a push that have arrived, as the sources tell it.
+
+use crate::error::Cause;
+use crate::groups::MAX_REQUEST_GROUPS;
+use crate::id::{Attempt, PeerId};
+use crate::meter::each;
+use crate::proto::context::Context;
+use crate::proto::receiving::{Receiving, SourceState};
+use crate::wire::{Done, Progress};
+
+/// Most parts of one attempt: a peer that claims more is lying.
+const MAX_PARTS: u32 = 1 << 22;
+/// Most gaps among the parts that have arrived.
+const MAX_PART_RUNS: usize = 1 << 16;
+
+impl Receiving {
+    pub(in crate::proto) fn on_done(&mut self, cx: &mut Context, id: PeerId, done: Done) {
+        self.parts_arrived(cx, id, done.attempt, &[(done.part, 1)], (done.total, done.skipped));
+    }
+
+    pub(in crate::proto) fn on_progress(&mut self, cx: &mut Context, id: PeerId, progress: Progress) {
+        self.parts_arrived(cx, id, progress.attempt, &progress.done, (progress.total, progress.skipped));
+    }
+
+    pub(super) fn parts_arrived(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        attempt: Attempt,
+        runs: &[(u32, u32)],
+        (total, skipped): (Option<u32>, Vec<u16>),
+    ) {
+        let now = cx.fx.now();
+        let Some((session, index, source, live)) = self.source_of(cx, id, attempt) else { return };
+        if !live || source.state != SourceState::Open || source.reading.is_some() {
+            return;
+        }
+        source.registered = true;
+        source.last_news = now;
+        if skipped.len() > MAX_REQUEST_GROUPS {
+            return self.fail_receiver(
+                cx,
+                session,
+                Cause::Protocol("more groups left out than a request has"),
+            );
+        }
+        for &(start, count) in each(runs) {
+            source.parts.insert(u64::from(start), u64::from(count));
+        }
+        let contradiction = matches!((source.total, total), (Some(before), Some(now)) if before != now);
+        source.total = source.total.or(total);
+        if total.is_some() {
+            source.skipped = skipped;
+        }
+        let bound = u64::from(source.total.unwrap_or(MAX_PARTS).min(MAX_PARTS));
+        if contradiction || source.parts.end() > bound || source.parts.runs_len() > MAX_PART_RUNS {
+            return self.fail_receiver(cx, session, Cause::Protocol("impossible part numbers"));
+        }
+        if source.total.is_some_and(|total| source.parts.len() == u64::from(total)) {
+            if let Some(cause) = self.check_skipped(cx, session, index) {
+                return self.fail_receiver(cx, session, cause);
+            }
+            self.source_over(cx, session, index);
+            self.maybe_succeed(cx, session);
+        }
+    }
+}

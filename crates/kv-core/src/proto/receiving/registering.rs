@@ -1,0 +1,97 @@
+//! What a receiving session asks of its sources, repeated until each has acknowledged it.
+
+use crate::error::Cause;
+use crate::groups::Groups;
+use crate::id::{Attempt, PeerId, SessionId};
+use crate::meter::each;
+use crate::pages::PageList;
+use crate::poll::KvPoll;
+use crate::proto::context::Context;
+use crate::proto::receiving::{Receiving, SourceState};
+use crate::proto::timer::Timer;
+use crate::wire::{Body, Register};
+
+impl Receiving {
+    /// Sends the registrations that were not acknowledged, and sets the time of the next try.
+    pub(super) fn say_registrations(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
+        let (pages, aux) = match &receiver.given {
+            Some((pages, aux)) => (pages.list().clone(), *aux),
+            None if receiver.pulls => (PageList::default(), None),
+            None => return,
+        };
+        let groups = receiver.groups.as_ref().filter(|_| !receiver.pulls).map(Groups::lists);
+        let (pulls, grants) = (receiver.pulls, receiver.grants.clone());
+        // A little longer than this side waits: its own deadline shall end it, not the peer's patience.
+        let left = receiver.deadline.saturating_sub(cx.fx.now() - receiver.opened);
+        let ttl = left + cx.config.timing.retry_first;
+        let mut frames = Vec::new();
+        for (index, source) in each(receiver.sources.iter().enumerate()) {
+            let (SourceState::Open, false, Some(attempt)) = (source.state, source.registered, source.attempt)
+            else {
+                continue;
+            };
+            let Some(peer) = cx.peers.get(source.peer) else { continue };
+            let share = peer.maps().geometry().parallel.page_range(pages.len());
+            let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
+            let register = Register {
+                attempt,
+                floor: peer.outgoing().floor(),
+                room: receiver.room.clone(),
+                pages: pages.slice(share.start, share.len()).unwrap_or_default(),
+                first: number(receiver.prefix.saturating_add(share.start)),
+                whole: number(receiver.prefix.saturating_add(pages.len())),
+                aux,
+                // The first source is the one whose row counts.
+                aux_here: index == 0,
+                ranks: peer.maps().ranks_served(),
+                ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+                groups: groups.clone().unwrap_or_default(),
+                ask: 0,
+                permit_ms: 0,
+            };
+            frames.push((source.peer, register));
+        }
+        if frames.is_empty() {
+            return;
+        }
+        receiver.repeats += 1;
+        let repeats = receiver.repeats;
+        for (peer, mut register) in each(frames) {
+            cx.watch_peer(peer);
+            let body = match pulls {
+                true => cx.claim(peer, register, &grants),
+                false => {
+                    (register.ask, register.permit_ms) = cx.permit(peer);
+                    Body::Register(register)
+                }
+            };
+            if !cx.send_long(peer, &body) {
+                // It would never arrive.
+                let cause = Cause::Protocol("pages too scattered for one frame");
+                return self.fail_receiver(cx, session, cause);
+            }
+        }
+        let pause = cx.fx.backoff(cx.config.timing.retry_first, repeats);
+        cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);
+    }
+
+    pub(in crate::proto) fn on_repeat(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(receiver) = self.sessions.get(&session) else { return };
+        match receiver.poll {
+            KvPoll::Failed => self.say_aborts(cx, session),
+            _ => {
+                self.say_registrations(cx, session);
+                self.ask_for_proof(cx, session);
+            }
+        }
+    }
+
+    pub(in crate::proto) fn on_registered(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
+        let now = cx.fx.now();
+        if let Some((_, _, source, _)) = self.source_of(cx, id, attempt) {
+            source.registered = true;
+            source.last_news = now;
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! A sending session ends: in success when every receiver has all, in failure when its receivers are told; its
+//! pages come back when no post and no lease needs them any more.
+
+use crate::error::{Cause, PeerCause, Phase, TransferError};
+use crate::id::SessionId;
+use crate::lease::TransferMode;
+use crate::meter::each;
+use crate::poll::KvPoll;
+use crate::proto::context::Context;
+use crate::proto::conversation::Incoming;
+use crate::proto::io::Output;
+use crate::proto::rendezvous::{Latecomers, Named};
+use crate::proto::sending::Sending;
+use crate::proto::timer::Timer;
+use crate::wire::{Body, Failed};
+
+impl Sending {
+    /// A post of the target has ended: is the target over, and with it the session?
+    pub(super) fn target_advanced(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
+        let failure = sender.failure.clone();
+        let Some(target) = sender.targets.get_mut(index) else { return };
+        let leased = target.fence.is_some_and(|fence| fence > cx.fx.now());
+        let held = target.reads && leased && !target.released && !target.abort_asked;
+        if target.over || target.outstanding > 0 || held {
+            return;
+        }
+        let (id, attempt) = (target.peer, target.attempt);
+        match failure {
+            Some(cause) => {
+                target.over = true;
+                let abort_asked = target.abort_asked;
+                self.attempt_failed(cx, id, attempt, cause, abort_asked);
+            }
+            None => match target.total {
+                Some(total) if target.done.len() == u64::from(total) => {
+                    target.over = true;
+                    if let Some(peer) = cx.peers.get_mut(id)
+                        && !peer.incoming().is_closed(attempt)
+                    {
+                        let skipped = target.skipped.clone();
+                        peer.incoming_mut().insert(attempt, Incoming::Served { total, skipped });
+                    }
+                }
+                _ => return,
+            },
+        }
+        self.maybe_end_sender(cx, session);
+    }
+
+    pub(super) fn maybe_end_sender(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
+        if !each(sender.targets.iter()).all(|target| target.over) {
+            return;
+        }
+        if sender.poll != KvPoll::Failed {
+            if sender.lacks_receivers() {
+                return;
+            }
+            sender.poll = KvPoll::Success;
+            cx.fx.status(session, KvPoll::Success, None);
+        }
+        cx.fx.cancel(Timer::Deadline(session));
+        cx.fx.cancel(Timer::Lease(session));
+        let Some(sender) = self.sessions.remove(&session) else { return };
+        self.pages_leased -= sender.pages_leased();
+        if sender.mode != TransferMode::Push {
+            let consumed = PeerCause::GrantConsumed { nonce: session.0 };
+            let max = cx.config.limits.max_ended_grants;
+            self.ended_grants.insert(session, sender.failure.unwrap_or(consumed), max);
+        }
+        for chunk in each(sender.chunks) {
+            cx.fx.release(session, chunk.pages);
+        }
+        if let Some(groups) = sender.groups {
+            cx.fx.release_groups(session, groups, Vec::new());
+        }
+    }
+
+    pub(in crate::proto) fn fail_sender(&mut self, cx: &mut Context, session: SessionId, cause: Cause) {
+        self.fail_sender_of(cx, session, cause, 0);
+    }
+
+    /// Fails a sender; `gone` of its missing receivers will never come.
+    pub(super) fn fail_sender_of(&mut self, cx: &mut Context, session: SessionId, cause: Cause, gone: usize) {
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
+        if sender.poll.is_terminal() {
+            return;
+        }
+        sender.poll = KvPoll::Failed;
+        // Not leased any more, but in quarantine.
+        self.pages_leased -= sender.pages_leased();
+        let told = cause.for_peer();
+        sender.failure = Some(told.clone());
+        let missing = sender.receivers.saturating_sub(sender.met());
+        let phase = if missing > 0 { Phase::Rendezvous } else { Phase::Transfer };
+        let peer = sender.targets.first().and_then(|target| cx.peers.get(target.peer));
+        let peer = peer.map(|peer| peer.worker().clone());
+        let failure = TransferError { room: sender.named.room.clone(), peer, phase, cause };
+        let named = sender.named.clone();
+        let granted = sender.pinned_until.is_some();
+        let loud = each(sender.targets.iter()).filter(|target| {
+            (target.outstanding > 0 || target.reads && granted) && !target.abort_asked && !target.over
+        });
+        let loud: Vec<_> = loud.map(|target| (target.peer, target.attempt)).collect();
+        let (targets, learns) = (sender.targets.len(), sender.learns);
+
+        cx.fx.cancel(Timer::Deadline(session));
+        cx.rendezvous.senders.remove(&named, session);
+        // A scheduler that did not say how many come leaves it to the first to say.
+        let latecomers = match learns && targets == 0 {
+            true => Latecomers::AllBut(gone),
+            false => Latecomers::Left(missing.saturating_sub(gone)),
+        };
+        self.remember_failed_sender(cx, named, &told, latecomers);
+        cx.fx.status(session, KvPoll::Failed, Some(failure));
+        for (peer, attempt) in each(loud) {
+            cx.send(peer, Body::Failed(Failed { attempt, cause: told.clone(), quiet: false }));
+        }
+        cx.posts.leave(session);
+        for post in each(cx.posts.of(session)) {
+            cx.fx.output(Output::Cancel { post });
+        }
+        self.fence_readers(cx, session);
+        for index in each(0..targets) {
+            self.target_advanced(cx, session, index);
+        }
+        self.maybe_end_sender(cx, session);
+    }
+
+    /// Receivers that have not registered yet are told when they do.
+    pub(in crate::proto) fn remember_failed_sender(
+        &mut self,
+        cx: &mut Context,
+        named: Named,
+        cause: &PeerCause,
+        latecomers: Latecomers,
+    ) {
+        if matches!(latecomers, Latecomers::Left(0)) {
+            return;
+        }
+        let until = cx.fx.now() + cx.config.timing.failed_room_ttl;
+        let max = cx.config.limits.max_failed_rooms;
+        let rooms = &mut cx.rendezvous.failed_senders;
+        rooms.insert((named, cause.clone()), latecomers, until, (None, max, max));
+        cx.fx.arm_once(Timer::Rooms, until);
+    }
+
+    pub(in crate::proto) fn expire_rooms(&mut self, cx: &mut Context) {
+        let rooms = &mut cx.rendezvous;
+        rooms.failed_senders.expire(cx.fx.now());
+        rooms.failed_receivers.expire(cx.fx.now());
+        let next = [rooms.failed_senders.next_expiry(), rooms.failed_receivers.next_expiry()];
+        if let Some(next) = next.into_iter().flatten().min() {
+            cx.fx.arm(Timer::Rooms, next);
+        }
+    }
+}

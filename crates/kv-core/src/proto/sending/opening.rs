@@ -1,0 +1,159 @@
+//! A sending session begins: its room meets registrations, its pages are announced, and its receivers are queued
+//! for their turn.
+
+use std::collections::BTreeMap;
+
+use crate::error::Cause;
+use crate::id::{AuxIndex, Room, SessionId};
+use crate::lease::{Lease, TransferMode};
+use crate::meter::each;
+use crate::plane::Op;
+use crate::poll::KvPoll;
+use crate::proto::context::Context;
+use crate::proto::groups::check_aux;
+use crate::proto::io::LONGEST;
+use crate::proto::rendezvous::Named;
+use crate::proto::sending::{SendSession, Sending};
+use crate::proto::timer::Timer;
+use crate::session_options::SessionOptions;
+
+impl Sending {
+    pub(in crate::proto) fn open_sender(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        room: Room,
+        receivers: u32,
+        options: SessionOptions,
+    ) {
+        let deadline = options.deadline.unwrap_or(cx.config.timing.session_deadline).min(LONGEST);
+        let named = Named::new(room, cx.config.args.suffixes_requests());
+        let lease = match options.lease {
+            Some(Lease::Renewable(duration)) => Lease::Renewable(duration.min(LONGEST)),
+            Some(Lease::Fixed(duration)) => Lease::Fixed(duration.min(LONGEST)),
+            None => Lease::Renewable(cx.config.timing.kv_lease_duration),
+        };
+        let sender = SendSession {
+            deadline,
+            named: named.clone(),
+            // The first of them says how many there are, if the scheduler does not.
+            receivers: receivers.max(1) as usize,
+            learns: receivers == 0,
+            mode: options.mode.unwrap_or(cx.config.args.transfer_mode()),
+            lease,
+            pinned_until: None,
+            poll: KvPoll::Bootstrapping,
+            announced: None,
+            chunks: Vec::new(),
+            given: 0,
+            chunks_final: 0,
+            finals: Vec::new(),
+            complete: false,
+            groups: None,
+            targets: Vec::new(),
+            target_of: BTreeMap::new(),
+            failure: None,
+        };
+        self.sessions.insert(session, sender);
+        cx.fx.status(session, KvPoll::Bootstrapping, None);
+        if cx.stopping {
+            return self.fail_sender(cx, session, Cause::WorkerStopped);
+        }
+        cx.fx.arm(Timer::Deadline(session), cx.fx.now() + deadline);
+        // A new sender for the room: what became of earlier ones does not matter any more.
+        cx.rendezvous.failed_senders.clear(&named);
+        cx.rendezvous.senders.insert(&named, session);
+        loop {
+            let (peer, attempt) = match cx.rendezvous.registrations.find(&named) {
+                Ok(Some(found)) => found,
+                Ok(None) => break,
+                Err(rooms) => return self.fail_ambiguous(cx, session, &rooms),
+            };
+            let Some(registration) = self.take_registration(cx, peer, attempt) else { break };
+            self.attach(cx, session, peer, attempt, registration);
+            if !self.wants_receivers(session) {
+                return;
+            }
+        }
+        self.update_sender(cx, session);
+        if let Some(cause) = cx.rendezvous.failed_receivers.take(&named, 1) {
+            self.fail_sender_of(cx, session, Cause::ByPeer(cause), 1);
+        }
+    }
+
+    pub(super) fn wants_receivers(&self, session: SessionId) -> bool {
+        let sender = self.sessions.get(&session);
+        sender.is_some_and(|sender| !sender.poll.is_terminal() && sender.lacks_receivers())
+    }
+
+    pub(in crate::proto) fn init_sender(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        num_pages: usize,
+        aux: Option<AuxIndex>,
+    ) {
+        let bad = check_aux(aux, cx.config.args.geometry().aux_rows().unwrap_or(0));
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
+        if sender.poll.is_terminal() {
+            return;
+        }
+        if sender.announced.is_some() {
+            return self.fail_sender(cx, session, Cause::InitOrder);
+        }
+        sender.announced = Some((num_pages, aux));
+        match bad {
+            Some(cause) => self.fail_sender(cx, session, cause),
+            None => self.check_agreement(cx, session),
+        }
+    }
+
+    /// Both sides must mean the same pages.
+    pub(super) fn check_agreement(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(sender) = self.sessions.get(&session) else { return };
+        let Some((sent, aux)) = sender.announced else { return };
+        let mut writes = each(sender.targets.iter()).filter(|target| !target.reads);
+        let disagreement = writes.find_map(|target| {
+            let registered = target.whole;
+            // A peer that is gone has nothing to agree to.
+            let map = cx.peers.get(target.peer)?.maps().out();
+            if map.is_none_or(|map| map.check_counts(sent, registered).is_err()) {
+                Some(Cause::PageCount { sent, registered })
+            } else if target.aux.is_some() != aux.is_some() {
+                Some(Cause::AuxOneSided { sender: aux.is_some(), receiver: target.aux.is_some() })
+            } else {
+                None
+            }
+        });
+        if let Some(cause) = disagreement {
+            self.fail_sender(cx, session, cause);
+        }
+    }
+
+    /// Brings state and posting line up to date after an announcement or a receiver came.
+    pub(super) fn update_sender(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
+        let waits = sender.mode == TransferMode::Push && sender.lacks_receivers();
+        if sender.poll.is_terminal() || waits {
+            return;
+        }
+        let poll = if sender.finals.is_empty() { KvPoll::WaitingForInput } else { KvPoll::Transferring };
+        if poll > sender.poll {
+            sender.poll = poll;
+            cx.fx.status(session, poll, None);
+        }
+        if poll == KvPoll::Transferring {
+            self.queue_targets(cx, session);
+        }
+    }
+
+    pub(super) fn queue_targets(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
+        for (index, target) in each(sender.targets.iter_mut().enumerate()) {
+            if !target.reads && !target.queued && target.total.is_none() {
+                target.queued = true;
+                cx.posts.queue(target.peer, Op::Write, session, index);
+            }
+        }
+    }
+}
