@@ -1,6 +1,8 @@
 //! A second service in simulated worlds, written against public names only: a counter. Clients ask a server to
 //! add amounts; frames are lost, doubled and late, hosts crash and are paused, and no amount counts twice.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::time::Duration;
