@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
+
 /// Makes a struct of counters, each with a name.
 macro_rules! counters {
     ($(#[$top:meta])* $type:ident { $($(#[$doc:meta])* $field:ident: $label:literal,)* } $($(#[$more:meta])* $other:ident: $kind:ty,)*) => {
@@ -51,30 +53,31 @@ impl Tally {
     }
 }
 
-/// Counts of frames by kind: the first word of what the first of each kind said.
+/// Counts of frames by kind, with the first frame of each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Kinds(BTreeMap<Option<u8>, (String, u64)>);
+pub struct Kinds(BTreeMap<Option<u8>, (Bytes, u64)>);
 
 impl Kinds {
-    /// One more frame of this kind; `show` is asked what it says only of the first.
-    pub fn count(&mut self, kind: Option<u8>, show: impl FnOnce() -> String) {
-        let name = || {
-            let said = show();
-            let mut words = said.split(|letter: char| !letter.is_alphanumeric());
-            words.find(|word| word.starts_with(char::is_uppercase)).unwrap_or("other").to_owned()
-        };
-        self.0.entry(kind).or_insert_with(|| (name(), 0)).1 += 1;
+    /// One more frame of this kind.
+    pub fn count(&mut self, kind: Option<u8>, frame: &Bytes) {
+        self.0.entry(kind).or_insert_with(|| (frame.clone(), 0)).1 += 1;
     }
 
     /// Adds other counts.
     pub fn merge(&mut self, other: &Kinds) {
-        for (kind, (name, count)) in &other.0 {
-            self.0.entry(*kind).or_insert_with(|| (name.clone(), 0)).1 += count;
+        for (kind, (frame, count)) in &other.0 {
+            self.0.entry(*kind).or_insert_with(|| (frame.clone(), 0)).1 += count;
         }
     }
 
-    /// The counts, by the name of the kind.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.0.values().map(|(name, count)| (name.as_str(), *count))
+    /// The counts; a kind is called by the first word of what its first frame says, if `show` tells that.
+    pub fn named(&self, show: impl Fn(&[u8]) -> String) -> Vec<(String, u64)> {
+        let named = |(frame, count): &(Bytes, u64)| {
+            let said = show(frame);
+            let mut words = said.split(|letter: char| !letter.is_alphanumeric());
+            let name = words.find(|word| word.starts_with(char::is_uppercase)).unwrap_or("other");
+            (name.to_owned(), *count)
+        };
+        self.0.values().map(named).collect()
     }
 }

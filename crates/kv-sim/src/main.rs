@@ -164,7 +164,7 @@ fn print_summary(campaign: &Campaign) {
     for (name, count) in counters.rows() {
         row(name, count);
     }
-    for (kind, count) in counters.net.frames_by_kind.iter() {
+    for (kind, count) in counters.frames() {
         row(&format!("frame: {kind}"), count);
     }
     for (cause, count) in counters.kv.failures.iter() {

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::kv::frames::show;
 use crate::kv::params::Params;
 use crate::kv::service::KvWorld;
 use crate::kv::stats::KvCounters;
@@ -36,6 +37,11 @@ impl Counters {
     pub fn merge(&mut self, other: &Counters) {
         self.net.merge(&other.net);
         self.kv.merge(&other.kv);
+    }
+
+    /// Frames sent, by the name of their kind.
+    pub fn frames(&self) -> Vec<(String, u64)> {
+        self.net.frames_by_kind.named(show)
     }
 
     /// Every count with its name.

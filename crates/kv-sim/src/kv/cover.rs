@@ -61,7 +61,12 @@ impl KvWorld {
             return;
         }
         let now = self.lives[at].clock.local(self.now);
-        for leg in self.service.ledger.legs.iter_mut().filter(|leg| leg.life == Some(at)) {
+        let Ledger { legs, leased, .. } = &mut self.service.ledger;
+        for leg in leased {
+            let leg = &mut legs[*leg];
+            if leg.life != Some(at) {
+                continue;
+            }
             let Some(extension) = leg.lease.and_then(Lease::extension) else { continue };
             leg.leased_until = leg.leased_until.map(|until| until.max(now + extension));
         }
@@ -72,6 +77,7 @@ impl KvWorld {
         let known = &mut self.service.ledger.legs[leg];
         if let (Some(life), Some(lease)) = (known.life, known.lease) {
             known.leased_until = Some(self.lives[life].clock.local(self.now) + lease.duration());
+            self.service.ledger.leased.push(leg);
         }
     }
 

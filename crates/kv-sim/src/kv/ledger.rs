@@ -173,6 +173,8 @@ impl Hold {
 pub struct Ledger {
     /// All halves of all requests.
     pub legs: Vec<Leg>,
+    /// Those whose pages wait for readers under a lease that is watched.
+    pub leased: Vec<LegId>,
     /// All tokens ever given; number 0 is nobody.
     pub holds: Vec<Hold>,
 }

@@ -6,7 +6,7 @@ pub(crate) mod boot;
 mod cover;
 pub(crate) mod fact;
 mod forward;
-mod frames;
+pub(crate) mod frames;
 pub(crate) mod host;
 mod invariant;
 pub(crate) mod invariants;

@@ -29,8 +29,8 @@ pub enum Fact<'a, G, O> {
     Cost { life: LifeId, input: &'static str, cost: Cost },
     /// A node panicked.
     Panicked { life: LifeId, message: &'a str },
-    /// The moment has come for which a node had set its timer; it was told, if it listens.
-    Due { life: LifeId },
+    /// The moment has come for which a node had set its timer, and with a planted bug it is not told.
+    Unheard { life: LifeId },
     /// A node sent a frame.
     Sent { life: LifeId, bytes: usize },
     /// A host knows of no connection any more to a slot that it had one to.

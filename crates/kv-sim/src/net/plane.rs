@@ -141,7 +141,7 @@ impl<S: Service> World<S> {
         self.counters.frames += 1;
         let to = conn.target;
         let now = self.now;
-        self.counters.frames_by_kind.count(bytes.get(2).copied(), || S::show(&bytes));
+        self.counters.frames_by_kind.count(bytes.get(2).copied(), &bytes);
         self.trace.frame(now, &bytes, || format!("  {what} life {from} -> life {to}: {}", S::show(&bytes)));
         if conn.dead || conn.gone_at.is_some() && self.lives[to].alive {
             return;

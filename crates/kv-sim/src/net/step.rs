@@ -17,6 +17,9 @@ use crate::net::service::{InputOf, OutputOf};
 use crate::net::world::World;
 use crate::planted::Planted;
 
+/// What a step of a machine of the service has brought about.
+type TurnedOf<S> = Turned<<S as Service>::Machine, <S as Service>::Gauges>;
+
 impl<S: Service> World<S> {
     /// Gives a machine an input and carries out what it wants.
     pub fn feed(&mut self, life: LifeId, name: &'static str, input: InputOf<S>) -> Effects {
@@ -62,11 +65,7 @@ impl<S: Service> World<S> {
     }
 
     /// Lets a machine handle an input; `None` if there is none to do so now, an error if it panics.
-    fn turn(
-        &mut self,
-        life: LifeId,
-        input: InputOf<S>,
-    ) -> Result<Option<Turned<S::Machine, S::Gauges>>, String> {
+    fn turn(&mut self, life: LifeId, input: InputOf<S>) -> Result<Option<TurnedOf<S>>, String> {
         let (global, record) = (self.now, &self.lives[life]);
         let (clock, paused, now) = (record.clock, record.paused_until > global, record.clock.local(global));
         let panics = self.planted == Some(Planted::Panics) && self.counters.inputs == 20;
@@ -191,10 +190,11 @@ impl<S: Service> World<S> {
     /// The moment has come for which a node has set its timer.
     pub(crate) fn due(&mut self, life: LifeId) {
         self.hosts[life].timer = None;
-        if !S::is_deaf(self, life) {
+        if S::is_deaf(self, life) {
+            self.tell(&Fact::Unheard { life });
+        } else {
             self.feed(life, "timeout", Input::Timeout);
         }
-        self.tell(&Fact::Due { life });
     }
 
     /// What surrounds a node tells it something.

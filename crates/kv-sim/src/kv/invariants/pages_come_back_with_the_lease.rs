@@ -8,9 +8,12 @@ pub(crate) struct PagesComeBackWithTheLease;
 
 impl Invariant for PagesComeBackWithTheLease {
     fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
-        let (Fact::Stepped { life, .. } | Fact::Due { life }) = *fact else { return Ok(()) };
+        let (Fact::Stepped { life, .. } | Fact::Unheard { life }) = *fact else { return Ok(()) };
+        if view.ledger.leased.is_empty() {
+            return Ok(());
+        }
         let now = view.lives[life].clock.local(view.now);
-        let legs = view.ledger.legs.iter().enumerate();
+        let legs = view.ledger.leased.iter().map(|leg| (*leg, &view.ledger.legs[*leg]));
         let mut kept = legs.filter(|(_, leg)| leg.life == Some(life) && !leg.holds.is_empty());
         match kept.find(|(_, leg)| leg.leased_until.is_some_and(|until| until <= now)) {
             Some((leg, known)) => {
