@@ -13,7 +13,7 @@ pub struct SessionOptions {
     /// On a receiver: which data-parallel replica of the prefill engine serves the request.
     /// `None` follows the room: number modulo replicas, as SGLang does.
     pub prefill_dp_rank: Option<u32>,
-    /// Which side moves the bytes; `None` for the worker's [`KvArgs::transfer_mode`].
+    /// Which side moves the bytes; `None` for the worker's [`KvArgs::transfer_mode`](crate::KvArgs::transfer_mode).
     pub mode: Option<TransferMode>,
     /// On a sender: how long its pages stay pinned for readers; `None` for the worker's
     /// `kv_lease_duration`, renewable.

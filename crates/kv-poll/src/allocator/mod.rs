@@ -1,7 +1,7 @@
 //! Page allocators: who owns which page of a cache.
 //!
-//! An allocator mints [`Pages`] tokens and takes them back. It is not a cache: it knows nothing of
-//! prefixes, eviction or contents, and nothing of transfers.
+//! An allocator mints [`Pages`](kv_core::Pages) tokens and takes them back. It is not a cache: it knows
+//! nothing of prefixes, eviction or contents, and nothing of transfers.
 //!
 //! Two are here. [`RunAllocator`] hands out few, long runs, so that a transfer makes few
 //! descriptors of them; [`FreeList`] is the stack that most engines use, kept for comparison and
