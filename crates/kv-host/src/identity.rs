@@ -161,25 +161,19 @@ fn started(pid: i32) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Child, Command};
-
     use super::*;
+    use crate::process::tests::Sleeper;
 
-    fn sleeper() -> (Child, ProcessIdentity) {
-        let child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = child.id().cast_signed();
+    fn sleeper() -> (Sleeper, ProcessIdentity) {
+        let child = Sleeper::start();
+        let pid = child.pid();
         let inode = Process::open(pid).unwrap().inode();
         (child, ProcessIdentity { inode, namespace: namespace(), pid, started: started(pid) })
     }
 
-    fn end(mut child: Child) {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
     #[test]
     fn a_process_is_itself_and_no_other_with_and_without_inode_numbers() {
-        let (child, there) = sleeper();
+        let (_child, there) = sleeper();
         let here = ProcessIdentity::here().unwrap();
         let (own, other) = (Process::open(here.pid).unwrap(), Process::open(there.pid).unwrap());
         assert!(here.started > 0 && here.namespace > 0);
@@ -191,14 +185,13 @@ mod tests {
         assert_eq!(reused.check(&own), Proof::Refuted);
         let elsewhere = ProcessIdentity { inode: 0, namespace: 1, ..here };
         assert_eq!(elsewhere.check(&own), Proof::Unknown);
-        end(child);
     }
 
     #[test]
     fn a_process_is_alive_until_it_is_not_and_its_number_alone_is_not_it() {
         let host = Host::here().unwrap();
         for without_inode in [false, true] {
-            let (child, mut process) = sleeper();
+            let (mut child, mut process) = sleeper();
             if without_inode {
                 process.inode = 0;
             }
@@ -207,7 +200,7 @@ mod tests {
             assert!(!life.is_over());
             let earlier = ProcessIdentity { inode: 0, started: process.started - 1, ..process };
             assert!(matches!(earlier.watch(&host), Life::Dead), "the number was given away again");
-            end(child);
+            child.end();
             assert!(life.is_over());
             let late = process.watch(&host);
             assert!(matches!(late, Life::Dead) && late.is_over());
@@ -218,7 +211,7 @@ mod tests {
     fn another_host_another_namespace_and_an_empty_claim_are_not_looked_into() {
         let (host, here) = (Host::here().unwrap(), ProcessIdentity::here().unwrap());
         assert!(matches!(here.watch(&host), Life::Ours));
-        let (child, there) = sleeper();
+        let (_child, there) = sleeper();
         for other in [Host::default(), Host { boot: (host.boot.0, host.boot.1 ^ 1), ..host }] {
             assert!(matches!(there.watch(&other), Life::Unseen));
         }
@@ -233,7 +226,6 @@ mod tests {
         for pid in [0, -1, i32::MIN] {
             assert!(!matches!(ProcessIdentity { pid, ..there }.watch(&host), Life::Watched(_)));
         }
-        end(child);
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! | [`check`] | bounds of frames, data-operation descriptors, limits and address ranges |
 //! | [`Parked`] | notify frames that wait for room behind their posts |
 //! | [`Frozen`] | metadata that is made once and ends every change of memory |
-//! | [`random`] | tokens and names that nobody can guess |
+//! | [`random()`] | tokens and names that nobody can guess |
 //!
 //! What this crate is not: a transport. It opens no connection, knows no peer's memory layout and no
 //! message format, and holds no thread. It depends on kv-core only.

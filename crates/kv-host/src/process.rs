@@ -91,11 +91,35 @@ fn credentials(socket: BorrowedFd<'_>) -> Result<sys::Credentials, PeerError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::net::UnixStream;
-    use std::process::Command;
+    use std::process::{Child, Command};
 
     use super::*;
+
+    /// Another process, which ends with this value at the latest.
+    pub(crate) struct Sleeper(Child);
+
+    impl Sleeper {
+        pub(crate) fn start() -> Sleeper {
+            Sleeper(Command::new("sleep").arg("1000").spawn().unwrap())
+        }
+
+        pub(crate) fn pid(&self) -> i32 {
+            self.0.id().cast_signed()
+        }
+
+        pub(crate) fn end(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            self.end();
+        }
+    }
 
     #[test]
     fn the_process_behind_a_socket_is_alive_and_itself() {
@@ -110,14 +134,13 @@ mod tests {
 
     #[test]
     fn a_process_that_has_ended_stays_dead_and_its_number_is_nobodys() {
-        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let process = Process::open(child.id().cast_signed()).unwrap();
+        let mut child = Sleeper::start();
+        let process = Process::open(child.pid()).unwrap();
         assert!(process.is_alive());
         assert!(!process.is(&Process::open(std::process::id().cast_signed()).unwrap()));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.end();
         assert!(!process.is_alive());
-        assert_eq!(Process::open(child.id().cast_signed()).err(), Some(PeerError::Gone));
+        assert_eq!(Process::open(child.pid()).err(), Some(PeerError::Gone));
         assert_eq!(Process::open(0).err(), Some(PeerError::Unseen));
         assert_eq!(Process::open(-1).err(), Some(PeerError::Unseen));
     }
