@@ -17,6 +17,8 @@ use crate::transport::Transport;
 /// A connection on which nothing was sent for so long is tried out, if the peer's death cannot be
 /// seen otherwise.
 pub(crate) const PROBE: Duration = Duration::from_secs(1);
+/// So many foreign agents are tried out at once: each takes some 15 µs.
+const TRIED: usize = 16;
 
 impl NixlPlane {
     /// Sends a frame for which there is room, to a foreign agent as it is; false if the connection has
@@ -121,10 +123,22 @@ impl NixlPlane {
         for id in silent {
             self.notify(id, Kind::Probe, id.0);
         }
-        let foreign = self.remotes.iter().filter(|(_, remote)| remote.is_open() && remote.is_foreign());
-        let lost = foreign.filter(|(id, _)| self.has_lost(**id));
-        for id in lost.map(|(id, _)| *id).collect::<Vec<RemoteId>>() {
-            self.break_off(id);
+        self.try_foreign(now);
+    }
+
+    /// Tries out the foreign agents that have been silent for longest.
+    fn try_foreign(&mut self, now: Instant) {
+        let silent = self.remotes.iter().filter(|(_, remote)| {
+            remote.is_open() && remote.is_foreign() && now.saturating_duration_since(remote.spoke) >= PROBE
+        });
+        let mut silent: Vec<(Instant, RemoteId)> = silent.map(|(id, remote)| (remote.spoke, *id)).collect();
+        silent.sort_unstable();
+        for (_, id) in silent.into_iter().take(TRIED) {
+            if self.has_lost(id) {
+                self.break_off(id);
+            } else if let Some(remote) = self.remotes.get_mut(&id) {
+                remote.spoke = now;
+            }
         }
     }
 

@@ -46,7 +46,7 @@ pub(crate) struct Remote {
 
     /// Posts whose bytes are in place, and whose notify frames wait for room.
     pub(crate) parked: Parked,
-    /// When something was sent last.
+    /// When something was sent last, or the connection tried out.
     pub(crate) spoke: Instant,
 }
 

@@ -30,6 +30,19 @@ struct Agent {
     block_lens: Vec<u64>,
 }
 
+impl Agent {
+    fn regions(&self) -> Vec<ForeignRegion> {
+        let region = |(addr, len): (&u64, &u64)| ForeignRegion {
+            addr: *addr,
+            len: len * self.num_blocks,
+            item_len: *len,
+            memory: MemoryKind::Dram,
+            device: self.device_id,
+        };
+        self.kv_caches_base_addr.iter().zip(&self.block_lens).map(region).collect()
+    }
+}
+
 /// Asks a side channel of vLLM.
 fn handshake(address: &str) -> Agent {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -73,6 +86,17 @@ impl Cache {
         self.plane.post(P, Post { id, op: Op::Read, descs, notify }).unwrap();
     }
 
+    /// Checks that blocks of all regions are vLLM's.
+    fn check(&self, blocks: &[u64]) {
+        for region in 0..LAYERS {
+            for index in blocks.iter().map(|index| *index as usize) {
+                let mut bytes = vec![0; BLOCK_BYTES];
+                self.pool.read(offset(region, index), &mut bytes).unwrap();
+                assert!(bytes == block(region, index), "block {index} of region {region}");
+            }
+        }
+    }
+
     fn until(&mut self, what: &str, mut done: impl FnMut(&[PlaneEvent]) -> bool) -> Vec<PlaneEvent> {
         let (deadline, mut events) = (Instant::now() + Duration::from_secs(60), Vec::new());
         while !done(&events) {
@@ -90,15 +114,7 @@ fn the_pages_of_a_vllm_prefill_worker_are_read_and_freed_and_it_hears_nothing_el
     let hello = prefill.lines.recv_timeout(Duration::from_secs(120)).expect("vLLM starts");
     let agent = handshake(hello["side_channel"].as_str().unwrap());
     let control = hello["ctl"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-    let region = |(addr, len): (&u64, &u64)| ForeignRegion {
-        addr: *addr,
-        len: len * agent.num_blocks,
-        item_len: *len,
-        memory: MemoryKind::Dram,
-        device: agent.device_id,
-    };
-    let regions: Vec<ForeignRegion> =
-        agent.kv_caches_base_addr.iter().zip(&agent.block_lens).map(region).collect();
+    let regions = agent.regions();
     assert_eq!((regions.len(), agent.num_blocks), (LAYERS, BLOCKS as u64));
     cache.plane.connect_foreign(P, &agent.agent_metadata, &regions).unwrap();
 
@@ -109,22 +125,19 @@ fn the_pages_of_a_vllm_prefill_worker_are_read_and_freed_and_it_hears_nothing_el
         let request = json!({"id": format!("cmpl-{round}"), "blocks": blocks, "ntok": tokens});
         let answer = command(&control, "/finish", Some(json!({"reqs": [request]})));
         let id = answer["params"][0]["remote_request_id"].as_str().expect("vLLM lends the blocks").to_owned();
+        // A release that came before vLLM's next step would be of a request that its worker does not know.
+        let lent = |_: &[PlaneEvent]| !command(&control, "/state", None)["leases"][&id].is_null();
+        assert_eq!(cache.until("vLLM has lent the blocks", lent), []);
         cache.plane.send(P, format!("HB:{id}").into()).unwrap();
         cache.read(round as u64, blocks, format!("{id}:1"));
         let events = cache.until("a read", |events| !events.is_empty());
         assert_eq!(events, [PlaneEvent::Posted { post: PostId(round as u64), result: Ok(()) }]);
-        for (region, index) in (0..LAYERS).flat_map(|region| blocks.iter().map(move |index| (region, *index)))
-        {
-            let mut bytes = vec![0; BLOCK_BYTES];
-            cache.pool.read(offset(region, index as usize), &mut bytes).unwrap();
-            assert!(bytes == block(region, index as usize), "block {index} of region {region}");
-        }
+        cache.check(blocks);
         let mut state = Value::Null;
         cache.until("vLLM frees the blocks", |_| {
             state = command(&control, "/state", None);
             state["sent"].as_array().unwrap().len() == round + 1
         });
-        assert_eq!(state["leases"], json!({}), "{state}");
         let mut heard = state["notifs"].as_object().unwrap().clone();
         assert_eq!(heard.remove("HB"), Some(json!(round + 1)), "{state}");
         assert_eq!(heard.len(), round + 1, "one release of each request, and nothing of ours: {state}");
