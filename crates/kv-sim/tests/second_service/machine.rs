@@ -10,6 +10,7 @@ use kv_core::machine::{Amounts, Input, Machine, Output, SessionCommand, SessionR
 use kv_core::{LookupId, PeerId, RankQuery, Replica, SessionId, Time, WorkerRole};
 
 pub const ADDR: &str = "counter:1";
+pub const SERVICE: &str = "counter";
 const RETRY: Duration = Duration::from_millis(5);
 const DEADLINE: Duration = Duration::from_secs(2);
 
@@ -70,6 +71,14 @@ impl SessionCommand for Ask {
 
     fn shutdown() -> Ask {
         Ask::Shutdown
+    }
+
+    fn address(&mut self, to: SessionId) -> bool {
+        match self {
+            Ask::Abort(session) => *session = to,
+            Ask::Add { .. } | Ask::Shutdown => return false,
+        }
+        true
     }
 
     fn lends(&self) -> Option<Amounts> {
@@ -141,7 +150,11 @@ impl Counter {
     fn say(&mut self) {
         let Some(peer) = self.server else {
             if !std::mem::replace(&mut self.asking, true) {
-                let query = RankQuery { role: WorkerRole::Prefill, replica: Replica::Rank(0) };
+                let query = RankQuery {
+                    role: WorkerRole::Prefill,
+                    service: SERVICE.to_owned(),
+                    replica: Replica::Rank(0),
+                };
                 self.outputs.push_back(Output::Lookup { lookup: LookupId(1), addr: ADDR.to_owned(), query });
             }
             return;
@@ -219,7 +232,7 @@ impl Machine for Counter {
             Input::Frame { frame, .. } => self.hear(&frame),
             Input::Found { ranks, .. } => {
                 self.asking = false;
-                self.server = ranks.first().map(|rank| self.connect(&rank.metadata));
+                self.server = ranks.first().map(|rank| self.connect(&rank.transports[0].metadata));
                 self.retry = None;
             }
             Input::LookupFailed { .. } => self.asking = false,

@@ -7,14 +7,17 @@ mod machine;
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use kv_core::machine::{Input, SessionStatus};
-use kv_core::{Incarnation, KvArgs, RankRecord, Region, RegionRole, SessionId, WorkerRole};
+use kv_core::{
+    Incarnation, KvArgs, RankRecord, Region, RegionRole, ServiceOffer, SessionId, TransportOffer, WorkerRole,
+};
 use kv_sim::net::{
     ChaosParams, Fact, FailureOf, Held, HoldId, LifeId, LookupParams, Memory, NetParams, Outcome, PLANE,
     Physics, ResourceOf, Service, Slot, World, metadata,
 };
 use kv_sim::{Clock, Trace, Violation};
-use machine::{ADDR, Ask, Counter, Stake, State};
+use machine::{ADDR, Ask, Counter, SERVICE, Stake, State};
 
 const SERVER: Slot = 0;
 const CLIENTS: usize = 2;
@@ -114,14 +117,17 @@ impl Service for Counting {
         let args =
             KvArgs::builder(&format!("counter-{slot}"), 0).pages(1, 16).region(region).build().unwrap();
         let role = if slot == SERVER { WorkerRole::Prefill } else { WorkerRole::Decode };
-        let record = RankRecord {
-            worker: args.worker().clone(),
-            incarnation: Incarnation::from_random(world.rng().bits()),
-            role,
-            plane: PLANE.to_owned(),
-            metadata: name.clone(),
-            geometry: args.geometry().clone(),
+        let who = (args.worker().clone(), Incarnation::from_random(world.rng().bits()));
+        let transport = TransportOffer { name: PLANE.to_owned(), version: 1, metadata: name.clone() };
+        let offer = ServiceOffer {
+            service: SERVICE.to_owned(),
+            min: 1,
+            max: 1,
+            compatibility: String::new(),
+            data: Bytes::new(),
         };
+        let parallel = args.geometry().parallel;
+        let record = RankRecord::new(who, role, parallel, vec![transport], vec![offer]).unwrap();
         let machine = Counter::new(name, world.service.forgetful);
         let clock = Clock::new(world.now(), world.rng().below(1_000_000_000), 1_000_000);
         let published = (slot == SERVER).then(|| ADDR.to_owned());
