@@ -11,7 +11,6 @@ use crate::id::AuxIndex;
 use crate::layout::Geometry;
 use crate::meter::each;
 use crate::plan::{Plan, RegionMap, Side};
-use crate::proto::node::Node;
 
 /// What two ranks do about the groups of a request.
 #[derive(Debug, Default)]
@@ -107,8 +106,6 @@ pub(super) fn check_peer_groups(groups: &GroupLists, items: &[u32]) -> Result<()
         list.items.check_distinct()
     })
 }
-
-impl Node {}
 
 /// Checks an aux row against the number of rows.
 pub(super) fn check_aux(aux: Option<AuxIndex>, rows: u32) -> Option<Cause> {

@@ -26,8 +26,10 @@ mod lookup;
 mod opening;
 mod parts;
 mod peers;
+mod planning;
 mod quarantine;
 mod reader;
+mod reading;
 mod registering;
 
 use std::collections::BTreeMap;
@@ -42,7 +44,7 @@ use crate::pages::Pages;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::lookups::Question;
-use crate::proto::receiving::reader::Reading;
+use crate::proto::receiving::reading::Reading;
 use crate::proto::run_set::RunSet;
 use crate::time::Time;
 

@@ -20,51 +20,24 @@
 use std::time::Duration;
 
 use crate::error::Cause;
-use crate::groups::{GroupLists, Groups};
-use crate::id::{Attempt, AuxIndex, PeerId, SessionId};
+use crate::id::{Attempt, PeerId, SessionId};
 use crate::lease::GrantRef;
-use crate::meter::{each, step};
-use crate::pages::PageList;
-use crate::plan::{Plan, Side};
-use crate::plane::{Desc, Op, PlaneError, Post};
+use crate::meter::each;
+use crate::plane::{Op, PlaneError, Post};
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::{MAX_RUNS, of_life};
-use crate::proto::groups::{Between, GroupPlans, check_aux, check_peer_groups};
+use crate::proto::groups::{check_aux, check_peer_groups};
 use crate::proto::io::Output;
 use crate::proto::posts::{InFlight, PostingState};
+use crate::proto::receiving::planning::plan_reads;
+use crate::proto::receiving::reading::{Part, Reading};
 use crate::proto::receiving::{Receiving, SourceState};
 use crate::proto::run_set;
 use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
 use crate::time::Time;
 use crate::wire::{Body, Granted, HeartbeatAck};
-
-/// What is known of a grant, and how far its pages have been read.
-#[derive(Debug, Clone)]
-pub(in crate::proto) struct Reading {
-    nonce: SessionId,
-    pages: PageList,
-    aux: Option<AuxIndex>,
-    groups: GroupLists,
-    /// How often the source wants heartbeats.
-    interval: Option<Duration>,
-    /// Before this moment, the pages are known to be as granted. At it they may be gone.
-    intact_until: Time,
-    /// Plans not yet handed out, in reverse order; `None` until there are pages to read into.
-    plans: Option<Vec<Plan>>,
-    queued: bool,
-    next_part: u32,
-    outstanding: u32,
-    /// When the last read ended.
-    ended: Option<Time>,
-}
-
-impl Reading {
-    fn is_proven(&self) -> bool {
-        self.ended.is_some_and(|ended| ended < self.intact_until)
-    }
-}
 
 impl Receiving {
     pub(in crate::proto) fn on_granted(&mut self, cx: &mut Context, id: PeerId, granted: Granted) {
@@ -88,8 +61,8 @@ impl Receiving {
         source.last_news = now;
         let intact_until = proven.unwrap_or(Time::ZERO);
         if let Some(reading) = &mut source.reading {
-            if reading.nonce == granted.grant {
-                reading.intact_until = reading.intact_until.max(intact_until);
+            if reading.lease() == granted.grant {
+                reading.prove(intact_until);
                 return self.reading_advanced(cx, session, index);
             }
             return self.fail_receiver(cx, session, Cause::Protocol("two grants for one claim"));
@@ -108,22 +81,11 @@ impl Receiving {
         let least = cx.config.timing.keepalive / 10;
         let interval =
             (granted.interval_ms > 0).then(|| Duration::from_millis(granted.interval_ms).max(least));
-        source.reading = Some(Reading {
-            nonce: granted.grant,
-            pages: granted.pages,
-            aux: granted.aux,
-            groups: granted.groups,
-            interval,
-            intact_until,
-            plans: None,
-            queued: false,
-            next_part: 0,
-            outstanding: 0,
-            ended: None,
-        });
+        let attempt = granted.attempt;
+        source.reading = Some(Reading::new(granted, interval, intact_until));
         if intact_until <= now {
             // It was not asked for, or long ago: ask for a proof while the reads run.
-            cx.say_heartbeat(id, vec![(granted.attempt.0, 1)]);
+            cx.say_heartbeat(id, vec![(attempt.0, 1)]);
         }
         cx.watch_peer(id);
         cx.keep_beating(id, interval);
@@ -138,7 +100,7 @@ impl Receiving {
         for (Attempt(attempt), session, index) in peer.outgoing().all() {
             let receiver = self.sessions.get(&session).filter(|receiver| !receiver.poll.is_terminal());
             let reading = receiver.and_then(|receiver| receiver.sources.get(index)?.reading.as_ref());
-            let Some(wanted) = reading.and_then(|reading| reading.interval) else { continue };
+            let Some(wanted) = reading.and_then(Reading::interval) else { continue };
             interval = Some(interval.map_or(wanted, |least| least.min(wanted)));
             run_set::append(&mut runs, attempt);
         }
@@ -167,8 +129,8 @@ impl Receiving {
                 };
                 let Some(reading) = &mut source.reading else { continue };
                 source.last_news = now;
-                reading.intact_until = reading.intact_until.max(intact_until);
-                if reading.ended.is_some() {
+                reading.prove(intact_until);
+                if reading.has_ended() {
                     ended.push((session, index));
                 }
             }
@@ -178,76 +140,30 @@ impl Receiving {
         }
     }
 
-    /// Plans the reads from one source, once both the grant and the pages are there.
+    /// Plans the reads from one source, once both the lease and the pages are there.
     pub(super) fn start_reading(&mut self, cx: &mut Context, session: SessionId, index: usize) {
-        let now = cx.fx.now();
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll != KvPoll::Transferring {
             return;
         }
-        let Some((given, aux)) = &receiver.given else { return };
-        let mut others = each(receiver.sources.iter()).filter_map(|source| source.reading.as_ref());
-        let agreed = others.find(|reading| reading.plans.is_some()).map(|reading| reading.pages.len());
-        let Some(source) = receiver.sources.get_mut(index) else { return };
-        let Some(reading) = source.reading.as_mut().filter(|reading| reading.plans.is_none()) else { return };
-        let Some(peer) = cx.peers.get(source.peer) else { return };
-        let Some(map) = peer.maps().inward() else { return };
-        let (held, wanted) = (reading.pages.len(), given.len());
-        // Pages that the request has here already are those before the given ones. Nobody has to say
-        // how many, if pages are counted alike on both sides.
-        let told = receiver.prefix;
-        let counted = told == 0 && map.same_pages();
-        // Of dealt pages the number tells: ranks that disagree about the end must not shift the rest.
-        let whole = receiver.whole.filter(|_| wanted > 0).unwrap_or(held);
-        let prefix = if counted { whole.saturating_sub(wanted) } else { told };
-        let registered = match agreed {
-            // Sources that hold other numbers of pages would each mean another prefix.
-            Some(pages) if counted => pages,
-            _ => prefix.saturating_add(wanted),
-        };
-        let planned = match (map.check_counts(registered, held), *aux, reading.aux) {
-            (Err(_), ..) => Err(Cause::PageCount { sent: held, registered }),
-            (_, Some(_), None) => Err(Cause::AuxOneSided { sender: false, receiver: true }),
-            (Ok(()), row, row_there) => {
-                // Other ranks that hold the same pages are asked for the others.
-                let share = peer.maps().geometry().parallel.page_range(wanted);
-                let mine = given.list().slice(share.start, share.len()).unwrap_or_default();
-                let pages = Plan::chunk(map, &mine, prefix.saturating_add(share.start), &reading.pages);
-                // The row of the first source counts.
-                let aux = row
-                    .filter(|_| index == 0)
-                    .zip(row_there)
-                    .map(|(here, there)| Plan::aux(map, here, there))
-                    .transpose();
-                let no_plan = |_| Cause::Protocol("a grant that no plan leads to");
-                // Whoever gives nothing at all reads nothing.
-                let nothing = given.is_empty() && receiver.groups.is_none();
-                let (ours, theirs) = (cx.config.args.geometry(), peer.maps().geometry());
-                let between = Between { map, ours, theirs, source: Side::Remote };
-                let groups = match &receiver.groups {
-                    _ if nothing => Ok(GroupPlans::default()),
-                    Some(groups) => between.plan(groups, &reading.groups),
-                    None => between.plan(&Groups::none(), &reading.groups),
-                };
-                pages.map_err(no_plan).and_then(|pages| Ok((pages, groups?, aux.map_err(no_plan)?)))
-            }
-        };
-        match planned {
-            Err(cause) => self.fail_receiver(cx, session, cause),
-            Ok((pages, groups, aux)) => {
-                source.skipped = groups.skipped;
-                let plans = aux.into_iter().chain(groups.plans).chain([pages]);
-                let plans = plans.filter(|plan| !plan.is_done()).collect::<Vec<_>>();
-                if plans.is_empty() {
-                    reading.ended = Some(now);
-                } else {
-                    reading.queued = true;
-                    cx.posts.queue(source.peer, Op::Read, session, index);
-                }
-                reading.plans = Some(plans);
-                self.reading_advanced(cx, session, index);
-            }
+        let Some(source) = receiver.sources.get(index) else { return };
+        let id = source.peer;
+        if source.reading.as_ref().is_none_or(Reading::is_planned) {
+            return;
         }
+        let Some(peer) = cx.peers.get(id) else { return };
+        let planned = match plan_reads(receiver, index, peer.maps(), cx.config.args.geometry()) {
+            Some(Ok(planned)) => planned,
+            Some(Err(cause)) => return self.fail_receiver(cx, session, cause),
+            None => return,
+        };
+        let Some(source) = receiver.sources.get_mut(index) else { return };
+        source.skipped = planned.skipped;
+        let now = cx.fx.now();
+        if source.reading.as_mut().is_some_and(|reading| reading.plan(planned.plans, now)) {
+            cx.posts.queue(id, Op::Read, session, index);
+        }
+        self.reading_advanced(cx, session, index);
     }
 
     /// Posts the next part of the reads from one source.
@@ -258,36 +174,15 @@ impl Receiving {
             return;
         }
         let Some(source) = receiver.sources.get_mut(index) else { return };
-        let Some(reading) = &mut source.reading else { return };
-        reading.queued = false;
-        let Some(plans) = &mut reading.plans else { return };
-        let mut descs: Vec<Desc> = Vec::new();
-        let mut bytes = 0;
-        while let Some(plan) = plans.last_mut() {
-            step(1);
-            let room = max_sge - descs.len();
-            let progress = plan.fill(&mut descs, room, max_bytes.saturating_sub(bytes));
-            bytes += progress.bytes;
-            if !progress.done {
-                break;
-            }
-            plans.pop();
-        }
-        if descs.is_empty() {
-            return;
-        }
-        reading.outstanding += 1;
-        let part = reading.next_part;
-        reading.next_part += 1;
-        if !plans.is_empty() {
-            reading.queued = true;
-            cx.posts.queue(source.peer, Op::Read, session, index);
-        }
         let peer = source.peer;
+        let part = source.reading.as_mut().and_then(|reading| reading.next_part(max_sge, max_bytes));
+        let Some(Part { number, descs, more }) = part else { return };
+        if more {
+            cx.posts.queue(peer, Op::Read, session, index);
+        }
         let origin = cx.peers.get(peer).and_then(|peer| peer.origin());
-        let post = cx
-            .posts
-            .start(InFlight { op: Op::Read, session, target: index, part, peer, origin }, cx.fx.now());
+        let post = InFlight { op: Op::Read, session, target: index, part: number, peer, origin };
+        let post = cx.posts.start(post, cx.fx.now());
         cx.peers.post_started(peer);
         cx.fx.output(Output::Post { peer, post: Post { id: post, op: Op::Read, descs, notify: None } });
     }
@@ -304,11 +199,9 @@ impl Receiving {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let Some(reading) = &mut source.reading else { return };
-        reading.outstanding -= 1;
+        reading.post_ended(result.is_ok(), now);
         if let Err(error) = result {
             self.fail_receiver(cx, session, Cause::Post(error));
-        } else if reading.outstanding == 0 && !reading.queued {
-            reading.ended = Some(now);
         }
         self.reading_advanced(cx, session, index);
     }
@@ -325,7 +218,7 @@ impl Receiving {
         else {
             return;
         };
-        if reading.ended.is_none() {
+        if !reading.has_ended() {
             return;
         }
         if !reading.is_proven() {
@@ -345,10 +238,7 @@ impl Receiving {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let unproven = each(receiver.sources.iter()).filter(|source| {
             source.state == SourceState::Open
-                && source
-                    .reading
-                    .as_ref()
-                    .is_some_and(|reading| reading.ended.is_some() && !reading.is_proven())
+                && source.reading.as_ref().is_some_and(|reading| reading.has_ended() && !reading.is_proven())
         });
         let asked: Vec<_> = unproven.filter_map(|source| Some((source.peer, source.attempt?))).collect();
         if asked.is_empty() {
@@ -392,8 +282,7 @@ impl Receiving {
     pub(in crate::proto) fn posting(&self, session: SessionId) -> impl Iterator<Item = PostingState> {
         let sources = self.sessions.get(&session).into_iter().flat_map(|receiver| &receiver.sources);
         sources.filter_map(|source| {
-            let reading = source.reading.as_ref()?;
-            let (queued, outstanding) = (reading.queued, reading.outstanding);
+            let (queued, outstanding) = source.reading.as_ref()?.posting();
             Some(PostingState { peer: source.peer, op: Op::Read, queued, outstanding })
         })
     }

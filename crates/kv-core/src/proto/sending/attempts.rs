@@ -16,6 +16,7 @@ use crate::proto::conversation::{Incoming, Peer, Registration, Wish};
 use crate::proto::groups::{check_aux, check_peer_groups};
 use crate::proto::rendezvous::{Ambiguity, Cost, Latecomers, Named};
 use crate::proto::sending::Sending;
+use crate::proto::sending::target::{Target, Written};
 use crate::proto::timer::Timer;
 use crate::wire::{Abort, AbortAck, Body, Failed, Finish, Progress, Register, Registered};
 
@@ -262,14 +263,14 @@ impl Sending {
             Some(&Incoming::Active(session, index)) => {
                 let target = self.sessions.get_mut(&session).and_then(|sender| sender.targets.get_mut(index));
                 if let Some(target) = target {
-                    target.abort_asked = true;
+                    target.ask_abort();
                 }
                 // Acknowledged once the target's posts have ended: maybe now, maybe later.
                 return self.fail_sender(cx, session, Cause::ByPeer(cause));
             }
             Some(&Incoming::Reading { session, target: index, .. }) => {
                 if let Some(target) = self.target_mut(session, index) {
-                    target.abort_asked = true;
+                    target.ask_abort();
                 }
                 self.fail_sender(cx, session, Cause::ByPeer(cause));
                 // It may have failed before.
@@ -341,7 +342,7 @@ impl Sending {
         peer.incoming_mut().close(attempt);
         let Some((session, index)) = active else { return };
         let target = self.sessions.get(&session).and_then(|sender| sender.targets.get(index));
-        if target.is_some_and(|target| target.total.is_none()) {
+        if target.and_then(Target::written).is_some_and(|written| !written.is_posted()) {
             self.fail_sender(cx, session, Cause::Protocol("finished before everything was sent"));
         }
     }
@@ -375,15 +376,14 @@ impl Sending {
             Some(Incoming::Waiting(_)) => return,
             Some(Incoming::Active(session, index)) => {
                 let Some(sender) = self.sessions.get(session) else { return };
-                let Some(target) = sender.targets.get(*index) else { return };
-                match &sender.failure {
-                    Some(cause) => Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }),
-                    None if target.done.len() == 0 => return,
-                    None => {
-                        let runs = target.done.runs().take(MAX_TOLD_RUNS);
+                let written = sender.targets.get(*index).and_then(Target::written);
+                match (&sender.failure, written.and_then(Written::progress)) {
+                    (Some(cause), _) => Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }),
+                    (None, None) => return,
+                    (None, Some((done, total, skipped))) => {
+                        let runs = done.runs().take(MAX_TOLD_RUNS);
                         let done = runs.map(|(start, count)| (start as u32, count as u32)).collect();
-                        let skipped = target.total.map_or_else(Vec::new, |_| target.skipped.clone());
-                        Body::Progress(Progress { attempt, done, total: target.total, skipped })
+                        Body::Progress(Progress { attempt, done, total, skipped: skipped.to_vec() })
                     }
                 }
             }

@@ -9,86 +9,12 @@
 
 use std::ops::Range;
 
-use crate::announce::LayersError;
 use crate::error::Cause;
 use crate::id::{ChunkId, SessionId};
-use crate::layout::HeldLayers;
 use crate::lease::TransferMode;
 use crate::pages::Pages;
 use crate::proto::context::Context;
-use crate::proto::run_set::RunSet;
-use crate::proto::sending::{SendSession, Sending};
-
-/// Pages in hand, their place in the request, and what of them is final.
-#[derive(Debug)]
-#[cfg_attr(feature = "model", derive(Clone))]
-pub(super) struct Chunk {
-    pub(super) offset: usize,
-    pub(super) pages: Pages,
-    layers: Announced,
-}
-
-/// Layers of a chunk that have been announced.
-#[derive(Debug, Clone, Default)]
-struct Announced {
-    /// All at once.
-    whole: bool,
-    some: RunSet,
-    /// How many of them this rank holds.
-    held: u32,
-}
-
-/// One announcement: layers of a chunk that may be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Final {
-    /// Position in the list of chunks.
-    pub(super) chunk: usize,
-    /// `None` for all that this rank has.
-    pub(super) layers: Option<(u32, u32)>,
-}
-
-impl Announced {
-    /// Notes layers as final. They are disjoint from those before, and of this rank.
-    fn add(
-        &mut self,
-        chunk: usize,
-        layers: Option<Range<u32>>,
-        held: &HeldLayers,
-    ) -> Result<Final, LayersError> {
-        let hull = held.hull();
-        if let Some(layers) = &layers {
-            held.check(layers)?;
-        }
-        let wanted = layers.clone().unwrap_or(hull.clone());
-        let (start, end) = (u64::from(wanted.start), u64::from(wanted.end));
-        let before = if self.whole {
-            Some(hull.clone())
-        } else {
-            let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-            self.some.shared(start..end).map(|run| narrow(run.start)..narrow(run.end))
-        };
-        if let Some(announced) = before {
-            return Err(LayersError::Twice { chunk: number(chunk), layers: wanted, announced });
-        }
-        let layers = layers.filter(|layers| *layers != hull);
-        self.whole = layers.is_none();
-        self.some.insert(start, end - start);
-        self.held += held.among(&wanted);
-        Ok(Final { chunk, layers: layers.map(|layers| (layers.start, layers.end)) })
-    }
-
-    fn is_all(&self, held: &HeldLayers) -> bool {
-        self.whole || self.held > 0 && self.held == held.among(&held.hull())
-    }
-}
-
-impl SendSession {
-    /// Notes whether everything has been given and announced.
-    fn check_complete(&mut self) {
-        let given = self.announced.is_some_and(|(announced, _)| self.given == announced);
-        self.complete |= given && self.chunks.len() == self.chunks_final;
-    }
-}
+use crate::proto::sending::Sending;
 
 impl Sending {
     /// All pages of the chunk are final.
@@ -110,18 +36,10 @@ impl Sending {
             cx.fx.release(session, chunk);
             return None;
         };
-        let (offset, sent) = (sender.given, sender.given + chunk.len());
-        let cause = match sender.announced {
-            None => Some(Cause::InitOrder),
-            Some((announced, _)) if sent > announced => Some(Cause::TooManyPages { sent, announced }),
-            Some(_) => bad.map(Cause::BadPages),
-        };
-        let index = sender.chunks.len();
-        sender.given = sent;
-        sender.chunks.push(Chunk { offset, pages: chunk, layers: Announced::default() });
-        match cause {
-            Some(cause) => self.fail_sender(cx, session, cause),
-            None => return Some(ChunkId(number(index))),
+        match (sender.given.begin(chunk), bad) {
+            (Ok(number), None) => return Some(number),
+            (Ok(_), Some(bad)) => self.fail_sender(cx, session, Cause::BadPages(bad)),
+            (Err(cause), _) => self.fail_sender(cx, session, cause),
         }
         None
     }
@@ -137,23 +55,9 @@ impl Sending {
         let Some(sender) = self.sessions.get_mut(&session).filter(|sender| !sender.poll.is_terminal()) else {
             return;
         };
-        let given = number(sender.chunks.len());
-        let index = chunk.0 as usize;
-        let noted = match sender.chunks.get_mut(index) {
-            Some(chunk) => {
-                let before = chunk.layers.is_all(&self.held_layers);
-                let noted = chunk.layers.add(index, layers, &self.held_layers);
-                // Layers that nobody holds may be announced after those that count.
-                sender.chunks_final += usize::from(!before && chunk.layers.is_all(&self.held_layers));
-                noted
-            }
-            None => Err(LayersError::UnknownChunk { chunk: chunk.0, given }),
-        };
-        match noted {
-            Ok(noted) => sender.finals.push(noted),
-            Err(error) => return self.fail_sender(cx, session, error.into()),
+        if let Err(error) = sender.given.finish(chunk, layers, &self.held_layers) {
+            return self.fail_sender(cx, session, error.into());
         }
-        sender.check_complete();
         self.plan_groups(cx, session);
         self.update_sender(cx, session);
         self.grant_if_complete(cx, session);
@@ -161,14 +65,10 @@ impl Sending {
 
     fn grant_if_complete(&mut self, cx: &mut Context, session: SessionId) {
         let grant = self.sessions.get(&session).is_some_and(|sender| {
-            sender.complete && sender.mode != TransferMode::Push && sender.pinned_until.is_none()
+            sender.given.is_complete() && sender.mode != TransferMode::Push && sender.pinned_until.is_none()
         });
         if grant {
             self.grant(cx, session);
         }
     }
-}
-
-fn number(position: usize) -> u32 {
-    u32::try_from(position).unwrap_or(u32::MAX)
 }

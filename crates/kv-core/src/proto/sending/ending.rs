@@ -11,6 +11,7 @@ use crate::proto::conversation::Incoming;
 use crate::proto::io::Output;
 use crate::proto::rendezvous::{Latecomers, Named};
 use crate::proto::sending::Sending;
+use crate::proto::sending::target::Target;
 use crate::proto::timer::Timer;
 use crate::wire::{Body, Failed};
 
@@ -20,37 +21,34 @@ impl Sending {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let failure = sender.failure.clone();
         let Some(target) = sender.targets.get_mut(index) else { return };
-        let leased = target.fence.is_some_and(|fence| fence > cx.fx.now());
-        let held = target.reads && leased && !target.released && !target.abort_asked;
-        if target.over || target.outstanding > 0 || held {
+        if target.is_over() || target.is_held(cx.fx.now()) {
             return;
         }
         let (id, attempt) = (target.peer, target.attempt);
         match failure {
             Some(cause) => {
-                target.over = true;
-                let abort_asked = target.abort_asked;
+                let abort_asked = target.is_abort_asked();
+                target.end();
                 self.attempt_failed(cx, id, attempt, cause, abort_asked);
             }
-            None => match target.total {
-                Some(total) if target.done.len() == u64::from(total) => {
-                    target.over = true;
-                    if let Some(peer) = cx.peers.get_mut(id)
-                        && !peer.incoming().is_closed(attempt)
-                    {
-                        let skipped = target.skipped.clone();
-                        peer.incoming_mut().insert(attempt, Incoming::Served { total, skipped });
-                    }
+            None => {
+                let Some(written) = target.written() else { return };
+                let Some(total) = written.all_in_place() else { return };
+                let skipped = written.skipped().to_vec();
+                target.end();
+                if let Some(peer) = cx.peers.get_mut(id)
+                    && !peer.incoming().is_closed(attempt)
+                {
+                    peer.incoming_mut().insert(attempt, Incoming::Served { total, skipped });
                 }
-                _ => return,
-            },
+            }
         }
         self.maybe_end_sender(cx, session);
     }
 
     pub(super) fn maybe_end_sender(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
-        if !each(sender.targets.iter()).all(|target| target.over) {
+        if !each(sender.targets.iter()).all(Target::is_over) {
             return;
         }
         if sender.poll != KvPoll::Failed {
@@ -69,8 +67,8 @@ impl Sending {
             let max = cx.config.limits.max_ended_grants;
             self.ended_grants.insert(session, sender.failure.unwrap_or(consumed), max);
         }
-        for chunk in each(sender.chunks) {
-            cx.fx.release(session, chunk.pages);
+        for pages in each(sender.given.into_chunks()) {
+            cx.fx.release(session, pages);
         }
         if let Some(groups) = sender.groups {
             cx.fx.release_groups(session, groups, Vec::new());
@@ -100,7 +98,8 @@ impl Sending {
         let named = sender.named.clone();
         let granted = sender.pinned_until.is_some();
         let loud = each(sender.targets.iter()).filter(|target| {
-            (target.outstanding > 0 || target.reads && granted) && !target.abort_asked && !target.over
+            let relies = target.outstanding() > 0 || target.reads().is_some() && granted;
+            relies && !target.is_abort_asked() && !target.is_over()
         });
         let loud: Vec<_> = loud.map(|target| (target.peer, target.attempt)).collect();
         let (targets, learns) = (sender.targets.len(), sender.learns);

@@ -7,7 +7,7 @@ use crate::id::SessionId;
 use crate::meter::each;
 use crate::plan::Side;
 use crate::proto::context::Context;
-use crate::proto::groups::{Between, GroupPlans, check_own_groups};
+use crate::proto::groups::{Between, check_own_groups};
 use crate::proto::sending::Sending;
 
 impl Sending {
@@ -18,7 +18,7 @@ impl Sending {
         match self.sessions.get_mut(&session) {
             None => cx.fx.release_groups(session, groups, Vec::new()),
             Some(sender) if sender.poll.is_terminal() => cx.fx.release_groups(session, groups, Vec::new()),
-            Some(sender) if sender.complete || sender.groups.is_some() => {
+            Some(sender) if sender.given.is_complete() || sender.groups.is_some() => {
                 self.fail_sender(cx, session, Cause::InitOrder);
                 cx.fx.release_groups(session, groups, Vec::new());
             }
@@ -34,24 +34,22 @@ impl Sending {
     /// Plans the state groups with each receiver that is to be written, once the request is complete.
     pub(super) fn plan_groups(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
-        if sender.poll.is_terminal() || !sender.complete {
+        if sender.poll.is_terminal() || !sender.given.is_complete() {
             return;
         }
         let none = Groups::none();
         let groups = sender.groups.as_ref().unwrap_or(&none);
         let mut disagreement = None;
-        let waiting =
-            each(sender.targets.iter_mut()).filter(|target| !target.reads && target.group_plans.is_none());
-        for target in each(waiting) {
-            let Some(peer) = cx.peers.get(target.peer) else { continue };
+        for target in each(sender.targets.iter_mut()) {
+            let peer = cx.peers.get(target.peer);
+            let Some(written) = target.written_mut().filter(|written| !written.has_group_plans()) else {
+                continue;
+            };
+            let Some(peer) = peer else { continue };
             let Some(map) = peer.maps().out() else { continue };
             let (ours, theirs) = (cx.config.args.geometry(), peer.maps().geometry());
-            match (Between { map, ours, theirs, source: Side::Local }).plan(groups, &target.groups) {
-                Ok(GroupPlans { plans, mut skipped }) => {
-                    skipped.retain(|&group| target.groups.get(group).is_some());
-                    target.group_plans = Some(plans);
-                    target.skipped = skipped;
-                }
+            match (Between { map, ours, theirs, source: Side::Local }).plan(groups, written.groups()) {
+                Ok(plans) => written.plan_groups(plans),
                 Err(cause) => disagreement = disagreement.or(Some(cause)),
             }
         }

@@ -29,6 +29,7 @@ use crate::proto::rendezvous::Named;
 use crate::proto::run_set;
 use crate::proto::run_set::is_rising;
 use crate::proto::sending::Sending;
+use crate::proto::sending::target::Target;
 use crate::proto::timer::Timer;
 use crate::time::Time;
 use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released};
@@ -80,8 +81,8 @@ impl Sending {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         match peer.incoming_mut().get_mut(attempt) {
             Some(&mut Incoming::Reading { session, target, .. }) => {
-                if let Some(target) = self.target_mut(session, target) {
-                    target.beat = beat;
+                if let Some(reads) = self.target_mut(session, target).and_then(Target::reads_mut) {
+                    reads.beat = beat;
                 }
                 return self.answer_claim(cx, id, attempt, session, target);
             }
@@ -181,7 +182,7 @@ impl Sending {
         let (Some(pinned_until), Some(target)) = (sender.pinned_until, sender.targets.get(index)) else {
             return;
         };
-        if target.over || sender.failure.is_some() {
+        if target.is_over() || sender.failure.is_some() {
             return;
         }
         let (id, attempt) = (target.peer, target.attempt);
@@ -196,10 +197,10 @@ impl Sending {
         let (lease, interval) = (*until - cx.fx.now(), sender.lease.heartbeat_interval());
         let granted = Granted {
             attempt,
-            beat: target.beat,
+            beat: target.reads().map_or(0, |reads| reads.beat),
             grant: session,
-            pages: sender.all_pages(),
-            aux: sender.aux(),
+            pages: sender.given.all_pages(),
+            aux: sender.given.aux(),
             lease_ms: millis(lease),
             interval_ms: interval.map_or(0, |interval| millis(interval).max(1)),
             groups: sender.groups.as_ref().map(Groups::lists).unwrap_or_default(),
@@ -298,9 +299,11 @@ impl Sending {
         let granted = sender.pinned_until.is_some();
         let failed = sender.failure.is_some();
         let Some(target) = sender.targets.get_mut(index) else { return };
-        target.released = true;
+        if let Some(reads) = target.reads_mut() {
+            reads.released = true;
+        }
         if granted && !failed {
-            target.over = true;
+            target.end();
             self.maybe_end_sender(cx, session);
         } else if failed {
             self.reader_let_go(cx, session, index);
@@ -320,16 +323,17 @@ impl Sending {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let Some(pinned_until) = sender.pinned_until else { return };
         let mut last = None;
-        for target in each(sender.targets.iter_mut().filter(|target| target.reads && !target.over)) {
+        for target in each(sender.targets.iter_mut().filter(|target| !target.is_over())) {
+            let (peer, attempt) = (target.peer, target.attempt);
+            let Some(reads) = target.reads_mut() else { continue };
             let mut fence = pinned_until;
-            let incoming =
-                cx.peers.get_mut(target.peer).and_then(|peer| peer.incoming_mut().get_mut(target.attempt));
+            let incoming = cx.peers.get_mut(peer).and_then(|peer| peer.incoming_mut().get_mut(attempt));
             if let Some(Incoming::Reading { until, extension, intact, .. }) = incoming {
                 fence = fence.max(*until);
                 *extension = None;
                 *intact = false;
             }
-            target.fence = Some(fence);
+            reads.fence = Some(fence);
             last = last.max(Some(fence));
         }
         match last {
@@ -342,7 +346,9 @@ impl Sending {
     pub(super) fn reader_has_failed(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let now = cx.fx.now();
         let Some(target) = self.target_mut(session, index) else { return };
-        target.fence = target.fence.map(|fence| fence.min(now));
+        if let Some(reads) = target.reads_mut() {
+            reads.fence = reads.fence.map(|fence| fence.min(now));
+        }
         self.on_lease(cx, session);
     }
 
@@ -367,9 +373,9 @@ impl Sending {
     fn lease_until(&self, cx: &Context, session: SessionId) -> Option<Time> {
         let sender = self.sessions.get(&session)?;
         let pinned_until = sender.pinned_until?;
-        let readers = sender.readers().filter(|(_, target)| !target.over);
+        let readers = sender.readers().filter(|(_, target)| !target.is_over());
         if sender.failure.is_some() {
-            return readers.filter_map(|(_, target)| target.fence).max();
+            return readers.filter_map(|(_, target)| target.reads()?.fence).max();
         }
         let missing = sender.lacks_receivers().then_some(pinned_until);
         let renewed = readers.map(|(_, target)| {

@@ -11,36 +11,35 @@
 //! ```
 //!
 //! A *target* is a receiver that has registered, or claimed. How its bytes are written is in
-//! `write.rs`, how it reads them in `grant.rs`.
+//! `write.rs`, how it reads them in `holder.rs`.
 
 mod attempts;
 mod chunks;
 mod ending;
+mod given;
 mod groups;
 mod holder;
 mod meeting;
 mod opening;
 mod peers;
 mod quarantine;
+mod target;
 mod write;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::PeerCause;
-use crate::groups::{GroupLists, Groups};
-use crate::id::{Attempt, AuxIndex, Incarnation, PeerId, SessionId};
+use crate::groups::Groups;
+use crate::id::{Incarnation, SessionId};
 use crate::layout::{Geometry, HeldLayers};
 use crate::lease::{Lease, TransferMode};
-use crate::pages::PageList;
-use crate::plan::Plan;
 use crate::poll::KvPoll;
 use crate::proto::rendezvous::Named;
-use crate::proto::run_set::RunSet;
-use crate::proto::sending::chunks::{Chunk, Final};
+use crate::proto::sending::given::Given;
 use crate::proto::sending::holder::EndedGrants;
+use crate::proto::sending::target::Target;
 use crate::time::Time;
-use crate::wire::Link;
 
 /// All sending sessions of a worker.
 #[derive(Debug)]
@@ -111,15 +110,8 @@ struct SendSession {
     /// Until when they stay at least; set when they are complete.
     pinned_until: Option<Time>,
     poll: KvPoll,
-    announced: Option<(usize, Option<AuxIndex>)>,
-    chunks: Vec<Chunk>,
-    given: usize,
-    /// How many chunks are final in all layers.
-    chunks_final: usize,
-    /// What of the chunks is final, in the order in which it was announced.
-    finals: Vec<Final>,
-    /// All announced pages have been given, and are final.
-    complete: bool,
+    /// What the scheduler has given.
+    given: Given,
     /// Items of state groups, sent with the last chunk.
     groups: Option<Groups>,
     targets: Vec<Target>,
@@ -140,71 +132,15 @@ impl SendSession {
     }
 
     /// The receivers that read, with their positions.
-    pub(in crate::proto) fn readers(&self) -> impl Iterator<Item = (usize, &Target)> + Clone {
-        self.targets.iter().enumerate().filter(|(_, target)| target.reads)
-    }
-
-    /// All pages given, in request order.
-    fn all_pages(&self) -> PageList {
-        let runs = self.chunks.iter().flat_map(|chunk| chunk.pages.list().runs());
-        PageList::from_runs(runs.copied()).unwrap_or_default()
+    fn readers(&self) -> impl Iterator<Item = (usize, &Target)> + Clone {
+        self.targets.iter().enumerate().filter(|(_, target)| target.reads().is_some())
     }
 
     /// How many pages are pinned for readers.
-    pub(in crate::proto) fn pages_leased(&self) -> usize {
-        let pinned = self.pinned_until.and(self.announced).filter(|_| self.failure.is_none());
+    fn pages_leased(&self) -> usize {
+        let pinned = self.pinned_until.and(self.given.announced()).filter(|_| self.failure.is_none());
         pinned.map_or(0, |(pages, _)| pages)
     }
-
-    /// The aux row, if there is one.
-    pub(in crate::proto) fn aux(&self) -> Option<AuxIndex> {
-        self.announced.and_then(|(_, aux)| aux)
-    }
-}
-
-/// A receiver that has registered.
-#[derive(Debug, Clone)]
-struct Target {
-    peer: PeerId,
-    attempt: Attempt,
-    /// In which conversation it came.
-    link: Link,
-    /// It reads: none of the fields of writing are used.
-    reads: bool,
-    /// The number in its last claim.
-    beat: u64,
-    /// It needs the pages no more.
-    released: bool,
-    /// The session has failed after the grant: when the last lease that it may know of is over.
-    fence: Option<Time>,
-    pages: PageList,
-    /// The number of the first of them in the request.
-    first: usize,
-    /// How many pages the request has at the receiver.
-    whole: usize,
-    aux: Option<AuxIndex>,
-    /// The aux row is this worker's to write.
-    aux_here: bool,
-    groups: GroupLists,
-    /// Plans of the groups, in reverse order; `None` until the request is complete.
-    group_plans: Option<Vec<Plan>>,
-    /// Registered groups that this worker leaves out.
-    skipped: Vec<u16>,
-    queued: bool,
-    /// First announcement that is not planned yet.
-    next_final: usize,
-    aux_planned: bool,
-    /// What is left of the plan before.
-    plan: Option<Plan>,
-    next_part: u32,
-    /// Known once the last part is posted.
-    total: Option<u32>,
-    done: RunSet,
-    outstanding: u32,
-    /// The receiver waits for an acknowledgement of its abort.
-    abort_asked: bool,
-    /// All of its parts are in place, or it has failed and is quiet.
-    over: bool,
 }
 
 impl Sending {

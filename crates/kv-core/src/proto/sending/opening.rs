@@ -13,6 +13,8 @@ use crate::proto::context::Context;
 use crate::proto::groups::check_aux;
 use crate::proto::io::LONGEST;
 use crate::proto::rendezvous::Named;
+use crate::proto::sending::given::Given;
+use crate::proto::sending::target::Written;
 use crate::proto::sending::{SendSession, Sending};
 use crate::proto::timer::Timer;
 use crate::session_options::SessionOptions;
@@ -43,12 +45,7 @@ impl Sending {
             lease,
             pinned_until: None,
             poll: KvPoll::Bootstrapping,
-            announced: None,
-            chunks: Vec::new(),
-            given: 0,
-            chunks_final: 0,
-            finals: Vec::new(),
-            complete: false,
+            given: Given::default(),
             groups: None,
             targets: Vec::new(),
             target_of: BTreeMap::new(),
@@ -98,10 +95,9 @@ impl Sending {
         if sender.poll.is_terminal() {
             return;
         }
-        if sender.announced.is_some() {
+        if !sender.given.announce(num_pages, aux) {
             return self.fail_sender(cx, session, Cause::InitOrder);
         }
-        sender.announced = Some((num_pages, aux));
         match bad {
             Some(cause) => self.fail_sender(cx, session, cause),
             None => self.check_agreement(cx, session),
@@ -111,16 +107,17 @@ impl Sending {
     /// Both sides must mean the same pages.
     pub(super) fn check_agreement(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get(&session) else { return };
-        let Some((sent, aux)) = sender.announced else { return };
-        let mut writes = each(sender.targets.iter()).filter(|target| !target.reads);
-        let disagreement = writes.find_map(|target| {
-            let registered = target.whole;
+        let Some((sent, aux)) = sender.given.announced() else { return };
+        let mut targets = each(sender.targets.iter());
+        let disagreement = targets.find_map(|target| {
+            let written = target.written()?;
+            let registered = written.whole();
             // A peer that is gone has nothing to agree to.
             let map = cx.peers.get(target.peer)?.maps().out();
             if map.is_none_or(|map| map.check_counts(sent, registered).is_err()) {
                 Some(Cause::PageCount { sent, registered })
-            } else if target.aux.is_some() != aux.is_some() {
-                Some(Cause::AuxOneSided { sender: aux.is_some(), receiver: target.aux.is_some() })
+            } else if written.has_aux() != aux.is_some() {
+                Some(Cause::AuxOneSided { sender: aux.is_some(), receiver: written.has_aux() })
             } else {
                 None
             }
@@ -137,7 +134,7 @@ impl Sending {
         if sender.poll.is_terminal() || waits {
             return;
         }
-        let poll = if sender.finals.is_empty() { KvPoll::WaitingForInput } else { KvPoll::Transferring };
+        let poll = if sender.given.finals() == 0 { KvPoll::WaitingForInput } else { KvPoll::Transferring };
         if poll > sender.poll {
             sender.poll = poll;
             cx.fx.status(session, poll, None);
@@ -150,8 +147,7 @@ impl Sending {
     pub(super) fn queue_targets(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         for (index, target) in each(sender.targets.iter_mut().enumerate()) {
-            if !target.reads && !target.queued && target.total.is_none() {
-                target.queued = true;
+            if target.written_mut().is_some_and(Written::queue) {
                 cx.posts.queue(target.peer, Op::Write, session, index);
             }
         }

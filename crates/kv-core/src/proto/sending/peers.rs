@@ -58,7 +58,8 @@ impl Sending {
         let writes = each(peer.incoming().live()).any(|incoming| match incoming {
             Incoming::Active(session, index) => {
                 let sender = self.sessions.get(session);
-                sender.is_some_and(|sender| sender.targets.get(*index).is_some_and(|target| !target.over))
+                sender
+                    .is_some_and(|sender| sender.targets.get(*index).is_some_and(|target| !target.is_over()))
             }
             Incoming::Waiting(registration) => matches!(registration.wish, Wish::Write { .. }),
             _ => false,

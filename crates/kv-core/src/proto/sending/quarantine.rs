@@ -15,9 +15,9 @@ impl Sending {
 
 impl SendSession {
     fn waits(&self, cx: &Context) -> Quarantine {
-        let busy = self.targets.iter().find(|target| target.outstanding > 0);
-        let leased = self.readers().map(|(_, target)| target).filter(|target| !target.over);
-        let until = leased.clone().filter_map(|target| target.fence).max();
+        let busy = self.targets.iter().find(|target| target.outstanding() > 0);
+        let leased = self.readers().map(|(_, target)| target).filter(|target| !target.is_over());
+        let until = leased.clone().filter_map(|target| target.reads()?.fence).max();
         let (target, reason) = match busy {
             Some(target) => (Some(target), QuarantineReason::OwnPosts),
             None => (leased.clone().next(), QuarantineReason::ReaderLease),
@@ -26,7 +26,7 @@ impl SendSession {
         Quarantine {
             peer: target.and_then(|target| cx.peers.get(target.peer)).map(|peer| peer.worker().clone()),
             reason,
-            pages: self.chunks.iter().map(|chunk| chunk.pages.len()).sum(),
+            pages: self.given.len(),
             items: self.groups.as_ref().map_or(0, |groups| groups.len()),
             sessions: 1,
             ends_within: until.map(|until| until - cx.fx.now()),

@@ -1,0 +1,222 @@
+//! What one source has granted to a reading session, and how far it has been read.
+//!
+//! | state | from | when |
+//! |---|---|---|
+//! | `Waiting` | – | the source has granted its pages; there are no pages to read into yet |
+//! | `Reading` | `Waiting` | both are there: the reads are planned, and posted in their turn |
+//! | `Ended` | `Waiting` | there is nothing to read |
+//! | `Ended` | `Reading` | the last read has ended well, and nothing waits for its turn |
+//!
+//! Reads that have ended are right if the pages were as they were granted until then: `is_proven`.
+
+use std::time::Duration;
+
+use crate::groups::GroupLists;
+use crate::id::{AuxIndex, SessionId};
+use crate::meter::step;
+use crate::pages::PageList;
+use crate::plan::Plan;
+use crate::plane::Desc;
+use crate::time::Time;
+use crate::wire::Granted;
+
+/// A lease on the pages of one source.
+#[derive(Debug, Clone)]
+pub(super) struct Reading {
+    /// The sender's session.
+    lease: SessionId,
+    pages: PageList,
+    aux: Option<AuxIndex>,
+    groups: GroupLists,
+    /// How often the source wants heartbeats.
+    interval: Option<Duration>,
+    /// Before this moment, the pages are known to be as granted. At it they may be gone.
+    intact_until: Time,
+    progress: Progress,
+}
+
+#[derive(Debug, Clone)]
+enum Progress {
+    Waiting,
+    Reading {
+        /// Plans not yet handed out, in reverse order.
+        plans: Vec<Plan>,
+        queued: bool,
+        next_part: u32,
+        outstanding: u32,
+    },
+    Ended(Time),
+}
+
+/// The next part of the reads from one source.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) number: u32,
+    /// What is to be read, at least one descriptor.
+    pub(super) descs: Vec<Desc>,
+    /// More can be posted.
+    pub(super) more: bool,
+}
+
+impl Reading {
+    /// What a source has granted. `interval` is how often heartbeats are sent for it.
+    pub(super) fn new(granted: Granted, interval: Option<Duration>, intact_until: Time) -> Reading {
+        let Granted { grant: lease, pages, aux, groups, .. } = granted;
+        Reading { lease, pages, aux, groups, interval, intact_until, progress: Progress::Waiting }
+    }
+
+    /// The sender's session.
+    pub(super) fn lease(&self) -> SessionId {
+        self.lease
+    }
+
+    /// The source's pages of the request, in request order.
+    pub(super) fn pages(&self) -> &PageList {
+        &self.pages
+    }
+
+    /// The source's aux row.
+    pub(super) fn aux(&self) -> Option<AuxIndex> {
+        self.aux
+    }
+
+    /// The source's items of state groups.
+    pub(super) fn groups(&self) -> &GroupLists {
+        &self.groups
+    }
+
+    /// How often the source wants heartbeats.
+    pub(super) fn interval(&self) -> Option<Duration> {
+        self.interval
+    }
+
+    /// The source has said that the pages are as they were granted, until then.
+    pub(super) fn prove(&mut self, until: Time) {
+        self.intact_until = self.intact_until.max(until);
+    }
+
+    /// True once the reads are planned.
+    pub(super) fn is_planned(&self) -> bool {
+        !matches!(self.progress, Progress::Waiting)
+    }
+
+    /// The pages to read into are there: takes the plans, the last of which is read first. True if there is
+    /// something to read, which then waits for its turn.
+    pub(super) fn plan(&mut self, plans: Vec<Plan>, now: Time) -> bool {
+        let reads = !plans.is_empty();
+        self.progress = match reads {
+            true => Progress::Reading { plans, queued: true, next_part: 0, outstanding: 0 },
+            false => Progress::Ended(now),
+        };
+        reads
+    }
+
+    /// The turn of these reads has come: the next part, of at most so many descriptors and bytes. Its post counts
+    /// as started. `None` if there is nothing to post.
+    pub(super) fn next_part(&mut self, max_sge: usize, max_bytes: u64) -> Option<Part> {
+        let Progress::Reading { plans, queued, next_part, outstanding } = &mut self.progress else {
+            return None;
+        };
+        let mut descs: Vec<Desc> = Vec::new();
+        let mut bytes = 0;
+        while let Some(plan) = plans.last_mut() {
+            step(1);
+            let room = max_sge - descs.len();
+            let progress = plan.fill(&mut descs, room, max_bytes.saturating_sub(bytes));
+            bytes += progress.bytes;
+            if !progress.done {
+                break;
+            }
+            plans.pop();
+        }
+        *queued = !(descs.is_empty() || plans.is_empty());
+        if descs.is_empty() {
+            return None;
+        }
+        *outstanding += 1;
+        let number = *next_part;
+        *next_part += 1;
+        Some(Part { number, descs, more: *queued })
+    }
+
+    /// A post has ended, well or not.
+    pub(super) fn post_ended(&mut self, well: bool, now: Time) {
+        let Progress::Reading { queued, outstanding, .. } = &mut self.progress else { return };
+        *outstanding = outstanding.saturating_sub(1);
+        if well && *outstanding == 0 && !*queued {
+            self.progress = Progress::Ended(now);
+        }
+    }
+
+    /// Whether reads wait for their turn, and how many posts have not ended.
+    pub(super) fn posting(&self) -> (bool, u32) {
+        match self.progress {
+            Progress::Reading { queued, outstanding, .. } => (queued, outstanding),
+            Progress::Waiting | Progress::Ended(_) => (false, 0),
+        }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.progress, Progress::Ended(_))
+    }
+
+    /// True if everything is read, and the pages were as granted until the last read had ended.
+    pub(super) fn is_proven(&self) -> bool {
+        matches!(self.progress, Progress::Ended(ended) if ended < self.intact_until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::Attempt;
+
+    fn reading() -> Reading {
+        let granted = Granted {
+            attempt: Attempt(1),
+            beat: 1,
+            grant: SessionId(9),
+            pages: PageList::default(),
+            aux: None,
+            lease_ms: 10,
+            interval_ms: 0,
+            groups: GroupLists::default(),
+        };
+        Reading::new(granted, None, Time::from_nanos(10))
+    }
+
+    fn at(nanos: u64) -> Time {
+        Time::from_nanos(nanos)
+    }
+
+    /// The table at the top, row by row.
+    #[test]
+    fn a_reading_waits_then_reads_then_has_ended_and_only_then_can_be_proven() {
+        let mut nothing = reading();
+        assert!(!nothing.is_planned() && !nothing.has_ended() && !nothing.is_proven());
+        assert!(!nothing.plan(Vec::new(), at(5)));
+        assert!(nothing.is_planned() && nothing.has_ended() && nothing.is_proven());
+
+        let mut reading = reading();
+        reading.progress = Progress::Reading { plans: vec![], queued: false, next_part: 2, outstanding: 2 };
+        reading.post_ended(true, at(4));
+        assert_eq!((reading.posting(), reading.has_ended()), ((false, 1), false));
+        reading.post_ended(true, at(10));
+        assert!(reading.has_ended() && !reading.is_proven(), "at the end of the lease the pages may be gone");
+        reading.prove(at(8));
+        assert!(!reading.is_proven(), "an older answer proves nothing new");
+        reading.prove(at(11));
+        assert!(reading.is_proven());
+    }
+
+    #[test]
+    fn a_reading_does_not_end_with_a_post_that_failed_or_while_more_of_it_waits() {
+        let mut reading = reading();
+        reading.progress = Progress::Reading { plans: vec![], queued: true, next_part: 1, outstanding: 1 };
+        reading.post_ended(true, at(1));
+        assert_eq!((reading.posting(), reading.has_ended()), ((true, 0), false));
+        reading.progress = Progress::Reading { plans: vec![], queued: false, next_part: 1, outstanding: 1 };
+        reading.post_ended(false, at(1));
+        assert_eq!((reading.posting(), reading.has_ended()), ((false, 0), false));
+    }
+}

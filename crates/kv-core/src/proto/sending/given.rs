@@ -1,0 +1,252 @@
+//! The pages of a sending session, as its scheduler gives them.
+//!
+//! | state | from | when |
+//! |---|---|---|
+//! | unannounced | – | the session was opened |
+//! | announced | unannounced | the scheduler said how many pages the request has |
+//! | in hand | announced | a chunk was begun |
+//! | final, in part | in hand | layers of the chunk were announced as final: these may be written |
+//! | complete | final, in part | all announced pages are given, and every chunk is final in all layers: the aux row may be written, and the pages may be read |
+
+use std::ops::Range;
+
+use crate::announce::LayersError;
+use crate::error::Cause;
+use crate::id::{AuxIndex, ChunkId};
+use crate::layout::HeldLayers;
+use crate::pages::{PageList, Pages};
+use crate::proto::run_set::RunSet;
+
+/// Everything that a scheduler has given to one sending session.
+#[derive(Debug, Default)]
+#[cfg_attr(feature = "model", derive(Clone))]
+pub(super) struct Given {
+    announced: Option<(usize, Option<AuxIndex>)>,
+    chunks: Vec<Chunk>,
+    /// Pages in all chunks.
+    pages: usize,
+    /// How many chunks are final in all layers.
+    chunks_final: usize,
+    /// What of the chunks is final, in the order in which it was announced.
+    finals: Vec<Final>,
+    complete: bool,
+}
+
+/// Pages in hand, their place in the request, and what of them is final.
+#[derive(Debug)]
+#[cfg_attr(feature = "model", derive(Clone))]
+struct Chunk {
+    offset: usize,
+    pages: Pages,
+    layers: Announced,
+}
+
+/// Layers of a chunk that have been announced.
+#[derive(Debug, Clone, Default)]
+struct Announced {
+    /// All at once.
+    whole: bool,
+    some: RunSet,
+    /// How many of them this rank holds.
+    held: u32,
+}
+
+/// One announcement: layers of a chunk that may be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Final {
+    /// Position in the list of chunks.
+    chunk: usize,
+    /// `None` for all that this rank has.
+    layers: Option<(u32, u32)>,
+}
+
+/// Pages that may be written, in the layers that may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Writable<'a> {
+    /// The pages, in request order.
+    pub(super) pages: &'a PageList,
+    /// The number of the first of them in the request.
+    pub(super) first: usize,
+    /// `None` for all that this rank has.
+    pub(super) layers: Option<(u32, u32)>,
+}
+
+impl Given {
+    /// The scheduler says how many pages the request has. False if it has said so before.
+    pub(super) fn announce(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> bool {
+        let first = self.announced.is_none();
+        if first {
+            self.announced = Some((num_pages, aux));
+        }
+        first
+    }
+
+    /// How many pages the request has, and its aux row; `None` until that was announced.
+    pub(super) fn announced(&self) -> Option<(usize, Option<AuxIndex>)> {
+        self.announced
+    }
+
+    /// The aux row, if there is one.
+    pub(super) fn aux(&self) -> Option<AuxIndex> {
+        self.announced.and_then(|(_, aux)| aux)
+    }
+
+    /// Takes the next pages, of which nothing is final yet. On an error they are kept all the same: they come
+    /// back with the others.
+    pub(super) fn begin(&mut self, pages: Pages) -> Result<ChunkId, Cause> {
+        let (offset, sent) = (self.pages, self.pages + pages.len());
+        let id = ChunkId(number(self.chunks.len()));
+        self.pages = sent;
+        self.chunks.push(Chunk { offset, pages, layers: Announced::default() });
+        match self.announced {
+            None => Err(Cause::InitOrder),
+            Some((announced, _)) if sent > announced => Err(Cause::TooManyPages { sent, announced }),
+            Some(_) => Ok(id),
+        }
+    }
+
+    /// Layers of a chunk are final; `None` for all of this rank.
+    pub(super) fn finish(
+        &mut self,
+        chunk: ChunkId,
+        layers: Option<Range<u32>>,
+        held: &HeldLayers,
+    ) -> Result<(), LayersError> {
+        let given = number(self.chunks.len());
+        let index = chunk.0 as usize;
+        let Some(known) = self.chunks.get_mut(index) else {
+            return Err(LayersError::UnknownChunk { chunk: chunk.0, given });
+        };
+        let before = known.layers.is_all(held);
+        let noted = known.layers.add(index, layers, held);
+        // Layers that nobody holds may be announced after those that count.
+        self.chunks_final += usize::from(!before && known.layers.is_all(held));
+        self.finals.push(noted?);
+        let all = self.announced.is_some_and(|(announced, _)| self.pages == announced);
+        self.complete |= all && self.chunks.len() == self.chunks_final;
+        Ok(())
+    }
+
+    /// True once all announced pages were given, and are final.
+    pub(super) fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// How many announcements of final layers were made.
+    pub(super) fn finals(&self) -> usize {
+        self.finals.len()
+    }
+
+    /// What the announcement with this number has made writable.
+    pub(super) fn writable(&self, number: usize) -> Option<Writable<'_>> {
+        let &Final { chunk, layers } = self.finals.get(number)?;
+        let chunk = self.chunks.get(chunk)?;
+        Some(Writable { pages: chunk.pages.list(), first: chunk.offset, layers })
+    }
+
+    /// How many pages were given.
+    pub(super) fn len(&self) -> usize {
+        self.pages
+    }
+
+    /// All pages given, in request order.
+    pub(super) fn all_pages(&self) -> PageList {
+        let runs = self.chunks.iter().flat_map(|chunk| chunk.pages.list().runs());
+        PageList::from_runs(runs.copied()).unwrap_or_default()
+    }
+
+    /// The pages as they were given, to be given back.
+    pub(super) fn into_chunks(self) -> impl Iterator<Item = Pages> {
+        self.chunks.into_iter().map(|chunk| chunk.pages)
+    }
+}
+
+impl Announced {
+    /// Notes layers as final. They are disjoint from those before, and of this rank.
+    fn add(
+        &mut self,
+        chunk: usize,
+        layers: Option<Range<u32>>,
+        held: &HeldLayers,
+    ) -> Result<Final, LayersError> {
+        let hull = held.hull();
+        if let Some(layers) = &layers {
+            held.check(layers)?;
+        }
+        let wanted = layers.clone().unwrap_or(hull.clone());
+        let (start, end) = (u64::from(wanted.start), u64::from(wanted.end));
+        let before = if self.whole {
+            Some(hull.clone())
+        } else {
+            let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+            self.some.shared(start..end).map(|run| narrow(run.start)..narrow(run.end))
+        };
+        if let Some(announced) = before {
+            return Err(LayersError::Twice { chunk: number(chunk), layers: wanted, announced });
+        }
+        let layers = layers.filter(|layers| *layers != hull);
+        self.whole = layers.is_none();
+        self.some.insert(start, end - start);
+        self.held += held.among(&wanted);
+        Ok(Final { chunk, layers: layers.map(|layers| (layers.start, layers.end)) })
+    }
+
+    fn is_all(&self, held: &HeldLayers) -> bool {
+        self.whole || self.held > 0 && self.held == held.among(&held.hull())
+    }
+}
+
+fn number(position: usize) -> u32 {
+    u32::try_from(position).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{KvArgs, Region, RegionRole};
+
+    fn held() -> HeldLayers {
+        let region = |layer: u32| {
+            let addr = 0x1000 * u64::from(layer + 1);
+            Region { layer: Some(layer), ..Region::dram(RegionRole::Kv, addr, 4 * 64, 64) }
+        };
+        let args = KvArgs::builder("p", 0).pages(4, 16).region(region(0)).region(region(1)).build().unwrap();
+        HeldLayers::new(args.geometry())
+    }
+
+    fn pages(first: u32) -> Pages {
+        Pages::claim(PageList::from_pages([first, first + 1]).unwrap()).unwrap()
+    }
+
+    /// The table at the top, row by row.
+    #[test]
+    fn pages_are_announced_then_in_hand_then_final_then_complete() {
+        let held = held();
+        let mut given = Given::default();
+        assert!(given.announced().is_none() && given.writable(0).is_none());
+        assert!(given.announce(4, Some(AuxIndex(2))));
+        assert!(!given.announce(5, None), "announced twice");
+        assert_eq!((given.announced(), given.aux()), (Some((4, Some(AuxIndex(2)))), Some(AuxIndex(2))));
+        let (one, two) = (given.begin(pages(0)).unwrap(), given.begin(pages(2)).unwrap());
+        assert_eq!((given.len(), given.finals(), given.is_complete()), (4, 0, false));
+        given.finish(two, None, &held).unwrap();
+        given.finish(one, Some(0..1), &held).unwrap();
+        assert!(!given.is_complete(), "a layer of the first chunk is not final");
+        let first = given.writable(0).unwrap();
+        assert_eq!((first.pages.len(), first.first, first.layers), (2, 2, None));
+        assert_eq!(given.writable(1).unwrap().layers, Some((0, 1)));
+        given.finish(one, Some(1..2), &held).unwrap();
+        assert!(given.is_complete());
+        assert_eq!(given.all_pages(), PageList::from_pages([0, 1, 2, 3]).unwrap());
+        assert_eq!(given.into_chunks().count(), 2);
+    }
+
+    #[test]
+    fn pages_that_are_refused_are_kept_until_they_can_be_given_back() {
+        let mut given = Given::default();
+        assert_eq!(given.begin(pages(0)), Err(Cause::InitOrder));
+        given.announce(3, None);
+        assert_eq!(given.begin(pages(2)), Err(Cause::TooManyPages { sent: 4, announced: 3 }));
+        assert_eq!(given.into_chunks().map(|pages| pages.len()).sum::<usize>(), 4);
+    }
+}

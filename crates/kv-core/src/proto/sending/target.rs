@@ -1,0 +1,377 @@
+//! One receiver of a sending session, from its registration or claim until nothing is owed to it.
+//!
+//! | state | from | when |
+//! |---|---|---|
+//! | `Served` | – | the receiver has registered, or claimed |
+//! | `AbortAsked` | `Served` | the receiver aborts: it waits for an acknowledgement |
+//! | `Over` | `Served` | all parts are in place, or the reader has released the pages |
+//! | `Over` | `Served`, `AbortAsked` | the session has failed, no post is in flight, and no lease runs that the receiver could still rely on |
+
+use super::given::Given;
+use crate::groups::GroupLists;
+use crate::id::{Attempt, AuxIndex, PeerId};
+use crate::layout::Geometry;
+use crate::meter::step;
+use crate::pages::PageList;
+use crate::plan::{Plan, PlanError};
+use crate::plane::Desc;
+use crate::proto::conversation::Peer;
+use crate::proto::groups::GroupPlans;
+use crate::proto::run_set::RunSet;
+use crate::time::Time;
+use crate::wire::Link;
+
+/// A receiver that has registered, or claimed.
+#[derive(Debug, Clone)]
+pub(super) struct Target {
+    pub(super) peer: PeerId,
+    pub(super) attempt: Attempt,
+    /// The conversation in which it came.
+    pub(super) link: Link,
+    pub(super) role: Role,
+    state: State,
+}
+
+/// Who moves the bytes.
+#[derive(Debug, Clone)]
+pub(super) enum Role {
+    /// This worker writes them.
+    Written(Box<Written>),
+    /// The receiver reads them.
+    Reads(Reads),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Served,
+    AbortAsked,
+    Over,
+}
+
+/// A receiver that is written to.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Written {
+    pages: PageList,
+    /// The number of the first of them in the request.
+    first: usize,
+    /// How many pages the request has at the receiver.
+    whole: usize,
+    aux: Option<AuxIndex>,
+    /// The aux row is this worker's to write.
+    aux_here: bool,
+    groups: GroupLists,
+    /// Plans of the groups, in reverse order; `None` until the request is complete.
+    group_plans: Option<Vec<Plan>>,
+    /// Registered groups that this worker leaves out.
+    skipped: Vec<u16>,
+    queued: bool,
+    /// First announcement that is not planned yet.
+    next_final: usize,
+    aux_planned: bool,
+    /// What is left of the plan before.
+    plan: Option<Plan>,
+    next_part: u32,
+    /// Known once the last part is posted.
+    total: Option<u32>,
+    /// Parts whose bytes are in place.
+    done: RunSet,
+    outstanding: u32,
+}
+
+/// A receiver that reads.
+#[derive(Debug, Clone)]
+pub(super) struct Reads {
+    /// The number in its last claim.
+    pub(super) beat: u64,
+    /// It needs the pages no more.
+    pub(super) released: bool,
+    /// The session has failed after the lease was given: when the last lease that the reader may know of is over.
+    pub(super) fence: Option<Time>,
+}
+
+/// The next part of a write.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) number: u32,
+    /// What is to be written; nothing, if the last part only says how many there are.
+    pub(super) descs: Vec<Desc>,
+    /// How many parts there are, if this is the last one.
+    pub(super) total: Option<u32>,
+    /// More can be posted.
+    pub(super) more: bool,
+}
+
+impl Target {
+    pub(super) fn new(peer: PeerId, attempt: Attempt, link: Link, role: Role) -> Target {
+        Target { peer, attempt, link, role, state: State::Served }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
+    pub(super) fn is_abort_asked(&self) -> bool {
+        self.state == State::AbortAsked
+    }
+
+    /// The receiver waits for an acknowledgement of its abort.
+    pub(super) fn ask_abort(&mut self) {
+        if self.state == State::Served {
+            self.state = State::AbortAsked;
+        }
+    }
+
+    /// Nothing is owed to it any more.
+    pub(super) fn end(&mut self) {
+        self.state = State::Over;
+    }
+
+    /// True while a post, or a lease that the receiver could still rely on, keeps a failed target.
+    pub(super) fn is_held(&self, now: Time) -> bool {
+        match &self.role {
+            Role::Written(written) => written.outstanding > 0,
+            Role::Reads(reads) => {
+                let leased = reads.fence.is_some_and(|fence| fence > now);
+                leased && !reads.released && self.state == State::Served
+            }
+        }
+    }
+
+    /// Posts of its that have not ended.
+    pub(super) fn outstanding(&self) -> u32 {
+        self.written().map_or(0, |written| written.outstanding)
+    }
+
+    pub(super) fn written(&self) -> Option<&Written> {
+        match &self.role {
+            Role::Written(written) => Some(written),
+            Role::Reads(_) => None,
+        }
+    }
+
+    pub(super) fn written_mut(&mut self) -> Option<&mut Written> {
+        match &mut self.role {
+            Role::Written(written) => Some(written),
+            Role::Reads(_) => None,
+        }
+    }
+
+    pub(super) fn reads(&self) -> Option<&Reads> {
+        match &self.role {
+            Role::Reads(reads) => Some(reads),
+            Role::Written(_) => None,
+        }
+    }
+
+    pub(super) fn reads_mut(&mut self) -> Option<&mut Reads> {
+        match &mut self.role {
+            Role::Reads(reads) => Some(reads),
+            Role::Written(_) => None,
+        }
+    }
+}
+
+impl Written {
+    pub(super) fn new(
+        (pages, first, whole): (PageList, usize, usize),
+        (aux, aux_here): (Option<AuxIndex>, bool),
+        groups: GroupLists,
+    ) -> Written {
+        Written { pages, first, whole, aux, aux_here, groups, ..Written::default() }
+    }
+
+    /// How many pages the request has at the receiver.
+    pub(super) fn whole(&self) -> usize {
+        self.whole
+    }
+
+    /// True if the receiver has an aux row.
+    pub(super) fn has_aux(&self) -> bool {
+        self.aux.is_some()
+    }
+
+    pub(super) fn groups(&self) -> &GroupLists {
+        &self.groups
+    }
+
+    /// True once the state groups are planned.
+    pub(super) fn has_group_plans(&self) -> bool {
+        self.group_plans.is_some()
+    }
+
+    /// Takes the plans of the state groups. Of the groups that are left out, those count that were registered.
+    pub(super) fn plan_groups(&mut self, GroupPlans { plans, mut skipped }: GroupPlans) {
+        skipped.retain(|&group| self.groups.get(group).is_some());
+        self.group_plans = Some(plans);
+        self.skipped = skipped;
+    }
+
+    /// True if it waits for its turn to post.
+    pub(super) fn is_queued(&self) -> bool {
+        self.queued
+    }
+
+    /// Has it wait for its turn, if there may be something to post. False if it waits already, or never will again.
+    pub(super) fn queue(&mut self) -> bool {
+        let queues = !self.queued && self.total.is_none();
+        self.queued |= queues;
+        queues
+    }
+
+    /// Its turn has come. False if everything is posted.
+    pub(super) fn take_turn(&mut self) -> bool {
+        self.queued = false;
+        self.total.is_none()
+    }
+
+    /// What it has in place, and of how many parts; nothing to tell before the first one.
+    pub(super) fn progress(&self) -> Option<(&RunSet, Option<u32>, &[u16])> {
+        (self.done.len() > 0).then_some((&self.done, self.total, self.skipped()))
+    }
+
+    /// The groups that are left out, once the last part is posted.
+    pub(super) fn skipped(&self) -> &[u16] {
+        if self.total.is_some() { &self.skipped } else { &[] }
+    }
+
+    /// How many parts there are, once all of them are in place.
+    pub(super) fn all_in_place(&self) -> Option<u32> {
+        self.total.filter(|&total| self.done.len() == u64::from(total))
+    }
+
+    /// True once the last part is posted.
+    pub(super) fn is_posted(&self) -> bool {
+        self.total.is_some()
+    }
+
+    /// A part is in place: its post has ended, or it had none.
+    pub(super) fn in_place(&mut self, part: u32) {
+        self.done.insert(u64::from(part), 1);
+    }
+
+    pub(super) fn post_started(&mut self) {
+        self.outstanding += 1;
+    }
+
+    pub(super) fn post_ended(&mut self) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+    }
+
+    /// Plans the next part, of at most so many descriptors and bytes. `None` if there is nothing to say now.
+    pub(super) fn next_part(
+        &mut self,
+        (peer, here): (&mut Peer, &Geometry),
+        given: &Given,
+        (max_sge, max_bytes): (usize, u64),
+    ) -> Result<Option<Part>, PlanError> {
+        let aux = given.aux().filter(|_| given.is_complete());
+        let mut descs: Vec<Desc> = Vec::new();
+        let mut bytes = 0;
+        while descs.len() < max_sge && bytes < max_bytes {
+            step(1);
+            if self.plan.is_none() {
+                self.plan = self.next_plan((peer, here), given, aux)?;
+            }
+            let Some(plan) = &mut self.plan else { break };
+            let room = max_sge - descs.len();
+            let progress = plan.fill(&mut descs, room, max_bytes - bytes);
+            bytes += progress.bytes;
+            if progress.done {
+                self.plan = None;
+            } else if progress.descs == 0 {
+                break;
+            }
+        }
+        let planned_all = self.has_planned_all(given, aux);
+        let last = planned_all && given.is_complete();
+        if descs.is_empty() && !last {
+            return Ok(None);
+        }
+        let number = self.next_part;
+        self.next_part += 1;
+        self.total = last.then_some(self.next_part);
+        self.queued = !planned_all;
+        Ok(Some(Part { number, descs, total: self.total, more: self.queued }))
+    }
+
+    /// The plan of the next announcement, and after the last one those of the state groups and the aux row.
+    fn next_plan(
+        &mut self,
+        (peer, here): (&mut Peer, &Geometry),
+        given: &Given,
+        aux: Option<AuxIndex>,
+    ) -> Result<Option<Plan>, PlanError> {
+        if let Some(writable) = given.writable(self.next_final) {
+            self.next_final += 1;
+            let Some(map) = peer.maps_mut().out_of_layers(here, writable.layers) else { return Ok(None) };
+            let local = (writable.pages, writable.first);
+            return Plan::suffix(map, local, (&self.pages, self.first)).map(Some);
+        }
+        if let Some(plan) = self.group_plans.as_mut().and_then(Vec::pop) {
+            return Ok(Some(plan));
+        }
+        match (aux, self.aux, peer.maps().out()) {
+            (Some(local), Some(remote), Some(map)) if self.aux_here && !self.aux_planned => {
+                self.aux_planned = true;
+                Plan::aux(map, local, remote).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn has_planned_all(&self, given: &Given, aux: Option<AuxIndex>) -> bool {
+        self.plan.is_none()
+            && self.next_final == given.finals()
+            && self.group_plans.as_ref().is_none_or(Vec::is_empty)
+            && (aux.is_none() || self.aux_planned || !self.aux_here)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(role: Role) -> Target {
+        Target::new(PeerId(1), Attempt(1), Link::new(1, 1), role)
+    }
+
+    /// The table at the top: what holds a failed target, and what does not.
+    #[test]
+    fn a_failed_target_is_held_by_its_posts_or_by_a_lease_that_counts() {
+        let now = Time::from_nanos(5);
+        let mut written = target(Role::Written(Box::default()));
+        assert!(!written.is_held(now));
+        written.written_mut().unwrap().post_started();
+        written.ask_abort();
+        assert!(written.is_held(now) && written.is_abort_asked(), "an abort does not stop a post");
+        written.written_mut().unwrap().post_ended();
+        assert!(!written.is_held(now));
+
+        let reads = |released, fence| {
+            target(Role::Reads(Reads { beat: 1, released, fence: fence.map(Time::from_nanos) }))
+        };
+        assert!(!reads(false, None).is_held(now) && !reads(false, Some(5)).is_held(now));
+        assert!(!reads(true, Some(6)).is_held(now), "a reader that released relies on nothing");
+        let mut reader = reads(false, Some(6));
+        assert!(reader.is_held(now));
+        reader.ask_abort();
+        assert!(!reader.is_held(now), "nor does one that aborts");
+        reader.end();
+        reader.ask_abort();
+        assert!(reader.is_over() && !reader.is_abort_asked(), "what is over stays over");
+    }
+
+    #[test]
+    fn a_written_target_waits_for_its_turn_once_and_never_after_its_last_part() {
+        let mut written = Written::default();
+        assert!(written.queue() && !written.queue());
+        assert!(written.take_turn() && written.queue());
+        written.take_turn();
+        written.total = Some(2);
+        assert!(!written.queue() && !written.take_turn());
+        written.in_place(0);
+        assert_eq!(written.all_in_place(), None);
+        written.in_place(1);
+        assert_eq!(written.all_in_place(), Some(2));
+    }
+}
