@@ -64,7 +64,7 @@ mod time;
 pub mod wire;
 
 pub use announce::{Fence, FenceError, FinalLayers, LayersError};
-pub use args::{KvArgs, KvArgsBuilder, MAX_REGIONS, MemoryKind, Parallel, Region, RegionRole};
+pub use args::{KvArgs, KvArgsBuilder};
 pub use bootstrap::{BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, Replica};
 pub use error::{
     ArgsError, Backpressure, BootstrapError, Cause, IdError, Mismatch, Obstacle, OpenError, PagesError,
@@ -77,7 +77,10 @@ pub use id::{
     Attempt, AuxIndex, ChunkId, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId,
     RequestId, Room, SessionId, WorkerId,
 };
-pub use layout::{Axis, Geometry, Holds, Layout, RegionShape, StateGroup};
+pub use layout::{
+    Axis, Geometry, Holds, Layout, MAX_REGIONS, MemoryKind, Parallel, Region, RegionRole, RegionShape,
+    StateGroup,
+};
 pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, TransferMode, UnknownMode};
 pub use offer::{Chosen, KV_SERVICE, KV_VERSIONS, KvDataError, OfferError, TRANSPORT_VERSION, Wanted};
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};

@@ -9,10 +9,11 @@ use std::ops::RangeInclusive;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{MAX_REGIONS, MemoryKind, Parallel, RegionRole};
 use crate::error::Mismatch;
 use crate::id::{Incarnation, WorkerId};
+use crate::layout::MAX_REGIONS;
 use crate::layout::{Geometry, GeometryError, Holds, Layout, RegionShape};
+use crate::layout::{MemoryKind, Parallel, RegionRole};
 use crate::meter::each;
 use crate::record::{RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerRole};
 use crate::wire::VERSIONS;

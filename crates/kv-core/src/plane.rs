@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::args::Region;
 use crate::id::{PeerId, PostId};
+use crate::layout::Region;
 use crate::time::Time;
 
 /// Largest frame, in bytes: a registration of some hundred thousand scattered pages.

@@ -8,8 +8,8 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::args::Parallel;
 use crate::id::{Incarnation, WorkerId};
+use crate::layout::Parallel;
 use crate::meter::each;
 
 /// Most transports of a record, and most services.

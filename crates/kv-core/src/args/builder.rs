@@ -2,11 +2,9 @@
 
 use super::KvArgs;
 use super::check::{check_memory, range};
-use super::parallel::Parallel;
-use super::region::{Region, RegionRole};
 use crate::error::ArgsError;
 use crate::id::{EngineId, WorkerId};
-use crate::layout::{Geometry, Layout};
+use crate::layout::{Geometry, Layout, Parallel, Region, RegionRole};
 use crate::lease::TransferMode;
 
 /// Collects and checks the fields of a [`KvArgs`].

@@ -1,8 +1,8 @@
 //! What must hold of a worker's numbers and of the memory behind its regions. What is told to peers is
 //! checked by [`Geometry::validate`](crate::Geometry::validate), there and here alike.
 
-use super::region::{MemoryKind, Region};
 use crate::error::ArgsError;
+use crate::layout::{MemoryKind, Region};
 
 /// Regions lie in memory that can be, and no two share bytes.
 pub(super) fn check_memory(regions: &[Region]) -> Result<(), ArgsError> {

@@ -2,19 +2,12 @@
 
 mod builder;
 mod check;
-mod parallel;
-mod region;
 
 pub use builder::KvArgsBuilder;
-pub use parallel::Parallel;
-pub use region::{MemoryKind, Region, RegionRole};
 
 use crate::id::WorkerId;
-use crate::layout::Geometry;
+use crate::layout::{Geometry, Region};
 use crate::lease::TransferMode;
-
-/// Most regions of one worker.
-pub const MAX_REGIONS: usize = 4096;
 
 /// What a worker tells the framework about itself (seed: `KVArgs`). Built once, validated once:
 /// a `KvArgs` that exists is valid, and no later code checks again.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::shape::{Axis, Holds, StateGroup};
 use super::{Geometry, RegionShape};
-use crate::args::RegionRole;
+use crate::layout::RegionRole;
 use crate::meter::{each, step};
 
 /// A region that says what it holds: some layers of some kinds of bytes.

@@ -6,8 +6,8 @@ use super::cells::{Overlap, holders, overlaps};
 use super::ranks::gcd;
 use super::shape::Holds;
 use super::{Geometry, RegionShape};
-use crate::args::RegionRole;
 use crate::error::Mismatch;
+use crate::layout::RegionRole;
 use crate::meter::each;
 
 /// The field in which pages differ that are dealt to ranks.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Geometry;
 use crate::announce::LayersError;
-use crate::args::RegionRole;
+use crate::layout::RegionRole;
 
 /// The layers of a rank's KV regions. Made once for each worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,8 +73,9 @@ impl HeldLayers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{KvArgs, Region};
+    use crate::args::KvArgs;
     use crate::layout::Holds;
+    use crate::layout::Region;
 
     fn held(regions: &[(Option<Range<u32>>, Holds)]) -> HeldLayers {
         let mut builder = KvArgs::builder("e", 0).pages(4, 16).heads(1, 1);

@@ -9,7 +9,9 @@
 mod cells;
 mod check;
 mod layers;
+mod parallel;
 mod ranks;
+mod region;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -19,14 +21,15 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::args::{MemoryKind, Parallel, Region, RegionRole};
 use crate::meter::each;
 
 pub(crate) use cells::{Inside, Overlap, holders, overlaps};
 pub(crate) use check::remedy;
 pub(crate) use layers::HeldLayers;
+pub use parallel::Parallel;
 pub use ranks::{Source, consumers, receivers_of, sources};
 pub(crate) use ranks::{gcd, shares};
+pub use region::{MAX_REGIONS, MemoryKind, Region, RegionRole};
 pub use shape::{Axes, Axis, HND, HND_PACKED, Holds, Layout, MAX_GROUPS, NHD, NHD_PACKED, StateGroup};
 pub use validate::GeometryError;
 

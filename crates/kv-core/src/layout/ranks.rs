@@ -18,8 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::cells::{first_head, holders, overlaps};
 use super::shape::Holds;
 use super::{Geometry, RegionShape};
-use crate::args::{Parallel, RegionRole};
 use crate::error::Mismatch;
+use crate::layout::{Parallel, RegionRole};
 use crate::meter::each;
 
 /// A rank of the source engine that a destination rank has to do with.

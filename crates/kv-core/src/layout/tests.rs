@@ -4,7 +4,8 @@ mod bounds;
 mod pairing;
 
 use super::*;
-use crate::args::{KvArgs, MemoryKind, Region};
+use crate::args::KvArgs;
+use crate::layout::{MemoryKind, Region};
 use crate::pages::MAX_PAGES;
 
 fn shape(role: RegionRole, items: u64, item_len: u64) -> RegionShape {

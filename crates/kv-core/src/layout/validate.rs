@@ -3,7 +3,8 @@
 use super::cells::{held_twice, holders};
 use super::shape::{Holds, MAX_GROUPS};
 use super::{Geometry, RegionShape};
-use crate::args::{MAX_REGIONS, RegionRole};
+use crate::layout::MAX_REGIONS;
+use crate::layout::RegionRole;
 use crate::meter::each;
 use crate::pages::MAX_PAGES;
 

@@ -1,6 +1,7 @@
 use super::*;
-use crate::args::{KvArgs, Region};
+use crate::args::KvArgs;
 use crate::id::EngineId;
+use crate::layout::Region;
 
 fn transport(name: &str, version: u16) -> TransportOffer {
     TransportOffer { name: name.to_owned(), version, metadata: Bytes::from(format!("{name} {version}")) }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::error::{PlanError, Side};
 use super::pair::Pair;
-use crate::args::RegionRole;
 use crate::groups::GroupSpan;
+use crate::layout::RegionRole;
 use crate::layout::{Geometry, Overlap, gcd, holders, overlaps, shares};
 use crate::meter::each;
 

@@ -35,6 +35,7 @@ mod error;
 mod map;
 mod pages;
 mod pair;
+mod segment;
 #[cfg(test)]
 mod tests;
 
@@ -49,9 +50,10 @@ use crate::plane::Desc;
 pub use error::{PlanError, Side};
 use map::Lane;
 pub use map::RegionMap;
+pub use pages::PagePlan;
 use pages::{Cover, Span};
-pub use pages::{PagePlan, Segment};
 use pair::Pair;
+pub use segment::Segment;
 
 /// The descriptors of one transfer, not yet handed out: a cursor over regions × segments.
 ///

@@ -2,21 +2,9 @@
 
 use super::error::{PlanError, Side};
 use super::map::Lane;
+use super::segment::Segment;
 use crate::meter::{each, step};
 use crate::pages::{PageList, PageRun};
-
-/// `len` items that are neighbours on both sides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// Position of the first in the list: how many items the segments before it hold.
-    pub position: u32,
-    /// The first item here.
-    pub local: u32,
-    /// The first item at the peer.
-    pub remote: u32,
-    /// How many items, at least one.
-    pub len: u32,
-}
 
 /// Which page here goes with which page at the peer, as the longest possible segments.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use crate::layout::{Axis, Geometry, Overlap};
 use crate::plane::Desc;
 
-use super::pages::Segment;
+use super::segment::Segment;
 
 /// What one region here and one at the peer share, as a loop: over rows (layers, parts and heads
 /// that do not lie together), over units of pages, over tokens, with one block in the middle.

@@ -3,8 +3,10 @@
 mod unequal;
 
 use super::*;
-use crate::args::{KvArgs, MAX_REGIONS, Region, RegionRole};
+use crate::args::KvArgs;
+use crate::layout::MAX_REGIONS;
 use crate::layout::{Geometry, RegionShape};
+use crate::layout::{Region, RegionRole};
 
 /// `kv` regions of `num_pages` pages, of 8, 16, 24 … bytes, and aux regions of 4 and of 2 rows.
 fn geometry(kv: u64, num_pages: u32) -> Geometry {

@@ -1,22 +1,27 @@
-//! The protocol machine: sans-IO, one [`Node`] per worker.
+//! The protocol machine of the KV cache: sans-IO, one [`Node`] per worker.
+//!
+//! Each part owns its state: its fields are private, and the others ask it in words. A part may use those below
+//! it in this picture, and none above.
 //!
 //! ```text
-//! io.rs          what goes in and what comes out                   service.rs     the node as a worker's machine
-//! node.rs        who gets which input
-//! ├ handshake.rs meeting peers, keeping in touch, losing them         peer.rs        what is known of each
-//! ├ lookup.rs    decode side: from an address to peers                directory.rs   answers of bootstrap servers
-//! ├ receive.rs   decode side: register, count parts                   run_set.rs     numbers as runs
-//! ├ close.rs     decode side: tell of a failure, wait for quiet
-//! ├ permission.rs both sides: until when P may write, and what ends its last writes
-//! ├ quarantine.rs whom pages of ended sessions wait for
-//! ├ attempts.rs  prefill side: registrations, aborts, answers         rendezvous.rs  who waits for whom
-//! │                                                                   incoming.rs    attempts of one peer
-//! ├ send.rs      prefill side: sessions and their targets             posting.rs     whose turn it is to post
-//! ├ chunks.rs    prefill side: pages given, layers announced
-//! ├ write.rs     prefill side of push: plan and post                  groups.rs      state groups, both sides
-//! ├ grant.rs     prefill side of pull: claims, leases, releases
-//! ├ read.rs      decode side of pull: grants, reads, heartbeats, proofs
-//! └ model.rs     twins of a machine, for a model checker (feature `model`)
+//! service.rs              the node as a worker's machine            io.rs  what goes in, what comes out, settings
+//! node.rs                 routes inputs and timers to the parts     meeting.rs, posting.rs  the routes of peers' ends and posts
+//! ├ sending/              sessions of the prefill side
+//! │   opening, meeting, chunks, groups, ending    a session, from its room to its pages' return
+//! │   attempts, peers     registrations and aborts of receivers     given.rs   what the scheduler has given
+//! │   write.rs            push: parts are planned and posted        target.rs  one receiver
+//! │   holder.rs           pull: leases are given, kept and ended    ended.rs   what became of leases
+//! ├ receiving/            sessions of the decode side
+//! │   opening, lookup, registering, ending        a session, from its question to its pages' return
+//! │   parts, groups, peers                        what sources say, or do not say any more
+//! │   reader.rs, planning.rs                      pull: leases are kept alive, pages read      reading.rs  one lease
+//! ├ context.rs            what both stand on:
+//! │   conversation/       peers: who is there, and what each side has under way with the other
+//! │   rendezvous.rs       where senders and registrations of one request find each other
+//! │   lookups.rs          which ranks serve which address
+//! │   posts.rs            whose turn it is to post
+//! │   effects.rs          the time, timers, random numbers, outputs
+//! └ groups.rs, run_set.rs, timer.rs, random.rs    pure; model.rs is for model checkers (feature `model`)
 //! ```
 //!
 //! The receiver drives: it repeats its registration until it is acknowledged, asks about attempts

@@ -1,8 +1,8 @@
 //! Plans between caches that differ in pages, ranks or heads, and what of them is refused.
 
 use super::*;
-use crate::args::Parallel;
 use crate::groups::GroupSpan;
+use crate::layout::Parallel;
 use crate::layout::{Holds, Layout, StateGroup};
 
 /// One layer of keys, `page_size` bytes a page, whose units of pages can be told apart.

@@ -7,12 +7,11 @@
 //!                          ◀──────────────  Welcome{nonce, link} | Refused{nonce, cause}
 //! ```
 
-use std::time::Duration;
-
+use super::heard::{AnswerHeard, HelloHeard, Unanswered};
 use super::{HelloSaid, Introduction, Peer};
-use crate::args::MAX_REGIONS;
 use crate::error::{Cause, Mismatch, PeerCause};
 use crate::id::PeerId;
+use crate::layout::MAX_REGIONS;
 use crate::plane::Origin;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
@@ -23,46 +22,6 @@ use crate::wire::{Body, Codec, Hello, Link, Refused, Welcome};
 /// Most bytes of a transport's metadata, and how many more for each region.
 const MAX_METADATA: usize = 64 << 10;
 const METADATA_OF_REGION: usize = 64;
-
-/// What a hello means for the sessions with its peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::proto) enum HelloHeard {
-    /// Nothing: it is dropped, or answered already.
-    Nothing,
-    /// The conversation begins or goes on; the hello is to be answered.
-    Goes(PeerId),
-    /// The peer has lost its side of the conversation, and with it all sessions. They are to end here too, before
-    /// a new conversation begins.
-    Forgotten(PeerId),
-}
-
-/// What an answer to a hello of ours means for the sessions with its peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::proto) enum AnswerHeard {
-    /// Nothing: it answers no hello of ours.
-    Nothing,
-    /// The peer can be spoken to: it is up, or refuses for good.
-    Up {
-        /// It has forgotten the former conversation.
-        forgot: bool,
-        /// It refuses this worker for good.
-        refuses: bool,
-    },
-    /// Another incarnation answers.
-    AnotherLife,
-}
-
-/// What is to be done about a hello that was not answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::proto) enum Unanswered {
-    /// Say it again.
-    Repeat,
-    /// Nobody has answered for so long that who waits for it waits no more.
-    GiveUp {
-        /// How long it is since the first one.
-        silent_for: Duration,
-    },
-}
 
 impl Context {
     /// The peer with this incarnation; it is greeted if it is not known. `None` if there are too

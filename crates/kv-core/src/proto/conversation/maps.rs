@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::args::RegionRole;
 use crate::error::Mismatch;
+use crate::layout::RegionRole;
 use crate::layout::{Geometry, receivers_of};
 use crate::meter::each;
 use crate::plan::{RegionMap, Side};

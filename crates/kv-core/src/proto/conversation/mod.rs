@@ -5,12 +5,12 @@
 //! |---|---|
 //! | `mod.rs` | one peer, and what can be asked about it |
 //! | `peers.rs` | all peers, by every name that they have |
-//! | `greeting.rs` | hello, welcome, refusal |
+//! | `greeting.rs` | hello, welcome, refusal; `heard.rs` says what they mean for sessions |
 //! | `touch.rs` | silence, lost ways, successors |
 //! | `said.rs` | frames to a peer, and what is repeated until it is acknowledged |
 //! | `outgoing.rs` | attempts at a peer: it serves |
 //! | `incoming.rs`, `registration.rs` | attempts of a peer: this worker serves |
-//! | `permission.rs` | until when either side may write |
+//! | `permission.rs`, `permitting.rs` | until when either side may write |
 //! | `beats.rs` | the one rule by which granted time is counted |
 //! | `maps.rs` | what the caches of both make of each other |
 //!
@@ -18,11 +18,13 @@
 
 mod beats;
 mod greeting;
+mod heard;
 mod incoming;
 mod maps;
 mod outgoing;
 mod peers;
 mod permission;
+mod permitting;
 mod registration;
 mod said;
 mod touch;
@@ -39,14 +41,13 @@ use crate::time::Time;
 use crate::wire::{Abort, Body, Codec, Link};
 
 pub(super) use beats::millis;
-pub(super) use greeting::{AnswerHeard, HelloHeard, Unanswered};
+pub(super) use heard::{AnswerHeard, HelloHeard, Silence, Unanswered};
 pub(super) use incoming::{Attempts, Incoming};
 pub(super) use maps::Maps;
 pub(super) use outgoing::Outgoing;
 pub(super) use peers::Peers;
 pub(super) use permission::{WritesIn, WritesOut};
 pub(super) use registration::{Registration, Wish};
-pub(super) use touch::Silence;
 
 /// Most attempts that one ping asks about, and that one ping is answered for.
 pub(super) const MAX_ASKED: usize = 256;

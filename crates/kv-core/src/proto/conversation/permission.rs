@@ -1,33 +1,10 @@
-//! Permission to write into the pages of a decode worker, and what ends the danger of the last writes of
-//! a prefill worker that says nothing more.
-//!
-//! ```text
-//! prefill side                                     decode side
-//!   Welcome{ask} ──────────────────────────────▶
-//!                ◀──── Register{ask, permit_ms}     permission until now + permit_ms, by its clock
-//!   until = when that ask was sent + permit_ms,
-//!   less a margin for clocks of different rates
-//!   AskWrite{ask}, while a registration is open ─▶
-//!                ◀──── MayWrite{ask, permit_ms}     nothing, while it waits for this peer to stop
-//! ```
-//!
-//! Both sides count as [`beats`](super::beats) says: the prefill side from the moment at which it *asked*. Nothing
-//! extends a permission but an answer.
-//!
-//! Pages of a failed session come back by the prefill worker's word, or by its proven death. Where
-//! neither comes, because the peer is silent or the way to it is lost, the transport's
-//! [`WriteFence`] decides: see [`Context::fence_off`].
+//! Until when a peer lets this worker write, and until when this worker lets the peer: what is known of both.
 
 use std::time::Duration;
 
-use super::beats::{Beats, millis};
-use crate::id::PeerId;
+use super::beats::Beats;
 use crate::plane::WriteFence;
-use crate::proto::context::Context;
-use crate::proto::io::Output;
-use crate::proto::timer::Timer;
 use crate::time::Time;
-use crate::wire::{AskWrite, Body, MayWrite};
 
 /// What a peer lets this worker write into its memory.
 #[derive(Debug, Clone, Default)]
@@ -36,7 +13,7 @@ pub(in crate::proto) struct WritesOut {
     /// Until when writes may begin.
     until: Time,
     /// How often was asked since the last answer.
-    unanswered: u32,
+    pub(super) unanswered: u32,
 }
 
 impl WritesOut {
@@ -61,7 +38,7 @@ impl WritesOut {
     }
 
     /// Takes an answer. True if it permits more than was permitted before.
-    fn answered(&mut self, ask: u64, permit_ms: u64) -> bool {
+    pub(super) fn answered(&mut self, ask: u64, permit_ms: u64) -> bool {
         let Some(until) = self.asks.granted_until(ask, permit_ms) else { return false };
         self.unanswered = 0;
         let more = until > self.until;
@@ -74,13 +51,13 @@ impl WritesOut {
 #[derive(Debug, Clone)]
 pub(in crate::proto) struct WritesIn {
     /// The last question of the peer's that was heard; 0 for none.
-    heard: u64,
+    pub(super) heard: u64,
     /// No write of the peer's begins after this moment.
-    until: Time,
+    pub(super) until: Time,
     /// What ends the danger of its last ones.
-    fence: WriteFence,
+    pub(super) fence: WriteFence,
     /// The transport was asked to take the right to write from it.
-    revoking: bool,
+    pub(super) revoking: bool,
 }
 
 impl Default for WritesIn {
@@ -115,127 +92,5 @@ impl WritesIn {
     pub(in crate::proto) fn end_of_last(&self, bound: Duration) -> Time {
         // The bound is by another clock, and a thirty-second part is how much clocks may differ.
         self.until + bound + bound / 32 + Duration::from_millis(1)
-    }
-}
-
-impl Context {
-    // ---- the prefill side ---------------------------------------------------------------------
-
-    /// A registration of the peer's is open: a permission is to be there when the first chunk comes.
-    pub(in crate::proto) fn want_permission(&mut self, id: PeerId) {
-        if self.fx.is_armed(Timer::Permission(id)) {
-            return;
-        }
-        let Some(peer) = self.peers.get(id) else { return };
-        // Renewed when a third of it has gone. Answers to old questions permit less than that.
-        let due = self.fx.now() + self.config.timing.write_permission / 3;
-        match peer.writes_out.until > due {
-            true => self.fx.arm(Timer::Permission(id), due),
-            false => self.ask_to_write(id),
-        }
-    }
-
-    pub(in crate::proto) fn ask_to_write(&mut self, id: PeerId) {
-        let now = self.fx.now();
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        let ask = peer.writes_out.ask(now);
-        peer.writes_out.unanswered += 1;
-        let times = peer.writes_out.unanswered;
-        self.send(id, Body::AskWrite(AskWrite { ask }));
-        let pause = self.fx.backoff(self.config.timing.retry_first, times);
-        self.fx.arm(Timer::Permission(id), now + pause);
-    }
-
-    pub(in crate::proto) fn on_may_write(&mut self, id: PeerId, answer: MayWrite) {
-        self.note_permission(id, answer.ask, answer.permit_ms);
-    }
-
-    /// The peer has answered a question.
-    pub(in crate::proto) fn note_permission(&mut self, id: PeerId, ask: u64, permit_ms: u64) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        if !peer.writes_out.answered(ask, permit_ms) {
-            return;
-        }
-        let until = peer.writes_out.until();
-        if until <= self.fx.now() {
-            return;
-        }
-        self.fx.output(Output::Permit { peer: id, until });
-        self.posts.wake(id);
-        if self.fx.is_armed(Timer::Permission(id)) {
-            let due = self.fx.now() + self.config.timing.write_permission / 3;
-            self.fx.arm(Timer::Permission(id), due.min(until));
-        }
-    }
-
-    // ---- the decode side ----------------------------------------------------------------------
-
-    /// The answer to the last question that was heard from the peer: the number of the question, and how
-    /// long the permission is. Both are zero while this worker waits for the peer to stop: `Register` then
-    /// carries zeros, and no `MayWrite` is sent.
-    pub(in crate::proto) fn permit(&mut self, id: PeerId) -> (u64, u64) {
-        if self.is_barred(id) {
-            return (0, 0);
-        }
-        let (now, permission) = (self.fx.now(), self.config.timing.write_permission);
-        let Some(peer) = self.peers.get_mut(id) else { return (0, 0) };
-        if peer.writes_in.heard == 0 {
-            return (0, 0);
-        }
-        peer.writes_in.until = peer.writes_in.until.max(now + permission);
-        (peer.writes_in.heard, millis(permission))
-    }
-
-    /// True while this worker waits for the peer to stop: it must not begin more.
-    fn is_barred(&self, id: PeerId) -> bool {
-        let Some(peer) = self.peers.get(id) else { return true };
-        peer.lost || peer.writes_in.revoking || self.has_closing(id)
-    }
-
-    /// True if a session of this worker has failed, and the peer has not said yet that it writes no more.
-    fn has_closing(&self, id: PeerId) -> bool {
-        self.peers.get(id).is_some_and(|peer| peer.outgoing.is_closing())
-    }
-
-    pub(in crate::proto) fn on_ask_write(&mut self, id: PeerId, ask: AskWrite) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        peer.writes_in.hear(ask.ask, false);
-        if !peer.outgoing.has_open() {
-            return;
-        }
-        let (ask, permit_ms) = self.permit(id);
-        if ask != 0 {
-            self.send(id, Body::MayWrite(MayWrite { ask, permit_ms }));
-        }
-    }
-
-    /// The peer is silent, or the way to it is lost, and pages of failed sessions wait for its word:
-    /// sees to it that they come back without that word, if the transport knows how.
-    ///
-    /// | fence | pages come back |
-    /// |---|---|
-    /// | [`AtDeath`](WriteFence::AtDeath) | with the peer's word, over a new way if this one is lost, or its death |
-    /// | [`Revocable`](WriteFence::Revocable) | when the transport has revoked the peer's right to write |
-    /// | [`Within`](WriteFence::Within) | when the permission, and the transport's bound after it, are over |
-    ///
-    /// Pages that came back without the peer's word end the conversation: the peer may still believe that
-    /// it is to write, and gets no permission before it has forgotten that.
-    pub(in crate::proto) fn fence_off(&mut self, id: PeerId) {
-        if !self.has_closing(id) {
-            return;
-        }
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        match peer.writes_in.fence {
-            WriteFence::AtDeath => {}
-            WriteFence::Revocable if peer.writes_in.revoking => {}
-            WriteFence::Revocable => {
-                peer.writes_in.revoking = true;
-                self.fx.output(Output::Revoke { peer: id });
-            }
-            WriteFence::Within(bound) => {
-                let at = peer.writes_in.end_of_last(bound);
-                self.fx.arm(Timer::Fence(id), at.max(self.fx.now()));
-            }
-        }
     }
 }

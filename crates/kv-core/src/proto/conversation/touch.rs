@@ -6,23 +6,13 @@
 use std::time::Duration;
 
 use super::Peer;
+use super::heard::Silence;
 use crate::error::Cause;
 use crate::id::PeerId;
 use crate::plane::{Directions, WriteFence};
 use crate::proto::context::Context;
 use crate::proto::io::Output;
 use crate::proto::timer::Timer;
-
-/// How a peer that something depends on stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::proto) enum Silence {
-    /// It was heard a while ago.
-    Short,
-    /// It is silent for so long that it is given up now.
-    TooLong,
-    /// It was given up before.
-    GivenUp,
-}
 
 impl Context {
     /// Forgets a peer, and all that is kept for it.

@@ -6,7 +6,7 @@ use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::receiving::{Receiving, SourceState};
+use crate::proto::receiving::{ReceiveSession, Receiving, SourceState};
 use crate::proto::rendezvous::Named;
 use crate::proto::timer::Timer;
 use crate::wire::{Abort, Body, Failed};
@@ -29,42 +29,7 @@ impl Receiving {
             phase,
             cause,
         };
-        for (index, source) in each(receiver.sources.iter_mut().enumerate()) {
-            match source.state {
-                SourceState::Open => {
-                    source.state = SourceState::Closing;
-                    if let (Some(attempt), Some(peer)) = (source.attempt, cx.peers.get_mut(source.peer)) {
-                        peer.outgoing_mut().close(attempt);
-                    }
-                }
-                // A reference that this source cannot have is none of its business.
-                SourceState::Met if !receiver.grants.is_empty() => {
-                    source.state = SourceState::Over;
-                    if let Some(peer) = cx.peers.get_mut(source.peer) {
-                        peer.outgoing_mut().wait_no_more(session);
-                    }
-                }
-                SourceState::Met => {
-                    // Nothing to stop, but the sender should not wait for a registration in vain.
-                    let Some(peer) = cx.peers.get_mut(source.peer) else {
-                        source.state = SourceState::Over;
-                        continue;
-                    };
-                    let attempt = peer.outgoing_mut().open(session, index);
-                    peer.outgoing_mut().close(attempt);
-                    source.attempt = Some(attempt);
-                    source.state = SourceState::Closing;
-                }
-                SourceState::Meeting => {
-                    source.state = SourceState::Over;
-                    if let Some(peer) = cx.peers.get_mut(source.peer) {
-                        peer.outgoing_mut().wait_no_more(session);
-                        peer.abort_when_met(&receiver.room, &receiver.grants, &told);
-                    }
-                }
-                SourceState::Closing | SourceState::Over => {}
-            }
-        }
+        receiver.close_sources(cx, session, &told);
         let pulls = receiver.pulls;
         cx.fx.cancel(Timer::Deadline(session));
         cx.fx.cancel(Timer::Repeat(session));
@@ -189,6 +154,48 @@ impl Receiving {
         }
         if let Some(groups) = receiver.groups {
             cx.fx.release_groups(session, groups, skipped);
+        }
+    }
+}
+
+impl ReceiveSession {
+    /// The session has failed: each source is over, or closing until it says that it writes no more.
+    fn close_sources(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
+        for (index, source) in each(self.sources.iter_mut().enumerate()) {
+            match source.state {
+                SourceState::Open => {
+                    source.state = SourceState::Closing;
+                    if let (Some(attempt), Some(peer)) = (source.attempt, cx.peers.get_mut(source.peer)) {
+                        peer.outgoing_mut().close(attempt);
+                    }
+                }
+                // A reference that this source cannot have is none of its business.
+                SourceState::Met if !self.grants.is_empty() => {
+                    source.state = SourceState::Over;
+                    if let Some(peer) = cx.peers.get_mut(source.peer) {
+                        peer.outgoing_mut().wait_no_more(session);
+                    }
+                }
+                SourceState::Met => {
+                    // Nothing to stop, but the sender should not wait for a registration in vain.
+                    let Some(peer) = cx.peers.get_mut(source.peer) else {
+                        source.state = SourceState::Over;
+                        continue;
+                    };
+                    let attempt = peer.outgoing_mut().open(session, index);
+                    peer.outgoing_mut().close(attempt);
+                    source.attempt = Some(attempt);
+                    source.state = SourceState::Closing;
+                }
+                SourceState::Meeting => {
+                    source.state = SourceState::Over;
+                    if let Some(peer) = cx.peers.get_mut(source.peer) {
+                        peer.outgoing_mut().wait_no_more(session);
+                        peer.abort_when_met(&self.room, &self.grants, told);
+                    }
+                }
+                SourceState::Closing | SourceState::Over => {}
+            }
         }
     }
 }

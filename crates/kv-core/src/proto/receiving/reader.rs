@@ -26,7 +26,7 @@ use crate::meter::each;
 use crate::plane::{Op, PlaneError, Post};
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::conversation::{MAX_RUNS, of_life};
+use crate::proto::conversation::{MAX_RUNS, Maps, of_life};
 use crate::proto::groups::{check_aux, check_peer_groups};
 use crate::proto::io::Output;
 use crate::proto::posts::{InFlight, PostingState};
@@ -44,9 +44,7 @@ impl Receiving {
         let now = cx.fx.now();
         let Some(peer) = cx.peers.get(id) else { return };
         let proven = peer.outgoing().granted_until(granted.beat, granted.lease_ms);
-        let (num_pages, rows) = (peer.maps().geometry().num_pages, peer.maps().aux_rows());
-        let incarnation = peer.incarnation();
-        let groups_bad = check_peer_groups(&granted.groups, peer.maps().group_items()).is_err();
+        let (incarnation, possible) = (peer.incarnation(), is_possible(&granted, peer.maps()));
         let Some((session, index)) = peer.outgoing().of(granted.attempt) else { return };
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.poll.is_terminal() || !receiver.pulls {
@@ -67,11 +65,7 @@ impl Receiving {
             }
             return self.fail_receiver(cx, session, Cause::Protocol("two grants for one claim"));
         }
-        let bad = granted.pages.check_below(num_pages).is_err()
-            || granted.pages.check_distinct().is_err()
-            || check_aux(granted.aux, rows).is_some()
-            || groups_bad;
-        if bad {
+        if !possible {
             return self.fail_receiver(cx, session, Cause::Protocol("a grant of pages that do not exist"));
         }
         if let Some(cause) = expected.and_then(|expected| disagreement(&expected, &granted)) {
@@ -286,6 +280,14 @@ impl Receiving {
             Some(PostingState { peer: source.peer, op: Op::Read, queued, outstanding })
         })
     }
+}
+
+/// True if the peer has what it grants.
+fn is_possible(granted: &Granted, maps: &Maps) -> bool {
+    granted.pages.check_below(maps.geometry().num_pages).is_ok()
+        && granted.pages.check_distinct().is_ok()
+        && check_aux(granted.aux, maps.aux_rows()).is_none()
+        && check_peer_groups(&granted.groups, maps.group_items()).is_ok()
 }
 
 /// How a grant differs from the reference that the router carried.

@@ -7,7 +7,7 @@ use crate::meter::each;
 use crate::pages::PageList;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::receiving::{Receiving, SourceState};
+use crate::proto::receiving::{ReceiveSession, Receiving, SourceState};
 use crate::proto::timer::Timer;
 use crate::wire::{Body, Register};
 
@@ -15,43 +15,8 @@ impl Receiving {
     /// Sends the registrations that were not acknowledged, and sets the time of the next try.
     pub(super) fn say_registrations(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        let (pages, aux) = match &receiver.given {
-            Some((pages, aux)) => (pages.list().clone(), *aux),
-            None if receiver.pulls => (PageList::default(), None),
-            None => return,
-        };
-        let groups = receiver.groups.as_ref().filter(|_| !receiver.pulls).map(Groups::lists);
         let (pulls, grants) = (receiver.pulls, receiver.grants.clone());
-        // A little longer than this side waits: its own deadline shall end it, not the peer's patience.
-        let left = receiver.deadline.saturating_sub(cx.fx.now() - receiver.opened);
-        let ttl = left + cx.config.timing.retry_first;
-        let mut frames = Vec::new();
-        for (index, source) in each(receiver.sources.iter().enumerate()) {
-            let (SourceState::Open, false, Some(attempt)) = (source.state, source.registered, source.attempt)
-            else {
-                continue;
-            };
-            let Some(peer) = cx.peers.get(source.peer) else { continue };
-            let share = peer.maps().geometry().parallel.page_range(pages.len());
-            let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
-            let register = Register {
-                attempt,
-                floor: peer.outgoing().floor(),
-                room: receiver.room.clone(),
-                pages: pages.slice(share.start, share.len()).unwrap_or_default(),
-                first: number(receiver.prefix.saturating_add(share.start)),
-                whole: number(receiver.prefix.saturating_add(pages.len())),
-                aux,
-                // The first source is the one whose row counts.
-                aux_here: index == 0,
-                ranks: peer.maps().ranks_served(),
-                ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
-                groups: groups.clone().unwrap_or_default(),
-                ask: 0,
-                permit_ms: 0,
-            };
-            frames.push((source.peer, register));
-        }
+        let frames = receiver.registrations(cx);
         if frames.is_empty() {
             return;
         }
@@ -93,5 +58,48 @@ impl Receiving {
             source.registered = true;
             source.last_news = now;
         }
+    }
+}
+
+impl ReceiveSession {
+    /// What is said to each source that has not acknowledged it, as of now. Claims name no pages.
+    fn registrations(&self, cx: &Context) -> Vec<(PeerId, Register)> {
+        let (pages, aux) = match &self.given {
+            Some((pages, aux)) if !self.pulls => (pages.list().clone(), *aux),
+            _ if self.pulls => (PageList::default(), None),
+            _ => return Vec::new(),
+        };
+        let groups = self.groups.as_ref().filter(|_| !self.pulls).map(Groups::lists);
+        // A little longer than this side waits: its own deadline shall end it, not the peer's patience.
+        let left = self.deadline.saturating_sub(cx.fx.now() - self.opened);
+        let ttl = left + cx.config.timing.retry_first;
+        let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
+        let mut frames = Vec::new();
+        for (index, source) in each(self.sources.iter().enumerate()) {
+            let (SourceState::Open, false, Some(attempt)) = (source.state, source.registered, source.attempt)
+            else {
+                continue;
+            };
+            let Some(peer) = cx.peers.get(source.peer) else { continue };
+            let share = peer.maps().geometry().parallel.page_range(pages.len());
+            let register = Register {
+                attempt,
+                floor: peer.outgoing().floor(),
+                room: self.room.clone(),
+                pages: pages.slice(share.start, share.len()).unwrap_or_default(),
+                first: number(self.prefix.saturating_add(share.start)),
+                whole: number(self.prefix.saturating_add(pages.len())),
+                aux,
+                // The first source is the one whose row counts.
+                aux_here: index == 0,
+                ranks: peer.maps().ranks_served(),
+                ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+                groups: groups.clone().unwrap_or_default(),
+                ask: 0,
+                permit_ms: 0,
+            };
+            frames.push((source.peer, register));
+        }
+        frames
     }
 }

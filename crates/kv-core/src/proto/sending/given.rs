@@ -203,7 +203,8 @@ fn number(position: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{KvArgs, Region, RegionRole};
+    use crate::args::KvArgs;
+    use crate::layout::{Region, RegionRole};
 
     fn held() -> HeldLayers {
         let region = |layer: u32| {

@@ -17,8 +17,6 @@
 //! the plane's word that the peer is gone, for that is about this side's connection: the peer may
 //! live, and go on reading through its own.
 
-use std::collections::{BTreeMap, VecDeque};
-
 use crate::error::{Cause, PeerCause};
 use crate::groups::Groups;
 use crate::id::{Attempt, PeerId, SessionId};
@@ -36,34 +34,6 @@ use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Registered, Rel
 
 /// Most attempts that one release ends.
 const MAX_RELEASED: usize = 4096;
-
-/// What became of grants that are no more: bounded, the oldest are forgotten first.
-#[derive(Debug, Clone, Default)]
-pub(super) struct EndedGrants {
-    causes: BTreeMap<SessionId, PeerCause>,
-    order: VecDeque<SessionId>,
-}
-
-impl EndedGrants {
-    pub(in crate::proto) fn insert(&mut self, nonce: SessionId, cause: PeerCause, max: usize) {
-        while self.order.len() >= max.max(1) {
-            step(1);
-            if let Some(oldest) = self.order.pop_front() {
-                self.causes.remove(&oldest);
-            }
-        }
-        self.causes.insert(nonce, cause);
-        self.order.push_back(nonce);
-    }
-
-    fn get(&self, nonce: SessionId) -> Option<&PeerCause> {
-        self.causes.get(&nonce)
-    }
-
-    pub(in crate::proto) fn len(&self) -> usize {
-        self.order.len()
-    }
-}
 
 impl Sending {
     pub(in crate::proto) fn on_claim(&mut self, cx: &mut Context, id: PeerId, claim: Claim) {

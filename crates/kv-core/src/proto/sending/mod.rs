@@ -15,6 +15,7 @@
 
 mod attempts;
 mod chunks;
+mod ended;
 mod ending;
 mod given;
 mod groups;
@@ -36,8 +37,8 @@ use crate::layout::{Geometry, HeldLayers};
 use crate::lease::{Lease, TransferMode};
 use crate::poll::KvPoll;
 use crate::proto::rendezvous::Named;
+use crate::proto::sending::ended::EndedGrants;
 use crate::proto::sending::given::Given;
-use crate::proto::sending::holder::EndedGrants;
 use crate::proto::sending::target::Target;
 use crate::time::Time;
 

@@ -2,6 +2,7 @@
 //! for their turn.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::error::Cause;
 use crate::id::{AuxIndex, Room, SessionId};
@@ -11,7 +12,7 @@ use crate::plane::Op;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::groups::check_aux;
-use crate::proto::io::LONGEST;
+use crate::proto::io::{LONGEST, NodeConfig};
 use crate::proto::rendezvous::Named;
 use crate::proto::sending::given::Given;
 use crate::proto::sending::target::Written;
@@ -30,27 +31,7 @@ impl Sending {
     ) {
         let deadline = options.deadline.unwrap_or(cx.config.timing.session_deadline).min(LONGEST);
         let named = Named::new(room, cx.config.args.suffixes_requests());
-        let lease = match options.lease {
-            Some(Lease::Renewable(duration)) => Lease::Renewable(duration.min(LONGEST)),
-            Some(Lease::Fixed(duration)) => Lease::Fixed(duration.min(LONGEST)),
-            None => Lease::Renewable(cx.config.timing.kv_lease_duration),
-        };
-        let sender = SendSession {
-            deadline,
-            named: named.clone(),
-            // The first of them says how many there are, if the scheduler does not.
-            receivers: receivers.max(1) as usize,
-            learns: receivers == 0,
-            mode: options.mode.unwrap_or(cx.config.args.transfer_mode()),
-            lease,
-            pinned_until: None,
-            poll: KvPoll::Bootstrapping,
-            given: Given::default(),
-            groups: None,
-            targets: Vec::new(),
-            target_of: BTreeMap::new(),
-            failure: None,
-        };
+        let sender = SendSession::new((named.clone(), deadline), receivers, &options, &cx.config);
         self.sessions.insert(session, sender);
         cx.fx.status(session, KvPoll::Bootstrapping, None);
         if cx.stopping {
@@ -150,6 +131,37 @@ impl Sending {
             if target.written_mut().is_some_and(Written::queue) {
                 cx.posts.queue(target.peer, Op::Write, session, index);
             }
+        }
+    }
+}
+
+impl SendSession {
+    fn new(
+        (named, deadline): (Named, Duration),
+        receivers: u32,
+        options: &SessionOptions,
+        config: &NodeConfig,
+    ) -> SendSession {
+        let lease = match options.lease {
+            Some(Lease::Renewable(duration)) => Lease::Renewable(duration.min(LONGEST)),
+            Some(Lease::Fixed(duration)) => Lease::Fixed(duration.min(LONGEST)),
+            None => Lease::Renewable(config.timing.kv_lease_duration),
+        };
+        SendSession {
+            deadline,
+            named,
+            // The first of them says how many there are, if the scheduler does not.
+            receivers: receivers.max(1) as usize,
+            learns: receivers == 0,
+            mode: options.mode.unwrap_or(config.args.transfer_mode()),
+            lease,
+            pinned_until: None,
+            poll: KvPoll::Bootstrapping,
+            given: Given::default(),
+            groups: None,
+            targets: Vec::new(),
+            target_of: BTreeMap::new(),
+            failure: None,
         }
     }
 }

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::Holds;
 
+/// Most regions of one worker.
+pub const MAX_REGIONS: usize = 4096;
+
 /// A piece of registered memory: `len / item_len` items of `item_len` bytes from `addr` on.
 ///
 /// A region is data, not a promise: a plane accepts only memory that it was given (an arena it
