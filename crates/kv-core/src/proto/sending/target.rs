@@ -347,7 +347,7 @@ mod tests {
         written.written_mut().unwrap().post_ended();
         assert!(!written.is_held(now));
 
-        let reads = |released, fence| {
+        let reads = |released: bool, fence: Option<u64>| {
             target(Role::Reads(Reads { beat: 1, released, fence: fence.map(Time::from_nanos) }))
         };
         assert!(!reads(false, None).is_held(now) && !reads(false, Some(5)).is_held(now));
