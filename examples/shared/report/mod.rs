@@ -269,9 +269,14 @@ fn left_behind(requests: &[RequestReport], ranks: &[RankReport]) -> Vec<String> 
     };
     let first = |request: &&RequestReport| request.attempt == 1 && !request.proof;
     let unanswered = requests.iter().filter(first).filter(|request| !answered(request)).count();
-    let refused = requests.iter().filter(|request| request.proof && request.outcome != Outcome::Ok).count();
-    let told = [(unanswered, "requests were never answered"), (refused, "requests to survivors failed")];
-    told.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect()
+    let refused: Vec<&RequestReport> =
+        requests.iter().filter(|request| request.proof && request.outcome != Outcome::Ok).collect();
+    let unanswered = (unanswered > 0).then(|| format!("{unanswered} requests were never answered"));
+    let refused = refused.first().map(|first| {
+        let (count, from, to) = (refused.len(), &first.prefill, &first.decode);
+        format!("{count} requests to survivors failed, the first from {from} to {to}: {:?}", first.outcome)
+    });
+    unanswered.into_iter().chain(refused).collect()
 }
 
 /// The decode side's word counts, because it has the tokens; without it, whatever is known.
