@@ -32,7 +32,7 @@ struct Args {
     /// Stop each seed after so many events.
     #[arg(long)]
     steps: Option<u64>,
-    /// Plant a bug (see `planted.rs`), to see it caught; with `--exhaust`, by the shortest history in
+    /// Plant a bug (see `kv/planted/`), to see it caught; with `--exhaust`, by the shortest history in
     /// which it shows.
     #[arg(long, value_parser = planted)]
     plant: Option<Planted>,

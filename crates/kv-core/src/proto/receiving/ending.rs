@@ -6,7 +6,8 @@ use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::receiving::{ReceiveSession, Receiving, SourceState};
+use crate::proto::receiving::source::Closes;
+use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::rendezvous::Named;
 use crate::proto::timer::Timer;
 use crate::wire::{Abort, Body, Failed};
@@ -47,8 +48,9 @@ impl Receiving {
     pub(super) fn say_aborts(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(cause) = receiver.failure.clone() else { return };
-        let closing = each(receiver.sources.iter()).filter(|source| source.state == SourceState::Closing);
-        let closing: Vec<_> = closing.filter_map(|source| Some((source.peer, source.attempt?))).collect();
+        let closing = each(receiver.sources.iter());
+        let closing = closing.filter_map(|source| Some((source.peer, source.closing_attempt()?)));
+        let closing: Vec<_> = closing.collect();
         if closing.is_empty() {
             return;
         }
@@ -74,7 +76,7 @@ impl Receiving {
 
     pub(super) fn maybe_succeed(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        if receiver.poll != KvPoll::Transferring || !receiver.all(SourceState::Over) {
+        if receiver.poll != KvPoll::Transferring || !receiver.is_quiet_everywhere() {
             return;
         }
         receiver.poll = KvPoll::Success;
@@ -88,7 +90,7 @@ impl Receiving {
             // Over for us: let the peer forget it too.
             return cx.say_finish(id, failed.attempt);
         };
-        if source.state == SourceState::Over {
+        if source.is_over() {
             return;
         }
         if failed.quiet {
@@ -111,7 +113,7 @@ impl Receiving {
             peer.outgoing_mut().acknowledged(attempt..Attempt(attempt.0.saturating_add(1)));
         }
         let Some((session, index, source, _)) = self.source_of(cx, id, attempt) else { return };
-        if source.state == SourceState::Closing {
+        if source.closing_attempt().is_some() {
             self.source_over(cx, session, index);
             self.maybe_retire(cx, session);
         }
@@ -121,8 +123,7 @@ impl Receiving {
     pub(super) fn source_over(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(source) = receiver.sources.get_mut(index) else { return };
-        source.state = SourceState::Over;
-        let (id, attempt) = (source.peer, source.attempt);
+        let (id, attempt) = (source.peer, source.end());
         cx.fx.cancel(Timer::Quiet(session, id));
         if let (Some(attempt), Some(peer)) = (attempt, cx.peers.get_mut(id)) {
             peer.outgoing_mut().end(attempt);
@@ -135,7 +136,7 @@ impl Receiving {
         let retire = self
             .sessions
             .get(&session)
-            .is_some_and(|receiver| receiver.poll == KvPoll::Failed && receiver.all(SourceState::Over));
+            .is_some_and(|receiver| receiver.poll == KvPoll::Failed && receiver.is_quiet_everywhere());
         if retire && !cx.posts.has_any_of(session) {
             self.retire_receiver(cx, session);
         }
@@ -162,39 +163,25 @@ impl ReceiveSession {
     /// The session has failed: each source is over, or closing until it says that it writes no more.
     fn close_sources(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
         for (index, source) in each(self.sources.iter_mut().enumerate()) {
-            match source.state {
-                SourceState::Open => {
-                    source.state = SourceState::Closing;
-                    if let (Some(attempt), Some(peer)) = (source.attempt, cx.peers.get_mut(source.peer)) {
-                        peer.outgoing_mut().close(attempt);
-                    }
-                }
+            let Some(peer) = cx.peers.get_mut(source.peer) else {
+                source.close();
+                continue;
+            };
+            match source.close() {
+                Closes::Open(attempt) => peer.outgoing_mut().close(attempt),
                 // A reference that this source cannot have is none of its business.
-                SourceState::Met if !self.grants.is_empty() => {
-                    source.state = SourceState::Over;
-                    if let Some(peer) = cx.peers.get_mut(source.peer) {
-                        peer.outgoing_mut().wait_no_more(session);
-                    }
-                }
-                SourceState::Met => {
+                Closes::Met if !self.grants.is_empty() => peer.outgoing_mut().wait_no_more(session),
+                Closes::Met => {
                     // Nothing to stop, but the sender should not wait for a registration in vain.
-                    let Some(peer) = cx.peers.get_mut(source.peer) else {
-                        source.state = SourceState::Over;
-                        continue;
-                    };
                     let attempt = peer.outgoing_mut().open(session, index);
                     peer.outgoing_mut().close(attempt);
-                    source.attempt = Some(attempt);
-                    source.state = SourceState::Closing;
+                    source.abort(attempt);
                 }
-                SourceState::Meeting => {
-                    source.state = SourceState::Over;
-                    if let Some(peer) = cx.peers.get_mut(source.peer) {
-                        peer.outgoing_mut().wait_no_more(session);
-                        peer.abort_when_met(&self.room, &self.grants, told);
-                    }
+                Closes::Meeting => {
+                    peer.outgoing_mut().wait_no_more(session);
+                    peer.abort_when_met(&self.room, &self.grants, told);
                 }
-                SourceState::Closing | SourceState::Over => {}
+                Closes::Already => {}
             }
         }
     }

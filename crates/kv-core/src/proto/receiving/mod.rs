@@ -1,4 +1,4 @@
-//! The receiving half of a session, on the decode side. What differs in pull mode is in `read.rs`.
+//! The receiving half of a session, on the decode side. What differs in pull mode is in `reader.rs`.
 //!
 //! ```text
 //! open ─▶ lookup ─▶ hello ─▶ WaitingForInput ─ init(pages) ─▶ Register to each source ─▶ Transferring
@@ -8,17 +8,8 @@
 //! any failure ─▶ Failed ─▶ Abort to each source that may still write ─▶ AbortAck | proof of death ─▶ pages back
 //! ```
 //!
-//! A *source* is a rank of the prefill engine that writes into this rank. Each is served by an
-//! attempt of its own, which is over (`Over`) once it is certain that this source writes no more:
-//!
-//! | source | from | when |
-//! |---|---|---|
-//! | `Meeting` | – | the peer is not up yet |
-//! | `Met` | `Meeting` | the hello was answered |
-//! | `Open` | `Met` | pages are there: the registration was sent |
-//! | `Closing` | `Met`, `Open` | the session failed: the abort was sent |
-//! | `Over` | `Open` | all its parts are in place, or it failed and is quiet |
-//! | `Over` | `Closing` | the abort was acknowledged, or the peer is proven dead and its wire quiet |
+//! A *source* is a rank of the prefill engine that writes into this rank: see [`source`]. Each is served by an
+//! attempt of its own, which is over once it is certain that this source writes no more.
 
 mod ending;
 mod groups;
@@ -31,6 +22,7 @@ mod quarantine;
 mod reader;
 mod reading;
 mod registering;
+mod source;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -44,8 +36,7 @@ use crate::pages::Pages;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::lookups::Question;
-use crate::proto::receiving::reading::Reading;
-use crate::proto::run_set::RunSet;
+use crate::proto::receiving::source::Source;
 use crate::time::Time;
 
 /// All receiving sessions of a worker.
@@ -99,45 +90,17 @@ struct ReceiveSession {
     failure: Option<PeerCause>,
 }
 
-#[derive(Debug, Clone)]
-struct Source {
-    peer: PeerId,
-    state: SourceState,
-    attempt: Option<Attempt>,
-    /// The peer has the registration, or the claim.
-    registered: bool,
-    parts: RunSet,
-    total: Option<u32>,
-    /// Groups that the source has left out.
-    skipped: Vec<u16>,
-    /// In pull mode: the grant, once it has come.
-    reading: Option<Reading>,
-    last_news: Time,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SourceState {
-    Meeting,
-    Met,
-    Open,
-    Closing,
-    Over,
-}
-
 impl ReceiveSession {
     /// True if nothing was heard about the source's registered attempt for a while.
     fn is_quiet(&self, source: usize, now: Time, quiet: Duration) -> bool {
-        self.sources.get(source).is_some_and(|source| {
-            // With a grant there are heartbeats.
-            let waits = source.state == SourceState::Open && source.registered && source.reading.is_none();
-            waits && now - source.last_news >= quiet
-        })
+        let since = self.sources.get(source).and_then(Source::quiet_since);
+        since.is_some_and(|since| now - since >= quiet)
     }
 
     pub(in crate::proto) fn phase(&self) -> Phase {
         if self.sources.is_empty() {
             Phase::Bootstrap
-        } else if each(self.sources.iter()).any(|source| source.state == SourceState::Meeting) {
+        } else if each(self.sources.iter()).any(Source::is_meeting) {
             Phase::Handshake
         } else if each(self.sources.iter()).all(|source| source.parts.len() == 0 && source.reading.is_none())
         {
@@ -147,8 +110,9 @@ impl ReceiveSession {
         }
     }
 
-    fn all(&self, state: SourceState) -> bool {
-        each(self.sources.iter()).all(|source| source.state == state)
+    /// True if every source is over: none of them writes any more.
+    fn is_quiet_everywhere(&self) -> bool {
+        each(self.sources.iter()).all(Source::is_over)
     }
 }
 

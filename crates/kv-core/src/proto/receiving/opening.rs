@@ -11,9 +11,9 @@ use crate::proto::context::Context;
 use crate::proto::conversation::{Peer, of_life};
 use crate::proto::groups::check_aux;
 use crate::proto::io::LONGEST;
-use crate::proto::receiving::{ReceiveSession, Receiving, Source, SourceState};
+use crate::proto::receiving::source::Source;
+use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::rendezvous::Named;
-use crate::proto::run_set::RunSet;
 use crate::proto::timer::Timer;
 use crate::record::WorkerRole;
 use crate::session_options::SessionOptions;
@@ -86,17 +86,7 @@ impl Receiving {
             return;
         }
         for &peer in each(peers) {
-            receiver.sources.push(Source {
-                peer,
-                state: SourceState::Meeting,
-                attempt: None,
-                registered: false,
-                parts: RunSet::default(),
-                total: None,
-                skipped: Vec::new(),
-                reading: None,
-                last_news: cx.fx.now(),
-            });
+            receiver.sources.push(Source::new(peer, cx.fx.now()));
         }
         for &id in each(peers) {
             if let Some(peer) = cx.peers.get_mut(id) {
@@ -111,18 +101,16 @@ impl Receiving {
     pub(in crate::proto) fn source_came_up(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         for source in each(&mut receiver.sources) {
-            if source.state == SourceState::Meeting
-                && cx.peers.get(source.peer).is_some_and(|peer| peer.is_up())
-            {
-                source.state = SourceState::Met;
+            if cx.peers.get(source.peer).is_some_and(|peer| peer.is_up()) {
+                source.meet();
             }
         }
-        let met = each(receiver.sources.iter()).filter(|source| source.state == SourceState::Met);
+        let met = each(receiver.sources.iter()).filter(|source| source.is_met());
         let refusal = met.filter_map(|source| cx.peers.get(source.peer)?.refuses().cloned()).next();
         if let Some(cause) = refusal {
             return self.fail_receiver(cx, session, cause);
         }
-        if receiver.poll != KvPoll::Bootstrapping || !receiver.all(SourceState::Met) {
+        if receiver.poll != KvPoll::Bootstrapping || !each(receiver.sources.iter()).all(Source::is_met) {
             return;
         }
         receiver.poll = KvPoll::WaitingForInput;
@@ -199,9 +187,7 @@ impl Receiving {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         for (index, source) in each(receiver.sources.iter_mut().enumerate()) {
             let Some(peer) = cx.peers.get_mut(source.peer) else { continue };
-            source.attempt = Some(peer.outgoing_mut().open(session, index));
-            source.state = SourceState::Open;
-            source.last_news = cx.fx.now();
+            source.open(peer.outgoing_mut().open(session, index), cx.fx.now());
         }
     }
 

@@ -5,7 +5,7 @@ use crate::groups::MAX_REQUEST_GROUPS;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
 use crate::proto::context::Context;
-use crate::proto::receiving::{Receiving, SourceState};
+use crate::proto::receiving::Receiving;
 use crate::wire::{Done, Progress};
 
 /// Most parts of one attempt: a peer that claims more is lying.
@@ -32,11 +32,10 @@ impl Receiving {
     ) {
         let now = cx.fx.now();
         let Some((session, index, source, live)) = self.source_of(cx, id, attempt) else { return };
-        if !live || source.state != SourceState::Open || source.reading.is_some() {
+        if !live || !source.is_open() || source.reading.is_some() {
             return;
         }
-        source.registered = true;
-        source.last_news = now;
+        source.hear(now);
         if skipped.len() > MAX_REQUEST_GROUPS {
             return self.fail_receiver(
                 cx,

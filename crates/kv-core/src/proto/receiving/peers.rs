@@ -7,9 +7,8 @@ use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::proto::context::Context;
 use crate::proto::conversation::{MAX_ASKED, MAX_PINGS};
-use crate::proto::receiving::{Receiving, SourceState};
+use crate::proto::receiving::Receiving;
 use crate::proto::run_set;
-use crate::proto::run_set::RunSet;
 use crate::proto::timer::Timer;
 use crate::time::Time;
 
@@ -64,8 +63,7 @@ impl Receiving {
     pub(in crate::proto) fn on_quiet(&mut self, cx: &mut Context, session: SessionId, id: PeerId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         for source in each(receiver.sources.iter_mut().filter(|source| source.peer == id)) {
-            source.state = SourceState::Over;
-            if let (Some(attempt), Some(peer)) = (source.attempt, cx.peers.get_mut(id)) {
+            if let (Some(attempt), Some(peer)) = (source.end(), cx.peers.get_mut(id)) {
                 peer.outgoing_mut().end(attempt);
             }
         }
@@ -81,23 +79,20 @@ impl Receiving {
             let Some(receiver) = self.sessions.get_mut(&session) else { continue };
             let live = !receiver.poll.is_terminal();
             let Some(source) = receiver.sources.get_mut(index) else { continue };
-            if !live || source.state != SourceState::Open {
-                source.state = SourceState::Over;
+            if !live || !source.is_open() {
+                source.end();
                 cx.fx.cancel(Timer::Quiet(session, id));
                 self.maybe_retire(cx, session);
                 continue;
             }
             if source.reading.is_some() {
                 // Whoever forgot the conversation has no lease of it any more.
-                source.state = SourceState::Over;
+                source.end();
                 self.fail_receiver(cx, session, Cause::PeerRestarted);
                 continue;
             }
             let Some(peer) = cx.peers.get_mut(id) else { return };
-            source.attempt = Some(peer.outgoing_mut().open(session, index));
-            source.registered = false;
-            source.parts = RunSet::default();
-            source.total = None;
+            source.reopen(peer.outgoing_mut().open(session, index));
             self.say_registrations(cx, session);
         }
     }

@@ -5,7 +5,7 @@ use crate::plane::WriteFence;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::Peer;
-use crate::proto::receiving::{ReceiveSession, Receiving, SourceState};
+use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::timer::Timer;
 use crate::quarantine::{Quarantine, QuarantineReason};
 
@@ -19,7 +19,7 @@ impl Receiving {
 
 impl ReceiveSession {
     fn waits(&self, cx: &Context, session: SessionId) -> Quarantine {
-        let closing = self.sources.iter().find(|source| source.state == SourceState::Closing);
+        let closing = self.sources.iter().find(|source| source.closing_attempt().is_some());
         let (peer, reason) = match closing {
             Some(source) => (Some(source.peer), why_closing(cx.peers.get(source.peer))),
             None => {

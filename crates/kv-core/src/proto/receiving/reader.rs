@@ -30,9 +30,9 @@ use crate::proto::conversation::{MAX_RUNS, Maps, of_life};
 use crate::proto::groups::{check_aux, check_peer_groups};
 use crate::proto::io::Output;
 use crate::proto::posts::{InFlight, PostingState};
+use crate::proto::receiving::Receiving;
 use crate::proto::receiving::planning::plan_reads;
 use crate::proto::receiving::reading::{Part, Reading};
-use crate::proto::receiving::{Receiving, SourceState};
 use crate::proto::run_set;
 use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
@@ -52,11 +52,10 @@ impl Receiving {
         }
         let expected = of_life(&receiver.grants, incarnation).cloned();
         let Some(source) = receiver.sources.get_mut(index) else { return };
-        if source.state != SourceState::Open {
+        if !source.is_open() {
             return;
         }
-        source.registered = true;
-        source.last_news = now;
+        source.hear(now);
         let intact_until = proven.unwrap_or(Time::ZERO);
         if let Some(reading) = &mut source.reading {
             if reading.lease() == granted.grant {
@@ -122,11 +121,11 @@ impl Receiving {
                     continue;
                 };
                 let Some(reading) = &mut source.reading else { continue };
-                source.last_news = now;
                 reading.prove(intact_until);
                 if reading.has_ended() {
                     ended.push((session, index));
                 }
+                source.hear(now);
             }
         }
         for (session, index) in each(ended) {
@@ -207,18 +206,14 @@ impl Receiving {
             return self.maybe_retire(cx, session);
         }
         let Some(source) = receiver.sources.get_mut(index) else { return };
-        let (SourceState::Open, Some(attempt), Some(reading)) =
-            (source.state, source.attempt, &source.reading)
-        else {
-            return;
-        };
+        let (Some(attempt), Some(reading)) = (source.open_attempt(), &source.reading) else { return };
         if !reading.has_ended() {
             return;
         }
         if !reading.is_proven() {
             return self.ask_for_proof(cx, session);
         }
-        source.state = SourceState::Over;
+        source.end();
         cx.release_read(source.peer, attempt);
         self.maybe_succeed(cx, session);
     }
@@ -231,10 +226,10 @@ impl Receiving {
         }
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let unproven = each(receiver.sources.iter()).filter(|source| {
-            source.state == SourceState::Open
-                && source.reading.as_ref().is_some_and(|reading| reading.has_ended() && !reading.is_proven())
+            source.reading.as_ref().is_some_and(|reading| reading.has_ended() && !reading.is_proven())
         });
-        let asked: Vec<_> = unproven.filter_map(|source| Some((source.peer, source.attempt?))).collect();
+        let asked = unproven.filter_map(|source| Some((source.peer, source.open_attempt()?)));
+        let asked: Vec<_> = asked.collect();
         if asked.is_empty() {
             return;
         }
@@ -257,13 +252,11 @@ impl Receiving {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(cause) = receiver.failure.clone() else { return };
         let (room, grants) = (receiver.room.clone(), receiver.grants.clone());
-        let closing = each(receiver.sources.iter_mut()).filter(|source| source.state == SourceState::Closing);
         let mut frames = Vec::new();
-        for source in each(closing) {
-            source.state = SourceState::Over;
-            let (Some(attempt), Some(peer)) = (source.attempt, cx.peers.get_mut(source.peer)) else {
-                continue;
-            };
+        for source in each(receiver.sources.iter_mut()) {
+            let Some(attempt) = source.closing_attempt() else { continue };
+            source.end();
+            let Some(peer) = cx.peers.get_mut(source.peer) else { continue };
             frames.push((source.peer, peer.abort(attempt, &room, &grants, &cause)));
         }
         for (id, abort) in each(frames) {

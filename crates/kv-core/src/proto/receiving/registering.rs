@@ -7,7 +7,7 @@ use crate::meter::each;
 use crate::pages::PageList;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::receiving::{ReceiveSession, Receiving, SourceState};
+use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::timer::Timer;
 use crate::wire::{Body, Register};
 
@@ -55,8 +55,7 @@ impl Receiving {
     pub(in crate::proto) fn on_registered(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
         let now = cx.fx.now();
         if let Some((_, _, source, _)) = self.source_of(cx, id, attempt) {
-            source.registered = true;
-            source.last_news = now;
+            source.hear(now);
         }
     }
 }
@@ -76,10 +75,7 @@ impl ReceiveSession {
         let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
         let mut frames = Vec::new();
         for (index, source) in each(self.sources.iter().enumerate()) {
-            let (SourceState::Open, false, Some(attempt)) = (source.state, source.registered, source.attempt)
-            else {
-                continue;
-            };
+            let Some(attempt) = source.unacknowledged() else { continue };
             let Some(peer) = cx.peers.get(source.peer) else { continue };
             let share = peer.maps().geometry().parallel.page_range(pages.len());
             let register = Register {

@@ -1,0 +1,232 @@
+//! One source of a receiving session: a rank of the prefill engine that writes into this rank, or lets it read.
+//!
+//! | source | from | when |
+//! |---|---|---|
+//! | `Meeting` | – | the peer is not up yet |
+//! | `Met` | `Meeting` | the hello was answered |
+//! | `Open` | `Met` | the registration, or the claim, is said until it is acknowledged |
+//! | `Open` | `Open` | the peer has forgotten the conversation: the registration is said again, as a new attempt |
+//! | `Closing` | `Open` | the session failed: the abort is said until it is acknowledged |
+//! | `Closing` | `Met` | the session failed before its registration: the abort goes ahead of it |
+//! | `Over` | `Meeting`, `Met` | the session failed, and the source was told nothing that it must stop |
+//! | `Over` | `Open` | all its parts are in place, everything is read, or it failed and is quiet |
+//! | `Over` | `Closing` | the abort was acknowledged, or the peer is proven dead and its wire quiet; of a read, when the abort is said |
+
+use super::reading::Reading;
+use crate::id::{Attempt, PeerId};
+use crate::proto::run_set::RunSet;
+use crate::time::Time;
+
+/// A source, and what has come of it.
+#[derive(Debug, Clone)]
+pub(super) struct Source {
+    pub(super) peer: PeerId,
+    state: State,
+    /// When something was last heard about the attempt, or the source was chosen.
+    last_news: Time,
+    pub(super) parts: RunSet,
+    /// How many parts there are, once the source has said so.
+    pub(super) total: Option<u32>,
+    /// Groups that the source has left out.
+    pub(super) skipped: Vec<u16>,
+    /// Of a session that reads: the lease, once it has come.
+    pub(super) reading: Option<Reading>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Meeting,
+    Met,
+    Open {
+        attempt: Attempt,
+        /// The peer has the registration, or the claim.
+        acknowledged: bool,
+    },
+    Closing {
+        attempt: Attempt,
+    },
+    Over,
+}
+
+/// What a source that is told of its session's failure was before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closes {
+    /// It had not been met.
+    Meeting,
+    /// It had been met, and knows nothing of the session.
+    Met,
+    /// It had this attempt, which closes now.
+    Open(Attempt),
+    /// Nothing changes: it closes already, or is over.
+    Already,
+}
+
+impl Source {
+    pub(super) fn new(peer: PeerId, now: Time) -> Source {
+        Source {
+            peer,
+            state: State::Meeting,
+            last_news: now,
+            parts: RunSet::default(),
+            total: None,
+            skipped: Vec::new(),
+            reading: None,
+        }
+    }
+
+    // ---- what it is -----------------------------------------------------------------------------
+
+    pub(super) fn is_meeting(&self) -> bool {
+        self.state == State::Meeting
+    }
+
+    pub(super) fn is_met(&self) -> bool {
+        self.state == State::Met
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, State::Open { .. })
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
+    /// Its attempt, while that is open.
+    pub(super) fn open_attempt(&self) -> Option<Attempt> {
+        match self.state {
+            State::Open { attempt, .. } => Some(attempt),
+            _ => None,
+        }
+    }
+
+    /// Its attempt, while that is open and the peer has not acknowledged it.
+    pub(super) fn unacknowledged(&self) -> Option<Attempt> {
+        match self.state {
+            State::Open { attempt, acknowledged: false } => Some(attempt),
+            _ => None,
+        }
+    }
+
+    /// Its attempt, while the peer has not said that it writes no more.
+    pub(super) fn closing_attempt(&self) -> Option<Attempt> {
+        match self.state {
+            State::Closing { attempt } => Some(attempt),
+            _ => None,
+        }
+    }
+
+    /// When something was last heard of an attempt that the peer has, and for which there are no heartbeats.
+    pub(super) fn quiet_since(&self) -> Option<Time> {
+        let waits = matches!(self.state, State::Open { acknowledged: true, .. }) && self.reading.is_none();
+        waits.then_some(self.last_news)
+    }
+
+    // ---- what becomes of it ---------------------------------------------------------------------
+
+    /// The peer has answered the hello.
+    pub(super) fn meet(&mut self) {
+        if self.state == State::Meeting {
+            self.state = State::Met;
+        }
+    }
+
+    /// Its attempt is opened.
+    pub(super) fn open(&mut self, attempt: Attempt, now: Time) {
+        self.state = State::Open { attempt, acknowledged: false };
+        self.last_news = now;
+    }
+
+    /// The peer has forgotten the attempt: another one takes its place, and nothing has come of it.
+    pub(super) fn reopen(&mut self, attempt: Attempt) {
+        self.state = State::Open { attempt, acknowledged: false };
+        self.parts = RunSet::default();
+        self.total = None;
+    }
+
+    /// Something was heard about its attempt: the peer has it.
+    pub(super) fn hear(&mut self, now: Time) {
+        if let State::Open { acknowledged, .. } = &mut self.state {
+            *acknowledged = true;
+        }
+        self.last_news = now;
+    }
+
+    /// The session has failed. A source that was not open is over, unless it is [aborted](Source::abort).
+    pub(super) fn close(&mut self) -> Closes {
+        let (state, closes) = match self.state {
+            State::Meeting => (State::Over, Closes::Meeting),
+            State::Met => (State::Over, Closes::Met),
+            State::Open { attempt, .. } => (State::Closing { attempt }, Closes::Open(attempt)),
+            State::Closing { .. } | State::Over => (self.state, Closes::Already),
+        };
+        self.state = state;
+        closes
+    }
+
+    /// The session has failed before it registered: this attempt says so.
+    pub(super) fn abort(&mut self, attempt: Attempt) {
+        self.state = State::Closing { attempt };
+    }
+
+    /// It is certain that it writes no more, or it has nothing to do with the session. Its attempt, if it had one
+    /// that was not over.
+    pub(super) fn end(&mut self) -> Option<Attempt> {
+        let attempt = self.open_attempt().or(self.closing_attempt());
+        self.state = State::Over;
+        attempt
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Attempt = Attempt(1);
+    const TWO: Attempt = Attempt(2);
+
+    fn in_state(state: State) -> Source {
+        Source { state, ..Source::new(PeerId(1), Time::ZERO) }
+    }
+
+    /// Every state and every event: the table at the top.
+    #[test]
+    fn each_state_of_a_source_takes_each_event_as_the_table_says() {
+        let open = State::Open { attempt: ONE, acknowledged: false };
+        let heard = State::Open { attempt: ONE, acknowledged: true };
+        let closing = State::Closing { attempt: ONE };
+        let close = |state| {
+            let mut source = in_state(state);
+            (source.close(), source.state)
+        };
+        assert_eq!(close(State::Meeting), (Closes::Meeting, State::Over));
+        assert_eq!(close(State::Met), (Closes::Met, State::Over));
+        assert_eq!(close(open), (Closes::Open(ONE), closing));
+        assert_eq!(close(heard), (Closes::Open(ONE), closing));
+        assert_eq!(close(closing), (Closes::Already, closing));
+        assert_eq!(close(State::Over), (Closes::Already, State::Over));
+        for (state, attempt) in [
+            (State::Meeting, None),
+            (State::Met, None),
+            (open, Some(ONE)),
+            (heard, Some(ONE)),
+            (closing, Some(ONE)),
+            (State::Over, None),
+        ] {
+            let mut source = in_state(state);
+            source.meet();
+            assert_eq!(source.state, if state == State::Meeting { State::Met } else { state });
+            let mut source = in_state(state);
+            source.hear(Time::from_nanos(7));
+            assert_eq!(source.state, if state == open { heard } else { state });
+            let mut source = in_state(state);
+            assert_eq!((source.end(), source.is_over()), (attempt, true));
+        }
+        let mut source = in_state(heard);
+        source.parts.insert(0, 3);
+        source.reopen(TWO);
+        assert_eq!((source.unacknowledged(), source.parts.len()), (Some(TWO), 0));
+        source.abort(TWO);
+        assert_eq!((source.closing_attempt(), source.open_attempt()), (Some(TWO), None));
+    }
+}
