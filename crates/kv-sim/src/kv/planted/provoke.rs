@@ -94,7 +94,8 @@ impl Planted {
             }
             Planted::EventsAsOfBefore => {
                 (params.lossless, params.drizzle, params.physics.driven) = (false, false, true);
-                (params.sched.pull, params.requests) = (1000, 12);
+                (params.sched.pull, params.requests) = (1000, 30);
+                (params.sched.abort, params.sched.misuse, params.sched.one_sided) = (0, 0, 0);
                 params.physics.timing.kv_lease_duration = Duration::from_millis(30);
                 (params.physics.dma.slow, params.physics.dma.time_max) = (600, 200_000_000);
                 // That the lease is over may not be heard, either.
