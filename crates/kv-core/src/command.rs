@@ -16,7 +16,7 @@ pub enum Command {
         session: SessionId,
         /// The request.
         room: Room,
-        /// How many receivers will register, at least one.
+        /// How many receivers will register; 0 for as many as the first of them says.
         receivers: u32,
         /// Deadline, mode, lease.
         options: Box<SessionOptions>,

@@ -1,7 +1,7 @@
 //! Which offers of a rank a machine can use, and what the KV service offers.
 //!
 //! Matching is a pure function of both sides' words: the transport by name and version, the service by
-//! name, compatibility and the highest common version. Two offers that fit equally are refused, because
+//! name, compatibility and a common version, of which the highest is spoken. Two offers that fit are refused, because
 //! the two ends of a conversation could choose differently.
 
 use std::ops::RangeInclusive;

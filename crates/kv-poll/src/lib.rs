@@ -8,7 +8,7 @@
 //!
 //! It is not an executor and not a transport: it runs no futures, and the bytes are the plane's
 //! business. A [`RankGroup`] makes one manager of the workers of several ranks. The [`queue`]s,
-//! [`allocator`]s and [`consensus`] are plain values without threads; a server may use them, or its own.
+//! [`allocator`]s and [`consensus`] start no thread; a server may use them, or its own.
 //! All of this is the KV cache's; what it shares with other services is in [`worker`].
 //!
 //! ```

@@ -2,8 +2,8 @@
 //! both sides' lists are known.
 //!
 //! A group is the business of two ranks if bytes of it go between them at all: a pipeline stage without
-//! recurrent layers has nothing to do with their slots. Of those that are, both sides name each, unless
-//! it is optional.
+//! recurrent layers has nothing to do with their slots. Both sides name every group that moves between the
+//! two ranks; only optional groups may be named by one side alone.
 
 use crate::error::{Cause, PagesError};
 use crate::groups::{GroupItems, GroupList, GroupLists, Groups};

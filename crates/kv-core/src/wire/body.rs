@@ -250,7 +250,7 @@ bodies! {
     15 Granted {
         /// The attempt.
         attempt: Attempt,
-        /// The claim's `beat`, if this answers one; else 0.
+        /// The `beat` of the receiver's last claim.
         beat: u64,
         /// The nonce of the grant.
         grant: SessionId,

@@ -21,7 +21,7 @@ pub struct Frame {
     pub body: Body,
 }
 
-/// Writes messages for one peer, in the version that both sides speak, and reads the peer's.
+/// Writes messages for one peer in the version that both sides speak, and reads messages in that version.
 ///
 /// ```
 /// use kv_core::Attempt;

@@ -43,8 +43,8 @@ const DROP_GRACE: Duration = Duration::from_secs(1);
 ///
 /// It sleeps in `poll(2)` on the plane's descriptors, the bootstrap client's, and an eventfd that
 /// session handles write when it sleeps, until one of them is readable or the protocol's next
-/// deadline is due. An idle worker uses no processor time; one with a deadline in sight wakes up once a
-/// second, because the kernel's sleep stands still while the host is suspended, and the deadline, on
+/// deadline is due. An idle worker uses no processor time; one with a deadline in sight wakes up every
+/// five seconds, because the kernel's sleep stands still while the host is suspended, and the deadline, on
 /// `CLOCK_BOOTTIME`, does not. While an announcement waits for a
 /// [`Fence`](kv_core::Fence), it is asked after 20 µs, and then ever less often, down to once in a
 /// millisecond.

@@ -28,7 +28,7 @@ impl Context {
     /// many peers and all are busy.
     pub(in crate::proto) fn meet(&mut self, introduction: Introduction) -> Option<PeerId> {
         if let Some(known) = self.peers.known(introduction.incarnation, &introduction.metadata) {
-            // The time of a hello that no session has waited for does not count.
+            // An old hello that no session waited for is replaced, so that its age does not count as silence.
             if let Some(peer) = self.peers.get_mut(known) {
                 peer.greeted = true;
                 let waited_for = peer.hello.is_some() && !peer.outgoing.waiting().is_empty();
@@ -136,7 +136,7 @@ impl Context {
         Some(if patient { Unanswered::Repeat } else { Unanswered::GiveUp { silent_for } })
     }
 
-    /// A hello is not said any more: nobody has answered. Who has waited for the answer comes back.
+    /// Stops repeating the hello; returns the sessions that waited for its answer.
     pub(in crate::proto) fn stop_greeting(&mut self, id: PeerId) -> Vec<crate::id::SessionId> {
         let Some(peer) = self.peers.get_mut(id) else { return Vec::new() };
         peer.hello = None;
@@ -184,8 +184,7 @@ impl Context {
         }
     }
 
-    /// True if a known peer is heard of by another connection than its own, while nothing is wrong with
-    /// that.
+    /// True if a frame in a known peer's name comes on another connection while the peer's own works.
     fn is_impostor(&self, known: PeerId, from: Origin) -> bool {
         let Some(peer) = self.peers.get(known) else { return false };
         let silent = self.fx.now() - peer.last_heard >= self.forgetful();

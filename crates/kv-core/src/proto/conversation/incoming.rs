@@ -24,7 +24,7 @@ const MAX_GAPS: usize = 1 << 14;
 /// | –, `Waiting` | `Active` | sender and registration meet |
 /// | –, `Waiting` | `Reading` | sender and claim meet |
 /// | `Active` | `Served` | all its parts are in place |
-/// | `Waiting`, `Active`, `Reading` | `Failed` | see [`PeerCause`]; no post is in flight, no lease runs |
+/// | –, `Waiting`, `Active`, `Reading` | `Failed` | see [`PeerCause`]; no post is in flight, no lease runs |
 /// | any | – (closed) | the peer finishes or aborts the attempt, or raises its floor |
 /// | `Served`, `Failed` | – (closed) | the result is the oldest of more than 1024 |
 #[derive(Debug, Clone)]
@@ -33,14 +33,13 @@ pub(in crate::proto) enum Incoming {
     Waiting(Registration),
     /// Served by this session, as the target at this position.
     Active(SessionId, usize),
-    /// It reads this session's pages, as the target at this position. Heartbeats have extended
-    /// the lease until then; the session's own part of the lease is not in it.
+    /// It reads this session's pages, as the target at this position.
     Reading {
         /// The session.
         session: SessionId,
         /// The position.
         target: usize,
-        /// The end of the lease, as far as this reader's heartbeats have brought it.
+        /// The end of this reader's lease: the session's at the last grant, extended by heartbeats since then.
         until: Time,
         /// What a heartbeat brings; `None` before the grant, for a fixed lease, and after the session
         /// has failed.

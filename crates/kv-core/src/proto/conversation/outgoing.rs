@@ -5,8 +5,10 @@
 //! | open | – | the session registers, or claims |
 //! | closing | open | the session failed: the peer is told to stop |
 //! | ended | open | everything was read: the peer is told until it acknowledges that |
-//! | ended | –, open, closing | the session that reads failed: likewise |
-//! | over | open, closing, ended | the peer acknowledged it, or is proven to write no more |
+//! | ended | open, closing | the session that reads failed: likewise |
+//! | ended | – | the session failed before the peer answered the hello: likewise |
+//! | over | open | everything is in place, or the peer said that it failed and is quiet |
+//! | over | closing, ended | the peer acknowledged it, forgot the conversation, or is proven to write no more |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -20,7 +22,7 @@ use crate::proto::run_set;
 use crate::time::Time;
 use crate::wire::Abort;
 
-/// Most attempts that were ended before the peer answered, and of which it is told when it does.
+/// Most ended attempts at which one more may be noted for a peer that has not answered yet.
 const MAX_ENDED: usize = 4096;
 /// Most aborts that are repeated at once.
 const MAX_ABORTS: usize = 256;

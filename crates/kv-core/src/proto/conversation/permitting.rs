@@ -1,8 +1,8 @@
-//! Permission to write into the pages of a decode worker, and what ends the danger of the last writes of
-//! a prefill worker that says nothing more.
+//! Permission to write into the pages of a receiver, and what ends the danger of the last writes of a sender
+//! that says nothing more.
 //!
 //! ```text
-//! prefill side                                     decode side
+//! sender                                           receiver
 //!   Welcome{ask} ──────────────────────────────▶
 //!                ◀──── Register{ask, permit_ms}     permission until now + permit_ms, by its clock
 //!   until = when that ask was sent + permit_ms,
@@ -11,11 +11,12 @@
 //!                ◀──── MayWrite{ask, permit_ms}     nothing, while it waits for this peer to stop
 //! ```
 //!
-//! Both sides count as [`beats`](super::beats) says: the prefill side from the moment at which it *asked*. Nothing
+//! Both sides count as [`beats`](super::beats) says: the sender from the moment at which it *asked*. Nothing
 //! extends a permission but an answer.
 //!
-//! Pages of a failed session come back by the prefill worker's word, or by its proven death. Where
-//! neither comes, beca
+//! Pages of a failed session come back by the sender's word, or by its proven death. Where
+//! neither comes, because the peer is silent or the way to it is lost, the transport's
+//! [`WriteFence`] decides: see [`Context::fence_off`].
 
 use super::beats::millis;
 use crate::id::PeerId;

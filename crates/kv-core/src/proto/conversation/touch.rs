@@ -1,7 +1,8 @@
 //! Keeping in touch with peers: silence, lost ways, and what a peer's end is called.
 //!
 //! A peer that stays silent is *given up*: its sessions fail, but nothing is proven, so pages that
-//! it may still write stay where they are until it answers or the transport proves it gone.
+//! it may still write stay where they are until it answers, the transport proves it gone, or the transport's
+//! write fence ends its writes.
 
 use std::time::Duration;
 

@@ -1,14 +1,14 @@
-//! The receiving half of a session, on the decode side. What differs in pull mode is in `reader.rs`.
+//! Sessions of the receiving side. The picture is that of push; what differs in pull is in `reader.rs`.
 //!
 //! ```text
 //! open ─▶ lookup ─▶ hello ─▶ WaitingForInput ─ init(pages) ─▶ Register to each source ─▶ Transferring
 //!          (Bootstrapping)                                         │ all parts of all sources done
 //!                                                                  ▼
 //!                                                               Success, pages back
-//! any failure ─▶ Failed ─▶ Abort to each source that may still write ─▶ AbortAck | proof of death ─▶ pages back
+//! any failure ─▶ Failed ─▶ Abort to each source that may still write ─▶ AbortAck | proof of death | fence ─▶ pages back
 //! ```
 //!
-//! A *source* is a rank of the prefill engine that writes into this rank: see [`source`]. Each is served by an
+//! A *source* is a rank of the sending engine that writes into this rank, or lets it read: see [`source`]. Each is served by an
 //! attempt of its own, which is over once it is certain that this source writes no more.
 
 mod ending;

@@ -1,4 +1,4 @@
-//! Which bytes are read from one source: from the pages that both sides name to plans.
+//! Plans the reads from one source: the pages that source and receiver name become descriptors.
 
 use crate::error::Cause;
 use crate::groups::Groups;

@@ -1,4 +1,4 @@
-//! One source of a receiving session: a rank of the prefill engine that writes into this rank, or lets it read.
+//! One source of a receiving session: a rank of the sending engine that writes into this rank, or lets it read.
 //!
 //! | source | from | when |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | `Closing` | `Open` | the session failed: the abort is said until it is acknowledged |
 //! | `Closing` | `Met` | the session failed before its registration: the abort goes ahead of it |
 //! | `Over` | `Meeting`, `Met` | the session failed, and the source was told nothing that it must stop |
-//! | `Over` | `Open` | all its parts are in place, everything is read, or it failed and is quiet |
-//! | `Over` | `Closing` | the abort was acknowledged, or the peer is proven dead and its wire quiet; of a read, when the abort is said |
+//! | `Over` | `Open` | all its parts are in place, everything is read, it failed and is quiet, or a peer that lets it read forgot the conversation |
+//! | `Over` | `Closing` | the abort was acknowledged, the source failed and is quiet, the peer forgot the conversation, is proven dead and its wire quiet, or is fenced off; of a read, when the abort is said |
 
 use super::reading::Reading;
 use crate::id::{Attempt, PeerId};
@@ -189,7 +189,7 @@ mod tests {
         Source { state, ..Source::new(PeerId(1), Time::ZERO) }
     }
 
-    /// Every state and every event: the table at the top.
+    /// The table at the top, by state and event.
     #[test]
     fn each_state_of_a_source_takes_each_event_as_the_table_says() {
         let open = State::Open { attempt: ONE, acknowledged: false };

@@ -1,11 +1,5 @@
-//! The pages of a sending session as its scheduler gives them: chunk by chunk, final at once or layer
-//! by layer.
-//!
-//! ```text
-//! begin ─▶ pages in hand ─ layers final ─▶ these may be written ─ all layers ─▶ chunk final
-//! send   = begin, and all layers final
-//! all announced pages given, every chunk final ─▶ complete: aux row may be written, pages may be read
-//! ```
+//! The commands by which a scheduler gives the pages of a sending session: chunk by chunk, final at once or layer
+//! by layer. What is noted of them is in `given.rs`.
 
 use std::ops::Range;
 

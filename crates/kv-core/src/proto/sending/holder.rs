@@ -13,8 +13,8 @@
 //! What makes this safe: a reader reports success only if it knows, from an answer to something it
 //! sent *before*, that the lease had not run out when its last read ended. So pages that a grant
 //! has named stay as they are until their reader says that it is done, or until the last lease
-//! that it may know of is over. Nothing else frees them, a failure of the session included; nor does
-//! the plane's word that the peer is gone, for that is about this side's connection: the peer may
+//! that it may know of is over; a reader that greets anew, and so has failed all its sessions, relies on
+//! none. Nothing else frees the pages, a failure of the session included; nor does the plane's word that the peer is gone, for that is about this side's connection: the peer may
 //! live, and go on reading through its own.
 
 use crate::error::{Cause, PeerCause};
@@ -100,7 +100,7 @@ impl Sending {
         self.refuse_attempt(cx, id, attempt, cause);
     }
 
-    /// A reader will never claim the grant that it was given: nobody else will.
+    /// The reader that a grant was meant for will never claim it, so the session fails.
     pub(super) fn reader_gave_up(
         &mut self,
         cx: &mut Context,

@@ -1,17 +1,17 @@
-//! The sending half of a push session, on the prefill side.
+//! Sessions of the sending side. The picture is that of push; what differs in pull is in `holder.rs`.
 //!
 //! ```text
 //! open ─▶ Bootstrapping ─ every receiver has registered ─▶ WaitingForInput ─ send ─▶ Transferring
 //!            (chunks given early wait)                                                  │ every part of
 //!                                                                                       ▼ every target done
 //!                                                                                    Success, pages back
-//! any failure ─▶ Failed ─▶ Failed{quiet: false} to the targets, posts cancelled
+//! any failure ─▶ Failed ─▶ Failed{quiet: false} to the targets that a post or a lease concerns, posts cancelled
 //!                            └─ last post of a target ended ─▶ Failed{quiet: true} | AbortAck
 //!                                 └─ of all targets ─▶ pages back
 //! ```
 //!
 //! A *target* is a receiver that has registered, or claimed. How its bytes are written is in
-//! `write.rs`, how it reads them in `holder.rs`.
+//! `write.rs`; how its lease on the pages is granted, kept and ended is in `holder.rs`.
 
 mod attempts;
 mod chunks;
