@@ -10,13 +10,14 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Mismatch;
+use crate::error::peer::cut;
 use crate::id::{Incarnation, WorkerId};
 use crate::layout::MAX_REGIONS;
 use crate::layout::{Geometry, GeometryError, Holds, Layout, RegionShape};
 use crate::layout::{MemoryKind, Parallel, RegionRole};
 use crate::meter::each;
 use crate::record::{RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerRole};
-use crate::wire::VERSIONS;
+use crate::wire::{VERSIONS, read_tolerant};
 
 /// The name of the KV service in rank records and lookups.
 pub const KV_SERVICE: &str = "kv";
@@ -151,6 +152,7 @@ fn list<'a, T: 'a>(items: impl IntoIterator<Item = &'a T>, name: impl Fn(&T) -> 
 }
 
 fn mismatch(field: &str, ours: String, theirs: String) -> OfferError {
+    let theirs = cut(theirs);
     OfferError::Differs(Mismatch { field: field.to_owned(), ours, theirs })
 }
 
@@ -185,7 +187,7 @@ impl ServiceOffer {
 
     /// The geometry that the data of a KV offer describe, checked, in a record with these parallel groups.
     pub fn geometry(&self, parallel: Parallel) -> Result<Geometry, KvDataError> {
-        let data: KvData = rmp_serde::from_slice(&self.data).map_err(|_| KvDataError::Form)?;
+        let data: KvData = read_tolerant(&self.data).ok_or(KvDataError::Form)?;
         let geometry = data.geometry(parallel)?;
         geometry.validate()?;
         Ok(geometry)

@@ -69,12 +69,14 @@ impl<'a> AgentMetadata<'a> {
             reader.value("c")?;
         }
         reader.exactly("", b"MemSection")?;
-        let mut memory = Vec::new();
+        let (mut memory, mut ranges) = (Vec::new(), 0);
         for _ in 0..reader.count("nixlSecElms", 0, MAX_REGIONS)? {
             reader.value("bknd")?;
             reader.exactly("nixlDList", b"nixlSDList")?;
             let kind = memory_kind(reader.number::<4>("t")?);
-            for _ in 0..reader.count("n", 1, MAX_REGIONS)? {
+            let count = reader.count("n", 1, MAX_REGIONS - ranges)?;
+            ranges += count;
+            for _ in 0..count {
                 let range = reader.range()?;
                 memory.extend(kind.map(|kind| Registered { kind, ..range }));
             }

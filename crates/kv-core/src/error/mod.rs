@@ -5,7 +5,7 @@ mod arguments;
 mod bootstrap;
 mod cause;
 mod open;
-mod peer;
+pub(crate) mod peer;
 mod remedy;
 mod transfer;
 

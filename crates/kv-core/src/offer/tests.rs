@@ -160,3 +160,14 @@ fn fields_of_a_later_version_are_skipped_and_malformed_data_are_typed_errors() {
         assert_eq!(with(garbage.to_vec()).geometry(Parallel::default()), Err(KvDataError::Form));
     }
 }
+
+/// A short text that announces a long list: what is not there is not allocated.
+#[test]
+fn data_that_announce_more_than_they_hold_are_refused_before_anything_is_made_of_them() {
+    let mut data = rmp_serde::to_vec_named(&KvData::of(&cache(1, false))).unwrap();
+    let regions = data.windows(7).position(|part| part == b"regions").unwrap();
+    data.truncate(regions + 7);
+    data.extend([0xdd, 0xff, 0xff, 0xff, 0xff]);
+    let offer = ServiceOffer { data: data.into(), ..offer("kv", (4, 4), "") };
+    assert_eq!(offer.geometry(Parallel::default()), Err(KvDataError::Form));
+}

@@ -49,6 +49,9 @@ impl Node {
         match heard {
             AnswerHeard::Nothing => {}
             AnswerHeard::Up { forgot, refuses } => {
+                if *forgot && *refuses {
+                    self.fail_refused(id);
+                }
                 if *forgot {
                     self.receiving.peer_forgot_us(&mut self.cx, id);
                 }
@@ -66,6 +69,16 @@ impl Node {
                     self.cx.forget_peer(id);
                 }
             }
+        }
+    }
+
+    /// A peer that has forgotten the conversation refuses a new one: what it was asked to write, or to let be
+    /// read, will never come.
+    fn fail_refused(&mut self, id: PeerId) {
+        let Some(peer) = self.cx.peers.get(id) else { return };
+        let Some(cause) = peer.refuses().cloned() else { return };
+        for session in each(peer.outgoing().sessions()) {
+            self.receiving.fail_receiver(&mut self.cx, session, cause.clone());
         }
     }
 

@@ -42,4 +42,5 @@ pub use body::{
 pub use codec::{Codec, Frame, Unreadable, Unspeakable, hello_metadata};
 pub use lengths::lengths_fit;
 pub use link::Link;
+pub(crate) use tolerant::read as read_tolerant;
 pub use versions::{VERSIONS, Versions};

@@ -16,7 +16,7 @@ use super::lengths::lengths_fit;
 const MAX_DEPTH: usize = 16;
 
 /// The one value that these bytes are, all of them; `None` if they are none, or not of this type.
-pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     if !lengths_fit(bytes) {
         return None;
     }

@@ -171,6 +171,30 @@ fn what_is_finished_within_the_window_keeps_a_bounded_number_of_gaps() {
     assert!(kept < 2 << 20, "{kept} bytes are kept in {} runs", solo.node().gauges().closed_runs);
 }
 
+/// A hello of another version, or with a cache that is not understood, says little: little is kept of it, however
+/// many regions this worker has.
+#[test]
+fn a_hello_whose_cache_is_not_understood_costs_no_map_of_this_workers_cache() {
+    let args = (0..1024).fold(KvArgs::builder("us", 0).pages(32, 16), |args, region| {
+        args.region(Region::dram(RegionRole::Kv, 0x100_0000 * (region + 1), 32 * 64, 64))
+    });
+    let args = args.build().unwrap();
+    let mut solo = Solo::new(|config| config.args = args.clone());
+    let hello = |incarnation| {
+        let geometry = None;
+        kv_core::wire::Hello { geometry, ..crate::solo::hello(incarnation, Link::new(1, incarnation as u32)) }
+    };
+    solo.hello(hello(1));
+    let kept = kept_of(|| {
+        for incarnation in 2..=4 {
+            solo.hello(hello(incarnation));
+        }
+        solo.said.clear();
+    });
+    assert_eq!(solo.node().gauges().peers, 4);
+    assert!(kept < 3 * 16_384, "{kept} bytes are kept of three hellos");
+}
+
 #[test]
 fn refused_attempts_of_one_connection_keep_little_however_many_incarnations_it_names() {
     let mut solo = Solo::serving(|_| {});

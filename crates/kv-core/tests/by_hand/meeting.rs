@@ -98,6 +98,60 @@ fn a_welcome_without_a_common_version_fails_the_receiver_at_once() {
     assert_eq!(solo.cause(session), Cause::Versions { ours: VERSIONS, theirs });
 }
 
+/// What the receiver had registered is registered at nobody: the sender has forgotten it, and takes no new one.
+#[test]
+fn a_source_that_forgot_the_conversation_and_has_no_common_version_fails_what_was_open() {
+    let (mut solo, session) = Solo::receiving();
+    solo.init_receiver(session, &[3], None);
+    assert_eq!(solo.poll(session), KvPoll::Transferring);
+    solo.run_for(SECOND * 4);
+    let (theirs, nonce) = (Versions { min: VERSIONS.max + 1, max: 127 }, solo.last_hello(1).nonce);
+    solo.says(1, Body::Welcome(Welcome { versions: theirs, nonce, link: Link::new(9, 9), ask: 1 }));
+    assert_eq!(solo.cause(session), Cause::Versions { ours: VERSIONS, theirs });
+    assert_eq!(solo.released(session), [list(&[3])], "who forgot the conversation has nothing in flight");
+}
+
+/// A peer whose cache was not understood at first has one when it says so in words that are.
+#[test]
+fn the_cache_of_a_peer_that_was_refused_is_the_one_that_it_names_later() {
+    let mut solo = Solo::new(|_| {});
+    solo.greet_with(Hello { geometry: None, ..first_hello() });
+    assert!(matches!(refused(&solo), PeerCause::Incompatible(_)));
+    solo.greet(1);
+    assert!(matches!(solo.answer(), Body::Welcome(_)));
+    // The peer has 16 pages, and this worker 32.
+    for (attempt, page) in [(1, 16), (2, 15)] {
+        solo.says(1, Body::Register(register(attempt, Room::Number(attempt), &[page])));
+        let registered = matches!(solo.frames()[0], Body::Registered(_));
+        assert_eq!(registered, page < 16, "page {page}");
+    }
+}
+
+#[test]
+fn a_rank_of_another_version_whose_cache_cannot_be_read_fails_with_both_ranges() {
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(ROOM, None);
+    let mut newer = record(1);
+    let theirs = Versions { min: VERSIONS.max + 1, max: VERSIONS.max + 2 };
+    (newer.offers[0].min, newer.offers[0].max) = (theirs.min.into(), theirs.max.into());
+    newer.offers[0].data = bytes::Bytes::from_static(b"of another kind");
+    solo.found(LookupId(0), vec![newer]);
+    assert_eq!(solo.cause(session), Cause::Versions { ours: VERSIONS, theirs });
+}
+
+#[test]
+fn of_two_offers_the_one_with_a_common_version_is_taken() {
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(ROOM, None);
+    let mut rank = record(1);
+    let mut older = rank.offers[0].clone();
+    (older.min, older.max) = (1, u16::from(VERSIONS.min) - 1);
+    rank.offers.insert(0, older);
+    solo.found(LookupId(0), vec![rank]);
+    solo.welcome(1, 1);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+}
+
 #[test]
 fn a_hello_that_cannot_be_is_dropped() {
     let mut impossible = first_hello();

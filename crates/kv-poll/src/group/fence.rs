@@ -19,6 +19,16 @@ impl SharedFence {
     }
 }
 
+impl SharedFence {
+    /// The fence as it was given, if nobody shares it any more.
+    pub(super) fn unshare(self) -> Box<dyn Fence> {
+        match Arc::try_unwrap(self.0) {
+            Ok(state) => state.into_inner().unwrap_or_else(PoisonError::into_inner).fence,
+            Err(shared) => Box::new(SharedFence(shared)),
+        }
+    }
+}
+
 impl Fence for SharedFence {
     fn passed(&mut self) -> Result<bool, FenceError> {
         // Where it panicked once it may panic again: that fails the other ranks' sessions as well.
@@ -37,6 +47,21 @@ impl Fence for SharedFence {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An announcement that is refused is given back as it was, however often it is said again.
+    #[test]
+    fn a_fence_that_nobody_shares_comes_back_without_a_wrapping() {
+        let answers = [Ok(false), Ok(true)];
+        let mut asked = 0;
+        let fence: Box<dyn Fence> = Box::new(move || {
+            asked += 1;
+            answers[asked % 2]
+        });
+        let address = std::ptr::from_ref(&*fence).cast::<u8>();
+        let shared = SharedFence::new(fence);
+        drop(shared.clone());
+        assert_eq!(std::ptr::from_ref(&*shared.unshare()).cast::<u8>(), address);
+    }
 
     #[test]
     fn every_rank_hears_the_same_answer_and_the_fence_is_not_asked_again() {

@@ -164,8 +164,11 @@ impl<S: KvSession> Members<S> {
             share.take_if(|_| withheld).map(|share| (rank, share))
         };
         let withheld: Vec<_> = shares.iter_mut().enumerate().filter_map(later).collect();
-        let told = self.say(shares.into_iter().map(|share| share.map(&announce)));
-        told.map_err(|_| announce(layers))?;
+        if self.say(shares.into_iter().map(|share| share.map(&announce))).is_err() {
+            // Nobody has heard anything: the announcement goes back as it came.
+            let fence = fence.map(SharedFence::unshare);
+            return Err(Command::LayersFinal { session, layers: FinalLayers { chunk, layers, fence } });
+        }
         self.withheld.extend(withheld.into_iter().map(|(rank, share)| (rank, announce(share))));
         Ok(())
     }

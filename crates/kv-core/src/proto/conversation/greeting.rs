@@ -8,7 +8,7 @@
 //! ```
 
 use super::heard::{AnswerHeard, HelloHeard, Unanswered};
-use super::{HelloSaid, Introduction, Peer};
+use super::{HelloSaid, Introduction, Maps, Peer};
 use crate::error::{Cause, Mismatch, PeerCause};
 use crate::id::PeerId;
 use crate::layout::MAX_REGIONS;
@@ -73,12 +73,10 @@ impl Context {
                 }
             }
         }
-        // Whoever has a cache that is not understood is refused, and the cache is never looked at.
-        let geometry = hello.geometry.as_ref().unwrap_or(self.config.args.geometry());
         let introduction = Introduction {
             worker: hello.worker.clone(),
             incarnation: hello.incarnation,
-            geometry: geometry.clone(),
+            geometry: hello.geometry.clone(),
             metadata: hello.metadata.clone(),
         };
         let Some(id) = self.admit(introduction) else {
@@ -223,6 +221,9 @@ impl Context {
         let refusal = self.refusal(hello);
         let (now, versions, nonce) = (self.fx.now(), self.config.versions, hello.nonce);
         let Some(peer) = self.peers.get_mut(id) else { return false };
+        if peer.maps.is_unknown() {
+            peer.maps = Maps::new(hello.geometry.clone(), self.config.args.geometry());
+        }
         peer.theirs = Some(hello.link);
         peer.codec = Codec::between(versions, hello.versions).unwrap_or(Codec::MEETING);
         peer.origin = Some(from);

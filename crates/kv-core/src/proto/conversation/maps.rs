@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::error::Mismatch;
 use crate::layout::RegionRole;
-use crate::layout::{Geometry, receivers_of};
+use crate::layout::{Geometry, Layout, receivers_of};
 use crate::meter::each;
 use crate::plan::{RegionMap, Side};
 
@@ -24,10 +24,13 @@ pub(in crate::proto) struct Maps {
     out_layers: BTreeMap<(u32, u32), RegionMap>,
     inward: Option<RegionMap>,
     ranks_served: u32,
+    /// Nothing is known of the peer's cache.
+    unknown: bool,
 }
 
 impl Maps {
-    pub(in crate::proto) fn new(geometry: Geometry, here: &Geometry) -> Maps {
+    pub(in crate::proto) fn new(geometry: Option<Geometry>, here: &Geometry) -> Maps {
+        let Some(geometry) = geometry else { return Maps::unknown(here) };
         Maps {
             aux_rows: geometry.aux_rows().unwrap_or(0),
             group_items: group_items(&geometry),
@@ -37,7 +40,41 @@ impl Maps {
             inward: RegionMap::directed(here, &geometry, Side::Remote).ok(),
             ranks_served: u32::try_from(receivers_of(&geometry, here)).unwrap_or(u32::MAX).max(1),
             geometry,
+            unknown: false,
         }
+    }
+
+    /// Of a peer whose cache nobody here understands: nothing fits, and little is kept.
+    fn unknown(here: &Geometry) -> Maps {
+        let (parallel, layout) = (here.parallel, Layout::default());
+        let (dtype, model, regions) = (String::new(), String::new(), Vec::new());
+        let (num_pages, page_size, kv_heads, head_dim) = (0, 1, 0, 0);
+        Maps {
+            geometry: Geometry {
+                num_pages,
+                page_size,
+                dtype,
+                kv_heads,
+                head_dim,
+                model,
+                parallel,
+                regions,
+                layout,
+            },
+            aux_rows: 0,
+            group_items: Box::default(),
+            mismatch: None,
+            out: None,
+            out_layers: BTreeMap::new(),
+            inward: None,
+            ranks_served: 1,
+            unknown: true,
+        }
+    }
+
+    /// True if nothing is known of the peer's cache.
+    pub(in crate::proto) fn is_unknown(&self) -> bool {
+        self.unknown
     }
 
     /// The peer's own geometry.

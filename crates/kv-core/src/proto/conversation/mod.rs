@@ -116,7 +116,8 @@ struct HelloSaid {
 pub(super) struct Introduction {
     pub(super) worker: WorkerId,
     pub(super) incarnation: Incarnation,
-    pub(super) geometry: Geometry,
+    /// `None` for a cache that a version has described which is not spoken here: such a peer is refused.
+    pub(super) geometry: Option<Geometry>,
     pub(super) metadata: Bytes,
 }
 

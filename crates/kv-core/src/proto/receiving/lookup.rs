@@ -8,13 +8,14 @@ use crate::error::{BootstrapError, Cause, PeerCause};
 use crate::id::{PeerId, SessionId};
 use crate::layout::{Geometry, shares, sources};
 use crate::meter::each;
-use crate::offer::{OfferError, Wanted};
+use crate::offer::{Chosen, OfferError, Wanted};
 use crate::proto::context::Context;
 use crate::proto::conversation::Introduction;
 use crate::proto::io::Output;
 use crate::proto::receiving::Receiving;
 use crate::proto::timer::Timer;
-use crate::record::RankRecord;
+use crate::record::{RankRecord, ServiceOffer};
+use crate::wire::Versions;
 
 impl Receiving {
     pub(super) fn find_sources(&mut self, cx: &mut Context, session: SessionId) {
@@ -125,13 +126,10 @@ impl Receiving {
 /// The ranks of an engine that this rank has to do with, the one whose aux row counts first.
 fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<Introduction>), Cause> {
     let (mut dp_rank, mut dp_size) = (0, 1);
-    // The version is agreed upon when the two meet: where there is none in common, both sides are told.
-    let wanted = Wanted { versions: 0..=u16::MAX, ..Wanted::kv(&cx.config.plane) };
     let mut found = Vec::with_capacity(ranks.len());
     for rank in each(ranks) {
-        let chosen = wanted.choose(rank).map_err(refused)?;
-        let malformed = |_| Cause::Bootstrap(BootstrapError::Malformed("geometry"));
-        let geometry = chosen.offer.geometry(rank.parallel).map_err(malformed)?;
+        let chosen = choose(cx, rank)?;
+        let geometry = chosen.offer.geometry(rank.parallel).map_err(|_| unreadable(cx, chosen.offer))?;
         found.push((geometry, &chosen.transport.metadata));
         (dp_rank, dp_size) = (rank.parallel.dp_rank, rank.parallel.dp_size);
     }
@@ -160,11 +158,35 @@ fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<I
         Some(Introduction {
             worker: rank.worker.clone(),
             incarnation: rank.incarnation,
-            geometry: geometry.clone(),
+            geometry: Some(geometry.clone()),
             metadata: (*metadata).clone(),
         })
     });
     Ok((dp_rank, dp_size, introductions.collect()))
+}
+
+/// The offer of the KV service that is spoken here; without one, the rank's only one. Where no version is
+/// common, the two still meet, if the cache can be read: so both sides are told.
+fn choose<'a>(cx: &Context, rank: &'a RankRecord) -> Result<Chosen<'a>, Cause> {
+    let Versions { min, max } = cx.config.versions;
+    let spoken = Wanted { versions: u16::from(min)..=u16::from(max), ..Wanted::kv(&cx.config.plane) };
+    spoken.choose(rank).or_else(|error| match error {
+        OfferError::Differs(differs) if differs.field == "version" => {
+            let any = Wanted { versions: 0..=u16::MAX, ..spoken };
+            any.choose(rank).map_err(refused)
+        }
+        error => Err(refused(error)),
+    })
+}
+
+/// Why the description of a rank's cache cannot be read: a newer version wrote it, or it is damaged.
+fn unreadable(cx: &Context, offer: &ServiceOffer) -> Cause {
+    let narrow = |version: u16| u8::try_from(version).unwrap_or(u8::MAX);
+    let (ours, theirs) = (cx.config.versions, Versions { min: narrow(offer.min), max: narrow(offer.max) });
+    match ours.common(theirs) {
+        Some(_) => Cause::Bootstrap(BootstrapError::Malformed("geometry")),
+        None => Cause::Versions { ours, theirs },
+    }
 }
 
 fn refused(error: OfferError) -> Cause {
