@@ -1,12 +1,17 @@
 //! What the two services of a machine, sending and receiving, stand on: conversations with peers, lookups,
 //! the meeting place of rooms, posts, and the effects of an input.
 
+use bytes::Bytes;
+
 use super::conversation::Peers;
 use super::effects::Effects;
-use super::io::NodeConfig;
+use super::io::{NodeConfig, Output};
 use super::lookups::Directory;
-use super::posts::Posting;
+use super::posts::{InFlight, Posting};
 use super::rendezvous::Rendezvous;
+use crate::id::SessionId;
+use crate::meter::each;
+use crate::plane::{Desc, Post};
 
 /// The parts below sending and receiving, each with its own state.
 #[derive(Debug)]
@@ -20,4 +25,22 @@ pub(super) struct Context {
     pub(super) lookups: Directory,
     pub(super) rendezvous: Rendezvous,
     pub(super) posts: Posting,
+}
+
+impl Context {
+    /// Starts a data operation, and counts it for its peer until it has ended. `notify` tells the peer when all
+    /// bytes are in place.
+    pub(super) fn start_post(&mut self, post: InFlight, descs: Vec<Desc>, notify: Option<Bytes>) {
+        let (peer, op) = (post.peer, post.op);
+        let id = self.posts.start(post, self.fx.now());
+        self.peers.post_started(peer);
+        self.fx.output(Output::Post { peer, post: Post { id, op, descs, notify } });
+    }
+
+    /// Asks for an early end of all posts of a session.
+    pub(super) fn cancel_posts(&mut self, session: SessionId) {
+        for post in each(self.posts.of(session)) {
+            self.fx.output(Output::Cancel { post });
+        }
+    }
 }

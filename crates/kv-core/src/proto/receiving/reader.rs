@@ -23,12 +23,11 @@ use crate::error::Cause;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::lease::GrantRef;
 use crate::meter::each;
-use crate::plane::{Op, PlaneError, Post};
+use crate::plane::{Op, PlaneError};
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::{MAX_RUNS, Maps, of_life};
 use crate::proto::groups::{check_aux, check_peer_groups};
-use crate::proto::io::Output;
 use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::receiving::Receiving;
 use crate::proto::receiving::planning::plan_reads;
@@ -175,9 +174,7 @@ impl Receiving {
         }
         let origin = cx.peers.get(peer).and_then(|peer| peer.origin());
         let post = InFlight { op: Op::Read, session, target: index, part: number, peer, origin };
-        let post = cx.posts.start(post, cx.fx.now());
-        cx.peers.post_started(peer);
-        cx.fx.output(Output::Post { peer, post: Post { id: post, op: Op::Read, descs, notify: None } });
+        cx.start_post(post, descs, None);
     }
 
     /// A read of a session's has ended.
@@ -246,9 +243,7 @@ impl Receiving {
     /// A pull session has failed: its sources are told, again and again if need be, and its own
     /// reads are stopped. Its pages come back when the reads have ended.
     pub(super) fn stop_reading(&mut self, cx: &mut Context, session: SessionId) {
-        for post in each(cx.posts.of(session)) {
-            cx.fx.output(Output::Cancel { post });
-        }
+        cx.cancel_posts(session);
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(cause) = receiver.failure.clone() else { return };
         let (room, grants) = (receiver.room.clone(), receiver.grants.clone());

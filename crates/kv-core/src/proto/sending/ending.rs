@@ -8,7 +8,6 @@ use crate::meter::each;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::Incoming;
-use crate::proto::io::Output;
 use crate::proto::rendezvous::{Latecomers, Named};
 use crate::proto::sending::Sending;
 use crate::proto::sending::target::Target;
@@ -117,9 +116,7 @@ impl Sending {
             cx.send(peer, Body::Failed(Failed { attempt, cause: told.clone(), quiet: false }));
         }
         cx.posts.leave(session);
-        for post in each(cx.posts.of(session)) {
-            cx.fx.output(Output::Cancel { post });
-        }
+        cx.cancel_posts(session);
         self.fence_readers(cx, session);
         for index in each(0..targets) {
             self.target_advanced(cx, session, index);

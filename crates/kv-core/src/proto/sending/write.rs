@@ -4,9 +4,8 @@
 
 use crate::error::Cause;
 use crate::id::SessionId;
-use crate::plane::{Op, PlaneError, Post};
+use crate::plane::{Op, PlaneError};
 use crate::proto::context::Context;
-use crate::proto::io::Output;
 use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::sending::Sending;
 use crate::proto::sending::target::{Part, Target};
@@ -42,9 +41,7 @@ impl Sending {
         written.post_started();
         let (notify, origin) = (peer.notice(&done), peer.origin());
         let post = InFlight { op: Op::Write, session, target: index, part: number, peer: id, origin };
-        let post = cx.posts.start(post, cx.fx.now());
-        cx.peers.post_started(id);
-        cx.fx.output(Output::Post { peer: id, post: Post { id: post, op: Op::Write, descs, notify } });
+        cx.start_post(post, descs, notify);
     }
 
     /// A post of a session's has ended.
