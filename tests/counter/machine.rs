@@ -154,7 +154,8 @@ impl Counter {
                 let Some(Client::Asking { slot, .. }) = self.clients.get_mut(&session) else { return };
                 let until = Time::from_nanos(asked).min(now) + lasts;
                 if until <= now {
-                    return self.end(session, Some(Failure::TooLate));
+                    // Too late to be of use; the next question gets a lease that lasts.
+                    return;
                 }
                 let slot = Slot(std::mem::take(slot).0.or(Some(number)));
                 self.clients.insert(session, Client::Holding { slot, until });

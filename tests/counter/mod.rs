@@ -72,10 +72,8 @@ pub enum Status {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
     Aborted,
-    /// The holder had no free number, or was not heard of, for so long.
+    /// The holder had no free number, or was not heard of in time, for so long.
     NoNumber(Duration),
-    /// The lease had run out before its number arrived.
-    TooLate,
     HolderGone,
     NotReady(FenceError),
     Stopped,
@@ -178,7 +176,6 @@ impl fmt::Display for Failure {
         match self {
             Failure::Aborted => f.write_str("aborted"),
             Failure::NoNumber(within) => write!(f, "no number within {within:?}"),
-            Failure::TooLate => f.write_str("the lease had run out before its number arrived"),
             Failure::HolderGone => f.write_str("the holder is gone"),
             Failure::NotReady(error) => write!(f, "its event will never pass: {error}"),
             Failure::Stopped => f.write_str("the worker stops"),
