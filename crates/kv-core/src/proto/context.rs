@@ -28,6 +28,22 @@ pub(super) struct Context {
 }
 
 impl Context {
+    /// With nothing in any part.
+    pub(super) fn new(mut config: NodeConfig) -> Context {
+        config.timing = config.timing.sane();
+        // Two lives of a worker draw different links, even if they are given one seed.
+        let seed = config.seed ^ config.incarnation.get().rotate_left(32);
+        Context {
+            stopping: false,
+            fx: Effects::new(seed, config.timing.retry_max),
+            peers: Peers::default(),
+            lookups: Directory::default(),
+            rendezvous: Rendezvous::default(),
+            posts: Posting::new(config.args.max_inflight(), config.timing.keepalive),
+            config,
+        }
+    }
+
     /// Starts a data operation, and counts it for its peer until it has ended. `notify` tells the peer when all
     /// bytes are in place.
     pub(super) fn start_post(&mut self, post: InFlight, descs: Vec<Desc>, notify: Option<Bytes>) {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::conversation::{AnswerHeard, HelloHeard, MAX_ASKED, Silence, Unanswered};
+use super::ending::Ending;
 use super::node::Node;
 use super::rendezvous::Latecomers;
 use super::run_set::is_rising;
@@ -78,7 +79,7 @@ impl Node {
         let Some(peer) = self.cx.peers.get(id) else { return };
         let Some(cause) = peer.refuses().cloned() else { return };
         for session in each(peer.outgoing().sessions()) {
-            self.receiving.fail_receiver(&mut self.cx, session, cause.clone());
+            self.receiving.fail(&mut self.cx, session, cause.clone());
         }
     }
 
@@ -130,7 +131,7 @@ impl Node {
             Some(Unanswered::GiveUp { silent_for }) => {
                 for session in each(self.cx.stop_greeting(id)) {
                     let cause = Cause::PeerUnresponsive { silent_for };
-                    self.receiving.fail_receiver(&mut self.cx, session, cause);
+                    self.receiving.fail(&mut self.cx, session, cause);
                 }
             }
             None => {}
@@ -172,7 +173,7 @@ impl Node {
         let ended = self.receiving.impatient(&self.cx, id);
         let cause = self.cx.silence(id);
         for session in each(ended) {
-            self.receiving.fail_receiver(&mut self.cx, session, cause.clone());
+            self.receiving.fail(&mut self.cx, session, cause.clone());
         }
     }
 
@@ -249,7 +250,7 @@ impl Node {
         let receivers = peer.outgoing().sessions();
         self.sending.peer_failed(&mut self.cx, id, cause);
         for session in each(receivers) {
-            self.receiving.fail_receiver(&mut self.cx, session, cause.clone());
+            self.receiving.fail(&mut self.cx, session, cause.clone());
             if let Some(quiet_at) = quiet_at {
                 self.receiving.source_is_quiet_at(&mut self.cx, session, id, quiet_at);
             }

@@ -47,6 +47,7 @@
 mod context;
 mod conversation;
 mod effects;
+mod ending;
 mod groups;
 mod io;
 mod lookups;

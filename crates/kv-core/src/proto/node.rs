@@ -3,13 +3,10 @@
 use bytes::Bytes;
 
 use super::context::Context;
-use super::conversation::{Peer, Peers};
-use super::effects::Effects;
+use super::conversation::Peer;
+use super::ending::Ending;
 use super::io::{Input, NodeConfig, Output};
-use super::lookups::Directory;
-use super::posts::Posting;
 use super::receiving::Receiving;
-use super::rendezvous::Rendezvous;
 use super::sending::Sending;
 use super::timer::Timer;
 use crate::command::Command;
@@ -110,23 +107,9 @@ pub struct NodeGauges {
 
 impl Node {
     /// A machine with nothing in it.
-    pub fn new(mut config: NodeConfig) -> Node {
-        config.timing = config.timing.sane();
-        // Two lives of a worker draw different links, even if they are given one seed.
-        let seed = config.seed ^ config.incarnation.get().rotate_left(32);
-        Node {
-            sending: Sending::new(config.args.geometry()),
-            receiving: Receiving::default(),
-            cx: Context {
-                stopping: false,
-                fx: Effects::new(seed, config.timing.retry_max),
-                peers: Peers::default(),
-                lookups: Directory::default(),
-                rendezvous: Rendezvous::default(),
-                posts: Posting::new(config.args.max_inflight(), config.timing.keepalive),
-                config,
-            },
-        }
+    pub fn new(config: NodeConfig) -> Node {
+        let sending = Sending::new(config.args.geometry());
+        Node { sending, receiving: Receiving::default(), cx: Context::new(config) }
     }
 
     /// Takes one input. Afterwards [`poll_output`](Node::poll_output) must be drained.
@@ -257,9 +240,9 @@ impl Node {
     /// Fails a session, whichever kind it is. No effect on one that has ended.
     pub(super) fn end_session(&mut self, session: SessionId, cause: Cause) {
         if self.sending.has(session) {
-            self.sending.fail_sender(&mut self.cx, session, cause);
+            self.sending.fail(&mut self.cx, session, cause);
         } else {
-            self.receiving.fail_receiver(&mut self.cx, session, cause);
+            self.receiving.fail(&mut self.cx, session, cause);
         }
     }
 

@@ -7,6 +7,7 @@ use crate::meter::each;
 use crate::plan::Side;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
+use crate::proto::ending::Ending;
 use crate::proto::groups::{Between, check_own_groups};
 use crate::proto::receiving::{ReceiveSession, Receiving};
 
@@ -17,17 +18,17 @@ impl Receiving {
         let bad = check_own_groups(&groups, cx.config.args.geometry());
         match self.sessions.get_mut(&session) {
             None => cx.fx.release_groups(session, groups, Vec::new()),
-            Some(receiver) if receiver.poll.is_terminal() => {
+            Some(receiver) if !receiver.standing.is_going() => {
                 cx.fx.release_groups(session, groups, Vec::new())
             }
             Some(receiver) if receiver.given.is_some() || receiver.groups.is_some() => {
-                self.fail_receiver(cx, session, Cause::InitOrder);
+                self.fail(cx, session, Cause::InitOrder);
                 cx.fx.release_groups(session, groups, Vec::new());
             }
             Some(receiver) => {
                 receiver.groups = Some(groups);
                 if let Some(cause) = bad {
-                    self.fail_receiver(cx, session, cause);
+                    self.fail(cx, session, cause);
                 }
             }
         }
@@ -74,7 +75,7 @@ impl Receiving {
 impl ReceiveSession {
     /// The groups of a session that succeeded, of which no source had all.
     pub(super) fn skipped_groups(&self) -> Vec<u16> {
-        if self.poll != KvPoll::Success {
+        if self.standing.poll() != KvPoll::Success {
             return Vec::new();
         }
         let left_out = |group: &u16| {

@@ -11,6 +11,7 @@ use crate::meter::each;
 use crate::offer::{Chosen, OfferError, Wanted};
 use crate::proto::context::Context;
 use crate::proto::conversation::Introduction;
+use crate::proto::ending::Ending;
 use crate::proto::io::Output;
 use crate::proto::receiving::Receiving;
 use crate::proto::timer::Timer;
@@ -44,7 +45,7 @@ impl Receiving {
         if asking.waiting.is_empty() || !error.is_retryable() {
             let waiting = cx.lookups.finish(lookup).map(|asking| asking.waiting).unwrap_or_default();
             for session in each(waiting) {
-                self.fail_receiver(cx, session, Cause::Bootstrap(error.clone()));
+                self.fail(cx, session, Cause::Bootstrap(error.clone()));
             }
             return;
         }
@@ -108,7 +109,7 @@ impl Receiving {
 
     fn fail_all(&mut self, cx: &mut Context, sessions: BTreeSet<SessionId>, cause: Cause) {
         for session in each(sessions) {
-            self.fail_receiver(cx, session, cause.clone());
+            self.fail(cx, session, cause.clone());
         }
     }
 

@@ -11,7 +11,7 @@
 //! A *source* is a rank of the sending engine that writes into this rank, or lets it read: see [`source`]. Each is served by an
 //! attempt of its own, which is over once it is certain that this source writes no more.
 
-mod ending;
+mod aborting;
 mod groups;
 mod lookup;
 mod opening;
@@ -24,17 +24,14 @@ mod reading;
 mod registering;
 mod source;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::error::{PeerCause, Phase};
 use crate::groups::Groups;
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{GrantRef, TransferMode};
-use crate::meter::each;
 use crate::pages::Pages;
-use crate::poll::KvPoll;
 use crate::proto::context::Context;
+use crate::proto::ending::{Sessions, Standing};
 use crate::proto::lookups::Question;
 use crate::proto::receiving::source::Source;
 use crate::time::Time;
@@ -43,32 +40,16 @@ use crate::time::Time;
 #[derive(Debug, Default)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(in crate::proto) struct Receiving {
-    sessions: BTreeMap<SessionId, ReceiveSession>,
-}
-
-impl Receiving {
-    /// How many sessions have not ended, or have pages that have not come back.
-    pub(in crate::proto) fn len(&self) -> usize {
-        self.sessions.len()
-    }
-
-    pub(in crate::proto) fn ids(&self) -> impl Iterator<Item = SessionId> {
-        self.sessions.keys().copied()
-    }
-
-    pub(in crate::proto) fn deadline(&self, session: SessionId) -> Option<Duration> {
-        self.sessions.get(&session).map(|receiver| receiver.deadline)
-    }
+    sessions: Sessions<ReceiveSession>,
 }
 
 /// A receiving session.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
-struct ReceiveSession {
+pub(in crate::proto) struct ReceiveSession {
     room: Room,
-    deadline: Duration,
+    standing: Standing,
     opened: Time,
-    poll: KvPoll,
     mode: TransferMode,
     /// It reads, instead of being written to. Decided when all sources are met.
     pulls: bool,
@@ -86,8 +67,6 @@ struct ReceiveSession {
     whole: Option<usize>,
     sources: Vec<Source>,
     repeats: u32,
-    /// Why it failed, as its sources are told.
-    failure: Option<PeerCause>,
 }
 
 impl ReceiveSession {
@@ -95,24 +74,6 @@ impl ReceiveSession {
     fn is_quiet(&self, source: usize, now: Time, quiet: Duration) -> bool {
         let since = self.sources.get(source).and_then(Source::quiet_since);
         since.is_some_and(|since| now - since >= quiet)
-    }
-
-    pub(in crate::proto) fn phase(&self) -> Phase {
-        if self.sources.is_empty() {
-            Phase::Bootstrap
-        } else if each(self.sources.iter()).any(Source::is_meeting) {
-            Phase::Handshake
-        } else if each(self.sources.iter()).all(|source| source.parts.len() == 0 && source.reading.is_none())
-        {
-            Phase::Rendezvous
-        } else {
-            Phase::Transfer
-        }
-    }
-
-    /// True if every source is over: none of them writes any more.
-    fn is_quiet_everywhere(&self) -> bool {
-        each(self.sources.iter()).all(Source::is_over)
     }
 }
 
@@ -126,7 +87,7 @@ impl Receiving {
     ) -> Option<(SessionId, usize, &mut Source, bool)> {
         let (session, index) = cx.peers.get(id)?.outgoing().of(attempt)?;
         let receiver = self.sessions.get_mut(&session)?;
-        let live = !receiver.poll.is_terminal();
+        let live = receiver.standing.is_going();
         let source = receiver.sources.get_mut(index)?;
         Some((session, index, source, live))
     }

@@ -9,12 +9,12 @@ use crate::plane::Directions;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::{Peer, of_life};
+use crate::proto::ending::{Ending, Standing};
 use crate::proto::groups::check_aux;
 use crate::proto::io::LONGEST;
 use crate::proto::receiving::source::Source;
 use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::rendezvous::Named;
-use crate::proto::timer::Timer;
 use crate::record::WorkerRole;
 use crate::session_options::SessionOptions;
 
@@ -35,9 +35,8 @@ impl Receiving {
         let dealt = options.tokens.filter(|_| geometry.layout.context_size > 1);
         let receiver = ReceiveSession {
             room,
-            deadline,
+            standing: Standing::new(deadline),
             opened: cx.fx.now(),
-            poll: KvPoll::Bootstrapping,
             mode,
             pulls: mode == TransferMode::Pull,
             grants: options.grants,
@@ -49,16 +48,12 @@ impl Receiving {
             whole: dealt.map(|tokens| geometry.own_pages_of(tokens)),
             sources: Vec::new(),
             repeats: 0,
-            failure: None,
         };
-        self.sessions.insert(session, receiver);
-        cx.fx.status(session, KvPoll::Bootstrapping, None);
-        if cx.stopping {
-            return self.fail_receiver(cx, session, Cause::WorkerStopped);
+        if !self.open(cx, session, receiver) {
+            return;
         }
-        cx.fx.arm(Timer::Deadline(session), cx.fx.now() + deadline);
         if let Some(cause) = self.note_receiver(cx, session) {
-            return self.fail_receiver(cx, session, cause);
+            return self.fail(cx, session, cause);
         }
         self.find_sources(cx, session);
     }
@@ -82,7 +77,7 @@ impl Receiving {
 
     pub(super) fn take_sources(&mut self, cx: &mut Context, session: SessionId, peers: &[PeerId]) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        if receiver.poll.is_terminal() {
+        if !receiver.standing.is_going() {
             return;
         }
         for &peer in each(peers) {
@@ -108,12 +103,13 @@ impl Receiving {
         let met = each(receiver.sources.iter()).filter(|source| source.is_met());
         let refusal = met.filter_map(|source| cx.peers.get(source.peer)?.refuses().cloned()).next();
         if let Some(cause) = refusal {
-            return self.fail_receiver(cx, session, cause);
+            return self.fail(cx, session, cause);
         }
-        if receiver.poll != KvPoll::Bootstrapping || !each(receiver.sources.iter()).all(Source::is_met) {
+        if receiver.standing.poll() != KvPoll::Bootstrapping
+            || !each(receiver.sources.iter()).all(Source::is_met)
+        {
             return;
         }
-        receiver.poll = KvPoll::WaitingForInput;
         if receiver.mode == TransferMode::Auto {
             let ways = each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
             let good = ways.fold(Directions::BOTH, |good, peer| good.and(peer.directions()));
@@ -121,10 +117,10 @@ impl Receiving {
             receiver.pulls = good.read && (!receiver.grants.is_empty() || !good.write);
         }
         let pulls = receiver.pulls;
-        cx.fx.status(session, KvPoll::WaitingForInput, None);
+        receiver.standing.reach(&mut cx.fx, session, KvPoll::WaitingForInput);
         if pulls {
             if let Some(cause) = self.check_grants(cx, session) {
-                return self.fail_receiver(cx, session, cause);
+                return self.fail(cx, session, cause);
             }
             // The sender's pages are claimed at once: their lease is kept alive from now on, however
             // long the request waits for pages of its own.
@@ -147,16 +143,16 @@ impl Receiving {
         let Some(receiver) = self.sessions.get_mut(&session) else {
             return cx.fx.release(session, pages);
         };
-        if receiver.poll.is_terminal() {
+        if !receiver.standing.is_going() {
             return cx.fx.release(session, pages);
         }
         if receiver.given.is_some() {
-            self.fail_receiver(cx, session, Cause::InitOrder);
+            self.fail(cx, session, Cause::InitOrder);
             return cx.fx.release(session, pages);
         }
         receiver.given = Some((pages, aux));
         match bad {
-            Some(cause) => self.fail_receiver(cx, session, cause),
+            Some(cause) => self.fail(cx, session, cause),
             None => self.register(cx, session),
         }
     }
@@ -164,15 +160,14 @@ impl Receiving {
     /// Registers at all sources, once pages and peers are there.
     pub(super) fn register(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get(&session) else { return };
-        if receiver.poll != KvPoll::WaitingForInput || receiver.given.is_none() {
+        if receiver.standing.poll() != KvPoll::WaitingForInput || receiver.given.is_none() {
             return;
         }
         let unheld = self.unheld_groups(cx, receiver);
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         receiver.unheld = unheld;
-        receiver.poll = KvPoll::Transferring;
+        receiver.standing.reach(&mut cx.fx, session, KvPoll::Transferring);
         let (pulls, sources) = (receiver.pulls, receiver.sources.len());
-        cx.fx.status(session, KvPoll::Transferring, None);
         if pulls {
             for index in each(0..sources) {
                 self.start_reading(cx, session, index);

@@ -5,6 +5,7 @@ use crate::groups::MAX_REQUEST_GROUPS;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
 use crate::proto::context::Context;
+use crate::proto::ending::Ending;
 use crate::proto::receiving::Receiving;
 use crate::wire::{Done, Progress};
 
@@ -37,11 +38,7 @@ impl Receiving {
         }
         source.hear(now);
         if skipped.len() > MAX_REQUEST_GROUPS {
-            return self.fail_receiver(
-                cx,
-                session,
-                Cause::Protocol("more groups left out than a request has"),
-            );
+            return self.fail(cx, session, Cause::Protocol("more groups left out than a request has"));
         }
         for &(start, count) in each(runs) {
             source.parts.insert(u64::from(start), u64::from(count));
@@ -53,14 +50,14 @@ impl Receiving {
         }
         let bound = u64::from(source.total.unwrap_or(MAX_PARTS).min(MAX_PARTS));
         if contradiction || source.parts.end() > bound || source.parts.runs_len() > MAX_PART_RUNS {
-            return self.fail_receiver(cx, session, Cause::Protocol("impossible part numbers"));
+            return self.fail(cx, session, Cause::Protocol("impossible part numbers"));
         }
         if source.total.is_some_and(|total| source.parts.len() == u64::from(total)) {
             if let Some(cause) = self.check_skipped(cx, session, index) {
-                return self.fail_receiver(cx, session, cause);
+                return self.fail(cx, session, cause);
             }
             self.source_over(cx, session, index);
-            self.maybe_succeed(cx, session);
+            self.settle(cx, session);
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::proto::context::Context;
 use crate::proto::conversation::{MAX_ASKED, MAX_PINGS};
+use crate::proto::ending::Ending;
 use crate::proto::receiving::Receiving;
 use crate::proto::run_set;
 use crate::proto::timer::Timer;
@@ -55,7 +56,7 @@ impl Receiving {
     ) {
         if quiet_at <= cx.fx.now() {
             self.on_quiet(cx, session, id);
-        } else if self.sessions.contains_key(&session) {
+        } else if self.has(session) {
             cx.fx.arm(Timer::Quiet(session, id), quiet_at);
         }
     }
@@ -67,7 +68,7 @@ impl Receiving {
                 peer.outgoing_mut().end(attempt);
             }
         }
-        self.maybe_retire(cx, session);
+        self.settle(cx, session);
     }
 
     /// The peer has forgotten the conversation, which it does only when nothing of it is in flight:
@@ -77,18 +78,18 @@ impl Receiving {
         let open = peer.outgoing_mut().take_open();
         for (_, (session, index)) in each(open) {
             let Some(receiver) = self.sessions.get_mut(&session) else { continue };
-            let live = !receiver.poll.is_terminal();
+            let live = receiver.standing.is_going();
             let Some(source) = receiver.sources.get_mut(index) else { continue };
             if !live || !source.is_open() {
                 source.end();
                 cx.fx.cancel(Timer::Quiet(session, id));
-                self.maybe_retire(cx, session);
+                self.settle(cx, session);
                 continue;
             }
             if source.reading.is_some() {
                 // Whoever forgot the conversation has no lease of it any more.
                 source.end();
-                self.fail_receiver(cx, session, Cause::PeerRestarted);
+                self.fail(cx, session, Cause::PeerRestarted);
                 continue;
             }
             let Some(peer) = cx.peers.get_mut(id) else { return };

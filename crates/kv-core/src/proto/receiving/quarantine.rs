@@ -2,7 +2,6 @@
 
 use crate::id::SessionId;
 use crate::plane::WriteFence;
-use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::Peer;
 use crate::proto::receiving::{ReceiveSession, Receiving};
@@ -12,8 +11,8 @@ use crate::quarantine::{Quarantine, QuarantineReason};
 impl Receiving {
     /// What each session that has failed, and whose pages may not be used again yet, waits for.
     pub(in crate::proto) fn quarantine(&self, cx: &Context) -> impl Iterator<Item = Quarantine> {
-        let failed = self.sessions.iter().filter(|(_, receiver)| receiver.poll == KvPoll::Failed);
-        failed.map(|(&session, receiver)| receiver.waits(cx, session))
+        let failed = self.sessions.iter().filter(|(_, receiver)| !receiver.standing.is_going());
+        failed.map(|(session, receiver)| receiver.waits(cx, session))
     }
 }
 

@@ -19,7 +19,7 @@
 
 use std::time::Duration;
 
-use crate::error::Cause;
+use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::lease::GrantRef;
 use crate::meter::each;
@@ -27,6 +27,7 @@ use crate::plane::{Op, PlaneError};
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::{MAX_RUNS, Maps, of_life};
+use crate::proto::ending::Ending;
 use crate::proto::groups::{check_aux, check_peer_groups};
 use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::receiving::Receiving;
@@ -46,7 +47,7 @@ impl Receiving {
         let (incarnation, possible) = (peer.incarnation(), is_possible(&granted, peer.maps()));
         let Some((session, index)) = peer.outgoing().of(granted.attempt) else { return };
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        if receiver.poll.is_terminal() || !receiver.pulls {
+        if !receiver.standing.is_going() || !receiver.pulls {
             return;
         }
         let expected = of_life(&receiver.grants, incarnation).cloned();
@@ -61,13 +62,13 @@ impl Receiving {
                 reading.prove(intact_until);
                 return self.reading_advanced(cx, session, index);
             }
-            return self.fail_receiver(cx, session, Cause::Protocol("two grants for one claim"));
+            return self.fail(cx, session, Cause::Protocol("two grants for one claim"));
         }
         if !possible {
-            return self.fail_receiver(cx, session, Cause::Protocol("a grant of pages that do not exist"));
+            return self.fail(cx, session, Cause::Protocol("a grant of pages that do not exist"));
         }
         if let Some(cause) = expected.and_then(|expected| disagreement(&expected, &granted)) {
-            return self.fail_receiver(cx, session, cause);
+            return self.fail(cx, session, cause);
         }
         // Each heartbeat walks along all attempts at the peer: it does not decide alone how often.
         let least = cx.config.timing.keepalive / 10;
@@ -90,7 +91,7 @@ impl Receiving {
         let mut runs: Vec<(u64, u32)> = Vec::new();
         let mut interval: Option<Duration> = None;
         for (Attempt(attempt), session, index) in peer.outgoing().all() {
-            let receiver = self.sessions.get(&session).filter(|receiver| !receiver.poll.is_terminal());
+            let receiver = self.sessions.get(&session).filter(|receiver| receiver.standing.is_going());
             let reading = receiver.and_then(|receiver| receiver.sources.get(index)?.reading.as_ref());
             let Some(wanted) = reading.and_then(Reading::interval) else { continue };
             interval = Some(interval.map_or(wanted, |least| least.min(wanted)));
@@ -135,7 +136,7 @@ impl Receiving {
     /// Plans the reads from one source, once both the lease and the pages are there.
     pub(super) fn start_reading(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        if receiver.poll != KvPoll::Transferring {
+        if receiver.standing.poll() != KvPoll::Transferring {
             return;
         }
         let Some(source) = receiver.sources.get(index) else { return };
@@ -146,7 +147,7 @@ impl Receiving {
         let Some(peer) = cx.peers.get(id) else { return };
         let planned = match plan_reads(receiver, index, peer.maps(), cx.config.args.geometry()) {
             Some(Ok(planned)) => planned,
-            Some(Err(cause)) => return self.fail_receiver(cx, session, cause),
+            Some(Err(cause)) => return self.fail(cx, session, cause),
             None => return,
         };
         let Some(source) = receiver.sources.get_mut(index) else { return };
@@ -162,7 +163,7 @@ impl Receiving {
     pub(in crate::proto) fn post_read(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let (max_sge, max_bytes) = (cx.config.args.max_sge(), cx.config.limits.max_post_bytes);
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        if receiver.poll.is_terminal() {
+        if !receiver.standing.is_going() {
             return;
         }
         let Some(source) = receiver.sources.get_mut(index) else { return };
@@ -191,7 +192,7 @@ impl Receiving {
         let Some(reading) = &mut source.reading else { return };
         reading.post_ended(result.is_ok(), now);
         if let Err(error) = result {
-            self.fail_receiver(cx, session, Cause::Post(error));
+            self.fail(cx, session, Cause::Post(error));
         }
         self.reading_advanced(cx, session, index);
     }
@@ -199,8 +200,8 @@ impl Receiving {
     /// A read has ended, or a proof has come: is the source done, and with it the session?
     fn reading_advanced(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        if receiver.poll.is_terminal() {
-            return self.maybe_retire(cx, session);
+        if !receiver.standing.is_going() {
+            return self.settle(cx, session);
         }
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let (Some(attempt), Some(reading)) = (source.open_attempt(), &source.reading) else { return };
@@ -212,7 +213,7 @@ impl Receiving {
         }
         source.end();
         cx.release_read(source.peer, attempt);
-        self.maybe_succeed(cx, session);
+        self.settle(cx, session);
     }
 
     /// Asks the sources whose reads have ended too late whether the pages are still as they were;
@@ -240,19 +241,17 @@ impl Receiving {
         cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);
     }
 
-    /// A pull session has failed: its sources are told, again and again if need be, and its own
-    /// reads are stopped. Its pages come back when the reads have ended.
-    pub(super) fn stop_reading(&mut self, cx: &mut Context, session: SessionId) {
-        cx.cancel_posts(session);
+    /// A pull session has failed: its sources are told, again and again if need be. Its pages come back when its own
+    /// reads have ended.
+    pub(super) fn stop_reading(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        let Some(cause) = receiver.failure.clone() else { return };
         let (room, grants) = (receiver.room.clone(), receiver.grants.clone());
         let mut frames = Vec::new();
         for source in each(receiver.sources.iter_mut()) {
             let Some(attempt) = source.closing_attempt() else { continue };
             source.end();
             let Some(peer) = cx.peers.get_mut(source.peer) else { continue };
-            frames.push((source.peer, peer.abort(attempt, &room, &grants, &cause)));
+            frames.push((source.peer, peer.abort(attempt, &room, &grants, told)));
         }
         for (id, abort) in each(frames) {
             cx.watch_peer(id);

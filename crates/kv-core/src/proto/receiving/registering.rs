@@ -7,6 +7,7 @@ use crate::meter::each;
 use crate::pages::PageList;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
+use crate::proto::ending::Ending;
 use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::timer::Timer;
 use crate::wire::{Body, Register};
@@ -34,7 +35,7 @@ impl Receiving {
             if !cx.send_long(peer, &body) {
                 // It would never arrive.
                 let cause = Cause::Protocol("pages too scattered for one frame");
-                return self.fail_receiver(cx, session, cause);
+                return self.fail(cx, session, cause);
             }
         }
         let pause = cx.fx.backoff(cx.config.timing.retry_first, repeats);
@@ -43,7 +44,7 @@ impl Receiving {
 
     pub(in crate::proto) fn on_repeat(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get(&session) else { return };
-        match receiver.poll {
+        match receiver.standing.poll() {
             KvPoll::Failed => self.say_aborts(cx, session),
             _ => {
                 self.say_registrations(cx, session);
@@ -70,7 +71,7 @@ impl ReceiveSession {
         };
         let groups = self.groups.as_ref().filter(|_| !self.pulls).map(Groups::lists);
         // A little longer than this side waits: its own deadline shall end it, not the peer's patience.
-        let left = self.deadline.saturating_sub(cx.fx.now() - self.opened);
+        let left = self.standing.deadline().saturating_sub(cx.fx.now() - self.opened);
         let ttl = left + cx.config.timing.retry_first;
         let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
         let mut frames = Vec::new();

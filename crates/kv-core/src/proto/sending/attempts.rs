@@ -13,6 +13,7 @@ use crate::pages::MAX_PAGES;
 use crate::plane::Origin;
 use crate::proto::context::Context;
 use crate::proto::conversation::{Incoming, Peer, Registration, Wish};
+use crate::proto::ending::Ending;
 use crate::proto::groups::{check_aux, check_peer_groups};
 use crate::proto::rendezvous::{Ambiguity, Cost, Latecomers, Named};
 use crate::proto::sending::Sending;
@@ -154,7 +155,7 @@ impl Sending {
             }
         }
         let (room, other) = (one.clone(), other.clone());
-        self.fail_sender(cx, session, Cause::AmbiguousRoom { room, other });
+        self.fail(cx, session, Cause::AmbiguousRoom { room, other });
     }
 
     fn fail_ambiguous_senders(&mut self, cx: &mut Context, (one, other): &Ambiguity) {
@@ -162,7 +163,7 @@ impl Sending {
             while let Some(session) = cx.rendezvous.senders.find_exact(room) {
                 step(1);
                 let (room, other) = (room.clone(), other.clone());
-                self.fail_sender_of(cx, session, Cause::AmbiguousRoom { room, other }, 1);
+                self.fail_one(cx, session, Cause::AmbiguousRoom { room, other });
             }
         }
     }
@@ -266,13 +267,13 @@ impl Sending {
                     target.ask_abort();
                 }
                 // Acknowledged once the target's posts have ended: maybe now, maybe later.
-                return self.fail_sender(cx, session, Cause::ByPeer(cause));
+                return self.fail(cx, session, Cause::ByPeer(cause));
             }
             Some(&Incoming::Reading { session, target: index, .. }) => {
                 if let Some(target) = self.target_mut(session, index) {
                     target.ask_abort();
                 }
-                self.fail_sender(cx, session, Cause::ByPeer(cause));
+                self.fail(cx, session, Cause::ByPeer(cause));
                 // It may have failed before.
                 return self.reader_let_go(cx, session, index);
             }
@@ -301,7 +302,7 @@ impl Sending {
         cause: PeerCause,
     ) {
         match cx.rendezvous.senders.find(named) {
-            Ok(Some(session)) => self.fail_sender_of(cx, session, Cause::ByPeer(cause), 1),
+            Ok(Some(session)) => self.fail_one(cx, session, Cause::ByPeer(cause)),
             Ok(None) => {
                 let until = cx.fx.now() + cx.config.timing.failed_room_ttl;
                 let limits = &cx.config.limits;
@@ -343,7 +344,7 @@ impl Sending {
         let Some((session, index)) = active else { return };
         let target = self.sessions.get(&session).and_then(|sender| sender.targets.get(index));
         if target.and_then(Target::written).is_some_and(|written| !written.is_posted()) {
-            self.fail_sender(cx, session, Cause::Protocol("finished before everything was sent"));
+            self.fail(cx, session, Cause::Protocol("finished before everything was sent"));
         }
     }
 
@@ -377,7 +378,7 @@ impl Sending {
             Some(Incoming::Active(session, index)) => {
                 let Some(sender) = self.sessions.get(session) else { return };
                 let written = sender.targets.get(*index).and_then(Target::written);
-                match (&sender.failure, written.and_then(Written::progress)) {
+                match (sender.standing.failure(), written.and_then(Written::progress)) {
                     (Some(cause), _) => Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }),
                     (None, None) => return,
                     (None, Some((done, total, skipped))) => {
@@ -389,7 +390,7 @@ impl Sending {
             }
             Some(&Incoming::Reading { session, target, .. }) => {
                 let Some(sender) = self.sessions.get(&session) else { return };
-                match &sender.failure {
+                match sender.standing.failure() {
                     Some(cause) => Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }),
                     None => return self.answer_claim(cx, id, attempt, session, target),
                 }

@@ -8,6 +8,7 @@ use crate::id::{ChunkId, SessionId};
 use crate::lease::TransferMode;
 use crate::pages::Pages;
 use crate::proto::context::Context;
+use crate::proto::ending::Ending;
 use crate::proto::sending::Sending;
 
 impl Sending {
@@ -26,14 +27,14 @@ impl Sending {
         chunk: Pages,
     ) -> Option<ChunkId> {
         let bad = chunk.list().check_below(cx.config.args.geometry().num_pages).err();
-        let Some(sender) = self.sessions.get_mut(&session).filter(|sender| !sender.poll.is_terminal()) else {
+        let Some(sender) = self.sessions.get_mut(&session).filter(|sender| sender.standing.is_going()) else {
             cx.fx.release(session, chunk);
             return None;
         };
         match (sender.given.begin(chunk), bad) {
             (Ok(number), None) => return Some(number),
-            (Ok(_), Some(bad)) => self.fail_sender(cx, session, Cause::BadPages(bad)),
-            (Err(cause), _) => self.fail_sender(cx, session, cause),
+            (Ok(_), Some(bad)) => self.fail(cx, session, Cause::BadPages(bad)),
+            (Err(cause), _) => self.fail(cx, session, cause),
         }
         None
     }
@@ -46,11 +47,11 @@ impl Sending {
         chunk: ChunkId,
         layers: Option<Range<u32>>,
     ) {
-        let Some(sender) = self.sessions.get_mut(&session).filter(|sender| !sender.poll.is_terminal()) else {
+        let Some(sender) = self.sessions.get_mut(&session).filter(|sender| sender.standing.is_going()) else {
             return;
         };
         if let Err(error) = sender.given.finish(chunk, layers, &self.held_layers) {
-            return self.fail_sender(cx, session, error.into());
+            return self.fail(cx, session, error.into());
         }
         self.plan_groups(cx, session);
         self.update_sender(cx, session);

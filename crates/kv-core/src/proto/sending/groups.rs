@@ -7,6 +7,7 @@ use crate::id::SessionId;
 use crate::meter::each;
 use crate::plan::Side;
 use crate::proto::context::Context;
+use crate::proto::ending::Ending;
 use crate::proto::groups::{Between, check_own_groups};
 use crate::proto::sending::Sending;
 
@@ -17,15 +18,15 @@ impl Sending {
         let bad = check_own_groups(&groups, cx.config.args.geometry());
         match self.sessions.get_mut(&session) {
             None => cx.fx.release_groups(session, groups, Vec::new()),
-            Some(sender) if sender.poll.is_terminal() => cx.fx.release_groups(session, groups, Vec::new()),
+            Some(sender) if !sender.standing.is_going() => cx.fx.release_groups(session, groups, Vec::new()),
             Some(sender) if sender.given.is_complete() || sender.groups.is_some() => {
-                self.fail_sender(cx, session, Cause::InitOrder);
+                self.fail(cx, session, Cause::InitOrder);
                 cx.fx.release_groups(session, groups, Vec::new());
             }
             Some(sender) => {
                 sender.groups = Some(groups);
                 if let Some(cause) = bad {
-                    self.fail_sender(cx, session, cause);
+                    self.fail(cx, session, cause);
                 }
             }
         }
@@ -34,7 +35,7 @@ impl Sending {
     /// Plans the state groups with each receiver that is to be written, once the request is complete.
     pub(super) fn plan_groups(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
-        if sender.poll.is_terminal() || !sender.given.is_complete() {
+        if !sender.standing.is_going() || !sender.given.is_complete() {
             return;
         }
         let none = Groups::none();
@@ -54,7 +55,7 @@ impl Sending {
             }
         }
         if let Some(cause) = disagreement {
-            self.fail_sender(cx, session, cause);
+            self.fail(cx, session, cause);
         }
     }
 }

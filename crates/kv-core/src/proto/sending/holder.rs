@@ -23,6 +23,7 @@ use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::proto::context::Context;
 use crate::proto::conversation::{Incoming, MAX_ASKED, MAX_RUNS, Registration, Wish, millis};
+use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Named;
 use crate::proto::run_set;
 use crate::proto::run_set::is_rising;
@@ -87,7 +88,7 @@ impl Sending {
         let cause = match self.sessions.get(&nonce) {
             _ if refused => PeerCause::Protocol,
             Some(sender) if !sender.named.is_same_request(&registration.named) => unknown,
-            Some(sender) => match &sender.failure {
+            Some(sender) => match sender.standing.failure() {
                 Some(cause) => cause.clone(),
                 None if sender.lacks_receivers() => {
                     cx.watch_peer(id);
@@ -113,7 +114,7 @@ impl Sending {
             .get(&nonce)
             .is_some_and(|sender| sender.named.is_same_request(named) && sender.lacks_receivers());
         if meant {
-            self.fail_sender_of(cx, nonce, Cause::ByPeer(cause), 1);
+            self.fail_one(cx, nonce, Cause::ByPeer(cause));
         }
     }
 
@@ -140,7 +141,7 @@ impl Sending {
         let until = cx.fx.now() + sender.lease.duration();
         sender.pinned_until = Some(until);
         let readers: Vec<usize> = sender.readers().map(|(index, _)| index).collect();
-        self.pages_leased += sender.pages_leased();
+        self.pages_leased += sender.pages_pinned();
         cx.fx.arm(Timer::Lease(session), until);
         for index in each(readers) {
             self.say_granted(cx, session, index);
@@ -152,7 +153,7 @@ impl Sending {
         let (Some(pinned_until), Some(target)) = (sender.pinned_until, sender.targets.get(index)) else {
             return;
         };
-        if target.is_over() || sender.failure.is_some() {
+        if target.is_over() || sender.standing.failure().is_some() {
             return;
         }
         let (id, attempt) = (target.peer, target.attempt);
@@ -176,7 +177,7 @@ impl Sending {
             groups: sender.groups.as_ref().map(Groups::lists).unwrap_or_default(),
         };
         if !cx.send_long(id, &Body::Granted(granted)) {
-            self.fail_sender(cx, session, Cause::Protocol("pages too scattered for one frame"));
+            self.fail(cx, session, Cause::Protocol("pages too scattered for one frame"));
         }
     }
 
@@ -267,18 +268,18 @@ impl Sending {
     pub(super) fn reader_finished(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let granted = sender.pinned_until.is_some();
-        let failed = sender.failure.is_some();
+        let failed = sender.standing.failure().is_some();
         let Some(target) = sender.targets.get_mut(index) else { return };
         if let Some(reads) = target.reads_mut() {
             reads.released = true;
         }
         if granted && !failed {
             target.end();
-            self.maybe_end_sender(cx, session);
+            self.settle(cx, session);
         } else if failed {
             self.reader_let_go(cx, session, index);
         } else {
-            self.fail_sender(cx, session, Cause::Protocol("released before it was granted"));
+            self.fail(cx, session, Cause::Protocol("released before it was granted"));
         }
     }
 
@@ -325,10 +326,11 @@ impl Sending {
     /// The lease may have run out: heartbeats move its end without moving the timer.
     pub(in crate::proto) fn on_lease(&mut self, cx: &mut Context, session: SessionId) {
         let Some(until) = self.lease_until(cx, session) else { return };
-        if until <= cx.fx.now() && self.sessions.get(&session).is_some_and(|sender| sender.failure.is_none())
+        if until <= cx.fx.now()
+            && self.sessions.get(&session).is_some_and(|sender| sender.standing.failure().is_none())
         {
             // Fences the readers, at a time that is over.
-            return self.fail_sender(cx, session, Cause::LeaseExpired);
+            return self.fail(cx, session, Cause::LeaseExpired);
         }
         let targets = self.sessions.get(&session).map_or(0, |sender| sender.targets.len());
         for index in each(0..targets) {
@@ -344,7 +346,7 @@ impl Sending {
         let sender = self.sessions.get(&session)?;
         let pinned_until = sender.pinned_until?;
         let readers = sender.readers().filter(|(_, target)| !target.is_over());
-        if sender.failure.is_some() {
+        if sender.standing.failure().is_some() {
             return readers.filter_map(|(_, target)| target.reads()?.fence).max();
         }
         let missing = sender.lacks_receivers().then_some(pinned_until);

@@ -23,7 +23,7 @@ impl Sending {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         if let Err(cause) = sender.admit(&registration) {
             self.refuse_attempt(cx, id, attempt, cause.clone());
-            return self.fail_sender_of(cx, session, Cause::ByPeer(cause), 1);
+            return self.fail_one(cx, session, Cause::ByPeer(cause));
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let (receiver, link) = (peer.incarnation(), peer.conversation());

@@ -16,10 +16,10 @@
 mod attempts;
 mod chunks;
 mod ended;
-mod ending;
 mod given;
 mod groups;
 mod holder;
+mod letting_go;
 mod meeting;
 mod opening;
 mod peers;
@@ -28,14 +28,12 @@ mod target;
 mod write;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use crate::error::PeerCause;
 use crate::groups::Groups;
 use crate::id::{Incarnation, SessionId};
 use crate::layout::{Geometry, HeldLayers};
 use crate::lease::{Lease, TransferMode};
-use crate::poll::KvPoll;
+use crate::proto::ending::{Sessions, Standing};
 use crate::proto::rendezvous::Named;
 use crate::proto::sending::ended::EndedGrants;
 use crate::proto::sending::given::Given;
@@ -46,7 +44,7 @@ use crate::time::Time;
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(in crate::proto) struct Sending {
-    sessions: BTreeMap<SessionId, SendSession>,
+    sessions: Sessions<SendSession>,
     held_layers: HeldLayers,
     ended_grants: EndedGrants,
     pages_leased: usize,
@@ -55,33 +53,16 @@ pub(in crate::proto) struct Sending {
 impl Sending {
     pub(in crate::proto) fn new(geometry: &Geometry) -> Sending {
         Sending {
-            sessions: BTreeMap::new(),
+            sessions: Sessions::default(),
             held_layers: HeldLayers::new(geometry),
             ended_grants: EndedGrants::default(),
             pages_leased: 0,
         }
     }
 
-    /// How many sessions have not ended, or have pages that have not come back.
-    pub(in crate::proto) fn len(&self) -> usize {
-        self.sessions.len()
-    }
-
-    pub(in crate::proto) fn ids(&self) -> impl Iterator<Item = SessionId> {
-        self.sessions.keys().copied()
-    }
-
-    pub(in crate::proto) fn has(&self, session: SessionId) -> bool {
-        self.sessions.contains_key(&session)
-    }
-
-    pub(in crate::proto) fn deadline(&self, session: SessionId) -> Option<Duration> {
-        self.sessions.get(&session).map(|sender| sender.deadline)
-    }
-
     /// How many receivers the sessions have met.
     pub(in crate::proto) fn targets(&self) -> usize {
-        self.sessions.values().map(|sender| sender.targets.len()).sum()
+        self.sessions.iter().map(|(_, sender)| sender.targets.len()).sum()
     }
 
     /// Complete pages that are pinned for readers.
@@ -98,11 +79,13 @@ impl Sending {
 /// A sending session.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
-struct SendSession {
-    deadline: Duration,
+pub(in crate::proto) struct SendSession {
+    standing: Standing,
     named: Named,
     /// How many ranks receive: told by the scheduler, or by the first of them.
     receivers: usize,
+    /// How many of those that have not come have ended, and will never come.
+    gone: usize,
     /// The scheduler has not said how many.
     learns: bool,
     mode: TransferMode,
@@ -110,7 +93,6 @@ struct SendSession {
     lease: Lease,
     /// Until when they stay at least; set when they are complete.
     pinned_until: Option<Time>,
-    poll: KvPoll,
     /// What the scheduler has given.
     given: Given,
     /// Items of state groups, sent with the last chunk.
@@ -118,7 +100,6 @@ struct SendSession {
     targets: Vec<Target>,
     /// The last target of each receiver.
     target_of: BTreeMap<Incarnation, usize>,
-    failure: Option<PeerCause>,
 }
 
 impl SendSession {
@@ -137,10 +118,9 @@ impl SendSession {
         self.targets.iter().enumerate().filter(|(_, target)| target.reads().is_some())
     }
 
-    /// How many pages are pinned for readers.
-    fn pages_leased(&self) -> usize {
-        let pinned = self.pinned_until.and(self.given.announced()).filter(|_| self.failure.is_none());
-        pinned.map_or(0, |(pages, _)| pages)
+    /// How many pages were pinned for readers.
+    fn pages_pinned(&self) -> usize {
+        self.pinned_until.and(self.given.announced()).map_or(0, |(pages, _)| pages)
     }
 }
 

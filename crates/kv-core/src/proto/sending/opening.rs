@@ -11,13 +11,13 @@ use crate::meter::each;
 use crate::plane::Op;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
+use crate::proto::ending::{Ending, Standing};
 use crate::proto::groups::check_aux;
 use crate::proto::io::{LONGEST, NodeConfig};
 use crate::proto::rendezvous::Named;
 use crate::proto::sending::given::Given;
 use crate::proto::sending::target::Written;
 use crate::proto::sending::{SendSession, Sending};
-use crate::proto::timer::Timer;
 use crate::session_options::SessionOptions;
 
 impl Sending {
@@ -32,12 +32,9 @@ impl Sending {
         let deadline = options.deadline.unwrap_or(cx.config.timing.session_deadline).min(LONGEST);
         let named = Named::new(room, cx.config.args.suffixes_requests());
         let sender = SendSession::new((named.clone(), deadline), receivers, &options, &cx.config);
-        self.sessions.insert(session, sender);
-        cx.fx.status(session, KvPoll::Bootstrapping, None);
-        if cx.stopping {
-            return self.fail_sender(cx, session, Cause::WorkerStopped);
+        if !self.open(cx, session, sender) {
+            return;
         }
-        cx.fx.arm(Timer::Deadline(session), cx.fx.now() + deadline);
         // A new sender for the room: what became of earlier ones does not matter any more.
         cx.rendezvous.failed_senders.clear(&named);
         cx.rendezvous.senders.insert(&named, session);
@@ -55,13 +52,13 @@ impl Sending {
         }
         self.update_sender(cx, session);
         if let Some(cause) = cx.rendezvous.failed_receivers.take(&named, 1) {
-            self.fail_sender_of(cx, session, Cause::ByPeer(cause), 1);
+            self.fail_one(cx, session, Cause::ByPeer(cause));
         }
     }
 
     pub(super) fn wants_receivers(&self, session: SessionId) -> bool {
         let sender = self.sessions.get(&session);
-        sender.is_some_and(|sender| !sender.poll.is_terminal() && sender.lacks_receivers())
+        sender.is_some_and(|sender| sender.standing.is_going() && sender.lacks_receivers())
     }
 
     pub(in crate::proto) fn init_sender(
@@ -73,14 +70,14 @@ impl Sending {
     ) {
         let bad = check_aux(aux, cx.config.args.geometry().aux_rows().unwrap_or(0));
         let Some(sender) = self.sessions.get_mut(&session) else { return };
-        if sender.poll.is_terminal() {
+        if !sender.standing.is_going() {
             return;
         }
         if !sender.given.announce(num_pages, aux) {
-            return self.fail_sender(cx, session, Cause::InitOrder);
+            return self.fail(cx, session, Cause::InitOrder);
         }
         match bad {
-            Some(cause) => self.fail_sender(cx, session, cause),
+            Some(cause) => self.fail(cx, session, cause),
             None => self.check_agreement(cx, session),
         }
     }
@@ -104,7 +101,7 @@ impl Sending {
             }
         });
         if let Some(cause) = disagreement {
-            self.fail_sender(cx, session, cause);
+            self.fail(cx, session, cause);
         }
     }
 
@@ -112,14 +109,11 @@ impl Sending {
     pub(super) fn update_sender(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let waits = sender.mode == TransferMode::Push && sender.lacks_receivers();
-        if sender.poll.is_terminal() || waits {
+        if !sender.standing.is_going() || waits {
             return;
         }
         let poll = if sender.given.finals() == 0 { KvPoll::WaitingForInput } else { KvPoll::Transferring };
-        if poll > sender.poll {
-            sender.poll = poll;
-            cx.fx.status(session, poll, None);
-        }
+        sender.standing.reach(&mut cx.fx, session, poll);
         if poll == KvPoll::Transferring {
             self.queue_targets(cx, session);
         }
@@ -148,20 +142,19 @@ impl SendSession {
             None => Lease::Renewable(config.timing.kv_lease_duration),
         };
         SendSession {
-            deadline,
+            standing: Standing::new(deadline),
             named,
             // The first of them says how many there are, if the scheduler does not.
             receivers: receivers.max(1) as usize,
+            gone: 0,
             learns: receivers == 0,
             mode: options.mode.unwrap_or(config.args.transfer_mode()),
             lease,
             pinned_until: None,
-            poll: KvPoll::Bootstrapping,
             given: Given::default(),
             groups: None,
             targets: Vec::new(),
             target_of: BTreeMap::new(),
-            failure: None,
         }
     }
 }

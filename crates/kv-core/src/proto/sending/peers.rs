@@ -5,6 +5,7 @@ use crate::id::{PeerId, SessionId};
 use crate::meter::each;
 use crate::proto::context::Context;
 use crate::proto::conversation::{Incoming, Wish};
+use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Named;
 use crate::proto::sending::Sending;
 
@@ -24,7 +25,7 @@ impl Sending {
             self.drop_registration(cx, id, attempt, cause.for_peer());
         }
         for session in each(senders) {
-            self.fail_sender(cx, session, cause.clone());
+            self.fail(cx, session, cause.clone());
         }
     }
 
@@ -36,7 +37,7 @@ impl Sending {
             _ => None,
         });
         let senders = sessions.filter_map(|session| self.sessions.get(session));
-        senders.filter(|sender| !sender.poll.is_terminal()).map(|sender| sender.named.clone()).collect()
+        senders.filter(|sender| sender.standing.is_going()).map(|sender| sender.named.clone()).collect()
     }
 
     /// The peer has failed all its sessions that read from here: their leases are worth nothing.

@@ -1,6 +1,5 @@
 //! What the pages of failed sending sessions wait for.
 
-use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::sending::{SendSession, Sending};
 use crate::quarantine::{Quarantine, QuarantineReason};
@@ -8,8 +7,8 @@ use crate::quarantine::{Quarantine, QuarantineReason};
 impl Sending {
     /// What each session that has failed, and whose pages may not be used again yet, waits for.
     pub(in crate::proto) fn quarantine(&self, cx: &Context) -> impl Iterator<Item = Quarantine> {
-        let failed = self.sessions.values().filter(|sender| sender.poll == KvPoll::Failed);
-        failed.map(|sender| sender.waits(cx))
+        let failed = self.sessions.iter().filter(|(_, sender)| !sender.standing.is_going());
+        failed.map(|(_, sender)| sender.waits(cx))
     }
 }
 

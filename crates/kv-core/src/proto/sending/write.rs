@@ -6,6 +6,7 @@ use crate::error::Cause;
 use crate::id::SessionId;
 use crate::plane::{Op, PlaneError};
 use crate::proto::context::Context;
+use crate::proto::ending::Ending;
 use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::sending::Sending;
 use crate::proto::sending::target::{Part, Target};
@@ -18,7 +19,7 @@ impl Sending {
         let Some(target) = sender.targets.get_mut(index) else { return };
         let (id, attempt) = (target.peer, target.attempt);
         let Some(written) = target.written_mut() else { return };
-        if !written.take_turn() || sender.poll.is_terminal() {
+        if !written.take_turn() || !sender.standing.is_going() {
             return;
         }
         let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.maps().out().is_some()) else { return };
@@ -26,7 +27,7 @@ impl Sending {
         let part = match written.next_part((peer, here), &sender.given, (max_sge, max_bytes)) {
             Ok(Some(part)) => part,
             Ok(None) => return,
-            Err(_) => return self.fail_sender(cx, session, Cause::Protocol("pages that no plan leads to")),
+            Err(_) => return self.fail(cx, session, Cause::Protocol("pages that no plan leads to")),
         };
         if part.more {
             cx.posts.queue(id, Op::Write, session, index);
@@ -56,7 +57,7 @@ impl Sending {
         written.post_ended();
         match result {
             Ok(()) => written.in_place(post.part),
-            Err(error) => self.fail_sender(cx, session, Cause::Post(error)),
+            Err(error) => self.fail(cx, session, Cause::Post(error)),
         }
         self.target_advanced(cx, session, index);
     }

@@ -1,53 +1,104 @@
-//! A receiving session ends: in success when every source is over, in failure when its sources are told. Its pages
-//! stay where they are until it is certain that none of them writes any more.
+//! A receiving session aborts its sources: each is told until it has said that it writes no more, or that is certain
+//! without its word. What becomes of the session then is in [`ending`](crate::proto::ending).
 
-use crate::error::{Cause, PeerCause, TransferError};
-use crate::id::{Attempt, PeerId, SessionId};
+use crate::command::Resource;
+use crate::error::{Cause, PeerCause, Phase};
+use crate::id::{Attempt, PeerId, Room, SessionId};
 use crate::meter::each;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::receiving::source::Closes;
+use crate::proto::ending::{Ending, Role, Session, Sessions, Standing};
+use crate::proto::receiving::source::{Closes, Source};
 use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::rendezvous::Named;
 use crate::proto::timer::Timer;
 use crate::wire::{Abort, Body, Failed};
 
-impl Receiving {
-    pub(in crate::proto) fn fail_receiver(&mut self, cx: &mut Context, session: SessionId, cause: Cause) {
-        let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        if receiver.poll.is_terminal() {
-            return;
-        }
-        receiver.poll = KvPoll::Failed;
-        receiver.repeats = 0;
-        let told = cause.for_peer();
-        receiver.failure = Some(told.clone());
-        let phase = receiver.phase();
-        let peer = receiver.sources.first().and_then(|source| cx.peers.get(source.peer));
-        let failure = TransferError {
-            room: receiver.room.clone(),
-            peer: peer.map(|peer| peer.worker().clone()),
-            phase,
-            cause,
-        };
-        receiver.close_sources(cx, session, &told);
-        let pulls = receiver.pulls;
-        cx.fx.cancel(Timer::Deadline(session));
-        cx.fx.cancel(Timer::Repeat(session));
-        self.forget_room(cx, session);
-        cx.posts.leave(session);
-        self.stop_asking(cx, session);
-        cx.fx.status(session, KvPoll::Failed, Some(failure));
-        if pulls {
-            self.stop_reading(cx, session);
-        }
-        self.say_aborts(cx, session);
-        self.maybe_retire(cx, session);
+impl Session for ReceiveSession {
+    fn standing(&self) -> &Standing {
+        &self.standing
     }
 
+    fn standing_mut(&mut self) -> &mut Standing {
+        &mut self.standing
+    }
+
+    fn room(&self) -> &Room {
+        &self.room
+    }
+
+    fn phase(&self) -> Phase {
+        if self.sources.is_empty() {
+            Phase::Bootstrap
+        } else if each(self.sources.iter()).any(Source::is_meeting) {
+            Phase::Handshake
+        } else if each(self.sources.iter()).all(|source| source.parts.len() == 0 && source.reading.is_none())
+        {
+            Phase::Rendezvous
+        } else {
+            Phase::Transfer
+        }
+    }
+
+    fn peer(&self) -> Option<PeerId> {
+        self.sources.first().map(|source| source.peer)
+    }
+
+    fn is_served(&self) -> bool {
+        self.standing.poll() == KvPoll::Transferring
+    }
+
+    fn is_quiet(&self) -> bool {
+        each(self.sources.iter()).all(Source::is_over)
+    }
+
+    fn into_resources(self) -> Vec<Resource> {
+        let skipped = self.skipped_groups();
+        let pages = self.given.map(|(pages, _)| Resource::from(pages));
+        let groups = self.groups.map(|groups| Resource::Groups { groups, skipped });
+        pages.into_iter().chain(groups).collect()
+    }
+}
+
+impl Role for Receiving {
+    type Session = ReceiveSession;
+
+    fn sessions(&self) -> &Sessions<ReceiveSession> {
+        &self.sessions
+    }
+
+    fn sessions_mut(&mut self) -> &mut Sessions<ReceiveSession> {
+        &mut self.sessions
+    }
+
+    fn withdraw(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
+        let Some(receiver) = self.sessions.get_mut(&session) else { return };
+        receiver.repeats = 0;
+        receiver.close_sources(cx, session, told);
+        receiver.forget_room(cx, session);
+        self.stop_asking(cx, session);
+    }
+
+    fn stop(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
+        cx.cancel_posts(session);
+        if self.sessions.get(&session).is_some_and(|receiver| receiver.pulls) {
+            self.stop_reading(cx, session, told);
+        }
+        self.say_aborts(cx, session);
+    }
+
+    fn forget(&mut self, cx: &mut Context, session: SessionId, ended: &ReceiveSession) {
+        ended.forget_room(cx, session);
+        for source in each(&ended.sources) {
+            cx.stop_beating_if_idle(source.peer);
+        }
+    }
+}
+
+impl Receiving {
     pub(super) fn say_aborts(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        let Some(cause) = receiver.failure.clone() else { return };
+        let Some(cause) = receiver.standing.failure().cloned() else { return };
         let closing = each(receiver.sources.iter());
         let closing = closing.filter_map(|source| Some((source.peer, source.closing_attempt()?)));
         let closing: Vec<_> = closing.collect();
@@ -67,24 +118,6 @@ impl Receiving {
         cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);
     }
 
-    /// The receiver has ended.
-    pub(super) fn forget_room(&mut self, cx: &mut Context, session: SessionId) {
-        if let Some(receiver) = self.sessions.get(&session).filter(|_| cx.config.args.suffixes_requests()) {
-            cx.rendezvous.receivers.remove(&Named::new(receiver.room.clone(), true), session);
-        }
-    }
-
-    pub(super) fn maybe_succeed(&mut self, cx: &mut Context, session: SessionId) {
-        let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        if receiver.poll != KvPoll::Transferring || !receiver.is_quiet_everywhere() {
-            return;
-        }
-        receiver.poll = KvPoll::Success;
-        self.forget_room(cx, session);
-        cx.fx.status(session, KvPoll::Success, None);
-        self.retire_receiver(cx, session);
-    }
-
     pub(in crate::proto) fn on_failed(&mut self, cx: &mut Context, id: PeerId, failed: Failed) {
         let Some((session, index, source, live)) = self.source_of(cx, id, failed.attempt) else {
             // Over for us: let the peer forget it too.
@@ -102,9 +135,9 @@ impl Receiving {
                 PeerCause::LeaseExpired => Cause::LeaseExpired,
                 cause => Cause::ByPeer(cause),
             };
-            self.fail_receiver(cx, session, cause);
+            self.fail(cx, session, cause);
         } else {
-            self.maybe_retire(cx, session);
+            self.settle(cx, session);
         }
     }
 
@@ -115,7 +148,7 @@ impl Receiving {
         let Some((session, index, source, _)) = self.source_of(cx, id, attempt) else { return };
         if source.closing_attempt().is_some() {
             self.source_over(cx, session, index);
-            self.maybe_retire(cx, session);
+            self.settle(cx, session);
         }
     }
 
@@ -128,33 +161,6 @@ impl Receiving {
         if let (Some(attempt), Some(peer)) = (attempt, cx.peers.get_mut(id)) {
             peer.outgoing_mut().end(attempt);
             cx.say_finish(id, attempt);
-        }
-    }
-
-    /// Hands the pages of a failed session back once all its sources are over.
-    pub(super) fn maybe_retire(&mut self, cx: &mut Context, session: SessionId) {
-        let retire = self
-            .sessions
-            .get(&session)
-            .is_some_and(|receiver| receiver.poll == KvPoll::Failed && receiver.is_quiet_everywhere());
-        if retire && !cx.posts.has_any_of(session) {
-            self.retire_receiver(cx, session);
-        }
-    }
-
-    pub(super) fn retire_receiver(&mut self, cx: &mut Context, session: SessionId) {
-        cx.fx.cancel(Timer::Deadline(session));
-        cx.fx.cancel(Timer::Repeat(session));
-        let Some(receiver) = self.sessions.remove(&session) else { return };
-        for source in each(&receiver.sources) {
-            cx.stop_beating_if_idle(source.peer);
-        }
-        let skipped = receiver.skipped_groups();
-        if let Some((pages, _)) = receiver.given {
-            cx.fx.release(session, pages);
-        }
-        if let Some(groups) = receiver.groups {
-            cx.fx.release_groups(session, groups, skipped);
         }
     }
 }
@@ -183,6 +189,12 @@ impl ReceiveSession {
                 }
                 Closes::Already => {}
             }
+        }
+    }
+    /// No other receiver's room is like it any more.
+    fn forget_room(&self, cx: &mut Context, session: SessionId) {
+        if cx.config.args.suffixes_requests() {
+            cx.rendezvous.receivers.remove(&Named::new(self.room.clone(), true), session);
         }
     }
 }

@@ -1,0 +1,423 @@
+//! How any session ends, of either role and in either direction.
+//!
+//! ```text
+//! every peer is done with it, and none is missing ─▶ Success ──────────────────────────────────┐
+//! any failure ─▶ Failed ─▶ timers, room and turns given up ─▶ peers told, own posts cancelled  │
+//!                  └─ no peer and no post of its own touches the pages any more ───────────────┴▶ pages and groups back
+//! ```
+//!
+//! | standing | from | when | status said |
+//! |---|---|---|---|
+//! | `Going` | – | the session is opened | `Bootstrapping` |
+//! | `Going` | `Going` | it gets further than it was | the one that it has reached |
+//! | `Failed` | `Going` | it fails; what peers are told of the cause is kept | `Failed` |
+//! | `Ended` | `Going` | it is quiet | `Success` |
+//! | `Ended` | `Failed` | it is quiet | – |
+//!
+//! *Quiet* means that every peer is done with the session, and no post of its own is in flight. What that is for a
+//! peer, and whom a failure is told to, a [`Role`] says. Nothing but this file takes a session out of its
+//! [`Sessions`], and the final status is a value that a session has once: so it is said once, and pages come back
+//! once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::context::Context;
+use super::effects::Effects;
+use super::io::Output;
+use super::timer::Timer;
+use crate::command::Resource;
+use crate::error::{Cause, PeerCause, Phase, TransferError};
+use crate::id::{PeerId, Room, SessionId};
+use crate::meter::each;
+use crate::poll::KvPoll;
+
+/// How a session stands, and when it ends at the latest.
+#[derive(Debug)]
+#[cfg_attr(feature = "model", derive(Clone))]
+pub(super) struct Standing {
+    state: State,
+    deadline: Duration,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "model", derive(Clone))]
+enum State {
+    Going(KvPoll, Last),
+    Failed(PeerCause),
+    Ended(KvPoll),
+}
+
+/// What happens to a standing.
+#[derive(Debug)]
+enum Event {
+    Reaches(KvPoll),
+    Fails(PeerCause),
+    IsQuiet,
+}
+
+/// The final status of a session, which is still to be said.
+#[derive(Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "model", derive(Clone))]
+struct Last;
+
+impl Last {
+    fn say(self, fx: &mut Effects, session: SessionId, failure: Option<TransferError>) {
+        let poll = if failure.is_some() { KvPoll::Failed } else { KvPoll::Success };
+        fx.status(session, poll, failure);
+    }
+}
+
+impl State {
+    /// The table at the top. The final status, if it is to be said now.
+    fn turn(&mut self, event: Event) -> Option<Last> {
+        let before = std::mem::replace(self, State::Ended(KvPoll::Failed));
+        let (after, last) = match (before, event) {
+            (State::Going(poll, last), Event::Reaches(next)) => (State::Going(poll.max(next), last), None),
+            (State::Going(_, last), Event::Fails(cause)) => (State::Failed(cause), Some(last)),
+            (State::Going(_, last), Event::IsQuiet) => (State::Ended(KvPoll::Success), Some(last)),
+            (State::Failed(_), Event::IsQuiet) => (State::Ended(KvPoll::Failed), None),
+            (same @ (State::Failed(_) | State::Ended(_)), _) => (same, None),
+        };
+        *self = after;
+        last
+    }
+}
+
+impl Standing {
+    /// Of a session that is to end after so long.
+    pub(super) fn new(deadline: Duration) -> Standing {
+        Standing { state: State::Going(KvPoll::Bootstrapping, Last), deadline }
+    }
+
+    /// The status that was said last.
+    pub(super) fn poll(&self) -> KvPoll {
+        match self.state {
+            State::Going(poll, _) | State::Ended(poll) => poll,
+            State::Failed(_) => KvPoll::Failed,
+        }
+    }
+
+    /// True if the session has neither failed nor succeeded.
+    pub(super) fn is_going(&self) -> bool {
+        matches!(self.state, State::Going(..))
+    }
+
+    /// Why it has failed, as its peers are told.
+    pub(super) fn failure(&self) -> Option<&PeerCause> {
+        match &self.state {
+            State::Failed(told) => Some(told),
+            State::Going(..) | State::Ended(_) => None,
+        }
+    }
+
+    /// How long after its beginning it ends at the latest.
+    pub(super) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// Says that the session has got so far, unless it had before.
+    pub(super) fn reach(&mut self, fx: &mut Effects, session: SessionId, poll: KvPoll) {
+        let before = self.poll();
+        self.state.turn(Event::Reaches(poll));
+        if self.poll() != before {
+            fx.status(session, self.poll(), None);
+        }
+    }
+}
+
+/// All sessions of one role. They leave by their end only.
+#[derive(Debug)]
+#[cfg_attr(feature = "model", derive(Clone))]
+pub(super) struct Sessions<S>(BTreeMap<SessionId, S>);
+
+impl<S> Default for Sessions<S> {
+    fn default() -> Sessions<S> {
+        Sessions(BTreeMap::new())
+    }
+}
+
+impl<S> Sessions<S> {
+    pub(super) fn get(&self, session: &SessionId) -> Option<&S> {
+        self.0.get(session)
+    }
+
+    pub(super) fn get_mut(&mut self, session: &SessionId) -> Option<&mut S> {
+        self.0.get_mut(session)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SessionId, &S)> {
+        self.0.iter().map(|(&session, own)| (session, own))
+    }
+}
+
+/// A session, as far as its end is concerned.
+pub(super) trait Session {
+    fn standing(&self) -> &Standing;
+    fn standing_mut(&mut self) -> &mut Standing;
+    fn room(&self) -> &Room;
+    /// How far it has come.
+    fn phase(&self) -> Phase;
+    /// The peer that an error names.
+    fn peer(&self) -> Option<PeerId>;
+    /// True if nobody is missing: when it is quiet, it has succeeded.
+    fn is_served(&self) -> bool;
+    /// True if every peer is done with it.
+    fn is_quiet(&self) -> bool;
+    /// What it was lent.
+    fn into_resources(self) -> Vec<Resource>;
+}
+
+/// All sessions that send, or all that receive: what differs between them at an end.
+pub(super) trait Role {
+    type Session: Session;
+
+    fn sessions(&self) -> &Sessions<Self::Session>;
+    fn sessions_mut(&mut self) -> &mut Sessions<Self::Session>;
+    /// A session has failed: nobody finds it from now on, and it waits for nobody.
+    fn withdraw(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause);
+    /// Tells the peers of a failed session what they have to know, and stops what is under way with them.
+    fn stop(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause);
+    /// A session has ended.
+    fn forget(&mut self, cx: &mut Context, session: SessionId, ended: &Self::Session);
+}
+
+/// The one way of any session to its end.
+pub(super) trait Ending: Role {
+    /// A session begins. False if it has failed at once, because the worker stops.
+    fn open(&mut self, cx: &mut Context, session: SessionId, own: Self::Session) -> bool {
+        let deadline = own.standing().deadline();
+        self.sessions_mut().0.insert(session, own);
+        cx.fx.status(session, KvPoll::Bootstrapping, None);
+        if cx.stopping {
+            self.fail(cx, session, Cause::WorkerStopped);
+            return false;
+        }
+        cx.fx.arm(Timer::Deadline(session), cx.fx.now() + deadline);
+        true
+    }
+
+    /// A session fails. No effect on one that has failed before.
+    fn fail(&mut self, cx: &mut Context, session: SessionId, cause: Cause) {
+        let Some(own) = self.sessions_mut().get_mut(&session) else { return };
+        let told = cause.for_peer();
+        let Some(last) = own.standing_mut().state.turn(Event::Fails(told.clone())) else { return };
+        let peer = own.peer().and_then(|peer| cx.peers.get(peer)).map(|peer| peer.worker().clone());
+        let failure = TransferError { room: own.room().clone(), peer, phase: own.phase(), cause };
+        cancel_timers(&mut cx.fx, session);
+        self.withdraw(cx, session, &told);
+        cx.posts.leave(session);
+        last.say(&mut cx.fx, session, Some(failure));
+        self.stop(cx, session, &told);
+        self.settle(cx, session);
+    }
+
+    /// A peer, or a post, is done with a session: gives back what it was lent, if that was the last.
+    fn settle(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(own) = self.sessions().get(&session) else { return };
+        let waits = own.standing().is_going() && !own.is_served();
+        if waits || !own.is_quiet() || cx.posts.has_any_of(session) {
+            return;
+        }
+        let Some(mut own) = self.sessions_mut().0.remove(&session) else { return };
+        self.forget(cx, session, &own);
+        cancel_timers(&mut cx.fx, session);
+        if let Some(last) = own.standing_mut().state.turn(Event::IsQuiet) {
+            last.say(&mut cx.fx, session, None);
+        }
+        for resource in each(own.into_resources()) {
+            cx.fx.output(Output::Release { session, resource });
+        }
+    }
+
+    fn has(&self, session: SessionId) -> bool {
+        self.sessions().0.contains_key(&session)
+    }
+
+    /// The sessions that have not ended, or have pages that have not come back.
+    fn ids(&self) -> impl Iterator<Item = SessionId> {
+        self.sessions().0.keys().copied()
+    }
+
+    /// How many they are.
+    fn len(&self) -> usize {
+        self.sessions().0.len()
+    }
+
+    /// How long after its beginning a session ends at the latest.
+    fn deadline(&self, session: SessionId) -> Option<Duration> {
+        self.sessions().get(&session).map(|own| own.standing().deadline())
+    }
+}
+
+impl<R: Role> Ending for R {}
+
+fn cancel_timers(fx: &mut Effects, session: SessionId) {
+    for timer in [Timer::Deadline, Timer::Repeat, Timer::Lease] {
+        fx.cancel(timer(session));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::{PageList, Pages};
+    use crate::proto::io::NodeConfig;
+    use crate::proto::posts::InFlight;
+    use crate::{Incarnation, KvArgs, Op, Region, RegionRole};
+
+    const ONE: SessionId = SessionId(1);
+
+    /// The table at the top, by standing and event.
+    #[test]
+    fn a_standing_turns_as_the_table_says_and_has_one_final_status() {
+        let going = |poll| State::Going(poll, Last);
+        let failed = || State::Failed(PeerCause::Aborted);
+        let ended = State::Ended;
+        let [met, moves] = [KvPoll::WaitingForInput, KvPoll::Transferring];
+        let rows = [
+            (going(met), Event::Reaches(moves), going(moves), None),
+            (going(moves), Event::Reaches(met), going(moves), None),
+            (going(met), Event::Fails(PeerCause::Aborted), failed(), Some(Last)),
+            (going(moves), Event::IsQuiet, ended(KvPoll::Success), Some(Last)),
+            (failed(), Event::Reaches(moves), failed(), None),
+            (failed(), Event::Fails(PeerCause::WorkerStopped), failed(), None),
+            (failed(), Event::IsQuiet, ended(KvPoll::Failed), None),
+            (ended(KvPoll::Success), Event::Reaches(moves), ended(KvPoll::Success), None),
+            (ended(KvPoll::Success), Event::Fails(PeerCause::Aborted), ended(KvPoll::Success), None),
+            (ended(KvPoll::Success), Event::IsQuiet, ended(KvPoll::Success), None),
+        ];
+        for (mut state, event, after, last) in rows {
+            let row = format!("{state:?} {event:?}");
+            assert_eq!((state.turn(event), state), (last, after), "{row}");
+        }
+    }
+
+    /// A role with no peers: it notes what it is asked for.
+    #[derive(Default)]
+    struct Lone {
+        sessions: Sessions<Own>,
+        asked: Vec<&'static str>,
+    }
+
+    struct Own {
+        standing: Standing,
+        room: Room,
+        served: bool,
+        quiet: bool,
+        pages: Pages,
+    }
+
+    impl Session for Own {
+        fn standing(&self) -> &Standing {
+            &self.standing
+        }
+        fn standing_mut(&mut self) -> &mut Standing {
+            &mut self.standing
+        }
+        fn room(&self) -> &Room {
+            &self.room
+        }
+        fn phase(&self) -> Phase {
+            Phase::Transfer
+        }
+        fn peer(&self) -> Option<PeerId> {
+            None
+        }
+        fn is_served(&self) -> bool {
+            self.served
+        }
+        fn is_quiet(&self) -> bool {
+            self.quiet
+        }
+        fn into_resources(self) -> Vec<Resource> {
+            vec![self.pages.into()]
+        }
+    }
+
+    impl Role for Lone {
+        type Session = Own;
+
+        fn sessions(&self) -> &Sessions<Own> {
+            &self.sessions
+        }
+        fn sessions_mut(&mut self) -> &mut Sessions<Own> {
+            &mut self.sessions
+        }
+        fn withdraw(&mut self, _: &mut Context, _: SessionId, _: &PeerCause) {
+            self.asked.push("withdraw");
+        }
+        fn stop(&mut self, _: &mut Context, _: SessionId, _: &PeerCause) {
+            self.asked.push("stop");
+        }
+        fn forget(&mut self, _: &mut Context, _: SessionId, _: &Own) {
+            self.asked.push("forget");
+        }
+    }
+
+    fn begun(served: bool, quiet: bool) -> (Context, Lone) {
+        let region = Region::dram(RegionRole::Kv, 0x1000, 4 * 64, 64);
+        let args = KvArgs::builder("prefill", 0).pages(4, 16).region(region).build().unwrap();
+        let life = Incarnation::from_random(7);
+        let mut cx = Context::new(NodeConfig::new(args, life, "local", Default::default()));
+        let mut lone = Lone::default();
+        let pages = Pages::claim(PageList::from_pages([2, 3]).unwrap()).unwrap();
+        let standing = Standing::new(Duration::from_secs(9));
+        let own = Own { standing, room: Room::Number(4), served, quiet, pages };
+        assert!(lone.open(&mut cx, ONE, own));
+        assert_eq!(said(&mut cx), ["Bootstrapping"]);
+        assert!(cx.fx.is_armed(Timer::Deadline(ONE)));
+        (cx, lone)
+    }
+
+    /// Statuses and pages that came out.
+    fn said(cx: &mut Context) -> Vec<String> {
+        let said = std::iter::from_fn(|| cx.fx.next_output()).map(|output| match output {
+            Output::Status { poll, failure: None, .. } => format!("{poll:?}"),
+            Output::Status { poll, failure: Some(failure), .. } => format!("{poll:?}: {:?}", failure.cause),
+            Output::Release { resource: Resource::Pages(pages), .. } => format!("{:?}", pages.list()),
+            Output::Cancel { .. } => "cancel".to_owned(),
+            other => panic!("{other:?}"),
+        });
+        said.collect()
+    }
+
+    fn pages() -> String {
+        format!("{:?}", PageList::from_pages([2, 3]).unwrap())
+    }
+
+    #[test]
+    fn a_session_succeeds_once_it_is_served_and_quiet_and_not_before() {
+        for (served, quiet) in [(false, false), (false, true), (true, false)] {
+            let (mut cx, mut lone) = begun(served, quiet);
+            lone.settle(&mut cx, ONE);
+            assert!(said(&mut cx).is_empty() && lone.has(ONE), "served {served}, quiet {quiet}");
+        }
+        let (mut cx, mut lone) = begun(true, true);
+        lone.settle(&mut cx, ONE);
+        assert_eq!(said(&mut cx), ["Success".to_owned(), pages()]);
+        lone.settle(&mut cx, ONE);
+        lone.fail(&mut cx, ONE, Cause::Aborted);
+        assert!(said(&mut cx).is_empty() && lone.len() == 0 && cx.fx.timers() == 0);
+        assert_eq!(lone.asked, ["forget"]);
+    }
+
+    #[test]
+    fn a_failed_session_says_so_once_and_keeps_its_pages_until_it_is_quiet() {
+        let (mut cx, mut lone) = begun(false, false);
+        lone.fail(&mut cx, ONE, Cause::Aborted);
+        lone.fail(&mut cx, ONE, Cause::WorkerStopped);
+        assert_eq!(said(&mut cx), ["Failed: Aborted"]);
+        assert_eq!((lone.asked.clone(), cx.fx.timers()), (vec!["withdraw", "stop"], 0));
+        let post = InFlight { op: Op::Read, session: ONE, target: 0, part: 0, peer: PeerId(1), origin: None };
+        let post = cx.posts.start(post, cx.fx.now());
+        lone.sessions.get_mut(&ONE).unwrap().quiet = true;
+        lone.settle(&mut cx, ONE);
+        assert!(said(&mut cx).is_empty(), "its own post is in flight");
+        cx.posts.end(post, cx.fx.now());
+        lone.settle(&mut cx, ONE);
+        lone.settle(&mut cx, ONE);
+        assert_eq!((said(&mut cx), lone.len()), (vec![pages()], 0));
+        assert_eq!(lone.asked, ["withdraw", "stop", "forget"]);
+    }
+}

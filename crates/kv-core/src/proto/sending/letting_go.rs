@@ -1,0 +1,181 @@
+//! A sending session lets go of its receivers: of each when it has all, or when the session has failed and nothing
+//! that the receiver relies on is left. What becomes of the session then is in [`ending`](crate::proto::ending).
+
+use crate::command::Resource;
+use crate::error::{Cause, PeerCause, Phase};
+use crate::id::{PeerId, Room, SessionId};
+use crate::lease::TransferMode;
+use crate::meter::each;
+use crate::proto::context::Context;
+use crate::proto::conversation::Incoming;
+use crate::proto::ending::{Ending, Role, Session, Sessions, Standing};
+use crate::proto::rendezvous::{Latecomers, Named};
+use crate::proto::sending::target::Target;
+use crate::proto::sending::{SendSession, Sending};
+use crate::proto::timer::Timer;
+use crate::wire::{Body, Failed};
+
+impl Session for SendSession {
+    fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
+    fn standing_mut(&mut self) -> &mut Standing {
+        &mut self.standing
+    }
+
+    fn room(&self) -> &Room {
+        &self.named.room
+    }
+
+    fn phase(&self) -> Phase {
+        if self.lacks_receivers() { Phase::Rendezvous } else { Phase::Transfer }
+    }
+
+    fn peer(&self) -> Option<PeerId> {
+        self.targets.first().map(|target| target.peer)
+    }
+
+    fn is_served(&self) -> bool {
+        !self.lacks_receivers()
+    }
+
+    fn is_quiet(&self) -> bool {
+        each(self.targets.iter()).all(Target::is_over)
+    }
+
+    fn into_resources(self) -> Vec<Resource> {
+        let pages = self.given.into_chunks().map(Resource::from);
+        pages.chain(self.groups.map(Resource::from)).collect()
+    }
+}
+
+impl Role for Sending {
+    type Session = SendSession;
+
+    fn sessions(&self) -> &Sessions<SendSession> {
+        &self.sessions
+    }
+
+    fn sessions_mut(&mut self) -> &mut Sessions<SendSession> {
+        &mut self.sessions
+    }
+
+    fn withdraw(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
+        let Some(sender) = self.sessions.get(&session) else { return };
+        // Not leased any more, but in quarantine.
+        self.pages_leased -= sender.pages_pinned();
+        let (named, latecomers) = (sender.named.clone(), sender.latecomers());
+        cx.rendezvous.senders.remove(&named, session);
+        self.remember_failed_sender(cx, named, told, latecomers);
+    }
+
+    fn stop(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
+        let Some(sender) = self.sessions.get(&session) else { return };
+        let granted = sender.pinned_until.is_some();
+        let loud = each(sender.targets.iter()).filter(|target| {
+            let relies = target.outstanding() > 0 || target.reads().is_some() && granted;
+            relies && !target.is_abort_asked() && !target.is_over()
+        });
+        let loud: Vec<_> = loud.map(|target| (target.peer, target.attempt)).collect();
+        let targets = sender.targets.len();
+        for (peer, attempt) in each(loud) {
+            cx.send(peer, Body::Failed(Failed { attempt, cause: told.clone(), quiet: false }));
+        }
+        cx.cancel_posts(session);
+        self.fence_readers(cx, session);
+        for index in each(0..targets) {
+            self.target_advanced(cx, session, index);
+        }
+    }
+
+    fn forget(&mut self, cx: &mut Context, session: SessionId, ended: &SendSession) {
+        if ended.standing.is_going() {
+            self.pages_leased -= ended.pages_pinned();
+        }
+        if ended.mode != TransferMode::Push {
+            let consumed = || PeerCause::GrantConsumed { nonce: session.0 };
+            let cause = ended.standing.failure().cloned().unwrap_or_else(consumed);
+            self.ended_grants.insert(session, cause, cx.config.limits.max_ended_grants);
+        }
+    }
+}
+
+impl Sending {
+    /// A post of the target has ended: is the target over, and with it the session?
+    pub(super) fn target_advanced(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+        let Some(sender) = self.sessions.get_mut(&session) else { return };
+        let failure = sender.standing.failure().cloned();
+        let Some(target) = sender.targets.get_mut(index) else { return };
+        if target.is_over() || target.is_held(cx.fx.now()) {
+            return;
+        }
+        let (id, attempt) = (target.peer, target.attempt);
+        match failure {
+            Some(cause) => {
+                let abort_asked = target.is_abort_asked();
+                target.end();
+                self.attempt_failed(cx, id, attempt, cause, abort_asked);
+            }
+            None => {
+                let Some(written) = target.written() else { return };
+                let Some(total) = written.all_in_place() else { return };
+                let skipped = written.skipped().to_vec();
+                target.end();
+                if let Some(peer) = cx.peers.get_mut(id)
+                    && !peer.incoming().is_closed(attempt)
+                {
+                    peer.incoming_mut().insert(attempt, Incoming::Served { total, skipped });
+                }
+            }
+        }
+        self.settle(cx, session);
+    }
+
+    /// One of the receivers that a session still waits for has ended: fails the session.
+    pub(super) fn fail_one(&mut self, cx: &mut Context, session: SessionId, cause: Cause) {
+        if let Some(sender) = self.sessions.get_mut(&session) {
+            sender.gone += 1;
+        }
+        self.fail(cx, session, cause);
+    }
+
+    /// Receivers that have not registered yet are told when they do.
+    pub(in crate::proto) fn remember_failed_sender(
+        &mut self,
+        cx: &mut Context,
+        named: Named,
+        cause: &PeerCause,
+        latecomers: Latecomers,
+    ) {
+        if matches!(latecomers, Latecomers::Left(0)) {
+            return;
+        }
+        let until = cx.fx.now() + cx.config.timing.failed_room_ttl;
+        let max = cx.config.limits.max_failed_rooms;
+        let rooms = &mut cx.rendezvous.failed_senders;
+        rooms.insert((named, cause.clone()), latecomers, until, (None, max, max));
+        cx.fx.arm_once(Timer::Rooms, until);
+    }
+
+    pub(in crate::proto) fn expire_rooms(&mut self, cx: &mut Context) {
+        let rooms = &mut cx.rendezvous;
+        rooms.failed_senders.expire(cx.fx.now());
+        rooms.failed_receivers.expire(cx.fx.now());
+        let next = [rooms.failed_senders.next_expiry(), rooms.failed_receivers.next_expiry()];
+        if let Some(next) = next.into_iter().flatten().min() {
+            cx.fx.arm(Timer::Rooms, next);
+        }
+    }
+}
+
+impl SendSession {
+    /// How many receivers may still come, and are to be told that it has failed.
+    fn latecomers(&self) -> Latecomers {
+        // A scheduler that did not say how many come leaves it to the first to say.
+        match self.learns && self.targets.is_empty() {
+            true => Latecomers::AllBut(self.gone),
+            false => Latecomers::Left(self.receivers.saturating_sub(self.met() + self.gone)),
+        }
+    }
+}
