@@ -7,8 +7,9 @@
 //!                          ◀──────────────  Welcome{nonce, link} | Refused{nonce, cause}
 //! ```
 
+use super::contact::{Event, HelloSaid};
 use super::heard::{AnswerHeard, HelloHeard, Unanswered};
-use super::{HelloSaid, Introduction, Maps, Peer};
+use super::{Introduction, Maps, Peer};
 use crate::error::{Cause, Mismatch, PeerCause};
 use crate::id::PeerId;
 use crate::layout::MAX_REGIONS;
@@ -30,10 +31,10 @@ impl Context {
         if let Some(known) = self.peers.known(introduction.incarnation, &introduction.metadata) {
             // An old hello that no session waited for is replaced, so that its age does not count as silence.
             if let Some(peer) = self.peers.get_mut(known) {
-                peer.greeted = true;
-                let waited_for = peer.hello.is_some() && !peer.outgoing.waiting().is_empty();
-                if !(peer.is_up() || peer.lost || waited_for) {
-                    peer.hello = None;
+                peer.contact.turn(Event::Wanted);
+                let waited_for = peer.contact.hello().is_some() && !peer.outgoing.waiting().is_empty();
+                if !(peer.is_up() || peer.is_lost() || waited_for) {
+                    peer.contact.turn(Event::HelloOver);
                     self.say_hello(known);
                 }
             }
@@ -42,7 +43,7 @@ impl Context {
         let metadata = introduction.metadata.clone();
         let peer = self.admit(introduction)?;
         if let Some(peer) = self.peers.get_mut(peer) {
-            peer.greeted = true;
+            peer.contact.turn(Event::Wanted);
         }
         self.fx.output(Output::Connect { peer, metadata });
         self.say_hello(peer);
@@ -95,10 +96,7 @@ impl Context {
         let now = self.fx.now();
         let nonce = self.fx.draw();
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let said = peer.hello.get_or_insert(HelloSaid { nonce, first_said: now, times: 0 });
-        // A repetition keeps its nonce: any answer to any of them will do.
-        said.times += 1;
-        let (nonce, times) = (said.nonce, said.times);
+        let HelloSaid { nonce, times, .. } = peer.contact.greet(nonce, now);
         let (to, link) = (peer.incarnation, peer.ours);
         let args = &self.config.args;
         let hello = Hello {
@@ -121,14 +119,14 @@ impl Context {
     /// A conversation with a peer that may have forgotten it: greets the peer anew.
     pub(super) fn greet_again(&mut self, id: PeerId) {
         if let Some(peer) = self.peers.get_mut(id) {
-            peer.hello = None;
+            peer.contact.turn(Event::HelloOver);
             self.say_hello(id);
         }
     }
 
     pub(in crate::proto) fn unanswered_hello(&self, id: PeerId) -> Option<Unanswered> {
         let peer = self.peers.get(id)?;
-        let said = peer.hello.filter(|_| !peer.is_up())?;
+        let said = peer.contact.hello().filter(|_| !peer.is_up())?;
         let silent_for = self.fx.now() - said.first_said;
         let patient = silent_for < self.config.timing.peer_timeout;
         Some(if patient { Unanswered::Repeat } else { Unanswered::GiveUp { silent_for } })
@@ -137,8 +135,8 @@ impl Context {
     /// Stops repeating the hello; returns the sessions that waited for its answer.
     pub(in crate::proto) fn stop_greeting(&mut self, id: PeerId) -> Vec<crate::id::SessionId> {
         let Some(peer) = self.peers.get_mut(id) else { return Vec::new() };
-        peer.hello = None;
-        if peer.theirs.is_none() {
+        peer.contact.turn(Event::HelloOver);
+        if peer.contact.link().is_none() {
             peer.outgoing.forget_ended();
         }
         peer.outgoing.waiting().iter().copied().collect()
@@ -174,7 +172,7 @@ impl Context {
         let Some(id) = known else {
             return self.admit_speaker(from, hello).map_or(HelloHeard::Nothing, HelloHeard::Goes);
         };
-        match self.peers.get(id).and_then(|peer| peer.theirs) {
+        match self.peers.get(id).and_then(|peer| peer.contact.link()) {
             // A late one of a former conversation.
             Some(theirs) if hello.link.sequence() < theirs.sequence() => HelloHeard::Nothing,
             Some(theirs) if hello.link != theirs => HelloHeard::Forgotten(id),
@@ -224,13 +222,11 @@ impl Context {
         if peer.maps.is_unknown() {
             peer.maps = Maps::new(hello.geometry.clone(), self.config.args.geometry());
         }
-        peer.theirs = Some(hello.link);
+        peer.contact.turn(Event::HelloAnswered { link: hello.link, refused: refusal.is_some() });
         peer.codec = Codec::between(versions, hello.versions).unwrap_or(Codec::MEETING);
         peer.origin = Some(from);
         peer.suffixed = hello.suffixed;
         peer.last_heard = now;
-        peer.given_up = false;
-        peer.refused = refusal.is_some();
         let link = peer.ours;
         let body = match refusal {
             None => Body::Welcome(Welcome { versions, nonce, link, ask: peer.writes_out.ask(now) }),
@@ -272,13 +268,13 @@ impl Context {
     fn answered(&mut self, from: Origin, id: PeerId, nonce: u64) -> Option<&mut Peer> {
         let now = self.fx.now();
         let peer = self.peers.get_mut(id)?;
-        if peer.hello.is_none_or(|said| said.nonce != nonce) {
+        if peer.contact.hello().is_none_or(|said| said.nonce != nonce) {
             return None;
         }
-        peer.hello = None;
+        peer.contact.turn(Event::HelloOver);
+        peer.contact.turn(Event::Heard);
         peer.origin = Some(from);
         peer.last_heard = now;
-        peer.given_up = false;
         Some(peer)
     }
 
@@ -295,8 +291,8 @@ impl Context {
         };
         let Some(peer) = self.answered(from, id, nonce) else { return AnswerHeard::Nothing };
         peer.codec = codec;
-        peer.refuses = None;
-        let forgot = peer.theirs.replace(link).is_some_and(|before| before != link);
+        let forgot = peer.contact.link().is_some_and(|before| before != link);
+        peer.contact.turn(Event::Welcomed { link });
         peer.writes_in.hear(welcome.ask, forgot);
         AnswerHeard::Up { forgot, refuses: false }
     }
@@ -315,9 +311,9 @@ impl Context {
             (PeerCause::Incompatible(_), Some(mismatch)) => Cause::Incompatible(mismatch.clone()),
             (cause, _) => Cause::ByPeer(cause),
         };
-        peer.refuses = Some(cause);
+        let (link, before) = (refused.link, peer.contact.link());
+        peer.contact.turn(Event::Refused { link, cause });
         peer.codec = Codec::between(ours, refused.versions).unwrap_or(Codec::MEETING);
-        let before = peer.theirs.replace(refused.link);
-        AnswerHeard::Up { forgot: before.is_some_and(|before| before != refused.link), refuses: true }
+        AnswerHeard::Up { forgot: before.is_some_and(|before| before != link), refuses: true }
     }
 }

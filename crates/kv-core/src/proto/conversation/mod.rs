@@ -4,6 +4,7 @@
 //! | file | what it is about |
 //! |---|---|
 //! | `mod.rs` | one peer, and what can be asked about it |
+//! | `contact.rs` | how a conversation stands: way, terms, voice |
 //! | `peers.rs` | all peers, by every name that they have |
 //! | `greeting.rs` | hello, welcome, refusal; `heard.rs` says what they mean for sessions |
 //! | `touch.rs` | silence, lost ways, successors |
@@ -17,6 +18,7 @@
 //! What follows for sessions is not decided here: the machine asks, and tells the sessions.
 
 mod beats;
+mod contact;
 mod greeting;
 mod heard;
 mod incoming;
@@ -31,6 +33,7 @@ mod touch;
 
 use bytes::Bytes;
 
+use self::contact::Contact;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Incarnation, Room, WorkerId};
 use crate::layout::Geometry;
@@ -58,7 +61,7 @@ pub(super) const MAX_RUNS: usize = 1 << 16;
 
 /// One incarnation of a remote worker.
 ///
-/// The conversation has a number on each side (`ours`, `theirs`). Under it, two independent halves:
+/// The conversation has a number on each side (`ours`, and the one in `contact`). Under it, two independent halves:
 /// *outgoing* attempts, in which this node receives and the peer serves, and *incoming* ones, in
 /// which the peer receives and this node serves.
 #[derive(Debug, Clone)]
@@ -70,29 +73,17 @@ pub(super) struct Peer {
     maps: Maps,
     /// What the way to it is good for.
     directions: Directions,
-    /// This worker has greeted it, and opens a lost way anew.
-    greeted: bool,
-    /// This side's way to it is lost, and is to be opened again.
-    lost: bool,
+    /// How the conversation with it stands.
+    contact: Contact,
     /// The transport connection that its frames come on, once it is proven that they do.
     origin: Option<Origin>,
     /// How it is spoken to: in no version before it has said which it speaks.
     codec: Codec,
     /// The number that the peer must put into its frames.
     ours: Link,
-    /// The number that the peer wants in ours; `None` until it answered the hello.
-    theirs: Option<Link>,
-    /// The hello that was said to it and not answered yet.
-    hello: Option<HelloSaid>,
     /// Its engine adds a suffix to the ids of requests.
     suffixed: bool,
     last_heard: Time,
-    /// Silent for so long that its sessions were failed. Ends with its next frame.
-    given_up: bool,
-    /// It does not fit, and was told so.
-    refused: bool,
-    /// It says that we do not fit: why its receivers here fail.
-    refuses: Option<Cause>,
     /// Posts to or from it that have not ended.
     posts: u32,
     outgoing: Outgoing,
@@ -101,14 +92,6 @@ pub(super) struct Peer {
     writes_out: WritesOut,
     /// What it may write into this worker's.
     writes_in: WritesIn,
-}
-
-/// A hello under way.
-#[derive(Debug, Clone, Copy)]
-struct HelloSaid {
-    nonce: u64,
-    first_said: Time,
-    times: u32,
 }
 
 /// What is needed to meet a peer.
@@ -130,18 +113,12 @@ impl Peer {
             metadata,
             maps: Maps::new(geometry, here),
             directions: Directions::BOTH,
-            greeted: false,
-            lost: false,
+            contact: Contact::new(),
             origin: None,
             codec: Codec::MEETING,
             ours,
-            theirs: None,
-            hello: None,
             suffixed: false,
             last_heard: now,
-            given_up: false,
-            refused: false,
-            refuses: None,
             posts: 0,
             outgoing: Outgoing::default(),
             incoming: Attempts::default(),
@@ -191,34 +168,34 @@ impl Peer {
 
     /// The frame that tells it something once the bytes of a post are in place.
     pub(super) fn notice(&self, body: &Body) -> Option<Bytes> {
-        self.codec.encode(self.theirs.unwrap_or(Link::NONE), body).ok()
+        self.codec.encode(self.contact.link().unwrap_or(Link::NONE), body).ok()
     }
 
     // ---- how it is ------------------------------------------------------------------------------
 
     /// True if it has been met and answers.
     pub(super) fn is_up(&self) -> bool {
-        self.theirs.is_some() && !(self.refused || self.given_up || self.lost || self.writes_in.is_revoking())
+        self.contact.is_good() && !self.writes_in.is_revoking()
     }
 
     /// True if this side's way to it is lost, and is being opened again.
     pub(super) fn is_lost(&self) -> bool {
-        self.lost
+        self.contact.is_lost()
     }
 
     /// True if the way to it is lost, or it was silent for so long that it was given up.
     pub(super) fn is_out_of_touch(&self) -> bool {
-        self.lost || self.given_up
+        self.contact.is_out_of_touch()
     }
 
     /// True if it was told that its cache does not fit.
     pub(super) fn is_refused(&self) -> bool {
-        self.refused
+        self.contact.is_refused()
     }
 
     /// Why it refuses this worker, if it does.
     pub(super) fn refuses(&self) -> Option<&Cause> {
-        self.refuses.as_ref()
+        self.contact.refuses()
     }
 
     /// True if nothing here depends on it.
@@ -229,7 +206,7 @@ impl Peer {
     /// True if an attempt of its matters here. Results kept for a peer that does not answer any more
     /// do not.
     fn serves(&self) -> bool {
-        self.incoming.live_len() > 0 || self.incoming.results_len() > 0 && !self.given_up
+        self.incoming.live_len() > 0 || self.incoming.results_len() > 0 && !self.contact.is_given_up()
     }
 
     // ---- what is under way with it --------------------------------------------------------------
@@ -280,7 +257,7 @@ impl Peer {
     /// another sender's.
     pub(super) fn abort_when_met(&mut self, room: &Room, grants: &[GrantRef], cause: &PeerCause) {
         let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
-        if self.hello.is_some() && (grants.is_empty() || grant.is_some()) {
+        if self.contact.hello().is_some() && (grants.is_empty() || grant.is_some()) {
             let (room, cause) = (room.clone(), cause.clone());
             self.outgoing.abort_unopened(|attempt| Abort { attempt, room, grant, cause });
         }

@@ -128,9 +128,7 @@ impl Peers {
     pub(in crate::proto) fn excuse(&mut self, deaf: Duration, now: Time) {
         for peer in each(self.peers.values_mut()) {
             peer.last_heard = (peer.last_heard + deaf).min(now);
-            if let Some(said) = &mut peer.hello {
-                said.first_said = (said.first_said + deaf).min(now);
-            }
+            peer.contact.excuse(deaf, now);
         }
     }
 

@@ -97,7 +97,7 @@ impl Context {
     /// True while this worker waits for the peer to stop: it must not begin more.
     fn is_barred(&self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(id) else { return true };
-        peer.lost || peer.writes_in.revoking || self.has_closing(id)
+        peer.is_lost() || peer.writes_in.revoking || self.has_closing(id)
     }
 
     /// True if a session of this worker has failed, and the peer has not said yet that it writes no more.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::Peer;
 use crate::id::{Attempt, PeerId};
 use crate::lease::GrantRef;
 use crate::meter::each;
@@ -17,11 +16,10 @@ use crate::wire::{
 impl Context {
     /// Sends a frame to a peer that is up; otherwise it is lost, as frames may be.
     pub(in crate::proto) fn send(&mut self, peer: PeerId, body: Body) {
-        let (codec, link) = match self.peers.get(peer) {
-            Some(&Peer { theirs: Some(link), lost: false, codec, .. }) => (codec, link),
-            _ => return,
-        };
-        self.say(peer, codec, link, &body);
+        let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.open_link()?)));
+        if let Some((codec, link)) = way {
+            self.say(peer, codec, link, &body);
+        }
     }
 
     /// Sends a frame to a peer; one that is too long, or in no version that the peer reads, is lost.
@@ -33,7 +31,7 @@ impl Context {
 
     /// Sends a frame that may be too long to be one. False if it is.
     pub(in crate::proto) fn send_long(&mut self, peer: PeerId, body: &Body) -> bool {
-        let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.theirs?)));
+        let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.link()?)));
         match way.map(|(codec, link)| codec.encode(link, body)) {
             Some(Ok(frame)) => self.fx.output(Output::Send { peer, frame }),
             Some(Err(Unspeakable::TooLong { .. })) => return false,

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::Peer;
+use super::contact::Event;
 use super::heard::Silence;
 use crate::error::Cause;
 use crate::id::PeerId;
@@ -50,7 +50,9 @@ impl Context {
         let now = self.fx.now();
         let Some(peer) = self.peers.get_mut(id) else { return false };
         peer.last_heard = now;
-        std::mem::take(&mut peer.given_up)
+        let was_given_up = peer.contact.is_given_up();
+        peer.contact.turn(Event::Heard);
+        was_given_up
     }
 
     /// How long nothing was heard from the peer.
@@ -62,13 +64,13 @@ impl Context {
     pub(in crate::proto) fn judge_silence(&mut self, id: PeerId) -> Silence {
         let silent_for = self.silent_for(id);
         let Some(peer) = self.peers.get_mut(id) else { return Silence::Short };
-        if peer.given_up {
+        if peer.contact.is_given_up() {
             return Silence::GivenUp;
         }
         if silent_for < self.config.timing.peer_timeout {
             return Silence::Short;
         }
-        peer.given_up = true;
+        peer.contact.turn(Event::Silent);
         Silence::TooLong
     }
 
@@ -84,11 +86,12 @@ impl Context {
     pub(in crate::proto) fn set_next_tick(&mut self, id: PeerId) {
         let timing = self.config.timing;
         let Some(peer) = self.peers.get(id) else { return };
-        if peer.given_up && !peer.outgoing.is_needed() {
+        let given_up = peer.contact.is_given_up();
+        if given_up && !peer.outgoing.is_needed() {
             // Only bookkeeping on its behalf is left, and it does not answer: wait for its word.
             self.fx.cancel(Timer::Peer(id));
         } else {
-            let pause = if peer.given_up { timing.retry_max.max(timing.keepalive) } else { timing.keepalive };
+            let pause = if given_up { timing.retry_max.max(timing.keepalive) } else { timing.keepalive };
             self.fx.arm(Timer::Peer(id), self.fx.now() + pause);
         }
     }
@@ -100,7 +103,7 @@ impl Context {
         if peer.outgoing.is_needed() || kept > 0 {
             return false;
         }
-        if peer.theirs.is_none() {
+        if peer.contact.link().is_none() {
             self.forget_peer(id);
         }
         true
@@ -114,7 +117,8 @@ impl Context {
         peer.directions = directions;
         peer.writes_in.declare(fence);
         let until = peer.writes_out.until();
-        let lost = std::mem::take(&mut peer.lost);
+        let lost = peer.is_lost();
+        peer.contact.turn(Event::WayOpened);
         if until > self.fx.now() {
             // The way is another one, and the permission the same.
             self.fx.output(Output::Permit { peer: id, until });
@@ -129,11 +133,11 @@ impl Context {
     /// peer's word.
     pub(in crate::proto) fn lose_way(&mut self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get_mut(id) else { return false };
-        if !(peer.greeted && peer.outgoing.is_needed()) {
+        if !(peer.contact.is_wanted() && peer.outgoing.is_needed()) {
             self.forget_peer(id);
             return false;
         }
-        peer.lost = true;
+        peer.contact.turn(Event::WayLost);
         peer.origin = None;
         true
     }
@@ -159,7 +163,7 @@ impl Context {
     /// How long nothing was heard from the peer, as a cause.
     pub(in crate::proto) fn silence(&self, id: PeerId) -> Cause {
         match self.peers.get(id) {
-            Some(Peer { lost: false, .. }) => Cause::PeerUnresponsive { silent_for: self.silent_for(id) },
+            Some(peer) if !peer.is_lost() => Cause::PeerUnresponsive { silent_for: self.silent_for(id) },
             _ => Cause::WayLost,
         }
     }

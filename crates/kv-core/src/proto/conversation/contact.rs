@@ -1,0 +1,286 @@
+//! How a conversation with a peer stands: the way to it, what both sides have said of each other, and whether the
+//! peer is heard. These three are independent of each other: a peer may greet this worker while this side's way to
+//! it is lost, or fall silent before it was met.
+//!
+//! | way | from | when |
+//! |---|---|---|
+//! | `Answered` | – | the peer is known by its hello alone: if the way to it is lost, that is the end |
+//! | `Wanted` | `Answered` | a session here looks for it |
+//! | `Lost` | `Wanted` | this side's way is lost, and is to be opened again |
+//! | `Wanted` | `Lost` | the way is open again |
+//!
+//! | terms | from | when |
+//! |---|---|---|
+//! | `Unmet` | – | neither side has taken a hello of the other's |
+//! | `Met` | `Unmet`, `Met` | the peer's hello was answered, with a welcome or a refusal, or it has answered ours so; each side's last word counts |
+//!
+//! | voice | from | when |
+//! |---|---|---|
+//! | `Heard` | – | it is known |
+//! | `GivenUp` | `Heard` | it was silent for so long that its sessions were failed |
+//! | `Heard` | `GivenUp` | it says something |
+
+use std::time::Duration;
+
+use crate::error::Cause;
+use crate::time::Time;
+use crate::wire::Link;
+
+/// How a conversation stands.
+#[derive(Debug, Clone)]
+pub(super) struct Contact {
+    way: Way,
+    terms: Terms,
+    voice: Voice,
+    /// The hello that was said to the peer and not answered yet.
+    hello: Option<HelloSaid>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Answered,
+    Wanted,
+    Lost,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Terms {
+    Unmet,
+    Met {
+        /// The number that the peer wants in our frames.
+        link: Link,
+        /// It does not fit, and was told so.
+        refused: bool,
+        /// It says that we do not fit: why its receivers here fail.
+        refuses: Option<Cause>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Voice {
+    Heard,
+    GivenUp,
+}
+
+/// A hello under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HelloSaid {
+    pub(super) nonce: u64,
+    pub(super) first_said: Time,
+    pub(super) times: u32,
+}
+
+/// What happens to a conversation.
+#[derive(Debug, Clone)]
+pub(super) enum Event {
+    /// A session here looks for the peer.
+    Wanted,
+    /// This side's way is lost, or open.
+    WayLost,
+    WayOpened,
+    /// A hello of the peer's is answered: from now on its frames carry this number.
+    HelloAnswered {
+        link: Link,
+        refused: bool,
+    },
+    /// The peer has answered a hello of ours, with a welcome or, for a cause, a refusal.
+    Welcomed {
+        link: Link,
+    },
+    Refused {
+        link: Link,
+        cause: Cause,
+    },
+    /// A hello of ours is not said any more.
+    HelloOver,
+    /// The peer has said something, or nothing for too long.
+    Heard,
+    Silent,
+}
+
+impl Contact {
+    /// With a peer that nobody has spoken to.
+    pub(super) fn new() -> Contact {
+        Contact { way: Way::Answered, terms: Terms::Unmet, voice: Voice::Heard, hello: None }
+    }
+
+    /// The tables at the top.
+    pub(super) fn turn(&mut self, event: Event) {
+        match event {
+            Event::Wanted if self.way == Way::Answered => self.way = Way::Wanted,
+            Event::WayLost if self.way == Way::Wanted => self.way = Way::Lost,
+            Event::WayOpened if self.way == Way::Lost => self.way = Way::Wanted,
+            Event::Wanted | Event::WayLost | Event::WayOpened => {}
+            Event::HelloAnswered { link, refused } => {
+                self.terms = Terms::Met { link, refused, refuses: self.refuses().cloned() };
+                self.voice = Voice::Heard;
+            }
+            Event::Welcomed { link } => {
+                self.terms = Terms::Met { link, refused: self.is_refused(), refuses: None };
+            }
+            Event::Refused { link, cause } => {
+                self.terms = Terms::Met { link, refused: self.is_refused(), refuses: Some(cause) };
+            }
+            Event::HelloOver => self.hello = None,
+            Event::Heard => self.voice = Voice::Heard,
+            Event::Silent => self.voice = Voice::GivenUp,
+        }
+    }
+
+    /// A hello is said. A repetition keeps its nonce: any answer to any of them will do.
+    pub(super) fn greet(&mut self, nonce: u64, now: Time) -> HelloSaid {
+        let said = self.hello.get_or_insert(HelloSaid { nonce, first_said: now, times: 0 });
+        said.times += 1;
+        *said
+    }
+
+    /// Nobody listened for `deaf`: that time does not count as silence.
+    pub(super) fn excuse(&mut self, deaf: Duration, now: Time) {
+        if let Some(said) = &mut self.hello {
+            said.first_said = (said.first_said + deaf).min(now);
+        }
+    }
+
+    /// The hello that is not answered yet.
+    pub(super) fn hello(&self) -> Option<HelloSaid> {
+        self.hello
+    }
+
+    /// The number that the peer wants in our frames, once it is met.
+    pub(super) fn link(&self) -> Option<Link> {
+        match self.terms {
+            Terms::Met { link, .. } => Some(link),
+            Terms::Unmet => None,
+        }
+    }
+
+    /// The same, while there is a way to it.
+    pub(super) fn open_link(&self) -> Option<Link> {
+        self.link().filter(|_| !self.is_lost())
+    }
+
+    /// True if the peer has been met, fits, and is in touch.
+    pub(super) fn is_good(&self) -> bool {
+        matches!(self.terms, Terms::Met { refused: false, .. }) && !self.is_out_of_touch()
+    }
+
+    /// True if a session here has looked for it.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.way != Way::Answered
+    }
+
+    /// True if this side's way to it is lost, and is being opened again.
+    pub(super) fn is_lost(&self) -> bool {
+        self.way == Way::Lost
+    }
+
+    /// True if it was silent for so long that its sessions were failed.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.voice == Voice::GivenUp
+    }
+
+    /// True if the way to it is lost, or it was given up.
+    pub(super) fn is_out_of_touch(&self) -> bool {
+        self.is_lost() || self.is_given_up()
+    }
+
+    /// True if it was told that it does not fit.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self.terms, Terms::Met { refused: true, .. })
+    }
+
+    /// Why it refuses this worker, if it does.
+    pub(super) fn refuses(&self) -> Option<&Cause> {
+        match &self.terms {
+            Terms::Met { refuses, .. } => refuses.as_ref(),
+            Terms::Unmet => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(sequence: u32) -> Link {
+        Link::new(sequence, 7)
+    }
+
+    fn after(events: &[Event]) -> Contact {
+        let mut contact = Contact::new();
+        events.iter().for_each(|event| contact.turn(event.clone()));
+        contact
+    }
+
+    #[test]
+    fn only_a_way_that_is_wanted_is_lost_and_opened_again() {
+        use Event::{Wanted, WayLost, WayOpened};
+        let rows: [(&[Event], Way); 7] = [
+            (&[], Way::Answered),
+            (&[WayLost], Way::Answered),
+            (&[WayOpened], Way::Answered),
+            (&[Wanted, WayOpened], Way::Wanted),
+            (&[Wanted, WayLost], Way::Lost),
+            (&[Wanted, WayLost, Wanted], Way::Lost),
+            (&[Wanted, WayLost, WayOpened], Way::Wanted),
+        ];
+        for (events, way) in rows {
+            let contact = after(events);
+            assert_eq!((contact.way, contact.is_lost()), (way, way == Way::Lost), "{events:?}");
+        }
+    }
+
+    #[test]
+    fn of_what_each_side_says_of_the_other_the_last_word_counts() {
+        let fits = Event::HelloAnswered { link: link(1), refused: false };
+        let unfit = Event::HelloAnswered { link: link(1), refused: true };
+        let welcomed = Event::Welcomed { link: link(2) };
+        let cause = || Cause::Protocol("unfit");
+        let refused = Event::Refused { link: link(2), cause: cause() };
+        type Row<'a> = (&'a [&'a Event], Option<Link>, bool, bool, bool);
+        let rows: [Row; 9] = [
+            (&[], None, false, false, false),
+            (&[&fits], Some(link(1)), false, false, true),
+            (&[&unfit], Some(link(1)), true, false, false),
+            (&[&welcomed], Some(link(2)), false, false, true),
+            (&[&refused], Some(link(2)), false, true, true),
+            (&[&unfit, &refused], Some(link(2)), true, true, false),
+            (&[&refused, &unfit, &fits], Some(link(1)), false, true, true),
+            (&[&refused, &welcomed], Some(link(2)), false, false, true),
+            (&[&unfit, &welcomed], Some(link(2)), true, false, false),
+        ];
+        for (events, theirs, is_refused, refuses, good) in rows {
+            let events: Vec<Event> = events.iter().map(|&event| event.clone()).collect();
+            let contact = after(&events);
+            let found = (contact.link(), contact.is_refused(), contact.refuses().cloned(), contact.is_good());
+            assert_eq!(found, (theirs, is_refused, refuses.then(cause), good), "{events:?}");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_is_given_up_or_without_a_way_is_out_of_touch_until_that_ends() {
+        let met = Event::HelloAnswered { link: link(1), refused: false };
+        let mut contact = after(&[Event::Wanted, met.clone(), Event::Silent, Event::WayLost]);
+        assert!(contact.is_given_up() && contact.is_lost() && contact.open_link().is_none());
+        contact.turn(met);
+        assert!(!contact.is_given_up(), "its hello is a word of it");
+        assert!(contact.is_out_of_touch() && !contact.is_good(), "and opens no way of ours");
+        contact.turn(Event::WayOpened);
+        assert!(contact.is_good() && contact.open_link() == Some(link(1)));
+        contact.turn(Event::Silent);
+        assert!(!contact.is_good());
+        contact.turn(Event::Heard);
+        assert!(contact.is_good());
+    }
+
+    #[test]
+    fn a_repeated_hello_keeps_its_nonce_and_its_age_until_it_is_over() {
+        let mut contact = Contact::new();
+        let [early, late] = [1, 2].map(Time::from_nanos);
+        contact.greet(7, early);
+        assert_eq!(contact.greet(8, late), HelloSaid { nonce: 7, first_said: early, times: 2 });
+        contact.turn(Event::HelloOver);
+        assert_eq!(contact.hello(), None);
+        assert_eq!(contact.greet(8, late), HelloSaid { nonce: 8, first_said: late, times: 1 });
+    }
+}
