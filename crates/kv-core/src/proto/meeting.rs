@@ -209,8 +209,8 @@ impl Node {
         self.fail_peer_sessions(id, &cause, None);
         for named in served {
             // Its receiver cannot be told now. It will greet anew, and register again.
-            let told = cause.for_peer();
-            self.sending.remember_failed_sender(&mut self.cx, named, &told, Latecomers::Left(1));
+            let (with, told) = ((&mut self.cx.fx, &self.cx.config), cause.for_peer());
+            self.cx.rendezvous.sender_failed(with, named, told, Latecomers::Left(1));
         }
         if !self.cx.lose_way(id) {
             return;

@@ -164,16 +164,16 @@ impl Node {
             peers: self.cx.peers.len(),
             senders: self.sending.len(),
             receivers: self.receiving.len(),
-            registrations: self.cx.rendezvous.registrations.len(),
+            registrations: self.cx.rendezvous.registrations(),
             incoming: sum(&|peer| peer.incoming().live_len() + peer.incoming().results_len()),
             results: sum(&|peer| peer.incoming().results_len()),
             closed_runs: sum(&|peer| peer.incoming().closed_len()),
-            waiting_runs: self.cx.rendezvous.waiting.runs,
+            waiting_runs: self.cx.rendezvous.waiting_runs(),
             targets: self.sending.targets(),
             queued: self.cx.posts.queued(),
             beats: sum(&|peer| peer.outgoing().beats_len() + peer.writes_out().asked()),
             addresses: self.cx.lookups.addresses(),
-            failed_rooms: self.cx.rendezvous.failed_senders.len() + self.cx.rendezvous.failed_receivers.len(),
+            failed_rooms: self.cx.rendezvous.failed_rooms(),
             posts: self.cx.posts.in_flight(),
             lookups: self.cx.lookups.len(),
             timers: self.cx.fx.timers(),
@@ -311,7 +311,7 @@ impl Node {
             Timer::Sweep(peer) => self.sending.sweep(&mut self.cx, peer),
             // Posts are pumped after every input.
             Timer::Stuck => {}
-            Timer::Rooms => self.sending.expire_rooms(&mut self.cx),
+            Timer::Rooms => self.cx.rendezvous.expire(&mut self.cx.fx),
         }
     }
 

@@ -194,7 +194,7 @@ impl ReceiveSession {
     /// No other receiver's room is like it any more.
     fn forget_room(&self, cx: &mut Context, session: SessionId) {
         if cx.config.args.suffixes_requests() {
-            cx.rendezvous.receivers.remove(&Named::new(self.room.clone(), true), session);
+            cx.rendezvous.forget_receiver(&Named::new(self.room.clone(), true), session);
         }
     }
 }

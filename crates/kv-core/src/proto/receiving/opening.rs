@@ -65,12 +65,10 @@ impl Receiving {
             return None;
         }
         let named = Named::new(self.sessions.get(&session)?.room.clone(), true);
-        let open = &mut cx.rendezvous.receivers;
-        let other = match open.find(&named) {
+        let other = match cx.rendezvous.note_receiver(&named, session) {
             Ok(found) => found.and_then(|other| self.sessions.get(&other)).map(|other| other.room.clone()),
-            Err((one, _)) => Some(one),
+            Err(one) => Some(one),
         };
-        open.insert(&named, session);
         let room = named.room;
         other.filter(|other| *other != room).map(|other| Cause::AmbiguousRoom { room, other })
     }

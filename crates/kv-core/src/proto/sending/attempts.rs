@@ -15,7 +15,7 @@ use crate::proto::context::Context;
 use crate::proto::conversation::{Incoming, Peer, Registration, Wish};
 use crate::proto::ending::Ending;
 use crate::proto::groups::{check_aux, check_peer_groups};
-use crate::proto::rendezvous::{Ambiguity, Cost, Latecomers, Named};
+use crate::proto::rendezvous::{Ambiguity, Named};
 use crate::proto::sending::Sending;
 use crate::proto::sending::target::{Target, Written};
 use crate::proto::timer::Timer;
@@ -100,18 +100,18 @@ impl Sending {
             return self.refuse_registration(cx, id, attempt, &registration.named, PeerCause::Protocol);
         }
         cx.watch_peer(id);
-        match cx.rendezvous.senders.find(&registration.named) {
+        match cx.rendezvous.sender_for(&registration.named) {
             Ok(Some(session)) => return self.attach(cx, session, id, attempt, registration),
             Ok(None) => {}
             Err(rooms) => return self.refuse_ambiguous(cx, id, attempt, &rooms),
         }
-        let failed = &mut cx.rendezvous.failed_senders;
-        if let Some(cause) = failed.take(&registration.named, registration.ranks) {
+        let failed = cx.rendezvous.failed_sender_for(&registration.named, registration.ranks);
+        if let Some(cause) = failed {
             return self.refuse_attempt(cx, id, attempt, cause);
         }
         let Registration { named, origin, .. } = &registration;
         let (runs, writes) = (registration.runs(), matches!(registration.wish, Wish::Write { .. }));
-        if !self.has_room_for(cx, *origin, runs) {
+        if !cx.rendezvous.has_room(&cx.config.limits, *origin, runs) {
             return self.refuse_registration(cx, id, attempt, &named.clone(), PeerCause::Overloaded);
         }
         cx.rendezvous.wait(named, (id, attempt), *origin, runs);
@@ -127,17 +127,6 @@ impl Sending {
         }
     }
 
-    /// True if one more registration may wait: there is room in all, and in the connection's share.
-    fn has_room_for(&self, cx: &Context, origin: Option<Origin>, runs: usize) -> bool {
-        let limits = &cx.config.limits;
-        let fits = |cost: Cost, share: usize| {
-            cost.registrations < limits.max_registrations / share
-                && cost.runs + runs <= limits.max_waiting_runs / share
-        };
-        let share = limits.connections_share.max(1);
-        fits(cx.rendezvous.waiting, 1) && fits(cx.rendezvous.cost_of(origin), share)
-    }
-
     /// Two senders wait whose rooms could both be meant: none of the three can be served.
     fn refuse_ambiguous(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt, rooms: &Ambiguity) {
         let (room, other) = rooms.clone();
@@ -148,7 +137,7 @@ impl Sending {
     /// Two registrations wait whose rooms could both be meant by a new sender.
     pub(super) fn fail_ambiguous(&mut self, cx: &mut Context, session: SessionId, (one, other): &Ambiguity) {
         for (room, other) in [(one, other), (other, one)] {
-            while let Some((id, attempt)) = cx.rendezvous.registrations.find_exact(room) {
+            while let Some((id, attempt)) = cx.rendezvous.registration_in(room) {
                 let (room, other) = (room.clone(), other.clone());
                 self.take_registration(cx, id, attempt);
                 self.refuse_attempt(cx, id, attempt, PeerCause::AmbiguousRoom { room, other });
@@ -160,7 +149,7 @@ impl Sending {
 
     fn fail_ambiguous_senders(&mut self, cx: &mut Context, (one, other): &Ambiguity) {
         for (room, other) in [(one, other), (other, one)] {
-            while let Some(session) = cx.rendezvous.senders.find_exact(room) {
+            while let Some(session) = cx.rendezvous.sender_in(room) {
                 step(1);
                 let (room, other) = (room.clone(), other.clone());
                 self.fail_one(cx, session, Cause::AmbiguousRoom { room, other });
@@ -301,16 +290,11 @@ impl Sending {
         origin: Option<Origin>,
         cause: PeerCause,
     ) {
-        match cx.rendezvous.senders.find(named) {
+        match cx.rendezvous.sender_for(named) {
             Ok(Some(session)) => self.fail_one(cx, session, Cause::ByPeer(cause)),
             Ok(None) => {
-                let until = cx.fx.now() + cx.config.timing.failed_room_ttl;
-                let limits = &cx.config.limits;
-                let max = limits.max_failed_rooms / limits.connections_share.max(1);
-                let failed = &mut cx.rendezvous.failed_receivers;
-                let bounds = (origin, max, limits.max_failed_rooms);
-                failed.insert((named.clone(), cause), Latecomers::Left(1), until, bounds);
-                cx.fx.arm_once(Timer::Rooms, until);
+                let with = (&mut cx.fx, &cx.config);
+                cx.rendezvous.receiver_failed(with, named.clone(), cause, origin);
             }
             // One of them waits in vain, and nobody can tell which.
             Err(rooms) => self.fail_ambiguous_senders(cx, &rooms),

@@ -9,10 +9,9 @@ use crate::meter::each;
 use crate::proto::context::Context;
 use crate::proto::conversation::Incoming;
 use crate::proto::ending::{Ending, Role, Session, Sessions, Standing};
-use crate::proto::rendezvous::{Latecomers, Named};
+use crate::proto::rendezvous::Latecomers;
 use crate::proto::sending::target::Target;
 use crate::proto::sending::{SendSession, Sending};
-use crate::proto::timer::Timer;
 use crate::wire::{Body, Failed};
 
 impl Session for SendSession {
@@ -66,8 +65,8 @@ impl Role for Sending {
         // Not leased any more, but in quarantine.
         self.pages_leased -= sender.pages_pinned();
         let (named, latecomers) = (sender.named.clone(), sender.latecomers());
-        cx.rendezvous.senders.remove(&named, session);
-        self.remember_failed_sender(cx, named, told, latecomers);
+        cx.rendezvous.await_no_more(&named, session);
+        cx.rendezvous.sender_failed((&mut cx.fx, &cx.config), named, told.clone(), latecomers);
     }
 
     fn stop(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
@@ -138,34 +137,6 @@ impl Sending {
             sender.gone += 1;
         }
         self.fail(cx, session, cause);
-    }
-
-    /// Receivers that have not registered yet are told when they do.
-    pub(in crate::proto) fn remember_failed_sender(
-        &mut self,
-        cx: &mut Context,
-        named: Named,
-        cause: &PeerCause,
-        latecomers: Latecomers,
-    ) {
-        if matches!(latecomers, Latecomers::Left(0)) {
-            return;
-        }
-        let until = cx.fx.now() + cx.config.timing.failed_room_ttl;
-        let max = cx.config.limits.max_failed_rooms;
-        let rooms = &mut cx.rendezvous.failed_senders;
-        rooms.insert((named, cause.clone()), latecomers, until, (None, max, max));
-        cx.fx.arm_once(Timer::Rooms, until);
-    }
-
-    pub(in crate::proto) fn expire_rooms(&mut self, cx: &mut Context) {
-        let rooms = &mut cx.rendezvous;
-        rooms.failed_senders.expire(cx.fx.now());
-        rooms.failed_receivers.expire(cx.fx.now());
-        let next = [rooms.failed_senders.next_expiry(), rooms.failed_receivers.next_expiry()];
-        if let Some(next) = next.into_iter().flatten().min() {
-            cx.fx.arm(Timer::Rooms, next);
-        }
     }
 }
 

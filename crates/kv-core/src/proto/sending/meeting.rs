@@ -37,7 +37,7 @@ impl Sending {
             None => sender.targets.push(target),
         }
         if !sender.lacks_receivers() {
-            cx.rendezvous.senders.remove(&sender.named, session);
+            cx.rendezvous.await_no_more(&sender.named, session);
         }
         if reads {
             self.answer_claim(cx, id, attempt, session, index);

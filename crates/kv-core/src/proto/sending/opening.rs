@@ -35,11 +35,9 @@ impl Sending {
         if !self.open(cx, session, sender) {
             return;
         }
-        // A new sender for the room: what became of earlier ones does not matter any more.
-        cx.rendezvous.failed_senders.clear(&named);
-        cx.rendezvous.senders.insert(&named, session);
+        cx.rendezvous.await_receivers(&named, session);
         loop {
-            let (peer, attempt) = match cx.rendezvous.registrations.find(&named) {
+            let (peer, attempt) = match cx.rendezvous.registration_for(&named) {
                 Ok(Some(found)) => found,
                 Ok(None) => break,
                 Err(rooms) => return self.fail_ambiguous(cx, session, &rooms),
@@ -51,7 +49,7 @@ impl Sending {
             }
         }
         self.update_sender(cx, session);
-        if let Some(cause) = cx.rendezvous.failed_receivers.take(&named, 1) {
+        if let Some(cause) = cx.rendezvous.failed_receiver_for(&named) {
             self.fail_one(cx, session, Cause::ByPeer(cause));
         }
     }

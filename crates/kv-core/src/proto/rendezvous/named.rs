@@ -1,0 +1,37 @@
+//! Rooms as the engines name them: with a suffix of their own, or without.
+
+use crate::id::Room;
+
+/// A room as one side knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::proto) struct Named {
+    /// The room.
+    pub(in crate::proto) room: Room,
+    /// Without the suffix of that side's engine.
+    pub(super) base: Room,
+}
+
+impl Named {
+    pub(in crate::proto) fn new(room: Room, suffixed: bool) -> Named {
+        Named { base: room.unsuffixed(suffixed), room }
+    }
+
+    /// True if both name one request, as far as the two rooms alone can tell.
+    pub(in crate::proto) fn is_same_request(&self, other: &Named) -> bool {
+        self.room == other.room || self.base == other.base
+    }
+}
+
+/// Two rooms that a third one could mean.
+pub(in crate::proto) type Ambiguity = (Room, Room);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suffix_may_be_all_that_a_room_is() {
+        let room = Room::request("-0000000a").unwrap();
+        assert_eq!(Named::new(room.clone(), true).base, room);
+    }
+}

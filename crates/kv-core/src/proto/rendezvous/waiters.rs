@@ -1,0 +1,131 @@
+//! Who waits in which room.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::named::{Ambiguity, Named};
+use crate::id::Room;
+
+/// Who waits, by room.
+#[derive(Debug, Clone)]
+pub(super) struct Waiters<T> {
+    exact: BTreeMap<Room, BTreeSet<(u64, T)>>,
+    /// How many wait, by room, by room without suffix.
+    base: BTreeMap<Room, BTreeMap<Room, usize>>,
+    arrival: BTreeMap<T, u64>,
+    next: u64,
+}
+
+impl<T> Default for Waiters<T> {
+    fn default() -> Waiters<T> {
+        Waiters { exact: BTreeMap::new(), base: BTreeMap::new(), arrival: BTreeMap::new(), next: 0 }
+    }
+}
+
+impl<T: Copy + Ord> Waiters<T> {
+    pub(super) fn insert(&mut self, named: &Named, who: T) {
+        let arrival = self.next;
+        self.next += 1;
+        self.arrival.insert(who, arrival);
+        self.exact.entry(named.room.clone()).or_default().insert((arrival, who));
+        let rooms = self.base.entry(named.base.clone()).or_default();
+        *rooms.entry(named.room.clone()).or_default() += 1;
+    }
+
+    pub(super) fn remove(&mut self, named: &Named, who: T) {
+        let Some(arrival) = self.arrival.remove(&who) else { return };
+        if let Some(waiting) = self.exact.get_mut(&named.room) {
+            waiting.remove(&(arrival, who));
+            if waiting.is_empty() {
+                self.exact.remove(&named.room);
+            }
+        }
+        let Some(rooms) = self.base.get_mut(&named.base) else { return };
+        if let Some(count) = rooms.get_mut(&named.room) {
+            *count -= 1;
+            if *count == 0 {
+                rooms.remove(&named.room);
+            }
+        }
+        if rooms.is_empty() {
+            self.base.remove(&named.base);
+        }
+    }
+
+    /// Whom a newcomer to the room meets: of several in one room the oldest.
+    pub(super) fn find(&self, named: &Named) -> Result<Option<T>, Ambiguity> {
+        let oldest = |room: &Room| self.exact.get(room).and_then(|waiting| Some(waiting.first()?.1));
+        if let Some(found) = oldest(&named.room) {
+            return Ok(Some(found));
+        }
+        let Some(rooms) = self.base.get(&named.base) else { return Ok(None) };
+        let mut rooms = rooms.keys();
+        match (rooms.next(), rooms.next()) {
+            (Some(one), Some(other)) => Err((one.clone(), other.clone())),
+            (Some(room), None) => Ok(oldest(room)),
+            (None, _) => Ok(None),
+        }
+    }
+
+    /// Somebody in this room.
+    pub(super) fn find_exact(&self, room: &Room) -> Option<T> {
+        self.exact.get(room).and_then(|waiting| Some(waiting.first()?.1))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.arrival.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A room of an engine that adds suffixes.
+    fn room(id: &str) -> Named {
+        Named::new(Room::request(id).unwrap(), true)
+    }
+
+    fn number(number: u64) -> Named {
+        Named::new(Room::Number(number), true)
+    }
+
+    #[test]
+    fn the_whole_id_comes_first_and_a_second_candidate_is_ambiguous() {
+        let mut waiters = Waiters::default();
+        waiters.insert(&room("r-00000001"), 9);
+        assert_eq!(waiters.find(&room("r-0000000a")), Ok(Some(9)));
+        assert_eq!(waiters.find(&Named::new(Room::request("r-0000000a").unwrap(), false)), Ok(None));
+        waiters.insert(&room("r-00000002"), 5);
+        assert_eq!(waiters.find(&room("r-00000002")), Ok(Some(5)));
+        let both = (Room::request("r-00000001").unwrap(), Room::request("r-00000002").unwrap());
+        assert_eq!(waiters.find(&room("r-0000000a")), Err(both));
+        waiters.remove(&room("r-00000001"), 9);
+        assert_eq!(waiters.find(&room("r-0000000a")), Ok(Some(5)));
+        assert_eq!(waiters.find(&room("s-0000000a")), Ok(None));
+        waiters.remove(&room("r-00000002"), 5);
+        assert_eq!(waiters.len(), 0);
+        assert!(waiters.exact.is_empty() && waiters.base.is_empty());
+    }
+
+    #[test]
+    fn an_engine_without_suffixes_meets_one_with_suffixes_by_the_plain_id() {
+        let plain = Named::new(Room::request("r").unwrap(), false);
+        let mut waiters = Waiters::default();
+        waiters.insert(&plain, 1);
+        assert_eq!(waiters.find(&room("r-0000000a")), Ok(Some(1)));
+        assert!(plain.is_same_request(&room("r-0000000b")));
+        assert!(!plain.is_same_request(&Named::new(Room::request("r-0000000b").unwrap(), false)));
+    }
+
+    #[test]
+    fn of_several_in_one_room_the_oldest_is_met() {
+        let mut waiters = Waiters::default();
+        for who in [9, 5, 7] {
+            waiters.insert(&number(1), who);
+        }
+        assert_eq!(waiters.find(&number(1)), Ok(Some(9)));
+        waiters.remove(&number(1), 9);
+        assert_eq!(waiters.find(&number(1)), Ok(Some(5)));
+        assert_eq!(waiters.find(&room("1")), Ok(None));
+    }
+}
