@@ -25,6 +25,8 @@ mod opening;
 mod peers;
 mod quarantine;
 mod target;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use std::collections::BTreeMap;

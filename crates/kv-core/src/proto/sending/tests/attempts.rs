@@ -1,0 +1,190 @@
+//! Attempts of receivers at the sending half: registered, served, aborted, forgotten.
+
+use std::time::Duration;
+
+use super::{ATTEMPT, Alone, Out, PAGE, SESSION, list, tells};
+use crate::error::{Cause, PeerCause};
+use crate::id::{Attempt, Room};
+use crate::lease::{Lease, TransferMode};
+use crate::plane::{Desc, PlaneError};
+use crate::poll::KvPoll;
+use crate::proto::conversation::Incoming;
+use crate::wire::{Abort, AbortAck, Body, Done, Failed, Progress, Register, Registered};
+
+const NEVER: Lease = Lease::Fixed(Duration::from_secs(9));
+
+/// Wants pages 8 and 10 of the receiver's written.
+fn register(attempt: Attempt, floor: u64) -> Register {
+    Register {
+        attempt,
+        floor: Attempt(floor),
+        room: Room::Number(9),
+        pages: list(&[8, 10]),
+        first: 0,
+        whole: 2,
+        aux: None,
+        aux_here: true,
+        ranks: 1,
+        ttl_ms: 60_000,
+        groups: Default::default(),
+        ask: 0,
+        permit_ms: 0,
+    }
+}
+
+fn abort(alone: &mut Alone, attempt: Attempt) {
+    let abort = Abort { attempt, room: Room::Number(9), grant: None, cause: PeerCause::DeadlineExceeded };
+    alone.sending.on_abort(&mut alone.cx, alone.peer, abort);
+}
+
+fn registered(attempt: Attempt) -> Out {
+    tells(Body::Registered(Registered { attempt }))
+}
+
+fn aborted(attempt: Attempt) -> Out {
+    tells(Body::AbortAck(AbortAck { attempt }))
+}
+
+fn incoming(alone: &Alone, attempt: Attempt) -> Option<&Incoming> {
+    alone.cx.peers.get(alone.peer).unwrap().incoming().get(attempt)
+}
+
+/// Pages 1 and 4 here go to pages 8 and 10 there.
+fn pieces() -> Vec<Desc> {
+    let piece = |local: u64, remote: u64| Desc {
+        local_region: 0,
+        remote_region: 0,
+        local_offset: local * PAGE,
+        remote_offset: remote * PAGE,
+        len: PAGE,
+    };
+    vec![piece(1, 8), piece(4, 10)]
+}
+
+/// A session with a post in flight to its receiver.
+fn posted() -> Alone {
+    let mut alone = Alone::new();
+    alone.sending.on_register(&mut alone.cx, alone.peer, register(ATTEMPT, 0));
+    assert_eq!(alone.outputs(), [registered(ATTEMPT)]);
+    assert!(matches!(incoming(&alone, ATTEMPT), Some(Incoming::Waiting(_))));
+    assert_eq!((alone.cx.rendezvous.registrations(), alone.cx.rendezvous.waiting_runs()), (1, 2));
+    alone.open(TransferMode::Push, NEVER);
+    assert!(matches!(incoming(&alone, ATTEMPT), Some(Incoming::Active(SESSION, 0))));
+    assert_eq!((alone.cx.rendezvous.registrations(), alone.cx.rendezvous.waiting_runs()), (0, 0));
+    alone.give(&[1, 4]);
+    alone.outputs();
+    alone.sending.post_next(&mut alone.cx, SESSION, 0);
+    assert_eq!(alone.outputs(), [Out::Posts(pieces())]);
+    alone
+}
+
+/// The post that is in flight ends.
+fn end_post(alone: &mut Alone, result: Result<(), PlaneError>) {
+    let [post] = alone.cx.posts.of(SESSION).try_into().unwrap();
+    let post = alone.cx.posts.end(post, alone.cx.fx.now()).unwrap();
+    alone.sending.on_written(&mut alone.cx, &post, result);
+}
+
+#[test]
+fn a_registration_waits_for_its_sender_and_is_served_until_everything_is_in_place() {
+    let mut alone = posted();
+    end_post(&mut alone, Ok(()));
+    assert_eq!(alone.outputs(), [Out::Says(KvPoll::Success), Out::Back(vec![1, 4])]);
+    alone.assert_over();
+    // The notice may be lost: the result is kept for a receiver that asks.
+    alone.sending.tell_about(&mut alone.cx, alone.peer, ATTEMPT);
+    let all = Progress { attempt: ATTEMPT, done: vec![(0, 1)], total: Some(1), skipped: vec![] };
+    assert_eq!(alone.told(), [Body::Progress(all)]);
+    alone.sending.on_floor(&mut alone.cx, alone.peer, Attempt(2));
+    assert!(incoming(&alone, ATTEMPT).is_none(), "over for the receiver, too");
+}
+
+#[test]
+fn an_abort_is_acknowledged_when_the_post_in_flight_has_ended_and_not_before() {
+    let mut alone = posted();
+    abort(&mut alone, ATTEMPT);
+    let failed = Out::Fails(Cause::ByPeer(PeerCause::DeadlineExceeded));
+    assert_eq!(alone.outputs(), [failed, Out::Cancels]);
+    abort(&mut alone, ATTEMPT);
+    assert_eq!(alone.outputs(), [], "the second of the same says nothing new");
+    end_post(&mut alone, Err(PlaneError::Cancelled));
+    assert_eq!(alone.outputs(), [aborted(ATTEMPT), Out::Back(vec![1, 4])]);
+    alone.assert_over();
+    abort(&mut alone, ATTEMPT);
+    assert_eq!(alone.outputs(), [aborted(ATTEMPT)], "its answer was lost");
+}
+
+#[test]
+fn a_failed_post_is_told_at_once_and_its_attempt_is_quiet_when_it_has_ended() {
+    let mut alone = posted();
+    end_post(&mut alone, Err(PlaneError::Cancelled));
+    let [failed, told, back] = alone.outputs().try_into().unwrap();
+    assert_eq!((failed, back), (Out::Fails(Cause::Post(PlaneError::Cancelled)), Out::Back(vec![1, 4])));
+    let Out::Tells(told) = told else { panic!("{told:?}") };
+    assert!(matches!(*told, Body::Failed(Failed { attempt: ATTEMPT, quiet: true, .. })));
+    assert!(matches!(incoming(&alone, ATTEMPT), Some(Incoming::Failed { .. })));
+    alone.assert_over();
+}
+
+#[test]
+fn an_attempt_that_was_aborted_before_its_sender_came_is_never_served() {
+    let mut alone = Alone::new();
+    alone.sending.on_register(&mut alone.cx, alone.peer, register(ATTEMPT, 0));
+    abort(&mut alone, ATTEMPT);
+    assert_eq!(alone.outputs(), [registered(ATTEMPT), aborted(ATTEMPT)]);
+    alone.sending.on_register(&mut alone.cx, alone.peer, register(ATTEMPT, 0));
+    assert_eq!((alone.outputs(), alone.cx.rendezvous.registrations()), (vec![], 0));
+    // The sender that comes learns that its receiver will not.
+    alone.open(TransferMode::Push, NEVER);
+    let failed = Out::Fails(Cause::ByPeer(PeerCause::DeadlineExceeded));
+    assert_eq!(alone.outputs(), [Out::Says(KvPoll::Bootstrapping), failed]);
+    alone.give(&[1, 4]);
+    assert_eq!(alone.outputs(), [Out::Back(vec![1, 4])]);
+    alone.assert_over();
+}
+
+#[test]
+fn attempts_below_the_floor_are_forgotten_and_their_numbers_never_served_again() {
+    let mut alone = Alone::new();
+    for attempt in 1..=3 {
+        alone.sending.on_register(&mut alone.cx, alone.peer, register(Attempt(attempt), 0));
+    }
+    assert_eq!((alone.outputs().len(), alone.cx.rendezvous.registrations()), (3, 3));
+    alone.sending.on_floor(&mut alone.cx, alone.peer, Attempt(3));
+    assert_eq!((alone.outputs(), alone.cx.rendezvous.registrations()), (vec![], 1));
+    let dropped = alone.cx.fx.frames_dropped();
+    for attempt in 1..=2 {
+        alone.sending.on_register(&mut alone.cx, alone.peer, register(Attempt(attempt), 3));
+    }
+    assert_eq!((alone.outputs(), alone.cx.fx.frames_dropped()), (vec![], dropped + 2));
+    alone.open(TransferMode::Push, NEVER);
+    assert!(matches!(incoming(&alone, Attempt(3)), Some(Incoming::Active(SESSION, 0))));
+}
+
+#[test]
+fn a_registration_of_pages_that_the_receiver_does_not_have_fails_both_sides() {
+    let mut alone = Alone::new();
+    alone.open(TransferMode::Push, NEVER);
+    alone.outputs();
+    let beyond = Register { pages: list(&[15, 16]), ..register(ATTEMPT, 0) };
+    alone.sending.on_register(&mut alone.cx, alone.peer, beyond);
+    let told = Failed { attempt: ATTEMPT, cause: PeerCause::OutOfRange, quiet: true };
+    let failed = Out::Fails(Cause::ByPeer(PeerCause::OutOfRange));
+    assert_eq!(alone.outputs(), [tells(Body::Failed(told)), failed]);
+    alone.assert_over();
+}
+
+#[test]
+fn an_attempt_that_ends_with_no_bytes_to_write_says_so_without_a_post() {
+    let mut alone = Alone::new();
+    alone.open(TransferMode::Push, NEVER);
+    let none = Register { pages: list(&[]), whole: 0, ..register(ATTEMPT, 0) };
+    alone.sending.on_register(&mut alone.cx, alone.peer, none);
+    alone.give(&[]);
+    alone.outputs();
+    alone.sending.post_next(&mut alone.cx, SESSION, 0);
+    let done = Done { attempt: ATTEMPT, part: 0, total: Some(1), skipped: vec![] };
+    let told = tells(Body::Done(done));
+    assert_eq!(alone.outputs(), [told, Out::Says(KvPoll::Success), Out::Back(vec![])]);
+    alone.assert_over();
+}

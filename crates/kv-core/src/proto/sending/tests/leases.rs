@@ -1,0 +1,156 @@
+//! Leases of the sending half: granted, extended, run out, released, fenced.
+
+use std::time::Duration;
+
+use super::{ATTEMPT, Alone, Out, SESSION, list, tells};
+use crate::error::{Cause, PeerCause};
+use crate::id::{Attempt, Room, SessionId};
+use crate::lease::{Lease, TransferMode};
+use crate::poll::KvPoll;
+use crate::proto::conversation::Incoming;
+use crate::proto::ending::Ending;
+use crate::wire::{
+    Abort, AbortAck, Body, Claim, Failed, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released,
+};
+
+const LEASE: Lease = Lease::Renewable(Duration::from_secs(30));
+
+fn claim(attempt: Attempt, grant: Option<SessionId>) -> Claim {
+    let (floor, room) = (Attempt(0), Room::Number(9));
+    Claim { attempt, floor, room, grant, beat: 3, ranks: 1, ttl_ms: 60_000 }
+}
+
+fn failed(attempt: Attempt, cause: PeerCause, quiet: bool) -> Body {
+    Body::Failed(Failed { attempt, cause, quiet })
+}
+
+/// A session whose reader has been granted pages 2, 3 and 5.
+fn granted(lease: Lease) -> Alone {
+    let mut alone = Alone::new();
+    alone.open(TransferMode::Pull, lease);
+    alone.sending.on_claim(&mut alone.cx, alone.peer, claim(ATTEMPT, Some(SESSION)));
+    assert_eq!(alone.told(), [Body::Registered(Registered { attempt: ATTEMPT })], "nothing is complete yet");
+    assert_eq!(alone.sending.pages_leased(), 0);
+    alone.give(&[2, 3, 5]);
+    let interval_ms = if lease == LEASE { 5_000 } else { 0 };
+    let granted = Granted {
+        attempt: ATTEMPT,
+        beat: 3,
+        grant: SESSION,
+        pages: list(&[2, 3, 5]),
+        aux: None,
+        lease_ms: 30_000,
+        interval_ms,
+        groups: Default::default(),
+    };
+    assert_eq!(alone.told(), [Body::Granted(granted)]);
+    assert_eq!(alone.sending.pages_leased(), 3);
+    alone
+}
+
+fn beat(alone: &mut Alone, beat: u64) -> Vec<Body> {
+    let heartbeat = Heartbeat { beat, floor: Attempt(0), attempts: vec![(ATTEMPT.0, 1)] };
+    alone.sending.on_heartbeat(&mut alone.cx, alone.peer, heartbeat);
+    alone.told()
+}
+
+fn lease_timer(alone: &mut Alone, seconds: u64) {
+    alone.at(seconds);
+    alone.sending.on_lease(&mut alone.cx, SESSION);
+}
+
+#[test]
+fn a_heartbeat_extends_a_renewable_lease_which_then_runs_out_and_gives_the_pages_back() {
+    let mut alone = granted(LEASE);
+    alone.at(25);
+    // Two thirds of thirty seconds from now.
+    let ack = HeartbeatAck { beat: 4, lease_ms: 20_000, attempts: vec![(1, 1)] };
+    assert_eq!(beat(&mut alone, 4), [Body::HeartbeatAck(ack)]);
+    lease_timer(&mut alone, 44);
+    assert_eq!((alone.outputs(), alone.sending.pages_leased()), (vec![], 3));
+    lease_timer(&mut alone, 45);
+    let told = tells(failed(ATTEMPT, PeerCause::LeaseExpired, false));
+    let quiet = tells(failed(ATTEMPT, PeerCause::LeaseExpired, true));
+    let expected = [Out::Fails(Cause::LeaseExpired), told, quiet, Out::Back(vec![2, 3, 5])];
+    assert_eq!(alone.outputs(), expected);
+    alone.assert_over();
+}
+
+#[test]
+fn a_heartbeat_does_not_extend_a_fixed_lease() {
+    let mut alone = granted(Lease::Fixed(Duration::from_secs(30)));
+    alone.at(25);
+    let ack = HeartbeatAck { beat: 4, lease_ms: 5_000, attempts: vec![(1, 1)] };
+    assert_eq!(beat(&mut alone, 4), [Body::HeartbeatAck(ack)]);
+    lease_timer(&mut alone, 30);
+    assert_eq!(alone.ends(), [Out::Fails(Cause::LeaseExpired), Out::Back(vec![2, 3, 5])]);
+    alone.assert_over();
+}
+
+#[test]
+fn released_pages_come_back_with_success_and_a_later_claim_learns_that_they_are_consumed() {
+    let mut alone = granted(LEASE);
+    let release = Release { floor: Attempt(0), attempts: vec![(ATTEMPT.0, 1)] };
+    alone.sending.on_release(&mut alone.cx, alone.peer, release.clone());
+    let released = tells(Body::Released(Released { attempts: vec![(1, 1)] }));
+    assert_eq!(alone.outputs(), [Out::Says(KvPoll::Success), Out::Back(vec![2, 3, 5]), released]);
+    alone.assert_over();
+    alone.sending.on_release(&mut alone.cx, alone.peer, release);
+    assert_eq!(alone.told(), [Body::Released(Released { attempts: vec![(1, 1)] })], "its answer was lost");
+    for (attempt, grant, cause) in [
+        (2, SESSION, PeerCause::GrantConsumed { nonce: 1 }),
+        (3, SessionId(4), PeerCause::UnknownGrant { nonce: 4 }),
+    ] {
+        let attempt = Attempt(attempt);
+        alone.sending.on_claim(&mut alone.cx, alone.peer, claim(attempt, Some(grant)));
+        assert_eq!(alone.told(), [failed(attempt, cause, true)]);
+    }
+}
+
+#[test]
+fn pages_of_an_aborted_session_stay_until_the_lease_that_its_reader_knows_of_is_over() {
+    let mut alone = granted(LEASE);
+    alone.at(25);
+    beat(&mut alone, 4);
+    alone.sending.fail(&mut alone.cx, SESSION, Cause::Aborted);
+    let told = tells(failed(ATTEMPT, PeerCause::Aborted, false));
+    assert_eq!(alone.outputs(), [Out::Fails(Cause::Aborted), told]);
+    assert_eq!((alone.sending.pages_leased(), alone.sending.len()), (0, 1), "in quarantine, not leased");
+    alone.at(26);
+    assert_eq!(beat(&mut alone, 5), [failed(ATTEMPT, PeerCause::Aborted, false)], "nothing is extended");
+    lease_timer(&mut alone, 44);
+    assert_eq!(alone.outputs(), []);
+    lease_timer(&mut alone, 45);
+    let quiet = tells(failed(ATTEMPT, PeerCause::Aborted, true));
+    assert_eq!(alone.outputs(), [quiet, Out::Back(vec![2, 3, 5])]);
+    alone.assert_over();
+}
+
+#[test]
+fn a_reader_that_aborts_has_let_go_and_the_pages_come_back_at_once() {
+    let mut alone = granted(LEASE);
+    let abort =
+        Abort { attempt: ATTEMPT, room: Room::Number(9), grant: Some(SESSION), cause: PeerCause::Aborted };
+    alone.sending.on_abort(&mut alone.cx, alone.peer, abort);
+    let acknowledged = tells(Body::AbortAck(AbortAck { attempt: ATTEMPT }));
+    let failed = Out::Fails(Cause::ByPeer(PeerCause::Aborted));
+    assert_eq!(alone.outputs(), [failed, acknowledged, Out::Back(vec![2, 3, 5])]);
+    alone.assert_over();
+    assert!(alone.cx.peers.get(alone.peer).unwrap().incoming().is_closed(ATTEMPT));
+}
+
+#[test]
+fn a_release_before_the_grant_fails_the_session() {
+    let mut alone = Alone::new();
+    alone.open(TransferMode::Pull, LEASE);
+    alone.sending.on_claim(&mut alone.cx, alone.peer, claim(ATTEMPT, None));
+    let incoming = alone.cx.peers.get(alone.peer).unwrap().incoming().get(ATTEMPT);
+    assert!(matches!(incoming, Some(Incoming::Reading { session: SESSION, intact: false, .. })));
+    alone.outputs();
+    let release = Release { floor: Attempt(0), attempts: vec![(ATTEMPT.0, 1)] };
+    alone.sending.on_release(&mut alone.cx, alone.peer, release);
+    assert_eq!(alone.ends(), [Out::Fails(Cause::Protocol("released before it was granted"))]);
+    alone.give(&[6]);
+    assert_eq!(alone.outputs(), [Out::Back(vec![6])], "what comes too late was promised to nobody");
+    alone.assert_over();
+}
