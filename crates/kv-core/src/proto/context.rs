@@ -4,9 +4,9 @@
 use bytes::Bytes;
 
 use super::conversation::Peers;
+use super::directory::Directory;
 use super::effects::Effects;
 use super::io::{NodeConfig, Output};
-use super::lookups::Directory;
 use super::posts::{InFlight, Posting};
 use super::rendezvous::Rendezvous;
 use crate::id::SessionId;

@@ -5,20 +5,21 @@
 //!
 //! ```text
 //! service.rs              the node as a worker's machine
-//! node.rs                 routes inputs and timers to the parts     meeting.rs, posting.rs  the routes of peers' ends and posts
+//! node.rs                 routes inputs and timers to the parts     peer_routes.rs, post_routes.rs  what peers do, and posts
 //! ├ sending/              sessions of the prefill side
-//! │   opening, meeting, chunks, groups, ending    a session, from its room to its pages' return
+//! │   opening, attaching, chunks, groups, letting_go    a session, from its room until its receivers need nothing more
 //! │   attempts, peers     registrations and aborts of receivers     given.rs   what the scheduler has given
 //! │   write.rs            push: parts are planned and posted        target.rs  one receiver
-//! │   holder.rs           pull: leases are given, kept and ended    ended.rs   what became of leases
+//! │   holder.rs           pull: leases are given, kept and ended    former_grants.rs   what became of leases
 //! ├ receiving/            sessions of the decode side
-//! │   opening, lookup, registering, ending        a session, from its question to its pages' return
+//! │   opening, finding, registering, aborting     a session, from its question until no source writes any more
 //! │   parts, groups, peers                        what sources say, or do not say any more     source.rs   one source
 //! │   reader.rs, planning.rs                      pull: leases are kept alive, pages read      reading.rs  one lease
-//! ├ context.rs            what both stand on:
+//! ├ ending.rs             how any session of the two ends: one final status, peers told, pages back when it is quiet
+//! ├ context.rs            what all of them stand on:
 //! │   conversation/       peers: who is there, and what each side has under way with the other
-//! │   rendezvous.rs       where senders and registrations of one request find each other
-//! │   lookups.rs          which ranks serve which address
+//! │   rendezvous/         where senders and registrations of one request find each other
+//! │   directory.rs        which ranks serve which address
 //! │   posts.rs            whose turn it is to post
 //! │   effects.rs          the time, timers, random numbers, outputs
 //! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs, random.rs    pure
@@ -46,16 +47,16 @@
 
 mod context;
 mod conversation;
+mod directory;
 mod effects;
 mod ending;
 mod groups;
 mod io;
-mod lookups;
-mod meeting;
 #[cfg(feature = "model")]
 mod model;
 mod node;
-mod posting;
+mod peer_routes;
+mod post_routes;
 mod posts;
 mod random;
 mod receiving;

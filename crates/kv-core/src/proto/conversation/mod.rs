@@ -11,7 +11,7 @@
 //! | `said.rs` | frames to a peer, and what is repeated until it is acknowledged |
 //! | `outgoing.rs` | attempts at a peer: it serves |
 //! | `incoming.rs`, `registration.rs` | attempts of a peer: this worker serves |
-//! | `permission.rs`, `permitting.rs` | until when either side may write |
+//! | `write_rights.rs` | until when either side may write: what is known of it; `permitting.rs` asks and answers |
 //! | `beats.rs` | the one rule by which granted time is counted |
 //! | `maps.rs` | what the caches of both make of each other |
 //!
@@ -25,11 +25,11 @@ mod incoming;
 mod maps;
 mod outgoing;
 mod peers;
-mod permission;
 mod permitting;
 mod registration;
 mod said;
 mod touch;
+mod write_rights;
 
 use bytes::Bytes;
 
@@ -49,8 +49,8 @@ pub(super) use incoming::{Attempts, Incoming};
 pub(super) use maps::Maps;
 pub(super) use outgoing::Outgoing;
 pub(super) use peers::Peers;
-pub(super) use permission::{WritesIn, WritesOut};
 pub(super) use registration::{Registration, Wish};
+pub(super) use write_rights::{WritesIn, WritesOut};
 
 /// Most attempts that one ping asks about, and that one ping is answered for.
 pub(super) const MAX_ASKED: usize = 256;

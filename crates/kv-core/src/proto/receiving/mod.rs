@@ -12,8 +12,8 @@
 //! attempt of its own, which is over once it is certain that this source writes no more.
 
 mod aborting;
+mod finding;
 mod groups;
-mod lookup;
 mod opening;
 mod parts;
 mod peers;
@@ -31,8 +31,8 @@ use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{GrantRef, TransferMode};
 use crate::pages::Pages;
 use crate::proto::context::Context;
+use crate::proto::directory::Question;
 use crate::proto::ending::{Sessions, Standing};
-use crate::proto::lookups::Question;
 use crate::proto::receiving::source::Source;
 use crate::time::Time;
 

@@ -13,14 +13,14 @@
 //! A *target* is a receiver that has registered, or claimed. How its bytes are written is in
 //! `write.rs`; how its lease on the pages is granted, kept and ended is in `holder.rs`.
 
+mod attaching;
 mod attempts;
 mod chunks;
-mod ended;
+mod former_grants;
 mod given;
 mod groups;
 mod holder;
 mod letting_go;
-mod meeting;
 mod opening;
 mod peers;
 mod quarantine;
@@ -37,7 +37,7 @@ use crate::layout::{Geometry, HeldLayers};
 use crate::lease::{Lease, TransferMode};
 use crate::proto::ending::{Sessions, Standing};
 use crate::proto::rendezvous::Named;
-use crate::proto::sending::ended::EndedGrants;
+use crate::proto::sending::former_grants::FormerGrants;
 use crate::proto::sending::given::Given;
 use crate::proto::sending::target::Target;
 use crate::time::Time;
@@ -48,7 +48,7 @@ use crate::time::Time;
 pub(in crate::proto) struct Sending {
     sessions: Sessions<SendSession>,
     held_layers: HeldLayers,
-    ended_grants: EndedGrants,
+    ended_grants: FormerGrants,
     pages_leased: usize,
 }
 
@@ -57,7 +57,7 @@ impl Sending {
         Sending {
             sessions: Sessions::default(),
             held_layers: HeldLayers::new(geometry),
-            ended_grants: EndedGrants::default(),
+            ended_grants: FormerGrants::default(),
             pages_leased: 0,
         }
     }

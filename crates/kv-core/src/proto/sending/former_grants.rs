@@ -8,12 +8,12 @@ use crate::meter::step;
 
 /// What became of grants that are no more: bounded, the oldest are forgotten first.
 #[derive(Debug, Clone, Default)]
-pub(super) struct EndedGrants {
+pub(super) struct FormerGrants {
     causes: BTreeMap<SessionId, PeerCause>,
     order: VecDeque<SessionId>,
 }
 
-impl EndedGrants {
+impl FormerGrants {
     pub(super) fn insert(&mut self, nonce: SessionId, cause: PeerCause, max: usize) {
         while self.order.len() >= max.max(1) {
             step(1);

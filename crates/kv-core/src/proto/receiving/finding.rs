@@ -11,6 +11,7 @@ use crate::meter::each;
 use crate::offer::{Chosen, OfferError, Wanted};
 use crate::proto::context::Context;
 use crate::proto::conversation::Introduction;
+use crate::proto::directory::AfterFailure;
 use crate::proto::ending::Ending;
 use crate::proto::io::Output;
 use crate::proto::receiving::Receiving;
@@ -38,29 +39,19 @@ impl Receiving {
         lookup: LookupId,
         error: BootstrapError,
     ) {
-        let Some(asking) = cx.lookups.asking_mut(lookup) else { return };
-        asking.failures += 1;
-        asking.last_error = Some(error.clone());
-        let failures = asking.failures;
-        if asking.waiting.is_empty() || !error.is_retryable() {
-            let waiting = cx.lookups.finish(lookup).map(|asking| asking.waiting).unwrap_or_default();
-            for session in each(waiting) {
-                self.fail(cx, session, Cause::Bootstrap(error.clone()));
+        match cx.lookups.failed(lookup, &error) {
+            AfterFailure::Again { failures } => {
+                let pause = cx.fx.backoff(cx.config.timing.lookup_retry, failures);
+                cx.fx.arm(Timer::Lookup(lookup), cx.fx.now() + pause);
             }
-            return;
+            AfterFailure::GiveUp(waiting) => self.fail_all(cx, waiting, Cause::Bootstrap(error)),
         }
-        let pause = cx.fx.backoff(cx.config.timing.lookup_retry, failures);
-        cx.fx.arm(Timer::Lookup(lookup), cx.fx.now() + pause);
     }
 
     pub(in crate::proto) fn ask_again(&mut self, cx: &mut Context, lookup: LookupId) {
-        let Some(asking) = cx.lookups.asking_mut(lookup) else { return };
-        if asking.waiting.is_empty() {
-            cx.lookups.finish(lookup);
-            return;
+        if let Some((addr, query)) = cx.lookups.again(lookup).cloned() {
+            cx.fx.output(Output::Lookup { lookup, addr, query });
         }
-        let (addr, query) = asking.question.clone();
-        cx.fx.output(Output::Lookup { lookup, addr, query });
     }
 
     pub(in crate::proto) fn last_lookup_error(
@@ -69,13 +60,13 @@ impl Receiving {
         session: SessionId,
     ) -> Option<BootstrapError> {
         let receiver = self.sessions.get(&session)?;
-        cx.lookups.last_error(cx.lookups.lookup_of(&receiver.question)?)
+        cx.lookups.last_error(&receiver.question)
     }
 
     pub(in crate::proto) fn on_found(&mut self, cx: &mut Context, lookup: LookupId, ranks: Vec<RankRecord>) {
         cx.fx.cancel(Timer::Lookup(lookup));
-        let Some(asking) = cx.lookups.finish(lookup) else { return };
-        if asking.waiting.is_empty() {
+        let Some((question, waiting)) = cx.lookups.finish(lookup) else { return };
+        if waiting.is_empty() {
             return;
         }
         match choose_sources(cx, &ranks) {
@@ -85,7 +76,7 @@ impl Receiving {
                     match cx.meet(introduction) {
                         Some(peer) => peers.push(peer),
                         None => {
-                            return self.fail_all(cx, asking.waiting, Cause::ByPeer(PeerCause::Overloaded));
+                            return self.fail_all(cx, waiting, Cause::ByPeer(PeerCause::Overloaded));
                         }
                     }
                 }
@@ -93,13 +84,13 @@ impl Receiving {
                 // session asks anew.
                 if peers.iter().all(|&peer| self.is_in_touch(cx, peer)) {
                     let max = cx.config.limits.max_addresses;
-                    cx.lookups.learn(&asking.question, (dp_rank, dp_size), peers.clone(), max);
+                    cx.lookups.learn(&question, (dp_rank, dp_size), peers.clone(), max);
                 }
-                for session in each(asking.waiting) {
+                for session in each(waiting) {
                     self.take_sources(cx, session, &peers);
                 }
             }
-            Err(cause) => self.fail_all(cx, asking.waiting, cause),
+            Err(cause) => self.fail_all(cx, waiting, cause),
         }
     }
 
@@ -115,10 +106,7 @@ impl Receiving {
 
     pub(super) fn stop_asking(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get(&session) else { return };
-        if let Some(lookup) = cx.lookups.lookup_of(&receiver.question)
-            && cx.lookups.leave(lookup, session)
-        {
-            cx.lookups.finish(lookup);
+        if let Some(lookup) = cx.lookups.leave(&receiver.question, session) {
             cx.fx.cancel(Timer::Lookup(lookup));
         }
     }

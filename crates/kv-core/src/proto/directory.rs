@@ -25,12 +25,21 @@ pub(super) struct Directory {
 
 /// A question under way.
 #[derive(Debug, Clone)]
-pub(super) struct Asking {
-    pub(super) question: Question,
-    pub(super) waiting: BTreeSet<SessionId>,
+struct Asking {
+    question: Question,
+    waiting: BTreeSet<SessionId>,
     /// How often it has failed.
-    pub(super) failures: u32,
-    pub(super) last_error: Option<BootstrapError>,
+    failures: u32,
+    last_error: Option<BootstrapError>,
+}
+
+/// What becomes of a question that was not answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum AfterFailure {
+    /// It is asked again, after so many failures.
+    Again { failures: u32 },
+    /// It is over: these wait in vain.
+    GiveUp(BTreeSet<SessionId>),
 }
 
 impl Directory {
@@ -76,31 +85,44 @@ impl Directory {
         Some(lookup)
     }
 
-    pub(super) fn asking_mut(&mut self, lookup: LookupId) -> Option<&mut Asking> {
-        self.asking.get_mut(&lookup)
+    /// The question is to be asked once more, if anybody still waits for its answer.
+    pub(super) fn again(&mut self, lookup: LookupId) -> Option<&Question> {
+        if self.asking.get(&lookup)?.waiting.is_empty() {
+            self.finish(lookup);
+        }
+        self.asking.get(&lookup).map(|asking| &asking.question)
     }
 
-    /// The last error of the question that a session waits for.
-    pub(super) fn last_error(&self, lookup: LookupId) -> Option<BootstrapError> {
-        self.asking.get(&lookup).and_then(|asking| asking.last_error.clone())
+    /// A question was not answered.
+    pub(super) fn failed(&mut self, lookup: LookupId, error: &BootstrapError) -> AfterFailure {
+        let Some(asking) = self.asking.get_mut(&lookup) else { return AfterFailure::GiveUp(BTreeSet::new()) };
+        asking.failures += 1;
+        asking.last_error = Some(error.clone());
+        if !asking.waiting.is_empty() && error.is_retryable() {
+            return AfterFailure::Again { failures: asking.failures };
+        }
+        AfterFailure::GiveUp(self.finish(lookup).map(|(_, waiting)| waiting).unwrap_or_default())
     }
 
-    pub(super) fn lookup_of(&self, question: &Question) -> Option<LookupId> {
-        self.by_question.get(question).copied()
+    /// The last error of this question, if it is under way.
+    pub(super) fn last_error(&self, question: &Question) -> Option<BootstrapError> {
+        self.asking.get(self.by_question.get(question)?)?.last_error.clone()
     }
 
-    /// Ends a question.
-    pub(super) fn finish(&mut self, lookup: LookupId) -> Option<Asking> {
-        let asking = self.asking.remove(&lookup)?;
-        self.by_question.remove(&asking.question);
-        Some(asking)
+    /// Ends a question: what it was, and who waited for its answer.
+    pub(super) fn finish(&mut self, lookup: LookupId) -> Option<(Question, BTreeSet<SessionId>)> {
+        let Asking { question, waiting, .. } = self.asking.remove(&lookup)?;
+        self.by_question.remove(&question);
+        Some((question, waiting))
     }
 
-    /// A session waits no more. True if nobody waits for that question any more.
-    pub(super) fn leave(&mut self, lookup: LookupId, session: SessionId) -> bool {
-        let Some(asking) = self.asking.get_mut(&lookup) else { return false };
+    /// A session waits no more for the answer to this question. Its number, if nobody waits any more: it is over.
+    pub(super) fn leave(&mut self, question: &Question, session: SessionId) -> Option<LookupId> {
+        let &lookup = self.by_question.get(question)?;
+        let asking = self.asking.get_mut(&lookup)?;
         asking.waiting.remove(&session);
-        asking.waiting.is_empty()
+        let over = asking.waiting.is_empty();
+        over.then(|| self.finish(lookup)).map(|_| lookup)
     }
 
     /// Remembers the answer to a question, under the replica's rank. Of more than `max` answers any one is
@@ -163,9 +185,8 @@ mod tests {
         assert_eq!(question.1.replica, Replica::Modulo(5));
         let lookup = directory.ask(question.clone(), SessionId(1)).unwrap();
         assert_eq!(directory.ask(question.clone(), SessionId(2)), None);
-        assert!(!directory.leave(lookup, SessionId(1)));
-        assert!(directory.leave(lookup, SessionId(2)));
-        directory.finish(lookup);
+        assert_eq!(directory.leave(&question, SessionId(1)), None);
+        assert_eq!(directory.leave(&question, SessionId(2)), Some(lookup));
         assert_eq!(directory.len(), 0);
         assert!(directory.by_question.is_empty());
 
@@ -175,6 +196,26 @@ mod tests {
         assert_eq!(directory.known(&question), Some(&[PeerId(7)][..]));
         directory.forget(PeerId(7));
         assert_eq!(directory.known(&question), None);
+    }
+
+    #[test]
+    fn a_question_that_failed_is_asked_again_while_somebody_waits_and_it_may_succeed() {
+        let (busy, wrong) = (BootstrapError::UnknownRank, BootstrapError::Malformed("geometry"));
+        assert!(busy.is_retryable() && !wrong.is_retryable());
+        let mut directory = Directory::default();
+        let question = directory.question("a:1", WorkerRole::Prefill, &Room::Number(5), None);
+        let lookup = directory.ask(question.clone(), SessionId(1)).unwrap();
+        for failures in 1..=2 {
+            assert_eq!(directory.failed(lookup, &busy), AfterFailure::Again { failures });
+            assert_eq!(directory.again(lookup), Some(&question));
+        }
+        assert_eq!(directory.last_error(&question), Some(busy));
+        let waiting = BTreeSet::from([SessionId(1)]);
+        assert_eq!(directory.failed(lookup, &wrong), AfterFailure::GiveUp(waiting));
+        assert_eq!(
+            (directory.len(), directory.last_error(&question), directory.again(lookup)),
+            (0, None, None)
+        );
     }
 
     #[test]
