@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_question_that_failed_is_asked_again_while_somebody_waits_and_it_may_succeed() {
-        let (busy, wrong) = (BootstrapError::UnknownRank, BootstrapError::Malformed("geometry"));
+        let (busy, wrong) = (BootstrapError::UnknownRank, BootstrapError::Unauthorized);
         assert!(busy.is_retryable() && !wrong.is_retryable());
         let mut directory = Directory::default();
         let question = directory.question("a:1", WorkerRole::Prefill, &Room::Number(5), None);
