@@ -42,6 +42,8 @@ mod bootstrap;
 mod command;
 mod error;
 mod groups;
+#[doc(hidden)]
+pub mod hash;
 mod id;
 pub mod layout;
 mod lease;
@@ -57,6 +59,8 @@ mod plane;
 mod poll;
 pub mod proto;
 mod quarantine;
+#[doc(hidden)]
+pub mod random;
 mod record;
 mod session;
 mod session_options;

@@ -21,7 +21,7 @@
 //! │   lookups.rs          which ranks serve which address
 //! │   posts.rs            whose turn it is to post
 //! │   effects.rs          the time, timers, random numbers, outputs
-//! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs, random.rs    pure
+//! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs    pure
 //! ```
 //!
 //! `quarantine.rs`, of both sides, says what pages of ended sessions wait for; `model.rs` is for model checkers
@@ -56,7 +56,6 @@ mod model;
 mod node;
 mod posting;
 mod posts;
-mod random;
 mod receiving;
 mod rendezvous;
 mod run_set;
