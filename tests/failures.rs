@@ -428,11 +428,11 @@ fn pages_of_dropped_handles_become_orphans_and_the_other_side_is_told() {
     until("transfer", || sender.poll() == KvPoll::Transferring);
     drop(sender);
     assert_eq!(failed(&receiver), Cause::ByPeer(PeerCause::Aborted));
-    until("orphans", || pair.prefill.gauges().pages_orphaned == 3);
+    until("orphans", || pair.prefill.gauges().pages_orphaned() == 3);
     let orphans = pair.prefill.manager.orphans();
     assert_eq!(orphans.iter().map(Pages::len).sum::<usize>(), 3);
     orphans.into_iter().for_each(|pages| pair.prefill.free(pages));
-    assert_eq!(pair.prefill.gauges().pages_orphaned, 0);
+    assert_eq!(pair.prefill.gauges().pages_orphaned(), 0);
     let pages = reclaimed(receiver);
     // Two prompts were sent under one room here: what arrived is each chunk's own.
     let shape = pair.decode.memory.shape;
@@ -451,7 +451,7 @@ fn pages_of_dropped_handles_become_orphans_and_the_other_side_is_told() {
     drop(receiver);
     assert_eq!(failed(&sender), Cause::ByPeer(PeerCause::Aborted));
     pair.end_sender(sender);
-    until("orphans", || pair.decode.gauges().pages_orphaned == 4);
+    until("orphans", || pair.decode.gauges().pages_orphaned() == 4);
     for pages in pair.decode.manager.orphans() {
         pair.decode.missed(pages.list(), 2, &"a dropped receiver");
         pair.decode.free(pages);
@@ -461,7 +461,9 @@ fn pages_of_dropped_handles_become_orphans_and_the_other_side_is_told() {
     let (mut sender, receiver) = (pair.announced(3, 2), pair.registered(3, 2));
     sender.send(pair.prefill.prompt(2, 3)).unwrap();
     assert_eq!((ended(&receiver), ended(&sender)), (KvPoll::Success, KvPoll::Success));
-    until("pages", || pair.decode.gauges().pages_quarantined + pair.prefill.gauges().pages_quarantined == 0);
+    until("pages", || {
+        pair.decode.gauges().pages_quarantined() + pair.prefill.gauges().pages_quarantined() == 0
+    });
     drop((sender, receiver));
     for pages in pair.decode.manager.orphans() {
         pair.decode.arrived(pages.list(), 3, &"room 3");

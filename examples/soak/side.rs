@@ -192,10 +192,10 @@ impl Side {
         }
         let mut left = vec![
             ("sessions", gauges.sessions_open),
-            ("pages in transfer", gauges.pages_in_transfer),
-            ("pages leased", gauges.pages_leased),
-            ("pages in quarantine", gauges.pages_quarantined),
-            ("pages of nobody", gauges.pages_orphaned),
+            ("pages in transfer", gauges.pages_in_transfer()),
+            ("pages leased", gauges.pages_leased()),
+            ("pages in quarantine", gauges.pages_quarantined()),
+            ("pages of nobody", gauges.pages_orphaned()),
             ("posts", gauges.posts_in_flight),
             ("senders", self.limbo.len()),
             ("pages that are not free", self.cache.capacity() - self.cache.available()),

@@ -125,7 +125,7 @@ fn an_abort_does_not_wait_for_the_fence_and_what_waited_comes_back() {
     assert_eq!(reclaimed(&rig, sender), pages(&[1, 2]));
     assert_eq!(device.dropped(), 1);
     assert!(!rig.seen().iter().any(|seen| matches!(seen, Seen::Final(..))));
-    assert_eq!(rig.worker.manager().gauges().pages_in_transfer, 0);
+    assert_eq!(rig.worker.manager().gauges().pages_in_transfer(), 0);
 }
 
 #[test]
