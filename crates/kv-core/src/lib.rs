@@ -45,6 +45,7 @@ mod groups;
 #[doc(hidden)]
 pub mod hash;
 mod id;
+mod kv_offer;
 pub mod layout;
 mod lease;
 pub mod machine;
@@ -81,12 +82,13 @@ pub use id::{
     Attempt, AuxIndex, ChunkId, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId,
     RequestId, Room, SessionId, WorkerId,
 };
+pub use kv_offer::{KV_SERVICE, KV_VERSIONS, KvDataError};
 pub use layout::{
     Axis, Geometry, Holds, Layout, MAX_REGIONS, MemoryKind, Parallel, Region, RegionRole, RegionShape,
     StateGroup,
 };
 pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, TransferMode, UnknownMode};
-pub use offer::{Chosen, KV_SERVICE, KV_VERSIONS, KvDataError, OfferError, TRANSPORT_VERSION, Wanted};
+pub use offer::{Chosen, OfferError, TRANSPORT_VERSION, Wanted};
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
 pub use plane::{
     Desc, Directions, MAX_FRAME, Op, Origin, Plane, PlaneError, PlaneEvent, PlaneWait, Post, WayEnd,

@@ -6,8 +6,8 @@ use crate::bootstrap::{LookupId, RankQuery, Replica};
 use crate::error::BootstrapError;
 use crate::hash::Fnv1a;
 use crate::id::{PeerId, Room, SessionId};
+use crate::kv_offer::KV_SERVICE;
 use crate::meter::each;
-use crate::offer::KV_SERVICE;
 use crate::record::WorkerRole;
 
 /// A question: a server and what it is asked.

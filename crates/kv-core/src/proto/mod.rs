@@ -21,7 +21,7 @@
 //! │   lookups.rs          which ranks serve which address
 //! │   posts.rs            whose turn it is to post
 //! │   effects.rs          the time, timers, random numbers, outputs
-//! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs    pure
+//! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs, spoken.rs    pure
 //! ```
 //!
 //! `quarantine.rs`, of both sides, says what pages of ended sessions wait for; `model.rs` is for model checkers
@@ -61,8 +61,10 @@ mod rendezvous;
 mod run_set;
 mod sending;
 mod service;
+mod spoken;
 mod timer;
 
 pub use crate::command::{Command, Resource};
 pub use io::{Input, Limits, NodeConfig, Output, Timing};
 pub use node::{Node, NodeGauges};
+pub use spoken::{Spoken, SpokenError};
