@@ -29,6 +29,8 @@ pub(crate) struct World {
     changes: Vec<Change>,
     /// What the manager says of its quarantine.
     pub(crate) quarantine: Vec<Quarantine>,
+    /// How often a session was polled.
+    pub(crate) polls: u64,
 }
 
 pub(crate) struct Session {
@@ -67,6 +69,7 @@ impl Fake {
             ring: usize::MAX,
             changes: Vec::new(),
             quarantine: Vec::new(),
+            polls: 0,
         };
         Fake(Rc::new(RefCell::new(world)), Rc::new(args))
     }
@@ -179,6 +182,7 @@ impl KvSession for Handle {
     }
 
     fn poll(&self) -> KvPoll {
+        self.fake.world(|world| world.polls += 1);
         self.with(|session| session.poll)
     }
 
