@@ -121,7 +121,7 @@ impl Host {
         self.manager.orphans().into_iter().for_each(|pages| self.free.free(pages).unwrap());
         assert_eq!(self.free.available(), self.shape.pages);
         let gauges = self.manager.gauges();
-        assert_eq!((gauges.pages_in_transfer, gauges.pages_quarantined), (0, 0));
+        assert_eq!((gauges.pages_in_transfer(), gauges.pages_quarantined()), (0, 0));
         self.worker.stop(PATIENCE);
     }
 }

@@ -203,7 +203,7 @@ fn pages_of_a_stopped_prefill_process_come_back_when_it_cannot_write_any_more() 
     std::thread::sleep(Duration::from_millis(800));
     // Stopped within a slice of a copy, it goes on with that when it continues; stopped between two, it has
     // lost its right to write by now.
-    assert!([0, MANY].contains(&host.gauges().pages_quarantined), "{:?}", host.gauges());
+    assert!([0, MANY].contains(&host.gauges().pages_quarantined()), "{:?}", host.gauges());
     prefill.signal(Signal::CONT);
     assert_eq!(recover(&mut host, session, 10), MANY);
     let end = prefill.end_of(1);

@@ -164,8 +164,8 @@ fn a_reader_that_slept_through_the_end_of_its_lease_accepts_nothing() {
         decode.tell(&format!("claim {} {}", 100 + round, params.to_json()));
         decode.expect("claimed");
         // It falls asleep before it does this, and does it first when it wakes up.
-        decode.tell(&format!("read {room} {MANY} 1500"));
-        std::thread::sleep(Duration::from_millis(300));
+        decode.tell(&format!("read {room} {MANY} 3000"));
+        decode.expect("asleep");
         decode.signal(Signal::STOP);
         let cause = failed(&sender);
         assert!(matches!(cause, Cause::LeaseExpired | Cause::PeerUnresponsive { .. }), "{cause:?}");

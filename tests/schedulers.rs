@@ -275,7 +275,7 @@ fn serve(requests: Vec<Request>) -> [Vec<Vec<Outcome>>; 2] {
             let gauges = host.gauges();
             assert_eq!(gauges.posts_in_flight, 0);
             assert_eq!(
-                (gauges.pages_in_transfer, gauges.pages_quarantined, gauges.pages_orphaned),
+                (gauges.pages_in_transfer(), gauges.pages_quarantined(), gauges.pages_orphaned()),
                 (0, 0, 0)
             );
             assert_eq!(host.cache.available(), host.cache.capacity());

@@ -1,6 +1,7 @@
 //! Garbage: random bytes, damaged frames, and valid frames under the right link with extreme fields.
 
 use bytes::Bytes;
+use kv_transfer::random::SplitMix64;
 use kv_transfer::wire::{
     Abort, AskWrite, Body, Claim, Done, Finish, Frame, Heartbeat, Hello, Link, Ping, Register, Release,
 };
@@ -17,7 +18,7 @@ const LONGEST: u64 = 1 << 15;
 pub(crate) struct Garbage {
     hello: Hello,
     link: Link,
-    state: u64,
+    random: SplitMix64,
     attempt: u64,
     kept: Vec<Bytes>,
 }
@@ -25,7 +26,8 @@ pub(crate) struct Garbage {
 impl Garbage {
     /// For a worker that this was said to, and that listens to this link.
     pub(crate) fn new(hello: Hello, link: Link) -> Garbage {
-        let mut garbage = Garbage { hello, link, state: link.0, attempt: 0, kept: Vec::new() };
+        let mut garbage =
+            Garbage { hello, link, random: SplitMix64::new(link.0), attempt: 0, kept: Vec::new() };
         for _ in 0..KEPT {
             let frame = garbage.make();
             garbage.kept.push(frame);
@@ -44,15 +46,11 @@ impl Garbage {
     }
 
     fn bits(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.state;
-        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ bits >> 31
+        self.random.bits()
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.bits() % bound
+        self.random.below(bound)
     }
 
     /// Short lists mostly, long ones now and then.

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use kv_transfer::local::Arena;
+use kv_transfer::random::SplitMix64;
 use kv_transfer::{Desc, Op};
 
 use peer::Pair;
@@ -171,14 +172,10 @@ impl Moves {
 }
 
 fn shuffled(count: usize, seed: u64) -> Vec<usize> {
-    let mut state = seed;
-    let mut random = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize
-    };
+    let mut random = SplitMix64::new(seed);
     let mut places: Vec<usize> = (0..count).collect();
     for at in (1..count).rev() {
-        places.swap(at, random() % (at + 1));
+        places.swap(at, random.below(at as u64 + 1) as usize);
     }
     places
 }

@@ -20,7 +20,7 @@ impl HeldPages {
             let mut before: usize = 0;
             while let Some(dropped) = watched.upgrade() {
                 let gauges = ranks.managers().iter().map(kv_transfer::Manager::gauges);
-                let held = gauges.map(|gauges| gauges.pages_in_transfer + gauges.pages_quarantined).sum();
+                let held = gauges.map(|gauges| gauges.pages_in_transfer() + gauges.pages_quarantined()).sum();
                 if held < before {
                     *dropped.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
                 }

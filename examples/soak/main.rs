@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use kv_transfer::prelude::*;
+use kv_transfer::random::SplitMix64;
 
 use churn::Churn;
 use peer::Peer;
@@ -99,10 +100,10 @@ fn soak(options: &Options) -> Result<bool, Error> {
     let addr = server.local_addr().to_string();
     let mut side = Side::start(options.plane, WorkerRole::Prefill, &addr)?;
     let churn = Churn::start()?;
-    let mut random = options.seed;
+    let mut random = SplitMix64::new(options.seed);
 
     let mut stays = Peer::start(options.plane, &addr, 0, None)?;
-    let visitor = |number: u64, random: &mut u64| {
+    let visitor = |number: u64, random: &mut SplitMix64| {
         options.visitors.then(|| Peer::start(options.plane, &addr, number, Some(life(random)))).transpose()
     };
     let mut comes = visitor(1, &mut random)?;
@@ -168,6 +169,6 @@ fn soak(options: &Options) -> Result<bool, Error> {
 }
 
 /// How long a peer lives.
-fn life(random: &mut u64) -> Duration {
-    Duration::from_millis(1000 + side::next(random) % 4000)
+fn life(random: &mut SplitMix64) -> Duration {
+    Duration::from_millis(1000 + random.below(4000))
 }

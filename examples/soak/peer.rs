@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use kv_transfer::Sender;
 use kv_transfer::prelude::*;
+use kv_transfer::random::SplitMix64;
 
 use super::PlaneKind;
-use super::side::{Error, PAGE, Side, next, reclaimed, until};
+use super::side::{Error, PAGE, Side, reclaimed, until};
 
 /// Most pages of a request.
 const MOST: u64 = 32;
@@ -22,7 +23,7 @@ fn room(peer: u64, request: u64) -> u64 {
 
 /// Pages of a room.
 fn pages(room: u64) -> usize {
-    1 + (next(&mut room.clone()) % MOST) as usize
+    1 + SplitMix64::new(room).below(MOST) as usize
 }
 
 /// A decode process, and the request that is on its way to it.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use kv_transfer::local::Arena;
 use kv_transfer::prelude::*;
+use kv_transfer::random::SplitMix64;
 use kv_transfer::{Receiver, Registration, Sender};
 
 use super::PlaneKind;
@@ -191,10 +192,10 @@ impl Side {
         }
         let mut left = vec![
             ("sessions", gauges.sessions_open),
-            ("pages in transfer", gauges.pages_in_transfer),
-            ("pages leased", gauges.pages_leased),
-            ("pages in quarantine", gauges.pages_quarantined),
-            ("pages of nobody", gauges.pages_orphaned),
+            ("pages in transfer", gauges.pages_in_transfer()),
+            ("pages leased", gauges.pages_leased()),
+            ("pages in quarantine", gauges.pages_quarantined()),
+            ("pages of nobody", gauges.pages_orphaned()),
             ("posts", gauges.posts_in_flight),
             ("senders", self.limbo.len()),
             ("pages that are not free", self.cache.capacity() - self.cache.available()),
@@ -228,19 +229,10 @@ pub fn reclaimed(mut receiver: Receiver) -> Result<Pages, Error> {
 
 /// What the page at this position of a room's prompt holds.
 fn content(room: u64, position: usize, bytes: &mut [u8]) {
-    let mut state = room ^ (position as u64) << 48;
+    let mut random = SplitMix64::new(room ^ (position as u64) << 48);
     for word in bytes.chunks_exact_mut(8) {
-        word.copy_from_slice(&next(&mut state).to_le_bytes());
+        word.copy_from_slice(&random.bits().to_le_bytes());
     }
-}
-
-/// The next of a sequence of random numbers (splitmix64).
-pub fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// Resident memory of this process, in KiB.

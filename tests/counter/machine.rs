@@ -5,15 +5,28 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_transfer::machine::{Input, Machine, Output};
-use kv_transfer::{PeerId, SessionId, Time};
+use kv_transfer::{LookupId, PeerId, RankQuery, RankRecord, Replica, SessionId, Time};
 
 use super::wire::Message;
-use super::{Command, Failure, Leased, Resource, Slot, Status};
+use super::{Command, Failure, Leased, ROLE, Resource, SERVICE, Slot, Status, Whom};
 
 /// Pause between two questions.
 const AGAIN: Duration = Duration::from_millis(20);
 /// Most workers that are known at once; others are not answered.
 const MAX_PEERS: usize = 64;
+/// A client counts its lease shorter by this part of it: so much faster may the holder's clock be.
+const MARGIN: u32 = 1000;
+
+/// Bugs that are planted to see them found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mistake {
+    /// The holder takes a number back before its lease ends.
+    ReturnsEarly,
+    /// The client keeps the slot of a session that has failed.
+    KeepsSlots,
+    /// The client asks on when the time for an answer is over.
+    AsksOn,
+}
 
 /// A worker that leases numbers out, asks others for theirs, or both.
 pub struct Counter {
@@ -25,6 +38,7 @@ pub struct Counter {
     clients: BTreeMap<SessionId, Client>,
     outputs: VecDeque<Out>,
     stopping: bool,
+    mistake: Option<Mistake>,
 }
 
 type Out = Output<Status, Resource, Failure>;
@@ -42,8 +56,20 @@ struct Holder {
 /// A client's session that has not ended.
 enum Client {
     Opened,
-    Asking { holder: PeerId, slot: Slot, again: Time, deadline: Time, within: Duration },
+    Asking(Asking),
     Holding { slot: Slot, until: Time },
+}
+
+/// A question without an answer.
+struct Asking {
+    whom: Whom,
+    /// `None` until the holder is found, and again when the way to it has ended.
+    holder: Option<PeerId>,
+    slot: Slot,
+    /// When to ask next; never while a bootstrap server is asked.
+    again: Time,
+    deadline: Time,
+    within: Duration,
 }
 
 impl Counter {
@@ -56,13 +82,19 @@ impl Counter {
             clients: BTreeMap::new(),
             outputs: VecDeque::new(),
             stopping: false,
+            mistake: None,
         }
     }
 
-    /// The numbers that clients of this worker may use at the moment.
-    pub fn numbers(&self) -> impl Iterator<Item = (SessionId, u64)> {
+    /// The same with a bug.
+    pub fn mistaken(self, mistake: Option<Mistake>) -> Counter {
+        Counter { mistake, ..self }
+    }
+
+    /// The numbers that clients of this worker may use, each until when.
+    pub fn numbers(&self) -> impl Iterator<Item = (SessionId, u64, Time)> {
         self.clients.iter().filter_map(|(session, client)| match client {
-            Client::Holding { slot, .. } => Some((*session, slot.0?)),
+            Client::Holding { slot, until } => Some((*session, slot.0?, *until)),
             _ => None,
         })
     }
@@ -82,15 +114,14 @@ impl Counter {
                 self.status(session, Status::Failed, Some(Failure::Stopped));
             }
             Command::Open { session } => drop(self.clients.insert(session, Client::Opened)),
-            Command::Ask { session, holder, slot, within, ready: _ } => {
-                let asks = matches!(self.clients.get(&session), Some(Client::Opened));
-                let Some(holder) = self.peer(holder).filter(|_| asks) else {
-                    self.end(session, Some(Failure::HolderGone));
+            Command::Ask { session, whom, slot, within, ready: _ } => {
+                if !matches!(self.clients.get(&session), Some(Client::Opened)) {
                     return self.release(session, Resource::Slot(slot));
-                };
-                let deadline = now + within;
-                let asking = Client::Asking { holder, slot, again: now, deadline, within };
-                self.clients.insert(session, asking);
+                }
+                let asks_for = if self.is(Mistake::AsksOn) { 10 * within } else { within };
+                let deadline = now + asks_for;
+                let asking = Asking { whom, holder: None, slot, again: now, deadline, within };
+                self.clients.insert(session, Client::Asking(asking));
             }
             Command::NotReady { session, slot, error } => {
                 self.end(session, Some(Failure::NotReady(error)));
@@ -124,20 +155,21 @@ impl Counter {
         let status = if failure.is_some() { Status::Failed } else { Status::Over };
         let slot = match client {
             Client::Opened => None,
-            Client::Asking { slot, .. } => Some(slot),
+            Client::Asking(asking) => Some(asking.slot),
             Client::Holding { slot, .. } if failure.is_none() => Some(slot),
             Client::Holding { .. } => Some(Slot::default()),
         };
+        let kept = failure.is_some() && self.is(Mistake::KeepsSlots);
         self.status(session, status, failure);
-        if let Some(slot) = slot {
+        if let Some(slot) = slot.filter(|_| !kept) {
             self.release(session, Resource::Slot(slot));
         }
     }
 
     fn message(&mut self, now: Time, message: Message) {
         match message {
-            Message::Ask { question, asked, metadata } => {
-                let Some(peer) = self.peer(metadata) else { return };
+            Message::Ask { question, asked, client } => {
+                let Some(peer) = self.peer(client.clone()) else { return };
                 let Some(holder) = &mut self.holder else { return };
                 let known = holder.leases.get(&(peer, question)).copied();
                 let leased = known.or_else(|| {
@@ -146,18 +178,19 @@ impl Counter {
                     Some((number, now + holder.lease))
                 });
                 let Some((number, until)) = leased else { return };
-                let answer = Message::Leased { question, asked, number, lasts: until.since(now) };
+                let answer = Message::Leased { question, asked, number, lasts: until.since(now), client };
                 self.outputs.push_back(Output::Send { peer, frame: answer.encode() });
             }
-            Message::Leased { question, asked, number, lasts } => {
+            Message::Leased { question, asked, number, lasts, client } => {
                 let session = SessionId(question);
-                let Some(Client::Asking { slot, .. }) = self.clients.get_mut(&session) else { return };
-                let until = Time::from_nanos(asked).min(now) + lasts;
-                if until <= now {
-                    // Too late to be of use; the next question gets a lease that lasts.
+                let Some(Client::Asking(asking)) = self.clients.get_mut(&session) else { return };
+                let until = Time::from_nanos(asked).min(now) + (lasts - lasts / MARGIN);
+                // An answer to a former life of this worker, or one that came too late to be of use: the
+                // next question gets a lease that lasts.
+                if client != self.metadata || until <= now {
                     return;
                 }
-                let slot = Slot(std::mem::take(slot).0.or(Some(number)));
+                let slot = Slot(std::mem::take(&mut asking.slot).0.or(Some(number)));
                 self.clients.insert(session, Client::Holding { slot, until });
                 self.status(session, Status::Open, None);
             }
@@ -167,17 +200,13 @@ impl Counter {
     /// What time brings about: questions again, ends of leases on both sides.
     fn tick(&mut self, now: Time) {
         let mut ended = Vec::new();
-        for (session, client) in &mut self.clients {
+        let mut due = Vec::new();
+        for (session, client) in &self.clients {
             match client {
-                Client::Asking { deadline, within, .. } if *deadline <= now => {
-                    ended.push((*session, Some(Failure::NoNumber(*within))));
+                Client::Asking(asking) if asking.deadline <= now => {
+                    ended.push((*session, Some(Failure::NoNumber(asking.within))));
                 }
-                Client::Asking { holder, again, .. } if *again <= now => {
-                    *again = now + AGAIN;
-                    let (question, asked) = (session.0, now.as_nanos());
-                    let ask = Message::Ask { question, asked, metadata: self.metadata.clone() };
-                    self.outputs.push_back(Output::Send { peer: *holder, frame: ask.encode() });
-                }
+                Client::Asking(asking) if asking.again <= now => due.push(*session),
                 Client::Holding { until, .. } if *until <= now => ended.push((*session, None)),
                 _ => {}
             }
@@ -185,10 +214,14 @@ impl Counter {
         for (session, failure) in ended {
             self.end(session, failure);
         }
+        for session in due {
+            self.ask(now, session);
+        }
+        let early = self.is(Mistake::ReturnsEarly);
         let Some(holder) = &mut self.holder else { return };
-        let free = &mut holder.free;
+        let (free, early) = (&mut holder.free, if early { holder.lease / 2 } else { Duration::ZERO });
         holder.leases.retain(|_, (number, until)| {
-            let lasts = *until > now;
+            let lasts = *until > now + early;
             if !lasts {
                 free.push_back(*number);
             }
@@ -198,6 +231,39 @@ impl Counter {
             let (session, numbers) = (holder.session, Vec::from(std::mem::take(free)));
             self.holder = None;
             self.release(session, Resource::Numbers(numbers));
+        }
+    }
+
+    /// Asks the holder for a number, or a bootstrap server for the holder.
+    fn ask(&mut self, now: Time, session: SessionId) {
+        let Some(Client::Asking(asking)) = self.clients.get_mut(&session) else { return };
+        let (known, whom) = (asking.holder, asking.whom.clone());
+        asking.again = if known.is_some() { now + AGAIN } else { Time::MAX };
+        match (known, whom) {
+            (Some(peer), _) => {
+                let (question, asked, client) = (session.0, now.as_nanos(), self.metadata.clone());
+                let frame = Message::Ask { question, asked, client }.encode();
+                self.outputs.push_back(Output::Send { peer, frame });
+            }
+            (None, Whom::Worker(metadata)) => self.found(now, session, Some(metadata)),
+            (None, Whom::Registered(addr)) => {
+                let query = RankQuery { role: ROLE, service: SERVICE.to_owned(), replica: Replica::Rank(0) };
+                self.outputs.push_back(Output::Lookup { lookup: LookupId(session.0), addr, query });
+            }
+        }
+    }
+
+    /// The holder of a question is found; with `None`, a bootstrap server knows none at the moment.
+    fn found(&mut self, now: Time, session: SessionId, metadata: Option<Bytes>) {
+        let known = metadata.map(|metadata| self.peer(metadata));
+        let Some(Client::Asking(asking)) = self.clients.get_mut(&session) else { return };
+        match known {
+            Some(Some(peer)) => {
+                asking.holder = Some(peer);
+                self.ask(now, session);
+            }
+            Some(None) => self.end(session, Some(Failure::HolderGone)),
+            None => asking.again = now + AGAIN,
         }
     }
 
@@ -216,14 +282,28 @@ impl Counter {
         Some(peer)
     }
 
-    /// Nothing reaches the peer any more. Leases that it has go on to their ends.
-    fn gone(&mut self, gone: PeerId) {
+    /// Nothing reaches the peer any more. Leases that it has go on to their ends, and the registered holder
+    /// is looked for again.
+    fn gone(&mut self, now: Time, gone: PeerId) {
         self.peers.retain(|_, peer| *peer != gone);
-        let asks = |client: &Client| matches!(client, Client::Asking { holder, .. } if *holder == gone);
-        let failed = self.clients.iter().filter(|(_, client)| asks(client));
-        for session in failed.map(|(session, _)| *session).collect::<Vec<_>>() {
+        self.outputs.push_back(Output::Disconnect { peer: gone });
+        let mut failed = Vec::new();
+        for (session, client) in &mut self.clients {
+            match client {
+                Client::Asking(asking) if asking.holder == Some(gone) => match asking.whom {
+                    Whom::Worker(_) => failed.push(*session),
+                    Whom::Registered(_) => (asking.holder, asking.again) = (None, now + AGAIN),
+                },
+                _ => {}
+            }
+        }
+        for session in failed {
             self.end(session, Some(Failure::HolderGone));
         }
+    }
+
+    fn is(&self, mistake: Mistake) -> bool {
+        self.mistake == Some(mistake)
     }
 
     fn status(&mut self, session: SessionId, poll: Status, failure: Option<Failure>) {
@@ -250,7 +330,12 @@ impl Machine for Counter {
                     self.message(now, message);
                 }
             }
-            Input::PeerGone { peer, .. } | Input::ConnectFailed { peer, .. } => self.gone(peer),
+            Input::PeerGone { peer, .. } | Input::ConnectFailed { peer, .. } => self.gone(now, peer),
+            Input::Found { lookup, ranks } => {
+                let way = |rank: &RankRecord| Some(rank.transports.first()?.metadata.clone());
+                self.found(now, SessionId(lookup.0), ranks.first().and_then(way));
+            }
+            Input::LookupFailed { lookup, .. } => self.found(now, SessionId(lookup.0), None),
             _ => {}
         }
         self.tick(now);
@@ -263,7 +348,7 @@ impl Machine for Counter {
     fn next_timeout(&self) -> Option<Time> {
         let clients = self.clients.values().filter_map(|client| match client {
             Client::Opened => None,
-            Client::Asking { again, deadline, .. } => Some(*again.min(deadline)),
+            Client::Asking(asking) => Some(asking.again.min(asking.deadline)),
             Client::Holding { until, .. } => Some(*until),
         });
         let leases = self.holder.iter().flat_map(|holder| holder.leases.values().map(|(_, until)| *until));
@@ -281,7 +366,7 @@ impl Machine for Counter {
 
     fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
         match Message::decode(frame)? {
-            Message::Ask { metadata, .. } => Some(metadata),
+            Message::Ask { client, .. } => Some(client),
             Message::Leased { .. } => None,
         }
     }

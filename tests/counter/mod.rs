@@ -4,16 +4,49 @@
 //!
 //! Client and holder agree on time without comparing clocks: the holder says how long a lease lasts from
 //! its answer on, and the client counts that from the moment of the question that is answered, which was earlier.
+//!
+//! `machine.rs` is the machine, `wire.rs` its two messages, and `world.rs` what a simulated world of the
+//! service promises.
 
 pub mod machine;
 pub mod wire;
+pub mod world;
 
 use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
 use kv_transfer::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
-use kv_transfer::{Fence, FenceError, SessionId};
+use kv_transfer::{
+    Fence, FenceError, Incarnation, Parallel, RankRecord, RecordError, ServiceOffer, SessionId,
+    TransportOffer, WorkerId, WorkerRole,
+};
+
+/// The service's name in rank records.
+pub const SERVICE: &str = "counter";
+/// The role of every worker of the service.
+pub const ROLE: WorkerRole = WorkerRole::Encode;
+
+/// What a bootstrap server is told of a worker that is reached by this transport, with this metadata.
+pub fn record(
+    (worker, incarnation): (WorkerId, Incarnation),
+    transport: &str,
+    metadata: Bytes,
+) -> Result<RankRecord, RecordError> {
+    let transport = TransportOffer { name: transport.to_owned(), version: 1, metadata };
+    let (service, compatibility) = (SERVICE.to_owned(), String::new());
+    let offer = ServiceOffer { service, min: 1, max: 1, compatibility, data: Bytes::new() };
+    RankRecord::new((worker, incarnation), ROLE, Parallel::default(), vec![transport], vec![offer])
+}
+
+/// Whom a client asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Whom {
+    /// The worker with this transport metadata.
+    Worker(Bytes),
+    /// The worker that this bootstrap server knows, whatever life it is in.
+    Registered(String),
+}
 
 /// What handles ask of the machine.
 #[derive(Debug)]
@@ -28,10 +61,10 @@ pub enum Command {
     Open {
         session: SessionId,
     },
-    /// Asks the worker with this transport metadata for a number, once the event has passed.
+    /// Asks a holder for a number, once the event has passed.
     Ask {
         session: SessionId,
-        holder: Bytes,
+        whom: Whom,
         slot: Slot,
         within: Duration,
         ready: Option<Box<dyn Fence>>,

@@ -8,10 +8,11 @@ use bytes::{BufMut, Bytes, BytesMut};
 #[derive(Debug, PartialEq, Eq)]
 pub enum Message {
     /// A client wants a number. Repeated until it is answered; the holder knows repetitions by the
-    /// question. `asked` is for the client alone: the holder sends it back as it is.
-    Ask { question: u64, asked: u64, metadata: Bytes },
-    /// A holder leases a number for so long from now.
-    Leased { question: u64, asked: u64, number: u64, lasts: Duration },
+    /// question. `asked` is for the client alone: the holder sends it back as it is. `client` is the
+    /// transport's metadata of the worker that asks.
+    Ask { question: u64, asked: u64, client: Bytes },
+    /// A holder leases a number to the client for so long from now.
+    Leased { question: u64, asked: u64, number: u64, lasts: Duration, client: Bytes },
 }
 
 const ASK: u8 = 1;
@@ -21,18 +22,19 @@ impl Message {
     pub fn encode(&self) -> Bytes {
         let mut frame = BytesMut::new();
         match self {
-            Message::Ask { question, asked, metadata } => {
+            Message::Ask { question, asked, client } => {
                 frame.put_u8(ASK);
                 frame.put_u64(*question);
                 frame.put_u64(*asked);
-                frame.put_slice(metadata);
+                frame.put_slice(client);
             }
-            Message::Leased { question, asked, number, lasts } => {
+            Message::Leased { question, asked, number, lasts, client } => {
                 frame.put_u8(LEASED);
                 frame.put_u64(*question);
                 frame.put_u64(*asked);
                 frame.put_u64(*number);
                 frame.put_u64(u64::try_from(lasts.as_nanos()).unwrap_or(u64::MAX));
+                frame.put_slice(client);
             }
         }
         frame.freeze()
@@ -41,22 +43,22 @@ impl Message {
     /// `None` for what is no message.
     pub fn decode(frame: &[u8]) -> Option<Message> {
         let (kind, rest) = frame.split_first()?;
-        let (question, rest) = number(rest)?;
-        let (asked, rest) = number(rest)?;
+        let (question, rest) = take(rest)?;
+        let (asked, rest) = take(rest)?;
         match *kind {
-            ASK => Some(Message::Ask { question, asked, metadata: Bytes::copy_from_slice(rest) }),
+            ASK => Some(Message::Ask { question, asked, client: Bytes::copy_from_slice(rest) }),
             LEASED => {
-                let (number_leased, rest) = number(rest)?;
-                let (nanos, rest) = number(rest)?;
-                let lasts = Duration::from_nanos(nanos);
-                rest.is_empty().then_some(Message::Leased { question, asked, number: number_leased, lasts })
+                let (number, rest) = take(rest)?;
+                let (nanos, rest) = take(rest)?;
+                let (lasts, client) = (Duration::from_nanos(nanos), Bytes::copy_from_slice(rest));
+                Some(Message::Leased { question, asked, number, lasts, client })
             }
             _ => None,
         }
     }
 }
 
-fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
+fn take(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (number, rest) = bytes.split_first_chunk()?;
     Some((u64::from_be_bytes(*number), rest))
 }

@@ -260,7 +260,7 @@ impl Host {
         // A session is closed right after its pages were given back.
         until(what, || self.gauges().sessions_open == 0 && self.gauges().posts_in_flight == 0);
         let gauges = self.gauges();
-        let held = (gauges.pages_in_transfer, gauges.pages_quarantined, gauges.pages_orphaned);
+        let held = (gauges.pages_in_transfer(), gauges.pages_quarantined(), gauges.pages_orphaned());
         assert_eq!(held, (0, 0, 0), "{what}: pages in transfer, quarantined, orphaned");
         self.memory.check_all(what);
     }

@@ -155,8 +155,8 @@ impl Hybrid {
             assert_eq!(free.available(), free.capacity(), "{what}: free items of lane {lane}");
         }
         let gauges = self.manager.gauges();
-        let items = (gauges.items_in_transfer, gauges.items_quarantined, gauges.items_orphaned);
-        let pages = (gauges.pages_in_transfer, gauges.pages_quarantined, gauges.pages_orphaned);
+        let items = (gauges.items_in_transfer(), gauges.items_quarantined(), gauges.items_orphaned());
+        let pages = (gauges.pages_in_transfer(), gauges.pages_quarantined(), gauges.pages_orphaned());
         assert_eq!((items, pages), ((0, 0, 0), (0, 0, 0)), "{what}");
         self.worker.stop(PATIENCE);
         let mut bytes = vec![0; self.image.len()];

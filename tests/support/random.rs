@@ -3,8 +3,10 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
-/// Numbers from one seed (SplitMix64, Steele, Lea and Flood 2014).
-pub struct Random(u64);
+use kv_transfer::random::SplitMix64;
+
+/// Numbers from one seed.
+pub struct Random(SplitMix64);
 
 impl Random {
     /// Prints its seed, which the variable `SEED` overrides.
@@ -12,25 +14,22 @@ impl Random {
         let fresh = || RandomState::new().build_hasher().finish();
         let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(fresh);
         println!("{what}: SEED={seed}");
-        Random(seed)
+        Random(SplitMix64::new(seed))
     }
 
     /// Numbers from this seed, which is not printed.
     pub fn from_seed(seed: u64) -> Random {
-        Random(seed)
+        Random(SplitMix64::new(seed))
     }
 
     /// Any number.
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.bits()
     }
 
     /// 0 to `below` - 1.
     pub fn below(&mut self, below: usize) -> usize {
-        (self.next() % below as u64) as usize
+        self.0.below(below as u64) as usize
     }
 
     /// True in `percent` of 100 cases.

@@ -45,7 +45,7 @@ fn a_header_fed_byte_by_byte_is_408_in_the_end() {
     let mut http = Http::connect(addr);
     let begin = Instant::now();
     for byte in b"GET /health HTTP/1.1\r\nX-Slow: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa".iter().cycle() {
-        if http.stream.get_mut().write_all(&[*byte]).is_err() || begin.elapsed() > Duration::from_secs(1) {
+        if http.stream.get_mut().write_all(&[*byte]).is_err() || begin.elapsed() > LONG {
             break;
         }
         std::thread::sleep(Duration::from_millis(10));

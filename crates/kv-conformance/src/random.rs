@@ -2,9 +2,11 @@
 
 use std::time::SystemTime;
 
+use kv_core::random::SplitMix64;
+
 /// A small generator, so that a seed replays.
 #[derive(Debug)]
-pub struct Random(u64);
+pub struct Random(SplitMix64);
 
 impl Random {
     /// Prints its seed, which the variable `SEED` overrides.
@@ -15,13 +17,12 @@ impl Random {
         };
         let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(fresh);
         println!("{what}: SEED={seed}");
-        Random(seed.wrapping_mul(2) | 1)
+        Random(SplitMix64::new(seed))
     }
 
     /// 0 to `below` - 1.
     pub fn below(&mut self, below: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((self.0 >> 33) % below as u64) as usize
+        self.0.below(below as u64) as usize
     }
 
     /// Random bytes.

@@ -42,7 +42,10 @@ mod bootstrap;
 mod command;
 mod error;
 mod groups;
+#[doc(hidden)]
+pub mod hash;
 mod id;
+mod kv_offer;
 pub mod layout;
 mod lease;
 pub mod machine;
@@ -57,6 +60,8 @@ mod plane;
 mod poll;
 pub mod proto;
 mod quarantine;
+#[doc(hidden)]
+pub mod random;
 mod record;
 mod session;
 mod session_options;
@@ -77,12 +82,13 @@ pub use id::{
     Attempt, AuxIndex, ChunkId, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId,
     RequestId, Room, SessionId, WorkerId,
 };
+pub use kv_offer::{KV_SERVICE, KV_VERSIONS, KvDataError};
 pub use layout::{
     Axis, Geometry, Holds, Layout, MAX_REGIONS, MemoryKind, Parallel, Region, RegionRole, RegionShape,
     StateGroup,
 };
 pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, TransferMode, UnknownMode};
-pub use offer::{Chosen, KV_SERVICE, KV_VERSIONS, KvDataError, OfferError, TRANSPORT_VERSION, Wanted};
+pub use offer::{Chosen, OfferError, TRANSPORT_VERSION, Wanted};
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
 pub use plane::{
     Desc, Directions, MAX_FRAME, Op, Origin, Plane, PlaneError, PlaneEvent, PlaneWait, Post, WayEnd,

@@ -1,4 +1,4 @@
-//! Which offers of a rank a machine can use, and what the KV service offers.
+//! Which offers of a rank a machine can use, whatever its service.
 //!
 //! Matching is a pure function of both sides' words: the transport by name and version, the service by
 //! name, compatibility and a common version, of which the highest is spoken. Two offers that fit are refused, because
@@ -6,23 +6,12 @@
 
 use std::ops::RangeInclusive;
 
-use bytes::Bytes;
-use serde::{Deserialize, Serialize};
-
 use crate::error::Mismatch;
 use crate::error::peer::cut;
-use crate::id::{Incarnation, WorkerId};
-use crate::layout::MAX_REGIONS;
-use crate::layout::{Geometry, GeometryError, Holds, Layout, RegionShape};
-use crate::layout::{MemoryKind, Parallel, RegionRole};
+use crate::id::WorkerId;
 use crate::meter::each;
-use crate::record::{RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerRole};
-use crate::wire::{VERSIONS, read_tolerant};
+use crate::record::{RankRecord, ServiceOffer, TransportOffer};
 
-/// The name of the KV service in rank records and lookups.
-pub const KV_SERVICE: &str = "kv";
-/// The versions of the KV service's protocol that this library speaks.
-pub const KV_VERSIONS: RangeInclusive<u16> = VERSIONS.min as u16..=VERSIONS.max as u16;
 /// The form of the metadata that this library's transports give.
 pub const TRANSPORT_VERSION: u16 = 1;
 
@@ -70,12 +59,6 @@ pub enum OfferError {
 }
 
 impl Wanted<'_> {
-    /// What the KV service looks for, over the named transport.
-    pub fn kv(transport: &str) -> Wanted<'_> {
-        let (service, versions) = (KV_SERVICE, KV_VERSIONS);
-        Wanted { transport: (transport, TRANSPORT_VERSION), service, versions, compatibility: "" }
-    }
-
     /// The offers of a rank that fit; exactly one transport and one service must.
     pub fn choose<'a>(&self, rank: &'a RankRecord) -> Result<Chosen<'a>, OfferError> {
         let mut transports = each(&rank.transports).filter(|transport| self.takes(transport));
@@ -154,116 +137,6 @@ fn list<'a, T: 'a>(items: impl IntoIterator<Item = &'a T>, name: impl Fn(&T) -> 
 fn mismatch(field: &str, ours: String, theirs: String) -> OfferError {
     let theirs = cut(theirs);
     OfferError::Differs(Mismatch { field: field.to_owned(), ours, theirs })
-}
-
-impl RankRecord {
-    /// The record of a worker that gives the KV service over one transport.
-    pub fn serving_kv(
-        (worker, incarnation): (WorkerId, Incarnation),
-        role: WorkerRole,
-        (transport, metadata): (&str, Bytes),
-        geometry: &Geometry,
-    ) -> Result<RankRecord, RecordError> {
-        let transport = TransportOffer { name: transport.to_owned(), version: TRANSPORT_VERSION, metadata };
-        let offer = ServiceOffer::kv(geometry)?;
-        RankRecord::new((worker, incarnation), role, geometry.parallel, vec![transport], vec![offer])
-    }
-}
-
-impl ServiceOffer {
-    /// The KV service over a cache of this geometry. The parallel groups are those of the record. About
-    /// 1900 regions fit into an offer; [`RankRecord::check`] refuses more.
-    pub fn kv(geometry: &Geometry) -> Result<ServiceOffer, RecordError> {
-        let encoding = |_| RecordError::Encoding { service: KV_SERVICE };
-        let data = rmp_serde::to_vec_named(&KvData::of(geometry)).map_err(encoding)?;
-        Ok(ServiceOffer {
-            service: KV_SERVICE.to_owned(),
-            min: *KV_VERSIONS.start(),
-            max: *KV_VERSIONS.end(),
-            compatibility: String::new(),
-            data: Bytes::from(data),
-        })
-    }
-
-    /// The geometry that the data of a KV offer describe, checked, in a record with these parallel groups.
-    pub fn geometry(&self, parallel: Parallel) -> Result<Geometry, KvDataError> {
-        let data: KvData = read_tolerant(&self.data).ok_or(KvDataError::Form)?;
-        let geometry = data.geometry(parallel)?;
-        geometry.validate()?;
-        Ok(geometry)
-    }
-}
-
-/// The data of a KV offer that no worker can have written.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum KvDataError {
-    /// The bytes are not a msgpack map with the fields of a cache.
-    #[error("the data of the KV offer are not a description of a cache")]
-    Form,
-    /// More regions than a worker may have.
-    #[error("the KV offer has {got} regions; at most {max} are allowed")]
-    Regions {
-        /// How many there are.
-        got: usize,
-        /// The bound.
-        max: usize,
-    },
-    /// The geometry cannot be that of a cache.
-    #[error(transparent)]
-    Geometry(#[from] GeometryError),
-}
-
-/// A geometry without the parallel groups. A field that is not known is skipped.
-#[derive(Serialize, Deserialize)]
-struct KvData {
-    num_pages: u32,
-    page_size: u32,
-    dtype: String,
-    kv_heads: u32,
-    head_dim: u32,
-    #[serde(default)]
-    model: String,
-    #[serde(default)]
-    layout: Layout,
-    /// About 30 bytes each. What a later version adds to a region stands in a list of its own.
-    regions: Vec<RegionData>,
-}
-
-/// The fields of a [`RegionShape`], in order, without their names.
-type RegionData = (RegionRole, u64, u64, MemoryKind, Option<u32>, u32, Holds, u16);
-
-impl KvData {
-    fn of(geometry: &Geometry) -> KvData {
-        let regions = each(&geometry.regions).map(|region| {
-            let RegionShape { role, len, item_len, memory, layer, layers, holds, group } = *region;
-            (role, len, item_len, memory, layer, layers, holds, group)
-        });
-        let Geometry { num_pages, page_size, kv_heads, head_dim, .. } = *geometry;
-        let (dtype, model, layout) =
-            (geometry.dtype.clone(), geometry.model.clone(), geometry.layout.clone());
-        let regions = regions.collect();
-        KvData { num_pages, page_size, dtype, kv_heads, head_dim, model, layout, regions }
-    }
-
-    fn geometry(self, parallel: Parallel) -> Result<Geometry, KvDataError> {
-        let KvData { num_pages, page_size, dtype, kv_heads, head_dim, model, layout, regions } = self;
-        if regions.len() > MAX_REGIONS {
-            return Err(KvDataError::Regions { got: regions.len(), max: MAX_REGIONS });
-        }
-        let shape = |(role, len, item_len, memory, layer, layers, holds, group): RegionData| RegionShape {
-            role,
-            len,
-            item_len,
-            memory,
-            layer,
-            layers,
-            holds,
-            group,
-        };
-        let regions = each(regions).map(shape).collect();
-        Ok(Geometry { num_pages, page_size, dtype, kv_heads, head_dim, model, parallel, regions, layout })
-    }
 }
 
 #[cfg(test)]

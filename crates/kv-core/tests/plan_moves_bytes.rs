@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use kv_core::plan::{PagePlan, Plan, RegionMap};
+use kv_core::random::SplitMix64;
 use kv_core::{
     AuxIndex, Axis, Desc, Geometry, Holds, KvArgs, Layout, MemoryKind, Op, PageList, Parallel, Region,
     RegionRole, RegionShape, StateGroup,
@@ -153,9 +154,7 @@ impl Memory {
 }
 
 fn mix(seed: u64) -> u8 {
-    let x = (seed ^ seed >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (x >> 56) as u8
+    (SplitMix64::new(seed).bits() >> 56) as u8
 }
 
 fn ranges(desc: &Desc) -> [Range<usize>; 2] {

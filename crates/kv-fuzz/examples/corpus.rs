@@ -10,6 +10,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use kv_bootstrap::{LeaseJson, RankJson};
+use kv_core::hash::Fnv1a;
 use kv_core::wire::{
     Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Frame, Granted, Heartbeat, HeartbeatAck,
     Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, VERSIONS,
@@ -221,8 +222,7 @@ fn nixl_metadata(regions: usize) -> Vec<u8> {
     nixl.extend((name.len() as u64).to_le_bytes());
     nixl.extend(name.as_bytes());
     nixl.extend(b"|rest");
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    let digest = nixl.iter().fold(0xcbf2_9ce4_8422_2325, step);
+    let digest = Fnv1a::of(&nixl);
     let places = vec![(4096_u64, 8192_u64, 64_u64, MemoryKind::Dram, 0_u64); regions];
     let (host, process, reach) = (((1_u64, 2_u64), 3_u64), (4_u64, 5_u64, 6_i32, 7_u64), (true, true, true));
     let all = ("kv-nixl", 4_u32, 7_u64, "UCX", host, process, reach, places, digest, Bytes::from(nixl));

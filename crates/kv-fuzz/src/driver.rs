@@ -8,28 +8,26 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use kv_core::random::SplitMix64;
+
 /// A number from the environment.
 pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// Splitmix64 (Steele, Lea, Flood 2014).
-#[derive(Debug, Clone)]
-pub struct Random(pub u64);
+/// Seeded random numbers.
+#[derive(Debug)]
+struct Random(SplitMix64);
 
 impl Random {
     /// The next number.
-    pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    fn number(&mut self) -> u64 {
+        self.0.bits()
     }
 
     /// A number below `bound`, or 0.
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.number() % bound.max(1) as u64) as usize
+    fn below(&mut self, bound: usize) -> usize {
+        self.0.below(bound as u64) as usize
     }
 }
 
@@ -63,7 +61,7 @@ impl Cases {
     /// Cases of at most `longest` bytes.
     pub fn new(corpus: Vec<Vec<u8>>, longest: usize, seed: u64) -> Cases {
         let given = corpus.len();
-        Cases { random: Random(seed), pool: corpus, given, longest, next: 0 }
+        Cases { random: Random(SplitMix64::new(seed)), pool: corpus, given, longest, next: 0 }
     }
 
     /// The next case.

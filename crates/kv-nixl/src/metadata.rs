@@ -1,6 +1,7 @@
 //! What a plane tells its peers about itself.
 
 use bytes::Bytes;
+use kv_core::hash::Fnv1a;
 use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, MemoryKind, PlaneError};
 use kv_host::{Host, ProcessIdentity};
@@ -139,10 +140,9 @@ fn is_serdes_of(bytes: &[u8], name: &str) -> bool {
     bytes.starts_with(&start)
 }
 
-/// FNV-1a: against damage, not against forgery.
+/// Against damage, not against forgery.
 fn digest(bytes: &[u8]) -> u64 {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+    Fnv1a::of(bytes)
 }
 
 #[cfg(test)]

@@ -84,7 +84,6 @@
 pub mod allocator;
 pub mod consensus;
 mod group;
-mod hash;
 mod kv;
 pub mod queue;
 pub mod worker;

@@ -11,7 +11,7 @@ use kv_core::Pages;
 use kv_poll::allocator::{FreeList, FreeReason, PageAllocator, RunAllocator};
 
 fn random_walk(mut allocator: impl PageAllocator, first: u32, seed: u64) {
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let capacity = allocator.capacity();
     let all: BTreeSet<u32> = (first..first + capacity as u32).collect();
     let mut free = all.clone();
@@ -101,7 +101,7 @@ fn sizes_at_the_edges() {
 
 /// Requests come and go at random; counts the runs of all allocations.
 fn churn(mut allocator: impl PageAllocator, seed: u64) -> usize {
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let mut out = Vec::new();
     let mut runs = 0;
     for _ in 0..4000 {

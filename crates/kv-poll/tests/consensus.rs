@@ -102,7 +102,7 @@ fn threads_at_different_speeds_see_the_same_agreements_in_the_same_order() {
     const ROOMS: u64 = 60;
     seeds(8, |seed| {
         let run = |rank: usize, mut handle: ThreadConsensus| {
-            let mut rng = Rng(seed * 31 + rank as u64);
+            let mut rng = Rng::new(seed * 31 + rank as u64);
             // Room n fails on rank n % 16.
             let mut local: BTreeMap<u64, KvPoll> = BTreeMap::new();
             // The furthest state proposed: what was agreed before this rank failed is still told.

@@ -1,11 +1,13 @@
 //! The only source of chance in a simulated world.
 
-/// SplitMix64: one word of state, every seed is a good seed.
+use kv_core::random::SplitMix64;
+
+/// A seeded generator, and how a world draws from it.
 ///
 /// All draws are integer arithmetic, so that a seed replays on every machine.
 #[derive(Debug, Clone)]
 pub struct Rng {
-    state: u64,
+    numbers: SplitMix64,
     /// Nothing is drawn: each draw gives the first of what it could give.
     still: bool,
 }
@@ -13,13 +15,13 @@ pub struct Rng {
 impl Rng {
     /// A generator; equal seeds give equal streams.
     pub fn new(seed: u64) -> Rng {
-        Rng { state: seed, still: false }
+        Rng { numbers: SplitMix64::new(seed), still: false }
     }
 
     /// A generator for a world whose events somebody else chooses: no chance comes true, every number is the
     /// least one, every order stays as it is.
     pub fn still() -> Rng {
-        Rng { state: 0, still: true }
+        Rng { numbers: SplitMix64::new(0), still: true }
     }
 
     /// 64 random bits.
@@ -27,8 +29,7 @@ impl Rng {
         if self.still {
             return 0;
         }
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.state)
+        self.numbers.bits()
     }
 
     /// A number below `bound`; zero if `bound` is zero.
@@ -74,13 +75,6 @@ impl Rng {
             items.swap(last, self.index(last + 1));
         }
     }
-}
-
-/// A good hash of one word.
-pub fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 #[cfg(test)]

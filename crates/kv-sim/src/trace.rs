@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use kv_core::random::mix;
+
 use crate::net::lives::LifeId;
-use crate::rng::mix;
 
 /// A running hash of everything that happened; the text of it only if asked for.
 #[derive(Debug, Default, Clone)]

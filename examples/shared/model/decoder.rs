@@ -1,5 +1,6 @@
 //! The forward pass: a batch of segments, each reading and writing its own KV cache.
 
+use kv_transfer::hash::Fnv1a;
 use serde::{Deserialize, Serialize};
 
 use super::config::ModelConfig;
@@ -243,9 +244,9 @@ struct Scratch {
     past_values: Vec<f32>,
 }
 
-/// FNV-1a over the bits.
+/// A hash of all bits.
 fn digest<'a>(values: impl IntoIterator<Item = &'a f32>) -> u64 {
-    values.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, value| {
-        (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    let mut hash = Fnv1a::new();
+    values.into_iter().for_each(|value| hash.write(&value.to_bits().to_le_bytes()));
+    hash.finish()
 }

@@ -88,7 +88,7 @@ pub fn kv(replica: Replica) -> RankQuery {
 pub fn quick() -> ClientConfig {
     ClientConfig {
         lease: Duration::from_millis(600),
-        request_timeout: Duration::from_secs(2),
+        request_timeout: LONG / 3,
         retry_first: Duration::from_millis(20),
         retry_max: Duration::from_millis(100),
         ..ClientConfig::default()

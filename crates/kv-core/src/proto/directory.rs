@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bootstrap::{LookupId, RankQuery, Replica};
 use crate::error::BootstrapError;
+use crate::hash::Fnv1a;
 use crate::id::{PeerId, Room, SessionId};
+use crate::kv_offer::KV_SERVICE;
 use crate::meter::each;
-use crate::offer::KV_SERVICE;
 use crate::record::WorkerRole;
 
 /// A question: a server and what it is asked.
@@ -54,7 +55,7 @@ impl Directory {
     ) -> Question {
         let number = match room {
             Room::Number(number) => *number,
-            Room::Request(id) => fnv1a(id.base().as_bytes()),
+            Room::Request(id) => Fnv1a::of(id.base().as_bytes()),
         };
         let replica = match (dp_rank, self.replicas.get(&(addr.to_owned(), role))) {
             (Some(rank), _) => Replica::Rank(rank),
@@ -165,13 +166,6 @@ impl Directory {
     pub(super) fn addresses(&self) -> usize {
         self.known.len()
     }
-}
-
-/// FNV-1a, 64 bits (Fowler, Noll, Vo).
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]

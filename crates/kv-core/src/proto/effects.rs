@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::io::Output;
-use super::random::Random;
 use super::timer::{Timer, Timers};
 
 use crate::command::Resource;
@@ -14,6 +13,7 @@ use crate::groups::Groups;
 use crate::id::SessionId;
 use crate::pages::Pages;
 use crate::poll::KvPoll;
+use crate::random::SplitMix64;
 use crate::time::Time;
 
 /// The effects of one input, and what they are made of.
@@ -21,7 +21,7 @@ use crate::time::Time;
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(super) struct Effects {
     now: Time,
-    random: Random,
+    random: SplitMix64,
     timers: Timers,
     outputs: VecDeque<Output>,
     /// Longest pause between repetitions.
@@ -33,7 +33,7 @@ impl Effects {
     pub(super) fn new(seed: u64, retry_max: Duration) -> Effects {
         Effects {
             now: Time::ZERO,
-            random: Random::new(seed),
+            random: SplitMix64::new(seed),
             timers: Timers::default(),
             outputs: VecDeque::new(),
             retry_max,
@@ -132,7 +132,7 @@ impl Effects {
 
     /// A random number.
     pub(super) fn draw(&mut self) -> u64 {
-        self.random.next()
+        self.random.bits()
     }
 
     /// A pause before the n-th repetition (from 1): doubles up to the maximum, with jitter of an
@@ -140,6 +140,6 @@ impl Effects {
     pub(super) fn backoff(&mut self, first: Duration, times: u32) -> Duration {
         let pause = first.saturating_mul(1 << times.saturating_sub(1).min(16)).min(self.retry_max);
         let spread = u64::try_from(pause.as_nanos() / 8).unwrap_or(u64::MAX).max(1);
-        pause + Duration::from_nanos(self.random.next() % spread)
+        pause + Duration::from_nanos(self.random.bits() % spread)
     }
 }

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::spoken::Spoken;
 use crate::args::KvArgs;
 use crate::command::{Command, Resource};
 use crate::error::TransferError;
 use crate::id::Incarnation;
 use crate::lease::KV_LEASE_DURATION;
 use crate::poll::KvPoll;
-use crate::wire::{VERSIONS, Versions};
 
 /// Everything that a [`Node`](super::Node) is told.
 pub type Input = crate::machine::Input<Command>;
@@ -29,9 +29,9 @@ pub struct NodeConfig {
     pub plane: String,
     /// The plane's metadata, for peers.
     pub metadata: Bytes,
-    /// The versions of the wire that are offered to peers: all of [`VERSIONS`], or the older of them, for as
-    /// long as an upgrade may have to be taken back.
-    pub versions: Versions,
+    /// The versions of the wire that are offered to peers: all that this library speaks, or the older of them,
+    /// for as long as an upgrade may have to be taken back.
+    pub versions: Spoken,
     /// Seed of the node's own random numbers.
     pub seed: u64,
     /// Timing.
@@ -49,7 +49,7 @@ impl NodeConfig {
             incarnation,
             plane: plane.to_owned(),
             metadata,
-            versions: VERSIONS,
+            versions: Spoken::ALL,
             seed: incarnation.get(),
             timing: Timing::default(),
             limits: Limits::default(),

@@ -22,7 +22,7 @@
 //! │   directory.rs        which ranks serve which address
 //! │   posts.rs            whose turn it is to post
 //! │   effects.rs          the time, timers, random numbers, outputs
-//! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs, random.rs    pure
+//! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs, spoken.rs    pure
 //! ```
 //!
 //! `quarantine.rs`, of both sides, says what pages of ended sessions wait for; `model.rs` is for model checkers
@@ -58,14 +58,15 @@ mod node;
 mod peer_routes;
 mod post_routes;
 mod posts;
-mod random;
 mod receiving;
 mod rendezvous;
 mod run_set;
 mod sending;
 mod service;
+mod spoken;
 mod timer;
 
 pub use crate::command::{Command, Resource};
 pub use io::{Input, Limits, NodeConfig, Output, Timing};
 pub use node::{Node, NodeGauges};
+pub use spoken::{Spoken, SpokenError};

@@ -1,18 +1,16 @@
 //! Random numbers that a seed repeats.
 
-/// SplitMix64.
-pub struct Rng(u64);
+use kv_core::random::SplitMix64;
+
+pub struct Rng(SplitMix64);
 
 impl Rng {
     pub fn new(seed: u64) -> Rng {
-        Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
+        Rng(SplitMix64::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d)))
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
+        self.0.bits()
     }
 
     pub fn below(&mut self, end: usize) -> usize {

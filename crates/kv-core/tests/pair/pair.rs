@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
+use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource, Spoken};
 use kv_core::wire::{Body, Frame, VERSIONS, Versions};
 use kv_core::{
     AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvArgsBuilder, KvPoll,
@@ -452,7 +452,7 @@ impl Pair {
 
     /// Restarts the node with a library that speaks these versions.
     pub fn upgrade(&mut self, node: usize, versions: Versions) {
-        self.configs[node].versions = versions;
+        self.configs[node].versions = Spoken::of_another_library(versions);
         self.restart(node);
     }
 

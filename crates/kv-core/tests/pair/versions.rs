@@ -1,5 +1,6 @@
 //! Workers of different versions: one is upgraded before the other.
 
+use kv_core::proto::Spoken;
 use kv_core::wire::{VERSIONS, Versions};
 use kv_core::{Cause, KvPoll, PeerCause, Room, SessionOptions, TransferMode};
 
@@ -11,7 +12,7 @@ const ROOM: Room = Room::Number(1);
 fn pair(prefill: Versions, decode: Versions) -> Pair {
     Pair::with(|config| {
         let is_prefill = config.args.worker().engine.as_str() == "prefill";
-        config.versions = if is_prefill { prefill } else { decode };
+        config.versions = Spoken::of_another_library(if is_prefill { prefill } else { decode });
     })
 }
 

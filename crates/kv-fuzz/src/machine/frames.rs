@@ -296,3 +296,30 @@ impl Peer {
         }
     }
 }
+
+/// The name of a frame.
+pub(super) fn name(body: &Body) -> &'static str {
+    match body {
+        Body::Hello(_) => "Hello",
+        Body::Welcome(_) => "Welcome",
+        Body::Refused(_) => "Refused",
+        Body::Register(_) => "Register",
+        Body::Registered(_) => "Registered",
+        Body::Done(_) => "Done",
+        Body::Progress(_) => "Progress",
+        Body::Failed(_) => "Failed",
+        Body::Abort(_) => "Abort frame",
+        Body::AbortAck(_) => "AbortAck",
+        Body::Finish(_) => "Finish",
+        Body::Ping(_) => "Ping",
+        Body::Pong(_) => "Pong",
+        Body::Claim(_) => "Claim",
+        Body::Granted(_) => "Granted",
+        Body::Heartbeat(_) => "Heartbeat",
+        Body::HeartbeatAck(_) => "HeartbeatAck",
+        Body::Release(_) => "Release",
+        Body::Released(_) => "Released",
+        Body::AskWrite(_) => "AskWrite",
+        Body::MayWrite(_) => "MayWrite",
+    }
+}

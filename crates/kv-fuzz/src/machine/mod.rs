@@ -6,8 +6,10 @@
 //! every input the outputs are checked against the machine's contract and the gauges against their
 //! bounds, and the costs of the input are noted.
 
+mod books;
 mod cost;
 mod frames;
+mod scheduler;
 mod script;
 mod world;
 

@@ -4,17 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output, Resource};
+use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output};
 use kv_core::wire::{Body, Frame, Link};
 use kv_core::{
-    AuxIndex, BootstrapError, ChunkId, Directions, FenceError, FinalLayers, Geometry, GrantRef, GroupItems,
-    Groups, Incarnation, KvPoll, Lease, LookupId, Origin, PageList, Pages, PeerId, PlaneError, Post,
-    RankRecord, ServiceOffer, SessionId, SessionOptions, TRANSPORT_VERSION, Time, TransferMode,
-    TransportOffer, WayEnd, WorkerRole, WriteFence,
+    BootstrapError, Directions, Geometry, Incarnation, KvPoll, LookupId, Origin, PeerId, PlaneError, Post,
+    RankRecord, ServiceOffer, SessionId, TRANSPORT_VERSION, Time, TransferMode, TransportOffer, WayEnd,
+    WorkerRole, WriteFence,
 };
 
+use super::books::{self, Books};
 use super::cost::{Moment, Paid};
 use super::frames::{self, PAGES, Peer};
+use super::scheduler;
 use super::script::Script;
 use super::{Charge, Outcome};
 
@@ -35,16 +36,7 @@ const LIMITS: Limits = Limits {
     max_ended_grants: 7,
 };
 
-/// What the scheduler has asked for in a session.
-#[derive(Debug, Default)]
-struct Session {
-    own: u64,
-    sends: bool,
-    /// Tokens of pages and groups that have not come back.
-    tokens: u32,
-    ended: bool,
-}
-
+/// One machine, what surrounds it, and the script that moves both.
 pub(super) struct World<'a> {
     script: Script<'a>,
     node: Node,
@@ -53,13 +45,12 @@ pub(super) struct World<'a> {
     peers: [Peer; 4],
     /// The peers that the machine knows, by what their metadata says: which cache, and which of `peers`.
     known: BTreeMap<PeerId, (u8, u8)>,
-    sessions: BTreeMap<SessionId, Session>,
+    books: Books,
     opened: u64,
     posts: Vec<(PeerId, Post)>,
     connecting: Vec<PeerId>,
     lookups: BTreeSet<LookupId>,
     revoking: BTreeSet<PeerId>,
-    outcome: Outcome,
 }
 
 impl<'a> World<'a> {
@@ -95,13 +86,12 @@ impl<'a> World<'a> {
             now: Time::from_nanos(1_000_000_000),
             peers,
             known: BTreeMap::new(),
-            sessions: BTreeMap::new(),
+            books: Books::default(),
             opened: 0,
             posts: Vec::new(),
             connecting: Vec::new(),
             lookups: BTreeSet::new(),
             revoking: BTreeSet::new(),
-            outcome: Outcome::default(),
         };
         for peer in 0..usize::from(header / 3 % 4) {
             world.greet(peer, &mut Script(&[255; 8]));
@@ -113,11 +103,11 @@ impl<'a> World<'a> {
     }
 
     pub(super) fn run(mut self) -> Outcome {
-        while !self.script.is_empty() && self.outcome.inputs < MAX_INPUTS {
+        while !self.script.is_empty() && self.books.inputs() < MAX_INPUTS {
             self.next();
         }
         self.finish();
-        self.outcome
+        self.books.into_outcome()
     }
 
     fn next(&mut self) {
@@ -165,126 +155,22 @@ impl<'a> World<'a> {
 
     fn open(&mut self, sender: bool, mode: TransferMode) {
         self.opened += 1;
-        let (session, script) = (SessionId(self.opened), &mut self.script);
-        let room = frames::room(script);
-        let grants = if sender { 0 } else { script.size(2000) };
-        let grant = |number: usize| GrantRef {
-            incarnation: Incarnation::from_random(number as u64 + 1),
-            nonce: SessionId(1 + number as u64),
-            pages: None,
-        };
-        let options = Box::new(SessionOptions {
-            mode: Some(mode),
-            deadline: script.option(|script| Duration::from_millis(script.number() % 1_000_000)),
-            prefill_dp_rank: script.option(|script| u32::from(script.below(3))),
-            lease: script.option(|script| Lease::Fixed(Duration::from_millis(script.number() % 100_000))),
-            grants: (0..grants).map(grant).collect(),
-            source: None,
-            prefix_pages: if script.rarely() { script.size(5000) } else { 0 },
-            tokens: script.option(|script| script.size(100_000)),
-        });
-        if sender {
-            let receivers = script.size(5000) as u32;
-            let own = 1 + u64::from(receivers);
-            self.ask(session, own, 0, Command::OpenSender { session, room, receivers, options });
-        } else {
-            let bootstrap_addr = format!("server-{}:1", script.text(2000));
-            let own = 1 + grants as u64 + bootstrap_addr.len() as u64 / 16;
-            self.ask(session, own, 0, Command::OpenReceiver { session, room, bootstrap_addr, options });
-        }
-    }
-
-    fn own_pages(&mut self) -> Pages {
-        let list = PageList::try_from(self.script.runs(20_000, PAGES)).unwrap_or_default();
-        Pages::claim(list).unwrap_or_default()
+        let session = SessionId(self.opened);
+        let (own, command) = scheduler::open(&mut self.script, session, sender, mode);
+        self.ask(session, own, 0, command);
     }
 
     fn command(&mut self) {
         let session = SessionId(u64::from(self.script.below(self.opened.min(200) as u8 + 2)));
-        let aux = if self.script.rarely() { Some(AuxIndex(self.script.small())) } else { None };
-        match self.script.below(12) {
-            0..=2 => {
-                let pages = self.own_pages();
-                let num_pages = if self.script.rarely() { self.script.size(100_000) } else { pages.len() };
-                let own = cost_of(&pages);
-                self.ask(session, 1, 0, Command::InitSender { session, num_pages, aux });
-                if self.script.flag() {
-                    self.ask(session, own, 1, Command::Send { session, chunk: pages });
-                } else {
-                    self.ask(session, own, 1, Command::BeginChunk { session, chunk: pages });
-                }
-            }
-            3 => {
-                let chunk = self.own_pages();
-                self.ask(session, cost_of(&chunk), 1, Command::Send { session, chunk });
-            }
-            4 => {
-                let chunk = ChunkId(self.script.small());
-                let start = self.script.below(3).into();
-                let layers = self.script.option(|script| start..start + u32::from(script.below(3)));
-                self.ask(
-                    session,
-                    1,
-                    0,
-                    Command::LayersFinal { session, layers: FinalLayers { chunk, layers, fence: None } },
-                );
-            }
-            5 => {
-                let command = Command::FenceFailed {
-                    session,
-                    chunk: ChunkId(0),
-                    error: FenceError::Device { code: 1 },
-                };
-                self.ask(session, 0, 0, command);
-            }
-            6..=8 => {
-                let pages = self.own_pages();
-                self.ask(session, cost_of(&pages), 1, Command::InitReceiver { session, pages, aux });
-            }
-            9 | 10 => {
-                let (mut groups, mut own) = (Groups::none(), 1);
-                for group in (0..4).filter(|_| self.script.flag()).collect::<Vec<_>>() {
-                    let list = PageList::try_from(self.script.runs(4000, 4096)).unwrap_or_default();
-                    let items = Pages::claim(list).unwrap_or_default();
-                    own += cost_of(&items);
-                    // By rising number, and each once.
-                    let _ = groups.push(GroupItems::from_number(group, self.script.small() % 1000, items));
-                }
-                self.ask(session, own, 1, Command::Groups { session, groups });
-            }
-            _ => self.ask(session, 0, 0, Command::Abort { session }),
+        for (own, tokens, command) in scheduler::commands(&mut self.script, session) {
+            self.ask(session, own, tokens, command);
         }
     }
 
     fn ask(&mut self, session: SessionId, own: u64, tokens: u32, command: Command) {
-        let opens = matches!(command, Command::OpenSender { .. } | Command::OpenReceiver { .. });
-        let sends = match &command {
-            Command::OpenReceiver { .. } | Command::InitReceiver { .. } => Some(false),
-            Command::Groups { .. } | Command::Abort { .. } => None,
-            _ => Some(true),
-        };
-        if opens {
-            self.sessions.insert(session, Session { sends: sends == Some(true), ..Session::default() });
+        if self.books.enter(session, own, tokens, &command) {
+            self.input(books::name(&command), 0, own, Input::Command(command));
         }
-        // The handles of senders have none of the methods of receivers.
-        if self.sessions.get(&session).is_some_and(|known| sends.is_some_and(|sends| sends != known.sends)) {
-            return;
-        }
-        if let Some(known) = self.sessions.get_mut(&session) {
-            known.own += own;
-            known.tokens += tokens;
-        }
-        let what = match &command {
-            Command::OpenSender { .. } => "OpenSender",
-            Command::OpenReceiver { .. } => "OpenReceiver",
-            Command::InitSender { .. } => "InitSender",
-            Command::Send { .. } | Command::BeginChunk { .. } => "Send",
-            Command::LayersFinal { .. } => "LayersFinal",
-            Command::InitReceiver { .. } => "InitReceiver",
-            Command::Groups { .. } => "Groups",
-            _ => "Abort",
-        };
-        self.input(what, 0, own, Input::Command(command));
     }
 
     fn greet(&mut self, peer: usize, script: &mut Script) {
@@ -316,7 +202,7 @@ impl<'a> World<'a> {
             return self.hear("bytes", at as u64, Bytes::copy_from_slice(raw));
         }
         let body = peer.says(&mut self.script);
-        let what = name(&body);
+        let what = frames::name(&body);
         let Ok(frame) = (Frame { link, body }).encode() else { return };
         // On its own connection, mostly.
         let from = if self.script.byte() < 8 { self.script.number() % 5 } else { at as u64 };
@@ -412,35 +298,21 @@ impl<'a> World<'a> {
     }
 
     fn input(&mut self, what: &'static str, bytes: u64, asked: u64, input: Input) {
-        let own = asked + self.sessions.values().map(|session| session.own).sum::<u64>();
-        let paid = Paid { bytes, own };
+        let paid = Paid { bytes, own: asked + self.books.own() };
         let start = Moment::now();
         self.node.handle(self.now, input);
         let handled = start.cost_since(0);
         let (mut said, mut outputs) = (0, Vec::new());
         while let Some(output) = self.node.poll_output() {
-            said += size(&output);
+            said += books::size(&output);
             outputs.push(output);
         }
         let cost = super::Cost { said, ..handled };
-        self.outcome.inputs += 1;
-        let charge = Charge { what, cost, paid };
-        if charge.share() > self.outcome.worst.share() || self.outcome.worst.what.is_empty() {
-            self.outcome.worst = charge;
-        }
-        let input_kind = what.len() as u32 * 31 + u32::from(what.as_bytes().first().copied().unwrap_or(0));
-        let dear = (charge.share() * 16.0) as u32;
-        self.note(input_kind, 1000 + dear.min(64));
-        self.note(input_kind, 2000 + outputs.len().min(16) as u32);
+        self.books.charge(Charge { what, cost, paid }, &outputs);
         for output in outputs {
-            self.note(input_kind, kind(&output));
             self.carry_out(output);
         }
         self.check_bounds();
-    }
-
-    fn note(&mut self, input: u32, what: u32) {
-        self.outcome.features.push(input.wrapping_mul(0x9e37_79b1) ^ what.wrapping_mul(0x85eb_ca6b));
     }
 
     fn carry_out(&mut self, output: Output) {
@@ -467,35 +339,10 @@ impl<'a> World<'a> {
             }
             Output::Status { session, poll, failure } => {
                 assert_eq!(failure.is_some(), poll == KvPoll::Failed, "{session}");
-                let known = self.sessions.get_mut(&session);
-                assert!(
-                    known.as_ref().is_some_and(|known| !known.ended),
-                    "{session} ends twice, or never was"
-                );
-                if let Some(known) = known.filter(|_| poll.is_terminal()) {
-                    known.ended = true;
-                }
-                self.forget(session);
+                self.books.told(session, poll);
             }
-            Output::Release { session, .. } => {
-                if let Some(known) = self.sessions.get_mut(&session) {
-                    assert!(known.ended, "pages of {session} come back before its end");
-                    assert!(known.tokens > 0, "more comes back of {session} than was given");
-                    known.tokens -= 1;
-                }
-                self.forget(session);
-            }
+            Output::Release { session, .. } => self.books.released(session),
             Output::Cancel { .. } | Output::Permit { .. } => {}
-        }
-    }
-
-    /// A session that has ended, and of which everything has come back, pays for nothing any more.
-    fn forget(&mut self, session: SessionId) {
-        if let Some(known) = self.sessions.get_mut(&session)
-            && known.ended
-            && known.tokens == 0
-        {
-            known.own = 0;
         }
     }
 
@@ -552,81 +399,10 @@ impl<'a> World<'a> {
     /// The scheduler stops: every session has ended.
     fn finish(&mut self) {
         self.input("Shutdown", 0, 0, Input::Command(Command::Shutdown));
-        let open = self.sessions.iter().find(|(_, session)| !session.ended);
-        assert!(open.is_none(), "{open:?} has not ended at shutdown");
+        self.books.check_all_ended();
         // Posts that end late find nothing that they could upset.
         for (_, post) in std::mem::take(&mut self.posts) {
             self.input("Posted", 0, 0, Input::Posted { post: post.id, result: Ok(()) });
         }
-    }
-}
-
-fn cost_of(pages: &Pages) -> u64 {
-    1 + pages.len() as u64
-}
-
-/// About how many bytes an output is.
-fn size(output: &Output) -> u64 {
-    let size = match output {
-        Output::Send { frame, .. } => frame.len(),
-        Output::Post { post, .. } => {
-            post.descs.len() * size_of::<kv_core::Desc>() + post.notify.as_ref().map_or(0, Bytes::len)
-        }
-        Output::Connect { metadata, .. } => metadata.len(),
-        Output::Lookup { addr, .. } => addr.len(),
-        Output::Release { resource: Resource::Pages(pages), .. } => 8 * pages.list().runs().len(),
-        Output::Release { resource: Resource::Groups { groups, .. }, .. } => 8 * groups.lists().runs(),
-        _ => 0,
-    };
-    (size + 16) as u64
-}
-
-fn kind(output: &Output) -> u32 {
-    match output {
-        Output::Connect { .. } => 1,
-        Output::Disconnect { .. } => 2,
-        Output::Send { frame, .. } => 100 + u32::from(frame.get(2).copied().unwrap_or(0)),
-        Output::Post { .. } => 4,
-        Output::Permit { .. } => 5,
-        Output::Revoke { .. } => 6,
-        Output::Cancel { .. } => 7,
-        Output::Lookup { .. } => 8,
-        Output::Status { poll, failure, .. } => {
-            // The name of the cause: what its text begins with.
-            let text = failure.as_ref().map(|failure| format!("{:?}", failure.cause));
-            let name: u32 = text
-                .iter()
-                .flat_map(|text| text.bytes().take_while(u8::is_ascii_alphabetic))
-                .fold(0, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
-            (*poll as u32 + 10) ^ name << 8
-        }
-        Output::Release { resource: Resource::Pages(_), .. } => 30,
-        Output::Release { resource: Resource::Groups { .. }, .. } => 31,
-    }
-}
-
-fn name(body: &Body) -> &'static str {
-    match body {
-        Body::Hello(_) => "Hello",
-        Body::Welcome(_) => "Welcome",
-        Body::Refused(_) => "Refused",
-        Body::Register(_) => "Register",
-        Body::Registered(_) => "Registered",
-        Body::Done(_) => "Done",
-        Body::Progress(_) => "Progress",
-        Body::Failed(_) => "Failed",
-        Body::Abort(_) => "Abort frame",
-        Body::AbortAck(_) => "AbortAck",
-        Body::Finish(_) => "Finish",
-        Body::Ping(_) => "Ping",
-        Body::Pong(_) => "Pong",
-        Body::Claim(_) => "Claim",
-        Body::Granted(_) => "Granted",
-        Body::Heartbeat(_) => "Heartbeat",
-        Body::HeartbeatAck(_) => "HeartbeatAck",
-        Body::Release(_) => "Release",
-        Body::Released(_) => "Released",
-        Body::AskWrite(_) => "AskWrite",
-        Body::MayWrite(_) => "MayWrite",
     }
 }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use kv_core::hash::Fnv1a;
 use kv_core::{KvPoll, Room};
 
 use super::agreement::{Agreed, OPENING, RankConsensus, RequestKey, RoomBusy, Standing, advance};
-use crate::hash::Fnv1a;
 
 /// An all-reduce that a server already has (gloo, NCCL, MPI …), over the ranks of one group.
 pub trait Collective {

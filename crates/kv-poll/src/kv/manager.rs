@@ -56,7 +56,7 @@ impl Manager {
 
     /// The worker's numbers.
     pub fn gauges(&self) -> Gauges {
-        Gauges::of(&self.port.gauges(), self.args.geometry().bytes_per_page())
+        Gauges { worker: self.port.gauges(), bytes_per_page: self.args.geometry().bytes_per_page() }
     }
 
     /// Whether the worker can be found by its peers.

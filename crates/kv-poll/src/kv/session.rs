@@ -269,10 +269,10 @@ mod tests {
         link.give_back(&cell, take(&link).1.into_resource().unwrap());
         drop(sender);
         assert!(cell.is_abort_wanted());
-        assert_eq!((manager.gauges().pages_orphaned, manager.orphans()), (1, vec![pages(&[1])]));
+        assert_eq!((manager.gauges().pages_orphaned(), manager.orphans()), (1, vec![pages(&[1])]));
         link.give_back(&cell, take(&link).1.into_resource().unwrap());
-        assert_eq!((manager.gauges().pages_orphaned, manager.orphans()), (1, vec![pages(&[2])]));
-        assert_eq!(manager.gauges().pages_orphaned, 0);
+        assert_eq!((manager.gauges().pages_orphaned(), manager.orphans()), (1, vec![pages(&[2])]));
+        assert_eq!(manager.gauges().pages_orphaned(), 0);
     }
 
     fn groups(items: &[u32]) -> Groups {
@@ -300,10 +300,10 @@ mod tests {
                 assert_eq!((sender.reclaim_all().ok(), manager.orphan_groups()), (Some(back), vec![]));
             } else {
                 assert_eq!(sender.reclaim().ok(), Some(pages(&[1])));
-                assert_eq!(manager.gauges().items_orphaned, 2);
+                assert_eq!(manager.gauges().items_orphaned(), 2);
                 assert_eq!(manager.orphan_groups(), [groups(&[3, 4])]);
             }
-            assert_eq!(manager.gauges().items_orphaned, 0);
+            assert_eq!(manager.gauges().items_orphaned(), 0);
         }
     }
 

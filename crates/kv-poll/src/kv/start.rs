@@ -4,8 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
-use kv_core::proto::{Node, NodeConfig, Resource};
-use kv_core::wire::VERSIONS;
+use kv_core::proto::{Node, NodeConfig, Resource, Spoken};
 use kv_core::{BootstrapClient, Incarnation, KvArgs, Plane, RankRecord};
 
 use super::config::WorkerConfig;
@@ -54,7 +53,7 @@ impl Worker {
             incarnation,
             plane: plane.name().to_owned(),
             metadata: metadata.clone(),
-            versions: VERSIONS,
+            versions: Spoken::ALL,
             seed: config.seed.unwrap_or_else(random),
             timing: config.timing,
             limits: config.limits,

@@ -1,8 +1,7 @@
 //! The gate against wrong-room data: what an aux row must say before its request goes on.
 
+use kv_core::hash::Fnv1a;
 use kv_core::{AuxIndex, Groups, Room};
-
-use crate::hash::Fnv1a;
 
 /// The word by which an aux row names its request: the prefill server writes it into the row that
 /// it sends, the decode side's gate compares it. Never zero, so an empty row never passes, and

@@ -155,7 +155,7 @@ mod tests {
         assert!(take(&link, &mut sessions).is_some());
         drop(sessions);
         let gauges = manager.gauges();
-        assert_eq!((gauges.pages_in_transfer, gauges.pages_quarantined), (0, 2));
+        assert_eq!((gauges.pages_in_transfer(), gauges.pages_quarantined()), (0, 2));
         assert_eq!(sender.poll(), KvPoll::Failed);
         // Page 3 has met no wire, pages 1 and 2 have: the session as a whole is not reclaimable,
         // but dropping it returns the page that is quiet.
@@ -176,9 +176,9 @@ mod tests {
         let id = sender.id();
         sessions.status(id, KvPoll::Success, None);
         sessions.status(id, KvPoll::Transferring, None);
-        assert_eq!((sender.poll(), manager.gauges().pages_quarantined), (KvPoll::Success, 1));
+        assert_eq!((sender.poll(), manager.gauges().pages_quarantined()), (KvPoll::Success, 1));
         sessions.release(id, pages(&[1]).into());
-        assert_eq!((sessions.is_empty(), manager.gauges().pages_quarantined), (true, 0));
+        assert_eq!((sessions.is_empty(), manager.gauges().pages_quarantined()), (true, 0));
         assert_eq!(sender.reclaim().ok(), Some(pages(&[1])));
     }
 }

@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use kv_core::machine::Submit;
 use kv_core::proto::Command;
+use kv_core::random::SplitMix64;
 use kv_core::{
     AuxIndex, Cause, ChunkId, GrantRef, GroupItems, Groups, Incarnation, KvArgs, KvManager, KvPoll,
     KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Quarantine, Reclaimed, Region,
@@ -28,6 +29,8 @@ pub(crate) struct World {
     changes: Vec<Change>,
     /// What the manager says of its quarantine.
     pub(crate) quarantine: Vec<Quarantine>,
+    /// How often a session was polled.
+    pub(crate) polls: u64,
 }
 
 pub(crate) struct Session {
@@ -66,6 +69,7 @@ impl Fake {
             ring: usize::MAX,
             changes: Vec::new(),
             quarantine: Vec::new(),
+            polls: 0,
         };
         Fake(Rc::new(RefCell::new(world)), Rc::new(args))
     }
@@ -178,6 +182,7 @@ impl KvSession for Handle {
     }
 
     fn poll(&self) -> KvPoll {
+        self.fake.world(|world| world.polls += 1);
         self.with(|session| session.poll)
     }
 
@@ -313,15 +318,15 @@ pub(crate) fn pages(list: impl IntoIterator<Item = u32>) -> Pages {
     Pages::claim(PageList::from_pages(list).unwrap()).unwrap()
 }
 
-/// SplitMix64.
-pub(crate) struct Rng(pub(crate) u64);
+pub(crate) struct Rng(SplitMix64);
 
 impl Rng {
+    pub(crate) fn new(seed: u64) -> Rng {
+        Rng(SplitMix64::new(seed))
+    }
+
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.bits()
     }
 
     pub(crate) fn below(&mut self, n: usize) -> usize {

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use kv_core::RegionRole;
+use kv_core::random::mix;
 
 use crate::kv::items::GROUPS;
 use crate::kv::unequal::{Deal, Name};
 use crate::net;
 use crate::net::lives::HoldId;
-use crate::rng::mix;
 
 /// The position that stands for the aux row of a request on the first prefill rank; the next ranks have
 /// the ones before it.

@@ -1,5 +1,6 @@
 //! One-sided reads and writes between simulated memories, piece by piece.
 
+use kv_core::random::mix;
 use kv_core::{Op, PeerId, PlaneError, Post, PostId};
 
 use crate::clock::{MS, US};
@@ -12,7 +13,6 @@ use crate::net::memory::Memory;
 use crate::net::service::Service;
 use crate::net::world::World;
 use crate::planted::Planted;
-use crate::rng::mix;
 
 impl<S: Service> World<S> {
     pub(crate) fn post(&mut self, life: LifeId, peer: PeerId, post: Post) {

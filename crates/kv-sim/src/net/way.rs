@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use kv_core::random::mix;
 use kv_core::{PeerId, Time, WriteFence};
 
 use crate::net::flight::Flight;
 use crate::net::lives::{LifeId, LifeRecord};
 use crate::net::params::WayParams;
 use crate::planted::Planted;
-use crate::rng::mix;
 
 /// One connection of one life to another, for as long as its writes can matter.
 #[derive(Debug, Clone)]

@@ -100,7 +100,7 @@ impl Context {
         let (to, link) = (peer.incarnation, peer.ours);
         let args = &self.config.args;
         let hello = Hello {
-            versions: self.config.versions,
+            versions: self.config.versions.get(),
             metadata: self.config.metadata.clone(),
             plane: self.config.plane.clone(),
             to,
@@ -146,7 +146,7 @@ impl Context {
 
     /// Takes a hello, up to the point at which sessions may have to end.
     pub(in crate::proto) fn hear_hello(&mut self, from: Origin, hello: &mut Hello) -> HelloHeard {
-        if Codec::between(self.config.versions, hello.versions).is_none() {
+        if Codec::between(self.config.versions.get(), hello.versions).is_none() {
             // Nobody here knows what another version means by it.
             hello.geometry = None;
         }
@@ -192,7 +192,7 @@ impl Context {
     /// and may be later than the one in which the peer means this life.
     fn refuse_stranger(&mut self, known: Option<PeerId>, from: Origin, hello: &Hello) {
         let Some(id) = known.or_else(|| self.admit_speaker(from, hello)) else { return };
-        let (versions, cause) = (self.config.versions, PeerCause::Unknown);
+        let (versions, cause) = (self.config.versions.get(), PeerCause::Unknown);
         let refused = Refused { versions, nonce: hello.nonce, link: Link::NONE, cause };
         self.say(id, Codec::MEETING, hello.link, &Body::Refused(refused));
     }
@@ -217,7 +217,7 @@ impl Context {
     /// Answers a hello. True if the peer can be spoken to.
     pub(in crate::proto) fn answer_hello(&mut self, id: PeerId, from: Origin, hello: &Hello) -> bool {
         let refusal = self.refusal(hello);
-        let (now, versions, nonce) = (self.fx.now(), self.config.versions, hello.nonce);
+        let (now, versions, nonce) = (self.fx.now(), self.config.versions.get(), hello.nonce);
         let Some(peer) = self.peers.get_mut(id) else { return false };
         if peer.maps.is_unknown() {
             peer.maps = Maps::new(hello.geometry.clone(), self.config.args.geometry());
@@ -241,7 +241,7 @@ impl Context {
         if self.stopping {
             return Some(PeerCause::WorkerStopped);
         }
-        let (ours, theirs) = (self.config.versions, hello.versions);
+        let (ours, theirs) = (self.config.versions.get(), hello.versions);
         if Codec::between(ours, theirs).is_none() {
             return Some(PeerCause::Versions { ours, theirs });
         }
@@ -285,8 +285,8 @@ impl Context {
         welcome: &Welcome,
     ) -> AnswerHeard {
         let &Welcome { versions, nonce, link, .. } = welcome;
-        let Some(codec) = Codec::between(self.config.versions, versions) else {
-            let cause = PeerCause::Versions { ours: versions, theirs: self.config.versions };
+        let Some(codec) = Codec::between(self.config.versions.get(), versions) else {
+            let cause = PeerCause::Versions { ours: versions, theirs: self.config.versions.get() };
             return self.hear_refused(from, id, Refused { versions, nonce, link, cause });
         };
         let Some(peer) = self.answered(from, id, nonce) else { return AnswerHeard::Nothing };
@@ -303,7 +303,7 @@ impl Context {
         id: PeerId,
         refused: Refused,
     ) -> AnswerHeard {
-        let ours = self.config.versions;
+        let ours = self.config.versions.get();
         let Some(peer) = self.answered(from, id, refused.nonce) else { return AnswerHeard::Nothing };
         let cause = match (refused.cause, peer.maps.mismatch()) {
             (PeerCause::Unknown, _) => return AnswerHeard::AnotherLife,

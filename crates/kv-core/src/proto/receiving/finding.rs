@@ -157,7 +157,7 @@ fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<I
 /// The offer of the KV service that is spoken here; without one, the rank's only one. Where no version is
 /// common, the two still meet, if the cache can be read: so both sides are told.
 fn choose<'a>(cx: &Context, rank: &'a RankRecord) -> Result<Chosen<'a>, Cause> {
-    let Versions { min, max } = cx.config.versions;
+    let Versions { min, max } = cx.config.versions.get();
     let spoken = Wanted { versions: u16::from(min)..=u16::from(max), ..Wanted::kv(&cx.config.plane) };
     spoken.choose(rank).or_else(|error| match error {
         OfferError::Differs(differs) if differs.field == "version" => {
@@ -171,7 +171,8 @@ fn choose<'a>(cx: &Context, rank: &'a RankRecord) -> Result<Chosen<'a>, Cause> {
 /// Why the description of a rank's cache cannot be read: a newer version wrote it, or it is damaged.
 fn unreadable(cx: &Context, offer: &ServiceOffer) -> Cause {
     let narrow = |version: u16| u8::try_from(version).unwrap_or(u8::MAX);
-    let (ours, theirs) = (cx.config.versions, Versions { min: narrow(offer.min), max: narrow(offer.max) });
+    let (ours, theirs) =
+        (cx.config.versions.get(), Versions { min: narrow(offer.min), max: narrow(offer.max) });
     match ours.common(theirs) {
         Some(_) => Cause::Bootstrap(BootstrapError::Malformed("geometry")),
         None => Cause::Versions { ours, theirs },

@@ -125,6 +125,26 @@ fn a_connection_speaks_for_the_plane_that_opened_it_and_no_other() {
     assert!(!us.may_speak_for(Origin(from.0 + 1000), &them.metadata().unwrap()), "a connection that is gone");
 }
 
+/// A page goes to the victim under its metadata, whoever else has used those.
+fn assert_reaches(
+    (us, source): (&mut LocalPlane, &Arena),
+    (victim, arena): (&mut LocalPlane, &Arena),
+    metadata: &[u8],
+) {
+    source.write(0, b"for the victim").unwrap();
+    befriend(us, PeerId(1), metadata).unwrap();
+    us.post(PeerId(1), write_post(1, 4096)).unwrap();
+    let mut events = Vec::new();
+    for _ in 0..1000 {
+        us.poll(Time::ZERO, &mut events);
+        victim.poll(Time::ZERO, &mut Vec::new());
+    }
+    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+    let mut page = [0; 14];
+    arena.read(0, &mut page).unwrap();
+    assert_eq!(&page, b"for the victim");
+}
+
 /// What the impostor does, in a process of its own. Without its variable it is no test at all.
 #[test]
 fn impostor() {
@@ -141,7 +161,6 @@ fn impostor() {
 #[test]
 fn an_impostor_with_the_victims_metadata_is_refused_and_the_victim_is_served() {
     let (mut us, source) = plane();
-    source.write(0, b"for the victim").unwrap();
     let (mut victim, arena) = plane();
     let metadata = victim.metadata().unwrap();
     let hello: String = hello_for(&us, &metadata).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -158,17 +177,7 @@ fn an_impostor_with_the_victims_metadata_is_refused_and_the_victim_is_served() {
     assert_eq!(us.stats().accepted, 1);
     assert_eq!((us.stats().refused, us.links.unclaimed().len()), (1, 0));
 
-    befriend(&mut us, PeerId(1), &metadata).unwrap();
-    us.post(PeerId(1), write_post(1, 4096)).unwrap();
-    let mut events = Vec::new();
-    for _ in 0..1000 {
-        us.poll(Time::ZERO, &mut events);
-        victim.poll(Time::ZERO, &mut Vec::new());
-    }
-    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
-    let mut page = [0; 14];
-    arena.read(0, &mut page).unwrap();
-    assert_eq!(&page, b"for the victim");
+    assert_reaches((&mut us, &source), (&mut victim, &arena), &metadata);
     // The other way: the victim connects on its own.
     assert_serves(&mut us, &source);
     drop(process.stdin.take());
@@ -178,7 +187,6 @@ fn an_impostor_with_the_victims_metadata_is_refused_and_the_victim_is_served() {
 #[test]
 fn a_claim_that_the_kernel_cannot_confirm_is_never_used_but_its_address_is() {
     let (mut us, source) = plane();
-    source.write(0, b"good page").unwrap();
     let (mut victim, arena) = plane();
     // As in a PID namespace that cannot be seen, before Linux 6.9.
     let mut unseen = Metadata::decode(&victim.metadata().unwrap()).unwrap();
@@ -189,17 +197,7 @@ fn a_claim_that_the_kernel_cannot_confirm_is_never_used_but_its_address_is() {
     greet(&client, &hello_for(&us, &metadata), &[&memory_file(2 << 20, SealFlags::SHRINK)]);
     poll_at(&mut us, Duration::ZERO);
     assert_eq!(us.links.unclaimed().len(), 1);
-    befriend(&mut us, PeerId(1), &metadata).unwrap();
-    us.post(PeerId(1), write_post(1, 4096)).unwrap();
-    let mut events = Vec::new();
-    for _ in 0..1000 {
-        us.poll(Time::ZERO, &mut events);
-        victim.poll(Time::ZERO, &mut Vec::new());
-    }
-    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
-    let mut page = [0; 9];
-    arena.read(0, &mut page).unwrap();
-    assert_eq!(&page, b"good page");
+    assert_reaches((&mut us, &source), (&mut victim, &arena), &metadata);
 }
 
 #[test]

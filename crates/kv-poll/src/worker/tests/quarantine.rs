@@ -72,7 +72,7 @@ fn quarantined_pages_are_told_by_peer_and_reason_until_they_are_free() {
     assert_eq!(bare.turn(), None);
     assert_eq!(bare.told(), [waits(1, 3)]);
     let gauges = manager(&bare.driver).gauges();
-    assert_eq!((gauges.pages_quarantined, gauges.held_bytes().quarantined), (3, 3 * 64));
+    assert_eq!((gauges.pages_quarantined(), gauges.held_bytes().quarantined), (3, 3 * 64));
     bare.wire.say("release");
     assert_eq!(bare.turn(), None);
     assert_eq!((bare.told(), bare.looks()), (vec![], 1), "nothing is left: no look is needed");
@@ -112,7 +112,7 @@ fn pages_that_a_stopped_worker_has_left_behind_are_told_as_such() {
     drop(bare);
     let lost = Quarantine { peer: None, reason: QuarantineReason::WorkerStopped, ..waits(1, 2) };
     assert_eq!(manager.quarantine(), [lost]);
-    assert_eq!(manager.gauges().pages_quarantined, 2);
+    assert_eq!(manager.gauges().pages_quarantined(), 2);
     drop(sender);
 }
 

@@ -16,7 +16,7 @@ fn pages_go_through_and_come_back_in_order() {
         sender.send(pages(chunk)).unwrap();
     }
     rig.until("the chunks", || rig.seen().len() == 5);
-    assert_eq!(rig.worker.manager().gauges().pages_in_transfer, 4);
+    assert_eq!(rig.worker.manager().gauges().pages_in_transfer(), 4);
     let mut sender = sender.reclaim().expect_err("the session has not ended");
     sender.init(4, None).unwrap();
     rig.wire.say("done");
@@ -31,7 +31,7 @@ fn pages_go_through_and_come_back_in_order() {
         None => panic!("other pages came back"),
     });
     let gauges = rig.worker.manager().gauges();
-    assert_eq!((gauges.pages_in_transfer, gauges.pages_quarantined, gauges.pages_orphaned), (0, 0, 0));
+    assert_eq!((gauges.pages_in_transfer(), gauges.pages_quarantined(), gauges.pages_orphaned()), (0, 0, 0));
     rig.until("the free place", || rig.worker.manager().gauges().sessions_open == 0);
 }
 
@@ -83,7 +83,7 @@ fn quarantined_pages_are_reported_when_they_become_reclaimable() {
     rig.wire.say("done");
     rig.until("the end", || receiver.poll() == KvPoll::Success);
     let receiver = receiver.reclaim().expect_err("a wire may touch them");
-    rig.until("the gauge", || manager.gauges().pages_quarantined == 2);
+    rig.until("the gauge", || manager.gauges().pages_quarantined() == 2);
     manager.poll_set().drain(|_| ());
     rig.wire.say("release");
     let mut changes = Vec::new();
@@ -95,7 +95,7 @@ fn quarantined_pages_are_reported_when_they_become_reclaimable() {
     }
     assert_eq!(changes, [crate::Change { session: id, poll: KvPoll::Success, reclaimable: true }]);
     assert_eq!(receiver.reclaim().ok(), Some(pages(&[4, 5])));
-    rig.until("the gauge", || manager.gauges().pages_quarantined == 0);
+    rig.until("the gauge", || manager.gauges().pages_quarantined() == 0);
 }
 
 #[test]

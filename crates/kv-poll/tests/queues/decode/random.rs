@@ -12,7 +12,7 @@ use crate::fake::{Rng, seeds};
 #[test]
 fn random_schedules_keep_the_pages_accounted_and_end_every_request_once() {
     seeds(60, |seed| {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let mut bench = Bench::new(60, CONFIG);
         let mut server: BTreeMap<RequestKey, (u64, Pages)> = BTreeMap::new();
         let (mut pushed, mut ended, mut corrupt) = (0_u64, BTreeSet::new(), BTreeSet::new());

@@ -12,7 +12,7 @@ use crate::fake::{Call, Rng, pages, seeds};
 #[test]
 fn random_schedules_return_every_request_and_every_page_once() {
     seeds(60, |seed| {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
         let mut free: Vec<u32> = (0..200).collect();
         let (mut pushed, mut active) = (0_u64, Vec::<(RequestKey, usize)>::new());

@@ -66,7 +66,7 @@ impl Alone {
             NodeConfig::new(args("prefill", 8), Incarnation::from_random(7), "local", Default::default());
         let (mut cx, there) = (Context::new(config), args("decode", 16));
         let mut hello = Hello {
-            versions: cx.config.versions,
+            versions: cx.config.versions.get(),
             metadata: Default::default(),
             plane: cx.config.plane.clone(),
             to: cx.config.incarnation,

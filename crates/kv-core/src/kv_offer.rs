@@ -1,0 +1,140 @@
+//! What the KV service offers: the description of a cache, in the data of a service offer.
+
+use std::ops::RangeInclusive;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::id::{Incarnation, WorkerId};
+use crate::layout::MAX_REGIONS;
+use crate::layout::{Geometry, GeometryError, Holds, Layout, RegionShape};
+use crate::layout::{MemoryKind, Parallel, RegionRole};
+use crate::meter::each;
+use crate::offer::{TRANSPORT_VERSION, Wanted};
+use crate::record::{RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerRole};
+use crate::wire::{VERSIONS, read_tolerant};
+
+/// The name of the KV service in rank records and lookups.
+pub const KV_SERVICE: &str = "kv";
+/// The versions of the KV service's protocol that this library speaks.
+pub const KV_VERSIONS: RangeInclusive<u16> = VERSIONS.min as u16..=VERSIONS.max as u16;
+impl Wanted<'_> {
+    /// What the KV service looks for, over the named transport.
+    pub fn kv(transport: &str) -> Wanted<'_> {
+        let (service, versions) = (KV_SERVICE, KV_VERSIONS);
+        Wanted { transport: (transport, TRANSPORT_VERSION), service, versions, compatibility: "" }
+    }
+}
+
+impl RankRecord {
+    /// The record of a worker that gives the KV service over one transport.
+    pub fn serving_kv(
+        (worker, incarnation): (WorkerId, Incarnation),
+        role: WorkerRole,
+        (transport, metadata): (&str, Bytes),
+        geometry: &Geometry,
+    ) -> Result<RankRecord, RecordError> {
+        let transport = TransportOffer { name: transport.to_owned(), version: TRANSPORT_VERSION, metadata };
+        let offer = ServiceOffer::kv(geometry)?;
+        RankRecord::new((worker, incarnation), role, geometry.parallel, vec![transport], vec![offer])
+    }
+}
+
+impl ServiceOffer {
+    /// The KV service over a cache of this geometry. The parallel groups are those of the record. About
+    /// 1900 regions fit into an offer; [`RankRecord::check`] refuses more.
+    pub fn kv(geometry: &Geometry) -> Result<ServiceOffer, RecordError> {
+        let encoding = |_| RecordError::Encoding { service: KV_SERVICE };
+        let data = rmp_serde::to_vec_named(&KvData::of(geometry)).map_err(encoding)?;
+        Ok(ServiceOffer {
+            service: KV_SERVICE.to_owned(),
+            min: *KV_VERSIONS.start(),
+            max: *KV_VERSIONS.end(),
+            compatibility: String::new(),
+            data: Bytes::from(data),
+        })
+    }
+
+    /// The geometry that the data of a KV offer describe, checked, in a record with these parallel groups.
+    pub fn geometry(&self, parallel: Parallel) -> Result<Geometry, KvDataError> {
+        let data: KvData = read_tolerant(&self.data).ok_or(KvDataError::Form)?;
+        let geometry = data.geometry(parallel)?;
+        geometry.validate()?;
+        Ok(geometry)
+    }
+}
+
+/// The data of a KV offer that no worker can have written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KvDataError {
+    /// The bytes are not a msgpack map with the fields of a cache.
+    #[error("the data of the KV offer are not a description of a cache")]
+    Form,
+    /// More regions than a worker may have.
+    #[error("the KV offer has {got} regions; at most {max} are allowed")]
+    Regions {
+        /// How many there are.
+        got: usize,
+        /// The bound.
+        max: usize,
+    },
+    /// The geometry cannot be that of a cache.
+    #[error(transparent)]
+    Geometry(#[from] GeometryError),
+}
+
+/// A geometry without the parallel groups. A field that is not known is skipped.
+#[derive(Serialize, Deserialize)]
+struct KvData {
+    num_pages: u32,
+    page_size: u32,
+    dtype: String,
+    kv_heads: u32,
+    head_dim: u32,
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    layout: Layout,
+    /// About 30 bytes each. What a later version adds to a region stands in a list of its own.
+    regions: Vec<RegionData>,
+}
+
+/// The fields of a [`RegionShape`], in order, without their names.
+type RegionData = (RegionRole, u64, u64, MemoryKind, Option<u32>, u32, Holds, u16);
+
+impl KvData {
+    fn of(geometry: &Geometry) -> KvData {
+        let regions = each(&geometry.regions).map(|region| {
+            let RegionShape { role, len, item_len, memory, layer, layers, holds, group } = *region;
+            (role, len, item_len, memory, layer, layers, holds, group)
+        });
+        let Geometry { num_pages, page_size, kv_heads, head_dim, .. } = *geometry;
+        let (dtype, model, layout) =
+            (geometry.dtype.clone(), geometry.model.clone(), geometry.layout.clone());
+        let regions = regions.collect();
+        KvData { num_pages, page_size, dtype, kv_heads, head_dim, model, layout, regions }
+    }
+
+    fn geometry(self, parallel: Parallel) -> Result<Geometry, KvDataError> {
+        let KvData { num_pages, page_size, dtype, kv_heads, head_dim, model, layout, regions } = self;
+        if regions.len() > MAX_REGIONS {
+            return Err(KvDataError::Regions { got: regions.len(), max: MAX_REGIONS });
+        }
+        let shape = |(role, len, item_len, memory, layer, layers, holds, group): RegionData| RegionShape {
+            role,
+            len,
+            item_len,
+            memory,
+            layer,
+            layers,
+            holds,
+            group,
+        };
+        let regions = each(regions).map(shape).collect();
+        Ok(Geometry { num_pages, page_size, dtype, kv_heads, head_dim, model, parallel, regions, layout })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! What is kept of each session, and what each input has cost.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use kv_core::KvPoll;
+use kv_core::SessionId;
+use kv_core::proto::{Command, Output, Resource};
+
+use super::{Charge, Outcome};
+
+/// What the scheduler has asked for in a session.
+#[derive(Debug, Default)]
+struct Session {
+    own: u64,
+    sends: bool,
+    /// Tokens of pages and groups that have not come back.
+    tokens: u32,
+    ended: bool,
+}
+
+/// The account of a script: what the scheduler's own words pay for, what is lent, what inputs cost.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    sessions: BTreeMap<SessionId, Session>,
+    outcome: Outcome,
+}
+
+impl Books {
+    pub(super) fn into_outcome(self) -> Outcome {
+        self.outcome
+    }
+
+    /// How many inputs there were.
+    pub(super) fn inputs(&self) -> u64 {
+        self.outcome.inputs
+    }
+
+    /// What the commands of all sessions pay for.
+    pub(super) fn own(&self) -> u64 {
+        self.sessions.values().map(|session| session.own).sum()
+    }
+
+    /// Enters a command that pays for `own` and lends `tokens`. False, and nothing is entered, if the handle
+    /// of its session has no such method: those of senders have none of the methods of receivers.
+    pub(super) fn enter(&mut self, session: SessionId, own: u64, tokens: u32, command: &Command) -> bool {
+        let opens = matches!(command, Command::OpenSender { .. } | Command::OpenReceiver { .. });
+        let sends = match command {
+            Command::OpenReceiver { .. } | Command::InitReceiver { .. } => Some(false),
+            Command::Groups { .. } | Command::Abort { .. } => None,
+            _ => Some(true),
+        };
+        if opens {
+            self.sessions.insert(session, Session { sends: sends == Some(true), ..Session::default() });
+        }
+        let Some(known) = self.sessions.get_mut(&session) else { return true };
+        if sends.is_some_and(|sends| sends != known.sends) {
+            return false;
+        }
+        known.own += own;
+        known.tokens += tokens;
+        true
+    }
+
+    /// Enters what an input has cost and brought about.
+    pub(super) fn charge(&mut self, charge: Charge, outputs: &[Output]) {
+        self.outcome.inputs += 1;
+        if charge.share() > self.outcome.worst.share() || self.outcome.worst.what.is_empty() {
+            self.outcome.worst = charge;
+        }
+        let what = charge.what.as_bytes();
+        let input = what.len() as u32 * 31 + u32::from(what.first().copied().unwrap_or(0));
+        let dear = (charge.share() * 16.0) as u32;
+        self.note(input, 1000 + dear.min(64));
+        self.note(input, 2000 + outputs.len().min(16) as u32);
+        for output in outputs {
+            self.note(input, kind(output));
+        }
+    }
+
+    fn note(&mut self, input: u32, what: u32) {
+        self.outcome.features.push(input.wrapping_mul(0x9e37_79b1) ^ what.wrapping_mul(0x85eb_ca6b));
+    }
+
+    /// A session has changed its state.
+    pub(super) fn told(&mut self, session: SessionId, poll: KvPoll) {
+        let known = self.sessions.get_mut(&session);
+        assert!(known.as_ref().is_some_and(|known| !known.ended), "{session} ends twice, or never was");
+        if let Some(known) = known.filter(|_| poll.is_terminal()) {
+            known.ended = true;
+        }
+        self.forget(session);
+    }
+
+    /// A token of a session's has come back.
+    pub(super) fn released(&mut self, session: SessionId) {
+        if let Some(known) = self.sessions.get_mut(&session) {
+            assert!(known.ended, "pages of {session} come back before its end");
+            assert!(known.tokens > 0, "more comes back of {session} than was given");
+            known.tokens -= 1;
+        }
+        self.forget(session);
+    }
+
+    /// A session that has ended, and of which everything has come back, pays for nothing any more.
+    fn forget(&mut self, session: SessionId) {
+        if let Some(known) = self.sessions.get_mut(&session)
+            && known.ended
+            && known.tokens == 0
+        {
+            known.own = 0;
+        }
+    }
+
+    /// The machine was shut down: every session has ended.
+    pub(super) fn check_all_ended(&self) {
+        let open = self.sessions.iter().find(|(_, session)| !session.ended);
+        assert!(open.is_none(), "{open:?} has not ended at shutdown");
+    }
+}
+
+/// The name of a command.
+pub(super) fn name(command: &Command) -> &'static str {
+    match command {
+        Command::OpenSender { .. } => "OpenSender",
+        Command::OpenReceiver { .. } => "OpenReceiver",
+        Command::InitSender { .. } => "InitSender",
+        Command::Send { .. } | Command::BeginChunk { .. } => "Send",
+        Command::LayersFinal { .. } => "LayersFinal",
+        Command::InitReceiver { .. } => "InitReceiver",
+        Command::Groups { .. } => "Groups",
+        _ => "Abort",
+    }
+}
+
+/// About how many bytes an output is.
+pub(super) fn size(output: &Output) -> u64 {
+    let size = match output {
+        Output::Send { frame, .. } => frame.len(),
+        Output::Post { post, .. } => {
+            post.descs.len() * size_of::<kv_core::Desc>() + post.notify.as_ref().map_or(0, Bytes::len)
+        }
+        Output::Connect { metadata, .. } => metadata.len(),
+        Output::Lookup { addr, .. } => addr.len(),
+        Output::Release { resource: Resource::Pages(pages), .. } => 8 * pages.list().runs().len(),
+        Output::Release { resource: Resource::Groups { groups, .. }, .. } => 8 * groups.lists().runs(),
+        _ => 0,
+    };
+    (size + 16) as u64
+}
+
+fn kind(output: &Output) -> u32 {
+    match output {
+        Output::Connect { .. } => 1,
+        Output::Disconnect { .. } => 2,
+        Output::Send { frame, .. } => 100 + u32::from(frame.get(2).copied().unwrap_or(0)),
+        Output::Post { .. } => 4,
+        Output::Permit { .. } => 5,
+        Output::Revoke { .. } => 6,
+        Output::Cancel { .. } => 7,
+        Output::Lookup { .. } => 8,
+        Output::Status { poll, failure, .. } => {
+            // The name of the cause: what its text begins with.
+            let text = failure.as_ref().map(|failure| format!("{:?}", failure.cause));
+            let name: u32 = text
+                .iter()
+                .flat_map(|text| text.bytes().take_while(u8::is_ascii_alphabetic))
+                .fold(0, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
+            (*poll as u32 + 10) ^ name << 8
+        }
+        Output::Release { resource: Resource::Pages(_), .. } => 30,
+        Output::Release { resource: Resource::Groups { .. }, .. } => 31,
+    }
+}

@@ -1,0 +1,103 @@
+//! What the scheduler asks for, as a script decides.
+
+use std::time::Duration;
+
+use kv_core::proto::Command;
+use kv_core::{
+    AuxIndex, ChunkId, FenceError, FinalLayers, GrantRef, GroupItems, Groups, Incarnation, Lease, PageList,
+    Pages, SessionId, SessionOptions, TransferMode,
+};
+
+use super::frames::{self, PAGES};
+use super::script::Script;
+
+/// A command that opens a session, and what it pays for.
+pub(super) fn open(
+    script: &mut Script,
+    session: SessionId,
+    sender: bool,
+    mode: TransferMode,
+) -> (u64, Command) {
+    let room = frames::room(script);
+    let grants = if sender { 0 } else { script.size(2000) };
+    let grant = |number: usize| GrantRef {
+        incarnation: Incarnation::from_random(number as u64 + 1),
+        nonce: SessionId(1 + number as u64),
+        pages: None,
+    };
+    let options = Box::new(SessionOptions {
+        mode: Some(mode),
+        deadline: script.option(|script| Duration::from_millis(script.number() % 1_000_000)),
+        prefill_dp_rank: script.option(|script| u32::from(script.below(3))),
+        lease: script.option(|script| Lease::Fixed(Duration::from_millis(script.number() % 100_000))),
+        grants: (0..grants).map(grant).collect(),
+        source: None,
+        prefix_pages: if script.rarely() { script.size(5000) } else { 0 },
+        tokens: script.option(|script| script.size(100_000)),
+    });
+    if sender {
+        let receivers = script.size(5000) as u32;
+        (1 + u64::from(receivers), Command::OpenSender { session, room, receivers, options })
+    } else {
+        let bootstrap_addr = format!("server-{}:1", script.text(2000));
+        let own = 1 + grants as u64 + bootstrap_addr.len() as u64 / 16;
+        (own, Command::OpenReceiver { session, room, bootstrap_addr, options })
+    }
+}
+
+/// Commands to a session: what each pays for, how many tokens it lends, and the command.
+pub(super) fn commands(script: &mut Script, session: SessionId) -> Vec<(u64, u32, Command)> {
+    let aux = if script.rarely() { Some(AuxIndex(script.small())) } else { None };
+    match script.below(12) {
+        0..=2 => {
+            let chunk = own_pages(script);
+            let num_pages = if script.rarely() { script.size(100_000) } else { chunk.len() };
+            let own = cost_of(&chunk);
+            let given = match script.flag() {
+                true => Command::Send { session, chunk },
+                false => Command::BeginChunk { session, chunk },
+            };
+            vec![(1, 0, Command::InitSender { session, num_pages, aux }), (own, 1, given)]
+        }
+        3 => {
+            let chunk = own_pages(script);
+            vec![(cost_of(&chunk), 1, Command::Send { session, chunk })]
+        }
+        4 => {
+            let chunk = ChunkId(script.small());
+            let start = script.below(3).into();
+            let layers = script.option(|script| start..start + u32::from(script.below(3)));
+            let layers = FinalLayers { chunk, layers, fence: None };
+            vec![(1, 0, Command::LayersFinal { session, layers })]
+        }
+        5 => {
+            let error = FenceError::Device { code: 1 };
+            vec![(0, 0, Command::FenceFailed { session, chunk: ChunkId(0), error })]
+        }
+        6..=8 => {
+            let pages = own_pages(script);
+            vec![(cost_of(&pages), 1, Command::InitReceiver { session, pages, aux })]
+        }
+        9 | 10 => {
+            let (mut groups, mut own) = (Groups::none(), 1);
+            for group in (0..4).filter(|_| script.flag()).collect::<Vec<_>>() {
+                let list = PageList::try_from(script.runs(4000, 4096)).unwrap_or_default();
+                let items = Pages::claim(list).unwrap_or_default();
+                own += cost_of(&items);
+                // By rising number, and each once.
+                let _ = groups.push(GroupItems::from_number(group, script.small() % 1000, items));
+            }
+            vec![(own, 1, Command::Groups { session, groups })]
+        }
+        _ => vec![(0, 0, Command::Abort { session })],
+    }
+}
+
+fn own_pages(script: &mut Script) -> Pages {
+    let list = PageList::try_from(script.runs(20_000, PAGES)).unwrap_or_default();
+    Pages::claim(list).unwrap_or_default()
+}
+
+fn cost_of(pages: &Pages) -> u64 {
+    1 + pages.len() as u64
+}
