@@ -1,5 +1,5 @@
 //! A third service on the same worker as the KV cache: its own machine, commands, states, resources and
-//! handles, over the embedded plane, and the same machine again in simulated worlds in which everything fails.
+//! handles, over the embedded plane. `counter/simulated.rs` is the same machine in simulated worlds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod counter;
@@ -9,10 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use counter::machine::{Counter, Mistake};
-use counter::world::run;
+use counter::machine::Counter;
 use counter::{Command, Failure, Leased, Resource, Slot, Status, Whom, record};
-use kv_sim::net::Outcome;
 use kv_transfer::bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
 use kv_transfer::local::{LocalConfig, LocalPlane};
 use kv_transfer::machine::{Amounts, Submit};
@@ -199,53 +197,4 @@ fn what_a_dropped_handle_was_lent_goes_to_the_port_and_a_stopped_worker_fails_th
     assert_eq!((client.0.poll(), port.is_stopped()), (Status::Failed, true));
     assert_eq!(client.0.reclaim(), Some(vec![Resource::Slot(Slot(None))]));
     assert!(matches!(port.open(|session| Command::Open { session }), Err(OpenError::WorkerStopped)));
-}
-
-#[test]
-fn no_number_has_two_users_whatever_becomes_of_frames_and_hosts() {
-    let (mut over, mut crashes, mut pauses, mut partitions) = (0, 0, 0, 0);
-    let (mut dropped, mut duplicated, mut misdelivered) = (0, 0, 0);
-    for (seed, driven) in (0..200).flat_map(|seed| [(seed, false), (seed, true)]) {
-        let Outcome { violation, service, counters, .. } = run(seed, driven, None);
-        assert_eq!(violation, None, "seed {seed}, driven {driven}");
-        over += service.over();
-        crashes += counters.crashes;
-        pauses += counters.pauses;
-        partitions += counters.partitions;
-        dropped += counters.dropped;
-        duplicated += counters.duplicated;
-        misdelivered += counters.misdelivered;
-    }
-    let faults = [crashes, pauses, partitions, dropped, duplicated, misdelivered];
-    println!("{over} leases ended; {faults:?} faults");
-    assert!(over > 3000 && faults.iter().all(|fault| *fault > 20) && crashes > 500, "{over}, {faults:?}");
-}
-
-#[test]
-fn each_mistake_of_a_machine_breaks_the_promise_it_should() {
-    for (mistake, invariant) in [
-        (Mistake::ReturnsEarly, "no_number_is_used_twice"),
-        (Mistake::KeepsSlots, "all_that_is_lent_comes_back_once"),
-        (Mistake::AsksOn, "sessions_end_by_their_deadline"),
-    ] {
-        for driven in [false, true] {
-            let worlds = (0..50).map(|seed| (seed, run(seed, driven, Some(mistake)).violation));
-            let found: Vec<_> = worlds.filter_map(|(seed, broken)| Some((seed, broken?))).collect();
-            println!(
-                "{mistake:?}, driven {driven}: {} of 50 worlds; first: {:?}",
-                found.len(),
-                found.first()
-            );
-            assert!(found.iter().any(|(_, broken)| broken.invariant == invariant), "{mistake:?}, {driven}");
-        }
-    }
-}
-
-#[test]
-fn worlds_of_the_service_are_the_same_in_every_run_of_a_seed() {
-    for seed in 0..20 {
-        let runs = [(); 2].map(|()| run(seed, true, None).trace.hash());
-        assert_eq!(runs[0], runs[1], "seed {seed}");
-    }
-    assert_ne!(run(0, false, None).trace.hash(), run(1, false, None).trace.hash());
 }

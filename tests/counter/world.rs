@@ -12,8 +12,8 @@ use kv_sim::{Clock, Trace, Violation};
 use kv_transfer::machine::{Input, SessionStatus};
 use kv_transfer::{EngineId, Incarnation, SessionId, Time, WorkerId};
 
-use super::machine::{Counter, Mistake};
-use super::{Command, Resource, Slot, Status, Whom, record};
+use crate::counter::machine::{Counter, Mistake};
+use crate::counter::{Command, Resource, Slot, Status, Whom, record};
 
 const HOLDER: Host = 0;
 const CLIENTS: usize = 3;
