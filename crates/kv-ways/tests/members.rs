@@ -158,7 +158,7 @@ fn a_member_that_refuses_a_region_is_out_and_the_last_one_names_all() {
     a.refuse_regions(PlaneError::Unsupported("device memory"));
     ways.register(&region).unwrap();
     let out = ("a", PlaneError::Unsupported("device memory"));
-    assert_eq!(standing.refusals(), [out.clone()]);
+    assert_eq!(standing.refusals(), std::slice::from_ref(&out));
     assert_eq!(ways.transports().unwrap(), [by("b")]);
     assert!(matches!(ways.connect_by(PEER, &by("a")), Err(PlaneError::Metadata(_))));
     let unknown = PlaneError::UnknownMemory { region: 2, addr: 4096, len: 64 };

@@ -103,5 +103,5 @@ pub(crate) fn transports_of(seed: u64, ways: &WayParams, life: LifeId) -> Vec<Tr
 pub(crate) fn leads_nowhere(seed: u64, ways: &WayParams, road: Road, (one, other): (LifeId, LifeId)) -> bool {
     let both = |life| roads_of(seed, ways, life).len() == ROADS.len();
     let pair = (one.min(other) as u64) << 32 | one.max(other) as u64;
-    road == 0 && both(one) && both(other) && mix(seed ^ mix(pair ^ 0xdead_e2d0)) % 4 == 0
+    road == 0 && both(one) && both(other) && mix(seed ^ mix(pair ^ 0xdead_e2d0)).is_multiple_of(4)
 }

@@ -242,5 +242,5 @@ impl<S: Service> World<S> {
 
 /// The connection of a life by one of its transports, as its peers tell it from others.
 fn origin(road: Road, from: LifeId) -> Origin {
-    Origin((road as u64) << 32 | from as u64 + 1)
+    Origin(((road as u64) << 32) | (from as u64 + 1))
 }
