@@ -13,6 +13,7 @@
 //! | protocol | [`proto`], [`wire`], [`plan`] (kv-core) | the sans-IO machine, frames, pages → descriptors |
 //! | plane | [`local`] (kv-local) | one-sided copies between processes of one host |
 //! | plane | `nixl` (kv-nixl; feature `nixl`) | NVIDIA NIXL: RDMA, shared memory, TCP, NVLink |
+//! | plane | [`ways`] (kv-ways) | several of these as one: each peer by the first that leads to it |
 //! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |
 //! | routers | [`params`] | the JSON that carries a request from one side to the other |
 //!
@@ -163,6 +164,7 @@ pub use kv_poll::{
     RankGroupError, Receiver, Registration, Sender, Session, StartError, StopReport, Worker, WorkerConfig,
     allocator, consensus, queue, worker,
 };
+pub use kv_ways as ways;
 
 /// Everything that a server usually needs: `use kv_transfer::prelude::*`.
 pub mod prelude {

@@ -91,8 +91,7 @@ impl Newer {
         let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
         match &memory.store {
             Store::Local(arena) => plane.add_arena(arena).unwrap(),
-            #[cfg(feature = "nixl")]
-            Store::Nixl(_) => panic!("memory of another transport"),
+            _ => panic!("memory of another transport"),
         }
         let mut args = KvArgs::builder("newer", 0).pages(shape.pages, 16);
         for region in memory.regions() {

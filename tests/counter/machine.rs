@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_transfer::machine::{Input, Machine, Output};
-use kv_transfer::{LookupId, PeerId, RankQuery, RankRecord, Replica, SessionId, Time};
+use kv_transfer::{LookupId, PeerId, RankQuery, RankRecord, Replica, SessionId, Time, TransportOffer};
 
 use super::wire::Message;
 use super::{Command, Failure, Leased, ROLE, Resource, SERVICE, Slot, Status, Whom};
@@ -14,6 +14,8 @@ use super::{Command, Failure, Leased, ROLE, Resource, SERVICE, Slot, Status, Who
 const AGAIN: Duration = Duration::from_millis(20);
 /// Most workers that are known at once; others are not answered.
 const MAX_PEERS: usize = 64;
+/// What the workers reach each other by; a plane of one transport does not look at it.
+const TRANSPORT: &str = "local";
 /// A client counts its lease shorter by this part of it: so much faster may the holder's clock be.
 const MARGIN: u32 = 1000;
 
@@ -278,7 +280,8 @@ impl Counter {
         let peer = PeerId(self.next_peer);
         self.next_peer += 1;
         self.peers.insert(metadata.clone(), peer);
-        self.outputs.push_back(Output::Connect { peer, metadata });
+        let transport = TransportOffer::new(TRANSPORT, metadata);
+        self.outputs.push_back(Output::Connect { peer, transport });
         Some(peer)
     }
 
@@ -364,9 +367,9 @@ impl Machine for Counter {
         closed.map(|holder| Leased { numbers: holder.leases.len() }).collect()
     }
 
-    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
+    fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {
         match Message::decode(frame)? {
-            Message::Ask { client, .. } => Some(client),
+            Message::Ask { client, .. } => Some(TransportOffer::new(TRANSPORT, client)),
             Message::Leased { .. } => None,
         }
     }

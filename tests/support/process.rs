@@ -142,6 +142,8 @@ impl Drop for Process {
 pub enum Kind {
     /// Small pages.
     Usual,
+    /// The same over two planes as one.
+    Several,
     /// Large pages, of which one request takes milliseconds to copy, and timeouts below a second.
     Stopped(Transport),
 }
@@ -150,12 +152,17 @@ impl Kind {
     fn name(self) -> String {
         match self {
             Kind::Usual => "Usual".to_owned(),
+            Kind::Several => "Several-ways".to_owned(),
             Kind::Stopped(transport) => format!("{transport:?}"),
         }
     }
 
     fn named(name: &str) -> Kind {
-        if name == "Usual" { Kind::Usual } else { Kind::Stopped(Transport::named(name)) }
+        match name {
+            "Usual" => Kind::Usual,
+            "Several-ways" => Kind::Several,
+            _ => Kind::Stopped(Transport::named(name)),
+        }
     }
 
     /// A host of this kind.
@@ -171,6 +178,7 @@ impl Kind {
                 };
                 Setup { timing, ..Setup::new(role, addr, shape) }
             }
+            Kind::Several => Setup { transport: Transport::Several, ..Kind::Usual.setup(role, addr) },
             Kind::Stopped(transport) => {
                 let shape = Shape { rows: 0, aux_regions: 0, ..Shape::layer_major(160, 2, 256 << 10) };
                 let timing = Timing {

@@ -1,11 +1,16 @@
 //! Memory that a plane reaches, and the plane that reaches it.
 
 use kv_transfer::prelude::*;
+use kv_transfer::ways::{Member, Ways};
+
+use super::overheard::{Log, Overheard};
 
 /// Which plane moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     Local,
+    /// Two local planes as one: `near`, which is preferred, and `local`.
+    Several,
     #[cfg(feature = "nixl")]
     Nixl,
 }
@@ -13,6 +18,8 @@ pub enum Transport {
 /// Memory that a plane reaches.
 pub enum Store {
     Local(Arena),
+    /// With what its plane was asked and has told.
+    Several(Arena, Log),
     #[cfg(feature = "nixl")]
     Nixl(HostPool),
 }
@@ -22,6 +29,7 @@ impl Transport {
     pub fn named(name: &str) -> Transport {
         match name {
             "Local" => Transport::Local,
+            "Several" => Transport::Several,
             #[cfg(feature = "nixl")]
             "Nixl" => Transport::Nixl,
             _ => panic!("no such transport in this binary: {name}"),
@@ -33,6 +41,7 @@ impl Store {
     pub fn new(transport: Transport, len: usize) -> Store {
         match transport {
             Transport::Local => Store::Local(Arena::new(len).unwrap()),
+            Transport::Several => Store::Several(Arena::new(len).unwrap(), Log::default()),
             #[cfg(feature = "nixl")]
             Transport::Nixl => Store::Nixl(HostPool::new(len).unwrap()),
         }
@@ -40,7 +49,7 @@ impl Store {
 
     pub fn addr(&self) -> u64 {
         match self {
-            Store::Local(arena) => arena.addr(),
+            Store::Local(arena) | Store::Several(arena, _) => arena.addr(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.addr(),
         }
@@ -48,7 +57,7 @@ impl Store {
 
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         match self {
-            Store::Local(arena) => arena.read(offset, out).unwrap(),
+            Store::Local(arena) | Store::Several(arena, _) => arena.read(offset, out).unwrap(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.read(offset, out).unwrap(),
         }
@@ -56,7 +65,7 @@ impl Store {
 
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         match self {
-            Store::Local(arena) => arena.write(offset, bytes).unwrap(),
+            Store::Local(arena) | Store::Several(arena, _) => arena.write(offset, bytes).unwrap(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.write(offset, bytes).unwrap(),
         }
@@ -65,9 +74,11 @@ impl Store {
     /// Starts a worker over a plane that reaches it.
     pub fn start(&self, config: WorkerConfig, client: HttpBootstrapClient) -> Worker {
         match self {
-            Store::Local(arena) => {
-                let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
-                plane.add_arena(arena).unwrap();
+            Store::Local(arena) => Worker::start(config, local(arena), Box::new(client)).unwrap(),
+            Store::Several(arena, log) => {
+                let near = Member::named("near", Box::new(local(arena)));
+                let ways = Ways::new(vec![near, Member::new(Box::new(local(arena)))]).unwrap();
+                let plane = Overheard { inner: ways, log: log.clone() };
                 Worker::start(config, plane, Box::new(client)).unwrap()
             }
             #[cfg(feature = "nixl")]
@@ -79,6 +90,12 @@ impl Store {
             }
         }
     }
+}
+
+fn local(arena: &Arena) -> LocalPlane {
+    let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
+    plane.add_arena(arena).unwrap();
+    plane
 }
 
 /// NIXL, if it is installed; otherwise says why not and how to get it.

@@ -10,8 +10,8 @@ use crate::layout::MAX_REGIONS;
 use crate::layout::{Geometry, GeometryError, Holds, Layout, RegionShape};
 use crate::layout::{MemoryKind, Parallel, RegionRole};
 use crate::meter::each;
-use crate::offer::{TRANSPORT_VERSION, Wanted};
-use crate::record::{RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerRole};
+use crate::offer::Wanted;
+use crate::record::{RankRecord, RecordError, ServiceOffer, TRANSPORT_VERSION, TransportOffer, WorkerRole};
 use crate::wire::{VERSIONS, read_tolerant};
 
 /// The name of the KV service in rank records and lookups.
@@ -34,7 +34,7 @@ impl RankRecord {
         (transport, metadata): (&str, Bytes),
         geometry: &Geometry,
     ) -> Result<RankRecord, RecordError> {
-        let transport = TransportOffer { name: transport.to_owned(), version: TRANSPORT_VERSION, metadata };
+        let transport = TransportOffer::new(transport, metadata);
         let offer = ServiceOffer::kv(geometry)?;
         RankRecord::new((worker, incarnation), role, geometry.parallel, vec![transport], vec![offer])
     }

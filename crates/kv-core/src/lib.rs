@@ -88,7 +88,7 @@ pub use layout::{
     StateGroup,
 };
 pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, TransferMode, UnknownMode};
-pub use offer::{Chosen, OfferError, TRANSPORT_VERSION, Wanted};
+pub use offer::{Chosen, OfferError, Wanted};
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
 pub use plane::{
     Desc, Directions, MAX_FRAME, Op, Origin, Plane, PlaneError, PlaneEvent, PlaneWait, Post, WayEnd,
@@ -97,7 +97,8 @@ pub use plane::{
 pub use poll::KvPoll;
 pub use quarantine::{Quarantine, QuarantineReason};
 pub use record::{
-    MAX_NAME, MAX_OFFER_BYTES, MAX_OFFERS, RankRecord, RecordError, ServiceOffer, TransportOffer, WorkerRole,
+    MAX_NAME, MAX_OFFER_BYTES, MAX_OFFERS, RankRecord, RecordError, ServiceOffer, TRANSPORT_VERSION,
+    TransportOffer, WorkerRole,
 };
 pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed};
 pub use session_options::SessionOptions;

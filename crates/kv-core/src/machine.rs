@@ -14,7 +14,7 @@ use crate::bootstrap::{LookupId, RankQuery};
 use crate::error::BootstrapError;
 use crate::id::{PeerId, PostId, SessionId};
 use crate::plane::{Directions, Origin, PlaneError, Post, WayEnd, WriteFence};
-use crate::record::RankRecord;
+use crate::record::{RankRecord, TransportOffer};
 use crate::time::Time;
 
 /// The sans-IO machine of one service on one worker.
@@ -64,10 +64,10 @@ pub trait Machine: Send {
         Vec::new()
     }
 
-    /// The transport metadata in whose name a frame speaks, if the frame introduces its sender. The worker
-    /// drops the frame if the connection on which it came [may not speak](crate::Plane::may_speak_for) for
-    /// that metadata.
-    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
+    /// The transport of a peer in whose name a frame speaks, if the frame introduces its sender. The worker
+    /// drops the frame if the connection on which it came [may not speak](crate::Plane::may_speak_by) for
+    /// that transport.
+    fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {
         let _ = frame;
         None
     }
@@ -100,8 +100,8 @@ impl<M: Machine + ?Sized> Machine for Box<M> {
         (**self).quarantine()
     }
 
-    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
-        (**self).metadata_in(frame)
+    fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {
+        (**self).transport_in(frame)
     }
 }
 
@@ -233,7 +233,7 @@ pub enum Input<C> {
     /// A handle, or the worker on its behalf, wants something.
     Command(C),
     /// A frame arrived. One that introduces its sender only if the connection on which it came may speak for
-    /// the metadata in it (see [`Machine::metadata_in`]).
+    /// the transport in it (see [`Machine::transport_in`]).
     Frame {
         /// The transport connection on which it came.
         from: Origin,
@@ -302,8 +302,8 @@ pub enum Output<S, R, F> {
     Connect {
         /// The id under which the plane shall know it.
         peer: PeerId,
-        /// Its metadata.
-        metadata: Bytes,
+        /// Which of its transports it is to be reached by.
+        transport: TransportOffer,
     },
     /// Forget a peer.
     Disconnect {

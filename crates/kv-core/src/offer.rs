@@ -12,9 +12,6 @@ use crate::id::WorkerId;
 use crate::meter::each;
 use crate::record::{RankRecord, ServiceOffer, TransportOffer};
 
-/// The form of the metadata that this library's transports give.
-pub const TRANSPORT_VERSION: u16 = 1;
-
 /// What a machine looks for in a rank record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted<'a> {

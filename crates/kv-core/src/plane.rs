@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use crate::id::{PeerId, PostId};
 use crate::layout::Region;
+use crate::record::TransportOffer;
 use crate::time::Time;
 
 /// Largest frame, in bytes: a registration of some hundred thousand scattered pages.
@@ -56,15 +57,33 @@ pub trait Plane {
     /// [`MAX_OFFER_BYTES`](crate::MAX_OFFER_BYTES) cannot register with a bootstrap server.
     fn metadata(&self) -> Result<Bytes, PlaneError>;
 
+    /// The transports by which peers reach this worker, the preferred one first: what it is registered
+    /// with. One, for every plane that is not made of several.
+    fn transports(&self) -> Result<Vec<TransportOffer>, PlaneError> {
+        Ok(vec![TransportOffer::new(self.name(), self.metadata()?)])
+    }
+
     /// Opens the way to the peer that this metadata describes. May finish in the background:
     /// frames and posts given meanwhile wait, or fail with `PeerGone`.
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError>;
+
+    /// Opens the way to the peer by one of its transports, and by no other for as long as the peer is
+    /// connected: what [`connect`](Plane::connect) does, for a plane that is not made of several. An error if
+    /// this transport leads nowhere: another one of the peer's may then be tried.
+    fn connect_by(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), PlaneError> {
+        self.connect(peer, &transport.metadata)
+    }
 
     /// False if the transport knows that frames of this connection are not from the worker that this
     /// metadata describes. A worker that brings another one's metadata must not get the way to it.
     fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
         let _ = (from, metadata);
         true
+    }
+
+    /// The same for one of the worker's transports: frames in its name come by that transport only.
+    fn may_speak_by(&self, from: Origin, transport: &TransportOffer) -> bool {
+        self.may_speak_for(from, &transport.metadata)
     }
 
     /// Forgets the peer. Its posts still end with their events.
@@ -302,6 +321,12 @@ pub enum PlaneError {
     /// The operation was cancelled.
     #[error("cancelled")]
     Cancelled,
+    /// None of the transports that a plane is made of can do it.
+    #[error("no transport can: {}", list(ways))]
+    NoTransport {
+        /// The transports, and why each cannot.
+        ways: Vec<(&'static str, PlaneError)>,
+    },
     /// The plane does not do this kind of memory or operation.
     #[error("not supported by this plane: {0}")]
     Unsupported(&'static str),
@@ -321,4 +346,9 @@ pub enum PlaneError {
         /// Its status.
         status: &'static str,
     },
+}
+
+fn list(ways: &[(&'static str, PlaneError)]) -> String {
+    let ways: Vec<String> = ways.iter().map(|(name, error)| format!("{name}: {error}")).collect();
+    ways.join("; ")
 }

@@ -5,6 +5,8 @@
 //! opaque to the bootstrap server and to every other service, so that a new service or transport changes
 //! neither the record nor the server.
 
+use std::fmt;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +20,8 @@ pub const MAX_OFFERS: usize = 16;
 pub const MAX_OFFER_BYTES: usize = 64 << 10;
 /// Longest name of a transport or service, and longest compatibility text, in bytes.
 pub const MAX_NAME: usize = 512;
+/// The form of the metadata that this library's transports give.
+pub const TRANSPORT_VERSION: u16 = 1;
 
 /// What a worker does in the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -45,14 +49,15 @@ pub struct RankRecord {
     pub role: WorkerRole,
     /// The rank's place in the engine's parallel groups.
     pub parallel: Parallel,
-    /// The ways to reach the worker, at most [`MAX_OFFERS`].
+    /// The ways to reach the worker, at most [`MAX_OFFERS`], in the worker's own order of preference. A peer
+    /// takes the first in *its* order that both have.
     pub transports: Vec<TransportOffer>,
     /// The services of the worker, at most [`MAX_OFFERS`].
     pub offers: Vec<ServiceOffer>,
 }
 
 /// One transport by which a worker can be reached.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransportOffer {
     /// The transport's name (`local`, `nixl`), 1 to [`MAX_NAME`] bytes.
     pub name: String,
@@ -110,6 +115,19 @@ pub enum RecordError {
         /// The service.
         service: &'static str,
     },
+}
+
+impl TransportOffer {
+    /// A transport of this library, with the metadata that its plane gives.
+    pub fn new(name: &str, metadata: Bytes) -> TransportOffer {
+        TransportOffer { name: name.to_owned(), version: TRANSPORT_VERSION, metadata }
+    }
+}
+
+impl fmt::Display for TransportOffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} version {}", self.name, self.version)
+    }
 }
 
 impl RankRecord {

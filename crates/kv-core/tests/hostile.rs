@@ -10,12 +10,12 @@ use kv_core::random::SplitMix64;
 use kv_core::wire::{
     Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Frame, Granted, Heartbeat, HeartbeatAck,
     Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, VERSIONS,
-    Versions, Welcome, hello_metadata,
+    Versions, Welcome, hello_transport,
 };
 use kv_core::{
     Attempt, AuxIndex, Desc, GroupItems, GroupList, GroupLists, Groups, Incarnation, KvArgs, Layout,
     Mismatch, Origin, PageList, Pages, PeerCause, Region, RegionRole, Room, SessionId, SessionOptions,
-    StateGroup, Time, TransferMode, meter,
+    StateGroup, Time, TransferMode, TransportOffer, meter,
 };
 
 struct Random(SplitMix64);
@@ -312,7 +312,8 @@ fn damaged_frames_are_errors_and_never_panics() {
         let bytes = damage(&mut random, &frame);
         if let Ok(frame) = Frame::decode(&bytes) {
             if let Body::Hello(hello) = &frame.body {
-                assert_eq!(hello_metadata(&bytes).as_ref(), Some(&hello.metadata));
+                let said = TransportOffer::new(&hello.plane, hello.metadata.clone());
+                assert_eq!(hello_transport(&bytes), Some(said));
             }
             // What still decodes is a valid frame, and encodes again.
             assert!(frame.encode().is_ok());

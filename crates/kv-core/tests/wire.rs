@@ -6,11 +6,11 @@ use bytes::Bytes;
 use kv_core::wire::{
     Abort, AbortAck, AskWrite, Body, Claim, Codec, Done, Failed, Finish, Frame, Granted, Heartbeat,
     HeartbeatAck, Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release,
-    Released, Unreadable, Unspeakable, VERSIONS, Versions, Welcome, hello_metadata,
+    Released, Unreadable, Unspeakable, VERSIONS, Versions, Welcome, hello_transport,
 };
 use kv_core::{
     Attempt, GroupList, Incarnation, KvArgs, MAX_FRAME, PageList, PeerCause, Region, RegionRole, Room,
-    SessionId, WorkerId,
+    SessionId, TransportOffer, WorkerId,
 };
 
 const LINK: Link = Link(1 << 32 | 2);
@@ -237,7 +237,7 @@ fn a_cache_with_new_fields_is_read_and_one_that_cannot_be_understood_leaves_the_
         let cache = Bytes::copy_from_slice(cache);
         let outer = (versions, &metadata, &plane, to, incarnation, link, nonce, &worker, cache, true, "new");
         let bytes = rmp_serde::to_vec(&(0, 1, Link::NONE, outer)).unwrap();
-        assert_eq!(hello_metadata(&bytes).as_ref(), Some(&metadata));
+        assert_eq!(hello_transport(&bytes), Some(TransportOffer::new(&plane, metadata.clone())));
         match Frame::decode(&bytes).unwrap().body {
             Body::Hello(read) => {
                 assert_eq!(Hello { geometry: None, ..read.clone() }, Hello { geometry: None, ..hello() });
@@ -267,7 +267,7 @@ fn a_cache_with_new_fields_is_read_and_one_that_cannot_be_understood_leaves_the_
     let as_map = rmp_serde::to_vec_named(&serde_json::json!({"versions": [4, 4], "worker": worker})).unwrap();
     let as_map = [&[0x94, 0, 1, 0][..], &as_map].concat();
     assert_eq!(Frame::decode(&as_map), Err(Unreadable::Malformed { kind: 1 }));
-    assert_eq!(hello_metadata(&as_map), None);
+    assert_eq!(hello_transport(&as_map), None);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The decoders, each with what must hold of whatever it accepts.
 
-use kv_core::MAX_FRAME;
-use kv_core::wire::{Body, Frame, hello_metadata};
+use kv_core::wire::{Body, Frame, hello_transport};
+use kv_core::{MAX_FRAME, TransportOffer};
 use kv_transfer::params::TransferParams;
 
 pub use kv_bootstrap::fuzz::{record as rank_record, requests as http_requests, responses as http_responses};
@@ -19,7 +19,8 @@ pub fn wire(bytes: &[u8]) {
     let Ok(frame) = Frame::decode(bytes) else { return };
     if let Body::Hello(hello) = &frame.body {
         // What the transport is asked about is what the machine goes by.
-        assert_eq!(hello_metadata(bytes).as_ref(), Some(&hello.metadata));
+        let said = TransportOffer::new(&hello.plane, hello.metadata.clone());
+        assert_eq!(hello_transport(bytes), Some(said));
     }
     let Ok(again) = frame.encode() else {
         // The fields of a cache may have been written without their names.

@@ -119,6 +119,10 @@ planted! {
     LivingCalledDead: pages_quiet_when_released in SEEDS;
     /// A lost connection is taken for the death of the peer, and its hardware waited for.
     LostCalledDead: pages_quiet_when_released in SEEDS;
+    /// Of two ways to a peer the first is lost, and the peer is called dead.
+    FirstWayIsAll: pages_quiet_when_released in SEEDS;
+    /// A lost way is opened again by the other of two transports, in mid-conversation.
+    WayChanged: pages_quiet_when_released in SEEDS;
     /// Slices begin without a look at the permission.
     PermissionUnchecked: pages_quiet_when_released in SEEDS;
     /// Writers look at their permission, are stopped, and hand the slice to hardware when they go on.

@@ -190,7 +190,7 @@ impl Plane for VirtualPlane {
     fn write_fence(&self, peer: PeerId) -> WriteFence {
         let world = self.world.borrow();
         let conn = world.hosts[self.life].conns.get(&peer);
-        conn.map_or(WriteFence::AtDeath, |conn| world.declared_fence(conn.target, self.life))
+        conn.map_or(WriteFence::AtDeath, |conn| world.declared_fence(conn.target, self.life, conn.road))
     }
 
     fn revoke(&mut self, peer: PeerId) {

@@ -1,5 +1,7 @@
 //! Every invariant can fail: each planted bug is caught, by the invariant meant for it.
 
+#![allow(clippy::print_stdout)]
+
 use kv_sim::{Options, Planted, SEEDS, run_seed};
 
 /// Worlds in which a planted bug must show itself.
@@ -11,6 +13,7 @@ fn is_caught(planted: Planted) {
     for seed in 0..WORLDS {
         let Some(violation) = run_seed(seed, options).violation else { continue };
         if violation.invariant == planted.caught_by() {
+            println!("{} is caught at seed {seed}", planted.name());
             return;
         }
         others.push((seed, violation.to_string()));
@@ -80,6 +83,8 @@ each! {
     revocations_told_in_the_middle_of_a_slice_are_caught: RevokedInTheSlice,
     the_living_taken_for_dead_are_caught: LivingCalledDead,
     lost_ways_taken_for_quiet_ones_are_caught: LostCalledDead,
+    peers_called_dead_when_one_of_two_ways_is_lost_are_caught: FirstWayIsAll,
+    conversations_that_change_their_way_are_caught: WayChanged,
     slices_that_look_at_no_permission_are_caught: PermissionUnchecked,
     looks_at_a_permission_from_before_a_stop_are_caught: StoppedAfterTheLook,
     permissions_counted_from_their_answers_are_caught: PermissionFromAnswer,

@@ -11,6 +11,7 @@ use crate::error::TransferError;
 use crate::id::Incarnation;
 use crate::lease::KV_LEASE_DURATION;
 use crate::poll::KvPoll;
+use crate::record::TransportOffer;
 
 /// Everything that a [`Node`](super::Node) is told.
 pub type Input = crate::machine::Input<Command>;
@@ -25,10 +26,9 @@ pub struct NodeConfig {
     pub args: KvArgs,
     /// This life of it.
     pub incarnation: Incarnation,
-    /// The plane's name.
-    pub plane: String,
-    /// The plane's metadata, for peers.
-    pub metadata: Bytes,
+    /// The transports of the worker, the preferred one first. Of those that a peer has too, the first that
+    /// leads to it is the way of the whole conversation.
+    pub transports: Vec<TransportOffer>,
     /// The versions of the wire that are offered to peers: all that this library speaks, or the older of them,
     /// for as long as an upgrade may have to be taken back.
     pub versions: Spoken,
@@ -41,14 +41,13 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// A configuration with the default timing and limits. The seed follows the incarnation, which
+    /// A configuration with one transport and the default timing and limits. The seed follows the incarnation, which
     /// is random.
-    pub fn new(args: KvArgs, incarnation: Incarnation, plane: &str, metadata: Bytes) -> NodeConfig {
+    pub fn new(args: KvArgs, incarnation: Incarnation, transport: &str, metadata: Bytes) -> NodeConfig {
         NodeConfig {
             args,
             incarnation,
-            plane: plane.to_owned(),
-            metadata,
+            transports: vec![TransportOffer::new(transport, metadata)],
             versions: Spoken::ALL,
             seed: incarnation.get(),
             timing: Timing::default(),

@@ -1,7 +1,5 @@
 //! The machine of the KV cache as a worker drives it.
 
-use bytes::Bytes;
-
 use super::io::{Input, Output};
 use super::node::Node;
 use crate::command::{Command, Resource};
@@ -9,8 +7,9 @@ use crate::error::TransferError;
 use crate::machine::Machine;
 use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
+use crate::record::TransportOffer;
 use crate::time::Time;
-use crate::wire::hello_metadata;
+use crate::wire::hello_transport;
 
 impl Machine for Node {
     type Command = Command;
@@ -39,7 +38,7 @@ impl Machine for Node {
         Node::quarantine(self)
     }
 
-    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
-        hello_metadata(frame)
+    fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {
+        hello_transport(frame)
     }
 }

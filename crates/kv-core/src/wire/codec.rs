@@ -8,6 +8,7 @@ use super::link::Link;
 use super::tolerant::{Fields, read};
 use super::versions::{VERSIONS, Versions};
 use crate::plane::MAX_FRAME;
+use crate::record::TransportOffer;
 
 /// What stands in place of a version in the messages that every version reads.
 const EVERY: u8 = 0;
@@ -109,16 +110,16 @@ fn outer(bytes: &[u8]) -> Option<(u8, u8)> {
     }
 }
 
-/// The transport's metadata in a frame, if it is a [`Hello`](super::Hello): only a connection that may
-/// speak for that memory may bring it.
-pub fn hello_metadata(frame: &[u8]) -> Option<Bytes> {
+/// The transport in a frame, if it is a [`Hello`](super::Hello): only a connection that may speak for it
+/// may bring it.
+pub fn hello_transport(frame: &[u8]) -> Option<TransportOffer> {
     if frame.len() > MAX_FRAME || outer(frame) != Some((EVERY, Body::HELLO)) {
         return None;
     }
-    // What follows the metadata need not be understood for that.
-    let hello: (u8, u8, Link, Fields<(IgnoredAny, Bytes)>) = read(frame)?;
-    let (_, _, _, Fields((_, metadata))) = hello;
-    Some(metadata)
+    // What follows the transport need not be understood for that.
+    let hello: (u8, u8, Link, Fields<(IgnoredAny, Bytes, String)>) = read(frame)?;
+    let (_, _, _, Fields((_, metadata, plane))) = hello;
+    Some(TransportOffer::new(&plane, metadata))
 }
 
 /// Why bytes are not a message. Such bytes are dropped and counted; the connection stays, and nobody

@@ -39,7 +39,7 @@ pub use body::{
     Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello,
     MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
 };
-pub use codec::{Codec, Frame, Unreadable, Unspeakable, hello_metadata};
+pub use codec::{Codec, Frame, Unreadable, Unspeakable, hello_transport};
 pub use lengths::lengths_fit;
 pub use link::Link;
 pub(crate) use tolerant::read as read_tolerant;

@@ -30,7 +30,7 @@ fn connected(solo: &mut Solo, peer: PeerId, fence: WriteFence) {
 /// To whom the node says hello, and asks for a way, in its last outputs.
 fn connects(solo: &Solo) -> Vec<(PeerId, Bytes)> {
     let connect = |output: &Output| match output {
-        Output::Connect { peer, metadata, .. } => Some((*peer, metadata.clone())),
+        Output::Connect { peer, transport } => Some((*peer, transport.metadata.clone())),
         _ => None,
     };
     solo.said.iter().filter_map(connect).collect()

@@ -13,3 +13,4 @@ mod reading;
 mod receiving;
 mod serving;
 mod solo;
+mod ways;

@@ -93,8 +93,8 @@ impl World {
         self.nodes[node].handle(self.now, input);
         while let Some(output) = self.nodes[node].poll_output() {
             match output {
-                Output::Connect { peer, metadata } => {
-                    let to = u32::from_le_bytes(metadata[..].try_into().unwrap());
+                Output::Connect { peer, transport } => {
+                    let to = u32::from_le_bytes(transport.metadata[..].try_into().unwrap());
                     self.peers.insert((node, peer), to as usize);
                 }
                 Output::Disconnect { peer } => drop(self.peers.remove(&(node, peer))),

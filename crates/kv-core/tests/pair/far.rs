@@ -127,7 +127,7 @@ fn record(config: &NodeConfig) -> RankRecord {
     RankRecord::serving_kv(
         (config.args.worker().clone(), config.incarnation),
         WorkerRole::Prefill,
-        (&config.plane, config.metadata.clone()),
+        (&config.transports[0].name, config.transports[0].metadata.clone()),
         config.args.geometry(),
     )
     .unwrap()

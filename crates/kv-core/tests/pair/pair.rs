@@ -234,7 +234,7 @@ impl Pair {
         let record = RankRecord::serving_kv(
             (config.args.worker().clone(), config.incarnation),
             WorkerRole::Prefill,
-            (&config.plane, config.metadata.clone()),
+            (&config.transports[0].name, config.transports[0].metadata.clone()),
             config.args.geometry(),
         )
         .unwrap();
@@ -474,8 +474,8 @@ impl Pair {
             incarnation: stranger.incarnation,
             link: kv_core::wire::Link::new(1, 1),
             nonce: 1,
-            plane: stranger.plane.clone(),
-            metadata: stranger.metadata.clone(),
+            plane: stranger.transports[0].name.clone(),
+            metadata: stranger.transports[0].metadata.clone(),
             geometry: Some(stranger.args.geometry().clone()),
             suffixed: false,
         };

@@ -140,7 +140,7 @@ pub(super) fn size(output: &Output) -> u64 {
         Output::Post { post, .. } => {
             post.descs.len() * size_of::<kv_core::Desc>() + post.notify.as_ref().map_or(0, Bytes::len)
         }
-        Output::Connect { metadata, .. } => metadata.len(),
+        Output::Connect { transport, .. } => transport.metadata.len(),
         Output::Lookup { addr, .. } => addr.len(),
         Output::Release { resource: Resource::Pages(pages), .. } => 8 * pages.list().runs().len(),
         Output::Release { resource: Resource::Groups { groups, .. }, .. } => 8 * groups.lists().runs(),

@@ -8,8 +8,7 @@ use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output};
 use kv_core::wire::{Body, Frame, Link};
 use kv_core::{
     BootstrapError, Directions, Geometry, Incarnation, KvPoll, LookupId, Origin, PeerId, PlaneError, Post,
-    RankRecord, ServiceOffer, SessionId, TRANSPORT_VERSION, Time, TransferMode, TransportOffer, WayEnd,
-    WorkerRole, WriteFence,
+    RankRecord, ServiceOffer, SessionId, Time, TransferMode, TransportOffer, WayEnd, WorkerRole, WriteFence,
 };
 
 use super::books::{self, Books};
@@ -286,7 +285,7 @@ impl<'a> World<'a> {
             let incarnation = Incarnation::from_random(peer.incarnation + 64 * (at as u64 / 4));
             let metadata = peer.metadata(0);
             // Larger than a registry would take, too.
-            let transport = TransportOffer { name: "test".to_owned(), version: TRANSPORT_VERSION, metadata };
+            let transport = TransportOffer::new("test", metadata);
             let (role, parallel) = (WorkerRole::Prefill, geometry.parallel);
             let (transports, offers) = (vec![transport], ServiceOffer::kv(&geometry).into_iter().collect());
             ranks.push(RankRecord { worker, incarnation, role, parallel, transports, offers });
@@ -317,8 +316,8 @@ impl<'a> World<'a> {
 
     fn carry_out(&mut self, output: Output) {
         match output {
-            Output::Connect { peer, metadata } => {
-                let byte = |at| metadata.get(at).copied().unwrap_or(0);
+            Output::Connect { peer, transport } => {
+                let byte = |at| transport.metadata.get(at).copied().unwrap_or(0);
                 self.known.insert(peer, (byte(0), byte(1)));
                 self.connecting.push(peer);
             }

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use kv_core::proto::{Node, NodeConfig, Resource, Spoken};
-use kv_core::{BootstrapClient, Incarnation, KvArgs, Plane, RankRecord};
+use kv_core::{BootstrapClient, Incarnation, KvArgs, Plane, RankRecord, ServiceOffer};
 
 use super::config::WorkerConfig;
 use super::manager::Manager;
@@ -47,20 +47,21 @@ impl Worker {
         client: Box<dyn BootstrapClient>,
     ) -> Result<Worker, StartError> {
         let incarnation = Incarnation::from_random(random());
-        let metadata = worker::attach(&mut plane, config.args.regions())?;
+        worker::attach(&mut plane, config.args.regions())?;
+        let transports = plane.transports().map_err(StartError::Metadata)?;
         let node = Node::new(NodeConfig {
             args: config.args.clone(),
             incarnation,
-            plane: plane.name().to_owned(),
-            metadata: metadata.clone(),
+            transports: transports.clone(),
             versions: Spoken::ALL,
             seed: config.seed.unwrap_or_else(random),
             timing: config.timing,
             limits: config.limits,
         });
         let who = (config.args.worker().clone(), incarnation);
-        let record =
-            RankRecord::serving_kv(who, config.role, (plane.name(), metadata), config.args.geometry())?;
+        let (geometry, role) = (config.args.geometry(), config.role);
+        let offers = vec![ServiceOffer::kv(geometry)?];
+        let record = RankRecord::new(who, role, geometry.parallel, transports, offers)?;
         let (args, setup) = (config.args.clone(), config.setup(record));
         Ok(Worker::of(
             worker::Worker::start(Box::new(node) as KvMachine, setup, plane, client)?,

@@ -216,8 +216,8 @@ impl<M: Machine> Driver<M> {
             let input = match event {
                 PlaneEvent::Frame { from, frame } => {
                     self.link.counters.frames_received.add_one();
-                    let metadata = self.machine.metadata_in(&frame);
-                    if metadata.is_some_and(|metadata| !self.plane.may_speak_for(from, &metadata)) {
+                    let speaker = self.machine.transport_in(&frame);
+                    if speaker.is_some_and(|speaker| !self.plane.may_speak_by(from, &speaker)) {
                         // Somebody speaks in the name of another worker.
                         self.link.counters.frames_dropped.add_one();
                         continue;
@@ -281,8 +281,8 @@ impl<M: Machine> Driver<M> {
     fn carry_out(&mut self, now: Time, output: Output<M::Status, M::Resource, M::Failure>) {
         let counters = &self.link.counters;
         match output {
-            Output::Connect { peer, metadata } => {
-                self.inputs.push_back(match self.plane.connect(peer, &metadata) {
+            Output::Connect { peer, transport } => {
+                self.inputs.push_back(match self.plane.connect_by(peer, &transport) {
                     Ok(()) => Input::Connected {
                         peer,
                         directions: self.plane.directions(Some(peer)),

@@ -219,7 +219,7 @@ impl Small {
     pub(super) fn settle(&mut self) -> Result<(), Violation> {
         while let Some((_, event)) = self.world.calendar.next() {
             match event {
-                Event::Frame { from, to, bytes } => {
+                Event::Frame { from, to, bytes, .. } => {
                     self.wire.push(Letter { from, to, bytes });
                     if self.wire.len() > self.scope.frames {
                         self.wire.remove(0);
@@ -239,7 +239,7 @@ impl Small {
     pub(super) fn deliver(&mut self, letter: Letter) -> Result<(), Violation> {
         let Letter { from, to, bytes } = letter;
         if let Some(at) = self.world.slots[self.world.hosts[to].slot] {
-            self.world.arrive((from, to), at, bytes);
+            self.world.arrive((from, to), (at, 0), bytes);
         }
         self.settle()
     }

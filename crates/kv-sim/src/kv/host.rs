@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use kv_core::proto::{Node, NodeConfig, NodeGauges};
 use kv_core::wire::Link;
 use kv_core::{
-    ArgsError, Incarnation, KvArgs, Layout, Parallel, RankRecord, Region, RegionRole, SessionId, StateGroup,
-    WorkerRole,
+    ArgsError, Incarnation, KvArgs, Layout, Parallel, RankRecord, Region, RegionRole, ServiceOffer,
+    SessionId, StateGroup, WorkerRole,
 };
 
 use crate::clock::Clock;
@@ -17,7 +17,7 @@ use crate::kv::params::{Params, Topology};
 use crate::net::cost::Held;
 use crate::net::host;
 use crate::net::host::Engine;
-use crate::net::lives::{LifeId, PLANE, Slot, metadata};
+use crate::net::lives::{LifeId, PLANE, Slot, metadata, transports_of};
 use crate::net::rig::Rig;
 use crate::planted::Planted;
 
@@ -72,8 +72,11 @@ pub(crate) fn new_host(
     let prefill = slot < params.physics.prefills;
     let role = if prefill { WorkerRole::Prefill } else { WorkerRole::Decode };
     let who = (args.worker().clone(), incarnation);
-    let record = RankRecord::serving_kv(who, role, (PLANE, metadata(life)), args.geometry())?;
+    let transports = transports_of(params.physics.seed, &params.physics.ways, life);
+    let (parallel, offers) = (args.geometry().parallel, vec![ServiceOffer::kv(args.geometry())?]);
+    let record = RankRecord::new(who, role, parallel, transports.clone(), offers)?;
     let mut config = NodeConfig::new(args, incarnation, PLANE, metadata(life));
+    config.transports = transports;
     config.timing = params.physics.timing;
     config.limits = params.limits;
     let node = Node::new(config);

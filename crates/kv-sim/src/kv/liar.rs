@@ -73,7 +73,7 @@ impl KvWorld {
             bytes = broken.into();
         }
         self.service.counters.lies += 1;
-        self.calendar.enter(self.now + delay, Event::Frame { from, to, bytes });
+        self.calendar.enter(self.now + delay, Event::Frame { from, to, road: 0, bytes });
     }
 
     /// The liars die when the world is healed.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use kv_core::{BootstrapError, LookupId, PeerId, PlaneError, PostId, RankRecord};
 
 use crate::net::flight::WayId;
-use crate::net::lives::LifeId;
+use crate::net::lives::{LifeId, Road};
 
 /// Something that happens at one moment of virtual time.
 #[derive(Debug, Clone)]
@@ -15,7 +15,7 @@ pub enum Event<A> {
     /// A node's timer rings, unless it was set anew since.
     Timer { life: LifeId, generation: u32 },
     /// A frame arrives.
-    Frame { from: LifeId, to: LifeId, bytes: Bytes },
+    Frame { from: LifeId, to: LifeId, road: Road, bytes: Bytes },
     /// A plane or bootstrap client reports something to its node.
     Report { life: LifeId, report: Report },
     /// A read moves its pieces up to this one.
@@ -58,8 +58,8 @@ pub enum Strike {
     Publish { life: LifeId },
     Pause { slot: usize, span: u64 },
     Jump { life: LifeId, ahead: u64 },
-    Partition { from: usize, to: usize, both_ways: bool, span: u64 },
-    Break { from: usize, to: usize, refused: u64 },
+    Partition { from: usize, to: usize, road: Road, both_ways: bool, span: u64 },
+    Break { from: usize, to: usize, road: Road, refused: u64 },
     Shutdown { slot: usize },
 }
 

@@ -3,7 +3,7 @@
 use crate::clock::{MS, SEC};
 use crate::net::calendar::{Event, Strike};
 use crate::net::host::Engine;
-use crate::net::lives::{LifeId, Slot};
+use crate::net::lives::{LifeId, ROADS, Road, Slot};
 use crate::net::service::Service;
 use crate::net::world::World;
 use crate::planted::Planted;
@@ -29,7 +29,8 @@ impl<S: Service> World<S> {
         for _ in 0..chaos.partitions {
             let (from, to) = (self.rng.index(hosts), self.rng.index(hosts));
             let (both_ways, lasts) = (self.rng.chance(500), self.rng.tail(20 * MS, 1000 * MS));
-            self.strike_at(span, Strike::Partition { from, to, both_ways, span: lasts });
+            let road = self.draw_road();
+            self.strike_at(span, Strike::Partition { from, to, road, both_ways, span: lasts });
         }
         for _ in 0..chaos.breaks {
             let (prefills, decodes) = (self.params.prefills, self.params.decodes);
@@ -41,9 +42,9 @@ impl<S: Service> World<S> {
                 [(other, one), (one, other)]
             };
             let (both, refused) = (self.rng.chance(300), self.rng.below(self.params.ways.refused_max + 1));
-            let at = self.rng.below(span);
+            let (at, road) = (self.rng.below(span), self.draw_road());
             for (from, to) in ways.into_iter().take(if both { 2 } else { 1 }) {
-                self.calendar.enter(at, Event::Strike(Strike::Break { from, to, refused }));
+                self.calendar.enter(at, Event::Strike(Strike::Break { from, to, road, refused }));
             }
         }
         for _ in 0..chaos.shutdowns {
@@ -98,14 +99,14 @@ impl<S: Service> World<S> {
                 }
             }
             Strike::Jump { life, ahead } => self.jump(life, ahead),
-            Strike::Partition { from, to, both_ways, span } => {
+            Strike::Partition { from, to, road, both_ways, span } => {
                 self.counters.partitions += 1;
-                self.net.block(from, to, self.now + span);
+                self.net.block(road, (from, to), self.now + span);
                 if both_ways {
-                    self.net.block(to, from, self.now + span);
+                    self.net.block(road, (to, from), self.now + span);
                 }
             }
-            Strike::Break { from, to, refused } => self.break_connection(from, to, refused),
+            Strike::Break { from, to, road, refused } => self.break_connection((from, to), road, refused),
             Strike::Shutdown { slot } => self.shut_down(slot),
         }
     }
@@ -123,14 +124,21 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// Both live on, but the connection of one to the other will never carry a byte again; that of the
-    /// other is as it was.
-    fn break_connection(&mut self, from: Slot, to: Slot, refused: u64) {
-        self.net.refused[from][to] = self.net.refused[from][to].max(self.now + refused);
+    /// Which of the transports a fault strikes: the other goes on.
+    fn draw_road(&mut self) -> Road {
+        if self.params.ways.several { self.rng.index(ROADS.len()) } else { 0 }
+    }
+
+    /// Both live on, but the connection of one to the other by one transport will never carry a byte again;
+    /// that of the other is as it was.
+    fn break_connection(&mut self, (from, to): (Slot, Slot), road: Road, refused: u64) {
+        let until = &mut self.net.refused[road][from][to];
+        *until = (*until).max(self.now + refused);
         let (Some(from), Some(to)) = (self.slots[from], self.slots[to]) else { return };
         self.counters.breaks += 1;
         let conns = self.hosts[from].conns.iter();
-        let lost: Vec<_> = conns.filter(|(_, conn)| conn.target == to).map(|(&peer, _)| peer).collect();
+        let lost: Vec<_> =
+            conns.filter(|(_, conn)| (conn.target, conn.road) == (to, road)).map(|(&peer, _)| peer).collect();
         for peer in lost {
             let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
             self.lose(from, peer, detected);

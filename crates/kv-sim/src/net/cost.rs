@@ -67,7 +67,7 @@ impl Cost {
         self.outputs += 1;
         self.bytes += match output {
             Output::Send { frame, .. } => frame.len(),
-            Output::Connect { metadata, .. } => metadata.len(),
+            Output::Connect { transport, .. } => transport.metadata.len(),
             Output::Lookup { addr, .. } => addr.len() + STEP,
             // Bounded by what the scheduler has given, and by windows of their own.
             Output::Post { .. } | Output::Release { .. } => STEP,

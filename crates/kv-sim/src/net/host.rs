@@ -7,7 +7,7 @@ use kv_core::{Incarnation, PeerId, PlaneEvent, RankRecord, Time};
 
 use crate::net::cost::Held;
 use crate::net::flight::WayId;
-use crate::net::lives::{LifeId, Slot};
+use crate::net::lives::{LifeId, Road, Slot};
 use crate::net::rig::Rig;
 
 /// One life of one host. `M` is its machine, `G` what that says that it holds, `L` somebody without one.
@@ -49,6 +49,8 @@ pub(crate) enum Engine<M: Machine, G: Send, L> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Conn {
     pub(crate) target: LifeId,
+    /// By which transport.
+    pub(crate) road: Road,
     /// For writes.
     pub(crate) way: WayId,
     /// Nothing passes any more: refused, or broken under way.

@@ -154,4 +154,6 @@ pub struct WayParams {
     pub stuck: u32,
     /// How long a way that was lost may be refused.
     pub refused_max: u64,
+    /// Most workers have two transports, one of which may lead nowhere, or be lost while the other is not.
+    pub several: bool,
 }

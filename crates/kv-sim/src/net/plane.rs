@@ -11,7 +11,7 @@ use crate::net::calendar::{Event, Report};
 use crate::net::fact::{Effects, Fact};
 use crate::net::flight::WayId;
 use crate::net::host::{Conn, Engine};
-use crate::net::lives::{LifeId, life_of};
+use crate::net::lives::{LifeId, Road, leads_nowhere, road_and_life, roads_of};
 use crate::net::service::Service;
 use crate::net::world::World;
 use crate::planted::Planted;
@@ -20,18 +20,21 @@ impl<S: Service> World<S> {
     // ---- connections -------------------------------------------------------------------------
 
     pub(crate) fn connect(&mut self, life: LifeId, peer: PeerId, metadata: &[u8]) {
-        let target = life_of(metadata).filter(|&target| target < self.hosts.len());
+        let target = road_and_life(metadata).filter(|&(_, target)| target < self.hosts.len());
         self.trace.note(self.now, || format!("  life {life} connects peer {peer} = life {target:?}"));
         let fails = self.healed.is_none() && self.rng.chance(self.params.dma.connect_fail);
         let delay = 1 + self.rng.below(2 * MS);
-        let Some(target) = target else {
-            let way = self.open_way(life, life);
+        let Some((road, target)) = target else {
+            let way = self.open_way(life, life, 0);
             self.report_later(delay, life, Report::ConnectFailed { peer, way });
             return;
         };
-        let way = self.open_way(life, target);
-        let refused = self.net.refused(self.hosts[life].slot, self.hosts[target].slot, self.now);
-        let mut conn = Conn { target, way, dead: fails || refused, gone_at: None };
+        let way = self.open_way(life, target, road);
+        self.counters.second_ways += u64::from(road > 0);
+        let slots = (self.hosts[life].slot, self.hosts[target].slot);
+        let refused = self.net.refused(road, slots, self.now)
+            || leads_nowhere(self.params.seed, &self.params.ways, road, (life, target));
+        let mut conn = Conn { target, road, way, dead: fails || refused, gone_at: None };
         if conn.dead {
             self.report_later(delay, life, Report::ConnectFailed { peer, way });
         } else if !self.lives[target].alive {
@@ -62,7 +65,7 @@ impl<S: Service> World<S> {
         }
         let known = self.hosts[life].conns.get(&peer).filter(|conn| conn.way == way && !conn.dead);
         if let Some(conn) = known {
-            let fence = self.declared_fence(conn.target, life);
+            let fence = self.declared_fence(conn.target, life, conn.road);
             let directions = Directions::BOTH;
             self.feed(life, "connected", Input::Connected { peer, directions, fence });
         }
@@ -90,8 +93,8 @@ impl<S: Service> World<S> {
     /// A node is told that its connection to a peer has ended.
     pub(crate) fn peer_gone(&mut self, life: LifeId, peer: PeerId) {
         let Some(conn) = self.hosts[life].conns.get(&peer) else { return };
-        let target = conn.target;
-        let end = self.way_end(life, target);
+        let (target, road) = (conn.target, conn.road);
+        let end = self.way_end(life, target, road);
         self.counters.peers_gone += 1;
         self.counters.ways_lost += u64::from(end == WayEnd::Lost);
         self.trace.note(self.now, || format!("  peer {peer} of life {life} is gone: {end:?}"));
@@ -106,17 +109,19 @@ impl<S: Service> World<S> {
 
     /// What a transport can say of the end of its connection: that the peer's process is dead, if it is
     /// and can be proven to be, and how long its hardware may go on. Of the living it knows nothing.
-    fn way_end(&mut self, life: LifeId, target: LifeId) -> WayEnd {
-        let fence = self.declared_fence(target, life);
+    fn way_end(&mut self, life: LifeId, target: LifeId, road: Road) -> WayEnd {
+        let fence = self.declared_fence(target, life, road);
         // The bound is by the clock of the hardware; this one may be faster.
         let quiet_after = match fence {
             WriteFence::Within(bound) => bound + bound / 32 + Duration::from_nanos(1),
             _ => Duration::ZERO,
         };
         let dead = WayEnd::Dead { quiet_after };
+        let (seed, ways) = (self.params.seed, &self.params.ways);
         match self.planted {
             Some(Planted::LivingCalledDead) => return WayEnd::Dead { quiet_after: Duration::ZERO },
             Some(Planted::LostCalledDead) => return dead,
+            Some(Planted::FirstWayIsAll) if road == roads_of(seed, ways, target)[0] => return dead,
             _ => {}
         }
         let hardware = matches!(fence, WriteFence::Within(_));
@@ -147,7 +152,7 @@ impl<S: Service> World<S> {
             return;
         }
         let (source, destination) = (self.hosts[from].slot, self.hosts[to].slot);
-        let partition = self.net.blocked_until(source, destination, self.now);
+        let partition = self.net.blocked_until(conn.road, (source, destination), self.now);
         if partition.is_some() && self.rng.chance(700) {
             self.counters.partitioned += 1;
             self.trace.note(now, || "    lost to the partition".to_owned());
@@ -171,7 +176,8 @@ impl<S: Service> World<S> {
                 self.counters.delayed += 1;
             }
             let start = partition.unwrap_or(self.now).max(self.now);
-            self.calendar.enter(start + delay, Event::Frame { from, to, bytes: bytes.clone() });
+            self.calendar
+                .enter(start + delay, Event::Frame { from, to, road: conn.road, bytes: bytes.clone() });
         }
         if self.rng.chance(net.garbage) {
             let garbage = self.garbage(&bytes);
@@ -196,23 +202,27 @@ impl<S: Service> World<S> {
         }
     }
 
-    pub(crate) fn deliver(&mut self, from: LifeId, to: LifeId, bytes: Bytes) {
+    pub(crate) fn deliver(&mut self, (from, to): (LifeId, LifeId), road: Road, bytes: Bytes) {
         if let Engine::Stranger(_) = self.hosts[to].engine {
             return S::tell_stranger(self, from, to, &bytes);
         }
         let slot = self.hosts[to].slot;
         let Some(at) = self.slots[slot] else { return };
+        if !roads_of(self.params.seed, &self.params.ways, at).contains(&road) {
+            // A later life has not every transport of the former one.
+            return;
+        }
         if at != to {
             let misdeliver = self.net.params().misdeliver;
             if self.planted != Some(Planted::FenceDropped) && !self.rng.chance(misdeliver) {
                 return;
             }
         }
-        self.arrive((from, to), at, bytes);
+        self.arrive((from, to), (at, road), bytes);
     }
 
     /// A frame of one life for another comes to `at`: to that other one, or to its successor.
-    pub(crate) fn arrive(&mut self, (from, to): (LifeId, LifeId), at: LifeId, bytes: Bytes) {
+    pub(crate) fn arrive(&mut self, (from, to): (LifeId, LifeId), (at, road): (LifeId, Road), bytes: Bytes) {
         if at != to {
             self.counters.misdelivered += 1;
             // A timer that is due anyway is not what the frame does.
@@ -225,7 +235,12 @@ impl<S: Service> World<S> {
         self.trace.note(self.now, || format!("deliver   life {from} -> life {at}: {}", S::show(&bytes)));
         S::arrives(self, from, at, &bytes);
         let effects: Effects =
-            self.feed(at, "frame", Input::Frame { from: Origin(from as u64 + 1), frame: bytes });
+            self.feed(at, "frame", Input::Frame { from: origin(road, from), frame: bytes });
         self.tell(&Fact::Handled { at, from, addressed: to, effects });
     }
+}
+
+/// The connection of a life by one of its transports, as its peers tell it from others.
+fn origin(road: Road, from: LifeId) -> Origin {
+    Origin(((road as u64) << 32) | (from as u64 + 1))
 }

@@ -188,8 +188,9 @@ impl<S: Service> World<S> {
 
     pub(crate) fn move_pieces(&mut self, flight: usize, upto: usize) {
         let (life, target) = (self.flights[flight].life, self.flights[flight].target);
-        let (source, destination) = (self.hosts[life].slot, self.hosts[target].slot);
-        if let Some(until) = self.net.blocked_until(source, destination, self.now) {
+        let ends = (self.hosts[life].slot, self.hosts[target].slot);
+        let road = self.ways[self.flights[flight].way].road;
+        if let Some(until) = self.net.blocked_until(road, ends, self.now) {
             let late = self.rng.below(MS);
             self.calendar.enter(until + late, Event::Move { flight, upto });
             return;

@@ -11,14 +11,14 @@ use bytes::Bytes;
 use kv_core::machine::{Input, Machine, Output};
 use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, LookupId, PeerId, Plane, PlaneError, PlaneEvent,
-    PlaneWait, Post, PostId, RankQuery, RankRecord, Region, Time, WorkerId, WriteFence,
+    PlaneWait, Post, PostId, RankQuery, RankRecord, Region, Time, TransportOffer, WorkerId, WriteFence,
 };
 use kv_poll::worker::{Clock as WorkerClock, Driver, Setup, Turn};
+use kv_ways::{Member, Ways};
 
 use crate::clock::Clock;
 use crate::net::cost::{Cost, Held};
-use crate::net::lives;
-use crate::net::lives::{LifeId, PLANE, life_of};
+use crate::net::lives::{LifeId, ROADS, Road, leads_nowhere, metadata_by, road_and_life, roads_of};
 use crate::net::params::{Physics, WayParams};
 use crate::net::way::fence_between;
 use crate::planted::Planted;
@@ -67,8 +67,8 @@ struct State<M: Machine, G> {
     now: u64,
     /// When the host was stopped, if it still stands where it stood then.
     stopped: Option<u64>,
-    /// What came, and when.
-    events: VecDeque<(u64, PlaneEvent)>,
+    /// What came, by which road, and when.
+    events: VecDeque<(u64, Road, PlaneEvent)>,
     told: VecDeque<(u64, Told<M::Command>)>,
     commands: VecDeque<M::Command>,
     outputs: Vec<Output<M::Status, M::Resource, M::Failure>>,
@@ -76,7 +76,9 @@ struct State<M: Machine, G> {
     costs: Vec<Cost>,
     life: LifeId,
     ways: (u64, WayParams),
-    peers: BTreeMap<PeerId, LifeId>,
+    peers: BTreeMap<PeerId, (Road, LifeId)>,
+    /// By which road each post goes.
+    posts: BTreeMap<PostId, Road>,
     last: Time,
     /// With a planted bug: the reading before the plane was polled.
     before: Option<Time>,
@@ -139,6 +141,7 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
             life,
             ways: (params.seed, params.ways.clone()),
             peers: BTreeMap::new(),
+            posts: BTreeMap::new(),
             last: Time::ZERO,
             before: None,
             planted,
@@ -146,19 +149,28 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
         let desk = Desk(Arc::new(Mutex::new(state)));
         let setup = Setup { max_sessions: 1, command_queue: 1, ..Setup::new(worker) };
         let machine = Tap { node, ask, desk: desk.clone() };
-        let [plane, client, own] = [desk.clone(), desk.clone(), desk.clone()];
-        let driver = Driver::new(machine, setup, Box::new(plane), Box::new(client), Box::new(own));
+        let (client, own) = (Box::new(desk.clone()), Box::new(desk.clone()));
+        let member = |&road: &Road| Member::named(ROADS[road], Box::new(End { desk: desk.clone(), road }));
+        let roads = roads_of(params.seed, &params.ways, life);
+        let plane: Box<dyn Plane + Send> = match roads {
+            [road] => member(road).into_plane(),
+            _ => Box::new(Ways::new(roads.iter().map(member).collect()).ok()?),
+        };
+        let driver = Driver::new(machine, setup, plane, client, own);
         Some(Rig { driver: driver.ok()?, desk })
     }
 
     /// Puts what has come where the driver will find it.
     pub(crate) fn tell(&mut self, now: u64, input: Input<M::Command>) {
         let state = &mut *self.desk.open();
-        let event = match input {
-            Input::Frame { from, frame } => PlaneEvent::Frame { from, frame },
-            Input::Posted { post, result } => PlaneEvent::Posted { post, result },
-            Input::PeerGone { peer, end } => PlaneEvent::PeerGone { peer, end },
-            Input::Revoked { peer } => PlaneEvent::Revoked { peer },
+        let road_of = |peer: &PeerId| state.peers.get(peer).map_or(0, |(road, _)| *road);
+        let (road, event) = match input {
+            Input::Frame { from, frame } => ((from.0 >> 32) as Road, PlaneEvent::Frame { from, frame }),
+            Input::Posted { post, result } => {
+                (state.posts.remove(&post).unwrap_or(0), PlaneEvent::Posted { post, result })
+            }
+            Input::PeerGone { peer, end } => (road_of(&peer), PlaneEvent::PeerGone { peer, end }),
+            Input::Revoked { peer } => (road_of(&peer), PlaneEvent::Revoked { peer }),
             Input::Command(command) => return state.told.push_back((now, Told::Command(command))),
             Input::Found { lookup, ranks } => {
                 let answer = BootstrapEvent::Found { lookup, ranks };
@@ -170,7 +182,7 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
             }
             Input::Connected { .. } | Input::ConnectFailed { .. } | Input::Timeout => return,
         };
-        state.events.push_back((now, event));
+        state.events.push_back((now, road, event));
     }
 
     /// Turns until the driver wants to sleep. `stopped` tells since when the host was stopped until now,
@@ -278,8 +290,8 @@ impl<M: Machine, G: Send> Machine for Tap<M, G> {
         self.node.next_timeout()
     }
 
-    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
-        self.node.metadata_in(frame)
+    fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {
+        self.node.transport_in(frame)
     }
 }
 
@@ -289,9 +301,21 @@ impl<M: Machine, G: Send> WorkerClock for Desk<M, G> {
     }
 }
 
-impl<M: Machine, G: Send> Plane for Desk<M, G> {
+/// The transport of one road.
+struct End<M: Machine, G> {
+    desk: Desk<M, G>,
+    road: Road,
+}
+
+impl<M: Machine, G> End<M, G> {
+    fn open(&self) -> MutexGuard<'_, State<M, G>> {
+        self.desk.open()
+    }
+}
+
+impl<M: Machine, G: Send> Plane for End<M, G> {
     fn name(&self) -> &'static str {
-        PLANE
+        ROADS[self.road]
     }
 
     fn register(&mut self, _: &Region) -> Result<(), PlaneError> {
@@ -299,14 +323,19 @@ impl<M: Machine, G: Send> Plane for Desk<M, G> {
     }
 
     fn metadata(&self) -> Result<Bytes, PlaneError> {
-        Ok(lives::metadata(self.open().life))
+        Ok(metadata_by(self.road, self.open().life))
     }
 
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
         let state = &mut *self.open();
-        state.outputs.push(Output::Connect { peer, metadata: Bytes::copy_from_slice(metadata) });
-        let target = life_of(metadata).ok_or(PlaneError::Metadata("it leads nowhere"))?;
-        state.peers.insert(peer, target);
+        let (seed, ways) = &state.ways;
+        let there = road_and_life(metadata);
+        if there.is_some_and(|(road, there)| leads_nowhere(*seed, ways, road, (state.life, there))) {
+            return Err(PlaneError::Metadata("it is of another host"));
+        }
+        let transport = TransportOffer::new(ROADS[self.road], Bytes::copy_from_slice(metadata));
+        state.outputs.push(Output::Connect { peer, transport });
+        state.peers.insert(peer, there.ok_or(PlaneError::Metadata("it leads nowhere"))?);
         Ok(())
     }
 
@@ -320,7 +349,9 @@ impl<M: Machine, G: Send> Plane for Desk<M, G> {
     }
 
     fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
-        self.open().outputs.push(Output::Post { peer, post });
+        let state = &mut *self.open();
+        state.posts.insert(post.id, self.road);
+        state.outputs.push(Output::Post { peer, post });
         Ok(())
     }
 
@@ -335,8 +366,8 @@ impl<M: Machine, G: Send> Plane for Desk<M, G> {
     fn write_fence(&self, peer: PeerId) -> WriteFence {
         let state = self.open();
         let (seed, ways) = &state.ways;
-        let Some(&writer) = state.peers.get(&peer) else { return WriteFence::AtDeath };
-        fence_between(*seed, ways, writer, state.life, state.planted)
+        let Some(&(road, writer)) = state.peers.get(&peer) else { return WriteFence::AtDeath };
+        fence_between(*seed, ways, (writer, state.life, road), state.planted)
     }
 
     fn revoke(&mut self, peer: PeerId) {
@@ -349,9 +380,13 @@ impl<M: Machine, G: Send> Plane for Desk<M, G> {
             state.before = Some(state.last);
         }
         let until = state.look();
-        while state.events.front().is_some_and(|(at, _)| *at <= until) {
-            events.extend(state.events.pop_front().map(|(_, event)| event));
-        }
+        state.events.retain(|(at, road, event)| {
+            let due = *at <= until && *road == self.road;
+            if due {
+                events.push(event.clone());
+            }
+            !due
+        });
     }
 
     fn wait(&self) -> PlaneWait {

@@ -27,8 +27,8 @@ impl<S: Service> World<S> {
             self.flights[flight].outcome.get_or_insert(Err(PlaneError::Revoked));
             return self.land(flight);
         }
-        let (source, destination) = (self.hosts[known.life].slot, self.hosts[known.target].slot);
-        if let Some(until) = self.net.blocked_until(source, destination, self.now) {
+        let ends = (self.hosts[known.life].slot, self.hosts[known.target].slot);
+        if let Some(until) = self.net.blocked_until(way.road, ends, self.now) {
             let late = self.rng.below(MS);
             return self.calendar.enter(until + late, Event::Begin { flight });
         }

@@ -92,6 +92,8 @@ NetCounters {
     late_slices: "cover: slices that ended after their permission",
     /// Worlds of hosts that run the worker's own loop.
     driven: "cover: worlds that run the worker's loop",
+    /// Ways by the second of two transports.
+    second_ways: "cover: ways by a second transport",
     /// Bytes that were read, not written.
     bytes_read: "cover: bytes read",
     /// Pieces read from pages that were given away meanwhile.

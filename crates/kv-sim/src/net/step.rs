@@ -10,7 +10,7 @@ use crate::net::calendar::{Event, Report};
 use crate::net::cost::Cost;
 use crate::net::fact::{Effects, Fact};
 use crate::net::host::Engine;
-use crate::net::lives::LifeId;
+use crate::net::lives::{LifeId, ROADS, metadata_by, road_and_life, roads_of};
 use crate::net::rig::Turned;
 use crate::net::service::Service;
 use crate::net::service::{InputOf, OutputOf};
@@ -44,6 +44,7 @@ impl<S: Service> World<S> {
         }
         if self.planted.is_some() {
             self.amplify(&mut costs);
+            self.change_ways(life, &mut outputs);
             outputs = S::spoil_outputs(self, life, outputs);
         }
         for cost in costs {
@@ -120,6 +121,24 @@ impl<S: Service> World<S> {
         }
     }
 
+    /// With a planted bug: what is opened again is opened by the other transport, if both have it.
+    fn change_ways(&self, life: LifeId, outputs: &mut [OutputOf<S>]) {
+        if self.planted != Some(Planted::WayChanged) {
+            return;
+        }
+        let has_both = |life| roads_of(self.params.seed, &self.params.ways, life).len() == ROADS.len();
+        for output in outputs {
+            if let Output::Connect { peer, transport } = output
+                && self.hosts[life].conns.contains_key(peer)
+                && let Some((road, target)) = road_and_life(&transport.metadata)
+                && has_both(life)
+                && has_both(target)
+            {
+                transport.metadata = metadata_by(ROADS.len() - 1 - road, target);
+            }
+        }
+    }
+
     /// With a planted bug: another timer than the machine wants.
     fn next_timeout(&self, next: Option<Time>, now: Time) -> Option<Time> {
         match self.planted {
@@ -134,7 +153,7 @@ impl<S: Service> World<S> {
 
     fn carry_out(&mut self, life: LifeId, output: OutputOf<S>, effects: &mut Effects) {
         match output {
-            Output::Connect { peer, metadata } => self.connect(life, peer, &metadata),
+            Output::Connect { peer, transport } => self.connect(life, peer, &transport.metadata),
             Output::Disconnect { peer } => {
                 self.trace.note(self.now, || format!("  life {life} disconnects peer {peer}"));
                 self.hosts[life].conns.remove(&peer);

@@ -7,7 +7,7 @@ use kv_core::random::mix;
 use kv_core::{PeerId, Time, WriteFence};
 
 use crate::net::flight::Flight;
-use crate::net::lives::{LifeId, LifeRecord};
+use crate::net::lives::{LifeId, LifeRecord, Road};
 use crate::net::params::WayParams;
 use crate::planted::Planted;
 
@@ -18,6 +18,8 @@ pub struct Way {
     pub writer: LifeId,
     /// Into whose memory.
     pub target: LifeId,
+    /// By which transport.
+    pub road: Road,
     /// What ends its writes.
     pub fence: WriteFence,
     /// Until when writes are allowed, on the writer's clock.
@@ -34,6 +36,7 @@ pub(crate) struct Revoking {
     pub(crate) life: LifeId,
     pub(crate) peer: PeerId,
     pub(crate) writer: LifeId,
+    pub(crate) road: Road,
 }
 
 impl Way {
@@ -55,15 +58,14 @@ pub(crate) fn may_write(flight: &Flight, way: &Way, lives: &[LifeRecord], now: u
     !flight.over && (flight.slice.is_some() && writes || !flight.stuck && way.is_open(lives, now))
 }
 
-/// What ends the writes of one life into the memory of another.
+/// What ends the writes of one life into the memory of another, by one of their transports.
 pub(crate) fn fence_between(
     seed: u64,
     ways: &WayParams,
-    writer: LifeId,
-    target: LifeId,
+    (writer, target, road): (LifeId, LifeId, Road),
     planted: Option<Planted>,
 ) -> WriteFence {
-    let drawn = mix(seed ^ mix((writer as u64) << 32 | target as u64)) % 10;
+    let drawn = mix(seed ^ mix((writer as u64) << 32 | target as u64) ^ road as u64) % 10;
     let short = if planted == Some(Planted::BoundTooShort) { 8 } else { 1 };
     if drawn < ways.kinds[0] {
         WriteFence::AtDeath

@@ -8,7 +8,7 @@ use crate::clock::{MS, US};
 use crate::net::calendar::{Event, Report};
 use crate::net::flight::WayId;
 use crate::net::host::Engine;
-use crate::net::lives::LifeId;
+use crate::net::lives::{LifeId, Road};
 use crate::net::service::Service;
 use crate::net::way::{Revoking, Way, fence_between};
 use crate::net::world::World;
@@ -16,20 +16,16 @@ use crate::planted::Planted;
 
 impl<S: Service> World<S> {
     /// The way on which a life may write into the memory of another through a connection.
-    pub(crate) fn open_way(&mut self, writer: LifeId, target: LifeId) -> WayId {
-        let fence = self.fence_of(writer, target);
-        self.ways.push(Way { writer, target, fence, permit: None, revoked: false, flying: 0 });
+    pub(crate) fn open_way(&mut self, writer: LifeId, target: LifeId, road: Road) -> WayId {
+        let ends = (writer, target, road);
+        let fence = fence_between(self.params.seed, &self.params.ways, ends, None);
+        self.ways.push(Way { writer, target, road, fence, permit: None, revoked: false, flying: 0 });
         self.ways.len() - 1
     }
 
-    /// What ends the writes of one life into the memory of another.
-    pub(crate) fn fence_of(&self, writer: LifeId, target: LifeId) -> WriteFence {
-        fence_between(self.params.seed, &self.params.ways, writer, target, None)
-    }
-
     /// What the transport of a life says that ends the writes of another.
-    pub(crate) fn declared_fence(&self, writer: LifeId, target: LifeId) -> WriteFence {
-        fence_between(self.params.seed, &self.params.ways, writer, target, self.planted)
+    pub(crate) fn declared_fence(&self, writer: LifeId, target: LifeId, road: Road) -> WriteFence {
+        fence_between(self.params.seed, &self.params.ways, (writer, target, road), self.planted)
     }
 
     /// A node has been allowed to write into the memory of a peer.
@@ -65,28 +61,30 @@ impl<S: Service> World<S> {
     /// A node takes the right to write from a peer.
     pub(crate) fn revoke(&mut self, life: LifeId, peer: PeerId) {
         let Some(conn) = self.hosts[life].conns.get(&peer) else { return };
-        let writer = conn.target;
+        let (writer, road) = (conn.target, conn.road);
         self.counters.revocations += 1;
         self.trace.note(self.now, || format!("  life {life} revokes the writes of peer {peer}"));
-        for way in self.ways.iter_mut().filter(|way| (way.writer, way.target) == (writer, life)) {
+        for way in
+            self.ways.iter_mut().filter(|way| (way.writer, way.target, way.road) == (writer, life, road))
+        {
             way.revoked = true;
         }
-        self.revoking.push(Revoking { life, peer, writer });
+        self.revoking.push(Revoking { life, peer, writer, road });
         self.tell_revoked();
-        self.end_revoked_ways(writer, life);
+        self.end_revoked_ways(writer, life, road);
     }
 
     /// Says of every revocation that is complete that it is.
     pub(crate) fn tell_revoked(&mut self) {
         let waiting = std::mem::take(&mut self.revoking);
-        for Revoking { life, peer, writer } in waiting {
+        for Revoking { life, peer, writer, road } in waiting {
             let marked = self.flights.iter().any(|flight| {
-                (flight.life, flight.target) == (writer, life)
+                (flight.life, flight.target, self.ways[flight.way].road) == (writer, life, road)
                     && flight.slice.is_some()
                     && (self.lives[writer].alive || !self.ways[flight.way].copies())
             });
             if marked && self.planted != Some(Planted::RevokedInTheSlice) {
-                self.revoking.push(Revoking { life, peer, writer });
+                self.revoking.push(Revoking { life, peer, writer, road });
             } else {
                 let delay = self.rng.tail(10 * US, 2 * MS);
                 self.report_later(delay, life, Report::Revoked { peer });
@@ -95,10 +93,12 @@ impl<S: Service> World<S> {
     }
 
     /// The writer's transport notices at some time that its connection is worth nothing any more.
-    fn end_revoked_ways(&mut self, writer: LifeId, target: LifeId) {
+    fn end_revoked_ways(&mut self, writer: LifeId, target: LifeId, road: Road) {
         let conns = self.hosts[writer].conns.iter();
-        let lost: Vec<PeerId> =
-            conns.filter(|(_, conn)| conn.target == target).map(|(&peer, _)| peer).collect();
+        let lost: Vec<PeerId> = conns
+            .filter(|(_, conn)| (conn.target, conn.road) == (target, road))
+            .map(|(&peer, _)| peer)
+            .collect();
         // A plane on its own keeps the contract to the letter: the way stays, without the right.
         let ends = !matches!(self.hosts[writer].engine, Engine::Plane(_));
         for peer in lost.into_iter().filter(|_| ends) {

@@ -274,7 +274,7 @@ impl<S: Service> World<S> {
         }
         match event {
             Event::Timer { life, generation } => self.ring(life, generation),
-            Event::Frame { from, to, bytes } => self.deliver(from, to, bytes),
+            Event::Frame { from, to, road, bytes } => self.deliver((from, to), road, bytes),
             Event::Report { life, report } => self.report(life, report),
             Event::Move { flight, upto } => self.move_pieces(flight, upto),
             Event::Begin { flight } => self.begin_slice(flight),

@@ -13,10 +13,12 @@ use super::{Introduction, Maps, Peer};
 use crate::error::{Cause, Mismatch, PeerCause};
 use crate::id::PeerId;
 use crate::layout::MAX_REGIONS;
+use crate::meter::each;
 use crate::plane::Origin;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
 use crate::proto::timer::Timer;
+use crate::record::{MAX_NAME, TransportOffer};
 use crate::time::Time;
 use crate::wire::{Body, Codec, Hello, Link, Refused, Welcome};
 
@@ -28,7 +30,8 @@ impl Context {
     /// The peer with this incarnation; it is greeted if it is not known. `None` if there are too
     /// many peers and all are busy.
     pub(in crate::proto) fn meet(&mut self, introduction: Introduction) -> Option<PeerId> {
-        if let Some(known) = self.peers.known(introduction.incarnation, &introduction.metadata) {
+        let mut ways = each(introduction.transports.iter());
+        if let Some(known) = ways.find_map(|way| self.peers.known(introduction.incarnation, way)) {
             // An old hello that no session waited for is replaced, so that its age does not count as silence.
             if let Some(peer) = self.peers.get_mut(known) {
                 peer.contact.turn(Event::Wanted);
@@ -40,25 +43,38 @@ impl Context {
             }
             return Some(known);
         }
-        let metadata = introduction.metadata.clone();
-        let peer = self.admit(introduction)?;
-        if let Some(peer) = self.peers.get_mut(peer) {
-            peer.contact.turn(Event::Wanted);
+        let id = self.admit(introduction)?;
+        let peer = self.peers.get_mut(id)?;
+        peer.contact.turn(Event::Wanted);
+        let transport = peer.transport.clone();
+        self.fx.output(Output::Connect { peer: id, transport });
+        self.say_hello(id);
+        Some(id)
+    }
+
+    /// The way to a peer that was never spoken with does not open: greets it by the next that both have. False
+    /// if there is none: a way that has been open stays the way of the conversation.
+    pub(in crate::proto) fn greet_by_next_way(&mut self, id: PeerId) -> bool {
+        if !self.peers.reroute(id) {
+            return false;
         }
-        self.fx.output(Output::Connect { peer, metadata });
-        self.say_hello(peer);
-        Some(peer)
+        let Some(peer) = self.peers.get(id) else { return false };
+        let transport = peer.transport.clone();
+        self.fx.output(Output::Connect { peer: id, transport });
+        self.say_hello(id);
+        true
     }
 
     /// Makes room for one more peer and enters it.
-    fn admit(&mut self, introduction: Introduction) -> Option<PeerId> {
+    fn admit(&mut self, mut introduction: Introduction) -> Option<PeerId> {
+        let transport = introduction.transports.pop_front()?;
         if self.peers.len() >= self.config.limits.max_peers {
             let idle = self.peers.oldest_idle()?;
             self.forget_peer(idle);
         }
         let link = self.peers.draw_link(&mut self.fx);
         let here = self.config.args.geometry();
-        Some(self.peers.insert(Peer::new(introduction, here, link, self.fx.now())))
+        Some(self.peers.insert(Peer::new(introduction, transport, here, link, self.fx.now())))
     }
 
     /// Takes whoever says hello among the peers, if there is room.
@@ -78,7 +94,7 @@ impl Context {
             worker: hello.worker.clone(),
             incarnation: hello.incarnation,
             geometry: hello.geometry.clone(),
-            metadata: hello.metadata.clone(),
+            transports: [transport_of(hello)].into(),
         };
         let Some(id) = self.admit(introduction) else {
             self.fx.drop_frame();
@@ -87,7 +103,7 @@ impl Context {
         if let Some(peer) = self.peers.get_mut(id) {
             peer.origin = Some(from);
         }
-        self.fx.output(Output::Connect { peer: id, metadata: hello.metadata.clone() });
+        self.fx.output(Output::Connect { peer: id, transport: transport_of(hello) });
         Some(id)
     }
 
@@ -98,11 +114,13 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let HelloSaid { nonce, times, .. } = peer.contact.greet(nonce, now);
         let (to, link) = (peer.incarnation, peer.ours);
-        let args = &self.config.args;
+        let (args, ways) = (&self.config.args, &self.config.transports);
+        let way = each(ways).find(|way| way.name == peer.transport.name).or(ways.first());
+        let Some(way) = way.cloned() else { return };
         let hello = Hello {
             versions: self.config.versions.get(),
-            metadata: self.config.metadata.clone(),
-            plane: self.config.plane.clone(),
+            metadata: way.metadata,
+            plane: way.name,
             to,
             incarnation: self.config.incarnation,
             link,
@@ -150,11 +168,13 @@ impl Context {
             // Nobody here knows what another version means by it.
             hello.geometry = None;
         }
-        let known = self.peers.known(hello.incarnation, &hello.metadata);
+        let transport = transport_of(hello);
+        let known = self.peers.known(hello.incarnation, &transport);
         let regions = hello.geometry.as_ref().map_or(MAX_REGIONS, |geometry| geometry.regions.len());
         if hello.geometry.as_ref().is_some_and(|geometry| geometry.validate().is_err())
             || hello.incarnation == self.config.incarnation
             || hello.metadata.len() > MAX_METADATA + METADATA_OF_REGION * regions
+            || hello.plane.len() > MAX_NAME
             || known.is_some_and(|known| self.is_impostor(known, from))
         {
             self.fx.drop_frame();
@@ -162,7 +182,7 @@ impl Context {
         }
         // Posts of a former conversation must be over before a new one begins: the welcome tells
         // the peer that its old pages are quiet. It will ask again.
-        if self.peers.has_lingering_posts(hello.incarnation, &hello.metadata) {
+        if self.peers.has_lingering_posts(hello.incarnation, &transport) {
             return HelloHeard::Nothing;
         }
         if hello.to != self.config.incarnation {
@@ -245,10 +265,12 @@ impl Context {
         if Codec::between(ours, theirs).is_none() {
             return Some(PeerCause::Versions { ours, theirs });
         }
-        if hello.plane != self.config.plane {
+        let ways = &self.config.transports;
+        if each(ways).all(|way| way.name != hello.plane) {
+            let names: Vec<&str> = each(ways).map(|way| way.name.as_str()).collect();
             return Some(PeerCause::Incompatible(Mismatch {
                 field: "plane".to_owned(),
-                ours: self.config.plane.clone(),
+                ours: names.join(", "),
                 theirs: hello.plane.clone(),
             }));
         }
@@ -316,4 +338,9 @@ impl Context {
         peer.codec = Codec::between(ours, refused.versions).unwrap_or(Codec::MEETING);
         AnswerHeard::Up { forgot: before.is_some_and(|before| before != link), refuses: true }
     }
+}
+
+/// How to reach the speaker.
+fn transport_of(hello: &Hello) -> TransportOffer {
+    TransportOffer::new(&hello.plane, hello.metadata.clone())
 }

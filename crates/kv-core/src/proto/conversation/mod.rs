@@ -31,6 +31,8 @@ mod said;
 mod touch;
 mod write_rights;
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 
 use self::contact::Contact;
@@ -40,6 +42,7 @@ use crate::layout::Geometry;
 use crate::lease::GrantRef;
 use crate::meter::each;
 use crate::plane::{Directions, Origin};
+use crate::record::TransportOffer;
 use crate::time::Time;
 use crate::wire::{Abort, Body, Codec, Link};
 
@@ -68,8 +71,11 @@ pub(super) const MAX_RUNS: usize = 1 << 16;
 pub(super) struct Peer {
     worker: WorkerId,
     incarnation: Incarnation,
-    /// How to reach its memory: with the incarnation, what tells it from all others.
-    metadata: Bytes,
+    /// How to reach its memory: with the incarnation, what tells it from all others. One transport for the
+    /// whole conversation.
+    transport: TransportOffer,
+    /// Others that both have, for as long as none has led to it.
+    others: VecDeque<TransportOffer>,
     maps: Maps,
     /// What the way to it is good for.
     directions: Directions,
@@ -101,16 +107,24 @@ pub(super) struct Introduction {
     pub(super) incarnation: Incarnation,
     /// `None` for a cache that a version has described which is not spoken here: such a peer is refused.
     pub(super) geometry: Option<Geometry>,
-    pub(super) metadata: Bytes,
+    /// How to reach it, the preferred way first; at least one.
+    pub(super) transports: VecDeque<TransportOffer>,
 }
 
 impl Peer {
-    fn new(introduction: Introduction, here: &Geometry, ours: Link, now: Time) -> Peer {
-        let Introduction { worker, incarnation, geometry, metadata } = introduction;
+    fn new(
+        introduction: Introduction,
+        transport: TransportOffer,
+        here: &Geometry,
+        ours: Link,
+        now: Time,
+    ) -> Peer {
+        let Introduction { worker, incarnation, geometry, transports: others } = introduction;
         Peer {
             worker,
             incarnation,
-            metadata,
+            transport,
+            others,
             maps: Maps::new(geometry, here),
             directions: Directions::BOTH,
             contact: Contact::new(),

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use crate::id::{Incarnation, PeerId, WorkerId};
 use crate::meter::each;
 use crate::plane::Origin;
 use crate::proto::conversation::Peer;
 use crate::proto::effects::Effects;
+use crate::record::TransportOffer;
 use crate::time::Time;
 use crate::wire::Link;
 
@@ -18,10 +17,10 @@ use crate::wire::Link;
 pub(in crate::proto) struct Peers {
     peers: BTreeMap<PeerId, Peer>,
     by_link: BTreeMap<Link, PeerId>,
-    /// An incarnation is a number that its worker has chosen; only with its metadata it is a worker's.
-    by_identity: BTreeMap<(Incarnation, Bytes), PeerId>,
+    /// An incarnation is a number that its worker has chosen; only with its transport it is a worker's.
+    by_identity: BTreeMap<(Incarnation, TransportOffer), PeerId>,
     /// Gone, but with posts that have not ended.
-    gone: BTreeMap<PeerId, ((Incarnation, Bytes), u32)>,
+    gone: BTreeMap<PeerId, ((Incarnation, TransportOffer), u32)>,
     next: u64,
     links_drawn: u32,
 }
@@ -37,7 +36,7 @@ impl Peers {
         let id = PeerId(self.next);
         self.next += 1;
         self.by_link.insert(peer.ours, id);
-        self.by_identity.insert((peer.incarnation, peer.metadata.clone()), id);
+        self.by_identity.insert((peer.incarnation, peer.transport.clone()), id);
         self.peers.insert(id, peer);
         id
     }
@@ -46,7 +45,7 @@ impl Peers {
     pub(in crate::proto) fn remove(&mut self, id: PeerId) -> Option<Peer> {
         let peer = self.peers.remove(&id)?;
         self.by_link.remove(&peer.ours);
-        let identity = (peer.incarnation, peer.metadata.clone());
+        let identity = (peer.incarnation, peer.transport.clone());
         self.by_identity.remove(&identity);
         if peer.posts > 0 {
             self.gone.insert(id, (identity, peer.posts));
@@ -81,13 +80,13 @@ impl Peers {
     }
 
     /// True while posts to a former conversation with this worker have not ended.
-    pub(super) fn has_lingering_posts(&self, incarnation: Incarnation, metadata: &Bytes) -> bool {
-        each(self.gone.values()).any(|((gone, of), _)| *gone == incarnation && of == metadata)
+    pub(super) fn has_lingering_posts(&self, incarnation: Incarnation, transport: &TransportOffer) -> bool {
+        each(self.gone.values()).any(|((gone, of), _)| *gone == incarnation && of == transport)
     }
 
     /// The same for a worker that is known again.
     pub(in crate::proto) fn lingers(&self, id: PeerId) -> bool {
-        self.peers.get(&id).is_some_and(|peer| self.has_lingering_posts(peer.incarnation, &peer.metadata))
+        self.peers.get(&id).is_some_and(|peer| self.has_lingering_posts(peer.incarnation, &peer.transport))
     }
 
     pub(in crate::proto) fn get(&self, id: PeerId) -> Option<&Peer> {
@@ -109,8 +108,27 @@ impl Peers {
         each(self.iter()).filter(move |(_, peer)| peer.origin == Some(origin))
     }
 
-    pub(in crate::proto) fn known(&self, incarnation: Incarnation, metadata: &Bytes) -> Option<PeerId> {
-        self.by_identity.get(&(incarnation, metadata.clone())).copied()
+    pub(in crate::proto) fn known(
+        &self,
+        incarnation: Incarnation,
+        transport: &TransportOffer,
+    ) -> Option<PeerId> {
+        self.by_identity.get(&(incarnation, transport.clone())).copied()
+    }
+
+    /// Goes over to the next way by which a peer may be reached, where none was open yet. False if there is
+    /// no other.
+    pub(super) fn reroute(&mut self, id: PeerId) -> bool {
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.contact.link().is_none()) else {
+            return false;
+        };
+        // Over one by which it has come itself there is a conversation already.
+        let taken = |next: &TransportOffer| self.by_identity.contains_key(&(peer.incarnation, next.clone()));
+        let Some(next) = each(peer.others.drain(..)).find(|next| !taken(next)) else { return false };
+        let before = std::mem::replace(&mut peer.transport, next.clone());
+        self.by_identity.remove(&(peer.incarnation, before));
+        self.by_identity.insert((peer.incarnation, next), id);
+        true
     }
 
     /// True if another incarnation of the same worker is known.

@@ -115,6 +115,7 @@ impl Context {
     pub(in crate::proto) fn way_opened(&mut self, id: PeerId, directions: Directions, fence: WriteFence) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.directions = directions;
+        peer.others.clear();
         peer.writes_in.declare(fence);
         let until = peer.writes_out.until();
         let lost = peer.is_lost();
@@ -150,9 +151,9 @@ impl Context {
         }
         // A right to write is taken from the connection that is lost: it must stay known.
         if !peer.writes_in.is_revoking() {
-            let metadata = peer.metadata.clone();
+            let transport = peer.transport.clone();
             self.fx.output(Output::Disconnect { peer: id });
-            self.fx.output(Output::Connect { peer: id, metadata });
+            self.fx.output(Output::Connect { peer: id, transport });
         }
         let pause = self.fx.backoff(self.config.timing.retry_max, 1);
         self.fx.arm(Timer::Peer(id), self.fx.now() + pause);

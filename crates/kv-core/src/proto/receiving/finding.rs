@@ -1,10 +1,10 @@
 //! From an address to peers, on the decode side: questions to the bootstrap server and what its
 //! answers mean.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::bootstrap::LookupId;
-use crate::error::{BootstrapError, Cause, PeerCause};
+use crate::error::{BootstrapError, Cause, Mismatch, PeerCause};
 use crate::id::{PeerId, SessionId};
 use crate::layout::{Geometry, shares, sources};
 use crate::meter::each;
@@ -16,7 +16,7 @@ use crate::proto::ending::Ending;
 use crate::proto::io::Output;
 use crate::proto::receiving::Receiving;
 use crate::proto::timer::Timer;
-use crate::record::{RankRecord, ServiceOffer};
+use crate::record::{RankRecord, ServiceOffer, TransportOffer};
 use crate::wire::Versions;
 
 impl Receiving {
@@ -117,9 +117,9 @@ fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<I
     let (mut dp_rank, mut dp_size) = (0, 1);
     let mut found = Vec::with_capacity(ranks.len());
     for rank in each(ranks) {
-        let chosen = choose(cx, rank)?;
-        let geometry = chosen.offer.geometry(rank.parallel).map_err(|_| unreadable(cx, chosen.offer))?;
-        found.push((geometry, &chosen.transport.metadata));
+        let (transports, offer) = choose(cx, rank)?;
+        let geometry = offer.geometry(rank.parallel).map_err(|_| unreadable(cx, offer))?;
+        found.push((geometry, transports));
         (dp_rank, dp_size) = (rank.parallel.dp_rank, rank.parallel.dp_size);
     }
     let geometries: Vec<&Geometry> = found.iter().map(|(geometry, _)| geometry).collect();
@@ -143,22 +143,47 @@ fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<I
         }
     };
     let introductions = each(chosen).filter_map(|index| {
-        let (rank, (geometry, metadata)) = ranks.get(index).zip(found.get(index))?;
+        let (rank, (geometry, transports)) = ranks.get(index).zip(found.get(index))?;
         Some(Introduction {
             worker: rank.worker.clone(),
             incarnation: rank.incarnation,
             geometry: Some(geometry.clone()),
-            metadata: (*metadata).clone(),
+            transports: transports.clone(),
         })
     });
     Ok((dp_rank, dp_size, introductions.collect()))
 }
 
+/// The ways that both have, in this worker's order, and the offer of the KV service over them.
+fn choose<'a>(
+    cx: &Context,
+    rank: &'a RankRecord,
+) -> Result<(VecDeque<TransportOffer>, &'a ServiceOffer), Cause> {
+    let (mut ways, mut offer, mut refusal) = (VecDeque::new(), None, None);
+    for own in each(&cx.config.transports) {
+        match choose_over(cx, own, rank) {
+            Ok(chosen) => {
+                ways.push_back(chosen.transport.clone());
+                offer = Some(chosen.offer);
+            }
+            Err(cause) => refusal = Some(refusal.unwrap_or(cause)),
+        }
+    }
+    offer.map(|offer| (ways, offer)).ok_or_else(|| match refusal {
+        Some(Cause::Incompatible(Mismatch { field, theirs, .. })) if field == "transport" => {
+            let ours: Vec<String> = each(&cx.config.transports).map(TransportOffer::to_string).collect();
+            Cause::Incompatible(Mismatch { field, ours: ours.join(", "), theirs })
+        }
+        Some(cause) => cause,
+        None => Cause::Bootstrap(BootstrapError::UnknownRank),
+    })
+}
+
 /// The offer of the KV service that is spoken here; without one, the rank's only one. Where no version is
 /// common, the two still meet, if the cache can be read: so both sides are told.
-fn choose<'a>(cx: &Context, rank: &'a RankRecord) -> Result<Chosen<'a>, Cause> {
+fn choose_over<'a>(cx: &Context, own: &TransportOffer, rank: &'a RankRecord) -> Result<Chosen<'a>, Cause> {
     let Versions { min, max } = cx.config.versions.get();
-    let spoken = Wanted { versions: u16::from(min)..=u16::from(max), ..Wanted::kv(&cx.config.plane) };
+    let spoken = Wanted { versions: u16::from(min)..=u16::from(max), ..Wanted::kv(&own.name) };
     spoken.choose(rank).or_else(|error| match error {
         OfferError::Differs(differs) if differs.field == "version" => {
             let any = Wanted { versions: 0..=u16::MAX, ..spoken };

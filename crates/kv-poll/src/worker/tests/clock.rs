@@ -11,7 +11,7 @@ use kv_core::proto::{Command, Input, Output, Resource};
 use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, KvManager, KvPoll, KvSession, LookupId, Origin, PeerId,
     Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Quarantine, RankQuery, RankRecord, Region, Room,
-    SessionOptions, Time, TransferError, WorkerRole, WriteFence,
+    SessionOptions, Time, TransferError, TransportOffer, WorkerRole, WriteFence,
 };
 
 use super::client::FakeClient;
@@ -164,8 +164,8 @@ impl Machine for Comparing {
         self.last = now;
         self.seen.lock().unwrap()[kind] += 1;
         if kind == 0 {
-            let metadata = Bytes::from_static(b"metadata");
-            self.outputs.push(Output::Connect { peer: PeerId(1), metadata });
+            let transport = TransportOffer::new("clock", Bytes::from_static(b"metadata"));
+            self.outputs.push(Output::Connect { peer: PeerId(1), transport });
             self.due = Some(now);
         }
     }

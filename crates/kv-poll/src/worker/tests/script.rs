@@ -7,11 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::machine::Machine;
 use kv_core::proto::{Command, Input, Output, Resource};
-use kv_core::wire::hello_metadata;
+use kv_core::wire::hello_transport;
 use kv_core::{
     Cause, Desc, EngineId, FinalLayers, KV_SERVICE, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId,
-    Quarantine, QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError, WorkerId,
-    WorkerRole,
+    Quarantine, QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError, TransportOffer,
+    WorkerId, WorkerRole,
 };
 
 use super::{Log, Seen};
@@ -154,7 +154,10 @@ impl Script {
                     replica: Replica::Rank(0),
                 };
                 self.outputs.extend([
-                    Output::Connect { peer, metadata: Bytes::from_static(b"bad") },
+                    Output::Connect {
+                        peer,
+                        transport: TransportOffer::new("script", Bytes::from_static(b"bad")),
+                    },
                     Output::Send { peer, frame: frame.clone() },
                     Output::Send { peer: PeerId(2), frame },
                     Output::Post { peer, post: post(1) },
@@ -183,7 +186,9 @@ impl Machine for Script {
         assert!(self.outputs.is_empty(), "outputs are drained after every input");
         match input {
             Input::Command(command) => self.command(command),
-            Input::Frame { from, frame } if hello_metadata(&frame).is_some() => self.see(Seen::Hello(from.0)),
+            Input::Frame { from, frame } if hello_transport(&frame).is_some() => {
+                self.see(Seen::Hello(from.0))
+            }
             Input::Frame { frame, .. } => self.word(now, &frame),
             Input::Posted { post, result } => self.see(Seen::Posted(post.0, result.is_ok())),
             Input::ConnectFailed { .. } => self.see(Seen::ConnectFailed),
@@ -212,8 +217,8 @@ impl Machine for Script {
         self.timeout
     }
 
-    fn metadata_in(&self, frame: &[u8]) -> Option<Bytes> {
-        hello_metadata(frame)
+    fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {
+        hello_transport(frame)
     }
 
     fn quarantine(&self) -> Vec<Quarantine> {

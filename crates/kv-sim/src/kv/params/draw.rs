@@ -273,6 +273,7 @@ fn draw_ways(seed: u64, lossless: bool) -> WayParams {
         unproven: rng.pick(&[0, 300]),
         stuck: if lossless { 0 } else { rng.pick(&[0, 0, 0, 20, 200]) },
         refused_max: rng.pick(&[0, 20 * MS, 500 * MS]),
+        several: Rng::new(seed ^ 0x5eed_3a75_e7e3).chance(200),
     }
 }
 

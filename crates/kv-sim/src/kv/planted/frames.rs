@@ -100,7 +100,7 @@ impl KvWorld {
                     let Heartbeat { beat, attempts, .. } = heartbeat;
                     let body = Body::HeartbeatAck(HeartbeatAck { beat, lease_ms: 20, attempts });
                     let bytes = Frame { link, body }.encode().ok()?;
-                    self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, bytes });
+                    self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, road: 0, bytes });
                 }
                 Some(bytes)
             }
@@ -108,7 +108,7 @@ impl KvWorld {
                 if let Some(&link) = self.service.sabotage.links.get(&(from, to)) {
                     let body = Body::AbortAck(AbortAck { attempt: abort.attempt });
                     let bytes = Frame { link, body }.encode().ok()?;
-                    self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, bytes });
+                    self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, road: 0, bytes });
                 }
                 Some(bytes)
             }

@@ -88,7 +88,7 @@ impl KvWorld {
     fn forge(&mut self, (from, to): (LifeId, LifeId), body: Body) {
         let link = self.service.sabotage.links.get(&(to, from)).copied().unwrap_or(Link::NONE);
         if let Ok(bytes) = (Frame { link, body }).encode() {
-            self.calendar.enter(self.now + 1, Event::Frame { from, to, bytes });
+            self.calendar.enter(self.now + 1, Event::Frame { from, to, road: 0, bytes });
         }
     }
 

@@ -92,6 +92,21 @@ impl Planted {
                 params.physics.timing.write_permission = Duration::from_millis(50);
                 params.physics.chaos.breaks = 6;
             }
+            Planted::FirstWayIsAll | Planted::WayChanged => {
+                (params.lossless, params.drizzle) = (false, false);
+                (params.sched.pull, params.requests) = (0, 12);
+                (params.physics.ways.several, params.physics.ways.kinds) = (true, [0, 10, 0]);
+                params.physics.ways.refused_max = 0;
+                (params.physics.dma.slow, params.physics.dma.time_max) = (600, 200_000_000);
+                params.physics.chaos.breaks = 12;
+                if self == Planted::WayChanged {
+                    // The way that is lost and the one that is opened differ in what ends their writes, and
+                    // little is heard by the second.
+                    params.physics.ways.kinds = [5, 5, 0];
+                    (params.physics.chaos.pauses, params.physics.chaos.partitions) = (8, 30);
+                    (params.physics.ways.long, params.physics.ways.slice_max) = (300, 50_000_000);
+                }
+            }
             Planted::EventsAsOfBefore => {
                 (params.lossless, params.drizzle, params.physics.driven) = (false, false, true);
                 (params.sched.pull, params.requests) = (1000, 30);

@@ -66,7 +66,7 @@ impl KvWorld {
             let Some(&link) = self.service.sabotage.links.get(&(at, other.source)) else { continue };
             let done = Done { attempt: other.attempt, part: 0, total: Some(1), skipped: Vec::new() };
             let Ok(bytes) = (Frame { link, body: Body::Done(done) }).encode() else { continue };
-            self.calendar.enter(self.now + 1, Event::Frame { from: other.source, to: at, bytes });
+            self.calendar.enter(self.now + 1, Event::Frame { from: other.source, to: at, road: 0, bytes });
         }
     }
 }

@@ -68,7 +68,7 @@ impl Alone {
         let mut hello = Hello {
             versions: cx.config.versions.get(),
             metadata: Default::default(),
-            plane: cx.config.plane.clone(),
+            plane: cx.config.transports[0].name.clone(),
             to: cx.config.incarnation,
             incarnation: Incarnation::from_random(8),
             link: Link::new(1, 1),

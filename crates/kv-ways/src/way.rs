@@ -1,0 +1,74 @@
+//! The way of one conversation, and what of it has ended.
+
+use kv_core::{PlaneEvent, WayEnd};
+
+/// The one member by which a peer is reached, until it is disconnected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Way {
+    /// Position of the member.
+    pub(crate) member: usize,
+    pub(crate) stage: Stage,
+}
+
+/// What is proven about a way.
+///
+/// | from | to | when |
+/// |---|---|---|
+/// | – | `Open` | the member has connected it |
+/// | `Open` | `Revoked` | the member says that the peer writes no more |
+/// | `Open` | `Lost` | the member has lost it, which proves nothing about the peer |
+/// | `Revoked` | `Fenced` | the member has lost it |
+/// | `Lost` | `Fenced` | the member says that the peer writes no more |
+/// | any | `Fenced` | the member has proven the peer's death |
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Frames and posts pass.
+    Open,
+    /// Frames pass, and writes of the peer do not.
+    Revoked,
+    /// Nothing passes from here; the peer may go on writing. It may be opened again, by the same member.
+    Lost,
+    /// Nothing passes in either direction: another member may be used under the peer's id.
+    Fenced,
+}
+
+impl Stage {
+    /// The stage after something that the member of this way has reported.
+    pub(crate) fn after(self, event: &PlaneEvent) -> Stage {
+        match (self, event) {
+            (_, PlaneEvent::PeerGone { end: WayEnd::Dead { .. }, .. }) => Stage::Fenced,
+            (Stage::Open, PlaneEvent::PeerGone { end: WayEnd::Lost, .. }) => Stage::Lost,
+            (Stage::Revoked, PlaneEvent::PeerGone { end: WayEnd::Lost, .. }) => Stage::Fenced,
+            (Stage::Open, PlaneEvent::Revoked { .. }) => Stage::Revoked,
+            (Stage::Lost, PlaneEvent::Revoked { .. }) => Stage::Fenced,
+            (stage, _) => stage,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kv_core::PeerId;
+
+    use super::*;
+
+    #[test]
+    fn a_lost_way_is_fenced_by_death_or_revocation_and_by_nothing_else() {
+        use Stage::{Fenced, Lost, Open, Revoked};
+        let peer = PeerId(1);
+        let lost = PlaneEvent::PeerGone { peer, end: WayEnd::Lost };
+        let dead = PlaneEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
+        let revoked = PlaneEvent::Revoked { peer };
+        let table = [
+            (Open, [Lost, Fenced, Revoked]),
+            (Revoked, [Fenced, Fenced, Revoked]),
+            (Lost, [Lost, Fenced, Fenced]),
+            (Fenced, [Fenced, Fenced, Fenced]),
+        ];
+        for (from, to) in table {
+            assert_eq!([&lost, &dead, &revoked].map(|event| from.after(event)), to, "{from:?}");
+        }
+    }
+}

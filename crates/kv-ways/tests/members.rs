@@ -1,0 +1,239 @@
+//! What a plane over several makes of what its members report, told by members that say what a test wants.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod told;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::{
+    Desc, Directions, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region,
+    RegionRole, Time, TransportOffer, WayEnd, WriteFence,
+};
+use kv_ways::{MAX_MEMBERS, Member, Ways, WaysError};
+use told::{Told, Wire};
+
+const PEER: PeerId = PeerId(7);
+const OTHER: PeerId = PeerId(8);
+const DEAD: WayEnd = WayEnd::Dead { quiet_after: Duration::ZERO };
+
+fn pair() -> (Ways, [Wire; 2]) {
+    let wires = [Wire::named("a"), Wire::named("b")];
+    (Ways::new(vec![member("a", &wires[0]), member("b", &wires[1])]).unwrap(), wires)
+}
+
+fn member(name: &'static str, wire: &Wire) -> Member {
+    Member::named(name, Box::new(Told(wire.clone())))
+}
+
+fn by(name: &str) -> TransportOffer {
+    TransportOffer::new(name, Bytes::from(format!("memory by {name}")))
+}
+
+fn gone(end: WayEnd) -> PlaneEvent {
+    PlaneEvent::PeerGone { peer: PEER, end }
+}
+
+fn write(id: u64) -> Post {
+    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 1 };
+    Post { id: PostId(id), op: Op::Write, descs: vec![desc], notify: None }
+}
+
+/// One turn for each member.
+fn round(ways: &mut Ways) -> Vec<PlaneEvent> {
+    let mut events = Vec::new();
+    for _ in 0..2 {
+        ways.poll(Time::ZERO, &mut events);
+    }
+    events
+}
+
+#[test]
+fn every_call_about_a_peer_goes_to_the_one_member_of_its_way() {
+    let (mut ways, [a, b]) = pair();
+    ways.connect_by(PEER, &by("b")).unwrap();
+    b.set_fence(WriteFence::Revocable);
+    b.set_directions(Directions::READ);
+    ways.send(PEER, Bytes::from_static(b"word")).unwrap();
+    ways.post(PEER, write(1)).unwrap();
+    ways.permit(PEER, Time::MAX);
+    ways.cancel(PostId(1));
+    assert_eq!(ways.write_fence(PEER), WriteFence::Revocable);
+    assert_eq!(ways.directions(Some(PEER)), Directions::READ);
+    ways.revoke(PEER);
+    ways.disconnect(PEER);
+    assert_eq!(a.calls(), [""; 0]);
+    let calls = ["connect memory by b", "send", "post 1", "permit", "cancel 1", "revoke", "disconnect"];
+    assert_eq!(b.calls(), calls);
+    assert_eq!(ways.write_fence(PEER), WriteFence::AtDeath);
+    assert_eq!(ways.send(PEER, Bytes::new()), Err(PlaneError::PeerGone));
+}
+
+#[test]
+fn a_way_that_is_lost_and_may_still_be_written_through_is_not_left_for_another() {
+    let (mut ways, [a, b]) = pair();
+    let other = PlaneError::Unsupported("another way to a peer whose way has not ended");
+    ways.connect_by(PEER, &by("a")).unwrap();
+    assert_eq!(ways.connect_by(PEER, &by("b")), Err(other.clone()));
+    a.report(gone(WayEnd::Lost));
+    assert_eq!(round(&mut ways), [gone(WayEnd::Lost)]);
+    assert_eq!(ways.connect_by(PEER, &by("b")), Err(other));
+    assert_eq!(b.calls(), [""; 0]);
+    // The same member opens it again, and once more when the peer writes no more.
+    ways.connect_by(PEER, &by("a")).unwrap();
+    a.report(gone(WayEnd::Lost));
+    a.report(PlaneEvent::Revoked { peer: PEER });
+    assert_eq!(round(&mut ways).len(), 2);
+    ways.connect_by(PEER, &by("b")).unwrap();
+    assert_eq!(a.calls().last().map(String::as_str), Some("disconnect"));
+    assert_eq!(b.calls(), ["connect memory by b"]);
+}
+
+#[test]
+fn the_end_of_one_members_way_says_nothing_of_the_ways_of_another() {
+    let (mut ways, [a, b]) = pair();
+    ways.connect_by(PEER, &by("a")).unwrap();
+    ways.connect_by(OTHER, &by("b")).unwrap();
+    ways.post(OTHER, write(2)).unwrap();
+    // Late words of a member about a peer and a post that are another's.
+    b.report(gone(DEAD));
+    b.report(PlaneEvent::Revoked { peer: PEER });
+    a.report(PlaneEvent::PeerGone { peer: OTHER, end: WayEnd::Lost });
+    a.report(PlaneEvent::Posted { post: PostId(2), result: Ok(()) });
+    assert_eq!(round(&mut ways), []);
+    ways.send(PEER, Bytes::new()).unwrap();
+    ways.send(OTHER, Bytes::new()).unwrap();
+    a.report(gone(DEAD));
+    b.report(PlaneEvent::Posted { post: PostId(2), result: Ok(()) });
+    let ended = PlaneEvent::Posted { post: PostId(2), result: Ok(()) };
+    assert_eq!(round(&mut ways), [gone(DEAD), ended]);
+    // Nobody hears of a peer that was disconnected, nor twice of a post.
+    ways.disconnect(PEER);
+    a.report(gone(DEAD));
+    b.report(PlaneEvent::Posted { post: PostId(2), result: Ok(()) });
+    assert_eq!(round(&mut ways), []);
+}
+
+#[test]
+fn a_post_ends_also_after_its_peer_was_disconnected_and_its_id_is_free_then() {
+    let (mut ways, [a, _]) = pair();
+    ways.connect_by(PEER, &by("a")).unwrap();
+    ways.connect_by(OTHER, &by("b")).unwrap();
+    ways.post(PEER, write(3)).unwrap();
+    assert!(matches!(ways.post(OTHER, write(3)), Err(PlaneError::Unsupported(_))), "an id in use");
+    ways.disconnect(PEER);
+    let ended = PlaneEvent::Posted { post: PostId(3), result: Err(PlaneError::Cancelled) };
+    a.report(ended.clone());
+    assert_eq!(round(&mut ways), [ended]);
+    ways.post(OTHER, write(3)).unwrap();
+}
+
+#[test]
+fn frames_speak_for_a_peer_only_by_the_member_on_which_they_came() {
+    let (mut ways, [a, b]) = pair();
+    for wire in [&a, &b] {
+        wire.report(PlaneEvent::Frame { from: Origin(3), frame: Bytes::from_static(b"hello") });
+    }
+    let from: Vec<Origin> = round(&mut ways)
+        .into_iter()
+        .map(|event| match event {
+            PlaneEvent::Frame { from, .. } => from,
+            event => panic!("{event:?}"),
+        })
+        .collect();
+    assert_ne!(from[0], from[1], "one number, two connections");
+    // Both members would believe it of their own third connection.
+    assert!(ways.may_speak_by(from[0], &by("a")) && ways.may_speak_by(from[1], &by("b")));
+    assert!(!ways.may_speak_by(from[0], &by("b")) && !ways.may_speak_by(from[1], &by("a")));
+    assert!(!ways.may_speak_by(Origin(4 * 16), &by("a")), "a connection that is not its");
+}
+
+#[test]
+fn a_member_that_refuses_a_region_is_out_and_the_last_one_names_all() {
+    let (mut ways, [a, b]) = pair();
+    let standing = ways.standing();
+    let region = Region::dram(RegionRole::Kv, 4096, 64, 64);
+    ways.register(&region).unwrap();
+    assert_eq!(ways.transports().unwrap(), [by("a"), by("b")]);
+    a.refuse_regions(PlaneError::Unsupported("device memory"));
+    ways.register(&region).unwrap();
+    let out = ("a", PlaneError::Unsupported("device memory"));
+    assert_eq!(standing.refusals(), std::slice::from_ref(&out));
+    assert_eq!(ways.transports().unwrap(), [by("b")]);
+    assert!(matches!(ways.connect_by(PEER, &by("a")), Err(PlaneError::Metadata(_))));
+    let unknown = PlaneError::UnknownMemory { region: 2, addr: 4096, len: 64 };
+    b.refuse_regions(unknown.clone());
+    let all = PlaneError::NoTransport { ways: vec![out, ("b", unknown)] };
+    assert_eq!(ways.register(&region), Err(all.clone()));
+    let words = "no transport can: a: not supported by this plane: device memory; \
+                 b: region 2: 0x1000+64 is not in memory given to the plane";
+    assert_eq!(all.to_string(), words);
+}
+
+#[test]
+fn a_busy_member_leaves_every_other_turn_to_the_others_and_nobody_sleeps_before_all_had_theirs() {
+    let (mut ways, [a, b]) = pair();
+    a.set_wait(PlaneWait::Now);
+    b.set_wait(PlaneWait::ReadableOrAfter(vec![5], Duration::from_millis(3)));
+    let mut events = Vec::new();
+    for _ in 0..10 {
+        ways.poll(Time::ZERO, &mut events);
+        assert_eq!(ways.wait(), PlaneWait::Now);
+    }
+    assert_eq!((a.polls(), b.polls()), (5, 5));
+    a.set_wait(PlaneWait::Readable(vec![4]));
+    let both = PlaneWait::ReadableOrAfter(vec![4, 5], Duration::from_millis(3));
+    assert_eq!(ways.wait(), both);
+    // Whoever is woken looks at all.
+    ways.poll(Time::ZERO, &mut events);
+    assert_eq!(ways.wait(), PlaneWait::Now);
+    ways.poll(Time::ZERO, &mut events);
+    assert_eq!(ways.wait(), both);
+}
+
+#[test]
+fn both_sides_find_the_same_way_and_the_next_where_it_leads_nowhere() {
+    let (ours, [a, b]) = pair();
+    let there = ["b", "c", "a"].map(Wire::named);
+    let theirs = ["b", "c", "a"].into_iter().zip(&there).map(|(name, wire)| member(name, wire));
+    let mut sides = [ours, Ways::new(theirs.collect()).unwrap()];
+    let metadata = sides.each_ref().map(|side| side.metadata().unwrap());
+    for (side, other) in sides.iter_mut().zip([1, 0]) {
+        side.connect(PEER, &metadata[other]).unwrap();
+    }
+    // One has it second and the other first; the other one they have is first and last.
+    assert_eq!((a.calls().len(), b.calls().len()), (0, 1), "{:?}", a.calls());
+    assert_eq!([0, 1, 2].map(|at| there[at].calls().len()), [1, 0, 0]);
+    for refused in [&a, &b] {
+        refused.refuse_connects(PlaneError::PeerGone);
+    }
+    assert_eq!(sides[0].connect(OTHER, &metadata[1]), Err(PlaneError::PeerGone), "as all say");
+    b.refuse_connects(PlaneError::WouldBlock);
+    let ways = vec![("b", PlaneError::WouldBlock), ("a", PlaneError::PeerGone)];
+    assert_eq!(sides[0].connect(OTHER, &metadata[1]), Err(PlaneError::NoTransport { ways }));
+    assert_eq!(sides[0].send(OTHER, Bytes::new()), Err(PlaneError::PeerGone));
+}
+
+#[test]
+fn the_preferred_transport_is_the_first_that_is_good_for_both_directions() {
+    let (ways, [a, b]) = pair();
+    assert_eq!(ways.transports().unwrap(), [by("a"), by("b")]);
+    a.set_directions(Directions::WRITE);
+    assert_eq!(ways.transports().unwrap(), [by("b"), by("a")]);
+    assert_eq!(ways.directions(None), Directions::WRITE);
+    b.set_directions(Directions::READ);
+    assert_eq!(ways.transports().unwrap(), [by("a"), by("b")]);
+    assert_eq!(ways.directions(None), Directions::WRITE, "the preferred one's, where nothing is common");
+}
+
+#[test]
+fn members_are_one_to_sixteen_under_names_of_their_own() {
+    let member = |name| member(name, &Wire::named(name));
+    let refused = |members: Vec<Member>| Ways::new(members).unwrap_err();
+    assert_eq!(refused(Vec::new()), WaysError::Members { got: 0, max: MAX_MEMBERS });
+    let many = (0..17).map(|_| member("a")).collect();
+    assert_eq!(refused(many), WaysError::Members { got: 17, max: 16 });
+    let twice = vec![member("a"), member("b"), member("a")];
+    assert_eq!(refused(twice), WaysError::SameName { name: "a", first: 0, second: 2 });
+    assert_eq!(refused(vec![member("")]), WaysError::Name { member: 0, got: 0, max: 512 });
+}
