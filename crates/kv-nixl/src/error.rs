@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use kv_core::{MemoryKind, PlaneError};
 use kv_host::{Limit, MemoryError, OsError};
 
-use crate::looked::Looked;
+use crate::library::looked::Looked;
 
 /// Why NIXL could not be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
