@@ -97,8 +97,9 @@ mod testing;
 
 pub use config::NixlConfig;
 pub use connections::transport::Transport;
-pub use error::{DiscoveryError, ForeignError, NixlError};
-pub use foreign::connecting::ForeignRegion;
+pub use error::{DiscoveryError, NixlError};
+pub use foreign::error::ForeignError;
+pub use foreign::region::ForeignRegion;
 pub use kv_host::{HostPool, Limit, MemoryError, OsError};
 pub use library::discovery::{Nixl, Search};
 pub use library::guards;

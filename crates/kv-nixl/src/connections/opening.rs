@@ -31,9 +31,6 @@ impl NixlPlane {
             if let Stage::Broken(_) = remote.stage {
                 return Err(PlaneError::PeerGone);
             }
-            if remote.is_foreign() {
-                return Err(PlaneError::Unsupported("a plane that is connected as a foreign agent"));
-            }
             remote.stage = Stage::Open;
             remote.users.push(peer);
             return Ok(*id);

@@ -113,7 +113,7 @@ fn is_serdes_of(bytes: &[u8], name: &str) -> bool {
 }
 
 /// Against damage, not against forgery.
-fn digest(bytes: &[u8]) -> u64 {
+pub(crate) fn digest(bytes: &[u8]) -> u64 {
     Fnv1a::of(bytes)
 }
 

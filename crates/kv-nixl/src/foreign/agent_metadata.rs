@@ -15,7 +15,9 @@
 
 use kv_core::{MAX_REGIONS, MemoryKind};
 
-use crate::error::ForeignError;
+use crate::connections::plane_metadata::digest;
+use crate::foreign::error::ForeignError;
+use crate::foreign::registered::Registered;
 
 /// Longest metadata that is looked at: that of an agent with as many regions as a plane of ours has, and
 /// keys of 256 bytes.
@@ -32,24 +34,17 @@ pub(crate) struct AgentMetadata<'a> {
     pub(crate) backends: Vec<&'a str>,
     /// The memory that the agent has registered, of kinds that this crate knows.
     pub(crate) memory: Vec<Registered>,
+    pub(crate) digests: Digests,
 }
 
-/// A range of registered memory.
+/// What tells the lives of one agent apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Registered {
-    pub(crate) kind: MemoryKind,
-    pub(crate) addr: u64,
-    pub(crate) len: u64,
-    pub(crate) device: u64,
-}
-
-impl Registered {
-    /// Whether a range of the same kind and device is inside.
-    pub(crate) fn covers(&self, other: &Registered) -> bool {
-        let offset = other.addr.checked_sub(self.addr);
-        let end = offset.and_then(|offset| offset.checked_add(other.len));
-        self.kind == other.kind && self.device == other.device && end.is_some_and(|end| end <= self.len)
-    }
+pub(crate) struct Digests {
+    /// Of its backends' addresses. That of a UCX worker begins with a number that UCX draws at random when
+    /// the worker is made.
+    pub(crate) addresses: u64,
+    /// Of all that it has registered, with the keys.
+    pub(crate) registrations: u64,
 }
 
 impl<'a> AgentMetadata<'a> {
@@ -62,12 +57,14 @@ impl<'a> AgentMetadata<'a> {
         let mut reader = Reader { bytes, at: 0 };
         reader.literal("nixlSerDes|", b"nixlSerDes|")?;
         let name = reader.text("Agent")?;
+        let addresses = reader.at;
         let count = reader.count("Conns", 1, MOST_BACKENDS)?;
         let mut backends = Vec::with_capacity(count);
         for _ in 0..count {
             backends.push(reader.text("t")?);
             reader.value("c")?;
         }
+        let section = reader.at;
         reader.exactly("", b"MemSection")?;
         let (mut memory, mut ranges) = (Vec::new(), 0);
         for _ in 0..reader.count("nixlSecElms", 0, MAX_REGIONS)? {
@@ -84,7 +81,10 @@ impl<'a> AgentMetadata<'a> {
         if reader.at != bytes.len() {
             return Err(reader.damaged("end"));
         }
-        Ok(AgentMetadata { name, backends, memory })
+        let part = |from: usize, to: usize| digest(bytes.get(from..to).unwrap_or_default());
+        let digests =
+            Digests { addresses: part(addresses, section), registrations: part(section, bytes.len()) };
+        Ok(AgentMetadata { name, backends, memory, digests })
     }
 }
 
@@ -181,36 +181,9 @@ fn little_endian(bytes: &[u8]) -> u64 {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    fn put(out: &mut Vec<u8>, tag: &str, value: &[u8]) {
-        out.extend(tag.as_bytes());
-        out.extend((value.len() as u64).to_le_bytes());
-        out.extend(value);
-        out.push(b'|');
-    }
-
-    /// An agent with one backend and these ranges of host memory.
-    pub(crate) fn sample(name: &[u8], ranges: &[[u64; 3]]) -> Vec<u8> {
-        let mut out = b"nixlSerDes|".to_vec();
-        put(&mut out, "Agent", name);
-        put(&mut out, "Conns", &1_u64.to_le_bytes());
-        put(&mut out, "t", b"UCX");
-        put(&mut out, "c", &[0, 255, b'|', 7]);
-        put(&mut out, "", b"MemSection");
-        put(&mut out, "nixlSecElms", &1_u64.to_le_bytes());
-        put(&mut out, "bknd", b"UCX");
-        put(&mut out, "nixlDList", b"nixlSDList");
-        put(&mut out, "t", &0_u32.to_le_bytes());
-        put(&mut out, "n", &(ranges.len() as u64).to_le_bytes());
-        for range in ranges {
-            let mut blob: Vec<u8> = range.iter().flat_map(|number| number.to_le_bytes()).collect();
-            blob.extend(b"key");
-            put(&mut out, "", &blob);
-        }
-        out
-    }
+    use crate::testing::sample;
 
     #[test]
     fn what_an_agent_says_of_itself_is_read_and_every_truncation_refused() {
@@ -252,15 +225,5 @@ pub(crate) mod tests {
         let mut many = sample(b"a", &[]);
         many[count..count + 8].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(matches!(refused(&many), ForeignError::Size { field: "n", max: MAX_REGIONS, .. }));
-    }
-
-    #[test]
-    fn a_range_is_covered_by_its_own_registration_only() {
-        let registered = Registered { kind: MemoryKind::Dram, addr: 1000, len: 100, device: 0 };
-        let inside = |addr, len| registered.covers(&Registered { addr, len, ..registered });
-        assert!(inside(1000, 100) && inside(1099, 1));
-        assert!(!inside(999, 2) && !inside(1000, 101) && !inside(1050, u64::MAX));
-        assert!(!registered.covers(&Registered { device: 1, ..registered }));
-        assert!(!registered.covers(&Registered { kind: MemoryKind::Vram, ..registered }));
     }
 }

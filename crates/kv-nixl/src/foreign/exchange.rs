@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::error::ForeignError;
 use crate::foreign::agent_metadata::LONGEST;
+use crate::foreign::error::ForeignError;
 
 const ASK: &[u8] = b"NIXLCOMM:SEND";
 const TELL: &[u8] = b"NIXLCOMM:LOAD";
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
     use crate::ffi::memory::Memory;
     use crate::foreign::agent_metadata::AgentMetadata;
-    use crate::foreign::connecting::ForeignRegion;
+    use crate::foreign::region::ForeignRegion;
     use crate::testing::{LEN, PEER, config, nixl, others, whole, worker_with};
 
     const SOON: Duration = Duration::from_secs(20);

@@ -17,7 +17,7 @@ pub(crate) const LONGEST_NAME: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawNotification {
     /// The name of the sender's agent, as the sender's NIXL says. A program that speaks UCX on its own
-    /// can write any name.
+    /// can write any name, and an agent that was started again may have the name of its former life.
     pub agent: Arc<str>,
     /// The bytes, at most [`MAX_FRAME`].
     pub message: Bytes,

@@ -31,8 +31,8 @@ impl NixlPlane {
             return true;
         }
         let charged = charge(frame.len());
-        if let Speech::Foreign(allowance) = &mut remote.speech {
-            allowance.take(charged, self.config.outbound_bytes as u64, Instant::now());
+        if let Speech::Foreign(monologue) = &mut remote.speech {
+            monologue.allowance.take(charged, self.config.outbound_bytes as u64, Instant::now());
             return self.notify_raw(id, &frame);
         }
         let sent = self.notify(id, Kind::Frame(frame), id.0);

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::foreign::agent_metadata::Digests;
 use crate::notifications::allowance::Allowance;
 use crate::notifications::arrivals::charge;
 use crate::notifications::doorbell::Button;
@@ -12,8 +13,8 @@ use crate::notifications::doorbell::Button;
 pub(crate) enum Speech {
     /// The agent is a plane like this one.
     Ours(Dialogue),
-    /// The agent is anybody's: raw notifications, as far as the allowance goes.
-    Foreign(Allowance),
+    /// The agent is anybody's.
+    Foreign(Monologue),
 }
 
 impl Speech {
@@ -24,8 +25,15 @@ impl Speech {
             Speech::Ours(dialogue) => {
                 dialogue.sent.saturating_sub(dialogue.confirmed) + charge(len) <= most as u64
             }
-            Speech::Foreign(allowance) => allowance.covers(charge(len), most as u64, Instant::now()),
+            Speech::Foreign(monologue) => {
+                monologue.allowance.covers(charge(len), most as u64, Instant::now())
+            }
         }
+    }
+
+    /// To a foreign agent whose metadata has these digests.
+    pub(crate) fn foreign(digests: Digests) -> Speech {
+        Speech::Foreign(Monologue { allowance: Allowance::new(Instant::now()), digests })
     }
 
     /// The beginning of a dialogue with the plane of this token; `near` if it is on this host.
@@ -33,6 +41,14 @@ impl Speech {
         let button = near.then(|| Button::new(token)).flatten();
         Speech::Ours(Dialogue { token, button, theirs: None, said_farewell: false, sent: 0, confirmed: 0 })
     }
+}
+
+/// What is said to a foreign agent: raw notifications, as far as the allowance goes.
+#[derive(Debug)]
+pub(crate) struct Monologue {
+    pub(crate) allowance: Allowance,
+    /// By which a successor of the agent is told from it.
+    pub(crate) digests: Digests,
 }
 
 /// What two planes of ours know of each other's notifications.

@@ -59,7 +59,7 @@ impl Plane for NixlPlane {
         self.own_agent_metadata()?;
         let metadata = PlaneMetadata::decode(metadata)?;
         if let Some(remote) = self.peers.get(&peer).and_then(|id| self.remotes.get(id)) {
-            return if remote.is_open() && remote.name == agent_name(metadata.token) && !remote.is_foreign() {
+            return if remote.is_open() && remote.name == agent_name(metadata.token) {
                 Ok(())
             } else {
                 Err(PlaneError::Unsupported("another agent under the id of a connected peer"))
