@@ -7,7 +7,7 @@ use kv_core::MAX_FRAME;
 use kv_host::{Limit, check};
 
 use crate::error::NixlError;
-use crate::inbox::{OVERHEAD, SHARE};
+use crate::notifications::inbox::{OVERHEAD, SHARE};
 
 /// An agent's share of the inbox holds at least one notification of every length.
 const LEAST_INBOX: usize = SHARE * (MAX_FRAME + OVERHEAD);

@@ -2,14 +2,11 @@
 //! [`PlaneError`](kv_core::PlaneError).
 
 use std::fmt;
-use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use kv_core::{MemoryKind, PlaneError};
 use kv_host::{Limit, MemoryError, OsError};
 
-use crate::looked::Looked;
+use crate::library::looked::Looked;
 
 /// Why NIXL could not be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -109,85 +106,4 @@ pub enum NixlError {
     /// The operating system failed.
     #[error(transparent)]
     Os(#[from] OsError),
-}
-
-/// Why a foreign agent was not connected.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ForeignError {
-    /// The metadata is not what NIXL 1.5 writes: cut off, damaged, of another version, or not an agent's
-    /// metadata at all. Ask the agent's side channel again.
-    #[error("the agent's metadata has no valid {field:?} at byte {at} of {len}")]
-    Damaged {
-        /// The tag that was expected.
-        field: &'static str,
-        /// Where, in bytes.
-        at: usize,
-        /// Bytes of the metadata.
-        len: usize,
-    },
-    /// A length or a count is out of its range.
-    #[error("{field} is {got}; it must be {min} to {max}")]
-    Size {
-        /// What.
-        field: &'static str,
-        /// Its size.
-        got: usize,
-        /// Smallest allowed.
-        min: usize,
-        /// Largest allowed.
-        max: usize,
-    },
-    /// The agent has none of our backend. Both sides choose the same one.
-    #[error("the agent has the backends {theirs:?}; this plane uses {ours:?}")]
-    Backend {
-        /// Ours.
-        ours: String,
-        /// The agent's.
-        theirs: Vec<String>,
-    },
-    /// The metadata is of another agent than expected: of this plane's own, or, for a connected peer, of
-    /// another one than that peer's. Disconnect the peer first.
-    #[error("the metadata is of the agent {found:?}; expected was {asked:?}")]
-    Name {
-        /// Whose metadata was expected.
-        asked: String,
-        /// Whose it is.
-        found: String,
-    },
-    /// The agent is connected already, as a plane of ours or with other regions.
-    #[error("the agent {name:?} is connected already, as a plane of ours or with other regions")]
-    Differs {
-        /// The agent's name.
-        name: String,
-    },
-    /// The agent has not registered this range, in one piece, with NIXL.
-    #[error(
-        "region {region}: {memory:?} {device}, {addr:#x}+{len} is not in memory that the agent has registered"
-    )]
-    Region {
-        /// Its number.
-        region: usize,
-        /// Its kind of memory.
-        memory: MemoryKind,
-        /// Its device.
-        device: u64,
-        /// Its address.
-        addr: u64,
-        /// Its length.
-        len: u64,
-    },
-    /// The agent's listener cannot be reached, ends the connection, or takes too long.
-    #[error("the agent's listener at {address}: {call} failed: {kind}")]
-    Listener {
-        /// The address that was asked.
-        address: SocketAddr,
-        /// What was being done.
-        call: &'static str,
-        /// The error; `TimedOut` if the time was up.
-        kind: io::ErrorKind,
-    },
-    /// What goes wrong with any peer: the agent's connection has just failed, or a call of NIXL has.
-    #[error(transparent)]
-    Plane(#[from] PlaneError),
 }

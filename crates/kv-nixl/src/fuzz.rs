@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 
-use crate::agent_metadata::AgentMetadata;
-use crate::frame::Notification;
-use crate::metadata::Metadata;
+use crate::connections::plane_metadata::PlaneMetadata;
+use crate::foreign::agent_metadata::AgentMetadata;
+use crate::notifications::envelope::Notification;
 
 /// The metadata of a plane: what is accepted encodes again to something that means the same.
 pub fn metadata(bytes: &[u8]) {
-    if let Ok(read) = Metadata::decode(bytes) {
-        let again = read.encode().and_then(|bytes| Metadata::decode(&bytes));
+    if let Ok(read) = PlaneMetadata::decode(bytes) {
+        let again = read.encode().and_then(|bytes| PlaneMetadata::decode(&bytes));
         assert_eq!(again.as_ref(), Ok(&read));
     }
 }

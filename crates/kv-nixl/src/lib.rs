@@ -31,6 +31,24 @@
 //!
 //! - Agents of other programs, such as vLLM's and SGLang's workers, can be peers too ([`foreign`]).
 //!
+//! # Where things are
+//!
+//! A [`NixlPlane`] is one object. A file of the crate adds the methods of one idea to it, or is a value or a
+//! rule that stands alone; `plane/mod.rs` says which file calls which.
+//!
+//! ```text
+//! plane/           the plane: what it has (mod), the Plane trait (contract), when its owner may sleep (pace)
+//! foreign/         agents of other programs: their metadata, their regions, the way to them
+//! notifications/   frames and raw notifications: out, in, how they look, how many may wait
+//! transfers/       posts: cut into slices, whose turn it is, what is under way, how it ends
+//! connections/     peers' agents: opened by a plane's metadata, closed when nothing touches memory any more
+//! regions/         where regions are, lists of their items that NIXL prepares, files
+//! agent/           the NIXL agent: what of nixl-sys is called, and the agent's name
+//! library/         finding and loading NIXL, and the settings that UCX should have
+//! ffi/             everything unsafe
+//! config, error
+//! ```
+//!
 //! What it is not: a way to use NIXL's etcd or listener metadata exchange (the bootstrap server
 //! carries metadata), its telemetry, or its object stores.
 //!
@@ -59,60 +77,32 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("kv-nixl needs Linux: NIXL does");
 
-mod agent_metadata;
-mod allowance;
-mod arrivals;
+mod agent;
 mod config;
-mod connect;
 mod connections;
-mod contract;
-mod discovery;
-mod doorbell;
-mod ends;
-mod engine;
 mod error;
-mod exchange;
 mod ffi;
 pub mod foreign;
-mod frame;
-mod frames;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
-pub mod guards;
-mod id;
-mod inbox;
-mod incoming;
-mod line;
-mod looked;
-mod metadata;
-mod origins;
-mod pace;
-mod permission;
-mod permits;
+mod library;
+mod notifications;
 mod plane;
-mod prepared;
-mod queue;
-mod remote;
-mod request;
-mod requests;
-mod settle;
-mod slices;
-mod speech;
-mod speed;
-mod storage;
-mod transfer;
-mod transport;
+mod regions;
+mod transfers;
 
 #[cfg(test)]
 mod testing;
 
 pub use config::NixlConfig;
-pub use discovery::{Nixl, Search};
-pub use error::{DiscoveryError, ForeignError, NixlError};
-pub use foreign::ForeignRegion;
-pub use inbox::RawNotification;
+pub use connections::transport::Transport;
+pub use error::{DiscoveryError, NixlError};
+pub use foreign::error::ForeignError;
+pub use foreign::region::ForeignRegion;
 pub use kv_host::{HostPool, Limit, MemoryError, OsError};
-pub use looked::{Looked, Outcome};
+pub use library::discovery::{Nixl, Search};
+pub use library::guards;
+pub use library::looked::{Looked, Outcome};
+pub use notifications::inbox::RawNotification;
 pub use plane::{NixlPlane, NixlStats};
-pub use transport::Transport;

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use crate::guards;
+use crate::library::guards;
 
 /// Sets variables if this is the only thread of the process; else says how many there are.
 pub(crate) fn set_variables_alone(pairs: &[(&'static str, String)]) -> Result<(), usize> {

@@ -3,16 +3,17 @@
 //!
 //! vLLM and its driver are no part of this project: `KV_PEERS` names the folder of the driver,
 //! `vllm_pair.py`, and `PEER` the folder in which its `setup.sh` has installed vLLM. Without them there is
-//! nothing to test. This is a process of its own, because UCX takes its network from the environment.
+//! nothing to test. `shape.rs` has the shapes that are tried. This is a process of its own, because UCX takes its network from the environment.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod control;
 mod decode;
 mod prefill;
+mod shape;
 #[path = "../workers/mod.rs"]
 mod workers;
 
 use std::env;
-use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -20,17 +21,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Once;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
+use std::time::Duration;
 
 use kv_core::{Plane, Region, RegionRole};
 use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane};
 use serde_json::Value;
 
-/// vLLM has a region for each layer, in which blocks of 16 tokens lie one after the other.
-const LAYERS: usize = 4;
-const BLOCKS: usize = 200;
-const BLOCK_TOKENS: usize = 16;
-/// Keys and values of one head of 128 elements of two bytes.
-const BLOCK_BYTES: usize = BLOCK_TOKENS * 2 * 128 * 2;
+use crate::shape::Shape;
 
 fn nixl() -> Option<&'static Nixl> {
     static SET: Once = Once::new();
@@ -39,35 +36,25 @@ fn nixl() -> Option<&'static Nixl> {
     workers::nixl()
 }
 
-/// The fill by which the driver and these tests know every block of every region.
-fn block(region: usize, block: usize) -> Vec<u8> {
-    let constant = ((block as u32) << 8).wrapping_add(region as u32 + 977);
-    let word = |at: u32| at.wrapping_mul(2_654_435_761).wrapping_add(constant);
-    (0..BLOCK_BYTES as u32 / 4).flat_map(|at| word(at).to_le_bytes()).collect()
-}
-
-/// Where a block of a region lies in our pool.
-fn offset(region: usize, block: usize) -> usize {
-    (region * BLOCKS + block) * BLOCK_BYTES
-}
-
 /// A KV cache on our plane, as vLLM lays it out.
 struct Cache {
     plane: NixlPlane,
     pool: HostPool,
+    shape: Shape,
 }
 
 impl Cache {
-    fn new() -> Option<Cache> {
-        let pool = HostPool::new(LAYERS * BLOCKS * BLOCK_BYTES).unwrap();
+    fn new(shape: &Shape) -> Option<Cache> {
+        let (block, region) = (shape.block_bytes(), shape.blocks * shape.block_bytes());
+        let pool = HostPool::new(shape.layers * region).unwrap();
         let config = NixlConfig { foreign_bytes: 16 << 20, ..NixlConfig::default() };
         let mut plane = NixlPlane::new(nixl()?, config).unwrap();
         plane.add_pool(&pool).unwrap();
-        for layer in 0..LAYERS {
-            let (addr, len) = (pool.addr() + offset(layer, 0) as u64, (BLOCKS * BLOCK_BYTES) as u64);
-            plane.register(&Region::dram(RegionRole::Kv, addr, len, BLOCK_BYTES as u64)).unwrap();
+        for layer in 0..shape.layers {
+            let addr = pool.addr() + shape.offset(layer, 0) as u64;
+            plane.register(&Region::dram(RegionRole::Kv, addr, region as u64, block as u64)).unwrap();
         }
-        Some(Cache { plane, pool })
+        Some(Cache { plane, pool, shape: shape.clone() })
     }
 }
 
@@ -79,12 +66,13 @@ struct Vllm {
 }
 
 impl Vllm {
-    /// Starts a worker with these arguments of the driver; `None` where there is no vLLM.
-    fn start(args: &[impl AsRef<OsStr>]) -> Option<Vllm> {
+    /// Starts a worker in this role; `None` where there is no vLLM.
+    fn start(role: &str, shape: &Shape) -> Option<Vllm> {
         let (driver, installed) = (folder("KV_PEERS")?, folder("PEER")?);
         let mut command = Command::new(installed.join("nx/bin/python"));
-        command.arg("-u").arg(driver.join("vllm_pair.py")).args(["--heads", "1"]).args(args);
-        for (name, number) in [("--layers", LAYERS), ("--nblocks", BLOCKS), ("--my-port", free_port())] {
+        command.arg("-u").arg(driver.join("vllm_pair.py")).args(["--role", role, "--ctl", "0"]);
+        let sizes = [("--layers", shape.layers), ("--heads", shape.heads), ("--nblocks", shape.blocks)];
+        for (name, number) in sizes.into_iter().chain([("--my-port", free_port())]) {
             command.arg(name).arg(number.to_string());
         }
         command.env("PEER", installed).env("UCX_NET_DEVICES", "lo");
@@ -100,6 +88,13 @@ impl Vllm {
             }
         });
         Some(Vllm { process, lines })
+    }
+}
+
+impl Vllm {
+    /// The next line that the driver says.
+    fn line(&self) -> Value {
+        self.lines.recv_timeout(Duration::from_secs(240)).expect("vLLM starts, and says so")
     }
 }
 

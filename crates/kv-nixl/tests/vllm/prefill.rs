@@ -1,7 +1,5 @@
 //! We read from a prefill worker of vLLM.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -11,7 +9,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use zeromq::{ReqSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
-use crate::{BLOCK_BYTES, BLOCK_TOKENS, BLOCKS, Cache, LAYERS, Vllm, block, offset};
+use crate::control::command;
+use crate::shape::{BLOCK_TOKENS, Seed, Shape};
+use crate::{Cache, Vllm, control};
 
 const P: PeerId = PeerId(7);
 
@@ -58,41 +58,30 @@ fn handshake(address: &str) -> Agent {
     rmp_serde::from_slice(&answer.agent_metadata_bytes).unwrap()
 }
 
-/// A command of the driver: JSON over HTTP.
-fn command(address: &str, path: &str, body: Option<Value>) -> Value {
-    let mut stream = TcpStream::connect(address).unwrap();
-    let (method, body) = body.map_or(("GET", String::new()), |body| ("POST", body.to_string()));
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n");
-    write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
-    serde_json::from_str(body).unwrap()
-}
-
 impl Cache {
     /// Reads blocks of all regions into the same blocks of ours, and tells the peer so at the end.
-    fn read(&mut self, post: u64, blocks: &[u64], notify: String) {
-        let desc = |region: usize, block: u64| Desc {
+    fn read(&mut self, post: u64, blocks: &[usize], notify: String) {
+        let len = self.shape.block_bytes() as u64;
+        let desc = |region: usize, block: usize| Desc {
             local_region: region as u32,
             remote_region: region as u32,
-            local_offset: block * BLOCK_BYTES as u64,
-            remote_offset: block * BLOCK_BYTES as u64,
-            len: BLOCK_BYTES as u64,
+            local_offset: block as u64 * len,
+            remote_offset: block as u64 * len,
+            len,
         };
-        let descs = (0..LAYERS).flat_map(|region| blocks.iter().map(move |block| desc(region, *block)));
+        let descs =
+            (0..self.shape.layers).flat_map(|region| blocks.iter().map(move |block| desc(region, *block)));
         let (id, descs, notify) = (PostId(post), descs.collect(), Some(Bytes::from(notify)));
         self.plane.post(P, Post { id, op: Op::Read, descs, notify }).unwrap();
     }
 
     /// Checks that blocks of all regions are vLLM's.
-    fn check(&self, blocks: &[u64]) {
-        for region in 0..LAYERS {
-            for index in blocks.iter().map(|index| *index as usize) {
-                let mut bytes = vec![0; BLOCK_BYTES];
-                self.pool.read(offset(region, index), &mut bytes).unwrap();
-                assert!(bytes == block(region, index), "block {index} of region {region}");
+    fn check(&self, blocks: &[usize]) {
+        for region in 0..self.shape.layers {
+            for index in blocks.iter().copied() {
+                let mut bytes = vec![0; self.shape.block_bytes()];
+                self.pool.read(self.shape.offset(region, index), &mut bytes).unwrap();
+                assert!(bytes == self.shape.block(region, index), "block {index} of region {region}");
             }
         }
     }
@@ -107,49 +96,93 @@ impl Cache {
     }
 }
 
-#[test]
-fn the_pages_of_a_vllm_prefill_worker_are_read_and_freed_and_it_hears_nothing_else() {
-    let Some(mut prefill) = Vllm::start(&["--role", "prefill", "--ctl", "0"]) else { return };
-    let Some(mut cache) = Cache::new() else { return };
-    let hello = prefill.lines.recv_timeout(Duration::from_secs(120)).expect("vLLM starts");
-    let agent = handshake(hello["side_channel"].as_str().unwrap());
-    let control = hello["ctl"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-    let regions = agent.regions();
-    assert_eq!((regions.len(), agent.num_blocks), (LAYERS, BLOCKS as u64));
-    cache.plane.connect_foreign(P, &agent.agent_metadata, &regions).unwrap();
+/// A prefill worker of vLLM, and what it was lent out for.
+struct Prefill {
+    vllm: Vllm,
+    control: String,
+    /// Of all runs so far, the requests that were released.
+    released: usize,
+}
 
-    // Two rounds, and between them a silence in which a peer of ours would be probed.
-    let rounds: [&[u64]; 2] = [&[1, 2, 3, 10, 40], &[199, 7]];
-    for (round, blocks) in rounds.into_iter().enumerate() {
-        let tokens = blocks.len() * BLOCK_TOKENS;
-        let request = json!({"id": format!("cmpl-{round}"), "blocks": blocks, "ntok": tokens});
-        let answer = command(&control, "/finish", Some(json!({"reqs": [request]})));
-        let id = answer["params"][0]["remote_request_id"].as_str().expect("vLLM lends the blocks").to_owned();
-        // A release that came before vLLM's next step would be of a request that its worker does not know.
-        let lent = |_: &[PlaneEvent]| !command(&control, "/state", None)["leases"][&id].is_null();
-        assert_eq!(cache.until("vLLM has lent the blocks", lent), []);
-        cache.plane.send(P, format!("HB:{id}").into()).unwrap();
-        cache.read(round as u64, blocks, format!("{id}:1"));
-        let events = cache.until("a read", |events| !events.is_empty());
-        assert_eq!(events, [PlaneEvent::Posted { post: PostId(round as u64), result: Ok(()) }]);
-        cache.check(blocks);
-        let mut state = Value::Null;
-        cache.until("vLLM frees the blocks", |_| {
-            state = command(&control, "/state", None);
-            state["sent"].as_array().unwrap().len() == round + 1
-        });
-        let mut heard = state["notifs"].as_object().unwrap().clone();
-        assert_eq!(heard.remove("HB"), Some(json!(round + 1)), "{state}");
-        assert_eq!(heard.len(), round + 1, "one release of each request, and nothing of ours: {state}");
-        assert!(heard.values().all(|count| *count == json!(1)), "{state}");
-        let silence = Instant::now() + Duration::from_millis(2500);
-        let events = cache.until("time passes", |_| Instant::now() >= silence);
-        assert_eq!(events, []);
+impl Prefill {
+    fn state(&self) -> Value {
+        command(&self.control, "/state", None)
     }
 
-    // It dies, which nobody says.
-    prefill.process.kill().unwrap();
-    prefill.process.wait().unwrap();
-    let events = cache.until("the end", |events| !events.is_empty());
-    assert_eq!(events, [PlaneEvent::PeerGone { peer: P, end: WayEnd::Lost }]);
+    /// Has vLLM lend the blocks of finished requests; the ids under which we know these.
+    fn lend(&self, run: usize, blocks: &[Vec<usize>], cache: &mut Cache) -> Vec<String> {
+        let request = |(at, blocks): (usize, &Vec<usize>)| {
+            let id = format!("cmpl-{run}-{at}");
+            json!({"id": id, "blocks": blocks, "ntok": blocks.len() * BLOCK_TOKENS})
+        };
+        let requests: Vec<Value> = blocks.iter().enumerate().map(request).collect();
+        let answer = command(&self.control, "/finish", Some(json!({"reqs": requests})));
+        let lent = answer["params"].as_array().unwrap();
+        let id = |params: &Value| params["remote_request_id"].as_str().expect("vLLM lends").to_owned();
+        let ids: Vec<String> = lent.iter().map(id).collect();
+        // A release that came before vLLM's next step would be of a request that its worker does not know.
+        let known = |leases: &Value| ids.iter().all(|id| !leases[id].is_null());
+        assert_eq!(cache.until("vLLM has lent the blocks", |_| known(&self.state()["leases"])), []);
+        ids
+    }
+
+    /// Waits until vLLM has freed the blocks of all requests, and checks what it has heard.
+    fn freed(&mut self, run: usize, requests: usize, cache: &mut Cache) {
+        self.released += requests;
+        let freed = |state: Value| state["sent"].as_array().unwrap().len() == self.released;
+        cache.until("vLLM frees the blocks", |_| freed(self.state()));
+        // The driver's answer is written beside its engine's loop: what it says was sent may be newer than the
+        // leases in it. So it is asked once more.
+        let state = self.state();
+        let mut heard = state["notifs"].as_object().unwrap().clone();
+        assert_eq!(heard.remove("HB"), Some(json!(run + 1)), "{state}");
+        assert_eq!(heard.len(), self.released, "one release of each request, and nothing of ours: {state}");
+        assert!(heard.values().all(|count| *count == json!(1)), "{state}");
+        assert_eq!((&state["leases"], &state["in_process"]), (&json!({}), &json!([])), "{state}");
+    }
+}
+
+#[test]
+fn the_pages_of_a_vllm_prefill_worker_are_read_and_freed_and_it_hears_nothing_else() {
+    let mut seed = Seed::any();
+    for shape in Shape::all() {
+        println!("{shape:?}");
+        let Some(vllm) = Vllm::start("prefill", &shape) else { return };
+        let Some(mut cache) = Cache::new(&shape) else { return };
+        let hello = vllm.line();
+        let agent = handshake(hello["side_channel"].as_str().unwrap());
+        let regions = agent.regions();
+        assert_eq!((regions.len(), agent.num_blocks), (shape.layers, shape.blocks as u64));
+        cache.plane.connect_foreign(P, &agent.agent_metadata, &regions).unwrap();
+
+        let mut prefill = Prefill { vllm, control: control::address(&hello), released: 0 };
+        for (run, sizes) in shape.runs.iter().enumerate() {
+            let mut order = shape.shuffled(&mut seed).into_iter();
+            let blocks: Vec<Vec<usize>> =
+                sizes.iter().map(|size| order.by_ref().take(*size).collect()).collect();
+            let ids = prefill.lend(run, &blocks, &mut cache);
+            cache.plane.send(P, format!("HB:{}", ids.join(",")).into()).unwrap();
+            for (post, (id, blocks)) in ids.iter().zip(&blocks).enumerate() {
+                cache.read(post as u64, blocks, format!("{id}:1"));
+            }
+            let mut events = cache.until("the reads", |events| events.len() >= ids.len());
+            events.sort_by_key(|event| match event {
+                PlaneEvent::Posted { post, .. } => post.0,
+                _ => u64::MAX,
+            });
+            let read = |post| PlaneEvent::Posted { post: PostId(post as u64), result: Ok(()) };
+            assert_eq!(events, (0..ids.len()).map(read).collect::<Vec<PlaneEvent>>());
+            blocks.iter().for_each(|blocks| cache.check(blocks));
+            prefill.freed(run, ids.len(), &mut cache);
+            // A silence in which a peer of ours would be probed.
+            let silence = Instant::now() + Duration::from_millis(2500);
+            assert_eq!(cache.until("time passes", |_| Instant::now() >= silence), []);
+        }
+
+        // It dies, which nobody says.
+        prefill.vllm.process.kill().unwrap();
+        prefill.vllm.process.wait().unwrap();
+        let events = cache.until("the end", |events| !events.is_empty());
+        assert_eq!(events, [PlaneEvent::PeerGone { peer: P, end: WayEnd::Lost }]);
+    }
 }

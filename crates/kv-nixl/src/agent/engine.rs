@@ -1,0 +1,341 @@
+//! The NIXL agent: what of `nixl-sys` this crate uses, with its statuses as values.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::{MemoryKind, Op, PlaneError};
+use nixl_sys::{
+    Agent, AgentConfig, Backend, NotificationMap, OptArgs, RegistrationHandle, ThreadSync, XferDescList,
+    XferDlistHandle, XferOp, XferRequest, XferStatus,
+};
+
+use crate::config::NixlConfig;
+use crate::error::NixlError;
+use crate::ffi::memory::{Memory, mem_type};
+use crate::ffi::owned::Owned;
+use crate::library::discovery::Nixl;
+
+/// The backend for files.
+const FILES: &str = "POSIX";
+/// The backend over libfabric.
+const LIBFABRIC: &str = "LIBFABRIC";
+/// How long its progress thread sleeps between two looks.
+const LIBFABRIC_PAUSE: Duration = Duration::from_millis(1);
+
+/// A call of NIXL that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CallError {
+    pub(crate) call: &'static str,
+    pub(crate) status: &'static str,
+}
+
+impl From<CallError> for PlaneError {
+    fn from(error: CallError) -> PlaneError {
+        PlaneError::Backend { call: error.call, status: error.status }
+    }
+}
+
+impl From<CallError> for NixlError {
+    fn from(error: CallError) -> NixlError {
+        NixlError::Call { call: error.call, status: error.status }
+    }
+}
+
+/// One piece of a request: addresses and devices of both sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) local: (u64, u64),
+    pub(crate) remote: (u64, u64),
+    pub(crate) len: u64,
+}
+
+/// What became of a request that was to be started.
+pub(crate) enum Started {
+    /// All bytes are in place.
+    Done,
+    /// On its way.
+    InFlight(XferRequest),
+    /// It failed while it was started; parts of it may be on their way.
+    Failed(XferRequest),
+}
+
+/// How a request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    InFlight,
+    Done,
+    Failed,
+}
+
+/// An agent with one backend for peers, and one for files. Fields are dropped in this order: what is
+/// NIXL's before the agent.
+pub(crate) struct Engine {
+    /// Prepared lists, of our items and of peers'.
+    items_here: Option<Owned<XferDlistHandle>>,
+    items_there: HashMap<String, Owned<XferDlistHandle>>,
+    received: Owned<NotificationMap>,
+    args: Owned<OptArgs>,
+    /// For files, if there are any.
+    storage: Option<Storage>,
+    registered: Vec<RegistrationHandle>,
+    backend: Backend,
+    agent: Agent,
+}
+
+/// Arguments that name the backend for files, alone and with the one for peers.
+struct Storage {
+    files: Owned<OptArgs>,
+    memory: Owned<OptArgs>,
+}
+
+impl Engine {
+    /// Starts an agent of this name.
+    pub(crate) fn new(nixl: &Nixl, name: &str, config: &NixlConfig) -> Result<Engine, NixlError> {
+        // No progress thread: it costs a core or milliseconds of delay, and the owner polls anyway.
+        // LIBFABRIC does nothing without one.
+        let agent_config = AgentConfig {
+            enable_prog_thread: config.backend == LIBFABRIC,
+            pthr_delay_us: LIBFABRIC_PAUSE.as_micros() as u64,
+            enable_listen_thread: false,
+            thread_sync: ThreadSync::None,
+            capture_telemetry: false,
+            ..AgentConfig::default()
+        };
+        let agent = Agent::new_configured(name, &agent_config).map_err(call("create_agent"))?;
+        let refused = refused(nixl, &config.backend);
+        let (_, mut params) = agent.get_plugin_params(&config.backend).map_err(&refused)?;
+        for (name, value) in config.params()? {
+            params.set(&name, &value).map_err(call("params_add"))?;
+        }
+        let backend = agent.create_backend(&config.backend, &params).map_err(refused)?;
+        let mut args = OptArgs::new().map_err(call("create_opt_args"))?;
+        args.add_backend(&backend).map_err(call("opt_args_add_backend"))?;
+        let received = NotificationMap::new().map_err(call("create_notif_map"))?;
+        Ok(Engine {
+            items_here: None,
+            items_there: HashMap::new(),
+            received: Owned::new(received),
+            args: Owned::new(args),
+            storage: None,
+            registered: Vec::new(),
+            backend,
+            agent,
+        })
+    }
+
+    /// Starts the backend for files, if it is not there. Before any memory is registered: NIXL takes a
+    /// registration back from all backends at once, so each must be made with all of them.
+    pub(crate) fn start_storage(&mut self, nixl: &Nixl) -> Result<(), NixlError> {
+        if self.storage.is_some() {
+            return Ok(());
+        }
+        let refused = refused(nixl, FILES);
+        let (_, params) = self.agent.get_plugin_params(FILES).map_err(&refused)?;
+        let backend = self.agent.create_backend(FILES, &params).map_err(&refused)?;
+        let args = |backends: &[&Backend]| {
+            let mut args = OptArgs::new().map_err(call("create_opt_args"))?;
+            for backend in backends {
+                args.add_backend(backend).map_err(call("opt_args_add_backend"))?;
+            }
+            Ok::<_, CallError>(Owned::new(args))
+        };
+        self.storage = Some(Storage { files: args(&[&backend])?, memory: args(&[&self.backend, &backend])? });
+        Ok(())
+    }
+
+    /// Registers memory with the backends that move it.
+    pub(crate) fn register(&mut self, memory: &Memory) -> Result<(), CallError> {
+        let args = match (&self.storage, memory.kind()) {
+            (Some(storage), MemoryKind::Dram) => &storage.memory,
+            (Some(storage), MemoryKind::File) => &storage.files,
+            _ => &self.args,
+        };
+        let handle = self.agent.register_memory(memory, Some(args)).map_err(call("register_mem"))?;
+        self.registered.push(handle);
+        Ok(())
+    }
+
+    /// The arguments that name the backend for these kinds of memory.
+    fn args(&self, kinds: (MemoryKind, MemoryKind)) -> &OptArgs {
+        match &self.storage {
+            Some(storage) if kinds.1 == MemoryKind::File => &storage.files,
+            _ => &self.args,
+        }
+    }
+
+    /// Leaves the registrations in place for as long as the process lives: requests are on their way.
+    pub(crate) fn abandon(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.registered));
+    }
+
+    pub(crate) fn metadata(&self) -> Result<Vec<u8>, CallError> {
+        self.agent.get_local_md().map_err(call("get_local_md"))
+    }
+
+    /// Loads a peer's metadata; returns the peer's name.
+    pub(crate) fn load(&self, metadata: &[u8]) -> Result<String, CallError> {
+        self.agent.load_remote_md(metadata).map_err(call("load_remote_md"))
+    }
+
+    /// Drops a peer's metadata, and with it the connection.
+    pub(crate) fn forget(&mut self, name: &str) {
+        self.items_there.remove(name);
+        // Fails if NIXL has dropped it on its own, after an error.
+        let _ = self.agent.invalidate_remote_md(name);
+    }
+
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        self.agent.check_remote_metadata(name, None)
+    }
+
+    pub(crate) fn notify(&self, name: &str, message: &[u8]) -> Result<(), CallError> {
+        self.agent.send_notification(name, message, Some(&self.backend)).map_err(call("gen_notif"))
+    }
+
+    /// Makes progress, and hands over the notifications that have come: who sent it, as it says
+    /// itself, and what.
+    pub(crate) fn receive(&mut self, mut take: impl FnMut(&str, Bytes)) -> Result<(), CallError> {
+        self.agent.get_notifications(&mut self.received, Some(&self.args)).map_err(call("get_notifs"))?;
+        if self.received.is_empty().unwrap_or(true) {
+            return Ok(());
+        }
+        // Notifications pile up in the map, which nobody can clear: the next ones need a new map.
+        let fresh = NotificationMap::new().map_err(call("create_notif_map"))?;
+        let received = std::mem::replace(&mut self.received, Owned::new(fresh));
+        // A name that is no text is of nobody we know.
+        for name in received.agents().flatten() {
+            for message in received.get_notifications(name).into_iter().flatten().flatten() {
+                take(name, message.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates a request. All pieces are of the same kinds of memory. Nothing is touched yet.
+    pub(crate) fn create(
+        &self,
+        (op, local, remote): (Op, MemoryKind, MemoryKind),
+        pieces: &[Piece],
+        name: &str,
+    ) -> Result<XferRequest, CallError> {
+        let mut here = XferDescList::new(mem_type(local)).map_err(call("create_xfer_dlist"))?;
+        let mut there = XferDescList::new(mem_type(remote)).map_err(call("create_xfer_dlist"))?;
+        for piece in pieces {
+            here.add_desc(piece.local.0 as usize, piece.len as usize, piece.local.1);
+            there.add_desc(piece.remote.0 as usize, piece.len as usize, piece.remote.1);
+        }
+        let created =
+            self.agent.create_xfer_req(xfer_op(op), &here, &there, name, Some(self.args((local, remote))));
+        created.map_err(call("create_xfer_req"))
+    }
+
+    /// Prepares the list of our items, or of those of a peer whose metadata is loaded.
+    pub(crate) fn prepare(
+        &mut self,
+        peer: Option<&str>,
+        kind: MemoryKind,
+        items: impl Iterator<Item = (u64, u64, u64)>,
+    ) -> Result<(), CallError> {
+        let mut list = XferDescList::new(mem_type(kind)).map_err(call("create_xfer_dlist"))?;
+        for (addr, len, device) in items {
+            list.add_desc(addr as usize, len as usize, device);
+        }
+        // Nobody's name is ours.
+        let prepared = self.agent.prepare_xfer_dlist(peer.unwrap_or(""), &list, Some(&self.args));
+        let prepared = Owned::new(prepared.map_err(call("prep_xfer_dlist"))?);
+        match peer {
+            Some(name) => drop(self.items_there.insert(name.to_owned(), prepared)),
+            None => self.items_here = Some(prepared),
+        }
+        Ok(())
+    }
+
+    /// Creates a request of prepared items, by their numbers here and there. Nothing is touched yet.
+    pub(crate) fn create_of_items(
+        &self,
+        (op, ..): (Op, MemoryKind, MemoryKind),
+        [here, there]: &[Vec<i32>; 2],
+        name: &str,
+    ) -> Result<XferRequest, CallError> {
+        let lists = self.items_here.as_ref().zip(self.items_there.get(name));
+        // NIXL drops what it knows of a peer when its connection has failed, and a list of it then
+        // leads nowhere.
+        let Some((ours, theirs)) = lists.filter(|_| self.knows(name)) else {
+            return Err(CallError { call: "make_xfer_req", status: "not found" });
+        };
+        let made = self.agent.make_xfer_req(xfer_op(op), ours, here, theirs, there, Some(&self.args));
+        made.map_err(call("make_xfer_req"))
+    }
+
+    /// Starts a request.
+    pub(crate) fn start(&self, request: XferRequest) -> Started {
+        match self.agent.post_xfer_req(&request, Some(&self.args)) {
+            Ok(false) => Started::Done,
+            Ok(true) => Started::InFlight(request),
+            Err(_) => Started::Failed(request),
+        }
+    }
+
+    /// Whether the backend has given up the connection to an agent: it then refuses even a read of nothing.
+    /// The agent hears nothing of that, and no memory is touched. The kinds and the addresses are of
+    /// registered memory on both sides.
+    pub(crate) fn has_lost(
+        &self,
+        kinds: (MemoryKind, MemoryKind),
+        local: (u64, u64),
+        remote: (u64, u64),
+        name: &str,
+    ) -> bool {
+        let nothing = Piece { local, remote, len: 0 };
+        let read = self.create((Op::Read, kinds.0, kinds.1), &[nothing], name);
+        read.is_ok_and(|read| matches!(self.start(read), Started::Failed(_)))
+    }
+
+    /// Makes progress, and says how a request does.
+    pub(crate) fn progress(&self, request: &XferRequest) -> Progress {
+        match self.agent.get_xfer_status(request) {
+            Ok(XferStatus::InProgress) => Progress::InFlight,
+            Ok(XferStatus::Success) => Progress::Done,
+            Err(_) => Progress::Failed,
+        }
+    }
+}
+
+fn xfer_op(op: Op) -> XferOp {
+    match op {
+        Op::Write => XferOp::Write,
+        Op::Read => XferOp::Read,
+    }
+}
+
+/// What it means that a backend does not start.
+fn refused(nixl: &Nixl, backend: &str) -> impl Fn(nixl_sys::NixlError) -> NixlError {
+    move |error| NixlError::Backend {
+        backend: backend.to_owned(),
+        status: status(&error),
+        reason: nixl.why_not(backend),
+        installed: nixl.plugins().to_vec(),
+    }
+}
+
+fn call(call: &'static str) -> impl Fn(nixl_sys::NixlError) -> CallError {
+    move |error| CallError { call, status: status(&error) }
+}
+
+fn status(error: &nixl_sys::NixlError) -> &'static str {
+    use nixl_sys::NixlError as E;
+    match error {
+        E::InvalidParam => "invalid parameter",
+        E::BackendError => "backend error",
+        E::NotFound => "not found",
+        E::FailedToCreateXferRequest => "no request could be made",
+        E::FailedToCreateXferDlistHandle => "no descriptor list could be made",
+        E::FailedToCreateBackend => "no backend could be made",
+        E::RegDescListCreationFailed | E::RegDescAddFailed => "no registration list could be made",
+        E::StringConversionError(_) => "a NUL in a name",
+        E::IndexOutOfBounds => "index out of bounds",
+        E::InvalidDataPointer => "invalid pointer",
+        E::NoTelemetry => "no telemetry",
+    }
+}

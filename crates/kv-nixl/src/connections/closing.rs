@@ -1,0 +1,129 @@
+//! How connections end: when nothing on them touches memory any more.
+
+use std::time::{Duration, Instant};
+
+use kv_core::{PeerId, PlaneError, PlaneEvent, PostId, WayEnd};
+use kv_host::Life;
+
+use crate::connections::id::RemoteId;
+use crate::connections::remote::Stage;
+use crate::connections::transport::Transport;
+use crate::notifications::envelope::{Kind, Notification};
+use crate::notifications::outgoing::PROBE;
+use crate::notifications::speech::Dialogue;
+use crate::plane::NixlPlane;
+
+/// How long the death of a peer on this host is awaited after its connection has failed: the kernel
+/// closes a dying process' sockets before it declares it dead.
+const DYING: Duration = Duration::from_secs(1);
+
+impl NixlPlane {
+    /// Ends the connections on which nothing is on its way any more.
+    pub(crate) fn end_connections(&mut self, now: Instant) {
+        let mut index = 0;
+        while let Some(id) = self.ending.get(index).copied() {
+            if self.end_connection(id, now) {
+                self.ending.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// True if it has ended, or is in use again.
+    fn end_connection(&mut self, id: RemoteId, now: Instant) -> bool {
+        let Some(remote) = self.remotes.get(&id) else { return true };
+        if remote.stage == Stage::Open {
+            return true;
+        }
+        if remote.requests > remote.failed {
+            return false;
+        }
+        let Stage::Broken(since) = remote.stage else {
+            if remote.failed > 0 {
+                // Of files.
+                return false;
+            }
+            self.remove(id);
+            return true;
+        };
+        if remote.failed > 0 {
+            if !self.is_quiet(id, now) {
+                return false;
+            }
+            self.end_failed(id);
+        }
+        let Some(remote) = self.remotes.get(&id) else { return true };
+        let posts: Vec<PostId> = self
+            .transfers
+            .iter()
+            .filter(|(_, transfer)| transfer.remote == id)
+            .map(|(post, _)| *post)
+            .collect();
+        let dead = remote.said_farewell() || remote.life.is_over();
+        if !dead && matches!(remote.life, Life::Watched(_)) && now.saturating_duration_since(since) < DYING {
+            return false;
+        }
+        let end = if dead { WayEnd::Dead { quiet_after: Duration::ZERO } } else { WayEnd::Lost };
+        let users = self.remove(id);
+        for post in posts {
+            let stopped = self.transfers.get(&post).and_then(|transfer| transfer.stopped.clone());
+            self.end(post, Err(stopped.unwrap_or(PlaneError::PeerGone)));
+        }
+        for peer in users {
+            self.peers.remove(&peer);
+            self.permissions.remove(&peer);
+            self.events.push(PlaneEvent::PeerGone { peer, end });
+        }
+        true
+    }
+
+    /// Whether nothing of a broken connection's failed requests touches memory any more. That is so
+    ///
+    /// 1. when the connection was closed, here at least, and what UCX had taken in before has been
+    ///    dealt with, that is in another call than this one,
+    /// 2. and when the peer's process is dead, or [`settle`](crate::NixlConfig::settle) has passed: bytes
+    ///    may be between the hosts, or with a peer that has not looked.
+    ///
+    /// A connection is closed only if UCX has failed it, or the peer is dead: else requests would go on.
+    fn is_quiet(&mut self, id: RemoteId, now: Instant) -> bool {
+        let Some(remote) = self.remotes.get(&id) else { return true };
+        let (dead, closed) = (remote.life.is_over(), remote.closed);
+        if let Some(closed) = closed {
+            return dead || now.saturating_duration_since(closed) >= self.config.settle;
+        }
+        if dead || self.is_severed(id, now) {
+            self.give_up_handles(id);
+            if let Some(remote) = self.remotes.get_mut(&id) {
+                remote.closed = Some(now);
+                self.engine.forget(&remote.name);
+            }
+        }
+        false
+    }
+
+    /// Whether UCX has failed a connection: NIXL then drops the peer, or sends it nothing more. Tried
+    /// out now and then.
+    fn is_severed(&mut self, id: RemoteId, now: Instant) -> bool {
+        let Some(remote) = self.remotes.get_mut(&id) else { return true };
+        if !self.engine.knows(&remote.name) {
+            return true;
+        }
+        if now.saturating_duration_since(remote.spoke) < PROBE / 4 {
+            return false;
+        }
+        remote.spoke = now;
+        let Some(Dialogue { token, .. }) = remote.dialogue() else { return self.has_lost(id) };
+        let probe = Notification { to: *token, connection: id.0, kind: Kind::Probe };
+        self.engine.notify(&remote.name, &probe.encode()).is_err()
+    }
+
+    fn remove(&mut self, id: RemoteId) -> Vec<PeerId> {
+        let Some(remote) = self.remotes.remove(&id) else { return Vec::new() };
+        if remote.transport != Transport::Storage {
+            self.engine.forget(&remote.name);
+        }
+        self.names.remove(&remote.name);
+        remote.users
+    }
+}

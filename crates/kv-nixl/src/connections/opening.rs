@@ -1,0 +1,85 @@
+//! Opening the way to a plane of ours.
+
+use kv_core::{MemoryKind, PeerId, PlaneError};
+use kv_host::Life;
+use rustix::event::epoll;
+
+use crate::agent::name::agent_name;
+use crate::connections::id::RemoteId;
+use crate::connections::plane_metadata::PlaneMetadata;
+use crate::connections::remote::{Remote, Stage};
+use crate::connections::transport::Transport;
+use crate::notifications::speech::Speech;
+use crate::plane::NixlPlane;
+use crate::regions::place::Place;
+use crate::regions::prepared::Grid;
+
+impl NixlPlane {
+    /// A connection to the agent that is described; the one that is there, if there is one.
+    pub(crate) fn open(&mut self, peer: PeerId, metadata: PlaneMetadata) -> Result<RemoteId, PlaneError> {
+        let ours = metadata.token == self.token;
+        if ours && self.regions.iter().all(|region| region.kind() != MemoryKind::File) {
+            return Err(PlaneError::Metadata("it is our own, and we have no files"));
+        }
+        if metadata.backend != self.config.backend {
+            return Err(PlaneError::Metadata("the peer uses another backend"));
+        }
+        let name = agent_name(metadata.token);
+        if let Some(id) = self.names.get(&name)
+            && let Some(remote) = self.remotes.get_mut(id)
+        {
+            if let Stage::Broken(_) = remote.stage {
+                return Err(PlaneError::PeerGone);
+            }
+            remote.stage = Stage::Open;
+            remote.users.push(peer);
+            return Ok(*id);
+        }
+        let id = RemoteId::random()?;
+        let life = metadata.process.watch(&metadata.host);
+        if life.is_over() {
+            return Err(PlaneError::PeerGone);
+        }
+        let loaded = if ours { name.clone() } else { self.engine.load(&metadata.nixl)? };
+        if loaded != name {
+            self.engine.forget(&loaded);
+            return Err(PlaneError::Metadata("NIXL's part is of another agent"));
+        }
+        if let Life::Watched(process) = &life {
+            // Without it the death is seen later, by an error.
+            let data = epoll::EventData::new_u64(id.0);
+            let _ = epoll::add(&self.wakes, process, data, epoll::EventFlags::IN);
+        }
+        let near = matches!(life, Life::Watched(_) | Life::Ours);
+        let transport = self.reach.to(metadata.reach, near);
+        let speech = Speech::ours(metadata.token, near);
+        let slice = (self.config.slice_time, self.config.slice_bytes);
+        let mut remote = Remote::new(name.clone(), speech, metadata.regions, life, peer, slice);
+        remote.transport = if ours { Transport::Storage } else { transport };
+        remote.origin = self.origins.of(&name);
+        if !ours {
+            remote.lists = self.prepare(&name, &remote.regions);
+        }
+        self.names.insert(name, id);
+        self.remotes.insert(id, remote);
+        if !ours {
+            self.greet(id);
+        }
+        Ok(id)
+    }
+
+    /// Has NIXL prepare the list of a peer's items, and ours before the first one. Without lists,
+    /// requests are made of addresses.
+    pub(crate) fn prepare(&mut self, name: &str, regions: &[Place]) -> Option<Grid> {
+        let most = self.config.prepared_items;
+        if self.lists.is_none() {
+            let places = self.places();
+            let grid = Grid::new(&places, most)?;
+            self.engine.prepare(None, grid.kind, grid.items(&places)).ok()?;
+            self.lists = Some(grid);
+        }
+        let grid = Grid::new(regions, most)?;
+        self.engine.prepare(Some(name), grid.kind, grid.items(regions)).ok()?;
+        Some(grid)
+    }
+}

@@ -1,0 +1,184 @@
+//! What a plane tells its peers about itself.
+
+use bytes::Bytes;
+use kv_core::hash::Fnv1a;
+use kv_core::wire::lengths_fit;
+use kv_core::{MAX_REGIONS, PlaneError};
+use kv_host::{Host, ProcessIdentity};
+use serde::{Deserialize, Serialize};
+
+use crate::agent::name::agent_name;
+use crate::connections::transport::Reach;
+use crate::regions::place::Place;
+
+/// Another number for every change of the format.
+const VERSION: u32 = 4;
+const MAGIC: &str = "kv-nixl";
+/// Longest metadata: of NIXL some 500 bytes and 44 a region, of us some 200 and at most 33.
+const fn longest(regions: usize) -> usize {
+    (64 << 10) + 80 * regions
+}
+
+/// One worker's end, as its peers see it. What exists is valid.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PlaneMetadata {
+    magic: String,
+    version: u32,
+    /// Drawn at random for each plane: a restarted peer is a different peer.
+    pub(crate) token: u64,
+    /// The backend at both ends.
+    pub(crate) backend: String,
+    pub(crate) host: Host,
+    pub(crate) process: ProcessIdentity,
+    pub(crate) reach: Reach,
+    pub(crate) regions: Vec<Place>,
+    /// Of NIXL's part.
+    digest: u64,
+    /// What NIXL gives us.
+    pub(crate) nixl: Bytes,
+}
+
+impl PlaneMetadata {
+    pub(crate) fn new(
+        token: u64,
+        backend: &str,
+        (host, process): (Host, ProcessIdentity),
+        reach: Reach,
+        regions: Vec<Place>,
+        nixl: Bytes,
+    ) -> PlaneMetadata {
+        let (magic, backend) = (MAGIC.to_owned(), backend.to_owned());
+        PlaneMetadata {
+            magic,
+            version: VERSION,
+            token,
+            backend,
+            host,
+            process,
+            reach,
+            regions,
+            digest: digest(&nixl),
+            nixl,
+        }
+    }
+
+    pub(crate) fn encode(&self) -> Result<Bytes, PlaneError> {
+        let bytes = rmp_serde::to_vec(self).map_err(|_| PlaneError::Metadata("our own cannot be written"))?;
+        let max = longest(self.regions.len());
+        if bytes.len() > max {
+            return Err(PlaneError::Size { field: "metadata.len", got: bytes.len(), min: 0, max });
+        }
+        Ok(bytes.into())
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<PlaneMetadata, PlaneError> {
+        if bytes.len() > longest(MAX_REGIONS) {
+            return Err(PlaneError::Metadata("it is too long"));
+        }
+        let not_ours = PlaneError::Metadata("it is not of this plane, or of another version");
+        if !lengths_fit(bytes) {
+            return Err(not_ours);
+        }
+        let metadata: PlaneMetadata = rmp_serde::from_slice(bytes).map_err(|_| not_ours)?;
+        if metadata.magic != MAGIC || metadata.version != VERSION {
+            return Err(PlaneError::Metadata("it is not of this plane, or of another version"));
+        }
+        if metadata.regions.len() > MAX_REGIONS {
+            return Err(PlaneError::Metadata("it has too many regions"));
+        }
+        let wraps = |place: &Place| place.addr.checked_add(place.len).is_none();
+        if metadata.regions.iter().any(wraps) {
+            return Err(PlaneError::Metadata("a region leaves the address space"));
+        }
+        if metadata.backend.len() > 64 {
+            return Err(PlaneError::Metadata("its backend cannot be"));
+        }
+        if metadata.digest != digest(&metadata.nixl)
+            || !is_serdes_of(&metadata.nixl, &agent_name(metadata.token))
+        {
+            return Err(PlaneError::Metadata("NIXL's part is damaged, or of another agent"));
+        }
+        Ok(metadata)
+    }
+}
+
+/// NIXL's own reader believes what it reads, and the binding panics at a name that is no text. This
+/// makes sure of the name; the digest, of the rest: that it is what a plane like this one wrote.
+fn is_serdes_of(bytes: &[u8], name: &str) -> bool {
+    let mut start = b"nixlSerDes|Agent".to_vec();
+    start.extend((name.len() as u64).to_le_bytes());
+    start.extend(name.as_bytes());
+    start.push(b'|');
+    bytes.starts_with(&start)
+}
+
+/// Against damage, not against forgery.
+pub(crate) fn digest(bytes: &[u8]) -> u64 {
+    Fnv1a::of(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::MemoryKind;
+
+    use super::*;
+    use crate::config::NixlConfig;
+
+    fn sample(regions: usize) -> PlaneMetadata {
+        let name = agent_name(7);
+        let mut nixl = b"nixlSerDes|Agent\x13\0\0\0\0\0\0\0".to_vec();
+        nixl.extend(name.as_bytes());
+        nixl.extend(b"|");
+        nixl.resize(600 + 44 * regions, 0xff);
+        let reach = Reach::here(&NixlConfig::default());
+        let host = Host { boot: (u64::MAX, u64::MAX), network: u64::MAX };
+        let process =
+            ProcessIdentity { inode: u64::MAX, namespace: u64::MAX, pid: i32::MIN, started: u64::MAX };
+        let (addr, len, item_len) = (u64::MAX >> 1, u64::MAX >> 2, u64::MAX >> 3);
+        let place = Place { addr, len, item_len, kind: MemoryKind::Vram, device: 300 };
+        PlaneMetadata::new(7, "LIBFABRIC", (host, process), reach, vec![place; regions], nixl.into())
+    }
+
+    #[test]
+    fn metadata_survives_the_trip_and_stays_within_the_bound_of_planes() {
+        for regions in [0, 1, MAX_REGIONS] {
+            let metadata = sample(regions);
+            let bytes = metadata.encode().unwrap();
+            assert!(bytes.len() <= longest(regions), "{}", bytes.len());
+            assert_eq!(PlaneMetadata::decode(&bytes).unwrap(), metadata);
+        }
+    }
+
+    #[test]
+    fn every_truncation_and_every_damage_of_nixls_part_is_refused() {
+        let bytes = sample(3).encode().unwrap();
+        for len in 0..bytes.len() {
+            assert!(PlaneMetadata::decode(&bytes[..len]).is_err(), "{len}");
+        }
+        let nixl = bytes.len() - sample(3).nixl.len();
+        for at in 0..bytes.len() {
+            for value in [0, 0x7f, 0xc1, 0xdd, 0xff] {
+                let mut damaged = bytes.to_vec();
+                damaged[at] = value;
+                let read = PlaneMetadata::decode(&damaged);
+                assert!(at < nixl || bytes[at] == value || read.is_err(), "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn metadata_that_contradicts_itself_is_refused() {
+        let refused = |change: fn(&mut PlaneMetadata)| {
+            let mut metadata = sample(1);
+            change(&mut metadata);
+            PlaneMetadata::decode(&metadata.encode().unwrap()).is_err()
+        };
+        assert!(!refused(|_| {}));
+        assert!(refused(|metadata| metadata.version += 1));
+        assert!(refused(|metadata| metadata.token += 1));
+        assert!(refused(|metadata| metadata.regions[0].addr = u64::MAX));
+        assert!(refused(|metadata| metadata.regions = vec![metadata.regions[0]; MAX_REGIONS + 1]));
+        assert!(refused(|metadata| metadata.backend = "x".repeat(65)));
+        assert!(refused(|metadata| metadata.nixl = Bytes::from_static(b"nixlSerDes|Agent")));
+    }
+}

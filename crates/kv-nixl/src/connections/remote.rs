@@ -1,0 +1,165 @@
+//! A peer's agent: what is known of it, and what is on the way to it.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use kv_core::{Op, Origin, PeerId, PostId};
+use kv_host::{Life, Parked};
+
+use crate::connections::transport::Transport;
+use crate::notifications::speech::{Dialogue, Speech};
+use crate::regions::place::Place;
+use crate::regions::prepared::Grid;
+use crate::transfers::line::{Length, RunQueue};
+use crate::transfers::speed::{SLICE, Speed};
+
+/// A peer's agent.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    pub(crate) name: String,
+    pub(crate) speech: Speech,
+    pub(crate) regions: Vec<Place>,
+    /// Their items, if NIXL has prepared a list of them.
+    pub(crate) lists: Option<Grid>,
+    pub(crate) life: Life,
+    /// The way to it, once that is known.
+    pub(crate) transport: Transport,
+    pub(crate) stage: Stage,
+    /// What its frames come under.
+    pub(crate) origin: Origin,
+    /// Peers that are this agent: usually one.
+    pub(crate) users: Vec<PeerId>,
+
+    /// Posts with something to send. Ids of ended posts are skipped.
+    pub(crate) run: RunQueue,
+    /// Writes that wait for the peer's permission.
+    pub(crate) held: VecDeque<PostId>,
+    /// Requests on their way, the part of a slice's time that each takes, and their weight, together.
+    pub(crate) requests: usize,
+    pub(crate) load: u64,
+    pub(crate) underway: u64,
+    /// Those of them that have failed: parts of them may still be on their way.
+    pub(crate) failed: usize,
+    /// When its connection was closed because of them.
+    pub(crate) closed: Option<Instant>,
+    speeds: [Speed; 2],
+
+    /// Posts whose bytes are in place, and whose notify frames wait for room.
+    pub(crate) parked: Parked,
+    /// When something was sent last, or the connection tried out.
+    pub(crate) spoke: Instant,
+}
+
+/// The life of a connection.
+///
+/// ```text
+/// Open ── disconnect ──▶ Left ──────── requests over ──▶ (gone)
+///  │  ◀──── connect ──────┘
+///  └─ error, death ────▶ Broken ── requests over, or failed and quiet ──▶ PeerGone, (gone)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// In use.
+    Open,
+    /// Forgotten by our owner; requests are still on their way.
+    Left,
+    /// It failed at this moment; requests are still on their way, or its death is awaited.
+    Broken(Instant),
+}
+
+impl Remote {
+    /// Its requests are to be of this time and of this weight at most.
+    pub(crate) fn new(
+        name: String,
+        speech: Speech,
+        regions: Vec<Place>,
+        life: Life,
+        user: PeerId,
+        slice: (Duration, u64),
+    ) -> Remote {
+        Remote {
+            name,
+            speech,
+            regions,
+            lists: None,
+            life,
+            transport: Transport::Unknown,
+            stage: Stage::Open,
+            origin: Origin(0),
+            users: vec![user],
+            run: RunQueue::default(),
+            held: VecDeque::new(),
+            requests: 0,
+            load: 0,
+            underway: 0,
+            failed: 0,
+            closed: None,
+            speeds: [Speed::new(slice.0, slice.1), Speed::new(slice.0, slice.1)],
+            parked: Parked::default(),
+            spoke: Instant::now(),
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.stage == Stage::Open
+    }
+
+    /// How fast this direction is.
+    pub(crate) fn speed(&mut self, op: Op) -> &mut Speed {
+        let [write, read] = &mut self.speeds;
+        match op {
+            Op::Write => write,
+            Op::Read => read,
+        }
+    }
+
+    /// True if a request may follow those on their way: a second slice, so that the way is never
+    /// empty, and short posts beside two of them.
+    pub(crate) fn has_turn(&self, length: Length) -> bool {
+        let window = match length {
+            Length::Long => 2 * SLICE,
+            Length::Short => 3 * SLICE,
+        };
+        self.load < window
+    }
+
+    /// What is known of the agent's notifications, if it is one of ours.
+    pub(crate) fn dialogue(&mut self) -> Option<&mut Dialogue> {
+        match &mut self.speech {
+            Speech::Ours(dialogue) => Some(dialogue),
+            Speech::Foreign(_) => None,
+        }
+    }
+
+    pub(crate) fn is_foreign(&self) -> bool {
+        matches!(self.speech, Speech::Foreign(_))
+    }
+
+    /// Whether the agent has said that it will not touch our memory any more.
+    pub(crate) fn said_farewell(&self) -> bool {
+        matches!(&self.speech, Speech::Ours(dialogue) if dialogue.said_farewell)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notifications::arrivals::charge;
+
+    #[test]
+    fn a_sender_waits_for_room_and_cannot_be_told_more_than_it_sent() {
+        let (speech, slice) = (Speech::ours(1, false), (Duration::ZERO, 1));
+        let mut remote = Remote::new("x".to_owned(), speech, Vec::new(), Life::Unseen, PeerId(1), slice);
+        let most = 2 << 20;
+        while remote.speech.has_room(1000, most) {
+            remote.dialogue().unwrap().sent += charge(1000);
+        }
+        let dialogue = remote.dialogue().unwrap();
+        assert!(dialogue.sent <= most as u64 && dialogue.sent > most as u64 - charge(1000));
+        dialogue.confirm(u64::MAX);
+        assert_eq!(dialogue.confirmed, dialogue.sent);
+        dialogue.confirm(0);
+        assert_eq!(dialogue.confirmed, dialogue.sent);
+        assert!(remote.speech.has_room(1000, most));
+    }
+}

@@ -1,0 +1,34 @@
+//! A range of a foreign agent's memory.
+
+use kv_core::MemoryKind;
+
+use crate::regions::place::Place;
+
+/// A range of a foreign agent's memory, as its side channel describes it: what
+/// [`Desc::remote_region`](kv_core::Desc::remote_region) counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ForeignRegion {
+    /// The address of its first byte, in the agent's process.
+    pub addr: u64,
+    /// Bytes. The agent must have registered the whole range in one piece.
+    pub len: u64,
+    /// Bytes from the beginning of an item (a page of a layer, say) to that of the next one: descriptors
+    /// of such items are cheaper. Zero, if there are no items.
+    pub item_len: u64,
+    /// The kind of memory: [`MemoryKind::Dram`] or [`MemoryKind::Vram`].
+    pub memory: MemoryKind,
+    /// The device, as the agent gave it to NIXL.
+    pub device: u64,
+}
+
+impl ForeignRegion {
+    pub(crate) fn of(place: &Place) -> ForeignRegion {
+        let Place { addr, len, item_len, kind, device } = *place;
+        ForeignRegion { addr, len, item_len, memory: kind, device }
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        let ForeignRegion { addr, len, item_len, memory, device } = *self;
+        Place { addr, len, item_len, kind: memory, device }
+    }
+}

@@ -1,0 +1,435 @@
+//! Finding NIXL's C library and its plugins, and loading it, before `nixl-sys` would end the process
+//! because there is none.
+
+use std::ffi::{CStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::DiscoveryError;
+use crate::ffi::library::load_library;
+use crate::library::guards;
+use crate::library::looked::{Looked, Outcome};
+
+const LIBRARY: &str = "libnixl_capi.so";
+/// Names the library, or its directory.
+const BY_NAME: &str = "KV_NIXL_LIB";
+
+/// Where to look for NIXL.
+///
+/// In this order: `library`; `KV_NIXL_LIB`; `NIXL_PREFIX`; `LD_LIBRARY_PATH`; a Python environment
+/// (`VIRTUAL_ENV`, `CONDA_PREFIX`, `PYTHONPATH`) with a `nixl-cu12` or `nixl-cu13` wheel; what
+/// `scripts/setup-nixl.sh` has put under `target/nixl` of a directory above the current one or above
+/// the program; the usual prefixes of the system and its Python. What was named by the first two
+/// must be usable; the others are tried one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Search {
+    /// The library itself, or the directory that holds it.
+    pub library: Option<PathBuf>,
+}
+
+/// NIXL, loaded. There is one per process, for good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nixl {
+    library: PathBuf,
+    version: Option<String>,
+    plugins: Vec<String>,
+}
+
+static LOADED: Mutex<Option<Nixl>> = Mutex::new(None);
+
+impl Nixl {
+    /// Sets the [`guards`], finds the library, loads it and checks it. To be called early in `main`:
+    /// while other threads run, the guards must be in the environment already. Later calls return
+    /// what the first successful one found.
+    pub fn load(search: &Search) -> Result<Nixl, DiscoveryError> {
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(nixl) = &*loaded {
+            return Ok(nixl.clone());
+        }
+        guards::apply()?;
+        let path = find(&candidates(search, &Surroundings::here()), check)?;
+        let nixl = Nixl { version: version(&path), plugins: plugins(&path), library: path };
+        *loaded = Some(nixl.clone());
+        Ok(nixl)
+    }
+
+    /// The file.
+    pub fn library(&self) -> &Path {
+        &self.library
+    }
+
+    /// Its version, if it lies in a Python package; the library itself does not know it.
+    pub fn version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+
+    /// The backends whose plugins lie beside it.
+    pub fn plugins(&self) -> &[String] {
+        &self.plugins
+    }
+
+    /// Why the plugin of a backend cannot be loaded, in the loader's words; `None` if it can.
+    pub fn why_not(&self, backend: &str) -> Option<String> {
+        let file = format!("libplugin_{backend}.so");
+        let paths: Vec<PathBuf> = plugin_dirs(&self.library).map(|dir| dir.join(&file)).collect();
+        let Some(path) = paths.iter().find(|path| path.is_file()) else {
+            return Some(format!("there is no {file} beside the library"));
+        };
+        load_library(path, &[]).err()
+    }
+
+    /// Looks for the library as [`load`](Nixl::load) does, without loading it or changing anything:
+    /// every place, in order, up to the first file.
+    pub fn look(search: &Search) -> Vec<Looked> {
+        let mut looked = Vec::new();
+        for candidate in candidates(search, &Surroundings::here()) {
+            let there = candidate.path.is_file();
+            let outcome = if there { Outcome::Usable } else { Outcome::Absent };
+            looked.push(Looked { path: candidate.path, because: candidate.because, outcome });
+            if there {
+                break;
+            }
+        }
+        looked
+    }
+}
+
+/// What this crate calls, by way of `nixl-sys`, which would end the process if one were missing.
+const SYMBOLS: &[&CStr] = &[
+    c"nixl_capi_create_configured_agent",
+    c"nixl_capi_destroy_agent",
+    c"nixl_capi_get_plugin_params",
+    c"nixl_capi_params_add",
+    c"nixl_capi_destroy_params",
+    c"nixl_capi_destroy_mem_list",
+    c"nixl_capi_create_backend",
+    c"nixl_capi_destroy_backend",
+    c"nixl_capi_create_opt_args",
+    c"nixl_capi_destroy_opt_args",
+    c"nixl_capi_opt_args_add_backend",
+    c"nixl_capi_create_reg_dlist",
+    c"nixl_capi_reg_dlist_clear",
+    c"nixl_capi_reg_dlist_add_desc",
+    c"nixl_capi_destroy_reg_dlist",
+    c"nixl_capi_register_mem",
+    c"nixl_capi_deregister_mem",
+    c"nixl_capi_get_local_md",
+    c"nixl_capi_load_remote_md",
+    c"nixl_capi_check_remote_md",
+    c"nixl_capi_invalidate_remote_md",
+    c"nixl_capi_create_xfer_dlist",
+    c"nixl_capi_xfer_dlist_clear",
+    c"nixl_capi_xfer_dlist_add_desc",
+    c"nixl_capi_destroy_xfer_dlist",
+    c"nixl_capi_prep_xfer_dlist",
+    c"nixl_capi_release_xfer_dlist_handle",
+    c"nixl_capi_make_xfer_req",
+    c"nixl_capi_create_xfer_req",
+    c"nixl_capi_post_xfer_req",
+    c"nixl_capi_get_xfer_status",
+    c"nixl_capi_release_xfer_req",
+    c"nixl_capi_destroy_xfer_req",
+    c"nixl_capi_create_notif_map",
+    c"nixl_capi_destroy_notif_map",
+    c"nixl_capi_get_notifs",
+    c"nixl_capi_notif_map_size",
+    c"nixl_capi_notif_map_get_agent_at",
+    c"nixl_capi_notif_map_get_notifs_size",
+    c"nixl_capi_notif_map_get_notif",
+    c"nixl_capi_gen_notif",
+    c"nixl_capi_is_stub",
+];
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Candidate {
+    path: PathBuf,
+    because: &'static str,
+    /// Asked for by name: used or an error.
+    named: bool,
+}
+
+/// What the search depends on, so that tests can give another one.
+struct Surroundings {
+    variable: fn(&str) -> Option<OsString>,
+    current: Option<PathBuf>,
+    program: Option<PathBuf>,
+}
+
+impl Surroundings {
+    fn here() -> Surroundings {
+        Surroundings {
+            variable: |name| std::env::var_os(name).filter(|value| !value.is_empty()),
+            current: std::env::current_dir().ok(),
+            program: std::env::current_exe().ok(),
+        }
+    }
+}
+
+fn candidates(search: &Search, around: &Surroundings) -> Vec<Candidate> {
+    let mut found: Vec<Candidate> = Vec::new();
+    let mut add = |path: PathBuf, because, named| {
+        if found.iter().all(|known| known.path != path) {
+            found.push(Candidate { path, because, named });
+        }
+    };
+    by_name(search, around, &mut add);
+    by_variable(around, &mut add);
+    by_script(around, &mut add);
+    by_custom(&mut add);
+    found
+}
+
+/// What was asked for by name.
+fn by_name(search: &Search, around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
+    let file = |path: PathBuf| if path.is_dir() { path.join(LIBRARY) } else { path };
+    if let Some(path) = &search.library {
+        add(file(path.clone()), "the configuration", true);
+    }
+    if let Some(path) = (around.variable)(BY_NAME) {
+        add(file(path.into()), BY_NAME, true);
+    }
+}
+
+/// Where the variables of linkers and of Python point.
+fn by_variable(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
+    if let Some(prefix) = (around.variable)("NIXL_PREFIX") {
+        for path in under_prefix(Path::new(&prefix)) {
+            add(path, "NIXL_PREFIX", false);
+        }
+    }
+    if let Some(path) = (around.variable)("LD_LIBRARY_PATH") {
+        for dir in std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()) {
+            add(dir.join(LIBRARY), "LD_LIBRARY_PATH", false);
+        }
+    }
+    for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
+        if let Some(prefix) = (around.variable)(name) {
+            for path in under_python(Path::new(&prefix)) {
+                add(path, name, false);
+            }
+        }
+    }
+    if let Some(path) = (around.variable)("PYTHONPATH") {
+        for path in std::env::split_paths(&path).flat_map(|dir| in_packages(&dir)) {
+            add(path, "PYTHONPATH", false);
+        }
+    }
+}
+
+/// Where `scripts/setup-nixl.sh` puts it, above the current directory and the program.
+fn by_script(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
+    for start in [&around.current, &around.program].into_iter().flatten() {
+        for dir in start.ancestors() {
+            // Above the program, `target` may be one of the ancestors itself.
+            for root in [dir.join("target/nixl"), dir.join("nixl")] {
+                for package in entries(&root) {
+                    for path in in_packages(&package) {
+                        add(path, "scripts/setup-nixl.sh", false);
+                    }
+                }
+            }
+        }
+    }
+    if let Some(dir) = &around.current {
+        // One that shows a reader of the error where the script would have put it.
+        let path = dir.join("target/nixl/nixl_cu12/.nixl_cu12.mesonpy.libs").join(LIBRARY);
+        add(path, "scripts/setup-nixl.sh, here or above", false);
+    }
+}
+
+/// The usual places of a system.
+fn by_custom(add: &mut impl FnMut(PathBuf, &'static str, bool)) {
+    for prefix in ["/opt/nvidia/nvda_nixl", "/usr/local/nixl", "/usr/local", "/usr"] {
+        for path in under_prefix(Path::new(prefix)) {
+            add(path, "a usual place", false);
+        }
+    }
+    for prefix in ["/usr/local", "/usr"] {
+        for path in under_python(Path::new(prefix)) {
+            add(path, "the system's Python", false);
+        }
+    }
+}
+
+fn under_prefix(prefix: &Path) -> Vec<PathBuf> {
+    let arch = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
+    ["lib", "lib64", &arch].iter().map(|dir| prefix.join(dir).join(LIBRARY)).collect()
+}
+
+fn under_python(prefix: &Path) -> Vec<PathBuf> {
+    let versions = entries(&prefix.join("lib"));
+    let versions = versions.filter(|dir| name_of(dir).starts_with("python3"));
+    let mut paths: Vec<PathBuf> = versions
+        .flat_map(|dir| [dir.join("site-packages"), dir.join("dist-packages")])
+        .flat_map(|packages| in_packages(&packages))
+        .collect();
+    if paths.is_empty() {
+        // One that shows a reader of the error where it would have been.
+        paths.push(prefix.join("lib/python3/site-packages/.nixl_cu12.mesonpy.libs").join(LIBRARY));
+    }
+    paths
+}
+
+/// Where wheels put it: `.nixl_cu12.mesonpy.libs`.
+fn in_packages(dir: &Path) -> Vec<PathBuf> {
+    entries(dir)
+        .filter(|entry| {
+            let name = name_of(entry);
+            name.starts_with(".nixl") && name.ends_with(".mesonpy.libs")
+        })
+        .map(|entry| entry.join(LIBRARY))
+        .filter(|path| path.is_file())
+        .collect()
+}
+
+fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let mut entries: Vec<PathBuf> =
+        std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    entries.sort();
+    entries.into_iter()
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn find(
+    candidates: &[Candidate],
+    check: impl Fn(&Path) -> Result<(), String>,
+) -> Result<PathBuf, DiscoveryError> {
+    let mut looked = Vec::new();
+    for candidate in candidates {
+        let path = &candidate.path;
+        let result = if path.is_file() { Some(check(path)) } else { None };
+        let reason = match result {
+            Some(Ok(())) => return Ok(path.clone()),
+            Some(Err(reason)) => Some(reason),
+            None => None,
+        };
+        if candidate.named {
+            let reason = reason.unwrap_or_else(|| "there is no such file".to_owned());
+            return Err(DiscoveryError::Named { asked_by: candidate.because, path: path.clone(), reason });
+        }
+        let outcome = reason.map_or(Outcome::Absent, Outcome::Unusable);
+        looked.push(Looked { path: path.clone(), because: candidate.because, outcome });
+    }
+    Err(DiscoveryError::NotFound { looked })
+}
+
+/// Loads the library, and makes sure that `nixl-sys` will use this one: it asks the loader for the
+/// bare name, which the loader knows once a library of that name is there.
+fn check(path: &Path) -> Result<(), String> {
+    load_library(path, SYMBOLS)?;
+    if nixl_sys::is_stub() {
+        return Err(format!("it is loaded, but the loader does not know it as {LIBRARY}"));
+    }
+    Ok(())
+}
+
+/// From the directory `nixl_cu12-1.5.1.dist-info` beside the one that holds the library.
+fn version(library: &Path) -> Option<String> {
+    let packages = library.parent()?.parent()?;
+    entries(packages).find_map(|entry| {
+        let name = name_of(&entry);
+        let version = name.strip_suffix(".dist-info")?.strip_prefix("nixl_cu")?.split_once('-')?.1;
+        Some(version.to_owned())
+    })
+}
+
+fn plugin_dirs(library: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let beside = library.parent().map(|dir| dir.join("plugins"));
+    let named = std::env::var_os("NIXL_PLUGIN_DIR").map(PathBuf::from);
+    [named, beside].into_iter().flatten()
+}
+
+/// `libplugin_UCX.so` is the plugin of the backend UCX.
+fn plugins(library: &Path) -> Vec<String> {
+    let mut names: Vec<String> = plugin_dirs(library)
+        .flat_map(|dir| entries(&dir))
+        .filter_map(|path| Some(name_of(&path).strip_prefix("libplugin_")?.strip_suffix(".so")?.to_owned()))
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new(name: &str) -> Dir {
+            let path = std::env::temp_dir().join(format!("kv-nixl-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Dir(path)
+        }
+
+        fn put(&self, path: &str) -> PathBuf {
+            let path = self.0.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, b"not a library").unwrap();
+            path
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn nowhere() -> Surroundings {
+        Surroundings { variable: |_| None, current: None, program: None }
+    }
+
+    #[test]
+    fn a_library_named_by_the_user_is_used_or_refused_but_never_replaced() {
+        let dir = Dir::new("named");
+        let search = Search { library: Some(dir.0.clone()) };
+        let error = find(&candidates(&search, &nowhere()), |_| Ok(())).unwrap_err();
+        let reason = "there is no such file".to_owned();
+        let path = dir.0.join(LIBRARY);
+        assert_eq!(error, DiscoveryError::Named { asked_by: "the configuration", path, reason });
+        let path = dir.put(LIBRARY);
+        assert_eq!(find(&candidates(&search, &nowhere()), |_| Ok(())), Ok(path.clone()));
+        let broken = find(&candidates(&search, &nowhere()), check).unwrap_err();
+        assert!(
+            matches!(&broken, DiscoveryError::Named { reason, .. } if reason.contains("file too short")),
+            "{broken}"
+        );
+    }
+
+    #[test]
+    fn what_the_setup_script_installs_is_found_from_below_the_workspace_and_from_the_program() {
+        let dir = Dir::new("workspace");
+        let wheel = "target/nixl/nixl_cu12-1.5.1";
+        let library = dir.put(&format!("{wheel}/.nixl_cu12.mesonpy.libs/{LIBRARY}"));
+        dir.put(&format!("{wheel}/.nixl_cu12.mesonpy.libs/plugins/libplugin_UCX.so"));
+        dir.put(&format!("{wheel}/nixl_cu12-1.5.1.dist-info/METADATA"));
+        let below = Surroundings { current: Some(dir.0.join("crates/x")), ..nowhere() };
+        assert_eq!(find(&candidates(&Search::default(), &below), |_| Ok(())), Ok(library.clone()));
+        let program = Surroundings { program: Some(dir.0.join("target/release/examples/pd")), ..nowhere() };
+        assert_eq!(find(&candidates(&Search::default(), &program), |_| Ok(())), Ok(library.clone()));
+        assert_eq!(version(&library).as_deref(), Some("1.5.1"));
+        assert_eq!(plugins(&library), ["UCX"]);
+    }
+
+    #[test]
+    fn unusable_libraries_are_passed_over_and_the_error_tells_all_places_and_the_way_out() {
+        let dir = Dir::new("unusable");
+        let path = dir.put(&format!("target/nixl/x/.nixl_cu12.mesonpy.libs/{LIBRARY}"));
+        let around = Surroundings { current: Some(dir.0.clone()), ..nowhere() };
+        let candidates = candidates(&Search::default(), &around);
+        let error = find(&candidates, |_| Err("too old".to_owned())).unwrap_err();
+        let DiscoveryError::NotFound { looked } = &error else { panic!("{error}") };
+        assert_eq!(looked.len(), candidates.len());
+        let ours = looked.iter().find(|looked| looked.path == path).unwrap();
+        assert_eq!(ours.outcome, Outcome::Unusable("too old".to_owned()));
+        let text = error.to_string();
+        for word in ["too old", "not there", "/opt/nvidia/nvda_nixl", "scripts/setup-nixl.sh"] {
+            assert!(text.contains(word), "{word} is not in:\n{text}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! What comes in: notifications, rings, and the deaths of peers on this host.
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::Bytes;
+use kv_core::{MAX_FRAME, PlaneEvent};
+use kv_host::Life;
+use rustix::event::{Timespec, epoll};
+
+use crate::connections::id::RemoteId;
+use crate::connections::origins::Origins;
+use crate::connections::remote::Remote;
+use crate::notifications::arrivals::Arrivals;
+use crate::notifications::doorbell::Doorbell;
+use crate::notifications::envelope::{Kind, Notification};
+use crate::notifications::inbox::{Inbox, Put};
+use crate::plane::{NixlPlane, NixlStats, RINGING};
+
+impl NixlPlane {
+    /// Takes what has come.
+    pub(crate) fn take_notifications(&mut self) {
+        let mut intake = Intake {
+            token: self.token,
+            names: &self.names,
+            remotes: &mut self.remotes,
+            arrivals: &mut self.arrivals,
+            origins: &mut self.origins,
+            inbox: &mut self.inbox,
+            events: &mut self.events,
+            stats: &mut self.stats,
+            after: After::default(),
+        };
+        // An error is of one backend's moment, and comes again if it lasts: sends will fail.
+        let _ = self.engine.receive(|name, bytes| intake.take(name, bytes));
+        let After { heard, due, confirmed, leaving } = intake.after;
+        if heard {
+            self.pace.stir();
+        }
+        for (name, connection, count) in due {
+            if let Some(id) = self.names.get(&name) {
+                self.confirm(*id, connection, count);
+            }
+        }
+        for (id, count) in confirmed {
+            if let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) {
+                dialogue.confirm(count);
+                self.flush(id);
+            }
+        }
+        for (name, id) in leaving {
+            let named = self.remotes.get_mut(&id).filter(|remote| remote.name == name);
+            if let Some(dialogue) = named.and_then(Remote::dialogue) {
+                dialogue.said_farewell = true;
+                self.break_off(id);
+            }
+        }
+    }
+
+    /// Takes the deaths and the rings of peers on this host.
+    pub(crate) fn take_wakes(&mut self) {
+        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut woken = [nothing; 16];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Ok(count) = epoll::wait(&self.wakes, &mut woken[..], Some(&now)) else { return };
+        for event in woken.iter().take(count) {
+            let number = event.data.u64();
+            if number == RINGING {
+                if self.doorbell.as_ref().is_some_and(Doorbell::answer) {
+                    self.pace.stir();
+                }
+                continue;
+            }
+            let id = RemoteId(number);
+            if let Some(remote) = self.remotes.get(&id) {
+                // It stays dead; it need not be reported again.
+                if let Life::Watched(process) = &remote.life {
+                    let _ = epoll::delete(&self.wakes, process);
+                }
+                self.break_off(id);
+            }
+        }
+    }
+}
+
+/// Where notifications go as they come.
+struct Intake<'a> {
+    token: u64,
+    names: &'a HashMap<String, RemoteId>,
+    remotes: &'a mut BTreeMap<RemoteId, Remote>,
+    arrivals: &'a mut Arrivals,
+    origins: &'a mut Origins,
+    inbox: &'a mut Inbox,
+    events: &'a mut Vec<PlaneEvent>,
+    stats: &'a mut NixlStats,
+    after: After,
+}
+
+/// What is to be done once all have been taken.
+#[derive(Default)]
+struct After {
+    /// Something came that was for us.
+    heard: bool,
+    /// Agents, their connections and counts that they are to be told.
+    due: Vec<(String, u64, u64)>,
+    /// What our connections are told.
+    confirmed: Vec<(RemoteId, u64)>,
+    /// Agents that say farewell, and the connections of ours that they name.
+    leaving: Vec<(String, RemoteId)>,
+}
+
+impl Intake<'_> {
+    fn take(&mut self, name: &str, bytes: Bytes) {
+        let known = self.names.get(name).and_then(|id| self.remotes.get_mut(id));
+        let foreign = known.as_ref().map(|remote| remote.is_foreign());
+        let ours = if foreign == Some(true) { None } else { Notification::decode(&bytes) };
+        let Some(Notification { connection, kind, .. }) = ours.filter(|ours| ours.to == self.token) else {
+            // Not of an agent of ours, which does not speak like this.
+            let put = if foreign == Some(false) { Put::Unwanted } else { self.inbox.put(name, bytes) };
+            match put {
+                Put::Taken => self.after.heard = true,
+                Put::Dropped => self.stats.foreign_dropped += 1,
+                Put::Unwanted => self.stats.strangers += 1,
+            }
+            return;
+        };
+        self.after.heard = true;
+        // It may be forged, but by nobody who gains by it: a farewell that names a wrong number is
+        // not believed, and the end is seen otherwise.
+        let mut origin = None;
+        if let Some(remote) = known {
+            origin = Some(remote.origin);
+            if let Some(dialogue) = remote.dialogue()
+                && matches!(kind, Kind::Frame(_) | Kind::Probe)
+            {
+                dialogue.theirs = Some(connection);
+            }
+        }
+        match kind {
+            Kind::Frame(frame) if frame.len() <= MAX_FRAME => {
+                if let Some(count) = self.arrivals.count(connection, name, frame.len()) {
+                    self.after.due.push((name.to_owned(), connection, count));
+                }
+                let from = origin.unwrap_or_else(|| self.origins.of(name));
+                self.events.push(PlaneEvent::Frame { from, frame });
+            }
+            Kind::Arrived(count) => self.after.confirmed.push((RemoteId(connection), count)),
+            Kind::Farewell(proof) => self.after.leaving.push((name.to_owned(), RemoteId(proof))),
+            Kind::Frame(_) | Kind::Probe => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use kv_core::{Op, Origin, PeerId, Plane, PostId, WayEnd};
+
+    use super::*;
+    use crate::agent::engine::Engine;
+    use crate::config::NixlConfig;
+    use crate::connections::plane_metadata::PlaneMetadata;
+    use crate::notifications::speech::Speech;
+    use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker};
+
+    const FRAME: &[u8] = b"frame";
+
+    fn frames(events: &[PlaneEvent]) -> Vec<Origin> {
+        let frames = events.iter().filter_map(|event| match event {
+            PlaneEvent::Frame { from, frame } if *frame == FRAME => Some(*from),
+            _ => None,
+        });
+        frames.collect()
+    }
+
+    /// A third agent that calls itself as the victim does, knows the numbers in which the victim's
+    /// metadata and ours differ, and says goodbye for it in the middle of the victim's write.
+    #[test]
+    fn a_farewell_in_another_agents_name_ends_nothing_and_its_own_ends_it() {
+        let Some(nixl) = nixl() else { return };
+        let ((mut here, ours), (mut victim, theirs)) = (worker(nixl), worker(nixl));
+        theirs.write(0, &vec![7; LEN]).unwrap();
+        let (metadata, metadata_of_victim) = (here.metadata().unwrap(), victim.metadata().unwrap());
+        here.connect(PEER, &metadata_of_victim).unwrap();
+        victim.connect(PEER, &metadata).unwrap();
+        let knows = |speech: &Speech| matches!(speech, Speech::Ours(said) if said.theirs.is_some());
+        let told = |victim: &NixlPlane| victim.remotes.values().all(|remote| knows(&remote.speech));
+        until(&mut [&mut victim, &mut here], "both know each other", |victim, _| told(victim));
+        until(&mut [&mut here, &mut victim], "both know each other", |here, _| told(here));
+
+        let name = &here.remotes.values().next().unwrap().name;
+        let config =
+            NixlConfig { backend_params: here.config.backend_params.clone(), ..NixlConfig::default() };
+        let mut impostor = Engine::new(nixl, name, &config).unwrap();
+        let decoded = PlaneMetadata::decode(&metadata).unwrap();
+        let target = impostor.load(&decoded.nixl).unwrap();
+        // What the victim calls its connection to us, were that to leak, is not enough.
+        let (victims, guess) = (victim.remotes.keys().next().unwrap().0, 1234);
+        for (connection, proof) in
+            [(guess, guess), (victims, victims), (victims, 0), (victims, decoded.token)]
+        {
+            let forged = Notification { to: decoded.token, connection, kind: Kind::Farewell(proof) };
+            impostor.notify(&target, &forged.encode()).unwrap();
+        }
+        let last = Kind::Frame(Bytes::from_static(FRAME));
+        let last = Notification { to: decoded.token, connection: guess, kind: last };
+        impostor.notify(&target, &last.encode()).unwrap();
+        victim.post(PEER, whole(1, Op::Write)).unwrap();
+        let mut events = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while frames(&events).is_empty() {
+            assert!(Instant::now() < deadline, "the impostor is not heard");
+            let _ = impostor.receive(|_, _| {});
+            events.extend(pass(&mut [&mut here], Duration::from_millis(10)));
+        }
+        assert_eq!(events.len(), 1, "{events:?}");
+        assert_eq!(others(&ours, 0), 0, "the victim is about to write");
+        victim.permit(PEER, kv_core::Time::MAX);
+        let written = until(&mut [&mut victim, &mut here], "a write", |_, events| !events.is_empty());
+        assert_eq!(written, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+        assert_eq!(others(&ours, 7), 0, "it lives, and has written");
+
+        // The impostor has made the victim's number unknown to us by its frame; nothing of ours.
+        victim.shutdown(Duration::from_secs(1));
+        victim.say_farewell();
+        let events = until(&mut [&mut here, &mut victim], "the farewell", |_, events| !events.is_empty());
+        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [PlaneEvent::PeerGone { peer: PEER, end }]);
+    }
+
+    /// Whatever number of a connection is written into a frame.
+    #[test]
+    fn frames_of_one_agent_have_one_origin_and_those_of_others_another() {
+        let Some(nixl) = nixl() else { return };
+        let ((mut here, _), (mut a, _), (mut b, _)) = (worker(nixl), worker(nixl), worker(nixl));
+        let metadata = here.metadata().unwrap();
+        let mut origins = Vec::new();
+        for (round, other) in [(0, &mut a), (1, &mut b)] {
+            other.connect(PEER, &metadata).unwrap();
+            let (name, token) = (here.agent_name(), here.token);
+            for connection in [1, 2, 1 << 62] {
+                let frame =
+                    Notification { to: token, connection, kind: Kind::Frame(Bytes::from_static(FRAME)) };
+                other.engine.notify(&name, &frame.encode()).unwrap();
+            }
+            let events = until(&mut [&mut here, other], "frames", |_, events| frames(events).len() == 3);
+            origins.extend(frames(&events));
+            // Also once it is connected.
+            here.connect(PeerId(10 + round), &other.metadata().unwrap()).unwrap();
+            other.send(PEER, Bytes::from_static(FRAME)).unwrap();
+            let events = until(&mut [&mut here, other], "a frame", |_, events| !events.is_empty());
+            origins.extend(frames(&events));
+        }
+        let (a, b) = (origins[0], origins[4]);
+        assert_ne!(a, b);
+        assert_eq!(origins, [a, a, a, a, b, b, b, b]);
+    }
+}

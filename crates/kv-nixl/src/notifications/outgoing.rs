@@ -1,0 +1,183 @@
+//! Frames out, to agents of ours in envelopes and to foreign ones as they are.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_core::{MemoryKind, PlaneEvent};
+use kv_host::Life;
+
+use crate::connections::id::RemoteId;
+use crate::connections::remote::Remote;
+use crate::connections::transport::Transport;
+use crate::notifications::arrivals::charge;
+use crate::notifications::envelope::{Kind, Notification};
+use crate::notifications::speech::Speech;
+use crate::plane::NixlPlane;
+
+/// A connection on which nothing was sent for so long is tried out, if the peer's death cannot be
+/// seen otherwise.
+pub(crate) const PROBE: Duration = Duration::from_secs(1);
+/// So many foreign agents are tried out at once: each takes some 15 µs.
+const TRIED: usize = 16;
+
+impl NixlPlane {
+    /// Sends a frame for which there is room, to a foreign agent as it is; false if the connection has
+    /// failed.
+    pub(crate) fn transmit(&mut self, id: RemoteId, frame: Bytes) -> bool {
+        let Some(remote) = self.remotes.get_mut(&id) else { return false };
+        if remote.transport == Transport::Storage {
+            // To ourselves.
+            self.events.push(PlaneEvent::Frame { from: remote.origin, frame });
+            return true;
+        }
+        let charged = charge(frame.len());
+        if let Speech::Foreign(monologue) = &mut remote.speech {
+            monologue.allowance.take(charged, self.config.outbound_bytes as u64, Instant::now());
+            return self.notify_raw(id, &frame);
+        }
+        let sent = self.notify(id, Kind::Frame(frame), id.0);
+        if sent && let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) {
+            dialogue.sent += charged;
+        }
+        sent
+    }
+
+    /// Tells an agent of ours something; false to any other, and if the connection has failed.
+    fn notify(&mut self, id: RemoteId, kind: Kind, connection: u64) -> bool {
+        let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) else { return false };
+        let bytes = Notification { to: dialogue.token, connection, kind }.encode();
+        if !self.notify_raw(id, &bytes) {
+            return false;
+        }
+        let dialogue = self.remotes.get_mut(&id).and_then(Remote::dialogue);
+        let button = dialogue.and_then(|dialogue| dialogue.button.as_mut());
+        if let (Some(doorbell), Some(button)) = (&self.doorbell, button) {
+            button.press(doorbell, Instant::now());
+        }
+        true
+    }
+
+    /// Sends bytes as they are; false if the connection has failed.
+    fn notify_raw(&mut self, id: RemoteId, bytes: &[u8]) -> bool {
+        let Some(remote) = self.remotes.get_mut(&id).filter(|remote| remote.is_open()) else {
+            return false;
+        };
+        remote.spoke = Instant::now();
+        if self.engine.notify(&remote.name, bytes).is_ok() {
+            return true;
+        }
+        self.break_off(id);
+        false
+    }
+
+    /// Sends the notify frames that wait, as far as there is room.
+    pub(crate) fn flush(&mut self, id: RemoteId) {
+        loop {
+            let Some(remote) = self.remotes.get_mut(&id).filter(|remote| remote.is_open()) else { return };
+            let (speech, most) = (&remote.speech, self.config.outbound_bytes);
+            let Some((post, frame)) = remote.parked.pop(|len| speech.has_room(len, most)) else { return };
+            if !self.transmit(id, frame) {
+                return;
+            }
+            self.end(post, Ok(()));
+        }
+    }
+
+    /// Tells a new peer the number of our connection to it.
+    pub(crate) fn greet(&mut self, id: RemoteId) {
+        self.notify(id, Kind::Probe, id.0);
+    }
+
+    /// Tells a peer what has come from it before we knew it.
+    pub(crate) fn confirm_arrivals_to(&mut self, id: RemoteId) {
+        let Some(remote) = self.remotes.get(&id) else { return };
+        for (connection, count) in self.arrivals.untold(&remote.name) {
+            self.confirm(id, connection, count);
+        }
+    }
+
+    pub(crate) fn confirm(&mut self, id: RemoteId, connection: u64, count: u64) {
+        if self.notify(id, Kind::Arrived(count), connection) {
+            self.arrivals.told(connection, count);
+        }
+    }
+
+    /// Tries out connections that have been silent, and those that wait for their allowance.
+    pub(crate) fn probe(&mut self, now: Instant) {
+        if now < self.probe_at {
+            return;
+        }
+        self.probe_at = now + PROBE / 4;
+        let waits = |remote: &Remote| remote.is_foreign() && !remote.parked.is_empty();
+        let waiting = self.remotes.iter().filter(|(_, remote)| waits(remote));
+        for id in waiting.map(|(id, _)| *id).collect::<Vec<RemoteId>>() {
+            self.flush(id);
+        }
+        let silent = self.remotes.iter().filter(|(_, remote)| {
+            remote.is_open()
+                && !remote.is_foreign()
+                && matches!(remote.life, Life::Unseen)
+                && now.saturating_duration_since(remote.spoke) >= PROBE
+        });
+        let silent: Vec<RemoteId> = silent.map(|(id, _)| *id).collect();
+        for id in silent {
+            self.notify(id, Kind::Probe, id.0);
+        }
+        self.try_foreign(now);
+    }
+
+    /// Tries out the foreign agents that have been silent for longest.
+    fn try_foreign(&mut self, now: Instant) {
+        let silent = self.remotes.iter().filter(|(_, remote)| {
+            remote.is_open() && remote.is_foreign() && now.saturating_duration_since(remote.spoke) >= PROBE
+        });
+        let mut silent: Vec<(Instant, RemoteId)> = silent.map(|(id, remote)| (remote.spoke, *id)).collect();
+        silent.sort_unstable();
+        for (_, id) in silent.into_iter().take(TRIED) {
+            if self.has_lost(id) {
+                self.break_off(id);
+            } else if let Some(remote) = self.remotes.get_mut(&id) {
+                remote.spoke = now;
+            }
+        }
+    }
+
+    /// Whether the connection to a foreign agent has failed, as far as that shows without a word to the
+    /// agent: only by UCX, which makes nothing of a read of nothing, and where both sides have regions.
+    pub(crate) fn has_lost(&self, id: RemoteId) -> bool {
+        let Some(remote) = self.remotes.get(&id) else { return true };
+        if self.config.backend != "UCX" {
+            return false;
+        }
+        let here = self.regions.iter().find(|region| region.kind() != MemoryKind::File);
+        here.zip(remote.regions.first()).is_some_and(|(here, there)| {
+            let (local, remotely) = ((here.addr(), here.device()), (there.addr, there.device));
+            self.engine.has_lost((here.kind(), there.kind), local, remotely, &remote.name)
+        })
+    }
+
+    /// Keeps peers awake to which something is on its way: over some transports, TCP for one, the
+    /// peer must take part.
+    pub(crate) fn ring_for_requests(&mut self, now: Instant) {
+        let Some(doorbell) = &self.doorbell else { return };
+        if self.requests.is_empty() {
+            return;
+        }
+        for remote in self.remotes.values_mut().filter(|remote| remote.requests > 0) {
+            if let Some(button) = remote.dialogue().and_then(|dialogue| dialogue.button.as_mut()) {
+                button.press(doorbell, now);
+            }
+        }
+    }
+
+    /// Tells the peers that this plane ends. Nothing is on its way any more.
+    pub(crate) fn say_farewell(&mut self) {
+        let peers = self.remotes.iter_mut().filter(|(_, remote)| remote.transport != Transport::Storage);
+        // Who has not told us its number does not believe us, and sees our end otherwise.
+        let proofs: Vec<(RemoteId, u64)> =
+            peers.filter_map(|(id, remote)| Some((*id, remote.dialogue()?.theirs?))).collect();
+        for (id, proof) in proofs {
+            self.notify(id, Kind::Farewell(proof), id.0);
+        }
+    }
+}

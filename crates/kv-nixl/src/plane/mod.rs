@@ -1,0 +1,214 @@
+//! The plane: what it has. What it does is in the files above this one; each file calls those below it:
+//!
+//! ```text
+//! plane/contract                                    the Plane trait
+//! connections/opening, foreign/connecting, regions/storage    ways are opened
+//! notifications/incoming, connections/closing       what comes in; how ways end
+//! transfers/turns                                   requests start, and are looked after
+//! transfers/slices                                  what the next request carries
+//! transfers/held, transfers/settle                  may a write start; what ends when a request has ended
+//! notifications/outgoing, transfers/enqueue         what is said; where posts wait
+//! plane/ends                                        a post ends, a connection breaks
+//! plane
+//! ```
+
+mod contract;
+mod ends;
+mod pace;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_core::{PeerId, PlaneError, PlaneEvent, PostId};
+use kv_host::{Frozen, Host, HostPool, OsError, ProcessIdentity, random};
+use rustix::event::epoll;
+
+use crate::agent::engine::Engine;
+use crate::agent::name::agent_name;
+use crate::config::NixlConfig;
+use crate::connections::id::RemoteId;
+use crate::connections::origins::Origins;
+use crate::connections::remote::Remote;
+use crate::connections::transport::{Reach, Transport};
+use crate::error::NixlError;
+use crate::ffi::memory::Memory;
+use crate::library::discovery::Nixl;
+use crate::notifications::arrivals::Arrivals;
+use crate::notifications::doorbell::Doorbell;
+use crate::notifications::inbox::Inbox;
+use crate::plane::pace::Pace;
+use crate::regions::place::Place;
+use crate::regions::prepared::Grid;
+use crate::transfers::line::Line;
+use crate::transfers::permission::Permission;
+use crate::transfers::request::Request;
+use crate::transfers::transfer::{Batch, Transfer};
+
+/// The NIXL plane: one worker's end of it. See the crate's header.
+pub struct NixlPlane {
+    pub(crate) nixl: Nixl,
+    pub(crate) config: NixlConfig,
+    /// Requests on their way; before the agent and the memory, because it is dropped first.
+    pub(crate) requests: Vec<Request>,
+    pub(crate) engine: Engine,
+    pub(crate) token: u64,
+    /// Where we are, as far as the kernel says.
+    pub(crate) process: (Host, ProcessIdentity),
+    pub(crate) reach: Reach,
+    pub(crate) memories: Vec<Memory>,
+    pub(crate) regions: Vec<Memory>,
+    /// Bytes of an item of each.
+    pub(crate) item_lens: Vec<u64>,
+    /// Our items, once NIXL has prepared a list of them.
+    pub(crate) lists: Option<Grid>,
+    /// Our agent's metadata, once anybody has asked for it.
+    pub(crate) frozen: Frozen,
+
+    pub(crate) peers: HashMap<PeerId, RemoteId>,
+    pub(crate) names: HashMap<String, RemoteId>,
+    pub(crate) remotes: BTreeMap<RemoteId, Remote>,
+    /// What peers allow to write.
+    pub(crate) permissions: HashMap<PeerId, Permission>,
+    pub(crate) origins: Origins,
+    /// Readable when a peer on this host has died, or has rung.
+    pub(crate) wakes: OwnedFd,
+    pub(crate) doorbell: Option<Doorbell>,
+
+    pub(crate) transfers: HashMap<PostId, Transfer>,
+    /// Peers with posts that have something to send, next one first.
+    pub(crate) line: Line,
+    /// Connections that are not open: each ends when its requests have.
+    pub(crate) ending: Vec<RemoteId>,
+    pub(crate) arrivals: Arrivals,
+    /// What foreign agents have sent.
+    pub(crate) inbox: Inbox,
+    pub(crate) probe_at: Instant,
+    pub(crate) events: Vec<PlaneEvent>,
+    pub(crate) pace: Pace,
+    pub(crate) batch: Batch,
+    pub(crate) stats: NixlStats,
+}
+
+/// Counts since the plane was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct NixlStats {
+    /// Requests posted to NIXL.
+    pub requests: u64,
+    /// Those of them that named prepared items by their numbers.
+    pub requests_by_number: u64,
+    /// Descriptors in them.
+    pub descriptors: u64,
+    /// Bytes in them.
+    pub bytes: u64,
+    /// Posts that ended well.
+    pub posts_completed: u64,
+    /// Notifications that were not for this plane, or not of this version.
+    pub strangers: u64,
+    /// Raw notifications of foreign agents for which there was no room, or that were too long.
+    pub foreign_dropped: u64,
+    /// Longest call of `poll`.
+    pub longest_poll: Duration,
+    /// Posts that are to end for their owner's wish, their peer's death or a lost connection, and whose
+    /// memory is not quiet yet.
+    pub unquiet: usize,
+}
+
+/// What the epoll set calls the doorbell; connections have smaller numbers.
+pub(crate) const RINGING: u64 = u64::MAX;
+
+impl NixlPlane {
+    /// A plane with an agent of a random name.
+    pub fn new(nixl: &Nixl, config: NixlConfig) -> Result<NixlPlane, NixlError> {
+        config.check()?;
+        let token = u64::from_le_bytes(random()?);
+        let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|error| OsError::new("epoll_create", error))?;
+        // Without one, peers' frames are seen a little later.
+        let doorbell = Doorbell::new(token).ok().filter(|doorbell| {
+            let data = epoll::EventData::new_u64(RINGING);
+            epoll::add(&wakes, doorbell, data, epoll::EventFlags::IN).is_ok()
+        });
+        let engine = Engine::new(nixl, &agent_name(token), &config)?;
+        Ok(NixlPlane {
+            nixl: nixl.clone(),
+            engine,
+            token,
+            process: (Host::here().unwrap_or_default(), ProcessIdentity::here().unwrap_or_default()),
+            reach: Reach::here(&config),
+            memories: Vec::new(),
+            regions: Vec::new(),
+            item_lens: Vec::new(),
+            lists: None,
+            frozen: Frozen::default(),
+            peers: HashMap::new(),
+            names: HashMap::new(),
+            remotes: BTreeMap::new(),
+            permissions: HashMap::new(),
+            origins: Origins::default(),
+            wakes,
+            doorbell,
+            transfers: HashMap::new(),
+            requests: Vec::new(),
+            line: Line::default(),
+            ending: Vec::new(),
+            arrivals: Arrivals::default(),
+            inbox: Inbox::new(config.foreign_bytes),
+            probe_at: Instant::now(),
+            events: Vec::new(),
+            pace: Pace::new(config.idle_poll),
+            batch: Batch::default(),
+            stats: NixlStats::default(),
+            config,
+        })
+    }
+
+    /// Gives a pool to the plane: regions inside it can be registered.
+    pub fn add_pool(&mut self, pool: &HostPool) -> Result<(), NixlError> {
+        self.adopt_memory(Memory::of_pool(pool))
+    }
+
+    pub(crate) fn adopt_memory(&mut self, memory: Memory) -> Result<(), NixlError> {
+        self.frozen.check_memory()?;
+        self.memories.push(memory);
+        Ok(())
+    }
+
+    /// The way to a connected peer.
+    pub fn transport(&self, peer: PeerId) -> Option<Transport> {
+        Some(self.remotes.get(self.peers.get(&peer)?)?.transport)
+    }
+
+    /// What has happened so far.
+    pub fn stats(&self) -> NixlStats {
+        let unquiet = self.transfers.values().filter(|transfer| transfer.stopped.is_some()).count();
+        NixlStats { unquiet, ..self.stats }
+    }
+
+    /// Our regions.
+    pub(crate) fn places(&self) -> Vec<Place> {
+        let regions = self.regions.iter().zip(&self.item_lens);
+        regions.map(|(memory, item_len)| Place::of(memory, *item_len)).collect()
+    }
+
+    /// Our agent's metadata. From the first call on, our memory does not change any more.
+    pub(crate) fn own_agent_metadata(&self) -> Result<Bytes, PlaneError> {
+        self.frozen.get_or_make(|| Ok(self.engine.metadata()?.into()))
+    }
+}
+
+impl fmt::Debug for NixlPlane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NixlPlane")
+            .field("name", &agent_name(self.token))
+            .field("backend", &self.config.backend)
+            .field("regions", &self.regions.len())
+            .field("peers", &self.peers.len())
+            .field("posts", &self.transfers.len())
+            .field("requests", &self.requests.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,30 @@
+//! Where a region is.
+
+use kv_core::MemoryKind;
+use serde::{Deserialize, Serialize};
+
+use crate::ffi::memory::Memory;
+
+/// Where a region is, in the peer's address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    /// Bytes of an item.
+    pub(crate) item_len: u64,
+    pub(crate) kind: MemoryKind,
+    pub(crate) device: u64,
+}
+
+impl Place {
+    /// Memory of ours, as a region with items of this length.
+    pub(crate) fn of(memory: &Memory, item_len: u64) -> Place {
+        Place {
+            addr: memory.addr(),
+            len: memory.len(),
+            item_len,
+            kind: memory.kind(),
+            device: memory.device(),
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Where a post waits: for its turn, or for its peer's permission.
+
+use kv_core::PostId;
+
+use crate::connections::id::RemoteId;
+use crate::plane::NixlPlane;
+use crate::transfers::line::Length;
+
+/// A post that takes less than this part of a slice is short: it shares a request with others, and
+/// does not wait for long ones.
+const SHORT: u64 = 5;
+
+impl NixlPlane {
+    /// Puts a post that has something to send at the end of its peer's queue.
+    pub(crate) fn enqueue(&mut self, id: RemoteId, post: PostId) {
+        if let (Some(remote), Some(transfer)) = (self.remotes.get_mut(&id), self.transfers.get(&post)) {
+            let most = remote.speed(transfer.op).slice() / SHORT;
+            let short = transfer.ready.is_empty() && transfer.is_shorter_than(most);
+            let length = if short { Length::Short } else { Length::Long };
+            remote.run.of(length).posts.push_back(post);
+        }
+        self.stand_in_line(id);
+    }
+
+    /// Puts a peer in the lines of those with something to send.
+    pub(crate) fn stand_in_line(&mut self, id: RemoteId) {
+        let Some(remote) = self.remotes.get_mut(&id) else { return };
+        for length in [Length::Short, Length::Long] {
+            let has_turn = remote.has_turn(length);
+            let waiting = remote.run.of(length);
+            if has_turn && !waiting.in_line && !waiting.posts.is_empty() {
+                waiting.in_line = true;
+                self.line.of(length).push_back(id);
+            }
+        }
+    }
+
+    pub(crate) fn hold(&mut self, id: RemoteId, post: PostId) {
+        if let Some(remote) = self.remotes.get_mut(&id) {
+            remote.held.push_back(post);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Posts, from their acceptance to their end.
+//!
+//! ```text
+//! transfer      one post, cut into requests        request   one request on its way
+//! line          posts and peers that wait          enqueue   a post gets into the line, or is held
+//! permission    until when a peer may be written   held      writes wait for it
+//! slices        what the next request carries      speed     how much that is
+//! turns         requests start and are looked after
+//! settle        what ends when a request has ended
+//! ```
+
+pub(crate) mod enqueue;
+pub(crate) mod held;
+pub(crate) mod line;
+pub(crate) mod permission;
+pub(crate) mod request;
+pub(crate) mod settle;
+pub(crate) mod slices;
+pub(crate) mod speed;
+pub(crate) mod transfer;
+pub(crate) mod turns;

@@ -1,0 +1,261 @@
+//! One post on its way: cut into requests, so that many posts can share one thread and one link.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use kv_core::{Desc, MemoryKind, Op, PeerId, PlaneError, Post};
+use nixl_sys::XferRequest;
+
+use crate::agent::engine::{CallError, Piece};
+use crate::connections::id::RemoteId;
+use crate::ffi::memory::Memory;
+use crate::regions::place::Place;
+use crate::regions::prepared::{self, Grid};
+
+/// What a descriptor counts beside its bytes: UCX takes 2 µs (shared memory) to 7 µs (TCP) for each,
+/// in which it would copy some 8 KiB.
+pub(crate) const DESC_COST: u64 = 8 << 10;
+
+/// A post that was accepted and has not ended.
+pub(crate) struct Transfer {
+    pub(crate) remote: RemoteId,
+    pub(crate) peer: PeerId,
+    pub(crate) notify: Option<Bytes>,
+    /// Requests on their way.
+    pub(crate) in_flight: u32,
+    /// Why nothing more of it is sent.
+    pub(crate) stopped: Option<PlaneError>,
+    /// Requests of its next slices, made and not started.
+    pub(crate) ready: VecDeque<Made>,
+    pub(crate) op: Op,
+    descs: Vec<Desc>,
+    /// Next descriptor, and how much of it is cut off.
+    next: usize,
+    done: u64,
+    /// Both before the last part was cut off.
+    before: (usize, u64),
+}
+
+/// A request that was made, or could not be.
+pub(crate) struct Made {
+    pub(crate) request: Result<XferRequest, CallError>,
+    /// It names prepared items.
+    pub(crate) by_number: bool,
+    pub(crate) descriptors: u64,
+    pub(crate) bytes: u64,
+    /// Bytes, and what the descriptors cost.
+    pub(crate) weight: u64,
+}
+
+/// What goes into one request: a part of a post, or several short posts.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    /// Which way, and the kinds of memory here and there; `None` while it is empty.
+    pub(crate) kind: Option<(Op, MemoryKind, MemoryKind)>,
+    pub(crate) pieces: Vec<Piece>,
+    /// Numbers of all items in the prepared lists, here and there, as long as every piece has some.
+    pub(crate) numbers: Option<[Vec<i32>; 2]>,
+    /// Bytes, and what the descriptors cost.
+    pub(crate) weight: u64,
+}
+
+impl Batch {
+    pub(crate) fn clear(&mut self) {
+        self.kind = None;
+        self.pieces.clear();
+        let numbers = self.numbers.get_or_insert_default();
+        numbers.iter_mut().for_each(Vec::clear);
+        self.weight = 0;
+    }
+}
+
+impl Batch {
+    /// Adds the numbers of a piece's items; without any, the request goes without numbers.
+    fn number(&mut self, items: Option<(u64, u64, u64)>) {
+        match (items, &mut self.numbers) {
+            (Some((ours, theirs, count)), Some([here, there])) => {
+                // Lists have at most `i32::MAX` items.
+                here.extend((ours..ours + count).map(|item| item as i32));
+                there.extend((theirs..theirs + count).map(|item| item as i32));
+            }
+            _ => self.numbers = None,
+        }
+    }
+}
+
+impl Transfer {
+    /// A transfer whose descriptors have been checked by [`check`].
+    pub(crate) fn new(remote: RemoteId, peer: PeerId, post: Post) -> Transfer {
+        Transfer {
+            remote,
+            peer,
+            notify: post.notify,
+            in_flight: 0,
+            stopped: None,
+            ready: VecDeque::new(),
+            op: post.op,
+            descs: post.descs,
+            next: 0,
+            done: 0,
+            before: (0, 0),
+        }
+    }
+
+    /// True if what is left to cut off weighs at most this much.
+    pub(crate) fn is_shorter_than(&self, most: u64) -> bool {
+        let rest = self.descs.get(self.next..).unwrap_or_default();
+        // Long posts need not be summed up to their end.
+        let mut sum = 0_u64;
+        rest.iter().all(|desc| {
+            sum = sum.saturating_add(desc.len).saturating_add(DESC_COST);
+            sum.saturating_sub(self.done) <= most
+        })
+    }
+
+    /// True if there is something left to cut off.
+    pub(crate) fn has_more(&self) -> bool {
+        self.stopped.is_none() && (self.next < self.descs.len() || !self.ready.is_empty())
+    }
+
+    /// Sends nothing more, for this reason if there is none yet.
+    pub(crate) fn stop(&mut self, error: PlaneError) {
+        self.stopped.get_or_insert(error);
+        self.ready.clear();
+    }
+
+    /// Takes back the last cut.
+    pub(crate) fn rewind(&mut self) {
+        (self.next, self.done) = self.before;
+    }
+
+    /// Cuts off a part, and adds it to a batch until that weighs about `most`. Adds nothing if the
+    /// next piece is of other kinds of memory than those of the batch, or of a region that is not
+    /// there. With lists, pieces of a few items get numbers.
+    pub(crate) fn cut(
+        &mut self,
+        local: &[Memory],
+        remote: &[Place],
+        lists: Option<(&Grid, &Grid)>,
+        most: u64,
+        batch: &mut Batch,
+    ) {
+        self.before = (self.next, self.done);
+        while let Some(desc) = self.descs.get(self.next) {
+            let (Some(here), Some(there)) =
+                (local.get(desc.local_region as usize), remote.get(desc.remote_region as usize))
+            else {
+                return;
+            };
+            let kind = (self.op, here.kind(), there.kind);
+            // A request of NIXL has one kind of memory on each side.
+            if *batch.kind.get_or_insert(kind) != kind || batch.weight >= most {
+                return;
+            }
+            let rest = desc.len - self.done;
+            let room = most - batch.weight;
+            // Nothing shorter than what a descriptor costs is left over.
+            let len =
+                if rest <= room.saturating_add(DESC_COST) { rest } else { room.max(DESC_COST).min(rest) };
+            let from = (desc.local_region, desc.local_offset + self.done);
+            let to = (desc.remote_region, desc.remote_offset + self.done);
+            batch.number(lists.and_then(|grids| prepared::numbers(grids, from, to, len)));
+            batch.pieces.push(Piece {
+                local: (here.addr() + desc.local_offset + self.done, here.device()),
+                remote: (there.addr + desc.remote_offset + self.done, there.device),
+                len,
+            });
+            batch.weight += len + DESC_COST;
+            self.done += len;
+            if self.done == desc.len {
+                self.next += 1;
+                self.done = 0;
+            }
+        }
+    }
+}
+
+/// Checks every descriptor against the regions of both sides.
+pub(crate) fn check(descs: &[Desc], local: &[Memory], remote: &[Place]) -> Result<(), PlaneError> {
+    let ours = |region| local.get(region as usize).map(Memory::len);
+    let theirs = |region| remote.get(region as usize).map(|place| place.len);
+    kv_host::check::descriptors(descs, ours, theirs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kv_core::PostId;
+    use kv_host::HostPool;
+
+    fn desc(local_offset: u64, remote_region: u32, remote_offset: u64, len: u64) -> Desc {
+        Desc { local_region: 0, remote_region, local_offset, remote_offset, len }
+    }
+
+    fn cuts(descs: Vec<Desc>, most: u64) -> Vec<Batch> {
+        let pool = HostPool::new(64 << 20).unwrap();
+        let local = [Memory::of_pool(&pool)];
+        let place = |kind, addr| Place { addr, len: 64 << 20, item_len: 1, kind, device: 3 };
+        let remote = [place(MemoryKind::Dram, 1 << 40), place(MemoryKind::Vram, 1 << 41)];
+        check(&descs, &local, &remote).unwrap();
+        let post = Post { id: PostId(1), op: Op::Write, descs, notify: None };
+        let mut transfer = Transfer::new(RemoteId(1), PeerId(1), post);
+        let mut all = Vec::new();
+        while transfer.has_more() {
+            let mut batch = Batch::default();
+            transfer.cut(&local, &remote, None, most, &mut batch);
+            assert!(!batch.pieces.is_empty());
+            for piece in &mut batch.pieces {
+                piece.local.0 -= pool.addr();
+            }
+            all.push(batch);
+        }
+        all
+    }
+
+    #[test]
+    fn parts_cover_every_byte_once_and_in_order() {
+        let descs = vec![
+            desc(0, 0, 100, 5),
+            desc(1000, 0, 9000, 10 << 20),
+            desc(20 << 20, 0, 20 << 20, (1 << 20) + 7),
+        ];
+        let most = 1 << 20;
+        let cuts = cuts(descs.clone(), most);
+        let mut at = 0;
+        let mut done = 0;
+        for cut in &cuts {
+            assert!(cut.weight <= most + 2 * DESC_COST, "{cut:?}");
+            for piece in &cut.pieces {
+                let desc = descs[at];
+                assert_eq!(piece.local.0, desc.local_offset + done);
+                assert_eq!(piece.remote, ((1 << 40) + desc.remote_offset + done, 3));
+                done += piece.len;
+                assert!(piece.len > 0 && done <= desc.len);
+                if done == desc.len {
+                    (at, done) = (at + 1, 0);
+                }
+            }
+        }
+        assert_eq!(at, descs.len());
+        assert!(cuts.len() >= 11 && cuts.len() <= 14, "{}", cuts.len());
+    }
+
+    #[test]
+    fn small_descriptors_count_more_than_their_bytes() {
+        let descs: Vec<Desc> = (0..1000).map(|at| desc(at * 64, 0, at * 64, 64)).collect();
+        let cuts = cuts(descs, 1 << 20);
+        assert_eq!(cuts.iter().map(|cut| cut.pieces.len()).sum::<usize>(), 1000);
+        assert!(cuts.iter().all(|cut| cut.pieces.len() as u64 <= (1 << 20) / DESC_COST));
+    }
+
+    #[test]
+    fn kinds_of_memory_are_not_mixed_in_one_request() {
+        let cuts = cuts(
+            vec![desc(0, 0, 0, 10), desc(10, 1, 0, 10), desc(20, 1, 10, 10), desc(30, 0, 50, 10)],
+            1 << 20,
+        );
+        let lens: Vec<usize> = cuts.iter().map(|cut| cut.pieces.len()).collect();
+        assert_eq!(lens, [1, 2, 1]);
+        assert_eq!(cuts[1].kind, Some((Op::Write, MemoryKind::Dram, MemoryKind::Vram)));
+    }
+}

@@ -1,0 +1,274 @@
+//! Requests to NIXL are started in turns, and looked after until they end. What they carry is chosen in
+//! `slices`, what becomes of their posts in `settle`.
+
+use std::time::{Duration, Instant};
+
+use kv_core::PlaneError;
+
+use crate::agent::engine::{Progress, Started};
+use crate::connections::id::RemoteId;
+use crate::connections::transport::Transport;
+use crate::plane::NixlPlane;
+use crate::transfers::line::Length;
+use crate::transfers::request::Request;
+use crate::transfers::speed::Stopwatch;
+
+/// One call of `poll` goes on to start requests of short posts for this part of a slice's time...
+const SHORT_TIME: u32 = 8;
+/// ...and of long ones until this part of it has passed.
+const START_TIME: u32 = 3;
+/// So long a turn waits for the end of copies before it starts a long one.
+const PROMPT: Duration = Duration::from_micros(100);
+
+impl NixlPlane {
+    /// Starts requests for a while, peer after peer: of short posts first, then of long ones, at
+    /// least one of these in every other turn. All of it takes about the time of a slice.
+    pub(crate) fn start_requests(&mut self) {
+        let begun = Instant::now();
+        let time = self.config.slice_time;
+        // Nothing long waits for the end of the short ones: fewer turns.
+        let short = if self.line.of(Length::Long).is_empty() { START_TIME } else { SHORT_TIME };
+        for (length, time) in [(Length::Short, time / short), (Length::Long, time / START_TIME)] {
+            if length == Length::Long && !self.line.of(Length::Long).is_empty() {
+                self.see_copies_end();
+                // What has come or ended is told first, but not in two turns without a long post.
+                self.line.long_waited = !self.line.long_waited && !self.events.is_empty();
+                if self.line.long_waited {
+                    return;
+                }
+            }
+            while let Some(id) = self.line.of(length).pop_front() {
+                if let Some(remote) = self.remotes.get_mut(&id) {
+                    remote.run.of(length).in_line = false;
+                    if remote.is_open() && remote.has_turn(length) {
+                        self.start_one(id, length);
+                    }
+                    self.stand_in_line(id);
+                }
+                if begun.elapsed() >= time {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// A copy between processes is over when its post returns, but UCX may say so only when frames
+    /// before it have arrived. What is as good as done should not wait for a long slice to be told of.
+    fn see_copies_end(&mut self) {
+        let begun = Instant::now();
+        let near = |request: &Request| {
+            if request.failed.is_some() {
+                return false;
+            }
+            let remote = self.remotes.get(&request.parts.remote);
+            remote.is_some_and(|remote| remote.transport == Transport::Memory)
+        };
+        let copies = self.requests.iter().filter(|request| near(request)).count();
+        let others = self.requests.len() - copies;
+        while self.requests.len() > others && begun.elapsed() < PROMPT {
+            self.check_requests();
+        }
+    }
+
+    /// Starts one request of the posts that wait at this peer.
+    fn start_one(&mut self, id: RemoteId, length: Length) {
+        let watch = Stopwatch::start();
+        let Some((made, parts)) = self.next_request(id, length, watch.started()) else { return };
+        let Some(remote) = self.remotes.get_mut(&id) else { return };
+        let request = match made.request {
+            Ok(request) => request,
+            Err(error) => {
+                // NIXL drops what it knows of a peer when its connection has failed.
+                let known = remote.transport == Transport::Storage || self.engine.knows(&remote.name);
+                let error = if known { PlaneError::from(error) } else { PlaneError::PeerGone };
+                if !known {
+                    self.break_off(id);
+                }
+                self.finish(&parts, Some(error));
+                return;
+            }
+        };
+        self.stats.requests += 1;
+        self.stats.requests_by_number += u64::from(made.by_number);
+        self.stats.descriptors += made.descriptors;
+        self.stats.bytes += made.bytes;
+        let (handle, failed) = match self.engine.start(request) {
+            Started::Done => {
+                remote.speed(parts.op).measured(parts.weight, watch.took(), watch.started().elapsed());
+                self.pace.stir();
+                self.finish(&parts, None);
+                return;
+            }
+            Started::InFlight(handle) => (handle, false),
+            Started::Failed(handle) => (handle, true),
+        };
+        remote.requests += 1;
+        remote.load += parts.load;
+        remote.underway += parts.weight;
+        self.requests.push(Request { handle: Some(handle), parts, failed: None });
+        if failed {
+            self.fail(self.requests.len() - 1);
+        }
+    }
+
+    /// NIXL calls a request failed. That is the end of its connection, but not of the request: NIXL goes
+    /// by the last of its pieces, and by none once another request of the connection has failed. Its
+    /// posts end with the connection.
+    fn fail(&mut self, index: usize) {
+        let Some(request) = self.requests.get_mut(index) else { return };
+        request.failed = Some(Instant::now());
+        let id = request.parts.remote;
+        let Some(remote) = self.remotes.get_mut(&id) else { return };
+        remote.failed += 1;
+        if remote.transport != Transport::Storage {
+            self.break_off(id);
+        }
+    }
+
+    /// A failed request of a file has no connection to end with. Its other pieces go on in the kernel,
+    /// which answers for them into NIXL's request: both are kept for a while.
+    fn file_is_quiet(&self, request: &Request, failed: Instant) -> bool {
+        let remote = self.remotes.get(&request.parts.remote);
+        remote.is_some_and(|remote| remote.transport == Transport::Storage)
+            && failed.elapsed() >= self.config.settle
+    }
+
+    /// Looks how the requests do.
+    pub(crate) fn check_requests(&mut self) {
+        let mut index = 0;
+        while let Some(request) = self.requests.get(index) {
+            if let Some(failed) = request.failed {
+                if self.file_is_quiet(request, failed) {
+                    let error =
+                        PlaneError::Backend { call: "post_xfer_req", status: "the file system refused" };
+                    let parts = self.take_over(index);
+                    self.finish(&parts, Some(error));
+                } else {
+                    index += 1;
+                }
+                continue;
+            }
+            match request.handle.as_ref().map(|handle| self.engine.progress(handle)) {
+                None | Some(Progress::InFlight) => index += 1,
+                Some(Progress::Failed) => {
+                    self.pace.stir();
+                    self.fail(index);
+                    index += 1;
+                }
+                Some(Progress::Done) => {
+                    self.pace.stir();
+                    let parts = self.take_over(index);
+                    if let Some(remote) = self.remotes.get_mut(&parts.remote) {
+                        remote.speed(parts.op).ended(parts.weight, parts.started, Instant::now());
+                    }
+                    self.finish(&parts, None);
+                    self.stand_in_line(parts.remote);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{Desc, MemoryKind, Op, Plane, PlaneEvent, Post, PostId, Region, RegionRole, WayEnd};
+
+    use kv_host::HostPool;
+
+    use super::*;
+    use crate::config::NixlConfig;
+    use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker};
+
+    /// Two workers; the first one's read of the second one's region, all sevens, is on its way, for the
+    /// second one is not polled. Half of what is on its way is of a read that has been cancelled.
+    fn reading() -> Option<[(NixlPlane, HostPool); 2]> {
+        let nixl = nixl()?;
+        let ((mut here, ours), (mut there, theirs)) = (worker(nixl), worker(nixl));
+        theirs.write(0, &vec![7; LEN]).unwrap();
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        here.post(PEER, whole(0, Op::Read)).unwrap();
+        until(&mut [&mut here, &mut there], "a read", |_, events| !events.is_empty());
+        here.post(PEER, whole(1, Op::Read)).unwrap();
+        here.post(PEER, whole(2, Op::Read)).unwrap();
+        until(&mut [&mut here], "requests", |here, _| here.requests.len() == 2);
+        here.cancel(PostId(2));
+        ours.write(0, &vec![1; LEN]).unwrap();
+        Some([(here, ours), (there, theirs)])
+    }
+
+    fn posted(events: &[PlaneEvent], post: u64, error: PlaneError) -> bool {
+        events.contains(&PlaneEvent::Posted { post: PostId(post), result: Err(error) })
+    }
+
+    /// NIXL drops a peer when one request fails, and from then on calls the others failed without
+    /// looking at them.
+    #[test]
+    fn requests_that_nixl_calls_failed_keep_their_posts_until_their_bytes_have_come() {
+        let Some([(mut here, ours), (mut there, _theirs)]) = reading() else { return };
+        let name = here.remotes.values().next().unwrap().name.clone();
+        here.engine.forget(&name);
+        let events = pass(&mut [&mut here], Duration::from_millis(100));
+        assert_eq!((others(&ours, 1), events), (0, Vec::new()), "nothing has come, and nothing is over");
+        assert_eq!(here.stats().unquiet, 2);
+
+        let events = until(&mut [&mut here, &mut there], "an end", |here, _| here.peers.is_empty());
+        assert!(others(&ours, 1) > 0, "the reads went on, or this shows nothing");
+        assert_eq!(events.len(), 3, "{events:?}");
+        assert!(posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        assert!(posted(&events, 2, PlaneError::Cancelled), "{events:?}");
+        assert!(events.contains(&PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Lost }), "{events:?}");
+        ours.write(0, &vec![0xee; LEN]).unwrap();
+        let events = pass(&mut [&mut here, &mut there], Duration::from_millis(300));
+        assert_eq!((others(&ours, 0xee), events), (0, Vec::new()), "written after the end of its post");
+        assert!(here.requests.is_empty() && here.stats().unquiet == 0);
+    }
+
+    /// One piece was refused, the others are on their way, and the connection is as good as before.
+    #[test]
+    fn a_request_that_failed_on_a_working_connection_is_never_taken_for_quiet_by_time() {
+        let Some([(mut here, ours), (mut there, _theirs)]) = reading() else { return };
+        here.fail(0);
+        let long = here.config.settle * 2;
+        let events = pass(&mut [&mut here], long);
+        assert!(!posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        let events = pass(&mut [&mut here, &mut there], long);
+        assert!(!posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        assert!(others(&ours, 1) > 0, "the reads went on, or this shows nothing");
+        drop(there);
+        let events = until(&mut [&mut here], "the end", |here, _| here.peers.is_empty());
+        assert!(posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        assert!(here.requests.is_empty() && here.stats().unquiet == 0);
+    }
+
+    /// The kernel goes on with its other pieces, and NIXL does not say when they have ended.
+    #[test]
+    fn a_failed_read_of_a_file_keeps_its_pages_for_a_while_also_when_forgotten() {
+        let Some(nixl) = nixl() else { return };
+        let path = std::env::temp_dir().join(format!("kv-nixl-failed-{}", std::process::id()));
+        let file = std::fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = file.unwrap();
+        file.set_len(LEN as u64).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let pool = HostPool::new(LEN).unwrap();
+        let settle = Duration::from_millis(300);
+        let mut here = NixlPlane::new(nixl, NixlConfig { settle, ..NixlConfig::default() }).unwrap();
+        here.add_pool(&pool).unwrap();
+        let device = here.add_file(file).unwrap();
+        let memory = Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096);
+        here.register(&memory).unwrap();
+        here.register(&Region { memory: MemoryKind::File, device, addr: 0, ..memory }).unwrap();
+        here.connect(PEER, &here.metadata().unwrap()).unwrap();
+        let desc = Desc { remote_region: 1, ..whole(1, Op::Read).descs[0] };
+        here.post(PEER, Post { descs: vec![desc], ..whole(1, Op::Read) }).unwrap();
+        until(&mut [&mut here], "a request", |here, events| !here.requests.is_empty() || !events.is_empty());
+        assert!(!here.requests.is_empty(), "it has ended before it could fail");
+        here.fail(0);
+        here.disconnect(PEER);
+        let failed = Instant::now();
+        let events = until(&mut [&mut here], "the end", |_, events| !events.is_empty());
+        assert!(failed.elapsed() >= settle, "{events:?}");
+        assert!(matches!(events[..], [PlaneEvent::Posted { post: PostId(1), result: Err(_) }]), "{events:?}");
+        pass(&mut [&mut here], Duration::from_millis(10));
+        assert!(here.requests.is_empty() && here.remotes.is_empty());
+    }
+}
