@@ -11,6 +11,7 @@ use crate::kv::service::KvWorld;
 use crate::net::calendar::Event;
 use crate::net::flight::Flight;
 use crate::net::lives::LifeId;
+use crate::net::params::Physics;
 
 /// Most attempts to find pages before a request is aborted.
 const MAX_TRIES: u32 = 40;
@@ -386,7 +387,7 @@ impl KvWorld {
         }
         let others: Vec<LegId> = self.service.ledger.counterparts(origin).collect();
         for leg in others {
-            if self.must_be_told(leg, origin) {
+            if self.is_remembered(origin) && self.must_be_told(leg, origin) {
                 self.expect_told(leg, origin);
             }
         }
@@ -397,15 +398,21 @@ impl KvWorld {
         if !self.service.params.lossless || self.healed.is_some() {
             return;
         }
-        let ttl = self.service.params.physics.timing.failed_room_ttl.as_nanos() as u64 / 2;
         let others: Vec<LegId> = self.service.ledger.counterparts(leg).collect();
         for origin in others {
-            let failed = &self.service.ledger.legs[origin];
-            let fresh = failed.ended_at.is_some_and(|ended| ended + ttl > self.now);
-            if failed.poll == KvPoll::Failed && fresh && self.must_be_told(leg, origin) {
+            let has_failed = self.service.ledger.legs[origin].poll == KvPoll::Failed;
+            if has_failed && self.is_remembered(origin) && self.must_be_told(leg, origin) {
                 self.expect_told(leg, origin);
             }
         }
+    }
+
+    /// True if a frame that is under way now, however slow, finds the failure of this half remembered.
+    fn is_remembered(&self, origin: LegId) -> bool {
+        let Physics { timing, net, .. } = &self.service.params.physics;
+        let ttl = timing.failed_room_ttl.as_nanos() as u64;
+        let until = self.service.ledger.legs[origin].ended_at.map(|ended| ended + ttl);
+        until.is_some_and(|until| self.now + net.delay_max.max(ttl / 2) < until)
     }
 
     fn must_be_told(&self, leg: LegId, origin: LegId) -> bool {

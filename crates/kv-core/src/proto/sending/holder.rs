@@ -135,9 +135,11 @@ impl Sending {
         }
     }
 
-    /// The pages are complete: pins them, and tells the readers that have claimed them.
+    /// The pages are complete: pins them, and tells the readers that have claimed them. Those of a session that
+    /// has failed, perhaps by what completed it, are not pinned.
     pub(in crate::proto) fn grant(&mut self, cx: &mut Context, session: SessionId) {
-        let Some(sender) = self.sessions.get_mut(&session) else { return };
+        let sender = self.sessions.get_mut(&session).filter(|sender| sender.standing.is_going());
+        let Some(sender) = sender else { return };
         let until = cx.fx.now() + sender.lease.duration();
         sender.pinned_until = Some(until);
         let readers: Vec<usize> = sender.readers().map(|(index, _)| index).collect();

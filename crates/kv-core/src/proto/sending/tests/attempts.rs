@@ -14,7 +14,7 @@ use crate::wire::{Abort, AbortAck, Body, Done, Failed, Progress, Register, Regis
 const NEVER: Lease = Lease::Fixed(Duration::from_secs(9));
 
 /// Wants pages 8 and 10 of the receiver's written.
-fn register(attempt: Attempt, floor: u64) -> Register {
+pub(super) fn register(attempt: Attempt, floor: u64) -> Register {
     Register {
         attempt,
         floor: Attempt(floor),
@@ -79,7 +79,7 @@ fn posted() -> Alone {
 }
 
 /// The post that is in flight ends.
-fn end_post(alone: &mut Alone, result: Result<(), PlaneError>) {
+pub(super) fn end_post(alone: &mut Alone, result: Result<(), PlaneError>) {
     let [post] = alone.cx.posts.of(SESSION).try_into().unwrap();
     let post = alone.cx.posts.end(post, alone.cx.fx.now()).unwrap();
     alone.sending.on_written(&mut alone.cx, &post, result);

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use super::attempts::{end_post, register};
 use super::{ATTEMPT, Alone, Out, SESSION, list, tells};
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
+use crate::pages::Pages;
+use crate::plane::PlaneError;
 use crate::poll::KvPoll;
 use crate::proto::conversation::Incoming;
 use crate::proto::ending::Ending;
@@ -152,5 +155,21 @@ fn a_release_before_the_grant_fails_the_session() {
     assert_eq!(alone.ends(), [Out::Fails(Cause::Protocol("released before it was granted"))]);
     alone.give(&[6]);
     assert_eq!(alone.outputs(), [Out::Back(vec![6])], "what comes too late was promised to nobody");
+    alone.assert_over();
+}
+
+#[test]
+fn a_session_that_fails_in_the_turn_that_completes_it_pins_nothing() {
+    let mut alone = Alone::new();
+    alone.open(TransferMode::Auto, LEASE);
+    alone.sending.on_register(&mut alone.cx, alone.peer, register(ATTEMPT, 0));
+    alone.sending.init_sender(&mut alone.cx, SESSION, 2, None);
+    alone.sending.send_chunk(&mut alone.cx, SESSION, Pages::claim(list(&[1])).unwrap());
+    alone.sending.post_next(&mut alone.cx, SESSION, 0);
+    assert_eq!(alone.cx.posts.in_flight(), 1, "the failed session stays until it has ended");
+    alone.sending.fail(&mut alone.cx, SESSION, Cause::Aborted);
+    alone.sending.grant(&mut alone.cx, SESSION);
+    assert_eq!((alone.sending.len(), alone.sending.pages_leased()), (1, 0));
+    end_post(&mut alone, Err(PlaneError::Cancelled));
     alone.assert_over();
 }
