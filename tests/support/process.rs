@@ -331,7 +331,7 @@ impl Actor {
             }
             ("read", &[room, pages, after_ms]) => {
                 if after_ms > 0 {
-                    println!("asleep");
+                    say("asleep");
                     std::thread::sleep(Duration::from_millis(after_ms));
                 }
                 // It may have failed before, and its end has been said.
