@@ -15,7 +15,7 @@ use kv_transfer::layout::{Axes, HND, Holds, Layout, NHD};
 use kv_transfer::plan::{PagePlan, Plan, RegionMap, Side};
 use kv_transfer::prelude::*;
 use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
-use kv_transfer::wire::{Body, Frame, Link, Register};
+use kv_transfer::wire::{Body, Destination, Frame, Link, Register, Wish};
 use kv_transfer::{Attempt, Desc, Geometry, Parallel};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -235,20 +235,23 @@ fn frames(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
     let mut group = criterion.benchmark_group("frame");
     for runs in [1_u32, 1000] {
         let pages = PageList::from_pages((0..runs).map(|run| run * 2))?;
-        let register = Register {
-            attempt: Attempt(1),
-            floor: Attempt(1),
-            room: Room::request("cmpl-2f1b9a4e-0-0123abcd")?,
+        let to = Destination {
             pages,
             first: 0,
             whole: runs,
             aux: Some(AuxIndex(3)),
             aux_here: true,
-            ranks: 1,
-            ttl_ms: 300_000,
             groups: Default::default(),
             ask: 1,
             permit_ms: 10_000,
+        };
+        let register = Register {
+            attempt: Attempt(1),
+            floor: Attempt(1),
+            room: Room::request("cmpl-2f1b9a4e-0-0123abcd")?,
+            ranks: 1,
+            ttl_ms: 300_000,
+            wish: Wish::Write(to),
         };
         let frame = Frame { link: Link::new(1, 7), body: Body::Register(register) };
         let bytes = frame.encode()?;

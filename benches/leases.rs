@@ -7,7 +7,7 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use kv_transfer::prelude::*;
 use kv_transfer::proto::{Command, Input, Node, NodeConfig, Output};
-use kv_transfer::wire::{Body, Claim, Frame, Heartbeat, Hello, Link, VERSIONS};
+use kv_transfer::wire::{Body, Claim, Frame, Heartbeat, Hello, Link, Register, VERSIONS, Wish};
 use kv_transfer::{Attempt, Incarnation, Origin, Time, TransferMode};
 
 const US: Incarnation = Incarnation::from_random(1);
@@ -22,11 +22,11 @@ pub(crate) fn heartbeats(criterion: &mut Criterion) -> Result<(), Box<dyn Error>
     for (name, step) in [("neighbouring leases", 1), ("every second lease", 2)] {
         let mut prefill = Prefill::with_leases(LEASES * step)?;
         let floor = Attempt(1);
-        let attempts: Vec<(u64, u32)> = match step {
+        let leases: Vec<(u64, u32)> = match step {
             1 => vec![(1, LEASES)],
             _ => (0..LEASES).map(|lease| (1 + u64::from(lease * step), 1)).collect(),
         };
-        let body = Body::Heartbeat(Heartbeat { beat: 1, floor, attempts });
+        let body = Body::Heartbeat(Heartbeat { beat: 1, floor, leases, asked: Vec::new(), writes: false });
         let frame = Frame { link: prefill.link, body }.encode()?;
         let heartbeat = || Input::Frame { from: Origin(1), frame: frame.clone() };
         let answer = prefill.renew(heartbeat());
@@ -84,9 +84,9 @@ impl Prefill {
             let chunk = Pages::claim(PageList::from_pages([page])?)?;
             prefill.command(Command::Send { session, chunk });
             let attempt = Attempt(1 + u64::from(page));
-            let (floor, grant, beat, ttl_ms) = (Attempt(1), Some(session), 1, 60_000);
-            let claim = Claim { attempt, floor, room, grant, beat, ranks: 1, ttl_ms };
-            let granted = prefill.says(prefill.link, Body::Claim(claim))?;
+            let wish = Wish::Read(Claim { grant: Some(session), beat: 1 });
+            let claim = Register { attempt, floor: Attempt(1), room, ranks: 1, ttl_ms: 60_000, wish };
+            let granted = prefill.says(prefill.link, Body::Register(claim))?;
             assert!(matches!(granted[..], [Body::Granted(_)]), "{granted:?}");
         }
         Ok(prefill)
@@ -121,7 +121,7 @@ impl Prefill {
 fn renewed_by(answer: Option<Output>) -> Result<u32, Box<dyn Error>> {
     let Some(Output::Send { frame, .. }) = answer else { return Err("no answer".into()) };
     match Frame::decode(&frame)?.body {
-        Body::HeartbeatAck(ack) => Ok(ack.attempts.iter().map(|&(_, count)| count).sum()),
+        Body::HeartbeatAck(ack) => Ok(ack.leases.iter().map(|&(_, count)| count).sum()),
         other => Err(format!("not an answer to a heartbeat: {other:?}").into()),
     }
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_transfer::prelude::*;
 use kv_transfer::wire::{
-    Abort, Body, Finish, Frame, Hello, Link, Refused, Register, VERSIONS, Versions, Welcome,
+    Abort, Body, Destination, Frame, Hello, Link, Refused, Register, Release, VERSIONS, Versions, Welcome,
+    Wish,
 };
 use kv_transfer::{
     Attempt, BootstrapClient, BootstrapEvent, Cause, Incarnation, LookupId, PeerCause, PeerId, Plane,
@@ -174,31 +175,34 @@ fn a_peer_of_the_next_version_is_served_with_the_right_bytes() {
     let sender_one = sender(&mut host, 1, 3);
     let pages = PageList::from_pages([9, 2, 14]).unwrap();
     let (attempt, aux) = (Attempt(1), AuxIndex(5));
-    newer.say(Body::Register(Register {
-        attempt,
-        floor: attempt,
-        room: Room::Number(1),
+    let to = Destination {
         pages: pages.clone(),
         first: 0,
         whole: 3,
         aux: Some(aux),
         aux_here: true,
-        ranks: 1,
-        ttl_ms: 60_000,
         groups: Default::default(),
         ask,
         permit_ms: 60_000,
+    };
+    newer.say(Body::Register(Register {
+        attempt,
+        floor: attempt,
+        room: Room::Number(1),
+        ranks: 1,
+        ttl_ms: 60_000,
+        wish: Wish::Write(to),
     }));
     let mut parts = 0;
     loop {
-        let done = newer.hear(|body| matches!(body, Body::Done(_)));
-        let Body::Done(done) = done else { panic!("{done:?}") };
+        let done = newer.hear(|body| matches!(body, Body::Progress(_)));
+        let Body::Progress(done) = done else { panic!("{done:?}") };
         parts += 1;
         if done.total.is_some_and(|total| total == parts) {
             break;
         }
     }
-    newer.say(Body::Finish(Finish { attempt, floor: Attempt(2) }));
+    newer.say(Body::Release(Release { floor: Attempt(2), attempts: vec![(1, 1)], answer: false }));
     assert_eq!(ended(&sender_one), KvPoll::Success);
     for (position, page) in pages.iter().enumerate() {
         newer.memory.page_arrived(page, &page_content(1, position, shape.page_len()), &"the request");

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use kv_transfer::random::SplitMix64;
 use kv_transfer::wire::{
-    Abort, AskWrite, Body, Claim, Done, Finish, Frame, Heartbeat, Hello, Link, Ping, Register, Release,
+    Abort, Body, Claim, Destination, Frame, Heartbeat, Hello, Link, Progress, Register, Release, Wish,
 };
 use kv_transfer::{Attempt, Incarnation, Mismatch, PageList, PageRun, PeerCause, Room};
 
@@ -98,25 +98,21 @@ impl Garbage {
         let (attempt, floor) = (Attempt(self.attempt), Attempt(self.attempt.saturating_sub(1000)));
         let room = Room::Number(u64::MAX - self.below(1 << 16));
         match self.below(10) {
-            0 | 1 => Body::Ping(Ping { floor, attempts: self.runs() }),
+            0 | 1 => {
+                let (leases, asked) = (Vec::new(), self.runs());
+                Body::Heartbeat(Heartbeat { beat: self.attempt, floor, leases, asked, writes: false })
+            }
             2 | 3 => {
                 let runs = self.many() as u32;
                 let pages = PageList::from_runs((0..runs).map(|run| PageRun { start: 2 * run, len: 1 }));
-                Body::Register(Register {
-                    attempt,
-                    floor,
-                    room,
+                let to = Destination {
                     pages: pages.unwrap_or_default(),
-                    first: 0,
                     whole: runs,
-                    aux: None,
-                    aux_here: false,
-                    ranks: u32::MAX,
-                    ttl_ms: u64::MAX,
-                    groups: Default::default(),
                     ask: 1,
                     permit_ms: u64::MAX,
-                })
+                    ..Destination::default()
+                };
+                Body::Register(self.register(room, floor, Wish::Write(to)))
             }
             4 | 5 => {
                 let (field, ours, theirs) = (self.text(), self.text(), self.text());
@@ -129,25 +125,26 @@ impl Garbage {
                 nonce: self.bits(),
                 ..self.hello.clone()
             }),
-            7 => Body::Heartbeat(Heartbeat { beat: self.attempt, floor, attempts: self.runs() }),
-            8 => Body::Release(Release { floor, attempts: self.runs() }),
-            _ => match self.below(4) {
-                0 => {
-                    let (part, skipped) = (self.bits() as u32, vec![7; self.many() as usize]);
-                    Body::Done(Done { attempt, part, total: Some(u32::MAX), skipped })
+            7 => {
+                let (leases, asked) = (self.runs(), Vec::new());
+                Body::Heartbeat(Heartbeat { beat: self.attempt, floor, leases, asked, writes: true })
+            }
+            8 => Body::Release(Release { floor, attempts: self.runs(), answer: true }),
+            _ => match self.below(3) {
+                0 | 1 => {
+                    let (done, skipped) = (vec![(self.bits() as u32, 1)], vec![7; self.many() as usize]);
+                    Body::Progress(Progress { attempt, done, total: Some(u32::MAX), skipped })
                 }
-                1 => Body::Finish(Finish { attempt, floor }),
-                2 => Body::AskWrite(AskWrite { ask: self.attempt }),
-                _ => Body::Claim(Claim {
-                    attempt,
-                    floor,
-                    room,
-                    grant: None,
-                    beat: self.attempt,
-                    ranks: u32::MAX,
-                    ttl_ms: u64::MAX,
-                }),
+                _ => {
+                    let wish = Wish::Read(Claim { grant: None, beat: self.attempt });
+                    Body::Register(self.register(room, floor, wish))
+                }
             },
         }
+    }
+
+    fn register(&self, room: Room, floor: Attempt, wish: Wish) -> Register {
+        let attempt = Attempt(self.attempt);
+        Register { attempt, floor, room, ranks: u32::MAX, ttl_ms: u64::MAX, wish }
     }
 }

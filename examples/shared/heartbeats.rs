@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kv_transfer::wire::{Body, Frame, Link};
+use kv_transfer::wire::{Body, Frame, Link, Register, Wish};
 use kv_transfer::{Attempt, Room};
 
 /// What readers have said about the pages that they want to read: their claims, and the heartbeats
@@ -29,14 +29,14 @@ impl Heartbeats {
         let Ok(Frame { link, body }) = Frame::decode(frame) else { return };
         let now = Instant::now();
         match body {
-            Body::Claim(claim) => {
+            Body::Register(Register { attempt, room, wish: Wish::Read(_), .. }) => {
                 let mut heard = self.lock();
-                heard.attempts.insert((link, claim.attempt), claim.room.clone());
-                heard.last.insert(claim.room, now);
+                heard.attempts.insert((link, attempt), room.clone());
+                heard.last.insert(room, now);
             }
             Body::Heartbeat(heartbeat) => {
                 let Heard { attempts, last } = &mut *self.lock();
-                for (start, count) in heartbeat.attempts {
+                for (start, count) in heartbeat.leases {
                     let end = start.saturating_add(u64::from(count));
                     let named = attempts.range((link, Attempt(start))..(link, Attempt(end)));
                     last.extend(named.map(|(_, room)| (room.clone(), now)));
@@ -67,19 +67,14 @@ mod tests {
         let say = |body| heartbeats.note(&Frame { link, body }.encode().unwrap());
         for attempt in 1..=3 {
             let (attempt, room) = (Attempt(attempt), Room::Number(attempt + 100));
-            say(Body::Claim(Claim {
-                attempt,
-                floor: Attempt(0),
-                room,
-                grant: None,
-                beat: 1,
-                ranks: 1,
-                ttl_ms: 9,
-            }));
+            let wish = Wish::Read(Claim { grant: None, beat: 1 });
+            say(Body::Register(Register { attempt, floor: Attempt(0), room, ranks: 1, ttl_ms: 9, wish }));
         }
         let before = heartbeats.lock().last.clone();
         std::thread::sleep(std::time::Duration::from_millis(2));
-        say(Body::Heartbeat(Heartbeat { beat: 2, floor: Attempt(0), attempts: vec![(2, 1), (9, 1)] }));
+        let leases = vec![(2, 1), (9, 1)];
+        let asked = vec![(3, 1)];
+        say(Body::Heartbeat(Heartbeat { beat: 2, floor: Attempt(0), leases, asked, writes: false }));
         heartbeats.note(b"no frame");
         let last = heartbeats.lock().last.clone();
         let renewed: Vec<u64> =

@@ -8,9 +8,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output};
 use kv_core::random::SplitMix64;
 use kv_core::wire::{
-    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Frame, Granted, Heartbeat, HeartbeatAck,
-    Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, VERSIONS,
-    Versions, Welcome, hello_transport,
+    Abort, AbortAck, Body, Claim, Destination, Failed, Frame, Granted, Heartbeat, HeartbeatAck, Hello, Link,
+    Progress, Refused, Register, Registered, Release, Released, VERSIONS, Versions, Welcome, Wish,
+    hello_transport,
 };
 use kv_core::{
     Attempt, AuxIndex, Desc, GroupItems, GroupList, GroupLists, Groups, Incarnation, KvArgs, Layout,
@@ -156,7 +156,7 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
     let floor = Attempt(random.number());
     let cause = cause(random);
     let total = (random.below(2) == 0).then(|| random.number() as u32);
-    match random.below(22) {
+    match random.below(17) {
         0 => {
             let link = Link(random.number());
             Body::Hello(hello(
@@ -178,47 +178,27 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             cause,
             link: Link(random.number()),
         }),
-        3 | 4 => Body::Register(Register {
+        3..=6 => Body::Register(Register {
             attempt,
             floor: Attempt(random.below(4)),
             room: room(random),
-            pages: pages(random),
-            first: if random.below(2) == 0 { 0 } else { random.number() as u32 },
-            whole: if random.below(2) == 0 { random.below(8) as u32 } else { random.number() as u32 },
-            aux: (random.below(2) == 0).then(|| AuxIndex(random.below(6) as u32)),
-            aux_here: random.below(2) == 0,
             ranks: random.number() as u32,
             ttl_ms: random.number(),
-            groups: groups(random),
-            ask: random.number(),
-            permit_ms: random.number(),
+            wish: wish(random),
         }),
-        5 => Body::Registered(Registered { attempt }),
-        6 => Body::Done(Done { attempt, part: random.number() as u32, total, skipped: skipped(random) }),
-        7 => {
-            let done =
-                (0..random.size(100_000)).map(|_| (random.number() as u32, random.number() as u32)).collect();
+        7 => Body::Registered(Registered { attempt }),
+        8 | 9 => {
+            let runs = if random.below(2) == 0 { 1 } else { random.size(100_000) };
+            let done = (0..runs).map(|_| (random.number() as u32, random.number() as u32)).collect();
             Body::Progress(Progress { attempt, done, total, skipped: skipped(random) })
         }
-        8 => Body::Failed(Failed { attempt, cause, quiet: random.below(2) == 0 }),
-        9 => {
+        10 => Body::Failed(Failed { attempt, cause, quiet: random.below(2) == 0 }),
+        11 => {
             let grant = (random.below(2) == 0).then(|| SessionId(random.number()));
             Body::Abort(Abort { attempt, room: room(random), grant, cause })
         }
-        10 => Body::AbortAck(AbortAck { attempt }),
-        11 => Body::Finish(Finish { attempt, floor }),
-        12 => Body::Ping(Ping { floor, attempts: runs(random) }),
-        13 => Body::Pong(Pong { floor }),
-        14 | 15 => Body::Claim(Claim {
-            attempt,
-            floor: Attempt(random.below(4)),
-            room: room(random),
-            grant: (random.below(2) == 0).then(|| SessionId(random.number())),
-            beat: random.number(),
-            ranks: random.number() as u32,
-            ttl_ms: random.number(),
-        }),
-        16 => Body::Granted(Granted {
+        12 => Body::AbortAck(AbortAck { attempt }),
+        13 => Body::Granted(Granted {
             attempt,
             beat: random.number(),
             grant: SessionId(random.number()),
@@ -228,18 +208,36 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             interval_ms: random.number(),
             groups: groups(random),
         }),
-        17 => Body::Heartbeat(Heartbeat { beat: random.number(), floor, attempts: runs(random) }),
-        18 => {
-            let lease_ms = random.number();
-            Body::HeartbeatAck(HeartbeatAck { beat: random.number(), lease_ms, attempts: runs(random) })
+        14 => {
+            let (beat, leases, asked) = (random.number(), runs(random), runs(random));
+            Body::Heartbeat(Heartbeat { beat, floor, leases, asked, writes: random.below(2) == 0 })
         }
-        19 => Body::AskWrite(AskWrite { ask: random.number() }),
-        20 => Body::MayWrite(MayWrite { ask: random.number(), permit_ms: random.number() }),
-        _ => match random.below(2) {
-            0 => Body::Release(Release { floor, attempts: runs(random) }),
-            _ => Body::Released(Released { attempts: runs(random) }),
+        15 => {
+            let (beat, lease_ms, permit_ms) = (random.number(), random.number(), random.number());
+            Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases: runs(random), permit_ms })
+        }
+        _ => match random.below(3) {
+            0 => Body::Released(Released { attempts: runs(random) }),
+            answer => Body::Release(Release { floor, attempts: runs(random), answer: answer == 1 }),
         },
     }
+}
+
+fn wish(random: &mut Random) -> Wish {
+    if random.below(2) == 0 {
+        let grant = (random.below(2) == 0).then(|| SessionId(random.number()));
+        return Wish::Read(Claim { grant, beat: random.number() });
+    }
+    Wish::Write(Destination {
+        pages: pages(random),
+        first: if random.below(2) == 0 { 0 } else { random.number() as u32 },
+        whole: if random.below(2) == 0 { random.below(8) as u32 } else { random.number() as u32 },
+        aux: (random.below(2) == 0).then(|| AuxIndex(random.below(6) as u32)),
+        aux_here: random.below(2) == 0,
+        groups: groups(random),
+        ask: random.number(),
+        permit_ms: random.number(),
+    })
 }
 
 /// A frame that is short enough to be said, and its bytes.

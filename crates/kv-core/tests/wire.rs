@@ -4,9 +4,9 @@
 
 use bytes::Bytes;
 use kv_core::wire::{
-    Abort, AbortAck, AskWrite, Body, Claim, Codec, Done, Failed, Finish, Frame, Granted, Heartbeat,
-    HeartbeatAck, Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release,
-    Released, Unreadable, Unspeakable, VERSIONS, Versions, Welcome, hello_transport,
+    Abort, AbortAck, Body, Claim, Codec, Destination, Failed, Frame, Granted, Heartbeat, HeartbeatAck, Hello,
+    Link, Progress, Refused, Register, Registered, Release, Released, Unreadable, Unspeakable, VERSIONS,
+    Versions, Welcome, Wish, hello_transport,
 };
 use kv_core::{
     Attempt, GroupList, Incarnation, KvArgs, MAX_FRAME, PageList, PeerCause, Region, RegionRole, Room,
@@ -35,18 +35,18 @@ fn hello() -> Hello {
     }
 }
 
-fn register() -> Register {
-    Register {
-        attempt: Attempt(1),
-        floor: Attempt(1),
-        room: Room::Number(7),
+fn register(wish: Wish) -> Body {
+    let (attempt, floor, room) = (Attempt(1), Attempt(1), Room::Number(7));
+    Body::Register(Register { attempt, floor, room, ranks: 2, ttl_ms: 1000, wish })
+}
+
+fn destination() -> Destination {
+    Destination {
         pages: PageList::from_pages([4, 5, 9]).unwrap(),
         first: 8,
         whole: 13,
         aux: None,
         aux_here: true,
-        ranks: 2,
-        ttl_ms: 1000,
         groups: vec![GroupList { group: 1, first: 6, items: PageList::from_pages([2, 3]).unwrap() }]
             .try_into()
             .unwrap(),
@@ -72,33 +72,31 @@ fn granted() -> Granted {
 fn samples() -> Vec<(Body, &'static str)> {
     let (attempt, floor) = (Attempt(3), Attempt(2));
     let (versions, nonce, link) = (VERSIONS, 7, Link(9));
-    let (attempts, room) = (vec![(4, 5)], Room::Number(7));
-    let claim = Claim {
-        attempt,
-        floor,
-        room: room.clone(),
-        grant: Some(SessionId(5)),
-        beat: 6,
-        ranks: 2,
-        ttl_ms: 1000,
-    };
+    let (runs, room) = (vec![(4, 5)], Room::Number(7));
     let counts = PeerCause::PageCount { sent: 3, registered: 2 };
     vec![
         (
             Body::Hello(Hello { geometry: None, ..hello() }),
-            "9a920404c4066d656d6f7279a4746573740905090792a66465636f646500c400c3",
+            "9a920505c4066d656d6f7279a4746573740905090792a66465636f646500c400c3",
         ),
-        (Body::Welcome(Welcome { versions, nonce, link, ask: 4 }), "94920404070904"),
+        (Body::Welcome(Welcome { versions, nonce, link, ask: 4 }), "94920505070904"),
         (
             Body::Refused(Refused { versions, nonce, link, cause: PeerCause::Unknown }),
-            "949204040709c408a7556e6b6e6f776e",
+            "949205050709c408a7556e6b6e6f776e",
         ),
         (
-            Body::Register(register()),
-            "9d010181a64e756d6265720792920402920901080dc0c302cd03e8919301069192020204cd2710",
+            register(Wish::Write(destination())),
+            "96010181a64e756d6265720702cd03e881a557726974659892920402920901080dc0c3919301069192020204cd2710",
+        ),
+        (
+            register(Wish::Read(Claim { grant: Some(SessionId(5)), beat: 6 })),
+            "96010181a64e756d6265720702cd03e881a452656164920506",
         ),
         (Body::Registered(Registered { attempt }), "9103"),
-        (Body::Done(Done { attempt, part: 1, total: Some(2), skipped: Vec::new() }), "9403010290"),
+        (
+            Body::Progress(Progress { attempt, done: vec![(1, 1)], total: Some(2), skipped: Vec::new() }),
+            "9403919201010290",
+        ),
         (
             Body::Progress(Progress { attempt, done: vec![(1, 4)], total: None, skipped: vec![3] }),
             "940391920104c09103",
@@ -112,20 +110,29 @@ fn samples() -> Vec<(Body, &'static str)> {
             "940381a64e756d62657207c0c408a741626f72746564",
         ),
         (Body::AbortAck(AbortAck { attempt }), "9103"),
-        (Body::Finish(Finish { attempt, floor }), "920302"),
-        (Body::Ping(Ping { floor, attempts: attempts.clone() }), "920291920405"),
-        (Body::Pong(Pong { floor }), "9102"),
-        (Body::Claim(claim), "97030281a64e756d62657207050602cd03e8"),
         (Body::Granted(granted()), "9803060592920402920901c0cd7530cd138890"),
-        (Body::Heartbeat(Heartbeat { beat: 1, floor, attempts: attempts.clone() }), "93010291920405"),
         (
-            Body::HeartbeatAck(HeartbeatAck { beat: 1, lease_ms: 20, attempts: attempts.clone() }),
-            "93011491920405",
+            Body::Heartbeat(Heartbeat {
+                beat: 1,
+                floor,
+                leases: runs.clone(),
+                asked: vec![(9, 1)],
+                writes: true,
+            }),
+            "9501029192040591920901c3",
         ),
-        (Body::Release(Release { floor, attempts: attempts.clone() }), "920291920405"),
-        (Body::Released(Released { attempts }), "9191920405"),
-        (Body::AskWrite(AskWrite { ask: 4 }), "9104"),
-        (Body::MayWrite(MayWrite { ask: 4, permit_ms: 10_000 }), "9204cd2710"),
+        (
+            Body::HeartbeatAck(HeartbeatAck {
+                beat: 1,
+                floor,
+                lease_ms: 20,
+                leases: runs.clone(),
+                permit_ms: 10_000,
+            }),
+            "9501021491920405cd2710",
+        ),
+        (Body::Release(Release { floor, attempts: runs.clone(), answer: true }), "930291920405c3"),
+        (Body::Released(Released { attempts: runs }), "9191920405"),
     ]
 }
 
@@ -153,7 +160,7 @@ fn the_bytes_of_a_message_never_change_within_a_version() {
     for (body, golden) in samples() {
         let bytes = encoded(&body);
         let every = matches!(body.kind(), 1 | 2 | 3 | 9 | 10);
-        let version = if every { 0 } else { 4 };
+        let version = if every { 0 } else { 5 };
         assert_eq!(hex(&bytes[..FIELDS]), format!("94{version:02x}{:02x}cf0000000100000002", body.kind()));
         assert_eq!(hex(&bytes[FIELDS..]), golden, "{body:?}");
         assert_eq!(Frame::decode(&bytes), Ok(Frame { link: LINK, body }));
@@ -189,8 +196,6 @@ fn fields_that_an_older_version_does_not_have_get_their_defaults() {
     for (body, fields, cut) in [
         (Body::Hello(Hello { suffixed: false, ..hello() }), 1, 1),
         (Body::Welcome(Welcome { versions: VERSIONS, nonce: 7, link: Link(9), ask: 0 }), 1, 1),
-        (Body::Register(Register { groups: Default::default(), ask: 0, permit_ms: 0, ..register() }), 3, 3),
-        (Body::Done(Done { attempt, part: 1, total: None, skipped: Vec::new() }), 2, 2),
         (Body::Progress(Progress { attempt, done: vec![(1, 4)], total: None, skipped: Vec::new() }), 2, 2),
         (Body::Failed(Failed { attempt, cause, quiet: false }), 1, 1),
         (Body::Granted(granted()), 1, 1),
@@ -204,11 +209,38 @@ fn fields_that_an_older_version_does_not_have_get_their_defaults() {
     }
 }
 
+/// The registration with another number of fields in its wish: the last ones take up this many bytes.
+fn with_wish(wish: &Wish, fields: i8, cut: usize, more: &[u8]) -> Result<Frame, Unreadable> {
+    let mut bytes = encoded(&register(wish.clone()));
+    let name = if matches!(wish, Wish::Write(_)) { &b"Write"[..] } else { b"Read" };
+    let at = bytes.windows(name.len()).position(|bytes| bytes == name).unwrap() + name.len();
+    bytes[at] = bytes[at].checked_add_signed(fields).unwrap();
+    bytes.truncate(bytes.len() - cut);
+    bytes.extend(more);
+    Frame::decode(&bytes)
+}
+
+#[test]
+fn a_wish_of_a_newer_version_is_read_without_its_new_fields_and_an_unknown_one_is_malformed() {
+    let read = |wish: Wish| Ok(Frame { link: LINK, body: register(wish) });
+    for wish in [Wish::Write(destination()), Wish::Read(Claim { grant: None, beat: 6 })] {
+        assert_eq!(with_wish(&wish, 0, 0, &[]), read(wish.clone()));
+        assert_eq!(with_wish(&wish, 2, 0, &[0x82, 0xa1, b'a', 0xc0, 7, 0x90, 0xc3]), read(wish.clone()));
+        assert_eq!(with_wish(&wish, 0, 0, &[0xc0]), Err(Unreadable::Malformed { kind: 4 }));
+    }
+    let without = Destination { groups: Default::default(), ask: 0, permit_ms: 0, ..destination() };
+    assert_eq!(with_wish(&Wish::Write(without.clone()), -3, 3, &[]), read(Wish::Write(without)));
+    let mut unknown = encoded(&register(Wish::Read(Claim { grant: None, beat: 6 })));
+    let at = unknown.windows(4).position(|bytes| bytes == b"Read").unwrap();
+    unknown[at..at + 4].copy_from_slice(b"Lend");
+    assert_eq!(Frame::decode(&unknown), Err(Unreadable::Malformed { kind: 4 }));
+}
+
 #[test]
 fn a_cause_that_is_not_known_keeps_its_name_and_no_more_of_it_than_is_bounded() {
     let read = |cause: &[u8]| {
         let cause = Bytes::copy_from_slice(cause);
-        let bytes = rmp_serde::to_vec(&(4, 8, LINK, (Attempt(3), cause, true))).unwrap();
+        let bytes = rmp_serde::to_vec(&(VERSIONS.max, 8, LINK, (Attempt(3), cause, true))).unwrap();
         Frame::decode(&bytes).map(|frame| match frame.body {
             Body::Failed(Failed { cause, quiet: true, .. }) => cause,
             body => panic!("{body:?}"),
@@ -306,7 +338,7 @@ fn two_sides_speak_the_newest_version_that_both_have_and_read_no_other() {
 
 #[test]
 fn what_is_no_frame_is_named() {
-    let frame = encoded(&Body::Pong(Pong { floor: Attempt(1) }));
+    let frame = encoded(&Body::Registered(Registered { attempt: Attempt(1) }));
     let with = |at: usize, value: u8| {
         let mut bytes = frame.clone();
         bytes[at] = value;
@@ -316,13 +348,13 @@ fn what_is_no_frame_is_named() {
     assert_eq!(with(1, got), Err(Unreadable::Version { got, spoken: VERSIONS }));
     assert_eq!(with(2, 99), Err(Unreadable::Kind { got: 99 }));
     // A kind in the form of the others.
-    assert_eq!(with(1, 0), Err(Unreadable::Kind { got: 13 }));
+    assert_eq!(with(1, 0), Err(Unreadable::Kind { got: 5 }));
     assert_eq!(with(2, 10), Err(Unreadable::Kind { got: 10 }));
     assert_eq!(with(0, 0x93), Err(Unreadable::Malformed { kind: 0 }));
     assert_eq!(Frame::decode(&[]), Err(Unreadable::Malformed { kind: 0 }));
     let mut longer = frame.clone();
     longer.push(0);
-    assert_eq!(Frame::decode(&longer), Err(Unreadable::Malformed { kind: 13 }));
+    assert_eq!(Frame::decode(&longer), Err(Unreadable::Malformed { kind: 5 }));
     let done = vec![(0, 1); MAX_FRAME / 3 + 1];
     let endless = Progress { attempt: Attempt(1), done, total: None, skipped: Vec::new() };
     let endless = Frame { link: Link(1), body: Body::Progress(endless) };

@@ -12,9 +12,8 @@ use bytes::Bytes;
 use kv_bootstrap::{LeaseJson, RankJson};
 use kv_core::hash::Fnv1a;
 use kv_core::wire::{
-    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Frame, Granted, Heartbeat, HeartbeatAck,
-    Hello, Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, VERSIONS,
-    Welcome,
+    Abort, AbortAck, Body, Claim, Destination, Failed, Frame, Granted, Heartbeat, HeartbeatAck, Hello, Link,
+    Progress, Refused, Register, Registered, Release, Released, VERSIONS, Welcome, Wish,
 };
 use kv_core::{
     Attempt, AuxIndex, GrantRef, GroupList, Incarnation, KvArgs, Lease, MemoryKind, Mismatch, PageList,
@@ -83,6 +82,11 @@ fn frames() -> Vec<Vec<u8>> {
     let mismatch = Mismatch { field: "dtype".to_owned(), ours: "bf16".to_owned(), theirs: "f32".to_owned() };
     let newer = PeerCause::Other { name: "Preempted".to_owned() };
     let (room, request) = (Room::Number(7), Room::request("cmpl-1-0123abcd").unwrap());
+    let runs = vec![(4, 5)];
+    let register = |wish| {
+        let room = request.clone();
+        Body::Register(Register { attempt, floor, room, ranks: 2, ttl_ms: 60_000, wish })
+    };
     let bodies = [
         Body::Hello(hello),
         Body::Welcome(Welcome { versions: VERSIONS, nonce: 7, link, ask: 4 }),
@@ -92,32 +96,24 @@ fn frames() -> Vec<Vec<u8>> {
             cause: PeerCause::Incompatible(mismatch),
             link,
         }),
-        Body::Register(Register {
-            attempt,
-            floor,
-            room: request.clone(),
+        register(Wish::Write(Destination {
             pages: pages.clone(),
             first: 1,
             whole: 4,
             aux: Some(AuxIndex(2)),
             aux_here: true,
-            ranks: 2,
-            ttl_ms: 60_000,
             groups: groups.clone(),
             ask: 4,
             permit_ms: 10_000,
-        }),
+        })),
+        register(Wish::Read(Claim { grant: None, beat: 6 })),
         Body::Registered(Registered { attempt }),
-        Body::Done(Done { attempt, part: 1, total: Some(2), skipped: vec![3] }),
+        Body::Progress(Progress { attempt, done: vec![(1, 1)], total: Some(2), skipped: vec![3] }),
         Body::Progress(Progress { attempt, done: vec![(0, 2), (5, 1)], total: Some(9), skipped: vec![3] }),
         Body::Failed(Failed { attempt, cause: PeerCause::GrantConsumed { nonce: 7 }, quiet: true }),
         Body::Failed(Failed { attempt, cause: newer, quiet: false }),
         Body::Abort(Abort { attempt, room, grant: Some(SessionId(5)), cause: PeerCause::Aborted }),
         Body::AbortAck(AbortAck { attempt }),
-        Body::Finish(Finish { attempt, floor }),
-        Body::Ping(Ping { floor, attempts: vec![(4, 5), (10, 1)] }),
-        Body::Pong(Pong { floor }),
-        Body::Claim(Claim { attempt, floor, room: request, grant: None, beat: 6, ranks: 1, ttl_ms: 60_000 }),
         Body::Granted(Granted {
             attempt,
             beat: 6,
@@ -128,12 +124,22 @@ fn frames() -> Vec<Vec<u8>> {
             interval_ms: 5000,
             groups,
         }),
-        Body::Heartbeat(Heartbeat { beat: 6, floor, attempts: vec![(4, 5)] }),
-        Body::HeartbeatAck(HeartbeatAck { beat: 6, lease_ms: 20_000, attempts: vec![(4, 5)] }),
-        Body::Release(Release { floor, attempts: vec![(4, 5)] }),
-        Body::Released(Released { attempts: vec![(4, 5)] }),
-        Body::AskWrite(AskWrite { ask: 4 }),
-        Body::MayWrite(MayWrite { ask: 4, permit_ms: 10_000 }),
+        Body::Heartbeat(Heartbeat {
+            beat: 6,
+            floor,
+            leases: runs.clone(),
+            asked: vec![(10, 1)],
+            writes: true,
+        }),
+        Body::HeartbeatAck(HeartbeatAck {
+            beat: 6,
+            floor,
+            lease_ms: 20_000,
+            leases: runs.clone(),
+            permit_ms: 10_000,
+        }),
+        Body::Release(Release { floor, attempts: runs.clone(), answer: true }),
+        Body::Released(Released { attempts: runs }),
     ];
     bodies.into_iter().map(|body| Frame { link, body }.encode().unwrap().to_vec()).collect()
 }

@@ -43,7 +43,7 @@
 //!
 //! The receiver drives: it repeats its registration until it is acknowledged, asks about attempts
 //! that have been quiet, and repeats an abort until it is acknowledged. The sender asks one thing itself,
-//! `AskWrite`, repeated until `MayWrite` comes; all else that it says are answers.
+//! whether it may write, with a heartbeat; all else that it says are answers.
 
 mod context;
 mod conversation;

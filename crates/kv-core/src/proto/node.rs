@@ -171,7 +171,7 @@ impl Node {
             waiting_runs: self.cx.rendezvous.waiting_runs(),
             targets: self.sending.targets(),
             queued: self.cx.posts.queued(),
-            beats: sum(&|peer| peer.outgoing().beats_len() + peer.writes_out().asked()),
+            beats: sum(&|peer| peer.beats_len()),
             addresses: self.cx.lookups.addresses(),
             failed_rooms: self.cx.rendezvous.failed_rooms(),
             posts: self.cx.posts.in_flight(),
@@ -275,22 +275,15 @@ impl Node {
             Body::Registered(registered) => {
                 self.receiving.on_registered(&mut self.cx, peer, registered.attempt)
             }
-            Body::Done(done) => self.receiving.on_done(&mut self.cx, peer, done),
             Body::Progress(progress) => self.receiving.on_progress(&mut self.cx, peer, progress),
             Body::Failed(failed) => self.receiving.on_failed(&mut self.cx, peer, failed),
             Body::Abort(abort) => self.sending.on_abort(&mut self.cx, peer, abort),
             Body::AbortAck(ack) => self.receiving.on_abort_ack(&mut self.cx, peer, ack.attempt),
-            Body::Finish(finish) => self.sending.on_finish(&mut self.cx, peer, finish),
-            Body::Ping(ping) => self.on_ping(peer, &ping),
-            Body::Pong(pong) => self.sending.on_floor(&mut self.cx, peer, pong.floor),
-            Body::Claim(claim) => self.sending.on_claim(&mut self.cx, peer, claim),
             Body::Granted(granted) => self.receiving.on_granted(&mut self.cx, peer, granted),
-            Body::Heartbeat(heartbeat) => self.sending.on_heartbeat(&mut self.cx, peer, heartbeat),
-            Body::HeartbeatAck(ack) => self.receiving.on_heartbeat_ack(&mut self.cx, peer, ack),
+            Body::Heartbeat(heartbeat) => self.on_heartbeat(peer, &heartbeat),
+            Body::HeartbeatAck(ack) => self.on_heartbeat_ack(peer, ack),
             Body::Release(release) => self.sending.on_release(&mut self.cx, peer, release),
             Body::Released(released) => self.cx.on_released(peer, released),
-            Body::AskWrite(ask) => self.cx.on_ask_write(peer, ask),
-            Body::MayWrite(answer) => self.cx.on_may_write(peer, answer),
         }
     }
 

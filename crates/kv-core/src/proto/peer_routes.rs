@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::conversation::{AnswerHeard, HelloHeard, MAX_ASKED, Silence, Unanswered};
+use super::conversation::{AnswerHeard, Asks, HelloHeard, MAX_ASKED, Silence, Unanswered};
 use super::ending::Ending;
 use super::node::Node;
 use super::rendezvous::Latecomers;
@@ -14,7 +14,7 @@ use crate::id::{Attempt, PeerId};
 use crate::meter::each;
 use crate::plane::{Origin, PlaneError, WayEnd};
 use crate::time::Time;
-use crate::wire::{Hello, Ping, Refused, Welcome};
+use crate::wire::{Heartbeat, HeartbeatAck, Hello, Refused, Welcome};
 
 impl Node {
     pub(super) fn on_hello(&mut self, from: Origin, mut hello: Hello) {
@@ -99,20 +99,32 @@ impl Node {
         }
     }
 
-    pub(super) fn on_ping(&mut self, id: PeerId, ping: &Ping) {
+    pub(super) fn on_heartbeat(&mut self, id: PeerId, heartbeat: &Heartbeat) {
+        let Heartbeat { beat, floor, leases, asked, writes } = heartbeat;
         // Each attempt once: what an answer costs was paid for by this worker's own scheduler, or is small.
-        if !is_rising(&ping.attempts) {
+        if !(is_rising(leases) && is_rising(asked)) {
             self.cx.fx.drop_frame();
             return;
         }
-        self.sending.on_floor(&mut self.cx, id, ping.floor);
-        let runs = ping.attempts.iter();
-        let asked = runs.flat_map(|&(start, count)| start..start.saturating_add(u64::from(count)));
-        let asked: Vec<Attempt> = asked.take(MAX_ASKED).map(Attempt).collect();
-        for attempt in each(asked) {
+        self.sending.on_floor(&mut self.cx, id, *floor);
+        let permit_ms = if *writes { self.cx.permit_asked(id, *beat) } else { 0 };
+        let (extended, missing) = self.sending.extend_leases(&mut self.cx, id, leases);
+        self.cx.say_heartbeat_ack(id, *beat, extended, permit_ms);
+        let run = |&(start, count): &(u64, u32)| start..start.saturating_add(u64::from(count));
+        let asked = asked.iter().flat_map(run).map(Attempt);
+        for attempt in each(missing.into_iter().chain(asked).take(MAX_ASKED)) {
             self.sending.tell_about(&mut self.cx, id, attempt);
         }
-        self.cx.say_pong(id);
+    }
+
+    pub(super) fn on_heartbeat_ack(&mut self, id: PeerId, ack: HeartbeatAck) {
+        if !is_rising(&ack.leases) {
+            self.cx.fx.drop_frame();
+            return;
+        }
+        self.sending.on_floor(&mut self.cx, id, ack.floor);
+        self.cx.note_permission(id, ack.beat, ack.permit_ms);
+        self.receiving.leases_extended(&mut self.cx, id, ack);
     }
 
     // ---- silence --------------------------------------------------------------------------------
@@ -159,11 +171,13 @@ impl Node {
     /// does not react may have forgotten the conversation: then it is greeted again.
     fn ask_peer(&mut self, id: PeerId, silent_for: Duration) {
         let keepalive = self.cx.config.timing.keepalive;
-        let mut asked = self.receiving.quiet_attempts(&self.cx, id, keepalive);
-        if asked.is_empty() && silent_for >= keepalive {
-            asked.push(Vec::new());
+        let mut quiet = self.receiving.quiet_attempts(&self.cx, id, keepalive);
+        if quiet.is_empty() && silent_for >= keepalive {
+            quiet.push(Vec::new());
         }
-        self.cx.say_pings(id, asked);
+        for asked in each(quiet) {
+            self.cx.say_heartbeat(id, Asks { asked, ..Asks::default() });
+        }
         self.cx.greet_if_forgetful(id, silent_for);
     }
 

@@ -13,7 +13,8 @@ use crate::id::{Attempt, AuxIndex, Incarnation, Room, SessionId, WorkerId};
 use crate::layout::Geometry;
 use crate::pages::PageList;
 
-/// Declares the messages: each is a struct, a variant of [`Body`], and a number that never changes.
+/// Declares the messages: each is a struct, a variant of [`Body`], and a number that never changes. The numbers 6, 11
+/// to 14, 20 and 21 were those of messages of version 4.
 macro_rules! bodies {
     ($($(#[$doc:meta])* $kind:literal $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? })*) => {
         $(
@@ -66,7 +67,8 @@ impl Body {
 }
 
 bodies! {
-    /// Decode → prefill, first of all: who I am, what I speak, and how to reach my memory.
+    /// Decode → prefill, first of all: who I am, what I speak, and how to reach my memory. Repeated until
+    /// [`Welcome`] or [`Refused`] answers it, and said again when a peer may have forgotten the conversation.
     1 Hello {
         /// What the speaker speaks.
         versions: Versions,
@@ -92,7 +94,7 @@ bodies! {
         #[serde(default)]
         suffixed: bool,
     }
-    /// Prefill → decode: the hello is accepted.
+    /// Prefill → decode, once for each [`Hello`]: it is accepted.
     2 Welcome {
         /// What the speaker speaks.
         versions: Versions,
@@ -100,11 +102,12 @@ bodies! {
         nonce: u64,
         /// The number under which the speaker wants to be addressed.
         link: Link,
-        /// The number of a question whether the speaker may write, as in [`AskWrite`]. 0 if missing.
+        /// The number of a question whether the speaker may write, as [`Heartbeat::beat`]: a registration
+        /// answers it. 0 if missing.
         #[serde(default)]
         ask: u64,
     }
-    /// Prefill → decode: the hello is refused.
+    /// Prefill → decode, once for each [`Hello`]: it is refused.
     3 Refused {
         /// What the speaker speaks.
         versions: Versions,
@@ -117,7 +120,8 @@ bodies! {
         #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
     }
-    /// Decode → prefill: here are the pages for a room. Repeated until answered.
+    /// Decode → prefill: a receiver wants the pages of a room. Repeated until anything is heard about the attempt:
+    /// [`Registered`], [`Progress`], [`Granted`] or [`Failed`].
     4 Register {
         /// A number of the receiver's for this attempt at this peer.
         attempt: Attempt,
@@ -125,43 +129,25 @@ bodies! {
         floor: Attempt,
         /// The request.
         room: Room,
-        /// Where the pages shall go that this sender is asked for, in request order.
-        pages: PageList,
-        /// The number of the first of them in the request; before it the receiver has a prefix, or other
-        /// ranks send.
-        first: u32,
-        /// How many pages the request has at the receiver, with those that it has, and those of others.
-        whole: u32,
-        /// The aux row to fill.
-        aux: Option<AuxIndex>,
-        /// True if this sender is to fill it, and not another rank of its engine.
-        aux_here: bool,
         /// How many ranks of the receiver's engine this sender has to serve for the request.
         ranks: u32,
         /// How long to keep it, in milliseconds from sending: a little longer than the receiver waits.
         ttl_ms: u64,
-        /// Where the items of its state groups shall go. None if missing.
-        #[serde(default)]
-        groups: GroupLists,
-        /// The last question of the sender's that was heard, answered as in [`MayWrite`]; 0 for none, and if
-        /// missing.
-        #[serde(default)]
-        ask: u64,
-        /// How long the sender may begin writes, in milliseconds from that question. 0 if missing.
-        #[serde(default)]
-        permit_ms: u64,
+        /// How the pages are to come.
+        wish: Wish,
     }
-    /// Prefill → decode: the registration has arrived.
+    /// Prefill → decode, once for each [`Register`] whose pages are still to come: it has arrived.
     5 Registered {
         /// The attempt.
         attempt: Attempt,
     }
-    /// Prefill → decode: the bytes of one part are in place. Delivered by the plane after them.
-    6 Done {
+    /// Prefill → decode: what is in place so far. Delivered by the plane after the bytes of each part, naming
+    /// that part, and said once more for each [`Heartbeat`] that asks. Nothing acknowledges it.
+    7 Progress {
         /// The attempt.
         attempt: Attempt,
-        /// Which part, from 0.
-        part: u32,
+        /// Runs (first part, number of parts) that are in place; maybe not all of them. Parts count from 0.
+        done: Vec<(u32, u32)>,
         /// How many parts there are, once that is known; always with the last one. Not known if missing.
         #[serde(default)]
         total: Option<u32>,
@@ -169,20 +155,8 @@ bodies! {
         #[serde(default)]
         skipped: Vec<u16>,
     }
-    /// Prefill → decode, when asked by a [`Ping`]: what is in place so far.
-    7 Progress {
-        /// The attempt.
-        attempt: Attempt,
-        /// Runs (first part, number of parts) that are in place; maybe not all of them.
-        done: Vec<(u32, u32)>,
-        /// How many parts there are, once that is known. Not known if missing.
-        #[serde(default)]
-        total: Option<u32>,
-        /// With `total`: registered groups, all optional, that the sender does not have. None if missing.
-        #[serde(default)]
-        skipped: Vec<u16>,
-    }
-    /// Prefill → decode: the attempt has failed.
+    /// Prefill → decode: the attempt has failed. Said when it fails, when it is quiet, and for each [`Register`]
+    /// and [`Heartbeat`] about it after that. Acknowledged by [`Release`], or by [`Abort`] if it is not quiet.
     8 Failed {
         /// The attempt.
         attempt: Attempt,
@@ -193,7 +167,7 @@ bodies! {
         #[serde(default)]
         quiet: bool,
     }
-    /// Decode → prefill: the attempt is over, stop writing. Repeated until acknowledged.
+    /// Decode → prefill: the attempt is over, stop writing. Repeated until [`AbortAck`] acknowledges it.
     9 Abort {
         /// The attempt.
         attempt: Attempt,
@@ -205,48 +179,14 @@ bodies! {
         #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
     }
-    /// Prefill → decode: no write of the attempt is in flight, and none will be posted.
+    /// Prefill → decode, once for each [`Abort`]: no write of the attempt is in flight, and none will be posted.
     10 AbortAck {
         /// The attempt.
         attempt: Attempt,
     }
-    /// Decode → prefill: everything has arrived, or the failure is understood. Forget the attempt.
-    11 Finish {
-        /// The attempt.
-        attempt: Attempt,
-        /// All attempts below are over for the receiver.
-        floor: Attempt,
-    }
-    /// Are you there? And what about these attempts?
-    12 Ping {
-        /// All attempts of the speaker below are over.
-        floor: Attempt,
-        /// Runs (first attempt, number) about which the speaker has heard nothing for a while.
-        attempts: Vec<(u64, u32)>,
-    }
-    /// I am here.
-    13 Pong {
-        /// All attempts of the speaker below are over.
-        floor: Attempt,
-    }
-    /// Decode → prefill: I shall read the pages of a room. Repeated until answered.
-    14 Claim {
-        /// A number of the receiver's for this attempt at this peer.
-        attempt: Attempt,
-        /// All attempts below are over for the receiver.
-        floor: Attempt,
-        /// The request.
-        room: Room,
-        /// Which sender of it is meant; any, if not given.
-        grant: Option<SessionId>,
-        /// Repeated in a grant that answers this claim.
-        beat: u64,
-        /// How many ranks of the receiver's engine this sender has to serve for the request.
-        ranks: u32,
-        /// How long to keep it, in milliseconds from sending: a little longer than the receiver waits.
-        ttl_ms: u64,
-    }
-    /// Prefill → decode: the pages are complete and stay as they are while the lease lasts.
+    /// Prefill → decode: the pages are complete and stay as they are while the lease lasts. Said when they are
+    /// complete, and once for each [`Register`] and [`Heartbeat`] that asks after that. The receiver's
+    /// heartbeats acknowledge it.
     15 Granted {
         /// The attempt.
         attempt: Attempt,
@@ -266,47 +206,94 @@ bodies! {
         #[serde(default)]
         groups: GroupLists,
     }
-    /// Decode → prefill: these attempts are alive, extend their leases. One frame for all of them.
+    /// Either side: I am here; are you? A decode side has its leases extended with it, one frame for all of them,
+    /// and asks about attempts that have been quiet; a prefill side asks whether it may write. Said again, with
+    /// another number, for as long as its speaker needs an answer. Acknowledged by [`HeartbeatAck`].
     16 Heartbeat {
-        /// A number of the speaker's, repeated in the answer.
+        /// A number of the speaker's, repeated in the answer, which grants time from when this was said.
         beat: u64,
-        /// All attempts below are over for the receiver.
+        /// All attempts of the speaker below are over.
         floor: Attempt,
-        /// Runs (first attempt, number), rising.
-        attempts: Vec<(u64, u32)>,
+        /// Runs (first attempt, number), rising: they read, and their leases are to be extended.
+        leases: Vec<(u64, u32)>,
+        /// Runs (first attempt, number), rising: nothing was heard about them for a while. Each is answered as its
+        /// registration would be.
+        asked: Vec<(u64, u32)>,
+        /// The speaker has something to write for the hearer, and asks how long it may.
+        writes: bool,
     }
-    /// Prefill → decode: those of them whose pages were still as they were when the heartbeat came,
-    /// and stay so.
+    /// Once for each [`Heartbeat`], and once more for each 65536 runs of leases: I am here.
     17 HeartbeatAck {
         /// The heartbeat's number.
         beat: u64,
-        /// For how long from its arrival, in milliseconds.
+        /// All attempts of the speaker below are over.
+        floor: Attempt,
+        /// For how long from the heartbeat's arrival the leases hold, in milliseconds.
         lease_ms: u64,
-        /// Runs (first attempt, number), rising.
-        attempts: Vec<(u64, u32)>,
+        /// Runs (first attempt, number), rising: the attempts whose pages were still as they were when the
+        /// heartbeat came, and stay so.
+        leases: Vec<(u64, u32)>,
+        /// For how long from the heartbeat's arrival its speaker may begin writes, in milliseconds; 0 for not.
+        permit_ms: u64,
     }
-    /// Decode → prefill: these attempts need the pages no more. Repeated until acknowledged.
+    /// Decode → prefill: these attempts are over. Everything has arrived, or was read, or the failure is
+    /// understood. If that holds pages of the hearer, it is repeated until [`Released`] acknowledges it; otherwise
+    /// it is said once, and the floor of a later frame says it again.
     18 Release {
         /// All attempts below are over for the receiver.
         floor: Attempt,
         /// Runs (first attempt, number), rising.
         attempts: Vec<(u64, u32)>,
+        /// An acknowledgement is wanted.
+        answer: bool,
     }
-    /// Prefill → decode: these attempts were released.
+    /// Prefill → decode, once for each [`Release`] that wants it: these attempts are forgotten.
     19 Released {
         /// Runs (first attempt, number), rising.
         attempts: Vec<(u64, u32)>,
     }
-    /// Prefill → decode: may I go on writing? Asked while a registration is open.
-    20 AskWrite {
-        /// Numbers of the speaker's, repeated in the answer.
-        ask: u64,
-    }
-    /// Decode → prefill: yes, for so long from the moment at which that was asked.
-    21 MayWrite {
-        /// The number of the question.
-        ask: u64,
-        /// How long, in milliseconds.
-        permit_ms: u64,
-    }
+}
+
+/// How a receiver wants its pages to come. Each wish may get more fields in a newer version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wish {
+    /// The sender writes them.
+    Write(#[serde(deserialize_with = "super::tolerant::fields")] Destination),
+    /// The receiver reads them, once they are granted.
+    Read(#[serde(deserialize_with = "super::tolerant::fields")] Claim),
+}
+
+/// Where the pages of a request shall be written.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Destination {
+    /// Where the pages shall go that this sender is asked for, in request order.
+    pub pages: PageList,
+    /// The number of the first of them in the request; before it the receiver has a prefix, or other
+    /// ranks send.
+    pub first: u32,
+    /// How many pages the request has at the receiver, with those that it has, and those of others.
+    pub whole: u32,
+    /// The aux row to fill.
+    pub aux: Option<AuxIndex>,
+    /// True if this sender is to fill it, and not another rank of its engine.
+    pub aux_here: bool,
+    /// Where the items of its state groups shall go. None if missing.
+    #[serde(default)]
+    pub groups: GroupLists,
+    /// The last question of the sender's whether it may write that was heard, answered with `permit_ms`; 0 for
+    /// none, and if missing.
+    #[serde(default)]
+    pub ask: u64,
+    /// How long the sender may begin writes, in milliseconds from that question. 0 if missing.
+    #[serde(default)]
+    pub permit_ms: u64,
+}
+
+/// Which pages shall be granted to a receiver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Which sender of the room is meant; any, if not given.
+    pub grant: Option<SessionId>,
+    /// Repeated in a grant that answers this claim.
+    pub beat: u64,
 }

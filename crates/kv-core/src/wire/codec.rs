@@ -26,15 +26,15 @@ pub struct Frame {
 ///
 /// ```
 /// use kv_core::Attempt;
-/// use kv_core::wire::{Body, Codec, Finish, Link, Unspeakable, VERSIONS, Versions};
+/// use kv_core::wire::{Body, Codec, Link, Registered, Unspeakable, VERSIONS, Versions};
 ///
-/// let finish = Body::Finish(Finish { attempt: Attempt(3), floor: Attempt(3) });
+/// let registered = Body::Registered(Registered { attempt: Attempt(3) });
 /// // Before the two have met, only what every version reads can be said.
-/// assert_eq!(Codec::MEETING.encode(Link::new(1, 7), &finish), Err(Unspeakable::NotMet { kind: 11 }));
+/// assert_eq!(Codec::MEETING.encode(Link::new(1, 7), &registered), Err(Unspeakable::NotMet { kind: 5 }));
 /// let theirs = Versions { min: VERSIONS.max, max: VERSIONS.max + 1 };
 /// let codec = Codec::between(VERSIONS, theirs).expect("a common version");
-/// let frame = codec.decode(&codec.encode(Link::new(1, 7), &finish)?).expect("it is in their common version");
-/// assert_eq!((frame.link, frame.body), (Link::new(1, 7), finish));
+/// let frame = codec.decode(&codec.encode(Link::new(1, 7), &registered)?).expect("it is in their common version");
+/// assert_eq!((frame.link, frame.body), (Link::new(1, 7), registered));
 /// # Ok::<(), Unspeakable>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

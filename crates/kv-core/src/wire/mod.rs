@@ -36,8 +36,8 @@ mod tolerant;
 pub(crate) mod versions;
 
 pub use body::{
-    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello,
-    MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, Welcome,
+    Abort, AbortAck, Body, Claim, Destination, Failed, Granted, Heartbeat, HeartbeatAck, Hello, Progress,
+    Refused, Register, Registered, Release, Released, Welcome, Wish,
 };
 pub use codec::{Codec, Frame, Unreadable, Unspeakable, hello_transport};
 pub use lengths::lengths_fit;

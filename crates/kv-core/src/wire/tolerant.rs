@@ -51,6 +51,11 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FieldsVisitor<T> {
     }
 }
 
+/// The fields of a struct that stands inside a message, of which a newer version may have written more.
+pub(super) fn fields<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+    Fields::deserialize(from).map(|Fields(value)| value)
+}
+
 /// The cause of a failure, by the names of its fields, in bytes of its own: a newer version may know more
 /// causes, and more about them.
 pub(super) mod cause {

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// The versions that this library speaks.
-pub const VERSIONS: Versions = Versions { min: 4, max: 4 };
+pub const VERSIONS: Versions = Versions { min: 5, max: 5 };
 
 /// A range of versions of the wire, both ends included. Versions are numbered from 1 to 127.
 ///

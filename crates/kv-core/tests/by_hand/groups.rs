@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input, Output, Resource};
-use kv_core::wire::{Body, Done, Failed, Granted, Progress, Register};
+use kv_core::wire::{Body, Failed, Granted};
 use kv_core::{
     Attempt, Cause, GroupItems, GroupList, GroupLists, GroupSpan, Groups, Holds, KvArgs, KvPoll, Layout,
     Pages, Parallel, PeerCause, PeerId, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions,
     StateGroup, TransferMode, WayEnd,
 };
 
-use crate::solo::{OPTIONAL, SLOTS, Solo, list, record, record_with, register};
+use crate::solo::{OPTIONAL, SLOTS, Solo, destination, done, list, record, record_with, register, with};
 
 const ROOM: Room = Room::Number(1);
 const ONE: Attempt = Attempt(1);
@@ -59,7 +59,7 @@ fn registered_items_that_do_not_exist_are_refused_and_the_sender_is_told() {
     for groups in bad() {
         let mut solo = Solo::serving(|_| {});
         let sender = solo.open_sender(ROOM, 1);
-        solo.says(1, Body::Register(Register { groups, ..register(1, ROOM, &[0]) }));
+        solo.says(1, Body::Register(with(register(1, ROOM, &[0]), |to| to.groups = groups)));
         let cause = PeerCause::OutOfRange;
         assert!(solo.frames().contains(&Body::Failed(Failed { attempt: ONE, cause, quiet: true })));
         assert_eq!(solo.cause(sender), Cause::ByPeer(PeerCause::OutOfRange));
@@ -71,11 +71,11 @@ fn items_of_a_waiting_registration_count_against_its_bound() {
     let mut solo =
         Solo::serving(|config| (config.limits.max_waiting_runs, config.limits.connections_share) = (4, 1));
     let groups = lists(&[(SLOTS, 0, &[1, 3, 5, 7])]);
-    solo.says(1, Body::Register(Register { groups, ..register(1, ROOM, &[0]) }));
+    solo.says(1, Body::Register(with(register(1, ROOM, &[0]), |to| to.groups = groups)));
     let cause = PeerCause::Overloaded;
     assert!(solo.frames().contains(&Body::Failed(Failed { attempt: ONE, cause, quiet: true })));
     let groups = lists(&[(SLOTS, 0, &[1, 3, 5])]);
-    solo.says(1, Body::Register(Register { attempt: Attempt(2), groups, ..register(1, ROOM, &[0]) }));
+    solo.says(1, Body::Register(with(register(2, ROOM, &[0]), |to| to.groups = groups)));
     assert_eq!(solo.node().gauges().registrations, 1);
 }
 
@@ -85,25 +85,21 @@ fn receiving(all: &[(u16, u32, &[u32])]) -> (Solo, SessionId) {
     give(&mut solo, session, all);
     solo.init_receiver(session, &[7], None);
     let Body::Register(register) = solo.answer() else { panic!("no registration") };
-    assert_eq!(register.groups, lists(all));
+    assert_eq!(destination(&register).groups, lists(all));
     (solo, session)
 }
 
 #[test]
 fn a_sender_that_leaves_out_what_is_not_optional_fails_the_session() {
-    for progress in [false, true] {
+    for total in [None, Some(2)] {
         let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2]), (OPTIONAL, 3, &[4, 5])];
         let (mut solo, session) = receiving(all);
         let skipped = vec![SLOTS, OPTIONAL];
-        solo.says(
-            1,
-            match progress {
-                false => Body::Done(Done { attempt: ONE, part: 0, total: Some(1), skipped }),
-                true => {
-                    Body::Progress(Progress { attempt: ONE, done: vec![(0, 1)], total: Some(1), skipped })
-                }
-            },
-        );
+        // The last part may come first.
+        if total.is_some() {
+            solo.says(1, done(1, 1, total, skipped.clone()));
+        }
+        solo.says(1, done(1, 0, total.or(Some(1)), skipped));
         let wanted = Some(GroupSpan { first: 0, len: 1 });
         assert_eq!(solo.cause(session), Cause::GroupItems { group: SLOTS, sent: None, wanted });
         assert_eq!(returned(&solo), None, "the peer may still write");
@@ -117,9 +113,9 @@ fn what_a_sender_left_out_is_told_and_what_was_not_asked_for_is_no_news() {
     let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2]), (OPTIONAL, 3, &[4, 5])];
     let (mut solo, session) = receiving(all);
     // Before the last part it means nothing.
-    solo.says(1, Body::Done(Done { attempt: ONE, part: 1, total: None, skipped: vec![SLOTS] }));
+    solo.says(1, done(1, 1, None, vec![SLOTS]));
     let skipped = vec![OPTIONAL, 5, u16::MAX, OPTIONAL];
-    solo.says(1, Body::Done(Done { attempt: ONE, part: 0, total: Some(2), skipped }));
+    solo.says(1, done(1, 0, Some(2), skipped));
     assert_eq!(solo.poll(session), KvPoll::Success);
     assert_eq!(returned(&solo), Some((lists(all), vec![OPTIONAL])));
 }
@@ -194,17 +190,17 @@ fn receiving_of_stages(slots: StateGroup, held: &[u32], all: &[(u16, u32, &[u32]
 #[test]
 fn items_that_have_come_were_not_left_out_though_their_source_leaves_before_the_others_are_done() {
     let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2])];
-    let done = || Body::Done(Done { attempt: ONE, part: 0, total: Some(1), skipped: Vec::new() });
+    let complete = || done(1, 0, Some(1), Vec::new());
     for leaves in [0, 1] {
         let (mut solo, session) = receiving_of_stages(StateGroup::slots(1, 1), &[1], all);
         // Sources are in the order of their rows: that of the last stage first.
         let (first, second) = if leaves == 0 { (2, 1) } else { (1, 2) };
-        solo.says(first, done());
+        solo.says(first, complete());
         solo.input(Input::PeerGone {
             peer: PeerId(leaves),
             end: WayEnd::Dead { quiet_after: Duration::ZERO },
         });
-        solo.says(second, done());
+        solo.says(second, complete());
         assert_eq!(solo.poll(session), KvPoll::Success);
         assert_eq!(returned(&solo), Some((lists(all), vec![])));
     }
@@ -214,12 +210,12 @@ fn items_that_have_come_were_not_left_out_though_their_source_leaves_before_the_
 #[test]
 fn items_that_one_of_their_sources_left_out_are_left_out() {
     let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2])];
-    let done = |skipped: Vec<u16>| Body::Done(Done { attempt: ONE, part: 0, total: Some(1), skipped });
+    let complete = |skipped: Vec<u16>| done(1, 0, Some(1), skipped);
     for leaves_out in [vec![], vec![1], vec![2], vec![1, 2]] {
         let (mut solo, session) = receiving_of_stages(StateGroup::slots(1, 1).optional(), &[0, 1], all);
         for peer in [1, 2] {
             let skipped = if leaves_out.contains(&peer) { vec![SLOTS] } else { vec![] };
-            solo.says(peer, done(skipped));
+            solo.says(peer, complete(skipped));
         }
         assert_eq!(solo.poll(session), KvPoll::Success);
         let expected = if leaves_out.is_empty() { vec![] } else { vec![SLOTS] };

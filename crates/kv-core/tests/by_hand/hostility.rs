@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Input, Output};
-use kv_core::wire::{
-    AbortAck, AskWrite, Body, Done, Frame, Granted, Hello, Link, MayWrite, Pong, VERSIONS, Welcome,
-};
+use kv_core::wire::{AbortAck, Body, Frame, Granted, Hello, Link, VERSIONS, Welcome};
 use kv_core::{
     Attempt, Cause, Directions, KvPoll, Origin, PeerId, Quarantine, QuarantineReason, Room, SessionId,
     SessionOptions, TransferMode, WayEnd, WriteFence,
@@ -123,8 +121,11 @@ fn an_impostor_who_comes_first_is_not_taken_for_the_worker_that_the_bootstrap_se
         .into_iter()
         .any(|(peer, body)| peer == impostor && matches!(body, Body::Register(_)));
     if registered {
-        let done = Done { attempt: Attempt(1), part: 0, total: Some(1), skipped: Vec::new() };
-        from_elsewhere(&mut solo, 66, Frame { link: welcomed.unwrap(), body: Body::Done(done) });
+        from_elsewhere(
+            &mut solo,
+            66,
+            Frame { link: welcomed.unwrap(), body: done(1, 0, Some(1), Vec::new()) },
+        );
     }
     assert_ne!(solo.poll(session), KvPoll::Success, "nobody has written a byte");
     assert!(!registered, "the pages were registered with an impostor");
@@ -141,10 +142,10 @@ fn an_abort_is_not_acknowledged_while_a_write_of_a_former_conversation_is_in_fli
     let sender = solo.open_sender(room.clone(), 1);
     solo.says(1, Body::Register(register(1, room.clone(), &[3])));
     let ask = solo.frames().into_iter().find_map(|body| match body {
-        Body::AskWrite(ask) => Some(ask.ask),
+        Body::Heartbeat(asks) if asks.writes => Some(asks.beat),
         _ => None,
     });
-    solo.says(1, Body::MayWrite(MayWrite { ask: ask.unwrap(), permit_ms: 10_000 }));
+    solo.says(1, may_write(ask.unwrap(), 10_000));
     solo.send(sender, 1, &[&[5]]);
     let posts = solo.take_posts();
     assert_eq!(posts.len(), 1, "a write is in flight");
@@ -223,7 +224,7 @@ fn a_peer_that_never_acknowledges_an_abort_is_named_as_what_the_pages_wait_for()
     solo.abort(session);
     for _ in 0..600 {
         solo.run_for(SECOND);
-        solo.says(1, Body::Pong(Pong { floor: Attempt(0) }));
+        solo.says(1, pong());
     }
     let quarantine = solo.node().quarantine();
     assert!(matches!(&quarantine[..], [Quarantine { peer: Some(_), pages: 2, .. }]), "{quarantine:?}");
@@ -251,8 +252,8 @@ fn slow_peers_of_one_connection_do_not_slow_down_a_healthy_one() {
     let mut serve = |solo: &mut Solo, origin: u64, link: Link, first: u32, attempt: u64, count: u32| {
         let room = Room::Number(u64::from(first) * 1000 + attempt);
         let sender = solo.open_sender(room.clone(), 1);
-        let mut wish = register(attempt, room, &(0..count).collect::<Vec<_>>());
-        wish.permit_ms = 3_600_000;
+        let wish = register(attempt, room, &(0..count).collect::<Vec<_>>());
+        let wish = with(wish, |to| to.permit_ms = 3_600_000);
         from_elsewhere(solo, origin, Frame { link, body: Body::Register(wish) });
         solo.send(sender, count as usize, &[&(first..first + count).collect::<Vec<_>>()]);
         senders.push(sender);
@@ -295,7 +296,7 @@ fn slow_peers_of_one_connection_do_not_slow_down_a_healthy_one() {
             }
         }
         // All of them answer whatever they are asked.
-        let pong = || Body::Pong(Pong { floor: Attempt(0) });
+        let pong = pong;
         solo.says(8, pong());
         for link in &links {
             from_elsewhere(&mut solo, 1, Frame { link: link.unwrap(), body: pong() });
@@ -333,7 +334,7 @@ fn a_new_conversation_costs_in_proportion_to_the_open_requests() {
             solo.init_receiver(session, &[], None);
         }
         // The peer has forgotten the conversation.
-        solo.says(1, Body::AskWrite(AskWrite { ask: 2 }));
+        solo.says(1, may_i_write(2));
         let mut said = solo.run_for(SECOND * 4);
         said.retain(|(_, body)| matches!(body, Body::Hello(_)));
         let hello = solo.last_hello(1);
@@ -385,7 +386,7 @@ fn the_longest_times_do_not_overflow() {
             solo.found(lookup, vec![record(1)]);
             solo.welcome(1, 1);
             solo.init_receiver(session, &[1], None);
-            solo.says(1, Body::AskWrite(AskWrite { ask: u64::MAX }));
+            solo.says(1, may_i_write(u64::MAX));
             solo.abort(session);
             solo.run_for(SECOND * 20);
         })
@@ -457,7 +458,7 @@ fn an_impostor_who_comes_first_does_not_keep_the_worker_itself_out() {
     });
     let mut welcomed = false;
     for number in 0..60 {
-        let pong = Body::Pong(Pong { floor: Attempt(0) });
+        let pong = crate::solo::pong();
         from_elsewhere(&mut solo, 66, Frame { link: link.unwrap(), body: pong });
         solo.hello(hello(1, Link::new(10 + number, 1)));
         welcomed |= solo.frames().iter().any(|body| matches!(body, Body::Welcome(_)));
@@ -487,7 +488,7 @@ fn a_request_that_waits_for_a_revocation_says_so() {
     }
     for _ in 0..70 {
         solo.run_for(SECOND);
-        solo.says(1, Body::Pong(Pong { floor: Attempt(0) }));
+        solo.says(1, pong());
     }
     let _ = peer;
     let cause = solo.cause(next);
@@ -503,10 +504,10 @@ fn a_permission_is_told_to_the_transport_again_when_a_way_was_opened_anew() {
     let permitted = |solo: &Solo| solo.said.iter().any(|output| matches!(output, Output::Permit { .. }));
     solo.says(1, Body::Register(register(1, Room::Number(7), &[3])));
     let ask = solo.frames().into_iter().find_map(|body| match body {
-        Body::AskWrite(ask) => Some(ask.ask),
+        Body::Heartbeat(asks) if asks.writes => Some(asks.beat),
         _ => None,
     });
-    solo.says(1, Body::MayWrite(MayWrite { ask: ask.unwrap(), permit_ms: 10_000 }));
+    solo.says(1, may_write(ask.unwrap(), 10_000));
     assert!(permitted(&solo));
     solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
     while connects(&solo).is_empty() {
@@ -522,8 +523,7 @@ fn a_permission_is_told_to_the_transport_again_when_a_way_was_opened_anew() {
     );
     told |= permitted(&solo);
     let sender = solo.open_sender(Room::Number(8), 1);
-    let mut again = register(2, Room::Number(8), &[4]);
-    (again.ask, again.permit_ms) = (0, 0);
+    let again = with(register(2, Room::Number(8), &[4]), |to| (to.ask, to.permit_ms) = (0, 0));
     solo.says(1, Body::Register(again));
     told |= permitted(&solo);
     solo.send(sender, 1, &[&[6]]);
@@ -561,7 +561,7 @@ fn a_grant_does_not_ask_for_a_heartbeat_every_millisecond() {
 fn a_message_of_an_unknown_kind_is_counted_and_the_peer_that_said_it_is_served() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 1);
-    let known = Frame { link: solo.link(1), body: Body::Pong(Pong { floor: Attempt(0) }) }.encode().unwrap();
+    let known = Frame { link: solo.link(1), body: pong() }.encode().unwrap();
     let mut unknown = known.to_vec();
     unknown[2] = 99;
     for count in 1..=3 {

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use kv_core::proto::{Command, Input, Output};
 use kv_core::wire::{
-    AbortAck, Body, Failed, Frame, Hello, Link, MayWrite, Ping, Refused, Register, VERSIONS, Versions,
-    Welcome,
+    AbortAck, Body, Failed, Frame, Heartbeat, Hello, Link, Refused, Register, VERSIONS, Versions, Welcome,
 };
 use kv_core::{
     Attempt, Cause, Incarnation, KvArgs, KvPoll, LookupId, Origin, PeerCause, PeerId, PlaneError, Region,
     RegionRole, Room, WayEnd,
 };
 
-use crate::solo::{Solo, US, abort, hello, list, record, register};
+use crate::solo::{
+    Solo, US, abort, done, heartbeat, hello, list, may_write, ping, pong, record, register, with,
+};
 
 const ROOM: Room = Room::Number(7);
 const SECOND: Duration = Duration::from_secs(1);
@@ -270,11 +271,11 @@ fn a_permission_of_a_former_conversation_permits_nothing_in_the_next() {
         _ => None,
     });
     let sender = solo.open_sender(ROOM, 1);
-    let unpermitted = Register { ask: 0, permit_ms: 0, ..register(1, ROOM, &[0, 2]) };
+    let unpermitted = with(register(1, ROOM, &[0, 2]), |to| (to.ask, to.permit_ms) = (0, 0));
     solo.says(1, Body::Register(unpermitted));
     solo.send(sender, 2, &[&[3, 5]]);
     assert_eq!(solo.take_posts(), [], "page 0 of the peer may be anybody's");
-    solo.says(1, Body::MayWrite(MayWrite { ask: asked.unwrap(), permit_ms: 10_000 }));
+    solo.says(1, may_write(asked.unwrap(), 10_000));
     let posts = solo.take_posts();
     let written: Vec<u64> =
         posts.iter().flat_map(|post| &post.descs).map(|desc| desc.remote_offset / 64).collect();
@@ -340,7 +341,7 @@ fn whatever_a_peer_says_that_was_given_up_brings_it_back() {
     let lookup = solo.lookups()[0].0;
     solo.found(lookup, vec![record(1)]);
     assert_eq!(solo.poll(next), KvPoll::Bootstrapping);
-    solo.says(1, Body::Pong(kv_core::wire::Pong { floor: Attempt(0) }));
+    solo.says(1, pong());
     assert_eq!(solo.poll(next), KvPoll::WaitingForInput);
 }
 
@@ -459,7 +460,7 @@ fn the_idle_peer_that_was_silent_longest_makes_way_and_busy_ones_never_do() {
         solo.run_for(SECOND / 100);
     }
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
-    solo.says(2, Body::Ping(Ping { floor: Attempt(0), attempts: vec![] }));
+    solo.says(2, ping(&[]));
     solo.greet(4);
     assert_eq!(solo.disconnected(), [PeerId(2)], "peer 1 is served, peer 2 has just spoken");
     for peer in [2, 4] {
@@ -482,7 +483,7 @@ fn a_receiver_that_cannot_meet_its_source_for_want_of_room_fails_at_once() {
 }
 
 #[test]
-fn a_ping_asks_about_the_quiet_attempts_and_no_others() {
+fn a_heartbeat_asks_about_the_quiet_attempts_and_no_others() {
     let (mut solo, first) = Solo::receiving();
     solo.init_receiver(first, &[0], None);
     for page in 1..4 {
@@ -492,13 +493,11 @@ fn a_ping_asks_about_the_quiet_attempts_and_no_others() {
     for attempt in 1..5 {
         solo.says(1, Body::Registered(kv_core::wire::Registered { attempt: Attempt(attempt) }));
     }
-    solo.says(
-        1,
-        Body::Done(kv_core::wire::Done { attempt: Attempt(2), part: 0, total: Some(1), skipped: Vec::new() }),
-    );
+    solo.says(1, done(2, 0, Some(1), Vec::new()));
     let said = solo.run_for(SECOND + SECOND / 10);
-    let pings: Vec<_> = said.into_iter().map(|(_, body)| body).collect();
-    assert_eq!(pings, [Body::Ping(Ping { floor: Attempt(1), attempts: vec![(1, 1), (3, 2)] })]);
+    let said: Vec<_> = said.into_iter().map(|(_, body)| body).collect();
+    let floor = Attempt(1);
+    assert_eq!(said, [Body::Heartbeat(Heartbeat { floor, asked: vec![(1, 1), (3, 2)], ..heartbeat() })]);
 }
 
 #[test]
@@ -563,7 +562,7 @@ fn a_source_that_is_lost_before_it_could_write_gives_the_pages_back_at_once() {
     assert_eq!(solo.cause(session), Cause::Connect(PlaneError::PeerGone));
     assert_eq!(solo.released(session).len(), 1, "where no way was opened, nobody writes");
     let dropped = solo.node().gauges().frames_dropped;
-    solo.says(1, Body::Ping(Ping { floor: Attempt(0), attempts: vec![] }));
+    solo.says(1, ping(&[]));
     assert_eq!(solo.node().gauges().frames_dropped, dropped + 1, "it is a stranger now");
     solo.input(Input::Frame { from: Origin(1), frame: bytes::Bytes::from_static(b"noise") });
     assert_eq!(solo.node().gauges().frames_dropped, dropped + 2);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kv_core::wire::{
-    Abort, AbortAck, Body, Claim, Failed, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released,
+    Abort, AbortAck, Body, Failed, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released, Wish,
 };
 use kv_core::{
     Attempt, AuxIndex, Cause, GrantRef, Incarnation, KvPoll, PageList, PeerCause, PlaneError, Post, Room,
@@ -29,6 +29,14 @@ fn pull() -> SessionOptions {
     }
 }
 
+/// A registration that asks for a grant.
+struct Claim {
+    attempt: Attempt,
+    room: Room,
+    grant: Option<SessionId>,
+    beat: u64,
+}
+
 /// A receiver that has met peer 1, and its claim.
 fn claiming(options: SessionOptions) -> (Solo, SessionId, Claim) {
     let mut solo = Solo::new(|config| config.timing.peer_timeout = Duration::from_secs(3600));
@@ -41,16 +49,19 @@ fn claiming(options: SessionOptions) -> (Solo, SessionId, Claim) {
 }
 
 fn claims(solo: &Solo) -> Vec<Claim> {
-    let claim = |body| match body {
-        Body::Claim(claim) => Some(claim),
-        _ => None,
-    };
-    solo.frames().into_iter().filter_map(claim).collect()
+    solo.frames().iter().filter_map(claim).collect()
+}
+
+fn claim(body: &Body) -> Option<Claim> {
+    let Body::Register(register) = body else { return None };
+    let Wish::Read(claim) = &register.wish else { return None };
+    let room = register.room.clone();
+    Some(Claim { attempt: register.attempt, room, grant: claim.grant, beat: claim.beat })
 }
 
 fn heartbeats(said: impl IntoIterator<Item = Body>) -> Vec<Heartbeat> {
     let heartbeat = |body| match body {
-        Body::Heartbeat(heartbeat) => Some(heartbeat),
+        Body::Heartbeat(heartbeat) => Some(heartbeat).filter(|asks| !asks.leases.is_empty()),
         _ => None,
     };
     said.into_iter().filter_map(heartbeat).collect()
@@ -70,7 +81,7 @@ fn grant(beat: u64) -> Granted {
 }
 
 fn ack(beat: u64, lease_ms: u64) -> HeartbeatAck {
-    HeartbeatAck { beat, lease_ms, attempts: vec![(1, 1)] }
+    HeartbeatAck { beat, lease_ms, leases: vec![(1, 1)], ..crate::solo::ack() }
 }
 
 /// A receiver whose one read is in flight, granted in answer to its claim.
@@ -84,25 +95,22 @@ fn reading() -> (Solo, SessionId, kv_core::PostId) {
 
 #[test]
 fn a_claim_names_its_grant_and_is_repeated_until_it_is_acknowledged() {
-    let (mut solo, _, claim) = claiming(pull());
-    assert_eq!((claim.attempt, claim.grant, claim.room), (Attempt(1), Some(NONCE), ROOM));
+    let (mut solo, _, first) = claiming(pull());
+    assert_eq!((first.attempt, first.grant, &first.room), (Attempt(1), Some(NONCE), &ROOM));
     let again = solo.run_for(Duration::from_secs(1));
-    let again: Vec<u64> = again
-        .iter()
-        .filter_map(|(_, body)| if let Body::Claim(claim) = body { Some(claim.beat) } else { None })
-        .collect();
-    assert!(again.len() >= 2 && again[0] > claim.beat && again[1] > again[0], "{again:?}");
+    let again: Vec<u64> = again.iter().filter_map(|(_, body)| Some(claim(body)?.beat)).collect();
+    assert!(again.len() >= 2 && again[0] > first.beat && again[1] > again[0], "{again:?}");
     solo.says(1, Body::Registered(Registered { attempt: Attempt(1) }));
     let more = solo.run_for(Duration::from_secs(10));
-    assert!(more.iter().all(|(_, body)| !matches!(body, Body::Claim(_))), "{more:?}");
+    assert!(more.iter().all(|(_, body)| claim(body).is_none()), "{more:?}");
 }
 
 #[test]
 fn a_grant_acknowledges_its_claim() {
-    let (mut solo, _, claim) = claiming(pull());
-    solo.says(1, Body::Granted(grant(claim.beat)));
+    let (mut solo, _, first) = claiming(pull());
+    solo.says(1, Body::Granted(grant(first.beat)));
     let more = solo.run_for(Duration::from_secs(10));
-    assert!(more.iter().all(|(_, body)| !matches!(body, Body::Claim(_))), "{more:?}");
+    assert!(more.iter().all(|(_, body)| claim(body).is_none()), "{more:?}");
 }
 
 #[test]
@@ -130,13 +138,13 @@ fn a_late_read_is_proven_by_a_heartbeat_that_was_sent_after_its_end_and_by_no_ot
     solo.now = solo.now + Duration::from_secs(10);
     solo.posted(post, Ok(()));
     let asked = heartbeats(solo.frames()).remove(0);
-    assert_eq!(asked.attempts, [(1, 1)]);
+    assert_eq!(asked.leases, [(1, 1)]);
     for wrong in [
         ack(asked.beat + 1, 6000),
         // The claim: its six seconds are over.
         ack(1, 6000),
-        HeartbeatAck { attempts: vec![(2, 5)], ..ack(asked.beat, 6000) },
-        HeartbeatAck { attempts: vec![(1, 1), (1, 1)], ..ack(asked.beat, 6000) },
+        HeartbeatAck { leases: vec![(2, 5)], ..ack(asked.beat, 6000) },
+        HeartbeatAck { leases: vec![(1, 1), (1, 1)], ..ack(asked.beat, 6000) },
     ] {
         solo.says(1, Body::HeartbeatAck(wrong.clone()));
         assert_eq!(solo.poll(session), KvPoll::Transferring, "{wrong:?}");
@@ -148,7 +156,7 @@ fn a_late_read_is_proven_by_a_heartbeat_that_was_sent_after_its_end_and_by_no_ot
     let again = heartbeats(again.into_iter().map(|(_, body)| body)).remove(0);
     solo.says(1, Body::HeartbeatAck(ack(again.beat, 0)));
     assert_eq!(solo.poll(session), KvPoll::Success, "the pages were held after its end");
-    let release = Body::Release(Release { floor: Attempt(1), attempts: vec![(1, 1)] });
+    let release = Body::Release(Release { floor: Attempt(1), attempts: vec![(1, 1)], answer: true });
     assert_eq!(solo.answer(), release);
 }
 
@@ -193,7 +201,7 @@ fn a_grant_that_was_not_asked_for_is_asked_about_at_once() {
     let (mut solo, session, _) = claiming(pull());
     solo.says(1, Body::Granted(grant(0)));
     let asked = heartbeats(solo.frames()).remove(0);
-    assert_eq!(asked.attempts, [(1, 1)]);
+    assert_eq!(asked.leases, [(1, 1)]);
     solo.init_receiver(session, &[7, 8], None);
     let post = solo.take_posts().remove(0).id;
     solo.posted(post, Ok(()));
@@ -294,7 +302,7 @@ fn one_heartbeat_is_for_all_at_the_shortest_interval_and_they_stop_with_the_sess
             let start = solo.now;
             let said = heartbeats(solo.run_for(Duration::from_secs(6)).into_iter().map(|(_, body)| body));
             assert!((3..=6).contains(&said.len()), "{said:?} from {start:?}");
-            assert!(said.iter().all(|heartbeat| heartbeat.attempts == attempts), "{said:?}");
+            assert!(said.iter().all(|heartbeat| heartbeat.leases == attempts), "{said:?}");
             solo.abort(session);
             attempts = next;
         }
@@ -333,7 +341,7 @@ fn a_release_is_repeated_until_it_is_acknowledged_and_holds_the_floor() {
     let (mut solo, session, post) = reading();
     solo.posted(post, Ok(()));
     assert_eq!(solo.poll(session), KvPoll::Success);
-    let release = Body::Release(Release { floor: Attempt(1), attempts: vec![(1, 1)] });
+    let release = Body::Release(Release { floor: Attempt(1), attempts: vec![(1, 1)], answer: true });
     assert_eq!(solo.answer(), release);
     solo.says(1, Body::Released(Released { attempts: vec![(1, 0)] }));
     let said = solo.run_for(Duration::from_secs(5));
@@ -397,7 +405,7 @@ fn numbers_without_sense_are_survived() {
     for attempts in [vec![(u64::MAX, u32::MAX)], vec![(0, u32::MAX), (1 << 40, u32::MAX)]] {
         solo.says(
             1,
-            Body::HeartbeatAck(HeartbeatAck { attempts: attempts.clone(), ..ack(claim.beat, u64::MAX) }),
+            Body::HeartbeatAck(HeartbeatAck { leases: attempts.clone(), ..ack(claim.beat, u64::MAX) }),
         );
         solo.says(1, Body::Released(Released { attempts }));
     }

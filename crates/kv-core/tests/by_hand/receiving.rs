@@ -3,19 +3,19 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input};
-use kv_core::wire::{Abort, AbortAck, AskWrite, Body, Done, Failed, Pong, Progress, Register, Registered};
+use kv_core::wire::{Abort, AbortAck, Body, Destination, Failed, Progress, Registered};
 use kv_core::{
     Attempt, BootstrapError, Cause, KvPoll, Mismatch, Obstacle, PeerCause, PeerId, Phase, PlaneError,
     Replica, Room, SessionId, SessionOptions, WayEnd,
 };
 
-use crate::solo::{Solo, args, finish, hello, list, record, record_with};
+use crate::solo::{Solo, args, destination, finish, hello, list, may_i_write, pong, record, record_with};
 
 const ONE: Attempt = Attempt(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn done(attempt: u64, part: u32, total: Option<u32>) -> Body {
-    Body::Done(Done { attempt: Attempt(attempt), part, total, skipped: Vec::new() })
+    crate::solo::done(attempt, part, total, Vec::new())
 }
 
 fn registered(attempt: u64) -> Body {
@@ -43,7 +43,7 @@ fn run_alive(solo: &mut Solo, time: Duration) -> Vec<(Duration, Body)> {
     let step = SECOND / 2;
     for number in 0..(time.as_millis() / 500) as u32 {
         frames.extend(solo.run_for(step).into_iter().map(|(at, body)| (step * number + at, body)));
-        solo.says(1, Body::Pong(Pong { floor: Attempt(0) }));
+        solo.says(1, pong());
     }
     frames
 }
@@ -143,22 +143,24 @@ fn questions_of_a_conversation_that_the_peer_forgot_are_not_answered_in_the_next
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[3], None);
     for ask in 2..9 {
-        solo.says(1, Body::AskWrite(AskWrite { ask }));
-        assert!(matches!(solo.answer(), Body::MayWrite(answer) if answer.ask == ask));
+        solo.says(1, may_i_write(ask));
+        assert!(
+            matches!(solo.answer(), Body::HeartbeatAck(answer) if answer.beat == ask && answer.permit_ms > 0)
+        );
     }
     // The peer counts its questions from 1 again.
     solo.run_for(SECOND * 4);
     solo.welcome(1, 2);
     let answered = |solo: &Solo| -> Vec<u64> {
         let asks = solo.frames().into_iter().filter_map(|body| match body {
-            Body::Register(register) => Some(register.ask),
-            Body::MayWrite(answer) => Some(answer.ask),
+            Body::Register(register) => Some(destination(&register).ask),
+            Body::HeartbeatAck(answer) if answer.permit_ms > 0 => Some(answer.beat),
             _ => None,
         });
         asks.collect()
     };
     assert_eq!(answered(&solo), [1], "{:?}", solo.said);
-    solo.says(1, Body::AskWrite(AskWrite { ask: 2 }));
+    solo.says(1, may_i_write(2));
     assert_eq!(answered(&solo), [2], "an answer to question 8 would count from when that is asked");
 }
 
@@ -206,14 +208,14 @@ fn any_part_acknowledges_the_registration() {
 
 #[test]
 fn a_source_that_reports_is_not_asked_and_a_quiet_one_is() {
-    let asked = |body: &Body| matches!(body, Body::Ping(ping) if ping.attempts == [(1, 1)]);
+    let asked = |body: &Body| matches!(body, Body::Heartbeat(asks) if asks.asked == [(1, 1)]);
     for news in [done(1, 0, None), registered(1)] {
         let (mut solo, session) = Solo::receiving();
         solo.init_receiver(session, &[3], None);
         for _ in 0..20 {
             solo.says(1, news.clone());
             let said = solo.run_for(SECOND / 2);
-            assert_eq!(count(&said, |body| matches!(body, Body::Ping(_))), 0, "{said:?}");
+            assert_eq!(count(&said, |body| matches!(body, Body::Heartbeat(_))), 0, "{said:?}");
         }
         assert!(count(&run_alive(&mut solo, SECOND * 5), asked) >= 3);
     }
@@ -556,7 +558,10 @@ fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
     }
     solo.init_receiver(session, &[9, 8, 7, 6, 1, 2, 3], None);
     let asked = solo.frames().into_iter().map(|body| match body {
-        Body::Register(Register { pages, first, whole, aux_here, .. }) => (pages, first, whole, aux_here),
+        Body::Register(register) => {
+            let Destination { pages, first, whole, aux_here, .. } = destination(&register);
+            (pages, first, whole, aux_here)
+        }
         other => panic!("{other:?}"),
     });
     let parts = [(&[9, 8][..], 2, true), (&[7, 6], 4, false), (&[1, 2, 3], 6, false)];

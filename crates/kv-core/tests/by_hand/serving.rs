@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input, NodeConfig};
-use kv_core::wire::{AbortAck, Body, Done, Failed, Link, Ping, Progress, Register, Registered};
+use kv_core::wire::{AbortAck, Body, Failed, Heartbeat, HeartbeatAck, Link, Progress, Register, Registered};
 use kv_core::{
     Attempt, AuxIndex, Cause, KvPoll, Obstacle, PeerCause, Phase, PlaneError, Room, SessionId, SessionOptions,
 };
 
-use crate::solo::{Solo, abort, finish, hello, list, register};
+use crate::solo::{Solo, abort, ack, done, finish, heartbeat, hello, list, ping, register, with};
 
 const ROOM: Room = Room::Number(7);
 const ONE: Attempt = Attempt(1);
@@ -17,19 +17,15 @@ fn failed(cause: PeerCause, quiet: bool) -> Body {
     Body::Failed(Failed { attempt: ONE, cause, quiet })
 }
 
-fn ping(attempt: u64) -> Body {
-    Body::Ping(Ping { floor: Attempt(0), attempts: vec![(attempt, 1)] })
-}
-
 #[test]
 fn what_no_cache_holds_is_refused_and_its_sender_is_told() {
     let good = register(1, ROOM, &[0]);
     for bad in [
-        Register { pages: crate::solo::list(&[16]), ..good.clone() },
-        Register { pages: crate::solo::list(&[3, 4, 3]), ..good.clone() },
-        Register { aux: Some(AuxIndex(4)), ..good.clone() },
-        Register { whole: 0, ..good.clone() },
-        Register { first: 3, whole: 3, ..good.clone() },
+        with(good.clone(), |to| to.pages = list(&[16])),
+        with(good.clone(), |to| to.pages = list(&[3, 4, 3])),
+        with(good.clone(), |to| to.aux = Some(AuxIndex(4))),
+        with(good.clone(), |to| to.whole = 0),
+        with(good.clone(), |to| (to.first, to.whole) = (3, 3)),
     ] {
         let mut solo = Solo::serving(|_| {});
         let sender = solo.open_sender(ROOM, 1);
@@ -101,8 +97,8 @@ fn results_are_forgotten_when_the_receiver_raises_its_floor_in_whatever_frame() 
     let floor = Attempt(2);
     for frame in [
         Body::Register(Register { floor, ..register(2, Room::Number(8), &[1]) }),
-        Body::Ping(Ping { floor, attempts: vec![] }),
-        Body::Pong(kv_core::wire::Pong { floor }),
+        Body::Heartbeat(Heartbeat { floor, ..heartbeat() }),
+        Body::HeartbeatAck(HeartbeatAck { floor, ..ack() }),
         finish(5, 2),
     ] {
         let mut solo = Solo::serving(|_| {});
@@ -145,7 +141,7 @@ fn an_aborted_attempt_is_never_served_nor_is_one_below_the_floor() {
     assert_eq!(solo.answer(), Body::AbortAck(AbortAck { attempt: Attempt(5) }));
     solo.says(1, abort(5, Room::Number(5)));
     assert_eq!(solo.answer(), Body::AbortAck(AbortAck { attempt: Attempt(5) }), "also when repeated");
-    solo.says(1, Body::Ping(Ping { floor: Attempt(4), attempts: vec![] }));
+    solo.says(1, Body::Heartbeat(Heartbeat { floor: Attempt(4), ..heartbeat() }));
     let dropped = solo.node().gauges().frames_dropped;
     for attempt in [5, 3] {
         solo.says(1, Body::Register(register(attempt, ROOM, &[0])));
@@ -263,7 +259,7 @@ fn an_abort_is_acknowledged_as_one_when_the_last_post_has_ended() {
     let posts = solo.take_posts();
     solo.says(1, abort(1, ROOM));
     assert_eq!(solo.frames(), [], "neither an acknowledgement nor a failure: it knows");
-    solo.says(1, ping(1));
+    solo.says(1, ping(&[(1, 1)]));
     assert!(solo.frames().contains(&failed(PeerCause::Aborted, false)));
     for (post, ack) in posts.iter().zip([false, true]) {
         solo.posted(post.id, Ok(()));
@@ -278,9 +274,9 @@ fn an_abort_is_acknowledged_as_one_when_the_last_post_has_ended() {
 fn a_receiver_that_asks_is_told_how_its_attempt_stands() {
     let mut solo = Solo::serving(|config| config.limits.max_post_bytes = 64);
     let told = |solo: &mut Solo, attempt| {
-        solo.says(1, ping(attempt));
+        solo.says(1, ping(&[(attempt, 1)]));
         let mut frames = solo.frames();
-        assert!(matches!(frames.pop(), Some(Body::Pong(_))), "every ping is answered");
+        assert!(matches!(frames.remove(0), Body::HeartbeatAck(_)), "every heartbeat is answered");
         frames
     };
     assert_eq!(told(&mut solo, 1), [failed(PeerCause::Unknown, true)]);
@@ -370,7 +366,7 @@ fn the_last_part_without_bytes_counts_on_both_sides() {
     let sender = solo.open_sender(Room::Number(2), 1);
     solo.says(1, Body::Register(register(2, Room::Number(2), &[])));
     solo.send(sender, 0, &[&[]]);
-    let done = Body::Done(Done { attempt: Attempt(2), part: 0, total: Some(1), skipped: Vec::new() });
+    let done = done(2, 0, Some(1), Vec::new());
     assert!(solo.frames().contains(&done), "{:?}", solo.frames());
     assert_eq!(solo.poll(sender), KvPoll::Success);
     assert_eq!(solo.released(sender).len(), 1);
@@ -543,7 +539,7 @@ fn a_deadline_names_whom_its_data_operations_waited_for() {
     let mut solo = Solo::serving(|_| {});
     let options = SessionOptions { deadline: Some(Duration::from_millis(500)), ..SessionOptions::default() };
     let session = solo.open_sender_with(ROOM, 1, options);
-    solo.says(1, Body::Register(Register { ask: 0, permit_ms: 0, ..register(1, ROOM, &[0]) }));
+    solo.says(1, Body::Register(with(register(1, ROOM, &[0]), |to| (to.ask, to.permit_ms) = (0, 0))));
     solo.send(session, 1, &[&[3]]);
     solo.run_for(Duration::from_millis(600));
     assert_eq!(last(&solo, session), Some(Obstacle::NotPermitted { peer: worker(1) }));

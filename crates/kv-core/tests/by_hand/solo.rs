@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
-use kv_core::wire::{Abort, Body, Finish, Frame, Hello, Link, Register, VERSIONS, Welcome};
+use kv_core::wire::{
+    Abort, Body, Claim, Destination, Frame, Heartbeat, HeartbeatAck, Hello, Link, Progress, Register,
+    Release, VERSIONS, Welcome, Wish,
+};
 use kv_core::{
     Attempt, AuxIndex, Cause, Geometry, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout, LookupId, Origin,
     PageList, Pages, PeerCause, PeerId, PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room,
@@ -64,26 +67,71 @@ pub fn list(pages: &[u32]) -> PageList {
 
 /// A registration of one request.
 pub fn register(attempt: u64, room: Room, pages: &[u32]) -> Register {
-    let (attempt, floor) = (Attempt(attempt), Attempt(0));
     let (whole, pages, aux, groups) = (pages.len() as u32, list(pages), None, Default::default());
-    let (first, aux_here, ranks, ttl_ms) = (0, true, 1, 60_000);
+    let (first, aux_here) = (0, true);
     // The answer to what the first welcome asks.
     let (ask, permit_ms) = (1, 10_000);
-    Register {
-        attempt,
-        floor,
-        room,
-        pages,
-        first,
-        whole,
-        aux,
-        aux_here,
-        ranks,
-        ttl_ms,
-        groups,
-        ask,
-        permit_ms,
+    let to = Destination { pages, first, whole, aux, aux_here, groups, ask, permit_ms };
+    wishing(attempt, room, Wish::Write(to))
+}
+
+fn wishing(attempt: u64, room: Room, wish: Wish) -> Register {
+    Register { attempt: Attempt(attempt), floor: Attempt(0), room, ranks: 1, ttl_ms: 60_000, wish }
+}
+
+/// The same registration with another destination.
+pub fn with(register: Register, change: impl FnOnce(&mut Destination)) -> Register {
+    let mut to = destination(&register);
+    change(&mut to);
+    Register { wish: Wish::Write(to), ..register }
+}
+
+/// Where the pages of a registration are to be written.
+pub fn destination(register: &Register) -> Destination {
+    match &register.wish {
+        Wish::Write(to) => to.clone(),
+        Wish::Read(claim) => panic!("{claim:?}"),
     }
+}
+
+/// A claim of one request.
+pub fn claim(attempt: u64, room: Room, grant: Option<SessionId>, beat: u64) -> Register {
+    wishing(attempt, room, Wish::Read(Claim { grant, beat }))
+}
+
+/// A heartbeat that asks for nothing but an answer.
+pub fn heartbeat() -> Heartbeat {
+    Heartbeat { beat: 1, floor: Attempt(0), leases: vec![], asked: vec![], writes: false }
+}
+
+/// A heartbeat that asks about attempts that have been quiet.
+pub fn ping(asked: &[(u64, u32)]) -> Body {
+    Body::Heartbeat(Heartbeat { asked: asked.to_vec(), ..heartbeat() })
+}
+
+/// A heartbeat that asks whether its speaker may write.
+pub fn may_i_write(beat: u64) -> Body {
+    Body::Heartbeat(Heartbeat { beat, writes: true, ..heartbeat() })
+}
+
+/// The answer to a heartbeat that asks for nothing.
+pub fn ack() -> HeartbeatAck {
+    HeartbeatAck { beat: 1, floor: Attempt(0), lease_ms: 0, leases: vec![], permit_ms: 0 }
+}
+
+/// A sign of life.
+pub fn pong() -> Body {
+    Body::HeartbeatAck(ack())
+}
+
+/// The answer to a question of the node's whether it may write.
+pub fn may_write(beat: u64, permit_ms: u64) -> Body {
+    Body::HeartbeatAck(HeartbeatAck { beat, permit_ms, ..ack() })
+}
+
+/// One part is in place.
+pub fn done(attempt: u64, part: u32, total: Option<u32>, skipped: Vec<u16>) -> Body {
+    Body::Progress(Progress { attempt: Attempt(attempt), done: vec![(part, 1)], total, skipped })
 }
 
 pub fn abort(attempt: u64, room: Room) -> Body {
@@ -91,7 +139,7 @@ pub fn abort(attempt: u64, room: Room) -> Body {
 }
 
 pub fn finish(attempt: u64, floor: u64) -> Body {
-    Body::Finish(Finish { attempt: Attempt(attempt), floor: Attempt(floor) })
+    Body::Release(Release { floor: Attempt(floor), attempts: vec![(attempt, 1)], answer: false })
 }
 
 /// A hello of the peer with this incarnation.

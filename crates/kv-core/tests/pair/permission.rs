@@ -38,7 +38,7 @@ fn a_write_waits_for_the_permission_of_the_pages_owner() {
     pair.complete_posts();
     assert_eq!(pair.poll(D, receiver), KvPoll::Success);
     pair.run_for(PERMISSION * 2);
-    pair.hold(|body| matches!(body, Body::MayWrite(_)));
+    pair.hold(|body| matches!(body, Body::HeartbeatAck(answer) if answer.permit_ms > 0));
     let room = Room::Number(6);
     let receiver = pair.open_receiver(room.clone());
     pair.init_receiver(receiver, &[20], None);
@@ -59,7 +59,7 @@ fn minutes_of_chunked_prefill_cost_a_question_every_third_of_a_permission() {
     let asked = std::rc::Rc::new(std::cell::Cell::new(0));
     let count = std::rc::Rc::clone(&asked);
     pair.lose(move |body| {
-        count.set(count.get() + usize::from(matches!(body, Body::AskWrite(_))));
+        count.set(count.get() + usize::from(matches!(body, Body::Heartbeat(asks) if asks.writes)));
         false
     });
     let sender = pair.open_sender(ROOM, 1);
@@ -86,10 +86,10 @@ fn a_permission_counts_from_the_question_however_late_its_answer_comes() {
     let asked = std::rc::Rc::new(std::cell::Cell::new(0));
     let count = std::rc::Rc::clone(&asked);
     pair.lose(move |body| {
-        count.set(count.get() + usize::from(matches!(body, Body::AskWrite(_))));
-        matches!(body, Body::AskWrite(_)) && count.get() > 1
+        count.set(count.get() + usize::from(matches!(body, Body::Heartbeat(asks) if asks.writes)));
+        matches!(body, Body::Heartbeat(asks) if asks.writes) && count.get() > 1
     });
-    pair.hold(|body| matches!(body, Body::MayWrite(_)));
+    pair.hold(|body| matches!(body, Body::HeartbeatAck(answer) if answer.permit_ms > 0));
     let step = SECOND / 10;
     while asked.get() == 0 {
         pair.run_for(step);

@@ -2,9 +2,8 @@
 
 use bytes::Bytes;
 use kv_core::wire::{
-    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Granted, Heartbeat, HeartbeatAck, Hello,
-    Link, MayWrite, Ping, Pong, Progress, Refused, Register, Registered, Release, Released, VERSIONS,
-    Versions, Welcome,
+    Abort, AbortAck, Body, Claim, Destination, Failed, Granted, Heartbeat, HeartbeatAck, Hello, Link,
+    Progress, Refused, Register, Registered, Release, Released, VERSIONS, Versions, Welcome, Wish,
 };
 use kv_core::{
     Attempt, AuxIndex, Geometry, GroupList, GroupLists, Holds, Incarnation, KvArgs, Layout, Mismatch,
@@ -137,7 +136,7 @@ pub(super) struct Peer {
     pub(super) nonce: u64,
     /// Of the worker's last claim or heartbeat to it.
     pub(super) beat: u64,
-    /// Of the worker's last question whether it may write.
+    /// Of the worker's last question whether it may write, a welcome or a heartbeat.
     pub(super) ask: u64,
 }
 
@@ -186,7 +185,7 @@ impl Peer {
 
     /// Any frame but a hello.
     pub(super) fn says(&self, script: &mut Script) -> Body {
-        match script.below(24) {
+        match script.below(20) {
             0 => {
                 let nonce = if script.rarely() { script.number() } else { self.nonce };
                 let ask = script.number();
@@ -206,66 +205,32 @@ impl Peer {
                     link: Link::new(script.small().max(1), 9),
                 })
             }
-            2..=5 => {
-                let pages = pages(script);
-                let fits = !script.rarely();
-                let (first, whole) =
-                    if fits { (0, pages.len() as u32) } else { (script.small(), script.small()) };
-                Body::Register(Register {
-                    attempt: attempt(script),
-                    floor: floor(script),
-                    room: room(script),
-                    pages,
-                    first,
-                    whole,
-                    aux: if script.rarely() { Some(AuxIndex(script.small())) } else { None },
-                    aux_here: script.flag(),
-                    ranks: if script.flag() { 1 } else { script.small() },
-                    ttl_ms: if script.flag() { 60_000 } else { script.number() },
-                    groups: groups(script),
-                    ask: if script.rarely() { script.number() } else { self.ask },
-                    permit_ms: if script.rarely() { script.number() } else { 10_000 },
-                })
-            }
-            6 => Body::Registered(Registered { attempt: attempt(script) }),
-            7 => Body::Done(Done {
+            2..=7 => Body::Register(Register {
                 attempt: attempt(script),
-                part: script.small(),
+                floor: floor(script),
+                room: room(script),
+                ranks: if script.flag() { 1 } else { script.small() },
+                ttl_ms: if script.flag() { 60_000 } else { script.number() },
+                wish: self.wish(script),
+            }),
+            8 | 9 => Body::Progress(Progress {
+                attempt: attempt(script),
+                done: done(script),
                 total: script.option(Script::small),
                 skipped: skipped(script),
             }),
-            8 => {
-                let done = script.attempts(MAX_RUNS).into_iter().map(|(start, count)| (start as u32, count));
-                Body::Progress(Progress {
-                    attempt: attempt(script),
-                    done: done.collect(),
-                    total: script.option(Script::small),
-                    skipped: skipped(script),
-                })
-            }
-            9 => {
+            10 => Body::Registered(Registered { attempt: attempt(script) }),
+            11 => {
                 Body::Failed(Failed { attempt: attempt(script), cause: cause(script), quiet: script.flag() })
             }
-            10 | 11 => Body::Abort(Abort {
+            12 | 13 => Body::Abort(Abort {
                 attempt: attempt(script),
                 room: room(script),
                 grant: script.option(|script| SessionId(script.number())),
                 cause: cause(script),
             }),
-            12 => Body::AbortAck(AbortAck { attempt: attempt(script) }),
-            13 => Body::Finish(Finish { attempt: attempt(script), floor: floor(script) }),
-            14 => Body::Ping(Ping { floor: floor(script), attempts: script.attempts(MAX_RUNS) }),
-            15 => Body::Pong(Pong { floor: floor(script) }),
-            16 | 17 => Body::Claim(Claim {
-                attempt: attempt(script),
-                floor: floor(script),
-                room: room(script),
-                grant: script.option(|script| SessionId(script.number())),
-                beat: script.number(),
-                ranks: if script.flag() { 1 } else { script.small() },
-                ttl_ms: if script.flag() { 60_000 } else { script.number() },
-            }),
-            18 => Body::Granted(Granted {
+            14 => Body::AbortAck(AbortAck { attempt: attempt(script) }),
+            15 => Body::Granted(Granted {
                 attempt: attempt(script),
                 beat: if script.flag() { self.beat } else { script.number() },
                 grant: SessionId(script.number()),
@@ -275,26 +240,54 @@ impl Peer {
                 interval_ms: if script.flag() { 5000 } else { script.number() },
                 groups: groups(script),
             }),
-            19 => {
-                let (beat, floor) = (script.number(), floor(script));
-                Body::Heartbeat(Heartbeat { beat, floor, attempts: script.attempts(MAX_RUNS) })
+            16 | 17 => {
+                let (leases, asked) = (script.attempts(MAX_RUNS), script.attempts(MAX_RUNS));
+                let (leases, asked) = if script.flag() { (leases, asked) } else { (asked, leases) };
+                let (beat, floor, writes) = (script.number(), floor(script), script.flag());
+                Body::Heartbeat(Heartbeat { beat, floor, leases, asked, writes })
             }
-            20 => Body::HeartbeatAck(HeartbeatAck {
+            18 => Body::HeartbeatAck(HeartbeatAck {
                 beat: if script.flag() { self.beat } else { script.number() },
+                floor: floor(script),
                 lease_ms: if script.flag() { 30_000 } else { script.number() },
-                attempts: script.attempts(MAX_RUNS),
-            }),
-            21 => Body::AskWrite(AskWrite { ask: script.number() }),
-            22 => Body::MayWrite(MayWrite {
-                ask: if script.rarely() { script.number() } else { self.ask },
-                permit_ms: if script.rarely() { script.number() } else { 10_000 },
+                leases: script.attempts(MAX_RUNS),
+                permit_ms: if script.flag() { 10_000 } else { script.number() },
             }),
             _ if script.flag() => {
-                Body::Release(Release { floor: floor(script), attempts: script.attempts(MAX_RUNS) })
+                let (floor, answer) = (floor(script), script.flag());
+                Body::Release(Release { floor, attempts: script.attempts(MAX_RUNS), answer })
             }
             _ => Body::Released(Released { attempts: script.attempts(MAX_RUNS) }),
         }
     }
+
+    fn wish(&self, script: &mut Script) -> Wish {
+        if script.below(3) == 0 {
+            let grant = script.option(|script| SessionId(script.number()));
+            return Wish::Read(Claim { grant, beat: script.number() });
+        }
+        let pages = pages(script);
+        let fits = !script.rarely();
+        let (first, whole) = if fits { (0, pages.len() as u32) } else { (script.small(), script.small()) };
+        Wish::Write(Destination {
+            pages,
+            first,
+            whole,
+            aux: if script.rarely() { Some(AuxIndex(script.small())) } else { None },
+            aux_here: script.flag(),
+            groups: groups(script),
+            ask: if script.rarely() { script.number() } else { self.ask },
+            permit_ms: if script.rarely() { script.number() } else { 10_000 },
+        })
+    }
+}
+
+/// Parts that are in place: one, as a notice names it, or any.
+fn done(script: &mut Script) -> Vec<(u32, u32)> {
+    if script.flag() {
+        return vec![(script.small(), 1)];
+    }
+    script.attempts(MAX_RUNS).into_iter().map(|(start, count)| (start as u32, count)).collect()
 }
 
 /// The name of a frame.
@@ -303,23 +296,17 @@ pub(super) fn name(body: &Body) -> &'static str {
         Body::Hello(_) => "Hello",
         Body::Welcome(_) => "Welcome",
         Body::Refused(_) => "Refused",
-        Body::Register(_) => "Register",
+        Body::Register(Register { wish: Wish::Write(_), .. }) => "Register",
+        Body::Register(_) => "Claim",
         Body::Registered(_) => "Registered",
-        Body::Done(_) => "Done",
         Body::Progress(_) => "Progress",
         Body::Failed(_) => "Failed",
         Body::Abort(_) => "Abort frame",
         Body::AbortAck(_) => "AbortAck",
-        Body::Finish(_) => "Finish",
-        Body::Ping(_) => "Ping",
-        Body::Pong(_) => "Pong",
-        Body::Claim(_) => "Claim",
         Body::Granted(_) => "Granted",
         Body::Heartbeat(_) => "Heartbeat",
         Body::HeartbeatAck(_) => "HeartbeatAck",
         Body::Release(_) => "Release",
         Body::Released(_) => "Released",
-        Body::AskWrite(_) => "AskWrite",
-        Body::MayWrite(_) => "MayWrite",
     }
 }

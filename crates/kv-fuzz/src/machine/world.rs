@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output};
-use kv_core::wire::{Body, Frame, Link};
+use kv_core::wire::{Body, Frame, Link, Register, Wish};
 use kv_core::{
     BootstrapError, Directions, Geometry, Incarnation, KvPoll, LookupId, Origin, PeerId, PlaneError, Post,
     RankRecord, ServiceOffer, SessionId, Time, TransferMode, TransportOffer, WayEnd, WorkerRole, WriteFence,
@@ -357,13 +357,13 @@ impl<'a> World<'a> {
                 peer.ask = welcome.ask;
                 peer.links.push(welcome.link);
             }
-            Body::AskWrite(question) => peer.ask = question.ask,
             Body::Hello(hello) => {
                 peer.nonce = hello.nonce;
                 peer.links.push(hello.link);
             }
-            Body::Claim(claim) => peer.beat = claim.beat,
-            Body::Heartbeat(heartbeat) => peer.beat = heartbeat.beat,
+            Body::Register(Register { wish: Wish::Read(claim), .. }) => peer.beat = claim.beat,
+            Body::Heartbeat(asks) if asks.writes => (peer.ask, peer.beat) = (asks.beat, asks.beat),
+            Body::Heartbeat(asks) => peer.beat = asks.beat,
             _ => {}
         }
     }

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node};
-use kv_core::wire::{Body, Frame};
+use kv_core::wire::{Body, Frame, Register, Wish};
 use kv_core::{GrantRef, Lease, PageList, PeerId, Room, SessionId, SessionOptions, TransferMode};
 
 use super::choice::Choice;
@@ -99,7 +99,9 @@ impl Small {
         for slot in 1..=scope.decodes {
             small.open(slot)?;
             let claims = |letter: &Letter| {
-                Frame::decode(&letter.bytes).is_ok_and(|frame| matches!(frame.body, Body::Claim(_)))
+                let claims =
+                    |frame: Frame| matches!(frame.body, Body::Register(Register { wish: Wish::Read(_), .. }));
+                Frame::decode(&letter.bytes).is_ok_and(claims)
             };
             while let Some(at) = small.wire.iter().position(|letter| !claims(letter)) {
                 let letter = small.wire.remove(at);

@@ -1,7 +1,7 @@
 //! Which interesting deliveries and ends a campaign has seen.
 
-use kv_core::wire::{Body, Frame};
-use kv_core::{Lease, Room};
+use kv_core::wire::{Body, Frame, Progress};
+use kv_core::{Attempt, Lease, Room};
 
 use crate::kv::fact::{Fact, KvFact};
 use crate::kv::ledger::{Ledger, Leg, LegId, Side};
@@ -11,10 +11,10 @@ use crate::net::lives::{LifeId, Slot};
 impl KvWorld {
     pub(crate) fn cover_frame(&mut self, from: LifeId, at: LifeId, bytes: &[u8]) {
         const ABORT: u8 = 9;
-        const DONE: u8 = 6;
-        const FINISH: u8 = 11;
+        const PROGRESS: u8 = 7;
+        const RELEASE: u8 = 18;
         match bytes.get(2) {
-            Some(4 | 6 | 9 | 11) => {}
+            Some(4 | 7 | 9 | 18) => {}
             _ => return,
         }
         let Ok(frame) = Frame::decode(bytes) else { return };
@@ -27,17 +27,18 @@ impl KvWorld {
             Body::Abort(abort) => {
                 seen.insert((from, at, ABORT, abort.attempt.0, 0));
             }
-            Body::Done(done) => {
-                let attempt = done.attempt.0;
-                let later = (from, at, DONE, attempt, done.part.saturating_add(1))
-                    ..=(from, at, DONE, attempt, u32::MAX);
+            // A notice is of one part; answers to questions may be, and count as well.
+            Body::Progress(Progress { attempt: Attempt(attempt), done, .. }) => {
+                let &[(part, 1)] = &done[..] else { return };
+                let later = (from, at, PROGRESS, attempt, part.saturating_add(1))
+                    ..=(from, at, PROGRESS, attempt, u32::MAX);
                 self.service.counters.done_reordered += u64::from(seen.range(later).next().is_some());
-                let again = !seen.insert((from, at, DONE, attempt, done.part));
+                let again = !seen.insert((from, at, PROGRESS, attempt, part));
                 self.service.counters.done_twice += u64::from(again);
-                self.service.counters.done_late += u64::from(seen.contains(&(at, from, FINISH, attempt, 0)));
+                self.service.counters.done_late += u64::from(seen.contains(&(at, from, RELEASE, attempt, 0)));
             }
-            Body::Finish(finish) => {
-                seen.insert((from, at, FINISH, finish.attempt.0, 0));
+            Body::Release(release) if !release.answer => {
+                seen.extend(release.attempts.first().map(|&(attempt, _)| (from, at, RELEASE, attempt, 0)));
             }
             _ => {}
         }
@@ -57,7 +58,8 @@ impl KvWorld {
     /// A heartbeat prolongs what its host lets readers have.
     pub(crate) fn cover_lease(&mut self, at: LifeId, bytes: &[u8]) {
         const HEARTBEAT: u8 = 16;
-        if bytes.get(2) != Some(&HEARTBEAT) {
+        let extends = |frame: Frame| matches!(frame.body, Body::Heartbeat(asks) if !asks.leases.is_empty());
+        if bytes.get(2) != Some(&HEARTBEAT) || !Frame::decode(bytes).is_ok_and(extends) {
             return;
         }
         let now = self.lives[at].clock.local(self.now);

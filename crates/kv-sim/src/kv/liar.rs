@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kv_core::wire::{
-    Abort, AbortAck, AskWrite, Body, Claim, Done, Failed, Finish, Frame, Granted, Heartbeat, HeartbeatAck,
-    Hello, Link, MayWrite, Ping, Pong, Progress, Register, Registered, Release, Released,
+    Abort, AbortAck, Body, Claim, Destination, Failed, Frame, Granted, Heartbeat, HeartbeatAck, Hello, Link,
+    Progress, Register, Registered, Release, Released, Wish,
 };
 use kv_core::{Attempt, Incarnation, Mismatch, PageList, PageRun, PeerCause, Room, SessionId};
 
@@ -148,66 +148,29 @@ impl KvWorld {
         let (attempt, floor) = (self.attempt(), self.attempt());
         let (beat, lease_ms) = (self.number(), self.number());
         let room = self.liars_room();
-        match self.rng.below(17) {
-            0 => Body::Ping(Ping { floor, attempts: self.runs() }),
-            1 => Body::Pong(Pong { floor }),
-            2 => Body::Abort(Abort { attempt, room, grant: None, cause: self.liars_cause() }),
-            3 => Body::AbortAck(AbortAck { attempt }),
-            4 => Body::Finish(Finish { attempt, floor }),
-            5 => Body::Failed(Failed { attempt, cause: self.liars_cause(), quiet: self.rng.chance(500) }),
-            6 => {
-                let (part, total) = (self.short_number(), Some(self.short_number()));
-                Body::Done(Done { attempt, part, total, skipped: vec![7; self.many()] })
+        match self.rng.below(14) {
+            0 | 1 => {
+                let (leases, asked) = (self.runs(), self.runs());
+                let (leases, asked) =
+                    if self.rng.chance(500) { (leases, Vec::new()) } else { (asked, leases) };
+                Body::Heartbeat(Heartbeat { beat, floor, leases, asked, writes: self.rng.chance(500) })
             }
-            7 => {
+            2 | 3 => {
+                let (leases, permit_ms) = (self.runs(), self.number());
+                Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases, permit_ms })
+            }
+            4 => Body::Abort(Abort { attempt, room, grant: None, cause: self.liars_cause() }),
+            5 => Body::AbortAck(AbortAck { attempt }),
+            6 => Body::Release(Release { floor, attempts: self.runs(), answer: self.rng.chance(500) }),
+            7 => Body::Released(Released { attempts: self.runs() }),
+            8 => Body::Failed(Failed { attempt, cause: self.liars_cause(), quiet: self.rng.chance(500) }),
+            9 => {
                 let done = self.runs().into_iter().map(|(at, len)| (at as u32, len)).collect();
-                Body::Progress(Progress {
-                    attempt,
-                    done,
-                    total: Some(self.short_number()),
-                    skipped: Vec::new(),
-                })
+                let (total, skipped) = (Some(self.short_number()), vec![7; self.many()]);
+                Body::Progress(Progress { attempt, done, total, skipped })
             }
-            8 | 9 => {
-                let pages = self.liars_pages();
-                Body::Register(Register {
-                    attempt,
-                    floor,
-                    room,
-                    whole: pages.len() as u32,
-                    pages,
-                    first: 0,
-                    aux: None,
-                    aux_here: self.rng.chance(500),
-                    ranks: self.short_number(),
-                    ttl_ms: lease_ms,
-                    groups: Default::default(),
-                    ask: beat,
-                    permit_ms: self.number(),
-                })
-            }
-            kind => self.lie_of_leases(kind, (attempt, floor), (beat, lease_ms), room),
-        }
-    }
-
-    fn lie_of_leases(
-        &mut self,
-        kind: u64,
-        (attempt, floor): (Attempt, Attempt),
-        (beat, lease_ms): (u64, u64),
-        room: Room,
-    ) -> Body {
-        match kind {
-            10 => {
-                let (grant, ranks) = (Some(SessionId(self.number())), self.short_number());
-                let grant = grant.filter(|grant| grant.0 > 1 << 20);
-                Body::Claim(Claim { attempt, floor, room, grant, beat, ranks, ttl_ms: lease_ms })
-            }
-            11 => Body::Heartbeat(Heartbeat { beat, floor, attempts: self.runs() }),
-            12 => Body::HeartbeatAck(HeartbeatAck { beat, lease_ms, attempts: self.runs() }),
-            13 => Body::Release(Release { floor, attempts: self.runs() }),
-            14 => Body::Released(Released { attempts: self.runs() }),
-            15 => Body::Granted(Granted {
+            10 => Body::Registered(Registered { attempt }),
+            11 => Body::Granted(Granted {
                 attempt,
                 beat,
                 grant: SessionId(self.number()),
@@ -217,11 +180,20 @@ impl KvWorld {
                 interval_ms: self.number(),
                 groups: Default::default(),
             }),
-            _ => match self.rng.below(3) {
-                0 => Body::AskWrite(AskWrite { ask: beat }),
-                1 => Body::MayWrite(MayWrite { ask: beat, permit_ms: lease_ms }),
-                _ => Body::Registered(Registered { attempt }),
-            },
+            _ => {
+                let (ranks, wish) = (self.short_number(), self.liars_wish(beat));
+                Body::Register(Register { attempt, floor, room, ranks, ttl_ms: lease_ms, wish })
+            }
         }
+    }
+
+    fn liars_wish(&mut self, beat: u64) -> Wish {
+        if self.rng.chance(500) {
+            let grant = Some(SessionId(self.number())).filter(|grant| grant.0 > 1 << 20);
+            return Wish::Read(Claim { grant, beat });
+        }
+        let (pages, aux_here) = (self.liars_pages(), self.rng.chance(500));
+        let (whole, permit_ms) = (pages.len() as u32, self.number());
+        Wish::Write(Destination { pages, whole, aux_here, ask: beat, permit_ms, ..Destination::default() })
     }
 }

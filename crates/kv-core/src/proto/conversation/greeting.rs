@@ -249,7 +249,7 @@ impl Context {
         peer.last_heard = now;
         let link = peer.ours;
         let body = match refusal {
-            None => Body::Welcome(Welcome { versions, nonce, link, ask: peer.writes_out.ask(now) }),
+            None => Body::Welcome(Welcome { versions, nonce, link, ask: peer.beat(now) }),
             Some(cause) => Body::Refused(Refused { versions, nonce, link, cause }),
         };
         let welcome = matches!(body, Body::Welcome(_));

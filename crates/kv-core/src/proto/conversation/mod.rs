@@ -46,19 +46,21 @@ use crate::record::TransportOffer;
 use crate::time::Time;
 use crate::wire::{Abort, Body, Codec, Link};
 
+use beats::Beats;
 pub(super) use beats::millis;
 pub(super) use heard::{AnswerHeard, HelloHeard, Silence, Unanswered};
 pub(super) use incoming::{Attempts, Incoming};
 pub(super) use maps::Maps;
 pub(super) use outgoing::Outgoing;
 pub(super) use peers::Peers;
-pub(super) use registration::{Registration, Wish};
+pub(super) use registration::Registration;
+pub(super) use said::Asks;
 pub(super) use write_rights::{WritesIn, WritesOut};
 
-/// Most attempts that one ping asks about, and that one ping is answered for.
+/// Most attempts that one heartbeat asks about, and that one heartbeat is answered for.
 pub(super) const MAX_ASKED: usize = 256;
-/// Most pings that are said at once.
-pub(super) const MAX_PINGS: usize = 16;
+/// Most heartbeats that ask about attempts at once.
+pub(super) const MAX_ASKING: usize = 16;
 /// Most runs in one frame.
 pub(super) const MAX_RUNS: usize = 1 << 16;
 
@@ -94,6 +96,8 @@ pub(super) struct Peer {
     posts: u32,
     outgoing: Outgoing,
     incoming: Attempts,
+    /// Numbers of what it was asked: heartbeats, claims, and a welcome's question.
+    beats: Beats,
     /// What it lets this worker write into its memory.
     writes_out: WritesOut,
     /// What it may write into this worker's.
@@ -136,6 +140,7 @@ impl Peer {
             posts: 0,
             outgoing: Outgoing::default(),
             incoming: Attempts::default(),
+            beats: Beats::default(),
             writes_out: WritesOut::default(),
             writes_in: WritesIn::default(),
         }
@@ -241,6 +246,22 @@ impl Peer {
 
     pub(super) fn incoming_mut(&mut self) -> &mut Attempts {
         &mut self.incoming
+    }
+
+    /// The number of a question that it is asked now.
+    pub(super) fn beat(&mut self, now: Time) -> u64 {
+        self.beats.beat(now)
+    }
+
+    /// Until when its answer to the question with this number grants so many milliseconds; `None` if it was not
+    /// asked, or long ago.
+    pub(super) fn granted_until(&self, beat: u64, millis: u64) -> Option<Time> {
+        self.beats.granted_until(beat, millis)
+    }
+
+    /// How many questions may still be answered.
+    pub(super) fn beats_len(&self) -> usize {
+        self.beats.len()
     }
 
     /// What it lets this worker write.

@@ -15,11 +15,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::MAX_RUNS;
-use super::beats::Beats;
 use crate::id::{Attempt, SessionId};
 use crate::meter::each;
 use crate::proto::run_set;
-use crate::time::Time;
 use crate::wire::Abort;
 
 /// Most ended attempts at which one more may be noted for a peer that has not answered yet.
@@ -38,8 +36,6 @@ pub(in crate::proto) struct Outgoing {
     ended: BTreeMap<Attempt, Ended>,
     /// Receivers that need the peer and have no attempt at it yet.
     waiting: BTreeSet<SessionId>,
-    /// Numbers of heartbeats and claims.
-    beats: Beats,
     /// The shortest interval that a live lease asks for.
     interval: Option<Duration>,
 }
@@ -61,7 +57,6 @@ impl Default for Outgoing {
             closing: BTreeSet::new(),
             ended: BTreeMap::new(),
             waiting: BTreeSet::new(),
-            beats: Beats::default(),
             interval: None,
         }
     }
@@ -228,21 +223,6 @@ impl Outgoing {
     }
 
     // ---- heartbeats -----------------------------------------------------------------------------
-
-    /// The number of a heartbeat or claim that is sent now.
-    pub(in crate::proto) fn beat(&mut self, now: Time) -> u64 {
-        self.beats.beat(now)
-    }
-
-    /// Until when an answer to the heartbeat or claim with this number grants so many milliseconds.
-    pub(in crate::proto) fn granted_until(&self, beat: u64, millis: u64) -> Option<Time> {
-        self.beats.granted_until(beat, millis)
-    }
-
-    /// How many numbers of heartbeats and claims may still be answered.
-    pub(in crate::proto) fn beats_len(&self) -> usize {
-        self.beats.len()
-    }
 
     /// Takes note of an interval. True if heartbeats must come more often than before.
     pub(super) fn quicken(&mut self, interval: Duration) -> bool {

@@ -7,8 +7,8 @@
 //!                ◀──── Register{ask, permit_ms}     permission until now + permit_ms, by its clock
 //!   until = when that ask was sent + permit_ms,
 //!   less a margin for clocks of different rates
-//!   AskWrite{ask}, while a registration is open ─▶
-//!                ◀──── MayWrite{ask, permit_ms}     nothing, while it waits for this peer to stop
+//!   Heartbeat{beat, writes}, while a registration is open ─▶
+//!                ◀──── HeartbeatAck{beat, permit_ms} 0, while it waits for this peer to stop
 //! ```
 //!
 //! Both sides count as [`beats`](super::beats) says: the sender from the moment at which it *asked*. Nothing
@@ -19,12 +19,12 @@
 //! [`WriteFence`] decides: see [`Context::fence_off`].
 
 use super::beats::millis;
+use super::said::Asks;
 use crate::id::PeerId;
 use crate::plane::WriteFence;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
 use crate::proto::timer::Timer;
-use crate::wire::{AskWrite, Body, MayWrite};
 
 impl Context {
     // ---- the prefill side ---------------------------------------------------------------------
@@ -44,27 +44,21 @@ impl Context {
     }
 
     pub(in crate::proto) fn ask_to_write(&mut self, id: PeerId) {
-        let now = self.fx.now();
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let ask = peer.writes_out.ask(now);
         peer.writes_out.unanswered += 1;
         let times = peer.writes_out.unanswered;
-        self.send(id, Body::AskWrite(AskWrite { ask }));
+        self.say_heartbeat(id, Asks { writes: true, ..Asks::default() });
         let pause = self.fx.backoff(self.config.timing.retry_first, times);
-        self.fx.arm(Timer::Permission(id), now + pause);
+        self.fx.arm(Timer::Permission(id), self.fx.now() + pause);
     }
 
-    pub(in crate::proto) fn on_may_write(&mut self, id: PeerId, answer: MayWrite) {
-        self.note_permission(id, answer.ask, answer.permit_ms);
-    }
-
-    /// The peer has answered a question.
+    /// The peer has answered a question: writes may begin for so long from when it was asked, or not at all.
     pub(in crate::proto) fn note_permission(&mut self, id: PeerId, ask: u64, permit_ms: u64) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        if !peer.writes_out.answered(ask, permit_ms) {
+        let Some(peer) = self.peers.get_mut(id).filter(|_| permit_ms > 0) else { return };
+        let Some(until) = peer.granted_until(ask, permit_ms) else { return };
+        if !peer.writes_out.answered(until) {
             return;
         }
-        let until = peer.writes_out.until();
         if until <= self.fx.now() {
             return;
         }
@@ -79,8 +73,7 @@ impl Context {
     // ---- the decode side ----------------------------------------------------------------------
 
     /// The answer to the last question that was heard from the peer: the number of the question, and how
-    /// long the permission is. Both are zero while this worker waits for the peer to stop: `Register` then
-    /// carries zeros, and no `MayWrite` is sent.
+    /// long the permission is. Both are zero while this worker waits for the peer to stop.
     pub(in crate::proto) fn permit(&mut self, id: PeerId) -> (u64, u64) {
         if self.is_barred(id) {
             return (0, 0);
@@ -105,15 +98,13 @@ impl Context {
         self.peers.get(id).is_some_and(|peer| peer.outgoing.is_closing())
     }
 
-    pub(in crate::proto) fn on_ask_write(&mut self, id: PeerId, ask: AskWrite) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        peer.writes_in.hear(ask.ask, false);
-        if !peer.outgoing.has_open() {
-            return;
-        }
-        let (ask, permit_ms) = self.permit(id);
-        if ask != 0 {
-            self.send(id, Body::MayWrite(MayWrite { ask, permit_ms }));
+    /// The peer asks whether it may write: for how long, in milliseconds from now; 0 if nothing is to be written.
+    pub(in crate::proto) fn permit_asked(&mut self, id: PeerId, beat: u64) -> u64 {
+        let Some(peer) = self.peers.get_mut(id) else { return 0 };
+        peer.writes_in.hear(beat, false);
+        match peer.outgoing.has_open() {
+            true => self.permit(id).1,
+            false => 0,
         }
     }
 

@@ -2,16 +2,25 @@
 
 use std::time::Duration;
 
+use super::MAX_RUNS;
 use crate::id::{Attempt, PeerId};
-use crate::lease::GrantRef;
 use crate::meter::each;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
 use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
-use crate::wire::{
-    Body, Claim, Codec, Finish, Heartbeat, Link, Ping, Pong, Register, Release, Released, Unspeakable,
-};
+use crate::wire::{Body, Codec, Heartbeat, HeartbeatAck, Link, Release, Released, Unspeakable};
+
+/// What a heartbeat asks for, beside a sign of life.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(in crate::proto) struct Asks {
+    /// Runs of attempts whose leases are to be extended.
+    pub(in crate::proto) leases: Vec<(u64, u32)>,
+    /// Runs of attempts that have been quiet.
+    pub(in crate::proto) asked: Vec<(u64, u32)>,
+    /// Whether this worker may write.
+    pub(in crate::proto) writes: bool,
+}
 
 impl Context {
     /// Sends a frame to a peer that is up; otherwise it is lost, as frames may be.
@@ -40,38 +49,10 @@ impl Context {
         true
     }
 
-    /// Asks for a sign of life, and about these attempts.
-    pub(in crate::proto) fn say_pings(&mut self, id: PeerId, asked: Vec<Vec<(u64, u32)>>) {
-        let Some(floor) = self.peers.get(id).map(|peer| peer.outgoing.floor()) else { return };
-        for attempts in each(asked) {
-            self.send(id, Body::Ping(Ping { floor, attempts }));
-        }
-    }
-
-    pub(in crate::proto) fn say_pong(&mut self, id: PeerId) {
-        if let Some(floor) = self.peers.get(id).map(|peer| peer.outgoing.floor()) {
-            self.send(id, Body::Pong(Pong { floor }));
-        }
-    }
-
-    /// An attempt is over for this worker. Lost? Then the floor of a later frame says it.
-    pub(in crate::proto) fn say_finish(&mut self, id: PeerId, attempt: Attempt) {
-        if let Some(peer) = self.peers.get(id)
-            && peer.outgoing.was_made(attempt)
-        {
-            let floor = peer.outgoing.floor();
-            self.send(id, Body::Finish(Finish { attempt, floor }));
-        }
-    }
-
-    /// The claim, as it is sent to a source now.
-    pub(in crate::proto) fn claim(&mut self, id: PeerId, register: Register, grants: &[GrantRef]) -> Body {
-        let Register { attempt, floor, room, ranks, ttl_ms, .. } = register;
-        let meant = self.peers.get(id).and_then(|peer| super::of_life(grants, peer.incarnation));
-        let grant = meant.map(|grant| grant.nonce);
+    /// The number of a question that the peer is asked now.
+    pub(in crate::proto) fn beat(&mut self, id: PeerId) -> u64 {
         let now = self.fx.now();
-        let beat = self.peers.get_mut(id).map_or(0, |peer| peer.outgoing.beat(now));
-        Body::Claim(Claim { attempt, floor, room, grant, beat, ranks, ttl_ms })
+        self.peers.get_mut(id).map_or(0, |peer| peer.beat(now))
     }
 
     // ---- heartbeats -----------------------------------------------------------------------------
@@ -91,15 +72,41 @@ impl Context {
         }
     }
 
-    pub(in crate::proto) fn say_heartbeat(&mut self, id: PeerId, attempts: Vec<(u64, u32)>) {
+    pub(in crate::proto) fn say_heartbeat(&mut self, id: PeerId, asks: Asks) {
         let now = self.fx.now();
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let beat = peer.outgoing.beat(now);
-        let floor = peer.outgoing.floor();
-        self.send(id, Body::Heartbeat(Heartbeat { beat, floor, attempts }));
+        let (beat, floor) = (peer.beat(now), peer.outgoing.floor());
+        let Asks { leases, asked, writes } = asks;
+        self.send(id, Body::Heartbeat(Heartbeat { beat, floor, leases, asked, writes }));
     }
 
-    // ---- ends that the peer has not acknowledged --------------------------------------------------
+    /// Answers the heartbeat with this number: these leases hold for so long, and writes may begin for so long. One
+    /// run that came may be many that are left: more than fit into a frame.
+    pub(in crate::proto) fn say_heartbeat_ack(
+        &mut self,
+        id: PeerId,
+        beat: u64,
+        (leases, lease_ms): (Vec<(u64, u32)>, u64),
+        permit_ms: u64,
+    ) {
+        let Some(floor) = self.peers.get(id).map(|peer| peer.outgoing.floor()) else { return };
+        for leases in each(leases.chunks(MAX_RUNS).chain(leases.is_empty().then_some(&[][..]))) {
+            let leases = leases.to_vec();
+            self.send(id, Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases, permit_ms }));
+        }
+    }
+
+    // ---- ends -------------------------------------------------------------------------------------
+
+    /// An attempt that holds nothing of the peer's is over. Lost? Then the floor of a later frame says it.
+    pub(in crate::proto) fn say_over(&mut self, id: PeerId, attempt: Attempt) {
+        if let Some(peer) = self.peers.get(id)
+            && peer.outgoing.was_made(attempt)
+        {
+            let (floor, attempts) = (peer.outgoing.floor(), vec![(attempt.0, 1)]);
+            self.send(id, Body::Release(Release { floor, attempts, answer: false }));
+        }
+    }
 
     /// Everything of an attempt was read: says so, until the peer acknowledges it.
     pub(in crate::proto) fn release_read(&mut self, id: PeerId, attempt: Attempt) {
@@ -107,7 +114,7 @@ impl Context {
         peer.outgoing.end_read(attempt);
         let floor = peer.outgoing.floor();
         self.watch_peer(id);
-        self.send(id, Body::Release(Release { floor, attempts: vec![(attempt.0, 1)] }));
+        self.send(id, Body::Release(Release { floor, attempts: vec![(attempt.0, 1)], answer: true }));
     }
 
     /// Repeats what a peer has not acknowledged. Called by its timer.
@@ -116,7 +123,7 @@ impl Context {
         let (read, aborted) = peer.outgoing.unacknowledged();
         let floor = peer.outgoing.floor();
         if !read.is_empty() {
-            self.send(id, Body::Release(Release { floor, attempts: read }));
+            self.send(id, Body::Release(Release { floor, attempts: read, answer: true }));
         }
         for abort in each(aborted) {
             self.send(id, Body::Abort(abort));

@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use super::beats::Beats;
 use crate::plane::WriteFence;
 use crate::time::Time;
 
 /// What a peer lets this worker write into its memory.
 #[derive(Debug, Clone, Default)]
 pub(in crate::proto) struct WritesOut {
-    asks: Beats,
     /// Until when writes may begin.
     until: Time,
     /// How often was asked since the last answer.
@@ -27,19 +25,8 @@ impl WritesOut {
         self.until
     }
 
-    /// The number of a question that is asked now.
-    pub(in crate::proto) fn ask(&mut self, now: Time) -> u64 {
-        self.asks.beat(now)
-    }
-
-    /// How many questions are remembered.
-    pub(in crate::proto) fn asked(&self) -> usize {
-        self.asks.len()
-    }
-
     /// Takes an answer. True if it permits more than was permitted before.
-    pub(super) fn answered(&mut self, ask: u64, permit_ms: u64) -> bool {
-        let Some(until) = self.asks.granted_until(ask, permit_ms) else { return false };
+    pub(super) fn answered(&mut self, until: Time) -> bool {
         self.unanswered = 0;
         let more = until > self.until;
         self.until = self.until.max(until);

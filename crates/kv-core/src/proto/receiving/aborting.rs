@@ -121,7 +121,7 @@ impl Receiving {
     pub(in crate::proto) fn on_failed(&mut self, cx: &mut Context, id: PeerId, failed: Failed) {
         let Some((session, index, source, live)) = self.source_of(cx, id, failed.attempt) else {
             // Over for us: let the peer forget it too.
-            return cx.say_finish(id, failed.attempt);
+            return cx.say_over(id, failed.attempt);
         };
         if source.is_over() {
             return;
@@ -160,7 +160,7 @@ impl Receiving {
         cx.fx.cancel(Timer::Quiet(session, id));
         if let (Some(attempt), Some(peer)) = (attempt, cx.peers.get_mut(id)) {
             peer.outgoing_mut().end(attempt);
-            cx.say_finish(id, attempt);
+            cx.say_over(id, attempt);
         }
     }
 }

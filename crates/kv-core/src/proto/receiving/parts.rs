@@ -2,12 +2,12 @@
 
 use crate::error::Cause;
 use crate::groups::MAX_REQUEST_GROUPS;
-use crate::id::{Attempt, PeerId};
+use crate::id::PeerId;
 use crate::meter::each;
 use crate::proto::context::Context;
 use crate::proto::ending::Ending;
 use crate::proto::receiving::Receiving;
-use crate::wire::{Done, Progress};
+use crate::wire::Progress;
 
 /// Most parts of one attempt: a peer that claims more is lying.
 const MAX_PARTS: u32 = 1 << 22;
@@ -15,22 +15,8 @@ const MAX_PARTS: u32 = 1 << 22;
 const MAX_PART_RUNS: usize = 1 << 16;
 
 impl Receiving {
-    pub(in crate::proto) fn on_done(&mut self, cx: &mut Context, id: PeerId, done: Done) {
-        self.parts_arrived(cx, id, done.attempt, &[(done.part, 1)], (done.total, done.skipped));
-    }
-
     pub(in crate::proto) fn on_progress(&mut self, cx: &mut Context, id: PeerId, progress: Progress) {
-        self.parts_arrived(cx, id, progress.attempt, &progress.done, (progress.total, progress.skipped));
-    }
-
-    pub(super) fn parts_arrived(
-        &mut self,
-        cx: &mut Context,
-        id: PeerId,
-        attempt: Attempt,
-        runs: &[(u32, u32)],
-        (total, skipped): (Option<u32>, Vec<u16>),
-    ) {
+        let Progress { attempt, done, total, skipped } = progress;
         let now = cx.fx.now();
         let Some((session, index, source, live)) = self.source_of(cx, id, attempt) else { return };
         if !live || !source.is_open() || source.reading.is_some() {
@@ -40,7 +26,7 @@ impl Receiving {
         if skipped.len() > MAX_REQUEST_GROUPS {
             return self.fail(cx, session, Cause::Protocol("more groups left out than a request has"));
         }
-        for &(start, count) in each(runs) {
+        for &(start, count) in each(&done) {
             source.parts.insert(u64::from(start), u64::from(count));
         }
         let contradiction = matches!((source.total, total), (Some(before), Some(now)) if before != now);

@@ -6,7 +6,7 @@ use crate::error::Cause;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::proto::context::Context;
-use crate::proto::conversation::{MAX_ASKED, MAX_PINGS};
+use crate::proto::conversation::{MAX_ASKED, MAX_ASKING};
 use crate::proto::ending::Ending;
 use crate::proto::receiving::Receiving;
 use crate::proto::run_set;
@@ -14,7 +14,7 @@ use crate::proto::timer::Timer;
 use crate::time::Time;
 
 impl Receiving {
-    /// Attempts at the peer about which nothing was heard for `quiet`, as runs, of one ping each.
+    /// Attempts at the peer about which nothing was heard for `quiet`, as runs, of one heartbeat each.
     pub(in crate::proto) fn quiet_attempts(
         &self,
         cx: &Context,
@@ -27,7 +27,7 @@ impl Receiving {
             self.sessions.get(&session).is_some_and(|receiver| receiver.is_quiet(source, now, quiet))
         };
         let asked = peer.outgoing().all().filter(asks).map(|(attempt, ..)| attempt.0);
-        let asked: Vec<u64> = asked.take(MAX_PINGS * MAX_ASKED).collect();
+        let asked: Vec<u64> = asked.take(MAX_ASKING * MAX_ASKED).collect();
         let runs = |attempts: &[u64]| {
             let mut runs = Vec::new();
             attempts.iter().for_each(|&attempt| run_set::append(&mut runs, attempt));

@@ -26,7 +26,7 @@ use crate::meter::each;
 use crate::plane::{Op, PlaneError};
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::conversation::{MAX_RUNS, Maps, of_life};
+use crate::proto::conversation::{Asks, MAX_RUNS, Maps, of_life};
 use crate::proto::ending::Ending;
 use crate::proto::groups::{check_aux, check_peer_groups};
 use crate::proto::posts::{InFlight, PostingState};
@@ -34,7 +34,6 @@ use crate::proto::receiving::Receiving;
 use crate::proto::receiving::planning::plan_reads;
 use crate::proto::receiving::reading::{Part, Reading};
 use crate::proto::run_set;
-use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
 use crate::time::Time;
 use crate::wire::{Body, Granted, HeartbeatAck};
@@ -43,7 +42,7 @@ impl Receiving {
     pub(in crate::proto) fn on_granted(&mut self, cx: &mut Context, id: PeerId, granted: Granted) {
         let now = cx.fx.now();
         let Some(peer) = cx.peers.get(id) else { return };
-        let proven = peer.outgoing().granted_until(granted.beat, granted.lease_ms);
+        let proven = peer.granted_until(granted.beat, granted.lease_ms);
         let (incarnation, possible) = (peer.incarnation(), is_possible(&granted, peer.maps()));
         let Some((session, index)) = peer.outgoing().of(granted.attempt) else { return };
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
@@ -78,7 +77,7 @@ impl Receiving {
         source.reading = Some(Reading::new(granted, interval, intact_until));
         if intact_until <= now {
             // It was not asked for, or long ago: ask for a proof while the reads run.
-            cx.say_heartbeat(id, vec![(attempt.0, 1)]);
+            cx.say_heartbeat(id, Asks { leases: vec![(attempt.0, 1)], ..Asks::default() });
         }
         cx.watch_peer(id);
         cx.keep_beating(id, interval);
@@ -98,22 +97,18 @@ impl Receiving {
             run_set::append(&mut runs, attempt);
         }
         for runs in each(runs.chunks(MAX_RUNS)) {
-            cx.say_heartbeat(id, runs.to_vec());
+            cx.say_heartbeat(id, Asks { leases: runs.to_vec(), ..Asks::default() });
         }
         cx.keep_beating(id, interval);
     }
 
-    pub(in crate::proto) fn on_heartbeat_ack(&mut self, cx: &mut Context, id: PeerId, ack: HeartbeatAck) {
+    /// The peer has answered a heartbeat: these leases, rising, hold for a while from when it was said.
+    pub(in crate::proto) fn leases_extended(&mut self, cx: &mut Context, id: PeerId, ack: HeartbeatAck) {
         let now = cx.fx.now();
         let Some(peer) = cx.peers.get(id) else { return };
-        let proven = peer.outgoing().granted_until(ack.beat, ack.lease_ms);
-        let Some(intact_until) = proven else { return };
-        if !is_rising(&ack.attempts) {
-            cx.fx.drop_frame();
-            return;
-        }
+        let Some(intact_until) = peer.granted_until(ack.beat, ack.lease_ms) else { return };
         let mut ended = Vec::new();
-        for (start, count) in each(ack.attempts) {
+        for (start, count) in each(ack.leases) {
             let end = start.saturating_add(u64::from(count));
             for (_, session, index) in peer.outgoing().iter(Attempt(start)..Attempt(end)) {
                 let receiver = self.sessions.get_mut(&session);
@@ -235,7 +230,7 @@ impl Receiving {
         let repeats = receiver.repeats;
         for (id, attempt) in each(asked) {
             cx.watch_peer(id);
-            cx.say_heartbeat(id, vec![(attempt.0, 1)]);
+            cx.say_heartbeat(id, Asks { leases: vec![(attempt.0, 1)], ..Asks::default() });
         }
         let pause = cx.fx.backoff(cx.config.timing.retry_first, repeats);
         cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);

@@ -4,19 +4,18 @@ use crate::error::Cause;
 use crate::groups::Groups;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
-use crate::pages::PageList;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
+use crate::proto::conversation::{Peer, of_life};
 use crate::proto::ending::Ending;
 use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::timer::Timer;
-use crate::wire::{Body, Register};
+use crate::wire::{Body, Claim, Destination, Register, Wish};
 
 impl Receiving {
     /// Sends the registrations that were not acknowledged, and sets the time of the next try.
     pub(super) fn say_registrations(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        let (pulls, grants) = (receiver.pulls, receiver.grants.clone());
         let frames = receiver.registrations(cx);
         if frames.is_empty() {
             return;
@@ -25,14 +24,11 @@ impl Receiving {
         let repeats = receiver.repeats;
         for (peer, mut register) in each(frames) {
             cx.watch_peer(peer);
-            let body = match pulls {
-                true => cx.claim(peer, register, &grants),
-                false => {
-                    (register.ask, register.permit_ms) = cx.permit(peer);
-                    Body::Register(register)
-                }
-            };
-            if !cx.send_long(peer, &body) {
+            match &mut register.wish {
+                Wish::Write(to) => (to.ask, to.permit_ms) = cx.permit(peer),
+                Wish::Read(claim) => claim.beat = cx.beat(peer),
+            }
+            if !cx.send_long(peer, &Body::Register(register)) {
                 // It would never arrive.
                 let cause = Cause::Protocol("pages too scattered for one frame");
                 return self.fail(cx, session, cause);
@@ -62,41 +58,48 @@ impl Receiving {
 }
 
 impl ReceiveSession {
-    /// What is said to each source that has not acknowledged it, as of now. Claims name no pages.
+    /// What is said to each source that has not acknowledged it, as of now.
     fn registrations(&self, cx: &Context) -> Vec<(PeerId, Register)> {
-        let (pages, aux) = match &self.given {
-            Some((pages, aux)) if !self.pulls => (pages.list().clone(), *aux),
-            _ if self.pulls => (PageList::default(), None),
-            _ => return Vec::new(),
-        };
-        let groups = self.groups.as_ref().filter(|_| !self.pulls).map(Groups::lists);
         // A little longer than this side waits: its own deadline shall end it, not the peer's patience.
         let left = self.standing.deadline().saturating_sub(cx.fx.now() - self.opened);
         let ttl = left + cx.config.timing.retry_first;
-        let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
         let mut frames = Vec::new();
         for (index, source) in each(self.sources.iter().enumerate()) {
             let Some(attempt) = source.unacknowledged() else { continue };
             let Some(peer) = cx.peers.get(source.peer) else { continue };
-            let share = peer.maps().geometry().parallel.page_range(pages.len());
+            let Some(wish) = self.wish(index, peer) else { continue };
             let register = Register {
                 attempt,
                 floor: peer.outgoing().floor(),
                 room: self.room.clone(),
-                pages: pages.slice(share.start, share.len()).unwrap_or_default(),
-                first: number(self.prefix.saturating_add(share.start)),
-                whole: number(self.prefix.saturating_add(pages.len())),
-                aux,
-                // The first source is the one whose row counts.
-                aux_here: index == 0,
                 ranks: peer.maps().ranks_served(),
                 ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
-                groups: groups.clone().unwrap_or_default(),
-                ask: 0,
-                permit_ms: 0,
+                wish,
             };
             frames.push((source.peer, register));
         }
         frames
+    }
+
+    /// How the source at a position is to serve the session: read, or written once the pages are given.
+    fn wish(&self, index: usize, peer: &Peer) -> Option<Wish> {
+        if self.pulls {
+            let grant = of_life(&self.grants, peer.incarnation()).map(|grant| grant.nonce);
+            return Some(Wish::Read(Claim { grant, beat: 0 }));
+        }
+        let (pages, aux) = self.given.as_ref()?;
+        let share = peer.maps().geometry().parallel.page_range(pages.len());
+        let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
+        Some(Wish::Write(Destination {
+            pages: pages.list().slice(share.start, share.len()).unwrap_or_default(),
+            first: number(self.prefix.saturating_add(share.start)),
+            whole: number(self.prefix.saturating_add(pages.len())),
+            aux: *aux,
+            // The first source is the one whose row counts.
+            aux_here: index == 0,
+            groups: self.groups.as_ref().map(Groups::lists).unwrap_or_default(),
+            ask: 0,
+            permit_ms: 0,
+        }))
     }
 }

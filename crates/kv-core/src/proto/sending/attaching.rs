@@ -4,11 +4,11 @@ use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Incarnation, PeerId, SessionId};
 use crate::lease::TransferMode;
 use crate::proto::context::Context;
-use crate::proto::conversation::{Incoming, Registration, Wish};
+use crate::proto::conversation::{Incoming, Registration};
 use crate::proto::sending::target::{Reads, Role, Target, Written};
 use crate::proto::sending::{SendSession, Sending};
 use crate::time::Time;
-use crate::wire::{Body, Link, Registered};
+use crate::wire::{Body, Link, Registered, Wish};
 
 impl Sending {
     /// A registration and its sender meet.
@@ -55,8 +55,8 @@ impl SendSession {
     /// Whether a registration fits the session: its mode, and how many receivers it says that there are.
     fn admit(&mut self, registration: &Registration) -> Result<(), PeerCause> {
         let wanted = match registration.wish {
-            Wish::Write { .. } => TransferMode::Push,
-            Wish::Read { .. } => TransferMode::Pull,
+            Wish::Write(_) => TransferMode::Push,
+            Wish::Read(_) => TransferMode::Pull,
         };
         if self.mode != TransferMode::Auto && self.mode != wanted {
             return Err(PeerCause::Mode { sender: self.mode, receiver: wanted });
@@ -88,15 +88,15 @@ impl SendSession {
 /// What a registration is among its peer's attempts, and among its sender's targets.
 fn roles(session: SessionId, target: usize, wish: Wish) -> (Incoming, Role) {
     match wish {
-        Wish::Write { pages, first, whole, aux, aux_here, groups } => {
-            let pages = (pages, first as usize, whole as usize);
-            let written = Written::new(pages, (aux, aux_here), groups);
+        Wish::Write(to) => {
+            let pages = (to.pages, to.first as usize, to.whole as usize);
+            let written = Written::new(pages, (to.aux, to.aux_here), to.groups);
             (Incoming::Active(session, target), Role::Written(Box::new(written)))
         }
-        Wish::Read { beat } => {
+        Wish::Read(claim) => {
             let until = Time::ZERO;
             let reading = Incoming::Reading { session, target, until, extension: None, intact: false };
-            (reading, Role::Reads(Reads { beat, released: false, fence: None }))
+            (reading, Role::Reads(Reads { beat: claim.beat, released: false, fence: None }))
         }
     }
 }

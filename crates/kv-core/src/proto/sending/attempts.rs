@@ -8,72 +8,72 @@ use std::time::Duration;
 
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
-use crate::meter::{each, step};
+use crate::meter::step;
 use crate::pages::MAX_PAGES;
 use crate::plane::Origin;
 use crate::proto::context::Context;
-use crate::proto::conversation::{Incoming, Peer, Registration, Wish};
+use crate::proto::conversation::{Incoming, Maps, Peer, Registration};
 use crate::proto::ending::Ending;
 use crate::proto::groups::{check_aux, check_peer_groups};
 use crate::proto::rendezvous::{Ambiguity, Named};
 use crate::proto::sending::Sending;
 use crate::proto::sending::target::{Target, Written};
 use crate::proto::timer::Timer;
-use crate::wire::{Abort, AbortAck, Body, Failed, Finish, Progress, Register, Registered};
+use crate::wire::{Abort, AbortAck, Body, Destination, Failed, Progress, Register, Registered, Wish};
 
 /// Most runs of parts that one answer lists; the receiver asks again for the rest.
 const MAX_TOLD_RUNS: usize = 1024;
-/// Most attempts below a floor that are ended in one turn.
-const MAX_SWEPT: usize = 256;
 
 impl Sending {
     pub(in crate::proto) fn on_register(&mut self, cx: &mut Context, id: PeerId, register: Register) {
-        self.on_floor(cx, id, register.floor);
-        let Register {
-            attempt,
-            room,
-            pages,
-            first,
-            whole,
-            aux,
-            aux_here,
-            ranks,
-            ttl_ms,
-            groups,
-            ask,
-            permit_ms,
-            ..
-        } = register;
-        cx.note_permission(id, ask, permit_ms);
+        let Register { attempt, floor, room, ranks, ttl_ms, wish } = register;
+        self.on_floor(cx, id, floor);
+        if let Wish::Write(to) = &wish {
+            cx.note_permission(id, to.ask, to.permit_ms);
+        }
         let Some(peer) = cx.peers.get(id) else { return };
         if !self.may_note(cx, peer, attempt) {
             cx.fx.drop_frame();
             return;
         }
-        match peer.incoming().get(attempt) {
-            Some(Incoming::Waiting(_) | Incoming::Active(..)) => {
-                return cx.send(id, Body::Registered(Registered { attempt }));
-            }
-            Some(Incoming::Served { .. } | Incoming::Failed { .. }) => {
-                return self.tell_about(cx, id, attempt);
-            }
-            // The number stands for something else already.
-            Some(Incoming::Reading { .. }) => return,
-            None => {}
+        if peer.incoming().get(attempt).is_some() {
+            return self.register_again(cx, id, attempt, &wish);
         }
         let (named, origin) = (Named::new(room, peer.suffixes_requests()), peer.origin());
-        let geometry = peer.maps().geometry();
-        let out_of_range = pages.check_below(geometry.num_pages).is_err()
-            || pages.check_distinct().is_err()
-            || first > MAX_PAGES
-            || pages.len() as u64 + u64::from(first) > u64::from(whole)
-            || check_aux(aux, peer.maps().aux_rows()).is_some()
-            || check_peer_groups(&groups, peer.maps().group_items()).is_err();
+        let out_of_range = matches!(&wish, Wish::Write(to) if is_out_of_range(to, peer.maps()));
         if out_of_range && !cx.stopping {
             return self.refuse_registration(cx, id, attempt, &named, PeerCause::OutOfRange);
         }
-        let wish = Wish::Write { pages, first, whole, aux, aux_here, groups };
-        self.seek_sender(cx, id, attempt, Registration { named, origin, ranks, wish }, ttl_ms);
+        let grant = if let Wish::Read(claim) = &wish { claim.grant } else { None };
+        let registration = Registration { named, origin, ranks, wish };
+        match grant.filter(|_| !cx.stopping) {
+            Some(nonce) => self.claim_grant(cx, id, attempt, nonce, registration),
+            None => self.seek_sender(cx, id, attempt, registration, ttl_ms),
+        }
+    }
+
+    /// A registration is repeated. Nothing, if its number stands for one of the other kind.
+    fn register_again(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt, wish: &Wish) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        match (peer.incoming_mut().get_mut(attempt), wish) {
+            (None, _) => self.tell_about(cx, id, attempt),
+            (Some(&mut Incoming::Reading { session, target, .. }), Wish::Read(claim)) => {
+                if let Some(reads) = self.target_mut(session, target).and_then(Target::reads_mut) {
+                    reads.beat = claim.beat;
+                }
+                self.answer_claim(cx, id, attempt, session, target);
+            }
+            (Some(Incoming::Reading { .. }), Wish::Write(_)) => {}
+            (Some(Incoming::Active(..)), Wish::Read(_)) => {}
+            (Some(incoming), wish) => {
+                if let (Incoming::Waiting(Registration { wish: Wish::Read(known), .. }), Wish::Read(claim)) =
+                    (incoming, wish)
+                {
+                    known.beat = claim.beat;
+                }
+                cx.send(id, Body::Registered(Registered { attempt }));
+            }
+        }
     }
 
     /// True if a frame about an attempt with this number may be taken: it is not over, and near enough to
@@ -110,7 +110,7 @@ impl Sending {
             return self.refuse_attempt(cx, id, attempt, cause);
         }
         let Registration { named, origin, .. } = &registration;
-        let (runs, writes) = (registration.runs(), matches!(registration.wish, Wish::Write { .. }));
+        let (runs, writes) = (registration.runs(), matches!(registration.wish, Wish::Write(_)));
         if !cx.rendezvous.has_room(&cx.config.limits, *origin, runs) {
             return self.refuse_registration(cx, id, attempt, &named.clone(), PeerCause::Overloaded);
         }
@@ -301,59 +301,6 @@ impl Sending {
         }
     }
 
-    pub(in crate::proto) fn on_finish(&mut self, cx: &mut Context, id: PeerId, finish: Finish) {
-        self.finish_attempt(cx, id, finish.attempt);
-        self.on_floor(cx, id, finish.floor);
-    }
-
-    /// The peer says that the attempt is over for it.
-    pub(super) fn finish_attempt(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
-        self.take_registration(cx, id, attempt);
-        let Some(peer) = cx.peers.get_mut(id) else { return };
-        let window = cx.config.limits.max_attempts;
-        let active = match peer.incoming().get(attempt) {
-            Some(&Incoming::Active(session, index)) => Some((session, index)),
-            Some(&Incoming::Reading { session, target, .. }) => {
-                peer.incoming_mut().close(attempt);
-                return self.reader_finished(cx, session, target);
-            }
-            // Of an attempt that was never heard of, or long ago.
-            None if !peer.incoming().is_closed(attempt) && !peer.incoming().has_room(attempt, window) => {
-                cx.fx.drop_frame();
-                return;
-            }
-            _ => None,
-        };
-        peer.incoming_mut().close(attempt);
-        let Some((session, index)) = active else { return };
-        let target = self.sessions.get(&session).and_then(|sender| sender.targets.get(index));
-        if target.and_then(Target::written).is_some_and(|written| !written.is_posted()) {
-            self.fail(cx, session, Cause::Protocol("finished before everything was sent"));
-        }
-    }
-
-    /// All attempts of the peer below `floor` are over for it.
-    pub(in crate::proto) fn on_floor(&mut self, cx: &mut Context, id: PeerId, floor: Attempt) {
-        let Some(peer) = cx.peers.get_mut(id) else { return };
-        if floor > peer.incoming().floor() {
-            peer.incoming_mut().raise_floor(floor);
-            self.sweep(cx, id);
-        }
-    }
-
-    /// Ends attempts of the peer below its floor: some now, and the others in later turns, because the
-    /// peer may have had many in mind with one short frame.
-    pub(in crate::proto) fn sweep(&mut self, cx: &mut Context, id: PeerId) {
-        for _ in each(0..MAX_SWEPT) {
-            let Some(peer) = cx.peers.get(id) else { return };
-            let Some(attempt) = peer.incoming().first_live(Attempt(0)..peer.incoming().floor()) else {
-                return;
-            };
-            self.finish_attempt(cx, id, attempt);
-        }
-        cx.fx.arm(Timer::Sweep(id), cx.fx.now() + Duration::from_nanos(1));
-    }
-
     /// Answers a receiver that has heard nothing about an attempt.
     pub(in crate::proto) fn tell_about(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
         let Some(peer) = cx.peers.get(id) else { return };
@@ -413,4 +360,14 @@ impl Sending {
         }
         cx.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
     }
+}
+
+/// True if the peer has not got what it wants to be filled.
+fn is_out_of_range(to: &Destination, maps: &Maps) -> bool {
+    to.pages.check_below(maps.geometry().num_pages).is_err()
+        || to.pages.check_distinct().is_err()
+        || to.first > MAX_PAGES
+        || to.pages.len() as u64 + u64::from(to.first) > u64::from(to.whole)
+        || check_aux(to.aux, maps.aux_rows()).is_some()
+        || check_peer_groups(&to.groups, maps.group_items()).is_err()
 }

@@ -22,60 +22,18 @@ use crate::groups::Groups;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::proto::context::Context;
-use crate::proto::conversation::{Incoming, MAX_ASKED, MAX_RUNS, Registration, Wish, millis};
+use crate::proto::conversation::{Incoming, MAX_ASKED, Registration, millis};
 use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Named;
 use crate::proto::run_set;
-use crate::proto::run_set::is_rising;
 use crate::proto::sending::Sending;
-use crate::proto::sending::target::Target;
 use crate::proto::timer::Timer;
 use crate::time::Time;
-use crate::wire::{Body, Claim, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released};
-
-/// Most attempts that one release ends.
-const MAX_RELEASED: usize = 4096;
+use crate::wire::{Body, Granted, Registered};
 
 impl Sending {
-    pub(in crate::proto) fn on_claim(&mut self, cx: &mut Context, id: PeerId, claim: Claim) {
-        self.on_floor(cx, id, claim.floor);
-        let Claim { attempt, room, grant, beat, ranks, ttl_ms, .. } = claim;
-        let Some(peer) = cx.peers.get(id) else { return };
-        if !self.may_note(cx, peer, attempt) {
-            cx.fx.drop_frame();
-            return;
-        }
-        let (named, origin) = (Named::new(room, peer.suffixes_requests()), peer.origin());
-        if matches!(peer.incoming().get(attempt), Some(Incoming::Served { .. } | Incoming::Failed { .. })) {
-            return self.tell_about(cx, id, attempt);
-        }
-        let Some(peer) = cx.peers.get_mut(id) else { return };
-        match peer.incoming_mut().get_mut(attempt) {
-            Some(&mut Incoming::Reading { session, target, .. }) => {
-                if let Some(reads) = self.target_mut(session, target).and_then(Target::reads_mut) {
-                    reads.beat = beat;
-                }
-                return self.answer_claim(cx, id, attempt, session, target);
-            }
-            Some(Incoming::Waiting(registration)) => {
-                if let Wish::Read { beat: known } = &mut registration.wish {
-                    *known = beat;
-                }
-                return cx.send(id, Body::Registered(Registered { attempt }));
-            }
-            // The number stands for something else already.
-            Some(_) => return,
-            None => {}
-        }
-        let registration = Registration { named, origin, ranks, wish: Wish::Read { beat } };
-        match grant {
-            Some(nonce) if !cx.stopping => self.claim_grant(cx, id, attempt, nonce, registration),
-            _ => self.seek_sender(cx, id, attempt, registration, ttl_ms),
-        }
-    }
-
     /// A claim that says which sender it means.
-    fn claim_grant(
+    pub(super) fn claim_grant(
         &mut self,
         cx: &mut Context,
         id: PeerId,
@@ -183,22 +141,23 @@ impl Sending {
         }
     }
 
-    pub(in crate::proto) fn on_heartbeat(&mut self, cx: &mut Context, id: PeerId, heartbeat: Heartbeat) {
-        let Heartbeat { beat, floor, attempts } = heartbeat;
-        if !is_rising(&attempts) {
-            cx.fx.drop_frame();
-            return;
-        }
-        self.on_floor(cx, id, floor);
+    /// Extends the leases of these attempts, which rise. Returns those that hold and for how many milliseconds,
+    /// and the first ones that do not.
+    pub(in crate::proto) fn extend_leases(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        leases: &[(u64, u32)],
+    ) -> ((Vec<(u64, u32)>, u64), Vec<Attempt>) {
         let now = cx.fx.now();
-        let Some(peer) = cx.peers.get_mut(id) else { return };
         let mut alive: Vec<(u64, u32)> = Vec::new();
         let mut others: Vec<Attempt> = Vec::new();
+        let Some(peer) = cx.peers.get_mut(id) else { return ((alive, 0), others) };
         let mut until = Time::MAX;
         // One walk along the attempts, however scattered the runs are.
         let ends = |&(start, count): &(u64, u32)| (start, start.saturating_add(u64::from(count)));
-        let span = attempts.first().map_or(0, |run| run.0)..attempts.last().map_or(0, |run| ends(run).1);
-        let mut runs = attempts.iter().map(ends);
+        let span = leases.first().map_or(0, |run| run.0)..leases.last().map_or(0, |run| ends(run).1);
+        let mut runs = leases.iter().map(ends);
         let mut run = runs.next();
         for attempt in each(peer.incoming().reading(Attempt(span.start)..Attempt(span.end))) {
             while let Some((next, end)) = run.filter(|&(_, end)| end <= attempt.0) {
@@ -225,45 +184,8 @@ impl Sending {
             note_missing(&mut others, next, end);
             run = runs.next();
         }
-        // One run that came may be many that are left: more than fit into a frame.
-        for attempts in each(alive.chunks(MAX_RUNS)) {
-            let (lease_ms, attempts) = (millis(until - now), attempts.to_vec());
-            cx.send(id, Body::HeartbeatAck(HeartbeatAck { beat, lease_ms, attempts }));
-        }
-        for attempt in each(others) {
-            self.tell_about(cx, id, attempt);
-        }
-    }
-
-    pub(in crate::proto) fn on_release(&mut self, cx: &mut Context, id: PeerId, release: Release) {
-        let Release { floor, attempts } = release;
-        if !is_rising(&attempts) {
-            cx.fx.drop_frame();
-            return;
-        }
-        // One short frame may name many: those that are left are released when the peer says it again.
-        let mut left = MAX_RELEASED;
-        let mut released: Vec<(u64, u32)> = Vec::new();
-        for &(start, count) in each(&attempts) {
-            let end = Attempt(start.saturating_add(u64::from(count)));
-            let mut next = Attempt(start);
-            while left > 0
-                && let Some(peer) = cx.peers.get(id)
-                && let Some(attempt) = peer.incoming().first_live(next..end)
-            {
-                left -= 1;
-                next = Attempt(attempt.0 + 1);
-                self.finish_attempt(cx, id, attempt);
-            }
-            let Some(peer) = cx.peers.get_mut(id) else { return };
-            if peer.incoming().first_live(next..end).is_some() {
-                break;
-            }
-            peer.incoming_mut().close_results(Attempt(start)..end);
-            released.push((start, count));
-        }
-        self.on_floor(cx, id, floor);
-        cx.send(id, Body::Released(Released { attempts: released }));
+        let lease_ms = if alive.is_empty() { 0 } else { millis(until - now) };
+        ((alive, lease_ms), others)
     }
 
     /// A reader needs the pages no more.

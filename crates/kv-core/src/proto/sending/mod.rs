@@ -22,6 +22,7 @@ mod groups;
 mod holder;
 mod letting_go;
 mod opening;
+mod over;
 mod peers;
 mod quarantine;
 mod target;

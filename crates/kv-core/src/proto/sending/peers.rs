@@ -4,10 +4,11 @@ use crate::error::Cause;
 use crate::id::{PeerId, SessionId};
 use crate::meter::each;
 use crate::proto::context::Context;
-use crate::proto::conversation::{Incoming, Wish};
+use crate::proto::conversation::Incoming;
 use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Named;
 use crate::proto::sending::Sending;
+use crate::wire::Wish;
 
 impl Sending {
     /// The conversation with the peer has failed: what it registered, and the sessions that serve it, fail.
@@ -62,7 +63,7 @@ impl Sending {
                 sender
                     .is_some_and(|sender| sender.targets.get(*index).is_some_and(|target| !target.is_over()))
             }
-            Incoming::Waiting(registration) => matches!(registration.wish, Wish::Write { .. }),
+            Incoming::Waiting(registration) => matches!(registration.wish, Wish::Write(_)),
             _ => false,
         });
         if writes {

@@ -10,7 +10,7 @@ use crate::proto::ending::Ending;
 use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::sending::Sending;
 use crate::proto::sending::target::{Part, Target};
-use crate::wire::{Body, Done};
+use crate::wire::{Body, Progress};
 
 impl Sending {
     pub(in crate::proto) fn post_next(&mut self, cx: &mut Context, session: SessionId, index: usize) {
@@ -33,7 +33,8 @@ impl Sending {
             cx.posts.queue(id, Op::Write, session, index);
         }
         let Part { number, descs, total, .. } = part;
-        let done = Body::Done(Done { attempt, part: number, total, skipped: written.skipped().to_vec() });
+        let (done, skipped) = (vec![(number, 1)], written.skipped().to_vec());
+        let done = Body::Progress(Progress { attempt, done, total, skipped });
         if descs.is_empty() {
             written.in_place(number);
             cx.send(id, done);

@@ -20,8 +20,8 @@ fn lost_frames_are_made_up_for() {
                 Body::Welcome(_) => lost == "welcome",
                 Body::Register(_) => lost == "register",
                 Body::Registered(_) => lost == "registered",
-                Body::Done(_) => lost == "done",
-                Body::Finish(_) => lost == "finish",
+                Body::Progress(_) => lost == "done",
+                Body::Release(_) => lost == "finish",
                 _ => false,
             };
             hit && std::mem::take(&mut left) == 1
@@ -105,7 +105,7 @@ fn a_registration_that_arrives_after_its_abort_is_never_served() {
 fn a_completion_of_an_old_attempt_does_not_count_for_the_next() {
     let mut pair = Pair::new();
     let (_, receiver) = pair.transferring(ROOM, &[0], &[1]);
-    pair.hold(|body| matches!(body, Body::Done(_)));
+    pair.hold(|body| matches!(body, Body::Progress(_)));
     pair.complete_posts();
     pair.abort(D, receiver);
     assert_eq!(pair.poll(D, receiver), KvPoll::Failed);

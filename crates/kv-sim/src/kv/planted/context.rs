@@ -1,6 +1,6 @@
 //! Planted bugs that only context-parallel ranks show: the wrong one of them sends, or the wrong pages.
 
-use kv_core::wire::Register;
+use kv_core::wire::{Register, Wish};
 use kv_core::{Op, PageList, RegionRole};
 
 use crate::kv::ledger::{LegId, Side};
@@ -18,27 +18,29 @@ impl KvWorld {
         (receiver, source): (LifeId, LifeId),
         register: &mut Register,
     ) {
-        let Some(pair) = &self.service.params.unequal else { return };
+        let (Some(pair), Wish::Write(wanted)) = (&self.service.params.unequal, &mut register.wish) else {
+            return;
+        };
         let (from, to) = (self.service.params.rank(self.hosts[source].slot).1, self.hosts[receiver].slot);
         let (cp, of) = pair.sibling(from);
         match planted {
             Planted::RangeOneShort if cp == 1 => {
-                let fewer = register.pages.len().saturating_sub(1);
-                register.pages = register.pages.slice(0, fewer).unwrap_or_default();
+                let fewer = wanted.pages.len().saturating_sub(1);
+                wanted.pages = wanted.pages.slice(0, fewer).unwrap_or_default();
             }
             Planted::FirstNotShifted | Planted::SiblingsSendAll => {
                 let asks = self.service.ledger.legs.iter().rfind(|leg| {
                     leg.side == Side::Receiver && leg.life == Some(receiver) && leg.room == register.room
                 });
                 let Some(leg) = asks else { return };
-                register.first = leg.prefix as u32;
+                wanted.first = leg.prefix as u32;
                 if planted == Planted::SiblingsSendAll {
-                    register.pages = PageList::from_pages(leg.pages.iter().copied()).unwrap_or_default();
+                    wanted.pages = PageList::from_pages(leg.pages.iter().copied()).unwrap_or_default();
                 }
             }
             Planted::AuxOfLastSibling => {
                 let aux = pair.aux_source(self.service.params.rank(to).1);
-                register.aux_here = pair.are_siblings(aux, from) && cp + 1 == of;
+                wanted.aux_here = pair.are_siblings(aux, from) && cp + 1 == of;
             }
             _ => {}
         }

@@ -1,8 +1,8 @@
 //! Planted bugs in frames: on their way out, and as they arrive.
 
 use bytes::Bytes;
-use kv_core::Room;
-use kv_core::wire::{AbortAck, Body, Claim, Failed, Frame, Heartbeat, HeartbeatAck, Link, Register};
+use kv_core::wire::{AbortAck, Body, Failed, Frame, Heartbeat, HeartbeatAck, Link, Register, Wish};
+use kv_core::{Attempt, Room};
 
 use crate::kv::ledger::Ledger;
 use crate::kv::sabotage::Registered;
@@ -25,26 +25,27 @@ impl KvWorld {
         | Body::Heartbeat(_)
         | Body::HeartbeatAck(_)
         | Body::Abort(_) = frame.body
-            && planted != Planted::Hushed
+            && !matches!(planted, Planted::Hushed | Planted::NothingRepeated)
         {
             return self.sabotage_answer(planted, (from, to), frame, bytes);
         }
         match (planted, frame.body) {
             (Planted::Hushed, Body::Failed(_) | Body::Abort(_) | Body::AbortAck(_)) => None,
-            (Planted::Hushed, Body::Ping(mut ping)) => {
-                ping.attempts.clear();
-                Frame { link: frame.link, body: Body::Ping(ping) }.encode().ok()
+            (Planted::Hushed, Body::Heartbeat(mut heartbeat)) => {
+                heartbeat.asked.clear();
+                Frame { link: frame.link, body: Body::Heartbeat(heartbeat) }.encode().ok()
             }
-            (
-                Planted::NothingRepeated,
-                Body::Register(Register { attempt, .. }) | Body::Claim(Claim { attempt, .. }),
-            ) => {
+            (Planted::NothingRepeated, Body::Register(Register { attempt, .. })) => {
                 let first = self.service.sabotage.registered.insert((from, frame.link.0, attempt.0));
                 first.then_some(bytes)
             }
-            (Planted::NothingRepeated, Body::Ping(_)) => None,
+            (Planted::NothingRepeated, Body::Heartbeat(asks)) => {
+                (asks.writes || !asks.leases.is_empty()).then_some(bytes)
+            }
             (Planted::AuxOfFirstStage, Body::Register(mut register)) => {
-                register.aux_here = self.is_first_source(to, from);
+                if let Wish::Write(wanted) = &mut register.wish {
+                    wanted.aux_here = self.is_first_source(to, from);
+                }
                 Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
             }
             (
@@ -65,10 +66,6 @@ impl KvWorld {
             (Planted::RoomsConfused, Body::Register(mut register)) => {
                 register.room = self.twin_of(&register.room);
                 Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
-            }
-            (Planted::RoomsConfused, Body::Claim(mut claim)) => {
-                claim.room = self.twin_of(&claim.room);
-                Frame { link: frame.link, body: Body::Claim(claim) }.encode().ok()
             }
             _ => Some(bytes),
         }
@@ -96,9 +93,12 @@ impl KvWorld {
                 Frame { link: frame.link, body: Body::HeartbeatAck(ack) }.encode().ok()
             }
             (Planted::HeartbeatForged, Body::Heartbeat(heartbeat)) => {
-                if let Some(&link) = self.service.sabotage.links.get(&(from, to)) {
-                    let Heartbeat { beat, attempts, .. } = heartbeat;
-                    let body = Body::HeartbeatAck(HeartbeatAck { beat, lease_ms: 20, attempts });
+                if let Some(&link) =
+                    self.service.sabotage.links.get(&(from, to)).filter(|_| !heartbeat.leases.is_empty())
+                {
+                    let Heartbeat { beat, leases, .. } = heartbeat;
+                    let (floor, lease_ms, permit_ms) = (Attempt(0), 20, 0);
+                    let body = Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases, permit_ms });
                     let bytes = Frame { link, body }.encode().ok()?;
                     self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, road: 0, bytes });
                 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use kv_core::Attempt;
-use kv_core::wire::{Body, Frame, HeartbeatAck, Link, Release};
+use kv_core::wire::{Body, Frame, HeartbeatAck, Link, Register, Release, Wish};
 
 use crate::kv::ledger::Side;
 use crate::kv::service::KvWorld;
@@ -28,18 +28,22 @@ impl KvWorld {
             (Planted::ProofFromReceipt, Body::HeartbeatAck(ack)) => ack.lease_ms += self.age(at, ack.beat),
             (Planted::NoMargin, Body::Granted(granted)) => granted.lease_ms = granted.lease_ms * 32 / 31 + 1,
             (Planted::NoMargin, Body::HeartbeatAck(ack)) => ack.lease_ms = ack.lease_ms * 32 / 31 + 1,
-            (Planted::RenewalsIgnored, Body::Heartbeat(heartbeat)) if self.sends(at) => {
-                self.answer_in_its_place(at, heartbeat.beat, &heartbeat.attempts);
+            (Planted::RenewalsIgnored, Body::Heartbeat(heartbeat))
+                if self.sends(at) && !heartbeat.leases.is_empty() =>
+            {
+                self.answer_in_its_place(at, heartbeat.beat, &heartbeat.leases);
                 return None;
             }
-            (Planted::AnsweredAfterFailure, Body::Heartbeat(heartbeat)) if !self.sends(at) => {
-                self.answer_in_its_place(at, heartbeat.beat, &heartbeat.attempts);
+            (Planted::AnsweredAfterFailure, Body::Heartbeat(heartbeat))
+                if !self.sends(at) && !heartbeat.leases.is_empty() =>
+            {
+                self.answer_in_its_place(at, heartbeat.beat, &heartbeat.leases);
                 return None;
             }
-            (Planted::FreedByFirst, Body::Release(_)) => self.overwrite(at),
+            (Planted::FreedByFirst, Body::Release(Release { answer: true, .. })) => self.overwrite(at),
             (Planted::EagerRelease, Body::Granted(granted)) => {
                 let attempts = vec![(granted.attempt.0, 1)];
-                self.forge((at, from), Body::Release(Release { floor: Attempt(0), attempts }));
+                self.forge((at, from), Body::Release(Release { floor: Attempt(0), attempts, answer: true }));
             }
             (Planted::DeafToReleased, Body::Released(_)) => return None,
             _ => return Some(bytes),
@@ -59,7 +63,7 @@ impl KvWorld {
     /// Remembers when a question about a lease was asked.
     pub(super) fn note_beat(&mut self, life: LifeId, body: &Body) {
         let beat = match body {
-            Body::Claim(claim) => claim.beat,
+            Body::Register(Register { wish: Wish::Read(claim), .. }) => claim.beat,
             Body::Heartbeat(heartbeat) => heartbeat.beat,
             _ => return,
         };
@@ -73,12 +77,13 @@ impl KvWorld {
     }
 
     /// Every reader of a host is told that its heartbeat was good.
-    fn answer_in_its_place(&mut self, host: LifeId, beat: u64, attempts: &[(u64, u32)]) {
+    fn answer_in_its_place(&mut self, host: LifeId, beat: u64, leases: &[(u64, u32)]) {
         let lease_ms = self.service.params.physics.timing.kv_lease_duration.as_millis() as u64 * 2 / 3;
         for reader in 0..self.hosts.len() {
             let alive = self.lives[reader].alive;
             if alive && reader != host && self.service.sabotage.links.contains_key(&(reader, host)) {
-                let ack = HeartbeatAck { beat, lease_ms, attempts: attempts.to_vec() };
+                let (floor, leases, permit_ms) = (Attempt(0), leases.to_vec(), 0);
+                let ack = HeartbeatAck { beat, floor, lease_ms, leases, permit_ms };
                 self.forge((host, reader), Body::HeartbeatAck(ack));
             }
         }

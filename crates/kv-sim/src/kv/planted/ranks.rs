@@ -2,7 +2,7 @@
 //! share of heads for another.
 
 use bytes::Bytes;
-use kv_core::wire::{Body, Done, Frame};
+use kv_core::wire::{Body, Frame, Progress};
 use kv_core::{Op, RegionRole};
 
 use crate::kv::params::Params;
@@ -49,7 +49,7 @@ impl KvWorld {
 
     /// With the last notice of one source comes one of each other, under their names.
     pub(super) fn forge_others(&mut self, from: LifeId, at: LifeId, bytes: &Bytes) {
-        let Ok(Frame { body: Body::Done(done), .. }) = Frame::decode(bytes) else { return };
+        let Ok(Frame { body: Body::Progress(done), .. }) = Frame::decode(bytes) else { return };
         let rooms = &mut self.service.sabotage.rooms;
         let of_done =
             |known: &&Registered| (known.receiver, known.source, known.attempt) == (at, from, done.attempt);
@@ -64,8 +64,9 @@ impl KvWorld {
         let forged: Vec<_> = all.iter().filter(forged).collect();
         for other in forged {
             let Some(&link) = self.service.sabotage.links.get(&(at, other.source)) else { continue };
-            let done = Done { attempt: other.attempt, part: 0, total: Some(1), skipped: Vec::new() };
-            let Ok(bytes) = (Frame { link, body: Body::Done(done) }).encode() else { continue };
+            let (done, skipped) = (vec![(0, 1)], Vec::new());
+            let done = Progress { attempt: other.attempt, done, total: Some(1), skipped };
+            let Ok(bytes) = (Frame { link, body: Body::Progress(done) }).encode() else { continue };
             self.calendar.enter(self.now + 1, Event::Frame { from: other.source, to: at, road: 0, bytes });
         }
     }

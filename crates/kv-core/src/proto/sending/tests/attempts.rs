@@ -9,27 +9,19 @@ use crate::lease::{Lease, TransferMode};
 use crate::plane::{Desc, PlaneError};
 use crate::poll::KvPoll;
 use crate::proto::conversation::Incoming;
-use crate::wire::{Abort, AbortAck, Body, Done, Failed, Progress, Register, Registered};
+use crate::wire::{Abort, AbortAck, Body, Destination, Failed, Progress, Register, Registered, Wish};
 
 const NEVER: Lease = Lease::Fixed(Duration::from_secs(9));
 
 /// Wants pages 8 and 10 of the receiver's written.
 pub(super) fn register(attempt: Attempt, floor: u64) -> Register {
-    Register {
-        attempt,
-        floor: Attempt(floor),
-        room: Room::Number(9),
-        pages: list(&[8, 10]),
-        first: 0,
-        whole: 2,
-        aux: None,
-        aux_here: true,
-        ranks: 1,
-        ttl_ms: 60_000,
-        groups: Default::default(),
-        ask: 0,
-        permit_ms: 0,
-    }
+    register_for(&[8, 10], 2, attempt, floor)
+}
+
+fn register_for(pages: &[u32], whole: u32, attempt: Attempt, floor: u64) -> Register {
+    let (floor, room) = (Attempt(floor), Room::Number(9));
+    let to = Destination { pages: list(pages), whole, aux_here: true, ..Destination::default() };
+    Register { attempt, floor, room, ranks: 1, ttl_ms: 60_000, wish: Wish::Write(to) }
 }
 
 fn abort(alone: &mut Alone, attempt: Attempt) {
@@ -166,7 +158,7 @@ fn a_registration_of_pages_that_the_receiver_does_not_have_fails_both_sides() {
     let mut alone = Alone::new();
     alone.open(TransferMode::Push, NEVER);
     alone.outputs();
-    let beyond = Register { pages: list(&[15, 16]), ..register(ATTEMPT, 0) };
+    let beyond = register_for(&[15, 16], 2, ATTEMPT, 0);
     alone.sending.on_register(&mut alone.cx, alone.peer, beyond);
     let told = Failed { attempt: ATTEMPT, cause: PeerCause::OutOfRange, quiet: true };
     let failed = Out::Fails(Cause::ByPeer(PeerCause::OutOfRange));
@@ -178,13 +170,13 @@ fn a_registration_of_pages_that_the_receiver_does_not_have_fails_both_sides() {
 fn an_attempt_that_ends_with_no_bytes_to_write_says_so_without_a_post() {
     let mut alone = Alone::new();
     alone.open(TransferMode::Push, NEVER);
-    let none = Register { pages: list(&[]), whole: 0, ..register(ATTEMPT, 0) };
+    let none = register_for(&[], 0, ATTEMPT, 0);
     alone.sending.on_register(&mut alone.cx, alone.peer, none);
     alone.give(&[]);
     alone.outputs();
     alone.sending.post_next(&mut alone.cx, SESSION, 0);
-    let done = Done { attempt: ATTEMPT, part: 0, total: Some(1), skipped: vec![] };
-    let told = tells(Body::Done(done));
+    let done = Progress { attempt: ATTEMPT, done: vec![(0, 1)], total: Some(1), skipped: vec![] };
+    let told = tells(Body::Progress(done));
     assert_eq!(alone.outputs(), [told, Out::Says(KvPoll::Success), Out::Back(vec![])]);
     alone.assert_over();
 }

@@ -13,14 +13,14 @@ use crate::poll::KvPoll;
 use crate::proto::conversation::Incoming;
 use crate::proto::ending::Ending;
 use crate::wire::{
-    Abort, AbortAck, Body, Claim, Failed, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released,
+    Abort, AbortAck, Body, Claim, Failed, Granted, Register, Registered, Release, Released, Wish,
 };
 
 const LEASE: Lease = Lease::Renewable(Duration::from_secs(30));
 
-fn claim(attempt: Attempt, grant: Option<SessionId>) -> Claim {
-    let (floor, room) = (Attempt(0), Room::Number(9));
-    Claim { attempt, floor, room, grant, beat: 3, ranks: 1, ttl_ms: 60_000 }
+fn claim(attempt: Attempt, grant: Option<SessionId>) -> Register {
+    let (floor, room, wish) = (Attempt(0), Room::Number(9), Wish::Read(Claim { grant, beat: 3 }));
+    Register { attempt, floor, room, ranks: 1, ttl_ms: 60_000, wish }
 }
 
 fn failed(attempt: Attempt, cause: PeerCause, quiet: bool) -> Body {
@@ -31,7 +31,7 @@ fn failed(attempt: Attempt, cause: PeerCause, quiet: bool) -> Body {
 fn granted(lease: Lease) -> Alone {
     let mut alone = Alone::new();
     alone.open(TransferMode::Pull, lease);
-    alone.sending.on_claim(&mut alone.cx, alone.peer, claim(ATTEMPT, Some(SESSION)));
+    alone.sending.on_register(&mut alone.cx, alone.peer, claim(ATTEMPT, Some(SESSION)));
     assert_eq!(alone.told(), [Body::Registered(Registered { attempt: ATTEMPT })], "nothing is complete yet");
     assert_eq!(alone.sending.pages_leased(), 0);
     alone.give(&[2, 3, 5]);
@@ -51,10 +51,13 @@ fn granted(lease: Lease) -> Alone {
     alone
 }
 
-fn beat(alone: &mut Alone, beat: u64) -> Vec<Body> {
-    let heartbeat = Heartbeat { beat, floor: Attempt(0), attempts: vec![(ATTEMPT.0, 1)] };
-    alone.sending.on_heartbeat(&mut alone.cx, alone.peer, heartbeat);
-    alone.told()
+/// A heartbeat: the leases that hold, and for how many milliseconds, and what is said of the others.
+fn beat(alone: &mut Alone) -> ((Vec<(u64, u32)>, u64), Vec<Body>) {
+    let (extended, others) = alone.sending.extend_leases(&mut alone.cx, alone.peer, &[(ATTEMPT.0, 1)]);
+    for attempt in others {
+        alone.sending.tell_about(&mut alone.cx, alone.peer, attempt);
+    }
+    (extended, alone.told())
 }
 
 fn lease_timer(alone: &mut Alone, seconds: u64) {
@@ -67,8 +70,7 @@ fn a_heartbeat_extends_a_renewable_lease_which_then_runs_out_and_gives_the_pages
     let mut alone = granted(LEASE);
     alone.at(25);
     // Two thirds of thirty seconds from now.
-    let ack = HeartbeatAck { beat: 4, lease_ms: 20_000, attempts: vec![(1, 1)] };
-    assert_eq!(beat(&mut alone, 4), [Body::HeartbeatAck(ack)]);
+    assert_eq!(beat(&mut alone), ((vec![(1, 1)], 20_000), vec![]));
     lease_timer(&mut alone, 44);
     assert_eq!((alone.outputs(), alone.sending.pages_leased()), (vec![], 3));
     lease_timer(&mut alone, 45);
@@ -83,8 +85,7 @@ fn a_heartbeat_extends_a_renewable_lease_which_then_runs_out_and_gives_the_pages
 fn a_heartbeat_does_not_extend_a_fixed_lease() {
     let mut alone = granted(Lease::Fixed(Duration::from_secs(30)));
     alone.at(25);
-    let ack = HeartbeatAck { beat: 4, lease_ms: 5_000, attempts: vec![(1, 1)] };
-    assert_eq!(beat(&mut alone, 4), [Body::HeartbeatAck(ack)]);
+    assert_eq!(beat(&mut alone), ((vec![(1, 1)], 5_000), vec![]));
     lease_timer(&mut alone, 30);
     assert_eq!(alone.ends(), [Out::Fails(Cause::LeaseExpired), Out::Back(vec![2, 3, 5])]);
     alone.assert_over();
@@ -93,7 +94,7 @@ fn a_heartbeat_does_not_extend_a_fixed_lease() {
 #[test]
 fn released_pages_come_back_with_success_and_a_later_claim_learns_that_they_are_consumed() {
     let mut alone = granted(LEASE);
-    let release = Release { floor: Attempt(0), attempts: vec![(ATTEMPT.0, 1)] };
+    let release = Release { floor: Attempt(0), attempts: vec![(ATTEMPT.0, 1)], answer: true };
     alone.sending.on_release(&mut alone.cx, alone.peer, release.clone());
     let released = tells(Body::Released(Released { attempts: vec![(1, 1)] }));
     assert_eq!(alone.outputs(), [Out::Says(KvPoll::Success), Out::Back(vec![2, 3, 5]), released]);
@@ -105,7 +106,7 @@ fn released_pages_come_back_with_success_and_a_later_claim_learns_that_they_are_
         (3, SessionId(4), PeerCause::UnknownGrant { nonce: 4 }),
     ] {
         let attempt = Attempt(attempt);
-        alone.sending.on_claim(&mut alone.cx, alone.peer, claim(attempt, Some(grant)));
+        alone.sending.on_register(&mut alone.cx, alone.peer, claim(attempt, Some(grant)));
         assert_eq!(alone.told(), [failed(attempt, cause, true)]);
     }
 }
@@ -114,13 +115,14 @@ fn released_pages_come_back_with_success_and_a_later_claim_learns_that_they_are_
 fn pages_of_an_aborted_session_stay_until_the_lease_that_its_reader_knows_of_is_over() {
     let mut alone = granted(LEASE);
     alone.at(25);
-    beat(&mut alone, 4);
+    beat(&mut alone);
     alone.sending.fail(&mut alone.cx, SESSION, Cause::Aborted);
     let told = tells(failed(ATTEMPT, PeerCause::Aborted, false));
     assert_eq!(alone.outputs(), [Out::Fails(Cause::Aborted), told]);
     assert_eq!((alone.sending.pages_leased(), alone.sending.len()), (0, 1), "in quarantine, not leased");
     alone.at(26);
-    assert_eq!(beat(&mut alone, 5), [failed(ATTEMPT, PeerCause::Aborted, false)], "nothing is extended");
+    let told = failed(ATTEMPT, PeerCause::Aborted, false);
+    assert_eq!(beat(&mut alone), ((vec![], 0), vec![told]), "nothing is extended");
     lease_timer(&mut alone, 44);
     assert_eq!(alone.outputs(), []);
     lease_timer(&mut alone, 45);
@@ -146,11 +148,11 @@ fn a_reader_that_aborts_has_let_go_and_the_pages_come_back_at_once() {
 fn a_release_before_the_grant_fails_the_session() {
     let mut alone = Alone::new();
     alone.open(TransferMode::Pull, LEASE);
-    alone.sending.on_claim(&mut alone.cx, alone.peer, claim(ATTEMPT, None));
+    alone.sending.on_register(&mut alone.cx, alone.peer, claim(ATTEMPT, None));
     let incoming = alone.cx.peers.get(alone.peer).unwrap().incoming().get(ATTEMPT);
     assert!(matches!(incoming, Some(Incoming::Reading { session: SESSION, intact: false, .. })));
     alone.outputs();
-    let release = Release { floor: Attempt(0), attempts: vec![(ATTEMPT.0, 1)] };
+    let release = Release { floor: Attempt(0), attempts: vec![(ATTEMPT.0, 1)], answer: true };
     alone.sending.on_release(&mut alone.cx, alone.peer, release);
     assert_eq!(alone.ends(), [Out::Fails(Cause::Protocol("released before it was granted"))]);
     alone.give(&[6]);

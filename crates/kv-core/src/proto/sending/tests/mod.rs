@@ -107,7 +107,7 @@ impl Alone {
             Output::Status { failure: Some(failure), .. } => Some(Out::Fails(failure.cause)),
             Output::Status { poll, .. } => Some(Out::Says(poll)),
             Output::Send { frame, .. } => match Frame::decode(&frame).unwrap().body {
-                Body::AskWrite(_) | Body::Welcome(_) => None,
+                Body::Heartbeat(_) | Body::Welcome(_) => None,
                 body => Some(tells(body)),
             },
             Output::Post { post, .. } => Some(Out::Posts(post.descs)),

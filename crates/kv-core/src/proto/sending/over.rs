@@ -1,0 +1,97 @@
+//! Attempts that are over for their receivers: by name, or because all below a floor are.
+
+use std::time::Duration;
+
+use crate::error::Cause;
+use crate::id::{Attempt, PeerId};
+use crate::meter::each;
+use crate::proto::context::Context;
+use crate::proto::conversation::Incoming;
+use crate::proto::ending::Ending;
+use crate::proto::run_set::is_rising;
+use crate::proto::sending::Sending;
+use crate::proto::sending::target::Target;
+use crate::proto::timer::Timer;
+use crate::wire::{Body, Release, Released};
+
+/// Most attempts that one release ends.
+const MAX_RELEASED: usize = 4096;
+/// Most attempts below a floor that are ended in one turn.
+const MAX_SWEPT: usize = 256;
+
+impl Sending {
+    pub(in crate::proto) fn on_release(&mut self, cx: &mut Context, id: PeerId, release: Release) {
+        let Release { floor, attempts, answer } = release;
+        if !is_rising(&attempts) {
+            cx.fx.drop_frame();
+            return;
+        }
+        // One short frame may name many: those that are left are released when the peer says it again.
+        let mut left = MAX_RELEASED;
+        let mut released: Vec<(u64, u32)> = Vec::new();
+        for &(start, count) in each(&attempts) {
+            let end = Attempt(start.saturating_add(u64::from(count)));
+            let mut next = Attempt(start);
+            while left > 0
+                && let Some(peer) = cx.peers.get(id)
+                && let Some(attempt) = peer.incoming().first_live(next..end)
+            {
+                left -= 1;
+                next = Attempt(attempt.0 + 1);
+                self.finish_attempt(cx, id, attempt);
+            }
+            let Some(peer) = cx.peers.get_mut(id) else { return };
+            if peer.incoming().first_live(next..end).is_some() {
+                break;
+            }
+            peer.incoming_mut().close_results(Attempt(start)..end);
+            released.push((start, count));
+        }
+        self.on_floor(cx, id, floor);
+        if answer {
+            cx.send(id, Body::Released(Released { attempts: released }));
+        }
+    }
+
+    /// The peer says that the attempt is over for it.
+    pub(super) fn finish_attempt(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
+        self.take_registration(cx, id, attempt);
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        let active = match peer.incoming().get(attempt) {
+            Some(&Incoming::Active(session, index)) => Some((session, index)),
+            Some(&Incoming::Reading { session, target, .. }) => {
+                peer.incoming_mut().close(attempt);
+                return self.reader_finished(cx, session, target);
+            }
+            _ => None,
+        };
+        peer.incoming_mut().close(attempt);
+        let Some((session, index)) = active else { return };
+        let target = self.sessions.get(&session).and_then(|sender| sender.targets.get(index));
+        if target.and_then(Target::written).is_some_and(|written| !written.is_posted()) {
+            self.fail(cx, session, Cause::Protocol("finished before everything was sent"));
+        }
+    }
+
+    /// All attempts of the peer below `floor` are over for it.
+    pub(in crate::proto) fn on_floor(&mut self, cx: &mut Context, id: PeerId, floor: Attempt) {
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        if floor > peer.incoming().floor() {
+            peer.incoming_mut().raise_floor(floor);
+            self.sweep(cx, id);
+        }
+    }
+
+    /// Ends attempts of the peer below its floor: some now, and the others in later turns, because the
+    /// peer may have had many in mind with one short frame.
+    pub(in crate::proto) fn sweep(&mut self, cx: &mut Context, id: PeerId) {
+        for _ in each(0..MAX_SWEPT) {
+            let Some(peer) = cx.peers.get(id) else { return };
+            let Some(attempt) = peer.incoming().first_live(Attempt(0)..peer.incoming().floor()) else {
+                return;
+            };
+            self.finish_attempt(cx, id, attempt);
+        }
+        cx.fx.arm(Timer::Sweep(id), cx.fx.now() + Duration::from_nanos(1));
+    }
+}
