@@ -323,6 +323,7 @@ fn two_sides_speak_the_newest_version_that_both_have_and_read_no_other() {
         let (kind, link) = (body.kind(), LINK);
         let bytes = newer.encode(link, &body).unwrap();
         let frame = Frame { link, body: body.clone() };
+        assert_eq!(Frame::link_of(&bytes), Some(link), "whatever the version is");
         assert_eq!(newer.decode(&bytes).as_ref(), Ok(&frame));
         if matches!(kind, 1 | 2 | 3 | 9 | 10) {
             // By which two workers meet and part.
@@ -330,6 +331,7 @@ fn two_sides_speak_the_newest_version_that_both_have_and_read_no_other() {
             assert_eq!(own.decode(&bytes).as_ref(), Ok(&frame));
         } else {
             assert_eq!(Codec::MEETING.encode(link, &body), Err(Unspeakable::NotMet { kind }));
+            assert_eq!(Codec::MEETING.decode(&bytes), Err(Unreadable::NotMet { kind }));
             assert_eq!(own.decode(&bytes), Err(Unreadable::Version { got: next, spoken: VERSIONS }));
             assert_eq!(own.decode(&own.encode(link, &body).unwrap()).as_ref(), Ok(&frame));
         }

@@ -26,7 +26,22 @@ pub(super) struct Effects {
     outputs: VecDeque<Output>,
     /// Longest pause between repetitions.
     retry_max: Duration,
-    frames_dropped: u64,
+    dropped: DroppedFrames,
+}
+
+/// Frames that were ignored since the start, by reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DroppedFrames {
+    /// Longer than a frame may be, or not a message of their kind.
+    pub malformed: u64,
+    /// In another version than the one that was agreed upon, or before any was.
+    pub version: u64,
+    /// Of a kind that this version does not know.
+    pub kind: u64,
+    /// Of no conversation that is known, or on a connection that the conversation is not on.
+    pub stranger: u64,
+    /// Messages that could be read and that nothing may follow from.
+    pub senseless: u64,
 }
 
 impl Effects {
@@ -37,7 +52,7 @@ impl Effects {
             timers: Timers::default(),
             outputs: VecDeque::new(),
             retry_max,
-            frames_dropped: 0,
+            dropped: DroppedFrames::default(),
         }
     }
 
@@ -54,7 +69,7 @@ impl Effects {
     /// All of it that decides what a machine does.
     #[cfg(feature = "model")]
     pub(super) fn counted(&self) -> impl std::fmt::Debug {
-        let Effects { now, random, timers, outputs, retry_max: _, frames_dropped: _ } = self;
+        let Effects { now, random, timers, outputs, retry_max: _, dropped: _ } = self;
         (now, random, timers, outputs)
     }
 
@@ -83,13 +98,18 @@ impl Effects {
         self.outputs.pop_front()
     }
 
-    /// A frame is ignored: it is damaged, or of no conversation that is known.
+    /// A message is ignored: nothing may follow from it.
     pub(super) fn drop_frame(&mut self) {
-        self.frames_dropped += 1;
+        self.dropped.senseless += 1;
     }
 
-    pub(super) fn frames_dropped(&self) -> u64 {
-        self.frames_dropped
+    /// Frames that were ignored.
+    pub(super) fn dropped(&self) -> &DroppedFrames {
+        &self.dropped
+    }
+
+    pub(super) fn dropped_mut(&mut self) -> &mut DroppedFrames {
+        &mut self.dropped
     }
 
     /// Sets a timer, in place of the one with the same key.

@@ -25,6 +25,9 @@
 //! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs, spoken.rs    pure
 //! ```
 //!
+//! Messages are typed, and their speakers known, everywhere but in `conversation/edge.rs`: it alone turns frames into
+//! messages and messages into frames, by the codec of the conversation that a frame names.
+//!
 //! `quarantine.rs`, of both sides, says what pages of ended sessions wait for; `model.rs` is for model checkers
 //! (feature `model`).
 //!
@@ -67,6 +70,7 @@ mod spoken;
 mod timer;
 
 pub use crate::command::{Command, Resource};
+pub use effects::DroppedFrames;
 pub use io::{Input, Limits, NodeConfig, Output, Timing};
 pub use node::{Node, NodeGauges};
 pub use spoken::{Spoken, SpokenError};

@@ -1,9 +1,8 @@
 //! The machine of one worker: who gets which input.
 
-use bytes::Bytes;
-
 use super::context::Context;
-use super::conversation::Peer;
+use super::conversation::{Heard, Peer};
+use super::effects::DroppedFrames;
 use super::ending::Ending;
 use super::io::{Input, NodeConfig, Output};
 use super::receiving::Receiving;
@@ -16,7 +15,7 @@ use crate::meter::{each, step};
 use crate::plane::Origin;
 use crate::quarantine::Quarantine;
 use crate::time::Time;
-use crate::wire::{Body, Frame};
+use crate::wire::Body;
 
 /// The protocol machine of one worker. It does no I/O and reads no clock: the same machine runs
 /// under the worker thread over real planes, and under the simulator in virtual time.
@@ -103,6 +102,8 @@ pub struct NodeGauges {
     pub releasing: usize,
     /// Frames dropped since the start: damaged, or of no conversation that is known.
     pub frames_dropped: u64,
+    /// The same, by reason.
+    pub dropped: DroppedFrames,
 }
 
 impl Node {
@@ -118,7 +119,7 @@ impl Node {
         self.excuse_peers();
         match input {
             Input::Command(command) => self.on_command(command),
-            Input::Frame { from, frame } => self.on_frame(from, frame),
+            Input::Frame { from, frame } => self.on_frame(from, &frame),
             Input::Posted { post, result } => self.on_posted(post, result),
             Input::Connected { peer, directions, fence } => self.cx.way_opened(peer, directions, fence),
             Input::ConnectFailed { peer, error } => self.on_connect_failed(peer, error),
@@ -160,6 +161,7 @@ impl Node {
     /// What the node holds at the moment.
     pub fn gauges(&self) -> NodeGauges {
         let sum = |of: &dyn Fn(&Peer) -> usize| self.cx.peers.iter().map(|(_, peer)| of(peer)).sum();
+        let dropped = *self.cx.fx.dropped();
         NodeGauges {
             peers: self.cx.peers.len(),
             senders: self.sending.len(),
@@ -180,7 +182,12 @@ impl Node {
             pages_leased: self.sending.pages_leased(),
             ended_grants: self.sending.ended_grants(),
             releasing: sum(&|peer| peer.outgoing().ended_len()),
-            frames_dropped: self.cx.fx.frames_dropped(),
+            frames_dropped: dropped.malformed
+                + dropped.version
+                + dropped.kind
+                + dropped.stranger
+                + dropped.senseless,
+            dropped,
         }
     }
 
@@ -246,30 +253,18 @@ impl Node {
         }
     }
 
-    fn on_frame(&mut self, from: Origin, bytes: Bytes) {
-        let Ok(frame) = Frame::decode(&bytes) else {
-            self.cx.fx.drop_frame();
-            return;
+    fn on_frame(&mut self, from: Origin, frame: &[u8]) {
+        let (peer, body) = match self.cx.hear_frame(from, frame) {
+            Some(Heard::Hello(hello)) => return self.on_hello(from, hello),
+            Some(Heard::From(peer, body)) => (peer, body),
+            None => return,
         };
-        let Some((peer, origin)) = self.cx.peers.with_link(frame.link) else {
-            return match frame.body {
-                Body::Hello(hello) => self.on_hello(from, hello),
-                _ => self.cx.fx.drop_frame(),
-            };
-        };
-        match frame.body {
-            Body::Hello(hello) => return self.on_hello(from, hello),
-            // The answers to a hello are known by their nonce, and may come by another connection.
-            Body::Welcome(welcome) => return self.on_welcome(from, peer, &welcome),
-            Body::Refused(refused) => return self.on_refused(from, peer, refused),
-            // Whoever else knows the link has no right to it.
-            _ if origin.is_some_and(|origin| origin != from) => {
-                self.cx.fx.drop_frame();
-                return;
-            }
+        match &body {
+            Body::Welcome(welcome) => return self.on_welcome(from, peer, welcome),
+            Body::Refused(refused) => return self.on_refused(from, peer, refused.clone()),
             _ => self.heard_from(peer),
         }
-        match frame.body {
+        match body {
             Body::Hello(_) | Body::Welcome(_) | Body::Refused(_) => {}
             Body::Register(register) => self.sending.on_register(&mut self.cx, peer, register),
             Body::Registered(registered) => {

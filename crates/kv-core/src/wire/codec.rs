@@ -1,6 +1,7 @@
 //! Messages to bytes, and bytes to messages.
 
 use bytes::Bytes;
+use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::body::Body;
@@ -71,22 +72,10 @@ impl Codec {
         Ok(out.into())
     }
 
-    /// The message in these bytes, all of them: in the version that is spoken, in any version of
-    /// [`VERSIONS`] before the two sides have met, or in the form that every version reads.
+    /// The message in these bytes, all of them: in the version that is spoken, or in the form that every version
+    /// reads.
     pub fn decode(self, bytes: &[u8]) -> Result<Frame, Unreadable> {
-        if bytes.len() > MAX_FRAME {
-            return Err(Unreadable::TooLong { got: bytes.len() });
-        }
-        let (version, kind) = outer(bytes).ok_or(Unreadable::Malformed { kind: 0 })?;
-        let spoken = self.version.map_or(VERSIONS, |version| Versions { min: version, max: version });
-        if version != EVERY && !spoken.contains(version) {
-            return Err(Unreadable::Version { got: version, spoken });
-        }
-        if Body::is_for_every_version(kind) != (version == EVERY) {
-            return Err(Unreadable::Kind { got: kind });
-        }
-        let (link, body) = Body::read(kind, bytes)?;
-        Ok(Frame { link, body })
+        read_frame(bytes, self.version.map(|version| Versions { min: version, max: version }))
     }
 }
 
@@ -96,10 +85,34 @@ impl Frame {
         Codec { version: Some(VERSIONS.max) }.encode(self.link, &self.body)
     }
 
-    /// The frame in these bytes, in any version of [`VERSIONS`].
+    /// The frame in these bytes, in any version of [`VERSIONS`], whoever may have said it.
     pub fn decode(bytes: &[u8]) -> Result<Frame, Unreadable> {
-        Codec::MEETING.decode(bytes)
+        read_frame(bytes, Some(VERSIONS))
     }
+
+    /// The conversation that a frame names, in whatever version it is said; `None` if it names none.
+    pub fn link_of(bytes: &[u8]) -> Option<Link> {
+        let (_, after) = bytes.split_at_checked(3)?;
+        outer(bytes).and_then(|_| Link::deserialize(&mut rmp_serde::Deserializer::from_read_ref(after)).ok())
+    }
+}
+
+fn read_frame(bytes: &[u8], spoken: Option<Versions>) -> Result<Frame, Unreadable> {
+    if bytes.len() > MAX_FRAME {
+        return Err(Unreadable::TooLong { got: bytes.len() });
+    }
+    let (version, kind) = outer(bytes).ok_or(Unreadable::Malformed { kind: 0 })?;
+    match spoken {
+        _ if version == EVERY => {}
+        None => return Err(Unreadable::NotMet { kind }),
+        Some(spoken) if spoken.contains(version) => {}
+        Some(spoken) => return Err(Unreadable::Version { got: version, spoken }),
+    }
+    if Body::is_for_every_version(kind) != (version == EVERY) {
+        return Err(Unreadable::Kind { got: kind });
+    }
+    let (link, body) = Body::read(kind, bytes)?;
+    Ok(Frame { link, body })
 }
 
 /// The version and the kind: a frame is an array of four, and begins with two small integers.
@@ -140,6 +153,12 @@ pub enum Unreadable {
         got: u8,
         /// What is spoken.
         spoken: Versions,
+    },
+    /// Said before a version was agreed upon, and not in the form that every version reads.
+    #[error("frame of kind {kind} before a version was agreed upon")]
+    NotMet {
+        /// Its kind.
+        kind: u8,
     },
     /// Of a kind that this version does not know: a newer peer's, who goes on without an answer.
     #[error("frame of unknown kind {got}")]

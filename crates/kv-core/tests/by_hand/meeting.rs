@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use kv_core::proto::{Command, Input, Output};
+use kv_core::proto::{Command, DroppedFrames, Input, NodeGauges, Output, Spoken};
 use kv_core::wire::{
-    AbortAck, Body, Failed, Frame, Heartbeat, Hello, Link, Refused, Register, VERSIONS, Versions, Welcome,
+    AbortAck, Body, Codec, Failed, Frame, Heartbeat, Hello, Link, Refused, Register, VERSIONS, Versions,
+    Welcome,
 };
 use kv_core::{
     Attempt, Cause, Incarnation, KvArgs, KvPoll, LookupId, Origin, PeerCause, PeerId, PlaneError, Region,
@@ -163,6 +164,35 @@ fn a_hello_that_cannot_be_is_dropped() {
         solo.hello(hello);
         assert_eq!((solo.frames(), solo.node().gauges().peers), (vec![], 0));
         assert_eq!(solo.node().gauges().frames_dropped, 1);
+    }
+}
+
+#[test]
+fn what_a_peer_says_in_another_version_than_the_agreed_one_is_counted_and_nothing_else() {
+    let (this, next) = (VERSIONS.max, VERSIONS.max + 1);
+    let only = |version| Versions { min: version, max: version };
+    for (agreed, other) in [(this, next), (next, this)] {
+        let mut solo = Solo::new(|config| {
+            config.versions = Spoken::of_another_library(Versions { min: this, max: next })
+        });
+        solo.greet_with(Hello { versions: only(agreed), ..first_hello() });
+        let registers = |solo: &mut Solo, version| {
+            let codec = Codec::between(only(version), only(version)).unwrap();
+            let body = Body::Register(register(1, ROOM, &[5]));
+            let frame = codec.encode(solo.link(1), &body).unwrap();
+            solo.input(Input::Frame { from: Origin(1), frame });
+        };
+        let before = solo.node().gauges();
+        registers(&mut solo, other);
+        let dropped = DroppedFrames { version: 1, ..Default::default() };
+        let expected = NodeGauges { frames_dropped: 1, dropped, ..before };
+        assert_eq!((&solo.said[..], solo.node().gauges()), (&[][..], expected), "agreed upon {agreed}");
+        registers(&mut solo, agreed);
+        let gauges = solo.node().gauges();
+        assert_eq!((gauges.registrations, gauges.dropped), (1, dropped), "agreed upon {agreed}");
+        // Somebody else is told apart by the number of the conversation.
+        solo.frame_from(2, Frame { link: Link(77), body: Body::Register(register(1, ROOM, &[5])) });
+        assert_eq!(solo.node().gauges().dropped, DroppedFrames { stranger: 1, ..dropped });
     }
 }
 

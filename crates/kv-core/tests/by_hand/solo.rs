@@ -212,9 +212,10 @@ impl Solo {
         self.said = std::iter::from_fn(|| self.node.poll_output()).collect();
         for output in &self.said {
             match output {
-                Output::Send { frame, .. } => match Frame::decode(frame).unwrap().body {
-                    Body::Welcome(welcome) => self.welcomed = Some(welcome.link),
-                    Body::Hello(hello) => drop(self.hellos.insert(hello.to.get(), hello)),
+                // One in another version is not for these.
+                Output::Send { frame, .. } => match Frame::decode(frame).map(|frame| frame.body) {
+                    Ok(Body::Welcome(welcome)) => self.welcomed = Some(welcome.link),
+                    Ok(Body::Hello(hello)) => drop(self.hellos.insert(hello.to.get(), hello)),
                     _ => {}
                 },
                 Output::Post { post, .. } => self.posts.push(post.clone()),

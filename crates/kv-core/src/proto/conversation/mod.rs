@@ -8,7 +8,8 @@
 //! | `peers.rs` | all peers, by every name that they have |
 //! | `greeting.rs` | hello, welcome, refusal; `heard.rs` says what they mean for sessions |
 //! | `touch.rs` | silence, lost ways, successors |
-//! | `said.rs` | frames to a peer, and what is repeated until it is acknowledged |
+//! | `edge.rs` | frames become messages of a known conversation, and messages become frames: the only file that sees bytes |
+//! | `said.rs` | messages to a peer, and what is repeated until it is acknowledged |
 //! | `outgoing.rs` | attempts at a peer: it serves |
 //! | `incoming.rs`, `registration.rs` | attempts of a peer: this worker serves |
 //! | `write_rights.rs` | until when either side may write: what is known of it; `permitting.rs` asks and answers |
@@ -19,6 +20,7 @@
 
 mod beats;
 mod contact;
+mod edge;
 mod greeting;
 mod heard;
 mod incoming;
@@ -44,10 +46,11 @@ use crate::meter::each;
 use crate::plane::{Directions, Origin};
 use crate::record::TransportOffer;
 use crate::time::Time;
-use crate::wire::{Abort, Body, Codec, Link};
+use crate::wire::{Abort, Codec, Link};
 
 use beats::Beats;
 pub(super) use beats::millis;
+pub(super) use edge::Heard;
 pub(super) use heard::{AnswerHeard, HelloHeard, Silence, Unanswered};
 pub(super) use incoming::{Attempts, Incoming};
 pub(super) use maps::Maps;
@@ -183,11 +186,6 @@ impl Peer {
     /// The number of the conversation that the peer puts into its frames.
     pub(super) fn conversation(&self) -> Link {
         self.ours
-    }
-
-    /// The frame that tells it something once the bytes of a post are in place.
-    pub(super) fn notice(&self, body: &Body) -> Option<Bytes> {
-        self.codec.encode(self.contact.link().unwrap_or(Link::NONE), body).ok()
     }
 
     // ---- how it is ------------------------------------------------------------------------------

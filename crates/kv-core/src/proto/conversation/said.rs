@@ -6,10 +6,9 @@ use super::MAX_RUNS;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
 use crate::proto::context::Context;
-use crate::proto::io::Output;
 use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
-use crate::wire::{Body, Codec, Heartbeat, HeartbeatAck, Link, Release, Released, Unspeakable};
+use crate::wire::{Body, Heartbeat, HeartbeatAck, Release, Released};
 
 /// What a heartbeat asks for, beside a sign of life.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -23,32 +22,6 @@ pub(in crate::proto) struct Asks {
 }
 
 impl Context {
-    /// Sends a frame to a peer that is up; otherwise it is lost, as frames may be.
-    pub(in crate::proto) fn send(&mut self, peer: PeerId, body: Body) {
-        let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.open_link()?)));
-        if let Some((codec, link)) = way {
-            self.say(peer, codec, link, &body);
-        }
-    }
-
-    /// Sends a frame to a peer; one that is too long, or in no version that the peer reads, is lost.
-    pub(super) fn say(&mut self, peer: PeerId, codec: Codec, link: Link, body: &Body) {
-        if let Ok(frame) = codec.encode(link, body) {
-            self.fx.output(Output::Send { peer, frame });
-        }
-    }
-
-    /// Sends a frame that may be too long to be one. False if it is.
-    pub(in crate::proto) fn send_long(&mut self, peer: PeerId, body: &Body) -> bool {
-        let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.link()?)));
-        match way.map(|(codec, link)| codec.encode(link, body)) {
-            Some(Ok(frame)) => self.fx.output(Output::Send { peer, frame }),
-            Some(Err(Unspeakable::TooLong { .. })) => return false,
-            Some(Err(_)) | None => {}
-        }
-        true
-    }
-
     /// The number of a question that the peer is asked now.
     pub(in crate::proto) fn beat(&mut self, id: PeerId) -> u64 {
         let now = self.fx.now();

@@ -1,0 +1,97 @@
+//! The edge of the machine: a frame becomes a message of a known conversation, and a message becomes a frame, each by
+//! the codec of that conversation. Nothing else in the machine sees the bytes of messages.
+
+use bytes::Bytes;
+
+use super::Peer;
+use crate::id::PeerId;
+use crate::plane::Origin;
+use crate::proto::context::Context;
+use crate::proto::io::Output;
+use crate::wire::{Body, Codec, Frame, Hello, Link, Unreadable, Unspeakable};
+
+/// What a frame says, and who.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::proto) enum Heard {
+    /// Somebody greets, who need not be known.
+    Hello(Hello),
+    /// A peer says something else in its conversation.
+    From(PeerId, Body),
+}
+
+impl Context {
+    // ---- in -------------------------------------------------------------------------------------
+
+    /// What a frame says. `None` if it is ignored, which is counted: it is in another version than the conversation
+    /// that it names, or cannot be read, or its speaker has no right to that conversation.
+    pub(in crate::proto) fn hear_frame(&mut self, from: Origin, frame: &[u8]) -> Option<Heard> {
+        let named = Frame::link_of(frame).and_then(|link| self.peers.with_link(link));
+        let codec =
+            named.and_then(|(peer, _)| self.peers.get(peer)).map_or(Codec::MEETING, |peer| peer.codec);
+        let dropped = self.fx.dropped_mut();
+        let body = match codec.decode(frame) {
+            Ok(frame) => frame.body,
+            Err(why) => {
+                match why {
+                    Unreadable::Version { .. } => dropped.version += 1,
+                    // Somebody who was forgotten goes on in the version of before.
+                    Unreadable::NotMet { .. } if named.is_none() => dropped.stranger += 1,
+                    Unreadable::NotMet { .. } => dropped.version += 1,
+                    Unreadable::Kind { .. } => dropped.kind += 1,
+                    Unreadable::TooLong { .. } | Unreadable::Malformed { .. } => dropped.malformed += 1,
+                }
+                return None;
+            }
+        };
+        match (body, named) {
+            (Body::Hello(hello), _) => Some(Heard::Hello(hello)),
+            // The answers to a hello are known by their nonce, and may come by another connection. Whoever else
+            // knows the link has no right to it.
+            (body, Some((peer, origin)))
+                if matches!(body, Body::Welcome(_) | Body::Refused(_))
+                    || origin.is_none_or(|origin| origin == from) =>
+            {
+                Some(Heard::From(peer, body))
+            }
+            _ => {
+                dropped.stranger += 1;
+                None
+            }
+        }
+    }
+
+    // ---- out ------------------------------------------------------------------------------------
+
+    /// Sends a frame to a peer that is up; otherwise it is lost, as frames may be.
+    pub(in crate::proto) fn send(&mut self, peer: PeerId, body: Body) {
+        let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.open_link()?)));
+        if let Some((codec, link)) = way {
+            self.say(peer, codec, link, &body);
+        }
+    }
+
+    /// Sends a frame to a peer; one that is too long, or in no version that the peer reads, is lost.
+    pub(super) fn say(&mut self, peer: PeerId, codec: Codec, link: Link, body: &Body) {
+        if let Ok(frame) = codec.encode(link, body) {
+            self.fx.output(Output::Send { peer, frame });
+        }
+    }
+
+    /// Sends a frame that may be too long to be one. False if it is.
+    pub(in crate::proto) fn send_long(&mut self, peer: PeerId, body: &Body) -> bool {
+        let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.link()?)));
+        match way.map(|(codec, link)| codec.encode(link, body)) {
+            Some(Ok(frame)) => self.fx.output(Output::Send { peer, frame }),
+            Some(Err(Unspeakable::TooLong { .. })) => return false,
+            Some(Err(_)) | None => {}
+        }
+        true
+    }
+}
+
+impl Peer {
+    /// The frame that tells it something once the bytes of a post are in place.
+    pub(in crate::proto) fn notice(&self, body: &Body) -> Option<Bytes> {
+        self.codec.encode(self.contact.link().unwrap_or(Link::NONE), body).ok()
+    }
+}
