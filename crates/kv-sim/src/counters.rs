@@ -32,24 +32,24 @@ pub(crate) use counters;
 
 /// Counts by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Tally(BTreeMap<&'static str, u64>);
+pub struct Tally(BTreeMap<String, u64>);
 
 impl Tally {
     /// One more of these.
-    pub fn count(&mut self, name: &'static str) {
+    pub fn count(&mut self, name: String) {
         *self.0.entry(name).or_default() += 1;
     }
 
     /// Adds other counts.
     pub fn merge(&mut self, other: &Tally) {
         for (name, count) in &other.0 {
-            *self.0.entry(name).or_default() += count;
+            *self.0.entry(name.clone()).or_default() += count;
         }
     }
 
     /// The counts, by name.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        self.0.iter().map(|(name, count)| (*name, *count))
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(name, count)| (&**name, *count))
     }
 }
 

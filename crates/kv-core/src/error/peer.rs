@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::cause::{Cause, group_items};
+use super::cause::group_items;
 use crate::groups::GroupSpan;
 use crate::id::Room;
 use crate::lease::TransferMode;
@@ -166,47 +166,4 @@ pub(crate) fn cut(mut text: String) -> String {
         text.shrink_to_fit();
     }
     text
-}
-
-impl Cause {
-    /// The cause as the peer is told it.
-    pub fn for_peer(&self) -> PeerCause {
-        match self {
-            Cause::Aborted => PeerCause::Aborted,
-            Cause::WorkerStopped => PeerCause::WorkerStopped,
-            Cause::DeadlineExceeded { .. } => PeerCause::DeadlineExceeded,
-            Cause::PageCount { sent, registered } => {
-                PeerCause::PageCount { sent: *sent as u64, registered: *registered as u64 }
-            }
-            Cause::AuxOneSided { sender, receiver } => {
-                PeerCause::AuxOneSided { sender: *sender, receiver: *receiver }
-            }
-            Cause::GroupItems { group, sent, wanted } => {
-                PeerCause::GroupItems { group: *group, sent: *sent, wanted: *wanted }
-            }
-            Cause::Post(_) => PeerCause::DataOperation,
-            Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
-                PeerCause::OtherRankLost
-            }
-            Cause::Incompatible(mismatch) => PeerCause::Incompatible(mismatch.clone()),
-            Cause::Versions { ours, theirs } => PeerCause::Versions { ours: *ours, theirs: *theirs },
-            Cause::ByPeer(cause) => cause.clone(),
-            Cause::AmbiguousRoom { room, other } => {
-                PeerCause::AmbiguousRoom { room: room.clone(), other: other.clone() }
-            }
-            Cause::Protocol(_) => PeerCause::Protocol,
-            Cause::TooManyPages { .. }
-            | Cause::InitOrder
-            | Cause::BadPages(_)
-            | Cause::Layers(_)
-            | Cause::BadAux { .. }
-            | Cause::UnknownGroup { .. }
-            | Cause::BadGroup { .. } => PeerCause::BadArguments,
-            Cause::LeaseExpired => PeerCause::LeaseExpired,
-            Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) | Cause::StaleGrant { .. } => {
-                PeerCause::BadArguments
-            }
-            Cause::Bootstrap(_) | Cause::Connect(_) | Cause::Fence { .. } => PeerCause::Internal,
-        }
-    }
 }

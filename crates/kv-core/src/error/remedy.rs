@@ -1,4 +1,5 @@
-//! What a server can do about a cause: an advice for people, and a decision about the request.
+//! What follows from a cause, row by row: what the peer is told, an advice for people, and a decision about the
+//! request.
 
 use super::bootstrap::BootstrapError;
 use super::cause::Cause;
@@ -14,89 +15,106 @@ pub enum Recovery {
     Fail,
 }
 
+const ELSEWHERE: &str = "retry on another worker";
+const RETRY: &str = "retry, or recompute";
+const UPGRADE: &str = "recompute, or retry on another peer; upgrade the older side";
+const OF_SERVER: &str = "a bug in the server: both sides must agree on the request's pages";
+const LONGER: &str = "recompute; if it happens often, raise kv_lease_duration";
+const OF_ROUTER: &str = "a bug in the router: recompute, and check its transfer parameters";
+const OTHER_ID: &str =
+    "use a different request id, before the engine's suffix, for each request that is open at the same time";
+
 impl Cause {
+    /// The cause as the peer is told it.
+    pub fn for_peer(&self) -> PeerCause {
+        self.row().0
+    }
+
     /// What a server can do about it.
     pub fn advice(&self) -> &'static str {
-        match self {
-            Cause::Aborted => "nothing to do",
-            Cause::WorkerStopped | Cause::ByPeer(PeerCause::WorkerStopped) => "retry on another worker",
-            Cause::DeadlineExceeded { .. } => "retry; if it happens often, raise the deadline or add workers",
-            Cause::Bootstrap(BootstrapError::Unauthorized) => "configure the bootstrap server's secret",
-            Cause::Bootstrap(BootstrapError::Ambiguous { .. }) => "configure one offer for each service",
-            Cause::Bootstrap(_) => "check the bootstrap address",
-            Cause::Connect(_) => "check that both workers run and share a plane",
-            Cause::Incompatible(_) => "configure both engines alike",
-            Cause::Versions { .. } | Cause::ByPeer(PeerCause::Versions { .. }) => {
-                "recompute, or retry on another peer; upgrade the older side"
-            }
-            Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
-                "retry on another peer, or recompute"
-            }
-            Cause::ByPeer(_) | Cause::Post(_) => "retry, or recompute",
-            Cause::Fence { .. } => "recompute; look into what the device says",
-            Cause::LeaseExpired | Cause::StaleGrant { .. } => {
-                "recompute; if it happens often, raise kv_lease_duration"
-            }
-            Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) => {
-                "a bug in the router: recompute, and check its transfer parameters"
-            }
-            Cause::PageCount { .. }
-            | Cause::TooManyPages { .. }
-            | Cause::InitOrder
-            | Cause::BadPages(_)
-            | Cause::Layers(_)
-            | Cause::BadAux { .. }
-            | Cause::AuxOneSided { .. }
-            | Cause::UnknownGroup { .. }
-            | Cause::BadGroup { .. }
-            | Cause::GroupItems { .. } => "a bug in the server: both sides must agree on the request's pages",
-            Cause::AmbiguousRoom { .. } => {
-                "use a different request id, before the engine's suffix, for each request that is open at the same time"
-            }
-            Cause::Protocol(_) => "run the same version on both sides",
-        }
+        self.row().1
     }
 
     /// What a server that lost the request's pages this way should do with the request (vLLM's
     /// `kv_load_failure_policy`).
     pub fn recovery(&self) -> Recovery {
+        self.row().2
+    }
+
+    fn row(&self) -> (PeerCause, &'static str, Recovery) {
+        use PeerCause as Told;
+        use Recovery::{Fail, Recompute};
         match self {
-            Cause::Aborted | Cause::ByPeer(PeerCause::Aborted) => Recovery::Fail,
-            Cause::Incompatible(_)
-            | Cause::ByPeer(
-                PeerCause::Incompatible(_) | PeerCause::Mode { .. } | PeerCause::AmbiguousRoom { .. },
-            )
-            | Cause::AmbiguousRoom { .. }
-            | Cause::Bootstrap(
-                BootstrapError::Address(_) | BootstrapError::Unauthorized | BootstrapError::Ambiguous { .. },
-            )
-            | Cause::PageCount { .. }
-            | Cause::TooManyPages { .. }
+            Cause::Aborted => (Told::Aborted, "nothing to do", Fail),
+            Cause::WorkerStopped => (Told::WorkerStopped, ELSEWHERE, Recompute),
+            Cause::DeadlineExceeded { .. } => {
+                let advice = "retry; if it happens often, raise the deadline or add workers";
+                (Told::DeadlineExceeded, advice, Recompute)
+            }
+            Cause::Bootstrap(error) => {
+                let (advice, recovery) = of_bootstrap(error);
+                (Told::Internal, advice, recovery)
+            }
+            Cause::Connect(_) => (Told::Internal, "check that both workers run and share a plane", Recompute),
+            Cause::Incompatible(mismatch) => {
+                (Told::Incompatible(mismatch.clone()), "configure both engines alike", Fail)
+            }
+            &Cause::Versions { ours, theirs } => (Told::Versions { ours, theirs }, UPGRADE, Recompute),
+            Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
+                (Told::OtherRankLost, "retry on another peer, or recompute", Recompute)
+            }
+            Cause::ByPeer(cause) => {
+                let (advice, recovery) = of_peer(cause);
+                (cause.clone(), advice, recovery)
+            }
+            &Cause::PageCount { sent, registered } => {
+                (Told::PageCount { sent: sent as u64, registered: registered as u64 }, OF_SERVER, Fail)
+            }
+            &Cause::AuxOneSided { sender, receiver } => {
+                (Told::AuxOneSided { sender, receiver }, OF_SERVER, Fail)
+            }
+            &Cause::GroupItems { group, sent, wanted } => {
+                (Told::GroupItems { group, sent, wanted }, OF_SERVER, Fail)
+            }
+            Cause::TooManyPages { .. }
             | Cause::InitOrder
             | Cause::BadPages(_)
             | Cause::Layers(_)
             | Cause::BadAux { .. }
-            | Cause::AuxOneSided { .. }
             | Cause::UnknownGroup { .. }
-            | Cause::BadGroup { .. }
-            | Cause::GroupItems { .. } => Recovery::Fail,
-            Cause::WorkerStopped
-            | Cause::DeadlineExceeded { .. }
-            | Cause::Bootstrap(_)
-            | Cause::Connect(_)
-            | Cause::Versions { .. }
-            | Cause::PeerLost
-            | Cause::WayLost
-            | Cause::PeerRestarted
-            | Cause::PeerUnresponsive { .. }
-            | Cause::ByPeer(_)
-            | Cause::Post(_)
-            | Cause::Fence { .. }
-            | Cause::LeaseExpired
-            | Cause::GrantPages { .. }
-            | Cause::GrantOutOfRange(_)
-            | Cause::StaleGrant { .. }
-            | Cause::Protocol(_) => Recovery::Recompute,
+            | Cause::BadGroup { .. } => (Told::BadArguments, OF_SERVER, Fail),
+            Cause::Fence { .. } => (Told::Internal, "recompute; look into what the device says", Recompute),
+            Cause::Post(_) => (Told::DataOperation, RETRY, Recompute),
+            Cause::LeaseExpired => (Told::LeaseExpired, LONGER, Recompute),
+            Cause::StaleGrant { .. } => (Told::BadArguments, LONGER, Recompute),
+            Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) => {
+                (Told::BadArguments, OF_ROUTER, Recompute)
+            }
+            Cause::AmbiguousRoom { room, other } => {
+                (Told::AmbiguousRoom { room: room.clone(), other: other.clone() }, OTHER_ID, Fail)
+            }
+            Cause::Protocol(_) => (Told::Protocol, "run the same version on both sides", Recompute),
         }
+    }
+}
+
+fn of_bootstrap(error: &BootstrapError) -> (&'static str, Recovery) {
+    match error {
+        BootstrapError::Unauthorized => ("configure the bootstrap server's secret", Recovery::Fail),
+        BootstrapError::Ambiguous { .. } => ("configure one offer for each service", Recovery::Fail),
+        BootstrapError::Address(_) => ("check the bootstrap address", Recovery::Fail),
+        _ => ("check the bootstrap address", Recovery::Recompute),
+    }
+}
+
+fn of_peer(cause: &PeerCause) -> (&'static str, Recovery) {
+    match cause {
+        PeerCause::WorkerStopped => (ELSEWHERE, Recovery::Recompute),
+        PeerCause::Versions { .. } => (UPGRADE, Recovery::Recompute),
+        PeerCause::Aborted
+        | PeerCause::Incompatible(_)
+        | PeerCause::Mode { .. }
+        | PeerCause::AmbiguousRoom { .. } => (RETRY, Recovery::Fail),
+        _ => (RETRY, Recovery::Recompute),
     }
 }

@@ -1,6 +1,6 @@
 //! What a campaign has seen of its sessions: how much, and which interesting events.
 
-use kv_core::{Cause, PeerCause};
+use kv_core::Cause;
 
 use crate::counters::Tally;
 use crate::counters::counters;
@@ -97,54 +97,9 @@ KvCounters {
     failures: Tally,
 }
 
-/// A short name of a failure's cause.
-pub fn cause_name(cause: &Cause) -> &'static str {
-    match cause {
-        Cause::Aborted => "aborted here",
-        Cause::WorkerStopped => "worker stopped",
-        Cause::DeadlineExceeded { .. } => "deadline exceeded",
-        Cause::Bootstrap(_) => "bootstrap",
-        Cause::Connect(_) => "connect",
-        Cause::Incompatible(_) => "incompatible",
-        Cause::PeerLost => "peer lost",
-        Cause::PeerRestarted => "peer restarted",
-        Cause::PeerUnresponsive { .. } => "peer unresponsive",
-        Cause::ByPeer(cause) => peer_cause_name(cause),
-        Cause::PageCount { .. } => "page count",
-        Cause::TooManyPages { .. } => "too many pages",
-        Cause::InitOrder => "init order",
-        Cause::BadPages(_) => "bad pages",
-        Cause::BadAux { .. } => "bad aux",
-        Cause::AuxOneSided { .. } => "aux one-sided",
-        Cause::GroupItems { .. } => "group items",
-        Cause::Post(_) => "post",
-        Cause::LeaseExpired => "lease expired",
-        Cause::StaleGrant { .. } => "stale grant",
-        Cause::Protocol(_) => "protocol",
-        _ => "other",
-    }
-}
-
-fn peer_cause_name(cause: &PeerCause) -> &'static str {
-    match cause {
-        PeerCause::Aborted => "by peer: aborted",
-        PeerCause::WorkerStopped => "by peer: stopped",
-        PeerCause::DeadlineExceeded => "by peer: deadline",
-        PeerCause::PageCount { .. } => "by peer: page count",
-        PeerCause::AuxOneSided { .. } => "by peer: aux one-sided",
-        PeerCause::BadArguments => "by peer: bad arguments",
-        PeerCause::DataOperation => "by peer: data operation",
-        PeerCause::OtherRankLost => "by peer: other rank lost",
-        PeerCause::Incompatible(_) => "by peer: incompatible",
-        PeerCause::OutOfRange => "by peer: out of range",
-        PeerCause::Overloaded => "by peer: overloaded",
-        PeerCause::Unknown => "by peer: unknown",
-        PeerCause::LeaseExpired => "by peer: lease expired",
-        PeerCause::UnknownGrant { .. } => "by peer: unknown grant",
-        PeerCause::GrantConsumed { .. } => "by peer: grant consumed",
-        PeerCause::Mode { .. } => "by peer: mode",
-        PeerCause::Protocol => "by peer: protocol",
-        PeerCause::Internal => "by peer: internal",
-        _ => "by peer: other",
-    }
+/// A short name of a failure's cause, as the list of causes has it: `PageCount`, or `ByPeer: PageCount`.
+pub fn cause_name(cause: &Cause) -> String {
+    let text = format!("{cause:?}");
+    let name = text.split(|letter: char| !letter.is_alphanumeric() && letter != '(').next();
+    name.unwrap_or_default().trim_end_matches('(').replace('(', ": ")
 }
