@@ -35,8 +35,6 @@ mod write_rights;
 
 use std::collections::VecDeque;
 
-use bytes::Bytes;
-
 use self::contact::Contact;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Incarnation, Room, WorkerId};
@@ -57,7 +55,7 @@ pub(super) use maps::Maps;
 pub(super) use outgoing::Outgoing;
 pub(super) use peers::Peers;
 pub(super) use registration::Registration;
-pub(super) use said::Asks;
+pub(super) use said::{Asks, Extended};
 pub(super) use write_rights::{WritesIn, WritesOut};
 
 /// Most attempts that one heartbeat asks about, and that one heartbeat is answered for.

@@ -21,6 +21,15 @@ pub(in crate::proto) struct Asks {
     pub(in crate::proto) writes: bool,
 }
 
+/// Leases that a heartbeat has found alive.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(in crate::proto) struct Extended {
+    /// Runs of attempts.
+    pub(in crate::proto) leases: Vec<(u64, u32)>,
+    /// For how long all of them hold, in milliseconds.
+    pub(in crate::proto) lease_ms: u64,
+}
+
 impl Context {
     /// The number of a question that the peer is asked now.
     pub(in crate::proto) fn beat(&mut self, id: PeerId) -> u64 {
@@ -59,10 +68,11 @@ impl Context {
         &mut self,
         id: PeerId,
         beat: u64,
-        (leases, lease_ms): (Vec<(u64, u32)>, u64),
+        extended: Extended,
         permit_ms: u64,
     ) {
         let Some(floor) = self.peers.get(id).map(|peer| peer.outgoing.floor()) else { return };
+        let Extended { leases, lease_ms } = extended;
         for leases in each(leases.chunks(MAX_RUNS).chain(leases.is_empty().then_some(&[][..]))) {
             let leases = leases.to_vec();
             self.send(id, Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases, permit_ms }));

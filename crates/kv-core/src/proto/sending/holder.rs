@@ -22,7 +22,7 @@ use crate::groups::Groups;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::proto::context::Context;
-use crate::proto::conversation::{Incoming, MAX_ASKED, Registration, millis};
+use crate::proto::conversation::{Extended, Incoming, MAX_ASKED, Registration, millis};
 use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Named;
 use crate::proto::run_set;
@@ -141,18 +141,18 @@ impl Sending {
         }
     }
 
-    /// Extends the leases of these attempts, which rise. Returns those that hold and for how many milliseconds,
-    /// and the first ones that do not.
+    /// Extends the leases of these attempts, which rise. Returns those that hold, and the first ones that do
+    /// not.
     pub(in crate::proto) fn extend_leases(
         &mut self,
         cx: &mut Context,
         id: PeerId,
         leases: &[(u64, u32)],
-    ) -> ((Vec<(u64, u32)>, u64), Vec<Attempt>) {
+    ) -> (Extended, Vec<Attempt>) {
         let now = cx.fx.now();
         let mut alive: Vec<(u64, u32)> = Vec::new();
         let mut others: Vec<Attempt> = Vec::new();
-        let Some(peer) = cx.peers.get_mut(id) else { return ((alive, 0), others) };
+        let Some(peer) = cx.peers.get_mut(id) else { return (Extended::default(), others) };
         let mut until = Time::MAX;
         // One walk along the attempts, however scattered the runs are.
         let ends = |&(start, count): &(u64, u32)| (start, start.saturating_add(u64::from(count)));
@@ -185,7 +185,7 @@ impl Sending {
             run = runs.next();
         }
         let lease_ms = if alive.is_empty() { 0 } else { millis(until - now) };
-        ((alive, lease_ms), others)
+        (Extended { leases: alive, lease_ms }, others)
     }
 
     /// A reader needs the pages no more.
