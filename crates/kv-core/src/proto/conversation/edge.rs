@@ -4,20 +4,12 @@
 use bytes::Bytes;
 
 use super::Peer;
+use super::heard::Heard;
 use crate::id::PeerId;
 use crate::plane::Origin;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
-use crate::wire::{Body, Codec, Frame, Hello, Link, Unreadable, Unspeakable};
-
-/// What a frame says, and who.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::proto) enum Heard {
-    /// Somebody greets, who need not be known.
-    Hello(Hello),
-    /// A peer says something else in its conversation.
-    From(PeerId, Body),
-}
+use crate::wire::{Body, Codec, Frame, Link, Unreadable, Unspeakable};
 
 impl Context {
     // ---- in -------------------------------------------------------------------------------------

@@ -1,8 +1,18 @@
-//! What something that was heard of a peer, or not heard, means for the sessions with the peer.
+//! What was heard, and what something that was heard of a peer, or not heard, means for the sessions with the peer.
 
 use std::time::Duration;
 
 use crate::id::PeerId;
+use crate::wire::{Body, Hello};
+
+/// What a frame says, and who.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::proto) enum Heard {
+    /// Somebody greets, who need not be known.
+    Hello(Hello),
+    /// A peer says something else in its conversation.
+    From(PeerId, Body),
+}
 
 /// What a hello means for the sessions with its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -48,22 +48,14 @@ use crate::wire::{Abort, Codec, Link};
 
 use beats::Beats;
 pub(super) use beats::millis;
-pub(super) use edge::Heard;
-pub(super) use heard::{AnswerHeard, HelloHeard, Silence, Unanswered};
+pub(super) use heard::{AnswerHeard, Heard, HelloHeard, Silence, Unanswered};
 pub(super) use incoming::{Attempts, Incoming};
 pub(super) use maps::Maps;
 pub(super) use outgoing::Outgoing;
 pub(super) use peers::Peers;
 pub(super) use registration::Registration;
-pub(super) use said::{Asks, Extended};
+pub(super) use said::{Asks, Extended, MAX_ASKED, MAX_ASKING, MAX_RUNS};
 pub(super) use write_rights::{WritesIn, WritesOut};
-
-/// Most attempts that one heartbeat asks about, and that one heartbeat is answered for.
-pub(super) const MAX_ASKED: usize = 256;
-/// Most heartbeats that ask about attempts at once.
-pub(super) const MAX_ASKING: usize = 16;
-/// Most runs in one frame.
-pub(super) const MAX_RUNS: usize = 1 << 16;
 
 /// One incarnation of a remote worker.
 ///

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-use super::MAX_RUNS;
+use super::said::MAX_RUNS;
 use crate::id::{Attempt, SessionId};
 use crate::meter::each;
 use crate::proto::run_set;

@@ -2,13 +2,19 @@
 
 use std::time::Duration;
 
-use super::MAX_RUNS;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
 use crate::proto::context::Context;
 use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
 use crate::wire::{Body, Heartbeat, HeartbeatAck, Release, Released};
+
+/// Most attempts that one heartbeat asks about, and that one heartbeat is answered for.
+pub(in crate::proto) const MAX_ASKED: usize = 256;
+/// Most heartbeats that ask about attempts at once.
+pub(in crate::proto) const MAX_ASKING: usize = 16;
+/// Most runs in one frame.
+pub(in crate::proto) const MAX_RUNS: usize = 1 << 16;
 
 /// What a heartbeat asks for, beside a sign of life.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -81,6 +81,7 @@ impl Planted {
                 params.physics.net.drop = params.physics.net.drop.max(150);
                 if self == Planted::ClocksBeyondMargin {
                     (params.physics.drift_ppm, params.physics.net.drop) = (400_000, 500);
+                    params.requests = 40;
                 }
             }
             Planted::PermissionFromAnswer => {
