@@ -160,9 +160,9 @@ pub use kv_local as local;
 #[cfg(feature = "nixl")]
 pub use kv_nixl as nixl;
 pub use kv_poll::{
-    Change, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes, Manager, PollSet, RankGroup,
-    RankGroupError, Receiver, Registration, Sender, Session, StartError, StopReport, Worker, WorkerConfig,
-    allocator, consensus, queue, worker,
+    Change, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes, Listener, Manager, PollSet,
+    RankGroup, RankGroupError, Receiver, Registration, Sender, Session, StartError, StopReport, Worker,
+    WorkerConfig, allocator, consensus, queue, worker,
 };
 pub use kv_ways as ways;
 

@@ -1,6 +1,7 @@
 //! The machine: holder and client in one, because any worker may be both.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -324,6 +325,7 @@ impl Machine for Counter {
     type Resource = Resource;
     type Failure = Failure;
     type Quarantine = Leased;
+    type Trace = Infallible;
 
     fn handle(&mut self, now: Time, input: Input<Command>) {
         match input {

@@ -66,6 +66,7 @@ mod record;
 mod session;
 mod session_options;
 mod time;
+pub mod trace;
 pub mod wire;
 
 pub use announce::{Fence, FenceError, FinalLayers, LayersError};

@@ -16,6 +16,7 @@ use crate::id::{PeerId, PostId, SessionId};
 use crate::plane::{Directions, Origin, PlaneError, Post, WayEnd, WriteFence};
 use crate::record::{RankRecord, TransportOffer};
 use crate::time::Time;
+use crate::trace::{Event, What};
 
 /// The sans-IO machine of one service on one worker.
 ///
@@ -43,6 +44,9 @@ pub trait Machine: Send {
     type Failure: Error + Clone + Send + Sync + 'static;
     /// One line of the report on what resources in quarantine wait for.
     type Quarantine: Clone + Send + 'static;
+    /// What whoever listens is told of what happens in the machine; [`Infallible`](std::convert::Infallible)
+    /// if it tells nothing.
+    type Trace: What;
 
     /// Takes one input; the outputs are to be drained afterwards.
     fn handle(&mut self, now: Time, input: Input<Self::Command>);
@@ -64,6 +68,19 @@ pub trait Machine: Send {
         Vec::new()
     }
 
+    /// Begins to keep events for [`poll_trace`](Machine::poll_trace), from now on, or stops. A machine begins
+    /// with nobody listening, and then spends one branch on an event, and no memory.
+    fn listen(&mut self, on: bool) {
+        let _ = on;
+    }
+
+    /// The next event; `None` when drained, and while nobody listens. Events are fetched after any input, or
+    /// never: a machine keeps a bounded number of them, and says [how many](Event::missed) it has lost. A
+    /// [`Log`](crate::trace::Log) does so.
+    fn poll_trace(&mut self) -> Option<Event<Self::Trace>> {
+        None
+    }
+
     /// The transport of a peer in whose name a frame speaks, if the frame introduces its sender. The worker
     /// drops the frame if the connection on which it came [may not speak](crate::Plane::may_speak_by) for
     /// that transport.
@@ -79,6 +96,7 @@ impl<M: Machine + ?Sized> Machine for Box<M> {
     type Resource = M::Resource;
     type Failure = M::Failure;
     type Quarantine = M::Quarantine;
+    type Trace = M::Trace;
 
     fn handle(&mut self, now: Time, input: Input<Self::Command>) {
         (**self).handle(now, input);
@@ -98,6 +116,14 @@ impl<M: Machine + ?Sized> Machine for Box<M> {
 
     fn quarantine(&self) -> Vec<Self::Quarantine> {
         (**self).quarantine()
+    }
+
+    fn listen(&mut self, on: bool) {
+        (**self).listen(on);
+    }
+
+    fn poll_trace(&mut self) -> Option<Event<M::Trace>> {
+        (**self).poll_trace()
     }
 
     fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {

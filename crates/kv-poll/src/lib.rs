@@ -90,7 +90,7 @@ pub mod worker;
 
 pub use group::{GroupReceiver, GroupSender, GroupSession, RankGroup, RankGroupError};
 pub use kv::{
-    Change, Gauges, HeldBytes, KvMachine, Manager, PollSet, Receiver, Receiving, Sender, Sending, Session,
-    StopReport, Worker, WorkerConfig,
+    Change, Gauges, HeldBytes, KvMachine, Listener, Manager, PollSet, Receiver, Receiving, Sender, Sending,
+    Session, StopReport, Worker, WorkerConfig,
 };
 pub use worker::{Registration, StartError};

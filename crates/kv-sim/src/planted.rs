@@ -159,6 +159,10 @@ planted! {
     HealedInName: requests_are_served in SEEDS;
     /// No registration and no question is sent twice.
     NothingRepeated: requests_are_served in SEEDS;
+    /// Nobody who listens is told that a session ends.
+    EndUntold: events_tell_the_story in SEEDS;
+    /// Whoever listens is told twice that a post is started.
+    PostToldTwice: events_tell_the_story in SEEDS;
     /// The reader takes any grant or answer as a proof that never runs out.
     NoProof: success_means_right_bytes in "plain";
     /// The reader counts a lease from the arrival of its answer, not from the question.

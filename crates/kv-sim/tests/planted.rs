@@ -103,4 +103,6 @@ each! {
     wrong_reasons_are_caught: WrongReason,
     a_world_that_stays_broken_is_caught: HealedInName,
     frames_never_repeated_are_caught: NothingRepeated,
+    ends_that_are_not_told_are_caught: EndUntold,
+    posts_that_are_told_twice_are_caught: PostToldTwice,
 }

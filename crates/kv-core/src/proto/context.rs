@@ -50,6 +50,7 @@ impl Context {
         let (peer, op) = (post.peer, post.op);
         let id = self.posts.start(post, self.fx.now());
         self.peers.post_started(peer);
+        self.fx.post_started(id, &post, &descs);
         self.fx.output(Output::Post { peer, post: Post { id, op, descs, notify } });
     }
 

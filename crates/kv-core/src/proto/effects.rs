@@ -5,16 +5,20 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::io::Output;
+use super::posts::InFlight;
 use super::timer::{Timer, Timers};
+use super::tracer::Tracer;
 
 use crate::command::Resource;
 use crate::error::TransferError;
 use crate::groups::Groups;
-use crate::id::SessionId;
-use crate::pages::Pages;
+use crate::id::{PeerId, PostId, SessionId};
+use crate::plane::{Desc, PlaneError};
 use crate::poll::KvPoll;
+use crate::quarantine::Quarantine;
 use crate::random::SplitMix64;
 use crate::time::Time;
+use crate::trace::{Dropped, Event, KvWhat, Who};
 
 /// The effects of one input, and what they are made of.
 #[derive(Debug)]
@@ -27,6 +31,7 @@ pub(super) struct Effects {
     /// Longest pause between repetitions.
     retry_max: Duration,
     dropped: DroppedFrames,
+    trace: Tracer,
 }
 
 /// Frames that were ignored since the start, by reason.
@@ -44,6 +49,20 @@ pub struct DroppedFrames {
     pub senseless: u64,
 }
 
+impl DroppedFrames {
+    fn count(&mut self, why: Dropped) {
+        *match why {
+            Dropped::Damaged => &mut self.malformed,
+            Dropped::OtherVersion => &mut self.version,
+            Dropped::UnknownKind => &mut self.kind,
+            Dropped::UnknownConversation | Dropped::WrongOrigin => &mut self.stranger,
+            Dropped::BadHello | Dropped::NoRoom | Dropped::NoSuchAttempt | Dropped::Disordered => {
+                &mut self.senseless
+            }
+        } += 1;
+    }
+}
+
 impl Effects {
     pub(super) fn new(seed: u64, retry_max: Duration) -> Effects {
         Effects {
@@ -53,6 +72,7 @@ impl Effects {
             outputs: VecDeque::new(),
             retry_max,
             dropped: DroppedFrames::default(),
+            trace: Tracer::default(),
         }
     }
 
@@ -69,7 +89,7 @@ impl Effects {
     /// All of it that decides what a machine does.
     #[cfg(feature = "model")]
     pub(super) fn counted(&self) -> impl std::fmt::Debug {
-        let Effects { now, random, timers, outputs, retry_max: _, dropped: _ } = self;
+        let Effects { now, random, timers, outputs, retry_max: _, dropped: _, trace: _ } = self;
         (now, random, timers, outputs)
     }
 
@@ -80,17 +100,29 @@ impl Effects {
 
     /// Tells a session's handle of its new state.
     pub(super) fn status(&mut self, session: SessionId, poll: KvPoll, failure: Option<TransferError>) {
+        match (&failure, poll) {
+            (Some(failure), _) => self.tell(session, || KvWhat::Failed(Box::new(failure.clone()))),
+            (None, KvPoll::Success) => self.tell(session, || KvWhat::Ended),
+            // That is told as the opening of the session.
+            (None, KvPoll::Bootstrapping) => {}
+            (None, poll) => self.tell(session, || KvWhat::State(poll)),
+        }
         self.output(Output::Status { session, poll, failure: failure.map(Box::new) });
     }
 
-    /// Gives pages of a session back: no wire can touch them any more.
-    pub(super) fn release(&mut self, session: SessionId, pages: Pages) {
-        self.output(Output::Release { session, resource: pages.into() });
+    /// Gives back what a session was lent: no wire can touch it any more.
+    pub(super) fn release(&mut self, session: SessionId, resource: impl Into<Resource>) {
+        let resource = resource.into();
+        self.tell(session, || match &resource {
+            Resource::Pages(pages) => KvWhat::PagesBack { pages: pages.len() },
+            Resource::Groups { groups, .. } => KvWhat::ItemsBack { items: groups.len() },
+        });
+        self.output(Output::Release { session, resource });
     }
 
     /// Gives items of state groups back, under the same promise.
     pub(super) fn release_groups(&mut self, session: SessionId, groups: Groups, skipped: Vec<u16>) {
-        self.output(Output::Release { session, resource: Resource::Groups { groups, skipped } });
+        self.release(session, Resource::Groups { groups, skipped });
     }
 
     /// The oldest output that was not taken yet.
@@ -98,9 +130,10 @@ impl Effects {
         self.outputs.pop_front()
     }
 
-    /// A message is ignored: nothing may follow from it.
-    pub(super) fn drop_frame(&mut self) {
-        self.dropped.senseless += 1;
+    /// A frame is ignored. Its author is named if that is known.
+    pub(super) fn drop_frame(&mut self, author: Option<PeerId>, why: Dropped) {
+        self.dropped.count(why);
+        self.tell(author.map_or_else(Who::default, Who::from), || KvWhat::Dropped(why));
     }
 
     /// Frames that were ignored.
@@ -108,9 +141,53 @@ impl Effects {
         &self.dropped
     }
 
-    pub(super) fn dropped_mut(&mut self) -> &mut DroppedFrames {
-        &mut self.dropped
+    // ---- what is told to whoever listens --------------------------------------------------------
+
+    /// Tells whoever listens what happens. `what` is called only if somebody does.
+    #[inline(always)]
+    pub(super) fn tell(&mut self, who: impl Into<Who>, what: impl FnOnce() -> KvWhat) {
+        self.trace.tell(self.now, who, what);
     }
+
+    /// True if somebody listens.
+    #[inline(always)]
+    pub(super) fn is_heard(&self) -> bool {
+        self.trace.is_heard()
+    }
+
+    pub(super) fn listen(&mut self, on: bool) {
+        self.trace.listen(on);
+    }
+
+    /// The oldest event that was not fetched yet.
+    pub(super) fn next_event(&mut self) -> Option<Event<KvWhat>> {
+        self.trace.next()
+    }
+
+    /// A data operation is started.
+    #[inline(always)]
+    pub(super) fn post_started(&mut self, id: PostId, post: &InFlight, descs: &[Desc]) {
+        self.trace.post_started(self.now, id, post, descs);
+    }
+
+    /// A data operation has ended.
+    #[inline(always)]
+    pub(super) fn post_ended(&mut self, id: PostId, post: &InFlight, result: &Result<(), PlaneError>) {
+        self.trace.post_ended(self.now, id, post, result);
+    }
+
+    /// A session has failed, and what it was given may not be used again yet.
+    pub(super) fn quarantine_began(&mut self, session: SessionId, waits: &Quarantine) {
+        self.trace.quarantine_began(self.now, session, waits);
+    }
+
+    /// Nothing is left of a session.
+    #[inline(always)]
+    pub(super) fn closed(&mut self, session: SessionId) {
+        self.trace.closed(self.now, session);
+    }
+
+    // ---- timers ---------------------------------------------------------------------------------
 
     /// Sets a timer, in place of the one with the same key.
     pub(super) fn arm(&mut self, timer: Timer, at: Time) {

@@ -24,13 +24,14 @@ use std::time::Duration;
 
 use super::context::Context;
 use super::effects::Effects;
-use super::io::Output;
 use super::timer::Timer;
 use crate::command::Resource;
 use crate::error::{Cause, PeerCause, Phase, TransferError};
 use crate::id::{PeerId, Room, SessionId};
 use crate::meter::each;
 use crate::poll::KvPoll;
+use crate::quarantine::Quarantine;
+use crate::trace::{Half, KvWhat};
 
 /// How a session stands, and when it ends at the latest.
 #[derive(Debug)]
@@ -171,9 +172,13 @@ pub(super) trait Session {
 /// All sessions that send, or all that receive: what differs between them at an end.
 pub(super) trait Role {
     type Session: Session;
+    /// Which half of a request its sessions are.
+    const HALF: Half;
 
     fn sessions(&self) -> &Sessions<Self::Session>;
     fn sessions_mut(&mut self) -> &mut Sessions<Self::Session>;
+    /// What the pages of a failed session wait for; `None` if they are back.
+    fn waits(&self, cx: &Context, session: SessionId) -> Option<Quarantine>;
     /// A session has failed: nobody finds it from now on, and it waits for nobody.
     fn withdraw(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause);
     /// Tells the peers of a failed session what they have to know, and stops what is under way with them.
@@ -187,6 +192,7 @@ pub(super) trait Ending: Role {
     /// A session begins. False if it has failed at once, because the worker stops.
     fn open(&mut self, cx: &mut Context, session: SessionId, own: Self::Session) -> bool {
         let deadline = own.standing().deadline();
+        cx.fx.tell(session, || KvWhat::Opened { room: own.room().clone(), half: Self::HALF });
         self.sessions_mut().0.insert(session, own);
         cx.fx.status(session, KvPoll::Bootstrapping, None);
         if cx.stopping {
@@ -210,6 +216,11 @@ pub(super) trait Ending: Role {
         last.say(&mut cx.fx, session, Some(failure));
         self.stop(cx, session, &told);
         self.settle(cx, session);
+        if cx.fx.is_heard()
+            && let Some(waits) = self.waits(cx, session)
+        {
+            cx.fx.quarantine_began(session, &waits);
+        }
     }
 
     /// A peer, or a post, is done with a session: gives back what it was lent, if that was the last.
@@ -226,8 +237,9 @@ pub(super) trait Ending: Role {
             last.say(&mut cx.fx, session, None);
         }
         for resource in each(own.into_resources()) {
-            cx.fx.output(Output::Release { session, resource });
+            cx.fx.release(session, resource);
         }
+        cx.fx.closed(session);
     }
 
     fn has(&self, session: SessionId) -> bool {
@@ -262,7 +274,7 @@ fn cancel_timers(fx: &mut Effects, session: SessionId) {
 mod tests {
     use super::*;
     use crate::pages::{PageList, Pages};
-    use crate::proto::io::NodeConfig;
+    use crate::proto::io::{NodeConfig, Output};
     use crate::proto::posts::InFlight;
     use crate::{Incarnation, KvArgs, Op, Region, RegionRole};
 
@@ -337,12 +349,16 @@ mod tests {
 
     impl Role for Lone {
         type Session = Own;
+        const HALF: Half = Half::Sender;
 
         fn sessions(&self) -> &Sessions<Own> {
             &self.sessions
         }
         fn sessions_mut(&mut self) -> &mut Sessions<Own> {
             &mut self.sessions
+        }
+        fn waits(&self, _: &Context, _: SessionId) -> Option<Quarantine> {
+            None
         }
         fn withdraw(&mut self, _: &mut Context, _: SessionId, _: &PeerCause) {
             self.asked.push("withdraw");

@@ -21,7 +21,8 @@
 //! │   rendezvous/         where senders and registrations of one request find each other
 //! │   directory.rs        which ranks serve which address
 //! │   posts.rs            whose turn it is to post
-//! │   effects.rs          the time, timers, random numbers, outputs
+//! │   telling.rs          messages, as whoever listens is told them
+//! │   effects.rs          the time, timers, random numbers, outputs, events; tracer.rs holds the events
 //! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs, spoken.rs    pure
 //! ```
 //!
@@ -67,7 +68,9 @@ mod run_set;
 mod sending;
 mod service;
 mod spoken;
+mod telling;
 mod timer;
+mod tracer;
 
 pub use crate::command::{Command, Resource};
 pub use effects::DroppedFrames;

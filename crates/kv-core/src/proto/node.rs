@@ -15,6 +15,7 @@ use crate::meter::{each, step};
 use crate::plane::Origin;
 use crate::quarantine::Quarantine;
 use crate::time::Time;
+use crate::trace::{Event, KvWhat};
 use crate::wire::Body;
 
 /// The protocol machine of one worker. It does no I/O and reads no clock: the same machine runs
@@ -153,6 +154,16 @@ impl Node {
         self.cx.fx.next_output()
     }
 
+    /// Begins to keep events for [`poll_trace`](Node::poll_trace), from now on, or stops.
+    pub fn listen(&mut self, on: bool) {
+        self.cx.fx.listen(on);
+    }
+
+    /// The next event; `None` when drained, and while nobody [listens](Node::listen).
+    pub fn poll_trace(&mut self) -> Option<Event<KvWhat>> {
+        self.cx.fx.next_event()
+    }
+
     /// When [`Input::Timeout`] is due; `None` if nothing waits for time to pass.
     pub fn next_timeout(&self) -> Option<Time> {
         self.cx.fx.next_timeout()
@@ -264,6 +275,7 @@ impl Node {
             Body::Refused(refused) => return self.on_refused(from, peer, refused.clone()),
             _ => self.heard_from(peer),
         }
+        self.cx.tell_heard(peer, &body);
         match body {
             Body::Hello(_) | Body::Welcome(_) | Body::Refused(_) => {}
             Body::Register(register) => self.sending.on_register(&mut self.cx, peer, register),

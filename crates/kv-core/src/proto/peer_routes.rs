@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::conversation::{AnswerHeard, Asks, HelloHeard, MAX_ASKED, Silence, Unanswered};
+use super::conversation::{AnswerHeard, Asks, HelloHeard, MAX_ASKED, Peer, Silence, Unanswered};
 use super::ending::Ending;
 use super::node::Node;
 use super::rendezvous::Latecomers;
@@ -14,6 +14,7 @@ use crate::id::{Attempt, PeerId};
 use crate::meter::each;
 use crate::plane::{Origin, PlaneError, WayEnd};
 use crate::time::Time;
+use crate::trace::{Dropped, KvWhat, Message};
 use crate::wire::{Heartbeat, HeartbeatAck, Hello, Refused, Welcome};
 
 impl Node {
@@ -22,6 +23,7 @@ impl Node {
             HelloHeard::Nothing => return,
             HelloHeard::Goes(id) => id,
             HelloHeard::Forgotten(id) => {
+                self.cx.fx.tell(id, || KvWhat::PeerRestarted);
                 self.fail_peer_sessions(id, &Cause::PeerRestarted, None);
                 // Whatever read from here has failed there.
                 self.sending.readers_have_failed(&mut self.cx, id);
@@ -31,6 +33,7 @@ impl Node {
                 id
             }
         };
+        self.cx.fx.tell(id, || KvWhat::Heard(Message::Hello));
         if self.cx.answer_hello(id, from, &hello) {
             self.came_up(id);
         }
@@ -50,6 +53,7 @@ impl Node {
         match heard {
             AnswerHeard::Nothing => {}
             AnswerHeard::Up { forgot, refuses } => {
+                self.tell_answer(id);
                 if *forgot && *refuses {
                     self.fail_refused(id);
                 }
@@ -64,12 +68,20 @@ impl Node {
                 self.came_up(id);
             }
             AnswerHeard::AnotherLife => {
+                self.cx.fx.tell(id, || KvWhat::PeerRestarted);
                 // That proves nothing about writes that the one we knew left in flight.
                 self.fail_peer_sessions(id, &Cause::PeerRestarted, None);
                 if self.cx.peers.get(id).is_some_and(|peer| peer.is_idle()) {
                     self.cx.forget_peer(id);
                 }
             }
+        }
+    }
+
+    fn tell_answer(&mut self, id: PeerId) {
+        match self.cx.peers.get(id).and_then(Peer::refuses) {
+            Some(cause) => self.cx.fx.tell(id, || KvWhat::PeerRefuses(Box::new(cause.clone()))),
+            None => self.cx.fx.tell(id, || KvWhat::PeerAnswers),
         }
     }
 
@@ -95,6 +107,7 @@ impl Node {
 
     pub(super) fn heard_from(&mut self, id: PeerId) {
         if self.cx.hear(id) {
+            self.cx.fx.tell(id, || KvWhat::PeerBack);
             self.came_up(id);
         }
     }
@@ -103,7 +116,7 @@ impl Node {
         let Heartbeat { beat, floor, leases, asked, writes } = heartbeat;
         // Each attempt once: what an answer costs was paid for by this worker's own scheduler, or is small.
         if !(is_rising(leases) && is_rising(asked)) {
-            self.cx.fx.drop_frame();
+            self.cx.fx.drop_frame(Some(id), Dropped::Disordered);
             return;
         }
         self.sending.on_floor(&mut self.cx, id, *floor);
@@ -119,7 +132,7 @@ impl Node {
 
     pub(super) fn on_heartbeat_ack(&mut self, id: PeerId, ack: HeartbeatAck) {
         if !is_rising(&ack.leases) {
-            self.cx.fx.drop_frame();
+            self.cx.fx.drop_frame(Some(id), Dropped::Disordered);
             return;
         }
         self.sending.on_floor(&mut self.cx, id, ack.floor);
@@ -155,6 +168,7 @@ impl Node {
         let silent_for = self.cx.silent_for(id);
         let silence = self.cx.judge_silence(id);
         if silence == Silence::TooLong {
+            self.cx.fx.tell(id, || KvWhat::PeerGivenUp { silent_for });
             let cause = self.cx.loss(id, Cause::PeerUnresponsive { silent_for });
             // The next session asks the bootstrap server anew.
             self.cx.lookups.forget(id);
@@ -173,6 +187,7 @@ impl Node {
         let keepalive = self.cx.config.timing.keepalive;
         let mut quiet = self.receiving.quiet_attempts(&self.cx, id, keepalive);
         if quiet.is_empty() && silent_for >= keepalive {
+            self.cx.fx.tell(id, || KvWhat::PeerSilent { silent_for });
             quiet.push(Vec::new());
         }
         for asked in each(quiet) {
@@ -199,6 +214,7 @@ impl Node {
         }
         // A way that was lost is tried again, and what is known of the peer proves nothing.
         if self.cx.peers.get(id).is_some_and(|peer| !peer.is_lost()) {
+            self.cx.fx.tell(id, || KvWhat::ConnectFailed(error.clone()));
             self.fail_peer_sessions(id, &Cause::Connect(error), Some(self.cx.fx.now()));
             self.cx.forget_peer(id);
         }
@@ -210,6 +226,7 @@ impl Node {
         }
         match end {
             WayEnd::Dead { quiet_after } => {
+                self.cx.fx.tell(id, || KvWhat::PeerDead { quiet_after });
                 let cause = self.cx.loss(id, Cause::PeerLost);
                 self.fail_peer_sessions(id, &cause, Some(self.cx.fx.now() + quiet_after));
                 self.cx.forget_peer(id);
@@ -221,6 +238,7 @@ impl Node {
     /// This side's way to the peer is lost: the peer may live, and go on writing through its own. Pages that
     /// it may write wait for its word, over a new way, or for what the transport knows of its writes.
     fn on_way_lost(&mut self, id: PeerId) {
+        self.cx.fx.tell(id, || KvWhat::WayLost);
         let cause = self.cx.loss(id, Cause::WayLost);
         let served = self.sending.served(&self.cx, id);
         self.fail_peer_sessions(id, &cause, None);
@@ -255,6 +273,7 @@ impl Node {
 
     /// No write of the peer's arrives any more: ends the conversation, and gives the pages back.
     fn fenced(&mut self, id: PeerId) {
+        self.cx.fx.tell(id, || KvWhat::WritesOver);
         let cause = self.cx.loss(id, self.cx.silence(id));
         self.fail_peer_sessions(id, &cause, Some(self.cx.fx.now()));
         self.cx.forget_peer(id);

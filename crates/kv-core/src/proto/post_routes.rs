@@ -28,9 +28,10 @@ impl Node {
     }
 
     /// A post has ended: the part that planned it goes on.
-    pub(super) fn on_posted(&mut self, post: PostId, result: Result<(), PlaneError>) {
-        let Some(post) = self.cx.posts.end(post, self.cx.fx.now()) else { return };
+    pub(super) fn on_posted(&mut self, id: PostId, result: Result<(), PlaneError>) {
+        let Some(post) = self.cx.posts.end(id, self.cx.fx.now()) else { return };
         self.cx.peers.post_ended(post.peer);
+        self.cx.fx.post_ended(id, &post, &result);
         match post.op {
             Op::Read => self.receiving.on_read(&mut self.cx, &post, result),
             Op::Write => self.sending.on_written(&mut self.cx, &post, result),

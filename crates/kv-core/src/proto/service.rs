@@ -9,6 +9,7 @@ use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
 use crate::record::TransportOffer;
 use crate::time::Time;
+use crate::trace::{Event, KvWhat};
 use crate::wire::hello_transport;
 
 impl Machine for Node {
@@ -17,6 +18,7 @@ impl Machine for Node {
     type Resource = Resource;
     type Failure = TransferError;
     type Quarantine = Quarantine;
+    type Trace = KvWhat;
 
     fn handle(&mut self, now: Time, input: Input) {
         Node::handle(self, now, input);
@@ -36,6 +38,14 @@ impl Machine for Node {
 
     fn quarantine(&self) -> Vec<Quarantine> {
         Node::quarantine(self)
+    }
+
+    fn listen(&mut self, on: bool) {
+        Node::listen(self, on);
+    }
+
+    fn poll_trace(&mut self) -> Option<Event<KvWhat>> {
+        Node::poll_trace(self)
     }
 
     fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {

@@ -13,4 +13,5 @@ mod reading;
 mod receiving;
 mod serving;
 mod solo;
+mod tracing;
 mod ways;

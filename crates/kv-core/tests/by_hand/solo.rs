@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
+use kv_core::trace::{Event, KvWhat};
 use kv_core::wire::{
     Abort, Body, Claim, Destination, Frame, Heartbeat, HeartbeatAck, Hello, Link, Progress, Register,
     Release, VERSIONS, Welcome, Wish,
@@ -201,6 +202,16 @@ impl Solo {
         solo.found(lookup, vec![record(1)]);
         solo.welcome(1, 1);
         (solo, session)
+    }
+
+    /// From now on the node tells what happens in it.
+    pub fn listen(&mut self) {
+        self.node.listen(true);
+    }
+
+    /// What it has told since the last time.
+    pub fn told(&mut self) -> Vec<Event<KvWhat>> {
+        std::iter::from_fn(|| self.node.poll_trace()).collect()
     }
 
     pub fn node(&self) -> &Node {

@@ -1,8 +1,10 @@
 //! What a worker of the KV cache is started with.
 
 use kv_core::proto::{Limits, Timing};
+use kv_core::trace::KvWhat;
 use kv_core::{KvArgs, RankRecord, WorkerRole};
 
+use super::words::Listener;
 use crate::worker::Setup;
 
 /// What a worker is started with.
@@ -28,6 +30,9 @@ pub struct WorkerConfig {
     /// Seed of the protocol's own random numbers; `None` draws one. The incarnation is drawn in
     /// any case: a restarted worker must be a different one.
     pub seed: Option<u64>,
+    /// Who is told each event of the worker, if anybody: on the worker's thread, see
+    /// [`worker::Listener`](crate::worker::Listener).
+    pub listener: Option<Listener>,
 }
 
 impl WorkerConfig {
@@ -42,14 +47,16 @@ impl WorkerConfig {
             max_sessions: 131_072,
             command_queue: 4096,
             seed: None,
+            listener: None,
         }
     }
 
     /// What the worker's thread is started with; the record is published if a server was named.
-    pub(crate) fn setup(self, record: RankRecord) -> Setup {
+    pub(crate) fn setup(self, record: RankRecord) -> Setup<KvWhat> {
         Setup {
             worker: self.args.worker().clone(),
             verbose: self.args.verbose(),
+            listener: self.listener,
             publish: self.bootstrap.map(|addr| (addr, record)),
             max_sessions: self.max_sessions,
             command_queue: self.command_queue,
@@ -83,6 +90,12 @@ impl WorkerConfig {
     /// Commands that wait for the worker before session handles see backpressure.
     pub fn command_queue(mut self, command_queue: usize) -> Self {
         self.command_queue = command_queue;
+        self
+    }
+
+    /// Tells this listener each event of the worker.
+    pub fn listener(mut self, listener: Listener) -> Self {
+        self.listener = Some(listener);
         self
     }
 

@@ -12,4 +12,4 @@ pub use gauges::{Gauges, HeldBytes};
 pub use manager::Manager;
 pub use session::{Receiver, Receiving, Sender, Sending, Session};
 pub use start::{StopReport, Worker};
-pub use words::{Change, KvMachine, PollSet};
+pub use words::{Change, KvMachine, Listener, PollSet};

@@ -2,6 +2,7 @@
 
 use kv_core::machine::Machine;
 use kv_core::proto::{Command, Resource};
+use kv_core::trace::KvWhat;
 use kv_core::{KvPoll, Quarantine, TransferError};
 
 use crate::worker;
@@ -15,8 +16,12 @@ pub type KvMachine = Box<
             Resource = Resource,
             Failure = TransferError,
             Quarantine = Quarantine,
+            Trace = KvWhat,
         >,
 >;
+
+/// Is told each event of a worker.
+pub type Listener = worker::Listener<KvWhat>;
 
 /// One session that has changed.
 pub type Change = worker::Change<KvPoll>;

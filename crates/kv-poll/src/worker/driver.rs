@@ -60,7 +60,7 @@ pub struct Driver<M: Machine> {
     /// The client has been given something and wants to be polled before any sleep.
     client_stirred: bool,
     stopping: Option<Stopping>,
-    explain: Explain,
+    explain: Explain<M::Trace>,
 }
 
 struct Stopping {
@@ -101,8 +101,8 @@ impl<M: Machine> Driver<M> {
     /// A worker that runs this machine over a plane with which its regions are
     /// [registered](super::attach).
     pub fn new(
-        machine: M,
-        setup: Setup,
+        mut machine: M,
+        setup: Setup<M::Trace>,
         plane: Box<dyn Plane + Send>,
         client: Box<dyn BootstrapClient>,
         clock: Box<dyn Clock>,
@@ -110,6 +110,10 @@ impl<M: Machine> Driver<M> {
         setup.check()?;
         let link = Link::new(setup.max_sessions, setup.command_queue);
         let link = link.map(Arc::new).map_err(|error| StartError::os("eventfd", &error))?;
+        let explain = Explain::new(setup.worker, setup.verbose, setup.listener);
+        if explain.is_heard() {
+            machine.listen(true);
+        }
         if setup.publish.is_some() {
             link.set_registration(Registration::Pending { last: None });
         }
@@ -126,7 +130,7 @@ impl<M: Machine> Driver<M> {
             face: Face::default(),
             client_stirred: false,
             stopping: None,
-            explain: Explain::new(setup.worker, setup.verbose),
+            explain,
             link,
         })
     }
@@ -267,12 +271,11 @@ impl<M: Machine> Driver<M> {
     fn feed(&mut self, input: Input<M::Command>) {
         self.inputs.push_back(input);
         while let Some(input) = self.inputs.pop_front() {
-            self.explain.input(&input);
             let now = self.clock.now();
             self.face.stir();
             self.machine.handle(now, input);
+            self.explain.pass_on(&mut self.machine);
             while let Some(output) = self.machine.poll_output() {
-                self.explain.output(&output);
                 self.carry_out(now, output);
             }
         }

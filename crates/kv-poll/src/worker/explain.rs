@@ -1,67 +1,86 @@
-//! What a worker says about itself when [`Setup::verbose`](super::Setup::verbose) is set: one line
-//! on standard error for each change of a session, each peer, and each failed operation.
-#![allow(clippy::print_stderr)]
+//! Who is told what a worker's machine does: a [`Listener`], and whoever reads standard error if
+//! [`Setup::verbose`](super::Setup::verbose) is set.
 
-use std::error::Error;
-use std::fmt::Write;
+use std::fmt;
+use std::sync::Arc;
 
 use kv_core::WorkerId;
-use kv_core::machine::{Amounts, Input, Output, SessionResource, SessionStatus};
+use kv_core::machine::Machine;
+use kv_core::trace::{Event, What};
 
-/// Speaks for one worker, or says nothing.
-pub(super) struct Explain {
-    worker: Option<WorkerId>,
-}
+/// Is told each event of a worker's machine, as it happens.
+///
+/// It is called on the worker's thread, between an input of the machine and what follows from it: bytes,
+/// frames and leases wait meanwhile. Whoever has more to do with an event than to count it passes it on to
+/// another thread.
+///
+/// ```
+/// use std::sync::mpsc;
+/// use kv_core::trace::KvWhat;
+/// use kv_poll::worker::Listener;
+///
+/// let (sender, events) = mpsc::channel();
+/// let listener = Listener::<KvWhat>::new(move |worker, event| {
+///     // If nobody wants to know any more, nothing is to be done about it.
+///     let _ = sender.send((worker.clone(), event.clone()));
+/// });
+/// # drop(listener);
+/// # assert!(events.recv().is_err());
+/// ```
+pub struct Listener<W>(Arc<Hear<W>>);
 
-impl Explain {
-    pub(super) fn new(worker: WorkerId, verbose: bool) -> Explain {
-        Explain { worker: verbose.then_some(worker) }
-    }
+type Hear<W> = dyn Fn(&WorkerId, &Event<W>) + Send + Sync;
 
-    pub(super) fn input<C>(&self, input: &Input<C>) {
-        let Some(worker) = &self.worker else { return };
-        match input {
-            Input::Posted { post, result: Err(error) } => eprintln!("{worker}: post {post} failed: {error}"),
-            Input::ConnectFailed { peer, error } => {
-                eprintln!("{worker}: cannot connect to peer {peer}: {error}")
-            }
-            Input::PeerGone { peer, end } => {
-                eprintln!("{worker}: the way to peer {peer} has ended: {end:?}");
-            }
-            Input::LookupFailed { error, .. } => eprintln!("{worker}: lookup failed: {error}"),
-            _ => {}
-        }
-    }
-
-    pub(super) fn output<S, R, F>(&self, output: &Output<S, R, F>)
-    where
-        S: SessionStatus,
-        R: SessionResource,
-        F: Error,
-    {
-        let Some(worker) = &self.worker else { return };
-        match output {
-            Output::Connect { peer, .. } => eprintln!("{worker}: connects to peer {peer}"),
-            Output::Disconnect { peer } => eprintln!("{worker}: forgets peer {peer}"),
-            Output::Status { session, failure: Some(error), .. } => {
-                eprintln!("{worker}: session {session} failed: {error}");
-            }
-            Output::Status { session, poll, .. } => eprintln!("{worker}: session {session} is {poll}"),
-            Output::Release { session, resource } => {
-                eprintln!("{worker}: session {session} gives back {}", list::<R>(resource.amounts()));
-            }
-            _ => {}
-        }
+impl<W> Listener<W> {
+    /// A listener that calls this for each event, with the worker in which it happened.
+    pub fn new(hear: impl Fn(&WorkerId, &Event<W>) + Send + Sync + 'static) -> Listener<W> {
+        Listener(Arc::new(hear))
     }
 }
 
-/// How much of each kind, in words.
-fn list<R: SessionResource>(amounts: Amounts) -> String {
-    let mut text = String::new();
-    for (kind, amount) in R::KINDS.iter().zip(amounts.0).filter(|(_, amount)| *amount > 0) {
-        let comma = if text.is_empty() { "" } else { ", " };
-        // Writing into a string cannot fail.
-        let _ = write!(text, "{comma}{amount} {kind}");
+impl<W> Clone for Listener<W> {
+    fn clone(&self) -> Listener<W> {
+        Listener(Arc::clone(&self.0))
     }
-    if text.is_empty() { "nothing".to_owned() } else { text }
+}
+
+impl<W> fmt::Debug for Listener<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").finish_non_exhaustive()
+    }
+}
+
+/// Everybody who listens to one worker.
+#[derive(Debug)]
+pub(super) struct Explain<W> {
+    worker: WorkerId,
+    listeners: Vec<Listener<W>>,
+}
+
+impl<W: What> Explain<W> {
+    pub(super) fn new(worker: WorkerId, verbose: bool, listener: Option<Listener<W>>) -> Explain<W> {
+        let verbose = verbose.then(|| Listener::new(print));
+        Explain { worker, listeners: verbose.into_iter().chain(listener).collect() }
+    }
+
+    /// True if anybody listens.
+    pub(super) fn is_heard(&self) -> bool {
+        !self.listeners.is_empty()
+    }
+
+    /// Passes on what the machine has told since the last time.
+    pub(super) fn pass_on<M: Machine<Trace = W>>(&self, machine: &mut M) {
+        if !self.is_heard() {
+            return;
+        }
+        while let Some(event) = machine.poll_trace() {
+            self.listeners.iter().for_each(|Listener(hear)| hear(&self.worker, &event));
+        }
+    }
+}
+
+/// One line on standard error.
+#[allow(clippy::print_stderr)]
+fn print<W: What>(worker: &WorkerId, event: &Event<W>) {
+    eprintln!("{worker}: {event}");
 }

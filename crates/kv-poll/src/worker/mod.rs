@@ -30,6 +30,7 @@ use kv_core::{BootstrapClient, Plane};
 pub use cell::Failure;
 pub use clock::{BootTime, Clock};
 pub use driver::{Driver, Ended, Rest, Turn};
+pub use explain::Listener;
 pub use gauges::Gauges;
 pub use link::Registration;
 pub use poll_set::{Change, PollSet};
@@ -79,7 +80,7 @@ impl<M: Machine + 'static> Worker<M> {
     /// The machine's regions are [registered](attach) with the plane already.
     pub fn start<P: Plane + Send + 'static>(
         machine: M,
-        setup: Setup,
+        setup: Setup<M::Trace>,
         plane: P,
         client: Box<dyn BootstrapClient>,
     ) -> Result<Worker<M>, StartError> {

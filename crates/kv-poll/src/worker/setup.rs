@@ -5,16 +5,21 @@ use std::io;
 use bytes::Bytes;
 use kv_core::{Plane, PlaneError, RankRecord, RecordError, Region, WorkerId};
 
+use super::explain::Listener;
+
 /// Most sessions, and most queued commands, of one worker.
 pub(super) const MAX_QUEUE: usize = 1 << 24;
 
-/// What a worker is started with, whatever its service.
-#[derive(Debug, Clone)]
-pub struct Setup {
+/// What a worker is started with, whatever its service. `W` is what the service's machine tells of itself
+/// ([`Machine::Trace`](kv_core::machine::Machine::Trace)).
+#[derive(Debug)]
+pub struct Setup<W> {
     /// Engine and rank: the name of the thread, and of the worker in verbose lines.
     pub worker: WorkerId,
-    /// Whether the worker says on standard error what its machine does.
+    /// Whether the worker prints each event of its machine on standard error, as one line.
     pub verbose: bool,
+    /// Who is told each event of its machine, if anybody.
+    pub listener: Option<Listener<W>>,
     /// The bootstrap server (`host:port`) that the worker registers with, and what it is to say of the
     /// worker. The record is the service's: the worker hands it on.
     pub publish: Option<(String, RankRecord)>,
@@ -24,10 +29,35 @@ pub struct Setup {
     pub command_queue: usize,
 }
 
-impl Setup {
+impl<W> Clone for Setup<W> {
+    fn clone(&self) -> Setup<W> {
+        Setup {
+            worker: self.worker.clone(),
+            verbose: self.verbose,
+            listener: self.listener.clone(),
+            publish: self.publish.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<W> Setup<W> {
     /// The defaults, without a registration.
-    pub fn new(worker: WorkerId) -> Setup {
-        Setup { worker, verbose: false, publish: None, max_sessions: 131_072, command_queue: 4096 }
+    pub fn new(worker: WorkerId) -> Setup<W> {
+        Setup {
+            worker,
+            verbose: false,
+            listener: None,
+            publish: None,
+            max_sessions: 131_072,
+            command_queue: 4096,
+        }
+    }
+
+    /// Tells this listener each event of the machine.
+    pub fn listener(mut self, listener: Listener<W>) -> Setup<W> {
+        self.listener = Some(listener);
+        self
     }
 
     pub(super) fn check(&self) -> Result<(), StartError> {

@@ -1,6 +1,7 @@
 //! What the invariants of the KV service are told, and what they may look at.
 
 use kv_core::proto::NodeGauges;
+use kv_core::trace::{Event, KvWhat};
 use kv_core::{KvPoll, SessionId, TransferError};
 
 use crate::kv::ledger::{Ledger, LegId};
@@ -19,6 +20,8 @@ pub(crate) type Fact<'a> = fact::Fact<'a, NodeGauges, KvFact<'a>>;
 pub(crate) enum KvFact<'a> {
     /// A session changed its state. The leg still shows the one before.
     Status { leg: LegId, to: KvPoll, failure: Option<&'a TransferError> },
+    /// A node told what happens in it.
+    Told { life: LifeId, event: &'a Event<KvWhat> },
     /// A status of a session that nobody opened.
     StrangeStatus { life: LifeId, session: SessionId, to: KvPoll },
     /// A token came back. The ledger still shows it as held; `None` if no such token was out.

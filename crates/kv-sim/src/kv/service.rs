@@ -22,7 +22,7 @@ use crate::net::calendar::Event;
 use crate::net::cost::Held;
 use crate::net::flight::Piece;
 use crate::net::lives::{LifeId, Slot};
-use crate::net::service::Service;
+use crate::net::service::{EventOf, Service};
 use crate::net::world::World;
 use crate::planted::Planted;
 use crate::rng::Rng;
@@ -165,6 +165,10 @@ impl Service for Kv {
         show(frame)
     }
 
+    fn told(world: &mut KvWorld, life: LifeId, event: &EventOf<Kv>) {
+        world.tell(&Fact::Own(KvFact::Told { life, event }));
+    }
+
     fn begin(world: &mut KvWorld) {
         world.plan_requests();
     }
@@ -241,6 +245,10 @@ impl Service for Kv {
 
     fn spoil_outputs(world: &mut KvWorld, life: LifeId, outputs: Vec<Output>) -> Vec<Output> {
         world.sabotage_outputs(life, outputs)
+    }
+
+    fn spoil_events(world: &mut KvWorld, _life: LifeId, events: Vec<EventOf<Kv>>) -> Vec<EventOf<Kv>> {
+        world.sabotage_events(events)
     }
 
     fn spoil_gauges(world: &KvWorld, gauges: &mut NodeGauges) {

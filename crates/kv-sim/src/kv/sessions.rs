@@ -19,10 +19,6 @@ impl KvWorld {
         failure: Option<&TransferError>,
     ) {
         self.trace.fold(session.0 << 3 | to as u64);
-        self.trace.note(self.now, || {
-            let why = failure.map(|failure| format!(" ({failure})")).unwrap_or_default();
-            format!("  life {life} session {session}: {to}{why}")
-        });
         let Some(&leg) = self.service.stock[life].sessions.get(&session) else {
             return self.tell(&Fact::Own(KvFact::StrangeStatus { life, session, to }));
         };

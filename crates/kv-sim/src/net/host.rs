@@ -75,10 +75,13 @@ impl<M: Machine, G: Send, L> Host<M, G, L> {
     /// A host that begins to live, and that may be found at a bootstrap server.
     pub(crate) fn new(
         slot: Slot,
-        engine: Engine<M, G, L>,
+        mut engine: Engine<M, G, L>,
         record: RankRecord,
         published: Option<String>,
     ) -> Host<M, G, L> {
+        if let Engine::Node(node) = &mut engine {
+            node.listen(true);
+        }
         Host {
             slot,
             engine,

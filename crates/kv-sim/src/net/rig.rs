@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use kv_core::machine::{Input, Machine, Output};
+use kv_core::trace::Event;
 use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, LookupId, PeerId, Plane, PlaneError, PlaneEvent,
     PlaneWait, Post, PostId, RankQuery, RankRecord, Region, Time, TransportOffer, WorkerId, WriteFence,
@@ -40,6 +41,8 @@ pub(crate) type Ask<M, G> = (fn(&M) -> G, fn(&G) -> Held);
 
 /// What turns have brought about.
 pub(crate) struct Turned<M: Machine, G> {
+    /// Everything that the node told, in order.
+    pub(crate) events: Vec<Event<M::Trace>>,
     /// Everything that the node wanted, in order.
     pub(crate) outputs: Vec<Output<M::Status, M::Resource, M::Failure>>,
     /// The last reading of the clock.
@@ -71,6 +74,7 @@ struct State<M: Machine, G> {
     events: VecDeque<(u64, Road, PlaneEvent)>,
     told: VecDeque<(u64, Told<M::Command>)>,
     commands: VecDeque<M::Command>,
+    traced: Vec<Event<M::Trace>>,
     outputs: Vec<Output<M::Status, M::Resource, M::Failure>>,
     gauges: G,
     costs: Vec<Cost>,
@@ -121,7 +125,7 @@ impl<M: Machine, G> Desk<M, G> {
 impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
     /// A driver of a node.
     pub(crate) fn new(
-        (node, worker): (M, WorkerId),
+        (mut node, worker): (M, WorkerId),
         ask: Ask<M, G>,
         params: &Physics,
         (life, clock, salt): (LifeId, Clock, u64),
@@ -135,6 +139,7 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
             events: VecDeque::new(),
             told: VecDeque::new(),
             commands: VecDeque::new(),
+            traced: Vec::new(),
             outputs: Vec::new(),
             gauges: G::default(),
             costs: Vec::new(),
@@ -147,6 +152,7 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
             planted,
         };
         let desk = Desk(Arc::new(Mutex::new(state)));
+        node.listen(true);
         let setup = Setup { max_sessions: 1, command_queue: 1, ..Setup::new(worker) };
         let machine = Tap { node, ask, desk: desk.clone() };
         let (client, own) = (Box::new(desk.clone()), Box::new(desk.clone()));
@@ -214,6 +220,7 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
         }
         let state = &mut *self.desk.open();
         Turned {
+            events: std::mem::take(&mut state.traced),
             outputs: std::mem::take(&mut state.outputs),
             now: state.last,
             next,
@@ -248,6 +255,7 @@ impl<M: Machine, G: Send> Machine for Tap<M, G> {
     type Resource = M::Resource;
     type Failure = M::Failure;
     type Quarantine = M::Quarantine;
+    type Trace = M::Trace;
 
     fn handle(&mut self, now: Time, input: Input<M::Command>) {
         let input = match input {
@@ -275,6 +283,7 @@ impl<M: Machine, G: Send> Machine for Tap<M, G> {
             match output {
                 Some(output @ (Output::Status { .. } | Output::Release { .. })) => state.outputs.push(output),
                 None => {
+                    state.traced.extend(std::iter::from_fn(|| self.node.poll_trace()));
                     state.gauges = (self.ask.0)(&self.node);
                     if let Some(cost) = state.costs.last_mut() {
                         cost.held = cost.held.or((self.ask.1)(&state.gauges));

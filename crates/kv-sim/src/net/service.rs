@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use bytes::Bytes;
 use kv_core::machine::{Input, Machine, Output};
+use kv_core::trace::Event;
 use kv_core::{Op, SessionId};
 
 use crate::net::cost::Held;
@@ -22,6 +23,8 @@ pub type FailureOf<S> = <<S as Service>::Machine as Machine>::Failure;
 pub type StatusOf<S> = <<S as Service>::Machine as Machine>::Status;
 /// What its sessions are lent.
 pub type ResourceOf<S> = <<S as Service>::Machine as Machine>::Resource;
+/// What a machine of the service tells of what happens in it.
+pub type EventOf<S> = Event<<<S as Service>::Machine as Machine>::Trace>;
 /// What a machine of the service wants.
 pub type OutputOf<S> = Output<StatusOf<S>, ResourceOf<S>, FailureOf<S>>;
 
@@ -72,6 +75,9 @@ pub trait Service: Sized {
         world: &mut World<Self>,
         fact: &Fact<'_, Self::Gauges, Self::Own<'_>>,
     ) -> Result<(), Violation>;
+
+    /// A machine has told what happens in it: before what it wants is carried out.
+    fn told(_world: &mut World<Self>, _life: LifeId, _event: &EventOf<Self>) {}
 
     /// Says in one line what a frame says.
     fn show(frame: &[u8]) -> String {
@@ -137,6 +143,15 @@ pub trait Service: Sized {
         outputs: Vec<OutputOf<Self>>,
     ) -> Vec<OutputOf<Self>> {
         outputs
+    }
+
+    /// A planted bug changes what a machine tells.
+    fn spoil_events(
+        _world: &mut World<Self>,
+        _life: LifeId,
+        events: Vec<EventOf<Self>>,
+    ) -> Vec<EventOf<Self>> {
+        events
     }
 
     /// A planted bug changes what a machine says that it holds.

@@ -37,7 +37,7 @@ impl<S: Service> World<S> {
                 return effects;
             }
         };
-        let Turned { mut outputs, now, mut next, mut gauges, mut costs, restless } = turned;
+        let Turned { mut events, mut outputs, now, mut next, mut gauges, mut costs, restless } = turned;
         self.hosts[life].held = S::held(&gauges);
         if restless {
             self.tell(&Fact::Restless);
@@ -45,7 +45,12 @@ impl<S: Service> World<S> {
         if self.planted.is_some() {
             self.amplify(&mut costs);
             self.change_ways(life, &mut outputs);
+            events = S::spoil_events(self, life, events);
             outputs = S::spoil_outputs(self, life, outputs);
+        }
+        for event in &events {
+            self.trace.note(self.now, || format!("  life {life} at {event}"));
+            S::told(self, life, event);
         }
         for cost in costs {
             self.tell(&Fact::Cost { life, input: name, cost });
@@ -101,9 +106,10 @@ impl<S: Service> World<S> {
                 node.handle(now, input);
                 let outputs: Vec<OutputOf<S>> = std::iter::from_fn(|| node.poll_output()).collect();
                 outputs.iter().for_each(|output| cost.add(output));
+                let events = std::iter::from_fn(|| node.poll_trace()).collect();
                 let (next, gauges) = (node.next_timeout(), S::gauges(node));
                 cost.held = cost.held.or(S::held(&gauges));
-                Turned { outputs, now, next, gauges, costs: vec![cost], restless: false }
+                Turned { events, outputs, now, next, gauges, costs: vec![cost], restless: false }
             })),
         };
         turned.map(Some).map_err(|payload| {

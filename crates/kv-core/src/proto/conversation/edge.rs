@@ -9,6 +9,7 @@ use crate::id::PeerId;
 use crate::plane::Origin;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
+use crate::trace::Dropped;
 use crate::wire::{Body, Codec, Frame, Link, Unreadable, Unspeakable};
 
 impl Context {
@@ -20,18 +21,20 @@ impl Context {
         let named = Frame::link_of(frame).and_then(|link| self.peers.with_link(link));
         let codec =
             named.and_then(|(peer, _)| self.peers.get(peer)).map_or(Codec::MEETING, |peer| peer.codec);
-        let dropped = self.fx.dropped_mut();
+        let author =
+            named.filter(|(_, origin)| origin.is_none_or(|origin| origin == from)).map(|(peer, _)| peer);
         let body = match codec.decode(frame) {
             Ok(frame) => frame.body,
             Err(why) => {
-                match why {
-                    Unreadable::Version { .. } => dropped.version += 1,
+                let why = match why {
+                    Unreadable::Version { .. } => Dropped::OtherVersion,
                     // Somebody who was forgotten goes on in the version of before.
-                    Unreadable::NotMet { .. } if named.is_none() => dropped.stranger += 1,
-                    Unreadable::NotMet { .. } => dropped.version += 1,
-                    Unreadable::Kind { .. } => dropped.kind += 1,
-                    Unreadable::TooLong { .. } | Unreadable::Malformed { .. } => dropped.malformed += 1,
-                }
+                    Unreadable::NotMet { .. } if named.is_none() => Dropped::UnknownConversation,
+                    Unreadable::NotMet { .. } => Dropped::OtherVersion,
+                    Unreadable::Kind { .. } => Dropped::UnknownKind,
+                    Unreadable::TooLong { .. } | Unreadable::Malformed { .. } => Dropped::Damaged,
+                };
+                self.fx.drop_frame(author, why);
                 return None;
             }
         };
@@ -45,8 +48,12 @@ impl Context {
             {
                 Some(Heard::From(peer, body))
             }
-            _ => {
-                dropped.stranger += 1;
+            (_, Some((peer, _))) => {
+                self.fx.drop_frame(Some(peer), Dropped::WrongOrigin);
+                None
+            }
+            (_, None) => {
+                self.fx.drop_frame(None, Dropped::UnknownConversation);
                 None
             }
         }
@@ -65,6 +72,7 @@ impl Context {
     /// Sends a frame to a peer; one that is too long, or in no version that the peer reads, is lost.
     pub(super) fn say(&mut self, peer: PeerId, codec: Codec, link: Link, body: &Body) {
         if let Ok(frame) = codec.encode(link, body) {
+            self.tell_said(peer, body);
             self.fx.output(Output::Send { peer, frame });
         }
     }
@@ -73,7 +81,10 @@ impl Context {
     pub(in crate::proto) fn send_long(&mut self, peer: PeerId, body: &Body) -> bool {
         let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.link()?)));
         match way.map(|(codec, link)| codec.encode(link, body)) {
-            Some(Ok(frame)) => self.fx.output(Output::Send { peer, frame }),
+            Some(Ok(frame)) => {
+                self.tell_said(peer, body);
+                self.fx.output(Output::Send { peer, frame });
+            }
             Some(Err(Unspeakable::TooLong { .. })) => return false,
             Some(Err(_)) | None => {}
         }

@@ -20,6 +20,7 @@ use crate::proto::io::Output;
 use crate::proto::timer::Timer;
 use crate::record::{MAX_NAME, TransportOffer};
 use crate::time::Time;
+use crate::trace::{Dropped, KvWhat};
 use crate::wire::{Body, Codec, Hello, Link, Refused, Welcome};
 
 /// Most bytes of a transport's metadata, and how many more for each region.
@@ -74,7 +75,12 @@ impl Context {
         }
         let link = self.peers.draw_link(&mut self.fx);
         let here = self.config.args.geometry();
-        Some(self.peers.insert(Peer::new(introduction, transport, here, link, self.fx.now())))
+        let id = self.peers.insert(Peer::new(introduction, transport, here, link, self.fx.now()));
+        if let Some(met) = self.peers.get(id) {
+            let (worker, incarnation) = (&met.worker, met.incarnation);
+            self.fx.tell(id, || KvWhat::PeerMet { worker: worker.clone(), incarnation });
+        }
+        Some(id)
     }
 
     /// Takes whoever says hello among the peers, if there is room.
@@ -85,7 +91,7 @@ impl Context {
             match idle {
                 Some(idle) => self.forget_peer(idle),
                 None => {
-                    self.fx.drop_frame();
+                    self.fx.drop_frame(None, Dropped::NoRoom);
                     return None;
                 }
             }
@@ -97,7 +103,7 @@ impl Context {
             transports: [transport_of(hello)].into(),
         };
         let Some(id) = self.admit(introduction) else {
-            self.fx.drop_frame();
+            self.fx.drop_frame(None, Dropped::NoRoom);
             return None;
         };
         if let Some(peer) = self.peers.get_mut(id) {
@@ -177,7 +183,7 @@ impl Context {
             || hello.plane.len() > MAX_NAME
             || known.is_some_and(|known| self.is_impostor(known, from))
         {
-            self.fx.drop_frame();
+            self.fx.drop_frame(known, Dropped::BadHello);
             return HelloHeard::Nothing;
         }
         // Posts of a former conversation must be over before a new one begins: the welcome tells

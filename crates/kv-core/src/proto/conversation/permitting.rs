@@ -25,6 +25,7 @@ use crate::plane::WriteFence;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
 use crate::proto::timer::Timer;
+use crate::trace::KvWhat;
 
 impl Context {
     // ---- the prefill side ---------------------------------------------------------------------
@@ -62,6 +63,8 @@ impl Context {
         if until <= self.fx.now() {
             return;
         }
+        let lasts = until - self.fx.now();
+        self.fx.tell(id, || KvWhat::PermissionBegan { lasts });
         self.fx.output(Output::Permit { peer: id, until });
         self.posts.wake(id);
         if self.fx.is_armed(Timer::Permission(id)) {
@@ -129,6 +132,7 @@ impl Context {
             WriteFence::Revocable if peer.writes_in.revoking => {}
             WriteFence::Revocable => {
                 peer.writes_in.revoking = true;
+                self.fx.tell(id, || KvWhat::Revoking);
                 self.fx.output(Output::Revoke { peer: id });
             }
             WriteFence::Within(bound) => {

@@ -7,6 +7,7 @@ use crate::meter::each;
 use crate::proto::context::Context;
 use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
+use crate::trace::Dropped;
 use crate::wire::{Body, Heartbeat, HeartbeatAck, Release, Released};
 
 /// Most attempts that one heartbeat asks about, and that one heartbeat is answered for.
@@ -122,7 +123,7 @@ impl Context {
     pub(in crate::proto) fn on_released(&mut self, id: PeerId, released: Released) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         if !is_rising(&released.attempts) {
-            self.fx.drop_frame();
+            self.fx.drop_frame(Some(id), Dropped::Disordered);
             return;
         }
         for (start, count) in each(released.attempts) {

@@ -14,6 +14,7 @@ use crate::plane::{Directions, WriteFence};
 use crate::proto::context::Context;
 use crate::proto::io::Output;
 use crate::proto::timer::Timer;
+use crate::trace::KvWhat;
 
 impl Context {
     /// Forgets a peer, and all that is kept for it.
@@ -24,6 +25,7 @@ impl Context {
         for timer in [Timer::Peer, Timer::Heartbeat, Timer::Permission, Timer::Fence, Timer::Sweep] {
             self.fx.cancel(timer(peer));
         }
+        self.fx.tell(peer, || KvWhat::PeerForgotten);
         self.fx.output(Output::Disconnect { peer });
     }
 
@@ -117,6 +119,7 @@ impl Context {
         peer.directions = directions;
         peer.others.clear();
         peer.writes_in.declare(fence);
+        self.fx.tell(id, || KvWhat::WayOpened);
         let until = peer.writes_out.until();
         let lost = peer.is_lost();
         peer.contact.turn(Event::WayOpened);

@@ -12,6 +12,8 @@ use crate::proto::receiving::source::{Closes, Source};
 use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::rendezvous::Named;
 use crate::proto::timer::Timer;
+use crate::quarantine::Quarantine;
+use crate::trace::Half;
 use crate::wire::{Abort, Body, Failed};
 
 impl Session for ReceiveSession {
@@ -62,6 +64,7 @@ impl Session for ReceiveSession {
 
 impl Role for Receiving {
     type Session = ReceiveSession;
+    const HALF: Half = Half::Receiver;
 
     fn sessions(&self) -> &Sessions<ReceiveSession> {
         &self.sessions
@@ -69,6 +72,10 @@ impl Role for Receiving {
 
     fn sessions_mut(&mut self) -> &mut Sessions<ReceiveSession> {
         &mut self.sessions
+    }
+
+    fn waits(&self, cx: &Context, session: SessionId) -> Option<Quarantine> {
+        Some(self.sessions.get(&session)?.waits(cx, session))
     }
 
     fn withdraw(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {

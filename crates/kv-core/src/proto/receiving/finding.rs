@@ -17,6 +17,7 @@ use crate::proto::io::Output;
 use crate::proto::receiving::Receiving;
 use crate::proto::timer::Timer;
 use crate::record::{RankRecord, ServiceOffer, TransportOffer};
+use crate::trace::{KvWhat, Who};
 use crate::wire::Versions;
 
 impl Receiving {
@@ -29,6 +30,7 @@ impl Receiving {
         }
         let (addr, query) = question.clone();
         if let Some(lookup) = cx.lookups.ask(question, session) {
+            cx.fx.tell(session, || KvWhat::Asked { again: false });
             cx.fx.output(Output::Lookup { lookup, addr, query });
         }
     }
@@ -39,6 +41,7 @@ impl Receiving {
         lookup: LookupId,
         error: BootstrapError,
     ) {
+        cx.fx.tell(Who::default(), || KvWhat::NotAnswered(error.clone()));
         match cx.lookups.failed(lookup, &error) {
             AfterFailure::Again { failures } => {
                 let pause = cx.fx.backoff(cx.config.timing.lookup_retry, failures);
@@ -50,6 +53,7 @@ impl Receiving {
 
     pub(in crate::proto) fn ask_again(&mut self, cx: &mut Context, lookup: LookupId) {
         if let Some((addr, query)) = cx.lookups.again(lookup).cloned() {
+            cx.fx.tell(Who::default(), || KvWhat::Asked { again: true });
             cx.fx.output(Output::Lookup { lookup, addr, query });
         }
     }
@@ -69,6 +73,8 @@ impl Receiving {
         if waiting.is_empty() {
             return;
         }
+        let (named, sessions) = (ranks.len(), waiting.len());
+        cx.fx.tell(Who::default(), || KvWhat::Answered { ranks: named, sessions });
         match choose_sources(cx, &ranks) {
             Ok((dp_rank, dp_size, introductions)) => {
                 let mut peers = Vec::new();

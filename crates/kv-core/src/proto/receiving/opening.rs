@@ -17,6 +17,7 @@ use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::rendezvous::Named;
 use crate::record::WorkerRole;
 use crate::session_options::SessionOptions;
+use crate::trace::KvWhat;
 
 impl Receiving {
     pub(in crate::proto) fn open_receiver(
@@ -148,6 +149,7 @@ impl Receiving {
             self.fail(cx, session, Cause::InitOrder);
             return cx.fx.release(session, pages);
         }
+        cx.fx.tell(session, || KvWhat::PagesGiven { pages: pages.len() });
         receiver.given = Some((pages, aux));
         match bad {
             Some(cause) => self.fail(cx, session, cause),

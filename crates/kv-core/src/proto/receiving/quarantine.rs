@@ -17,7 +17,7 @@ impl Receiving {
 }
 
 impl ReceiveSession {
-    fn waits(&self, cx: &Context, session: SessionId) -> Quarantine {
+    pub(super) fn waits(&self, cx: &Context, session: SessionId) -> Quarantine {
         let closing = self.sources.iter().find(|source| source.closing_attempt().is_some());
         let (peer, reason) = match closing {
             Some(source) => (Some(source.peer), why_closing(cx.peers.get(source.peer))),

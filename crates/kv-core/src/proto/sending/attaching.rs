@@ -8,6 +8,7 @@ use crate::proto::conversation::{Incoming, Registration};
 use crate::proto::sending::target::{Reads, Role, Target, Written};
 use crate::proto::sending::{SendSession, Sending};
 use crate::time::Time;
+use crate::trace::KvWhat;
 use crate::wire::{Body, Link, Registered, Wish};
 
 impl Sending {
@@ -39,6 +40,7 @@ impl Sending {
         if !sender.lacks_receivers() {
             cx.rendezvous.await_no_more(&sender.named, session);
         }
+        cx.fx.tell((session, id, attempt), || KvWhat::ReceiverCame);
         if reads {
             self.answer_claim(cx, id, attempt, session, index);
         } else {

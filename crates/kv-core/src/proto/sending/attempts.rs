@@ -19,6 +19,7 @@ use crate::proto::rendezvous::{Ambiguity, Named};
 use crate::proto::sending::Sending;
 use crate::proto::sending::target::{Target, Written};
 use crate::proto::timer::Timer;
+use crate::trace::Dropped;
 use crate::wire::{Abort, AbortAck, Body, Destination, Failed, Progress, Register, Registered, Wish};
 
 /// Most runs of parts that one answer lists; the receiver asks again for the rest.
@@ -33,7 +34,7 @@ impl Sending {
         }
         let Some(peer) = cx.peers.get(id) else { return };
         if !self.may_note(cx, peer, attempt) {
-            cx.fx.drop_frame();
+            cx.fx.drop_frame(Some(id), Dropped::NoSuchAttempt);
             return;
         }
         if peer.incoming().get(attempt).is_some() {
@@ -241,7 +242,7 @@ impl Sending {
             return cx.send(id, Body::AbortAck(AbortAck { attempt }));
         }
         if !self.may_note(cx, peer, attempt) {
-            cx.fx.drop_frame();
+            cx.fx.drop_frame(Some(id), Dropped::NoSuchAttempt);
             return;
         }
         let (named, origin) = (Named::new(room, peer.suffixes_requests()), peer.origin());

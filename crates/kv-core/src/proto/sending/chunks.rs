@@ -10,6 +10,7 @@ use crate::pages::Pages;
 use crate::proto::context::Context;
 use crate::proto::ending::Ending;
 use crate::proto::sending::Sending;
+use crate::trace::KvWhat;
 
 impl Sending {
     /// All pages of the chunk are final.
@@ -31,8 +32,12 @@ impl Sending {
             cx.fx.release(session, chunk);
             return None;
         };
+        let pages = chunk.len();
         match (sender.given.begin(chunk), bad) {
-            (Ok(number), None) => return Some(number),
+            (Ok(chunk), None) => {
+                cx.fx.tell(session, || KvWhat::ChunkGiven { chunk, pages });
+                return Some(chunk);
+            }
             (Ok(_), Some(bad)) => self.fail(cx, session, Cause::BadPages(bad)),
             (Err(cause), _) => self.fail(cx, session, cause),
         }

@@ -29,6 +29,7 @@ use crate::proto::run_set;
 use crate::proto::sending::Sending;
 use crate::proto::timer::Timer;
 use crate::time::Time;
+use crate::trace::KvWhat;
 use crate::wire::{Body, Granted, Registered};
 
 impl Sending {
@@ -253,6 +254,7 @@ impl Sending {
         if until <= cx.fx.now()
             && self.sessions.get(&session).is_some_and(|sender| sender.standing.failure().is_none())
         {
+            cx.fx.tell(session, || KvWhat::LeaseExpired);
             // Fences the readers, at a time that is over.
             return self.fail(cx, session, Cause::LeaseExpired);
         }

@@ -12,6 +12,8 @@ use crate::proto::ending::{Ending, Role, Session, Sessions, Standing};
 use crate::proto::rendezvous::Latecomers;
 use crate::proto::sending::target::Target;
 use crate::proto::sending::{SendSession, Sending};
+use crate::quarantine::Quarantine;
+use crate::trace::Half;
 use crate::wire::{Body, Failed};
 
 impl Session for SendSession {
@@ -51,6 +53,7 @@ impl Session for SendSession {
 
 impl Role for Sending {
     type Session = SendSession;
+    const HALF: Half = Half::Sender;
 
     fn sessions(&self) -> &Sessions<SendSession> {
         &self.sessions
@@ -58,6 +61,10 @@ impl Role for Sending {
 
     fn sessions_mut(&mut self) -> &mut Sessions<SendSession> {
         &mut self.sessions
+    }
+
+    fn waits(&self, cx: &Context, session: SessionId) -> Option<Quarantine> {
+        Some(self.sessions.get(&session)?.waits(cx))
     }
 
     fn withdraw(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {

@@ -12,6 +12,7 @@ use crate::proto::run_set::is_rising;
 use crate::proto::sending::Sending;
 use crate::proto::sending::target::Target;
 use crate::proto::timer::Timer;
+use crate::trace::Dropped;
 use crate::wire::{Body, Release, Released};
 
 /// Most attempts that one release ends.
@@ -23,7 +24,7 @@ impl Sending {
     pub(in crate::proto) fn on_release(&mut self, cx: &mut Context, id: PeerId, release: Release) {
         let Release { floor, attempts, answer } = release;
         if !is_rising(&attempts) {
-            cx.fx.drop_frame();
+            cx.fx.drop_frame(Some(id), Dropped::Disordered);
             return;
         }
         // One short frame may name many: those that are left are released when the peer says it again.

@@ -8,6 +8,7 @@ use crate::proto::conversation::Incoming;
 use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Named;
 use crate::proto::sending::Sending;
+use crate::trace::KvWhat;
 use crate::wire::Wish;
 
 impl Sending {
@@ -68,6 +69,8 @@ impl Sending {
         });
         if writes {
             cx.ask_to_write(id);
+        } else {
+            cx.fx.tell(id, || KvWhat::PermissionEnded);
         }
     }
 }

@@ -13,7 +13,7 @@ impl Sending {
 }
 
 impl SendSession {
-    fn waits(&self, cx: &Context) -> Quarantine {
+    pub(super) fn waits(&self, cx: &Context) -> Quarantine {
         let busy = self.targets.iter().find(|target| target.outstanding() > 0);
         let leased = self.readers().map(|(_, target)| target).filter(|target| !target.is_over());
         let until = leased.clone().filter_map(|target| target.reads()?.fence).max();

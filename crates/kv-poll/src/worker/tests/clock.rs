@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_core::machine::Machine;
 use kv_core::proto::{Command, Input, Output, Resource};
+use kv_core::trace::KvWhat;
 use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, KvManager, KvPoll, KvSession, LookupId, Origin, PeerId,
     Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Quarantine, RankQuery, RankRecord, Region, Room,
@@ -148,6 +149,7 @@ impl Machine for Comparing {
     type Resource = Resource;
     type Failure = TransferError;
     type Quarantine = Quarantine;
+    type Trace = KvWhat;
 
     fn handle(&mut self, now: Time, input: Input) {
         let (kind, stamp) = match &input {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::machine::Machine;
 use kv_core::proto::{Command, Input, Output, Resource};
+use kv_core::trace::KvWhat;
 use kv_core::wire::hello_transport;
 use kv_core::{
     Cause, Desc, EngineId, FinalLayers, KV_SERVICE, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId,
@@ -181,6 +182,7 @@ impl Machine for Script {
     type Resource = Resource;
     type Failure = TransferError;
     type Quarantine = Quarantine;
+    type Trace = KvWhat;
 
     fn handle(&mut self, now: Time, input: Input) {
         assert!(self.outputs.is_empty(), "outputs are drained after every input");

@@ -14,13 +14,16 @@
 //! | [`incarnation_fence`] | 4: a restarted peer is a different peer |
 //! | [`bounded`] | 5: no panic, no unbounded table, no spinning |
 //! | [`idle_is_quiet`] | 5: when there is nothing to do, nothing is done, and nothing is kept |
+//! | [`events_tell_the_story`] | 3, 5: whoever listens is told of every end, and of every post |
 //! | [`requests_are_served`] | all: once faults stop, and where frames are merely lost, requests succeed |
 //!
-//! Each sees facts only from outside of the nodes, in `O(what changed)`.
+//! Each sees facts only from outside of the nodes, and what nodes tell of themselves is taken at its word by the
+//! one that checks it, in `O(what changed)`.
 
 mod bounded;
 mod each_sends_its_share;
 mod ends_once_in_time;
+mod events_tell_the_story;
 mod failure_is_told;
 mod idle_is_quiet;
 mod incarnation_fence;
@@ -65,6 +68,7 @@ invariants! {
     idle_is_quiet::IdleIsQuiet,
     reason_is_true::ReasonIsTrue,
     requests_are_served::RequestsAreServed,
+    events_tell_the_story::EventsTellTheStory,
 }
 
 impl Invariants {

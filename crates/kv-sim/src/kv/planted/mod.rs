@@ -6,6 +6,7 @@
 //! `ranks.rs`, those of context-parallel ranks in `context.rs`, and those of leases in `leases.rs`.
 
 mod context;
+mod events;
 mod frames;
 mod leases;
 mod outputs;

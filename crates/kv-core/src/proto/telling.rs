@@ -1,0 +1,117 @@
+//! Messages as they are told to whoever listens to the machine: without their lists, and with the session that
+//! they are about.
+
+use std::time::Duration;
+
+use super::context::Context;
+use super::conversation::Incoming;
+use crate::id::{Attempt, PeerId, SessionId};
+use crate::meter::each;
+use crate::trace::{KvWhat, Message, Who};
+use crate::wire::{Body, Register, Wish};
+
+impl Context {
+    /// A message was said to a peer.
+    #[inline(always)]
+    pub(super) fn tell_said(&mut self, peer: PeerId, body: &Body) {
+        if self.fx.is_heard() {
+            let who = self.who(peer, body, Said::Here);
+            self.fx.tell(who, || KvWhat::Said(message(body)));
+        }
+    }
+
+    /// A message was heard from a peer, and is about to be handled.
+    #[inline(always)]
+    pub(super) fn tell_heard(&mut self, peer: PeerId, body: &Body) {
+        if self.fx.is_heard() {
+            let who = self.who(peer, body, Said::There);
+            self.fx.tell(who, || KvWhat::Heard(message(body)));
+        }
+    }
+
+    /// Whom a message concerns. Its session is not known any more once the attempt is over.
+    fn who(&self, peer: PeerId, body: &Body, said: Said) -> Who {
+        let Some((receiver, attempt)) = attempt(body) else { return peer.into() };
+        let attempts = self.peers.get(peer);
+        let session = match attempts {
+            Some(known) if receiver == said => known.outgoing().of(attempt).map(|(session, _)| session),
+            Some(known) => known.incoming().get(attempt).and_then(served_by),
+            None => None,
+        };
+        Who { session, peer: Some(peer), attempt: Some(attempt) }
+    }
+}
+
+/// On which side a message was said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Said {
+    Here,
+    There,
+}
+
+fn served_by(incoming: &Incoming) -> Option<SessionId> {
+    match incoming {
+        Incoming::Active(session, _) | Incoming::Reading { session, .. } => Some(*session),
+        Incoming::Waiting(_) | Incoming::Served { .. } | Incoming::Failed { .. } => None,
+    }
+}
+
+/// The attempt that a message is about, and on which side the receiver is, whose number it is, if the
+/// message is said here.
+fn attempt(body: &Body) -> Option<(Said, Attempt)> {
+    Some(match body {
+        Body::Register(body) => (Said::Here, body.attempt),
+        Body::Abort(body) => (Said::Here, body.attempt),
+        Body::Registered(body) => (Said::There, body.attempt),
+        Body::Progress(body) => (Said::There, body.attempt),
+        Body::Failed(body) => (Said::There, body.attempt),
+        Body::AbortAck(body) => (Said::There, body.attempt),
+        Body::Granted(body) => (Said::There, body.attempt),
+        _ => return None,
+    })
+}
+
+/// What a message says, as ids and counts.
+fn message(body: &Body) -> Message {
+    let millis = Duration::from_millis;
+    match body {
+        Body::Hello(_) => Message::Hello,
+        Body::Welcome(_) => Message::Welcome,
+        Body::Refused(refused) => Message::Refused(Box::new(refused.cause.clone())),
+        Body::Register(Register { room, wish: Wish::Write(to), .. }) => Message::Register {
+            room: room.clone(),
+            pages: to.pages.len(),
+            permission: (to.ask != 0).then(|| millis(to.permit_ms)),
+        },
+        Body::Register(Register { room, wish: Wish::Read(_), .. }) => Message::Claim { room: room.clone() },
+        Body::Registered(_) => Message::Registered,
+        Body::Progress(progress) => Message::InPlace {
+            parts: each(&progress.done).map(|&(_, count)| u64::from(count)).sum(),
+            total: progress.total,
+        },
+        Body::Failed(failed) => {
+            Message::Failed { cause: Box::new(failed.cause.clone()), quiet: failed.quiet }
+        }
+        Body::Abort(abort) => Message::Abort(Box::new(abort.cause.clone())),
+        Body::AbortAck(_) => Message::AbortAcknowledged,
+        Body::Granted(granted) => {
+            Message::Granted { pages: granted.pages.len(), lease: millis(granted.lease_ms) }
+        }
+        Body::Heartbeat(heartbeat) => Message::Heartbeat {
+            leases: count(&heartbeat.leases),
+            asked: count(&heartbeat.asked),
+            writes: heartbeat.writes,
+        },
+        Body::HeartbeatAck(ack) => Message::HeartbeatAnswered {
+            leases: count(&ack.leases),
+            lease: millis(ack.lease_ms),
+            permission: millis(ack.permit_ms),
+        },
+        Body::Release(release) => Message::Release { attempts: count(&release.attempts) },
+        Body::Released(released) => Message::Released { attempts: count(&released.attempts) },
+    }
+}
+
+fn count(runs: &[(u64, u32)]) -> u64 {
+    each(runs).map(|&(_, count)| u64::from(count)).sum()
+}

@@ -1,0 +1,88 @@
+//! Events for whoever listens to the machine, and what must be remembered to tell them.
+
+use std::collections::BTreeMap;
+
+use super::posts::InFlight;
+use crate::id::{PostId, SessionId};
+use crate::plane::{Desc, PlaneError};
+use crate::quarantine::{Quarantine, QuarantineReason};
+use crate::time::Time;
+use crate::trace::{Event, KvWhat, Log, Who};
+
+/// The events that nobody has fetched yet. While nobody listens, it is empty.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tracer {
+    log: Log<KvWhat>,
+    /// Data operations that have not ended: their bytes, and when they were started.
+    posts: BTreeMap<PostId, (u64, Time)>,
+    /// Sessions in quarantine: why, and since when.
+    quarantined: BTreeMap<SessionId, (QuarantineReason, Time)>,
+}
+
+impl Tracer {
+    pub(super) fn listen(&mut self, on: bool) {
+        *self = Tracer::default();
+        self.log.listen(on);
+    }
+
+    #[inline(always)]
+    pub(super) fn is_heard(&self) -> bool {
+        self.log.is_heard()
+    }
+
+    #[inline(always)]
+    pub(super) fn tell(&mut self, now: Time, who: impl Into<Who>, what: impl FnOnce() -> KvWhat) {
+        self.log.tell(now, who, what);
+    }
+
+    pub(super) fn next(&mut self) -> Option<Event<KvWhat>> {
+        self.log.next()
+    }
+
+    /// A data operation is started.
+    pub(super) fn post_started(&mut self, now: Time, id: PostId, post: &InFlight, descs: &[Desc]) {
+        if !self.is_heard() {
+            return;
+        }
+        let bytes = descs.iter().map(|desc| desc.len).sum();
+        self.posts.insert(id, (bytes, now));
+        let (op, descs) = (post.op, descs.len());
+        self.tell(now, (post.session, post.peer), || KvWhat::PostStarted { post: id, op, bytes, descs });
+    }
+
+    /// A data operation has ended.
+    pub(super) fn post_ended(
+        &mut self,
+        now: Time,
+        id: PostId,
+        post: &InFlight,
+        result: &Result<(), PlaneError>,
+    ) {
+        let Some((bytes, started)) = self.posts.remove(&id) else { return };
+        let took = now - started;
+        self.tell(now, (post.session, post.peer), || KvWhat::PostEnded {
+            post: id,
+            bytes,
+            took,
+            error: result.clone().err(),
+        });
+    }
+
+    /// A session has failed, and what it was given may not be used again yet.
+    pub(super) fn quarantine_began(&mut self, now: Time, session: SessionId, waits: &Quarantine) {
+        let &Quarantine { reason, pages, items, .. } = waits;
+        if self.is_heard() && pages + items > 0 {
+            self.quarantined.insert(session, (reason, now));
+            self.tell(now, session, || KvWhat::QuarantineBegan { reason, pages, items });
+        }
+    }
+
+    /// Nothing is left of a session.
+    pub(super) fn closed(&mut self, now: Time, session: SessionId) {
+        if let Some((reason, began)) = self.quarantined.remove(&session) {
+            let lasted = now - began;
+            self.tell(now, session, || KvWhat::QuarantineEnded { reason, lasted });
+        }
+        self.tell(now, session, || KvWhat::Closed);
+    }
+}

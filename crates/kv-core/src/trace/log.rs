@@ -1,0 +1,96 @@
+//! Events between the machine that tells them and whoever fetches them.
+
+use std::collections::VecDeque;
+
+use super::event::{Event, Who};
+use crate::time::Time;
+
+/// Most events that wait to be fetched. One input leads to a few; only the end of very many sessions at once,
+/// as at a shutdown, leads to more.
+pub const MAX_EVENTS: usize = 1 << 14;
+
+/// The events of one machine that nobody has fetched yet: none while nobody listens, and the last
+/// [`MAX_EVENTS`] if nobody fetches them. Those that made room are counted in the event after the gap.
+#[derive(Debug, Clone)]
+pub struct Log<W> {
+    heard: bool,
+    events: VecDeque<Event<W>>,
+    missed: u64,
+}
+
+impl<W> Default for Log<W> {
+    fn default() -> Log<W> {
+        Log { heard: false, events: VecDeque::new(), missed: 0 }
+    }
+}
+
+impl<W> Log<W> {
+    /// Begins to keep events, or forgets them all and keeps none any more.
+    pub fn listen(&mut self, on: bool) {
+        *self = Log { heard: on, ..Log::default() };
+    }
+
+    /// True if events are kept.
+    #[inline(always)]
+    pub fn is_heard(&self) -> bool {
+        self.heard
+    }
+
+    /// Tells an event. `what` is called only if somebody listens.
+    #[inline(always)]
+    pub fn tell(&mut self, at: Time, who: impl Into<Who>, what: impl FnOnce() -> W) {
+        if self.heard {
+            self.keep(Event { at, who: who.into(), what: what(), missed: 0 });
+        }
+    }
+
+    /// The oldest event that was not fetched yet.
+    #[allow(clippy::should_implement_trait, reason = "a log that is empty now has more later")]
+    pub fn next(&mut self) -> Option<Event<W>> {
+        let event = self.events.pop_front()?;
+        Some(Event { missed: std::mem::take(&mut self.missed), ..event })
+    }
+
+    #[cold]
+    fn keep(&mut self, event: Event<W>) {
+        if self.events.len() >= MAX_EVENTS {
+            self.events.pop_front();
+            self.missed = self.missed.saturating_add(1);
+        }
+        self.events.push_back(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::SessionId;
+
+    #[test]
+    fn while_nobody_listens_nothing_is_even_put_together() {
+        let mut log: Log<u64> = Log::default();
+        log.tell(Time::ZERO, SessionId(1), || panic!("nobody listens"));
+        assert!(log.next().is_none() && log.events.capacity() == 0);
+        log.listen(true);
+        log.tell(Time::ZERO, SessionId(1), || 5);
+        assert_eq!(log.next().map(|event| (event.what, event.missed)), Some((5, 0)));
+        log.tell(Time::ZERO, SessionId(1), || 6);
+        log.listen(false);
+        log.tell(Time::ZERO, SessionId(1), || panic!("nobody listens any more"));
+        assert!(log.next().is_none());
+    }
+
+    #[test]
+    fn events_that_nobody_fetches_make_room_and_are_counted_once() {
+        let mut log: Log<usize> = Log::default();
+        log.listen(true);
+        for number in 0..MAX_EVENTS + 3 {
+            log.tell(Time::ZERO, SessionId(1), || number);
+        }
+        assert_eq!(log.events.len(), MAX_EVENTS);
+        assert_eq!(log.next().map(|event| (event.what, event.missed)), Some((3, 3)));
+        assert_eq!(log.next().map(|event| (event.what, event.missed)), Some((4, 0)));
+        let last = std::iter::from_fn(|| log.next()).last();
+        assert_eq!(last.map(|event| (event.what, event.missed)), Some((MAX_EVENTS + 2, 0)));
+    }
+}

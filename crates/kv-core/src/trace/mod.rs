@@ -1,0 +1,68 @@
+//! What the parts of a machine tell of what happens in them: who, which session, which phase, what, when.
+//!
+//! An [`Event`] is a header that all services share, and what happened in the words of one service: a type
+//! that implements [`What`]. Those of the KV cache are [`KvWhat`]; a machine that tells nothing has
+//! [`Infallible`](std::convert::Infallible).
+//!
+//! Nobody is told anything unless somebody [listens](crate::machine::Machine::listen). Until then an event
+//! costs one branch, because what would be told is not even put together. Events hold ids and counts, no
+//! lists, and a [`Log`] keeps a bounded number of them, so that neither what a peer says nor a listener that
+//! does not come makes them expensive.
+//!
+//! ```
+//! use std::convert::Infallible;
+//! use kv_core::trace::{KvWhat, Log, Message, Who};
+//! use kv_core::{Attempt, PeerId, SessionId, Time};
+//!
+//! let mut log = Log::default();
+//! let who = Who { session: Some(SessionId(7)), peer: Some(PeerId(2)), attempt: Some(Attempt(1)) };
+//! log.tell(Time::ZERO, who, || unreachable!("nobody listens"));
+//! log.listen(true);
+//! log.tell(Time::from_nanos(1_500_000_000), who, || KvWhat::Heard(Message::Registered));
+//! let event = log.next().unwrap();
+//! assert_eq!(
+//!     event.to_string(),
+//!     "1.500000 s, session 7, peer 2, attempt 1, rendezvous: hears that the registration has arrived"
+//! );
+//! # let silent: Log<Infallible> = Log::default();
+//! # assert!(!silent.is_heard());
+//! ```
+
+mod event;
+mod kv;
+mod log;
+mod message;
+
+pub use event::{Event, What, Who};
+pub use kv::{Dropped, Half, KvWhat};
+pub use log::{Log, MAX_EVENTS};
+pub use message::Message;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Phase;
+    use crate::id::{Attempt, PeerId, SessionId};
+    use crate::time::Time;
+
+    #[test]
+    fn an_event_says_only_what_is_known_of_whom_it_concerns() {
+        let event =
+            |who, missed| Event { at: Time::from_nanos(12_000_345_678), who, what: KvWhat::Closed, missed };
+        assert_eq!(
+            event(SessionId(3).into(), 0).to_string(),
+            "12.000345 s, session 3: nothing is left of it"
+        );
+        let who = (SessionId(3), PeerId(1), Attempt(9)).into();
+        assert_eq!(
+            event(who, 2).to_string(),
+            "12.000345 s, session 3, peer 1, attempt 9: nothing is left of it (2 events before this one are lost)"
+        );
+        let lost = Event { at: Time::ZERO, who: PeerId(4).into(), what: KvWhat::WayLost, missed: 0 };
+        assert_eq!(lost.to_string(), "0.000000 s, peer 4: the way to it is lost");
+        assert_eq!(lost.phase(), None);
+        let said = KvWhat::Said(Message::Claim { room: 5.into() });
+        assert_eq!((said.phase(), said.name()), (Some(Phase::Rendezvous), "said"));
+        assert_eq!(said.to_string(), "says that the pages of room 5 will be read");
+    }
+}

@@ -1,0 +1,143 @@
+//! What whoever listens to a node is told, and what it costs if nobody fetches it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::proto::{DroppedFrames, Input};
+use kv_core::trace::{Dropped, KvWhat, MAX_EVENTS};
+use kv_core::wire::{Body, Frame, Heartbeat, HeartbeatAck, Link, Release};
+use kv_core::{Attempt, Cause, Origin, PeerCause, PeerId, PlaneError, QuarantineReason, Room, SessionId};
+
+use crate::solo::{Solo, abort, register};
+
+const ROOM: Room = Room::Number(7);
+
+/// Whatever was told of a session, without messages.
+fn story(solo: &mut Solo, session: SessionId) -> Vec<KvWhat> {
+    let of = solo.told().into_iter().filter(|event| event.who.session == Some(session));
+    of.map(|event| event.what).filter(|what| !matches!(what, KvWhat::Said(_) | KvWhat::Heard(_))).collect()
+}
+
+/// Why frames were ignored, and whose they were.
+fn dropped(solo: &mut Solo) -> Vec<(Option<PeerId>, Dropped)> {
+    let dropped = solo.told().into_iter().filter_map(|event| match event.what {
+        KvWhat::Dropped(why) => Some((event.who.peer, why)),
+        _ => None,
+    });
+    dropped.collect()
+}
+
+#[test]
+fn each_ignored_frame_is_told_with_its_reason_and_author() {
+    let mut solo = Solo::serving(|_| {});
+    solo.listen();
+    let link = solo.link(1);
+    let answer = HeartbeatAck { beat: 0, floor: Attempt(0), lease_ms: 0, leases: vec![], permit_ms: 0 };
+    let pong = Frame { link, body: Body::HeartbeatAck(answer.clone()) }.encode().unwrap();
+    let spoilt = |place: usize, byte: u8| {
+        let mut bytes = pong.to_vec();
+        bytes[place] = byte;
+        Input::Frame { from: Origin(1), frame: Bytes::from(bytes) }
+    };
+    let peer = Some(PeerId(0));
+    for (input, why) in [
+        (spoilt(0, 0x93), (None, Dropped::Damaged)),
+        (spoilt(1, 99), (peer, Dropped::OtherVersion)),
+        (spoilt(2, 77), (peer, Dropped::UnknownKind)),
+        (Input::Frame { from: Origin(2), frame: pong.clone() }, (peer, Dropped::WrongOrigin)),
+    ] {
+        solo.input(input);
+        assert_eq!(dropped(&mut solo), [why]);
+    }
+    let unknown = Frame { link: Link::new(9, 9), body: Body::HeartbeatAck(answer.clone()) };
+    solo.frame_from(1, unknown);
+    assert_eq!(dropped(&mut solo), [(None, Dropped::UnknownConversation)]);
+    let falling = vec![(5, 1), (3, 1)];
+    let (quiet, floor) =
+        (Heartbeat { beat: 1, floor: Attempt(0), leases: vec![], asked: vec![], writes: false }, Attempt(0));
+    solo.says(1, Body::Heartbeat(Heartbeat { leases: falling.clone(), ..quiet.clone() }));
+    solo.says(1, Body::Heartbeat(Heartbeat { asked: falling.clone(), ..quiet }));
+    solo.says(1, Body::HeartbeatAck(HeartbeatAck { leases: falling.clone(), ..answer }));
+    solo.says(1, Body::Release(Release { floor, attempts: falling, answer: true }));
+    solo.says(1, Body::Register(register(u64::MAX, ROOM, &[0])));
+    let (disordered, far) = ((peer, Dropped::Disordered), (peer, Dropped::NoSuchAttempt));
+    assert_eq!(dropped(&mut solo), [disordered, disordered, disordered, disordered, far]);
+    let gauges = solo.node().gauges();
+    let counted = DroppedFrames { malformed: 1, version: 1, kind: 1, stranger: 2, senseless: 5 };
+    assert_eq!((gauges.dropped, gauges.frames_dropped), (counted, 10));
+}
+
+#[test]
+fn a_quarantine_is_told_from_the_failure_until_the_last_post_has_ended() {
+    let mut solo = Solo::serving(|_| {});
+    solo.listen();
+    let sender = solo.open_sender(ROOM, 1);
+    solo.says(1, Body::Register(register(1, ROOM, &[0])));
+    solo.send(sender, 1, &[&[5]]);
+    let post = solo.take_posts().remove(0).id;
+    let begun = story(&mut solo, sender);
+    assert_eq!(
+        begun.last(),
+        Some(&KvWhat::PostStarted { post, op: kv_core::Op::Write, bytes: 64, descs: 1 })
+    );
+
+    solo.says(1, abort(1, ROOM));
+    let told = story(&mut solo, sender);
+    let [KvWhat::Failed(failure), KvWhat::QuarantineBegan { reason, pages: 1, items: 0 }] = &told[..] else {
+        panic!("{told:?}");
+    };
+    assert_eq!(failure.cause, Cause::ByPeer(PeerCause::Aborted));
+    assert_eq!(*reason, QuarantineReason::OwnPosts);
+
+    // What is given now comes back at once, and is not what the quarantine is about.
+    solo.input(Input::Command(kv_core::proto::Command::Send {
+        session: sender,
+        chunk: kv_core::Pages::claim(crate::solo::list(&[6, 7])).unwrap(),
+    }));
+    assert_eq!(story(&mut solo, sender), [KvWhat::PagesBack { pages: 2 }]);
+
+    let span = Duration::from_secs(3);
+    solo.sleep(span);
+    solo.posted(post, Err(PlaneError::Cancelled));
+    let error = Some(PlaneError::Cancelled);
+    assert_eq!(
+        story(&mut solo, sender),
+        [
+            KvWhat::PostEnded { post, bytes: 64, took: span, error },
+            KvWhat::PagesBack { pages: 1 },
+            KvWhat::QuarantineEnded { reason: QuarantineReason::OwnPosts, lasted: span },
+            KvWhat::Closed,
+        ]
+    );
+}
+
+#[test]
+fn a_session_whose_pages_come_back_with_its_failure_was_never_in_quarantine() {
+    let mut solo = Solo::serving(|_| {});
+    solo.listen();
+    let sender = solo.open_sender(ROOM, 1);
+    solo.send(sender, 2, &[&[5, 6]]);
+    solo.abort(sender);
+    let told = story(&mut solo, sender);
+    assert!(
+        matches!(told[..], [.., KvWhat::Failed(_), KvWhat::PagesBack { pages: 2 }, KvWhat::Closed]),
+        "{told:?}"
+    );
+    assert!(!told.iter().any(|what| matches!(what, KvWhat::QuarantineBegan { .. })));
+}
+
+#[test]
+fn a_listener_that_never_fetches_costs_no_more_than_the_last_events() {
+    let mut solo = Solo::serving(|_| {});
+    let garbage = || Input::Frame { from: Origin(1), frame: Bytes::from_static(b"garbage") };
+    solo.input(garbage());
+    assert!(solo.told().is_empty(), "nobody listens yet");
+    solo.listen();
+    for _ in 0..2 * MAX_EVENTS {
+        solo.input(garbage());
+    }
+    let told = solo.told();
+    assert_eq!((told.len(), told[0].missed), (MAX_EVENTS, MAX_EVENTS as u64));
+    assert!(told[1..].iter().all(|event| event.missed == 0));
+    assert!(solo.told().is_empty());
+}
