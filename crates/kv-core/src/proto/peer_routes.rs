@@ -209,12 +209,12 @@ impl Node {
     // ---- ends -----------------------------------------------------------------------------------
 
     pub(super) fn on_connect_failed(&mut self, id: PeerId, error: PlaneError) {
+        self.cx.fx.tell(id, || KvWhat::ConnectFailed(error.clone()));
         if self.cx.greet_by_next_way(id) {
             return;
         }
         // A way that was lost is tried again, and what is known of the peer proves nothing.
         if self.cx.peers.get(id).is_some_and(|peer| !peer.is_lost()) {
-            self.cx.fx.tell(id, || KvWhat::ConnectFailed(error.clone()));
             self.fail_peer_sessions(id, &Cause::Connect(error), Some(self.cx.fx.now()));
             self.cx.forget_peer(id);
         }

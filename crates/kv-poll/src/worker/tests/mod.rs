@@ -4,6 +4,7 @@ mod client;
 mod clock;
 mod fences;
 mod life;
+mod listening;
 mod plane;
 mod quarantine;
 mod script;
