@@ -122,17 +122,16 @@ fn names(events: &[Event<KvWhat>]) -> Vec<String> {
         what => what.name().to_owned(),
     };
     let closed = events.iter().position(|event| event.what == KvWhat::Closed).unwrap();
-    let timed = |event: &&Event<KvWhat>| {
-        !matches!(
-            event.what,
-            // How often, and when, a permission is renewed is a matter of time.
-            KvWhat::Said(Message::AskWrite | Message::MayWrite { .. })
-                | KvWhat::Heard(Message::AskWrite | Message::MayWrite { .. })
-                | KvWhat::PermissionBegan { .. }
-                | KvWhat::PermissionEnded
-                // It may come before the sender's worker has looked at its own post.
-                | KvWhat::Heard(Message::Finish)
-        )
+    let writes = events.iter().any(|event| matches!(event.what, KvWhat::Heard(Message::Register { .. })));
+    let timed = |event: &&Event<KvWhat>| match event.what {
+        // How often signs of life are asked for, and when a permission is renewed, is a matter of time.
+        KvWhat::Said(Message::Heartbeat { .. } | Message::HeartbeatAnswered { .. })
+        | KvWhat::Heard(Message::Heartbeat { .. } | Message::HeartbeatAnswered { .. })
+        | KvWhat::PermissionBegan { .. }
+        | KvWhat::PermissionEnded => false,
+        // It may come before the sender's worker has looked at its own post.
+        KvWhat::Heard(Message::Release { .. }) => !writes,
+        _ => true,
     };
     events[..=closed].iter().filter(timed).map(name).collect()
 }
@@ -209,7 +208,7 @@ const PUSH_DECODE: &[&str] = &[
     "says register",
     "hears registered",
     "hears in_place",
-    "says finish",
+    "says release",
     "ended",
     "pages_back",
     "closed",
