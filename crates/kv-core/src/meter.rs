@@ -24,15 +24,25 @@ pub(crate) fn step(count: usize) {
 }
 
 /// The same items; each that is taken counts one step.
+#[cfg(feature = "meter")]
 #[inline(always)]
 pub(crate) fn each<I: IntoIterator>(items: I) -> Each<I::IntoIter> {
     Each(items.into_iter())
 }
 
+/// The same items, and nothing is counted.
+#[cfg(not(feature = "meter"))]
+#[inline(always)]
+pub(crate) fn each<I: IntoIterator>(items: I) -> I::IntoIter {
+    items.into_iter()
+}
+
 /// See [`each`].
+#[cfg(feature = "meter")]
 #[derive(Debug, Clone)]
 pub(crate) struct Each<I>(I);
 
+#[cfg(feature = "meter")]
 impl<I: Iterator> Iterator for Each<I> {
     type Item = I::Item;
 
