@@ -33,6 +33,13 @@ pub enum Receiving {}
 #[must_use = "dropping a session aborts it"]
 pub struct Session<Role> {
     handle: Handle<KvMachine>,
+    /// Apart, so that a scheduler that polls many sessions walks over little memory.
+    own: Box<Own>,
+    role: PhantomData<fn() -> Role>,
+}
+
+/// What only the handle knows.
+struct Own {
     room: Room,
     /// The life of its worker.
     incarnation: Incarnation,
@@ -40,18 +47,18 @@ pub struct Session<Role> {
     given: Vec<u32>,
     /// How many tokens were given.
     tokens: u32,
-    role: PhantomData<fn() -> Role>,
 }
 
 impl<Role> Session<Role> {
     pub(super) fn new(handle: Handle<KvMachine>, room: Room, incarnation: Incarnation) -> Session<Role> {
-        Session { handle, room, incarnation, given: Vec::new(), tokens: 0, role: PhantomData }
+        let own = Box::new(Own { room, incarnation, given: Vec::new(), tokens: 0 });
+        Session { handle, own, role: PhantomData }
     }
 
     /// The same session, in the hands of whoever knows its role from elsewhere.
     pub(crate) fn cast<To>(self) -> Session<To> {
-        let Session { handle, room, incarnation, given, tokens, role: _ } = self;
-        Session { handle, room, incarnation, given, tokens, role: PhantomData }
+        let Session { handle, own, role: _ } = self;
+        Session { handle, own, role: PhantomData }
     }
 
     pub(crate) fn watch(&self) -> Watch<KvMachine> {
@@ -79,7 +86,7 @@ impl<Role> Session<Role> {
                 }
             }
         }
-        for token in in_order(tokens, &self.given) {
+        for token in in_order(tokens, &self.own.given) {
             // Only tokens that share pages, against their promise, can exceed the bound together.
             if let Err(token) = reclaimed.pages.append(token) {
                 self.handle.leave_behind(token.into());
@@ -95,7 +102,7 @@ impl<Role> KvSession for Session<Role> {
     }
 
     fn room(&self) -> &Room {
-        &self.room
+        &self.own.room
     }
 
     fn poll(&self) -> KvPoll {
@@ -111,7 +118,7 @@ impl<Role> KvSession for Session<Role> {
                     KvPoll::WaitingForInput => Phase::Rendezvous,
                     _ => Phase::Transfer,
                 };
-                TransferError { room: self.room.clone(), peer: None, phase, cause: Cause::WorkerStopped }
+                TransferError { room: self.own.room.clone(), peer: None, phase, cause: Cause::WorkerStopped }
             }
         })
     }
@@ -133,11 +140,11 @@ impl<Role> KvSession for Session<Role> {
 
 impl KvSender for Session<Sending> {
     fn grant(&self) -> GrantRef {
-        GrantRef { incarnation: self.incarnation, nonce: self.handle.id(), pages: None }
+        GrantRef { incarnation: self.own.incarnation, nonce: self.handle.id(), pages: None }
     }
 
     fn next_chunk(&self) -> ChunkId {
-        ChunkId(self.tokens)
+        ChunkId(self.own.tokens)
     }
 }
 
@@ -148,8 +155,8 @@ impl<Role> Submit<Command> for Session<Role> {
         let token = command.pages().map(|pages| pages.list().runs().first().map(|run| run.start));
         self.handle.submit(command)?;
         if let Some(first) = token {
-            self.given.extend(first);
-            self.tokens = self.tokens.saturating_add(1);
+            self.own.given.extend(first);
+            self.own.tokens = self.own.tokens.saturating_add(1);
         }
         Ok(())
     }
