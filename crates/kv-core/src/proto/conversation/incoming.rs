@@ -1,7 +1,7 @@
 //! The attempts of one peer at this worker: those that are not over, and what became of the last ones
 //! that are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::error::PeerCause;
@@ -30,7 +30,7 @@ const MAX_GAPS: usize = 1 << 14;
 #[derive(Debug, Clone)]
 pub(in crate::proto) enum Incoming {
     /// No sender yet.
-    Waiting(Registration),
+    Waiting(Box<Registration>),
     /// Served by this session, as the target at this position.
     Active(SessionId, usize),
     /// It reads this session's pages, as the target at this position.
@@ -68,9 +68,10 @@ pub(in crate::proto) struct Attempts {
     floor: Attempt,
     /// Those from the floor on that are over, and forgotten.
     closed: RunSet,
+    /// Those that are not over and do not read.
     live: BTreeMap<Attempt, Incoming>,
-    /// Those of the live ones that read.
-    reading: BTreeSet<Attempt>,
+    /// Those that read: a heartbeat walks along them, whatever else there is between them.
+    reading: BTreeMap<Attempt, Incoming>,
     results: BTreeMap<Attempt, Incoming>,
 }
 
@@ -80,7 +81,7 @@ impl Default for Attempts {
             floor: Attempt(0),
             closed: RunSet::default(),
             live: BTreeMap::new(),
-            reading: BTreeSet::new(),
+            reading: BTreeMap::new(),
             results: BTreeMap::new(),
         }
     }
@@ -103,12 +104,13 @@ impl Attempts {
     }
 
     pub(in crate::proto) fn get(&self, attempt: Attempt) -> Option<&Incoming> {
-        self.live.get(&attempt).or_else(|| self.results.get(&attempt))
+        let over = || self.results.get(&attempt);
+        self.live.get(&attempt).or_else(|| self.reading.get(&attempt)).or_else(over)
     }
 
     /// One that is not over.
     pub(in crate::proto) fn get_mut(&mut self, attempt: Attempt) -> Option<&mut Incoming> {
-        self.live.get_mut(&attempt)
+        self.live.get_mut(&attempt).or_else(|| self.reading.get_mut(&attempt))
     }
 
     /// Sets what the attempt is.
@@ -123,17 +125,14 @@ impl Attempts {
                     self.close(oldest);
                 }
             }
-            Incoming::Reading { .. } => {
-                self.reading.insert(attempt);
-                self.live.insert(attempt, incoming);
-            }
-            _ => drop(self.live.insert(attempt, incoming)),
+            Incoming::Reading { .. } => drop(self.reading.insert(attempt, incoming)),
+            Incoming::Waiting(_) | Incoming::Active(..) => drop(self.live.insert(attempt, incoming)),
         }
     }
 
     pub(in crate::proto) fn remove(&mut self, attempt: Attempt) -> Option<Incoming> {
-        self.reading.remove(&attempt);
-        self.live.remove(&attempt).or_else(|| self.results.remove(&attempt))
+        let live = self.live.remove(&attempt).or_else(|| self.reading.remove(&attempt));
+        live.or_else(|| self.results.remove(&attempt))
     }
 
     /// Notes that the attempt is over, and forgets it.
@@ -157,7 +156,10 @@ impl Attempts {
         if range.start >= range.end {
             return None;
         }
-        self.live.range(range).next().map(|(&attempt, _)| attempt)
+        let first = |attempts: &BTreeMap<Attempt, Incoming>| {
+            attempts.range(range.clone()).next().map(|(&attempt, _)| attempt)
+        };
+        first(&self.live).into_iter().chain(first(&self.reading)).min()
     }
 
     /// Forgets the results in this range.
@@ -171,27 +173,23 @@ impl Attempts {
         }
     }
 
-    /// Those that are not over.
-    pub(in crate::proto) fn live(&self) -> impl Iterator<Item = &Incoming> {
-        self.live.values()
-    }
-
-    /// The same, with their numbers.
-    pub(in crate::proto) fn iter_live(&self) -> impl Iterator<Item = (Attempt, &Incoming)> {
-        each(self.live.iter()).map(|(&attempt, incoming)| (attempt, incoming))
+    /// Those that are not over: first those that do not read.
+    pub(in crate::proto) fn live(&self) -> impl Iterator<Item = (Attempt, &Incoming)> {
+        each(self.live.iter().chain(&self.reading)).map(|(&attempt, incoming)| (attempt, incoming))
     }
 
     /// Those that read, in this range.
-    pub(in crate::proto) fn reading(&self, range: Range<Attempt>) -> Vec<Attempt> {
-        if range.start >= range.end {
-            return Vec::new();
-        }
-        self.reading.range(range).copied().collect()
+    pub(in crate::proto) fn reading_mut(
+        &mut self,
+        range: Range<Attempt>,
+    ) -> impl Iterator<Item = (Attempt, &mut Incoming)> {
+        let range = range.start..range.end.max(range.start);
+        each(self.reading.range_mut(range)).map(|(&attempt, incoming)| (attempt, incoming))
     }
 
     /// How many are not over.
     pub(in crate::proto) fn live_len(&self) -> usize {
-        self.live.len()
+        self.live.len() + self.reading.len()
     }
 
     /// How many results are kept.
@@ -250,9 +248,14 @@ mod tests {
         attempts.insert(Attempt(3), reading(3));
         attempts.insert(Attempt(4), Incoming::Active(SessionId(4), 0));
         attempts.insert(Attempt(5), reading(5));
-        assert_eq!(attempts.reading(Attempt(0)..Attempt(9)), [Attempt(3), Attempt(5)]);
+        let walked = |attempts: &mut Attempts| -> Vec<Attempt> {
+            attempts.reading_mut(Attempt(0)..Attempt(9)).map(|(attempt, _)| attempt).collect()
+        };
+        assert_eq!(walked(&mut attempts), [Attempt(3), Attempt(5)]);
+        assert_eq!(attempts.first_live(Attempt(4)..Attempt(9)), Some(Attempt(4)));
         attempts.insert(Attempt(5), failed());
-        assert_eq!(attempts.reading(Attempt(0)..Attempt(9)), [Attempt(3)]);
+        assert_eq!(walked(&mut attempts), [Attempt(3)]);
+        assert_eq!(attempts.reading_mut(Attempt(9)..Attempt(3)).count(), 0);
         assert_eq!((attempts.live_len(), attempts.results_len()), (2, 1));
     }
 }

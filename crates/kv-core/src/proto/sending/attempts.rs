@@ -67,8 +67,8 @@ impl Sending {
             (Some(Incoming::Reading { .. }), Wish::Write(_)) => {}
             (Some(Incoming::Active(..)), Wish::Read(_)) => {}
             (Some(incoming), wish) => {
-                if let (Incoming::Waiting(Registration { wish: Wish::Read(known), .. }), Wish::Read(claim)) =
-                    (incoming, wish)
+                if let (Incoming::Waiting(registration), Wish::Read(claim)) = (incoming, wish)
+                    && let Wish::Read(known) = &mut registration.wish
                 {
                     known.beat = claim.beat;
                 }
@@ -117,7 +117,7 @@ impl Sending {
         }
         cx.rendezvous.wait(named, (id, attempt), *origin, runs);
         if let Some(peer) = cx.peers.get_mut(id) {
-            peer.incoming_mut().insert(attempt, Incoming::Waiting(registration));
+            peer.incoming_mut().insert(attempt, Incoming::Waiting(Box::new(registration)));
         }
         let ttl =
             Duration::from_millis(ttl_ms).min(cx.config.timing.session_deadline.max(Duration::from_secs(1)));
@@ -167,10 +167,10 @@ impl Sending {
         let peer = cx.peers.get_mut(id)?;
         match peer.incoming_mut().remove(attempt) {
             Some(Incoming::Waiting(registration)) => {
-                let Registration { named, origin, .. } = &registration;
+                let Registration { named, origin, .. } = &*registration;
                 cx.rendezvous.leave(named, (id, attempt), *origin, registration.runs());
                 cx.fx.cancel(Timer::Registration(id, attempt));
-                Some(registration)
+                Some(*registration)
             }
             other => {
                 if let Some(other) = other {

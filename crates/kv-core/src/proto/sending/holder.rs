@@ -160,7 +160,8 @@ impl Sending {
         let span = leases.first().map_or(0, |run| run.0)..leases.last().map_or(0, |run| ends(run).1);
         let mut runs = leases.iter().map(ends);
         let mut run = runs.next();
-        for attempt in each(peer.incoming().reading(Attempt(span.start)..Attempt(span.end))) {
+        let readers = peer.incoming_mut().reading_mut(Attempt(span.start)..Attempt(span.end));
+        for (attempt, incoming) in readers {
             while let Some((next, end)) = run.filter(|&(_, end)| end <= attempt.0) {
                 step(1);
                 note_missing(&mut others, next, end);
@@ -169,8 +170,7 @@ impl Sending {
             let Some((next, end)) = run.filter(|&(next, _)| next <= attempt.0) else { continue };
             note_missing(&mut others, next, attempt.0);
             run = Some((attempt.0 + 1, end));
-            let incoming = peer.incoming_mut().get_mut(attempt);
-            let Some(Incoming::Reading { until: own, extension, intact: true, .. }) = incoming else {
+            let Incoming::Reading { until: own, extension, intact: true, .. } = incoming else {
                 note_missing(&mut others, attempt.0, attempt.0 + 1);
                 continue;
             };

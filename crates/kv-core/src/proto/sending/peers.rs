@@ -16,7 +16,7 @@ impl Sending {
     pub(in crate::proto) fn peer_failed(&mut self, cx: &mut Context, id: PeerId, cause: &Cause) {
         let Some(peer) = cx.peers.get(id) else { return };
         let (mut senders, mut waiting) = (Vec::new(), Vec::new());
-        for (attempt, incoming) in each(peer.incoming().iter_live()) {
+        for (attempt, incoming) in peer.incoming().live() {
             match incoming {
                 Incoming::Waiting(_) => waiting.push(attempt),
                 Incoming::Reading { session, .. } | Incoming::Active(session, _) => senders.push(*session),
@@ -34,7 +34,7 @@ impl Sending {
     /// The rooms in which this worker serves the peer, or lets it read.
     pub(in crate::proto) fn served(&self, cx: &Context, id: PeerId) -> Vec<Named> {
         let Some(peer) = cx.peers.get(id) else { return Vec::new() };
-        let sessions = each(peer.incoming().live()).filter_map(|incoming| match incoming {
+        let sessions = peer.incoming().live().filter_map(|(_, incoming)| match incoming {
             Incoming::Active(session, _) | Incoming::Reading { session, .. } => Some(session),
             _ => None,
         });
@@ -45,7 +45,7 @@ impl Sending {
     /// The peer has failed all its sessions that read from here: their leases are worth nothing.
     pub(in crate::proto) fn readers_have_failed(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get(id) else { return };
-        let readers = each(peer.incoming().live()).filter_map(|incoming| match incoming {
+        let readers = peer.incoming().live().filter_map(|(_, incoming)| match incoming {
             &Incoming::Reading { session, target, .. } => Some((session, target)),
             _ => None,
         });
@@ -58,7 +58,7 @@ impl Sending {
     /// The permission is to be renewed, if anything is to be written.
     pub(in crate::proto) fn on_permission_due(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get(id) else { return };
-        let writes = each(peer.incoming().live()).any(|incoming| match incoming {
+        let writes = peer.incoming().live().any(|(_, incoming)| match incoming {
             Incoming::Active(session, index) => {
                 let sender = self.sessions.get(session);
                 sender
