@@ -67,7 +67,7 @@ impl Prefill {
             nonce: 1,
             plane: "bench".to_owned(),
             metadata: Default::default(),
-            geometry: Some(reader.geometry().clone()),
+            geometry: Some(Box::new(reader.geometry().clone())),
             suffixed: false,
         };
         for body in prefill.says(Link::NONE, Body::Hello(hello))? {

@@ -111,7 +111,7 @@ impl Newer {
             link: Link::new(1, 7),
             nonce: 5,
             worker: args.worker().clone(),
-            geometry: Some(args.geometry().clone()),
+            geometry: Some(Box::new(args.geometry().clone())),
             suffixed: false,
         };
         let mut newer = Newer { plane, memory, to, heard: VecDeque::new(), link: Link::NONE };

@@ -235,7 +235,7 @@ impl Way {
             nonce: 1,
             plane: there.name.clone(),
             metadata: plane.metadata()?,
-            geometry: Some(args.geometry().clone()),
+            geometry: Some(Box::new(args.geometry().clone())),
             suffixed: false,
         };
         let frame = Frame { link: Link::NONE, body: Body::Hello(hello.clone()) }.encode()?;

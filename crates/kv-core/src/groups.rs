@@ -3,7 +3,8 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::meter::step;
 use crate::pages::{MAX_PAGES, PageList, Pages};
@@ -35,8 +36,7 @@ impl GroupList {
 ///
 /// Valid by construction: at most [`MAX_REQUEST_GROUPS`], each group once, by rising number, and no list
 /// begins beyond [`MAX_PAGES`].
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(try_from = "Vec<GroupList>", into = "Vec<GroupList>")]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct GroupLists(Vec<GroupList>);
 
 impl GroupLists {
@@ -61,6 +61,34 @@ impl GroupLists {
     }
 }
 
+impl<'de> Deserialize<'de> for GroupLists {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<GroupLists, D::Error> {
+        from.deserialize_seq(ListsVisitor)
+    }
+}
+
+struct ListsVisitor;
+
+impl<'de> Visitor<'de> for ListsVisitor {
+    type Value = GroupLists;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "at most {MAX_REQUEST_GROUPS} lists of items")
+    }
+
+    /// Makes room for lists as they come, however many are promised.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut lists: A) -> Result<GroupLists, A::Error> {
+        let mut read = Vec::new();
+        while let Some(list) = lists.next_element()? {
+            read.push(list);
+            if read.len() > MAX_REQUEST_GROUPS {
+                break;
+            }
+        }
+        GroupLists::try_from(read).map_err(A::Error::custom)
+    }
+}
+
 impl TryFrom<Vec<GroupList>> for GroupLists {
     type Error = GroupsError;
 
@@ -76,12 +104,6 @@ impl TryFrom<Vec<GroupList>> for GroupLists {
             Some(list) => Err(GroupsError::First { group: list.group, first: list.first }),
             None => Ok(GroupLists(lists)),
         }
-    }
-}
-
-impl From<GroupLists> for Vec<GroupList> {
-    fn from(lists: GroupLists) -> Vec<GroupList> {
-        lists.0
     }
 }
 

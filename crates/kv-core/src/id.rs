@@ -4,7 +4,8 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::IdError;
 
@@ -13,11 +14,32 @@ pub const MAX_ENGINE_ID: usize = 128;
 /// Longest request id used as a room, in bytes.
 pub const MAX_REQUEST_ID: usize = 256;
 
+/// True if there is a control character in the text.
+fn has_control(text: &str) -> bool {
+    // Most ids are ASCII, of which all bytes are looked at together.
+    let ascii = text.bytes().fold(false, |found, byte| found | byte.is_ascii_control());
+    ascii || !text.is_ascii() && text.chars().any(char::is_control)
+}
+
+/// Makes an id of a text.
+struct Text<T>(fn(&str) -> Result<T, IdError>);
+
+impl<T> Visitor<'_> for Text<T> {
+    type Value = T;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an id")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        (self.0)(text).map_err(E::custom)
+    }
+}
+
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident, $field:literal, $max:expr) => {
         $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Arc<str>);
 
         impl $name {
@@ -26,7 +48,7 @@ macro_rules! text_id {
                 if text.is_empty() || text.len() > $max {
                     return Err(IdError::Length { field: $field, got: text.len(), max: $max });
                 }
-                if text.chars().any(char::is_control) {
+                if has_control(text) {
                     return Err(IdError::ControlCharacter { field: $field });
                 }
                 Ok($name(text.into()))
@@ -35,6 +57,18 @@ macro_rules! text_id {
             /// The id as text.
             pub fn as_str(&self) -> &str {
                 &self.0
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+                out.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                from.deserialize_str(Text($name::new))
             }
         }
 
@@ -106,12 +140,47 @@ impl RequestId {
 /// each engine adds its own suffix; see [`RequestId::base`]. A request is its whole id: the suffix is
 /// left out only for engines that say that they add one
 /// ([`suffixes_requests`](crate::KvArgsBuilder::suffixes_requests)).
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+///
+/// With serde a room is its number, or its id as a text.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Room {
     /// A number drawn by the router.
     Number(u64),
     /// A request id.
     Request(RequestId),
+}
+
+impl Serialize for Room {
+    fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Room::Number(number) => out.serialize_u64(*number),
+            Room::Request(id) => id.serialize(out),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Room {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Room, D::Error> {
+        from.deserialize_any(RoomVisitor)
+    }
+}
+
+struct RoomVisitor;
+
+impl Visitor<'_> for RoomVisitor {
+    type Value = Room;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a number from 0 on, or the id of a request")
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Room, E> {
+        Ok(Room::Number(number))
+    }
+
+    fn visit_str<E: Error>(self, id: &str) -> Result<Room, E> {
+        Room::request(id).map_err(E::custom)
+    }
 }
 
 impl Room {

@@ -54,6 +54,7 @@ pub mod meter;
 #[cfg(not(feature = "meter"))]
 mod meter;
 mod offer;
+mod packed;
 mod pages;
 pub mod plan;
 mod plane;

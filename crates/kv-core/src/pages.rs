@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::PagesError;
 use crate::meter::{each, step};
+use crate::packed::{self, OfRuns};
 
 /// Most pages that one list may name: 2^24, a cache of 256 M tokens at 16 tokens a page.
 pub const MAX_PAGES: u32 = 1 << 24;
@@ -30,8 +31,7 @@ impl PageRun {
 ///
 /// Valid by construction: no empty run, neighbours merged, at most [`MAX_PAGES`] pages, no page
 /// number over `u32::MAX - 1`. A list may name a page twice; [`Pages`] may not.
-#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(try_from = "Vec<(u32, u32)>", into = "Vec<(u32, u32)>")]
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct PageList {
     runs: Vec<PageRun>,
     count: u32,
@@ -141,13 +141,34 @@ impl PageList {
 impl TryFrom<Vec<(u32, u32)>> for PageList {
     type Error = PagesError;
     fn try_from(runs: Vec<(u32, u32)>) -> Result<PageList, PagesError> {
-        PageList::from_runs(runs.into_iter().map(|(start, len)| PageRun { start, len }))
+        PageList::of_runs(runs.into_iter())
     }
 }
 
-impl From<PageList> for Vec<(u32, u32)> {
-    fn from(list: PageList) -> Vec<(u32, u32)> {
-        list.runs.into_iter().map(|run| (run.start, run.len)).collect()
+/// As pairs of a start and a length in formats that people read, and packed in those that they do not.
+impl Serialize for PageList {
+    fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        let runs = self.runs.iter().map(|run| (run.start, run.len));
+        if out.is_human_readable() { out.collect_seq(runs) } else { packed::write(runs, out) }
+    }
+}
+
+impl<'de> Deserialize<'de> for PageList {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<PageList, D::Error> {
+        if !from.is_human_readable() {
+            return packed::deserialize(from);
+        }
+        let runs: Vec<(u32, u32)> = Vec::deserialize(from)?;
+        PageList::try_from(runs).map_err(serde::de::Error::custom)
+    }
+}
+
+impl OfRuns for PageList {
+    type Run = (u32, u32);
+    type Error = PagesError;
+
+    fn of_runs(runs: impl Iterator<Item = (u32, u32)>) -> Result<PageList, PagesError> {
+        PageList::from_runs(runs.map(|(start, len)| PageRun { start, len }))
     }
 }
 

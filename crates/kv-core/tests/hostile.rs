@@ -104,7 +104,7 @@ fn hello(to: Incarnation, incarnation: u64, link: Link, versions: Versions) -> H
         nonce: 1,
         plane: "test".to_owned(),
         metadata: Bytes::from_static(b"memory"),
-        geometry: Some(args.geometry().clone()),
+        geometry: Some(Box::new(args.geometry().clone())),
         suffixed: false,
     }
 }

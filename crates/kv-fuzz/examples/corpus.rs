@@ -76,7 +76,7 @@ fn frames() -> Vec<Vec<u8>> {
         nonce: 7,
         plane: "local".to_owned(),
         metadata: Bytes::from_static(b"memory"),
-        geometry: Some(args.geometry().clone()),
+        geometry: Some(Box::new(args.geometry().clone())),
         suffixed: true,
     };
     let mismatch = Mismatch { field: "dtype".to_owned(), ours: "bf16".to_owned(), theirs: "f32".to_owned() };

@@ -1,11 +1,14 @@
 //! The kinds of messages and their fields.
 
+use std::fmt;
+
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::codec::Unreadable;
 use super::link::Link;
-use super::tolerant::{Fields, read};
+use super::tolerant::{Fields, read_bounded};
 use super::versions::Versions;
 use crate::error::PeerCause;
 use crate::groups::GroupLists;
@@ -14,7 +17,7 @@ use crate::layout::Geometry;
 use crate::pages::PageList;
 
 /// Declares the messages: each is a struct, a variant of [`Body`], and a number that never changes. The numbers 6, 11
-/// to 14, 20 and 21 were those of messages of version 4.
+/// to 14, 20 and 21 were those of messages of version 4. No field makes room for a list before its items are there.
 macro_rules! bodies {
     ($($(#[$doc:meta])* $kind:literal $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? })*) => {
         $(
@@ -44,9 +47,10 @@ macro_rules! bodies {
                 match self { $(Body::$name(body) => (version, self.kind(), link, body).serialize(out)),* }
             }
 
-            pub(super) fn read(kind: u8, bytes: &[u8]) -> Result<(Link, Body), Unreadable> {
+            /// The message of this kind with these fields.
+            pub(super) fn read(kind: u8, fields: &[u8]) -> Result<Body, Unreadable> {
                 let read = match kind {
-                    $($kind => read(bytes).map(|(_, _, link, Fields(body)): Outer<$name>| (link, Body::$name(body))),)*
+                    $($kind => read_bounded(fields).map(|Fields(body)| Body::$name(body)),)*
                     got => return Err(Unreadable::Kind { got }),
                 };
                 read.ok_or(Unreadable::Malformed { kind })
@@ -54,8 +58,6 @@ macro_rules! bodies {
         }
     };
 }
-
-type Outer<T> = (u8, u8, Link, Fields<T>);
 
 impl Body {
     pub(super) const HELLO: u8 = 1;
@@ -88,7 +90,7 @@ bodies! {
         worker: WorkerId,
         /// The speaker's cache; `None` if it has something that the reader's version does not know.
         #[serde(with = "super::tolerant::geometry")]
-        geometry: Option<Geometry>,
+        geometry: Option<Box<Geometry>>,
         /// The speaker's engine adds a suffix to the ids of requests, see
         /// [`RequestId::base`](crate::RequestId::base). False if missing.
         #[serde(default)]
@@ -147,12 +149,13 @@ bodies! {
         /// The attempt.
         attempt: Attempt,
         /// Runs (first part, number of parts) that are in place; maybe not all of them. Parts count from 0.
+        #[serde(with = "crate::packed")]
         done: Vec<(u32, u32)>,
         /// How many parts there are, once that is known; always with the last one. Not known if missing.
         #[serde(default)]
         total: Option<u32>,
         /// With `total`: registered groups, all optional, that the sender does not have. None if missing.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "super::tolerant::list")]
         skipped: Vec<u16>,
     }
     /// Prefill → decode: the attempt has failed. Said when it fails, when it is quiet, and for each [`Register`]
@@ -215,9 +218,11 @@ bodies! {
         /// All attempts of the speaker below are over.
         floor: Attempt,
         /// Runs (first attempt, number), rising: they read, and their leases are to be extended.
+        #[serde(with = "crate::packed")]
         leases: Vec<(u64, u32)>,
         /// Runs (first attempt, number), rising: nothing was heard about them for a while. Each is answered as its
         /// registration would be.
+        #[serde(with = "crate::packed")]
         asked: Vec<(u64, u32)>,
         /// The speaker has something to write for the hearer, and asks how long it may.
         writes: bool,
@@ -232,6 +237,7 @@ bodies! {
         lease_ms: u64,
         /// Runs (first attempt, number), rising: the attempts whose pages were still as they were when the
         /// heartbeat came, and stay so.
+        #[serde(with = "crate::packed")]
         leases: Vec<(u64, u32)>,
         /// For how long from the heartbeat's arrival its speaker may begin writes, in milliseconds; 0 for not.
         permit_ms: u64,
@@ -243,6 +249,7 @@ bodies! {
         /// All attempts below are over for the receiver.
         floor: Attempt,
         /// Runs (first attempt, number), rising.
+        #[serde(with = "crate::packed")]
         attempts: Vec<(u64, u32)>,
         /// An acknowledgement is wanted.
         answer: bool,
@@ -250,17 +257,53 @@ bodies! {
     /// Prefill → decode, once for each [`Release`] that wants it: these attempts are forgotten.
     19 Released {
         /// Runs (first attempt, number), rising.
+        #[serde(with = "crate::packed")]
         attempts: Vec<(u64, u32)>,
     }
 }
 
-/// How a receiver wants its pages to come. Each wish may get more fields in a newer version.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// How a receiver wants its pages to come: a number for the way, and fields, of which a newer version may have more.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
-    /// The sender writes them.
-    Write(#[serde(deserialize_with = "super::tolerant::fields")] Destination),
-    /// The receiver reads them, once they are granted.
-    Read(#[serde(deserialize_with = "super::tolerant::fields")] Claim),
+    /// 0: the sender writes them.
+    Write(Destination),
+    /// 1: the receiver reads them, once they are granted.
+    Read(Claim),
+}
+
+impl Serialize for Wish {
+    fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Wish::Write(to) => (0, to).serialize(out),
+            Wish::Read(claim) => (1, claim).serialize(out),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Wish {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Wish, D::Error> {
+        from.deserialize_tuple(2, WishVisitor)
+    }
+}
+
+struct WishVisitor;
+
+impl<'de> Visitor<'de> for WishVisitor {
+    type Value = Wish;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("0 or 1, and the fields of that wish")
+    }
+
+    #[inline]
+    fn visit_seq<A: SeqAccess<'de>>(self, mut wish: A) -> Result<Wish, A::Error> {
+        let cut = |at| A::Error::invalid_length(at, &self);
+        match wish.next_element()?.ok_or_else(|| cut(0))? {
+            0 => wish.next_element()?.map(|Fields(to)| Wish::Write(to)).ok_or_else(|| cut(1)),
+            1 => wish.next_element()?.map(|Fields(claim)| Wish::Read(claim)).ok_or_else(|| cut(1)),
+            other => Err(A::Error::invalid_value(Unexpected::Unsigned(other), &self)),
+        }
+    }
 }
 
 /// Where the pages of a request shall be written.

@@ -1,7 +1,6 @@
 //! Messages to bytes, and bytes to messages.
 
 use bytes::Bytes;
-use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::body::Body;
@@ -63,7 +62,7 @@ impl Codec {
         let kind = body.kind();
         let version = if Body::is_for_every_version(kind) { Some(EVERY) } else { self.version };
         let version = version.ok_or(Unspeakable::NotMet { kind })?;
-        let mut out = Vec::with_capacity(64);
+        let mut out = Vec::with_capacity(128);
         let mut serializer = rmp_serde::Serializer::new(&mut out);
         body.write(version, link, &mut serializer).map_err(|_| Unspeakable::Failed { kind })?;
         if out.len() > MAX_FRAME {
@@ -92,8 +91,7 @@ impl Frame {
 
     /// The conversation that a frame names, in whatever version it is said; `None` if it names none.
     pub fn link_of(bytes: &[u8]) -> Option<Link> {
-        let (_, after) = bytes.split_at_checked(3)?;
-        outer(bytes).and_then(|_| Link::deserialize(&mut rmp_serde::Deserializer::from_read_ref(after)).ok())
+        outer(bytes).map(|outer| outer.link)
     }
 }
 
@@ -101,7 +99,7 @@ fn read_frame(bytes: &[u8], spoken: Option<Versions>) -> Result<Frame, Unreadabl
     if bytes.len() > MAX_FRAME {
         return Err(Unreadable::TooLong { got: bytes.len() });
     }
-    let (version, kind) = outer(bytes).ok_or(Unreadable::Malformed { kind: 0 })?;
+    let Outer { version, kind, link, fields } = outer(bytes).ok_or(Unreadable::Malformed { kind: 0 })?;
     match spoken {
         _ if version == EVERY => {}
         None => return Err(Unreadable::NotMet { kind }),
@@ -111,27 +109,44 @@ fn read_frame(bytes: &[u8], spoken: Option<Versions>) -> Result<Frame, Unreadabl
     if Body::is_for_every_version(kind) != (version == EVERY) {
         return Err(Unreadable::Kind { got: kind });
     }
-    let (link, body) = Body::read(kind, bytes)?;
-    Ok(Frame { link, body })
+    Ok(Frame { link, body: Body::read(kind, fields)? })
 }
 
-/// The version and the kind: a frame is an array of four, and begins with two small integers.
-fn outer(bytes: &[u8]) -> Option<(u8, u8)> {
-    match bytes {
-        [0x94, version @ 0..=0x7f, kind @ 0..=0x7f, ..] => Some((*version, *kind)),
-        _ => None,
-    }
+/// What every version reads of a frame.
+struct Outer<'a> {
+    version: u8,
+    kind: u8,
+    link: Link,
+    /// The array of the fields, and nothing after it.
+    fields: &'a [u8],
+}
+
+/// A frame is an array of four: two small integers, a number in any of the forms that msgpack has for one, and fields.
+fn outer(bytes: &[u8]) -> Option<Outer<'_>> {
+    let [0x94, version @ 0..=0x7f, kind @ 0..=0x7f, form, rest @ ..] = bytes else { return None };
+    let width = match form {
+        0..=0x7f => 0,
+        0xcc => 1,
+        0xcd => 2,
+        0xce => 4,
+        0xcf => 8,
+        _ => return None,
+    };
+    let (number, fields) = rest.split_at_checked(width)?;
+    let small = if width == 0 { u64::from(*form) } else { 0 };
+    let link = Link(number.iter().fold(small, |sum, &byte| sum << 8 | u64::from(byte)));
+    Some(Outer { version: *version, kind: *kind, link, fields })
 }
 
 /// The transport in a frame, if it is a [`Hello`](super::Hello): only a connection that may speak for it
 /// may bring it.
 pub fn hello_transport(frame: &[u8]) -> Option<TransportOffer> {
-    if frame.len() > MAX_FRAME || outer(frame) != Some((EVERY, Body::HELLO)) {
+    if frame.len() > MAX_FRAME {
         return None;
     }
+    let Outer { version: EVERY, kind: Body::HELLO, fields, .. } = outer(frame)? else { return None };
     // What follows the transport need not be understood for that.
-    let hello: (u8, u8, Link, Fields<(IgnoredAny, Bytes, String)>) = read(frame)?;
-    let (_, _, _, Fields((_, metadata, plane))) = hello;
+    let Fields((IgnoredAny, metadata, plane)): Fields<(IgnoredAny, Bytes, String)> = read(fields)?;
     Some(TransportOffer::new(&plane, metadata))
 }
 

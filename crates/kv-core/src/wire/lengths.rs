@@ -6,47 +6,73 @@ use crate::meter::step;
 /// promises at least: one for each item. Readers make room for a list before they read it, so that a
 /// length without a list would cost what no byte has paid for.
 pub fn lengths_fit(bytes: &[u8]) -> bool {
-    let mut rest = bytes;
+    length_of(bytes).is_some()
+}
+
+/// How many bytes the first value of a msgpack text takes up; `None` if it is cut, or if a length in it is longer
+/// than what follows.
+fn length_of(bytes: &[u8]) -> Option<usize> {
+    let mut at: usize = 0;
     // Values that are still to come.
     let mut promised: usize = 1;
     while promised > 0 {
         step(1);
-        let Some((&first, after)) = rest.split_first() else { return false };
-        // Bytes of the length, bytes of the value beside those that its length counts, and how many
-        // values a unit of the length stands for; none, if it counts bytes.
-        let (width, extra, values) = match first {
-            0x80..=0x8f | 0xde | 0xdf => (wide(first, 0xde, 2), 0, Some(2)),
-            0x90..=0x9f | 0xdc | 0xdd => (wide(first, 0xdc, 2), 0, Some(1)),
-            0xa0..=0xbf | 0xd9..=0xdb => (wide(first, 0xd9, 1), 0, None),
-            0xc4..=0xc6 => (wide(first, 0xc4, 1), 0, None),
-            0xc7..=0xc9 => (wide(first, 0xc7, 1), 1, None),
-            0xcc | 0xd0 => (0, 1, None),
-            0xcd | 0xd1 => (0, 2, None),
-            0xce | 0xd2 | 0xca => (0, 4, None),
-            0xcf | 0xd3 | 0xcb => (0, 8, None),
-            0xd4..=0xd8 => (0, 1 + (1 << (first - 0xd4)), None),
-            _ => (0, 0, None),
+        let first = *bytes.get(at)?;
+        promised -= 1;
+        at += match WIDTHS[usize::from(first)] {
+            0 => {
+                let (width, values) = lengthy(first, bytes.get(at + 1..)?)?;
+                promised = promised.saturating_add(values);
+                if promised > bytes.len().checked_sub(at + width)? {
+                    return None;
+                }
+                width
+            }
+            width => usize::from(width),
         };
-        let Some((length, after)) = after.split_at_checked(width) else { return false };
-        let length = match first {
-            0x80..=0x9f => usize::from(first & 0x0f),
-            0xa0..=0xbf => usize::from(first & 0x1f),
-            _ => length.iter().fold(0, |sum, &byte| sum << 8 | usize::from(byte)),
-        };
-        let skip = extra + if values.is_none() { length } else { 0 };
-        let Some(after) = after.get(skip..) else { return false };
-        promised = promised - 1 + length.saturating_mul(values.unwrap_or(0));
-        if promised > after.len() {
-            return false;
-        }
-        rest = after;
     }
-    true
+    (at <= bytes.len()).then_some(at)
 }
 
-/// Bytes of a length that follows: none for a kind that has it in its first byte.
-fn wide(first: u8, narrowest: u8, bytes: usize) -> usize {
-    first.checked_sub(narrowest).map_or(0, |step| bytes << step)
+/// How many bytes a value with this first byte takes up; 0 if that depends on a length.
+const WIDTHS: [u8; 256] = {
+    let mut widths = [1; 256];
+    let mut first = 0;
+    while first < 256 {
+        widths[first] = match first {
+            0x80..=0xbf | 0xc4..=0xc9 | 0xd9..=0xdf => 0,
+            0xcc | 0xd0 => 2,
+            0xcd | 0xd1 => 3,
+            0xce | 0xd2 | 0xca => 5,
+            0xcf | 0xd3 | 0xcb => 9,
+            0xd4..=0xd8 => 2 + (1 << (first - 0xd4)),
+            _ => 1,
+        };
+        first += 1;
+    }
+    widths
+};
+
+/// For a value that has a length: how many bytes it takes up without the values in it, and how many those are.
+fn lengthy(first: u8, after: &[u8]) -> Option<(usize, usize)> {
+    // Bytes of the length, and bytes of the value that neither it nor its length counts.
+    let (width, extra) = match first {
+        0xde | 0xdc | 0xda | 0xc5 => (2, 0),
+        0xdf | 0xdd | 0xdb | 0xc6 => (4, 0),
+        0xd9 | 0xc4 => (1, 0),
+        0xc7..=0xc9 => (1 << (first - 0xc7), 1),
+        _ => (0, 0),
+    };
+    let length = match first {
+        0x80..=0x9f => usize::from(first & 0x0f),
+        0xa0..=0xbf => usize::from(first & 0x1f),
+        _ => after.get(..width)?.iter().fold(0, |sum, &byte| sum << 8 | usize::from(byte)),
+    };
+    Some(match first {
+        0x80..=0x8f | 0xde | 0xdf => (1 + width, length.saturating_mul(2)),
+        0x90..=0x9f | 0xdc | 0xdd => (1 + width, length),
+        _ => (1 + width + extra + length, 0),
+    })
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The wire: what two workers tell each other, as msgpack.
 //!
 //! A frame is the array `[version, kind, link, fields]`; `fields` is the array of the message's fields.
-//! It carries durations, never clock readings, and lists of pages as runs. It is at most
-//! [`MAX_FRAME`](crate::MAX_FRAME) bytes long. Every message is idempotent: transports may lose, duplicate
+//! It carries durations, never clock readings. Lists of pages, of parts and of attempts are runs (first, number),
+//! packed: 4 bytes for each number of a page or part, 8 for that of an attempt, 4 for how many follow, all
+//! little-endian. A frame is at most [`MAX_FRAME`](crate::MAX_FRAME) bytes long. Every message is idempotent: transports may lose, duplicate
 //! and reorder frames.
 //!
 //! `link` names the conversation. Each side draws a number for the other when they meet and tells

@@ -2,10 +2,12 @@
 //! known at all is told from what is broken.
 
 use std::fmt;
-use std::io::Cursor;
+use std::io::ErrorKind::UnexpectedEof;
 use std::marker::PhantomData;
 
 use bytes::Bytes;
+use rmp_serde::decode::Error::InvalidMarkerRead;
+use rmp_serde::decode::ReadSlice;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -17,13 +19,43 @@ const MAX_DEPTH: usize = 16;
 
 /// The one value that these bytes are, all of them; `None` if they are none, or not of this type.
 pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
-    if !lengths_fit(bytes) {
-        return None;
-    }
-    let mut from = rmp_serde::Deserializer::new(Cursor::new(bytes));
+    if lengths_fit(bytes) { read_bounded(bytes) } else { None }
+}
+
+/// The same for a type that makes room for the items of a list only as they come.
+pub(super) fn read_bounded<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let mut from = rmp_serde::Deserializer::from_read_ref(bytes);
     from.set_max_depth(MAX_DEPTH);
-    let value = T::deserialize(&mut from).ok()?;
-    (from.position() == bytes.len() as u64).then_some(value)
+    let value = T::deserialize(&mut from).ok();
+    if value.is_some() && is_at_end(&mut from) { value } else { None }
+}
+
+/// True if not even the first byte of another value is left.
+fn is_at_end<'de, R: ReadSlice<'de>>(from: &mut rmp_serde::Deserializer<R>) -> bool {
+    matches!(<()>::deserialize(from), Err(InvalidMarkerRead(error)) if error.kind() == UnexpectedEof)
+}
+
+/// A list of numbers in a message. Room is made for them as they come.
+pub(super) fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    from.deserialize_seq(ListVisitor(PhantomData))
+}
+
+struct ListVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(list)
+    }
 }
 
 /// The fields of a message as an array, of which a newer version may have written more.
@@ -44,16 +76,12 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FieldsVisitor<T> {
         out.write_str("the fields of a message")
     }
 
+    #[inline]
     fn visit_seq<A: SeqAccess<'de>>(self, mut fields: A) -> Result<Fields<T>, A::Error> {
         let known = T::deserialize(SeqAccessDeserializer::new(&mut fields))?;
         while fields.next_element::<IgnoredAny>()?.is_some() {}
         Ok(Fields(known))
     }
-}
-
-/// The fields of a struct that stands inside a message, of which a newer version may have written more.
-pub(super) fn fields<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<T, D::Error> {
-    Fields::deserialize(from).map(|Fields(value)| value)
 }
 
 /// The cause of a failure, by the names of its fields, in bytes of its own: a newer version may know more
@@ -80,14 +108,14 @@ pub(super) mod geometry {
     use super::*;
     use crate::layout::Geometry;
 
-    pub fn serialize<S: Serializer>(geometry: &Option<Geometry>, out: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(geometry: &Option<Box<Geometry>>, out: S) -> Result<S::Ok, S::Error> {
         match geometry {
             Some(geometry) => write_by_name(geometry, out),
             None => out.serialize_bytes(&[]),
         }
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Geometry>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Box<Geometry>>, D::Error> {
         Ok(read(&Bytes::deserialize(from)?))
     }
 }

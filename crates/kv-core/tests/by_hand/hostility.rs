@@ -428,7 +428,7 @@ fn receivers_whose_sender_found_them_ambiguous_are_told() {
                 .region(kv_core::Region::dram(kv_core::RegionRole::Kv, 0x100_0000, 16 * 64, 64));
             let args = args.build().unwrap();
             let mut hello = hello(incarnation, Link::new(1, 1));
-            (hello.worker, hello.geometry) = (args.worker().clone(), Some(args.geometry().clone()));
+            (hello.worker, hello.geometry) = (args.worker().clone(), Some(Box::new(args.geometry().clone())));
             hello.suffixed = true;
             hello
         });

@@ -621,7 +621,7 @@ fn registrations_that_a_new_sender_could_both_mean_fail_with_both_ids_named() {
         let region = Region::dram(RegionRole::Kv, 0x100_0000, 16 * 64, 64);
         let geometry = geometry.region(region).build().unwrap().geometry().clone();
         Hello {
-            geometry: Some(geometry),
+            geometry: Some(Box::new(geometry)),
             suffixed: true,
             ..hello(incarnation, Link::new(1, incarnation as u32))
         }

@@ -155,7 +155,7 @@ pub fn hello(incarnation: u64, link: Link) -> Hello {
         nonce: 1,
         plane: "test".to_owned(),
         metadata: Bytes::from_static(b"peer"),
-        geometry: Some(args.geometry().clone()),
+        geometry: Some(Box::new(args.geometry().clone())),
         suffixed: false,
     }
 }

@@ -476,7 +476,7 @@ impl Pair {
             nonce: 1,
             plane: stranger.transports[0].name.clone(),
             metadata: stranger.transports[0].metadata.clone(),
-            geometry: Some(stranger.args.geometry().clone()),
+            geometry: Some(Box::new(stranger.args.geometry().clone())),
             suffixed: false,
         };
         let known = self.peers.clone();

@@ -179,7 +179,7 @@ impl Peer {
             plane,
             suffixed: script.rarely(),
             metadata: self.metadata(if script.byte() < 8 { script.size(900_000) } else { 0 }),
-            geometry: Some(geometry),
+            geometry: Some(Box::new(geometry)),
         })
     }
 

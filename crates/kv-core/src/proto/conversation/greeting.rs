@@ -99,7 +99,7 @@ impl Context {
         let introduction = Introduction {
             worker: hello.worker.clone(),
             incarnation: hello.incarnation,
-            geometry: hello.geometry.clone(),
+            geometry: hello.geometry.as_deref().cloned(),
             transports: [transport_of(hello)].into(),
         };
         let Some(id) = self.admit(introduction) else {
@@ -132,7 +132,7 @@ impl Context {
             link,
             nonce,
             worker: args.worker().clone(),
-            geometry: Some(args.geometry().clone()),
+            geometry: Some(Box::new(args.geometry().clone())),
             suffixed: args.suffixes_requests(),
         };
         self.say(id, Codec::MEETING, Link::NONE, &Body::Hello(hello));
@@ -246,7 +246,7 @@ impl Context {
         let (now, versions, nonce) = (self.fx.now(), self.config.versions.get(), hello.nonce);
         let Some(peer) = self.peers.get_mut(id) else { return false };
         if peer.maps.is_unknown() {
-            peer.maps = Maps::new(hello.geometry.clone(), self.config.args.geometry());
+            peer.maps = Maps::new(hello.geometry.as_deref().cloned(), self.config.args.geometry());
         }
         peer.contact.turn(Event::HelloAnswered { link: hello.link, refused: refusal.is_some() });
         peer.codec = Codec::between(versions, hello.versions).unwrap_or(Codec::MEETING);

@@ -98,7 +98,7 @@ fn a_hello_reaches_the_machine_only_from_a_connection_that_may_speak_for_its_mem
             nonce: 1,
             plane: "fake".to_owned(),
             metadata: metadata.into(),
-            geometry: Some(args.geometry().clone()),
+            geometry: Some(Box::new(args.geometry().clone())),
             suffixed: false,
         };
         let frame = Frame { link: Link::NONE, body: Body::Hello(hello) }.encode().unwrap();

@@ -74,7 +74,7 @@ impl Alone {
             link: Link::new(1, 1),
             nonce: 5,
             worker: WorkerId::clone(there.worker()),
-            geometry: Some(there.geometry().clone()),
+            geometry: Some(Box::new(there.geometry().clone())),
             suffixed: false,
         };
         let HelloHeard::Goes(peer) = cx.hear_hello(FROM, &mut hello) else { panic!("a first hello") };

@@ -1,0 +1,130 @@
+//! Runs (first, number) as frames carry them: bytes of one width for each run, little-endian. Frames have
+//! thousands of runs, and no list of pairs is read as fast as bytes are copied.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Error, Visitor};
+use serde::{Deserializer, Serializer};
+
+use crate::meter::each;
+
+/// A run that takes up `WIDTH` bytes.
+pub(crate) trait Packed: Sized {
+    const WIDTH: usize;
+    fn write(self, out: &mut Vec<u8>);
+    /// The run in these `WIDTH` bytes.
+    fn read(bytes: &[u8]) -> Self;
+}
+
+impl Packed for (u32, u32) {
+    const WIDTH: usize = 8;
+
+    fn write(self, out: &mut Vec<u8>) {
+        out.extend((u64::from(self.1) << 32 | u64::from(self.0)).to_le_bytes());
+    }
+
+    fn read(bytes: &[u8]) -> (u32, u32) {
+        let run = bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        (run as u32, (run >> 32) as u32)
+    }
+}
+
+impl Packed for (u64, u32) {
+    const WIDTH: usize = 12;
+
+    fn write(self, out: &mut Vec<u8>) {
+        out.extend(self.0.to_le_bytes());
+        out.extend(self.1.to_le_bytes());
+    }
+
+    fn read(bytes: &[u8]) -> (u64, u32) {
+        let first = bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let number = bytes.last_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        (first, number)
+    }
+}
+
+/// Writes runs as bytes.
+pub(crate) fn write<P: Packed, S: Serializer>(
+    runs: impl ExactSizeIterator<Item = P>,
+    out: S,
+) -> Result<S::Ok, S::Error> {
+    let mut bytes = Vec::with_capacity(runs.len() * P::WIDTH);
+    for run in each(runs) {
+        run.write(&mut bytes);
+    }
+    out.serialize_bytes(&bytes)
+}
+
+/// Writes a field that is a list of runs.
+pub(crate) fn serialize<P: Packed + Copy, S: Serializer>(runs: &[P], out: S) -> Result<S::Ok, S::Error> {
+    write(runs.iter().copied(), out)
+}
+
+/// Reads what [`write`] has written.
+pub(crate) fn deserialize<'de, T: OfRuns, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+    from.deserialize_bytes(Runs(PhantomData))
+}
+
+/// What can be made of runs.
+pub(crate) trait OfRuns: Sized {
+    type Run: Packed;
+    type Error: fmt::Display;
+    fn of_runs(runs: impl Iterator<Item = Self::Run>) -> Result<Self, Self::Error>;
+}
+
+impl<P: Packed> OfRuns for Vec<P> {
+    type Run = P;
+    type Error = Infallible;
+
+    fn of_runs(runs: impl Iterator<Item = P>) -> Result<Vec<P>, Infallible> {
+        Ok(runs.collect())
+    }
+}
+
+struct Runs<T>(PhantomData<T>);
+
+impl<T: OfRuns> Visitor<'_> for Runs<T> {
+    type Value = T;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "runs of {} bytes each", T::Run::WIDTH)
+    }
+
+    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<T, E> {
+        let runs = bytes.chunks_exact(T::Run::WIDTH);
+        if !runs.remainder().is_empty() {
+            return Err(E::invalid_length(bytes.len(), &self));
+        }
+        T::of_runs(each(runs).map(T::Run::read)).map_err(E::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[derive(Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+    struct Both {
+        #[serde(with = "super")]
+        pages: Vec<(u32, u32)>,
+        #[serde(with = "super")]
+        attempts: Vec<(u64, u32)>,
+    }
+
+    #[test]
+    fn runs_come_back_as_they_went_and_a_cut_one_is_refused() {
+        let (pages, attempts) = (vec![(0, u32::MAX), (u32::MAX, 0)], vec![(u64::MAX - 1, 7), (1, 0)]);
+        let both = Both { pages, attempts };
+        let bytes = rmp_serde::to_vec(&both).unwrap();
+        assert_eq!(bytes.len(), 1 + 2 + 2 * 8 + 2 + 2 * 12);
+        assert_eq!(rmp_serde::from_slice::<Both>(&bytes).unwrap(), both);
+        for cut in [
+            [0x92, 0xc4, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xc4, 0].as_slice(),
+            &[0x92, 0xc4, 0, 0xc4, 4, 1, 2, 3, 4],
+        ] {
+            let error = rmp_serde::from_slice::<Both>(cut).unwrap_err();
+            assert!(error.to_string().contains("bytes each"), "{error}");
+        }
+    }
+}
