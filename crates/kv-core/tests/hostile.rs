@@ -442,6 +442,7 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
             assert!(gauges.waiting_runs <= limits.max_waiting_runs, "{gauges:?}");
             assert!(gauges.addresses <= limits.max_addresses, "{gauges:?}");
             assert!(gauges.targets <= sessions as usize * 2 + gauges.incoming, "{gauges:?}");
+            assert!(gauges.sources <= gauges.receivers * limits.max_peers, "{gauges:?}");
             assert!(gauges.queued <= gauges.targets, "{gauges:?}");
             assert!(gauges.posts <= 64, "{gauges:?}");
             assert!(gauges.ended_grants <= limits.max_ended_grants, "{gauges:?}");

@@ -81,6 +81,8 @@ pub struct NodeGauges {
     pub waiting_runs: usize,
     /// Receivers that sending sessions have met.
     pub targets: usize,
+    /// Ranks that serve receiving sessions, as the bootstrap server has named them to each session.
+    pub sources: usize,
     /// Receivers and sources that have something to post.
     pub queued: usize,
     /// Numbers of heartbeats, claims and questions that may still be answered.
@@ -183,6 +185,7 @@ impl Node {
             closed_runs: sum(&|peer| peer.incoming().closed_len()),
             waiting_runs: self.cx.rendezvous.waiting_runs(),
             targets: self.sending.targets(),
+            sources: self.receiving.sources(),
             queued: self.cx.posts.queued(),
             beats: sum(&|peer| peer.beats_len()),
             addresses: self.cx.lookups.addresses(),

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use kv_core::plan::{Plan, RegionMap, Side};
 use kv_core::proto::{Input, Output};
-use kv_core::wire::{Abort, Body, Frame, Link, Register, Release};
+use kv_core::wire::{Abort, Body, Frame, Link, Refused, Register, Release, VERSIONS};
 use kv_core::{
-    Attempt, Geometry, Holds, KvArgs, KvPoll, Layout, Lease, MAX_FRAME, Mismatch, Origin, PageList,
-    PeerCause, Region, RegionRole, Room, SessionId, SessionOptions, TransferMode, meter,
+    Attempt, Cause, Geometry, GrantRef, Holds, Incarnation, KvArgs, KvPoll, Layout, Lease, MAX_FRAME,
+    Mismatch, Origin, PageList, PeerCause, Region, RegionRole, Room, SessionId, SessionOptions, TransferMode,
+    meter,
 };
 
 use crate::memory;
-use crate::solo::{Solo, finish, list, ping, register, with};
+use crate::solo::{Solo, args, finish, list, ping, record_with, register, with};
 
 const ROOM: Room = Room::Number(7);
 
@@ -359,4 +360,46 @@ fn a_list_that_promises_more_than_its_frame_holds_is_refused_before_room_is_made
     let allocated = memory::allocated() - before;
     assert!(allocated < 4096, "{allocated} bytes are asked for");
     assert_eq!(solo.node().gauges().frames_dropped, dropped + 1);
+}
+
+/// Sessions that wait for one answer of the bootstrap server, which names many ranks of one request's pages.
+fn waiting(sessions: u64, ranks: u32, grants: &[GrantRef]) -> (Solo, Vec<SessionId>) {
+    let mut solo = Solo::new(|_| {});
+    let mode = Some(if grants.is_empty() { TransferMode::Push } else { TransferMode::Pull });
+    let options =
+        SessionOptions { mode, grants: grants.to_vec(), prefill_dp_rank: Some(0), ..Default::default() };
+    let open = |room| solo.open_receiver_with(Room::Number(room), options.clone());
+    let sessions = (0..sessions).map(open).collect();
+    let rank = |cp_rank| {
+        let mut geometry = args("peer", 16).geometry().clone();
+        (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (ranks, cp_rank);
+        record_with(u64::from(cp_rank) + 1, &geometry)
+    };
+    solo.found(kv_core::LookupId(0), (0..ranks).map(rank).collect());
+    (solo, sessions)
+}
+
+#[test]
+fn a_refusal_ends_each_waiting_session_in_few_passes_over_its_sources() {
+    let grant = GrantRef { incarnation: Incarnation::from_random(2), nonce: SessionId(1), pages: None };
+    let pairs = 16 * 32;
+    // Those that were met are told that the session has failed, each in a frame; or they have never heard of it.
+    for (met, grants, passes, left) in
+        [(0, vec![], 5, pairs), (31, vec![], 19, pairs), (31, vec![grant], 7, 0)]
+    {
+        let (mut solo, sessions) = waiting(16, 32, &grants);
+        assert_eq!(solo.node().gauges().sources, pairs);
+        for peer in 32 - met..32 {
+            solo.welcome(peer + 1, 1);
+        }
+        let nonce = solo.last_hello(1).nonce;
+        let (versions, cause, link) = (VERSIONS, PeerCause::Overloaded, Link::new(1, 1));
+        let steps = steps_of(|| solo.says(1, Body::Refused(Refused { versions, nonce, cause, link })));
+        for session in sessions {
+            assert_eq!(solo.cause(session), Cause::ByPeer(PeerCause::Overloaded));
+        }
+        let of = format!("{pairs} sources of 16 sessions, {met} of them met, for {} grants", grants.len());
+        assert!(steps < passes * pairs as u64, "{steps} steps for {of}");
+        assert_eq!(solo.node().gauges().sources, left, "{of}");
+    }
 }

@@ -489,6 +489,61 @@ fn answers_that_cannot_be_used_fail_everyone_who_waits() {
 }
 
 #[test]
+fn an_answer_with_more_ranks_than_there_is_room_for_fails_everyone_at_once() {
+    let mut solo = Solo::new(|config| config.limits.max_peers = 2);
+    let rank = |cp_rank| {
+        broken(u64::from(cp_rank) + 1, |geometry| {
+            (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (3, cp_rank);
+        })
+    };
+    for _ in 0..2 {
+        let first = solo.open_receiver(Room::Number(4), None);
+        let lookup = solo.lookups()[0].0;
+        let second = solo.open_receiver(Room::Number(4), None);
+        solo.found(lookup, (0..3).map(rank).collect());
+        for session in [first, second] {
+            assert_eq!(solo.cause(session), Cause::ByPeer(PeerCause::Overloaded));
+        }
+        assert!(solo.node().gauges().peers <= 2);
+    }
+}
+
+/// The rank that is known, and idle for the longest, is needed again.
+#[test]
+fn a_rank_of_an_answer_does_not_take_the_place_of_another_one_in_it() {
+    let mut solo = Solo::new(|config| config.limits.max_peers = 2);
+    let session = solo.open_receiver(Room::Number(4), None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(1)]);
+    solo.welcome(1, 1);
+    solo.abort(session);
+    solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
+    solo.run_for(SECOND);
+    solo.greet(5);
+    let rank = |peer: u64| {
+        broken(peer, |geometry| (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (2, peer as u32 - 1))
+    };
+    let session = solo.open_receiver_with(
+        Room::Number(4),
+        SessionOptions { prefill_dp_rank: Some(1), ..SessionOptions::default() },
+    );
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![rank(1), rank(2)]);
+    solo.welcome(2, 2);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+}
+
+#[test]
+fn an_answer_that_names_one_worker_twice_fails_everyone_who_waits() {
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(Room::Number(4), None);
+    let rank =
+        |cp_rank| broken(1, |geometry| (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (2, cp_rank));
+    solo.found(kv_core::LookupId(0), vec![rank(0), rank(1)]);
+    assert_eq!(solo.cause(session), Cause::Bootstrap(BootstrapError::Malformed("ranks: one worker twice")));
+}
+
+#[test]
 fn a_rank_of_another_shape_is_met_so_that_its_sender_is_told() {
     let mut solo = Solo::new(|_| {});
     let session = solo.open_receiver(Room::Number(4), None);

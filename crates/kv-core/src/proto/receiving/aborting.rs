@@ -30,15 +30,17 @@ impl Session for ReceiveSession {
     }
 
     fn phase(&self) -> Phase {
-        if self.sources.is_empty() {
-            Phase::Bootstrap
-        } else if each(self.sources.iter()).any(Source::is_meeting) {
-            Phase::Handshake
-        } else if each(self.sources.iter()).all(|source| source.parts.len() == 0 && source.reading.is_none())
-        {
-            Phase::Rendezvous
-        } else {
-            Phase::Transfer
+        let mut moves = false;
+        for source in each(&self.sources) {
+            if source.is_meeting() {
+                return Phase::Handshake;
+            }
+            moves |= source.parts.len() > 0 || source.reading.is_some();
+        }
+        match moves {
+            _ if self.sources.is_empty() => Phase::Bootstrap,
+            false => Phase::Rendezvous,
+            true => Phase::Transfer,
         }
     }
 
@@ -90,8 +92,9 @@ impl Role for Receiving {
         cx.cancel_posts(session);
         if self.sessions.get(&session).is_some_and(|receiver| receiver.pulls) {
             self.stop_reading(cx, session, told);
+        } else {
+            self.say_aborts(cx, session);
         }
-        self.say_aborts(cx, session);
     }
 
     fn forget(&mut self, cx: &mut Context, session: SessionId, ended: &ReceiveSession) {

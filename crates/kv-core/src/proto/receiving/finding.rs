@@ -77,15 +77,10 @@ impl Receiving {
         cx.fx.tell(Who::default(), || KvWhat::Answered { ranks: named, sessions });
         match choose_sources(cx, &ranks) {
             Ok((dp_rank, dp_size, introductions)) => {
-                let mut peers = Vec::new();
-                for introduction in each(introductions) {
-                    match cx.meet(introduction) {
-                        Some(peer) => peers.push(peer),
-                        None => {
-                            return self.fail_all(cx, waiting, Cause::ByPeer(PeerCause::Overloaded));
-                        }
-                    }
-                }
+                let peers = match meet_all(cx, introductions, &waiting) {
+                    Ok(peers) => peers,
+                    Err(cause) => return self.fail_all(cx, waiting, cause),
+                };
                 // While a rank's way is lost or it is silent, a successor may register at any moment: each
                 // session asks anew.
                 if peers.iter().all(|&peer| self.is_in_touch(cx, peer)) {
@@ -116,6 +111,36 @@ impl Receiving {
             cx.fx.cancel(Timer::Lookup(lookup));
         }
     }
+}
+
+/// Meets the ranks that an answer names, each another worker, for the sessions that waited for it. None of them
+/// takes the place of another one.
+fn meet_all(
+    cx: &mut Context,
+    introductions: Vec<Introduction>,
+    waiting: &BTreeSet<SessionId>,
+) -> Result<Vec<PeerId>, Cause> {
+    let Some(&session) = waiting.first() else { return Ok(Vec::new()) };
+    let (mut peers, mut met) = (Vec::new(), BTreeSet::new());
+    let cause = each(introductions).find_map(|introduction| {
+        let Some(peer) = cx.meet(introduction) else { return Some(Cause::ByPeer(PeerCause::Overloaded)) };
+        if !met.insert(peer) {
+            return Some(Cause::Bootstrap(BootstrapError::Malformed("ranks: one worker twice")));
+        }
+        // From now on it is needed.
+        if let Some(peer) = cx.peers.get_mut(peer) {
+            peer.outgoing_mut().wait(session);
+        }
+        peers.push(peer);
+        None
+    });
+    let Some(cause) = cause else { return Ok(peers) };
+    for peer in each(peers) {
+        if let Some(peer) = cx.peers.get_mut(peer) {
+            peer.outgoing_mut().wait_no_more(session);
+        }
+    }
+    Err(cause)
 }
 
 /// The ranks of an engine that this rank has to do with, the one whose aux row counts first.

@@ -78,6 +78,11 @@ impl ReceiveSession {
 }
 
 impl Receiving {
+    /// How many sources all sessions have.
+    pub(in crate::proto) fn sources(&self) -> usize {
+        self.sessions.iter().map(|(_, receiver)| receiver.sources.len()).sum()
+    }
+
     /// The source with this open attempt at the peer.
     fn source_of(
         &mut self,

@@ -94,26 +94,16 @@ impl Receiving {
     /// A peer that the session waited for is up.
     pub(in crate::proto) fn source_came_up(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        for source in each(&mut receiver.sources) {
-            if cx.peers.get(source.peer).is_some_and(|peer| peer.is_up()) {
-                source.meet();
-            }
-        }
-        let met = each(receiver.sources.iter()).filter(|source| source.is_met());
-        let refusal = met.filter_map(|source| cx.peers.get(source.peer)?.refuses().cloned()).next();
+        let Met { all, refusal, ways } = receiver.meet_sources(cx);
         if let Some(cause) = refusal {
             return self.fail(cx, session, cause);
         }
-        if receiver.standing.poll() != KvPoll::Bootstrapping
-            || !each(receiver.sources.iter()).all(Source::is_met)
-        {
+        if receiver.standing.poll() != KvPoll::Bootstrapping || !all {
             return;
         }
         if receiver.mode == TransferMode::Auto {
-            let ways = each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
-            let good = ways.fold(Directions::BOTH, |good, peer| good.and(peer.directions()));
             // A reference is a sender's that waits for nobody: reading needs no registration first.
-            receiver.pulls = good.read && (!receiver.grants.is_empty() || !good.write);
+            receiver.pulls = ways.read && (!receiver.grants.is_empty() || !ways.write);
         }
         let pulls = receiver.pulls;
         receiver.standing.reach(&mut cx.fx, session, KvPoll::WaitingForInput);
@@ -205,5 +195,35 @@ impl Receiving {
             let pages = of_life(&receiver.grants, peer.incarnation())?.pages.as_ref()?;
             pages.check_below(peer.maps().geometry().num_pages).err().map(Cause::GrantOutOfRange)
         })
+    }
+}
+
+/// What a session has found when it met its sources.
+struct Met {
+    /// None is missing.
+    all: bool,
+    /// The first of them that refuses says so.
+    refusal: Option<Cause>,
+    /// What the ways to all of them are good for.
+    ways: Directions,
+}
+
+impl ReceiveSession {
+    /// Meets those of its sources that are up.
+    fn meet_sources(&mut self, cx: &Context) -> Met {
+        let mut met = Met { all: true, refusal: None, ways: Directions::BOTH };
+        for source in each(&mut self.sources) {
+            if let Some(peer) = cx.peers.get(source.peer) {
+                if peer.is_up() {
+                    source.meet();
+                }
+                if source.is_met() && met.refusal.is_none() {
+                    met.refusal = peer.refuses().cloned();
+                }
+                met.ways = met.ways.and(peer.directions());
+            }
+            met.all &= source.is_met();
+        }
+        met
     }
 }

@@ -111,6 +111,7 @@ fn within_limits(view: &View<'_>, life: LifeId, gauges: &NodeGauges) -> Verdict 
         ("results", gauges.results, RESULTS.saturating_mul(gauges.peers)),
         ("runs of attempts", gauges.closed_runs, CLOSED.saturating_mul(gauges.peers)),
         ("targets", gauges.targets, gauges.senders.saturating_mul(lives)),
+        ("sources", gauges.sources, gauges.receivers.saturating_mul(limits.max_peers)),
         // Those of sessions that have ended leave the line when it is their turn.
         ("targets in line", gauges.queued, view.ledger.legs.len().saturating_mul(lives)),
         ("addresses", gauges.addresses, limits.max_addresses),
