@@ -1,5 +1,6 @@
 //! Which region holds which layers and kinds of bytes, and where inside an item.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::shape::{Axis, Holds, StateGroup};
@@ -57,13 +58,21 @@ pub(crate) fn holders(
     of_role.map(|(region, shape)| Holder { region, layers: shape.layer_range(), kinds: shape.holds.kinds() })
 }
 
-/// Two regions that hold the same: their numbers, and the first layer that both have.
-pub(crate) fn held_twice(holders: impl Iterator<Item = Holder>) -> Option<(u32, u32, u32)> {
-    let columns = columns(holders);
-    columns.windows(2).find_map(|pair| {
-        let (first, second) = (&pair[0], &pair[1]);
-        let twice = first.kind == second.kind && first.layers.end > second.layers.start;
-        twice.then_some((first.region, second.region, second.layers.start))
+/// Two regions that hold the same: their numbers, and the first layer that both have. State comes first, group
+/// by group.
+pub(crate) fn held_twice(regions: &[RegionShape]) -> Option<(u32, u32, u32)> {
+    let telling = (0_u32..).zip(each(regions)).filter(|(_, region)| region.holds != Holds::Opaque);
+    let mut held: Vec<_> = telling
+        .flat_map(|(number, region)| {
+            let of = (Reverse(region.role), region.group);
+            region.holds.kinds().map(move |kind| ((of, kind), region.layer_range(), number))
+        })
+        .collect();
+    step(held.len());
+    held.sort_by_key(|(of, layers, number)| (*of, layers.start, *number));
+    held.windows(2).find_map(|pair| {
+        let ((of, before, first), (other, after, second)) = (&pair[0], &pair[1]);
+        (of == other && before.end > after.start).then_some((*first, *second, after.start))
     })
 }
 

@@ -1,6 +1,6 @@
 //! The rules that a geometry keeps, whoever sends it.
 
-use super::cells::{held_twice, holders};
+use super::cells::held_twice;
 use super::shape::{Holds, MAX_GROUPS};
 use super::{Geometry, RegionShape};
 use crate::layout::MAX_REGIONS;
@@ -34,13 +34,10 @@ impl Geometry {
             before = region.role;
             self.validate_region(index, region)?;
         }
-        let groups = (0_u16..).take(self.layout.groups.len().max(1)).map(|group| (RegionRole::State, group));
-        for (role, group) in groups.chain([(RegionRole::Kv, 0)]) {
-            if let Some((first, second, layer)) = held_twice(holders(&self.regions, role, group)) {
-                return Err(GeometryError::HeldTwice { first, second, layer });
-            }
+        match held_twice(&self.regions) {
+            Some((first, second, layer)) => Err(GeometryError::HeldTwice { first, second, layer }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn validate_layout(&self) -> Result<(), GeometryError> {

@@ -31,13 +31,16 @@ pub(in crate::proto) struct Maps {
 impl Maps {
     pub(in crate::proto) fn new(geometry: Option<Geometry>, here: &Geometry) -> Maps {
         let Some(geometry) = geometry else { return Maps::unknown(here) };
+        let mismatch = here.check(&geometry).err();
+        let fits = mismatch.is_none();
+        let map = |source| if fits { RegionMap::directed(here, &geometry, source).ok() } else { None };
         Maps {
             aux_rows: geometry.aux_rows().unwrap_or(0),
             group_items: group_items(&geometry),
-            mismatch: here.check(&geometry).err(),
-            out: RegionMap::directed(here, &geometry, Side::Local).ok(),
+            mismatch,
+            out: map(Side::Local),
             out_layers: BTreeMap::new(),
-            inward: RegionMap::directed(here, &geometry, Side::Remote).ok(),
+            inward: map(Side::Remote),
             ranks_served: u32::try_from(receivers_of(&geometry, here)).unwrap_or(u32::MAX).max(1),
             geometry,
             unknown: false,
