@@ -301,7 +301,8 @@ fn scripts(cases: u64) -> Vec<Vec<u8>> {
     let mut shown: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
     for _ in 0..cases {
         let case = all.next_case();
-        let features: BTreeSet<u32> = machine::run(&case).features.into_iter().collect();
+        let outcome = machine::run(&case);
+        let features: BTreeSet<u32> = outcome.features.into_iter().collect();
         let mut fresh = false;
         for feature in features {
             let shortest = shown.entry(feature).or_default();
@@ -311,7 +312,7 @@ fn scripts(cases: u64) -> Vec<Vec<u8>> {
             }
         }
         if fresh {
-            all.keep(&case);
+            all.keep(&case, outcome.steps);
         }
     }
     let mut candidates: Vec<Vec<u8>> = shown.into_values().collect();

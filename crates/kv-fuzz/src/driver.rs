@@ -42,12 +42,30 @@ pub fn corpus(target: &str) -> Vec<Vec<u8>> {
     paths.iter().filter_map(|path| std::fs::read(path).ok()).collect()
 }
 
+/// A case that may be varied.
+#[derive(Debug, Clone, Default)]
+struct Kept {
+    bytes: Vec<u8>,
+    /// Where its steps begin, if it has any.
+    steps: Vec<usize>,
+}
+
+impl Kept {
+    /// Where a step begins; anywhere, if that is not known.
+    fn a_step(&self, random: &mut Random) -> usize {
+        match self.steps.get(random.below(self.steps.len())) {
+            Some(&step) => step,
+            None => random.below(self.bytes.len() + 1),
+        }
+    }
+}
+
 /// Cases of one target: what is in its corpus, then mutations of that and of what was
 /// [kept](Cases::keep).
 #[derive(Debug)]
 pub struct Cases {
     random: Random,
-    pool: Vec<Vec<u8>>,
+    pool: Vec<Kept>,
     /// How many of the pool came from the corpus.
     given: usize,
     longest: usize,
@@ -61,7 +79,8 @@ impl Cases {
     /// Cases of at most `longest` bytes.
     pub fn new(corpus: Vec<Vec<u8>>, longest: usize, seed: u64) -> Cases {
         let given = corpus.len();
-        Cases { random: Random(SplitMix64::new(seed)), pool: corpus, given, longest, next: 0 }
+        let pool = corpus.into_iter().map(|bytes| Kept { bytes, steps: Vec::new() }).collect();
+        Cases { random: Random(SplitMix64::new(seed)), pool, given, longest, next: 0 }
     }
 
     /// The next case.
@@ -69,30 +88,45 @@ impl Cases {
         let at = self.next;
         self.next += 1;
         match self.pool.get(at) {
-            Some(case) if at < self.given => case.clone(),
+            Some(case) if at < self.given => case.bytes.clone(),
             _ => self.mutated(),
         }
     }
 
-    /// A case that is worth to be varied.
-    pub fn keep(&mut self, case: &[u8]) {
+    /// A case that is worth to be varied, and where its steps begin: there it is cut, and others are put in.
+    pub fn keep(&mut self, case: &[u8], steps: Vec<usize>) {
+        let kept = Kept { bytes: case.to_vec(), steps };
         if self.pool.len() < self.given + MAX_KEPT {
-            self.pool.push(case.to_vec());
+            self.pool.push(kept);
         } else {
             let at = self.given + self.random.below(MAX_KEPT);
             if let Some(old) = self.pool.get_mut(at) {
-                *old = case.to_vec();
+                *old = kept;
             }
         }
     }
 
     fn mutated(&mut self) -> Vec<u8> {
         let random = &mut self.random;
+        let mut changes = 1 + random.below(6);
         let mut bytes = match self.pool.get(random.below(self.pool.len())) {
-            Some(case) if random.below(8) > 0 => case.clone(),
+            Some(case) if random.below(8) > 0 => {
+                let mut bytes = case.bytes.clone();
+                if !case.steps.is_empty() && random.below(2) > 0 {
+                    // Steps of another one, between its own.
+                    let other = self.pool.get(random.below(self.pool.len())).unwrap_or(case);
+                    let (at, ends) = (case.a_step(random), [other.a_step(random), other.a_step(random)]);
+                    let (start, end) = (ends[0].min(ends[1]), ends[0].max(ends[1]));
+                    let piece = other.bytes.get(start..end).unwrap_or_default();
+                    let at = at.min(bytes.len());
+                    drop(bytes.splice(at..at, piece.iter().copied()));
+                    changes = random.below(4);
+                }
+                bytes
+            }
             _ => (0..random.below(200)).map(|_| random.number() as u8).collect(),
         };
-        for _ in 0..=random.below(6) {
+        for _ in 0..changes {
             let at = random.below(bytes.len() + 1);
             let end = (at + 1 + random.below(16)).min(bytes.len());
             match random.below(9) {
@@ -107,9 +141,12 @@ impl Cases {
                 }
                 6 => bytes.truncate(at),
                 7 => {
-                    let other = self.pool.get(random.below(self.pool.len())).map_or(&[][..], Vec::as_slice);
+                    let other =
+                        self.pool.get(random.below(self.pool.len())).map_or(&[][..], |case| &case.bytes);
                     let from = random.below(other.len());
-                    let piece = other.get(from..(from + random.below(64)).min(other.len()));
+                    // A piece, or all that follows.
+                    let len = if random.below(4) > 0 { random.below(64) } else { other.len() };
+                    let piece = other.get(from..(from + len).min(other.len()));
                     drop(bytes.splice(at..at, piece.unwrap_or_default().to_vec()));
                 }
                 _ => {

@@ -23,6 +23,7 @@ pub mod alloc;
 mod decoders;
 pub mod driver;
 pub mod machine;
+pub mod worst;
 
 pub use decoders::*;
 

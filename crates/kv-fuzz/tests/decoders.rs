@@ -35,7 +35,7 @@ fn decoders_refuse_or_understand_whatever_comes_and_allocate_by_its_length() {
             drop(witness);
             if allocated > worst {
                 (worst, most) = (allocated, case.len());
-                all.keep(&case);
+                all.keep(&case, Vec::new());
             }
         }
         println!("{name:<20} {cases} cases, most allocated {worst} bytes for {most}");

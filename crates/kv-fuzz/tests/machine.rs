@@ -2,89 +2,124 @@
 //! own bytes and what the own scheduler has asked for.
 //!
 //! `KV_FUZZ_CASES` sets the number of cases (default 4000), `KV_FUZZ_SEED` the seed, and `KV_FUZZ_CASE`
-//! one case in hexadecimal digits, which is run alone.
+//! one case in hexadecimal digits, which is run alone. Threads draw cases of their own, and share their number.
 
 #![allow(clippy::print_stdout)]
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kv_fuzz::driver::{Cases, Witness, corpus, hex, setting};
-use kv_fuzz::machine::{self, ALLOCATED, Charge, SAID, STEPS};
+use kv_fuzz::machine::{self, ALLOCATED, Reach, SAID, STEPS};
+use kv_fuzz::worst::{Dear, Worst};
 use rustix::time::{ClockId, clock_gettime};
 
 #[global_allocator]
 static COUNTING: kv_fuzz::alloc::Counting = kv_fuzz::alloc::Counting;
 
-/// How many of the dearest cases are kept, and timed.
-const WORST: usize = 100;
+/// How often a run says how far it is: after each hundredth of its cases, and no more often than after so many.
+const REPORTS: u64 = 100;
+const LEAST_BETWEEN: u64 = 5000;
 
-/// A case and its dearest input.
-struct Dear {
-    charge: Charge,
-    case: Vec<u8>,
-}
+const HEAD: &str = "  share input               bytes      own      steps    allocated       said";
 
 #[test]
 fn no_input_costs_more_than_its_own_bytes_and_the_own_scheduler_pay_for() {
     if let Ok(case) = std::env::var("KV_FUZZ_CASE") {
-        let digit = |at| u8::from_str_radix(case.get(at..at + 2).unwrap_or("0"), 16).unwrap_or(0);
-        let case: Vec<u8> = (0..case.len() / 2).map(|at| digit(2 * at)).collect();
-        let outcome = machine::run(&case);
-        println!("{} inputs, the dearest: {}", outcome.inputs, outcome.worst);
-        return assert!(outcome.worst.share() <= 1.0);
+        return one(&case);
     }
     let (cases, seed) = (setting("KV_FUZZ_CASES", 4000), setting("KV_FUZZ_SEED", 24301));
     println!("replay with KV_FUZZ_CASES={cases} KV_FUZZ_SEED={seed}");
     println!("budgets: steps {STEPS:?}, allocated {ALLOCATED:?}, said {SAID:?}");
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-    let mut dear: Vec<Dear> = std::thread::scope(|scope| {
-        let share = |thread| cases / threads + u64::from(thread < cases % threads);
-        let run = |thread| scope.spawn(move || dearest(share(thread), seed ^ (thread << 32)));
+    let counter = Counter { cases, ..Counter::default() };
+    let found: Vec<Found> = std::thread::scope(|scope| {
+        let run = |thread: u64| {
+            let counter = &counter;
+            scope.spawn(move || dearest(counter, seed ^ (thread << 32)))
+        };
         let running: Vec<_> = (0..threads).map(run).collect();
-        running.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        running.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    dear.sort_by(|one, other| other.charge.share().total_cmp(&one.charge.share()));
-    dear.truncate(WORST);
-    println!(
-        "  share input               bytes      own      steps    allocated       said   CPU of the case (best of 5)"
-    );
-    for Dear { charge, case } in &dear {
+    let (mut worst, mut reach) = (Worst::default(), Reach::default());
+    for found in found {
+        worst.join(found.worst);
+        reach = reach.or(found.reach);
+    }
+    println!("the most at a time: {reach:?}");
+    println!("{HEAD}   of each kind of input, the dearest");
+    worst.kinds().flatten().for_each(|Dear { charge, .. }| println!("{charge}"));
+    println!("{HEAD}   CPU of the case (best of 5); of all, the dearest");
+    for Dear { charge, case } in worst.all() {
         let best = (0..5).map(|_| cpu_time(case)).min().unwrap_or_default();
         println!("{charge} {best:?}");
     }
-    if let Some(Dear { charge, case }) = dear.first() {
+    if let Some(Dear { charge, case }) = worst.all().first() {
         assert!(charge.share() <= 1.0, "over budget; run it alone with KV_FUZZ_CASE={}", hex(case));
     }
 }
 
-/// Runs cases; the dearest of them.
-fn dearest(cases: u64, seed: u64) -> Vec<Dear> {
+/// Runs one case alone.
+fn one(digits: &str) {
+    let digit = |at| u8::from_str_radix(digits.get(at..at + 2).unwrap_or("0"), 16).unwrap_or(0);
+    let case: Vec<u8> = (0..digits.len() / 2).map(|at| digit(2 * at)).collect();
+    let outcome = machine::run(&case);
+    println!("{} inputs, {:?}", outcome.inputs, outcome.reach);
+    println!("{HEAD}");
+    outcome.dearest.values().for_each(|charge| println!("{charge}"));
+    assert!(outcome.worst().share() <= 1.0);
+}
+
+/// How far all threads are together.
+#[derive(Debug, Default)]
+struct Counter {
+    cases: u64,
+    begun: AtomicU64,
+    /// The largest share so far, as the bits of an `f64`: they rise as it does.
+    worst: AtomicU64,
+}
+
+impl Counter {
+    /// The next case may be run. Says how far it is, now and then.
+    fn next(&self) -> bool {
+        let begun = self.begun.fetch_add(1, Ordering::Relaxed);
+        if begun > 0 && begun.is_multiple_of((self.cases / REPORTS).max(LEAST_BETWEEN)) {
+            let worst = f64::from_bits(self.worst.load(Ordering::Relaxed));
+            println!("{begun} of {} cases, the worst so far is {worst:.3} of its budget", self.cases);
+        }
+        begun < self.cases
+    }
+}
+
+/// What one thread has found.
+struct Found {
+    worst: Worst,
+    reach: Reach,
+}
+
+/// Runs cases until there are enough.
+fn dearest(counter: &Counter, seed: u64) -> Found {
     let mut all = Cases::new(corpus("machine"), 2048, seed);
-    let mut dear: Vec<Dear> = Vec::new();
+    let mut found = Found { worst: Worst::default(), reach: Reach::default() };
     let mut seen = BTreeSet::new();
-    let mut inputs = 0;
-    for _ in 0..cases {
+    let (mut cases, mut inputs) = (0, 0);
+    while counter.next() {
         let case = all.next_case();
         let witness = Witness { target: "machine", case: &case };
-        let outcome = machine::run(&case);
+        let mut outcome = machine::run(&case);
         drop(witness);
-        inputs += outcome.inputs;
-        let fresh = outcome.features.into_iter().filter(|&feature| seen.insert(feature)).count() > 0;
-        let charge = outcome.worst;
-        let least = dear.last().map_or(0.0, |last| last.charge.share());
-        let dearer = dear.len() < WORST || charge.share() > least;
-        if fresh || dearer {
-            all.keep(&case);
-        }
-        if dearer {
-            let at = dear.partition_point(|other| other.charge.share() >= charge.share());
-            dear.insert(at, Dear { charge, case });
-            dear.truncate(WORST);
+        (cases, inputs) = (cases + 1, inputs + outcome.inputs);
+        found.reach = found.reach.or(outcome.reach);
+        counter.worst.fetch_max(outcome.worst().share().to_bits(), Ordering::Relaxed);
+        let features = std::mem::take(&mut outcome.features);
+        let fresh = features.into_iter().filter(|&feature| seen.insert(feature)).count() > 0;
+        if found.worst.enter(&case, &outcome) || fresh {
+            all.keep(&case, std::mem::take(&mut outcome.steps));
         }
     }
     println!("seed {seed:#x}: {cases} cases, {inputs} inputs, {} things seen", seen.len());
-    dear
+    found
 }
 
 fn cpu_time(case: &[u8]) -> Duration {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use kv_core::KvPoll;
 use kv_core::SessionId;
-use kv_core::proto::{Command, Output, Resource};
+use kv_core::proto::{Command, NodeGauges, Output, Resource};
 
-use super::{Charge, Outcome};
+use super::{Charge, Outcome, Reach};
 
 /// What the scheduler has asked for in a session.
 #[derive(Debug, Default)]
@@ -29,6 +29,11 @@ pub(super) struct Books {
 impl Books {
     pub(super) fn into_outcome(self) -> Outcome {
         self.outcome
+    }
+
+    /// Notes where a step of the script begins.
+    pub(super) fn step(&mut self, at: usize) {
+        self.outcome.steps.push(at);
     }
 
     /// How many inputs there were.
@@ -65,16 +70,43 @@ impl Books {
     /// Enters what an input has cost and brought about.
     pub(super) fn charge(&mut self, charge: Charge, outputs: &[Output]) {
         self.outcome.inputs += 1;
-        if charge.share() > self.outcome.worst.share() || self.outcome.worst.what.is_empty() {
-            self.outcome.worst = charge;
+        let dearest = self.outcome.dearest.entry(charge.what).or_insert(charge);
+        if charge.share() > dearest.share() {
+            *dearest = charge;
         }
         let what = charge.what.as_bytes();
         let input = what.len() as u32 * 31 + u32::from(what.first().copied().unwrap_or(0));
         let dear = (charge.share() * 16.0) as u32;
         self.note(input, 1000 + dear.min(64));
         self.note(input, 2000 + outputs.len().min(16) as u32);
+        self.note(input, 3000 + charge.paid.bytes.checked_ilog2().unwrap_or(0));
         for output in outputs {
             self.note(input, kind(output));
+        }
+    }
+
+    /// Enters how far the script has come.
+    pub(super) fn reached(&mut self, reach: Reach, gauges: &NodeGauges) {
+        self.outcome.reach = self.outcome.reach.or(reach);
+        let held = [
+            gauges.senders,
+            gauges.receivers,
+            gauges.targets,
+            gauges.sources,
+            gauges.registrations,
+            gauges.incoming,
+            gauges.results,
+            gauges.closed_runs,
+            gauges.waiting_runs,
+            gauges.queued,
+            gauges.posts,
+            gauges.pages_leased,
+            gauges.ended_grants,
+            gauges.releasing,
+            gauges.failed_rooms,
+        ];
+        for (gauge, held) in (0..).zip(held) {
+            self.note(gauge, 4000 + held.checked_ilog2().map_or(0, |log| log + 1));
         }
     }
 

@@ -21,7 +21,7 @@ pub struct Paid {
     /// Bytes of the input.
     pub bytes: u64,
     /// What the worker's own scheduler asks for in the sessions that have not ended: sessions,
-    /// receivers, pages, items, grants.
+    /// receivers, pages, items, grants, and the ranks that serve each of its receiving sessions.
     pub own: u64,
 }
 

@@ -1,13 +1,17 @@
 //! Frames that a peer may say, and the peers that say them.
 
+use std::sync::OnceLock;
+
 use bytes::Bytes;
+use kv_core::layout::RegionShape;
 use kv_core::wire::{
     Abort, AbortAck, Body, Claim, Destination, Failed, Granted, Heartbeat, HeartbeatAck, Hello, Link,
     Progress, Refused, Register, Registered, Release, Released, VERSIONS, Versions, Welcome, Wish,
 };
 use kv_core::{
     Attempt, AuxIndex, Geometry, GroupList, GroupLists, Holds, Incarnation, KvArgs, Layout, Mismatch,
-    PageList, PeerCause, Region, RegionRole, Room, SessionId, StateGroup, TransferMode, WorkerId,
+    PageList, PeerCause, Region, RegionRole, Room, ServiceOffer, SessionId, StateGroup, TransferMode,
+    WorkerId,
 };
 
 use super::script::Script;
@@ -19,8 +23,8 @@ const MAX_TEXT: usize = 1_000_000;
 /// Most runs in a frame.
 const MAX_RUNS: usize = 170_000;
 
-/// The worker whose machine it is, and with other numbers its peers.
-pub(super) fn args(engine: &str, pages: u32, page_size: u32) -> Option<KvArgs> {
+/// A worker: the one whose machine it is, and with other numbers its peers.
+fn args(engine: &str, pages: u32, page_size: u32) -> Option<KvArgs> {
     let item = 16 * u64::from(page_size);
     let kv = |layer| Region::dram(RegionRole::Kv, 1 << 40, u64::from(pages) * item, item).layer(layer);
     let state =
@@ -40,8 +44,46 @@ pub(super) fn args(engine: &str, pages: u32, page_size: u32) -> Option<KvArgs> {
     builder.layout(Layout { groups, ..Layout::default() }).build().ok()
 }
 
-/// A peer's cache: like the worker's, cut otherwise, small, or one that does not fit.
-pub(super) fn geometry(variant: u8) -> Option<Geometry> {
+/// The worker whose machine it is.
+pub(super) fn us() -> Option<&'static KvArgs> {
+    static US: OnceLock<Option<KvArgs>> = OnceLock::new();
+    US.get_or_init(|| args("us", PAGES, 16)).as_ref()
+}
+
+/// A cache, and what a bootstrap server says of it.
+#[derive(Debug)]
+pub(super) struct Cache {
+    pub(super) geometry: Geometry,
+    pub(super) offer: ServiceOffer,
+}
+
+/// How many caches there are.
+const CACHES: usize = 10;
+
+/// A peer's cache, as its metadata names it.
+pub(super) fn cache(variant: u8) -> Option<&'static Cache> {
+    static ALL: [OnceLock<Option<Cache>>; CACHES] = [const { OnceLock::new() }; CACHES];
+    let variant = if usize::from(variant) < CACHES { variant } else { 0 };
+    let made = || {
+        let geometry = geometry(variant)?;
+        Some(Cache { offer: ServiceOffer::kv(&geometry).ok()?, geometry })
+    };
+    ALL.get(usize::from(variant))?.get_or_init(made).as_ref()
+}
+
+/// Which cache a peer of a script has: most fit, and few have as many regions as there may
+/// be.
+pub(super) fn variant(byte: u8) -> u8 {
+    match byte {
+        0..128 => 0,
+        128..252 => byte % 8,
+        252 | 253 => 8 + byte % 2,
+        _ => byte % 2,
+    }
+}
+
+/// Like the worker's, cut otherwise, small, or one that does not fit.
+fn geometry(variant: u8) -> Option<Geometry> {
     let (pages, page_size) = match variant {
         2 => (PAGES, 8),
         3 => (64, 16),
@@ -51,16 +93,16 @@ pub(super) fn geometry(variant: u8) -> Option<Geometry> {
     let mut geometry = args("peer", pages, page_size)?.geometry().clone();
     match variant {
         5 => geometry.dtype = "other".to_owned(),
-        6 => {
+        6 | 8 => {
             let region = geometry.regions.last()?.clone();
-            geometry.regions.resize(4096, region);
+            geometry.regions.resize(if variant == 6 { 64 } else { 4096 }, region);
         }
-        7 => {
-            geometry.layout.groups = vec![StateGroup::slots(1, 1).optional(); 64];
-            let region = geometry.regions.last()?.clone();
-            geometry
-                .regions
-                .resize(4000, kv_core::layout::RegionShape { group: 63, holds: Holds::Opaque, ..region });
+        7 | 9 => {
+            let (groups, regions) = if variant == 7 { (8, 60) } else { (64, 4000) };
+            geometry.layout.groups = vec![StateGroup::slots(1, 1).optional(); groups];
+            let (region, group) = (geometry.regions.last()?.clone(), groups as u16 - 1);
+            let more = RegionShape { group, holds: Holds::Opaque, ..region };
+            geometry.regions.resize(regions, more);
         }
         _ => {}
     }
@@ -165,7 +207,7 @@ impl Peer {
             _ => VERSIONS,
         };
         let plane = if strange < 8 { script.text(MAX_TEXT) } else { "test".to_owned() };
-        let mut geometry = geometry(self.variant)?;
+        let mut geometry = cache(self.variant)?.geometry.clone();
         if script.byte() < 8 {
             geometry.model = script.text(256);
         }

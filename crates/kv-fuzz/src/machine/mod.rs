@@ -16,6 +16,8 @@ mod world;
 pub use cost::{ALLOCATED, Budget, Cost, Paid, SAID, STEPS};
 pub use world::MAX_INPUTS;
 
+use std::collections::BTreeMap;
+
 use script::Script;
 use world::World;
 
@@ -24,14 +26,60 @@ use world::World;
 pub struct Outcome {
     /// How many inputs the machine was given.
     pub inputs: u64,
-    /// The input that took up most of its budgets.
-    pub worst: Charge,
+    /// Of each kind of input, the one that took up most of its budgets.
+    pub dearest: BTreeMap<&'static str, Charge>,
+    /// Where in the script its steps begin.
+    pub steps: Vec<usize>,
+    /// How far it has come.
+    pub reach: Reach,
     /// Numbers that stand for what the machine has done: scripts that bring new ones are kept.
     pub features: Vec<u32>,
 }
 
+impl Outcome {
+    /// The input that took up most of its budgets.
+    pub fn worst(&self) -> Charge {
+        let dearest = self.dearest.values().copied();
+        dearest.max_by(|one, other| one.share().total_cmp(&other.share())).unwrap_or_default()
+    }
+}
+
+/// The most that a script has reached at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reach {
+    /// Bytes of one frame.
+    pub frame: u64,
+    /// What the own scheduler asked for in sessions that had not ended.
+    pub own: u64,
+    /// Sending and receiving sessions that the machine held.
+    pub sessions: usize,
+    /// Ranks that served its receiving sessions.
+    pub sources: usize,
+    /// Receivers that its sending sessions had met.
+    pub targets: usize,
+    /// Peers.
+    pub peers: usize,
+    /// Posts in flight.
+    pub posts: usize,
+}
+
+impl Reach {
+    /// The most of both.
+    pub fn or(self, other: Reach) -> Reach {
+        Reach {
+            frame: self.frame.max(other.frame),
+            own: self.own.max(other.own),
+            sessions: self.sessions.max(other.sessions),
+            sources: self.sources.max(other.sources),
+            targets: self.targets.max(other.targets),
+            peers: self.peers.max(other.peers),
+            posts: self.posts.max(other.posts),
+        }
+    }
+}
+
 /// One input: what it was, what it has cost, and what pays for it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Charge {
     /// What it was.
     pub what: &'static str,
@@ -63,6 +111,6 @@ pub fn run(bytes: &[u8]) -> Outcome {
 
 /// Runs a script. Panics if an input costs more than its budgets, too.
 pub fn machine(bytes: &[u8]) {
-    let worst = run(bytes).worst;
+    let worst = run(bytes).worst();
     assert!(worst.share() <= 1.0, "over budget (share, input, bytes, own, steps, allocated, said): {worst}");
 }

@@ -53,13 +53,14 @@ impl<'a> Script<'a> {
         self.number() as u32
     }
 
-    /// How many of something, up to `most`.
+    /// How many of something, up to `most`: few mostly, and seldom as many as a frame holds.
     pub(super) fn size(&mut self, most: usize) -> usize {
         let kind = usize::from(self.byte());
         let size = match kind {
             0..=199 => kind % 9,
             200..=239 => (kind - 199) * 8,
             240..=251 => (kind - 239) * 350,
+            _ if self.byte() % 32 != 7 => (kind - 251) * 1100,
             252 => most / 40,
             253 => most / 7,
             254 => most / 2,

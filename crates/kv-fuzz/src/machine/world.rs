@@ -4,19 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output};
+use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, NodeGauges, Output};
 use kv_core::wire::{Body, Frame, Link, Register, Wish};
 use kv_core::{
     BootstrapError, Directions, Geometry, Incarnation, KvPoll, LookupId, Origin, PeerId, PlaneError, Post,
-    RankRecord, ServiceOffer, SessionId, Time, TransferMode, TransportOffer, WayEnd, WorkerRole, WriteFence,
+    RankRecord, SessionId, Time, TransferMode, TransportOffer, WayEnd, WorkerRole, WriteFence,
 };
 
 use super::books::{self, Books};
 use super::cost::{Moment, Paid};
-use super::frames::{self, PAGES, Peer};
+use super::frames::{self, Peer};
 use super::scheduler;
 use super::script::Script;
-use super::{Charge, Outcome};
+use super::{Charge, Outcome, Reach};
 
 /// Most inputs of one script.
 pub const MAX_INPUTS: u64 = 400;
@@ -38,14 +38,18 @@ const LIMITS: Limits = Limits {
 /// One machine, what surrounds it, and the script that moves both.
 pub(super) struct World<'a> {
     script: Script<'a>,
+    /// Bytes of the whole script.
+    length: usize,
     node: Node,
-    us: Geometry,
+    us: &'static Geometry,
     now: Time,
     peers: [Peer; 4],
     /// The peers that the machine knows, by what their metadata says: which cache, and which of `peers`.
     known: BTreeMap<PeerId, (u8, u8)>,
     books: Books,
     opened: u64,
+    /// Ranks that serve its receiving sessions.
+    sources: usize,
     posts: Vec<(PeerId, Post)>,
     connecting: Vec<PeerId>,
     lookups: BTreeSet<LookupId>,
@@ -54,18 +58,17 @@ pub(super) struct World<'a> {
 
 impl<'a> World<'a> {
     pub(super) fn new(mut script: Script<'a>) -> World<'a> {
+        let length = script.0.len();
         let header = script.byte();
         let mode = [TransferMode::Push, TransferMode::Pull, TransferMode::Auto][usize::from(header % 3)];
         let variants = [script.byte(), script.byte(), script.byte(), script.byte()];
         let mut number = 0;
         let peers = variants.map(|byte| {
             number += 1;
-            // Most fit.
-            let variant = if byte < 128 { 0 } else { byte % 8 };
             Peer {
                 incarnation: number,
                 number: number as u8 - 1,
-                variant,
+                variant: frames::variant(byte),
                 links: Vec::new(),
                 drawn: 0,
                 nonce: 0,
@@ -74,12 +77,13 @@ impl<'a> World<'a> {
             }
         });
         #[allow(clippy::expect_used)]
-        let args = frames::args("us", PAGES, 16).expect("the worker's arguments are valid");
-        let us = args.geometry().clone();
-        let config =
-            NodeConfig { limits: LIMITS, ..NodeConfig::new(args, US, "test", Bytes::from_static(&[0])) };
+        let args = frames::us().expect("the worker's arguments are valid");
+        let us = args.geometry();
+        let config = NodeConfig::new(args.clone(), US, "test", Bytes::from_static(&[0]));
+        let config = NodeConfig { limits: LIMITS, ..config };
         let mut world = World {
             script,
+            length,
             node: Node::new(config),
             us,
             now: Time::from_nanos(1_000_000_000),
@@ -87,6 +91,7 @@ impl<'a> World<'a> {
             known: BTreeMap::new(),
             books: Books::default(),
             opened: 0,
+            sources: 0,
             posts: Vec::new(),
             connecting: Vec::new(),
             lookups: BTreeSet::new(),
@@ -103,6 +108,7 @@ impl<'a> World<'a> {
 
     pub(super) fn run(mut self) -> Outcome {
         while !self.script.is_empty() && self.books.inputs() < MAX_INPUTS {
+            self.books.step(self.length - self.script.0.len());
             self.next();
         }
         self.finish();
@@ -279,15 +285,15 @@ impl<'a> World<'a> {
         let mut ranks = Vec::new();
         for at in 0..count {
             let Some(peer) = self.peers.get((usize::from(first) + at) % 4) else { continue };
-            let (Some(geometry), Some(worker)) = (frames::geometry(peer.variant), peer.worker("")) else {
+            let (Some(cache), Some(worker)) = (frames::cache(peer.variant), peer.worker("")) else {
                 continue;
             };
             let incarnation = Incarnation::from_random(peer.incarnation + 64 * (at as u64 / 4));
             let metadata = peer.metadata(0);
             // Larger than a registry would take, too.
             let transport = TransportOffer::new("test", metadata);
-            let (role, parallel) = (WorkerRole::Prefill, geometry.parallel);
-            let (transports, offers) = (vec![transport], ServiceOffer::kv(&geometry).into_iter().collect());
+            let (role, parallel) = (WorkerRole::Prefill, cache.geometry.parallel);
+            let (transports, offers) = (vec![transport], vec![cache.offer.clone()]);
             ranks.push(RankRecord { worker, incarnation, role, parallel, transports, offers });
         }
         // About as large as the JSON of the answer.
@@ -297,7 +303,8 @@ impl<'a> World<'a> {
     }
 
     fn input(&mut self, what: &'static str, bytes: u64, asked: u64, input: Input) {
-        let paid = Paid { bytes, own: asked + self.books.own() };
+        let own = asked + self.books.own();
+        let frame = if matches!(input, Input::Frame { .. }) { bytes } else { 0 };
         let start = Moment::now();
         self.node.handle(self.now, input);
         let handled = start.cost_since(0);
@@ -306,12 +313,27 @@ impl<'a> World<'a> {
             said += books::size(&output);
             outputs.push(output);
         }
+        let gauges = self.node.gauges();
+        // Those that this input has brought, or ended.
+        let sources = self.sources.max(gauges.sources);
+        self.sources = gauges.sources;
+        let paid = Paid { bytes, own: own + sources as u64 };
         let cost = super::Cost { said, ..handled };
         self.books.charge(Charge { what, cost, paid }, &outputs);
+        let reach = Reach {
+            frame,
+            own,
+            sessions: gauges.senders + gauges.receivers,
+            sources,
+            targets: gauges.targets,
+            peers: gauges.peers,
+            posts: gauges.posts,
+        };
+        self.books.reached(reach, &gauges);
         for output in outputs {
             self.carry_out(output);
         }
-        self.check_bounds();
+        self.check_bounds(&gauges);
     }
 
     fn carry_out(&mut self, output: Output) {
@@ -369,26 +391,30 @@ impl<'a> World<'a> {
     }
 
     fn check_post(&self, peer: PeerId, post: &Post) {
-        let cache = self.known.get(&peer).and_then(|&(variant, _)| frames::geometry(variant));
+        let cache = self.known.get(&peer).and_then(|&(variant, _)| frames::cache(variant));
         assert!(!post.descs.is_empty() && post.descs.len() <= 64, "{} descriptors", post.descs.len());
         for desc in &post.descs {
             let inside = |geometry: &Geometry, region: u32, offset: u64| {
                 let region = geometry.regions.get(region as usize);
                 region.is_some_and(|region| offset.checked_add(desc.len).is_some_and(|end| end <= region.len))
             };
-            assert!(desc.len > 0 && inside(&self.us, desc.local_region, desc.local_offset), "{desc:?}");
+            assert!(desc.len > 0 && inside(self.us, desc.local_region, desc.local_offset), "{desc:?}");
             let there =
-                cache.as_ref().is_some_and(|there| inside(there, desc.remote_region, desc.remote_offset));
+                cache.is_some_and(|there| inside(&there.geometry, desc.remote_region, desc.remote_offset));
             assert!(there, "{desc:?} leaves the peer's memory");
         }
     }
 
-    fn check_bounds(&self) {
-        let gauges = self.node.gauges();
+    fn check_bounds(&self, gauges: &NodeGauges) {
+        let attempts = LIMITS.max_peers as u64 * LIMITS.max_attempts;
         assert!(gauges.peers <= LIMITS.max_peers, "{gauges:?}");
         assert!(gauges.registrations <= LIMITS.max_registrations, "{gauges:?}");
         assert!(gauges.failed_rooms <= 2 * LIMITS.max_failed_rooms, "{gauges:?}");
-        assert!(gauges.incoming as u64 <= LIMITS.max_peers as u64 * LIMITS.max_attempts, "{gauges:?}");
+        assert!(gauges.incoming as u64 <= attempts, "{gauges:?}");
+        assert!(gauges.closed_runs as u64 <= attempts, "{gauges:?}");
+        assert!(gauges.waiting_runs <= LIMITS.max_waiting_runs, "{gauges:?}");
+        assert!(gauges.addresses <= LIMITS.max_addresses, "{gauges:?}");
+        assert!(gauges.sources <= gauges.receivers * LIMITS.max_peers, "{gauges:?}");
         assert!(gauges.ended_grants <= LIMITS.max_ended_grants, "{gauges:?}");
         if let Some(next) = self.node.next_timeout() {
             assert!(next > self.now, "a timer that is due was not run");
