@@ -46,7 +46,8 @@ impl PagePlan {
 /// The stretches of `count` units that lie together on both sides. Each side is a list of pages, the
 /// units in a page, and the units to skip.
 fn segments(local: (&PageList, u32, u32), remote: (&PageList, u32, u32), count: u32) -> Vec<Segment> {
-    let mut segments = Vec::with_capacity(local.0.runs().len().max(remote.0.runs().len()));
+    let runs = local.0.runs().len().max(remote.0.runs().len());
+    let mut segments = Vec::with_capacity(runs.min(count as usize));
     let walk = |(list, units, skip)| {
         let mut walk = Walk::new(list, units);
         walk.skip(skip);

@@ -83,6 +83,8 @@ pub struct NodeGauges {
     pub targets: usize,
     /// Ranks that serve receiving sessions, as the bootstrap server has named them to each session.
     pub sources: usize,
+    /// Runs of pages and items that they have granted, and whose reads are not planned yet.
+    pub granted_runs: usize,
     /// Receivers and sources that have something to post.
     pub queued: usize,
     /// Numbers of heartbeats, claims and questions that may still be answered.
@@ -186,6 +188,7 @@ impl Node {
             waiting_runs: self.cx.rendezvous.waiting_runs(),
             targets: self.sending.targets(),
             sources: self.receiving.sources(),
+            granted_runs: self.receiving.granted_runs(),
             queued: self.cx.posts.queued(),
             beats: sum(&|peer| peer.beats_len()),
             addresses: self.cx.lookups.addresses(),

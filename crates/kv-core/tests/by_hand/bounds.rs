@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kv_core::plan::{Plan, RegionMap, Side};
 use kv_core::proto::{Input, Output};
-use kv_core::wire::{Abort, Body, Frame, Link, Refused, Register, Release, VERSIONS};
+use kv_core::wire::{Abort, Body, Claim, Frame, Granted, Link, Refused, Register, Release, VERSIONS, Wish};
 use kv_core::{
     Attempt, Cause, Geometry, GrantRef, Holds, Incarnation, KvArgs, KvPoll, Layout, Lease, MAX_FRAME,
     Mismatch, Origin, PageList, PeerCause, Region, RegionRole, Room, SessionId, SessionOptions, TransferMode,
@@ -360,6 +360,34 @@ fn a_list_that_promises_more_than_its_frame_holds_is_refused_before_room_is_made
     let allocated = memory::allocated() - before;
     assert!(allocated < 4096, "{allocated} bytes are asked for");
     assert_eq!(solo.node().gauges().frames_dropped, dropped + 1);
+}
+
+#[test]
+fn the_plan_of_few_pages_keeps_no_room_for_all_that_was_granted() {
+    let mut solo = Solo::new(|config| {
+        config.args = args("us", 1 << 17);
+        // A page each.
+        config.limits.max_post_bytes = 64;
+    });
+    let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
+    let session = solo.open_receiver_with(ROOM, options);
+    solo.found(kv_core::LookupId(0), vec![record_with(1, args("peer-1", 1 << 17).geometry())]);
+    solo.welcome(1, 1);
+    let Some(Body::Register(Register { attempt, wish: Wish::Read(Claim { beat, .. }), .. })) =
+        solo.frames().pop()
+    else {
+        panic!("{:?}", solo.frames())
+    };
+    // Every other page: as scattered as can be.
+    let pages = PageList::from_pages((0..50_000).map(|n| n * 2 + 1)).unwrap();
+    let (grant, aux, groups) = (SessionId(5), None, Default::default());
+    let (lease_ms, interval_ms) = (30_000, 5000);
+    solo.says(1, Body::Granted(Granted { attempt, beat, grant, pages, aux, lease_ms, interval_ms, groups }));
+    assert_eq!(solo.node().gauges().granted_runs, 50_000);
+    let kept = kept_of(|| solo.init_receiver(session, &[1, 3, 5, 7, 9, 11, 13, 15], None));
+    assert_eq!((solo.poll(session), solo.take_posts().len()), (KvPoll::Transferring, 4));
+    assert!(kept < 16 << 10, "{kept} bytes are kept for eight pages");
+    assert_eq!(solo.node().gauges().granted_runs, 0);
 }
 
 /// Sessions that wait for one answer of the bootstrap server, which names many ranks of one request's pages.

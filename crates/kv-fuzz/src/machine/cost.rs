@@ -18,7 +18,7 @@ pub struct Cost {
 /// What pays for an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Paid {
-    /// Bytes of the input.
+    /// Bytes of the input, and of earlier frames those lists that it is the one to walk along, once.
     pub bytes: u64,
     /// What the worker's own scheduler asks for in the sessions that have not ended: sessions,
     /// receivers, pages, items, grants, and the ranks that serve each of its receiving sessions.

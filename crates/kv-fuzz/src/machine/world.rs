@@ -7,8 +7,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, NodeGauges, Output};
 use kv_core::wire::{Body, Frame, Link, Register, Wish};
 use kv_core::{
-    BootstrapError, Directions, Geometry, Incarnation, KvPoll, LookupId, Origin, PeerId, PlaneError, Post,
-    RankRecord, SessionId, Time, TransferMode, TransportOffer, WayEnd, WorkerRole, WriteFence,
+    BootstrapError, Directions, Geometry, Incarnation, KvPoll, LookupId, MAX_FRAME, Origin, PeerId,
+    PlaneError, Post, RankRecord, SessionId, Time, TransferMode, TransportOffer, WayEnd, WorkerRole,
+    WriteFence,
 };
 
 use super::books::{self, Books};
@@ -35,6 +36,9 @@ const LIMITS: Limits = Limits {
     max_ended_grants: 7,
 };
 
+/// Fewest bytes of a run in a frame.
+const LEAST_OF_RUN: u64 = 2;
+
 /// One machine, what surrounds it, and the script that moves both.
 pub(super) struct World<'a> {
     script: Script<'a>,
@@ -50,6 +54,8 @@ pub(super) struct World<'a> {
     opened: u64,
     /// Ranks that serve its receiving sessions.
     sources: usize,
+    /// Runs that they have granted, and that no plan was made of.
+    granted: usize,
     posts: Vec<(PeerId, Post)>,
     connecting: Vec<PeerId>,
     lookups: BTreeSet<LookupId>,
@@ -92,6 +98,7 @@ impl<'a> World<'a> {
             books: Books::default(),
             opened: 0,
             sources: 0,
+            granted: 0,
             posts: Vec::new(),
             connecting: Vec::new(),
             lookups: BTreeSet::new(),
@@ -317,7 +324,9 @@ impl<'a> World<'a> {
         // Those that this input has brought, or ended.
         let sources = self.sources.max(gauges.sources);
         self.sources = gauges.sources;
-        let paid = Paid { bytes, own: own + sources as u64 };
+        let granted = std::mem::replace(&mut self.granted, gauges.granted_runs);
+        let earlier = LEAST_OF_RUN * granted.saturating_sub(gauges.granted_runs) as u64;
+        let paid = Paid { bytes: bytes + earlier, own: own + sources as u64 };
         let cost = super::Cost { said, ..handled };
         self.books.charge(Charge { what, cost, paid }, &outputs);
         let reach = Reach {
@@ -415,6 +424,7 @@ impl<'a> World<'a> {
         assert!(gauges.waiting_runs <= LIMITS.max_waiting_runs, "{gauges:?}");
         assert!(gauges.addresses <= LIMITS.max_addresses, "{gauges:?}");
         assert!(gauges.sources <= gauges.receivers * LIMITS.max_peers, "{gauges:?}");
+        assert!(gauges.granted_runs <= gauges.sources * MAX_FRAME / LEAST_OF_RUN as usize, "{gauges:?}");
         assert!(gauges.ended_grants <= LIMITS.max_ended_grants, "{gauges:?}");
         if let Some(next) = self.node.next_timeout() {
             assert!(next > self.now, "a timer that is due was not run");

@@ -33,6 +33,7 @@ use crate::pages::Pages;
 use crate::proto::context::Context;
 use crate::proto::directory::Question;
 use crate::proto::ending::{Sessions, Standing};
+use crate::proto::receiving::reading::Reading;
 use crate::proto::receiving::source::Source;
 use crate::time::Time;
 
@@ -81,6 +82,12 @@ impl Receiving {
     /// How many sources all sessions have.
     pub(in crate::proto) fn sources(&self) -> usize {
         self.sessions.iter().map(|(_, receiver)| receiver.sources.len()).sum()
+    }
+
+    /// Runs of pages and items in grants whose reads are not planned yet.
+    pub(in crate::proto) fn granted_runs(&self) -> usize {
+        let sources = self.sessions.iter().flat_map(|(_, receiver)| &receiver.sources);
+        sources.filter_map(|source| source.reading.as_ref()).map(Reading::waiting_runs).sum()
     }
 
     /// The source with this open attempt at the peer.

@@ -95,6 +95,11 @@ impl Reading {
         self.intact_until = self.intact_until.max(until);
     }
 
+    /// Runs of pages and items, as long as the reads are not planned.
+    pub(super) fn waiting_runs(&self) -> usize {
+        if self.is_planned() { 0 } else { self.pages.runs().len() + self.groups.runs() }
+    }
+
     /// True once the reads are planned.
     pub(super) fn is_planned(&self) -> bool {
         !matches!(self.progress, Progress::Waiting)

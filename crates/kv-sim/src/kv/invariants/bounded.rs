@@ -112,6 +112,7 @@ fn within_limits(view: &View<'_>, life: LifeId, gauges: &NodeGauges) -> Verdict 
         ("runs of attempts", gauges.closed_runs, CLOSED.saturating_mul(gauges.peers)),
         ("targets", gauges.targets, gauges.senders.saturating_mul(lives)),
         ("sources", gauges.sources, gauges.receivers.saturating_mul(limits.max_peers)),
+        ("granted runs", gauges.granted_runs, gauges.sources.saturating_mul(MAX_FRAME)),
         // Those of sessions that have ended leave the line when it is their turn.
         ("targets in line", gauges.queued, view.ledger.legs.len().saturating_mul(lives)),
         ("addresses", gauges.addresses, limits.max_addresses),
