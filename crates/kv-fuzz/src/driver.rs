@@ -51,12 +51,22 @@ struct Kept {
 }
 
 impl Kept {
-    /// Where a step begins; anywhere, if that is not known.
+    /// Where a step begins, or the last one ends; anywhere, if that is not known.
     fn a_step(&self, random: &mut Random) -> usize {
-        match self.steps.get(random.below(self.steps.len())) {
-            Some(&step) => step,
-            None => random.below(self.bytes.len() + 1),
+        if self.steps.is_empty() {
+            return random.below(self.bytes.len() + 1);
         }
+        let step = self.steps.get(random.below(self.steps.len() + 1));
+        step.map_or(self.bytes.len(), |&at| at.min(self.bytes.len()))
+    }
+
+    /// The same case with steps of another one between its own.
+    fn with_steps_of(&self, other: &Kept, random: &mut Random) -> Vec<u8> {
+        let (at, ends) = (self.a_step(random), [other.a_step(random), other.a_step(random)]);
+        let piece = other.bytes.get(ends[0].min(ends[1])..ends[0].max(ends[1])).unwrap_or_default();
+        let mut bytes = self.bytes.clone();
+        drop(bytes.splice(at..at, piece.iter().copied()));
+        bytes
     }
 }
 
@@ -108,24 +118,18 @@ impl Cases {
 
     fn mutated(&mut self) -> Vec<u8> {
         let random = &mut self.random;
-        let mut changes = 1 + random.below(6);
-        let mut bytes = match self.pool.get(random.below(self.pool.len())) {
-            Some(case) if random.below(8) > 0 => {
-                let mut bytes = case.bytes.clone();
-                if !case.steps.is_empty() && random.below(2) > 0 {
-                    // Steps of another one, between its own.
-                    let other = self.pool.get(random.below(self.pool.len())).unwrap_or(case);
-                    let (at, ends) = (case.a_step(random), [other.a_step(random), other.a_step(random)]);
-                    let (start, end) = (ends[0].min(ends[1]), ends[0].max(ends[1]));
-                    let piece = other.bytes.get(start..end).unwrap_or_default();
-                    let at = at.min(bytes.len());
-                    drop(bytes.splice(at..at, piece.iter().copied()));
-                    changes = random.below(4);
-                }
-                bytes
+        let [case, other] = [(); 2].map(|()| self.pool.get(random.below(self.pool.len())));
+        let (mut bytes, changes) = match case.zip(other) {
+            Some(_) if random.below(8) == 0 => (Vec::new(), 1 + random.below(6)),
+            Some((case, other)) if !case.steps.is_empty() && random.below(2) > 0 => {
+                (case.with_steps_of(other, random), random.below(4))
             }
-            _ => (0..random.below(200)).map(|_| random.number() as u8).collect(),
+            Some((case, _)) => (case.bytes.clone(), 1 + random.below(6)),
+            None => (Vec::new(), 1 + random.below(6)),
         };
+        if bytes.is_empty() {
+            bytes = (0..random.below(200)).map(|_| random.number() as u8).collect();
+        }
         for _ in 0..changes {
             let at = random.below(bytes.len() + 1);
             let end = (at + 1 + random.below(16)).min(bytes.len());
