@@ -111,7 +111,12 @@ fn dearest(counter: &Counter, seed: u64) -> Found {
         drop(witness);
         (cases, inputs) = (cases + 1, inputs + outcome.inputs);
         found.reach = found.reach.or(outcome.reach);
-        counter.worst.fetch_max(outcome.worst().share().to_bits(), Ordering::Relaxed);
+        let worst = outcome.worst();
+        let before = counter.worst.fetch_max(worst.share().to_bits(), Ordering::Relaxed);
+        // At once: a long run may not come to its end.
+        if worst.share() > f64::from_bits(before).max(1.0) {
+            println!("over budget:\n{HEAD}\n{worst}\nKV_FUZZ_CASE={}", hex(&case));
+        }
         let features = std::mem::take(&mut outcome.features);
         let fresh = features.into_iter().filter(|&feature| seen.insert(feature)).count() > 0;
         if found.worst.enter(&case, &outcome) || fresh {
