@@ -54,6 +54,8 @@ pub(super) struct World<'a> {
     opened: u64,
     /// Ranks that serve its receiving sessions.
     sources: usize,
+    /// Attempts of its receiving sessions whose end peers have not acknowledged.
+    releasing: usize,
     /// Runs that they have granted, and that no plan was made of.
     granted: usize,
     posts: Vec<(PeerId, Post)>,
@@ -98,6 +100,7 @@ impl<'a> World<'a> {
             books: Books::default(),
             opened: 0,
             sources: 0,
+            releasing: 0,
             granted: 0,
             posts: Vec::new(),
             connecting: Vec::new(),
@@ -322,11 +325,12 @@ impl<'a> World<'a> {
         }
         let gauges = self.node.gauges();
         // Those that this input has brought, or ended.
-        let sources = self.sources.max(gauges.sources);
-        self.sources = gauges.sources;
+        let sources = std::mem::replace(&mut self.sources, gauges.sources).max(gauges.sources);
+        // What its own sessions that have ended still have to tell.
+        let releasing = std::mem::replace(&mut self.releasing, gauges.releasing).max(gauges.releasing);
         let granted = std::mem::replace(&mut self.granted, gauges.granted_runs);
         let earlier = LEAST_OF_RUN * granted.saturating_sub(gauges.granted_runs) as u64;
-        let paid = Paid { bytes: bytes + earlier, own: own + sources as u64 };
+        let paid = Paid { bytes: bytes + earlier, own: own + (sources + releasing) as u64 };
         let cost = super::Cost { said, ..handled };
         self.books.charge(Charge { what, cost, paid }, &outputs);
         let reach = Reach {
