@@ -135,6 +135,20 @@ impl PeerCause {
     pub(crate) fn other(name: String) -> PeerCause {
         PeerCause::Other { name: cut(name) }
     }
+
+    /// What other ranks are told of what one peer has said, in each of their requests: of its texts only the
+    /// beginnings, so that one long refusal is not said at length a thousand times.
+    pub(crate) fn passed_on(&self) -> PeerCause {
+        let begin = |text: &str| cut_at(text, MAX_TEXT_PASSED_ON).to_owned();
+        match self {
+            PeerCause::Incompatible(Mismatch { field, ours, theirs }) => {
+                let (field, ours, theirs) = (begin(field), begin(ours), begin(theirs));
+                PeerCause::Incompatible(Mismatch { field, ours, theirs })
+            }
+            PeerCause::Other { name } => PeerCause::Other { name: begin(name) },
+            other => other.clone(),
+        }
+    }
 }
 
 /// Two workers that cannot exchange pages: the first field in which they differ, and both values.
@@ -154,6 +168,8 @@ pub struct Mismatch {
 
 /// Longest text of a peer's that is kept, in bytes. What is longer is cut off.
 const MAX_TEXT: usize = 512;
+/// Longest text of it that is passed on, in bytes.
+const MAX_TEXT_PASSED_ON: usize = 32;
 
 fn short<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     String::deserialize(from).map(cut)
@@ -161,9 +177,13 @@ fn short<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 
 pub(crate) fn cut(mut text: String) -> String {
     if text.len() > MAX_TEXT {
-        let end = (0..=MAX_TEXT).rev().find(|&end| text.is_char_boundary(end));
-        text.truncate(end.unwrap_or(0));
+        text.truncate(cut_at(&text, MAX_TEXT).len());
         text.shrink_to_fit();
     }
     text
+}
+
+/// The beginning of a text, at most so many bytes.
+fn cut_at(text: &str, most: usize) -> &str {
+    text.get(..text.floor_char_boundary(most)).unwrap_or(text)
 }

@@ -65,7 +65,7 @@ impl Cause {
             }
             Cause::ByPeer(cause) => {
                 let (advice, recovery) = of_peer(cause);
-                (cause.clone(), advice, recovery)
+                (cause.passed_on(), advice, recovery)
             }
             &Cause::PageCount { sent, registered } => {
                 (Told::PageCount { sent: sent as u64, registered: registered as u64 }, OF_SERVER, Fail)

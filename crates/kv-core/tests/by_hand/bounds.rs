@@ -431,3 +431,32 @@ fn a_refusal_ends_each_waiting_session_in_few_passes_over_its_sources() {
         assert_eq!(solo.node().gauges().sources, left, "{of}");
     }
 }
+
+#[test]
+fn one_long_refusal_is_passed_on_to_the_other_ranks_with_the_beginnings_of_its_texts_only() {
+    let (mut solo, sessions) = waiting(16, 2, &[]);
+    solo.welcome(2, 1);
+    let nonce = solo.last_hello(1).nonce;
+    let long = |text: &str| text.repeat(1000);
+    let mismatch = Mismatch { field: long("ö"), ours: long("a"), theirs: long("1") };
+    let (versions, cause, link) = (VERSIONS, PeerCause::Incompatible(mismatch), Link::new(1, 1));
+    solo.frames();
+    solo.says(1, Body::Refused(Refused { versions, nonce, cause, link }));
+    for session in sessions {
+        let Cause::ByPeer(PeerCause::Incompatible(told)) = solo.cause(session) else { panic!() };
+        assert_eq!((told.field.len(), told.ours.len(), told.theirs.len()), (512, 512, 512));
+    }
+    let aborts: Vec<Abort> = solo
+        .frames()
+        .into_iter()
+        .filter_map(|body| match body {
+            Body::Abort(abort) => Some(abort),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(aborts.len(), 32);
+    let expected = Mismatch { field: "ö".repeat(16), ours: "a".repeat(32), theirs: "1".repeat(32) };
+    for abort in aborts {
+        assert_eq!(abort.cause, PeerCause::Incompatible(expected.clone()));
+    }
+}
