@@ -185,5 +185,6 @@ pub(crate) fn cut(mut text: String) -> String {
 
 /// The beginning of a text, at most so many bytes.
 fn cut_at(text: &str, most: usize) -> &str {
-    text.get(..text.floor_char_boundary(most)).unwrap_or(text)
+    let end = (0..=most.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    text.get(..end.unwrap_or(0)).unwrap_or(text)
 }
