@@ -9,6 +9,7 @@ use kv_core::Time;
 use rustix::time::{ClockId, clock_gettime};
 
 /// `CLOCK_BOOTTIME`: the time since the host's boot, which goes on while the host is suspended.
+#[inline]
 pub fn now() -> Time {
     Time::ZERO + read(ClockId::Boottime)
 }
@@ -18,6 +19,7 @@ pub fn thread_time() -> Duration {
     read(ClockId::ThreadCPUTime)
 }
 
+#[inline]
 fn read(clock: ClockId) -> Duration {
     let time = clock_gettime(clock);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

@@ -1,6 +1,6 @@
 //! Posts that were accepted and have not ended, and what the owner is told, in order.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use kv_core::{PlaneError, PlaneEvent, Post, PostId};
 
@@ -11,7 +11,7 @@ use crate::transfer::Transfer;
 /// of its peer.
 #[derive(Debug, Default)]
 pub(crate) struct Posts {
-    transfers: HashMap<PostId, Transfer>,
+    transfers: BTreeMap<PostId, Transfer>,
     /// Posts with bytes to copy, next one first. Ids of ended posts are skipped.
     run: VecDeque<PostId>,
     events: Vec<PlaneEvent>,
@@ -83,6 +83,11 @@ impl Posts {
     /// Gives the owner what has happened.
     pub(crate) fn hand_over(&mut self, events: &mut Vec<PlaneEvent>) {
         events.append(&mut self.events);
+    }
+
+    /// Whether there is something to copy.
+    pub(crate) fn is_copying(&self) -> bool {
+        !self.run.is_empty()
     }
 
     /// Whether there is something to copy or to tell.

@@ -18,7 +18,7 @@
 //! delays the revocation of its own right until its process ends, ends its own copies, or clears its mark
 //! early and then writes into pages that the owner has reused. Neither side can block or crash the other.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
 
 use kv_host::{Mapping, MemoryFile, OsError};
 
@@ -59,20 +59,20 @@ impl Right {
     pub(crate) fn mark(&self) -> bool {
         let marked = self.state().compare_exchange(0, MARKED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         // No byte of the slice is in place before the mark is.
-        fence(Ordering::SeqCst);
+        order_with_copies();
         marked
     }
 
     /// The copier has ended its slice.
     pub(crate) fn clear(&self) {
         // All bytes of the slice are in place before the mark is gone.
-        fence(Ordering::SeqCst);
+        order_with_copies();
         self.state().fetch_and(!MARKED, Ordering::SeqCst);
     }
 
-    /// The copier has copied a slice of a write or of a read.
+    /// The copier, who alone counts here, has copied a slice of a write or of a read.
     pub(crate) fn count(&self) {
-        self.slices().fetch_add(1, Ordering::Relaxed);
+        self.slices().store(self.slices().load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// The owner takes the right back. True once no slice is being copied any more.
@@ -92,6 +92,15 @@ impl Right {
     fn slices(&self) -> &AtomicU64 {
         self.mapping.word(SLICES)
     }
+}
+
+/// Orders the atomic operation on a right's word beside which it stands with the copies of the slice. On x86 the
+/// operation itself, a locked instruction, is ordered with all stores, also with those that bypass the caches.
+fn order_with_copies() {
+    if cfg!(not(target_arch = "x86_64")) {
+        fence(Ordering::SeqCst);
+    }
+    compiler_fence(Ordering::SeqCst);
 }
 
 #[cfg(test)]

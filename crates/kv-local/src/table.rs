@@ -1,6 +1,6 @@
 //! All links of a plane, and whom each of them serves.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::mem;
 
 use kv_core::{PeerId, PlaneError};
@@ -12,9 +12,9 @@ use crate::metadata::Token;
 /// and serves a peer once `connect` claims it; a link that is dialed serves its peer from the beginning.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    all: HashMap<LinkId, Link>,
+    all: BTreeMap<LinkId, Link>,
     next: LinkId,
-    peers: HashMap<PeerId, LinkId>,
+    peers: BTreeMap<PeerId, LinkId>,
     /// Accepted, and have not said who they are.
     strangers: BTreeSet<LinkId>,
     /// Accepted, and no peer of ours yet.

@@ -1,9 +1,9 @@
 //! What the kernel is asked to tell: new connections, sockets that are ready, processes that have ended.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use kv_host::{OsError, Process};
-use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{
@@ -60,8 +60,9 @@ impl Watch {
 
     /// What has happened, a bounded amount of it, with another one first in every turn.
     pub(crate) fn woken(&mut self) -> Vec<Woken> {
-        let mut ready: Vec<epoll::Event> = Vec::with_capacity(EVENTS);
-        if epoll::wait(&self.epoll, spare_capacity(&mut ready), Some(&NOW)).is_err() || ready.is_empty() {
+        let mut room = [const { MaybeUninit::uninit() }; EVENTS];
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut room, Some(&NOW)) else { return Vec::new() };
+        if ready.is_empty() {
             return Vec::new();
         }
         self.turn = self.turn.wrapping_add(1);

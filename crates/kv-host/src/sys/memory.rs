@@ -61,6 +61,7 @@ impl Memory {
     }
 
     /// Bytes in the range.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -89,6 +90,7 @@ impl Memory {
 
     /// Copies `len` bytes from `offset` here to `to_offset` of `to`, which must be other bytes. Does nothing
     /// on an error.
+    #[inline]
     pub fn copy_to(
         &self,
         offset: usize,
@@ -132,6 +134,7 @@ impl Memory {
     }
 
     /// Address of a range that is inside.
+    #[inline]
     fn checked(&self, offset: usize, size: usize) -> Result<usize, MemoryError> {
         if inside(self.len, offset, size) {
             Ok(self.addr + offset)
