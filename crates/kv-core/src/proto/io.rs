@@ -65,7 +65,7 @@ pub struct Timing {
     pub retry_first: Duration,
     /// Longest pause between repetitions.
     pub retry_max: Duration,
-    /// A peer that matters and has been silent for this long is pinged.
+    /// A peer that matters and has been silent for this long is asked for a sign of life.
     pub keepalive: Duration,
     /// A peer that matters and has been silent for this long is given up; three keepalives at least.
     pub peer_timeout: Duration,

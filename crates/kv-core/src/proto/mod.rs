@@ -8,7 +8,7 @@
 //! node.rs                 routes inputs and timers to the parts     peer_routes.rs, post_routes.rs  what peers do, and posts
 //! ├ sending/              sessions of the prefill side
 //! │   opening, attaching, chunks, groups, letting_go    a session, from its room until its receivers need nothing more
-//! │   attempts, peers     registrations and aborts of receivers     given.rs   what the scheduler has given
+//! │   attempts, over, peers   what receivers register, abort, release     given.rs   what the scheduler has given
 //! │   write.rs            push: parts are planned and posted        target.rs  one receiver
 //! │   holder.rs           pull: leases are given, kept and ended    former_grants.rs   what became of leases
 //! ├ receiving/            sessions of the decode side
@@ -27,7 +27,8 @@
 //! ```
 //!
 //! Messages are typed, and their speakers known, everywhere but in `conversation/edge.rs`: it alone turns frames into
-//! messages and messages into frames, by the codec of the conversation that a frame names.
+//! messages and messages into frames, by the codec of the conversation that a frame names. (`service.rs` looks into
+//! a hello for the transport that it names, before the machine is given the frame.)
 //!
 //! `quarantine.rs`, of both sides, says what pages of ended sessions wait for; `model.rs` is for model checkers
 //! (feature `model`).
@@ -47,7 +48,8 @@
 //!
 //! The receiver drives: it repeats its registration until it is acknowledged, asks about attempts
 //! that have been quiet, and repeats an abort until it is acknowledged. The sender asks one thing itself,
-//! whether it may write, with a heartbeat; all else that it says are answers.
+//! whether it may write, with a heartbeat. What has become of an attempt (parts in place, pages granted, a failure) it
+//! says once unasked, and again for each question; all else that it says are answers.
 
 mod context;
 mod conversation;

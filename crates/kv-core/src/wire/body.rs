@@ -195,7 +195,7 @@ bodies! {
         attempt: Attempt,
         /// The `beat` of the receiver's last claim.
         beat: u64,
-        /// The nonce of the grant.
+        /// The sender's session whose pages these are: the id of the lease.
         grant: SessionId,
         /// The sender's pages, in request order.
         pages: PageList,
@@ -213,7 +213,8 @@ bodies! {
     /// and asks about attempts that have been quiet; a prefill side asks whether it may write. Said again, with
     /// another number, for as long as its speaker needs an answer. Acknowledged by [`HeartbeatAck`].
     16 Heartbeat {
-        /// A number of the speaker's, repeated in the answer, which grants time from when this was said.
+        /// A number of the speaker's, repeated in the answer. The time that an answer grants is counted by who
+        /// grants it from the answer on, and by who asked from the question on, which is earlier.
         beat: u64,
         /// All attempts of the speaker below are over.
         floor: Attempt,
@@ -233,13 +234,14 @@ bodies! {
         beat: u64,
         /// All attempts of the speaker below are over.
         floor: Attempt,
-        /// For how long from the heartbeat's arrival the leases hold, in milliseconds.
+        /// For how long the shortest of the leases holds, in milliseconds; see [`Heartbeat::beat`]. 0 without leases.
         lease_ms: u64,
         /// Runs (first attempt, number), rising: the attempts whose pages were still as they were when the
         /// heartbeat came, and stay so.
         #[serde(with = "crate::packed")]
         leases: Vec<(u64, u32)>,
-        /// For how long from the heartbeat's arrival its speaker may begin writes, in milliseconds; 0 for not.
+        /// For how long the speaker of the heartbeat may begin writes, in milliseconds; see [`Heartbeat::beat`].
+        /// 0 if it may not.
         permit_ms: u64,
     }
     /// Decode → prefill: these attempts are over. Everything has arrived, or was read, or the failure is
@@ -327,7 +329,8 @@ pub struct Destination {
     /// none, and if missing.
     #[serde(default)]
     pub ask: u64,
-    /// How long the sender may begin writes, in milliseconds from that question. 0 if missing.
+    /// How long the sender may begin writes, in milliseconds: it counts from when it asked that question. 0 if it
+    /// may not, and if missing.
     #[serde(default)]
     pub permit_ms: u64,
 }

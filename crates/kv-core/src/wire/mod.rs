@@ -1,10 +1,12 @@
 //! The wire: what two workers tell each other, as msgpack.
 //!
 //! A frame is the array `[version, kind, link, fields]`; `fields` is the array of the message's fields.
-//! It carries durations, never clock readings. Lists of pages, of parts and of attempts are runs (first, number),
-//! packed: 4 bytes for each number of a page or part, 8 for that of an attempt, 4 for how many follow, all
-//! little-endian. A frame is at most [`MAX_FRAME`](crate::MAX_FRAME) bytes long. Every message is idempotent: transports may lose, duplicate
-//! and reorder frames.
+//! It carries durations, never clock readings. A frame is at most [`MAX_FRAME`](crate::MAX_FRAME) bytes long.
+//! Every message is idempotent: transports may lose, duplicate and reorder frames.
+//!
+//! Lists of pages, parts and attempts are runs (first, length), packed into one msgpack value of type `bin`, all
+//! little-endian: a run of pages or parts is 8 bytes, 4 for the first and 4 for the length; a run of attempts is
+//! 12 bytes, 8 for the first and 4 for the length. The length counts the first: a run of one page has length 1.
 //!
 //! `link` names the conversation. Each side draws a number for the other when they meet and tells
 //! it in [`Hello`] or [`Welcome`]; whoever speaks puts the listener's number into the frame. A

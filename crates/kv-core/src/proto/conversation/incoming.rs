@@ -25,7 +25,7 @@ const MAX_GAPS: usize = 1 << 14;
 /// | –, `Waiting` | `Reading` | sender and claim meet |
 /// | `Active` | `Served` | all its parts are in place |
 /// | –, `Waiting`, `Active`, `Reading` | `Failed` | see [`PeerCause`]; no post is in flight, no lease runs |
-/// | any | – (closed) | the peer finishes or aborts the attempt, or raises its floor |
+/// | any | – (closed) | the peer releases or aborts the attempt, or raises its floor |
 /// | `Served`, `Failed` | – (closed) | the result is the oldest of more than 1024 |
 #[derive(Debug, Clone)]
 pub(in crate::proto) enum Incoming {
