@@ -14,8 +14,8 @@
 //! sent *before*, that the lease had not run out when its last read ended. So pages that a grant
 //! has named stay as they are until their reader says that it is done, or until the last lease
 //! that it may know of is over; a reader that greets anew, and so has failed all its sessions, relies on
-//! none. Nothing else frees the pages, a failure of the session included; nor does the plane's word that the peer is gone, for that is about this side's connection: the peer may
-//! live, and go on reading through its own.
+//! none. Nothing else frees the pages, a failure of the session included; nor does the plane's word that the peer
+//! is gone, for that is about this side's connection: the peer may live, and go on reading through its own.
 
 use crate::error::{Cause, PeerCause};
 use crate::groups::Groups;
@@ -190,7 +190,7 @@ impl Sending {
     }
 
     /// A reader needs the pages no more.
-    pub(super) fn reader_finished(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+    pub(super) fn reader_released(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let granted = sender.pinned_until.is_some();
         let failed = sender.standing.failure().is_some();

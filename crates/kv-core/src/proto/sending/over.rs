@@ -17,7 +17,7 @@ use crate::wire::{Body, Release, Released};
 
 /// Most attempts that one release ends.
 const MAX_RELEASED: usize = 4096;
-/// Most attempts below a floor that are ended in one turn.
+/// Most attempts below a floor that are ended for one input or timer.
 const MAX_SWEPT: usize = 256;
 
 impl Sending {
@@ -39,7 +39,7 @@ impl Sending {
             {
                 left -= 1;
                 next = Attempt(attempt.0 + 1);
-                self.finish_attempt(cx, id, attempt);
+                self.end_attempt(cx, id, attempt);
             }
             let Some(peer) = cx.peers.get_mut(id) else { return };
             if peer.incoming().first_live(next..end).is_some() {
@@ -55,14 +55,14 @@ impl Sending {
     }
 
     /// The peer says that the attempt is over for it.
-    pub(super) fn finish_attempt(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
+    pub(super) fn end_attempt(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
         self.take_registration(cx, id, attempt);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let active = match peer.incoming().get(attempt) {
             Some(&Incoming::Active(session, index)) => Some((session, index)),
             Some(&Incoming::Reading { session, target, .. }) => {
                 peer.incoming_mut().close(attempt);
-                return self.reader_finished(cx, session, target);
+                return self.reader_released(cx, session, target);
             }
             _ => None,
         };
@@ -70,7 +70,7 @@ impl Sending {
         let Some((session, index)) = active else { return };
         let target = self.sessions.get(&session).and_then(|sender| sender.targets.get(index));
         if target.and_then(Target::written).is_some_and(|written| !written.is_posted()) {
-            self.fail(cx, session, Cause::Protocol("finished before everything was sent"));
+            self.fail(cx, session, Cause::Protocol("released before everything was sent"));
         }
     }
 
@@ -83,7 +83,7 @@ impl Sending {
         }
     }
 
-    /// Ends attempts of the peer below its floor: some now, and the others in later turns, because the
+    /// Ends attempts of the peer below its floor: some now, and the others at its sweep timer, because the
     /// peer may have had many in mind with one short frame.
     pub(in crate::proto) fn sweep(&mut self, cx: &mut Context, id: PeerId) {
         for _ in each(0..MAX_SWEPT) {
@@ -91,7 +91,7 @@ impl Sending {
             let Some(attempt) = peer.incoming().first_live(Attempt(0)..peer.incoming().floor()) else {
                 return;
             };
-            self.finish_attempt(cx, id, attempt);
+            self.end_attempt(cx, id, attempt);
         }
         cx.fx.arm(Timer::Sweep(id), cx.fx.now() + Duration::from_nanos(1));
     }
