@@ -4,8 +4,8 @@
 //! [`Pages`], [`TransferError`] …), the traits that servers program against ([`KvManager`],
 //! [`KvSender`], [`KvReceiver`]) and that planes and bootstrap servers implement ([`Plane`],
 //! [`BootstrapClient`]), the trait of a service's machine ([`machine::Machine`]), the arithmetic from
-//! pages to descriptors ([`layout`], [`plan`]), the frames on the wire ([`wire`]) and the protocol
-//! machine of the KV cache ([`proto::Node`]).
+//! pages to descriptors ([`layout`], [`plan`]), the frames on the wire ([`wire`]), the protocol
+//! machine of the KV cache ([`proto::Node`]) and the events that it tells to whoever listens ([`trace`]).
 //!
 //! What it is not: it does no I/O, starts no thread, reads no clock, draws no global randomness and
 //! contains no `unsafe`. One seed and one order of inputs always give one history; that is what the

@@ -159,7 +159,7 @@ impl KvArgsBuilder {
         self
     }
 
-    /// Whether the worker explains itself on standard error (default off).
+    /// Whether the worker prints each of its [events](crate::trace::Event) as a line on standard error (default no).
     pub fn verbose(mut self, verbose: bool) -> Self {
         self.verbose = verbose;
         self

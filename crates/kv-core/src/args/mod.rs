@@ -92,7 +92,7 @@ impl KvArgs {
         self.suffixes_requests
     }
 
-    /// Whether the worker explains itself on standard error.
+    /// Whether the worker prints each of its [events](crate::trace::Event) as a line on standard error.
     pub fn verbose(&self) -> bool {
         self.verbose
     }

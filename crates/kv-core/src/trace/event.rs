@@ -17,8 +17,8 @@ pub struct Event<W> {
     pub who: Who,
     /// What happened.
     pub what: W,
-    /// So many events before this one, and after the one that was handed out before it, were lost because
-    /// nobody fetched them in time.
+    /// How many events between the last one that was fetched and this one were lost, because nobody fetched them
+    /// in time.
     pub missed: u64,
 }
 

@@ -118,7 +118,8 @@ pub enum KvWhat {
     // ---- messages -------------------------------------------------------------------------------
     /// This worker has told a peer something.
     Said(Message),
-    /// A peer has told this worker something.
+    /// A peer has told this worker something. What answers a hello of this worker is told as
+    /// [`PeerAnswers`](KvWhat::PeerAnswers) or [`PeerRefuses`](KvWhat::PeerRefuses) instead.
     Heard(Message),
     /// A frame was ignored.
     Dropped(Dropped),
@@ -162,12 +163,12 @@ pub enum KvWhat {
     PeerRestarted,
     /// Nothing is known of the peer any more. Whoever meets it again gives it another number.
     PeerForgotten,
-    /// The peer permits writes into its memory.
+    /// The peer permits writes into its memory, or permits them for longer than before.
     PermissionBegan {
         /// How long from now on.
         lasts: Duration,
     },
-    /// The peer's permission to write is not renewed, because nothing is to be written, or is over.
+    /// The permission is not asked for any more, because nothing is to be written. It lasts until its time is over.
     PermissionEnded,
     /// The transport is to take from the peer the right to write into this worker's memory.
     Revoking,
@@ -315,7 +316,8 @@ impl KvWhat {
             }
             KvWhat::PagesBack { pages } => write!(f, "gives back {pages} pages"),
             KvWhat::ItemsBack { items } => write!(f, "gives back {items} items of state groups"),
-            _ => f.write_str("nothing is left of it"),
+            KvWhat::Closed => f.write_str("nothing is left of it"),
+            of_no_session => f.write_str(of_no_session.name()),
         }
     }
 }
@@ -339,7 +341,7 @@ impl fmt::Display for KvWhat {
             KvWhat::PeerRestarted => f.write_str("has begun anew and forgotten all sessions"),
             KvWhat::PeerForgotten => f.write_str("is forgotten"),
             KvWhat::PermissionBegan { lasts } => write!(f, "permits writes for {lasts:?}"),
-            KvWhat::PermissionEnded => f.write_str("its permission to write ends"),
+            KvWhat::PermissionEnded => f.write_str("is asked for its permission to write no more"),
             KvWhat::Revoking => f.write_str("its right to write is being revoked"),
             KvWhat::WritesOver => f.write_str("none of its writes arrives any more"),
             of_session => of_session.of_session(f),

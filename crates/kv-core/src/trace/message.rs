@@ -22,7 +22,8 @@ pub enum Message {
         room: Room,
         /// How many pages this sender is to write.
         pages: usize,
-        /// For how long the sender may begin writes from now on, if that is told along with it.
+        /// For how long the sender may begin writes, from when it asked whether it may; `None` if the registration
+        /// answers no such question.
         permission: Option<Duration>,
     },
     /// The receiver will read the pages of a request (pull).
@@ -70,9 +71,9 @@ pub enum Message {
     HeartbeatAnswered {
         /// How many leases are extended.
         leases: u64,
-        /// How long the shortest of them lasts from the heartbeat on.
+        /// How long the shortest of them lasts: the reader counts from when it asked. Zero without leases.
         lease: Duration,
-        /// For how long from the heartbeat on writes may begin; zero if they may not.
+        /// For how long writes may begin: the writer counts from when it asked. Zero if they may not.
         permission: Duration,
     },
     /// Attempts are over: everything has arrived, or was read, or the failure is understood.
@@ -137,7 +138,10 @@ impl fmt::Display for Message {
                 write!(f, "that room {room} has {pages} pages to be written")
             }
             Message::Register { room, pages, permission: Some(lasts) } => {
-                write!(f, "that room {room} has {pages} pages to be written, for {lasts:?}")
+                write!(
+                    f,
+                    "that room {room} has {pages} pages to be written, and writes are permitted for {lasts:?}"
+                )
             }
             Message::Claim { room } => write!(f, "that the pages of room {room} will be read"),
             Message::Registered => f.write_str("that the registration has arrived"),
