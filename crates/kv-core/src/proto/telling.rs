@@ -15,7 +15,7 @@ impl Context {
     #[inline(always)]
     pub(super) fn tell_said(&mut self, peer: PeerId, body: &Body) {
         if self.fx.is_heard() {
-            let who = self.who(peer, body, Said::Here);
+            let who = self.who(peer, body, true);
             self.fx.tell(who, || KvWhat::Said(message(body)));
         }
     }
@@ -24,29 +24,25 @@ impl Context {
     #[inline(always)]
     pub(super) fn tell_heard(&mut self, peer: PeerId, body: &Body) {
         if self.fx.is_heard() {
-            let who = self.who(peer, body, Said::There);
+            let who = self.who(peer, body, false);
             self.fx.tell(who, || KvWhat::Heard(message(body)));
         }
     }
 
-    /// Whom a message concerns. Its session is not known any more once the attempt is over.
-    fn who(&self, peer: PeerId, body: &Body, said: Said) -> Who {
-        let Some((receiver, attempt)) = attempt(body) else { return peer.into() };
-        let attempts = self.peers.get(peer);
-        let session = match attempts {
-            Some(known) if receiver == said => known.outgoing().of(attempt).map(|(session, _)| session),
+    /// Whom a message concerns that this worker has said, or heard. Its session is not known any more once the
+    /// attempt is over.
+    fn who(&self, peer: PeerId, body: &Body, said_here: bool) -> Who {
+        let Some((of_speaker, attempt)) = attempt(body) else { return peer.into() };
+        let session = match self.peers.get(peer) {
+            // An attempt of this worker's at the peer; otherwise one of the peer's at this worker.
+            Some(known) if of_speaker == said_here => {
+                known.outgoing().of(attempt).map(|(session, _)| session)
+            }
             Some(known) => known.incoming().get(attempt).and_then(served_by),
             None => None,
         };
         Who { session, peer: Some(peer), attempt: Some(attempt) }
     }
-}
-
-/// On which side a message was said.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Said {
-    Here,
-    There,
 }
 
 fn served_by(incoming: &Incoming) -> Option<SessionId> {
@@ -56,17 +52,17 @@ fn served_by(incoming: &Incoming) -> Option<SessionId> {
     }
 }
 
-/// The attempt that a message is about, and on which side the receiver is, whose number it is, if the
-/// message is said here.
-fn attempt(body: &Body) -> Option<(Said, Attempt)> {
+/// The attempt that a message is about, and whether its speaker has made it: receivers make attempts, and senders
+/// speak of those that were made at them. `None` if the message is about no single attempt.
+fn attempt(body: &Body) -> Option<(bool, Attempt)> {
     Some(match body {
-        Body::Register(body) => (Said::Here, body.attempt),
-        Body::Abort(body) => (Said::Here, body.attempt),
-        Body::Registered(body) => (Said::There, body.attempt),
-        Body::Progress(body) => (Said::There, body.attempt),
-        Body::Failed(body) => (Said::There, body.attempt),
-        Body::AbortAck(body) => (Said::There, body.attempt),
-        Body::Granted(body) => (Said::There, body.attempt),
+        Body::Register(body) => (true, body.attempt),
+        Body::Abort(body) => (true, body.attempt),
+        Body::Registered(body) => (false, body.attempt),
+        Body::Progress(body) => (false, body.attempt),
+        Body::Failed(body) => (false, body.attempt),
+        Body::AbortAck(body) => (false, body.attempt),
+        Body::Granted(body) => (false, body.attempt),
         _ => return None,
     })
 }
