@@ -34,7 +34,7 @@ pub(super) struct Effects {
     trace: Tracer,
 }
 
-/// Frames that were ignored since the start, by reason.
+/// Frames that were ignored since the start, by groups of the reasons that an event names ([`Dropped`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DroppedFrames {
     /// Longer than a frame may be, or not a message of their kind.
@@ -50,6 +50,12 @@ pub struct DroppedFrames {
 }
 
 impl DroppedFrames {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        let DroppedFrames { malformed, version, kind, stranger, senseless } = *self;
+        malformed + version + kind + stranger + senseless
+    }
+
     fn count(&mut self, why: Dropped) {
         *match why {
             Dropped::Damaged => &mut self.malformed,

@@ -105,7 +105,7 @@ pub struct NodeGauges {
     pub ended_grants: usize,
     /// Attempts at peers that are over, and not acknowledged as such.
     pub releasing: usize,
-    /// Frames dropped since the start: damaged, or of no conversation that is known.
+    /// Frames dropped since the start, for whatever reason.
     pub frames_dropped: u64,
     /// The same, by reason.
     pub dropped: DroppedFrames,
@@ -199,11 +199,7 @@ impl Node {
             pages_leased: self.sending.pages_leased(),
             ended_grants: self.sending.ended_grants(),
             releasing: sum(&|peer| peer.outgoing().ended_len()),
-            frames_dropped: dropped.malformed
-                + dropped.version
-                + dropped.kind
-                + dropped.stranger
-                + dropped.senseless,
+            frames_dropped: dropped.total(),
             dropped,
         }
     }
