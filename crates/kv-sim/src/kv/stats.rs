@@ -29,11 +29,11 @@ KvCounters {
     /// Registrations that arrived after the abort of the same attempt.
     register_after_abort: "cover: Register handled after Abort of its attempt",
     /// Completion notices delivered twice.
-    done_twice: "cover: the same Done handled twice",
+    done_twice: "cover: the same notice of a part handled twice",
     /// Completion notices delivered out of order.
-    done_reordered: "cover: Done handled out of order",
+    done_reordered: "cover: notices of parts handled out of order",
     /// Completion notices after the session had ended.
-    done_late: "cover: Done handled after its session's end",
+    done_late: "cover: notice of a part handled after its session's end",
     /// Sessions served with several posts.
     multi_part: "cover: sessions with several posts",
     /// Worlds of engines that differ.

@@ -17,8 +17,8 @@
 //! | [`events_tell_the_story`] | 3, 5: whoever listens is told of every end, and of every post |
 //! | [`requests_are_served`] | all: once faults stop, and where frames are merely lost, requests succeed |
 //!
-//! Each sees facts only from outside of the nodes, and what nodes tell of themselves is taken at its word by the
-//! one that checks it, in `O(what changed)`.
+//! Each sees facts only from outside of the nodes, in `O(what changed)`. What nodes tell of themselves is seen by
+//! [`events_tell_the_story`] alone, which holds it against those facts.
 
 mod bounded;
 mod each_sends_its_share;
