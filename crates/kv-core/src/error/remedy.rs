@@ -21,6 +21,8 @@ const UPGRADE: &str = "recompute, or retry on another peer; upgrade the older si
 const OF_SERVER: &str = "a bug in the server: both sides must agree on the request's pages";
 const LONGER: &str = "recompute; if it happens often, raise kv_lease_duration";
 const OF_ROUTER: &str = "a bug in the router: recompute, and check its transfer parameters";
+const ALIKE: &str = "configure both engines alike";
+const NOTHING: &str = "nothing to do";
 const OTHER_ID: &str =
     "use a different request id, before the engine's suffix, for each request that is open at the same time";
 
@@ -45,7 +47,7 @@ impl Cause {
         use PeerCause as Told;
         use Recovery::{Fail, Recompute};
         match self {
-            Cause::Aborted => (Told::Aborted, "nothing to do", Fail),
+            Cause::Aborted => (Told::Aborted, NOTHING, Fail),
             Cause::WorkerStopped => (Told::WorkerStopped, ELSEWHERE, Recompute),
             Cause::DeadlineExceeded { .. } => {
                 let advice = "retry; if it happens often, raise the deadline or add workers";
@@ -56,9 +58,7 @@ impl Cause {
                 (Told::Internal, advice, recovery)
             }
             Cause::Connect(_) => (Told::Internal, "check that both workers run and share a plane", Recompute),
-            Cause::Incompatible(mismatch) => {
-                (Told::Incompatible(mismatch.clone()), "configure both engines alike", Fail)
-            }
+            Cause::Incompatible(mismatch) => (Told::Incompatible(mismatch.clone()), ALIKE, Fail),
             &Cause::Versions { ours, theirs } => (Told::Versions { ours, theirs }, UPGRADE, Recompute),
             Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
                 (Told::OtherRankLost, "retry on another peer, or recompute", Recompute)
@@ -111,10 +111,10 @@ fn of_peer(cause: &PeerCause) -> (&'static str, Recovery) {
     match cause {
         PeerCause::WorkerStopped => (ELSEWHERE, Recovery::Recompute),
         PeerCause::Versions { .. } => (UPGRADE, Recovery::Recompute),
-        PeerCause::Aborted
-        | PeerCause::Incompatible(_)
-        | PeerCause::Mode { .. }
-        | PeerCause::AmbiguousRoom { .. } => (RETRY, Recovery::Fail),
+        PeerCause::Aborted => (NOTHING, Recovery::Fail),
+        PeerCause::Incompatible(_) => (ALIKE, Recovery::Fail),
+        PeerCause::Mode { .. } => ("configure one transfer mode for both sides", Recovery::Fail),
+        PeerCause::AmbiguousRoom { .. } => (OTHER_ID, Recovery::Fail),
         _ => (RETRY, Recovery::Recompute),
     }
 }
