@@ -13,7 +13,7 @@ use kv_core::{
 };
 
 use crate::memory;
-use crate::solo::{Solo, args, finish, list, ping, record_with, register, with};
+use crate::solo::{Solo, args, asks_about, list, record_with, register, release, with};
 
 const ROOM: Room = Room::Number(7);
 
@@ -75,12 +75,12 @@ fn a_ping_asks_about_each_attempt_once_and_in_rising_order() {
     for attempts in [vec![(1, 1); 4096], vec![(2, 1), (1, 1)], vec![(1, 2), (2, 2)], vec![(1, 0); 4096]] {
         let (mut solo, _) = granted();
         let dropped = solo.node().gauges().frames_dropped;
-        solo.says(1, ping(&attempts));
+        solo.says(1, asks_about(&attempts));
         assert_eq!(solo.said, []);
         assert_eq!(solo.node().gauges().frames_dropped, dropped + 1);
     }
     let (mut solo, grant) = granted();
-    solo.says(1, ping(&[(1, u32::MAX), (1 << 40, 7)]));
+    solo.says(1, asks_about(&[(1, u32::MAX), (1 << 40, 7)]));
     assert!(said(&solo) < grant + 16_384, "{} bytes are said", said(&solo));
     assert!(solo.said.len() < 300, "{} answers", solo.said.len());
 }
@@ -93,7 +93,7 @@ fn a_long_reason_of_a_peer_is_not_said_again_to_whoever_asks() {
         solo.says(1, Body::Register(register(1, ROOM, &[0])));
         solo.says(1, Body::Register(register(2, ROOM, &[1])));
         say_if_it_fits(&mut solo, 1, abort(1, ROOM, long_cause(len)));
-        solo.says(1, ping(&[(2, 1)]));
+        solo.says(1, asks_about(&[(2, 1)]));
         assert!(said(&solo) < 4096, "{} bytes are said of a reason of {len}", said(&solo));
     }
 }
@@ -147,7 +147,7 @@ fn what_is_over_far_ahead_is_not_kept() {
     let mut solo = Solo::serving(|_| {});
     let kept = kept_of(|| {
         for number in 0..2_000_000_u64 {
-            solo.says(1, finish((1 << 40) | (number * 2), 0));
+            solo.says(1, release((1 << 40) | (number * 2), 0));
         }
     });
     assert!(kept < 1 << 20, "{kept} bytes are kept");
@@ -349,7 +349,7 @@ fn a_page_number_that_cannot_be_counted_in_physical_pages_is_never_written_elsew
 #[test]
 fn a_list_that_promises_more_than_its_frame_holds_is_refused_before_room_is_made() {
     let mut solo = Solo::serving(|_| {});
-    let frame = Frame { link: solo.link(1), body: ping(&[]) };
+    let frame = Frame { link: solo.link(1), body: asks_about(&[]) };
     let mut bytes = frame.encode().unwrap().to_vec();
     // In place of the empty list at the end.
     bytes.pop();

@@ -145,7 +145,7 @@ fn an_abort_is_not_acknowledged_while_a_write_of_a_former_conversation_is_in_fli
         Body::Heartbeat(asks) if asks.writes => Some(asks.beat),
         _ => None,
     });
-    solo.says(1, may_write(ask.unwrap(), 10_000));
+    solo.says(1, permits(ask.unwrap(), 10_000));
     solo.send(sender, 1, &[&[5]]);
     let posts = solo.take_posts();
     assert_eq!(posts.len(), 1, "a write is in flight");
@@ -224,7 +224,7 @@ fn a_peer_that_never_acknowledges_an_abort_is_named_as_what_the_pages_wait_for()
     solo.abort(session);
     for _ in 0..600 {
         solo.run_for(SECOND);
-        solo.says(1, pong());
+        solo.says(1, sign_of_life());
     }
     let quarantine = solo.node().quarantine();
     assert!(matches!(&quarantine[..], [Quarantine { peer: Some(_), pages: 2, .. }]), "{quarantine:?}");
@@ -296,10 +296,9 @@ fn slow_peers_of_one_connection_do_not_slow_down_a_healthy_one() {
             }
         }
         // All of them answer whatever they are asked.
-        let pong = pong;
-        solo.says(8, pong());
+        solo.says(8, sign_of_life());
         for link in &links {
-            from_elsewhere(&mut solo, 1, Frame { link: link.unwrap(), body: pong() });
+            from_elsewhere(&mut solo, 1, Frame { link: link.unwrap(), body: sign_of_life() });
         }
     }
     let took = solo.now - start;
@@ -334,7 +333,7 @@ fn a_new_conversation_costs_in_proportion_to_the_open_requests() {
             solo.init_receiver(session, &[], None);
         }
         // The peer has forgotten the conversation.
-        solo.says(1, may_i_write(2));
+        solo.says(1, asks_to_write(2));
         let mut said = solo.run_for(SECOND * 4);
         said.retain(|(_, body)| matches!(body, Body::Hello(_)));
         let hello = solo.last_hello(1);
@@ -386,7 +385,7 @@ fn the_longest_times_do_not_overflow() {
             solo.found(lookup, vec![record(1)]);
             solo.welcome(1, 1);
             solo.init_receiver(session, &[1], None);
-            solo.says(1, may_i_write(u64::MAX));
+            solo.says(1, asks_to_write(u64::MAX));
             solo.abort(session);
             solo.run_for(SECOND * 20);
         })
@@ -458,8 +457,7 @@ fn an_impostor_who_comes_first_does_not_keep_the_worker_itself_out() {
     });
     let mut welcomed = false;
     for number in 0..60 {
-        let pong = crate::solo::pong();
-        from_elsewhere(&mut solo, 66, Frame { link: link.unwrap(), body: pong });
+        from_elsewhere(&mut solo, 66, Frame { link: link.unwrap(), body: sign_of_life() });
         solo.hello(hello(1, Link::new(10 + number, 1)));
         welcomed |= solo.frames().iter().any(|body| matches!(body, Body::Welcome(_)));
         solo.run_for(SECOND);
@@ -488,7 +486,7 @@ fn a_request_that_waits_for_a_revocation_says_so() {
     }
     for _ in 0..70 {
         solo.run_for(SECOND);
-        solo.says(1, pong());
+        solo.says(1, sign_of_life());
     }
     let _ = peer;
     let cause = solo.cause(next);
@@ -507,7 +505,7 @@ fn a_permission_is_told_to_the_transport_again_when_a_way_was_opened_anew() {
         Body::Heartbeat(asks) if asks.writes => Some(asks.beat),
         _ => None,
     });
-    solo.says(1, may_write(ask.unwrap(), 10_000));
+    solo.says(1, permits(ask.unwrap(), 10_000));
     assert!(permitted(&solo));
     solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
     while connects(&solo).is_empty() {
@@ -561,7 +559,7 @@ fn a_grant_does_not_ask_for_a_heartbeat_every_millisecond() {
 fn a_message_of_an_unknown_kind_is_counted_and_the_peer_that_said_it_is_served() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 1);
-    let known = Frame { link: solo.link(1), body: pong() }.encode().unwrap();
+    let known = Frame { link: solo.link(1), body: sign_of_life() }.encode().unwrap();
     let mut unknown = known.to_vec();
     unknown[2] = 99;
     for count in 1..=3 {

@@ -13,7 +13,7 @@ use kv_core::{
 };
 
 use crate::solo::{
-    Solo, US, abort, done, heartbeat, hello, list, may_write, ping, pong, record, register, with,
+    Solo, US, abort, asks_about, done, heartbeat, hello, list, permits, record, register, sign_of_life, with,
 };
 
 const ROOM: Room = Room::Number(7);
@@ -305,7 +305,7 @@ fn a_permission_of_a_former_conversation_permits_nothing_in_the_next() {
     solo.says(1, Body::Register(unpermitted));
     solo.send(sender, 2, &[&[3, 5]]);
     assert_eq!(solo.take_posts(), [], "page 0 of the peer may be anybody's");
-    solo.says(1, may_write(asked.unwrap(), 10_000));
+    solo.says(1, permits(asked.unwrap(), 10_000));
     let posts = solo.take_posts();
     let written: Vec<u64> =
         posts.iter().flat_map(|post| &post.descs).map(|desc| desc.remote_offset / 64).collect();
@@ -371,7 +371,7 @@ fn whatever_a_peer_says_that_was_given_up_brings_it_back() {
     let lookup = solo.lookups()[0].0;
     solo.found(lookup, vec![record(1)]);
     assert_eq!(solo.poll(next), KvPoll::Bootstrapping);
-    solo.says(1, pong());
+    solo.says(1, sign_of_life());
     assert_eq!(solo.poll(next), KvPoll::WaitingForInput);
 }
 
@@ -490,7 +490,7 @@ fn the_idle_peer_that_was_silent_longest_makes_way_and_busy_ones_never_do() {
         solo.run_for(SECOND / 100);
     }
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
-    solo.says(2, ping(&[]));
+    solo.says(2, asks_about(&[]));
     solo.greet(4);
     assert_eq!(solo.disconnected(), [PeerId(2)], "peer 1 is served, peer 2 has just spoken");
     for peer in [2, 4] {
@@ -592,7 +592,7 @@ fn a_source_that_is_lost_before_it_could_write_gives_the_pages_back_at_once() {
     assert_eq!(solo.cause(session), Cause::Connect(PlaneError::PeerGone));
     assert_eq!(solo.released(session).len(), 1, "where no way was opened, nobody writes");
     let dropped = solo.node().gauges().frames_dropped;
-    solo.says(1, ping(&[]));
+    solo.says(1, asks_about(&[]));
     assert_eq!(solo.node().gauges().frames_dropped, dropped + 1, "it is a stranger now");
     solo.input(Input::Frame { from: Origin(1), frame: bytes::Bytes::from_static(b"noise") });
     assert_eq!(solo.node().gauges().frames_dropped, dropped + 2);

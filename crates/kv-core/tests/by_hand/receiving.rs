@@ -9,7 +9,9 @@ use kv_core::{
     Replica, Room, SessionId, SessionOptions, WayEnd,
 };
 
-use crate::solo::{Solo, args, destination, finish, hello, list, may_i_write, pong, record, record_with};
+use crate::solo::{
+    Solo, args, asks_to_write, destination, hello, list, record, record_with, release, sign_of_life,
+};
 
 const ONE: Attempt = Attempt(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -43,7 +45,7 @@ fn run_alive(solo: &mut Solo, time: Duration) -> Vec<(Duration, Body)> {
     let step = SECOND / 2;
     for number in 0..(time.as_millis() / 500) as u32 {
         frames.extend(solo.run_for(step).into_iter().map(|(at, body)| (step * number + at, body)));
-        solo.says(1, pong());
+        solo.says(1, sign_of_life());
     }
     frames
 }
@@ -143,7 +145,7 @@ fn questions_of_a_conversation_that_the_peer_forgot_are_not_answered_in_the_next
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[3], None);
     for ask in 2..9 {
-        solo.says(1, may_i_write(ask));
+        solo.says(1, asks_to_write(ask));
         assert!(
             matches!(solo.answer(), Body::HeartbeatAck(answer) if answer.beat == ask && answer.permit_ms > 0)
         );
@@ -160,7 +162,7 @@ fn questions_of_a_conversation_that_the_peer_forgot_are_not_answered_in_the_next
         asks.collect()
     };
     assert_eq!(answered(&solo), [1], "{:?}", solo.said);
-    solo.says(1, may_i_write(2));
+    solo.says(1, asks_to_write(2));
     assert_eq!(answered(&solo), [2], "an answer to question 8 would count from when that is asked");
 }
 
@@ -269,7 +271,7 @@ fn a_failure_that_is_quiet_needs_no_abort_and_another_one_does() {
         assert_eq!(solo.released(session).len(), usize::from(quiet));
         let cause = PeerCause::DataOperation;
         let abort = Body::Abort(Abort { attempt: ONE, room: Room::Number(1), grant: None, cause });
-        assert_eq!(solo.answer(), if quiet { finish(1, 2) } else { abort });
+        assert_eq!(solo.answer(), if quiet { release(1, 2) } else { abort });
     }
 }
 
@@ -278,11 +280,11 @@ fn a_failure_of_an_attempt_that_is_over_is_answered_and_one_never_made_is_not() 
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[3], None);
     solo.says(1, done(1, 0, Some(1)));
-    assert_eq!(solo.answer(), finish(1, 2));
+    assert_eq!(solo.answer(), release(1, 2));
     let failed =
         |attempt| Body::Failed(Failed { attempt: Attempt(attempt), cause: PeerCause::Aborted, quiet: true });
     solo.says(1, failed(1));
-    assert_eq!(solo.answer(), finish(1, 2), "the peer would keep it for ever");
+    assert_eq!(solo.answer(), release(1, 2), "the peer would keep it for ever");
     solo.says(1, failed(2));
     assert_eq!(solo.frames(), []);
 }

@@ -1,4 +1,4 @@
-//! The serving half: registrations, aborts, finishes, and what is remembered of them.
+//! The serving half: registrations, aborts, releases, and what is remembered of them.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use kv_core::{
     Attempt, AuxIndex, Cause, KvPoll, Obstacle, PeerCause, Phase, PlaneError, Room, SessionId, SessionOptions,
 };
 
-use crate::solo::{Solo, abort, ack, done, finish, heartbeat, hello, list, ping, register, with};
+use crate::solo::{Solo, abort, ack, asks_about, done, heartbeat, hello, list, register, release, with};
 
 const ROOM: Room = Room::Number(7);
 const ONE: Attempt = Attempt(1);
@@ -99,7 +99,7 @@ fn results_are_forgotten_when_the_receiver_raises_its_floor_in_whatever_frame() 
         Body::Register(Register { floor, ..register(2, Room::Number(8), &[1]) }),
         Body::Heartbeat(Heartbeat { floor, ..heartbeat() }),
         Body::HeartbeatAck(HeartbeatAck { floor, ..ack() }),
-        finish(5, 2),
+        release(5, 2),
     ] {
         let mut solo = Solo::serving(|_| {});
         solo.says(1, Body::Register(register(1, ROOM, &[77])));
@@ -116,11 +116,11 @@ fn a_finish_ends_its_attempt_though_older_ones_are_open() {
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
     solo.says(1, Body::Register(register(2, Room::Number(8), &[77])));
     solo.says(1, Body::Register(register(3, Room::Number(9), &[1])));
-    solo.says(1, finish(2, 1));
+    solo.says(1, release(2, 1));
     assert_eq!(solo.node().gauges().incoming, 2);
-    solo.says(1, finish(3, 1));
+    solo.says(1, release(3, 1));
     let gauges = solo.node().gauges();
-    assert_eq!((gauges.incoming, gauges.registrations), (1, 1), "a finished registration waits no more");
+    assert_eq!((gauges.incoming, gauges.registrations), (1, 1), "a released registration waits no more");
     let sender = solo.open_sender(Room::Number(9), 1);
     assert_eq!(solo.poll(sender), KvPoll::Bootstrapping);
 }
@@ -130,7 +130,7 @@ fn a_receiver_that_finishes_before_everything_was_sent_breaks_the_protocol() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 1);
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
-    solo.says(1, finish(1, 2));
+    solo.says(1, release(1, 2));
     assert!(matches!(solo.cause(sender), Cause::Protocol(_)));
 }
 
@@ -259,7 +259,7 @@ fn an_abort_is_acknowledged_as_one_when_the_last_post_has_ended() {
     let posts = solo.take_posts();
     solo.says(1, abort(1, ROOM));
     assert_eq!(solo.frames(), [], "neither an acknowledgement nor a failure: it knows");
-    solo.says(1, ping(&[(1, 1)]));
+    solo.says(1, asks_about(&[(1, 1)]));
     assert!(solo.frames().contains(&failed(PeerCause::Aborted, false)));
     for (post, ack) in posts.iter().zip([false, true]) {
         solo.posted(post.id, Ok(()));
@@ -274,7 +274,7 @@ fn an_abort_is_acknowledged_as_one_when_the_last_post_has_ended() {
 fn a_receiver_that_asks_is_told_how_its_attempt_stands() {
     let mut solo = Solo::serving(|config| config.limits.max_post_bytes = 64);
     let told = |solo: &mut Solo, attempt| {
-        solo.says(1, ping(&[(attempt, 1)]));
+        solo.says(1, asks_about(&[(attempt, 1)]));
         let mut frames = solo.frames();
         assert!(matches!(frames.remove(0), Body::HeartbeatAck(_)), "every heartbeat is answered");
         frames
@@ -315,7 +315,7 @@ fn a_failure_of_a_finished_attempt_leaves_nothing_behind() {
     solo.send(sender, 1, &[&[5]]);
     let post = solo.take_posts().remove(0);
     // The receiver has heard of the last part before this side has.
-    solo.says(1, finish(1, 2));
+    solo.says(1, release(1, 2));
     solo.posted(post.id, Err(PlaneError::PeerGone));
     assert_eq!(solo.cause(sender), Cause::Post(PlaneError::PeerGone));
     assert_eq!(solo.node().gauges().incoming, 0);
@@ -323,7 +323,7 @@ fn a_failure_of_a_finished_attempt_leaves_nothing_behind() {
     let sender = solo.open_sender(ROOM, 1);
     solo.send(sender, 1, &[&[5]]);
     let post = solo.take_posts().remove(0);
-    solo.says(1, finish(2, 3));
+    solo.says(1, release(2, 3));
     solo.posted(post.id, Ok(()));
     assert_eq!(solo.poll(sender), KvPoll::Success);
     assert_eq!(solo.node().gauges().incoming, 0);
@@ -488,7 +488,7 @@ fn a_peer_into_which_a_post_still_writes_does_not_make_way() {
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
     solo.send(sender, 1, &[&[5]]);
     let post = solo.take_posts().remove(0);
-    solo.says(1, finish(1, 2));
+    solo.says(1, release(1, 2));
     assert_eq!(solo.node().gauges().incoming, 0);
     solo.greet(2);
     assert_eq!(solo.frames(), []);

@@ -106,12 +106,12 @@ pub fn heartbeat() -> Heartbeat {
 }
 
 /// A heartbeat that asks about attempts that have been quiet.
-pub fn ping(asked: &[(u64, u32)]) -> Body {
+pub fn asks_about(asked: &[(u64, u32)]) -> Body {
     Body::Heartbeat(Heartbeat { asked: asked.to_vec(), ..heartbeat() })
 }
 
 /// A heartbeat that asks whether its speaker may write.
-pub fn may_i_write(beat: u64) -> Body {
+pub fn asks_to_write(beat: u64) -> Body {
     Body::Heartbeat(Heartbeat { beat, writes: true, ..heartbeat() })
 }
 
@@ -121,12 +121,12 @@ pub fn ack() -> HeartbeatAck {
 }
 
 /// A sign of life.
-pub fn pong() -> Body {
+pub fn sign_of_life() -> Body {
     Body::HeartbeatAck(ack())
 }
 
 /// The answer to a question of the node's whether it may write.
-pub fn may_write(beat: u64, permit_ms: u64) -> Body {
+pub fn permits(beat: u64, permit_ms: u64) -> Body {
     Body::HeartbeatAck(HeartbeatAck { beat, permit_ms, ..ack() })
 }
 
@@ -139,7 +139,7 @@ pub fn abort(attempt: u64, room: Room) -> Body {
     Body::Abort(Abort { attempt: Attempt(attempt), room, grant: None, cause: PeerCause::Aborted })
 }
 
-pub fn finish(attempt: u64, floor: u64) -> Body {
+pub fn release(attempt: u64, floor: u64) -> Body {
     Body::Release(Release { floor: Attempt(floor), attempts: vec![(attempt, 1)], answer: false })
 }
 

@@ -33,9 +33,9 @@ fn each_ignored_frame_is_told_with_its_reason_and_author() {
     solo.listen();
     let link = solo.link(1);
     let answer = HeartbeatAck { beat: 0, floor: Attempt(0), lease_ms: 0, leases: vec![], permit_ms: 0 };
-    let pong = Frame { link, body: Body::HeartbeatAck(answer.clone()) }.encode().unwrap();
+    let acked = Frame { link, body: Body::HeartbeatAck(answer.clone()) }.encode().unwrap();
     let spoilt = |place: usize, byte: u8| {
-        let mut bytes = pong.to_vec();
+        let mut bytes = acked.to_vec();
         bytes[place] = byte;
         Input::Frame { from: Origin(1), frame: Bytes::from(bytes) }
     };
@@ -44,7 +44,7 @@ fn each_ignored_frame_is_told_with_its_reason_and_author() {
         (spoilt(0, 0x93), (None, Dropped::Damaged)),
         (spoilt(1, 99), (peer, Dropped::OtherVersion)),
         (spoilt(2, 77), (peer, Dropped::UnknownKind)),
-        (Input::Frame { from: Origin(2), frame: pong.clone() }, (peer, Dropped::WrongOrigin)),
+        (Input::Frame { from: Origin(2), frame: acked.clone() }, (peer, Dropped::WrongOrigin)),
     ] {
         solo.input(input);
         assert_eq!(dropped(&mut solo), [why]);

@@ -11,7 +11,7 @@ use crate::pair::{D, P, Pair, list};
 #[test]
 fn lost_frames_are_made_up_for() {
     // Every frame of one kind is lost once.
-    for lost in ["hello", "welcome", "register", "registered", "done", "finish"] {
+    for lost in ["hello", "welcome", "register", "registered", "progress", "release"] {
         let mut pair = Pair::new();
         let mut left = 1;
         pair.lose(move |body| {
@@ -20,8 +20,8 @@ fn lost_frames_are_made_up_for() {
                 Body::Welcome(_) => lost == "welcome",
                 Body::Register(_) => lost == "register",
                 Body::Registered(_) => lost == "registered",
-                Body::Progress(_) => lost == "done",
-                Body::Release(_) => lost == "finish",
+                Body::Progress(_) => lost == "progress",
+                Body::Release(_) => lost == "release",
                 _ => false,
             };
             hit && std::mem::take(&mut left) == 1
