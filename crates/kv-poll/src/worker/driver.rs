@@ -12,9 +12,9 @@ use kv_core::{
 };
 
 use super::clock::Clock;
-use super::explain::Explain;
 use super::fences::Fences;
 use super::link::{Link, Message, Registration};
+use super::listeners::Listeners;
 use super::port::Port;
 use super::quarantine::Face;
 use super::sessions::Sessions;
@@ -60,7 +60,7 @@ pub struct Driver<M: Machine> {
     /// The client has been given something and wants to be polled before any sleep.
     client_stirred: bool,
     stopping: Option<Stopping>,
-    explain: Explain<M::Trace>,
+    listeners: Listeners<M::Trace>,
 }
 
 struct Stopping {
@@ -110,8 +110,8 @@ impl<M: Machine> Driver<M> {
         setup.check()?;
         let link = Link::new(setup.max_sessions, setup.command_queue);
         let link = link.map(Arc::new).map_err(|error| StartError::os("eventfd", &error))?;
-        let explain = Explain::new(setup.worker, setup.verbose, setup.listener);
-        if explain.is_heard() {
+        let listeners = Listeners::new(setup.worker, setup.verbose, setup.listener);
+        if listeners.is_heard() {
             machine.listen(true);
         }
         if setup.publish.is_some() {
@@ -130,7 +130,7 @@ impl<M: Machine> Driver<M> {
             face: Face::default(),
             client_stirred: false,
             stopping: None,
-            explain,
+            listeners,
             link,
         })
     }
@@ -274,7 +274,7 @@ impl<M: Machine> Driver<M> {
             let now = self.clock.now();
             self.face.stir();
             self.machine.handle(now, input);
-            self.explain.pass_on(&mut self.machine);
+            self.listeners.pass_on(&mut self.machine);
             while let Some(output) = self.machine.poll_output() {
                 self.carry_out(now, output);
             }

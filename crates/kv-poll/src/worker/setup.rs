@@ -5,7 +5,7 @@ use std::io;
 use bytes::Bytes;
 use kv_core::{Plane, PlaneError, RankRecord, RecordError, Region, WorkerId};
 
-use super::explain::Listener;
+use super::listeners::Listener;
 
 /// Most sessions, and most queued commands, of one worker.
 pub(super) const MAX_QUEUE: usize = 1 << 24;

@@ -52,15 +52,15 @@ impl<W> fmt::Debug for Listener<W> {
 
 /// Everybody who listens to one worker.
 #[derive(Debug)]
-pub(super) struct Explain<W> {
+pub(super) struct Listeners<W> {
     worker: WorkerId,
     listeners: Vec<Listener<W>>,
 }
 
-impl<W: What> Explain<W> {
-    pub(super) fn new(worker: WorkerId, verbose: bool, listener: Option<Listener<W>>) -> Explain<W> {
+impl<W: What> Listeners<W> {
+    pub(super) fn new(worker: WorkerId, verbose: bool, listener: Option<Listener<W>>) -> Listeners<W> {
         let verbose = verbose.then(|| Listener::new(print));
-        Explain { worker, listeners: verbose.into_iter().chain(listener).collect() }
+        Listeners { worker, listeners: verbose.into_iter().chain(listener).collect() }
     }
 
     /// True if anybody listens.
