@@ -63,7 +63,7 @@ pub(crate) fn serialize<P: Packed + Copy, S: Serializer>(runs: &[P], out: S) -> 
     write(runs.iter().copied(), out)
 }
 
-/// Reads what [`write`] has written.
+/// Reads what [`write()`] has written.
 pub(crate) fn deserialize<'de, T: OfRuns, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     from.deserialize_bytes(Runs(PhantomData))
 }

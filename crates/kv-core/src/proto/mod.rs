@@ -38,8 +38,8 @@
 //! room           one request, as both engines name it         bootstrap_room, request id
 //! target         a receiver, as its sender sees it            –
 //! source         a sending rank, as its receiver sees it      –
-//! attempt        one registration or claim of a receiver      –
-//! claim          a receiver's wish to read                    the pull of a NIXL connector
+//! attempt        one try of a receiver at one source          –
+//! claim          a registration that wishes to read           the pull of a NIXL connector
 //! grant          the lease on complete pages                  lease, abort deadline
 //! beat           the number of a heartbeat, claim or question –
 //! way            the transport connection to a peer           –

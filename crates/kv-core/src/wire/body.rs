@@ -264,7 +264,8 @@ bodies! {
     }
 }
 
-/// How a receiver wants its pages to come: a number for the way, and fields, of which a newer version may have more.
+/// How a receiver wants its pages to come: a number that says which, and fields, of which a newer version may have
+/// more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
     /// 0: the sender writes them.

@@ -2,16 +2,16 @@
 
 use crate::meter::step;
 
-/// True if every list, map and text in these msgpack bytes has as many bytes after it as its length
-/// promises at least: one for each item. Readers make room for a list before they read it, so that a
-/// length without a list would cost what no byte has paid for.
+/// True if the first msgpack value in these bytes is all there, and every list, map and text in it has as many
+/// bytes after it as its length promises at least: one for each item. Readers make room for a list before they
+/// read it, so that a length without a list would cost what no byte has paid for. What follows the first value is
+/// not looked at.
 pub fn lengths_fit(bytes: &[u8]) -> bool {
-    length_of(bytes).is_some()
+    walk(bytes).is_some()
 }
 
-/// How many bytes the first value of a msgpack text takes up; `None` if it is cut, or if a length in it is longer
-/// than what follows.
-fn length_of(bytes: &[u8]) -> Option<usize> {
+/// Walks along the first value; `None` if it is cut, or if a length in it is longer than what follows.
+fn walk(bytes: &[u8]) -> Option<()> {
     let mut at: usize = 0;
     // Values that are still to come.
     let mut promised: usize = 1;
@@ -31,7 +31,7 @@ fn length_of(bytes: &[u8]) -> Option<usize> {
             width => usize::from(width),
         };
     }
-    (at <= bytes.len()).then_some(at)
+    (at <= bytes.len()).then_some(())
 }
 
 /// How many bytes a value with this first byte takes up; 0 if that depends on a length.

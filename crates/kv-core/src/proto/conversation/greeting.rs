@@ -4,7 +4,7 @@
 //! receiver's node                          sender's node
 //!   Hello{to, link, nonce} ──────────────▶   checks incarnation, versions, plane, geometry
 //!   repeated with backoff                    draws its own link
-//!                          ◀──────────────  Welcome{nonce, link} | Refused{nonce, cause}
+//!                          ◀──────────────  Welcome{nonce, link, ask} | Refused{nonce, link, cause}
 //! ```
 
 use super::contact::{Event, HelloSaid};

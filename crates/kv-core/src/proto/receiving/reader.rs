@@ -1,7 +1,7 @@
 //! The reading half of a pull session, on the decode side.
 //!
 //! ```text
-//! open ─▶ lookup ─▶ hello ─▶ Claim to each source ─▶ WaitingForInput     (in the scheduler's queue)
+//! open ─▶ lookup ─▶ hello ─▶ claim to each source ─▶ WaitingForInput     (in the scheduler's queue)
 //!                                   │ Granted: heartbeats to the source from now on
 //!                                   ├─ init(pages) ─▶ Transferring ─▶ READs ─▶ the last one has ended
 //!                                   ▼                                             │ and the lease had not
