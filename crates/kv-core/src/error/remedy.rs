@@ -115,6 +115,9 @@ fn of_peer(cause: &PeerCause) -> (&'static str, Recovery) {
         PeerCause::Incompatible(_) => (ALIKE, Recovery::Fail),
         PeerCause::Mode { .. } => ("configure one transfer mode for both sides", Recovery::Fail),
         PeerCause::AmbiguousRoom { .. } => (OTHER_ID, Recovery::Fail),
+        PeerCause::PageCount { .. } | PeerCause::AuxOneSided { .. } | PeerCause::GroupItems { .. } => {
+            (OF_SERVER, Recovery::Fail)
+        }
         _ => (RETRY, Recovery::Recompute),
     }
 }

@@ -36,8 +36,8 @@ const LIMITS: Limits = Limits {
     max_ended_grants: 7,
 };
 
-/// Fewest bytes of a run in a frame.
-const LEAST_OF_RUN: u64 = 2;
+/// Bytes of a run of pages in a frame.
+const OF_RUN: u64 = 8;
 
 /// One machine, what surrounds it, and the script that moves both.
 pub(super) struct World<'a> {
@@ -329,7 +329,7 @@ impl<'a> World<'a> {
         // What its own sessions that have ended still have to tell.
         let releasing = std::mem::replace(&mut self.releasing, gauges.releasing).max(gauges.releasing);
         let granted = std::mem::replace(&mut self.granted, gauges.granted_runs);
-        let earlier = LEAST_OF_RUN * granted.saturating_sub(gauges.granted_runs) as u64;
+        let earlier = OF_RUN * granted.saturating_sub(gauges.granted_runs) as u64;
         let paid = Paid { bytes: bytes + earlier, own: own + (sources + releasing) as u64 };
         let cost = super::Cost { said, ..handled };
         self.books.charge(Charge { what, cost, paid }, &outputs);
@@ -428,7 +428,7 @@ impl<'a> World<'a> {
         assert!(gauges.waiting_runs <= LIMITS.max_waiting_runs, "{gauges:?}");
         assert!(gauges.addresses <= LIMITS.max_addresses, "{gauges:?}");
         assert!(gauges.sources <= gauges.receivers * LIMITS.max_peers, "{gauges:?}");
-        assert!(gauges.granted_runs <= gauges.sources * MAX_FRAME / LEAST_OF_RUN as usize, "{gauges:?}");
+        assert!(gauges.granted_runs <= gauges.sources * MAX_FRAME / OF_RUN as usize, "{gauges:?}");
         assert!(gauges.ended_grants <= LIMITS.max_ended_grants, "{gauges:?}");
         if let Some(next) = self.node.next_timeout() {
             assert!(next > self.now, "a timer that is due was not run");
