@@ -647,3 +647,22 @@ fn registrations_that_a_new_sender_could_both_mean_fail_with_both_ids_named() {
     let sender = solo.open_sender(rooms[1].clone(), 1);
     assert_eq!(solo.poll(sender), KvPoll::WaitingForInput);
 }
+
+#[test]
+fn every_quiet_attempt_is_asked_about_however_many_there_are() {
+    let (mut solo, first) = Solo::receiving();
+    solo.init_receiver(first, &[0], None);
+    for _ in 1..600 {
+        let session = solo.open_receiver(Room::Number(1), None);
+        solo.init_receiver(session, &[0], None);
+    }
+    for attempt in 1..=600 {
+        solo.says(1, Body::Registered(kv_core::wire::Registered { attempt: Attempt(attempt) }));
+    }
+    let said = solo.run_for(SECOND + SECOND / 10);
+    let asked = said.into_iter().filter_map(|(_, body)| match body {
+        Body::Heartbeat(heartbeat) => Some(heartbeat.asked),
+        _ => None,
+    });
+    assert_eq!(asked.collect::<Vec<_>>(), [[(1, 256)], [(257, 256)], [(513, 88)]]);
+}

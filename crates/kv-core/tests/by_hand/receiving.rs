@@ -673,3 +673,10 @@ fn rooms_are_spread_over_the_replicas_of_an_engine_and_a_named_replica_comes_fir
     assert_eq!(solo.lookups()[0].1, Replica::Modulo(11));
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
 }
+
+#[test]
+fn no_permission_is_given_to_a_peer_that_has_nothing_to_write_here() {
+    let (mut solo, _) = Solo::receiving();
+    solo.says(1, may_i_write(5));
+    assert!(matches!(solo.answer(), Body::HeartbeatAck(answer) if answer.beat == 5 && answer.permit_ms == 0));
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{DroppedFrames, Input};
-use kv_core::trace::{Dropped, KvWhat, MAX_EVENTS};
+use kv_core::trace::{Dropped, KvWhat, MAX_EVENTS, Message};
 use kv_core::wire::{Body, Frame, Heartbeat, HeartbeatAck, Link, Release};
 use kv_core::{Attempt, Cause, Origin, PeerCause, PeerId, PlaneError, QuarantineReason, Room, SessionId};
 
@@ -140,4 +140,42 @@ fn a_listener_that_never_fetches_costs_no_more_than_the_last_events() {
     assert_eq!((told.len(), told[0].missed), (MAX_EVENTS, MAX_EVENTS as u64));
     assert!(told[1..].iter().all(|event| event.missed == 0));
     assert!(solo.told().is_empty());
+}
+
+#[test]
+fn messages_are_told_with_their_session_and_each_number_in_its_place() {
+    let mut solo = Solo::serving(|_| {});
+    let sender = solo.open_sender(ROOM, 1);
+    solo.listen();
+    let unpermitted = crate::solo::with(register(1, ROOM, &[0]), |to| (to.ask, to.permit_ms) = (0, 0));
+    solo.says(1, Body::Register(unpermitted.clone()));
+    solo.says(1, Body::Register(unpermitted));
+    let (beat, floor) = (0, Attempt(0));
+    solo.says(
+        1,
+        Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms: 3, leases: vec![(9, 2)], permit_ms: 5 }),
+    );
+    let told: Vec<_> = solo
+        .told()
+        .into_iter()
+        .filter_map(|event| match event.what {
+            KvWhat::Said(message) | KvWhat::Heard(message) => Some((event.who.session, message)),
+            _ => None,
+        })
+        .collect();
+    let register = || Message::Register { room: ROOM, pages: 1, permission: None };
+    let asks = Message::Heartbeat { leases: 0, asked: 0, writes: true };
+    let millis = Duration::from_millis;
+    let answer = Message::HeartbeatAnswered { leases: 2, lease: millis(3), permission: millis(5) };
+    assert_eq!(
+        told,
+        [
+            (None, register()),
+            (Some(sender), Message::Registered),
+            (None, asks),
+            (Some(sender), register()),
+            (Some(sender), Message::Registered),
+            (None, answer),
+        ]
+    );
 }

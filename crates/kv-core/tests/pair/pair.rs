@@ -150,6 +150,13 @@ impl Pair {
         self.deliver();
     }
 
+    /// Delivers what was kept back, and keeps back the frames for which `hold` says true.
+    pub fn deliver_held_and_hold(&mut self, hold: impl FnMut(&Body) -> bool + 'static) {
+        self.hold = Box::new(hold);
+        self.wire.extend(std::mem::take(&mut self.held));
+        self.deliver();
+    }
+
     pub fn duplicate_frames(&mut self, copies: usize) {
         self.copies = copies;
     }
@@ -230,7 +237,7 @@ impl Pair {
     }
 
     fn answer(&mut self, node: usize, lookup: LookupId) {
-        let config = &self.configs[P];
+        let config = &self.configs[1 - node];
         let record = RankRecord::serving_kv(
             (config.args.worker().clone(), config.incarnation),
             WorkerRole::Prefill,

@@ -273,3 +273,48 @@ fn no_permission_is_given_to_a_peer_that_has_not_said_that_it_stopped() {
     assert_eq!(pair.released(D, receiver), [list(&[20, 21, 22, 23])]);
     pair.assert_empty();
 }
+
+#[test]
+fn an_answer_to_a_question_of_a_conversation_that_is_over_permits_nothing() {
+    let mut pair = with_fence(WriteFence::Within(SECOND));
+    half_written(&mut pair);
+    let asks = |body: &Body| matches!(body, Body::Heartbeat(asks) if asks.writes);
+    let beat = |body: &Body| if let Body::Heartbeat(asks) = body { asks.beat } else { 0 };
+    // The last questions of a conversation are long under way.
+    let old = std::rc::Rc::new(std::cell::Cell::new(0));
+    let count = std::rc::Rc::clone(&old);
+    pair.hold(move |body| {
+        count.set(if asks(body) { beat(body) } else { count.get() });
+        asks(body)
+    });
+    pair.run_for(SECOND * 20);
+    assert!(old.get() > 0);
+    // The sender's side of the conversation is lost, and another one begins, whose questions are lost.
+    let new = std::rc::Rc::new(std::cell::Cell::new(0));
+    let count = std::rc::Rc::clone(&new);
+    pair.lose(move |body| {
+        count.set(if asks(body) { beat(body) } else { count.get() });
+        asks(body)
+    });
+    pair.lose_way(P);
+    pair.run_for(SECOND * 10);
+    let room = Room::Number(6);
+    let receiver = pair.open_receiver(room.clone());
+    pair.init_receiver(receiver, &[10, 11], None);
+    let sender = pair.open_sender(room, 1);
+    pair.init_sender(sender, 2, None);
+    pair.send(sender, &[7]);
+    // The old questions arrive, and their answers are long under way.
+    pair.deliver_held_and_hold(|body| matches!(body, Body::HeartbeatAck(answer) if answer.permit_ms > 0));
+    pair.run_for(PERMISSION * 2);
+    assert!(new.get() > old.get());
+    // The receiver loses its way, and waits for what the hardware may still have under way by what it has permitted.
+    pair.unreachable = true;
+    pair.lose(|_| true);
+    pair.lose_way(D);
+    pair.run_for(SECOND);
+    assert_eq!(pair.released(D, receiver), [list(&[10, 11])]);
+    pair.deliver_held();
+    let until = pair.permit(P).unwrap();
+    assert!(until <= pair.now(), "the pages are back at {:?}, and are written until {until:?}", pair.now());
+}

@@ -253,6 +253,7 @@ mod tests {
         };
         assert_eq!(walked(&mut attempts), [Attempt(3), Attempt(5)]);
         assert_eq!(attempts.first_live(Attempt(4)..Attempt(9)), Some(Attempt(4)));
+        assert_eq!(attempts.first_live(Attempt(3)..Attempt(9)), Some(Attempt(3)), "whichever kind is first");
         attempts.insert(Attempt(5), failed());
         assert_eq!(walked(&mut attempts), [Attempt(3)]);
         assert_eq!(attempts.reading_mut(Attempt(9)..Attempt(3)).count(), 0);
