@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use kv_core::machine::Machine;
@@ -106,4 +106,16 @@ fn a_listener_is_told_the_events_of_a_service_in_its_own_words_and_order() {
 #[test]
 fn a_machine_to_which_nobody_listens_is_not_asked_to_tell() {
     assert!(!greet(Setup::new(args().worker().clone())));
+}
+
+#[test]
+fn a_listener_that_panics_is_told_nothing_more_and_its_worker_goes_on() {
+    let told: Arc<AtomicUsize> = Arc::default();
+    let count = Arc::clone(&told);
+    let listener = Listener::new(move |_, _: &Event<Greeted>| {
+        count.fetch_add(1, Ordering::SeqCst);
+        panic!("a bug in the listener");
+    });
+    greet(Setup::new(args().worker().clone()).listener(listener));
+    assert_eq!(told.load(Ordering::SeqCst), 1);
 }
