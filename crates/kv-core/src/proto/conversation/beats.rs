@@ -33,6 +33,16 @@ pub(super) struct Beats {
 }
 
 impl Beats {
+    /// Numbers above this one.
+    pub(super) fn above(last: u64) -> Beats {
+        Beats { last, ..Beats::default() }
+    }
+
+    /// The last number.
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
     /// An answer that takes longer than this is worth nothing.
     const REMEMBERED: Duration = Duration::from_secs(60);
     /// Most numbers remembered: a thousand in a second, for as long.

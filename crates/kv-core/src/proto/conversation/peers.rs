@@ -7,6 +7,7 @@ use crate::id::{Incarnation, PeerId, WorkerId};
 use crate::meter::each;
 use crate::plane::Origin;
 use crate::proto::conversation::Peer;
+use crate::proto::conversation::beats::Beats;
 use crate::proto::effects::Effects;
 use crate::record::TransportOffer;
 use crate::time::Time;
@@ -23,6 +24,9 @@ pub(in crate::proto) struct Peers {
     gone: BTreeMap<PeerId, ((Incarnation, TransportOffer), u32)>,
     next: u64,
     links_drawn: u32,
+    /// The last beat of any peer that was forgotten: an answer to a question of a conversation that is over must not
+    /// be taken for one to a later question.
+    beaten: u64,
 }
 
 impl Peers {
@@ -32,7 +36,8 @@ impl Peers {
         Link::new(self.links_drawn, fx.draw() as u32)
     }
 
-    pub(in crate::proto) fn insert(&mut self, peer: Peer) -> PeerId {
+    pub(in crate::proto) fn insert(&mut self, mut peer: Peer) -> PeerId {
+        peer.beats = Beats::above(self.beaten);
         let id = PeerId(self.next);
         self.next += 1;
         self.by_link.insert(peer.ours, id);
@@ -44,6 +49,7 @@ impl Peers {
     /// Takes a peer out. Its number lives on until its posts have ended.
     pub(in crate::proto) fn remove(&mut self, id: PeerId) -> Option<Peer> {
         let peer = self.peers.remove(&id)?;
+        self.beaten = self.beaten.max(peer.beats.last());
         self.by_link.remove(&peer.ours);
         let identity = (peer.incarnation, peer.transport.clone());
         self.by_identity.remove(&identity);
