@@ -2,6 +2,7 @@
 //! [`Setup::verbose`](super::Setup::verbose) is set.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use kv_core::WorkerId;
@@ -12,7 +13,7 @@ use kv_core::trace::{Event, What};
 ///
 /// It is called on the worker's thread, between an input of the machine and what follows from it: bytes,
 /// frames and leases wait meanwhile. Whoever has more to do with an event than to count it passes it on to
-/// another thread.
+/// another thread. One that panics is told nothing more.
 ///
 /// ```
 /// use std::sync::mpsc;
@@ -69,12 +70,18 @@ impl<W: What> Listeners<W> {
     }
 
     /// Passes on what the machine has told since the last time.
-    pub(super) fn pass_on<M: Machine<Trace = W>>(&self, machine: &mut M) {
+    pub(super) fn pass_on<M: Machine<Trace = W>>(&mut self, machine: &mut M) {
         if !self.is_heard() {
             return;
         }
         while let Some(event) = machine.poll_trace() {
-            self.listeners.iter().for_each(|Listener(hear)| hear(&self.worker, &event));
+            // A listener that panics, as one that prints does where nobody reads, is told nothing more.
+            let hears =
+                |Listener(hear): &Listener<W>| catch_unwind(AssertUnwindSafe(|| hear(&self.worker, &event)));
+            self.listeners.retain(|listener| hears(listener).is_ok());
+        }
+        if !self.is_heard() {
+            machine.listen(false);
         }
     }
 }
