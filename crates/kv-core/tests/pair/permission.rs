@@ -287,7 +287,7 @@ fn an_answer_to_a_question_of_a_conversation_that_is_over_permits_nothing() {
         count.set(if asks(body) { beat(body) } else { count.get() });
         asks(body)
     });
-    pair.run_for(SECOND * 20);
+    pair.run_for(SECOND * 14);
     assert!(old.get() > 0);
     // The sender's side of the conversation is lost, and another one begins, whose questions are lost.
     let new = std::rc::Rc::new(std::cell::Cell::new(0));
