@@ -216,7 +216,7 @@ fn a_peer_of_the_next_version_is_served_with_the_right_bytes() {
     // A failure that only the next version knows has its name here.
     let evicted = sender(&mut host, 2, 1);
     let (attempt, cause) = (Attempt(2), PeerCause::Aborted);
-    let abort = Body::Abort(Abort { attempt, room: Room::Number(2), grant: None, cause });
+    let abort = Body::Abort(Abort { floor: Attempt(0), attempt, room: Room::Number(2), grant: None, cause });
     let frame = Frame { link: newer.link, body: abort }.encode().unwrap();
     let mut bytes = with_new_fields(&frame).to_vec();
     let at = bytes.windows(7).position(|bytes| bytes == b"Aborted").unwrap();
@@ -238,7 +238,13 @@ fn a_peer_without_a_common_version_is_refused_and_both_sides_know_both_ranges() 
     let Body::Refused(Refused { versions: VERSIONS, cause, .. }) = answer else { panic!("{answer:?}") };
     assert_eq!(cause, PeerCause::Versions { ours: VERSIONS, theirs });
     let (room, cause) = (Room::Number(1), PeerCause::Versions { ours: theirs, theirs: VERSIONS });
-    newer.say(Body::Abort(Abort { attempt: Attempt(1), room, grant: None, cause: cause.clone() }));
+    newer.say(Body::Abort(Abort {
+        floor: Attempt(0),
+        attempt: Attempt(1),
+        room,
+        grant: None,
+        cause: cause.clone(),
+    }));
     newer.hear(|body| matches!(body, Body::AbortAck(_)));
     assert_eq!(failed(&sender), Cause::ByPeer(cause));
     host.free(reclaimed(sender));

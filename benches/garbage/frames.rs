@@ -117,7 +117,7 @@ impl Garbage {
             4 | 5 => {
                 let (field, ours, theirs) = (self.text(), self.text(), self.text());
                 let cause = PeerCause::Incompatible(Mismatch { field, ours, theirs });
-                Body::Abort(Abort { attempt, room, grant: None, cause })
+                Body::Abort(Abort { floor: Attempt(0), attempt, room, grant: None, cause })
             }
             6 => Body::Hello(Hello {
                 incarnation: Incarnation::from_random(self.bits()),

@@ -195,7 +195,7 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
         10 => Body::Failed(Failed { attempt, cause, quiet: random.below(2) == 0 }),
         11 => {
             let grant = (random.below(2) == 0).then(|| SessionId(random.number()));
-            Body::Abort(Abort { attempt, room: room(random), grant, cause })
+            Body::Abort(Abort { floor: attempt, attempt, room: room(random), grant, cause })
         }
         12 => Body::AbortAck(AbortAck { attempt }),
         13 => Body::Granted(Granted {

@@ -103,8 +103,8 @@ fn samples() -> Vec<(Body, &'static str)> {
             "9303c41e81a950616765436f756e7482a473656e7403aa7265676973746572656402c3",
         ),
         (
-            Body::Abort(Abort { attempt, room, grant: None, cause: PeerCause::Aborted }),
-            "940307c0c408a741626f72746564",
+            Body::Abort(Abort { floor: Attempt(0), attempt, room, grant: None, cause: PeerCause::Aborted }),
+            "950307c0c408a741626f7274656400",
         ),
         (Body::AbortAck(AbortAck { attempt }), "9103"),
         (Body::Granted(granted()), "98030605c41004000000020000000900000001000000c0cd7530cd138890"),
@@ -197,7 +197,8 @@ fn fields_that_an_older_version_does_not_have_get_their_defaults() {
         (Body::Hello(Hello { suffixed: false, ..hello() }), 1, 1),
         (Body::Welcome(Welcome { versions: VERSIONS, nonce: 7, link: Link(9), ask: 0 }), 1, 1),
         (Body::Progress(Progress { attempt, done: vec![(1, 4)], total: None, skipped: Vec::new() }), 2, 2),
-        (Body::Failed(Failed { attempt, cause, quiet: false }), 1, 1),
+        (Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }), 1, 1),
+        (Body::Abort(Abort { attempt, room: Room::Number(7), grant: None, cause, floor: Attempt(0) }), 1, 1),
         (Body::Granted(granted()), 1, 1),
     ] {
         let bytes = encoded(&body);

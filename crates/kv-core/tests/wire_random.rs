@@ -145,8 +145,9 @@ fn body() -> impl Strategy<Value = Body> {
             cause,
             quiet
         })),
-        (a(), room(), prop::option::of(n().prop_map(SessionId)), cause())
-            .prop_map(|(attempt, room, grant, cause)| Body::Abort(Abort { attempt, room, grant, cause })),
+        (a(), room(), prop::option::of(n().prop_map(SessionId)), cause(), a()).prop_map(
+            |(attempt, room, grant, cause, floor)| Body::Abort(Abort { attempt, room, grant, cause, floor })
+        ),
         a().prop_map(|attempt| Body::AbortAck(AbortAck { attempt })),
         (a(), [n(), n(), n(), n()], pages(), prop::option::of(small().prop_map(AuxIndex)), groups())
             .prop_map(|(attempt, [beat, grant, lease_ms, interval_ms], pages, aux, groups)| Body::Granted(

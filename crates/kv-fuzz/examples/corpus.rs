@@ -112,7 +112,13 @@ fn frames() -> Vec<Vec<u8>> {
         Body::Progress(Progress { attempt, done: vec![(0, 2), (5, 1)], total: Some(9), skipped: vec![3] }),
         Body::Failed(Failed { attempt, cause: PeerCause::GrantConsumed { nonce: 7 }, quiet: true }),
         Body::Failed(Failed { attempt, cause: newer, quiet: false }),
-        Body::Abort(Abort { attempt, room, grant: Some(SessionId(5)), cause: PeerCause::Aborted }),
+        Body::Abort(Abort {
+            floor: Attempt(0),
+            attempt,
+            room,
+            grant: Some(SessionId(5)),
+            cause: PeerCause::Aborted,
+        }),
         Body::AbortAck(AbortAck { attempt }),
         Body::Granted(Granted {
             attempt,

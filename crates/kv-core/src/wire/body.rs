@@ -181,6 +181,9 @@ bodies! {
         /// Why.
         #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
+        /// All attempts below are over for the receiver. None is if missing.
+        #[serde(default = "first")]
+        floor: Attempt,
     }
     /// Prefill → decode, once for each [`Abort`]: no write of the attempt is in flight, and none will be posted.
     10 AbortAck {
@@ -262,6 +265,11 @@ bodies! {
         #[serde(with = "crate::packed")]
         attempts: Vec<(u64, u32)>,
     }
+}
+
+/// The floor that says nothing.
+fn first() -> Attempt {
+    Attempt(0)
 }
 
 /// How a receiver wants its pages to come: a number that says which, and fields, of which a newer version may have

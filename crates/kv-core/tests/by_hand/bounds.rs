@@ -44,7 +44,7 @@ fn long_cause(len: usize) -> PeerCause {
 }
 
 fn abort(attempt: u64, room: Room, cause: PeerCause) -> Body {
-    Body::Abort(Abort { attempt: Attempt(attempt), room, grant: None, cause })
+    Body::Abort(Abort { floor: Attempt(0), attempt: Attempt(attempt), room, grant: None, cause })
 }
 
 /// The frame as it is said, whether or not it can be written.
@@ -161,7 +161,7 @@ fn what_is_over_within_the_window_keeps_a_bounded_number_of_gaps() {
         for number in 0..200_000_u64 {
             // Of a lease that is not known: nothing is kept but that the attempt is over.
             let (attempt, grant, cause) = (Attempt(number * 2 + 1), Some(SessionId(99)), PeerCause::Aborted);
-            solo.says(1, Body::Abort(Abort { attempt, room: ROOM, grant, cause }));
+            solo.says(1, Body::Abort(Abort { floor: Attempt(0), attempt, room: ROOM, grant, cause }));
         }
     });
     assert!(kept < 2 << 20, "{kept} bytes are kept in {} runs", solo.node().gauges().closed_runs);

@@ -373,7 +373,7 @@ fn an_abort_of_a_reader_frees_the_pages_and_is_acknowledged_also_after_a_failure
 fn an_abort_that_comes_before_its_claim_ends_the_grant_that_it_names_and_no_other() {
     let give_up = |attempt: u64, grant: SessionId, room: Room| {
         let (attempt, cause) = (Attempt(attempt), PeerCause::Aborted);
-        Body::Abort(kv_core::wire::Abort { attempt, room, grant: Some(grant), cause })
+        Body::Abort(kv_core::wire::Abort { floor: Attempt(0), attempt, room, grant: Some(grant), cause })
     };
     let mut solo = quiet_node();
     let (first, second) = (granting(&mut solo, &[4]), granting(&mut solo, &[5]));

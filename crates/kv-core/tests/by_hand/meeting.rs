@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kv_core::proto::{Command, DroppedFrames, Input, NodeGauges, Output, Spoken};
 use kv_core::wire::{
-    AbortAck, Body, Codec, Failed, Frame, Heartbeat, Hello, Link, Refused, Register, VERSIONS, Versions,
-    Welcome,
+    Abort, AbortAck, Body, Codec, Failed, Frame, Heartbeat, Hello, Link, Refused, Register, VERSIONS,
+    Versions, Welcome,
 };
 use kv_core::{
     Attempt, Cause, Incarnation, KvArgs, KvPoll, LookupId, Origin, PeerCause, PeerId, PlaneError, Region,
@@ -427,7 +427,8 @@ fn a_room_that_was_aborted_before_its_source_answered_is_aborted_there_when_it_d
             continue;
         }
         solo.welcome(1, 1);
-        let said = abort(1, ROOM);
+        let Body::Abort(said) = abort(1, ROOM) else { panic!() };
+        let said = Body::Abort(Abort { floor: Attempt(1), ..said });
         assert_eq!(solo.frames(), std::slice::from_ref(&said));
         assert_eq!(solo.poll(sessions[1]), KvPoll::WaitingForInput);
         // Repeated until it is acknowledged, and then no more.

@@ -359,7 +359,7 @@ fn an_abort_names_the_grant_is_repeated_until_it_is_acknowledged_and_cancels_the
     solo.abort(session);
     assert_eq!((solo.cancelled(), solo.released(session)), (vec![post], vec![]));
     let (attempt, cause) = (Attempt(1), PeerCause::Aborted);
-    let abort = Body::Abort(Abort { attempt, room: ROOM, grant: Some(NONCE), cause });
+    let abort = Body::Abort(Abort { floor: attempt, attempt, room: ROOM, grant: Some(NONCE), cause });
     assert_eq!(solo.answer(), abort);
     let said = solo.run_for(Duration::from_secs(5));
     assert!(said.iter().filter(|(_, body)| *body == abort).count() >= 3, "{said:?}");

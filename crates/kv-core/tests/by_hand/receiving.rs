@@ -270,7 +270,8 @@ fn a_failure_that_is_quiet_needs_no_abort_and_another_one_does() {
         assert_eq!(solo.cause(session), Cause::ByPeer(PeerCause::DataOperation));
         assert_eq!(solo.released(session).len(), usize::from(quiet));
         let cause = PeerCause::DataOperation;
-        let abort = Body::Abort(Abort { attempt: ONE, room: Room::Number(1), grant: None, cause });
+        let abort =
+            Body::Abort(Abort { floor: ONE, attempt: ONE, room: Room::Number(1), grant: None, cause });
         assert_eq!(solo.answer(), if quiet { release(1, 2) } else { abort });
     }
 }
@@ -677,6 +678,6 @@ fn rooms_are_spread_over_the_replicas_of_an_engine_and_a_named_replica_comes_fir
 #[test]
 fn no_permission_is_given_to_a_peer_that_has_nothing_to_write_here() {
     let (mut solo, _) = Solo::receiving();
-    solo.says(1, may_i_write(5));
+    solo.says(1, asks_to_write(5));
     assert!(matches!(solo.answer(), Body::HeartbeatAck(answer) if answer.beat == 5 && answer.permit_ms == 0));
 }

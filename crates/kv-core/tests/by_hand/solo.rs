@@ -136,7 +136,13 @@ pub fn done(attempt: u64, part: u32, total: Option<u32>, skipped: Vec<u16>) -> B
 }
 
 pub fn abort(attempt: u64, room: Room) -> Body {
-    Body::Abort(Abort { attempt: Attempt(attempt), room, grant: None, cause: PeerCause::Aborted })
+    Body::Abort(Abort {
+        floor: Attempt(0),
+        attempt: Attempt(attempt),
+        room,
+        grant: None,
+        cause: PeerCause::Aborted,
+    })
 }
 
 pub fn release(attempt: u64, floor: u64) -> Body {

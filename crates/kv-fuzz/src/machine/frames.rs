@@ -270,6 +270,7 @@ impl Peer {
                 room: room(script),
                 grant: script.option(|script| SessionId(script.number())),
                 cause: cause(script),
+                floor: attempt(script),
             }),
             14 => Body::AbortAck(AbortAck { attempt: attempt(script) }),
             15 => Body::Granted(Granted {

@@ -159,7 +159,13 @@ impl KvWorld {
                 let (leases, permit_ms) = (self.runs(), self.number());
                 Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases, permit_ms })
             }
-            4 => Body::Abort(Abort { attempt, room, grant: None, cause: self.liars_cause() }),
+            4 => Body::Abort(Abort {
+                floor: kv_core::Attempt(0),
+                attempt,
+                room,
+                grant: None,
+                cause: self.liars_cause(),
+            }),
             5 => Body::AbortAck(AbortAck { attempt }),
             6 => Body::Release(Release { floor, attempts: self.runs(), answer: self.rng.chance(500) }),
             7 => Body::Released(Released { attempts: self.runs() }),

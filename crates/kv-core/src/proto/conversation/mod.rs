@@ -271,7 +271,8 @@ impl Peer {
         cause: &PeerCause,
     ) -> Abort {
         let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
-        let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone() };
+        let floor = self.outgoing.floor();
+        let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone(), floor };
         self.outgoing.end_aborted(abort.clone());
         abort
     }
@@ -281,8 +282,8 @@ impl Peer {
     pub(super) fn abort_when_met(&mut self, room: &Room, grants: &[GrantRef], cause: &PeerCause) {
         let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
         if self.contact.hello().is_some() && (grants.is_empty() || grant.is_some()) {
-            let (room, cause) = (room.clone(), cause.clone());
-            self.outgoing.abort_unopened(|attempt| Abort { attempt, room, grant, cause });
+            let (room, cause, floor) = (room.clone(), cause.clone(), self.outgoing.floor());
+            self.outgoing.abort_unopened(|attempt| Abort { attempt, room, grant, cause, floor });
         }
     }
 }

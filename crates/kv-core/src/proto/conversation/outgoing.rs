@@ -51,8 +51,15 @@ enum Ended {
 
 impl Default for Outgoing {
     fn default() -> Outgoing {
+        Outgoing::from(1)
+    }
+}
+
+impl Outgoing {
+    /// Attempts with this number and the next ones.
+    pub(super) fn from(next: u64) -> Outgoing {
         Outgoing {
-            next: 1,
+            next,
             open: BTreeMap::new(),
             closing: BTreeSet::new(),
             ended: BTreeMap::new(),
@@ -60,9 +67,12 @@ impl Default for Outgoing {
             interval: None,
         }
     }
-}
 
-impl Outgoing {
+    /// The number of the next attempt.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
     // ---- sessions that wait for the peer --------------------------------------------------------
 
     pub(in crate::proto) fn wait(&mut self, session: SessionId) {
@@ -251,7 +261,8 @@ mod tests {
     use crate::id::Room;
 
     fn abort(attempt: Attempt) -> Abort {
-        Abort { attempt, room: Room::Number(1), grant: None, cause: PeerCause::Aborted }
+        let (room, floor) = (Room::Number(1), Attempt(0));
+        Abort { attempt, room, grant: None, cause: PeerCause::Aborted, floor }
     }
 
     /// The table at the top, row by row: what is open, whether the peer must still stop, what it has to

@@ -8,6 +8,7 @@ use crate::meter::each;
 use crate::plane::Origin;
 use crate::proto::conversation::Peer;
 use crate::proto::conversation::beats::Beats;
+use crate::proto::conversation::outgoing::Outgoing;
 use crate::proto::effects::Effects;
 use crate::record::TransportOffer;
 use crate::time::Time;
@@ -27,6 +28,8 @@ pub(in crate::proto) struct Peers {
     /// The last beat of any peer that was forgotten: an answer to a question of a conversation that is over must not
     /// be taken for one to a later question.
     beaten: u64,
+    /// The number after that of every attempt at a peer that was forgotten: the peer may remember which are over.
+    tried: u64,
 }
 
 impl Peers {
@@ -38,6 +41,7 @@ impl Peers {
 
     pub(in crate::proto) fn insert(&mut self, mut peer: Peer) -> PeerId {
         peer.beats = Beats::above(self.beaten);
+        peer.outgoing = Outgoing::from(self.tried.max(1));
         let id = PeerId(self.next);
         self.next += 1;
         self.by_link.insert(peer.ours, id);
@@ -50,6 +54,7 @@ impl Peers {
     pub(in crate::proto) fn remove(&mut self, id: PeerId) -> Option<Peer> {
         let peer = self.peers.remove(&id)?;
         self.beaten = self.beaten.max(peer.beats.last());
+        self.tried = self.tried.max(peer.outgoing.next());
         self.by_link.remove(&peer.ours);
         let identity = (peer.incarnation, peer.transport.clone());
         self.by_identity.remove(&identity);

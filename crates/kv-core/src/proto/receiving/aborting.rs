@@ -119,10 +119,9 @@ impl Receiving {
         let (repeats, room) = (receiver.repeats, receiver.room.clone());
         for (peer, attempt) in each(closing) {
             cx.watch_peer(peer);
-            cx.send(
-                peer,
-                Body::Abort(Abort { attempt, room: room.clone(), grant: None, cause: cause.clone() }),
-            );
+            let floor = cx.peers.get(peer).map_or(attempt, |peer| peer.outgoing().floor());
+            let (room, cause) = (room.clone(), cause.clone());
+            cx.send(peer, Body::Abort(Abort { attempt, room, grant: None, cause, floor }));
         }
         let pause = cx.fx.backoff(cx.config.timing.retry_first, repeats);
         cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);

@@ -233,7 +233,8 @@ impl Sending {
     }
 
     pub(in crate::proto) fn on_abort(&mut self, cx: &mut Context, id: PeerId, abort: Abort) {
-        let Abort { attempt, room, grant, cause } = abort;
+        let Abort { attempt, room, grant, cause, floor } = abort;
+        self.on_floor(cx, id, floor);
         let Some(peer) = cx.peers.get(id) else { return };
         if peer.incoming().is_closed(attempt)
             && peer.incoming().get(attempt).is_none()

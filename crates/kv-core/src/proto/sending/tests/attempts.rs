@@ -25,7 +25,13 @@ fn register_for(pages: &[u32], whole: u32, attempt: Attempt, floor: u64) -> Regi
 }
 
 fn abort(alone: &mut Alone, attempt: Attempt) {
-    let abort = Abort { attempt, room: Room::Number(9), grant: None, cause: PeerCause::DeadlineExceeded };
+    let abort = Abort {
+        floor: Attempt(0),
+        attempt,
+        room: Room::Number(9),
+        grant: None,
+        cause: PeerCause::DeadlineExceeded,
+    };
     alone.sending.on_abort(&mut alone.cx, alone.peer, abort);
 }
 

@@ -134,8 +134,13 @@ fn pages_of_an_aborted_session_stay_until_the_lease_that_its_reader_knows_of_is_
 #[test]
 fn a_reader_that_aborts_has_let_go_and_the_pages_come_back_at_once() {
     let mut alone = granted(LEASE);
-    let abort =
-        Abort { attempt: ATTEMPT, room: Room::Number(9), grant: Some(SESSION), cause: PeerCause::Aborted };
+    let abort = Abort {
+        floor: Attempt(0),
+        attempt: ATTEMPT,
+        room: Room::Number(9),
+        grant: Some(SESSION),
+        cause: PeerCause::Aborted,
+    };
     alone.sending.on_abort(&mut alone.cx, alone.peer, abort);
     let acknowledged = tells(Body::AbortAck(AbortAck { attempt: ATTEMPT }));
     let failed = Out::Fails(Cause::ByPeer(PeerCause::Aborted));
