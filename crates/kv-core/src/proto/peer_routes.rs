@@ -185,7 +185,7 @@ impl Node {
     /// does not react may have forgotten the conversation: then it is greeted again.
     fn ask_peer(&mut self, id: PeerId, silent_for: Duration) {
         let keepalive = self.cx.config.timing.keepalive;
-        let mut quiet = self.receiving.quiet_attempts(&self.cx, id, keepalive);
+        let mut quiet = self.receiving.quiet_attempts(&mut self.cx, id, keepalive);
         if quiet.is_empty() && silent_for >= keepalive {
             self.cx.fx.tell(id, || KvWhat::PeerSilent { silent_for });
             quiet.push(Vec::new());

@@ -667,3 +667,29 @@ fn every_quiet_attempt_is_asked_about_however_many_there_are() {
     });
     assert_eq!(asked.collect::<Vec<_>>(), [[(1, 256)], [(257, 256)], [(513, 88)]]);
 }
+
+#[test]
+fn of_too_many_quiet_attempts_each_has_its_turn_to_be_asked_about() {
+    const MANY: u64 = 16 * 256 + 100;
+    let (mut solo, first) = Solo::receiving();
+    solo.init_receiver(first, &[0], None);
+    for _ in 1..MANY {
+        let session = solo.open_receiver(Room::Number(1), None);
+        solo.init_receiver(session, &[0], None);
+    }
+    for attempt in 1..=MANY {
+        solo.says(1, Body::Registered(kv_core::wire::Registered { attempt: Attempt(attempt) }));
+    }
+    let said = solo.run_for(3 * SECOND);
+    let asked: Vec<(u64, u32)> = said
+        .into_iter()
+        .filter_map(|(_, body)| match body {
+            Body::Heartbeat(heartbeat) => Some(heartbeat.asked),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let beyond = asked.iter().position(|run| *run == (4097, 100)).expect("those beyond are asked about");
+    assert_eq!((asked[0], asked[15]), ((1, 256), (3841, 256)), "the first ones come first");
+    assert!(asked[beyond..].iter().any(|run| run.0 == 1), "and have their turn again");
+}

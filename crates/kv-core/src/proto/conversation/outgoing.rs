@@ -38,6 +38,8 @@ pub(in crate::proto) struct Outgoing {
     waiting: BTreeSet<SessionId>,
     /// The shortest interval that a live lease asks for.
     interval: Option<Duration>,
+    /// Where the next questions about quiet attempts begin.
+    asking: Attempt,
 }
 
 /// How an attempt ended here.
@@ -65,6 +67,7 @@ impl Outgoing {
             ended: BTreeMap::new(),
             waiting: BTreeSet::new(),
             interval: None,
+            asking: Attempt(0),
         }
     }
 
@@ -193,6 +196,16 @@ impl Outgoing {
     /// The same of all.
     pub(in crate::proto) fn all(&self) -> impl Iterator<Item = (Attempt, SessionId, usize)> {
         self.iter(Attempt(0)..Attempt(u64::MAX))
+    }
+
+    /// The same, first those about which it is the turn to ask.
+    pub(in crate::proto) fn in_turn(&self) -> impl Iterator<Item = (Attempt, SessionId, usize)> {
+        self.iter(self.asking..Attempt(u64::MAX)).chain(self.iter(Attempt(0)..self.asking))
+    }
+
+    /// The peer is asked about others up to this one: those behind it come first the next time.
+    pub(in crate::proto) fn asked(&mut self, last: Attempt) {
+        self.asking = Attempt(last.0.saturating_add(1));
     }
 
     /// True if an attempt with this number was ever made.

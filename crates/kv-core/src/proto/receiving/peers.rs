@@ -14,20 +14,25 @@ use crate::proto::timer::Timer;
 use crate::time::Time;
 
 impl Receiving {
-    /// Attempts at the peer about which nothing was heard for `quiet`, as runs, of one heartbeat each.
+    /// Attempts at the peer about which nothing was heard for `quiet`, as runs, of one heartbeat each. Where there
+    /// are too many for one time, each has its turn.
     pub(in crate::proto) fn quiet_attempts(
         &self,
-        cx: &Context,
+        cx: &mut Context,
         id: PeerId,
         quiet: Duration,
     ) -> Vec<Vec<(u64, u32)>> {
-        let Some(peer) = cx.peers.get(id) else { return Vec::new() };
         let now = cx.fx.now();
+        let Some(peer) = cx.peers.get_mut(id) else { return Vec::new() };
         let asks = |&(_, session, source): &(Attempt, SessionId, usize)| {
             self.sessions.get(&session).is_some_and(|receiver| receiver.is_quiet(source, now, quiet))
         };
-        let asked = peer.outgoing().all().filter(asks).map(|(attempt, ..)| attempt.0);
-        let asked: Vec<u64> = asked.take(MAX_ASKING * MAX_ASKED).collect();
+        let asked = peer.outgoing().in_turn().filter(asks).map(|(attempt, ..)| attempt.0);
+        let mut asked: Vec<u64> = asked.take(MAX_ASKING * MAX_ASKED).collect();
+        if let Some(&last) = asked.last() {
+            peer.outgoing_mut().asked(Attempt(last));
+        }
+        asked.sort_unstable();
         let runs = |attempts: &[u64]| {
             let mut runs = Vec::new();
             attempts.iter().for_each(|&attempt| run_set::append(&mut runs, attempt));
