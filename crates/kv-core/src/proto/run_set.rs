@@ -3,6 +3,9 @@
 use crate::meter::{each, step};
 use std::collections::BTreeMap;
 
+/// Most runs of attempts in one frame.
+pub(super) const MAX_RUNS: usize = 1 << 16;
+
 /// A set of `u64`, stored as disjoint runs that do not touch: as small as its gaps are few.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct RunSet {

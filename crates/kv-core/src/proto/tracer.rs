@@ -86,3 +86,35 @@ impl Tracer {
         self.tell(now, session, || KvWhat::Closed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::id::PeerId;
+    use crate::plane::Op;
+
+    #[test]
+    fn nothing_is_remembered_of_what_has_ended() {
+        let (session, peer) = (SessionId(1), PeerId(2));
+        let post = InFlight { op: Op::Read, session, target: 0, part: 0, peer, origin: None };
+        let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 64 };
+        let reason = QuarantineReason::OwnPosts;
+        let waits = Quarantine { peer: None, reason, pages: 1, items: 0, sessions: 1, ends_within: None };
+        let (began, span) = (Time::ZERO, Duration::from_secs(3));
+        let mut tracer = Tracer::default();
+        tracer.listen(true);
+        tracer.post_started(began, PostId(7), &post, &[desc, desc]);
+        tracer.quarantine_began(began, session, &waits);
+        tracer.post_ended(began + span, PostId(7), &post, &Ok(()));
+        tracer.closed(began + span, session);
+        assert!(tracer.posts.is_empty() && tracer.quarantined.is_empty());
+        let told: Vec<KvWhat> = std::iter::from_fn(|| tracer.next()).map(|event| event.what).collect();
+        let started = KvWhat::PostStarted { post: PostId(7), op: Op::Read, bytes: 128, descs: 2 };
+        let ended = KvWhat::PostEnded { post: PostId(7), bytes: 128, took: span, error: None };
+        let quarantine = KvWhat::QuarantineBegan { reason, pages: 1, items: 0 };
+        let over = KvWhat::QuarantineEnded { reason, lasted: span };
+        assert_eq!(told, [started, quarantine, ended, over, KvWhat::Closed]);
+    }
+}

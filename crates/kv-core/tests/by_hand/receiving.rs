@@ -509,6 +509,12 @@ fn an_answer_with_more_ranks_than_there_is_room_for_fails_everyone_at_once() {
         }
         assert!(solo.node().gauges().peers <= 2);
     }
+    // Nobody needs those that were met: they make way for others.
+    let session = solo.open_receiver(Room::Number(5), None);
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, vec![record(8)]);
+    solo.welcome(8, 8);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
 }
 
 /// The rank that is known, and idle for the longest, is needed again.

@@ -54,7 +54,7 @@ pub(super) use maps::Maps;
 pub(super) use outgoing::Outgoing;
 pub(super) use peers::Peers;
 pub(super) use registration::Registration;
-pub(super) use said::{Asks, Extended, MAX_ASKED, MAX_ASKING, MAX_RUNS};
+pub(super) use said::{Asks, Extended, MAX_ASKED, MAX_ASKING};
 pub(super) use write_rights::{WritesIn, WritesOut};
 
 /// One incarnation of a remote worker.

@@ -14,10 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-use super::said::MAX_RUNS;
 use crate::id::{Attempt, SessionId};
 use crate::meter::each;
-use crate::proto::run_set;
+use crate::proto::run_set::{self, MAX_RUNS};
 use crate::wire::Abort;
 
 /// Most ended attempts at which one more may be noted for a peer that has not answered yet.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
 use crate::proto::context::Context;
-use crate::proto::run_set::is_rising;
+use crate::proto::run_set::{MAX_RUNS, is_rising};
 use crate::proto::timer::Timer;
 use crate::trace::Dropped;
 use crate::wire::{Body, Heartbeat, HeartbeatAck, Release, Released};
@@ -14,8 +14,6 @@ use crate::wire::{Body, Heartbeat, HeartbeatAck, Release, Released};
 pub(in crate::proto) const MAX_ASKED: usize = 256;
 /// Most heartbeats that ask about attempts at once.
 pub(in crate::proto) const MAX_ASKING: usize = 16;
-/// Most runs in one frame.
-pub(in crate::proto) const MAX_RUNS: usize = 1 << 16;
 
 /// What a heartbeat asks for, beside a sign of life.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

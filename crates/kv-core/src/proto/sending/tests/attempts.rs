@@ -9,7 +9,10 @@ use crate::lease::{Lease, TransferMode};
 use crate::plane::{Desc, PlaneError};
 use crate::poll::KvPoll;
 use crate::proto::conversation::Incoming;
-use crate::wire::{Abort, AbortAck, Body, Destination, Failed, Progress, Register, Registered, Wish};
+use crate::proto::timer::Timer;
+use crate::wire::{
+    Abort, AbortAck, Body, Destination, Failed, Progress, Register, Registered, Release, Released, Wish,
+};
 
 const NEVER: Lease = Lease::Fixed(Duration::from_secs(9));
 
@@ -185,4 +188,46 @@ fn an_attempt_that_ends_with_no_bytes_to_write_says_so_without_a_post() {
     let told = tells(Body::Progress(done));
     assert_eq!(alone.outputs(), [told, Out::Says(KvPoll::Success), Out::Back(vec![])]);
     alone.assert_over();
+}
+
+/// So many attempts of the peer, from number 1 on.
+fn served(attempts: u64) -> Alone {
+    let mut alone = Alone::new();
+    for attempt in (1..=attempts).map(Attempt) {
+        let incoming = alone.cx.peers.get_mut(alone.peer).unwrap().incoming_mut();
+        incoming.insert(attempt, Incoming::Active(SESSION, 0));
+    }
+    alone
+}
+
+fn live(alone: &Alone) -> usize {
+    alone.cx.peers.get(alone.peer).unwrap().incoming().live_len()
+}
+
+#[test]
+fn a_release_acknowledges_only_runs_of_which_nothing_is_left() {
+    let mut alone = served(5000);
+    let runs = vec![(1, 4), (6, 4994)];
+    let release = || Release { floor: Attempt(0), attempts: runs.clone(), answer: true };
+    alone.sending.on_release(&mut alone.cx, alone.peer, release());
+    assert_eq!(live(&alone), 5000 - 4096);
+    assert_eq!(alone.told(), [Body::Released(Released { attempts: vec![(1, 4)] })]);
+    alone.sending.on_release(&mut alone.cx, alone.peer, release());
+    assert_eq!(live(&alone), 2, "attempts 5 and 5000 are in no run");
+    assert_eq!(alone.told(), [Body::Released(Released { attempts: runs.clone() })]);
+}
+
+#[test]
+fn attempts_below_a_floor_end_in_slices_until_none_is_left() {
+    let mut alone = served(600);
+    alone.sending.on_floor(&mut alone.cx, alone.peer, Attempt(600));
+    let mut slices = vec![live(&alone)];
+    let sweep = Timer::Sweep(alone.peer);
+    while let Some(due) = alone.cx.fx.due(sweep) {
+        alone.cx.fx.advance(due);
+        assert_eq!(alone.cx.fx.next_timer(), Some(sweep));
+        alone.sending.sweep(&mut alone.cx, alone.peer);
+        slices.push(live(&alone));
+    }
+    assert_eq!(slices, [344, 88, 1], "the floor itself is open");
 }

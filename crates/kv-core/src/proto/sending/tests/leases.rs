@@ -10,7 +10,7 @@ use crate::lease::{Lease, TransferMode};
 use crate::pages::Pages;
 use crate::plane::PlaneError;
 use crate::poll::KvPoll;
-use crate::proto::conversation::Incoming;
+use crate::proto::conversation::{Extended, Incoming};
 use crate::proto::ending::Ending;
 use crate::wire::{
     Abort, AbortAck, Body, Claim, Failed, Granted, Register, Registered, Release, Released, Wish,
@@ -179,4 +179,21 @@ fn a_session_that_fails_in_the_turn_that_completes_it_pins_nothing() {
     assert_eq!((alone.sending.len(), alone.sending.pages_leased()), (1, 0));
     end_post(&mut alone, Err(PlaneError::Cancelled));
     alone.assert_over();
+}
+
+#[test]
+fn an_answer_to_a_heartbeat_that_is_too_long_for_one_frame_is_said_in_several() {
+    let mut alone = Alone::new();
+    let leases: Vec<(u64, u32)> = (0..70_000).map(|lease| (lease * 2, 1)).collect();
+    alone.cx.say_heartbeat_ack(alone.peer, 3, Extended { leases: leases.clone(), lease_ms: 9 }, 4);
+    let told = alone.told().into_iter().map(|body| match body {
+        Body::HeartbeatAck(ack) => {
+            assert_eq!((ack.beat, ack.lease_ms, ack.permit_ms), (3, 9, 4));
+            ack.leases
+        }
+        body => panic!("{body:?}"),
+    });
+    let told: Vec<Vec<(u64, u32)>> = told.collect();
+    assert_eq!(told.iter().map(Vec::len).collect::<Vec<_>>(), [65_536, 4464]);
+    assert_eq!(told.concat(), leases);
 }
