@@ -3,9 +3,10 @@
 
 use std::fmt;
 
-use serde::de::{Error, SeqAccess, Visitor};
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::growing;
 use crate::meter::step;
 use crate::pages::{MAX_PAGES, PageList, Pages};
 
@@ -63,29 +64,7 @@ impl GroupLists {
 
 impl<'de> Deserialize<'de> for GroupLists {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<GroupLists, D::Error> {
-        from.deserialize_seq(ListsVisitor)
-    }
-}
-
-struct ListsVisitor;
-
-impl<'de> Visitor<'de> for ListsVisitor {
-    type Value = GroupLists;
-
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "at most {MAX_REQUEST_GROUPS} lists of items")
-    }
-
-    /// Makes room for lists as they come, however many are promised.
-    fn visit_seq<A: SeqAccess<'de>>(self, mut lists: A) -> Result<GroupLists, A::Error> {
-        let mut read = Vec::new();
-        while let Some(list) = lists.next_element()? {
-            read.push(list);
-            if read.len() > MAX_REQUEST_GROUPS {
-                break;
-            }
-        }
-        GroupLists::try_from(read).map_err(A::Error::custom)
+        GroupLists::try_from(growing::up_to(from, MAX_REQUEST_GROUPS + 1)?).map_err(D::Error::custom)
     }
 }
 

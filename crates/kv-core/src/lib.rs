@@ -42,6 +42,7 @@ mod bootstrap;
 mod command;
 mod error;
 mod groups;
+mod growing;
 #[doc(hidden)]
 pub mod hash;
 mod id;

@@ -155,7 +155,7 @@ bodies! {
         #[serde(default)]
         total: Option<u32>,
         /// With `total`: registered groups, all optional, that the sender does not have. None if missing.
-        #[serde(default, deserialize_with = "super::tolerant::list")]
+        #[serde(default, deserialize_with = "crate::growing::list")]
         skipped: Vec<u16>,
     }
     /// Prefill → decode: the attempt has failed. Said when it fails, when it is quiet, and for each [`Register`]
@@ -181,7 +181,7 @@ bodies! {
         /// Why.
         #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
-        /// All attempts below are over for the receiver. None is if missing.
+        /// All attempts below are over for the receiver. A missing floor says this of none.
         #[serde(default = "first")]
         floor: Attempt,
     }

@@ -35,29 +35,6 @@ fn is_at_end<'de, R: ReadSlice<'de>>(from: &mut rmp_serde::Deserializer<R>) -> b
     matches!(<()>::deserialize(from), Err(InvalidMarkerRead(error)) if error.kind() == UnexpectedEof)
 }
 
-/// A list of numbers in a message. Room is made for them as they come.
-pub(super) fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
-    from.deserialize_seq(ListVisitor(PhantomData))
-}
-
-struct ListVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
-    type Value = Vec<T>;
-
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("a list")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
-        let mut list = Vec::new();
-        while let Some(item) = items.next_element()? {
-            list.push(item);
-        }
-        Ok(list)
-    }
-}
-
 /// The fields of a message as an array, of which a newer version may have written more.
 pub(super) struct Fields<T>(pub(super) T);
 
