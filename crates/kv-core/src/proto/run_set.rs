@@ -6,6 +6,18 @@ use std::collections::BTreeMap;
 /// Most runs of attempts in one frame.
 pub(super) const MAX_RUNS: usize = 1 << 16;
 
+/// These runs as frames carry them: in one list, or in as many as have room for all.
+pub(super) fn frames(runs: Vec<(u64, u32)>) -> impl Iterator<Item = Vec<(u64, u32)>> {
+    let mut left = Some(runs);
+    each(std::iter::from_fn(move || {
+        let mut list = left.take()?;
+        if list.len() > MAX_RUNS {
+            left = Some(list.split_off(MAX_RUNS));
+        }
+        Some(list)
+    }))
+}
+
 /// A set of `u64`, stored as disjoint runs that do not touch: as small as its gaps are few.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct RunSet {

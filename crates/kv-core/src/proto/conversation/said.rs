@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
 use crate::proto::context::Context;
-use crate::proto::run_set::{MAX_RUNS, is_rising};
+use crate::proto::run_set::{self, is_rising};
 use crate::proto::timer::Timer;
 use crate::trace::Dropped;
 use crate::wire::{Body, Heartbeat, HeartbeatAck, Release, Released};
@@ -78,8 +78,7 @@ impl Context {
     ) {
         let Some(floor) = self.peers.get(id).map(|peer| peer.outgoing.floor()) else { return };
         let Extended { leases, lease_ms } = extended;
-        for leases in each(leases.chunks(MAX_RUNS).chain(leases.is_empty().then_some(&[][..]))) {
-            let leases = leases.to_vec();
+        for leases in run_set::frames(leases) {
             self.send(id, Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases, permit_ms }));
         }
     }

@@ -33,7 +33,7 @@ use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::receiving::Receiving;
 use crate::proto::receiving::planning::plan_reads;
 use crate::proto::receiving::reading::{Part, Reading};
-use crate::proto::run_set::{self, MAX_RUNS};
+use crate::proto::run_set;
 use crate::proto::timer::Timer;
 use crate::time::Time;
 use crate::wire::{Body, Granted, HeartbeatAck};
@@ -96,8 +96,10 @@ impl Receiving {
             interval = Some(interval.map_or(wanted, |least| least.min(wanted)));
             run_set::append(&mut runs, attempt);
         }
-        for runs in each(runs.chunks(MAX_RUNS)) {
-            cx.say_heartbeat(id, Asks { leases: runs.to_vec(), ..Asks::default() });
+        if !runs.is_empty() {
+            for leases in run_set::frames(runs) {
+                cx.say_heartbeat(id, Asks { leases, ..Asks::default() });
+            }
         }
         cx.keep_beating(id, interval);
     }
