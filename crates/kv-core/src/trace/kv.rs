@@ -159,7 +159,8 @@ pub enum KvWhat {
         /// How long its last writes may still arrive.
         quiet_after: Duration,
     },
-    /// The peer has begun anew: it has forgotten all sessions.
+    /// The peer has begun anew, or another life of its worker answers in its place: its sessions with this worker
+    /// are forgotten there.
     PeerRestarted,
     /// Nothing is known of the peer any more. Whoever meets it again gives it another number.
     PeerForgotten,
@@ -229,7 +230,26 @@ impl What for KvWhat {
             | KvWhat::State(KvPoll::Transferring) => Some(Phase::Transfer),
             KvWhat::Failed(failure) => Some(failure.phase),
             KvWhat::Said(message) | KvWhat::Heard(message) => message.phase(),
-            _ => None,
+            KvWhat::State(_)
+            | KvWhat::ChunkGiven { .. }
+            | KvWhat::PagesGiven { .. }
+            | KvWhat::LeaseExpired
+            | KvWhat::Ended
+            | KvWhat::QuarantineBegan { .. }
+            | KvWhat::QuarantineEnded { .. }
+            | KvWhat::PagesBack { .. }
+            | KvWhat::ItemsBack { .. }
+            | KvWhat::Closed
+            | KvWhat::Dropped(_)
+            | KvWhat::WayLost
+            | KvWhat::PeerSilent { .. }
+            | KvWhat::PeerGivenUp { .. }
+            | KvWhat::PeerBack
+            | KvWhat::PeerDead { .. }
+            | KvWhat::PeerRestarted
+            | KvWhat::PeerForgotten
+            | KvWhat::Revoking
+            | KvWhat::WritesOver => None,
         }
     }
 }
@@ -338,7 +358,9 @@ impl fmt::Display for KvWhat {
             KvWhat::PeerGivenUp { silent_for } => write!(f, "is given up after {silent_for:?} of silence"),
             KvWhat::PeerBack => f.write_str("speaks again"),
             KvWhat::PeerDead { quiet_after } => write!(f, "is dead; its writes are over in {quiet_after:?}"),
-            KvWhat::PeerRestarted => f.write_str("has begun anew and forgotten all sessions"),
+            KvWhat::PeerRestarted => f.write_str(
+                "has begun anew, or another life of it answers, and its sessions are forgotten there",
+            ),
             KvWhat::PeerForgotten => f.write_str("is forgotten"),
             KvWhat::PermissionBegan { lasts } => write!(f, "permits writes for {lasts:?}"),
             KvWhat::PermissionEnded => f.write_str("is asked for its permission to write no more"),
