@@ -72,23 +72,10 @@ macro_rules! text_id {
             }
         }
 
-        impl TryFrom<String> for $name {
-            type Error = IdError;
-            fn try_from(text: String) -> Result<Self, IdError> {
-                $name::new(&text)
-            }
-        }
-
         impl TryFrom<&str> for $name {
             type Error = IdError;
             fn try_from(text: &str) -> Result<Self, IdError> {
                 $name::new(text)
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(id: $name) -> String {
-                id.0.as_ref().to_owned()
             }
         }
 

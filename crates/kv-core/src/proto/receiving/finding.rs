@@ -122,25 +122,29 @@ fn meet_all(
 ) -> Result<Vec<PeerId>, Cause> {
     let Some(&session) = waiting.first() else { return Ok(Vec::new()) };
     let (mut peers, mut met) = (Vec::new(), BTreeSet::new());
-    let cause = each(introductions).find_map(|introduction| {
-        let Some(peer) = cx.meet(introduction) else { return Some(Cause::ByPeer(PeerCause::Overloaded)) };
-        if !met.insert(peer) {
-            return Some(Cause::Bootstrap(BootstrapError::Malformed("ranks: one worker twice")));
+    for introduction in each(introductions) {
+        let cause = match cx.meet(introduction) {
+            None => Cause::ByPeer(PeerCause::Overloaded),
+            Some(peer) if !met.insert(peer) => {
+                Cause::Bootstrap(BootstrapError::Malformed("ranks: one worker twice"))
+            }
+            Some(peer) => {
+                // From now on it is needed.
+                if let Some(peer) = cx.peers.get_mut(peer) {
+                    peer.outgoing_mut().wait(session);
+                }
+                peers.push(peer);
+                continue;
+            }
+        };
+        for peer in each(peers) {
+            if let Some(peer) = cx.peers.get_mut(peer) {
+                peer.outgoing_mut().wait_no_more(session);
+            }
         }
-        // From now on it is needed.
-        if let Some(peer) = cx.peers.get_mut(peer) {
-            peer.outgoing_mut().wait(session);
-        }
-        peers.push(peer);
-        None
-    });
-    let Some(cause) = cause else { return Ok(peers) };
-    for peer in each(peers) {
-        if let Some(peer) = cx.peers.get_mut(peer) {
-            peer.outgoing_mut().wait_no_more(session);
-        }
+        return Err(cause);
     }
-    Err(cause)
+    Ok(peers)
 }
 
 /// The ranks of an engine that this rank has to do with, the one whose aux row counts first.
