@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_transfer::prelude::*;
+use kv_transfer::proto::Spoken;
 use kv_transfer::wire::{
     Abort, Body, Destination, Frame, Hello, Link, Refused, Register, Release, VERSIONS, Versions, Welcome,
     Wish,
@@ -249,4 +250,17 @@ fn a_peer_without_a_common_version_is_refused_and_both_sides_know_both_ranges() 
     assert_eq!(failed(&sender), Cause::ByPeer(cause));
     host.free(reclaimed(sender));
     newer.memory.check_all("the newer worker");
+}
+
+#[test]
+fn a_worker_offers_and_speaks_only_the_versions_that_it_is_configured_with() {
+    let (_server, addr) = server();
+    let shape = Shape::layer_major(16, 4, 64);
+    let ours = Versions { min: NEXT, max: NEXT + 1 };
+    let _host = Setup { versions: Spoken::of_another_library(ours), ..Setup::prefill(&addr, shape) }.start();
+    let offer = find(&addr).offers.remove(0);
+    assert_eq!((offer.min, offer.max), (ours.min.into(), ours.max.into()));
+    let (_newer, answer) = Newer::meet(&addr, shape, VERSIONS);
+    let Body::Refused(Refused { versions, cause, .. }) = answer else { panic!("{answer:?}") };
+    assert_eq!((versions, cause), (ours, PeerCause::Versions { ours, theirs: VERSIONS }));
 }

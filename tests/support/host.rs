@@ -33,6 +33,7 @@ pub struct Setup {
     pub max_inflight: usize,
     pub limits: Limits,
     pub timing: Timing,
+    pub versions: Spoken,
     pub command_queue: usize,
     pub max_sessions: usize,
     pub lease: Duration,
@@ -58,6 +59,7 @@ impl Setup {
             max_inflight: 64,
             limits: Limits::default(),
             timing: Timing::default(),
+            versions: Spoken::ALL,
             command_queue: 4096,
             max_sessions: 4096,
             lease: Duration::from_secs(30),
@@ -98,6 +100,7 @@ impl Setup {
             .bootstrap(&self.addr)
             .timing(self.timing)
             .limits(self.limits)
+            .versions(self.versions)
             .command_queue(self.command_queue)
             .max_sessions(self.max_sessions);
         let worker = memory.store.start(config, client);

@@ -12,7 +12,7 @@ use crate::layout::{MemoryKind, Parallel, RegionRole};
 use crate::meter::each;
 use crate::offer::Wanted;
 use crate::record::{RankRecord, RecordError, ServiceOffer, TRANSPORT_VERSION, TransportOffer, WorkerRole};
-use crate::wire::{VERSIONS, read_tolerant};
+use crate::wire::{VERSIONS, Versions, read_tolerant};
 
 /// The name of the KV service in rank records and lookups.
 pub const KV_SERVICE: &str = "kv";
@@ -53,6 +53,11 @@ impl ServiceOffer {
             compatibility: String::new(),
             data: Bytes::from(data),
         })
+    }
+
+    /// The same offer, in these versions of the wire only.
+    pub fn in_versions(self, versions: Versions) -> ServiceOffer {
+        ServiceOffer { min: versions.min.into(), max: versions.max.into(), ..self }
     }
 
     /// The geometry that the data of a KV offer describe, checked, in a record with these parallel groups.

@@ -18,7 +18,7 @@ use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
 use crate::random::SplitMix64;
 use crate::time::Time;
-use crate::trace::{Dropped, Event, KvWhat, Who};
+use crate::trace::{Dropped, DroppedFrames, Event, KvWhat, Who};
 
 /// The effects of one input, and what they are made of.
 #[derive(Debug)]
@@ -32,41 +32,6 @@ pub(super) struct Effects {
     retry_max: Duration,
     dropped: DroppedFrames,
     trace: Tracer,
-}
-
-/// Frames that were ignored since the start, by groups of the reasons that an event names ([`Dropped`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DroppedFrames {
-    /// Longer than a frame may be, or not a message of their kind.
-    pub malformed: u64,
-    /// In another version than the one that was agreed upon, or before any was.
-    pub version: u64,
-    /// Of a kind that this version does not know.
-    pub kind: u64,
-    /// Of no conversation that is known, or on a connection that the conversation is not on.
-    pub stranger: u64,
-    /// Messages that could be read and that nothing may follow from.
-    pub senseless: u64,
-}
-
-impl DroppedFrames {
-    /// All of them.
-    pub fn total(&self) -> u64 {
-        let DroppedFrames { malformed, version, kind, stranger, senseless } = *self;
-        malformed + version + kind + stranger + senseless
-    }
-
-    fn count(&mut self, why: Dropped) {
-        *match why {
-            Dropped::Damaged => &mut self.malformed,
-            Dropped::OtherVersion => &mut self.version,
-            Dropped::UnknownKind => &mut self.kind,
-            Dropped::UnknownConversation | Dropped::WrongOrigin => &mut self.stranger,
-            Dropped::BadHello | Dropped::NoRoom | Dropped::NoSuchAttempt | Dropped::Disordered => {
-                &mut self.senseless
-            }
-        } += 1;
-    }
 }
 
 impl Effects {

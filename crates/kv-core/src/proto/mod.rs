@@ -4,8 +4,8 @@
 //! none above; `conversation/` extends the context with what is said to peers.
 //!
 //! ```text
-//! service.rs              the node as a worker's machine
-//! node.rs                 routes inputs and timers to the parts     peer_routes.rs, post_routes.rs  what peers do, and posts
+//! node/                   routes inputs and timers to the parts
+//! │   peers, posts        what peers do, and posts                  service.rs  the node as a worker's machine
 //! ├ sending/              sessions of the prefill side
 //! │   opening, attaching, chunks, groups, letting_go    a session, from its room until its receivers need nothing more
 //! │   attempts, over, peers   what receivers register, abort, release     given.rs   what the scheduler has given
@@ -27,10 +27,10 @@
 //! ```
 //!
 //! Messages are typed, and their speakers known, everywhere but in `conversation/edge.rs`: it alone turns frames into
-//! messages and messages into frames, by the codec of the conversation that a frame names. (`service.rs` looks into
+//! messages and messages into frames, by the codec of the conversation that a frame names. (`node/service.rs` looks into
 //! a hello for the transport that it names, before the machine is given the frame.)
 //!
-//! `quarantine.rs`, of both sides, says what pages of ended sessions wait for; `model.rs` is for model checkers
+//! `quarantine.rs`, of both sides, says what pages of ended sessions wait for; `node/model.rs` is for model checkers
 //! (feature `model`).
 //!
 //! ```text
@@ -58,24 +58,18 @@ mod effects;
 mod ending;
 mod groups;
 mod io;
-#[cfg(feature = "model")]
-mod model;
 mod node;
-mod peer_routes;
-mod post_routes;
 mod posts;
 mod receiving;
 mod rendezvous;
 mod run_set;
 mod sending;
-mod service;
 mod spoken;
 mod telling;
 mod timer;
 mod tracer;
 
 pub use crate::command::{Command, Resource};
-pub use effects::DroppedFrames;
 pub use io::{Input, Limits, NodeConfig, Output, Timing};
 pub use node::{Node, NodeGauges};
 pub use spoken::{Spoken, SpokenError};

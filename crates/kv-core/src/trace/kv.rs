@@ -186,30 +186,6 @@ pub enum Half {
     Receiver,
 }
 
-/// Why a frame was ignored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Dropped {
-    /// It is too long, or no message.
-    Damaged,
-    /// It is in a version that is not spoken here.
-    OtherVersion,
-    /// It is a message that only newer versions know.
-    UnknownKind,
-    /// It belongs to no conversation that is known: a former one, or one of a former life.
-    UnknownConversation,
-    /// It came on another connection than its author's.
-    WrongOrigin,
-    /// It is a hello that makes no sense, or in the name of a peer that speaks on another connection.
-    BadHello,
-    /// It is from somebody new, and there is no room for another peer.
-    NoRoom,
-    /// It is about an attempt that is over, or far from all others of its author.
-    NoSuchAttempt,
-    /// Its list of attempts is in no order.
-    Disordered,
-}
-
 impl What for KvWhat {
     fn phase(&self) -> Option<Phase> {
         match self {
@@ -337,7 +313,25 @@ impl KvWhat {
             KvWhat::PagesBack { pages } => write!(f, "gives back {pages} pages"),
             KvWhat::ItemsBack { items } => write!(f, "gives back {items} items of state groups"),
             KvWhat::Closed => f.write_str("nothing is left of it"),
-            of_no_session => f.write_str(of_no_session.name()),
+            KvWhat::Said(_)
+            | KvWhat::Heard(_)
+            | KvWhat::Dropped(_)
+            | KvWhat::PeerMet { .. }
+            | KvWhat::PeerAnswers
+            | KvWhat::PeerRefuses(_)
+            | KvWhat::WayOpened
+            | KvWhat::ConnectFailed(_)
+            | KvWhat::WayLost
+            | KvWhat::PeerSilent { .. }
+            | KvWhat::PeerGivenUp { .. }
+            | KvWhat::PeerBack
+            | KvWhat::PeerDead { .. }
+            | KvWhat::PeerRestarted
+            | KvWhat::PeerForgotten
+            | KvWhat::PermissionBegan { .. }
+            | KvWhat::PermissionEnded
+            | KvWhat::Revoking
+            | KvWhat::WritesOver => f.write_str(self.name()),
         }
     }
 }
@@ -368,21 +362,5 @@ impl fmt::Display for KvWhat {
             KvWhat::WritesOver => f.write_str("none of its writes arrives any more"),
             of_session => of_session.of_session(f),
         }
-    }
-}
-
-impl fmt::Display for Dropped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Dropped::Damaged => "it is damaged",
-            Dropped::OtherVersion => "it is in a version that is not spoken here",
-            Dropped::UnknownKind => "it is a message of a newer version",
-            Dropped::UnknownConversation => "it belongs to no conversation that is known",
-            Dropped::WrongOrigin => "it came on another connection than its author's",
-            Dropped::BadHello => "the hello makes no sense, or is not from whom it names",
-            Dropped::NoRoom => "there is no room for another peer",
-            Dropped::NoSuchAttempt => "its attempt is over, or far from all others",
-            Dropped::Disordered => "its list of attempts is in no order",
-        })
     }
 }

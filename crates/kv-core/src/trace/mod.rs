@@ -28,13 +28,15 @@
 //! # assert!(!silent.is_heard());
 //! ```
 
+mod dropped;
 mod event;
 mod kv;
 mod log;
 mod message;
 
+pub use dropped::{Dropped, DroppedFrames};
 pub use event::{Event, What, Who};
-pub use kv::{Dropped, Half, KvWhat};
+pub use kv::{Half, KvWhat};
 pub use log::{Log, MAX_EVENTS};
 pub use message::Message;
 

@@ -74,10 +74,10 @@ fn granted() -> (Solo, usize) {
 fn a_ping_asks_about_each_attempt_once_and_in_rising_order() {
     for attempts in [vec![(1, 1); 4096], vec![(2, 1), (1, 1)], vec![(1, 2), (2, 2)], vec![(1, 0); 4096]] {
         let (mut solo, _) = granted();
-        let dropped = solo.node().gauges().frames_dropped;
+        let dropped = solo.node().gauges().dropped.total();
         solo.says(1, asks_about(&attempts));
         assert_eq!(solo.said, []);
-        assert_eq!(solo.node().gauges().frames_dropped, dropped + 1);
+        assert_eq!(solo.node().gauges().dropped.total(), dropped + 1);
     }
     let (mut solo, grant) = granted();
     solo.says(1, asks_about(&[(1, u32::MAX), (1 << 40, 7)]));
@@ -354,12 +354,12 @@ fn a_list_that_promises_more_than_its_frame_holds_is_refused_before_room_is_made
     // In place of the empty list at the end.
     bytes.pop();
     bytes.extend([0xdd, 0x00, 0xff, 0xff, 0xff]);
-    let dropped = solo.node().gauges().frames_dropped;
+    let dropped = solo.node().gauges().dropped.total();
     let before = memory::allocated();
     solo.input(Input::Frame { from: Origin(1), frame: bytes.into() });
     let allocated = memory::allocated() - before;
     assert!(allocated < 4096, "{allocated} bytes are asked for");
-    assert_eq!(solo.node().gauges().frames_dropped, dropped + 1);
+    assert_eq!(solo.node().gauges().dropped.total(), dropped + 1);
 }
 
 #[test]

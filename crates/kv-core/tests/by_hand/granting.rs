@@ -130,9 +130,9 @@ fn a_claim_raises_the_floor_and_a_closed_or_far_attempt_is_dropped() {
     solo.says(1, Body::Register(Register { floor: Attempt(2), ..claim(5, None, 1) }));
     assert_eq!(solo.node().gauges().incoming, 2);
     for attempt in [1, 6] {
-        let dropped = solo.node().gauges().frames_dropped;
+        let dropped = solo.node().gauges().dropped.total();
         solo.says(1, Body::Register(claim(attempt, None, 1)));
-        assert_eq!((solo.frames(), solo.node().gauges().frames_dropped), (vec![], dropped + 1));
+        assert_eq!((solo.frames(), solo.node().gauges().dropped.total()), (vec![], dropped + 1));
     }
 }
 
@@ -274,10 +274,10 @@ fn runs_that_overlap_or_are_empty_are_no_frame() {
     solo.says(1, Body::Register(claim(1, Some(session), 1)));
     for runs in [&[(1, 2), (2, 1)][..], &[(3, 1), (1, 1)], &[(1, 0)], &[(1, 1), (1, 1)]] {
         for body in [heartbeat(2, runs), release(runs)] {
-            let dropped = solo.node().gauges().frames_dropped;
+            let dropped = solo.node().gauges().dropped.total();
             solo.says(1, body.clone());
             assert_eq!(
-                (solo.frames(), solo.node().gauges().frames_dropped),
+                (solo.frames(), solo.node().gauges().dropped.total()),
                 (vec![], dropped + 1),
                 "{body:?}"
             );

@@ -564,11 +564,11 @@ fn a_message_of_an_unknown_kind_is_counted_and_the_peer_that_said_it_is_served()
     unknown[2] = 99;
     for count in 1..=3 {
         solo.input(Input::Frame { from: Origin(1), frame: unknown.clone().into() });
-        assert_eq!((&solo.said[..], solo.node().gauges().frames_dropped), (&[][..], count));
+        assert_eq!((&solo.said[..], solo.node().gauges().dropped.total()), (&[][..], count));
     }
     solo.says(1, Body::Register(register(1, ROOM, &[5])));
     solo.send(sender, 1, &[&[3]]);
     let post = solo.take_posts().remove(0);
     solo.posted(post.id, Ok(()));
-    assert_eq!((solo.poll(sender), solo.node().gauges().frames_dropped), (KvPoll::Success, 3));
+    assert_eq!((solo.poll(sender), solo.node().gauges().dropped.total()), (KvPoll::Success, 3));
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use kv_core::proto::{Command, DroppedFrames, Input, NodeGauges, Output, Spoken};
+use kv_core::proto::{Command, Input, NodeGauges, Output, Spoken};
+use kv_core::trace::{Dropped, DroppedFrames};
 use kv_core::wire::{
     Abort, AbortAck, Body, Codec, Failed, Frame, Heartbeat, Hello, Link, Refused, Register, VERSIONS,
     Versions, Welcome,
@@ -163,7 +164,7 @@ fn a_hello_that_cannot_be_is_dropped() {
         let mut solo = Solo::new(|_| {});
         solo.hello(hello);
         assert_eq!((solo.frames(), solo.node().gauges().peers), (vec![], 0));
-        assert_eq!(solo.node().gauges().frames_dropped, 1);
+        assert_eq!(solo.node().gauges().dropped.total(), 1);
     }
 }
 
@@ -184,15 +185,17 @@ fn what_a_peer_says_in_another_version_than_the_agreed_one_is_counted_and_nothin
         };
         let before = solo.node().gauges();
         registers(&mut solo, other);
-        let dropped = DroppedFrames { version: 1, ..Default::default() };
-        let expected = NodeGauges { frames_dropped: 1, dropped, ..before };
+        let mut dropped = DroppedFrames::default();
+        dropped.count(Dropped::OtherVersion);
+        let expected = NodeGauges { dropped, ..before };
         assert_eq!((&solo.said[..], solo.node().gauges()), (&[][..], expected), "agreed upon {agreed}");
         registers(&mut solo, agreed);
         let gauges = solo.node().gauges();
         assert_eq!((gauges.registrations, gauges.dropped), (1, dropped), "agreed upon {agreed}");
         // Somebody else is told apart by the number of the conversation.
         solo.frame_from(2, Frame { link: Link(77), body: Body::Register(register(1, ROOM, &[5])) });
-        assert_eq!(solo.node().gauges().dropped, DroppedFrames { stranger: 1, ..dropped });
+        dropped.count(Dropped::UnknownConversation);
+        assert_eq!(solo.node().gauges().dropped, dropped);
     }
 }
 
@@ -207,9 +210,9 @@ fn a_hello_in_a_known_peers_name_on_another_connection_changes_nothing_while_tha
         let frame = Frame { link: Link::NONE, body }.encode().unwrap();
         solo.input(Input::Frame { from: Origin(66), frame });
     };
-    let dropped = solo.node().gauges().frames_dropped;
+    let dropped = solo.node().gauges().dropped.total();
     forged(&mut solo);
-    assert_eq!((&solo.said[..], solo.node().gauges().frames_dropped), (&[][..], dropped + 1));
+    assert_eq!((&solo.said[..], solo.node().gauges().dropped.total()), (&[][..], dropped + 1));
     solo.send(sender, 1, &[&[3]]);
     let post = solo.take_posts().remove(0);
     assert_eq!(post.descs[0].remote_offset, 5 * 64);
@@ -276,7 +279,7 @@ fn a_peer_that_lost_its_side_begins_anew_once_nothing_of_the_old_is_in_flight() 
     assert!(matches!(solo.answer(), Body::Registered(_)), "attempt 5 of the old conversation is another");
     solo.says_under_old_link(1, Body::Register(register(2, ROOM, &[1])));
     assert_eq!(solo.frames(), []);
-    assert_eq!(solo.node().gauges().frames_dropped, before.frames_dropped + 1);
+    assert_eq!(solo.node().gauges().dropped.total(), before.dropped.total() + 1);
     // A hello of the old conversation that comes late is one of the past.
     solo.hello(first_hello());
     assert_eq!((solo.frames(), solo.node().gauges().incoming), (vec![], 2));
@@ -497,10 +500,10 @@ fn the_idle_peer_that_was_silent_longest_makes_way_and_busy_ones_never_do() {
     for peer in [2, 4] {
         solo.says(peer, Body::Register(register(1, Room::Number(peer), &[0])));
     }
-    let dropped = solo.node().gauges().frames_dropped;
+    let dropped = solo.node().gauges().dropped.total();
     solo.greet(5);
     assert_eq!((solo.frames(), solo.disconnected()), (vec![], vec![]), "nobody is idle");
-    assert_eq!((solo.node().gauges().peers, solo.node().gauges().frames_dropped), (3, dropped + 1));
+    assert_eq!((solo.node().gauges().peers, solo.node().gauges().dropped.total()), (3, dropped + 1));
 }
 
 #[test]
@@ -592,11 +595,11 @@ fn a_source_that_is_lost_before_it_could_write_gives_the_pages_back_at_once() {
     solo.input(Input::ConnectFailed { peer: PeerId(0), error: PlaneError::PeerGone });
     assert_eq!(solo.cause(session), Cause::Connect(PlaneError::PeerGone));
     assert_eq!(solo.released(session).len(), 1, "where no way was opened, nobody writes");
-    let dropped = solo.node().gauges().frames_dropped;
+    let dropped = solo.node().gauges().dropped.total();
     solo.says(1, asks_about(&[]));
-    assert_eq!(solo.node().gauges().frames_dropped, dropped + 1, "it is a stranger now");
+    assert_eq!(solo.node().gauges().dropped.total(), dropped + 1, "it is a stranger now");
     solo.input(Input::Frame { from: Origin(1), frame: bytes::Bytes::from_static(b"noise") });
-    assert_eq!(solo.node().gauges().frames_dropped, dropped + 2);
+    assert_eq!(solo.node().gauges().dropped.total(), dropped + 2);
 }
 
 #[test]

@@ -142,13 +142,13 @@ fn an_aborted_attempt_is_never_served_nor_is_one_below_the_floor() {
     solo.says(1, abort(5, Room::Number(5)));
     assert_eq!(solo.answer(), Body::AbortAck(AbortAck { attempt: Attempt(5) }), "also when repeated");
     solo.says(1, Body::Heartbeat(Heartbeat { floor: Attempt(4), ..heartbeat() }));
-    let dropped = solo.node().gauges().frames_dropped;
+    let dropped = solo.node().gauges().dropped.total();
     for attempt in [5, 3] {
         solo.says(1, Body::Register(register(attempt, ROOM, &[0])));
         assert_eq!(solo.frames(), []);
     }
     let gauges = solo.node().gauges();
-    assert_eq!((gauges.registrations, gauges.frames_dropped), (0, dropped + 2));
+    assert_eq!((gauges.registrations, gauges.dropped.total()), (0, dropped + 2));
     solo.says(1, Body::Register(register(4, ROOM, &[0])));
     assert!(matches!(solo.answer(), Body::Registered(_)), "the floor itself is open");
 }
@@ -158,10 +158,10 @@ fn attempts_beyond_the_window_are_dropped_whatever_is_said_of_them() {
     let mut solo = Solo::serving(|config| config.limits.max_attempts = 4);
     for (attempt, answered) in [(3, true), (4, false), (u64::MAX, false)] {
         for frame in [Body::Register(register(attempt, ROOM, &[0])), abort(attempt, ROOM)] {
-            let dropped = solo.node().gauges().frames_dropped;
+            let dropped = solo.node().gauges().dropped.total();
             solo.says(1, frame);
             assert_eq!(solo.frames().is_empty(), !answered, "attempt {attempt}");
-            assert_eq!(solo.node().gauges().frames_dropped - dropped, u64::from(!answered));
+            assert_eq!(solo.node().gauges().dropped.total() - dropped, u64::from(!answered));
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::proto::{DroppedFrames, Input};
+use kv_core::proto::Input;
 use kv_core::trace::{Dropped, KvWhat, MAX_EVENTS, Message};
 use kv_core::wire::{Body, Frame, Heartbeat, HeartbeatAck, Link, Release, Released};
 use kv_core::{Attempt, Cause, Origin, PeerCause, PeerId, PlaneError, QuarantineReason, Room, SessionId};
@@ -64,8 +64,8 @@ fn each_ignored_frame_is_told_with_its_reason_and_author() {
     let (disordered, far) = ((peer, Dropped::Disordered), (peer, Dropped::NoSuchAttempt));
     assert_eq!(dropped(&mut solo), [disordered, disordered, disordered, disordered, disordered, far]);
     let gauges = solo.node().gauges();
-    let counted = DroppedFrames { malformed: 1, version: 1, kind: 1, stranger: 2, senseless: 6 };
-    assert_eq!((gauges.dropped, gauges.frames_dropped), (counted, 11));
+    let counted = Dropped::ALL.iter().map(|&why| gauges.dropped.of(why)).collect::<Vec<_>>();
+    assert_eq!((counted, gauges.dropped.total()), (vec![1, 1, 1, 1, 1, 0, 0, 1, 5], 11));
 }
 
 #[test]

@@ -149,8 +149,8 @@ fn without_a_common_transport_both_sides_name_all_they_have() {
     let mismatch = mismatch("plane", "near, far", "elsewhere");
     assert_eq!(refused.cause, PeerCause::Incompatible(mismatch));
     // A name that no record can hold is not even kept.
-    let dropped = solo.node().gauges().frames_dropped;
+    let dropped = solo.node().gauges().dropped.total();
     solo.hello(Hello { plane: "x".repeat(513), ..hello(3, Link::new(1, 3)) });
-    assert_eq!((solo.frames(), solo.node().gauges().frames_dropped), (vec![], dropped + 1));
+    assert_eq!((solo.frames(), solo.node().gauges().dropped.total()), (vec![], dropped + 1));
     assert_eq!(solo.lookups(), [] as [(LookupId, _); 0]);
 }

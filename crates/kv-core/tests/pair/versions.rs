@@ -42,7 +42,7 @@ fn versions_without_a_common_one_fail_both_sides_at_once_and_both_name_both_rang
             assert!(matches!(pair.failure(P, sender), Cause::ByPeer(PeerCause::Versions { .. })));
             pair.assert_empty();
             for node in [P, D] {
-                assert_eq!(pair.node(node).gauges().frames_dropped, 0);
+                assert_eq!(pair.node(node).gauges().dropped.total(), 0);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What a worker of the KV cache is started with.
 
-use kv_core::proto::{Limits, Timing};
+use kv_core::proto::{Limits, Spoken, Timing};
 use kv_core::trace::KvWhat;
 use kv_core::{KvArgs, RankRecord, WorkerRole};
 
@@ -23,6 +23,9 @@ pub struct WorkerConfig {
     pub timing: Timing,
     /// Bounds on what peers can make it remember.
     pub limits: Limits,
+    /// The versions of the wire that are offered to peers (default: all that this library speaks). During a rolling
+    /// upgrade that may have to be taken back: those that the version before speaks too.
+    pub versions: Spoken,
     /// Most sessions open at once (default 131 072).
     pub max_sessions: usize,
     /// Commands that wait for the worker before session handles see backpressure (default 4096).
@@ -44,6 +47,7 @@ impl WorkerConfig {
             bootstrap: None,
             timing: Timing::default(),
             limits: Limits::default(),
+            versions: Spoken::ALL,
             max_sessions: 131_072,
             command_queue: 4096,
             seed: None,
@@ -78,6 +82,12 @@ impl WorkerConfig {
     /// Bounds on what peers can make it remember.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// The versions of the wire that are offered to peers.
+    pub fn versions(mut self, versions: Spoken) -> Self {
+        self.versions = versions;
         self
     }
 

@@ -4,7 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
-use kv_core::proto::{Node, NodeConfig, Resource, Spoken};
+use kv_core::proto::{Node, NodeConfig, Resource};
 use kv_core::{BootstrapClient, Incarnation, KvArgs, Plane, RankRecord, ServiceOffer};
 
 use super::config::WorkerConfig;
@@ -53,14 +53,14 @@ impl Worker {
             args: config.args.clone(),
             incarnation,
             transports: transports.clone(),
-            versions: Spoken::ALL,
+            versions: config.versions,
             seed: config.seed.unwrap_or_else(random),
             timing: config.timing,
             limits: config.limits,
         });
         let who = (config.args.worker().clone(), incarnation);
         let (geometry, role) = (config.args.geometry(), config.role);
-        let offers = vec![ServiceOffer::kv(geometry)?];
+        let offers = vec![ServiceOffer::kv(geometry)?.in_versions(config.versions.get())];
         let record = RankRecord::new(who, role, geometry.parallel, transports, offers)?;
         let (args, setup) = (config.args.clone(), config.setup(record));
         Ok(Worker::of(

@@ -1,6 +1,6 @@
 //! The edge of the machine: a frame becomes a message of a known conversation, and a message becomes a frame, each by
 //! the codec of that conversation. No other file of the protocol makes or reads the bytes of messages, but for the
-//! transport in a hello (`service.rs`).
+//! transport in a hello (`node/service.rs`).
 
 use bytes::Bytes;
 

@@ -19,7 +19,7 @@ fn a_restarted_sender_is_a_stranger_to_old_frames() {
     pair.send(again, &[5]);
     pair.run_for(Duration::from_secs(3));
     assert!(pair.take_posts().is_empty(), "the registration was made with the former incarnation");
-    assert!(pair.node(P).gauges().frames_dropped > 0);
+    assert!(pair.node(P).gauges().dropped.total() > 0);
     // The successor says that it is not the one that was meant; the pages wait for proof.
     pair.run_for(Duration::from_secs(4));
     assert_eq!(pair.failure(D, receiver), Cause::PeerRestarted);

@@ -42,7 +42,7 @@ impl Invariant for EventsTellTheStory {
             Fact::Stepped { life, gauges, .. } => {
                 let Some(told) = self.lives.get(life) else { return Ok(()) };
                 let counts = (told.posts.len(), told.frames_dropped);
-                let holds = (gauges.posts, gauges.frames_dropped);
+                let holds = (gauges.posts, gauges.dropped.total());
                 if counts != holds {
                     let ((posts, dropped), (held, ignored)) = (counts, holds);
                     return Err(format!(

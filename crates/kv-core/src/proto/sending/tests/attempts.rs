@@ -153,11 +153,11 @@ fn attempts_below_the_floor_are_forgotten_and_their_numbers_never_served_again()
     assert_eq!((alone.outputs().len(), alone.cx.rendezvous.registrations()), (3, 3));
     alone.sending.on_floor(&mut alone.cx, alone.peer, Attempt(3));
     assert_eq!((alone.outputs(), alone.cx.rendezvous.registrations()), (vec![], 1));
-    let dropped = alone.cx.fx.dropped().senseless;
+    let dropped = alone.cx.fx.dropped().total();
     for attempt in 1..=2 {
         alone.sending.on_register(&mut alone.cx, alone.peer, register(Attempt(attempt), 3));
     }
-    assert_eq!((alone.outputs(), alone.cx.fx.dropped().senseless), (vec![], dropped + 2));
+    assert_eq!((alone.outputs(), alone.cx.fx.dropped().total()), (vec![], dropped + 2));
     alone.open(TransferMode::Push, NEVER);
     assert!(matches!(incoming(&alone, Attempt(3)), Some(Incoming::Active(SESSION, 0))));
 }

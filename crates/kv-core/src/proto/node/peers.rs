@@ -3,16 +3,16 @@
 
 use std::time::Duration;
 
-use super::conversation::{AnswerHeard, Asks, HelloHeard, MAX_ASKED, Peer, Silence, Unanswered};
-use super::ending::Ending;
-use super::node::Node;
-use super::rendezvous::Latecomers;
-use super::run_set::is_rising;
-use super::timer::Timer;
+use super::Node;
 use crate::error::Cause;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
 use crate::plane::{Origin, PlaneError, WayEnd};
+use crate::proto::conversation::{AnswerHeard, Asks, HelloHeard, MAX_ASKED, Peer, Silence, Unanswered};
+use crate::proto::ending::Ending;
+use crate::proto::rendezvous::Latecomers;
+use crate::proto::run_set::is_rising;
+use crate::proto::timer::Timer;
 use crate::time::Time;
 use crate::trace::{Dropped, KvWhat, Message};
 use crate::wire::{Heartbeat, HeartbeatAck, Hello, Refused, Welcome};

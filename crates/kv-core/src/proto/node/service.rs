@@ -1,11 +1,11 @@
 //! The machine of the KV cache as a worker drives it.
 
-use super::io::{Input, Output};
-use super::node::Node;
+use super::Node;
 use crate::command::{Command, Resource};
 use crate::error::TransferError;
 use crate::machine::Machine;
 use crate::poll::KvPoll;
+use crate::proto::io::{Input, Output};
 use crate::quarantine::Quarantine;
 use crate::record::TransportOffer;
 use crate::time::Time;

@@ -1,21 +1,26 @@
 //! The machine of one worker: who gets which input.
 
-use super::context::Context;
-use super::conversation::{Heard, Peer};
-use super::effects::DroppedFrames;
-use super::ending::Ending;
-use super::io::{Input, NodeConfig, Output};
-use super::receiving::Receiving;
-use super::sending::Sending;
-use super::timer::Timer;
+#[cfg(feature = "model")]
+mod model;
+mod peers;
+mod posts;
+mod service;
+
 use crate::command::Command;
 use crate::error::{Cause, Obstacle};
 use crate::id::SessionId;
 use crate::meter::{each, step};
 use crate::plane::Origin;
+use crate::proto::context::Context;
+use crate::proto::conversation::{Heard, Peer};
+use crate::proto::ending::Ending;
+use crate::proto::io::{Input, NodeConfig, Output};
+use crate::proto::receiving::Receiving;
+use crate::proto::sending::Sending;
+use crate::proto::timer::Timer;
 use crate::quarantine::Quarantine;
 use crate::time::Time;
-use crate::trace::{Event, KvWhat};
+use crate::trace::{DroppedFrames, Event, KvWhat};
 use crate::wire::Body;
 
 /// The protocol machine of one worker. It does no I/O and reads no clock: the same machine runs
@@ -55,9 +60,9 @@ use crate::wire::Body;
 #[cfg_attr(feature = "model", derive(Clone))]
 pub struct Node {
     /// What sending and receiving stand on.
-    pub(super) cx: Context,
-    pub(super) sending: Sending,
-    pub(super) receiving: Receiving,
+    cx: Context,
+    sending: Sending,
+    receiving: Receiving,
 }
 
 /// What a node holds at the moment.
@@ -105,9 +110,7 @@ pub struct NodeGauges {
     pub ended_grants: usize,
     /// Attempts at peers that are over, and not acknowledged as such.
     pub releasing: usize,
-    /// Frames dropped since the start, for whatever reason.
-    pub frames_dropped: u64,
-    /// The same, by reason.
+    /// Frames that were ignored since the start, by reason.
     pub dropped: DroppedFrames,
 }
 
@@ -199,7 +202,6 @@ impl Node {
             pages_leased: self.sending.pages_leased(),
             ended_grants: self.sending.ended_grants(),
             releasing: sum(&|peer| peer.outgoing().ended_len()),
-            frames_dropped: dropped.total(),
             dropped,
         }
     }
@@ -258,7 +260,7 @@ impl Node {
     }
 
     /// Fails a session, whichever kind it is. No effect on one that has ended.
-    pub(super) fn end_session(&mut self, session: SessionId, cause: Cause) {
+    fn end_session(&mut self, session: SessionId, cause: Cause) {
         if self.sending.has(session) {
             self.sending.fail(&mut self.cx, session, cause);
         } else {

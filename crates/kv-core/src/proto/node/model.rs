@@ -7,8 +7,8 @@
 use std::fmt::{Debug, Write};
 use std::hash::{DefaultHasher, Hasher};
 
-use super::context::Context;
-use super::node::Node;
+use super::Node;
+use crate::proto::context::Context;
 
 impl Node {
     /// Two machines with one configuration and the same number do the same for ever, but for the

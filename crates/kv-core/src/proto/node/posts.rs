@@ -1,9 +1,9 @@
 //! Posts on their way between the parts that plan them and the transport.
 
+use super::Node;
 use crate::error::Obstacle;
 use crate::id::{PostId, SessionId};
 use crate::plane::{Op, PlaneError};
-use crate::proto::node::Node;
 use crate::proto::posts::{Leave, PostingState};
 use crate::proto::timer::Timer;
 

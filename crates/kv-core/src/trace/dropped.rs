@@ -1,0 +1,80 @@
+//! Frames that are ignored: why, and how many for each reason.
+
+use std::fmt;
+
+/// Declares the reasons, so that each has its sentence and its place in the counts.
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $reason:ident = $sentence:literal;)+) => {
+        /// Why a frame was ignored.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Dropped {
+            $($(#[$doc])* $reason,)+
+        }
+
+        impl Dropped {
+            /// All reasons, in the order in which a frame is examined.
+            pub const ALL: &[Dropped] = &[$(Dropped::$reason,)+];
+        }
+
+        impl fmt::Display for Dropped {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Dropped::$reason => $sentence,)+
+                })
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The frame is too long, or no message.
+    Damaged = "it is damaged";
+    /// The frame is in a version that is not spoken here.
+    OtherVersion = "it is in a version that is not spoken here";
+    /// The frame holds a message that only newer versions know.
+    UnknownKind = "it is a message of a newer version";
+    /// The frame belongs to no conversation that is known: a former one, or one of a former life of the peer.
+    UnknownConversation = "it belongs to no conversation that is known";
+    /// The frame came on another connection than its author's.
+    WrongOrigin = "it came on another connection than its author's";
+    /// The hello makes no sense, or is in the name of a peer that speaks on another connection.
+    BadHello = "the hello makes no sense, or is not from whom it names";
+    /// The author is new, and there is no room for another peer.
+    NoRoom = "there is no room for another peer";
+    /// The message is about an attempt that is over, or far from all others of its author.
+    NoSuchAttempt = "its attempt is over, or far from all others";
+    /// The message's list of attempts is in no order.
+    Disordered = "its list of attempts is in no order";
+}
+
+/// How many frames were ignored since the start, by reason.
+///
+/// ```
+/// use kv_core::trace::{Dropped, DroppedFrames};
+///
+/// let mut ignored = DroppedFrames::default();
+/// ignored.count(Dropped::Damaged);
+/// ignored.count(Dropped::NoRoom);
+/// ignored.count(Dropped::NoRoom);
+/// assert_eq!((ignored.of(Dropped::NoRoom), ignored.of(Dropped::BadHello), ignored.total()), (2, 0, 3));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DroppedFrames([u64; Dropped::ALL.len()]);
+
+impl DroppedFrames {
+    /// Counts one more frame.
+    pub fn count(&mut self, why: Dropped) {
+        self.0[why as usize] += 1;
+    }
+
+    /// How many frames were ignored for this reason.
+    pub fn of(&self, why: Dropped) -> u64 {
+        self.0[why as usize]
+    }
+
+    /// How many frames were ignored for any reason.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
