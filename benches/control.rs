@@ -15,7 +15,7 @@ use kv_transfer::layout::{Axes, HND, Holds, Layout, NHD};
 use kv_transfer::plan::{PagePlan, Plan, RegionMap, Side};
 use kv_transfer::prelude::*;
 use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
-use kv_transfer::wire::{Body, Destination, Frame, Link, Register, Wish};
+use kv_transfer::wire::{Body, ConversationId, Delivery, Destination, Frame, Register};
 use kv_transfer::{Attempt, Desc, Geometry, Parallel};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -39,11 +39,11 @@ fn sessions(criterion: &mut Criterion, testing: bool) -> Result<(), Box<dyn Erro
             .pages(count, 16)
             .region(Region::dram(RegionRole::Kv, arena.addr(), u64::from(count) * 64, 64))
             .build()?;
-        let mut plane = LocalPlane::new(LocalConfig::default())?;
-        plane.add_arena(&arena)?;
+        let mut transport = LocalTransport::new(LocalConfig::default())?;
+        transport.add_arena(&arena)?;
         let client = HttpBootstrapClient::new(ClientConfig::default())?;
         let config = WorkerConfig::new(args, WorkerRole::Prefill);
-        let worker = Worker::start(config, plane, Box::new(client))?;
+        let worker = Worker::start(config, transport, Box::new(client))?;
         let manager = worker.manager();
 
         polls(criterion, &manager, count)?;
@@ -237,8 +237,8 @@ fn frames(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
         let pages = PageList::from_pages((0..runs).map(|run| run * 2))?;
         let to = Destination {
             pages,
-            first: 0,
-            whole: runs,
+            first_page: 0,
+            total_pages: runs,
             aux: Some(AuxIndex(3)),
             aux_here: true,
             groups: Default::default(),
@@ -247,13 +247,13 @@ fn frames(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
         };
         let register = Register {
             attempt: Attempt(1),
-            floor: Attempt(1),
+            low_watermark: Attempt(1),
             room: Room::request("cmpl-2f1b9a4e-0-0123abcd")?,
             ranks: 1,
             ttl_ms: 300_000,
-            wish: Wish::Write(to),
+            delivery: Delivery::Write(to),
         };
-        let frame = Frame { link: Link::new(1, 7), body: Body::Register(register) };
+        let frame = Frame { conversation: ConversationId::new(1, 7), body: Body::Register(register) };
         let bytes = frame.encode()?;
         group.throughput(Throughput::Bytes(bytes.len() as u64));
         group.bench_function(BenchmarkId::new("encode, runs", runs), |b| {

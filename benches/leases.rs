@@ -7,12 +7,14 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use kv_transfer::prelude::*;
 use kv_transfer::proto::{Command, Input, Node, NodeConfig, Output};
-use kv_transfer::wire::{Body, Claim, Frame, Heartbeat, Hello, Link, Register, VERSIONS, Wish};
+use kv_transfer::wire::{
+    Acquire, Body, ConversationId, Delivery, Frame, Heartbeat, Hello, Register, VERSIONS,
+};
 use kv_transfer::{Attempt, Incarnation, Origin, Time, TransferMode};
 
 const US: Incarnation = Incarnation::from_random(1);
 const READER: Incarnation = Incarnation::from_random(2);
-const THEIR_LINK: Link = Link(1 << 32 | 7);
+const THEIR_CONVERSATION: ConversationId = ConversationId(1 << 32 | 7);
 
 /// 10 000 leases in one frame: of neighbouring attempts, and of every second one.
 pub(crate) fn heartbeats(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
@@ -21,13 +23,14 @@ pub(crate) fn heartbeats(criterion: &mut Criterion) -> Result<(), Box<dyn Error>
     group.throughput(Throughput::Elements(LEASES.into()));
     for (name, step) in [("neighbouring leases", 1), ("every second lease", 2)] {
         let mut prefill = Prefill::with_leases(LEASES * step)?;
-        let floor = Attempt(1);
+        let low_watermark = Attempt(1);
         let leases: Vec<(u64, u32)> = match step {
             1 => vec![(1, LEASES)],
             _ => (0..LEASES).map(|lease| (1 + u64::from(lease * step), 1)).collect(),
         };
-        let body = Body::Heartbeat(Heartbeat { beat: 1, floor, leases, asked: Vec::new(), writes: false });
-        let frame = Frame { link: prefill.link, body }.encode()?;
+        let body =
+            Body::Heartbeat(Heartbeat { number: 1, low_watermark, leases, asked: Vec::new(), writes: false });
+        let frame = Frame { conversation: prefill.conversation, body }.encode()?;
         let heartbeat = || Input::Frame { from: Origin(1), frame: frame.clone() };
         let answer = prefill.renew(heartbeat());
         assert_eq!(renewed_by(answer)?, LEASES, "not all leases were renewed");
@@ -39,12 +42,12 @@ pub(crate) fn heartbeats(criterion: &mut Criterion) -> Result<(), Box<dyn Error>
     Ok(())
 }
 
-/// A prefill node whose every sender is claimed by the same decode worker.
+/// A prefill node whose every sender is acquired by the same decode worker.
 struct Prefill {
     node: Node,
     now: Time,
     /// What it wants in the reader's frames.
-    link: Link,
+    conversation: ConversationId,
 }
 
 impl Prefill {
@@ -56,23 +59,26 @@ impl Prefill {
         };
         let config = NodeConfig::new(args("prefill")?, US, "bench", Default::default());
         let reader = args("decode")?;
-        let mut prefill =
-            Prefill { node: Node::new(config), now: Time::from_nanos(1_000_000_000), link: Link::NONE };
+        let mut prefill = Prefill {
+            node: Node::new(config),
+            now: Time::from_nanos(1_000_000_000),
+            conversation: ConversationId::NONE,
+        };
         let hello = Hello {
             versions: VERSIONS,
             to: US,
             worker: reader.worker().clone(),
             incarnation: READER,
-            link: THEIR_LINK,
+            conversation: THEIR_CONVERSATION,
             nonce: 1,
-            plane: "bench".to_owned(),
+            transport: "bench".to_owned(),
             metadata: Default::default(),
             geometry: Some(Box::new(reader.geometry().clone())),
             suffixed: false,
         };
-        for body in prefill.says(Link::NONE, Body::Hello(hello))? {
+        for body in prefill.says(ConversationId::NONE, Body::Hello(hello))? {
             if let Body::Welcome(welcome) = body {
-                prefill.link = welcome.link;
+                prefill.conversation = welcome.conversation;
             }
         }
         for page in 0..leases {
@@ -84,9 +90,10 @@ impl Prefill {
             let chunk = Pages::claim(PageList::from_pages([page])?)?;
             prefill.command(Command::Send { session, chunk });
             let attempt = Attempt(1 + u64::from(page));
-            let wish = Wish::Read(Claim { grant: Some(session), beat: 1 });
-            let claim = Register { attempt, floor: Attempt(1), room, ranks: 1, ttl_ms: 60_000, wish };
-            let granted = prefill.says(prefill.link, Body::Register(claim))?;
+            let delivery = Delivery::Read(Acquire { lease_id: Some(session), number: 1 });
+            let acquire =
+                Register { attempt, low_watermark: Attempt(1), room, ranks: 1, ttl_ms: 60_000, delivery };
+            let granted = prefill.says(prefill.conversation, Body::Register(acquire))?;
             assert!(matches!(granted[..], [Body::Granted(_)]), "{granted:?}");
         }
         Ok(prefill)
@@ -98,8 +105,11 @@ impl Prefill {
     }
 
     /// Takes a frame; gives its answers.
-    fn says(&mut self, link: Link, body: Body) -> Result<Vec<Body>, Box<dyn Error>> {
-        self.node.handle(self.now, Input::Frame { from: Origin(1), frame: Frame { link, body }.encode()? });
+    fn says(&mut self, conversation: ConversationId, body: Body) -> Result<Vec<Body>, Box<dyn Error>> {
+        self.node.handle(
+            self.now,
+            Input::Frame { from: Origin(1), frame: Frame { conversation, body }.encode()? },
+        );
         let mut answers = Vec::new();
         while let Some(output) = self.node.poll_output() {
             if let Output::Send { frame, .. } = output {

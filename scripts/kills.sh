@@ -3,7 +3,7 @@
 #
 #   scripts/kills.sh                              three minutes, a fresh seed, every transport that is here
 #   scripts/kills.sh --seconds 1800 --seed 7      half an hour of the runs of seed 7
-#   scripts/kills.sh --transport local            only the embedded plane (or: nixl)
+#   scripts/kills.sh --transport local            only the embedded transport (or: nixl)
 #
 # Each run is the example pd with 2 prefill and 2 decode processes and timeouts of a second at most. One of
 # them is killed, stopped for ever, or stopped for longer than every timeout and then resumed, at a moment
@@ -42,14 +42,14 @@ stopped=3000
 
 step() { printf '== %s\n' "$*" >&2; }
 step "seed $seed, $seconds s"
-planes=()
-[ "$transport" = nixl ] || planes+=(local)
+transports=()
+[ "$transport" = nixl ] || transports+=(local)
 features=()
 untested=
 if [ "$transport" != local ]; then
     if settings=$(scripts/setup-nixl.sh --print); then
         eval "$settings"
-        planes+=(nixl)
+        transports+=(nixl)
         features=(--features nixl)
     else
         untested="NOT TESTED: NIXL, for the reason that scripts/setup-nixl.sh gives above"
@@ -81,13 +81,13 @@ declare -A runs failed_runs answered lost
 bad=()
 number=0
 end=$((SECONDS + seconds))
-printf '%5s %-5s %-21s %-6s %6s %4s %7s %7s %7s  %s\n' run mode what plane at/ms ok failed leaked ms verdict
+printf '%5s %-5s %-21s %-6s %6s %4s %7s %7s %7s  %s\n' run mode what transport at/ms ok failed leaked ms verdict
 while [ "$SECONDS" -lt "$end" ]; do
     # Every combination has its turn; the moment is drawn.
-    combination=$((number % (${#harms[@]} * ${#modes[@]} * ${#planes[@]})))
-    plane=${planes[combination % ${#planes[@]}]}
-    mode=${modes[combination / ${#planes[@]} % ${#modes[@]}]}
-    harm=${harms[combination / ${#planes[@]} / ${#modes[@]}]}
+    combination=$((number % (${#harms[@]} * ${#modes[@]} * ${#transports[@]})))
+    transport=${transports[combination % ${#transports[@]}]}
+    mode=${modes[combination / ${#transports[@]} % ${#modes[@]}]}
+    harm=${harms[combination / ${#transports[@]} / ${#modes[@]}]}
     draw 700
     at=$drawn
     draw 1000000
@@ -96,7 +96,7 @@ while [ "$SECONDS" -lt "$end" ]; do
     draw 3
     few=$([ "$drawn" -eq 0 ] && echo 40 || echo 512)
     read -r verb side more <<<"${harm/,/}"
-    args=(--timing fast --plane "$plane" --mode "$mode" "--$verb" "$side" --at "$at" --seed "$prompts" --pages "$few"
+    args=(--timing fast --transport "$transport" --mode "$mode" "--$verb" "$side" --at "$at" --seed "$prompts" --pages "$few"
         --requests 8 --max-new-tokens 24)
     [ -z "$more" ] || args+=(--resume "$stopped")
     began=$(date +%s%N)
@@ -111,8 +111,8 @@ while [ "$SECONDS" -lt "$end" ]; do
     esac
     ok=$(field ok) failed=$(field failed) leaked=$(field pages_leaked)
     printf '%5s %-5s %-21s %-6s %6s %4s %7s %7s %7s  %s\n' \
-        "$number" "$mode" "$harm" "$plane" "$at" "${ok:--}" "${failed:--}" "${leaked:--}" "$took" "$verdict"
-    kind="$harm|$plane"
+        "$number" "$mode" "$harm" "$transport" "$at" "${ok:--}" "${failed:--}" "${leaked:--}" "$took" "$verdict"
+    kind="$harm|$transport"
     runs[$kind]=$((${runs[$kind]:-0} + 1))
     answered[$kind]=$((${answered[$kind]:-0} + ${ok:-0}))
     lost[$kind]=$((${lost[$kind]:-0} + ${failed:-0}))
@@ -123,11 +123,11 @@ while [ "$SECONDS" -lt "$end" ]; do
     fi
 done
 
-printf '\n%-21s %-6s %6s %6s %10s %10s\n' what plane runs bad 'ok' failed
+printf '\n%-21s %-6s %6s %6s %10s %10s\n' what transport runs bad 'ok' failed
 for harm in "${harms[@]}"; do
-    for plane in "${planes[@]}"; do
-        kind="$harm|$plane"
-        printf '%-21s %-6s %6s %6s %10s %10s\n' "$harm" "$plane" \
+    for transport in "${transports[@]}"; do
+        kind="$harm|$transport"
+        printf '%-21s %-6s %6s %6s %10s %10s\n' "$harm" "$transport" \
             "${runs[$kind]:-0}" "${failed_runs[$kind]:-0}" "${answered[$kind]:-0}" "${lost[$kind]:-0}"
     done
 done

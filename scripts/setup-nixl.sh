@@ -2,7 +2,7 @@
 # Puts NIXL's libraries, and the libclang that nixl-sys needs while it is built, under target/nixl.
 #
 #   scripts/setup-nixl.sh             installs what is missing; does nothing the second time
-#   source target/nixl/env.sh         then: cargo run --release --features nixl --example pd -- --plane nixl
+#   source target/nixl/env.sh         then: cargo run --release --features nixl --example pd -- --transport nixl
 #   eval "$(scripts/setup-nixl.sh --print)"    both in one line
 #
 # Nothing outside target/ is changed. Needs g++, and python3 with pip to download the two packages

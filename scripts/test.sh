@@ -5,9 +5,9 @@
 #   scripts/test.sh push       only tests whose name contains "push"
 #
 # Needs: a Rust toolchain (https://rustup.rs), a C compiler and linker (gcc), and 2.5 GB of disk. Everything else is
-# fetched by cargo, by name, in the versions that Cargo.lock pins. The embedded plane has no native
-# dependency. For the NIXL plane, scripts/setup-nixl.sh downloads NIXL into target/nixl; where that is
-# not possible (no g++, no pip), the NIXL plane is left out, and said so.
+# fetched by cargo, by name, in the versions that Cargo.lock pins. The embedded transport has no native
+# dependency. For the NIXL transport, scripts/setup-nixl.sh downloads NIXL into target/nixl; where that is
+# not possible (no g++, no pip), the NIXL transport is left out, and said so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,7 +32,7 @@ built=$( (du -sm "$target" 2>/dev/null || echo 0) | tail -n 1 | cut -f1)
 if [ $((free + built)) -lt 2500 ]; then
     missing "disk space" "The build takes 2.5 GB in $target, and $free MB are free there."
 fi
-[ "$(uname -s)" = Linux ] || missing Linux "The embedded plane uses memfd, pidfd and Unix sockets of Linux."
+[ "$(uname -s)" = Linux ] || missing Linux "The embedded transport uses memfd, pidfd and Unix sockets of Linux."
 
 step "setting up NIXL"
 if settings=$(scripts/setup-nixl.sh --print); then
@@ -40,8 +40,8 @@ if settings=$(scripts/setup-nixl.sh --print); then
     export KV_NIXL_REQUIRED=1
     what=(--workspace --all-features)
 else
-    without="; the NIXL plane was left out, see the error above"
-    printf 'NOT TESTED: the NIXL plane, for the reason above\n' >&2
+    without="; the NIXL transport was left out, see the error above"
+    printf 'NOT TESTED: the NIXL transport, for the reason above\n' >&2
     what=(--workspace --exclude kv-nixl --features kv-transfer/checkpoint)
 fi
 

@@ -11,9 +11,9 @@
 //! | scheduler | [`queue`], [`allocator`], [`consensus`] (kv-poll) | the queues of prefill and decode, page allocators, agreement of ranks |
 //! | sessions | [`Worker`], [`PollSet`] (kv-poll) | one thread per rank, status cells, bounded rings |
 //! | protocol | [`proto`], [`wire`], [`plan`] (kv-core) | the sans-IO machine, frames, pages → descriptors |
-//! | plane | [`local`] (kv-local) | one-sided copies between processes of one host |
-//! | plane | `nixl` (kv-nixl; feature `nixl`) | NVIDIA NIXL: RDMA, shared memory, TCP, NVLink |
-//! | plane | [`ways`] (kv-ways) | several of these as one: each peer by the first that leads to it |
+//! | transport | [`local`] (kv-local) | one-sided copies between processes of one host |
+//! | transport | `nixl` (kv-nixl; feature `nixl`) | NVIDIA NIXL: RDMA, shared memory, TCP, NVLink |
+//! | transport | [`ways`] (kv-ways) | several of these as one: each peer by the first that leads to it |
 //! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |
 //! | routers | [`params`] | the JSON that carries a request from one side to the other |
 //!
@@ -37,11 +37,11 @@
 //!         .pages(8, 16)
 //!         .region(Region::dram(RegionRole::Kv, arena.addr(), 8 * 4096, 4096))
 //!         .build()?;
-//!     let mut plane = LocalPlane::new(LocalConfig::default())?;
-//!     plane.add_arena(&arena)?;
+//!     let mut transport = LocalTransport::new(LocalConfig::default())?;
+//!     transport.add_arena(&arena)?;
 //!     let client = HttpBootstrapClient::new(ClientConfig::default())?;
 //!     let config = WorkerConfig::new(args, role).bootstrap(&addr);
-//!     Ok((Worker::start(config, plane, Box::new(client))?, arena))
+//!     Ok((Worker::start(config, transport, Box::new(client))?, arena))
 //! };
 //! let (prefill, prompt_cache) = start("prefill", WorkerRole::Prefill)?;
 //! let (decode, cache) = start("decode", WorkerRole::Decode)?;
@@ -83,7 +83,7 @@
 //! ```
 //! use std::time::Duration;
 //! use kv_transfer::prelude::*;
-//! use kv_transfer::{Layout, StateGroup};
+//! use kv_transfer::{Layout, CacheGroup};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let server = KvBootstrapServer::start("127.0.0.1:0")?;
@@ -100,16 +100,16 @@
 //!         .region(Region::dram(RegionRole::State, slots, 4 * 1024, 1024).group(SLOTS))
 //!         .region(Region::dram(RegionRole::State, window, 6 * 512, 512).group(WINDOW))
 //!         .layout(Layout {
-//!             groups: vec![StateGroup::slots(1, 1), StateGroup::pages(16, 1, 1)],
+//!             groups: vec![CacheGroup::slots(1, 1), CacheGroup::pages(16, 1, 1)],
 //!             ..Layout::default()
 //!         })
 //!         .build()?;
-//!     // … a plane and a worker, as above.
-//! #   let mut plane = LocalPlane::new(LocalConfig::default())?;
-//! #   plane.add_arena(&arena)?;
+//!     // … a transport and a worker, as above.
+//! #   let mut transport = LocalTransport::new(LocalConfig::default())?;
+//! #   transport.add_arena(&arena)?;
 //! #   let client = HttpBootstrapClient::new(ClientConfig::default())?;
 //! #   let config = WorkerConfig::new(args, role).bootstrap(&addr);
-//! #   Ok((Worker::start(config, plane, Box::new(client))?, arena))
+//! #   Ok((Worker::start(config, transport, Box::new(client))?, arena))
 //! };
 //! let (prefill, prompt_cache) = start("prefill", WorkerRole::Prefill)?;
 //! let (decode, cache) = start("decode", WorkerRole::Decode)?;
@@ -121,7 +121,7 @@
 //! sender.init(5, None)?;
 //! sender.send(claim(&[0, 1, 2])?)?;
 //! # prompt_cache.write(8 * 4096 + 2 * 1024, &[5; 1024])?;
-//! let mut groups = Groups::none();
+//! let mut groups = RequestGroups::none();
 //! groups.push(GroupItems::new(SLOTS, claim(&[2])?))?;
 //! groups.push(GroupItems::from_number(WINDOW, 3, claim(&[1, 0])?))?;
 //! sender.give_groups(groups)?; // before the last chunk, with which they must be final
@@ -129,7 +129,7 @@
 //!
 //! // The decode side names where they shall go, before its pages.
 //! let mut receiver = decode.manager().receiver(&addr, Room::Number(7), SessionOptions::default())?;
-//! let mut groups = Groups::none();
+//! let mut groups = RequestGroups::none();
 //! groups.push(GroupItems::new(SLOTS, claim(&[0])?))?;
 //! groups.push(GroupItems::from_number(WINDOW, 3, claim(&[4, 5])?))?;
 //! receiver.give_groups(groups)?;
@@ -160,8 +160,8 @@ pub use kv_local as local;
 #[cfg(feature = "nixl")]
 pub use kv_nixl as nixl;
 pub use kv_poll::{
-    Change, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes, Listener, Manager, PollSet,
-    RankGroup, RankGroupError, Receiver, Registration, Sender, Session, StartError, StopReport, Worker,
+    Change, EngineGroup, EngineGroupError, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes,
+    Listener, Manager, PollSet, Receiver, Registration, Sender, Session, StartError, StopReport, Worker,
     WorkerConfig, allocator, consensus, queue, worker,
 };
 pub use kv_ways as ways;
@@ -170,14 +170,14 @@ pub use kv_ways as ways;
 pub mod prelude {
     pub use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
     pub use kv_core::{
-        AuxIndex, Backpressure, BootstrapServer, ChunkId, Fence, FenceError, FinalLayers, GrantRef,
-        GroupItems, Groups, KvArgs, KvManager, KvPoll, KvReceiver, KvSender, KvSession, Lease, PageList,
-        PageRun, Pages, Parallel, Reclaimed, Region, RegionRole, Room, SessionId, SessionOptions,
+        AuxIndex, Backpressure, BootstrapServer, ChunkId, FinalLayers, GroupItems, KvArgs, KvManager, KvPoll,
+        KvReceiver, KvSender, KvSession, Lease, LeaseRef, PageList, PageRun, Pages, Parallel, ReadyEvent,
+        ReadyEventError, Reclaimed, Region, RegionRole, RequestGroups, Room, SessionId, SessionOptions,
         TransferError, TransferMode, WorkerRole,
     };
-    pub use kv_local::{Arena, LocalConfig, LocalPlane};
+    pub use kv_local::{Arena, LocalConfig, LocalTransport};
     #[cfg(feature = "nixl")]
-    pub use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane};
+    pub use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport};
     pub use kv_poll::allocator::{FreeList, PageAllocator, RunAllocator};
-    pub use kv_poll::{Change, Manager, PollSet, RankGroup, Worker, WorkerConfig};
+    pub use kv_poll::{Change, EngineGroup, Manager, PollSet, Worker, WorkerConfig};
 }

@@ -6,9 +6,9 @@
 //! workers agree on themselves.
 //!
 //! ```text
-//!            do_remote_decode                            do_remote_prefill, remote_…, kv_grants
+//!            do_remote_decode                            do_remote_prefill, remote_…, kv_leases
 //! router ───────────────────────▶ P ──▶ its response ───▶ router ──────────────────────────▶ D
-//!    ▲  the next turn: do_remote_decode, remote_…, kv_grants of D's cache                    │
+//!    ▲  the next turn: do_remote_decode, remote_…, kv_leases of D's cache                    │
 //!    └───────────────────────────────────────────────────────────────────────── its response ┘
 //! ```
 //!
@@ -24,13 +24,13 @@
 //! | `remote_registration_generation` | counts the holder's registrations |
 //! | `transfer_mode` | `pull`, `push` or (ours) `auto` |
 //! | `remote_dp_rank` | ours: the holder's data-parallel replica |
-//! | `kv_grants` | ours, see [`Grants`]: the holder's sessions by incarnation and number, and the lease as a duration |
+//! | `kv_leases` | ours, see [`Leases`]: the holder's sessions by incarnation and number, and the lease as a duration |
 //!
 //! # From P to D and back
 //!
 //! ```
 //! use std::time::Duration;
-//! use kv_core::{GrantRef, Incarnation, KvArgs, Lease, PageList, Region, RegionRole, Room, SessionId};
+//! use kv_core::{LeaseRef, Incarnation, KvArgs, Lease, PageList, Region, RegionRole, Room, SessionId};
 //! use kv_core::TransferMode;
 //! use kv_transfer::params::*;
 //!
@@ -42,11 +42,11 @@
 //! // P has computed 40 tokens, keeps their pages, and says so in its response.
 //! # let args = KvArgs::builder("prefill-0", 0).pages(64, 16);
 //! # let args = args.region(Region::dram(RegionRole::Kv, 0x10_0000, 64 * 4096, 4096)).build()?;
-//! # let grants = [GrantRef { incarnation: Incarnation::from_random(77), nonce: SessionId(5), pages: None }];
+//! # let lease_refs = [LeaseRef { incarnation: Incarnation::from_random(77), lease_id: SessionId(5), pages: None }];
 //! let pages = PageList::from_pages([7, 8, 3])?;
 //! let lease = Lease::Renewable(Duration::from_secs(30));
-//! // `grants` is what the session's `KvSender::grants` says.
-//! let kept = RemoteKv::granted(&args, "10.0.0.1:8998", Room::Number(42), 40, &pages, &grants, lease)?;
+//! // `lease_refs` is what the session's `KvSender::lease_refs` says.
+//! let kept = RemoteKv::granted(&args, "10.0.0.1:8998", Room::Number(42), 40, &pages, &lease_refs, lease)?;
 //! let response = TransferParams::decode(TransferMode::Pull, kept).to_json();
 //!
 //! // The router passes it on; D has the first page of the prompt in its cache already.
@@ -55,7 +55,7 @@
 //! let fetch = remote.fetch(40, 16, remote.remaining(None), &FetchPolicy::decode(16))?;
 //! assert_eq!(fetch, Fetch::Read { first: 1, pages: 2 });
 //! let options = remote.reader_options(Default::default());
-//! assert_eq!(options.grants.first().map(|grant| grant.nonce), Some(SessionId(5)));
+//! assert_eq!(options.lease_refs.first().map(|lease| lease.lease_id), Some(SessionId(5)));
 //! # Ok(())
 //! # }
 //! ```
@@ -69,7 +69,7 @@ mod write;
 
 pub use error::{ParamsError, Shown};
 pub use fetch::{EXPIRY_MARGIN, Fetch, FetchPolicy, KV_RECOMPUTE_THRESHOLD, ReleaseReason};
-pub use remote::{Grants, RankGrant, RemoteKv};
+pub use remote::{Leases, RankLease, RemoteKv};
 
 use kv_core::TransferMode;
 use serde_json::{Map, Value};
@@ -80,7 +80,7 @@ pub const MAX_PARAMS_BYTES: usize = 16 << 20;
 pub const MAX_BLOCKS: usize = 1 << 20;
 /// Most groups of layers.
 pub const MAX_GROUPS: usize = 64;
-/// Most ranks of a parallel group, and most grants.
+/// Most ranks of a parallel group, and most leases.
 pub const MAX_RANKS: u32 = 4096;
 /// Most keys that are not known here.
 pub const MAX_UNKNOWN_KEYS: usize = 64;

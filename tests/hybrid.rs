@@ -7,7 +7,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use kv_transfer::prelude::*;
-use kv_transfer::{GroupItems, Groups, Receiver, Reclaimed, Sender};
+use kv_transfer::{GroupItems, Receiver, Reclaimed, RequestGroups, Sender};
 use support::hybrid::{DRAFT, Hybrid, Items, KV, SLOTS, WINDOW};
 use support::random::Random;
 use support::{PATIENCE, server};
@@ -41,9 +41,9 @@ impl Request {
 }
 
 /// The groups of a request on one side; computes them on the prefill side.
-fn groups(host: &mut Hybrid, request: &Request, draft: bool, computes: bool) -> Groups {
+fn groups(host: &mut Hybrid, request: &Request, draft: bool, computes: bool) -> RequestGroups {
     let (tokens, window) = (request.tokens, request.window());
-    let mut groups = Groups::none();
+    let mut groups = RequestGroups::none();
     for (lane, from, to) in [(SLOTS, 0, 1), (WINDOW, window, tokens), (DRAFT, 0, tokens)] {
         if lane == DRAFT && !draft {
             continue;

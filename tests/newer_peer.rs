@@ -12,17 +12,17 @@ use bytes::Bytes;
 use kv_transfer::prelude::*;
 use kv_transfer::proto::Spoken;
 use kv_transfer::wire::{
-    Abort, Body, Destination, Frame, Hello, Link, Refused, Register, Release, VERSIONS, Versions, Welcome,
-    Wish,
+    Abort, Body, ConversationId, Delivery, Destination, Frame, Hello, Refused, Register, Release, VERSIONS,
+    Versions, Welcome,
 };
 use kv_transfer::{
-    Attempt, BootstrapClient, BootstrapEvent, Cause, Incarnation, LookupId, PeerCause, PeerId, Plane,
-    PlaneEvent, RankQuery, RankRecord, Replica, Sender, Time,
+    Attempt, BootstrapClient, BootstrapEvent, Cause, Incarnation, LookupId, PeerCause, PeerId, RankQuery,
+    RankRecord, Replica, Sender, Time, Transport, TransportEvent,
 };
 
 use support::host::{Host, Setup};
 use support::memory::{Memory, Shape, page_content};
-use support::store::{Store, Transport};
+use support::store::{Store, TransportKind};
 use support::{PATIENCE, ended, failed, reclaimed, server};
 
 const WORKER: PeerId = PeerId(1);
@@ -49,7 +49,7 @@ fn find(addr: &str) -> RankRecord {
     }
 }
 
-/// Where a frame's array of fields begins: after the outer array, the version, the kind, and the link, whose
+/// Where a frame's array of fields begins: after the outer array, the version, the kind, and the conversation, whose
 /// first byte says how long it is.
 fn fields_at(frame: &[u8]) -> usize {
     4 + match frame[3] {
@@ -71,68 +71,75 @@ fn with_new_fields(frame: &[u8]) -> Bytes {
 }
 
 /// A message of a kind that only the next version knows.
-fn of_new_kind(link: Link) -> Bytes {
-    [&[0x94, VERSIONS.max, 99, 0xcf][..], &link.0.to_be_bytes(), &[0x92, 0xc3, 0xa3, b'n', b'e', b'w']]
-        .concat()
-        .into()
+fn of_new_kind(conversation: ConversationId) -> Bytes {
+    [
+        &[0x94, VERSIONS.max, 99, 0xcf][..],
+        &conversation.0.to_be_bytes(),
+        &[0x92, 0xc3, 0xa3, b'n', b'e', b'w'],
+    ]
+    .concat()
+    .into()
 }
 
 /// A decode worker of the next version, by hand.
 struct Newer {
-    plane: LocalPlane,
+    transport: LocalTransport,
     memory: Memory,
     to: RankRecord,
     heard: VecDeque<Body>,
     /// The number that the host wants in its frames.
-    link: Link,
+    conversation: ConversationId,
 }
 
 impl Newer {
     fn meet(addr: &str, shape: Shape, versions: Versions) -> (Newer, Body) {
-        let memory = Memory::new(shape, Transport::Local);
-        let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
+        let memory = Memory::new(shape, TransportKind::Local);
+        let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
         match &memory.store {
-            Store::Local(arena) => plane.add_arena(arena).unwrap(),
+            Store::Local(arena) => transport.add_arena(arena).unwrap(),
             _ => panic!("memory of another transport"),
         }
         let mut args = KvArgs::builder("newer", 0).pages(shape.pages, 16);
         for region in memory.regions() {
-            plane.register(&region).unwrap();
+            transport.register(&region).unwrap();
             args = args.region(region);
         }
         let args = args.build().unwrap();
         let to = find(addr);
-        plane.connect(WORKER, &to.transports[0].metadata).unwrap();
+        transport.connect(WORKER, &to.transports[0].metadata).unwrap();
         let hello = Hello {
             versions,
-            metadata: plane.metadata().unwrap(),
-            plane: plane.name().to_owned(),
+            metadata: transport.metadata().unwrap(),
+            transport: transport.name().to_owned(),
             to: to.incarnation,
             incarnation: Incarnation::from_random(77),
-            link: Link::new(1, 7),
+            conversation: ConversationId::new(1, 7),
             nonce: 5,
             worker: args.worker().clone(),
             geometry: Some(Box::new(args.geometry().clone())),
             suffixed: false,
         };
-        let mut newer = Newer { plane, memory, to, heard: VecDeque::new(), link: Link::NONE };
+        let mut newer =
+            Newer { transport, memory, to, heard: VecDeque::new(), conversation: ConversationId::NONE };
         newer.say(Body::Hello(hello));
         let answer = newer.hear(|body| matches!(body, Body::Welcome(_) | Body::Refused(_)));
-        if let Body::Welcome(Welcome { link, .. }) | Body::Refused(Refused { link, .. }) = answer {
-            newer.link = link;
+        if let Body::Welcome(Welcome { conversation, .. }) | Body::Refused(Refused { conversation, .. }) =
+            answer
+        {
+            newer.conversation = conversation;
         }
         (newer, answer)
     }
 
     /// Says it with new fields, between messages that this version has never heard of.
     fn say(&mut self, body: Body) {
-        let frame = Frame { link: self.link, body }.encode().unwrap();
+        let frame = Frame { conversation: self.conversation, body }.encode().unwrap();
         self.say_bytes(with_new_fields(&frame));
     }
 
     fn say_bytes(&mut self, frame: Bytes) {
-        for frame in [of_new_kind(self.link), frame, of_new_kind(self.link)] {
-            self.plane.send(WORKER, frame).unwrap();
+        for frame in [of_new_kind(self.conversation), frame, of_new_kind(self.conversation)] {
+            self.transport.send(WORKER, frame).unwrap();
         }
     }
 
@@ -147,9 +154,9 @@ impl Newer {
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
             let mut events = Vec::new();
-            self.plane.poll(Time::from_nanos(1), &mut events);
+            self.transport.poll(Time::from_nanos(1), &mut events);
             self.heard.extend(events.into_iter().map(|event| match event {
-                PlaneEvent::Frame { frame, .. } => Frame::decode(&frame).unwrap().body,
+                TransportEvent::Frame { frame, .. } => Frame::decode(&frame).unwrap().body,
                 event => panic!("{event:?}"),
             }));
         }
@@ -178,8 +185,8 @@ fn a_peer_of_the_next_version_is_served_with_the_right_bytes() {
     let (attempt, aux) = (Attempt(1), AuxIndex(5));
     let to = Destination {
         pages: pages.clone(),
-        first: 0,
-        whole: 3,
+        first_page: 0,
+        total_pages: 3,
         aux: Some(aux),
         aux_here: true,
         groups: Default::default(),
@@ -188,11 +195,11 @@ fn a_peer_of_the_next_version_is_served_with_the_right_bytes() {
     };
     newer.say(Body::Register(Register {
         attempt,
-        floor: attempt,
+        low_watermark: attempt,
         room: Room::Number(1),
         ranks: 1,
         ttl_ms: 60_000,
-        wish: Wish::Write(to),
+        delivery: Delivery::Write(to),
     }));
     let mut parts = 0;
     loop {
@@ -203,7 +210,7 @@ fn a_peer_of_the_next_version_is_served_with_the_right_bytes() {
             break;
         }
     }
-    newer.say(Body::Release(Release { floor: Attempt(2), attempts: vec![(1, 1)], answer: false }));
+    newer.say(Body::Release(Release { low_watermark: Attempt(2), attempts: vec![(1, 1)], answer: false }));
     assert_eq!(ended(&sender_one), KvPoll::Success);
     for (position, page) in pages.iter().enumerate() {
         newer.memory.page_arrived(page, &page_content(1, position, shape.page_len()), &"the request");
@@ -217,8 +224,14 @@ fn a_peer_of_the_next_version_is_served_with_the_right_bytes() {
     // A failure that only the next version knows has its name here.
     let evicted = sender(&mut host, 2, 1);
     let (attempt, cause) = (Attempt(2), PeerCause::Aborted);
-    let abort = Body::Abort(Abort { floor: Attempt(0), attempt, room: Room::Number(2), grant: None, cause });
-    let frame = Frame { link: newer.link, body: abort }.encode().unwrap();
+    let abort = Body::Abort(Abort {
+        low_watermark: Attempt(0),
+        attempt,
+        room: Room::Number(2),
+        lease_id: None,
+        cause,
+    });
+    let frame = Frame { conversation: newer.conversation, body: abort }.encode().unwrap();
     let mut bytes = with_new_fields(&frame).to_vec();
     let at = bytes.windows(7).position(|bytes| bytes == b"Aborted").unwrap();
     bytes[at..at + 7].copy_from_slice(b"Evicted");
@@ -240,10 +253,10 @@ fn a_peer_without_a_common_version_is_refused_and_both_sides_know_both_ranges() 
     assert_eq!(cause, PeerCause::Versions { ours: VERSIONS, theirs });
     let (room, cause) = (Room::Number(1), PeerCause::Versions { ours: theirs, theirs: VERSIONS });
     newer.say(Body::Abort(Abort {
-        floor: Attempt(0),
+        low_watermark: Attempt(0),
         attempt: Attempt(1),
         room,
-        grant: None,
+        lease_id: None,
         cause: cause.clone(),
     }));
     newer.hear(|body| matches!(body, Body::AbortAck(_)));

@@ -30,13 +30,13 @@ fn nixl() -> Option<Nixl> {
 
 fn start(nixl: &Nixl, role: WorkerRole, addr: &str) -> (Worker, HostPool) {
     let pool = HostPool::new(PAGE * PAGES as usize).unwrap();
-    let mut plane = NixlPlane::new(nixl, NixlConfig::default()).unwrap();
-    plane.add_pool(&pool).unwrap();
+    let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
+    transport.add_pool(&pool).unwrap();
     let region = Region::dram(RegionRole::Kv, pool.addr(), pool.len() as u64, PAGE as u64);
     let args = KvArgs::builder(&format!("{role:?}"), 0).pages(PAGES, 16).region(region).build().unwrap();
     let client = HttpBootstrapClient::new(ClientConfig::default()).unwrap();
     let config = WorkerConfig::new(args, role).bootstrap(addr);
-    (Worker::start(config, plane, Box::new(client)).unwrap(), pool)
+    (Worker::start(config, transport, Box::new(client)).unwrap(), pool)
 }
 
 /// Processor time of all workers' threads so far.

@@ -89,11 +89,11 @@ impl Host {
         for region in shape.regions(arena.addr()) {
             args = args.region(region);
         }
-        let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
-        plane.add_arena(&arena).unwrap();
+        let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
+        transport.add_arena(&arena).unwrap();
         let client = HttpBootstrapClient::new(ClientConfig::default()).unwrap();
         let config = WorkerConfig::new(args.build().unwrap(), role).bootstrap(addr);
-        let worker = Worker::start(config, plane, Box::new(client)).unwrap();
+        let worker = Worker::start(config, transport, Box::new(client)).unwrap();
         let manager = worker.manager();
         until("registration", || manager.registration() == Registration::Published);
         Host { shape, arena, worker, manager, free: FreeList::new(shape.pages as u32) }
@@ -167,9 +167,9 @@ impl Device {
     }
 
     /// An event behind so many layers of chunks.
-    fn event(&self, behind: usize) -> impl Fence + 'static {
+    fn event(&self, behind: usize) -> impl ReadyEvent + 'static {
         let done = Arc::clone(&self.done);
-        move || Ok::<bool, FenceError>(done.load(Ordering::SeqCst) >= behind)
+        move || Ok::<bool, ReadyEventError>(done.load(Ordering::SeqCst) >= behind)
     }
 }
 
@@ -304,11 +304,11 @@ fn a_device_that_fails_in_the_middle_fails_both_sides_and_loses_no_page() {
     let mut questions = 0;
     let illegal_address = move || {
         questions += 1;
-        if questions < 5 { Ok(false) } else { Err(FenceError::Device { code: 700 }) }
+        if questions < 5 { Ok(false) } else { Err(ReadyEventError::Device { code: 700 }) }
     };
     sender.layers_final(FinalLayers::new(chunk, 2..6).after(illegal_address)).unwrap();
-    let error = FenceError::Device { code: 700 };
-    assert_eq!(support::failed(&sender), Cause::Fence { chunk, error });
+    let error = ReadyEventError::Device { code: 700 };
+    assert_eq!(support::failed(&sender), Cause::ReadyEvent { chunk, error });
     assert_eq!(support::failed(&receiver), Cause::ByPeer(PeerCause::Internal));
     prefill.free.free(reclaimed(sender)).unwrap();
     decode.free.free(reclaimed(receiver)).unwrap();

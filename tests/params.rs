@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kv_transfer::params::*;
 use kv_transfer::prelude::*;
-use kv_transfer::{EngineId, GrantRef, IdError, Incarnation, Lease, PagesError, TransferMode};
+use kv_transfer::{EngineId, IdError, Incarnation, Lease, LeaseRef, PagesError, TransferMode};
 use random::Random;
 use serde_json::{Value, json};
 
@@ -50,17 +50,17 @@ fn full() -> TransferParams {
     remote.expiry_time = Some(17.25);
     remote.registration_generation = Some(2);
     (remote.tp_size, remote.pp_size) = (2, 3);
-    let grant = |rank| RankGrant {
+    let lease = |rank| RankLease {
         rank,
         incarnation: Incarnation::from_random(u64::MAX - u64::from(rank)),
-        nonce: SessionId(u64::MAX),
+        lease_id: SessionId(u64::MAX),
     };
-    remote.grants = Some(Grants {
+    remote.leases = Some(Leases {
         bootstrap_addr: "10.0.0.1:8998".to_owned(),
         num_pages: 3,
         lease: Duration::from_millis(29_750),
         renewable: true,
-        ranks: vec![grant(0), grant(1)],
+        ranks: vec![lease(0), lease(1)],
     });
     TransferParams::decode(TransferMode::Pull, remote)
 }
@@ -79,7 +79,7 @@ fn a_vllm_prefill_response_names_engine_request_and_pages() {
     assert_eq!((remote.num_tokens, remote.num_pages()), (Some(61), Some(4)));
     assert_eq!((remote.expiry_time, remote.registration_generation), (None, Some(0)));
     assert_eq!(remote.remaining(Some(1e9)), None);
-    assert_eq!(remote.grants, None);
+    assert_eq!(remote.leases, None);
 }
 
 #[test]
@@ -128,16 +128,17 @@ fn everything_survives_the_way_through_a_router() {
 }
 
 #[test]
-fn a_session_s_grant_reaches_the_reader_s_options() {
+fn a_session_s_lease_reaches_the_reader_s_options() {
     let region = Region::dram(RegionRole::Kv, 0x1000, 64 * 64, 64);
     let parallel = Parallel { dp_size: 4, dp_rank: 3, ..Parallel::default() };
     let args = KvArgs::builder("prefill", 3).pages(64, 16).region(region).parallel(parallel).build().unwrap();
-    let grant =
-        |life| GrantRef { incarnation: Incarnation::from_random(life), nonce: SessionId(7), pages: None };
-    let grants = [grant(9), grant(4)];
+    let lease_of =
+        |life| LeaseRef { incarnation: Incarnation::from_random(life), lease_id: SessionId(7), pages: None };
+    let lease_refs = [lease_of(9), lease_of(4)];
     let lease = Lease::Fixed(Duration::from_secs(480));
-    let granted =
-        |addr: &str| RemoteKv::granted(&args, addr, Room::Number(5), 33, &pages(&[1, 2, 9]), &grants, lease);
+    let granted = |addr: &str| {
+        RemoteKv::granted(&args, addr, Room::Number(5), 33, &pages(&[1, 2, 9]), &lease_refs, lease)
+    };
     let params = TransferParams::next_turn(granted("[::1]:8998").unwrap());
     let params = TransferParams::parse(&params.to_json()).unwrap();
     let remote = params.remote().unwrap();
@@ -145,9 +146,10 @@ fn a_session_s_grant_reaches_the_reader_s_options() {
     assert_eq!(remote.bootstrap_addr(), "[::1]:8998");
     let given = SessionOptions { deadline: Some(Duration::from_secs(1)), ..SessionOptions::default() };
     let options = remote.reader_options(given.clone());
-    let expected = [grant(9), grant(4)].map(|grant| GrantRef { pages: Some(pages(&[1, 2, 9])), ..grant });
-    assert_eq!(options, SessionOptions { prefill_dp_rank: Some(3), grants: expected.to_vec(), ..given });
-    assert_eq!(remote.grant(4).map(|grant| grant.incarnation), Some(Incarnation::from_random(4)));
+    let expected =
+        [lease_of(9), lease_of(4)].map(|lease| LeaseRef { pages: Some(pages(&[1, 2, 9])), ..lease });
+    assert_eq!(options, SessionOptions { prefill_dp_rank: Some(3), lease_refs: expected.to_vec(), ..given });
+    assert_eq!(remote.lease_ref(4).map(|lease| lease.incarnation), Some(Incarnation::from_random(4)));
     let error = granted("nowhere").unwrap_err().to_string();
     assert_eq!(error, "bootstrap_addr must be host:port, and is \"nowhere\"");
 }
@@ -161,8 +163,8 @@ fn every_vllm_key_is_written_under_its_name() {
     }
     assert_eq!(ours["remote_request_id"], json!(u64::MAX.to_string()));
     assert_eq!(ours["remote_block_ids"], json!([[7, 8, 3]]));
-    assert_eq!(ours["kv_grants"]["ranks"][0]["incarnation"], json!("ffffffffffffffff"));
-    assert_eq!(ours["kv_grants"]["lease_seconds"], json!(29.75));
+    assert_eq!(ours["kv_leases"]["ranks"][0]["incarnation"], json!("ffffffffffffffff"));
+    assert_eq!(ours["kv_leases"]["lease_seconds"], json!(29.75));
 }
 
 #[test]
@@ -210,21 +212,25 @@ fn what_is_wrong_is_named_with_both_values() {
             json!("18446744073709552000"),
             "bootstrap_room is 18446744073709551615, but remote_request_id says \"18446744073709552000\"",
         ),
-        ("/kv_grants", json!("x"), "kv_grants must be an object, and is \"x\""),
+        ("/kv_leases", json!("x"), "kv_leases must be an object, and is \"x\""),
         (
-            "/kv_grants/bootstrap_addr",
+            "/kv_leases/bootstrap_addr",
             json!("nowhere"),
             "bootstrap_addr must be host:port, and is \"nowhere\"",
         ),
-        ("/kv_grants/lease_seconds", json!(-0.5), "lease_seconds is -0.5; it must be 0 to 604800"),
-        ("/kv_grants/ranks/1/rank", json!(0), "rank is 0, but rank says 0"),
+        ("/kv_leases/lease_seconds", json!(-0.5), "lease_seconds is -0.5; it must be 0 to 604800"),
+        ("/kv_leases/ranks/1/rank", json!(0), "rank is 0, but rank says 0"),
         (
-            "/kv_grants/ranks/1/incarnation",
+            "/kv_leases/ranks/1/incarnation",
             json!("0"),
             "incarnation is 0; it must be 1 to 18446744073709551615",
         ),
-        ("/kv_grants/ranks/1/nonce", json!("+1"), "nonce must be 1 to 16 hexadecimal digits, and is \"+1\""),
-        ("/kv_grants/ranks/1/nonce", json!(1e19), "nonce must be a text, and is 1e+19"),
+        (
+            "/kv_leases/ranks/1/lease_id",
+            json!("+1"),
+            "lease_id must be 1 to 16 hexadecimal digits, and is \"+1\"",
+        ),
+        ("/kv_leases/ranks/1/lease_id", json!(1e19), "lease_id must be a text, and is 1e+19"),
     ] {
         assert_eq!(refused(path, value).to_string(), message);
     }
@@ -257,7 +263,7 @@ fn sizes_are_bounded() {
     );
     assert_eq!(refused("/remote_host", json!("h".repeat(256))), too_many("remote_host", 256, 255));
     let ranks = json!(vec![0; MAX_RANKS as usize + 1]);
-    assert_eq!(refused("/kv_grants/ranks", ranks), too_many("ranks", 4097, 4096));
+    assert_eq!(refused("/kv_leases/ranks", ranks), too_many("ranks", 4097, 4096));
     // As many pages as one list may name are not too many for it.
     assert!(!matches!(PageList::from_pages(0..MAX_BLOCKS as u32), Err(PagesError::TooMany { .. })));
 }
@@ -280,14 +286,14 @@ fn a_reader_takes_what_it_lacks_and_no_more() {
     assert_eq!(fetch(400, 16), Fetch::Read { first: 1, pages: 2 });
     assert_eq!(fetch(0, 0), Fetch::Release(ReleaseReason::AllHere));
     let error = RemoteKv { num_tokens: Some(49), ..remote }.fetch(80, 0, None, &decode).unwrap_err();
-    assert_eq!(error.to_string(), "remote_num_tokens is 49, but kv_grants.num_pages says 3");
+    assert_eq!(error.to_string(), "remote_num_tokens is 49, but kv_leases.num_pages says 3");
 }
 
 #[test]
 fn the_next_turn_computes_what_is_short_or_about_to_go() {
     let mut remote = full().remote().unwrap().clone();
     (remote.num_tokens, remote.block_ids) = (Some(200), Vec::new());
-    remote.grants.as_mut().unwrap().num_pages = 13;
+    remote.leases.as_mut().unwrap().num_pages = 13;
     let policy = FetchPolicy::next_turn(16);
     let fetch = |computed, seconds| {
         remote.fetch(500, computed, Some(Duration::from_secs_f64(seconds)), &policy).unwrap()
@@ -324,7 +330,7 @@ fn hostile(random: &mut Random, depth: usize) -> Value {
         8 => json!(random.below(5)),
         9 => Value::Array((0..random.below(5)).map(|_| hostile(random, depth - 1)).collect()),
         _ => {
-            let keys = ["rank", "nonce", "incarnation", "bootstrap_room", "x"];
+            let keys = ["rank", "lease_id", "incarnation", "bootstrap_room", "x"];
             let pairs = (0..random.below(4)).map(|_| {
                 let key = keys[random.below(keys.len())].to_owned();
                 (key, hostile(random, depth - 1))

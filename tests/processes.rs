@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use kv_transfer::prelude::*;
-use kv_transfer::{Cause, PlaneError, Sender};
+use kv_transfer::{Cause, Sender, TransportError};
 use rustix::process::Signal;
 use support::host::Host;
 use support::process::{Process, setup};
@@ -109,7 +109,7 @@ fn a_killed_prefill_process_fails_its_receivers_and_its_successor_serves_the_sam
 
         // The bootstrap server still names the dead one: whoever believes it is not left to wait.
         let misled = receiver(&mut host, late, 4);
-        assert_eq!(failed(&misled), Cause::Connect(PlaneError::PeerGone));
+        assert_eq!(failed(&misled), Cause::Connect(TransportError::PeerGone));
         recover(&mut host, misled, 0);
 
         prefill = Process::start(WorkerRole::Prefill, &addr);
@@ -156,7 +156,7 @@ fn a_killed_decode_process_fails_its_senders_and_leaves_others_waiting_for_its_s
         let old = decode.incarnation.clone();
         decode.kill();
         // A write may notice that nobody is there before the connection does.
-        let lost = [Cause::PeerLost, Cause::Post(PlaneError::PeerGone)];
+        let lost = [Cause::PeerLost, Cause::Post(TransportError::PeerGone)];
         assert!(lost.contains(&failed(&session)), "{:?}", session.failure());
         assert_eq!(failed(&registered), Cause::PeerLost);
         let back = reclaimed(session);

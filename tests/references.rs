@@ -88,10 +88,10 @@ fn a_bad_reference_fails_by_its_name_and_moves_no_byte() {
 
     // 1. A request that the holder does not know; the right one is none the worse for it.
     let first = granted(&mut prefill, 1, 20, 10, LONG);
-    let unknown = |cause: &Cause| matches!(cause, Cause::ByPeer(PeerCause::UnknownGrant { .. }));
-    let other_room = [("/remote_request_id", json!("999")), ("/kv_grants/bootstrap_room", json!(999))];
+    let unknown = |cause: &Cause| matches!(cause, Cause::ByPeer(PeerCause::UnknownLease { .. }));
+    let other_room = [("/remote_request_id", json!("999")), ("/kv_leases/bootstrap_room", json!(999))];
     expect("unknown id", refused(&mut decode, &altered(&first, &other_room)), &unknown);
-    let other_nonce = [("/kv_grants/ranks/0/nonce", json!("00000000deadbeef"))];
+    let other_nonce = [("/kv_leases/ranks/0/lease_id", json!("00000000deadbeef"))];
     assert!(unknown(&refused(&mut decode, &altered(&first, &other_nonce))));
     read(&mut decode, &first, 10);
     assert_eq!(prefill.end_of(1), "Success");
@@ -101,13 +101,13 @@ fn a_bad_reference_fails_by_its_name_and_moves_no_byte() {
     let outside = PagesError::OutOfRange { page: 9_999, num_pages: 256 };
     let params = altered(&second, &[("/remote_block_ids/0/7", json!(9_999))]);
     expect("out of range", refused(&mut decode, &params), &|cause| {
-        *cause == Cause::GrantOutOfRange(outside.clone())
+        *cause == Cause::LeaseOutOfRange(outside.clone())
     });
     let second = granted(&mut prefill, 3, 20, 30, LONG);
     let held = blocks(&second)[7];
     let free = (0..256).find(|page| !blocks(&second).contains(page)).unwrap();
     let params = altered(&second, &[("/remote_block_ids/0/7", json!(free))]);
-    let strange = Cause::GrantPages { position: 7, referenced: Some(free), held: Some(held) };
+    let strange = Cause::LeasePages { position: 7, referenced: Some(free), held: Some(held) };
     assert_eq!(refused(&mut decode, &params), strange);
     // A reader that knows better than its holder which pages are meant ends the request.
     assert!(prefill.end_of(3).contains("BadArguments"));
@@ -116,7 +116,7 @@ fn a_bad_reference_fails_by_its_name_and_moves_no_byte() {
     let third = granted(&mut prefill, 4, MANY, 40, LONG);
     read(&mut decode, &third, 40);
     assert_eq!(prefill.end_of(4), "Success");
-    let consumed = |cause: &Cause| matches!(cause, Cause::ByPeer(PeerCause::GrantConsumed { .. }));
+    let consumed = |cause: &Cause| matches!(cause, Cause::ByPeer(PeerCause::LeaseConsumed { .. }));
     expect("consumed", refused(&mut decode, &third), &consumed);
 
     // 4. The same, now that its pages are those of another request that is being kept.
@@ -143,7 +143,7 @@ fn a_bad_reference_fails_by_its_name_and_moves_no_byte() {
     let mut prefill = Process::start(WorkerRole::Prefill, &addr);
     let new = granted(&mut prefill, 8, MANY, 81, LONG);
     let cause = refused(&mut decode, &old);
-    assert!(matches!(cause, Cause::StaleGrant { .. }), "{cause:?}");
+    assert!(matches!(cause, Cause::StaleLease { .. }), "{cause:?}");
     read(&mut decode, &new, 81);
     assert_eq!(prefill.end_of(8), "Success");
     prefill.close();

@@ -14,7 +14,7 @@ use kv_transfer::prelude::*;
 use rustix::process::Signal;
 use support::process::{Actor, Kind, Process};
 use support::random::Random;
-use support::store::Transport;
+use support::store::TransportKind;
 use support::{PATIENCE, server};
 
 /// Pages of a large request: 56 MiB.
@@ -37,19 +37,19 @@ fn child() {
 }
 
 #[test]
-fn stopped_processes_of_the_embedded_plane_write_into_no_page_that_was_given_back() {
-    stop_each_side(Transport::Local);
+fn stopped_processes_of_the_embedded_transport_write_into_no_page_that_was_given_back() {
+    stop_each_side(TransportKind::Local);
 }
 
 #[cfg(feature = "nixl")]
 #[test]
-fn stopped_processes_of_the_nixl_plane_write_into_no_page_that_was_given_back() {
+fn stopped_processes_of_the_nixl_transport_write_into_no_page_that_was_given_back() {
     if support::store::nixl().is_some() {
-        stop_each_side(Transport::Nixl);
+        stop_each_side(TransportKind::Nixl);
     }
 }
 
-fn stop_each_side(transport: Transport) {
+fn stop_each_side(transport: TransportKind) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let times = std::env::var("KV_STOPS").map_or(TIMES, |times| times.parse().unwrap());
@@ -78,7 +78,7 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(transport: Transport, side: WorkerRole) -> Scene {
+    fn new(transport: TransportKind, side: WorkerRole) -> Scene {
         let (server, addr) = server();
         let kind = Kind::Stopped(transport);
         let other = if side == WorkerRole::Prefill { WorkerRole::Decode } else { WorkerRole::Prefill };

@@ -1,5 +1,5 @@
 //! A third service on the same worker as the KV cache: its own machine, commands, states, resources and
-//! handles, over the embedded plane. `counter/simulated.rs` is the same machine in simulated worlds.
+//! handles, over the embedded transport. `counter/simulated.rs` is the same machine in simulated worlds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod counter;
@@ -12,10 +12,10 @@ use bytes::Bytes;
 use counter::machine::Counter;
 use counter::{Command, Failure, Leased, Resource, Slot, Status, Whom, record};
 use kv_transfer::bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
-use kv_transfer::local::{LocalConfig, LocalPlane};
+use kv_transfer::local::{LocalConfig, LocalTransport};
 use kv_transfer::machine::{Amounts, Submit};
 use kv_transfer::worker::{self, Handle, Port, Setup, StopReport, Worker};
-use kv_transfer::{EngineId, Fence, FenceError, Incarnation, OpenError, Plane, WorkerId};
+use kv_transfer::{EngineId, Incarnation, OpenError, ReadyEvent, ReadyEventError, Transport, WorkerId};
 
 /// How long anything may take that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,16 +37,17 @@ impl Service {
 
     /// Starts a worker that this bootstrap server knows.
     fn registered(engine: &str, server: Option<&str>) -> Service {
-        let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
+        let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
         // The service has no memory that peers touch.
-        let metadata = worker::attach(&mut plane, []).unwrap();
+        let metadata = worker::attach(&mut transport, []).unwrap();
         let worker = WorkerId { engine: EngineId::new(engine).unwrap(), rank: 0 };
         let life = (worker.clone(), Incarnation::from_random(1));
-        let known = |server: &str| (server.to_owned(), record(life, plane.name(), metadata.clone()).unwrap());
+        let known =
+            |server: &str| (server.to_owned(), record(life, transport.name(), metadata.clone()).unwrap());
         let setup = Setup { publish: server.map(known), ..Setup::new(worker) };
         let client = Box::new(HttpBootstrapClient::new(ClientConfig::default()).unwrap());
         let machine = Counter::new(metadata.clone());
-        Service { worker: Worker::start(machine, setup, plane, client).unwrap(), metadata }
+        Service { worker: Worker::start(machine, setup, transport, client).unwrap(), metadata }
     }
 
     fn port(&self) -> Port<Counter> {
@@ -59,11 +60,11 @@ impl Service {
     }
 
     /// Asks a holder for a number, at once or when an event has passed.
-    fn ask(&self, holder: &Service, ready: Option<Box<dyn Fence>>) -> Client {
+    fn ask(&self, holder: &Service, ready: Option<Box<dyn ReadyEvent>>) -> Client {
         self.ask_whom(Whom::Worker(holder.metadata.clone()), ready)
     }
 
-    fn ask_whom(&self, whom: Whom, ready: Option<Box<dyn Fence>>) -> Client {
+    fn ask_whom(&self, whom: Whom, ready: Option<Box<dyn ReadyEvent>>) -> Client {
         let mut handle = self.port().open(|session| Command::Open { session }).unwrap();
         let (session, slot) = (handle.id(), Slot::default());
         let ask = Command::Ask { session, whom, slot, within: PATIENCE, ready };
@@ -166,10 +167,10 @@ fn a_question_waits_for_its_event_and_a_failed_event_fails_it() {
     let passed = Arc::new(AtomicBool::new(false));
     let event = Arc::clone(&passed);
     let mut client = asking.ask(&holding, Some(Box::new(move || Ok(event.load(Ordering::SeqCst)))));
-    let mut failing = asking.ask(&holding, Some(Box::new(|| Err(FenceError::Device { code: 700 }))));
+    let mut failing = asking.ask(&holding, Some(Box::new(|| Err(ReadyEventError::Device { code: 700 }))));
     asking.until("the failure", || failing.0.poll() == Status::Failed);
     let failure = failing.0.failure().unwrap().to_string();
-    assert_eq!(failure, Failure::NotReady(FenceError::Device { code: 700 }).to_string());
+    assert_eq!(failure, Failure::NotReady(ReadyEventError::Device { code: 700 }).to_string());
     asking.until("the slot", || failing.0.reclaim().is_some());
     assert_eq!((client.0.poll(), holding.port().gauges().frames_received), (Status::Waiting, 0));
     passed.store(true, Ordering::SeqCst);

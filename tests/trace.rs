@@ -28,8 +28,8 @@ impl Host {
             .region(Region::dram(RegionRole::Kv, arena.addr(), 8 * PAGE as u64, PAGE as u64))
             .build()
             .unwrap();
-        let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
-        plane.add_arena(&arena).unwrap();
+        let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
+        transport.add_arena(&arena).unwrap();
         let client = HttpBootstrapClient::new(ClientConfig::default()).unwrap();
         // On a busy machine nothing is said twice, either.
         let timing = Timing { retry_first: PATIENCE, keepalive: PATIENCE, ..Timing::default() };
@@ -40,7 +40,7 @@ impl Host {
             events.lock().unwrap().push(event.clone());
         });
         let config = WorkerConfig::new(args, role).bootstrap(addr).timing(timing).listener(listener);
-        let worker = Worker::start(config, plane, Box::new(client)).unwrap();
+        let worker = Worker::start(config, transport, Box::new(client)).unwrap();
         let manager = worker.manager();
         until("the registration", || manager.registration() == Registration::Published);
         Host { worker: Some(worker), arena, told }
@@ -223,7 +223,7 @@ const PULL_PREFILL: &[&str] = &[
     "hears hello",
     "says welcome",
     "way_opened",
-    "hears claim",
+    "hears acquire",
     "receiver_came",
     "says granted",
     "hears release",
@@ -241,7 +241,7 @@ const PULL_DECODE: &[&str] = &[
     "way_opened",
     "peer_answers",
     "is WaitingForInput",
-    "says claim",
+    "says acquire",
     "hears granted",
     "pages_given",
     "is Transferring",

@@ -1,4 +1,4 @@
-//! A worker over two planes meets workers that have one of them, and workers that have both, on either side;
+//! A worker over two transports meets workers that have one of them, and workers that have both, on either side;
 //! peers are killed, and told of once.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use kv_transfer::prelude::*;
-use kv_transfer::{Cause, PlaneError};
+use kv_transfer::{Cause, TransportError};
 use support::host::Host;
 use support::process::{Kind, Process};
 use support::random::Random;
@@ -23,14 +23,14 @@ fn child() {
     support::process::child();
 }
 
-/// A host over two planes.
+/// A host over two transports.
 fn host(role: WorkerRole, addr: &str) -> Host {
     Kind::Several.setup(role, addr).start()
 }
 
-/// What its plane was asked and has told since the last look.
+/// What its transport was asked and has told since the last look.
 fn log(host: &Host) -> Vec<String> {
-    let Store::Several(_, log) = &host.memory.store else { panic!("a plane that nobody overhears") };
+    let Store::Several(_, log) = &host.memory.store else { panic!("a transport that nobody overhears") };
     std::mem::take(&mut *log.lock().unwrap())
 }
 
@@ -123,7 +123,7 @@ fn prefills_for(kind: Kind, way: &str) {
     cut.send(prompt).unwrap();
     until("the first post", || host.gauges().posts > posts);
     decode.kill();
-    let lost = [Cause::PeerLost, Cause::Post(PlaneError::PeerGone)];
+    let lost = [Cause::PeerLost, Cause::Post(TransportError::PeerGone)];
     assert!(lost.contains(&failed(&cut)), "{:?}", cut.failure());
     let pages = reclaimed(cut);
     assert_eq!(pages.len(), MANY - 1);
@@ -142,17 +142,17 @@ fn prefills_for(kind: Kind, way: &str) {
 }
 
 #[test]
-fn a_decode_worker_over_two_planes_receives_from_one_that_has_the_second_only() {
+fn a_decode_worker_over_two_transports_receives_from_one_that_has_the_second_only() {
     decodes_from(Kind::Usual, "local");
 }
 
 #[test]
-fn a_prefill_worker_over_two_planes_serves_one_that_has_the_second_only() {
+fn a_prefill_worker_over_two_transports_serves_one_that_has_the_second_only() {
     prefills_for(Kind::Usual, "local");
 }
 
 #[test]
-fn two_workers_over_two_planes_meet_by_the_one_that_they_prefer() {
+fn two_workers_over_two_transports_meet_by_the_one_that_they_prefer() {
     decodes_from(Kind::Several, "near");
     prefills_for(Kind::Several, "near");
 }

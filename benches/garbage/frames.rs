@@ -1,9 +1,10 @@
-//! Garbage: random bytes, damaged frames, and valid frames under the right link with extreme fields.
+//! Garbage: random bytes, damaged frames, and valid frames under the right conversation with extreme fields.
 
 use bytes::Bytes;
 use kv_transfer::random::SplitMix64;
 use kv_transfer::wire::{
-    Abort, Body, Claim, Destination, Frame, Heartbeat, Hello, Link, Progress, Register, Release, Wish,
+    Abort, Acquire, Body, ConversationId, Delivery, Destination, Frame, Heartbeat, Hello, Progress, Register,
+    Release,
 };
 use kv_transfer::{Attempt, Incarnation, Mismatch, PageList, PageRun, PeerCause, Room};
 
@@ -17,17 +18,22 @@ const LONGEST: u64 = 1 << 15;
 /// Makes garbage.
 pub(crate) struct Garbage {
     hello: Hello,
-    link: Link,
+    conversation: ConversationId,
     random: SplitMix64,
     attempt: u64,
     kept: Vec<Bytes>,
 }
 
 impl Garbage {
-    /// For a worker that this was said to, and that listens to this link.
-    pub(crate) fn new(hello: Hello, link: Link) -> Garbage {
-        let mut garbage =
-            Garbage { hello, link, random: SplitMix64::new(link.0), attempt: 0, kept: Vec::new() };
+    /// For a worker that this was said to, and that listens to this conversation.
+    pub(crate) fn new(hello: Hello, conversation: ConversationId) -> Garbage {
+        let mut garbage = Garbage {
+            hello,
+            conversation,
+            random: SplitMix64::new(conversation.0),
+            attempt: 0,
+            kept: Vec::new(),
+        };
         for _ in 0..KEPT {
             let frame = garbage.make();
             garbage.kept.push(frame);
@@ -78,8 +84,9 @@ impl Garbage {
     /// A valid frame; an empty one where it would be too long.
     fn valid(&mut self) -> Bytes {
         let body = self.body();
-        let link = if matches!(body, Body::Hello(_)) { Link::NONE } else { self.link };
-        Frame { link, body }.encode().unwrap_or_default()
+        let conversation =
+            if matches!(body, Body::Hello(_)) { ConversationId::NONE } else { self.conversation };
+        Frame { conversation, body }.encode().unwrap_or_default()
     }
 
     /// Attempts that were made before, and others.
@@ -95,56 +102,68 @@ impl Garbage {
 
     fn body(&mut self) -> Body {
         self.attempt += 1;
-        let (attempt, floor) = (Attempt(self.attempt), Attempt(self.attempt.saturating_sub(1000)));
+        let (attempt, low_watermark) = (Attempt(self.attempt), Attempt(self.attempt.saturating_sub(1000)));
         let room = Room::Number(u64::MAX - self.below(1 << 16));
         match self.below(10) {
             0 | 1 => {
                 let (leases, asked) = (Vec::new(), self.runs());
-                Body::Heartbeat(Heartbeat { beat: self.attempt, floor, leases, asked, writes: false })
+                Body::Heartbeat(Heartbeat {
+                    number: self.attempt,
+                    low_watermark,
+                    leases,
+                    asked,
+                    writes: false,
+                })
             }
             2 | 3 => {
                 let runs = self.many() as u32;
                 let pages = PageList::from_runs((0..runs).map(|run| PageRun { start: 2 * run, len: 1 }));
                 let to = Destination {
                     pages: pages.unwrap_or_default(),
-                    whole: runs,
+                    total_pages: runs,
                     ask: 1,
                     permit_ms: u64::MAX,
                     ..Destination::default()
                 };
-                Body::Register(self.register(room, floor, Wish::Write(to)))
+                Body::Register(self.register(room, low_watermark, Delivery::Write(to)))
             }
             4 | 5 => {
                 let (field, ours, theirs) = (self.text(), self.text(), self.text());
                 let cause = PeerCause::Incompatible(Mismatch { field, ours, theirs });
-                Body::Abort(Abort { floor: Attempt(0), attempt, room, grant: None, cause })
+                Body::Abort(Abort { low_watermark: Attempt(0), attempt, room, lease_id: None, cause })
             }
             6 => Body::Hello(Hello {
                 incarnation: Incarnation::from_random(self.bits()),
-                link: Link(self.bits() | 1),
+                conversation: ConversationId(self.bits() | 1),
                 nonce: self.bits(),
                 ..self.hello.clone()
             }),
             7 => {
                 let (leases, asked) = (self.runs(), Vec::new());
-                Body::Heartbeat(Heartbeat { beat: self.attempt, floor, leases, asked, writes: true })
+                Body::Heartbeat(Heartbeat {
+                    number: self.attempt,
+                    low_watermark,
+                    leases,
+                    asked,
+                    writes: true,
+                })
             }
-            8 => Body::Release(Release { floor, attempts: self.runs(), answer: true }),
+            8 => Body::Release(Release { low_watermark, attempts: self.runs(), answer: true }),
             _ => match self.below(3) {
                 0 | 1 => {
                     let (done, skipped) = (vec![(self.bits() as u32, 1)], vec![7; self.many() as usize]);
                     Body::Progress(Progress { attempt, done, total: Some(u32::MAX), skipped })
                 }
                 _ => {
-                    let wish = Wish::Read(Claim { grant: None, beat: self.attempt });
-                    Body::Register(self.register(room, floor, wish))
+                    let delivery = Delivery::Read(Acquire { lease_id: None, number: self.attempt });
+                    Body::Register(self.register(room, low_watermark, delivery))
                 }
             },
         }
     }
 
-    fn register(&self, room: Room, floor: Attempt, wish: Wish) -> Register {
+    fn register(&self, room: Room, low_watermark: Attempt, delivery: Delivery) -> Register {
         let attempt = Attempt(self.attempt);
-        Register { attempt, floor, room, ranks: u32::MAX, ttl_ms: u64::MAX, wish }
+        Register { attempt, low_watermark, room, ranks: u32::MAX, ttl_ms: u64::MAX, delivery }
     }
 }

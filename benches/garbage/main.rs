@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench garbage`; with `-- prefill` or `-- decode` after it, only the worker of that role.
 //!
-//! Three processes on the embedded plane: a worker that serves, a healthy peer (this process) that makes
+//! Three processes on the embedded transport: a worker that serves, a healthy peer (this process) that makes
 //! push requests of 64 KiB one after the other, and a third one that idles, spins, or sends garbage to the
 //! worker over a connection of its own, in turn, round by round. A peer that spins takes a processor from
 //! the others, and no more than that; garbage may cost the healthy peer half as much again. The program

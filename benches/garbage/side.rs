@@ -32,12 +32,12 @@ pub(crate) fn args(engine: &str, addr: u64) -> Result<KvArgs, Error> {
     Ok(KvArgs::builder(engine, 0).pages(PAGES, 16).region(region).build()?)
 }
 
-/// A plane and its memory.
-pub(crate) fn plane() -> Result<(LocalPlane, Arena), Error> {
+/// A transport and its memory.
+pub(crate) fn transport() -> Result<(LocalTransport, Arena), Error> {
     let arena = Arena::new(PAGES as usize * PAGE as usize)?;
-    let mut plane = LocalPlane::new(LocalConfig::default())?;
-    plane.add_arena(&arena)?;
-    Ok((plane, arena))
+    let mut transport = LocalTransport::new(LocalConfig::default())?;
+    transport.add_arena(&arena)?;
+    Ok((transport, arena))
 }
 
 /// A worker and its scheduler.
@@ -58,11 +58,11 @@ enum Half {
 
 impl Side {
     pub(crate) fn start(role: WorkerRole, addr: &str) -> Result<Side, Error> {
-        let (plane, arena) = plane()?;
+        let (transport, arena) = transport()?;
         let engine = format!("{role:?}").to_lowercase();
         let client = HttpBootstrapClient::new(ClientConfig::default())?;
         let config = WorkerConfig::new(args(&engine, arena.addr())?, role).bootstrap(addr);
-        let worker = Worker::start(config, plane, Box::new(client))?;
+        let worker = Worker::start(config, transport, Box::new(client))?;
         let manager = worker.manager();
         let start = Instant::now();
         while manager.registration() != Registration::Published {

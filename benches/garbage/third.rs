@@ -6,15 +6,15 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use kv_transfer::bootstrap::HttpBootstrapClient;
-use kv_transfer::wire::{Body, Frame, Hello, Link, VERSIONS};
+use kv_transfer::wire::{Body, ConversationId, Frame, Hello, VERSIONS};
 use kv_transfer::{
-    BootstrapClient, BootstrapEvent, Incarnation, KV_SERVICE, LookupId, PeerId, Plane, PlaneEvent, RankQuery,
-    RankRecord, Region, RegionRole, Replica, Time, Wanted, WorkerRole,
+    BootstrapClient, BootstrapEvent, Incarnation, KV_SERVICE, LookupId, PeerId, RankQuery, RankRecord,
+    Region, RegionRole, Replica, Time, Transport, TransportEvent, Wanted, WorkerRole,
 };
 
 use crate::Error;
 use crate::frames::Garbage;
-use crate::side::{args, plane, role_of};
+use crate::side::{args, role_of, transport};
 
 /// Tells a process that it is the third one: whom to send garbage to, and the bootstrap server's address.
 pub(crate) const THIRD: &str = "KV_BENCH_GARBAGE_THIRD";
@@ -172,7 +172,7 @@ struct Liar {
 
 /// A connection to the worker.
 struct Way {
-    plane: kv_transfer::local::LocalPlane,
+    transport: kv_transfer::local::LocalTransport,
     _arena: kv_transfer::local::Arena,
 }
 
@@ -180,8 +180,8 @@ const WORKER: PeerId = PeerId(1);
 
 impl Liar {
     fn new(to: RankRecord) -> Result<Liar, Error> {
-        let (way, hello, link) = Way::open(&to)?;
-        let garbage = Garbage::new(hello, link);
+        let (way, hello, conversation) = Way::open(&to)?;
+        let garbage = Garbage::new(hello, conversation);
         Ok(Liar { to, garbage, way, frames: 0, bytes: 0, time: Duration::ZERO })
     }
 
@@ -192,18 +192,18 @@ impl Liar {
             for _ in 0..16 {
                 let frame = self.garbage.next();
                 let len = frame.len() as u64;
-                if self.way.plane.send(WORKER, frame).is_err() {
+                if self.way.transport.send(WORKER, frame).is_err() {
                     break;
                 }
                 self.frames += 1;
                 self.bytes += len;
             }
             events.clear();
-            self.way.plane.poll(Time::from_nanos(1), &mut events);
-            if events.iter().any(|event| matches!(event, PlaneEvent::PeerGone { .. })) {
-                let (way, hello, link) = Way::open(&self.to)?;
+            self.way.transport.poll(Time::from_nanos(1), &mut events);
+            if events.iter().any(|event| matches!(event, TransportEvent::PeerGone { .. })) {
+                let (way, hello, conversation) = Way::open(&self.to)?;
                 self.way = way;
-                self.garbage = Garbage::new(hello, link);
+                self.garbage = Garbage::new(hello, conversation);
             }
         }
         Ok(())
@@ -217,37 +217,38 @@ impl Liar {
 }
 
 impl Way {
-    /// Connects and greets; returns also what was said, and the link that the worker answers to.
-    fn open(to: &RankRecord) -> Result<(Way, Hello, Link), Error> {
-        let (mut plane, arena) = plane()?;
+    /// Connects and greets; returns also what was said, and the conversation that the worker answers to.
+    fn open(to: &RankRecord) -> Result<(Way, Hello, ConversationId), Error> {
+        let (mut transport, arena) = transport()?;
         let args = args("liar", arena.addr())?;
         let region = Region::dram(RegionRole::Kv, arena.addr(), arena.len() as u64, 4096);
-        plane.register(&region)?;
-        let there = Wanted::kv(plane.name()).choose(to)?.transport;
-        plane.connect(WORKER, &there.metadata)?;
+        transport.register(&region)?;
+        let there = Wanted::kv(transport.name()).choose(to)?.transport;
+        transport.connect(WORKER, &there.metadata)?;
         let start = Instant::now();
         let hello = Hello {
             versions: VERSIONS,
             to: to.incarnation,
             worker: args.worker().clone(),
             incarnation: Incarnation::from_random(u64::from(std::process::id())),
-            link: Link::new(1, 7),
+            conversation: ConversationId::new(1, 7),
             nonce: 1,
-            plane: there.name.clone(),
-            metadata: plane.metadata()?,
+            transport: there.name.clone(),
+            metadata: transport.metadata()?,
             geometry: Some(Box::new(args.geometry().clone())),
             suffixed: false,
         };
-        let frame = Frame { link: Link::NONE, body: Body::Hello(hello.clone()) }.encode()?;
-        plane.send(WORKER, frame)?;
+        let frame =
+            Frame { conversation: ConversationId::NONE, body: Body::Hello(hello.clone()) }.encode()?;
+        transport.send(WORKER, frame)?;
         let mut events = Vec::new();
         while start.elapsed() < PATIENCE {
-            plane.poll(Time::from_nanos(1), &mut events);
+            transport.poll(Time::from_nanos(1), &mut events);
             for event in events.drain(..) {
-                if let PlaneEvent::Frame { frame, .. } = event
+                if let TransportEvent::Frame { frame, .. } = event
                     && let Ok(Frame { body: Body::Welcome(welcome), .. }) = Frame::decode(&frame)
                 {
-                    return Ok((Way { plane, _arena: arena }, hello, welcome.link));
+                    return Ok((Way { transport, _arena: arena }, hello, welcome.conversation));
                 }
             }
         }

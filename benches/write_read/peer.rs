@@ -4,8 +4,10 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use kv_transfer::local::{Arena, LocalConfig, LocalPlane};
-use kv_transfer::{Desc, Op, PeerId, Plane, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole, Time};
+use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
+use kv_transfer::{
+    Desc, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent, TransportWait,
+};
 
 use crate::{Error, fill};
 
@@ -22,23 +24,23 @@ pub(crate) fn is_peer() -> bool {
     std::env::var_os(PEER).is_some()
 }
 
-fn plane(region: usize) -> Result<(LocalPlane, Arena), Error> {
+fn transport(region: usize) -> Result<(LocalTransport, Arena), Error> {
     let arena = Arena::new(region)?;
-    let mut plane = LocalPlane::new(LocalConfig::default())?;
-    plane.add_arena(&arena)?;
-    plane.register(&Region::dram(RegionRole::Kv, arena.addr(), arena.len() as u64, 4096))?;
-    Ok((plane, arena))
+    let mut transport = LocalTransport::new(LocalConfig::default())?;
+    transport.add_arena(&arena)?;
+    transport.register(&Region::dram(RegionRole::Kv, arena.addr(), arena.len() as u64, 4096))?;
+    Ok((transport, arena))
 }
 
 /// The child: prints its metadata, and serves until its standard input ends.
 pub(crate) fn serve() -> Result<(), Error> {
     let told = std::env::var(PEER)?;
     let (region, parent) = told.split_once(' ').ok_or("the parent has told too little")?;
-    let (mut plane, arena) = plane(region.parse()?)?;
+    let (mut transport, arena) = transport(region.parse()?)?;
     fill(&arena)?;
-    println!("{}", hex(&plane.metadata()?));
+    println!("{}", hex(&transport.metadata()?));
     std::io::stdout().flush()?;
-    plane.connect(OTHER, &bytes(parent)?)?;
+    transport.connect(OTHER, &bytes(parent)?)?;
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
@@ -46,13 +48,13 @@ pub(crate) fn serve() -> Result<(), Error> {
     let start = std::time::Instant::now();
     let mut events = Vec::new();
     loop {
-        plane.poll(Time::from_nanos(start.elapsed().as_nanos() as u64), &mut events);
+        transport.poll(Time::from_nanos(start.elapsed().as_nanos() as u64), &mut events);
         for event in events.drain(..) {
-            if let PlaneEvent::PeerGone { end, .. } = event {
+            if let TransportEvent::PeerGone { end, .. } = event {
                 return Err(format!("the child has lost its way to the parent: {end:?}").into());
             }
         }
-        if plane.wait() != PlaneWait::Now {
+        if transport.wait() != TransportWait::Now {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
@@ -60,7 +62,7 @@ pub(crate) fn serve() -> Result<(), Error> {
 
 /// This process and its child, connected.
 pub(crate) struct Pair {
-    plane: LocalPlane,
+    transport: LocalTransport,
     _arena: Arena,
     child: Child,
     _stdin: Option<ChildStdin>,
@@ -69,26 +71,26 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn start(region: usize) -> Result<Pair, Error> {
-        let (mut plane, arena) = plane(region)?;
+        let (mut transport, arena) = transport(region)?;
         fill(&arena)?;
         let mut child = Command::new(std::env::current_exe()?)
-            .env(PEER, format!("{region} {}", hex(&plane.metadata()?)))
+            .env(PEER, format!("{region} {}", hex(&transport.metadata()?)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let mut line = String::new();
         BufReader::new(child.stdout.take().ok_or("no output of the peer")?).read_line(&mut line)?;
-        plane.connect(OTHER, &bytes(line.trim())?)?;
-        plane.permit(OTHER, Time::MAX);
+        transport.connect(OTHER, &bytes(line.trim())?)?;
+        transport.permit(OTHER, Time::MAX);
         let stdin = child.stdin.take();
-        let mut pair = Pair { plane, _arena: arena, child, _stdin: stdin, next: 0 };
+        let mut pair = Pair { transport, _arena: arena, child, _stdin: stdin, next: 0 };
         // The first transfer waits for the connection; all pages of the peer are present after it.
         let everything =
             Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: region as u64 };
         pair.run(Op::Read, &[everything])?;
         let mut events = Vec::new();
-        while pair.plane.wait() == PlaneWait::Now {
-            pair.plane.poll(Time::ZERO, &mut events);
+        while pair.transport.wait() == TransportWait::Now {
+            pair.transport.poll(Time::ZERO, &mut events);
             pair.ended(&mut events)?;
         }
         Ok(pair)
@@ -106,7 +108,7 @@ impl Pair {
                 let id = PostId(self.next);
                 self.next += 1;
                 let post = Post { id, op, descs: descs.to_vec(), notify: None };
-                if let Err(error) = self.plane.post(OTHER, post) {
+                if let Err(error) = self.transport.post(OTHER, post) {
                     return Err(self.cause(format!("{op:?} was refused: {error}")));
                 }
                 in_flight += 1;
@@ -114,24 +116,24 @@ impl Pair {
             if in_flight == 0 {
                 return Ok(());
             }
-            self.plane.poll(Time::ZERO, &mut events);
+            self.transport.poll(Time::ZERO, &mut events);
             in_flight -= self.ended(&mut events)?;
         }
     }
 
     /// How many posts have ended well.
-    fn ended(&mut self, events: &mut Vec<PlaneEvent>) -> Result<usize, Error> {
+    fn ended(&mut self, events: &mut Vec<TransportEvent>) -> Result<usize, Error> {
         let mut ended = 0;
         for event in events.drain(..) {
             match event {
-                PlaneEvent::Posted { result: Ok(()), .. } => ended += 1,
-                PlaneEvent::Posted { post, result: Err(error) } => {
+                TransportEvent::Posted { result: Ok(()), .. } => ended += 1,
+                TransportEvent::Posted { post, result: Err(error) } => {
                     return Err(self.cause(format!("post {} failed: {error}", post.0)));
                 }
-                PlaneEvent::PeerGone { end, .. } => {
+                TransportEvent::PeerGone { end, .. } => {
                     return Err(self.cause(format!("the way to the child has ended: {end:?}")));
                 }
-                PlaneEvent::Frame { .. } | PlaneEvent::Revoked { .. } => {}
+                TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
             }
         }
         Ok(ended)

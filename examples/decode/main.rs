@@ -25,11 +25,11 @@ use shared::decode::DecodeRank;
 use shared::error::ExampleError;
 use shared::link::Link;
 use shared::loading::ModelOptions;
-use shared::plane;
 use shared::progress::Progress;
 use shared::rank::RankSpec;
 use shared::report::Report;
 use shared::router::{Router, Side};
+use shared::transport;
 use shared::verdict;
 
 /// How long to wait for the prefill rank: it may still be compiling.
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
 fn run(options: Options) -> Result<ExitCode, ExampleError> {
     let Options { bootstrap, prefill, workload, cache, parallelism, hand_over, model: model_options } =
         options;
-    plane::prepare(cache.plane)?;
+    transport::prepare(cache.transport)?;
     workload.check(&cache)?;
     let mut router = Router::new();
     let stream = connect(&prefill)?;

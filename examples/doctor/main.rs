@@ -1,4 +1,4 @@
-//! Looks at what the NIXL plane would use on this host, for a person, and tries it out.
+//! Looks at what the NIXL transport would use on this host, for a person, and tries it out.
 //!
 //! ```text
 //! scripts/setup-nixl.sh && source target/nixl/env.sh

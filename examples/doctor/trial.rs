@@ -5,8 +5,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search};
-use kv_transfer::{Desc, Directions, Op, PeerId, Plane, PlaneEvent, Post, PostId, Region, RegionRole, Time};
+use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+use kv_transfer::{
+    Desc, Directions, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent,
+};
 
 /// Bytes of each process' region.
 pub const REGION: usize = 64 << 20;
@@ -62,7 +64,7 @@ fn transports(log: &str, needle: &str) -> Vec<String> {
 }
 
 struct Side {
-    plane: NixlPlane,
+    transport: NixlTransport,
     pool: HostPool,
 }
 
@@ -70,29 +72,30 @@ impl Side {
     fn new() -> Result<Side, Error> {
         let nixl = Nixl::load(&Search::default())?;
         let pool = HostPool::new(REGION)?;
-        let mut plane = NixlPlane::new(&nixl, NixlConfig { reads_over_tcp: true, ..NixlConfig::default() })?;
-        plane.add_pool(&pool)?;
-        plane.register(&Region::dram(RegionRole::Kv, pool.addr(), REGION as u64, BLOCK as u64))?;
-        Ok(Side { plane, pool })
+        let mut transport =
+            NixlTransport::new(&nixl, NixlConfig { reads_over_tcp: true, ..NixlConfig::default() })?;
+        transport.add_pool(&pool)?;
+        transport.register(&Region::dram(RegionRole::Kv, pool.addr(), REGION as u64, BLOCK as u64))?;
+        Ok(Side { transport, pool })
     }
 
     /// One post, to its end. Seconds.
     fn post(&mut self, id: u64, op: Op, descs: &[Desc]) -> Result<f64, Error> {
         let begun = Instant::now();
-        self.plane.post(PEER, Post { id: PostId(id), op, descs: descs.to_vec(), notify: None })?;
+        self.transport.post(PEER, Post { id: PostId(id), op, descs: descs.to_vec(), notify: None })?;
         let mut events = Vec::new();
         while begun.elapsed() < PATIENCE {
-            self.plane.poll(Time::ZERO, &mut events);
+            self.transport.poll(Time::ZERO, &mut events);
             for event in events.drain(..) {
                 match event {
-                    PlaneEvent::Posted { result, .. } => {
+                    TransportEvent::Posted { result, .. } => {
                         result?;
                         return Ok(begun.elapsed().as_secs_f64());
                     }
-                    PlaneEvent::PeerGone { end, .. } => {
+                    TransportEvent::PeerGone { end, .. } => {
                         return Err(format!("the way to the other process has ended: {end:?}").into());
                     }
-                    PlaneEvent::Frame { .. } | PlaneEvent::Revoked { .. } => {}
+                    TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
                 }
             }
         }
@@ -103,7 +106,7 @@ impl Side {
 /// Prints its metadata, and takes part until its standard input ends.
 fn serve() -> Result<(), Error> {
     let mut side = Side::new()?;
-    let hex: String = side.plane.metadata()?.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = side.transport.metadata()?.iter().map(|byte| format!("{byte:02x}")).collect();
     println!("{hex}");
     std::io::stdout().flush()?;
     std::thread::spawn(|| {
@@ -111,7 +114,7 @@ fn serve() -> Result<(), Error> {
         std::process::exit(0);
     });
     loop {
-        side.plane.poll(Time::ZERO, &mut Vec::new());
+        side.transport.poll(Time::ZERO, &mut Vec::new());
         std::thread::sleep(Duration::from_micros(50));
     }
 }
@@ -131,8 +134,8 @@ fn probe() -> Result<(), Error> {
     BufReader::new(child.0.stdout.take().ok_or("no output")?).read_line(&mut line)?;
     let byte = |at| u8::from_str_radix(line.get(at..at + 2).unwrap_or_default(), 16);
     let metadata = (0..line.trim().len()).step_by(2).map(byte).collect::<Result<Vec<u8>, _>>()?;
-    side.plane.connect(PEER, &metadata)?;
-    side.plane.permit(PEER, Time::MAX);
+    side.transport.connect(PEER, &metadata)?;
+    side.transport.permit(PEER, Time::MAX);
 
     let there = scattered();
     let back = there.iter().map(|desc| Desc {
@@ -168,10 +171,10 @@ fn probe() -> Result<(), Error> {
         ratio if ratio > 1.0 / SLOW => "WRITE is slow",
         _ => "both directions are alike",
     };
-    let way = side.plane.transport(PEER).map_or_else(|| "unknown".to_owned(), |way| way.to_string());
-    println!("  the plane says  {way}: {}", advice(side.plane.directions(Some(PEER))));
+    let way = side.transport.route(PEER).map_or_else(|| "unknown".to_owned(), |way| way.to_string());
+    println!("  the transport says  {way}: {}", advice(side.transport.directions(Some(PEER))));
     println!("  measured        {measured}");
-    let anybody = advice(side.plane.directions(None));
+    let anybody = advice(side.transport.directions(None));
     println!("  to other hosts  {anybody}, as far as can be known before they are met");
     Ok(())
 }
@@ -180,7 +183,7 @@ fn advice(directions: Directions) -> &'static str {
     match directions {
         Directions::BOTH => "push or pull",
         Directions::READ => "pull",
-        // Of nothing that is good, a push is what planes allow.
+        // Of nothing that is good, a push is what transports allow.
         _ => "push; READ is slow and refused",
     }
 }

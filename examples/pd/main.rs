@@ -30,13 +30,13 @@ use shared::decode::DecodeRank;
 use shared::error::ExampleError;
 use shared::link::Link;
 use shared::loading::ModelOptions;
-use shared::plane;
 use shared::prefill::PrefillRank;
 use shared::progress::Progress;
 use shared::rank::RankSpec;
 use shared::rank_kv;
 use shared::report::Report;
 use shared::router::{Harm, Plan, PlannedHarm, Router, Side};
+use shared::transport;
 use shared::verdict;
 
 /// Hands KV caches over between prefill and decode processes, and checks every token.
@@ -146,7 +146,7 @@ fn main() -> ExitCode {
 
 /// One rank, told what to do on stdin.
 fn serve(spec: &RankSpec) -> Result<(), ExampleError> {
-    plane::prepare(spec.cache.plane)?;
+    transport::prepare(spec.cache.transport)?;
     // The end of stdin ends a rank, and this does where nobody reads it just then.
     let signal = Some(rustix::process::Signal::KILL);
     rustix::process::set_parent_process_death_signal(signal)
@@ -161,7 +161,7 @@ fn serve(spec: &RankSpec) -> Result<(), ExampleError> {
 /// The router.
 fn run(options: &Options) -> Result<ExitCode, ExampleError> {
     // Only to say here, and once, what is missing.
-    plane::prepare(options.cache.plane)?;
+    transport::prepare(options.cache.transport)?;
     options.workload.check(&options.cache)?;
     options.workload.check(&options.decode_cache())?;
     // Before the ranks load it: what is wrong with it is then said once.

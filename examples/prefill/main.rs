@@ -23,10 +23,10 @@ use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, P
 use shared::error::ExampleError;
 use shared::link::Link;
 use shared::loading::ModelOptions;
-use shared::plane;
 use shared::prefill::PrefillRank;
 use shared::rank::RankSpec;
 use shared::router::Side;
+use shared::transport;
 
 /// Computes prompts and sends their KV to decode ranks.
 #[derive(Debug, Parser)]
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
 
 fn run(options: Options) -> Result<(), ExampleError> {
     let Options { bootstrap, listen, cache, parallelism, hand_over, prefill, model } = options;
-    plane::prepare(cache.plane)?;
+    transport::prepare(cache.transport)?;
     let (bootstrap, server) = match bootstrap {
         Some(bootstrap) => (bootstrap, None),
         None => {

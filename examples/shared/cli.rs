@@ -22,11 +22,11 @@ pub const DEFAULT_BOOTSTRAP: &str = "127.0.0.1:8998";
 /// Where the prefill rank of the two-terminal examples takes requests.
 pub const DEFAULT_REQUESTS: &str = "127.0.0.1:8997";
 
-/// Which plane moves the bytes.
+/// Which transport moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum PlaneKind {
-    /// The embedded plane, for processes on one host.
+pub enum TransportKind {
+    /// The embedded transport, for processes on one host.
     Local,
     /// A NIXL agent.
     Nixl,
@@ -40,7 +40,7 @@ pub enum Mode {
     Push,
     /// Decode ranks read the pages that prefill ranks keep for them under a lease.
     Pull,
-    /// Whichever of the two the planes say is better.
+    /// Whichever of the two the transports say is better.
     Auto,
 }
 
@@ -186,9 +186,9 @@ impl Parallelism {
 /// How a rank holds its cache.
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]
 pub struct CacheOptions {
-    /// The plane that moves the bytes.
+    /// The transport that moves the bytes.
     #[arg(long, value_enum, default_value = "local")]
-    pub plane: PlaneKind,
+    pub transport: TransportKind,
 
     /// How pages lie in memory.
     #[arg(long, value_enum, default_value = "layer-major")]

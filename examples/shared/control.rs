@@ -237,9 +237,9 @@ impl From<&TransferError> for NamedError {
             Cause::AuxOneSided { .. } => "AuxOneSided",
             Cause::Post(_) => "Post",
             Cause::LeaseExpired => "LeaseExpired",
-            Cause::GrantPages { .. } => "GrantPages",
-            Cause::GrantOutOfRange(_) => "GrantOutOfRange",
-            Cause::StaleGrant { .. } => "StaleGrant",
+            Cause::LeasePages { .. } => "LeasePages",
+            Cause::LeaseOutOfRange(_) => "LeaseOutOfRange",
+            Cause::StaleLease { .. } => "StaleLease",
             Cause::Protocol(_) => "Protocol",
             _ => "Other",
         };

@@ -12,7 +12,7 @@ use kv_transfer::params::{Fetch, FetchPolicy, TransferParams};
 use kv_transfer::queue::{
     DecodeConfig, DecodeCounts, DecodeQueues, Demand, Incoming, Origin, PushError, PushRefusal, Ready,
 };
-use kv_transfer::{KvManager, OpenError, Pages, RankGroup, Room, SessionOptions, Worker};
+use kv_transfer::{EngineGroup, KvManager, OpenError, Pages, Room, SessionOptions, Worker};
 use serde_json::Value;
 
 use super::control::{Accounting, Command, Decoded, Event, NamedError, millis};
@@ -61,10 +61,10 @@ pub struct DecodeRank {
     /// Tokens in a page of the prefill ranks.
     peer_page_size: u32,
     workers: Vec<Worker>,
-    manager: RankGroup,
+    manager: EngineGroup,
     /// Requests for which the worker had no room yet.
     arrived: VecDeque<Continuation>,
-    queues: DecodeQueues<Continuation, WatchedManager<RankGroup>>,
+    queues: DecodeQueues<Continuation, WatchedManager<EngineGroup>>,
     timelines: Timelines,
     log: WireLog,
     running: Vec<Running>,

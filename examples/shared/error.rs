@@ -28,14 +28,14 @@ pub enum ExampleError {
     /// There is no memory for the cache, or it was used wrongly.
     #[error(transparent)]
     Arena(#[from] MemoryError),
-    /// The plane could not be set up.
+    /// The transport could not be set up.
     #[error(transparent)]
     Local(#[from] LocalError),
     /// NIXL could not be loaded.
     #[cfg(feature = "nixl")]
     #[error(transparent)]
     Discovery(#[from] kv_transfer::nixl::DiscoveryError),
-    /// The NIXL plane could not be set up.
+    /// The NIXL transport could not be set up.
     #[cfg(feature = "nixl")]
     #[error(transparent)]
     Nixl(#[from] kv_transfer::nixl::NixlError),
@@ -85,7 +85,7 @@ pub enum ExampleError {
     },
     /// The ranks of an engine cannot be driven together.
     #[error(transparent)]
-    Group(#[from] kv_transfer::RankGroupError),
+    Group(#[from] kv_transfer::EngineGroupError),
     /// A prompt names a token that the model does not know.
     #[error("token {token} is out of range: the model knows {vocab} tokens")]
     Token {
@@ -102,7 +102,7 @@ pub enum ExampleError {
         /// Pages of the request.
         pages: usize,
     },
-    /// The plane was asked for by name, but is not in this binary.
+    /// The transport was asked for by name, but is not in this binary.
     #[error("this example was built without feature `{feature}`")]
     NotBuilt {
         /// The feature.

@@ -1,21 +1,21 @@
-//! When each request's reader was last heard of, seen from the plane.
+//! When each request's reader was last heard of, seen from the transport.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kv_transfer::wire::{Body, Frame, Link, Register, Wish};
+use kv_transfer::wire::{Body, ConversationId, Delivery, Frame, Register};
 use kv_transfer::{Attempt, Room};
 
-/// What readers have said about the pages that they want to read: their claims, and the heartbeats
+/// What readers have said about the pages that they want to read: their acquire messages, and the heartbeats
 /// that prolong the lease. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Heartbeats(Arc<Mutex<Heard>>);
 
 #[derive(Debug, Default)]
 struct Heard {
-    /// Heartbeats name attempts; their claims say which request that is.
-    attempts: BTreeMap<(Link, Attempt), Room>,
+    /// Heartbeats name attempts; their acquire messages say which request that is.
+    attempts: BTreeMap<(ConversationId, Attempt), Room>,
     last: BTreeMap<Room, Instant>,
 }
 
@@ -26,19 +26,19 @@ impl Heartbeats {
 
     /// Notes a frame that has arrived.
     pub fn note(&self, frame: &[u8]) {
-        let Ok(Frame { link, body }) = Frame::decode(frame) else { return };
+        let Ok(Frame { conversation, body }) = Frame::decode(frame) else { return };
         let now = Instant::now();
         match body {
-            Body::Register(Register { attempt, room, wish: Wish::Read(_), .. }) => {
+            Body::Register(Register { attempt, room, delivery: Delivery::Read(_), .. }) => {
                 let mut heard = self.lock();
-                heard.attempts.insert((link, attempt), room.clone());
+                heard.attempts.insert((conversation, attempt), room.clone());
                 heard.last.insert(room, now);
             }
             Body::Heartbeat(heartbeat) => {
                 let Heard { attempts, last } = &mut *self.lock();
                 for (start, count) in heartbeat.leases {
                     let end = start.saturating_add(u64::from(count));
-                    let named = attempts.range((link, Attempt(start))..(link, Attempt(end)));
+                    let named = attempts.range((conversation, Attempt(start))..(conversation, Attempt(end)));
                     last.extend(named.map(|(_, room)| (room.clone(), now)));
                 }
             }
@@ -56,25 +56,38 @@ impl Heartbeats {
 
 #[cfg(test)]
 mod tests {
-    use kv_transfer::wire::{Claim, Heartbeat};
+    use kv_transfer::wire::{Acquire, Heartbeat};
 
     use super::*;
 
     #[test]
     fn a_heartbeat_counts_for_the_requests_it_names_and_for_no_other() {
         let heartbeats = Heartbeats::default();
-        let link = Link::new(1, 7);
-        let say = |body| heartbeats.note(&Frame { link, body }.encode().unwrap());
+        let conversation = ConversationId::new(1, 7);
+        let say = |body| heartbeats.note(&Frame { conversation, body }.encode().unwrap());
         for attempt in 1..=3 {
             let (attempt, room) = (Attempt(attempt), Room::Number(attempt + 100));
-            let wish = Wish::Read(Claim { grant: None, beat: 1 });
-            say(Body::Register(Register { attempt, floor: Attempt(0), room, ranks: 1, ttl_ms: 9, wish }));
+            let delivery = Delivery::Read(Acquire { lease_id: None, number: 1 });
+            say(Body::Register(Register {
+                attempt,
+                low_watermark: Attempt(0),
+                room,
+                ranks: 1,
+                ttl_ms: 9,
+                delivery,
+            }));
         }
         let before = heartbeats.lock().last.clone();
         std::thread::sleep(std::time::Duration::from_millis(2));
         let leases = vec![(2, 1), (9, 1)];
         let asked = vec![(3, 1)];
-        say(Body::Heartbeat(Heartbeat { beat: 2, floor: Attempt(0), leases, asked, writes: false }));
+        say(Body::Heartbeat(Heartbeat {
+            number: 2,
+            low_watermark: Attempt(0),
+            leases,
+            asked,
+            writes: false,
+        }));
         heartbeats.note(b"no frame");
         let last = heartbeats.lock().last.clone();
         let renewed: Vec<u64> =

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kv_transfer::RankGroup;
+use kv_transfer::EngineGroup;
 
 /// How often a worker's gauges are read.
 const EVERY: Duration = Duration::from_millis(2);
@@ -13,7 +13,7 @@ pub struct HeldPages(Arc<Mutex<Option<Instant>>>);
 
 impl HeldPages {
     /// Watches from now on.
-    pub fn watch(ranks: RankGroup) -> HeldPages {
+    pub fn watch(ranks: EngineGroup) -> HeldPages {
         let dropped = Arc::new(Mutex::new(None));
         let watched = Arc::downgrade(&dropped);
         std::thread::spawn(move || {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kv_transfer::consensus::{RequestKey, SingleRank};
 use kv_transfer::params::{RemoteKv, TransferParams};
 use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
-use kv_transfer::{Change, KvManager, Lease, Pages, RankGroup, Room, SessionOptions, TransferMode};
+use kv_transfer::{Change, EngineGroup, KvManager, Lease, Pages, Room, SessionOptions, TransferMode};
 use serde_json::Value;
 
 use super::rank::RankSpec;
@@ -18,8 +18,8 @@ const GRACE: Duration = Duration::from_secs(30);
 /// The conversations that a decode rank keeps. They are sent like prompts, only that nothing has to
 /// be computed: hence the queues of a prefill rank.
 pub struct KeptCaches {
-    queues: PrefillQueues<(), RankGroup>,
-    manager: RankGroup,
+    queues: PrefillQueues<(), EngineGroup>,
+    manager: EngineGroup,
     /// Oldest first; those that have ended are dropped from the front.
     order: VecDeque<RequestKey>,
     bootstrap: String,
@@ -28,7 +28,7 @@ pub struct KeptCaches {
 
 impl KeptCaches {
     /// Nothing kept yet.
-    pub fn new(manager: &RankGroup, spec: &RankSpec) -> KeptCaches {
+    pub fn new(manager: &EngineGroup, spec: &RankSpec) -> KeptCaches {
         KeptCaches {
             // Nobody has to be there yet: the next turn may come in minutes.
             queues: PrefillQueues::new(manager.clone(), SingleRank::default(), PrefillPolicy::Eager),
@@ -54,11 +54,11 @@ impl KeptCaches {
         let Ok(key) = self.queues.push((), outgoing) else { return Err(pages) };
         self.order.push_back(key);
         let list = pages.list().clone();
-        let grants = self.queues.grants(key).filter(|_| {
+        let lease_refs = self.queues.lease_refs(key).filter(|_| {
             self.queues.pop_waiting(|_, ()| true) == Some(key)
                 && self.queues.init(key, pages.len(), None).is_ok()
         });
-        let Some(grants) = grants else {
+        let Some(lease_refs) = lease_refs else {
             self.queues.abort(key);
             return Err(pages);
         };
@@ -67,7 +67,7 @@ impl KeptCaches {
         let _ = self.queues.finish(key);
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let (args, bootstrap) = (self.manager.args(), &self.bootstrap);
-        let offer = RemoteKv::granted(args, bootstrap, room, tokens, &list, &grants, self.lease);
+        let offer = RemoteKv::granted(args, bootstrap, room, tokens, &list, &lease_refs, self.lease);
         // An address that nobody can use: the pages come back when the session has ended.
         let Ok(offer) = offer else {
             self.queues.abort(key);

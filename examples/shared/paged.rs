@@ -12,7 +12,7 @@ use super::rank_kv::{AUX_BYTES, RankKv, Rows};
 
 /// The cache of one engine. Clones are the same memory.
 ///
-/// One process holds all ranks, so the model is computed once; each rank still has memory, plane and
+/// One process holds all ranks, so the model is computed once; each rank still has memory, transport and
 /// worker of its own, as if it were a device.
 #[derive(Debug, Clone)]
 pub struct PagedKv {
@@ -34,14 +34,14 @@ impl PagedKv {
         (dp_rank, dp_size): (u32, u32),
         aux_rows: u32,
     ) -> Result<PagedKv, ExampleError> {
-        let Parallelism { tp: tp_size, pp: pp_size, cp: cp_size, dcp } = parallelism;
+        let Parallelism { tp: tp_size, pp: pp_size, cp: pcp_size, dcp } = parallelism;
         let config = model.config();
         let mut ranks = Vec::new();
         for pp_rank in 0..pp_size {
-            for cp_rank in 0..cp_size {
+            for pcp_rank in 0..pcp_size {
                 for tp_rank in 0..tp_size {
                     let parallel =
-                        Parallel { tp_size, tp_rank, pp_size, pp_rank, dp_size, dp_rank, cp_size, cp_rank };
+                        Parallel { tp_size, tp_rank, pp_size, pp_rank, dp_size, dp_rank, pcp_size, pcp_rank };
                     ranks.push(RankKv::new(config, options, parallel, dcp, aux_rows)?);
                 }
             }
@@ -208,7 +208,7 @@ pub fn numbers(pages: &Pages) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::cli::{PageLayout, PlaneKind};
+    use crate::shared::cli::{PageLayout, TransportKind};
     use crate::shared::model::{ModelConfig, Segment, Weights};
     use crate::shared::monolithic::ContiguousCache;
 
@@ -243,7 +243,7 @@ mod tests {
     }
 
     fn kv(model: &Model, layout: PageLayout, pages: u32, parallelism: Parallelism) -> PagedKv {
-        let options = CacheOptions { plane: PlaneKind::Local, layout, page_size: 16, pages };
+        let options = CacheOptions { transport: TransportKind::Local, layout, page_size: 16, pages };
         PagedKv::new(model, &options, parallelism, (0, 1), 3).unwrap()
     }
 
@@ -305,8 +305,12 @@ mod tests {
     fn heads_and_layers_that_cannot_be_dealt_are_refused_with_both_numbers() {
         let config = ModelConfig::small();
         let model = Model::new(config.clone(), Weights::random(&config, 3));
-        let options =
-            CacheOptions { plane: PlaneKind::Local, layout: PageLayout::LayerMajor, page_size: 16, pages: 4 };
+        let options = CacheOptions {
+            transport: TransportKind::Local,
+            layout: PageLayout::LayerMajor,
+            page_size: 16,
+            pages: 4,
+        };
         for (tp, pp) in [(3, 1), (1, 5)] {
             let parallelism = Parallelism { tp, pp, ..Parallelism::ONE };
             let error = PagedKv::new(&model, &options, parallelism, (0, 1), 3).unwrap_err();

@@ -14,7 +14,7 @@ use kv_transfer::queue::{
     AuxRows, Finished, Outgoing, PrefillPolicy, PrefillQueues, PushError, PushRefusal, aux_tag,
 };
 use kv_transfer::{
-    FinalLayers, GroupReceiver, KvManager, KvSession, OpenError, PageList, RankGroup, Room, SessionOptions,
+    EngineGroup, FinalLayers, GroupReceiver, KvManager, KvSession, OpenError, PageList, Room, SessionOptions,
     TransferMode, Worker,
 };
 
@@ -31,14 +31,14 @@ use super::pull_back::{PullBack, Way};
 use super::rank::{AUX_ROWS, IDLE, RETRY, RankSpec, SetUp, close, finish_within};
 use super::wire::WireLog;
 
-type Queues = PrefillQueues<Prompt, RankGroup>;
+type Queues = PrefillQueues<Prompt, EngineGroup>;
 
 /// A prefill rank.
 pub struct PrefillRank {
     model: Model,
     kv: PagedKv,
     workers: Vec<Worker>,
-    manager: RankGroup,
+    manager: EngineGroup,
     log: WireLog,
     heartbeats: Heartbeats,
     held: Option<HeldPages>,
@@ -385,7 +385,7 @@ impl PrefillRank {
 
     /// Tells the router where the KV of a prompt lies; in push mode nobody asks.
     fn answer(&mut self, key: RequestKey) {
-        let (Some(grants), Some(prompt)) = (self.queues.grants(key), self.queues.request(key)) else {
+        let (Some(lease_refs), Some(prompt)) = (self.queues.lease_refs(key), self.queues.request(key)) else {
             return;
         };
         let Some(mode) = prompt.options.mode.filter(|mode| *mode != TransferMode::Push) else { return };
@@ -393,7 +393,7 @@ impl PrefillRank {
         let Ok(pages) = PageList::from_pages(prompt.pages.iter().copied()) else { return };
         let (args, lease) = (self.manager.args(), self.hand_over.lease());
         let kept =
-            RemoteKv::granted(args, &self.bootstrap, Room::Number(room), tokens, &pages, &grants, lease);
+            RemoteKv::granted(args, &self.bootstrap, Room::Number(room), tokens, &pages, &lease_refs, lease);
         match kept {
             Ok(kept) => {
                 let params = TransferParams::decode(mode, kept).to_value();

@@ -2,7 +2,7 @@
 
 use kv_transfer::params::{Fetch, FetchPolicy, ReleaseReason, RemoteKv};
 use kv_transfer::{
-    Backpressure, GroupReceiver, KvManager, KvPoll, KvReceiver, KvSession, OpenError, Pages, RankGroup,
+    Backpressure, EngineGroup, GroupReceiver, KvManager, KvPoll, KvReceiver, KvSession, OpenError, Pages,
     SessionOptions, TransferMode, WorkerRole,
 };
 
@@ -31,7 +31,7 @@ impl PullBack {
     /// Decides, and opens the session at once: the holder's lease is claimed before there is room
     /// for the pages.
     pub fn open(
-        manager: &RankGroup,
+        manager: &EngineGroup,
         remote: &RemoteKv,
         prompt_tokens: usize,
         options: &SessionOptions,

@@ -1,9 +1,9 @@
-//! What every engine does before its loop and after it: memory, planes, workers.
+//! What every engine does before its loop and after it: memory, transports, workers.
 
 use std::time::Duration;
 
 use kv_transfer::bootstrap::HttpBootstrapClient;
-use kv_transfer::{KvArgs, KvManager, RankGroup, Worker, WorkerConfig, WorkerRole};
+use kv_transfer::{EngineGroup, KvArgs, KvManager, Worker, WorkerConfig, WorkerRole};
 use serde::{Deserialize, Serialize};
 
 use super::cli::{CacheOptions, HandOver, Pace, Parallelism};
@@ -13,8 +13,8 @@ use super::heartbeats::Heartbeats;
 use super::loading::ModelOptions;
 use super::model::Model;
 use super::paged::PagedKv;
-use super::plane;
 use super::router::Side;
+use super::transport;
 use super::wire::WireLog;
 
 /// Aux rows of a rank: requests that can be in transfer at once.
@@ -73,8 +73,8 @@ pub struct SetUp {
     /// The workers that move the pages, one for each rank.
     pub workers: Vec<Worker>,
     /// Their managers.
-    pub manager: RankGroup,
-    /// What their planes have moved.
+    pub manager: EngineGroup,
+    /// What their transports have moved.
     pub log: WireLog,
     /// When the readers of its pages were last heard of.
     pub heartbeats: Heartbeats,
@@ -83,7 +83,7 @@ pub struct SetUp {
 }
 
 impl SetUp {
-    /// Loads the model, allocates the cache, registers it with planes, and starts the workers.
+    /// Loads the model, allocates the cache, registers it with transports, and starts the workers.
     pub fn new(spec: &RankSpec) -> Result<SetUp, ExampleError> {
         let model = spec.model.load()?;
         let kv = PagedKv::new(&model, &spec.cache, spec.parallelism, (spec.number, spec.of), AUX_ROWS)?;
@@ -102,9 +102,9 @@ impl SetUp {
             let pace = spec.hand_over.timing;
             let config = WorkerConfig::new(args, role).bootstrap(&spec.bootstrap).timing(pace.timing());
             let client = HttpBootstrapClient::new(pace.client())?;
-            workers.push(plane::start(rank.memory(), config, (&log, &heartbeats), client, pace)?);
+            workers.push(transport::start(rank.memory(), config, (&log, &heartbeats), client, pace)?);
         }
-        let manager = RankGroup::new(workers.iter().map(Worker::manager).collect())?;
+        let manager = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;
         let worker = manager.args().worker().to_string();
         let ready = Event::Ready { worker, model: model.fingerprint(), page_bytes: kv.page_bytes() as u64 };
         Ok(SetUp { model, kv, workers, manager, log, heartbeats, ready })

@@ -8,7 +8,7 @@ use kv_transfer::{Holds, KvArgsBuilder, Layout, Parallel, Region, RegionRole};
 use super::cli::{CacheOptions, PageLayout};
 use super::error::ExampleError;
 use super::model::ModelConfig;
-use super::plane::Memory;
+use super::transport::Memory;
 
 /// Bytes of an aux row: a cache line, of which 20 are used.
 pub const AUX_BYTES: usize = 64;
@@ -80,7 +80,7 @@ impl RankKv {
         let (pages, page_tokens, aux_rows) =
             (options.pages as usize, options.page_size as usize, aux_rows as usize);
         let token = layers.len() * parts.len() * heads.len() * head_dim * size_of::<f32>();
-        let memory = Memory::new(options.plane, pages * page_tokens * token + aux_rows * AUX_BYTES)?;
+        let memory = Memory::new(options.transport, pages * page_tokens * token + aux_rows * AUX_BYTES)?;
         let layout = options.layout;
         Ok(RankKv {
             memory,
@@ -99,7 +99,7 @@ impl RankKv {
         })
     }
 
-    /// The memory, for the plane.
+    /// The memory, for the transport.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -129,8 +129,8 @@ impl RankKv {
         let layout = Layout {
             axes: if self.layout == PageLayout::HeadMajor { HND } else { NHD },
             total_kv_heads: if self.parts == [Holds::Latent] { 0 } else { self.total_heads as u32 },
-            context_size: self.dealt,
-            context_rank: self.dealt_to(),
+            dcp_size: self.dealt,
+            dcp_rank: self.dealt_to(),
             stages: if self.stages.len() > 1 { self.stages.clone() } else { Vec::new() },
             ..Layout::default()
         };

@@ -69,7 +69,7 @@ mod tests {
     use kv_transfer::bootstrap::KvBootstrapServer;
 
     use super::*;
-    use crate::shared::cli::{CacheOptions, HandOver, Mode, Pace, PageLayout, Parallelism, PlaneKind};
+    use crate::shared::cli::{CacheOptions, HandOver, Mode, Pace, PageLayout, Parallelism, TransportKind};
     use crate::shared::control::History;
     use crate::shared::decode::DecodeRank;
     use crate::shared::link::Link;
@@ -117,7 +117,7 @@ mod tests {
         for (side, number, of) in [(Side::Prefill, 0, 2), (Side::Prefill, 1, 2), (Side::Decode, 0, 1)] {
             let [ours, theirs] = if side == Side::Prefill { caches } else { [caches[1], caches[0]] };
             let ((layout, page_size, pages), peer_page_size) = (ours, theirs.1);
-            let cache = CacheOptions { plane: PlaneKind::Local, layout, page_size, pages };
+            let cache = CacheOptions { transport: TransportKind::Local, layout, page_size, pages };
             let [here, there] = if side == Side::Prefill { [0, 1] } else { [1, 0] };
             let (parallelism, peer_page_size) = (parallel[here], peer_page_size * parallel[there].dcp);
             let (bootstrap, model) = (bootstrap.clone(), model.clone());

@@ -1,5 +1,5 @@
 //! How long the bytes of each request were on the wire, and when its reader was last heard of, seen
-//! from the plane.
+//! from the transport.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_transfer::{
-    Directions, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole,
-    Time, WriteFence,
+    Directions, Origin, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
+    TransportEvent, TransportWait, WriteFence,
 };
 
 use super::heartbeats::Heartbeats;
 
-/// A plane that notes when each data operation began and ended. Workers take any [`Plane`], so a
+/// A transport that notes when each data operation began and ended. Workers take any [`Transport`], so a
 /// server can put one of its own in between.
-pub struct TimedPlane<P> {
+pub struct TimedTransport<P> {
     inner: P,
     log: WireLog,
     heartbeats: Heartbeats,
@@ -24,7 +24,7 @@ pub struct TimedPlane<P> {
     posts: HashMap<PostId, (u32, Transfer)>,
 }
 
-/// What a [`TimedPlane`] has noted, by the first page that an operation touches. Clones share it.
+/// What a [`TimedTransport`] has noted, by the first page that an operation touches. Clones share it.
 #[derive(Clone, Default)]
 pub struct WireLog(Arc<Mutex<BTreeMap<u32, Vec<Transfer>>>>);
 
@@ -44,10 +44,10 @@ pub struct Wire {
     pub busy: Duration,
 }
 
-impl<P> TimedPlane<P> {
+impl<P> TimedTransport<P> {
     /// Notes in `log` and `heartbeats` what `inner` does.
-    pub fn new(inner: P, log: WireLog, heartbeats: Heartbeats) -> TimedPlane<P> {
-        TimedPlane { inner, log, heartbeats, page_bytes: Vec::new(), posts: HashMap::new() }
+    pub fn new(inner: P, log: WireLog, heartbeats: Heartbeats) -> TimedTransport<P> {
+        TimedTransport { inner, log, heartbeats, page_bytes: Vec::new(), posts: HashMap::new() }
     }
 
     /// The page under the first descriptor that is in one.
@@ -85,7 +85,7 @@ impl WireLog {
     }
 }
 
-impl<P: Plane> Plane for TimedPlane<P> {
+impl<P: Transport> Transport for TimedTransport<P> {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
@@ -94,17 +94,17 @@ impl<P: Plane> Plane for TimedPlane<P> {
         self.inner.directions(peer)
     }
 
-    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         let pages = region.role == RegionRole::Kv;
         self.page_bytes.push(pages.then_some(region.item_len).filter(|bytes| *bytes > 0));
         self.inner.register(region)
     }
 
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         self.inner.metadata()
     }
 
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
         self.inner.connect(peer, metadata)
     }
 
@@ -116,11 +116,11 @@ impl<P: Plane> Plane for TimedPlane<P> {
         self.inner.disconnect(peer);
     }
 
-    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
         self.inner.send(peer, frame)
     }
 
-    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
         let (id, page) = (post.id, self.first_page(&post));
         let bytes = post.descs.iter().map(|desc| desc.len).sum();
         let from = Instant::now();
@@ -147,14 +147,14 @@ impl<P: Plane> Plane for TimedPlane<P> {
         self.inner.revoke(peer);
     }
 
-    fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>) {
         let before = events.len();
         self.inner.poll(now, events);
         for event in events.iter().skip(before) {
-            if let PlaneEvent::Frame { frame, .. } = event {
+            if let TransportEvent::Frame { frame, .. } = event {
                 self.heartbeats.note(frame);
             }
-            if let PlaneEvent::Posted { post, result } = event
+            if let TransportEvent::Posted { post, result } = event
                 && let Some((page, transfer)) = self.posts.remove(post)
                 && result.is_ok()
             {
@@ -164,7 +164,7 @@ impl<P: Plane> Plane for TimedPlane<P> {
         }
     }
 
-    fn wait(&self) -> PlaneWait {
+    fn wait(&self) -> TransportWait {
         self.inner.wait()
     }
 }

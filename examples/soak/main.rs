@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release --example soak -- --minutes 10
-//! cargo run --release --features nixl --example soak -- --plane nixl --minutes 10
+//! cargo run --release --features nixl --example soak -- --transport nixl --minutes 10
 //! ```
 //!
 //! This process is a prefill worker. A decode worker in another process receives its pages and compares
@@ -11,7 +11,7 @@
 //! everything that was counted must be back at zero.
 //!
 //! `--visitors` adds decode workers that come and go after seconds, every second one by SIGKILL, and says
-//! what is kept of each: by NIXL and UCX some hundred bytes, and by the NIXL plane the count of what each
+//! what is kept of each: by NIXL and UCX some hundred bytes, and by the NIXL transport the count of what each
 //! of the last 4096 connections has sent.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
@@ -39,9 +39,9 @@ const JUDGED: f64 = 5.0;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
-    /// The plane that moves the bytes.
+    /// The transport that moves the bytes.
     #[arg(long, value_enum, default_value = "local")]
-    plane: PlaneKind,
+    transport: TransportKind,
 
     /// How long.
     #[arg(long, default_value_t = 10.0)]
@@ -64,10 +64,10 @@ struct Options {
     peer: Vec<String>,
 }
 
-/// Which plane moves the bytes.
+/// Which transport moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum PlaneKind {
-    /// The embedded plane.
+enum TransportKind {
+    /// The embedded transport.
     Local,
     /// A NIXL agent.
     Nixl,
@@ -75,11 +75,11 @@ enum PlaneKind {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let result = side::prepare(options.plane).and_then(|()| match options.peer.as_slice() {
+    let result = side::prepare(options.transport).and_then(|()| match options.peer.as_slice() {
         [addr, number] => number
             .parse()
             .map_err(Error::from)
-            .and_then(|number| peer::receive(options.plane, addr, number).map(|()| true)),
+            .and_then(|number| peer::receive(options.transport, addr, number).map(|()| true)),
         _ => soak(&options),
     });
     match result {
@@ -98,13 +98,16 @@ fn soak(options: &Options) -> Result<bool, Error> {
     let interval = options.interval.map_or(Ok(length / 60), Duration::try_from_secs_f64)?;
     let server = KvBootstrapServer::start("127.0.0.1:0")?;
     let addr = server.local_addr().to_string();
-    let mut side = Side::start(options.plane, WorkerRole::Prefill, &addr)?;
+    let mut side = Side::start(options.transport, WorkerRole::Prefill, &addr)?;
     let churn = Churn::start()?;
     let mut random = SplitMix64::new(options.seed);
 
-    let mut stays = Peer::start(options.plane, &addr, 0, None)?;
+    let mut stays = Peer::start(options.transport, &addr, 0, None)?;
     let visitor = |number: u64, random: &mut SplitMix64| {
-        options.visitors.then(|| Peer::start(options.plane, &addr, number, Some(life(random)))).transpose()
+        options
+            .visitors
+            .then(|| Peer::start(options.transport, &addr, number, Some(life(random))))
+            .transpose()
     };
     let mut comes = visitor(1, &mut random)?;
     let (mut number, mut killed) = (u64::from(comes.is_some()), 0);

@@ -10,7 +10,7 @@ use kv_transfer::Sender;
 use kv_transfer::prelude::*;
 use kv_transfer::random::SplitMix64;
 
-use super::PlaneKind;
+use super::TransportKind;
 use super::side::{Error, PAGE, Side, reclaimed, until};
 
 /// Most pages of a request.
@@ -37,13 +37,18 @@ pub struct Peer {
 
 impl Peer {
     /// Starts one that lives so long.
-    pub fn start(plane: PlaneKind, addr: &str, number: u64, life: Option<Duration>) -> Result<Peer, Error> {
-        let plane = match plane {
-            PlaneKind::Local => "local",
-            PlaneKind::Nixl => "nixl",
+    pub fn start(
+        transport: TransportKind,
+        addr: &str,
+        number: u64,
+        life: Option<Duration>,
+    ) -> Result<Peer, Error> {
+        let transport = match transport {
+            TransportKind::Local => "local",
+            TransportKind::Nixl => "nixl",
         };
         let process = Command::new(std::env::current_exe()?)
-            .args(["--plane", plane, "--peer", addr, &number.to_string()])
+            .args(["--transport", transport, "--peer", addr, &number.to_string()])
             .stdin(Stdio::piped())
             .spawn()?;
         let until = life.map(|life| Instant::now() + life);
@@ -118,9 +123,9 @@ impl Drop for Peer {
 }
 
 /// The peer's own process: receives room after room until its standard input ends.
-pub fn receive(plane: PlaneKind, addr: &str, number: u64) -> Result<(), Error> {
+pub fn receive(transport: TransportKind, addr: &str, number: u64) -> Result<(), Error> {
     let ending = Arc::new(AtomicBool::new(false));
-    let mut side = Side::start(plane, WorkerRole::Decode, addr)?;
+    let mut side = Side::start(transport, WorkerRole::Decode, addr)?;
     let told = Arc::clone(&ending);
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());

@@ -7,7 +7,7 @@ use kv_transfer::prelude::*;
 use kv_transfer::random::SplitMix64;
 use kv_transfer::{Receiver, Registration, Sender};
 
-use super::PlaneKind;
+use super::TransportKind;
 
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -18,20 +18,20 @@ const PAGES: u32 = 256;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// To be called first: NIXL sets UCX's environment, while there is one thread.
-pub fn prepare(kind: PlaneKind) -> Result<(), Error> {
+pub fn prepare(kind: TransportKind) -> Result<(), Error> {
     match kind {
-        PlaneKind::Local => Ok(()),
+        TransportKind::Local => Ok(()),
         #[cfg(feature = "nixl")]
-        PlaneKind::Nixl => {
+        TransportKind::Nixl => {
             Nixl::load(&kv_transfer::nixl::Search::default())?;
             Ok(())
         }
         #[cfg(not(feature = "nixl"))]
-        PlaneKind::Nixl => Err("this example was built without feature `nixl`".into()),
+        TransportKind::Nixl => Err("this example was built without feature `nixl`".into()),
     }
 }
 
-/// Memory that a plane reaches.
+/// Memory that a transport reaches.
 enum Memory {
     Arena(Arena),
     #[cfg(feature = "nixl")]
@@ -53,7 +53,7 @@ pub struct Side {
 }
 
 impl Side {
-    pub fn start(kind: PlaneKind, role: WorkerRole, addr: &str) -> Result<Side, Error> {
+    pub fn start(kind: TransportKind, role: WorkerRole, addr: &str) -> Result<Side, Error> {
         let len = PAGE * PAGES as usize;
         let engine = format!("{role:?}").to_lowercase();
         let config = |base: u64| -> Result<WorkerConfig, Error> {
@@ -65,24 +65,24 @@ impl Side {
         };
         let client = Box::new(HttpBootstrapClient::new(ClientConfig::default())?);
         let (memory, worker) = match kind {
-            PlaneKind::Local => {
+            TransportKind::Local => {
                 let arena = Arena::new(len)?;
-                let mut plane = LocalPlane::new(LocalConfig::default())?;
-                plane.add_arena(&arena)?;
-                let worker = Worker::start(config(arena.addr())?, plane, client)?;
+                let mut transport = LocalTransport::new(LocalConfig::default())?;
+                transport.add_arena(&arena)?;
+                let worker = Worker::start(config(arena.addr())?, transport, client)?;
                 (Memory::Arena(arena), worker)
             }
             #[cfg(feature = "nixl")]
-            PlaneKind::Nixl => {
+            TransportKind::Nixl => {
                 let pool = HostPool::new(len)?;
                 let nixl = Nixl::load(&kv_transfer::nixl::Search::default())?;
-                let mut plane = NixlPlane::new(&nixl, NixlConfig::default())?;
-                plane.add_pool(&pool)?;
-                let worker = Worker::start(config(pool.addr())?, plane, client)?;
+                let mut transport = NixlTransport::new(&nixl, NixlConfig::default())?;
+                transport.add_pool(&pool)?;
+                let worker = Worker::start(config(pool.addr())?, transport, client)?;
                 (Memory::Pool(pool), worker)
             }
             #[cfg(not(feature = "nixl"))]
-            PlaneKind::Nixl => return Err("this example was built without feature `nixl`".into()),
+            TransportKind::Nixl => return Err("this example was built without feature `nixl`".into()),
         };
         let manager = worker.manager();
         if role == WorkerRole::Prefill {

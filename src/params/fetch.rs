@@ -98,7 +98,7 @@ impl RemoteKv {
             return Err(ParamsError::Conflict {
                 field: "remote_num_tokens",
                 got: u64::from(there).into(),
-                other: if self.grants.is_some() { "kv_grants.num_pages" } else { "remote_block_ids" },
+                other: if self.leases.is_some() { "kv_leases.num_pages" } else { "remote_block_ids" },
                 expected: (pages as u64).into(),
             });
         }

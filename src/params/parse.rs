@@ -9,7 +9,7 @@ use super::error::ParamsError;
 use super::fields::{Fields, bounded, mistyped, number, required};
 use super::remote::host_and_port;
 use super::{
-    Grants, Leg, MAX_BLOCKS, MAX_GROUPS, MAX_PARAMS_BYTES, MAX_RANKS, MAX_UNKNOWN_KEYS, RankGrant, RemoteKv,
+    Leases, Leg, MAX_BLOCKS, MAX_GROUPS, MAX_PARAMS_BYTES, MAX_RANKS, MAX_UNKNOWN_KEYS, RankLease, RemoteKv,
     TransferParams,
 };
 
@@ -35,7 +35,7 @@ const KNOWN: [&str; 16] = [
     "remote_registration_generation",
     "transfer_mode",
     "remote_dp_rank",
-    "kv_grants",
+    "kv_leases",
 ];
 
 impl TransferParams {
@@ -67,7 +67,7 @@ impl TransferParams {
             (true, false) => Leg::Decode { remote: Box::new(remote(fields)?) },
             (false, true) => {
                 // A router that passes on nothing may write all keys as null.
-                let any = ["remote_engine_id", "remote_request_id", "remote_block_ids", "kv_grants"];
+                let any = ["remote_engine_id", "remote_request_id", "remote_block_ids", "kv_leases"];
                 let cached = any.iter().any(|field| fields.get(field).is_some());
                 Leg::Prefill { cached: if cached { Some(Box::new(remote(fields)?)) } else { None } }
             }
@@ -98,8 +98,8 @@ fn remote(fields: Fields<'_>) -> Result<RemoteKv, ParamsError> {
     let port = u16::try_from(required("remote_port", port)?).unwrap_or(u16::MAX);
     let size = |field| fields.small(field, 1, MAX_RANKS).map(|size| size.unwrap_or(1));
     let block_ids = block_ids(fields)?;
-    let grants = fields.get("kv_grants").map(|value| grants(value, &block_ids)).transpose()?;
-    let (grants, number) = grants.unzip();
+    let leases = fields.get("kv_leases").map(|value| leases(value, &block_ids)).transpose()?;
+    let (leases, number) = leases.unzip();
     Ok(RemoteKv {
         engine,
         room: room(request, number.flatten())?,
@@ -113,7 +113,7 @@ fn remote(fields: Fields<'_>) -> Result<RemoteKv, ParamsError> {
         num_tokens: fields.small("remote_num_tokens", 0, u32::MAX)?,
         expiry_time: fields.real("remote_blocks_expiry_time")?,
         registration_generation: fields.number("remote_registration_generation", 0, u64::MAX)?,
-        grants,
+        leases,
     })
 }
 
@@ -156,9 +156,9 @@ fn page_list(pages: &[Value]) -> Result<PageList, ParamsError> {
     Ok(PageList::from_pages(pages.collect::<Result<Vec<u32>, ParamsError>>()?)?)
 }
 
-/// The grants, and the number of the room if it is one.
-fn grants(value: &Value, block_ids: &[PageList]) -> Result<(Grants, Option<u64>), ParamsError> {
-    let fields = Fields::of("kv_grants", value)?;
+/// The leases, and the number of the room if it is one.
+fn leases(value: &Value, block_ids: &[PageList]) -> Result<(Leases, Option<u64>), ParamsError> {
+    let fields = Fields::of("kv_leases", value)?;
     let addr = required("bootstrap_addr", fields.text("bootstrap_addr", MAX_HOST + 8)?)?;
     host_and_port(addr)?;
     let max_pages = u32::try_from(MAX_BLOCKS).unwrap_or(u32::MAX);
@@ -173,8 +173,8 @@ fn grants(value: &Value, block_ids: &[PageList]) -> Result<(Grants, Option<u64>)
         });
     }
     let list = required("ranks", fields.list("ranks", MAX_RANKS as usize)?)?;
-    let ranks = list.iter().map(rank).collect::<Result<Vec<RankGrant>, ParamsError>>()?;
-    let mut numbers: Vec<u32> = ranks.iter().map(|grant| grant.rank).collect();
+    let ranks = list.iter().map(rank).collect::<Result<Vec<RankLease>, ParamsError>>()?;
+    let mut numbers: Vec<u32> = ranks.iter().map(|lease| lease.rank).collect();
     numbers.sort_unstable();
     if let Some(pair) = numbers.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(ParamsError::Conflict {
@@ -184,14 +184,14 @@ fn grants(value: &Value, block_ids: &[PageList]) -> Result<(Grants, Option<u64>)
             expected: u64::from(pair[0]).into(),
         });
     }
-    let grants = Grants {
+    let leases = Leases {
         bootstrap_addr: addr.to_owned(),
         num_pages,
         lease: lease(fields)?,
         renewable: fields.flag("lease_renewable")?,
         ranks,
     };
-    Ok((grants, fields.number("bootstrap_room", 0, u64::MAX)?))
+    Ok((leases, fields.number("bootstrap_room", 0, u64::MAX)?))
 }
 
 fn lease(fields: Fields<'_>) -> Result<Duration, ParamsError> {
@@ -203,7 +203,7 @@ fn lease(fields: Fields<'_>) -> Result<Duration, ParamsError> {
     lease.ok_or_else(|| ParamsError::Range { field: FIELD, got: got(), min: 0, max: MAX_LEASE_SECONDS })
 }
 
-fn rank(value: &Value) -> Result<RankGrant, ParamsError> {
+fn rank(value: &Value) -> Result<RankLease, ParamsError> {
     let fields = Fields::of("ranks", value)?;
     let incarnation = match required("incarnation", fields.bits("incarnation")?)? {
         // Nobody's life.
@@ -212,9 +212,9 @@ fn rank(value: &Value) -> Result<RankGrant, ParamsError> {
         }
         bits => Incarnation::from_random(bits),
     };
-    Ok(RankGrant {
+    Ok(RankLease {
         rank: required("rank", fields.small("rank", 0, u32::MAX)?)?,
         incarnation,
-        nonce: SessionId(required("nonce", fields.bits("nonce")?)?),
+        lease_id: SessionId(required("lease_id", fields.bits("lease_id")?)?),
     })
 }

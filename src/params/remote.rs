@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_core::{EngineId, GrantRef, Incarnation, KvArgs, Lease, PageList, Room, SessionId, SessionOptions};
+use kv_core::{EngineId, Incarnation, KvArgs, Lease, LeaseRef, PageList, Room, SessionId, SessionOptions};
 
 use super::error::ParamsError;
 
@@ -13,7 +13,7 @@ pub struct RemoteKv {
     /// The engine that holds it (`remote_engine_id`).
     pub engine: EngineId,
     /// The request, as the holder knows it (`remote_request_id`; a numbered room travels as its
-    /// decimal digits, and once more as `bootstrap_room` in [`Grants`]).
+    /// decimal digits, and once more as `bootstrap_room` in [`Leases`]).
     pub room: Room,
     /// Where the engine answers handshakes (`remote_host`): for this framework's engines the host of
     /// the bootstrap server that they are registered with.
@@ -40,13 +40,13 @@ pub struct RemoteKv {
     pub expiry_time: Option<f64>,
     /// Counts the holder's registrations of its memory (`remote_registration_generation`).
     pub registration_generation: Option<u64>,
-    /// What this framework adds (`kv_grants`); vLLM's engines have none.
-    pub grants: Option<Grants>,
+    /// What this framework adds (`kv_leases`); vLLM's engines have none.
+    pub leases: Option<Leases>,
 }
 
-/// What this framework adds to vLLM's fields, under the one key `kv_grants`.
+/// What this framework adds to vLLM's fields, under the one key `kv_leases`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Grants {
+pub struct Leases {
     /// The bootstrap server, `host:port` (`bootstrap_addr`).
     pub bootstrap_addr: String,
     /// Pages that the holder's sessions announced (`num_pages`).
@@ -56,19 +56,19 @@ pub struct Grants {
     /// Heartbeats prolong it (`lease_renewable`): so on P. D keeps pages for a fixed time.
     pub renewable: bool,
     /// One for each rank of the replica (`ranks`).
-    pub ranks: Vec<RankGrant>,
+    pub ranks: Vec<RankLease>,
 }
 
 /// Names one rank's session exactly: a restarted rank, or a second session for the same request, is
 /// another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RankGrant {
+pub struct RankLease {
     /// The rank within its engine.
     pub rank: u32,
     /// Its life.
     pub incarnation: Incarnation,
     /// The number of its session.
-    pub nonce: SessionId,
+    pub lease_id: SessionId,
 }
 
 impl RemoteKv {
@@ -88,31 +88,31 @@ impl RemoteKv {
             num_tokens: None,
             expiry_time: None,
             registration_generation: None,
-            grants: None,
+            leases: None,
         }
     }
 
     /// What a worker says of one of its sessions: this rank has the KV of `num_tokens` tokens in
     /// `pages`, and keeps it under `lease`, which runs from now. `bootstrap_addr` (`host:port`) is
-    /// where the worker is registered, `grants` what its session's `KvSender::grants` says: the
-    /// grant of the worker's rank, and those of the ranks after it if it speaks for them too.
+    /// where the worker is registered, `lease_refs` what its session's `KvSender::lease_refs` says: the
+    /// lease of the worker's rank, and those of the ranks after it if it speaks for them too.
     pub fn granted(
         args: &KvArgs,
         bootstrap_addr: &str,
         room: Room,
         num_tokens: u32,
         pages: &PageList,
-        grants: &[GrantRef],
+        lease_refs: &[LeaseRef],
         lease: Lease,
     ) -> Result<RemoteKv, ParamsError> {
         let (host, port) = host_and_port(bootstrap_addr)?;
         let parallel = args.geometry().parallel;
-        let ranks = (args.worker().rank..).zip(grants);
-        let ranks = ranks.map(|(rank, grant)| {
-            let GrantRef { incarnation, nonce, .. } = *grant;
-            RankGrant { rank, incarnation, nonce }
+        let ranks = (args.worker().rank..).zip(lease_refs);
+        let ranks = ranks.map(|(rank, lease)| {
+            let LeaseRef { incarnation, lease_id, .. } = *lease;
+            RankLease { rank, incarnation, lease_id }
         });
-        let grants = Grants {
+        let leases = Leases {
             bootstrap_addr: bootstrap_addr.to_owned(),
             num_pages: u32::try_from(pages.len()).unwrap_or(u32::MAX),
             lease: lease.duration(),
@@ -123,26 +123,26 @@ impl RemoteKv {
             block_ids: vec![pages.clone()],
             tp_size: parallel.tp_size,
             pp_size: parallel.pp_size,
-            dcp_size: args.geometry().layout.context_size,
+            dcp_size: args.geometry().layout.dcp_size,
             dp_rank: Some(parallel.dp_rank),
             num_tokens: Some(num_tokens),
-            grants: Some(grants),
+            leases: Some(leases),
             ..RemoteKv::new(args.worker().engine.clone(), room, host, port)
         })
     }
 
-    /// What a receiver of this KV is opened with, besides `options`: the replica, and the grants of
+    /// What a receiver of this KV is opened with, besides `options`: the replica, and the leases of
     /// its ranks. Its room is [`room`](Self::room).
     pub fn reader_options(&self, options: SessionOptions) -> SessionOptions {
-        let ranks = self.grants.iter().flat_map(|grants| &grants.ranks);
-        let grants = ranks.filter_map(|grant| self.grant(grant.rank)).collect();
-        SessionOptions { prefill_dp_rank: self.dp_rank.or(options.prefill_dp_rank), grants, ..options }
+        let ranks = self.leases.iter().flat_map(|leases| &leases.ranks);
+        let lease_refs = ranks.filter_map(|lease| self.lease_ref(lease.rank)).collect();
+        SessionOptions { prefill_dp_rank: self.dp_rank.or(options.prefill_dp_rank), lease_refs, ..options }
     }
 
     /// The bootstrap server to ask for the engine's ranks.
     pub fn bootstrap_addr(&self) -> String {
-        match &self.grants {
-            Some(grants) => grants.bootstrap_addr.clone(),
+        match &self.leases {
+            Some(leases) => leases.bootstrap_addr.clone(),
             None if self.host.contains(':') => format!("[{}]:{}", self.host, self.port),
             None => format!("{}:{}", self.host, self.port),
         }
@@ -151,8 +151,8 @@ impl RemoteKv {
     /// Pages that the holder has for the request, all groups together; `None` if it did not say.
     pub fn num_pages(&self) -> Option<usize> {
         let listed = || self.block_ids.iter().map(PageList::len).sum();
-        match &self.grants {
-            Some(grants) => Some(grants.num_pages as usize),
+        match &self.leases {
+            Some(leases) => Some(leases.num_pages as usize),
             None => (!self.block_ids.is_empty()).then(listed),
         }
     }
@@ -169,10 +169,10 @@ impl RemoteKv {
     /// The session of one rank of the holder, with the pages if there is one group of them: a holder
     /// with others refuses. Not with pages that are dealt to ranks in turn: of the last number, not
     /// every rank has one.
-    pub fn grant(&self, rank: u32) -> Option<GrantRef> {
-        let grant = self.grants.as_ref()?.ranks.iter().find(|grant| grant.rank == rank)?;
-        let RankGrant { incarnation, nonce, .. } = *grant;
-        Some(GrantRef { incarnation, nonce, pages: self.pages().filter(|_| self.dcp_size <= 1).cloned() })
+    pub fn lease_ref(&self, rank: u32) -> Option<LeaseRef> {
+        let lease = self.leases.as_ref()?.ranks.iter().find(|lease| lease.rank == rank)?;
+        let RankLease { incarnation, lease_id, .. } = *lease;
+        Some(LeaseRef { incarnation, lease_id, pages: self.pages().filter(|_| self.dcp_size <= 1).cloned() })
     }
 
     /// For how long the pages are still kept, as far as the parameters tell; `None` if they do not.
@@ -187,7 +187,7 @@ impl RemoteKv {
             }
             _ => None,
         };
-        let by_lease = self.grants.as_ref().map(|grants| grants.lease);
+        let by_lease = self.leases.as_ref().map(|leases| leases.lease);
         match (by_clock, by_lease) {
             (Some(clock), Some(lease)) => Some(clock.min(lease)),
             (known, None) | (None, known) => known,
@@ -197,8 +197,8 @@ impl RemoteKv {
     /// The same after the parameters have been kept for `elapsed`: what a router does that keeps
     /// them from one turn to the next.
     pub fn aged(mut self, elapsed: Duration) -> RemoteKv {
-        if let Some(grants) = &mut self.grants {
-            grants.lease = grants.lease.saturating_sub(elapsed);
+        if let Some(leases) = &mut self.leases {
+            leases.lease = leases.lease.saturating_sub(elapsed);
         }
         self
     }

@@ -3,7 +3,7 @@
 use kv_core::Room;
 use serde_json::{Map, Value, json};
 
-use super::{Grants, Leg, RemoteKv, TransferParams};
+use super::{Leases, Leg, RemoteKv, TransferParams};
 
 impl TransferParams {
     /// The parameters as one JSON object, for a request's or a response's `kv_transfer_params`.
@@ -47,20 +47,20 @@ impl RemoteKv {
         if let Some(dp_rank) = self.dp_rank {
             map.insert("remote_dp_rank".to_owned(), json!(dp_rank));
         }
-        if let Some(grants) = &self.grants {
-            map.insert("kv_grants".to_owned(), grants.to_value(&self.room));
+        if let Some(leases) = &self.leases {
+            map.insert("kv_leases".to_owned(), leases.to_value(&self.room));
         }
     }
 }
 
-impl Grants {
+impl Leases {
     fn to_value(&self, room: &Room) -> Value {
         let ranks: Vec<Value> = self
             .ranks
             .iter()
-            .map(|grant| {
-                let nonce = format!("{:016x}", grant.nonce.0);
-                json!({ "rank": grant.rank, "incarnation": grant.incarnation.to_string(), "nonce": nonce })
+            .map(|lease| {
+                let lease_id = format!("{:016x}", lease.lease_id.0);
+                json!({ "rank": lease.rank, "incarnation": lease.incarnation.to_string(), "lease_id": lease_id })
             })
             .collect();
         let mut value = json!({

@@ -15,7 +15,7 @@ use super::{Command, Failure, Leased, ROLE, Resource, SERVICE, Slot, Status, Who
 const AGAIN: Duration = Duration::from_millis(20);
 /// Most workers that are known at once; others are not answered.
 const MAX_PEERS: usize = 64;
-/// What the workers reach each other by; a plane of one transport does not look at it.
+/// What the workers reach each other by; a transport of one transport does not look at it.
 const TRANSPORT: &str = "local";
 /// A client counts its lease shorter by this part of it: so much faster may the holder's clock be.
 const MARGIN: u32 = 1000;

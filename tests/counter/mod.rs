@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_transfer::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
 use kv_transfer::{
-    Fence, FenceError, Incarnation, Parallel, RankRecord, RecordError, ServiceOffer, SessionId,
+    Incarnation, Parallel, RankRecord, ReadyEvent, ReadyEventError, RecordError, ServiceOffer, SessionId,
     TransportOffer, WorkerId, WorkerRole,
 };
 
@@ -69,13 +69,13 @@ pub enum Command {
         whom: Whom,
         slot: Slot,
         within: Duration,
-        ready: Option<Box<dyn Fence>>,
+        ready: Option<Box<dyn ReadyEvent>>,
     },
     /// Stands for a question whose event will never pass.
     NotReady {
         session: SessionId,
         slot: Slot,
-        error: FenceError,
+        error: ReadyEventError,
     },
     Abort {
         session: SessionId,
@@ -110,7 +110,7 @@ pub enum Failure {
     /// The holder had no free number, or was not heard of in time, for so long.
     NoNumber(Duration),
     HolderGone,
-    NotReady(FenceError),
+    NotReady(ReadyEventError),
     Stopped,
 }
 
@@ -157,14 +157,14 @@ impl SessionCommand for Command {
         }
     }
 
-    fn take_ready(&mut self) -> Option<Box<dyn Fence>> {
+    fn take_ready(&mut self) -> Option<Box<dyn ReadyEvent>> {
         match self {
             Command::Ask { ready, .. } => ready.take(),
             _ => None,
         }
     }
 
-    fn not_ready(self, error: FenceError) -> Command {
+    fn not_ready(self, error: ReadyEventError) -> Command {
         match self {
             Command::Ask { session, slot, .. } => Command::NotReady { session, slot, error },
             command => command,

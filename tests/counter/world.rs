@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kv_sim::net::{
     ChaosParams, Fact, FailureOf, Held, HoldId, LifeId, LifeRecord, LookupParams, Memory, NetParams, Outcome,
-    PLANE, Physics, Slot as Host, World, metadata,
+    Physics, Slot as Host, TRANSPORT, World, metadata,
 };
 use kv_sim::{Clock, Trace, Violation};
 use kv_transfer::machine::{Input, SessionStatus};
@@ -233,7 +233,7 @@ impl kv_sim::net::Service for Leasing {
     fn boot(world: &mut World<Leasing>, slot: Host) {
         let (life, bits) = (world.next_life(), world.rng().bits());
         let worker = WorkerId { engine: EngineId::new(&format!("counter-{slot}")).unwrap(), rank: 0 };
-        let record = record((worker, Incarnation::from_random(bits)), PLANE, metadata(life)).unwrap();
+        let record = record((worker, Incarnation::from_random(bits)), TRANSPORT, metadata(life)).unwrap();
         let machine = Counter::new(metadata(life)).mistaken(world.service.mistake);
         let (epoch, drift) = (world.rng().below(1_000_000_000), world.rng().below(400));
         let clock = Clock::new(world.now(), epoch, 999_800 + drift);

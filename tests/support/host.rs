@@ -6,13 +6,13 @@ use std::time::Duration;
 use kv_transfer::allocator::{FreeList, PageAllocator, RunAllocator};
 use kv_transfer::bootstrap::ClientConfig;
 use kv_transfer::prelude::*;
-use kv_transfer::proto::{Limits, Timing};
+use kv_transfer::proto::{Limits, Spoken, Timing};
 use kv_transfer::queue::AuxRows;
 use kv_transfer::{Gauges, Layout, Receiver, Registration, Sender, StopReport};
 
 use super::memory::{Memory, Shape, page_content, row_content};
 use super::random::Random;
-use super::store::Transport;
+use super::store::TransportKind;
 use super::{PATIENCE, until};
 
 /// How a host is set up. The fields are changed as a test needs it.
@@ -23,11 +23,11 @@ pub struct Setup {
     pub role: WorkerRole,
     pub addr: String,
     pub shape: Shape,
-    pub transport: Transport,
+    pub transport: TransportKind,
     pub page_size: u32,
     pub parallel: Parallel,
     /// To how many of the tensor-parallel ranks pages are dealt in turn.
-    pub context_size: u32,
+    pub dcp_size: u32,
     pub receivers: u32,
     pub max_sge: usize,
     pub max_inflight: usize,
@@ -50,10 +50,10 @@ impl Setup {
             role,
             addr: addr.to_owned(),
             shape,
-            transport: Transport::Local,
+            transport: TransportKind::Local,
             page_size: 16,
             parallel: Parallel::default(),
-            context_size: 1,
+            dcp_size: 1,
             receivers: 1,
             max_sge: 1024,
             max_inflight: 64,
@@ -80,8 +80,8 @@ impl Setup {
     /// Starts it, and waits until its peers can find it.
     pub fn start(self) -> Host {
         let memory = Memory::new(self.shape, self.transport);
-        let context_rank = self.parallel.tp_rank % self.context_size;
-        let layout = Layout { context_size: self.context_size, context_rank, ..Layout::default() };
+        let dcp_rank = self.parallel.tp_rank % self.dcp_size;
+        let layout = Layout { dcp_size: self.dcp_size, dcp_rank, ..Layout::default() };
         let mut args = KvArgs::builder(&self.engine, self.rank)
             .pages(self.shape.pages, self.page_size)
             .parallel(self.parallel)

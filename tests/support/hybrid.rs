@@ -4,7 +4,7 @@
 use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::local::Arena;
 use kv_transfer::prelude::*;
-use kv_transfer::{GroupItems, Groups, Holds, Layout, Reclaimed, Registration, StateGroup};
+use kv_transfer::{CacheGroup, GroupItems, Holds, Layout, Reclaimed, Registration, RequestGroups};
 
 use super::random::Random;
 use super::{PATIENCE, until};
@@ -60,8 +60,8 @@ impl Hybrid {
         let image = Random::from_seed(end as u64).bytes(end);
         let arena = Arena::new(end).unwrap();
         arena.write(0, &image).unwrap();
-        let page = |lane: usize| StateGroup::pages(tokens[lane] as u32, 1, 1);
-        let groups = vec![StateGroup::slots(1, 1), page(WINDOW), page(DRAFT).optional()];
+        let page = |lane: usize| CacheGroup::pages(tokens[lane] as u32, 1, 1);
+        let groups = vec![CacheGroup::slots(1, 1), page(WINDOW), page(DRAFT).optional()];
         let mut args = KvArgs::builder(&format!("{role:?}").to_lowercase(), 0)
             .pages(items, tokens[KV] as u32)
             .layout(Layout { groups, ..Layout::default() })
@@ -75,11 +75,11 @@ impl Hybrid {
                 args = args.region(region.layer(layer).holds(holds).group(lane.saturating_sub(1) as u16));
             }
         }
-        let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
-        plane.add_arena(&arena).unwrap();
+        let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
+        transport.add_arena(&arena).unwrap();
         let client = HttpBootstrapClient::new(ClientConfig::default()).unwrap();
         let config = WorkerConfig::new(args.build().unwrap(), role).bootstrap(addr);
-        let worker = Worker::start(config, plane, Box::new(client)).unwrap();
+        let worker = Worker::start(config, transport, Box::new(client)).unwrap();
         let manager = worker.manager();
         until("registration", || manager.registration() == Registration::Published);
         let free = std::array::from_fn(|_| FreeList::new(items));
@@ -130,7 +130,7 @@ impl Hybrid {
     }
 
     /// Frees all items of groups.
-    pub fn give_groups(&mut self, groups: Groups) {
+    pub fn give_groups(&mut self, groups: RequestGroups) {
         for GroupItems { group, items, .. } in groups {
             self.give(usize::from(group) + 1, items);
         }

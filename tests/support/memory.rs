@@ -3,7 +3,7 @@
 use kv_transfer::{Region, RegionRole};
 
 use super::random::Random;
-use super::store::{Store, Transport};
+use super::store::{Store, TransportKind};
 
 /// Bytes between regions, which nobody may touch. Odd, so that nothing is aligned by chance.
 const GAP: usize = 193;
@@ -64,7 +64,7 @@ struct Place {
 
 impl Memory {
     /// Memory full of noise: zeroes would hide a copy of zeroes.
-    pub fn new(shape: Shape, transport: Transport) -> Memory {
+    pub fn new(shape: Shape, transport: TransportKind) -> Memory {
         let (pages, rows) = (shape.pages as usize, shape.rows as usize);
         let (regions, item) =
             if shape.page_major { (1, shape.page_len()) } else { (shape.tensors, shape.piece) };

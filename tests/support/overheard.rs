@@ -1,17 +1,17 @@
-//! A plane that notes by what peers are reached, and what it tells of their ends.
+//! A transport that notes by what peers are reached, and what it tells of their ends.
 
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use kv_transfer::{
-    Directions, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time,
-    TransportOffer, WayEnd, WriteFence,
+    Directions, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
+    TransportOffer, TransportWait, WayEnd, WriteFence,
 };
 
 /// What was noted, in order: `connect NAME`, `dead`, `lost`.
 pub type Log = Arc<Mutex<Vec<String>>>;
 
-/// A plane, and what is noted of it.
+/// A transport, and what is noted of it.
 pub struct Overheard<P> {
     pub inner: P,
     pub log: Log,
@@ -23,28 +23,28 @@ impl<P> Overheard<P> {
     }
 }
 
-impl<P: Plane> Plane for Overheard<P> {
+impl<P: Transport> Transport for Overheard<P> {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
 
-    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         self.inner.register(region)
     }
 
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         self.inner.metadata()
     }
 
-    fn transports(&self) -> Result<Vec<TransportOffer>, PlaneError> {
-        self.inner.transports()
+    fn offers(&self) -> Result<Vec<TransportOffer>, TransportError> {
+        self.inner.offers()
     }
 
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
         self.inner.connect(peer, metadata)
     }
 
-    fn connect_by(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), PlaneError> {
+    fn connect_by(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), TransportError> {
         self.note(format!("connect {}", transport.name));
         self.inner.connect_by(peer, transport)
     }
@@ -61,11 +61,11 @@ impl<P: Plane> Plane for Overheard<P> {
         self.inner.disconnect(peer);
     }
 
-    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
         self.inner.send(peer, frame)
     }
 
-    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
         self.inner.post(peer, post)
     }
 
@@ -85,19 +85,19 @@ impl<P: Plane> Plane for Overheard<P> {
         self.inner.revoke(peer);
     }
 
-    fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>) {
         let before = events.len();
         self.inner.poll(now, events);
         for event in &events[before..] {
             match event {
-                PlaneEvent::PeerGone { end: WayEnd::Dead { .. }, .. } => self.note("dead".to_owned()),
-                PlaneEvent::PeerGone { end: WayEnd::Lost, .. } => self.note("lost".to_owned()),
+                TransportEvent::PeerGone { end: WayEnd::Dead { .. }, .. } => self.note("dead".to_owned()),
+                TransportEvent::PeerGone { end: WayEnd::Lost, .. } => self.note("lost".to_owned()),
                 _ => {}
             }
         }
     }
 
-    fn wait(&self) -> PlaneWait {
+    fn wait(&self) -> TransportWait {
         self.inner.wait()
     }
 

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 use super::PATIENCE;
 use super::host::{Host, Setup};
 use super::memory::Shape;
-use super::store::Transport;
+use super::store::TransportKind;
 
 const ROLE: &str = "KV_TRANSFER_TEST_CHILD";
 /// Begins every line that a child says; the test harness says others.
@@ -142,10 +142,10 @@ impl Drop for Process {
 pub enum Kind {
     /// Small pages.
     Usual,
-    /// The same over two planes as one.
+    /// The same over two transports as one.
     Several,
     /// Large pages, of which one request takes milliseconds to copy, and timeouts below a second.
-    Stopped(Transport),
+    Stopped(TransportKind),
 }
 
 impl Kind {
@@ -161,7 +161,7 @@ impl Kind {
         match name {
             "Usual" => Kind::Usual,
             "Several-ways" => Kind::Several,
-            _ => Kind::Stopped(Transport::named(name)),
+            _ => Kind::Stopped(TransportKind::named(name)),
         }
     }
 
@@ -178,7 +178,7 @@ impl Kind {
                 };
                 Setup { timing, ..Setup::new(role, addr, shape) }
             }
-            Kind::Several => Setup { transport: Transport::Several, ..Kind::Usual.setup(role, addr) },
+            Kind::Several => Setup { transport: TransportKind::Several, ..Kind::Usual.setup(role, addr) },
             Kind::Stopped(transport) => {
                 let shape = Shape { rows: 0, aux_regions: 0, ..Shape::layer_major(160, 2, 256 << 10) };
                 let timing = Timing {
@@ -452,7 +452,7 @@ pub fn grant(
     sender.send(prompt).unwrap();
     let (args, tokens) = (host.manager.args(), 16 * pages as u32);
     let kept =
-        RemoteKv::granted(args, &host.addr, room.into(), tokens, &list, &sender.grants(), lease).unwrap();
+        RemoteKv::granted(args, &host.addr, room.into(), tokens, &list, &sender.lease_refs(), lease).unwrap();
     (sender, TransferParams::decode(TransferMode::Pull, kept))
 }
 

@@ -1,49 +1,49 @@
-//! Memory that a plane reaches, and the plane that reaches it.
+//! Memory that a transport reaches, and the transport that reaches it.
 
 use kv_transfer::prelude::*;
 use kv_transfer::ways::{Member, Ways};
 
 use super::overheard::{Log, Overheard};
 
-/// Which plane moves the bytes.
+/// Which transport moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
+pub enum TransportKind {
     Local,
-    /// Two local planes as one: `near`, which is preferred, and `local`.
+    /// Two local transports as one: `near`, which is preferred, and `local`.
     Several,
     #[cfg(feature = "nixl")]
     Nixl,
 }
 
-/// Memory that a plane reaches.
+/// Memory that a transport reaches.
 pub enum Store {
     Local(Arena),
-    /// With what its plane was asked and has told.
+    /// With what its transport was asked and has told.
     Several(Arena, Log),
     #[cfg(feature = "nixl")]
     Nixl(HostPool),
 }
 
-impl Transport {
+impl TransportKind {
     /// By the name that `Debug` prints.
-    pub fn named(name: &str) -> Transport {
+    pub fn named(name: &str) -> TransportKind {
         match name {
-            "Local" => Transport::Local,
-            "Several" => Transport::Several,
+            "Local" => TransportKind::Local,
+            "Several" => TransportKind::Several,
             #[cfg(feature = "nixl")]
-            "Nixl" => Transport::Nixl,
+            "Nixl" => TransportKind::Nixl,
             _ => panic!("no such transport in this binary: {name}"),
         }
     }
 }
 
 impl Store {
-    pub fn new(transport: Transport, len: usize) -> Store {
+    pub fn new(transport: TransportKind, len: usize) -> Store {
         match transport {
-            Transport::Local => Store::Local(Arena::new(len).unwrap()),
-            Transport::Several => Store::Several(Arena::new(len).unwrap(), Log::default()),
+            TransportKind::Local => Store::Local(Arena::new(len).unwrap()),
+            TransportKind::Several => Store::Several(Arena::new(len).unwrap(), Log::default()),
             #[cfg(feature = "nixl")]
-            Transport::Nixl => Store::Nixl(HostPool::new(len).unwrap()),
+            TransportKind::Nixl => Store::Nixl(HostPool::new(len).unwrap()),
         }
     }
 
@@ -71,31 +71,31 @@ impl Store {
         }
     }
 
-    /// Starts a worker over a plane that reaches it.
+    /// Starts a worker over a transport that reaches it.
     pub fn start(&self, config: WorkerConfig, client: HttpBootstrapClient) -> Worker {
         match self {
             Store::Local(arena) => Worker::start(config, local(arena), Box::new(client)).unwrap(),
             Store::Several(arena, log) => {
                 let near = Member::named("near", Box::new(local(arena)));
                 let ways = Ways::new(vec![near, Member::new(Box::new(local(arena)))]).unwrap();
-                let plane = Overheard { inner: ways, log: log.clone() };
-                Worker::start(config, plane, Box::new(client)).unwrap()
+                let transport = Overheard { inner: ways, log: log.clone() };
+                Worker::start(config, transport, Box::new(client)).unwrap()
             }
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => {
                 let nixl = nixl().expect("nothing is tested over NIXL where it is not installed");
-                let mut plane = NixlPlane::new(nixl, NixlConfig::default()).unwrap();
-                plane.add_pool(pool).unwrap();
-                Worker::start(config, plane, Box::new(client)).unwrap()
+                let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
+                transport.add_pool(pool).unwrap();
+                Worker::start(config, transport, Box::new(client)).unwrap()
             }
         }
     }
 }
 
-fn local(arena: &Arena) -> LocalPlane {
-    let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
-    plane.add_arena(arena).unwrap();
-    plane
+fn local(arena: &Arena) -> LocalTransport {
+    let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
+    transport.add_arena(arena).unwrap();
+    transport
 }
 
 /// NIXL, if it is installed; otherwise says why not and how to get it.

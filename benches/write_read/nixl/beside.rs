@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_transfer::{Desc, Op, Plane, PlaneEvent, PostId, Time};
+use kv_transfer::{Desc, Op, PostId, Time, Transport, TransportEvent};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{OTHER, Pair};
@@ -105,13 +105,13 @@ fn probe(
                 len: 64 << 10,
             };
             small = Some((pair.post(Op::Write, vec![desc])?, due));
-            pair.ends.plane.send(OTHER, question(due))?;
+            pair.ends.transport.send(OTHER, question(due))?;
             frame_out = true;
             while due <= now() {
                 due += EVERY.as_secs_f64();
             }
         }
-        pair.ends.plane.poll(Time::ZERO, &mut events);
+        pair.ends.transport.poll(Time::ZERO, &mut events);
         let turn = now();
         if !ending {
             delays.turns.push(turn - last);
@@ -119,7 +119,7 @@ fn probe(
         last = turn;
         for event in events.drain(..) {
             match event {
-                PlaneEvent::Posted { post, result } => {
+                TransportEvent::Posted { post, result } => {
                     result?;
                     match small {
                         Some((id, wanted)) if id == post => {
@@ -132,16 +132,16 @@ fn probe(
                         }
                     }
                 }
-                PlaneEvent::Frame { frame, .. } => {
+                TransportEvent::Frame { frame, .. } => {
                     let (out, sent) = read(&frame).ok_or("a frame that is no answer")?;
                     delays.frames_out.push(out);
                     delays.frames_in.push(now() - sent);
                     frame_out = false;
                 }
-                PlaneEvent::PeerGone { end, .. } => {
+                TransportEvent::PeerGone { end, .. } => {
                     return Err(format!("the way to the peer has ended: {end:?}").into());
                 }
-                PlaneEvent::Revoked { .. } => {}
+                TransportEvent::Revoked { .. } => {}
             }
         }
     }

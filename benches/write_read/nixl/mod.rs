@@ -1,6 +1,6 @@
 //! The same over NIXL, beside plain `nixl-sys` code with the same descriptors in the same memory.
 //!
-//! Both processes hold two agents that register the same pool: that of a plane, and one that is used
+//! Both processes hold two agents that register the same pool: that of a transport, and one that is used
 //! directly. Plain code puts all descriptors of a transfer into one request, posts it, and asks for
 //! its status until it is done.
 
@@ -13,8 +13,10 @@ use std::os::fd::BorrowedFd;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search};
-use kv_transfer::{Desc, Op, PeerId, Plane, PlaneEvent, PlaneWait, Post, PostId, Region, RegionRole, Time};
+use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+use kv_transfer::{
+    Desc, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent, TransportWait,
+};
 use nixl_sys::NotificationMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -38,39 +40,39 @@ pub(crate) fn is_peer() -> bool {
 
 /// All tables.
 pub(crate) fn tables(nixl: &Nixl, region: usize) -> Result<(), Error> {
-    let mut pair = Pair::start(nixl, region, Transport::Default, 16 << 10)?;
+    let mut pair = Pair::start(nixl, region, Route::Default, 16 << 10)?;
     ratios::large(&mut pair, region)?;
     beside::delays(&mut pair, region)?;
     drop(pair);
     // All of it fits into caches; most of it does not.
     for region in [region / 16, region] {
-        ratios::small(nixl, region, Transport::Default)?;
+        ratios::small(nixl, region, Route::Default)?;
     }
-    ratios::small(nixl, region, Transport::Tcp)
+    ratios::small(nixl, region, Route::Tcp)
 }
 
 /// What UCX may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Transport {
+enum Route {
     /// Everything: between processes of one host, one copy by the kernel.
     Default,
     /// What is there between hosts without RDMA.
     Tcp,
 }
 
-impl Transport {
+impl Route {
     /// The backend parameter of NIXL that says so.
     fn params(self) -> Vec<(String, String)> {
         match self {
-            Transport::Default => Vec::new(),
-            Transport::Tcp => vec![("engine_config".to_owned(), "TLS=tcp".to_owned())],
+            Route::Default => Vec::new(),
+            Route::Tcp => vec![("engine_config".to_owned(), "TLS=tcp".to_owned())],
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Transport::Default => "all transports",
-            Transport::Tcp => "TCP",
+            Route::Default => "all transports",
+            Route::Tcp => "TCP",
         }
     }
 }
@@ -80,13 +82,13 @@ pub(crate) fn serve(nixl: &Nixl) -> Result<(), Error> {
     let told = std::env::var(PEER)?;
     let mut told = told.split(' ');
     let mut next = || told.next().ok_or("the parent has told too little");
-    let transport = if next()? == "tcp" { Transport::Tcp } else { Transport::Default };
+    let route = if next()? == "tcp" { Route::Tcp } else { Route::Default };
     let (region, item) = (next()?.parse()?, next()?.parse()?);
     let parent = bytes(next()?)?;
-    let mut ends = Ends::new(nixl, "raw-child", region, transport, item)?;
-    println!("{} {}", hex(&ends.plane.metadata()?), hex(&ends.raw.metadata()?));
+    let mut ends = Ends::new(nixl, "raw-child", region, route, item)?;
+    println!("{} {}", hex(&ends.transport.metadata()?), hex(&ends.raw.metadata()?));
     std::io::stdout().flush()?;
-    ends.plane.connect(OTHER, &parent)?;
+    ends.transport.connect(OTHER, &parent)?;
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
@@ -94,30 +96,30 @@ pub(crate) fn serve(nixl: &Nixl) -> Result<(), Error> {
     let mut notifications = NotificationMap::new()?;
     let mut events = Vec::new();
     loop {
-        ends.plane.poll(Time::ZERO, &mut events);
+        ends.transport.poll(Time::ZERO, &mut events);
         for event in events.drain(..) {
             match event {
-                PlaneEvent::Frame { frame, .. } => ends.plane.send(OTHER, beside::answer(&frame))?,
-                PlaneEvent::PeerGone { .. } => return Ok(()),
-                PlaneEvent::Posted { .. } | PlaneEvent::Revoked { .. } => {}
+                TransportEvent::Frame { frame, .. } => ends.transport.send(OTHER, beside::answer(&frame))?,
+                TransportEvent::PeerGone { .. } => return Ok(()),
+                TransportEvent::Posted { .. } | TransportEvent::Revoked { .. } => {}
             }
         }
         ends.raw.receive(&mut notifications)?;
         // Over TCP the target takes part, and plain code does not wake it.
-        if transport == Transport::Default {
-            sleep(&ends.plane)?;
+        if route == Route::Default {
+            sleep(&ends.transport)?;
         }
     }
 }
 
-/// Sleeps as the plane allows, as a worker does.
-fn sleep(plane: &NixlPlane) -> Result<(), Error> {
-    let (fds, at_most) = match plane.wait() {
-        PlaneWait::Now => return Ok(()),
-        PlaneWait::Readable(fds) => (fds, Duration::from_millis(100)),
-        PlaneWait::ReadableOrAfter(fds, at_most) => (fds, at_most),
+/// Sleeps as the transport allows, as a worker does.
+fn sleep(transport: &NixlTransport) -> Result<(), Error> {
+    let (fds, at_most) = match transport.wait() {
+        TransportWait::Now => return Ok(()),
+        TransportWait::Readable(fds) => (fds, Duration::from_millis(100)),
+        TransportWait::ReadableOrAfter(fds, at_most) => (fds, at_most),
     };
-    // SAFETY: the plane has named them just now, and is not touched before the end of this function.
+    // SAFETY: the transport has named them just now, and is not touched before the end of this function.
     #[allow(unsafe_code)]
     let fds: Vec<_> = fds.into_iter().map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect();
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -127,26 +129,26 @@ fn sleep(plane: &NixlPlane) -> Result<(), Error> {
 
 /// Both agents of one process, over the same pool.
 struct Ends {
-    plane: NixlPlane,
+    transport: NixlTransport,
     raw: Raw,
     pool: HostPool,
 }
 
 impl Ends {
-    fn new(nixl: &Nixl, name: &str, region: usize, transport: Transport, item: u64) -> Result<Ends, Error> {
+    fn new(nixl: &Nixl, name: &str, region: usize, route: Route, item: u64) -> Result<Ends, Error> {
         let pool = HostPool::new(region)?;
-        let config = NixlConfig { backend_params: transport.params(), ..NixlConfig::default() };
-        let mut plane = NixlPlane::new(nixl, config)?;
-        plane.add_pool(&pool)?;
-        plane.register(&Region::dram(RegionRole::Kv, pool.addr(), region as u64, item))?;
-        Ok(Ends { plane, raw: Raw::new(name, &pool, transport)?, pool })
+        let config = NixlConfig { backend_params: route.params(), ..NixlConfig::default() };
+        let mut transport = NixlTransport::new(nixl, config)?;
+        transport.add_pool(&pool)?;
+        transport.register(&Region::dram(RegionRole::Kv, pool.addr(), region as u64, item))?;
+        Ok(Ends { transport, raw: Raw::new(name, &pool, route)?, pool })
     }
 }
 
 /// This process and its child, connected both ways.
 struct Pair {
     ends: Ends,
-    transport: Transport,
+    route: Route,
     /// Where the child's pool is.
     there: u64,
     child: Child,
@@ -155,28 +157,28 @@ struct Pair {
 }
 
 impl Pair {
-    /// The plane is told that its region holds items of so many bytes.
-    fn start(nixl: &Nixl, region: usize, transport: Transport, item: u64) -> Result<Pair, Error> {
-        let mut ends = Ends::new(nixl, "raw-parent", region, transport, item)?;
-        let name = if transport == Transport::Tcp { "tcp" } else { "default" };
+    /// The transport is told that its region holds items of so many bytes.
+    fn start(nixl: &Nixl, region: usize, route: Route, item: u64) -> Result<Pair, Error> {
+        let mut ends = Ends::new(nixl, "raw-parent", region, route, item)?;
+        let name = if route == Route::Tcp { "tcp" } else { "default" };
         let mut child = Command::new(std::env::current_exe()?)
-            .env(PEER, format!("{name} {region} {item} {}", hex(&ends.plane.metadata()?)))
+            .env(PEER, format!("{name} {region} {item} {}", hex(&ends.transport.metadata()?)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let mut line = String::new();
         BufReader::new(child.stdout.take().ok_or("no output of the peer")?).read_line(&mut line)?;
-        let (plane, raw) = line.trim().split_once(' ').ok_or("no metadata from the peer")?;
+        let (transport, raw) = line.trim().split_once(' ').ok_or("no metadata from the peer")?;
         let raw = bytes(raw)?;
-        ends.plane.connect(OTHER, &bytes(plane)?)?;
-        ends.plane.permit(OTHER, Time::MAX);
+        ends.transport.connect(OTHER, &bytes(transport)?)?;
+        ends.transport.permit(OTHER, Time::MAX);
         ends.raw.connect(&raw)?;
         // The one registered section of NIXL's metadata: its address is the child's pool.
         let there = address(&raw, region as u64).ok_or("the peer's metadata has no such section")?;
         let stdin = child.stdin.take();
-        let mut pair = Pair { ends, transport, there, child, _stdin: stdin, next: 0 };
+        let mut pair = Pair { ends, route, there, child, _stdin: stdin, next: 0 };
         let first = Moves::random(64 << 10, 16, region);
-        pair.plane(Op::Write, first.descs())?;
+        pair.transport(Op::Write, first.descs())?;
         pair.raw(Op::Write, first.descs())?;
         Ok(pair)
     }
@@ -185,7 +187,7 @@ impl Pair {
         self.ends.raw.run(op, descs, self.ends.pool.addr(), self.there)
     }
 
-    fn plane(&mut self, op: Op, descs: &[Desc]) -> Result<(), Error> {
+    fn transport(&mut self, op: Op, descs: &[Desc]) -> Result<(), Error> {
         self.post(op, descs.to_vec())?;
         self.await_posts(1)
     }
@@ -193,24 +195,24 @@ impl Pair {
     fn post(&mut self, op: Op, descs: Vec<Desc>) -> Result<PostId, Error> {
         let id = PostId(self.next);
         self.next += 1;
-        self.ends.plane.post(OTHER, Post { id, op, descs, notify: None })?;
+        self.ends.transport.post(OTHER, Post { id, op, descs, notify: None })?;
         Ok(id)
     }
 
     fn await_posts(&mut self, mut count: usize) -> Result<(), Error> {
         let mut events = Vec::new();
         while count > 0 {
-            self.ends.plane.poll(Time::ZERO, &mut events);
+            self.ends.transport.poll(Time::ZERO, &mut events);
             for event in events.drain(..) {
                 match event {
-                    PlaneEvent::Posted { result, .. } => {
+                    TransportEvent::Posted { result, .. } => {
                         result?;
                         count -= 1;
                     }
-                    PlaneEvent::PeerGone { end, .. } => {
+                    TransportEvent::PeerGone { end, .. } => {
                         return Err(format!("the way to the peer has ended: {end:?}").into());
                     }
-                    PlaneEvent::Frame { .. } | PlaneEvent::Revoked { .. } => {}
+                    TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
                 }
             }
         }

@@ -10,7 +10,7 @@ use kv_transfer::nixl::{HostPool, Nixl};
 use kv_transfer::{Desc, Op};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{Pair, Transport};
+use super::{Pair, Route};
 use crate::{Error, Moves};
 
 /// What the pairs of one row are to take together, in seconds, and how many there are at least and
@@ -20,7 +20,7 @@ const ROUNDS: std::ops::RangeInclusive<usize> = 9..=101;
 
 /// Transfers of 32 MiB and of the whole region, by block size.
 pub(super) fn large(pair: &mut Pair, region: usize) -> Result<(), Error> {
-    println!("\nNIXL, {}: plane / plain nixl-sys, medians of pairs taken in turn", pair.transport.name());
+    println!("\nNIXL, {}: transport / plain nixl-sys, medians of pairs taken in turn", pair.route.name());
     println!("{:>15} {:>38} {:>38}", "", "WRITE", "READ");
     let columns = format!("{:>14} {:>7} {:>15}", "GB/s", "ratio", "of CPU times");
     println!("{:>15} {columns:>38} {columns:>38}", "blocks");
@@ -43,7 +43,7 @@ pub(super) fn large(pair: &mut Pair, region: usize) -> Result<(), Error> {
                     |pair| pair.raw(op, moves.descs()),
                 )?;
                 let rate = |seconds: f64| total as f64 / seconds / 1e9;
-                let rates = format!("{:.2} / {:.2}", rate(times.plane), rate(times.raw));
+                let rates = format!("{:.2} / {:.2}", rate(times.transport), rate(times.raw));
                 print!(" {rates:>14} {:>7.3} {:>15.3}", times.ratio, times.cpu_ratio);
                 lowest = lowest.min(times.ratio);
             }
@@ -56,7 +56,7 @@ pub(super) fn large(pair: &mut Pair, region: usize) -> Result<(), Error> {
 
 /// A thousand requests of one random page each, 32 layers of 8 KiB: as many descriptors as layers
 /// where the layers lie apart, one where a page lies together.
-pub(super) fn small(nixl: &Nixl, region: usize, transport: Transport) -> Result<(), Error> {
+pub(super) fn small(nixl: &Nixl, region: usize, route: Route) -> Result<(), Error> {
     let (layers, piece) = (32, 8 << 10);
     let pages = region / (layers * piece);
     let requests = if region < 16 << 20 { pages } else { 1000 };
@@ -64,7 +64,7 @@ pub(super) fn small(nixl: &Nixl, region: usize, transport: Transport) -> Result<
         "\n{requests} requests of one page of a cache of {} MiB, {layers} layers of {} KiB; NIXL, {}",
         region >> 20,
         piece >> 10,
-        transport.name()
+        route.name()
     );
     println!("{:>12} {:>14} {:>16} {:>7} {:>13}", "", "descriptors", "ms together", "ratio", "of CPU times");
     // A cache of fewer pages gives some of them to several requests.
@@ -89,7 +89,7 @@ pub(super) fn small(nixl: &Nixl, region: usize, transport: Transport) -> Result<
     let mut copied = f64::NAN;
     let layouts = [("layer-major", &layer_major, piece), ("page-major", &page_major, layers * piece)];
     for (layout, posts, item) in layouts {
-        let mut pair = Pair::start(nixl, region, transport, item as u64)?;
+        let mut pair = Pair::start(nixl, region, route, item as u64)?;
         let times = compare(
             &mut pair,
             || posts.clone(),
@@ -105,17 +105,17 @@ pub(super) fn small(nixl: &Nixl, region: usize, transport: Transport) -> Result<
         println!(
             "{layout:>12} {:>14} {:>16} {:>7.3} {:>13.3}",
             posts.iter().map(Vec::len).sum::<usize>(),
-            format!("{:.1} / {:.1}", times.plane * 1e3, times.raw * 1e3),
+            format!("{:.1} / {:.1}", times.transport * 1e3, times.raw * 1e3),
             times.ratio,
             times.cpu_ratio
         );
-        took.push(times.plane);
+        took.push(times.transport);
         copied = memcpy(&pair, region, &page)?;
     }
     if let [layer_major, page_major] = took[..] {
         println!("page-major is {:.2} times as fast as layer-major", layer_major / page_major);
         println!(
-            "memcpy of the same pages takes {:.1} ms: a plane without any cost would be {:.2} times as fast",
+            "memcpy of the same pages takes {:.1} ms: a transport without any cost would be {:.2} times as fast",
             copied * 1e3,
             layer_major / copied
         );
@@ -146,9 +146,9 @@ fn memcpy(pair: &Pair, region: usize, pages: &[Desc]) -> Result<f64, Error> {
 
 /// Medians of a comparison.
 struct Times {
-    plane: f64,
+    transport: f64,
     raw: f64,
-    /// Of the throughputs, plane over plain code.
+    /// Of the throughputs, transport over plain code.
     ratio: f64,
     cpu_ratio: f64,
 }
@@ -160,21 +160,21 @@ struct Took {
     cpu: f64,
 }
 
-/// Times the plane, which is given its descriptors for good, and plain code, which reads them where
+/// Times the transport, which is given its descriptors for good, and plain code, which reads them where
 /// they are: what makes them is not measured in either.
 fn compare<D>(
     pair: &mut Pair,
     mut descs: impl FnMut() -> D,
-    mut plane: impl FnMut(&mut Pair, D) -> Result<(), Error>,
+    mut transport: impl FnMut(&mut Pair, D) -> Result<(), Error>,
     mut raw: impl FnMut(&mut Pair) -> Result<(), Error>,
 ) -> Result<Times, Error> {
     let mut rounds: Vec<(Took, Took)> = Vec::new();
     // The first one warms up.
-    let mut plane = |pair: &mut Pair| {
+    let mut transport = |pair: &mut Pair| {
         let descs = descs();
-        took(|| plane(pair, descs))
+        took(|| transport(pair, descs))
     };
-    plane(pair)?;
+    transport(pair)?;
     took(|| raw(pair))?;
     let begun = Instant::now();
     while rounds.len() < *ROUNDS.start()
@@ -182,11 +182,11 @@ fn compare<D>(
     {
         // Who comes first changes.
         rounds.push(if rounds.len().is_multiple_of(2) {
-            let plane = plane(pair)?;
-            (plane, took(|| raw(pair))?)
+            let transport = transport(pair)?;
+            (transport, took(|| raw(pair))?)
         } else {
             let raw = took(|| raw(pair))?;
-            (plane(pair)?, raw)
+            (transport(pair)?, raw)
         });
     }
     let median = |value: &dyn Fn(&(Took, Took)) -> f64| {
@@ -195,10 +195,10 @@ fn compare<D>(
         values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
     };
     Ok(Times {
-        plane: median(&|(plane, _)| plane.clock),
+        transport: median(&|(transport, _)| transport.clock),
         raw: median(&|(_, raw)| raw.clock),
-        ratio: median(&|(plane, raw)| raw.clock / plane.clock),
-        cpu_ratio: median(&|(plane, raw)| raw.cpu / plane.cpu),
+        ratio: median(&|(transport, raw)| raw.clock / transport.clock),
+        cpu_ratio: median(&|(transport, raw)| raw.cpu / transport.cpu),
     })
 }
 

@@ -1,4 +1,4 @@
-//! Plain `nixl-sys` code: what our plane is measured against.
+//! Plain `nixl-sys` code: what our transport is measured against.
 
 use kv_transfer::nixl::HostPool;
 use kv_transfer::{Desc, Op};
@@ -7,7 +7,7 @@ use nixl_sys::{
     XferDescList, XferOp, XferStatus,
 };
 
-use super::Transport;
+use super::Route;
 use crate::Error;
 
 /// An agent with one registered pool.
@@ -18,11 +18,11 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    pub(super) fn new(name: &str, pool: &HostPool, transport: Transport) -> Result<Raw, Error> {
+    pub(super) fn new(name: &str, pool: &HostPool, route: Route) -> Result<Raw, Error> {
         let config = AgentConfig { enable_prog_thread: false, ..AgentConfig::default() };
         let agent = Agent::new_configured(name, &config)?;
         let (_, mut params) = agent.get_plugin_params("UCX")?;
-        for (name, value) in transport.params() {
+        for (name, value) in route.params() {
             params.set(&name, &value)?;
         }
         let backend = agent.create_backend("UCX", &params)?;

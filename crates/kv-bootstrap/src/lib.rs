@@ -61,7 +61,7 @@
 //! curl          'host:8998/v1/ranks?role=prefill&modulo=4711'     # or dp_rank=0; &service=kv, &engine=p
 //! ```
 //!
-//! A replica is answered whole, in the order of `(pp_rank, cp_rank, tp_rank)`, or not at all: 404 if no
+//! A replica is answered whole, in the order of `(pp_rank, pcp_rank, tp_rank)`, or not at all: 404 if no
 //! engine serves the role with the service, 503 with `{registered, expected}` while ranks are missing. If
 //! several engines do and the query names none, the complete one with the smallest id answers; for
 //! `modulo`, one with all replicas complete comes before those with some.

@@ -15,6 +15,6 @@ impl Place {
     pub(crate) const FIRST: Place = Place { dp: 0, pp: 0, cp: 0, tp: 0 };
 
     pub(crate) fn of(parallel: &Parallel) -> Place {
-        Place { dp: parallel.dp_rank, pp: parallel.pp_rank, cp: parallel.cp_rank, tp: parallel.tp_rank }
+        Place { dp: parallel.dp_rank, pp: parallel.pp_rank, cp: parallel.pcp_rank, tp: parallel.tp_rank }
     }
 }

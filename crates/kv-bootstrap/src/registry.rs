@@ -32,7 +32,7 @@ const SERVICE_BYTES: usize = 1024;
 /// An engine is the set of live ranks with one engine id. All of them have the same role, the same
 /// sizes of parallel groups and the same services, and no two the same place in the groups. The ranks
 /// of one data-parallel replica are handed out together or not at all, in the order of
-/// `(pp_rank, cp_rank, tp_rank)`.
+/// `(pp_rank, pcp_rank, tp_rank)`.
 ///
 /// A worker that registers with another incarnation replaces its former life at once, and the
 /// former life cannot come back while the newer one is registered.

@@ -169,7 +169,7 @@ impl Tables {
             ),
             RouteMiss::Unknown => Reply::text(
                 404,
-                format!("Bootstrap info not found for dp_rank={dp} cp_rank={cp} tp_rank={tp} pp_rank={pp}"),
+                format!("Bootstrap info not found for dp_rank={dp} pcp_rank={cp} tp_rank={tp} pp_rank={pp}"),
             ),
         })
     }

@@ -94,7 +94,7 @@ fn contradictions_are_409_with_the_field_and_both_values() {
     usurper.worker.rank = 1;
     let other = put(&usurper);
     assert_eq!(other.status, 409);
-    assert!(other.body.contains("p/0 at dp_rank 0 pp_rank 0 cp_rank 0 tp_rank 0"), "{other:?}");
+    assert!(other.body.contains("p/0 at dp_rank 0 pp_rank 0 pcp_rank 0 tp_rank 0"), "{other:?}");
     // Another engine, and another role, are another matter.
     assert_eq!(put(&rank("q", (4, 1), 2)).status, 200);
     let mut decode = rank("d", (1, 0), 3);

@@ -70,9 +70,9 @@ fn two_ranks_register_and_are_found_with_the_answers_of_sglang() {
     assert_eq!((status, kind.as_str()), (200, "application/json; charset=utf-8"));
     let rank = json!({"rank_ip": "10.0.0.7", "rank_port": 7001});
     assert_eq!(serde_json::from_str::<Value>(&body).unwrap(), rank);
-    let missing = "Bootstrap info not found for dp_rank=0 cp_rank=0 tp_rank=2 pp_rank=0";
+    let missing = "Bootstrap info not found for dp_rank=0 pcp_rank=0 tp_rank=2 pp_rank=0";
     assert_eq!(ask("GET", &route("0", "0", "2", "0"), None), text(404, missing));
-    let missing = "Bootstrap info not found for dp_rank=0 cp_rank=-1 tp_rank=0 pp_rank=0";
+    let missing = "Bootstrap info not found for dp_rank=0 pcp_rank=-1 tp_rank=0 pp_rank=0";
     assert_eq!(ask("GET", &route("0", "-1", "0", "0"), None), text(404, missing));
 
     // A rank that restarted is found at its new port.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{Op, PeerId, Plane, PlaneError, PlaneEvent, WayEnd};
+use kv_core::{Op, PeerId, Transport, TransportError, TransportEvent, WayEnd};
 
 use crate::here::{Here, gone, ops};
 use crate::other::whole;
@@ -16,21 +16,21 @@ pub(crate) fn a_peer_killed_during_our_posts_ends_them_and_is_reported<H: Harnes
     for op in ops(harness) {
         let mut here = Here::new(harness);
         let mut other = here.other(Job::Serve);
-        connect(&mut here.side.plane, PEER, other.metadata()).unwrap();
+        connect(&mut here.side.transport, PEER, other.metadata()).unwrap();
         here.run(&mut [&mut other], PEER, 0, op);
         if op == Op::Read {
             assert!(snapshot(&here.side)[0] == pattern(H::FAR_LEN), "READ");
         }
         let posts = 100;
         for id in 1..=posts {
-            here.side.plane.post(PEER, whole(id, op, H::FAR_LEN)).unwrap();
+            here.side.transport.post(PEER, whole(id, op, H::FAR_LEN)).unwrap();
         }
         for _ in 0..5 {
             here.turn(&mut [&mut other]);
         }
         other.kill();
         here.until(&mut [], "all ends", |events, _| {
-            let ends = events.iter().filter(|event| matches!(event, PlaneEvent::Posted { .. })).count();
+            let ends = events.iter().filter(|event| matches!(event, TransportEvent::Posted { .. })).count();
             ends as u64 > posts && gone(events, PEER).is_some()
         });
         // Nothing comes late.
@@ -38,14 +38,14 @@ pub(crate) fn a_peer_killed_during_our_posts_ends_them_and_is_reported<H: Harnes
         let (mut failed, mut reports, mut ids) = (0, 0, Vec::new());
         for event in &here.events {
             match event {
-                PlaneEvent::Posted { post, result } => {
+                TransportEvent::Posted { post, result } => {
                     ids.push(post.0);
-                    failed += u32::from(*result == Err(PlaneError::PeerGone));
-                    assert!(matches!(result, Ok(()) | Err(PlaneError::PeerGone)), "{result:?}");
+                    failed += u32::from(*result == Err(TransportError::PeerGone));
+                    assert!(matches!(result, Ok(()) | Err(TransportError::PeerGone)), "{result:?}");
                 }
-                PlaneEvent::PeerGone { end: WayEnd::Dead { .. }, .. } => reports += 1,
+                TransportEvent::PeerGone { end: WayEnd::Dead { .. }, .. } => reports += 1,
                 // Its connection may end a moment before it.
-                PlaneEvent::PeerGone { end: WayEnd::Lost, .. } => {}
+                TransportEvent::PeerGone { end: WayEnd::Lost, .. } => {}
                 event => panic!("{event:?}"),
             }
         }
@@ -53,25 +53,25 @@ pub(crate) fn a_peer_killed_during_our_posts_ends_them_and_is_reported<H: Harnes
         assert_eq!(ids, (0..=posts).collect::<Vec<u64>>(), "{op:?}");
         assert_eq!(reports, 1, "{op:?}");
         assert!(failed > 0, "it was killed too late to show anything");
-        assert_eq!(here.side.plane.send(PEER, Bytes::new()), Err(PlaneError::PeerGone));
-        let late = here.side.plane.post(PEER, whole(1000, op, 1));
-        assert_eq!(late, Err(PlaneError::PeerGone));
+        assert_eq!(here.side.transport.send(PEER, Bytes::new()), Err(TransportError::PeerGone));
+        let late = here.side.transport.post(PEER, whole(1000, op, 1));
+        assert_eq!(late, Err(TransportError::PeerGone));
     }
 }
 
 pub(crate) fn an_idle_peer_that_is_killed_is_reported<H: Harness>(harness: &H) {
     let mut here = Here::new(harness);
     let mut other = here.other(Job::Serve);
-    connect(&mut here.side.plane, PEER, other.metadata()).unwrap();
-    here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
+    connect(&mut here.side.transport, PEER, other.metadata()).unwrap();
+    here.side.transport.send(PEER, Bytes::from_static(b"echo")).unwrap();
     here.until(&mut [&mut other], "an echo", |events, _| heard(events, b"echo"));
     other.kill();
     here.until_gone(&mut [], PEER);
     // Frames may come twice; that there is an end, only once.
     here.pass(&mut [], Duration::from_millis(50));
     here.events.retain(|event| !heard(std::slice::from_ref(event), b"echo"));
-    here.events.retain(|event| *event != PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Lost });
-    assert!(matches!(here.events[..], [PlaneEvent::PeerGone { .. }]), "{:?}", here.events);
+    here.events.retain(|event| *event != TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost });
+    assert!(matches!(here.events[..], [TransportEvent::PeerGone { .. }]), "{:?}", here.events);
 }
 
 pub(crate) fn a_killed_writer_is_quiet_once_that_was_promised<H: Harness>(harness: &H) {
@@ -79,7 +79,7 @@ pub(crate) fn a_killed_writer_is_quiet_once_that_was_promised<H: Harness>(harnes
     for _ in 0..4 {
         let mut here = Here::new(harness);
         let mut other = here.other(Job::Write);
-        connect(&mut here.side.plane, PEER, other.metadata()).unwrap();
+        connect(&mut here.side.transport, PEER, other.metadata()).unwrap();
         // It is in the middle of its writes once its pattern begins to show.
         let mark = pattern(H::FAR_LEN)[H::FAR_LEN / 2..][..8].to_vec();
         here.until(&mut [&mut other], "its writes", |_, side| {
@@ -112,10 +112,10 @@ pub(crate) fn a_killed_reader_leaves_its_source_in_service<H: Harness>(harness: 
         here.pass(&mut [&mut source], Duration::from_millis(50));
         assert!(source.is_alive(), "round {round}: the source died with its reader");
     }
-    connect(&mut here.side.plane, PEER, source.metadata()).unwrap();
+    connect(&mut here.side.transport, PEER, source.metadata()).unwrap();
     here.run(&mut [&mut source], PEER, 1, Op::Read);
     assert!(snapshot(&here.side)[0] == pattern(H::FAR_LEN), "the source's bytes");
-    here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
+    here.side.transport.send(PEER, Bytes::from_static(b"echo")).unwrap();
     here.until(&mut [&mut source], "an echo", |events, _| heard(events, b"echo"));
 }
 
@@ -124,19 +124,19 @@ pub(crate) fn a_peer_that_died_before_the_connect_is_never_connected<H: Harness>
         let mut here = Here::new(harness);
         let mut other = here.other(Job::Serve);
         other.kill();
-        match connect(&mut here.side.plane, PEER, other.metadata()) {
-            Err(PlaneError::PeerGone) => continue,
+        match connect(&mut here.side.transport, PEER, other.metadata()) {
+            Err(TransportError::PeerGone) => continue,
             // Noticed in the background; a post that was taken ends, with an error.
             connected => assert_eq!(connected, Ok(())),
         }
         let post = whole(1, Op::Write, H::FAR_LEN);
-        let (id, taken) = (post.id, here.side.plane.post(PEER, post));
+        let (id, taken) = (post.id, here.side.transport.post(PEER, post));
         here.until_gone(&mut [], PEER);
         if taken.is_ok() {
             here.until(&mut [], "the post's end", |events, _| ended(events, id).is_some());
             assert!(ended(&here.events, id).is_some_and(|result| result.is_err()));
         } else {
-            assert_eq!(taken, Err(PlaneError::PeerGone));
+            assert_eq!(taken, Err(TransportError::PeerGone));
         }
     }
 }
@@ -146,7 +146,7 @@ pub(crate) fn a_peer_that_comes_back_under_its_id_serves_its_new_bytes<H: Harnes
     for life in 0..3 {
         // Whatever an earlier life was given is not here any more.
         let mut other = here.other(Job::Serve);
-        connect(&mut here.side.plane, PEER, other.metadata()).unwrap();
+        connect(&mut here.side.transport, PEER, other.metadata()).unwrap();
         here.events.clear();
         here.side.memory.write(0, 0, &vec![life as u8 + 1; H::FAR_LEN]);
         if harness.reads() {
@@ -161,7 +161,7 @@ pub(crate) fn a_peer_that_comes_back_under_its_id_serves_its_new_bytes<H: Harnes
         } else {
             here.run(&mut [&mut other], PEER, 10 * life, Op::Write);
         }
-        here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
+        here.side.transport.send(PEER, Bytes::from_static(b"echo")).unwrap();
         here.until(&mut [&mut other], "an echo", |events, _| heard(events, b"echo"));
         other.kill();
         here.until_gone(&mut [], PEER);
@@ -172,8 +172,8 @@ pub(crate) fn death_is_told_of_the_dead_only<H: Harness>(harness: &H) {
     let survivor_id = PeerId(2);
     let mut here = Here::new(harness);
     let (mut victim, mut survivor) = (here.other(Job::Serve), here.other(Job::Write));
-    connect(&mut here.side.plane, PEER, victim.metadata()).unwrap();
-    connect(&mut here.side.plane, survivor_id, survivor.metadata()).unwrap();
+    connect(&mut here.side.transport, PEER, victim.metadata()).unwrap();
+    connect(&mut here.side.transport, survivor_id, survivor.metadata()).unwrap();
     here.run(&mut [&mut victim, &mut survivor], PEER, 1, Op::Write);
     here.run(&mut [&mut victim, &mut survivor], survivor_id, 2, Op::Write);
     victim.kill();
@@ -182,7 +182,7 @@ pub(crate) fn death_is_told_of_the_dead_only<H: Harness>(harness: &H) {
     let ends = here
         .events
         .iter()
-        .filter(|event| matches!(event, PlaneEvent::PeerGone { peer, .. } if *peer == survivor_id));
+        .filter(|event| matches!(event, TransportEvent::PeerGone { peer, .. } if *peer == survivor_id));
     assert_eq!(ends.count(), 0, "{:?}", here.events);
     here.run(&mut [&mut survivor], survivor_id, 3, Op::Write);
     survivor.kill();

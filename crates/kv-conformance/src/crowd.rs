@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use bytes::Bytes;
-use kv_core::{Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId};
+use kv_core::{Op, PeerId, Post, PostId, Transport, TransportError, TransportEvent};
 
 use crate::pair::desc;
 use crate::{Harness, Random, Side, connect};
@@ -20,15 +20,15 @@ pub(crate) fn three_workers_exchange_pages_at_once<H: Harness>(harness: &H) {
     let mut random = Random::new("three_workers_exchange_pages_at_once");
     let room = WORKERS * 2 * PAGES * PAGE;
     let given = PAGES * PAGE;
-    let mut sides: Vec<Side<H::Plane>> = (0..WORKERS).map(|_| harness.worker(&[room, given])).collect();
+    let mut sides: Vec<Side<H::Transport>> = (0..WORKERS).map(|_| harness.worker(&[room, given])).collect();
     let content: Vec<Vec<u8>> = (0..WORKERS).map(|_| random.bytes(given)).collect();
     for (side, content) in sides.iter().zip(&content) {
         side.memory.write(1, 0, content);
     }
-    let metadata: Vec<Bytes> = sides.iter().map(|side| side.plane.metadata().unwrap()).collect();
+    let metadata: Vec<Bytes> = sides.iter().map(|side| side.transport.metadata().unwrap()).collect();
     for (us, side) in sides.iter_mut().enumerate() {
         for (them, metadata) in metadata.iter().enumerate().filter(|(them, _)| *them != us) {
-            connect(&mut side.plane, PeerId(them as u64), metadata).unwrap();
+            connect(&mut side.transport, PeerId(them as u64), metadata).unwrap();
         }
     }
     // What is to be posted, in random order, and where each byte must come from.
@@ -66,23 +66,23 @@ pub(crate) fn three_workers_exchange_pages_at_once<H: Harness>(harness: &H) {
         for us in 0..WORKERS {
             for _ in 0..random.below(40) {
                 let Some((peer, post)) = to_post[us].pop() else { break };
-                match sides[us].plane.post(peer, post.clone()) {
+                match sides[us].transport.post(peer, post.clone()) {
                     Ok(()) => {}
                     Err(error) => {
-                        assert_eq!(error, PlaneError::WouldBlock);
+                        assert_eq!(error, TransportError::WouldBlock);
                         to_post[us].push((peer, post));
                     }
                 }
             }
             let mut events = Vec::new();
-            sides[us].plane.poll(harness.now(), &mut events);
+            sides[us].transport.poll(harness.now(), &mut events);
             for event in events {
                 match event {
-                    PlaneEvent::Posted { post, result } => {
+                    TransportEvent::Posted { post, result } => {
                         assert_eq!(result, Ok(()), "worker {us}, {post}");
                         *ended[us].entry(post).or_default() += 1;
                     }
-                    PlaneEvent::Frame { frame, .. } => {
+                    TransportEvent::Frame { frame, .. } => {
                         // Told: then it is there already.
                         let at = u64::from_le_bytes(frame[..].try_into().unwrap()) as usize;
                         check_page(&sides[us], us, at, &wanted[us], &content);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use kv_core::{Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId};
+use kv_core::{Op, PeerId, Post, PostId, Transport, TransportError, TransportEvent, TransportWait};
 
 use crate::pair::desc;
 use crate::{A_KNOWS_B, Harness, LENS, Pair, Random, connect, snapshot};
@@ -21,12 +21,12 @@ pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harne
             descs: vec![desc((0, 0), (0, 0), 1 + random.below(LENS[0]) as u64)],
             notify: (random.below(2) == 0).then(|| Bytes::from_static(b"notify")),
         };
-        match pair.a.plane.post(A_KNOWS_B, post) {
+        match pair.a.transport.post(A_KNOWS_B, post) {
             Ok(()) => accepted += 1,
-            Err(error) => assert_eq!(error, PlaneError::WouldBlock),
+            Err(error) => assert_eq!(error, TransportError::WouldBlock),
         }
         if random.below(3) == 0 {
-            pair.a.plane.cancel(PostId(random.below(number as usize + 1) as u64));
+            pair.a.transport.cancel(PostId(random.below(number as usize + 1) as u64));
         }
         if random.below(3) == 0 {
             pair.turn();
@@ -35,7 +35,7 @@ pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harne
     pair.until("all posts end", |pair| {
         for event in pair.a_events.drain(..) {
             match event {
-                PlaneEvent::Posted { post, result: Ok(()) | Err(PlaneError::Cancelled) } => {
+                TransportEvent::Posted { post, result: Ok(()) | Err(TransportError::Cancelled) } => {
                     *ends.entry(post).or_default() += 1;
                 }
                 event => panic!("{event:?}"),
@@ -43,7 +43,7 @@ pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harne
         }
         ends.len() == accepted
     });
-    pair.a.plane.cancel(PostId(0));
+    pair.a.transport.cancel(PostId(0));
     for _ in 0..500 {
         pair.turn();
     }
@@ -52,7 +52,7 @@ pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harne
 }
 
 /// Posts that are given up by `give_up`: from their events on, neither side's memory changes.
-fn quiet_after_the_events<H: Harness>(harness: &H, op: Op, give_up: impl Fn(&mut H::Plane, PostId)) {
+fn quiet_after_the_events<H: Harness>(harness: &H, op: Op, give_up: impl Fn(&mut H::Transport, PostId)) {
     let posts = 12;
     let len = LENS[0] as u64;
     for turns in [0, 1, 2, 4] {
@@ -61,13 +61,13 @@ fn quiet_after_the_events<H: Harness>(harness: &H, op: Op, give_up: impl Fn(&mut
         pair.b.memory.write(0, 0, &vec![2; LENS[0]]);
         for id in 0..posts {
             let descs = vec![desc((0, 0), (0, 0), len)];
-            pair.a.plane.post(A_KNOWS_B, Post { id: PostId(id), op, descs, notify: None }).unwrap();
+            pair.a.transport.post(A_KNOWS_B, Post { id: PostId(id), op, descs, notify: None }).unwrap();
         }
         for _ in 0..turns {
             pair.turn();
         }
         for id in 0..posts {
-            give_up(&mut pair.a.plane, PostId(id));
+            give_up(&mut pair.a.transport, PostId(id));
         }
         pair.until("posts end", |pair| pair.a_events.len() as u64 >= posts);
         // The memory goes to somebody else.
@@ -84,16 +84,16 @@ fn quiet_after_the_events<H: Harness>(harness: &H, op: Op, give_up: impl Fn(&mut
 }
 
 pub(crate) fn a_cancelled_post_is_quiet_once_it_has_ended<H: Harness>(harness: &H) {
-    quiet_after_the_events(harness, Op::Write, |plane, post| plane.cancel(post));
+    quiet_after_the_events(harness, Op::Write, |transport, post| transport.cancel(post));
     if harness.reads() {
-        quiet_after_the_events(harness, Op::Read, |plane, post| plane.cancel(post));
+        quiet_after_the_events(harness, Op::Read, |transport, post| transport.cancel(post));
     }
 }
 
 pub(crate) fn disconnected_posts_are_quiet_once_they_have_ended<H: Harness>(harness: &H) {
-    quiet_after_the_events(harness, Op::Write, |plane, _| plane.disconnect(A_KNOWS_B));
+    quiet_after_the_events(harness, Op::Write, |transport, _| transport.disconnect(A_KNOWS_B));
     if harness.reads() {
-        quiet_after_the_events(harness, Op::Read, |plane, _| plane.disconnect(A_KNOWS_B));
+        quiet_after_the_events(harness, Op::Read, |transport, _| transport.disconnect(A_KNOWS_B));
     }
 }
 
@@ -101,29 +101,32 @@ pub(crate) fn disconnect_ends_the_posts<H: Harness>(harness: &H) {
     let mut pair = Pair::connected(harness, &LENS);
     for id in 0..50 {
         let descs = vec![desc((0, 0), (0, 0), LENS[0] as u64)];
-        pair.a.plane.post(A_KNOWS_B, Post { id: PostId(id), op: Op::Write, descs, notify: None }).unwrap();
+        pair.a
+            .transport
+            .post(A_KNOWS_B, Post { id: PostId(id), op: Op::Write, descs, notify: None })
+            .unwrap();
     }
     pair.turn();
-    pair.a.plane.disconnect(A_KNOWS_B);
+    pair.a.transport.disconnect(A_KNOWS_B);
     let descs = vec![desc((0, 0), (0, 0), 1)];
     let late = Post { id: PostId(50), op: Op::Write, descs, notify: None };
-    assert_eq!(pair.a.plane.post(A_KNOWS_B, late), Err(PlaneError::PeerGone));
-    assert_eq!(pair.a.plane.send(A_KNOWS_B, Bytes::new()), Err(PlaneError::PeerGone));
+    assert_eq!(pair.a.transport.post(A_KNOWS_B, late), Err(TransportError::PeerGone));
+    assert_eq!(pair.a.transport.send(A_KNOWS_B, Bytes::new()), Err(TransportError::PeerGone));
     pair.until("posts end", |pair| pair.a_events.len() >= 50);
     let posts: BTreeSet<_> = pair
         .a_events
         .iter()
         .map(|event| match event {
-            PlaneEvent::Posted { post, .. } => *post,
+            TransportEvent::Posted { post, .. } => *post,
             event => panic!("{event:?}"),
         })
         .collect();
     assert_eq!(posts.len(), 50);
     // Forgetting is not for ever.
-    let metadata = pair.b.plane.metadata().unwrap();
-    connect(&mut pair.a.plane, PeerId(12), &metadata).unwrap();
+    let metadata = pair.b.transport.metadata().unwrap();
+    connect(&mut pair.a.transport, PeerId(12), &metadata).unwrap();
     let post = Post { id: PostId(60), op: Op::Write, descs: vec![desc((0, 0), (0, 0), 1)], notify: None };
-    pair.a.plane.post(PeerId(12), post).unwrap();
+    pair.a.transport.post(PeerId(12), post).unwrap();
     assert_eq!(pair.await_post(PostId(60)), Ok(()));
 }
 
@@ -131,17 +134,17 @@ pub(crate) fn strangers_are_refused<H: Harness>(harness: &H) {
     let mut pair = Pair::strangers(harness, &LENS);
     let nobody = PeerId(77);
     let post = Post { id: PostId(1), op: Op::Read, descs: vec![desc((0, 0), (0, 0), 1)], notify: None };
-    assert_eq!(pair.a.plane.post(nobody, post), Err(PlaneError::PeerGone));
-    assert_eq!(pair.a.plane.send(nobody, Bytes::new()), Err(PlaneError::PeerGone));
-    pair.a.plane.disconnect(nobody);
-    pair.a.plane.cancel(PostId(1));
+    assert_eq!(pair.a.transport.post(nobody, post), Err(TransportError::PeerGone));
+    assert_eq!(pair.a.transport.send(nobody, Bytes::new()), Err(TransportError::PeerGone));
+    pair.a.transport.disconnect(nobody);
+    pair.a.transport.cancel(PostId(1));
     for metadata in [&b""[..], b"nonsense", &[0xff; 100], &vec![0; 1 << 20]] {
-        let refused = pair.a.plane.connect(nobody, metadata);
-        assert!(matches!(refused, Err(PlaneError::Metadata(_))), "{} bytes: {refused:?}", metadata.len());
+        let refused = pair.a.transport.connect(nobody, metadata);
+        assert!(matches!(refused, Err(TransportError::Metadata(_))), "{} bytes: {refused:?}", metadata.len());
     }
     for _ in 0..10 {
         pair.turn();
     }
     assert_eq!(pair.a_events, []);
-    assert!(!matches!(pair.a.plane.wait(), PlaneWait::Now));
+    assert!(!matches!(pair.a.transport.wait(), TransportWait::Now));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{Desc, Op, Origin, PeerId, Plane, PlaneEvent, Post, PostId};
+use kv_core::{Desc, Op, Origin, PeerId, Post, PostId, Transport, TransportEvent};
 
 use crate::here::Here;
 use crate::other::whole;
@@ -21,7 +21,7 @@ pub(crate) fn pages_move_to_and_from_a_worker_elsewhere<H: Harness>(harness: &H)
     let mut random = Random::new("pages_move_to_and_from_a_worker_elsewhere");
     let mut here = Here::new(harness);
     let mut other = here.other(Job::Serve);
-    connect(&mut here.side.plane, PEER, other.metadata()).unwrap();
+    connect(&mut here.side.transport, PEER, other.metadata()).unwrap();
     here.run(&mut [&mut other], PEER, 1, Op::Read);
     let pattern = pattern(H::FAR_LEN);
     assert!(snapshot(&here.side)[0] == pattern, "READ");
@@ -32,12 +32,12 @@ pub(crate) fn pages_move_to_and_from_a_worker_elsewhere<H: Harness>(harness: &H)
         .map(|(at, target)| desc((0, (at * PAGE) as u64), (0, (target * PAGE) as u64), PAGE as u64))
         .collect();
     let id = PostId(2);
-    here.side.plane.post(PEER, Post { id, op: Op::Write, descs, notify: None }).unwrap();
+    here.side.transport.post(PEER, Post { id, op: Op::Write, descs, notify: None }).unwrap();
     here.until(&mut [&mut other], "a post", |events, _| ended(events, id).is_some());
     assert_eq!(ended(&here.events, id), Some(Ok(())));
     here.side.memory.write(0, 0, &vec![0; H::FAR_LEN]);
     let back = whole(3, Op::Read, H::FAR_LEN);
-    here.side.plane.post(PEER, back).unwrap();
+    here.side.transport.post(PEER, back).unwrap();
     here.until(&mut [&mut other], "a post", |events, _| ended(events, PostId(3)).is_some());
     let mut wanted = vec![0; H::FAR_LEN];
     for (at, target) in order.iter().enumerate() {
@@ -45,7 +45,7 @@ pub(crate) fn pages_move_to_and_from_a_worker_elsewhere<H: Harness>(harness: &H)
     }
     assert!(snapshot(&here.side)[0] == wanted, "WRITE");
 
-    here.side.plane.send(PEER, Bytes::from_static(b"echo")).unwrap();
+    here.side.transport.send(PEER, Bytes::from_static(b"echo")).unwrap();
     here.until(&mut [&mut other], "an echo", |events, _| heard(events, b"echo"));
 }
 
@@ -55,12 +55,12 @@ pub(crate) fn frames_of_a_peer_have_its_origin_and_no_others<H: Harness>(harness
     let mut here = Here::new(harness);
     let mut others = [here.other(Job::Serve), here.other(Job::Serve)];
     for (id, other) in others.iter().enumerate() {
-        connect(&mut here.side.plane, PeerId(id as u64), other.metadata()).unwrap();
+        connect(&mut here.side.transport, PeerId(id as u64), other.metadata()).unwrap();
     }
     let [one, another] = &mut others;
-    let origins = |events: &[PlaneEvent], word: &[u8]| -> Vec<Origin> {
-        let origin = |event: &PlaneEvent| match event {
-            PlaneEvent::Frame { from, frame } if frame[..] == *word => Some(*from),
+    let origins = |events: &[TransportEvent], word: &[u8]| -> Vec<Origin> {
+        let origin = |event: &TransportEvent| match event {
+            TransportEvent::Frame { from, frame } if frame[..] == *word => Some(*from),
             _ => None,
         };
         events.iter().filter_map(origin).collect()
@@ -70,7 +70,7 @@ pub(crate) fn frames_of_a_peer_have_its_origin_and_no_others<H: Harness>(harness
         let mut heard = false;
         for _ in 0..100 {
             for (id, word) in words.iter().enumerate() {
-                let _ = here.side.plane.send(PeerId(id as u64), Bytes::copy_from_slice(word));
+                let _ = here.side.transport.send(PeerId(id as u64), Bytes::copy_from_slice(word));
             }
             here.pass(&mut [&mut *one, &mut *another], Duration::from_millis(100));
             heard = words.iter().all(|word| origins(&here.events, word).len() >= round);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{MAX_FRAME, Op, Plane, PlaneError, PlaneEvent, Post, PostId};
+use kv_core::{MAX_FRAME, Op, Post, PostId, Transport, TransportError, TransportEvent};
 
 use crate::pair::desc;
 use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random, connect, heard};
@@ -26,13 +26,13 @@ pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
                 descs: vec![desc((0, at), (0, at), len as u64)],
                 notify: Some(Bytes::copy_from_slice(&posted.to_le_bytes())),
             };
-            match pair.a.plane.post(A_KNOWS_B, post) {
+            match pair.a.transport.post(A_KNOWS_B, post) {
                 Ok(()) => posted += 1,
-                Err(error) => assert_eq!(error, PlaneError::WouldBlock),
+                Err(error) => assert_eq!(error, TransportError::WouldBlock),
             }
         }
         for event in pair.b_events.drain(..) {
-            let PlaneEvent::Frame { frame, .. } = event else { panic!("{event:?}") };
+            let TransportEvent::Frame { frame, .. } = event else { panic!("{event:?}") };
             let number = u64::from_le_bytes(frame[..].try_into().unwrap());
             let mut bytes = vec![0; len];
             pair.b.memory.read(0, number as usize * len, &mut bytes);
@@ -40,7 +40,7 @@ pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
             seen.insert(number);
         }
         for event in pair.a_events.drain(..) {
-            assert!(matches!(event, PlaneEvent::Posted { result: Ok(()), .. }), "{event:?}");
+            assert!(matches!(event, TransportEvent::Posted { result: Ok(()), .. }), "{event:?}");
             ended += 1;
         }
         ended == posts && seen.len() as u64 == posts
@@ -51,12 +51,12 @@ pub(crate) fn frames_arrive_whole_in_both_directions<H: Harness>(harness: &H) {
     let mut pair = Pair::connected(harness, &LENS);
     let too_long = Bytes::from(vec![0; MAX_FRAME + 1]);
     assert!(matches!(
-        pair.a.plane.send(A_KNOWS_B, too_long.clone()),
-        Err(PlaneError::Size { got, max: MAX_FRAME, .. }) if got == MAX_FRAME + 1
+        pair.a.transport.send(A_KNOWS_B, too_long.clone()),
+        Err(TransportError::Size { got, max: MAX_FRAME, .. }) if got == MAX_FRAME + 1
     ));
     let post =
         Post { id: PostId(0), op: Op::Write, descs: vec![desc((0, 0), (0, 0), 1)], notify: Some(too_long) };
-    assert!(matches!(pair.a.plane.post(A_KNOWS_B, post), Err(PlaneError::Size { .. })));
+    assert!(matches!(pair.a.transport.post(A_KNOWS_B, post), Err(TransportError::Size { .. })));
 
     let mut random = Random::new("frames_arrive_whole_in_both_directions");
     let mut lens = vec![MAX_FRAME, 4, 5, 4096, 4097, 65536, MAX_FRAME];
@@ -76,18 +76,18 @@ pub(crate) fn frames_arrive_whole_in_both_directions<H: Harness>(harness: &H) {
     pair.until("all frames arrive", |pair| {
         if Instant::now() >= resend {
             for frame in &missing[0] {
-                let sent = pair.a.plane.send(A_KNOWS_B, frame.clone());
-                assert!(matches!(sent, Ok(()) | Err(PlaneError::WouldBlock)), "{sent:?}");
+                let sent = pair.a.transport.send(A_KNOWS_B, frame.clone());
+                assert!(matches!(sent, Ok(()) | Err(TransportError::WouldBlock)), "{sent:?}");
             }
             for frame in &missing[1] {
-                let sent = pair.b.plane.send(B_KNOWS_A, frame.clone());
-                assert!(matches!(sent, Ok(()) | Err(PlaneError::WouldBlock)), "{sent:?}");
+                let sent = pair.b.transport.send(B_KNOWS_A, frame.clone());
+                assert!(matches!(sent, Ok(()) | Err(TransportError::WouldBlock)), "{sent:?}");
             }
             resend = Instant::now() + Duration::from_millis(300);
         }
         for (missing, events) in missing.iter_mut().zip([&mut pair.b_events, &mut pair.a_events]) {
             for event in events.drain(..) {
-                let PlaneEvent::Frame { frame: got, .. } = event else { panic!("{event:?}") };
+                let TransportEvent::Frame { frame: got, .. } = event else { panic!("{event:?}") };
                 let number = got.get(..4).map(|head| u32::from_le_bytes(head.try_into().unwrap()));
                 let sent = number.and_then(|number| frames.get(number as usize));
                 assert!(sent == Some(&got), "frame {number:?} is damaged");
@@ -100,15 +100,15 @@ pub(crate) fn frames_arrive_whole_in_both_directions<H: Harness>(harness: &H) {
 
 pub(crate) fn the_first_frame_arrives_before_the_receiver_connects<H: Harness>(harness: &H) {
     let mut pair = Pair::strangers(harness, &LENS);
-    assert_eq!(pair.a.plane.name(), pair.b.plane.name());
-    let metadata = pair.b.plane.metadata().unwrap();
+    assert_eq!(pair.a.transport.name(), pair.b.transport.name());
+    let metadata = pair.b.transport.metadata().unwrap();
     assert!(metadata.len() <= (64 << 10) + 64 * LENS.len());
-    connect(&mut pair.a.plane, A_KNOWS_B, &metadata).unwrap();
+    connect(&mut pair.a.transport, A_KNOWS_B, &metadata).unwrap();
     pair.send_until_heard(b"who I am");
     // And a post needs nothing but the poster's connect.
     pair.a.memory.write(0, 0, b"early bytes");
     let post = Post { id: PostId(1), op: Op::Write, descs: vec![desc((0, 0), (0, 8192), 11)], notify: None };
-    pair.a.plane.post(A_KNOWS_B, post).unwrap();
+    pair.a.transport.post(A_KNOWS_B, post).unwrap();
     assert_eq!(pair.await_post(PostId(1)), Ok(()));
     let mut bytes = [0; 11];
     pair.b.memory.read(0, 8192, &mut bytes);
@@ -117,9 +117,9 @@ pub(crate) fn the_first_frame_arrives_before_the_receiver_connects<H: Harness>(h
 
 pub(crate) fn both_sides_may_connect_at_once<H: Harness>(harness: &H) {
     let mut pair = Pair::strangers(harness, &LENS);
-    let (for_b, for_a) = (pair.a.plane.metadata().unwrap(), pair.b.plane.metadata().unwrap());
-    connect(&mut pair.a.plane, A_KNOWS_B, &for_a).unwrap();
-    connect(&mut pair.b.plane, B_KNOWS_A, &for_b).unwrap();
+    let (for_b, for_a) = (pair.a.transport.metadata().unwrap(), pair.b.transport.metadata().unwrap());
+    connect(&mut pair.a.transport, A_KNOWS_B, &for_a).unwrap();
+    connect(&mut pair.b.transport, B_KNOWS_A, &for_b).unwrap();
     pair.a.memory.write(0, 0, b"from a");
     pair.b.memory.write(0, 0, b"from b");
     let post = |id| Post {
@@ -128,11 +128,11 @@ pub(crate) fn both_sides_may_connect_at_once<H: Harness>(harness: &H) {
         descs: vec![desc((0, 0), (1, 0), 6)],
         notify: Some(Bytes::from_static(b"done")),
     };
-    pair.a.plane.post(A_KNOWS_B, post(1)).unwrap();
-    pair.b.plane.post(B_KNOWS_A, post(2)).unwrap();
+    pair.a.transport.post(A_KNOWS_B, post(1)).unwrap();
+    pair.b.transport.post(B_KNOWS_A, post(2)).unwrap();
     pair.until("both posts end", |pair| {
-        let ended = |events: &[PlaneEvent], post| {
-            events.contains(&PlaneEvent::Posted { post, result: Ok(()) }) && heard(events, b"done")
+        let ended = |events: &[TransportEvent], post| {
+            events.contains(&TransportEvent::Posted { post, result: Ok(()) }) && heard(events, b"done")
         };
         ended(&pair.a_events, PostId(1)) && ended(&pair.b_events, PostId(2))
     });

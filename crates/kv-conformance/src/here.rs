@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kv_core::{Op, PeerId, Plane, PlaneEvent, WayEnd};
+use kv_core::{Op, PeerId, Transport, TransportEvent, WayEnd};
 
 use crate::other::whole;
 use crate::pair::ended;
@@ -11,8 +11,8 @@ use crate::{Harness, Job, Other, Side, rest};
 /// A worker here, and what was reported to it.
 pub(crate) struct Here<'a, H: Harness> {
     harness: &'a H,
-    pub(crate) side: Side<H::Plane>,
-    pub(crate) events: Vec<PlaneEvent>,
+    pub(crate) side: Side<H::Transport>,
+    pub(crate) events: Vec<TransportEvent>,
 }
 
 impl<H: Harness> Here<'_, H> {
@@ -23,12 +23,12 @@ impl<H: Harness> Here<'_, H> {
 
     /// A partner for it.
     pub(crate) fn other(&self, job: Job) -> H::Other {
-        self.harness.other(job, &self.side.plane.metadata().unwrap())
+        self.harness.other(job, &self.side.transport.metadata().unwrap())
     }
 
     /// Polls it once, and lets the others work.
     pub(crate) fn turn(&mut self, others: &mut [&mut H::Other]) {
-        self.side.plane.poll(self.harness.now(), &mut self.events);
+        self.side.transport.poll(self.harness.now(), &mut self.events);
         for other in others {
             other.turn();
         }
@@ -39,7 +39,7 @@ impl<H: Harness> Here<'_, H> {
         &mut self,
         others: &mut [&mut H::Other],
         what: &str,
-        done: impl Fn(&[PlaneEvent], &Side<H::Plane>) -> bool,
+        done: impl Fn(&[TransportEvent], &Side<H::Transport>) -> bool,
     ) {
         let deadline = Instant::now() + self.harness.patience();
         while !done(&self.events, &self.side) {
@@ -47,12 +47,12 @@ impl<H: Harness> Here<'_, H> {
             self.turn(others);
             if !done(&self.events, &self.side) {
                 // What changes without a word is looked for as well.
-                rest(&self.side.plane, Duration::from_millis(2));
+                rest(&self.side.transport, Duration::from_millis(2));
             }
         }
     }
 
-    /// Works for this long, in the planes' time.
+    /// Works for this long, in the transports' time.
     pub(crate) fn pass(&mut self, others: &mut [&mut H::Other], span: Duration) {
         let begun = self.harness.now();
         while self.harness.now().since(begun) < span {
@@ -70,16 +70,16 @@ impl<H: Harness> Here<'_, H> {
     pub(crate) fn run(&mut self, others: &mut [&mut H::Other], peer: PeerId, id: u64, op: Op) {
         let post = whole(id, op, H::FAR_LEN);
         let post_id = post.id;
-        self.side.plane.post(peer, post).unwrap();
+        self.side.transport.post(peer, post).unwrap();
         self.until(others, "a post", |events, _| ended(events, post_id).is_some());
         assert_eq!(ended(&self.events, post_id), Some(Ok(())), "{op:?}");
     }
 }
 
 /// How long after its death a peer's writes may arrive, once its death was reported.
-pub(crate) fn gone(events: &[PlaneEvent], wanted: PeerId) -> Option<Duration> {
+pub(crate) fn gone(events: &[TransportEvent], wanted: PeerId) -> Option<Duration> {
     events.iter().find_map(|event| match event {
-        PlaneEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after } } if *peer == wanted => {
+        TransportEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after } } if *peer == wanted => {
             Some(*quiet_after)
         }
         _ => None,

@@ -1,8 +1,8 @@
-//! What every plane must do, whatever moves its bytes: the contract of [`kv_core::Plane`] as checks.
+//! What every transport must do, whatever moves its bytes: the contract of [`kv_core::Transport`] as checks.
 //!
-//! A development dependency of the planes. A plane's tests implement [`Harness`], which makes workers
+//! A development dependency of the transports. A transport's tests implement [`Harness`], which makes workers
 //! here and elsewhere, and run [`all`] checks, or some of them by name. "Elsewhere" is a process that
-//! can be killed for the planes that have processes ([`process`]), and a virtual host for the one that
+//! can be killed for the transports that have processes ([`process`]), and a virtual host for the one that
 //! has not.
 //!
 //! | file | checks |
@@ -16,7 +16,7 @@
 //! | `rights` | permissions to write that begin and end; rights that are revoked |
 //!
 //! What it is not: a test of speed. Nothing here fails because a machine is slow, but for the
-//! patience of a harness, which is long. That each check can fail is shown where the planes are
+//! patience of a harness, which is long. That each check can fail is shown where the transports are
 //! cheapest to break: in the simulator's tests, with a planted bug for each.
 
 // Checks say what they found by panicking, and print their seeds.
@@ -38,17 +38,17 @@ mod sys;
 
 use std::time::{Duration, Instant};
 
-use kv_core::{Plane, Time};
+use kv_core::{Time, Transport};
 
 pub use other::{Job, Other, Puppet, pattern};
 pub use pair::{A_KNOWS_B, B_KNOWS_A, LENS, Pair, Regions, Side, boottime, connect, heard, snapshot};
 pub use random::Random;
 pub use sys::rest;
 
-/// Makes workers with the plane under test.
+/// Makes workers with the transport under test.
 pub trait Harness {
-    /// The plane.
-    type Plane: Plane;
+    /// The transport.
+    type Transport: Transport;
     /// A worker elsewhere.
     type Other: Other;
 
@@ -57,10 +57,10 @@ pub trait Harness {
     const FAR_LEN: usize;
 
     /// A worker here that the other workers of this harness can reach. Its regions are zero.
-    fn worker(&self, lens: &[usize]) -> Side<Self::Plane>;
+    fn worker(&self, lens: &[usize]) -> Side<Self::Transport>;
 
     /// The second worker of a pair, if it is not like the first.
-    fn partner(&self, lens: &[usize]) -> Side<Self::Plane> {
+    fn partner(&self, lens: &[usize]) -> Side<Self::Transport> {
         self.worker(lens)
     }
 
@@ -68,7 +68,7 @@ pub trait Harness {
     /// metadata.
     fn other(&self, job: Job, peer: &[u8]) -> Self::Other;
 
-    /// The time that the planes live in, for them and for waiting: CLOCK_BOOTTIME, except in a
+    /// The time that the transports live in, for them and for waiting: CLOCK_BOOTTIME, except in a
     /// simulation.
     fn now(&self) -> Time {
         boottime()

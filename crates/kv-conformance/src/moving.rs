@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kv_core::{Desc, Op, Plane, PlaneError, Post, PostId};
+use kv_core::{Desc, Op, Post, PostId, Transport, TransportError};
 
 use crate::pair::desc;
 use crate::{A_KNOWS_B, Harness, LENS, Pair, Random, snapshot};
@@ -59,7 +59,7 @@ pub(crate) fn posts_move_exactly_the_described_bytes<H: Harness>(harness: &H) {
         let (mut ours, mut theirs) = (snapshot(&pair.a), snapshot(&pair.b));
         apply(op, &descs, &mut ours, &mut theirs);
         let id = PostId(round);
-        pair.a.plane.post(A_KNOWS_B, Post { id, op, descs: descs.clone(), notify: None }).unwrap();
+        pair.a.transport.post(A_KNOWS_B, Post { id, op, descs: descs.clone(), notify: None }).unwrap();
         assert_eq!(pair.await_post(id), Ok(()));
         assert!(snapshot(&pair.a) == ours, "round {round}: {op:?} {descs:?}: the poster's memory");
         assert!(snapshot(&pair.b) == theirs, "round {round}: {op:?} {descs:?}: the peer's memory");
@@ -90,8 +90,8 @@ pub(crate) fn descriptors_out_of_bounds_are_refused_and_touch_nothing<H: Harness
         for op in [Op::Write, Op::Read] {
             let descs = vec![good, good, bad, good];
             let post = Post { id: PostId(number as u64), op, descs, notify: None };
-            match pair.a.plane.post(A_KNOWS_B, post) {
-                Err(PlaneError::OutOfBounds { desc: 2, side, .. }) => {
+            match pair.a.transport.post(A_KNOWS_B, post) {
+                Err(TransportError::OutOfBounds { desc: 2, side, .. }) => {
                     assert_eq!(side, wanted_side, "{bad:?}")
                 }
                 other => panic!("{op:?} {bad:?}: {other:?}"),
@@ -100,7 +100,7 @@ pub(crate) fn descriptors_out_of_bounds_are_refused_and_touch_nothing<H: Harness
     }
     for descs in [vec![], vec![good, desc((0, 0), (0, 0), 0)]] {
         let post = Post { id: PostId(99), op: Op::Write, descs, notify: None };
-        assert!(matches!(pair.a.plane.post(A_KNOWS_B, post), Err(PlaneError::Size { .. })));
+        assert!(matches!(pair.a.transport.post(A_KNOWS_B, post), Err(TransportError::Size { .. })));
     }
     for _ in 0..200 {
         pair.turn();
@@ -109,7 +109,7 @@ pub(crate) fn descriptors_out_of_bounds_are_refused_and_touch_nothing<H: Harness
     assert!((snapshot(&pair.a), snapshot(&pair.b)) == before, "a refused post has touched memory");
 }
 
-/// One post of a million, at random places: what a plane splits, it must put together again.
+/// One post of a million, at random places: what a transport splits, it must put together again.
 pub(crate) fn one_and_a_million_descriptors_move_their_bytes<H: Harness>(harness: &H) {
     let (item, most) = (8, 1_000_000);
     let len = item * most;
@@ -127,7 +127,7 @@ pub(crate) fn one_and_a_million_descriptors_move_their_bytes<H: Harness>(harness
                 .collect();
             apply(op, &descs, &mut ours, &mut theirs);
             let id = PostId((2 * round + usize::from(count > 1)) as u64);
-            pair.a.plane.post(A_KNOWS_B, Post { id, op, descs, notify: None }).unwrap();
+            pair.a.transport.post(A_KNOWS_B, Post { id, op, descs, notify: None }).unwrap();
             assert_eq!(pair.await_post(id), Ok(()));
             let (here, there) = (snapshot(&pair.a), snapshot(&pair.b));
             let wrong = |left: &[u8], right: &[u8]| left.iter().zip(right).filter(|(l, r)| l != r).count();

@@ -1,7 +1,7 @@
 //! Workers elsewhere: what they do, whatever runs them.
 
 use bytes::Bytes;
-use kv_core::{Desc, Op, PeerId, Plane, PlaneEvent, Post, PostId, Time};
+use kv_core::{Desc, Op, PeerId, Post, PostId, Time, Transport, TransportEvent};
 
 use crate::{Side, connect};
 
@@ -11,7 +11,7 @@ const PARTNER: PeerId = PeerId(1);
 
 /// A worker elsewhere. Dropping it kills it.
 pub trait Other {
-    /// What its plane tells about itself.
+    /// What its transport tells about itself.
     fn metadata(&self) -> &[u8];
 
     /// Lets it work for a moment, if it does not by itself.
@@ -53,7 +53,7 @@ impl Job {
 
 /// A worker that does its job whenever it is turned.
 pub struct Puppet<P> {
-    /// Its plane and memory: one region.
+    /// Its transport and memory: one region.
     pub side: Side<P>,
     job: Job,
     partner: Vec<u8>,
@@ -62,7 +62,7 @@ pub struct Puppet<P> {
     ended: u64,
 }
 
-impl<P: Plane> Puppet<P> {
+impl<P: Transport> Puppet<P> {
     /// A worker whose region holds [`pattern`].
     pub fn new(side: Side<P>, job: Job, partner: &[u8]) -> Puppet<P> {
         side.memory.write(0, 0, &pattern(side.lens[0]));
@@ -72,16 +72,16 @@ impl<P: Plane> Puppet<P> {
     /// Works for a moment.
     pub fn turn(&mut self, now: Time) {
         let mut events = Vec::new();
-        self.side.plane.poll(now, &mut events);
+        self.side.transport.poll(now, &mut events);
         for event in events {
             match event {
-                PlaneEvent::Frame { frame, .. } => {
+                TransportEvent::Frame { frame, .. } => {
                     self.connect();
-                    let _ = self.side.plane.send(PARTNER, frame);
+                    let _ = self.side.transport.send(PARTNER, frame);
                 }
-                PlaneEvent::Posted { .. } => self.ended += 1,
-                PlaneEvent::PeerGone { .. } => self.connected = false,
-                PlaneEvent::Revoked { .. } => {}
+                TransportEvent::Posted { .. } => self.ended += 1,
+                TransportEvent::PeerGone { .. } => self.connected = false,
+                TransportEvent::Revoked { .. } => {}
             }
         }
         let op = match self.job {
@@ -94,7 +94,7 @@ impl<P: Plane> Puppet<P> {
         }
         while self.posted < self.ended + BUSY {
             let post = whole(self.posted, op, self.side.lens[0]);
-            if self.side.plane.post(PARTNER, post).is_err() {
+            if self.side.transport.post(PARTNER, post).is_err() {
                 return;
             }
             self.posted += 1;
@@ -102,7 +102,7 @@ impl<P: Plane> Puppet<P> {
     }
 
     fn connect(&mut self) -> bool {
-        self.connected = self.connected || connect(&mut self.side.plane, PARTNER, &self.partner).is_ok();
+        self.connected = self.connected || connect(&mut self.side.transport, PARTNER, &self.partner).is_ok();
         self.connected
     }
 }

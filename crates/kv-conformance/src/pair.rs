@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{Desc, PeerId, Plane, PlaneError, PlaneEvent, PostId, Time};
+use kv_core::{Desc, PeerId, PostId, Time, Transport, TransportError, TransportEvent};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Harness, Random};
@@ -16,10 +16,10 @@ pub trait Regions {
     fn write(&self, region: usize, offset: usize, bytes: &[u8]);
 }
 
-/// A plane and the regions that are registered with it. The plane ends first.
+/// A transport and the regions that are registered with it. The transport ends first.
 pub struct Side<P> {
-    /// The plane.
-    pub plane: P,
+    /// The transport.
+    pub transport: P,
     /// Length of each region.
     pub lens: Vec<usize>,
     /// Its memory.
@@ -41,22 +41,22 @@ pub struct Pair<P> {
     /// The other.
     pub b: Side<P>,
     /// Events of each, oldest first.
-    pub a_events: Vec<PlaneEvent>,
+    pub a_events: Vec<TransportEvent>,
     /// Events of each, oldest first.
-    pub b_events: Vec<PlaneEvent>,
+    pub b_events: Vec<TransportEvent>,
     patience: Duration,
 }
 
-impl<P: Plane> Pair<P> {
+impl<P: Transport> Pair<P> {
     /// Two workers of a harness that do not know each other.
-    pub fn strangers<H: Harness<Plane = P>>(harness: &H, lens: &[usize]) -> Pair<P> {
+    pub fn strangers<H: Harness<Transport = P>>(harness: &H, lens: &[usize]) -> Pair<P> {
         let mut pair = Pair::new(harness.worker(lens), harness.partner(lens));
         pair.patience = harness.patience();
         pair
     }
 
     /// Two workers of which each has connected to the other, one after the other.
-    pub fn connected<H: Harness<Plane = P>>(harness: &H, lens: &[usize]) -> Pair<P> {
+    pub fn connected<H: Harness<Transport = P>>(harness: &H, lens: &[usize]) -> Pair<P> {
         Pair::strangers(harness, lens).introduce()
     }
 
@@ -68,11 +68,11 @@ impl<P: Plane> Pair<P> {
 
     /// Connects one to the other, and back.
     pub fn introduce(mut self) -> Pair<P> {
-        let metadata = self.b.plane.metadata().unwrap();
-        connect(&mut self.a.plane, A_KNOWS_B, &metadata).unwrap();
+        let metadata = self.b.transport.metadata().unwrap();
+        connect(&mut self.a.transport, A_KNOWS_B, &metadata).unwrap();
         self.send_until_heard(b"hello");
-        let metadata = self.a.plane.metadata().unwrap();
-        connect(&mut self.b.plane, B_KNOWS_A, &metadata).unwrap();
+        let metadata = self.a.transport.metadata().unwrap();
+        connect(&mut self.b.transport, B_KNOWS_A, &metadata).unwrap();
         self.a_events.clear();
         self.b_events.clear();
         self
@@ -81,8 +81,8 @@ impl<P: Plane> Pair<P> {
     /// Polls both sides once.
     pub fn turn(&mut self) {
         let now = boottime();
-        self.a.plane.poll(now, &mut self.a_events);
-        self.b.plane.poll(now, &mut self.b_events);
+        self.a.transport.poll(now, &mut self.a_events);
+        self.b.transport.poll(now, &mut self.b_events);
     }
 
     /// Polls both sides until `done` says so.
@@ -107,36 +107,36 @@ impl<P: Plane> Pair<P> {
         let mut next = Instant::now();
         self.until("a frame is heard", |pair| {
             if Instant::now() >= next {
-                let _ = pair.a.plane.send(A_KNOWS_B, Bytes::from_static(frame));
+                let _ = pair.a.transport.send(A_KNOWS_B, Bytes::from_static(frame));
                 next = Instant::now() + Duration::from_millis(200);
             }
             heard(&pair.b_events, frame)
         });
     }
 
-    pub(crate) fn await_post(&mut self, post: PostId) -> Result<(), PlaneError> {
+    pub(crate) fn await_post(&mut self, post: PostId) -> Result<(), TransportError> {
         self.until("a post ends", |pair| ended(&pair.a_events, post).is_some());
         ended(&self.a_events, post).unwrap()
     }
 }
 
 /// How a post ended, if it has.
-pub(crate) fn ended(events: &[PlaneEvent], wanted: PostId) -> Option<Result<(), PlaneError>> {
+pub(crate) fn ended(events: &[TransportEvent], wanted: PostId) -> Option<Result<(), TransportError>> {
     events.iter().find_map(|event| match event {
-        PlaneEvent::Posted { post, result } if *post == wanted => Some(result.clone()),
+        TransportEvent::Posted { post, result } if *post == wanted => Some(result.clone()),
         _ => None,
     })
 }
 
 /// Whether a frame of these bytes has arrived.
-pub fn heard(events: &[PlaneEvent], wanted: &[u8]) -> bool {
-    events.iter().any(|event| matches!(event, PlaneEvent::Frame { frame, .. } if frame[..] == *wanted))
+pub fn heard(events: &[TransportEvent], wanted: &[u8]) -> bool {
+    events.iter().any(|event| matches!(event, TransportEvent::Frame { frame, .. } if frame[..] == *wanted))
 }
 
-/// Connects a plane to a peer that allows writes for ever, as far as permission goes.
-pub fn connect<P: Plane>(plane: &mut P, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
-    plane.connect(peer, metadata)?;
-    plane.permit(peer, Time::MAX);
+/// Connects a transport to a peer that allows writes for ever, as far as permission goes.
+pub fn connect<P: Transport>(transport: &mut P, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
+    transport.connect(peer, metadata)?;
+    transport.permit(peer, Time::MAX);
     Ok(())
 }
 
@@ -163,7 +163,7 @@ pub(crate) fn desc(local: (u32, u64), remote: (u32, u64), len: u64) -> Desc {
     }
 }
 
-/// The host's time since its boot, which planes that move real bytes live in.
+/// The host's time since its boot, which transports that move real bytes live in.
 pub fn boottime() -> Time {
     let time = clock_gettime(ClockId::Boottime);
     Time::ZERO + Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

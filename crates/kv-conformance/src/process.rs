@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use kv_core::Plane;
+use kv_core::Transport;
 
 use crate::{Job, Other, Puppet, Side, boottime, rest};
 
@@ -66,7 +66,7 @@ impl Drop for Process {
 
 /// The body of the test `child`, which is no test at all unless this process was started by
 /// [`Process::start`]. `make` makes the worker.
-pub fn child<P: Plane>(make: impl FnOnce(&str) -> Side<P>) {
+pub fn child<P: Transport>(make: impl FnOnce(&str) -> Side<P>) {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
     let [kind, job, partner] = words[..] else { panic!("{role}") };
@@ -76,11 +76,11 @@ pub fn child<P: Plane>(make: impl FnOnce(&str) -> Side<P>) {
         let _ = std::io::stdin().read_line(&mut String::new());
         std::process::exit(0);
     });
-    println!("{MARK}{}", to_hex(&puppet.side.plane.metadata().unwrap()));
+    println!("{MARK}{}", to_hex(&puppet.side.transport.metadata().unwrap()));
     std::io::stdout().flush().unwrap();
     loop {
         puppet.turn(boottime());
-        rest(&puppet.side.plane, Duration::from_secs(1));
+        rest(&puppet.side.transport, Duration::from_secs(1));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_core::{Op, Plane, PlaneError, PlaneEvent, Post, PostId, Time, WriteFence};
+use kv_core::{Op, Post, PostId, Time, Transport, TransportError, TransportEvent, WriteFence};
 
 use crate::pair::desc;
 use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, snapshot};
@@ -11,18 +11,21 @@ use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, snapshot};
 const POSTS: u64 = 12;
 /// How often a check is made anew that has shown nothing, because the machine stood still.
 const ATTEMPTS: usize = 50;
-/// How long a plane whose processor copies may take for the slices that it has begun.
+/// How long a transport whose processor copies may take for the slices that it has begun.
 const LAST_SLICES: Duration = Duration::from_millis(100);
 
-fn write_all<P: Plane>(pair: &mut Pair<P>, ids: std::ops::Range<u64>) {
+fn write_all<P: Transport>(pair: &mut Pair<P>, ids: std::ops::Range<u64>) {
     for id in ids {
         let descs = vec![desc((0, 0), (0, 0), LENS[0] as u64)];
-        pair.a.plane.post(A_KNOWS_B, Post { id: PostId(id), op: Op::Write, descs, notify: None }).unwrap();
+        pair.a
+            .transport
+            .post(A_KNOWS_B, Post { id: PostId(id), op: Op::Write, descs, notify: None })
+            .unwrap();
     }
 }
 
-/// Turns until then in the planes' time, and some times at least.
-fn pass<H: Harness>(harness: &H, pair: &mut Pair<H::Plane>, until: Time) {
+/// Turns until then in the transports' time, and some times at least.
+fn pass<H: Harness>(harness: &H, pair: &mut Pair<H::Transport>, until: Time) {
     let mut turns = 0;
     while turns < 20 || harness.now() < until {
         pair.turn();
@@ -30,14 +33,14 @@ fn pass<H: Harness>(harness: &H, pair: &mut Pair<H::Plane>, until: Time) {
     }
 }
 
-fn holds_only(pair: &Pair<impl Plane>, byte: u8) -> bool {
+fn holds_only(pair: &Pair<impl Transport>, byte: u8) -> bool {
     snapshot(&pair.b)[0].iter().all(|other| *other == byte)
 }
 
 pub(crate) fn a_write_waits_for_its_permission_and_moves_nothing_before<H: Harness>(harness: &H) {
     let mut pair = Pair::connected(harness, &LENS);
     pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
-    pair.a.plane.permit(A_KNOWS_B, Time::ZERO);
+    pair.a.transport.permit(A_KNOWS_B, Time::ZERO);
     write_all(&mut pair, 0..POSTS);
     let until = harness.now() + Duration::from_millis(50);
     pass(harness, &mut pair, until);
@@ -47,12 +50,12 @@ pub(crate) fn a_write_waits_for_its_permission_and_moves_nothing_before<H: Harne
     if harness.reads() {
         let descs = vec![desc((1, 0), (1, 0), LENS[1] as u64)];
         let read = Post { id: PostId(POSTS), op: Op::Read, descs, notify: None };
-        pair.a.plane.post(A_KNOWS_B, read).unwrap();
+        pair.a.transport.post(A_KNOWS_B, read).unwrap();
         assert_eq!(pair.await_post(PostId(POSTS)), Ok(()));
         assert_eq!(pair.a_events.len(), 1);
         assert!(holds_only(&pair, 0), "bytes moved with a read");
     }
-    pair.a.plane.permit(A_KNOWS_B, harness.now() + Duration::from_secs(3600));
+    pair.a.transport.permit(A_KNOWS_B, harness.now() + Duration::from_secs(3600));
     for id in 0..POSTS {
         assert_eq!(pair.await_post(PostId(id)), Ok(()));
     }
@@ -73,7 +76,7 @@ fn is_cut_off<H: Harness>(harness: &H, span: Duration) -> bool {
     let mut pair = Pair::connected(harness, &LENS);
     pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
     let until = harness.now() + span;
-    pair.a.plane.permit(A_KNOWS_B, until);
+    pair.a.transport.permit(A_KNOWS_B, until);
     // More than can be moved in that time.
     let mut posted = 0;
     while harness.now() < until {
@@ -86,9 +89,9 @@ fn is_cut_off<H: Harness>(harness: &H, span: Duration) -> bool {
     await_quiet(harness, &mut pair, until);
     let ended = pair.a_events.len() as u64;
     // The others have only waited.
-    pair.a.plane.permit(A_KNOWS_B, Time::MAX);
+    pair.a.transport.permit(A_KNOWS_B, Time::MAX);
     pair.until("all posts end", |pair| pair.a_events.len() as u64 == posted);
-    let good = |event: &PlaneEvent| matches!(event, PlaneEvent::Posted { result: Ok(()), .. });
+    let good = |event: &TransportEvent| matches!(event, TransportEvent::Posted { result: Ok(()), .. });
     assert!(pair.a_events.iter().all(good), "{:?}", pair.a_events);
     write_all(&mut pair, posted..posted + 1);
     assert_eq!(pair.await_post(PostId(posted)), Ok(()));
@@ -97,14 +100,14 @@ fn is_cut_off<H: Harness>(harness: &H, span: Duration) -> bool {
 }
 
 /// Waits for the end of the slices that were begun before `until`, and sees that no byte moves any more.
-fn await_quiet<H: Harness>(harness: &H, pair: &mut Pair<H::Plane>, until: Time) {
-    let settle = match pair.b.plane.write_fence(B_KNOWS_A) {
+fn await_quiet<H: Harness>(harness: &H, pair: &mut Pair<H::Transport>, until: Time) {
+    let settle = match pair.b.transport.write_fence(B_KNOWS_A) {
         WriteFence::Revocable => Duration::ZERO,
         WriteFence::Within(bound) => bound,
         WriteFence::AtDeath => LAST_SLICES,
     };
     pass(harness, pair, until + settle);
-    let may_be_late = pair.b.plane.write_fence(B_KNOWS_A) == WriteFence::AtDeath;
+    let may_be_late = pair.b.transport.write_fence(B_KNOWS_A) == WriteFence::AtDeath;
     for attempt in 0.. {
         pair.b.memory.write(0, 0, &vec![4; LENS[0]]);
         let quiet = harness.now() + Duration::from_millis(50);
@@ -112,7 +115,7 @@ fn await_quiet<H: Harness>(harness: &H, pair: &mut Pair<H::Plane>, until: Time) 
         if holds_only(pair, 4) {
             return;
         }
-        // Whoever copies for such a plane may have stood still in the middle of a slice.
+        // Whoever copies for such a transport may have stood still in the middle of a slice.
         assert!(may_be_late && attempt < ATTEMPTS, "bytes moved after the end of the permission");
     }
 }
@@ -120,7 +123,7 @@ fn await_quiet<H: Harness>(harness: &H, pair: &mut Pair<H::Plane>, until: Time) 
 pub(crate) fn after_a_right_is_revoked_no_byte_arrives<H: Harness>(harness: &H) {
     for turns in [0, 1, 2, 4] {
         let mut pair = Pair::connected(harness, &LENS);
-        if pair.b.plane.write_fence(B_KNOWS_A) != WriteFence::Revocable {
+        if pair.b.transport.write_fence(B_KNOWS_A) != WriteFence::Revocable {
             return;
         }
         pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
@@ -128,17 +131,17 @@ pub(crate) fn after_a_right_is_revoked_no_byte_arrives<H: Harness>(harness: &H) 
         for _ in 0..turns {
             pair.turn();
         }
-        pair.b.plane.revoke(B_KNOWS_A);
-        let revoked = PlaneEvent::Revoked { peer: B_KNOWS_A };
+        pair.b.transport.revoke(B_KNOWS_A);
+        let revoked = TransportEvent::Revoked { peer: B_KNOWS_A };
         pair.until("a revocation", |pair| pair.b_events.contains(&revoked));
         pair.b.memory.write(0, 0, &vec![4; LENS[0]]);
         pair.until("all posts end", |pair| pair.a_events.len() as u64 == POSTS);
         for event in &pair.a_events {
-            let PlaneEvent::Posted { result, .. } = event else { panic!("{event:?}") };
-            assert!(matches!(result, Ok(()) | Err(PlaneError::Revoked)), "{result:?}");
+            let TransportEvent::Posted { result, .. } = event else { panic!("{event:?}") };
+            assert!(matches!(result, Ok(()) | Err(TransportError::Revoked)), "{result:?}");
         }
         write_all(&mut pair, 100..101);
-        assert_eq!(pair.await_post(PostId(100)), Err(PlaneError::Revoked));
+        assert_eq!(pair.await_post(PostId(100)), Err(TransportError::Revoked));
         let until = harness.now() + Duration::from_millis(50);
         pass(harness, &mut pair, until);
         assert!(holds_only(&pair, 4), "bytes arrived after the right was revoked");
@@ -146,7 +149,7 @@ pub(crate) fn after_a_right_is_revoked_no_byte_arrives<H: Harness>(harness: &H) 
         if harness.reads() {
             let descs = vec![desc((0, 0), (0, 0), LENS[0] as u64)];
             let read = Post { id: PostId(101), op: Op::Read, descs, notify: None };
-            pair.a.plane.post(A_KNOWS_B, read).unwrap();
+            pair.a.transport.post(A_KNOWS_B, read).unwrap();
             assert_eq!(pair.await_post(PostId(101)), Ok(()));
             assert!(snapshot(&pair.a)[0].iter().all(|byte| *byte == 4));
         }

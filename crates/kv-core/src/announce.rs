@@ -15,23 +15,23 @@ use crate::id::ChunkId;
 /// the rank was named.
 ///
 /// ```
-/// use kv_core::{ChunkId, Fence, FenceError, FinalLayers};
+/// use kv_core::{ChunkId, ReadyEvent, ReadyEventError, FinalLayers};
 ///
 /// /// Asks the device whether the kernels before an event are over.
 /// struct Event(fn() -> i32);
 ///
-/// impl Fence for Event {
-///     fn passed(&mut self) -> Result<bool, FenceError> {
+/// impl ReadyEvent for Event {
+///     fn passed(&mut self) -> Result<bool, ReadyEventError> {
 ///         match (self.0)() {
 ///             0 => Ok(true),
 ///             600 => Ok(false),
-///             code => Err(FenceError::Device { code }),
+///             code => Err(ReadyEventError::Device { code }),
 ///         }
 ///     }
 /// }
 ///
 /// let layers = FinalLayers::new(ChunkId(0), 0..8).after(Event(|| 0));
-/// assert!(layers.fence.is_some());
+/// assert!(layers.ready_event.is_some());
 /// ```
 #[derive(Debug)]
 pub struct FinalLayers {
@@ -40,23 +40,23 @@ pub struct FinalLayers {
     /// Which layers, by their numbers in the model; `None` for all that this rank has.
     pub layers: Option<Range<u32>>,
     /// What must have passed before it is true.
-    pub fence: Option<Box<dyn Fence>>,
+    pub ready_event: Option<Box<dyn ReadyEvent>>,
 }
 
 impl FinalLayers {
     /// Some layers of a chunk.
     pub fn new(chunk: ChunkId, layers: Range<u32>) -> FinalLayers {
-        FinalLayers { chunk, layers: Some(layers), fence: None }
+        FinalLayers { chunk, layers: Some(layers), ready_event: None }
     }
 
     /// All layers of a chunk, of which none was announced before.
     pub fn all(chunk: ChunkId) -> FinalLayers {
-        FinalLayers { chunk, layers: None, fence: None }
+        FinalLayers { chunk, layers: None, ready_event: None }
     }
 
-    /// The same, once a fence has passed.
-    pub fn after(mut self, fence: impl Fence + 'static) -> FinalLayers {
-        self.fence = Some(Box::new(fence));
+    /// The same, once a ready event has passed.
+    pub fn after(mut self, ready_event: impl ReadyEvent + 'static) -> FinalLayers {
+        self.ready_event = Some(Box::new(ready_event));
         self
     }
 }
@@ -66,35 +66,35 @@ impl FinalLayers {
 ///
 /// The worker asks on its own thread, between other work, until the answer is yes: it must not block.
 /// It is dropped there, or where the session's command ends up if the worker has stopped.
-pub trait Fence: Send {
-    /// True once everything before it is done and visible to the plane. An error, or a panic, fails
+pub trait ReadyEvent: Send {
+    /// True once everything before it is done and visible to the transport. An error, or a panic, fails
     /// the session, and nothing else.
-    fn passed(&mut self) -> Result<bool, FenceError>;
+    fn passed(&mut self) -> Result<bool, ReadyEventError>;
 }
 
-impl<F: FnMut() -> Result<bool, FenceError> + Send> Fence for F {
-    fn passed(&mut self) -> Result<bool, FenceError> {
+impl<F: FnMut() -> Result<bool, ReadyEventError> + Send> ReadyEvent for F {
+    fn passed(&mut self) -> Result<bool, ReadyEventError> {
         self()
     }
 }
 
-impl fmt::Debug for dyn Fence + '_ {
+impl fmt::Debug for dyn ReadyEvent + '_ {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fence")
+        f.write_str("ReadyEvent")
     }
 }
 
-/// Why a fence will never pass.
+/// Why a ready event will never pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum FenceError {
+pub enum ReadyEventError {
     /// The device reports an error: what was computed there cannot be trusted.
     #[error("the device reports error {code}")]
     Device {
         /// Its number for it.
         code: i32,
     },
-    /// Asking it panicked: a bug in the fence.
+    /// Asking it panicked: a bug in the ready event.
     #[error("it panicked")]
     Panicked,
 }

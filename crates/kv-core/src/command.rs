@@ -1,7 +1,7 @@
 //! What schedulers ask of a session of the KV cache, and what sessions are lent.
 
-use crate::announce::{Fence, FenceError, FinalLayers};
-use crate::groups::Groups;
+use crate::announce::{FinalLayers, ReadyEvent, ReadyEventError};
+use crate::groups::RequestGroups;
 use crate::id::{AuxIndex, ChunkId, Room, SessionId};
 use crate::machine::{Amounts, SessionCommand, SessionResource};
 use crate::pages::Pages;
@@ -52,13 +52,13 @@ pub enum Command {
         layers: FinalLayers,
     },
     /// What an announcement waited for will never be: ends the session.
-    FenceFailed {
+    ReadyEventFailed {
         /// Which.
         session: SessionId,
         /// The chunk that was to be announced.
         chunk: ChunkId,
-        /// What the fence said.
-        error: FenceError,
+        /// What the ready event said.
+        error: ReadyEventError,
     },
     /// Opens a receiving session.
     OpenReceiver {
@@ -68,7 +68,7 @@ pub enum Command {
         room: Room,
         /// The bootstrap server of the prefill engine.
         bootstrap_addr: String,
-        /// Deadline, mode, replica, grant.
+        /// Deadline, mode, replica, lease.
         options: Box<SessionOptions>,
     },
     /// The pages of a receiving session.
@@ -80,12 +80,12 @@ pub enum Command {
         /// The aux row to fill.
         aux: Option<AuxIndex>,
     },
-    /// The items of a session's state groups, before the last chunk, or before `InitReceiver`.
-    Groups {
+    /// The items of a session's cache groups, before the last chunk, or before `InitReceiver`.
+    RequestGroups {
         /// Which.
         session: SessionId,
         /// The items; they come back in [`Output::Release`](crate::machine::Output::Release).
-        groups: Groups,
+        groups: RequestGroups,
     },
     /// Ends a session.
     Abort {
@@ -102,10 +102,10 @@ pub enum Command {
 pub enum Resource {
     /// Pages: one for each `Send`, `BeginChunk` and `InitReceiver`.
     Pages(Pages),
-    /// Items of state groups.
-    Groups {
+    /// Items of cache groups.
+    RequestGroups {
         /// The items.
-        groups: Groups,
+        groups: RequestGroups,
         /// On a receiver that succeeded: its optional groups that the sender did not name.
         skipped: Vec<u16>,
     },
@@ -114,17 +114,17 @@ pub enum Resource {
 impl Resource {
     /// The kind of pages in [`Amounts`].
     pub const PAGES: usize = 0;
-    /// The kind of items of state groups in [`Amounts`].
+    /// The kind of items of cache groups in [`Amounts`].
     pub const ITEMS: usize = 1;
 }
 
 impl SessionResource for Resource {
-    const KINDS: &'static [&'static str] = &["pages", "items of state groups"];
+    const KINDS: &'static [&'static str] = &["pages", "items of cache groups"];
 
     fn amounts(&self) -> Amounts {
         match self {
             Resource::Pages(pages) => Amounts::of(Resource::PAGES, pages.len()),
-            Resource::Groups { groups, .. } => Amounts::of(Resource::ITEMS, groups.len()),
+            Resource::RequestGroups { groups, .. } => Amounts::of(Resource::ITEMS, groups.len()),
         }
     }
 }
@@ -135,9 +135,9 @@ impl From<Pages> for Resource {
     }
 }
 
-impl From<Groups> for Resource {
-    fn from(groups: Groups) -> Resource {
-        Resource::Groups { groups, skipped: Vec::new() }
+impl From<RequestGroups> for Resource {
+    fn from(groups: RequestGroups) -> Resource {
+        Resource::RequestGroups { groups, skipped: Vec::new() }
     }
 }
 
@@ -170,9 +170,9 @@ impl SessionCommand for Command {
             | Command::Send { session, .. }
             | Command::BeginChunk { session, .. }
             | Command::LayersFinal { session, .. }
-            | Command::FenceFailed { session, .. }
+            | Command::ReadyEventFailed { session, .. }
             | Command::InitReceiver { session, .. }
-            | Command::Groups { session, .. }
+            | Command::RequestGroups { session, .. }
             | Command::Abort { session } => {
                 *session = to;
                 true
@@ -183,7 +183,7 @@ impl SessionCommand for Command {
 
     fn lends(&self) -> Option<Amounts> {
         match self {
-            Command::Groups { groups, .. } => Some(Amounts::of(Resource::ITEMS, groups.len())),
+            Command::RequestGroups { groups, .. } => Some(Amounts::of(Resource::ITEMS, groups.len())),
             command => command.pages().map(|pages| Amounts::of(Resource::PAGES, pages.len())),
         }
     }
@@ -193,22 +193,22 @@ impl SessionCommand for Command {
             Command::Send { chunk: pages, .. }
             | Command::BeginChunk { chunk: pages, .. }
             | Command::InitReceiver { pages, .. } => Some(pages.into()),
-            Command::Groups { groups, .. } => Some(groups.into()),
+            Command::RequestGroups { groups, .. } => Some(groups.into()),
             _ => None,
         }
     }
 
-    fn take_ready(&mut self) -> Option<Box<dyn Fence>> {
+    fn take_ready(&mut self) -> Option<Box<dyn ReadyEvent>> {
         match self {
-            Command::LayersFinal { layers, .. } => layers.fence.take(),
+            Command::LayersFinal { layers, .. } => layers.ready_event.take(),
             _ => None,
         }
     }
 
-    fn not_ready(self, error: FenceError) -> Command {
+    fn not_ready(self, error: ReadyEventError) -> Command {
         match self {
             Command::LayersFinal { session, layers } => {
-                Command::FenceFailed { session, chunk: layers.chunk, error }
+                Command::ReadyEventFailed { session, chunk: layers.chunk, error }
             }
             command => command,
         }

@@ -1,4 +1,4 @@
-//! Items of state groups that a request uses beside its KV pages: lists of them, and the token that
+//! Items of cache groups that a request uses beside its KV pages: lists of them, and the token that
 //! owns them.
 
 use std::fmt;
@@ -10,10 +10,10 @@ use crate::growing;
 use crate::meter::step;
 use crate::pages::{MAX_PAGES, PageList, Pages};
 
-/// Most state groups that one request may name.
+/// Most cache groups that one request may name.
 pub const MAX_REQUEST_GROUPS: usize = 16;
 
-/// Items of one state group, as peers tell each other: slots, the last pages of a sliding window, the
+/// Items of one cache group, as peers tell each other: slots, the last pages of a sliding window, the
 /// pages of a draft model. Their numbers are those of the group's own regions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupList {
@@ -69,18 +69,18 @@ impl<'de> Deserialize<'de> for GroupLists {
 }
 
 impl TryFrom<Vec<GroupList>> for GroupLists {
-    type Error = GroupsError;
+    type Error = RequestGroupsError;
 
-    fn try_from(lists: Vec<GroupList>) -> Result<GroupLists, GroupsError> {
+    fn try_from(lists: Vec<GroupList>) -> Result<GroupLists, RequestGroupsError> {
         if lists.len() > MAX_REQUEST_GROUPS {
-            return Err(GroupsError::TooMany { got: lists.len() });
+            return Err(RequestGroupsError::TooMany { got: lists.len() });
         }
         step(lists.len());
         if let Some(pair) = lists.windows(2).find(|pair| pair[0].group >= pair[1].group) {
-            return Err(GroupsError::Order { group: pair[1].group, before: pair[0].group });
+            return Err(RequestGroupsError::Order { group: pair[1].group, before: pair[0].group });
         }
         match lists.iter().find(|list| list.first > MAX_PAGES) {
-            Some(list) => Err(GroupsError::First { group: list.group, first: list.first }),
+            Some(list) => Err(RequestGroupsError::First { group: list.group, first: list.first }),
             None => Ok(GroupLists(lists)),
         }
     }
@@ -109,7 +109,7 @@ fn span(first: u32, len: usize) -> GroupSpan {
 /// A list of groups that no request can have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum GroupsError {
+pub enum RequestGroupsError {
     /// More groups than a request may name.
     #[error("{got} groups; a request may name at most {MAX_REQUEST_GROUPS}")]
     TooMany {
@@ -140,7 +140,7 @@ pub enum GroupsError {
     },
 }
 
-/// Ownership of items of one state group, with their place in the request.
+/// Ownership of items of one cache group, with their place in the request.
 ///
 /// As for [`Pages`]: whoever holds it may write the items and may free them, and nobody else.
 #[must_use = "dropping items leaks them: give them back to their allocator"]
@@ -179,18 +179,18 @@ pub struct GroupRefused {
     /// The items, untouched.
     pub items: GroupItems,
     /// What is wrong with them.
-    pub error: GroupsError,
+    pub error: RequestGroupsError,
 }
 
-/// Ownership of the items of several state groups: what a hybrid model's request has beside its KV
+/// Ownership of the items of several cache groups: what a hybrid model's request has beside its KV
 /// pages. A token that moves with the request, and is never copied.
 ///
 /// ```
-/// use kv_core::{GroupItems, Groups, PageList, Pages};
+/// use kv_core::{GroupItems, RequestGroups, PageList, Pages};
 ///
 /// let slot = Pages::claim(PageList::from_pages([7])?)?;
 /// let window = Pages::claim(PageList::from_pages([30, 31, 12])?)?;
-/// let mut groups = Groups::none();
+/// let mut groups = RequestGroups::none();
 /// groups.push(GroupItems::new(0, slot))?;
 /// // Pages 17, 18 and 19 of the request: the last three.
 /// groups.push(GroupItems::from_number(1, 17, window))?;
@@ -201,12 +201,12 @@ pub struct GroupRefused {
 #[must_use = "dropping groups leaks their items: give them back to their allocators"]
 #[derive(Debug, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "model", derive(Clone))]
-pub struct Groups(Vec<GroupItems>);
+pub struct RequestGroups(Vec<GroupItems>);
 
-impl Groups {
+impl RequestGroups {
     /// No groups.
-    pub fn none() -> Groups {
-        Groups::default()
+    pub fn none() -> RequestGroups {
+        RequestGroups::default()
     }
 
     /// Adds the items of one more group. They come back if the group is there already, if there are
@@ -215,11 +215,11 @@ impl Groups {
         let group = items.group;
         let at = self.0.partition_point(|other| other.group < group);
         let error = if self.0.get(at).is_some_and(|other| other.group == group) {
-            GroupsError::Twice { group }
+            RequestGroupsError::Twice { group }
         } else if self.0.len() >= MAX_REQUEST_GROUPS {
-            GroupsError::TooMany { got: self.0.len() + 1 }
+            RequestGroupsError::TooMany { got: self.0.len() + 1 }
         } else if items.first > MAX_PAGES {
-            GroupsError::First { group, first: items.first }
+            RequestGroupsError::First { group, first: items.first }
         } else {
             self.0.insert(at, items);
             return Ok(());
@@ -264,7 +264,7 @@ impl Groups {
     }
 }
 
-impl IntoIterator for Groups {
+impl IntoIterator for RequestGroups {
     type Item = GroupItems;
     type IntoIter = std::vec::IntoIter<GroupItems>;
 
@@ -283,11 +283,11 @@ mod tests {
 
     #[test]
     fn groups_are_kept_by_rising_number_and_each_once() {
-        let mut groups = Groups::none();
+        let mut groups = RequestGroups::none();
         groups.push(items(3, &[1])).unwrap();
         groups.push(items(1, &[5, 6])).unwrap();
         let refused = groups.push(items(3, &[9])).unwrap_err();
-        assert_eq!((refused.items, refused.error), (items(3, &[9]), GroupsError::Twice { group: 3 }));
+        assert_eq!((refused.items, refused.error), (items(3, &[9]), RequestGroupsError::Twice { group: 3 }));
         assert_eq!(groups.iter().map(|items| items.group).collect::<Vec<_>>(), [1, 3]);
         assert_eq!((groups.len(), groups.lists().runs()), (3, 2));
         assert_eq!(groups.take(1), Some(items(1, &[5, 6])));
@@ -296,17 +296,17 @@ mod tests {
 
     #[test]
     fn no_request_names_more_groups_than_the_bound() {
-        let mut groups = Groups::none();
+        let mut groups = RequestGroups::none();
         for group in 0..16 {
             groups.push(items(group, &[0])).unwrap();
         }
-        assert_eq!(groups.push(items(16, &[0])).unwrap_err().error, GroupsError::TooMany { got: 17 });
+        assert_eq!(groups.push(items(16, &[0])).unwrap_err().error, RequestGroupsError::TooMany { got: 17 });
         assert_eq!(groups.take(3), Some(items(3, &[0])));
         groups.push(GroupItems { first: MAX_PAGES, ..items(20, &[]) }).unwrap();
         let late = GroupItems { first: MAX_PAGES + 1, ..items(0, &[]) };
         assert_eq!(
-            Groups::none().push(late).unwrap_err().error,
-            GroupsError::First { group: 0, first: MAX_PAGES + 1 }
+            RequestGroups::none().push(late).unwrap_err().error,
+            RequestGroupsError::First { group: 0, first: MAX_PAGES + 1 }
         );
     }
 
@@ -322,7 +322,7 @@ mod tests {
         let many: Vec<String> = (0..17).map(one).collect();
         assert!(parse(&format!("[{}]", many.join(","))).is_err());
         assert!(parse(&format!("[{}]", many[..16].join(","))).is_ok());
-        assert!(parse("[]").unwrap().is_empty() && Groups::none().is_empty());
+        assert!(parse("[]").unwrap().is_empty() && RequestGroups::none().is_empty());
         assert!(!parse(&format!("[{}]", one(1))).unwrap().is_empty());
         let order = parse(&format!("[{},{}]", one(5), one(2))).unwrap_err();
         assert!(order.to_string().contains("group 2 follows group 5"), "{order}");

@@ -31,9 +31,9 @@ pub enum TransferMode {
     /// The receiver reads from pages that the sender granted. The sender waits for nobody: the
     /// receiver may be chosen when the pages are complete.
     Pull,
-    /// On a sender: whatever its receivers do. On a receiver: what the plane is good for with the
+    /// On a sender: whatever its receivers do. On a receiver: what the transport is good for with the
     /// peer ([`Directions`](crate::Directions)); where it is good for both, pull if the router carried
-    /// a [`GrantRef`], else push. Over UCX and TCP that is push: reads are slow there, and a reader
+    /// a [`LeaseRef`], else push. Over UCX and TCP that is push: reads are slow there, and a reader
     /// that dies takes its source down.
     Auto,
 }
@@ -108,11 +108,11 @@ impl Lease {
 /// Neither half is ever used again, so a reference to pages that were consumed, that expired, or
 /// that belonged to an earlier life of the worker can not be mistaken for one to others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GrantRef {
+pub struct LeaseRef {
     /// Which life of the sender's worker.
     pub incarnation: Incarnation,
-    /// The sender's session in it: the nonce of the grant.
-    pub nonce: SessionId,
+    /// The sender's session in it: the lease_id of the lease.
+    pub lease_id: SessionId,
     /// The pages, as the router was told them. If given, they must be those that the sender holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pages: Option<PageList>,

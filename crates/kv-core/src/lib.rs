@@ -2,14 +2,14 @@
 //!
 //! What it is: the words that every other crate is written in ([`KvArgs`], [`KvPoll`], [`Room`],
 //! [`Pages`], [`TransferError`] …), the traits that servers program against ([`KvManager`],
-//! [`KvSender`], [`KvReceiver`]) and that planes and bootstrap servers implement ([`Plane`],
+//! [`KvSender`], [`KvReceiver`]) and that transports and bootstrap servers implement ([`Transport`],
 //! [`BootstrapClient`]), the trait of a service's machine ([`machine::Machine`]), the arithmetic from
 //! pages to descriptors ([`layout`], [`plan`]), the frames on the wire ([`wire`]), the protocol
 //! machine of the KV cache ([`proto::Node`]) and the events that it tells to whoever listens ([`trace`]).
 //!
 //! What it is not: it does no I/O, starts no thread, reads no clock, draws no global randomness and
 //! contains no `unsafe`. One seed and one order of inputs always give one history; that is what the
-//! simulator lives on. `kv-poll` runs the machine on a thread, over a plane of `kv-local`.
+//! simulator lives on. `kv-poll` runs the machine on a thread, over a transport of `kv-local`.
 //!
 //! ```
 //! use kv_core::proto::{Command, Input, Node, NodeConfig, Output};
@@ -58,7 +58,6 @@ mod offer;
 mod packed;
 mod pages;
 pub mod plan;
-mod plane;
 mod poll;
 pub mod proto;
 mod quarantine;
@@ -69,9 +68,10 @@ mod session;
 mod session_options;
 mod time;
 pub mod trace;
+mod transport;
 pub mod wire;
 
-pub use announce::{Fence, FenceError, FinalLayers, LayersError};
+pub use announce::{FinalLayers, LayersError, ReadyEvent, ReadyEventError};
 pub use args::{KvArgs, KvArgsBuilder};
 pub use bootstrap::{BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, Replica};
 pub use error::{
@@ -79,7 +79,8 @@ pub use error::{
     PeerCause, Phase, Recovery, TransferError,
 };
 pub use groups::{
-    GroupItems, GroupList, GroupLists, GroupRefused, GroupSpan, Groups, GroupsError, MAX_REQUEST_GROUPS,
+    GroupItems, GroupList, GroupLists, GroupRefused, GroupSpan, MAX_REQUEST_GROUPS, RequestGroups,
+    RequestGroupsError,
 };
 pub use id::{
     Attempt, AuxIndex, ChunkId, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId,
@@ -87,16 +88,12 @@ pub use id::{
 };
 pub use kv_offer::{KV_SERVICE, KV_VERSIONS, KvDataError};
 pub use layout::{
-    Axis, Geometry, Holds, Layout, MAX_REGIONS, MemoryKind, Parallel, Region, RegionRole, RegionShape,
-    StateGroup,
+    Axis, CacheGroup, Geometry, Holds, Layout, MAX_REGIONS, MemoryKind, Parallel, Region, RegionRole,
+    RegionShape,
 };
-pub use lease::{DECODER_KV_BLOCKS_TTL, GrantRef, KV_LEASE_DURATION, Lease, TransferMode, UnknownMode};
+pub use lease::{DECODER_KV_BLOCKS_TTL, KV_LEASE_DURATION, Lease, LeaseRef, TransferMode, UnknownMode};
 pub use offer::{Chosen, OfferError, Wanted};
 pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
-pub use plane::{
-    Desc, Directions, MAX_FRAME, Op, Origin, Plane, PlaneError, PlaneEvent, PlaneWait, Post, WayEnd,
-    WriteFence,
-};
 pub use poll::KvPoll;
 pub use quarantine::{Quarantine, QuarantineReason};
 pub use record::{
@@ -106,3 +103,7 @@ pub use record::{
 pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed};
 pub use session_options::SessionOptions;
 pub use time::Time;
+pub use transport::{
+    Desc, Directions, MAX_FRAME, Op, Origin, Post, Transport, TransportError, TransportEvent, TransportWait,
+    WayEnd, WriteFence,
+};

@@ -9,14 +9,14 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::announce::{Fence, FenceError};
+use crate::announce::{ReadyEvent, ReadyEventError};
 use crate::bootstrap::{LookupId, RankQuery};
 use crate::error::BootstrapError;
 use crate::id::{PeerId, PostId, SessionId};
-use crate::plane::{Directions, Origin, PlaneError, Post, WayEnd, WriteFence};
 use crate::record::{RankRecord, TransportOffer};
 use crate::time::Time;
 use crate::trace::{Event, What};
+use crate::transport::{Directions, Origin, Post, TransportError, WayEnd, WriteFence};
 
 /// The sans-IO machine of one service on one worker.
 ///
@@ -82,7 +82,7 @@ pub trait Machine: Send {
     }
 
     /// The transport of a peer in whose name a frame speaks, if the frame introduces its sender. The worker
-    /// drops the frame if the connection on which it came [may not speak](crate::Plane::may_speak_by) for
+    /// drops the frame if the connection on which it came [may not speak](crate::Transport::may_speak_by) for
     /// that transport.
     fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {
         let _ = frame;
@@ -155,12 +155,12 @@ pub trait SessionCommand: fmt::Debug + Send + Sized + 'static {
 
     /// Takes the event out of the command that must have passed before the machine sees it. What the
     /// session is told afterwards waits behind it, except an abort.
-    fn take_ready(&mut self) -> Option<Box<dyn Fence>> {
+    fn take_ready(&mut self) -> Option<Box<dyn ReadyEvent>> {
         None
     }
 
     /// What the machine is told in place of a command whose event will never pass.
-    fn not_ready(self, error: FenceError) -> Self {
+    fn not_ready(self, error: ReadyEventError) -> Self {
         let _ = error;
         self
     }
@@ -271,9 +271,9 @@ pub enum Input<C> {
         /// Which.
         post: PostId,
         /// How it went.
-        result: Result<(), PlaneError>,
+        result: Result<(), TransportError>,
     },
-    /// The plane has opened the way to a peer, and says what it is good for. Until it does, both
+    /// The transport has opened the way to a peer, and says what it is good for. Until it does, both
     /// directions are taken to be.
     Connected {
         /// Which.
@@ -283,12 +283,12 @@ pub enum Input<C> {
         /// What ends the danger of the peer's last writes.
         fence: WriteFence,
     },
-    /// The plane could not open the way to a peer.
+    /// The transport could not open the way to a peer.
     ConnectFailed {
         /// Which.
         peer: PeerId,
         /// Why.
-        error: PlaneError,
+        error: TransportError,
     },
     /// The way to a peer has ended.
     PeerGone {
@@ -326,7 +326,7 @@ pub enum Input<C> {
 pub enum Output<S, R, F> {
     /// Open the way to a peer. On failure: [`Input::ConnectFailed`].
     Connect {
-        /// The id under which the plane shall know it.
+        /// The id under which the transport shall know it.
         peer: PeerId,
         /// Which of its transports it is to be reached by.
         transport: TransportOffer,
@@ -343,7 +343,7 @@ pub enum Output<S, R, F> {
         /// The frame.
         frame: Bytes,
     },
-    /// Start a data operation. If the plane refuses it, that is an [`Input::Posted`] with the
+    /// Start a data operation. If the transport refuses it, that is an [`Input::Posted`] with the
     /// error.
     Post {
         /// To or from whom.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::id::WorkerId;
 
-/// Pages and items of state groups of sessions that have ended, and that may not be used again for one
+/// Pages and items of cache groups of sessions that have ended, and that may not be used again for one
 /// reason, because of one peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quarantine {
@@ -16,7 +16,7 @@ pub struct Quarantine {
     pub reason: QuarantineReason,
     /// Pages.
     pub pages: usize,
-    /// Items of state groups.
+    /// Items of cache groups.
     pub items: usize,
     /// Sessions that the pages and items belong to.
     pub sessions: usize,
@@ -73,7 +73,7 @@ impl fmt::Display for Quarantine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} pages", self.pages)?;
         if self.items > 0 {
-            write!(f, " and {} items of state groups", self.items)?;
+            write!(f, " and {} items of cache groups", self.items)?;
         }
         write!(f, " of {} sessions", self.sessions)?;
         if let Some(peer) = &self.peer {
@@ -148,7 +148,7 @@ mod tests {
         let text = entry(Some("prefill"), QuarantineReason::Unacknowledged, 12).to_string();
         assert_eq!(
             text,
-            "12 pages and 1 items of state groups of 2 sessions, peer prefill/1: the peer was told to stop \
+            "12 pages and 1 items of cache groups of 2 sessions, peer prefill/1: the peer was told to stop \
              writing and has not said that it has; kill that process or drain that peer"
         );
         let timed = Quarantine {

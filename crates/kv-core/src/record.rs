@@ -118,7 +118,7 @@ pub enum RecordError {
 }
 
 impl TransportOffer {
-    /// A transport of this library, with the metadata that its plane gives.
+    /// A transport of this library, with the metadata that its transport gives.
     pub fn new(name: &str, metadata: Bytes) -> TransportOffer {
         TransportOffer { name: name.to_owned(), version: TRANSPORT_VERSION, metadata }
     }

@@ -5,9 +5,9 @@ use crate::announce::FinalLayers;
 use crate::args::KvArgs;
 use crate::command::{Command, Resource};
 use crate::error::{Backpressure, OpenError, TransferError};
-use crate::groups::Groups;
+use crate::groups::RequestGroups;
 use crate::id::{AuxIndex, ChunkId, Room, SessionId};
-use crate::lease::GrantRef;
+use crate::lease::LeaseRef;
 use crate::machine::{SessionCommand, Submit};
 use crate::pages::Pages;
 use crate::poll::KvPoll;
@@ -78,23 +78,23 @@ pub trait KvSession: Submit<Command> + Sized {
     /// peer is told, and the pages come back once no wire can touch them.
     fn abort(&mut self);
 
-    /// Gives the items of the request's state groups, all at once: slots of recurrent layers, the last
+    /// Gives the items of the request's cache groups, all at once: slots of recurrent layers, the last
     /// pages of a sliding window, the pages of a draft model. Once at most; a sender before the chunk
     /// that completes the request, with which their content must be final; a receiver before `init`.
     /// Success then means that their bytes are in place, too.
     ///
     /// Both sides name the same groups. Of a group that only one of them names, nothing is moved if it
-    /// is [optional](crate::StateGroup::optional); otherwise the session fails. The sender must have
+    /// is [optional](crate::CacheGroup::optional); otherwise the session fails. The sender must have
     /// all items that the receiver wants, and may have earlier ones.
-    fn give_groups(&mut self, groups: Groups) -> Result<(), Backpressure<Groups>> {
-        let command = Command::Groups { session: self.id(), groups };
+    fn give_groups(&mut self, groups: RequestGroups) -> Result<(), Backpressure<RequestGroups>> {
+        let command = Command::RequestGroups { session: self.id(), groups };
         self.submit(command).map_err(|refused| match refused.into_resource() {
-            Some(Resource::Groups { groups, .. }) => Backpressure(groups),
-            _ => Backpressure(Groups::none()),
+            Some(Resource::RequestGroups { groups, .. }) => Backpressure(groups),
+            _ => Backpressure(RequestGroups::none()),
         })
     }
 
-    /// Takes back every page the session was given, in the order given. The items of state groups, if
+    /// Takes back every page the session was given, in the order given. The items of cache groups, if
     /// there are any, go to the manager: use [`reclaim_all`](KvSession::reclaim_all) for those.
     ///
     /// `Err(self)` while the session has not ended, or while any wire may still touch the pages:
@@ -102,7 +102,7 @@ pub trait KvSession: Submit<Command> + Sized {
     /// and hands the pages to its manager later.
     fn reclaim(self) -> Result<Pages, Self>;
 
-    /// As [`reclaim`](KvSession::reclaim), with the items of the state groups.
+    /// As [`reclaim`](KvSession::reclaim), with the items of the cache groups.
     fn reclaim_all(self) -> Result<Reclaimed, Self>;
 }
 
@@ -112,8 +112,8 @@ pub trait KvSession: Submit<Command> + Sized {
 pub struct Reclaimed {
     /// The pages, in the order given.
     pub pages: Pages,
-    /// The items of the state groups.
-    pub groups: Groups,
+    /// The items of the cache groups.
+    pub groups: RequestGroups,
     /// On a receiver that ended in success: those of its groups that are optional and that the sender
     /// did not name. Their items were not written.
     pub skipped: Vec<u16>,
@@ -122,11 +122,11 @@ pub struct Reclaimed {
 /// The sending half, on a prefill worker.
 pub trait KvSender: KvSession {
     /// What a router carries to a receiver that is to read this session's pages.
-    fn grant(&self) -> GrantRef;
+    fn lease_ref(&self) -> LeaseRef;
 
     /// The same of every rank of the engine, in the order of ranks, where one handle stands for all.
-    fn grants(&self) -> Vec<GrantRef> {
-        vec![self.grant()]
+    fn lease_refs(&self) -> Vec<LeaseRef> {
+        vec![self.lease_ref()]
     }
 
     /// Announces the request: how many pages will be sent in all, and the aux row that goes with
@@ -158,11 +158,11 @@ pub trait KvSender: KvSession {
         self.submit(command).map(|()| number).map_err(pages_in)
     }
 
-    /// Says that layers of a chunk are final, now or once a fence has passed. Writing them starts at
+    /// Says that layers of a chunk are final, now or once a ready event has passed. Writing them starts at
     /// once; pages are granted to readers when every chunk is final in all layers. The last
     /// announcement of the request takes the place of its last `send`: with it goes the aux row.
     ///
-    /// What is given and announced after a fence waits for it too; an abort does not. Layers that
+    /// What is given and announced after a ready event waits for it too; an abort does not. Layers that
     /// this rank does not have, or that were announced before, fail the session with
     /// [`Cause::Layers`](crate::Cause::Layers).
     fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>> {
@@ -183,7 +183,7 @@ pub trait KvReceiver: KvSession {
     ///
     /// In pull mode fewer pages than the sender holds are the last ones of the request (the first
     /// ones are in the prefix cache), and none at all, nor items of
-    /// [state groups](KvSession::give_groups), releases the sender's without reading any.
+    /// [cache groups](KvSession::give_groups), releases the sender's without reading any.
     fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
         let command = Command::InitReceiver { session: self.id(), pages, aux };
         self.submit(command).map_err(pages_in)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::lease::{GrantRef, Lease, TransferMode};
+use crate::lease::{Lease, LeaseRef, TransferMode};
 use crate::record::WorkerRole;
 
 /// What a session may be told when it is opened, beyond address and room.
@@ -20,7 +20,7 @@ pub struct SessionOptions {
     pub lease: Option<Lease>,
     /// On a receiver that pulls: the sender's session, as the router was told it; of an engine of
     /// several ranks one, or each rank's. Without any, whichever sender there is for the room.
-    pub grants: Vec<GrantRef>,
+    pub lease_refs: Vec<LeaseRef>,
     /// On a receiver: in which role its source is registered; `None` for prefill. A prefill worker
     /// that takes back what a decode worker kept of a conversation asks for `Decode`.
     pub source: Option<WorkerRole>,

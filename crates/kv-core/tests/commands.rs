@@ -4,15 +4,16 @@
 use kv_core::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
 use kv_core::proto::{Command, Resource};
 use kv_core::{
-    ChunkId, FenceError, FinalLayers, GroupItems, Groups, KvPoll, PageList, Pages, Room, SessionId,
+    ChunkId, FinalLayers, GroupItems, KvPoll, PageList, Pages, ReadyEventError, RequestGroups, Room,
+    SessionId,
 };
 
 fn pages(list: &[u32]) -> Pages {
     Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
 }
 
-fn groups() -> Groups {
-    let mut groups = Groups::none();
+fn groups() -> RequestGroups {
+    let mut groups = RequestGroups::none();
     groups.push(GroupItems::new(1, pages(&[5, 6, 7]))).unwrap();
     groups
 }
@@ -24,7 +25,7 @@ fn lenders() -> Vec<(Command, Amounts)> {
         (Command::Send { session, chunk: pages(&[1, 2]) }, Amounts::of(Resource::PAGES, 2)),
         (Command::BeginChunk { session, chunk: pages(&[3]) }, Amounts::of(Resource::PAGES, 1)),
         (Command::InitReceiver { session, pages: Pages::none(), aux: None }, Amounts::default()),
-        (Command::Groups { session, groups: groups() }, Amounts::of(Resource::ITEMS, 3)),
+        (Command::RequestGroups { session, groups: groups() }, Amounts::of(Resource::ITEMS, 3)),
     ]
 }
 
@@ -67,10 +68,10 @@ fn a_ready_event_is_taken_out_once_and_one_that_fails_names_its_chunk() {
     let mut command = Command::LayersFinal { session: SessionId(1), layers };
     assert!(command.take_ready().is_some());
     assert!(command.take_ready().is_none());
-    let error = FenceError::Device { code: 700 };
+    let error = ReadyEventError::Device { code: 700 };
     let failed = command.not_ready(error);
     assert!(
-        matches!(failed, Command::FenceFailed { session: SessionId(1), chunk: ChunkId(4), error: said } if said == error)
+        matches!(failed, Command::ReadyEventFailed { session: SessionId(1), chunk: ChunkId(4), error: said } if said == error)
     );
 }
 

@@ -8,14 +8,14 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, Output};
 use kv_core::random::SplitMix64;
 use kv_core::wire::{
-    Abort, AbortAck, Body, Claim, Destination, Failed, Frame, Granted, Heartbeat, HeartbeatAck, Hello, Link,
-    Progress, Refused, Register, Registered, Release, Released, VERSIONS, Versions, Welcome, Wish,
-    hello_transport,
+    Abort, AbortAck, Acquire, Body, ConversationId, Delivery, Destination, Failed, Frame, Granted, Heartbeat,
+    HeartbeatAck, Hello, Progress, Refused, Register, Registered, Release, Released, VERSIONS, Versions,
+    Welcome, hello_transport,
 };
 use kv_core::{
-    Attempt, AuxIndex, Desc, GroupItems, GroupList, GroupLists, Groups, Incarnation, KvArgs, Layout,
-    Mismatch, Origin, PageList, Pages, PeerCause, Region, RegionRole, Room, SessionId, SessionOptions,
-    StateGroup, Time, TransferMode, TransportOffer, meter,
+    Attempt, AuxIndex, CacheGroup, Desc, GroupItems, GroupList, GroupLists, Incarnation, KvArgs, Layout,
+    Mismatch, Origin, PageList, Pages, PeerCause, Region, RegionRole, RequestGroups, Room, SessionId,
+    SessionOptions, Time, TransferMode, TransportOffer, meter,
 };
 
 struct Random(SplitMix64);
@@ -74,9 +74,9 @@ fn args(engine: &str) -> KvArgs {
         .region(Region::dram(RegionRole::State, 0x6_0000, 6 * 16, 16).group(2))
         .layout(Layout {
             groups: vec![
-                StateGroup::slots(1, 1),
-                StateGroup::pages(4, 1, 1),
-                StateGroup::pages(16, 1, 1).optional(),
+                CacheGroup::slots(1, 1),
+                CacheGroup::pages(4, 1, 1),
+                CacheGroup::pages(16, 1, 1).optional(),
             ],
             ..Layout::default()
         })
@@ -93,16 +93,16 @@ fn versions(random: &mut Random) -> Versions {
     }
 }
 
-fn hello(to: Incarnation, incarnation: u64, link: Link, versions: Versions) -> Hello {
+fn hello(to: Incarnation, incarnation: u64, conversation: ConversationId, versions: Versions) -> Hello {
     let args = args("decode");
     Hello {
         versions,
         to,
         worker: args.worker().clone(),
         incarnation: Incarnation::from_random(incarnation),
-        link,
+        conversation,
         nonce: 1,
-        plane: "test".to_owned(),
+        transport: "test".to_owned(),
         metadata: Bytes::from_static(b"memory"),
         geometry: Some(Box::new(args.geometry().clone())),
         suffixed: false,
@@ -153,38 +153,38 @@ fn skipped(random: &mut Random) -> Vec<u16> {
 
 fn body(random: &mut Random, us: Incarnation) -> Body {
     let attempt = Attempt(random.number());
-    let floor = Attempt(random.number());
+    let low_watermark = Attempt(random.number());
     let cause = cause(random);
     let total = (random.below(2) == 0).then(|| random.number() as u32);
     match random.below(17) {
         0 => {
-            let link = Link(random.number());
+            let conversation = ConversationId(random.number());
             Body::Hello(hello(
                 if random.below(4) == 0 { Incarnation::from_random(5) } else { us },
                 random.below(4),
-                link,
+                conversation,
                 versions(random),
             ))
         }
         1 => Body::Welcome(Welcome {
             versions: versions(random),
             nonce: random.number(),
-            link: Link(random.number()),
+            conversation: ConversationId(random.number()),
             ask: random.number(),
         }),
         2 => Body::Refused(Refused {
             versions: versions(random),
             nonce: random.number(),
             cause,
-            link: Link(random.number()),
+            conversation: ConversationId(random.number()),
         }),
         3..=6 => Body::Register(Register {
             attempt,
-            floor: Attempt(random.below(4)),
+            low_watermark: Attempt(random.below(4)),
             room: room(random),
             ranks: random.number() as u32,
             ttl_ms: random.number(),
-            wish: wish(random),
+            delivery: delivery(random),
         }),
         7 => Body::Registered(Registered { attempt }),
         8 | 9 => {
@@ -194,14 +194,14 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
         }
         10 => Body::Failed(Failed { attempt, cause, quiet: random.below(2) == 0 }),
         11 => {
-            let grant = (random.below(2) == 0).then(|| SessionId(random.number()));
-            Body::Abort(Abort { floor: attempt, attempt, room: room(random), grant, cause })
+            let lease_id = (random.below(2) == 0).then(|| SessionId(random.number()));
+            Body::Abort(Abort { low_watermark: attempt, attempt, room: room(random), lease_id, cause })
         }
         12 => Body::AbortAck(AbortAck { attempt }),
         13 => Body::Granted(Granted {
             attempt,
-            beat: random.number(),
-            grant: SessionId(random.number()),
+            number: random.number(),
+            lease_id: SessionId(random.number()),
             pages: pages(random),
             aux: (random.below(2) == 0).then(|| AuxIndex(random.below(6) as u32)),
             lease_ms: random.number(),
@@ -209,29 +209,35 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
             groups: groups(random),
         }),
         14 => {
-            let (beat, leases, asked) = (random.number(), runs(random), runs(random));
-            Body::Heartbeat(Heartbeat { beat, floor, leases, asked, writes: random.below(2) == 0 })
+            let (number, leases, asked) = (random.number(), runs(random), runs(random));
+            Body::Heartbeat(Heartbeat { number, low_watermark, leases, asked, writes: random.below(2) == 0 })
         }
         15 => {
-            let (beat, lease_ms, permit_ms) = (random.number(), random.number(), random.number());
-            Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases: runs(random), permit_ms })
+            let (number, lease_ms, permit_ms) = (random.number(), random.number(), random.number());
+            Body::HeartbeatAck(HeartbeatAck {
+                number,
+                low_watermark,
+                lease_ms,
+                leases: runs(random),
+                permit_ms,
+            })
         }
         _ => match random.below(3) {
             0 => Body::Released(Released { attempts: runs(random) }),
-            answer => Body::Release(Release { floor, attempts: runs(random), answer: answer == 1 }),
+            answer => Body::Release(Release { low_watermark, attempts: runs(random), answer: answer == 1 }),
         },
     }
 }
 
-fn wish(random: &mut Random) -> Wish {
+fn delivery(random: &mut Random) -> Delivery {
     if random.below(2) == 0 {
-        let grant = (random.below(2) == 0).then(|| SessionId(random.number()));
-        return Wish::Read(Claim { grant, beat: random.number() });
+        let lease_id = (random.below(2) == 0).then(|| SessionId(random.number()));
+        return Delivery::Read(Acquire { lease_id, number: random.number() });
     }
-    Wish::Write(Destination {
+    Delivery::Write(Destination {
         pages: pages(random),
-        first: if random.below(2) == 0 { 0 } else { random.number() as u32 },
-        whole: if random.below(2) == 0 { random.below(8) as u32 } else { random.number() as u32 },
+        first_page: if random.below(2) == 0 { 0 } else { random.number() as u32 },
+        total_pages: if random.below(2) == 0 { random.below(8) as u32 } else { random.number() as u32 },
         aux: (random.below(2) == 0).then(|| AuxIndex(random.below(6) as u32)),
         aux_here: random.below(2) == 0,
         groups: groups(random),
@@ -241,9 +247,9 @@ fn wish(random: &mut Random) -> Wish {
 }
 
 /// A frame that is short enough to be said, and its bytes.
-fn frame(random: &mut Random, link: Link, us: Incarnation) -> (Frame, Bytes) {
+fn frame(random: &mut Random, conversation: ConversationId, us: Incarnation) -> (Frame, Bytes) {
     loop {
-        let frame = Frame { link, body: body(random, us) };
+        let frame = Frame { conversation, body: body(random, us) };
         if let Ok(bytes) = frame.encode() {
             return (frame, bytes);
         }
@@ -290,8 +296,8 @@ fn every_frame_survives_the_wire() {
     let mut random = Random::new(seed);
     let us = Incarnation::from_random(9);
     for _ in 0..cases {
-        let link = Link(random.number());
-        let (frame, bytes) = frame(&mut random, link, us);
+        let conversation = ConversationId(random.number());
+        let (frame, bytes) = frame(&mut random, conversation, us);
         let read = Frame::decode(&bytes).unwrap();
         assert_eq!(Frame::decode(&read.encode().unwrap()).as_ref(), Ok(&read));
         // Texts of a peer are cut where they are read.
@@ -305,12 +311,12 @@ fn damaged_frames_are_errors_and_never_panics() {
     let mut random = Random::new(seed);
     let us = Incarnation::from_random(9);
     for _ in 0..cases {
-        let link = Link(random.number());
-        let (_, frame) = frame(&mut random, link, us);
+        let conversation = ConversationId(random.number());
+        let (_, frame) = frame(&mut random, conversation, us);
         let bytes = damage(&mut random, &frame);
         if let Ok(frame) = Frame::decode(&bytes) {
             if let Body::Hello(hello) = &frame.body {
-                let said = TransportOffer::new(&hello.plane, hello.metadata.clone());
+                let said = TransportOffer::new(&hello.transport, hello.metadata.clone());
                 assert_eq!(hello_transport(&bytes), Some(said));
             }
             // What still decodes is a valid frame, and encodes again.
@@ -338,7 +344,7 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
         max_waiting_runs: 12,
         max_failed_rooms: 4,
         max_attempts: 64,
-        max_ended_grants: 7,
+        max_ended_leases: 7,
         connections_share: 2,
         max_incarnations: 2,
         max_addresses: 4,
@@ -349,7 +355,7 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
         let mut node =
             Node::new(NodeConfig { limits, ..NodeConfig::new(args("prefill"), us, "test", Bytes::new()) });
         let mut now = 0;
-        let mut links = vec![Link::NONE];
+        let mut conversations = vec![ConversationId::NONE];
         let mut sessions = 0;
         for _ in 0..400 {
             now += random.below(400_000_000);
@@ -379,22 +385,25 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
                     Input::Command(Command::Send { session: SessionId(random.below(sessions + 2)), chunk })
                 }
                 3 if random.below(2) == 0 => {
-                    let mut groups = Groups::none();
+                    let mut groups = RequestGroups::none();
                     for group in (0..4).filter(|_| random.below(2) == 0).collect::<Vec<_>>() {
                         let items = Pages::claim(PageList::from_pages(0..random.below(4) as u32).unwrap());
                         let first = random.below(3) as u32;
                         groups.push(GroupItems::from_number(group, first, items.unwrap())).unwrap();
                     }
-                    Input::Command(Command::Groups { session: SessionId(random.below(sessions + 2)), groups })
+                    Input::Command(Command::RequestGroups {
+                        session: SessionId(random.below(sessions + 2)),
+                        groups,
+                    })
                 }
                 3 => Input::Timeout,
                 4 => {
-                    let (_, whole) = frame(&mut random, Link::NONE, us);
+                    let (_, whole) = frame(&mut random, ConversationId::NONE, us);
                     Input::Frame { from, frame: damage(&mut random, &whole).into() }
                 }
                 _ => {
-                    let link = links[random.below(links.len() as u64) as usize];
-                    let (_, frame) = frame(&mut random, link, us);
+                    let conversation = conversations[random.below(conversations.len() as u64) as usize];
+                    let (_, frame) = frame(&mut random, conversation, us);
                     Input::Frame { from, frame }
                 }
             };
@@ -410,11 +419,11 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
             while let Some(output) = node.poll_output() {
                 outputs += 1;
                 match output {
-                    // The peer learns our link from the welcome.
+                    // The peer learns our conversation from the welcome.
                     Output::Send { frame, .. } => {
                         said += frame.len() as u64;
                         if let Ok(Frame { body: Body::Welcome(welcome), .. }) = Frame::decode(&frame) {
-                            links.push(welcome.link);
+                            conversations.push(welcome.conversation);
                         }
                     }
                     Output::Post { post, .. } => {
@@ -445,7 +454,7 @@ fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
             assert!(gauges.sources <= gauges.receivers * limits.max_peers, "{gauges:?}");
             assert!(gauges.queued <= gauges.targets, "{gauges:?}");
             assert!(gauges.posts <= 64, "{gauges:?}");
-            assert!(gauges.ended_grants <= limits.max_ended_grants, "{gauges:?}");
+            assert!(gauges.ended_leases <= limits.max_ended_leases, "{gauges:?}");
             if let Some(next) = node.next_timeout() {
                 assert!(next > Time::from_nanos(now), "a timer that is due was not run");
             }

@@ -7,8 +7,8 @@ use std::ops::Range;
 use kv_core::plan::{PagePlan, Plan, RegionMap};
 use kv_core::random::SplitMix64;
 use kv_core::{
-    AuxIndex, Axis, Desc, Geometry, Holds, KvArgs, Layout, MemoryKind, Op, PageList, Parallel, Region,
-    RegionRole, RegionShape, StateGroup,
+    AuxIndex, Axis, CacheGroup, Desc, Geometry, Holds, KvArgs, Layout, MemoryKind, Op, PageList, Parallel,
+    Region, RegionRole, RegionShape,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -355,7 +355,7 @@ fn foreign_layout() -> impl Strategy<Value = Layout> {
         proptest::collection::vec(axis, 4)
     ];
     let group = (edge(), edge(), edge()).prop_map(|(page_size, heads, total)| {
-        StateGroup::pages(page_size as u32, heads as u32, total as u32)
+        CacheGroup::pages(page_size as u32, heads as u32, total as u32)
     });
     let stages = proptest::collection::vec((edge(), edge()), 0..2);
     (axes, [edge(), edge(), edge(), edge()], stages, proptest::collection::vec(group, 0..3)).prop_map(
@@ -363,8 +363,8 @@ fn foreign_layout() -> impl Strategy<Value = Layout> {
             axes: [axes[0], axes[1], axes[2], axes[3]],
             total_kv_heads: numbers[0] as u32,
             kernel_page_size: numbers[1] as u32,
-            context_size: numbers[2] as u32,
-            context_rank: numbers[3] as u32,
+            dcp_size: numbers[2] as u32,
+            dcp_rank: numbers[3] as u32,
             stages: stages.into_iter().map(|(first, end)| (first as u32, end as u32)).collect(),
             groups,
         },

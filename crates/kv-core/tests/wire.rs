@@ -4,16 +4,16 @@
 
 use bytes::Bytes;
 use kv_core::wire::{
-    Abort, AbortAck, Body, Claim, Codec, Destination, Failed, Frame, Granted, Heartbeat, HeartbeatAck, Hello,
-    Link, Progress, Refused, Register, Registered, Release, Released, Unreadable, Unspeakable, VERSIONS,
-    Versions, Welcome, Wish, hello_transport,
+    Abort, AbortAck, Acquire, Body, Codec, ConversationId, Delivery, Destination, Failed, Frame, Granted,
+    Heartbeat, HeartbeatAck, Hello, Progress, Refused, Register, Registered, Release, Released, Unreadable,
+    Unspeakable, VERSIONS, Versions, Welcome, hello_transport,
 };
 use kv_core::{
     Attempt, GroupList, Incarnation, KvArgs, MAX_FRAME, PageList, PeerCause, Region, RegionRole, Room,
     SessionId, TransportOffer, WorkerId,
 };
 
-const LINK: Link = Link(1 << 32 | 2);
+const CONVERSATION: ConversationId = ConversationId(1 << 32 | 2);
 
 fn hello() -> Hello {
     let args = KvArgs::builder("decode", 0)
@@ -24,10 +24,10 @@ fn hello() -> Hello {
     Hello {
         versions: VERSIONS,
         metadata: Bytes::from_static(b"memory"),
-        plane: "test".to_owned(),
+        transport: "test".to_owned(),
         to: Incarnation::from_random(9),
         incarnation: Incarnation::from_random(5),
-        link: Link(9),
+        conversation: ConversationId(9),
         nonce: 7,
         worker: args.worker().clone(),
         geometry: Some(Box::new(args.geometry().clone())),
@@ -35,16 +35,16 @@ fn hello() -> Hello {
     }
 }
 
-fn register(wish: Wish) -> Body {
-    let (attempt, floor, room) = (Attempt(1), Attempt(1), Room::Number(7));
-    Body::Register(Register { attempt, floor, room, ranks: 2, ttl_ms: 1000, wish })
+fn register(delivery: Delivery) -> Body {
+    let (attempt, low_watermark, room) = (Attempt(1), Attempt(1), Room::Number(7));
+    Body::Register(Register { attempt, low_watermark, room, ranks: 2, ttl_ms: 1000, delivery })
 }
 
 fn destination() -> Destination {
     Destination {
         pages: PageList::from_pages([4, 5, 9]).unwrap(),
-        first: 8,
-        whole: 13,
+        first_page: 8,
+        total_pages: 13,
         aux: None,
         aux_here: true,
         groups: vec![GroupList { group: 1, first: 6, items: PageList::from_pages([2, 3]).unwrap() }]
@@ -58,8 +58,8 @@ fn destination() -> Destination {
 fn granted() -> Granted {
     Granted {
         attempt: Attempt(3),
-        beat: 6,
-        grant: SessionId(5),
+        number: 6,
+        lease_id: SessionId(5),
         pages: PageList::from_pages([4, 5, 9]).unwrap(),
         aux: None,
         lease_ms: 30_000,
@@ -68,10 +68,10 @@ fn granted() -> Granted {
     }
 }
 
-/// One message of each kind, without its outer array and link, as it is written.
+/// One message of each kind, without its outer array and conversation, as it is written.
 fn samples() -> Vec<(Body, &'static str)> {
-    let (attempt, floor) = (Attempt(3), Attempt(2));
-    let (versions, nonce, link) = (VERSIONS, 7, Link(9));
+    let (attempt, low_watermark) = (Attempt(3), Attempt(2));
+    let (versions, nonce, conversation) = (VERSIONS, 7, ConversationId(9));
     let (runs, room) = (vec![(4, 5)], Room::Number(7));
     let counts = PeerCause::PageCount { sent: 3, registered: 2 };
     vec![
@@ -79,16 +79,19 @@ fn samples() -> Vec<(Body, &'static str)> {
             Body::Hello(Hello { geometry: None, ..hello() }),
             "9a920505c4066d656d6f7279a4746573740905090792a66465636f646500c400c3",
         ),
-        (Body::Welcome(Welcome { versions, nonce, link, ask: 4 }), "94920505070904"),
+        (Body::Welcome(Welcome { versions, nonce, conversation, ask: 4 }), "94920505070904"),
         (
-            Body::Refused(Refused { versions, nonce, link, cause: PeerCause::Unknown }),
+            Body::Refused(Refused { versions, nonce, conversation, cause: PeerCause::Unknown }),
             "949205050709c408a7556e6b6e6f776e",
         ),
         (
-            register(Wish::Write(destination())),
+            register(Delivery::Write(destination())),
             "9601010702cd03e8920098c41004000000020000000900000001000000080dc0c391930106c408020000000200000004cd2710",
         ),
-        (register(Wish::Read(Claim { grant: Some(SessionId(5)), beat: 6 })), "9601010702cd03e89201920506"),
+        (
+            register(Delivery::Read(Acquire { lease_id: Some(SessionId(5)), number: 6 })),
+            "9601010702cd03e89201920506",
+        ),
         (Body::Registered(Registered { attempt }), "9103"),
         (
             Body::Progress(Progress { attempt, done: vec![(1, 1)], total: Some(2), skipped: Vec::new() }),
@@ -103,15 +106,21 @@ fn samples() -> Vec<(Body, &'static str)> {
             "9303c41e81a950616765436f756e7482a473656e7403aa7265676973746572656402c3",
         ),
         (
-            Body::Abort(Abort { floor: Attempt(0), attempt, room, grant: None, cause: PeerCause::Aborted }),
+            Body::Abort(Abort {
+                low_watermark: Attempt(0),
+                attempt,
+                room,
+                lease_id: None,
+                cause: PeerCause::Aborted,
+            }),
             "950307c0c408a741626f7274656400",
         ),
         (Body::AbortAck(AbortAck { attempt }), "9103"),
         (Body::Granted(granted()), "98030605c41004000000020000000900000001000000c0cd7530cd138890"),
         (
             Body::Heartbeat(Heartbeat {
-                beat: 1,
-                floor,
+                number: 1,
+                low_watermark,
                 leases: runs.clone(),
                 asked: vec![(9, 1)],
                 writes: true,
@@ -120,8 +129,8 @@ fn samples() -> Vec<(Body, &'static str)> {
         ),
         (
             Body::HeartbeatAck(HeartbeatAck {
-                beat: 1,
-                floor,
+                number: 1,
+                low_watermark,
                 lease_ms: 20,
                 leases: runs.clone(),
                 permit_ms: 10_000,
@@ -129,7 +138,7 @@ fn samples() -> Vec<(Body, &'static str)> {
             "95010214c40c040000000000000005000000cd2710",
         ),
         (
-            Body::Release(Release { floor, attempts: runs.clone(), answer: true }),
+            Body::Release(Release { low_watermark, attempts: runs.clone(), answer: true }),
             "9302c40c040000000000000005000000c3",
         ),
         (Body::Released(Released { attempts: runs }), "91c40c040000000000000005000000"),
@@ -141,10 +150,10 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn encoded(body: &Body) -> Vec<u8> {
-    Frame { link: LINK, body: body.clone() }.encode().unwrap().to_vec()
+    Frame { conversation: CONVERSATION, body: body.clone() }.encode().unwrap().to_vec()
 }
 
-/// Where the fields of a frame to [`LINK`] begin: after the outer array, version, kind and link.
+/// Where the fields of a frame to [`CONVERSATION`] begin: after the outer array, version, kind and conversation.
 const FIELDS: usize = 12;
 
 /// The frame with more fields, or with fewer: the last ones take up this many bytes.
@@ -163,7 +172,7 @@ fn the_bytes_of_a_message_never_change_within_a_version() {
         let version = if every { 0 } else { 5 };
         assert_eq!(hex(&bytes[..FIELDS]), format!("94{version:02x}{:02x}cf0000000100000002", body.kind()));
         assert_eq!(hex(&bytes[FIELDS..]), golden, "{body:?}");
-        assert_eq!(Frame::decode(&bytes), Ok(Frame { link: LINK, body }));
+        assert_eq!(Frame::decode(&bytes), Ok(Frame { conversation: CONVERSATION, body }));
     }
 }
 
@@ -173,7 +182,7 @@ fn fields_that_a_newer_version_has_appended_are_skipped_in_every_message() {
     let deep = [&[0x91; 13][..], &[0xc0]].concat();
     for (body, _) in samples() {
         let bytes = encoded(&body);
-        let frame = Frame { link: LINK, body };
+        let frame = Frame { conversation: CONVERSATION, body };
         for more in [&[0xc0][..], &[0x82, 0xa1, b'a', 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0x90], &long, &deep] {
             assert_eq!(Frame::decode(&resized(&bytes, 1, 0, more)).as_ref(), Ok(&frame), "{more:02x?}");
         }
@@ -195,27 +204,41 @@ fn fields_that_an_older_version_does_not_have_get_their_defaults() {
     let cause = PeerCause::Aborted;
     for (body, fields, cut) in [
         (Body::Hello(Hello { suffixed: false, ..hello() }), 1, 1),
-        (Body::Welcome(Welcome { versions: VERSIONS, nonce: 7, link: Link(9), ask: 0 }), 1, 1),
+        (
+            Body::Welcome(Welcome { versions: VERSIONS, nonce: 7, conversation: ConversationId(9), ask: 0 }),
+            1,
+            1,
+        ),
         (Body::Progress(Progress { attempt, done: vec![(1, 4)], total: None, skipped: Vec::new() }), 2, 2),
         (Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }), 1, 1),
-        (Body::Abort(Abort { attempt, room: Room::Number(7), grant: None, cause, floor: Attempt(0) }), 1, 1),
+        (
+            Body::Abort(Abort {
+                attempt,
+                room: Room::Number(7),
+                lease_id: None,
+                cause,
+                low_watermark: Attempt(0),
+            }),
+            1,
+            1,
+        ),
         (Body::Granted(granted()), 1, 1),
     ] {
         let bytes = encoded(&body);
         let kind = body.kind();
         assert_eq!(Frame::decode(&resized(&bytes, -fields, cut, &[])).map(|frame| frame.body), Ok(body));
         // What a message has always had must be there.
-        let without = rmp_serde::to_vec(&(bytes[1], kind, LINK, [(); 0])).unwrap();
+        let without = rmp_serde::to_vec(&(bytes[1], kind, CONVERSATION, [(); 0])).unwrap();
         assert_eq!(Frame::decode(&without), Err(Unreadable::Malformed { kind }));
     }
 }
 
-/// What stands before the number of a wish: the time for which the registration is kept, and that a pair comes.
+/// What stands before the number of a delivery: the time for which the registration is kept, and that a pair comes.
 const WISH: [u8; 4] = [0xcd, 0x03, 0xe8, 0x92];
 
-/// The registration with another number of fields in its wish: the last ones take up this many bytes.
-fn with_wish(wish: &Wish, fields: i8, cut: usize, more: &[u8]) -> Result<Frame, Unreadable> {
-    let mut bytes = encoded(&register(wish.clone()));
+/// The registration with another number of fields in its delivery: the last ones take up this many bytes.
+fn with_delivery(delivery: &Delivery, fields: i8, cut: usize, more: &[u8]) -> Result<Frame, Unreadable> {
+    let mut bytes = encoded(&register(delivery.clone()));
     let at = bytes.windows(WISH.len()).position(|bytes| bytes == WISH).unwrap() + WISH.len() + 1;
     bytes[at] = bytes[at].checked_add_signed(fields).unwrap();
     bytes.truncate(bytes.len() - cut);
@@ -224,16 +247,19 @@ fn with_wish(wish: &Wish, fields: i8, cut: usize, more: &[u8]) -> Result<Frame, 
 }
 
 #[test]
-fn a_wish_of_a_newer_version_is_read_without_its_new_fields_and_an_unknown_one_is_malformed() {
-    let read = |wish: Wish| Ok(Frame { link: LINK, body: register(wish) });
-    for wish in [Wish::Write(destination()), Wish::Read(Claim { grant: None, beat: 6 })] {
-        assert_eq!(with_wish(&wish, 0, 0, &[]), read(wish.clone()));
-        assert_eq!(with_wish(&wish, 2, 0, &[0x82, 0xa1, b'a', 0xc0, 7, 0x90, 0xc3]), read(wish.clone()));
-        assert_eq!(with_wish(&wish, 0, 0, &[0xc0]), Err(Unreadable::Malformed { kind: 4 }));
+fn a_delivery_of_a_newer_version_is_read_without_its_new_fields_and_an_unknown_one_is_malformed() {
+    let read = |delivery: Delivery| Ok(Frame { conversation: CONVERSATION, body: register(delivery) });
+    for delivery in [Delivery::Write(destination()), Delivery::Read(Acquire { lease_id: None, number: 6 })] {
+        assert_eq!(with_delivery(&delivery, 0, 0, &[]), read(delivery.clone()));
+        assert_eq!(
+            with_delivery(&delivery, 2, 0, &[0x82, 0xa1, b'a', 0xc0, 7, 0x90, 0xc3]),
+            read(delivery.clone())
+        );
+        assert_eq!(with_delivery(&delivery, 0, 0, &[0xc0]), Err(Unreadable::Malformed { kind: 4 }));
     }
     let without = Destination { groups: Default::default(), ask: 0, permit_ms: 0, ..destination() };
-    assert_eq!(with_wish(&Wish::Write(without.clone()), -3, 3, &[]), read(Wish::Write(without)));
-    let mut unknown = encoded(&register(Wish::Read(Claim { grant: None, beat: 6 })));
+    assert_eq!(with_delivery(&Delivery::Write(without.clone()), -3, 3, &[]), read(Delivery::Write(without)));
+    let mut unknown = encoded(&register(Delivery::Read(Acquire { lease_id: None, number: 6 })));
     let at = unknown.windows(WISH.len()).position(|bytes| bytes == WISH).unwrap() + WISH.len();
     assert_eq!(std::mem::replace(&mut unknown[at], 2), 1);
     assert_eq!(Frame::decode(&unknown), Err(Unreadable::Malformed { kind: 4 }));
@@ -243,7 +269,7 @@ fn a_wish_of_a_newer_version_is_read_without_its_new_fields_and_an_unknown_one_i
 fn a_cause_that_is_not_known_keeps_its_name_and_no_more_of_it_than_is_bounded() {
     let read = |cause: &[u8]| {
         let cause = Bytes::copy_from_slice(cause);
-        let bytes = rmp_serde::to_vec(&(VERSIONS.max, 8, LINK, (Attempt(3), cause, true))).unwrap();
+        let bytes = rmp_serde::to_vec(&(VERSIONS.max, 8, CONVERSATION, (Attempt(3), cause, true))).unwrap();
         Frame::decode(&bytes).map(|frame| match frame.body {
             Body::Failed(Failed { cause, quiet: true, .. }) => cause,
             body => panic!("{body:?}"),
@@ -267,12 +293,26 @@ fn a_cause_that_is_not_known_keeps_its_name_and_no_more_of_it_than_is_bounded() 
 
 #[test]
 fn a_cache_with_new_fields_is_read_and_one_that_cannot_be_understood_leaves_the_hello_readable() {
-    let Hello { versions, metadata, plane, to, incarnation, link, nonce, worker, geometry, .. } = hello();
+    let Hello {
+        versions, metadata, transport, to, incarnation, conversation, nonce, worker, geometry, ..
+    } = hello();
     let read = |cache: &[u8]| {
         let cache = Bytes::copy_from_slice(cache);
-        let outer = (versions, &metadata, &plane, to, incarnation, link, nonce, &worker, cache, true, "new");
-        let bytes = rmp_serde::to_vec(&(0, 1, Link::NONE, outer)).unwrap();
-        assert_eq!(hello_transport(&bytes), Some(TransportOffer::new(&plane, metadata.clone())));
+        let outer = (
+            versions,
+            &metadata,
+            &transport,
+            to,
+            incarnation,
+            conversation,
+            nonce,
+            &worker,
+            cache,
+            true,
+            "new",
+        );
+        let bytes = rmp_serde::to_vec(&(0, 1, ConversationId::NONE, outer)).unwrap();
+        assert_eq!(hello_transport(&bytes), Some(TransportOffer::new(&transport, metadata.clone())));
         match Frame::decode(&bytes).unwrap().body {
             Body::Hello(read) => {
                 assert_eq!(Hello { geometry: None, ..read.clone() }, Hello { geometry: None, ..hello() });
@@ -295,8 +335,8 @@ fn a_cache_with_new_fields_is_read_and_one_that_cannot_be_understood_leaves_the_
         assert_eq!(read(garbage), None, "{garbage:02x?}");
     }
     // Without its outer form it is no hello, and nobody is asked whose metadata it brings.
-    let short = (versions, &metadata, &plane, to, incarnation, link, nonce);
-    let short = rmp_serde::to_vec(&(0, 1, Link::NONE, short)).unwrap();
+    let short = (versions, &metadata, &transport, to, incarnation, conversation, nonce);
+    let short = rmp_serde::to_vec(&(0, 1, ConversationId::NONE, short)).unwrap();
     assert_eq!(Frame::decode(&short), Err(Unreadable::Malformed { kind: 1 }));
     let worker = WorkerId { rank: 1, ..worker };
     let as_map = rmp_serde::to_vec_named(&serde_json::json!({"versions": [4, 4], "worker": worker})).unwrap();
@@ -323,20 +363,20 @@ fn two_sides_speak_the_newest_version_that_both_have_and_read_no_other() {
     let newer = Codec::between(range(next, next), range(1, 127)).unwrap();
     let own = Codec::between(VERSIONS, VERSIONS).unwrap();
     for (body, _) in samples() {
-        let (kind, link) = (body.kind(), LINK);
-        let bytes = newer.encode(link, &body).unwrap();
-        let frame = Frame { link, body: body.clone() };
-        assert_eq!(Frame::link_of(&bytes), Some(link), "whatever the version is");
+        let (kind, conversation) = (body.kind(), CONVERSATION);
+        let bytes = newer.encode(conversation, &body).unwrap();
+        let frame = Frame { conversation, body: body.clone() };
+        assert_eq!(Frame::conversation_of(&bytes), Some(conversation), "whatever the version is");
         assert_eq!(newer.decode(&bytes).as_ref(), Ok(&frame));
         if matches!(kind, 1 | 2 | 3 | 9 | 10) {
             // By which two workers meet and part.
-            assert_eq!(bytes, Codec::MEETING.encode(link, &body).unwrap());
+            assert_eq!(bytes, Codec::MEETING.encode(conversation, &body).unwrap());
             assert_eq!(own.decode(&bytes).as_ref(), Ok(&frame));
         } else {
-            assert_eq!(Codec::MEETING.encode(link, &body), Err(Unspeakable::NotMet { kind }));
+            assert_eq!(Codec::MEETING.encode(conversation, &body), Err(Unspeakable::NotMet { kind }));
             assert_eq!(Codec::MEETING.decode(&bytes), Err(Unreadable::NotMet { kind }));
             assert_eq!(own.decode(&bytes), Err(Unreadable::Version { got: next, spoken: VERSIONS }));
-            assert_eq!(own.decode(&own.encode(link, &body).unwrap()).as_ref(), Ok(&frame));
+            assert_eq!(own.decode(&own.encode(conversation, &body).unwrap()).as_ref(), Ok(&frame));
         }
     }
 }
@@ -362,7 +402,7 @@ fn what_is_no_frame_is_named() {
     assert_eq!(Frame::decode(&longer), Err(Unreadable::Malformed { kind: 5 }));
     let done = vec![(0, 1); MAX_FRAME / 3 + 1];
     let endless = Progress { attempt: Attempt(1), done, total: None, skipped: Vec::new() };
-    let endless = Frame { link: Link(1), body: Body::Progress(endless) };
+    let endless = Frame { conversation: ConversationId(1), body: Body::Progress(endless) };
     assert!(matches!(endless.encode(), Err(Unspeakable::TooLong { got }) if got > MAX_FRAME));
     assert_eq!(Frame::decode(&vec![0x94; MAX_FRAME + 1]), Err(Unreadable::TooLong { got: MAX_FRAME + 1 }));
 }

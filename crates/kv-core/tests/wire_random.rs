@@ -5,8 +5,8 @@
 
 use bytes::Bytes;
 use kv_core::wire::{
-    Abort, AbortAck, Body, Claim, Destination, Failed, Frame, Granted, Heartbeat, HeartbeatAck, Hello, Link,
-    Progress, Refused, Register, Registered, Release, Released, Versions, Welcome, Wish,
+    Abort, AbortAck, Acquire, Body, ConversationId, Delivery, Destination, Failed, Frame, Granted, Heartbeat,
+    HeartbeatAck, Hello, Progress, Refused, Register, Registered, Release, Released, Versions, Welcome,
 };
 use kv_core::{
     Attempt, AuxIndex, GroupList, GroupLists, Incarnation, PageList, PageRun, PeerCause, Room, SessionId,
@@ -58,13 +58,13 @@ fn cause() -> impl Strategy<Value = PeerCause> {
         Just(PeerCause::Aborted),
         Just(PeerCause::Unknown),
         Just(PeerCause::Overloaded),
-        number().prop_map(|nonce| PeerCause::UnknownGrant { nonce }),
+        number().prop_map(|lease_id| PeerCause::UnknownLease { lease_id }),
         (room(), room()).prop_map(|(room, other)| PeerCause::AmbiguousRoom { room, other }),
         "[a-zA-Z]{1,40}".prop_map(|name| PeerCause::Other { name: format!("X{name}") }),
     ]
 }
 
-fn wish() -> impl Strategy<Value = Wish> {
+fn delivery() -> impl Strategy<Value = Delivery> {
     let write = (
         (pages(), small(), small()),
         prop::option::of(small().prop_map(AuxIndex)),
@@ -73,11 +73,20 @@ fn wish() -> impl Strategy<Value = Wish> {
         number(),
         number(),
     )
-        .prop_map(|((pages, first, whole), aux, aux_here, groups, ask, permit_ms)| {
-            Wish::Write(Destination { pages, first, whole, aux, aux_here, groups, ask, permit_ms })
+        .prop_map(|((pages, first_page, total_pages), aux, aux_here, groups, ask, permit_ms)| {
+            Delivery::Write(Destination {
+                pages,
+                first_page,
+                total_pages,
+                aux,
+                aux_here,
+                groups,
+                ask,
+                permit_ms,
+            })
         });
     let read = (prop::option::of(number().prop_map(SessionId)), number())
-        .prop_map(|(grant, beat)| Wish::Read(Claim { grant, beat }));
+        .prop_map(|(lease_id, number)| Delivery::Read(Acquire { lease_id, number }));
     prop_oneof![write, read]
 }
 
@@ -92,41 +101,40 @@ fn body() -> impl Strategy<Value = Body> {
         small(),
         any::<bool>(),
     )
-        .prop_map(|((min, max), metadata, plane, [to, incarnation, link, nonce], rank, suffixed)| {
-            let [to, incarnation] = [to, incarnation].map(Incarnation::from_random);
-            let worker = WorkerId { engine: "e".try_into().unwrap(), rank };
-            let (metadata, versions, link) = (Bytes::from(metadata), Versions { min, max }, Link(link));
-            Body::Hello(Hello {
-                versions,
-                metadata,
-                plane,
-                to,
-                incarnation,
-                link,
-                nonce,
-                worker,
-                geometry: None,
-                suffixed,
-            })
-        });
+        .prop_map(
+            |((min, max), metadata, transport, [to, incarnation, conversation, nonce], rank, suffixed)| {
+                let [to, incarnation] = [to, incarnation].map(Incarnation::from_random);
+                let worker = WorkerId { engine: "e".try_into().unwrap(), rank };
+                let (metadata, versions, conversation) =
+                    (Bytes::from(metadata), Versions { min, max }, ConversationId(conversation));
+                Body::Hello(Hello {
+                    versions,
+                    metadata,
+                    transport,
+                    to,
+                    incarnation,
+                    conversation,
+                    nonce,
+                    worker,
+                    geometry: None,
+                    suffixed,
+                })
+            },
+        );
     let a = || number().prop_map(Attempt);
     prop_oneof![
         hello,
-        (versions.clone(), n(), n(), n()).prop_map(|(versions, nonce, link, ask)| Body::Welcome(Welcome {
-            versions,
-            nonce,
-            link: Link(link),
-            ask
-        })),
-        (versions, n(), n(), cause()).prop_map(|(versions, nonce, link, cause)| Body::Refused(Refused {
-            versions,
-            nonce,
-            link: Link(link),
-            cause
-        })),
-        (a(), a(), room(), small(), n(), wish()).prop_map(|(attempt, floor, room, ranks, ttl_ms, wish)| {
-            Body::Register(Register { attempt, floor, room, ranks, ttl_ms, wish })
-        }),
+        (versions.clone(), n(), n(), n()).prop_map(|(versions, nonce, conversation, ask)| Body::Welcome(
+            Welcome { versions, nonce, conversation: ConversationId(conversation), ask }
+        )),
+        (versions, n(), n(), cause()).prop_map(|(versions, nonce, conversation, cause)| Body::Refused(
+            Refused { versions, nonce, conversation: ConversationId(conversation), cause }
+        )),
+        (a(), a(), room(), small(), n(), delivery()).prop_map(
+            |(attempt, low_watermark, room, ranks, ttl_ms, delivery)| {
+                Body::Register(Register { attempt, low_watermark, room, ranks, ttl_ms, delivery })
+            }
+        ),
         a().prop_map(|attempt| Body::Registered(Registered { attempt })),
         (
             a(),
@@ -146,21 +154,38 @@ fn body() -> impl Strategy<Value = Body> {
             quiet
         })),
         (a(), room(), prop::option::of(n().prop_map(SessionId)), cause(), a()).prop_map(
-            |(attempt, room, grant, cause, floor)| Body::Abort(Abort { attempt, room, grant, cause, floor })
+            |(attempt, room, lease_id, cause, low_watermark)| Body::Abort(Abort {
+                attempt,
+                room,
+                lease_id,
+                cause,
+                low_watermark
+            })
         ),
         a().prop_map(|attempt| Body::AbortAck(AbortAck { attempt })),
         (a(), [n(), n(), n(), n()], pages(), prop::option::of(small().prop_map(AuxIndex)), groups())
-            .prop_map(|(attempt, [beat, grant, lease_ms, interval_ms], pages, aux, groups)| Body::Granted(
-                Granted { attempt, beat, grant: SessionId(grant), pages, aux, lease_ms, interval_ms, groups }
-            )),
-        (n(), a(), runs(), runs(), any::<bool>()).prop_map(|(beat, floor, leases, asked, writes)| {
-            Body::Heartbeat(Heartbeat { beat, floor, leases, asked, writes })
+            .prop_map(|(attempt, [number, lease_id, lease_ms, interval_ms], pages, aux, groups)| {
+                Body::Granted(Granted {
+                    attempt,
+                    number,
+                    lease_id: SessionId(lease_id),
+                    pages,
+                    aux,
+                    lease_ms,
+                    interval_ms,
+                    groups,
+                })
+            }),
+        (n(), a(), runs(), runs(), any::<bool>()).prop_map(
+            |(number, low_watermark, leases, asked, writes)| {
+                Body::Heartbeat(Heartbeat { number, low_watermark, leases, asked, writes })
+            }
+        ),
+        (n(), a(), n(), runs(), n()).prop_map(|(number, low_watermark, lease_ms, leases, permit_ms)| {
+            Body::HeartbeatAck(HeartbeatAck { number, low_watermark, lease_ms, leases, permit_ms })
         }),
-        (n(), a(), n(), runs(), n()).prop_map(|(beat, floor, lease_ms, leases, permit_ms)| {
-            Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases, permit_ms })
-        }),
-        (a(), runs(), any::<bool>()).prop_map(|(floor, attempts, answer)| Body::Release(Release {
-            floor,
+        (a(), runs(), any::<bool>()).prop_map(|(low_watermark, attempts, answer)| Body::Release(Release {
+            low_watermark,
             attempts,
             answer
         })),
@@ -184,12 +209,12 @@ proptest! {
 
     #[test]
     fn random_messages_are_read_as_written_and_neither_cut_nor_longer(
-        body in body(), link in number(), at in any::<prop::sample::Index>(), more in any::<u8>(),
+        body in body(), conversation in number(), at in any::<prop::sample::Index>(), more in any::<u8>(),
     ) {
-        let frame = Frame { link: Link(link), body };
+        let frame = Frame { conversation: ConversationId(conversation), body };
         let bytes = frame.encode().unwrap();
         prop_assert_eq!(Frame::decode(&bytes), Ok(frame.clone()));
-        prop_assert_eq!(Frame::link_of(&bytes), Some(Link(link)));
+        prop_assert_eq!(Frame::conversation_of(&bytes), Some(ConversationId(conversation)));
         let cut = at.index(bytes.len());
         prop_assert!(Frame::decode(&bytes[..cut]).is_err(), "cut at {} of {}", cut, bytes.len());
         let longer = [&bytes[..], &[more]].concat();
@@ -203,16 +228,16 @@ proptest! {
 
     #[test]
     fn a_damaged_message_is_refused_or_is_another_message(
-        body in body(), link in number(),
+        body in body(), conversation in number(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
-        let mut bytes = Frame { link: Link(link), body }.encode().unwrap().to_vec();
+        let mut bytes = Frame { conversation: ConversationId(conversation), body }.encode().unwrap().to_vec();
         for (at, byte) in damage {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
         if let Ok(read) = Frame::decode(&bytes) {
-            prop_assert_eq!(Frame::link_of(&bytes), Some(read.link));
+            prop_assert_eq!(Frame::conversation_of(&bytes), Some(read.conversation));
             let again = read.encode().unwrap();
             prop_assert_eq!(Frame::decode(&again), Ok(read));
         }

@@ -12,11 +12,11 @@ use bytes::Bytes;
 use kv_bootstrap::{LeaseJson, RankJson};
 use kv_core::hash::Fnv1a;
 use kv_core::wire::{
-    Abort, AbortAck, Body, Claim, Destination, Failed, Frame, Granted, Heartbeat, HeartbeatAck, Hello, Link,
-    Progress, Refused, Register, Registered, Release, Released, VERSIONS, Welcome, Wish,
+    Abort, AbortAck, Acquire, Body, ConversationId, Delivery, Destination, Failed, Frame, Granted, Heartbeat,
+    HeartbeatAck, Hello, Progress, Refused, Register, Registered, Release, Released, VERSIONS, Welcome,
 };
 use kv_core::{
-    Attempt, AuxIndex, GrantRef, GroupList, Incarnation, KvArgs, Lease, MemoryKind, Mismatch, PageList,
+    Attempt, AuxIndex, GroupList, Incarnation, KvArgs, Lease, LeaseRef, MemoryKind, Mismatch, PageList,
     PeerCause, RankRecord, Region, RegionRole, Room, SessionId, TransferMode, WorkerRole,
 };
 use kv_fuzz::driver::Cases;
@@ -62,7 +62,7 @@ fn args() -> KvArgs {
 }
 
 fn frames() -> Vec<Vec<u8>> {
-    let (attempt, floor, link) = (Attempt(3), Attempt(2), Link::new(1, 9));
+    let (attempt, low_watermark, conversation) = (Attempt(3), Attempt(2), ConversationId::new(1, 9));
     let pages = PageList::from_pages([4, 5, 9]).unwrap();
     let groups: kv_core::GroupLists =
         vec![GroupList { group: 1, first: 6, items: pages.clone() }].try_into().unwrap();
@@ -72,9 +72,9 @@ fn frames() -> Vec<Vec<u8>> {
         to: Incarnation::from_random(9),
         worker: args.worker().clone(),
         incarnation: Incarnation::from_random(1),
-        link,
+        conversation,
         nonce: 7,
-        plane: "local".to_owned(),
+        transport: "local".to_owned(),
         metadata: Bytes::from_static(b"memory"),
         geometry: Some(Box::new(args.geometry().clone())),
         suffixed: true,
@@ -83,47 +83,47 @@ fn frames() -> Vec<Vec<u8>> {
     let newer = PeerCause::Other { name: "Preempted".to_owned() };
     let (room, request) = (Room::Number(7), Room::request("cmpl-1-0123abcd").unwrap());
     let runs = vec![(4, 5)];
-    let register = |wish| {
+    let register = |delivery| {
         let room = request.clone();
-        Body::Register(Register { attempt, floor, room, ranks: 2, ttl_ms: 60_000, wish })
+        Body::Register(Register { attempt, low_watermark, room, ranks: 2, ttl_ms: 60_000, delivery })
     };
     let bodies = [
         Body::Hello(hello),
-        Body::Welcome(Welcome { versions: VERSIONS, nonce: 7, link, ask: 4 }),
+        Body::Welcome(Welcome { versions: VERSIONS, nonce: 7, conversation, ask: 4 }),
         Body::Refused(Refused {
             versions: VERSIONS,
             nonce: 7,
             cause: PeerCause::Incompatible(mismatch),
-            link,
+            conversation,
         }),
-        register(Wish::Write(Destination {
+        register(Delivery::Write(Destination {
             pages: pages.clone(),
-            first: 1,
-            whole: 4,
+            first_page: 1,
+            total_pages: 4,
             aux: Some(AuxIndex(2)),
             aux_here: true,
             groups: groups.clone(),
             ask: 4,
             permit_ms: 10_000,
         })),
-        register(Wish::Read(Claim { grant: None, beat: 6 })),
+        register(Delivery::Read(Acquire { lease_id: None, number: 6 })),
         Body::Registered(Registered { attempt }),
         Body::Progress(Progress { attempt, done: vec![(1, 1)], total: Some(2), skipped: vec![3] }),
         Body::Progress(Progress { attempt, done: vec![(0, 2), (5, 1)], total: Some(9), skipped: vec![3] }),
-        Body::Failed(Failed { attempt, cause: PeerCause::GrantConsumed { nonce: 7 }, quiet: true }),
+        Body::Failed(Failed { attempt, cause: PeerCause::LeaseConsumed { lease_id: 7 }, quiet: true }),
         Body::Failed(Failed { attempt, cause: newer, quiet: false }),
         Body::Abort(Abort {
-            floor: Attempt(0),
+            low_watermark: Attempt(0),
             attempt,
             room,
-            grant: Some(SessionId(5)),
+            lease_id: Some(SessionId(5)),
             cause: PeerCause::Aborted,
         }),
         Body::AbortAck(AbortAck { attempt }),
         Body::Granted(Granted {
             attempt,
-            beat: 6,
-            grant: SessionId(5),
+            number: 6,
+            lease_id: SessionId(5),
             pages,
             aux: None,
             lease_ms: 30_000,
@@ -131,23 +131,23 @@ fn frames() -> Vec<Vec<u8>> {
             groups,
         }),
         Body::Heartbeat(Heartbeat {
-            beat: 6,
-            floor,
+            number: 6,
+            low_watermark,
             leases: runs.clone(),
             asked: vec![(10, 1)],
             writes: true,
         }),
         Body::HeartbeatAck(HeartbeatAck {
-            beat: 6,
-            floor,
+            number: 6,
+            low_watermark,
             lease_ms: 20_000,
             leases: runs.clone(),
             permit_ms: 10_000,
         }),
-        Body::Release(Release { floor, attempts: runs.clone(), answer: true }),
+        Body::Release(Release { low_watermark, attempts: runs.clone(), answer: true }),
         Body::Released(Released { attempts: runs }),
     ];
-    bodies.into_iter().map(|body| Frame { link, body }.encode().unwrap().to_vec()).collect()
+    bodies.into_iter().map(|body| Frame { conversation, body }.encode().unwrap().to_vec()).collect()
 }
 
 fn record() -> RankRecord {
@@ -277,9 +277,11 @@ fn notifications() -> Vec<Vec<u8>> {
 fn params() -> Vec<Vec<u8>> {
     let args = args();
     let pages = PageList::from_pages([7, 8, 3]).unwrap();
-    let grants = [GrantRef { incarnation: Incarnation::from_random(77), nonce: SessionId(5), pages: None }];
-    let kept =
-        |room, lease| RemoteKv::granted(&args, "10.0.0.1:8998", room, 40, &pages, &grants, lease).unwrap();
+    let lease_refs =
+        [LeaseRef { incarnation: Incarnation::from_random(77), lease_id: SessionId(5), pages: None }];
+    let kept = |room, lease| {
+        RemoteKv::granted(&args, "10.0.0.1:8998", room, 40, &pages, &lease_refs, lease).unwrap()
+    };
     let second = std::time::Duration::from_secs(1);
     let of_vllm = r#"{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[4, 5, 6, 9]],
         "remote_engine_id": "b7a1c2f0", "remote_request_id": "cmpl-9f0c-0-1a2b3c4d", "remote_host": "10.1.2.3",

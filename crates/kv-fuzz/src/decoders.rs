@@ -19,7 +19,7 @@ pub fn wire(bytes: &[u8]) {
     let Ok(frame) = Frame::decode(bytes) else { return };
     if let Body::Hello(hello) = &frame.body {
         // What the transport is asked about is what the machine goes by.
-        let said = TransportOffer::new(&hello.plane, hello.metadata.clone());
+        let said = TransportOffer::new(&hello.transport, hello.metadata.clone());
         assert_eq!(hello_transport(bytes), Some(said));
     }
     let Ok(again) = frame.encode() else {

@@ -5,8 +5,8 @@
 //! | `wire` | a frame between two nodes |
 //! | `machine` | a script: commands, frames of several peers, ends of posts, lookups, time; see [`machine`] |
 //! | `http_requests`, `http_responses`, `rank_record` | what a bootstrap server and its client read |
-//! | `local_metadata`, `local_hello`, `local_messages` | what the embedded plane reads |
-//! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what the NIXL plane reads (feature `nixl`) |
+//! | `local_metadata`, `local_hello`, `local_messages` | what the embedded transport reads |
+//! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what the NIXL transport reads (feature `nixl`) |
 //! | `params` | transfer parameters that a router carries |
 //!
 //! Two things run them: cargo-fuzz, guided by coverage, from the directory `fuzz` at the root of the

@@ -17,7 +17,7 @@ const PAGE: usize = 64 << 10;
 /// Memory to register regions in: a sealed memory file that a connected peer maps, so that either
 /// side moves bytes with one plain copy.
 ///
-/// Clones are the same memory. It stays mapped while a clone lives, here or inside a plane, and
+/// Clones are the same memory. It stays mapped while a clone lives, here or inside a transport, and
 /// while a connected peer has it mapped.
 ///
 /// The file can neither shrink nor grow (`F_SEAL_SHRINK`, `F_SEAL_GROW`, `F_SEAL_SEAL`): a peer can

@@ -1,14 +1,14 @@
 //! The checks that every transport makes before it believes its owner or a peer.
 
-use kv_core::{Desc, MAX_FRAME, PlaneError};
+use kv_core::{Desc, MAX_FRAME, TransportError};
 
 use crate::error::{Limit, MemoryError};
 
 /// Refuses a frame longer than [`MAX_FRAME`]. `field` names the frame in the error: `frame.len`, or
 /// `notify.len`.
-pub fn frame(field: &'static str, len: usize) -> Result<(), PlaneError> {
+pub fn frame(field: &'static str, len: usize) -> Result<(), TransportError> {
     if len > MAX_FRAME {
-        return Err(PlaneError::Size { field, got: len, min: 0, max: MAX_FRAME });
+        return Err(TransportError::Size { field, got: len, min: 0, max: MAX_FRAME });
     }
     Ok(())
 }
@@ -19,8 +19,8 @@ pub fn descriptors(
     descs: &[Desc],
     local: impl Fn(u32) -> Option<u64>,
     remote: impl Fn(u32) -> Option<u64>,
-) -> Result<(), PlaneError> {
-    let empty = |field| PlaneError::Size { field, got: 0, min: 1, max: usize::MAX };
+) -> Result<(), TransportError> {
+    let empty = |field| TransportError::Size { field, got: 0, min: 1, max: usize::MAX };
     if descs.is_empty() {
         return Err(empty("descs.len"));
     }
@@ -35,7 +35,7 @@ pub fn descriptors(
             let len = len.unwrap_or(0);
             if offset.checked_add(desc.len).is_none_or(|end| end > len) {
                 let size = desc.len;
-                return Err(PlaneError::OutOfBounds { desc: index, side, region, len, offset, size });
+                return Err(TransportError::OutOfBounds { desc: index, side, region, len, offset, size });
             }
         }
     }
@@ -62,7 +62,7 @@ pub fn range(addr: u64, len: u64) -> Result<(), MemoryError> {
 mod tests {
     use super::*;
 
-    fn checked(descs: &[Desc]) -> Result<(), PlaneError> {
+    fn checked(descs: &[Desc]) -> Result<(), TransportError> {
         let lens = |lens: [u64; 2]| move |region: u32| lens.get(region as usize).copied();
         descriptors(descs, lens([100, 200]), lens([1000, u64::MAX]))
     }
@@ -72,7 +72,7 @@ mod tests {
         let good = Desc { local_region: 1, remote_region: 0, local_offset: 190, remote_offset: 990, len: 10 };
         assert_eq!(checked(&[good; 3]), Ok(()));
         let refused = |desc: Desc| match checked(&[good, desc]) {
-            Err(PlaneError::OutOfBounds { desc: 1, side, region, len, offset, size }) => {
+            Err(TransportError::OutOfBounds { desc: 1, side, region, len, offset, size }) => {
                 (side, region, len, offset, size)
             }
             other => panic!("{other:?}"),
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn posts_without_descriptors_and_descriptors_without_bytes_are_refused() {
-        let empty = |field| Err(PlaneError::Size { field, got: 0, min: 1, max: usize::MAX });
+        let empty = |field| Err(TransportError::Size { field, got: 0, min: 1, max: usize::MAX });
         assert_eq!(checked(&[]), empty("descs.len"));
         let none = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 0 };
         assert_eq!(checked(&[none]), empty("desc.len"));
@@ -98,7 +98,7 @@ mod tests {
     fn frames_and_limits_are_allowed_up_to_their_bounds_and_no_further() {
         assert_eq!(frame("frame.len", MAX_FRAME), Ok(()));
         let (field, got) = ("notify.len", MAX_FRAME + 1);
-        assert_eq!(frame(field, got), Err(PlaneError::Size { field, got, min: 0, max: MAX_FRAME }));
+        assert_eq!(frame(field, got), Err(TransportError::Size { field, got, min: 0, max: MAX_FRAME }));
         assert_eq!(limits([("a", 1, 1, 2), ("b", 2, 1, 2)]), Ok(()));
         let limit = Limit { field: "b", got: 3, min: 1, max: 2 };
         assert_eq!(limits([("a", 1, 1, 2), ("b", 3, 1, 2), ("c", 0, 1, 2)]), Err(limit));

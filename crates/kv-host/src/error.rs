@@ -2,7 +2,7 @@
 
 use std::io;
 
-use kv_core::PlaneError;
+use kv_core::TransportError;
 use rustix::io::Errno;
 
 /// A call of the operating system failed.
@@ -31,9 +31,9 @@ impl OsError {
     }
 }
 
-impl From<OsError> for PlaneError {
-    fn from(error: OsError) -> PlaneError {
-        PlaneError::Os { call: error.call, kind: error.kind() }
+impl From<OsError> for TransportError {
+    fn from(error: OsError) -> TransportError {
+        TransportError::Os { call: error.call, kind: error.kind() }
     }
 }
 
@@ -78,7 +78,7 @@ pub enum MemoryError {
         len: u64,
     },
     /// Peers know the transport already: its memory cannot change any more.
-    #[error("memory must be given to a plane before its metadata is asked for")]
+    #[error("memory must be given to a transport before its metadata is asked for")]
     Frozen,
     /// The operating system failed: most often there is not that much memory.
     #[error("{len} bytes of memory: {cause}")]
@@ -128,14 +128,14 @@ pub enum PeerError {
     Os(#[from] OsError),
 }
 
-impl From<PeerError> for PlaneError {
-    fn from(error: PeerError) -> PlaneError {
+impl From<PeerError> for TransportError {
+    fn from(error: PeerError) -> TransportError {
         match error {
-            PeerError::OtherUser { .. } => PlaneError::Metadata("the peer belongs to another user"),
+            PeerError::OtherUser { .. } => TransportError::Metadata("the peer belongs to another user"),
             PeerError::Unseen => {
-                PlaneError::Unsupported("the peer is in a PID namespace that cannot be seen")
+                TransportError::Unsupported("the peer is in a PID namespace that cannot be seen")
             }
-            PeerError::Gone => PlaneError::PeerGone,
+            PeerError::Gone => TransportError::PeerGone,
             PeerError::Os(error) => error.into(),
         }
     }
@@ -162,11 +162,11 @@ mod tests {
 
     #[test]
     fn a_transport_reports_the_same_kinds_of_errors_as_before() {
-        let os = PlaneError::Os { call: "mmap", kind: io::ErrorKind::OutOfMemory };
-        assert_eq!(PlaneError::from(OsError::new("mmap", Errno::NOMEM)), os);
-        assert_eq!(PlaneError::from(PeerError::Os(OsError::new("mmap", Errno::NOMEM))), os);
-        assert_eq!(PlaneError::from(PeerError::Gone), PlaneError::PeerGone);
-        assert!(matches!(PeerError::Unseen.into(), PlaneError::Unsupported(_)));
-        assert!(matches!(PeerError::OtherUser { peer: 7, ours: 0 }.into(), PlaneError::Metadata(_)));
+        let os = TransportError::Os { call: "mmap", kind: io::ErrorKind::OutOfMemory };
+        assert_eq!(TransportError::from(OsError::new("mmap", Errno::NOMEM)), os);
+        assert_eq!(TransportError::from(PeerError::Os(OsError::new("mmap", Errno::NOMEM))), os);
+        assert_eq!(TransportError::from(PeerError::Gone), TransportError::PeerGone);
+        assert!(matches!(PeerError::Unseen.into(), TransportError::Unsupported(_)));
+        assert!(matches!(PeerError::OtherUser { peer: 7, ours: 0 }.into(), TransportError::Metadata(_)));
     }
 }

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 
 use bytes::Bytes;
-use kv_core::{MAX_REGIONS, PlaneError};
+use kv_core::{MAX_REGIONS, TransportError};
 
 use crate::error::MemoryError;
 
@@ -30,13 +30,13 @@ impl Frozen {
 
     /// The number of the next region after so many; refused once there is metadata, and above
     /// [`MAX_REGIONS`] regions.
-    pub fn next_region(&self, registered: usize) -> Result<u32, PlaneError> {
+    pub fn next_region(&self, registered: usize) -> Result<u32, TransportError> {
         if self.bytes.get().is_some() {
-            return Err(PlaneError::Unsupported("a region after peers were told of the others"));
+            return Err(TransportError::Unsupported("a region after peers were told of the others"));
         }
         if registered >= MAX_REGIONS {
             let got = registered + 1;
-            return Err(PlaneError::Size { field: "regions.len", got, min: 0, max: MAX_REGIONS });
+            return Err(TransportError::Size { field: "regions.len", got, min: 0, max: MAX_REGIONS });
         }
         Ok(registered as u32)
     }
@@ -59,12 +59,12 @@ mod tests {
         assert_eq!(frozen.check_memory(), Ok(()));
         assert_eq!(frozen.next_region(3), Ok(3));
         let (field, got) = ("regions.len", MAX_REGIONS + 1);
-        let size = PlaneError::Size { field, got, min: 0, max: MAX_REGIONS };
+        let size = TransportError::Size { field, got, min: 0, max: MAX_REGIONS };
         assert_eq!(frozen.next_region(MAX_REGIONS), Err(size));
         let made = || Ok::<_, u32>(Bytes::from_static(b"first"));
         assert_eq!(frozen.get_or_make(made).unwrap(), "first");
         assert_eq!(frozen.get_or_make(|| Ok::<_, u32>(Bytes::from_static(b"second"))).unwrap(), "first");
         assert_eq!(frozen.check_memory(), Err(MemoryError::Frozen));
-        assert!(matches!(frozen.next_region(0), Err(PlaneError::Unsupported(_))));
+        assert!(matches!(frozen.next_region(0), Err(TransportError::Unsupported(_))));
     }
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use kv_core::PlaneError;
+use kv_core::TransportError;
 use rustix::process::getpid;
 use serde::{Deserialize, Serialize};
 
@@ -40,12 +40,12 @@ impl Host {
     }
 
     /// Whether a socket of a transport there can be reached from here.
-    pub fn check(&self, other: &Host) -> Result<(), PlaneError> {
+    pub fn check(&self, other: &Host) -> Result<(), TransportError> {
         if !self.is_same_boot(other) {
-            return Err(PlaneError::Metadata("the peer is on another host"));
+            return Err(TransportError::Metadata("the peer is on another host"));
         }
         if self.network != other.network && self.network != 0 && other.network != 0 {
-            return Err(PlaneError::Metadata("the peer is in another network namespace"));
+            return Err(TransportError::Metadata("the peer is in another network namespace"));
         }
         Ok(())
     }

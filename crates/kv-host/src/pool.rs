@@ -12,7 +12,7 @@ use crate::sys::{Mapping, Memory};
 /// Anonymous host memory, on huge pages where the kernel grants them, all of it present from the
 /// start: UCX copies between processes ran at up to twice the speed on huge pages here.
 ///
-/// Clones are the same memory. It stays mapped while a clone lives, here or inside a plane. Forked children
+/// Clones are the same memory. It stays mapped while a clone lives, here or inside a transport. Forked children
 /// do not have it, because a card may write to it. A pool is read and written as the [`Memory`] that it
 /// holds, and its address is a multiple of 2 MiB.
 ///

@@ -4,9 +4,9 @@
 use kv_host::Memory;
 
 use crate::error::LocalError;
-use crate::plane::LocalPlane;
+use crate::transport::LocalTransport;
 
-impl LocalPlane {
+impl LocalTransport {
     /// Takes memory that the server already owns. Peers reach it with `process_vm_readv` and
     /// `process_vm_writev`, at about half the speed of an [`Arena`](kv_host::Arena).
     ///
@@ -15,11 +15,11 @@ impl LocalPlane {
     ///
     /// # Safety
     ///
-    /// The whole range is mapped, readable and writable, until the plane has been dropped **and**
+    /// The whole range is mapped, readable and writable, until the transport has been dropped **and**
     /// no peer can reach it any more; and no Rust reference to a page of it exists while that page
     /// is given to a transfer.
     pub unsafe fn adopt(&mut self, addr: u64, len: u64) -> Result<(), LocalError> {
-        // SAFETY: the caller keeps the range for as long as the plane and its peers use it.
+        // SAFETY: the caller keeps the range for as long as the transport and its peers use it.
         let memory = unsafe { Memory::adopt(addr, len) }?;
         self.adopt_memory(memory)
     }

@@ -1,4 +1,4 @@
-//! Bounds on what peers, strangers and the owner can make a plane hold.
+//! Bounds on what peers, strangers and the owner can make a transport hold.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use kv_host::{Limit, check};
 use crate::framing::HEADER;
 use crate::metadata::MAX_ARENAS;
 
-/// Limits and switches of a [`LocalPlane`](crate::LocalPlane).
+/// Limits and switches of a [`LocalTransport`](crate::LocalTransport).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalConfig {
     /// Peers connected at once (default 1024).
@@ -19,7 +19,7 @@ pub struct LocalConfig {
     /// Accepted connections that have not said who they are (default 64). When one more comes, the
     /// oldest is dropped.
     pub max_strangers: usize,
-    /// Accepted connections of planes that know this one's metadata, but to which `connect` has not
+    /// Accepted connections of transports that know this one's metadata, but to which `connect` has not
     /// been called (default 256). When one more comes, the most silent is closed.
     pub max_unclaimed: usize,
     /// How long a stranger may take to say who it is (default 5 s).

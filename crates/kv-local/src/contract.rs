@@ -1,4 +1,4 @@
-//! The [`Plane`] trait: each call is given to the parts that it concerns.
+//! The [`Transport`] trait: each call is given to the parts that it concerns.
 
 use std::mem;
 use std::os::fd::AsRawFd;
@@ -6,31 +6,32 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WriteFence,
+    Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent, TransportWait,
+    WriteFence,
 };
 use kv_host::{Memory, check};
 
 use crate::link::LinkId;
-use crate::plane::LocalPlane;
 use crate::remote::unmap_some;
+use crate::transport::LocalTransport;
 
-/// How long a plane that is dropped waits for full sockets.
+/// How long a transport that is dropped waits for full sockets.
 const FAREWELL: Duration = Duration::from_millis(100);
 
-impl Plane for LocalPlane {
+impl Transport for LocalTransport {
     fn name(&self) -> &'static str {
         "local"
     }
 
-    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         self.given.register(region)
     }
 
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         self.given.metadata()
     }
 
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
         self.open_link(peer, metadata)
     }
 
@@ -46,23 +47,23 @@ impl Plane for LocalPlane {
         }
     }
 
-    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
         check::frame("frame.len", frame.len())?;
         let (id, link) = self.links.of_peer(peer)?;
         // Notify frames that wait for room go first.
         if !link.parked.is_empty() || !link.connection.outbound.queue_frame(frame) {
-            return Err(PlaneError::WouldBlock);
+            return Err(TransportError::WouldBlock);
         }
         self.flush(id);
         Ok(())
     }
 
-    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
         if let Some(notify) = &post.notify {
             check::frame("notify.len", notify.len())?;
         }
         let (link_id, link) = self.links.of_peer(peer)?;
-        let theirs = &link.identity.as_ref().ok_or(PlaneError::PeerGone)?.metadata.regions;
+        let theirs = &link.identity.as_ref().ok_or(TransportError::PeerGone)?.metadata.regions;
         let ours = self.given.regions();
         check::descriptors(
             &post.descs,
@@ -87,7 +88,7 @@ impl Plane for LocalPlane {
             link.parked.cancel(post);
         }
         // Every copy is made by this thread, inside `poll`: between slices the memory is quiet.
-        self.posts.end(post, Err(PlaneError::Cancelled));
+        self.posts.end(post, Err(TransportError::Cancelled));
     }
 
     fn permit(&mut self, peer: PeerId, until: Time) {
@@ -107,7 +108,7 @@ impl Plane for LocalPlane {
         self.serve_revocations();
     }
 
-    fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>) {
         self.now = now;
         self.keep_pace();
         self.serve_sockets();
@@ -121,7 +122,7 @@ impl Plane for LocalPlane {
         self.pacing.hand_over();
     }
 
-    fn wait(&self) -> PlaneWait {
+    fn wait(&self) -> TransportWait {
         self.pacing.handled();
         let busy = self.posts.is_busy()
             || !self.backlog.is_empty()
@@ -129,18 +130,18 @@ impl Plane for LocalPlane {
             || !self.populating.is_empty()
             || !self.retired.is_empty();
         if busy {
-            return PlaneWait::Now;
+            return TransportWait::Now;
         }
         let watch = vec![self.watch.fd().as_raw_fd()];
         let timer = self.next_timer().map(|at| at.since(self.now));
         match timer.into_iter().chain(self.pacing.next()).min() {
-            None => PlaneWait::Readable(watch),
-            Some(after) => PlaneWait::ReadableOrAfter(watch, after),
+            None => TransportWait::Readable(watch),
+            Some(after) => TransportWait::ReadableOrAfter(watch, after),
         }
     }
 }
 
-impl Drop for LocalPlane {
+impl Drop for LocalTransport {
     /// Tells the peers that no byte will be copied any more. Waits a moment for those whose sockets
     /// are full.
     fn drop(&mut self) {

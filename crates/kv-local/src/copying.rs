@@ -3,13 +3,13 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use kv_core::{Op, PlaneError, PostId, Time};
+use kv_core::{Op, PostId, Time, TransportError};
 use kv_host::{Memory, Process, clock};
 
-use crate::plane::LocalPlane;
 use crate::remote::PeerMemory;
 use crate::right::Right;
 use crate::transfer::{Progress, Transfer};
+use crate::transport::LocalTransport;
 
 /// Bytes of one post that are copied before the next post has its turn.
 const QUANTUM: usize = 256 << 10;
@@ -22,7 +22,7 @@ const SLICE_TIME: Duration = Duration::from_millis(10);
 const POPULATE: usize = 256 << 10;
 const POPULATE_TIME: Duration = Duration::from_micros(200);
 
-impl LocalPlane {
+impl LocalTransport {
     /// Copies for a while, one quantum of each post after the other.
     pub(crate) fn copy_some(&mut self) {
         let mut start = None;
@@ -95,11 +95,11 @@ fn slice(
     (memory, process): (&PeerMemory, &Process),
     right: &Right,
     permitted: Time,
-) -> Option<Result<Progress, PlaneError>> {
+) -> Option<Result<Progress, TransportError>> {
     let slice = if transfer.op() == Op::Read {
         transfer.step(regions, memory, process, QUANTUM)
     } else if !right.mark() {
-        Err(PlaneError::Revoked)
+        Err(TransportError::Revoked)
     } else {
         // The clock is read inside of the mark: whoever finds the right unmarked after the
         // permission has ended knows that no slice begins any more.

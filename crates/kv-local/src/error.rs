@@ -1,17 +1,17 @@
-//! What can go wrong while planes are made; what goes wrong later is a
-//! [`PlaneError`](kv_core::PlaneError).
+//! What can go wrong while transports are made; what goes wrong later is a
+//! [`TransportError`](kv_core::TransportError).
 
 use kv_host::{Limit, MemoryError, OsError};
 
-/// Why a plane could not be made, or memory not be given to it.
+/// Why a transport could not be made, or memory not be given to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalError {
-    /// Memory is refused: an impossible range, or peers know the plane already.
+    /// Memory is refused: an impossible range, or peers know the transport already.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// Too many arenas.
-    #[error("{got} arenas given; a plane takes at most {max}")]
+    #[error("{got} arenas given; a transport takes at most {max}")]
     Arenas {
         /// How many there would be.
         got: usize,

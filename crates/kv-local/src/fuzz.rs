@@ -10,7 +10,7 @@ use crate::handshake::{Hello, OPENING};
 use crate::inbound::Received;
 use crate::metadata::Metadata;
 
-/// The metadata of a plane: what is accepted encodes again to something that means the same.
+/// The metadata of a transport: what is accepted encodes again to something that means the same.
 pub fn metadata(bytes: &[u8]) {
     if let Ok(read) = Metadata::decode(bytes) {
         let again = read.encode().and_then(|bytes| Metadata::decode(&bytes));

@@ -1,7 +1,7 @@
-//! What the plane is and has: its name, its memory, its regions, and what peers are told of them.
+//! What the transport is and has: its name, its memory, its regions, and what peers are told of them.
 
 use bytes::Bytes;
-use kv_core::{MemoryKind, PlaneError, Region};
+use kv_core::{MemoryKind, Region, TransportError};
 use kv_host::{Arena, Frozen, Host, Memory, OsError, ProcessIdentity};
 
 use crate::error::LocalError;
@@ -56,21 +56,24 @@ impl Given {
     }
 
     /// Makes the next region of a range of the memory given.
-    pub(crate) fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+    pub(crate) fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         let number = self.frozen.next_region(self.places.len())?;
         let found = match region.memory {
             MemoryKind::Dram => self.locate(region.addr, region.len),
             MemoryKind::Vram | MemoryKind::File => None,
         };
-        let (memory, place) =
-            found.ok_or(PlaneError::UnknownMemory { region: number, addr: region.addr, len: region.len })?;
+        let (memory, place) = found.ok_or(TransportError::UnknownMemory {
+            region: number,
+            addr: region.addr,
+            len: region.len,
+        })?;
         self.regions.push(memory);
         self.places.push(place);
         Ok(())
     }
 
     /// Our metadata. From the first call on, our memory does not change any more.
-    pub(crate) fn metadata(&self) -> Result<Bytes, PlaneError> {
+    pub(crate) fn metadata(&self) -> Result<Bytes, TransportError> {
         self.frozen.get_or_make(|| {
             Metadata {
                 host: self.host,
@@ -84,16 +87,16 @@ impl Given {
         })
     }
 
-    /// Refuses a peer that cannot be reached from here, or is this plane itself.
-    pub(crate) fn check_peer(&self, peer: &Metadata) -> Result<(), PlaneError> {
+    /// Refuses a peer that cannot be reached from here, or is this transport itself.
+    pub(crate) fn check_peer(&self, peer: &Metadata) -> Result<(), TransportError> {
         self.host.check(&peer.host)?;
         if peer.token == self.token {
-            return Err(PlaneError::Metadata("it is this plane's own"));
+            return Err(TransportError::Metadata("it is this transport's own"));
         }
         Ok(())
     }
 
-    /// This life of the plane.
+    /// This life of the transport.
     pub(crate) fn token(&self) -> Token {
         self.token
     }

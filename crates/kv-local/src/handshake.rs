@@ -20,7 +20,7 @@ use crate::remote::PeerMemory;
 use crate::right::{RIGHT_LEN, Right};
 
 const MAGIC: [u8; 4] = *b"KVH\x02";
-/// Bytes with which a hello for a plane begins: the magic bytes and the plane's token.
+/// Bytes with which a hello for a transport begins: the magic bytes and the transport's token.
 pub(crate) const OPENING: usize = MAGIC.len() + Token::LEN;
 /// Longest hello.
 pub(crate) const MAX_HELLO: usize = OPENING + MAX_METADATA;
@@ -28,7 +28,7 @@ pub(crate) const MAX_HELLO: usize = OPENING + MAX_METADATA;
 /// A hello, as far as it can be checked by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// The life of the plane that the sender wants to speak to.
+    /// The life of the transport that the sender wants to speak to.
     pub(crate) expected: Token,
     /// The sender's metadata.
     pub(crate) metadata: Bytes,
@@ -39,7 +39,7 @@ pub(crate) struct Hello {
 pub(crate) enum Refusal {
     #[error("not a hello of this version")]
     Hello,
-    #[error("from another plane than the one asked for, or it says something else of itself")]
+    #[error("from another transport than the one asked for, or it says something else of itself")]
     NotThem,
     #[error("its metadata is unusable")]
     Metadata,
@@ -82,7 +82,7 @@ impl Hello {
     }
 }
 
-/// How every hello for the plane with this token begins.
+/// How every hello for the transport with this token begins.
 pub(crate) fn opening(token: Token) -> [u8; OPENING] {
     let mut out = [0; OPENING];
     let (magic, expected) = out.split_at_mut(MAGIC.len());

@@ -1,36 +1,36 @@
-//! The embedded plane: moves KV pages between processes of one Linux host, without a native library.
+//! The embedded transport: moves KV pages between processes of one Linux host, without a native library.
 //!
 //! A worker puts its pages into an [`Arena`], a sealed memory file. When two workers connect, each
 //! maps the other's arenas, and a WRITE or READ is one plain copy by the side that posts it. Memory
-//! that a server already owns can be [adopted](LocalPlane::adopt) instead; peers reach it with
+//! that a server already owns can be [adopted](LocalTransport::adopt) instead; peers reach it with
 //! `process_vm_readv` and `process_vm_writev`. Frames travel on the Unix stream socket that also
 //! carried the arenas.
 //!
-//! Everything happens in [`poll`](kv_core::Plane::poll), on the thread that owns the plane, a
+//! Everything happens in [`poll`](kv_core::Transport::poll), on the thread that owns the transport, a
 //! fraction of a millisecond at a time: posts take turns, so a small one passes a large one, and a
 //! cancelled one is quiet at once. Where there are several connections, the processor time that the frames
-//! of each take is counted, up to the owner's call of [`wait`](kv_core::Plane::wait), and one that takes too
+//! of each take is counted, up to the owner's call of [`wait`](kv_core::Transport::wait), and one that takes too
 //! much is left alone for a while: its socket fills, and its sender waits.
 //!
-//! A write waits for the peer's permission ([`permit`](kv_core::Plane::permit)), and ends with an error once
+//! A write waits for the peer's permission ([`permit`](kv_core::Transport::permit)), and ends with an error once
 //! the peer has revoked the right to write, which it can do at any moment
 //! ([`WriteFence::Revocable`](kv_core::WriteFence)): both sides share a page with one word for each connection.
 //!
-//! What it is not: a plane for other hosts or for device memory; a protocol (frames are opaque);
+//! What it is not: a transport for other hosts or for device memory; a protocol (frames are opaque);
 //! a guard against processes of the same user, which could read this process' memory anyway.
 //! Other users' processes are refused.
 //!
-//! After a `fork` the child must not use the plane: the mappings of peers' memory are not there.
+//! After a `fork` the child must not use the transport: the mappings of peers' memory are not there.
 //!
 //! ```
-//! use kv_core::{Desc, Op, PeerId, Plane, PlaneEvent, Post, PostId, Region, RegionRole, Time};
-//! use kv_local::{Arena, LocalConfig, LocalPlane};
+//! use kv_core::{Desc, Op, PeerId, Transport, TransportEvent, Post, PostId, Region, RegionRole, Time};
+//! use kv_local::{Arena, LocalConfig, LocalTransport};
 //!
-//! fn worker(arena: &Arena) -> Result<LocalPlane, Box<dyn std::error::Error>> {
-//!     let mut plane = LocalPlane::new(LocalConfig::default())?;
-//!     plane.add_arena(arena)?;
-//!     plane.register(&Region::dram(RegionRole::Kv, arena.addr(), arena.len() as u64, 4096))?;
-//!     Ok(plane)
+//! fn worker(arena: &Arena) -> Result<LocalTransport, Box<dyn std::error::Error>> {
+//!     let mut transport = LocalTransport::new(LocalConfig::default())?;
+//!     transport.add_arena(arena)?;
+//!     transport.register(&Region::dram(RegionRole::Kv, arena.addr(), arena.len() as u64, 4096))?;
+//!     Ok(transport)
 //! }
 //!
 //! let (here, there) = (Arena::new(1 << 20)?, Arena::new(1 << 20)?);
@@ -49,7 +49,7 @@
 //!     decode.poll(Time::ZERO, &mut Vec::new());
 //!     prefill.poll(Time::ZERO, &mut events);
 //! }
-//! assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+//! assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
 //! let mut page = [0; 15];
 //! there.read(4096, &mut page)?;
 //! assert_eq!(&page, b"keys and values");
@@ -78,7 +78,6 @@ mod links;
 mod metadata;
 mod outbound;
 mod pacing;
-mod plane;
 mod posts;
 mod remote;
 mod revoking;
@@ -86,9 +85,10 @@ mod right;
 mod sys;
 mod table;
 mod transfer;
+mod transport;
 mod watch;
 
 pub use config::LocalConfig;
 pub use error::LocalError;
 pub use kv_host::{Arena, Limit, MemoryError, OsError};
-pub use plane::{LocalPlane, LocalStats};
+pub use transport::{LocalStats, LocalTransport};

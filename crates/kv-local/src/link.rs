@@ -106,7 +106,7 @@ impl Link {
 }
 
 impl Link {
-    /// The life of the plane at the other end, once it is known.
+    /// The life of the transport at the other end, once it is known.
     pub(crate) fn token(&self) -> Option<Token> {
         Some(self.identity.as_ref()?.metadata.token)
     }

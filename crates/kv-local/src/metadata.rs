@@ -1,4 +1,4 @@
-//! What a peer must know to reach this plane: four magic bytes with the version, then msgpack.
+//! What a peer must know to reach this transport: four magic bytes with the version, then msgpack.
 //!
 //! The same bytes travel twice: by way of the bootstrap server, and in the hello of every
 //! connection. Both must be equal, so a region table that somebody changed on its way is never
@@ -6,11 +6,11 @@
 
 use bytes::Bytes;
 use kv_core::wire::lengths_fit;
-use kv_core::{MAX_REGIONS, PlaneError};
+use kv_core::{MAX_REGIONS, TransportError};
 use kv_host::{Host, OsError, ProcessIdentity, random};
 use serde::{Deserialize, Serialize};
 
-/// Most arenas of one plane: their descriptors travel in one message, which carries 253 at most.
+/// Most arenas of one transport: their descriptors travel in one message, which carries 253 at most.
 pub(crate) const MAX_ARENAS: usize = 64;
 /// Longest metadata.
 pub(crate) const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
@@ -19,7 +19,7 @@ const MAX_SOCKET_NAME: usize = 107;
 /// "KV local", version 2.
 const MAGIC: [u8; 4] = *b"KVL\x02";
 
-/// 128 random bits that name one life of one plane. Whoever knows them has been given the plane's
+/// 128 random bits that name one life of one transport. Whoever knows them has been given the transport's
 /// metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Token(u64, u64);
@@ -71,12 +71,12 @@ pub(crate) struct Extent {
     pub(crate) end: u64,
 }
 
-/// What a plane tells its peers. One that exists is consistent.
+/// What a transport tells its peers. One that exists is consistent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Metadata {
     pub(crate) host: Host,
     pub(crate) token: Token,
-    /// The process that the plane lives in.
+    /// The process that the transport lives in.
     pub(crate) process: ProcessIdentity,
     /// Name of the abstract socket.
     pub(crate) socket: String,
@@ -87,25 +87,26 @@ pub(crate) struct Metadata {
 
 impl Metadata {
     /// The bytes for peers.
-    pub(crate) fn encode(&self) -> Result<Bytes, PlaneError> {
+    pub(crate) fn encode(&self) -> Result<Bytes, TransportError> {
         let mut out = MAGIC.to_vec();
-        rmp_serde::encode::write(&mut out, self).map_err(|_| PlaneError::Metadata("it cannot be encoded"))?;
+        rmp_serde::encode::write(&mut out, self)
+            .map_err(|_| TransportError::Metadata("it cannot be encoded"))?;
         Ok(out.into())
     }
 
     /// Reads and checks what a peer, or somebody else, sent.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, PlaneError> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, TransportError> {
         if bytes.len() > MAX_METADATA {
-            return Err(PlaneError::Metadata("it is too long"));
+            return Err(TransportError::Metadata("it is too long"));
         }
         let Some(body) = bytes.strip_prefix(&MAGIC) else {
-            return Err(PlaneError::Metadata("it is not of the local plane, or of another version"));
+            return Err(TransportError::Metadata("it is not of the local transport, or of another version"));
         };
         if !lengths_fit(body) {
-            return Err(PlaneError::Metadata("it is damaged"));
+            return Err(TransportError::Metadata("it is damaged"));
         }
         let metadata: Metadata =
-            rmp_serde::from_slice(body).map_err(|_| PlaneError::Metadata("it is damaged"))?;
+            rmp_serde::from_slice(body).map_err(|_| TransportError::Metadata("it is damaged"))?;
         metadata.check()?;
         Ok(metadata)
     }
@@ -136,30 +137,32 @@ impl Metadata {
         ranges
     }
 
-    fn check(&self) -> Result<(), PlaneError> {
+    fn check(&self) -> Result<(), TransportError> {
         if self.socket.is_empty() || self.socket.len() > MAX_SOCKET_NAME {
-            return Err(PlaneError::Metadata("the socket name has a wrong length"));
+            return Err(TransportError::Metadata("the socket name has a wrong length"));
         }
         if self.arenas.len() > MAX_ARENAS {
-            return Err(PlaneError::Metadata("too many arenas"));
+            return Err(TransportError::Metadata("too many arenas"));
         }
         if self.regions.len() > MAX_REGIONS {
-            return Err(PlaneError::Metadata("too many regions"));
+            return Err(TransportError::Metadata("too many regions"));
         }
         let fits = |len: u64| len != 0 && len <= isize::MAX as u64;
         if !self.arenas.iter().all(|len| fits(*len)) {
-            return Err(PlaneError::Metadata("an arena has an impossible length"));
+            return Err(TransportError::Metadata("an arena has an impossible length"));
         }
         for region in &self.regions {
             let space = match region.arena {
                 None => isize::MAX as u64,
                 Some(arena) => match self.arenas.get(arena as usize) {
                     Some(len) => *len,
-                    None => return Err(PlaneError::Metadata("a region is in an arena that does not exist")),
+                    None => {
+                        return Err(TransportError::Metadata("a region is in an arena that does not exist"));
+                    }
                 },
             };
             if region.start.checked_add(region.len).is_none_or(|end| end > space) {
-                return Err(PlaneError::Metadata("a region leaves its arena or the address space"));
+                return Err(TransportError::Metadata("a region leaves its arena or the address space"));
             }
         }
         Ok(())
@@ -182,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_survives_the_trip_and_stays_within_the_bound_of_planes() {
+    fn metadata_survives_the_trip_and_stays_within_the_bound_of_transports() {
         for regions in [0, 1, MAX_REGIONS] {
             let metadata = sample(regions);
             let bytes = metadata.encode().unwrap();

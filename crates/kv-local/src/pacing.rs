@@ -1,6 +1,6 @@
 //! What one connection may cost while there are others.
 //!
-//! Reading a frame, and what the owner of the plane does about it, takes processor time, and how much of it
+//! Reading a frame, and what the owner of the transport does about it, takes processor time, and how much of it
 //! is the sender's choice. So the time is counted, by the clock of this thread's processor time, and a
 //! connection that has used more than its share is left alone for a while: the socket fills, and its sender
 //! waits. A peer that says little is thus heard at once, however much another one says. Where there is

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kv_core::{PlaneError, PlaneEvent, Post, PostId};
+use kv_core::{Post, PostId, TransportError, TransportEvent};
 
 use crate::link::LinkId;
 use crate::transfer::Transfer;
@@ -14,19 +14,19 @@ pub(crate) struct Posts {
     transfers: BTreeMap<PostId, Transfer>,
     /// Posts with bytes to copy, next one first. Ids of ended posts are skipped.
     run: VecDeque<PostId>,
-    events: Vec<PlaneEvent>,
+    events: Vec<TransportEvent>,
     completed: u64,
 }
 
 impl Posts {
     /// Refuses a post above `max` posts that the owner has not been told the end of, and a second one under
     /// the same id.
-    pub(crate) fn check(&self, post: PostId, max: usize) -> Result<(), PlaneError> {
+    pub(crate) fn check(&self, post: PostId, max: usize) -> Result<(), TransportError> {
         if self.transfers.len() + self.events.len() >= max {
-            return Err(PlaneError::WouldBlock);
+            return Err(TransportError::WouldBlock);
         }
         if self.transfers.contains_key(&post) {
-            return Err(PlaneError::Unsupported("a second post under the id of a running one"));
+            return Err(TransportError::Unsupported("a second post under the id of a running one"));
         }
         Ok(())
     }
@@ -58,10 +58,10 @@ impl Posts {
     }
 
     /// Ends a post with its event.
-    pub(crate) fn end(&mut self, post: PostId, result: Result<(), PlaneError>) {
+    pub(crate) fn end(&mut self, post: PostId, result: Result<(), TransportError>) {
         if self.transfers.remove(&post).is_some() {
             self.completed += u64::from(result.is_ok());
-            self.events.push(PlaneEvent::Posted { post, result });
+            self.events.push(TransportEvent::Posted { post, result });
         }
     }
 
@@ -71,17 +71,17 @@ impl Posts {
         let mut posts: Vec<PostId> = of_link.map(|(post, _)| *post).collect();
         posts.sort_unstable();
         for post in posts {
-            self.end(post, Err(PlaneError::PeerGone));
+            self.end(post, Err(TransportError::PeerGone));
         }
     }
 
     /// Adds an event.
-    pub(crate) fn tell(&mut self, event: PlaneEvent) {
+    pub(crate) fn tell(&mut self, event: TransportEvent) {
         self.events.push(event);
     }
 
     /// Gives the owner what has happened.
-    pub(crate) fn hand_over(&mut self, events: &mut Vec<PlaneEvent>) {
+    pub(crate) fn hand_over(&mut self, events: &mut Vec<TransportEvent>) {
         events.append(&mut self.events);
     }
 
@@ -123,19 +123,19 @@ mod tests {
             posts.accept(link, post(id));
             posts.run([PostId(id)]);
         }
-        assert!(posts.check(PostId(4), 3).is_err_and(|error| error == PlaneError::WouldBlock));
-        assert!(matches!(posts.check(PostId(3), 4), Err(PlaneError::Unsupported(_))));
+        assert!(posts.check(PostId(4), 3).is_err_and(|error| error == TransportError::WouldBlock));
+        assert!(matches!(posts.check(PostId(3), 4), Err(TransportError::Unsupported(_))));
         assert_eq!(posts.check(PostId(4), 4), Ok(()));
         posts.end(PostId(3), Ok(()));
         posts.end_of(7);
         posts.end(PostId(1), Ok(()));
-        posts.tell(PlaneEvent::Revoked { peer: kv_core::PeerId(1) });
+        posts.tell(TransportEvent::Revoked { peer: kv_core::PeerId(1) });
         assert!(posts.check(PostId(4), 4).is_err(), "three ends have not been told, and one is to come");
         let mut events = Vec::new();
         posts.hand_over(&mut events);
-        let ended = |id, result| PlaneEvent::Posted { post: PostId(id), result };
-        let revoked = PlaneEvent::Revoked { peer: kv_core::PeerId(1) };
-        assert_eq!(events, [ended(3, Ok(())), ended(1, Err(PlaneError::PeerGone)), revoked]);
+        let ended = |id, result| TransportEvent::Posted { post: PostId(id), result };
+        let revoked = TransportEvent::Revoked { peer: kv_core::PeerId(1) };
+        assert_eq!(events, [ended(3, Ok(())), ended(1, Err(TransportError::PeerGone)), revoked]);
         assert_eq!(posts.completed(), 1);
         // Those that have ended are passed over.
         assert_eq!(posts.next().map(|(id, _)| id), Some(PostId(2)));

@@ -59,7 +59,7 @@ impl<'a> ProcessBatch<'a> {
     pub(crate) fn write_to(&self, pid: i32) -> Result<usize, OsError> {
         let count = self.local.len() as libc::c_ulong;
         // SAFETY: the local pieces lie in memory that we may read; the remote ones lie in memory
-        // that the other process adopted for this plane, as it told us itself.
+        // that the other process adopted for this transport, as it told us itself.
         let done = unsafe {
             libc::process_vm_writev(pid, self.local.as_ptr(), count, self.remote.as_ptr(), count, 0)
         };

@@ -1,9 +1,9 @@
-//! All links of a plane, and whom each of them serves.
+//! All links of a transport, and whom each of them serves.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::mem;
 
-use kv_core::{PeerId, PlaneError};
+use kv_core::{PeerId, TransportError};
 
 use crate::link::{Link, LinkId, Stage};
 use crate::metadata::Token;
@@ -95,9 +95,9 @@ impl Links {
     }
 
     /// The link that serves a peer.
-    pub(crate) fn of_peer(&mut self, peer: PeerId) -> Result<(LinkId, &mut Link), PlaneError> {
-        let id = self.id_of(peer).ok_or(PlaneError::PeerGone)?;
-        Ok((id, self.all.get_mut(&id).ok_or(PlaneError::PeerGone)?))
+    pub(crate) fn of_peer(&mut self, peer: PeerId) -> Result<(LinkId, &mut Link), TransportError> {
+        let id = self.id_of(peer).ok_or(TransportError::PeerGone)?;
+        Ok((id, self.all.get_mut(&id).ok_or(TransportError::PeerGone)?))
     }
 
     /// Number of the link that serves a peer.
@@ -110,7 +110,7 @@ impl Links {
         self.peers.len()
     }
 
-    /// The lives of planes that are peers now.
+    /// The lives of transports that are peers now.
     pub(crate) fn tokens(&self) -> HashSet<Token> {
         self.peers.values().filter_map(|id| self.get(*id)?.token()).collect()
     }
@@ -209,7 +209,7 @@ pub(crate) mod tests {
         assert_eq!(links.release(accepted), Some(PeerId(8)));
         assert_eq!((links.release(accepted), links.id_of(PeerId(8))), (None, None));
         assert_eq!(links.remove(dialed).and_then(|link| link.peer), Some(PeerId(7)));
-        assert!(links.of_peer(PeerId(7)).is_err_and(|error| error == PlaneError::PeerGone));
+        assert!(links.of_peer(PeerId(7)).is_err_and(|error| error == TransportError::PeerGone));
         assert!(!links.has_to_dial() && links.remove(dialed).is_none());
         let stranger = links.insert_stranger(link());
         assert!(links.remove(stranger).is_some() && links.strangers().is_empty());

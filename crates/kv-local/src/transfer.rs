@@ -1,7 +1,7 @@
 //! One post on its way: copied in slices, so that many can share one thread.
 
 use bytes::Bytes;
-use kv_core::{Desc, Op, PlaneError, Post};
+use kv_core::{Desc, Op, Post, TransportError};
 use kv_host::{Memory, Process};
 
 use crate::link::LinkId;
@@ -55,7 +55,7 @@ impl Transfer {
         remote: &PeerMemory,
         process: &Process,
         quantum: usize,
-    ) -> Result<Progress, PlaneError> {
+    ) -> Result<Progress, TransportError> {
         let mut left = quantum;
         while let Some(desc) = self.descs.get(self.next) {
             if left == 0 {
@@ -89,7 +89,7 @@ impl Transfer {
         remote: &PeerMemory,
         process: &Process,
         quantum: usize,
-    ) -> Result<usize, PlaneError> {
+    ) -> Result<usize, TransportError> {
         let mut batch = ProcessBatch::new();
         let mut left = quantum;
         let mut done = self.done;
@@ -132,7 +132,7 @@ impl Transfer {
 }
 
 /// Cannot happen to descriptors that were checked and memory that passed the handshake.
-const UNREACHABLE: PlaneError = PlaneError::Unsupported("memory that overlaps or cannot be reached");
+const UNREACHABLE: TransportError = TransportError::Unsupported("memory that overlaps or cannot be reached");
 
 /// How much of the `rest` of a descriptor to copy: all that is left of the quantum, and a little more
 /// where that avoids cutting off a scrap.
@@ -142,22 +142,22 @@ fn piece(rest: usize, left: usize) -> usize {
 
 /// The process must be alive before and after: then its number was its own, because a number is
 /// not given away before its process is dead.
-fn process_copy(batch: &ProcessBatch<'_>, op: Op, process: &Process) -> Result<usize, PlaneError> {
+fn process_copy(batch: &ProcessBatch<'_>, op: Op, process: &Process) -> Result<usize, TransportError> {
     let Some(pid) = process.pid() else {
-        return Err(PlaneError::Unsupported("adopted memory in a PID namespace that cannot be seen"));
+        return Err(TransportError::Unsupported("adopted memory in a PID namespace that cannot be seen"));
     };
     if !process.is_alive() {
-        return Err(PlaneError::PeerGone);
+        return Err(TransportError::PeerGone);
     }
     let copied = match op {
         Op::Write => batch.write_to(pid),
         Op::Read => batch.read_from(pid),
     };
     if !process.is_alive() {
-        return Err(PlaneError::PeerGone);
+        return Err(TransportError::PeerGone);
     }
     match copied? {
-        0 => Err(PlaneError::Os { call: "process_vm", kind: std::io::ErrorKind::WriteZero }),
+        0 => Err(TransportError::Os { call: "process_vm", kind: std::io::ErrorKind::WriteZero }),
         count => Ok(count),
     }
 }

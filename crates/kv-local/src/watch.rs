@@ -19,7 +19,7 @@ const BACKLOG: i32 = 1024;
 const LISTENER: u64 = u64::MAX;
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// The descriptor on which the owner sleeps, and the socket under which peers find the plane.
+/// The descriptor on which the owner sleeps, and the socket under which peers find the transport.
 #[derive(Debug)]
 pub(crate) struct Watch {
     epoll: OwnedFd,

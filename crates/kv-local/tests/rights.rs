@@ -8,17 +8,18 @@ use std::time::{Duration, Instant};
 use kv_conformance::process::{self, Process};
 use kv_conformance::{A_KNOWS_B, Job, Other, Pair, Side, boottime, connect, rest};
 use kv_core::{
-    Desc, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Time, WayEnd, WriteFence,
+    Desc, Op, PeerId, Post, PostId, Time, Transport, TransportError, TransportEvent, TransportWait, WayEnd,
+    WriteFence,
 };
-use kv_local::LocalPlane;
+use kv_local::LocalTransport;
 use rustix::process::{Pid, Signal, kill_process};
 use workers::{PLACES, Place, place, worker};
 
 const LEN: usize = 32 << 20;
 const PEER: PeerId = PeerId(1);
-const DEAD: PlaneEvent =
-    PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
-const REVOKED: PlaneEvent = PlaneEvent::Revoked { peer: PEER };
+const DEAD: TransportEvent =
+    TransportEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
+const REVOKED: TransportEvent = TransportEvent::Revoked { peer: PEER };
 
 /// The other process. Without its variable it is no test at all.
 #[test]
@@ -32,9 +33,9 @@ fn write(id: u64, len: usize) -> Post {
 }
 
 /// Two workers whose first may not write yet.
-fn unpermitted(a: Place, b: Place) -> Pair<LocalPlane> {
+fn unpermitted(a: Place, b: Place) -> Pair<LocalTransport> {
     let mut pair = Pair::new(worker(a, &[LEN]), worker(b, &[LEN])).introduce();
-    pair.a.plane.permit(A_KNOWS_B, Time::ZERO);
+    pair.a.transport.permit(A_KNOWS_B, Time::ZERO);
     pair
 }
 
@@ -43,19 +44,19 @@ fn a_write_without_permission_waits_asleep_and_goes_on_with_it() {
     for (a, b) in PLACES {
         let mut pair = unpermitted(a, b);
         pair.a.memory.write(0, 0, &[7; 4096]);
-        pair.a.plane.post(A_KNOWS_B, write(1, 4096)).unwrap();
-        pair.a.plane.post(A_KNOWS_B, Post { op: Op::Read, ..write(2, 4096) }).unwrap();
+        pair.a.transport.post(A_KNOWS_B, write(1, 4096)).unwrap();
+        pair.a.transport.post(A_KNOWS_B, Post { op: Op::Read, ..write(2, 4096) }).unwrap();
         pair.until("the read", |pair| !pair.a_events.is_empty());
-        assert_eq!(pair.a_events, [PlaneEvent::Posted { post: PostId(2), result: Ok(()) }]);
+        assert_eq!(pair.a_events, [TransportEvent::Posted { post: PostId(2), result: Ok(()) }]);
         pair.a.memory.write(0, 0, &[7; 4096]);
         // A permission that ends before a slice surely has does not help.
-        pair.a.plane.permit(A_KNOWS_B, boottime() + Duration::from_millis(5));
-        pair.until("rest", |pair| pair.a.plane.wait() != PlaneWait::Now);
+        pair.a.transport.permit(A_KNOWS_B, boottime() + Duration::from_millis(5));
+        pair.until("rest", |pair| pair.a.transport.wait() != TransportWait::Now);
         assert_eq!(first_bytes(&pair.b), [0; 4096]);
-        pair.a.plane.permit(A_KNOWS_B, boottime() + Duration::from_secs(60));
-        assert_eq!(pair.a.plane.wait(), PlaneWait::Now);
+        pair.a.transport.permit(A_KNOWS_B, boottime() + Duration::from_secs(60));
+        assert_eq!(pair.a.transport.wait(), TransportWait::Now);
         pair.until("the write", |pair| pair.a_events.len() == 2);
-        assert_eq!(pair.a_events[1], PlaneEvent::Posted { post: PostId(1), result: Ok(()) });
+        assert_eq!(pair.a_events[1], TransportEvent::Posted { post: PostId(1), result: Ok(()) });
         assert_eq!(first_bytes(&pair.b), [7; 4096]);
     }
 }
@@ -64,27 +65,30 @@ fn a_write_without_permission_waits_asleep_and_goes_on_with_it() {
 fn waiting_writes_end_with_their_cancel_and_with_their_peer() {
     let mut pair = unpermitted(Place::Arena, Place::Arena);
     for id in 0..3 {
-        pair.a.plane.post(A_KNOWS_B, write(id, 4096)).unwrap();
+        pair.a.transport.post(A_KNOWS_B, write(id, 4096)).unwrap();
     }
     pair.turn();
-    pair.a.plane.cancel(PostId(0));
+    pair.a.transport.cancel(PostId(0));
     pair.turn();
-    assert_eq!(pair.a_events, [PlaneEvent::Posted { post: PostId(0), result: Err(PlaneError::Cancelled) }]);
-    let metadata = pair.b.plane.metadata().unwrap();
-    pair.a.plane.disconnect(A_KNOWS_B);
+    assert_eq!(
+        pair.a_events,
+        [TransportEvent::Posted { post: PostId(0), result: Err(TransportError::Cancelled) }]
+    );
+    let metadata = pair.b.transport.metadata().unwrap();
+    pair.a.transport.disconnect(A_KNOWS_B);
     pair.turn();
     assert_eq!(pair.a_events.len(), 3);
     // A peer that is connected anew has allowed nothing.
-    pair.a.plane.connect(A_KNOWS_B, &metadata).unwrap();
-    pair.a.plane.post(A_KNOWS_B, write(3, 4096)).unwrap();
+    pair.a.transport.connect(A_KNOWS_B, &metadata).unwrap();
+    pair.a.transport.post(A_KNOWS_B, write(3, 4096)).unwrap();
     for _ in 0..200 {
         pair.turn();
     }
     assert_eq!(pair.a_events.len(), 3);
-    assert_ne!(pair.a.plane.wait(), PlaneWait::Now);
+    assert_ne!(pair.a.transport.wait(), TransportWait::Now);
 }
 
-fn first_bytes(side: &Side<LocalPlane>) -> Vec<u8> {
+fn first_bytes(side: &Side<LocalTransport>) -> Vec<u8> {
     let mut bytes = vec![0; 4096];
     side.memory.read(0, 0, &mut bytes);
     bytes
@@ -94,52 +98,55 @@ fn first_bytes(side: &Side<LocalPlane>) -> Vec<u8> {
 fn a_revoked_right_ends_writes_while_reads_and_frames_go_on() {
     for (a, b) in PLACES {
         let mut pair = Pair::new(worker(a, &[LEN]), worker(b, &[LEN])).introduce();
-        assert_eq!(pair.b.plane.write_fence(kv_conformance::B_KNOWS_A), WriteFence::Revocable);
-        assert_eq!(pair.b.plane.write_fence(PeerId(99)), WriteFence::AtDeath);
-        pair.a.plane.post(A_KNOWS_B, write(1, LEN)).unwrap();
+        assert_eq!(pair.b.transport.write_fence(kv_conformance::B_KNOWS_A), WriteFence::Revocable);
+        assert_eq!(pair.b.transport.write_fence(PeerId(99)), WriteFence::AtDeath);
+        pair.a.transport.post(A_KNOWS_B, write(1, LEN)).unwrap();
         pair.turn();
-        pair.b.plane.revoke(kv_conformance::B_KNOWS_A);
-        pair.b.plane.poll(boottime(), &mut pair.b_events);
-        assert_eq!(pair.b_events, [PlaneEvent::Revoked { peer: kv_conformance::B_KNOWS_A }], "at once");
+        pair.b.transport.revoke(kv_conformance::B_KNOWS_A);
+        pair.b.transport.poll(boottime(), &mut pair.b_events);
+        assert_eq!(pair.b_events, [TransportEvent::Revoked { peer: kv_conformance::B_KNOWS_A }], "at once");
         pair.b.memory.write(0, 0, &vec![0xee; LEN]);
         pair.until("the end", |pair| !pair.a_events.is_empty());
-        assert_eq!(pair.a_events, [PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::Revoked) }]);
-        pair.a.plane.post(A_KNOWS_B, Post { op: Op::Read, ..write(2, LEN) }).unwrap();
+        assert_eq!(
+            pair.a_events,
+            [TransportEvent::Posted { post: PostId(1), result: Err(TransportError::Revoked) }]
+        );
+        pair.a.transport.post(A_KNOWS_B, Post { op: Op::Read, ..write(2, LEN) }).unwrap();
         pair.until("a read", |pair| pair.a_events.len() == 2);
-        assert_eq!(pair.a_events[1], PlaneEvent::Posted { post: PostId(2), result: Ok(()) });
+        assert_eq!(pair.a_events[1], TransportEvent::Posted { post: PostId(2), result: Ok(()) });
         assert!(kv_conformance::snapshot(&pair.a)[0].iter().all(|byte| *byte == 0xee));
-        pair.a.plane.send(A_KNOWS_B, bytes::Bytes::from_static(b"still here")).unwrap();
+        pair.a.transport.send(A_KNOWS_B, bytes::Bytes::from_static(b"still here")).unwrap();
         pair.until("a frame", |pair| kv_conformance::heard(&pair.b_events, b"still here"));
         // A new connection brings a new right.
-        let metadata = pair.b.plane.metadata().unwrap();
-        pair.a.plane.disconnect(A_KNOWS_B);
-        connect(&mut pair.a.plane, A_KNOWS_B, &metadata).unwrap();
-        pair.a.plane.post(A_KNOWS_B, write(3, 4096)).unwrap();
+        let metadata = pair.b.transport.metadata().unwrap();
+        pair.a.transport.disconnect(A_KNOWS_B);
+        connect(&mut pair.a.transport, A_KNOWS_B, &metadata).unwrap();
+        pair.a.transport.post(A_KNOWS_B, write(3, 4096)).unwrap();
         pair.until("a write", |pair| pair.a_events.len() == 3);
-        assert_eq!(pair.a_events[2], PlaneEvent::Posted { post: PostId(3), result: Ok(()) });
+        assert_eq!(pair.a_events[2], TransportEvent::Posted { post: PostId(3), result: Ok(()) });
     }
 }
 
 /// A worker here into whose memory a process writes all the time.
 struct Written {
-    side: Side<LocalPlane>,
+    side: Side<LocalTransport>,
     writer: Process,
-    events: Vec<PlaneEvent>,
+    events: Vec<TransportEvent>,
 }
 
 impl Written {
     fn new(here: Place) -> Written {
         let mut side = worker(here, &[LEN]);
-        let writer = Process::start("Arena", Job::Write, &side.plane.metadata().unwrap());
-        connect(&mut side.plane, PEER, writer.metadata()).unwrap();
+        let writer = Process::start("Arena", Job::Write, &side.transport.metadata().unwrap());
+        connect(&mut side.transport, PEER, writer.metadata()).unwrap();
         let mut written = Written { side, writer, events: Vec::new() };
         written.until("writes", |written| first_bytes(&written.side)[8] == 8);
         written
     }
 
     fn turn(&mut self) {
-        self.side.plane.poll(boottime(), &mut self.events);
-        rest(&self.side.plane, Duration::from_millis(1));
+        self.side.transport.poll(boottime(), &mut self.events);
+        rest(&self.side.transport, Duration::from_millis(1));
     }
 
     fn until(&mut self, what: &str, done: impl Fn(&Written) -> bool) {
@@ -191,7 +198,7 @@ impl Written {
         for attempt in 0..50 {
             let mut written = Written::new(here);
             written.stop();
-            written.side.plane.revoke(PEER);
+            written.side.transport.revoke(PEER);
             written.pass(Duration::from_millis(100));
             if !written.events.contains(&REVOKED) {
                 return written;
@@ -211,7 +218,7 @@ fn a_writer_stopped_in_a_slice_keeps_its_right_until_it_moves_again() {
         let mut written = Written::stopped_in_a_slice(here);
         written.pass(Duration::from_millis(300));
         assert_eq!(written.events, [], "{here:?}: nothing is certain while it is stopped");
-        assert!(matches!(written.side.plane.wait(), PlaneWait::ReadableOrAfter(_, after)
+        assert!(matches!(written.side.transport.wait(), TransportWait::ReadableOrAfter(_, after)
             if after <= Duration::from_millis(10)));
         written.signal(Signal::CONT);
         written.until("the end of the slice", |written| written.events.contains(&REVOKED));
@@ -227,15 +234,18 @@ fn a_writer_killed_in_a_slice_is_dead_and_not_revoked() {
     written.writer.kill();
     written.until("its death", |written| written.events.contains(&DEAD));
     written.assert_quiet();
-    written.events.retain(|event| *event != PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Lost });
+    written.events.retain(|event| *event != TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost });
     assert_eq!(written.events, [DEAD]);
-    assert!(matches!(written.side.plane.wait(), PlaneWait::Readable(_)), "nobody is looked at any more");
+    assert!(
+        matches!(written.side.transport.wait(), TransportWait::Readable(_)),
+        "nobody is looked at any more"
+    );
 }
 
 #[test]
 fn a_writer_stopped_in_a_slice_may_be_forgotten_and_is_answered_for() {
     let mut written = Written::stopped_in_a_slice(Place::Arena);
-    written.side.plane.disconnect(PEER);
+    written.side.transport.disconnect(PEER);
     written.pass(Duration::from_millis(100));
     assert_eq!(written.events, []);
     written.signal(Signal::CONT);
@@ -248,7 +258,7 @@ fn a_running_writer_loses_its_right_within_a_moment() {
     for here in [Place::Arena, Place::Adopted] {
         for _ in 0..5 {
             let mut written = Written::new(here);
-            written.side.plane.revoke(PEER);
+            written.side.transport.revoke(PEER);
             written.until("the end of a slice", |written| written.events.contains(&REVOKED));
             written.assert_quiet();
             assert_eq!(written.events, [REVOKED]);

@@ -1,4 +1,4 @@
-//! Posts take turns, `poll` is short, and an idle plane sleeps.
+//! Posts take turns, `poll` is short, and an idle transport sleeps.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod workers;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_conformance::{Pair, Side, boottime, heard, snapshot};
 use kv_core::{
-    Desc, MAX_FRAME, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region,
-    RegionRole, WayEnd,
+    Desc, MAX_FRAME, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Transport, TransportError,
+    TransportEvent, TransportWait, WayEnd,
 };
-use kv_local::{Arena, LocalConfig, LocalPlane, MemoryError};
+use kv_local::{Arena, LocalConfig, LocalTransport, MemoryError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use workers::{PLACES, Place, worker};
@@ -20,10 +20,10 @@ use workers::{PLACES, Place, worker};
 const LARGE: usize = 64 << 20;
 const PEER: PeerId = PeerId(11);
 const DEAD: WayEnd = WayEnd::Dead { quiet_after: Duration::ZERO };
-/// How long a plane that ends waits for sockets that are full.
+/// How long a transport that ends waits for sockets that are full.
 const FAREWELL: Duration = Duration::from_millis(100);
 
-fn pair(a: Place, b: Place, lens: &[usize]) -> Pair<LocalPlane> {
+fn pair(a: Place, b: Place, lens: &[usize]) -> Pair<LocalTransport> {
     Pair::new(worker(a, lens), worker(b, lens)).introduce()
 }
 
@@ -38,9 +38,9 @@ fn post(id: u64, op: Op, len: usize, piece: usize) -> Post {
     Post { id: PostId(id), op, descs: (0..len).step_by(piece).map(desc).collect(), notify: None }
 }
 
-fn ended(events: &[PlaneEvent]) -> Vec<u64> {
-    let id = |event: &PlaneEvent| match event {
-        PlaneEvent::Posted { post, .. } => Some(post.0),
+fn ended(events: &[TransportEvent]) -> Vec<u64> {
+    let id = |event: &TransportEvent| match event {
+        TransportEvent::Posted { post, .. } => Some(post.0),
         _ => None,
     };
     events.iter().filter_map(id).collect()
@@ -51,12 +51,12 @@ fn a_small_post_passes_large_ones() {
     for (a, b) in PLACES {
         for op in [Op::Write, Op::Read] {
             let mut pair = pair(a, b, &[LARGE]);
-            pair.a.plane.post(PEER, post(1, op, LARGE, LARGE)).unwrap();
-            pair.a.plane.post(PEER, post(2, op, LARGE, 4096)).unwrap();
+            pair.a.transport.post(PEER, post(1, op, LARGE, LARGE)).unwrap();
+            pair.a.transport.post(PEER, post(2, op, LARGE, 4096)).unwrap();
             pair.turn();
             assert_eq!(ended(&pair.a_events), [], "{a:?} {b:?}: one call must not copy 128 MiB");
-            assert_eq!(pair.a.plane.wait(), PlaneWait::Now);
-            pair.a.plane.post(PEER, post(3, op, 4096, 4096)).unwrap();
+            assert_eq!(pair.a.transport.wait(), TransportWait::Now);
+            pair.a.transport.post(PEER, post(3, op, 4096, 4096)).unwrap();
             pair.until("all end", |pair| pair.a_events.len() == 3);
             assert_eq!(ended(&pair.a_events)[0], 3, "{a:?} {b:?} {op:?}");
         }
@@ -71,14 +71,14 @@ fn a_cancelled_post_is_quiet_at_once() {
         for at in (0..LARGE).step_by(1 << 20) {
             pair.a.memory.write(0, at, &line);
         }
-        pair.a.plane.post(PEER, post(1, Op::Write, LARGE, LARGE)).unwrap();
+        pair.a.transport.post(PEER, post(1, Op::Write, LARGE, LARGE)).unwrap();
         pair.turn();
-        pair.a.plane.cancel(PostId(1));
+        pair.a.transport.cancel(PostId(1));
         let before = snapshot(&pair.b);
         for _ in 0..50 {
             pair.turn();
         }
-        let event = PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::Cancelled) };
+        let event = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::Cancelled) };
         assert_eq!(pair.a_events, [event]);
         assert!(before == snapshot(&pair.b), "{a:?} {b:?}: bytes moved after the end");
         let copied = before[0].iter().filter(|byte| **byte == 9).count();
@@ -86,47 +86,48 @@ fn a_cancelled_post_is_quiet_at_once() {
     }
 }
 
-fn readable(side: &Side<LocalPlane>, patience: Duration) -> bool {
-    let (PlaneWait::Readable(fds) | PlaneWait::ReadableOrAfter(fds, _)) = side.plane.wait() else {
+fn readable(side: &Side<LocalTransport>, patience: Duration) -> bool {
+    let (TransportWait::Readable(fds) | TransportWait::ReadableOrAfter(fds, _)) = side.transport.wait()
+    else {
         panic!("busy");
     };
     assert_eq!(fds.len(), 1);
-    // SAFETY: the plane keeps its descriptor open while it is borrowed.
+    // SAFETY: the transport keeps its descriptor open while it is borrowed.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fds[0]) };
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: i64::from(patience.subsec_nanos()) };
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)).unwrap() > 0
 }
 
 #[test]
-fn an_idle_plane_sleeps_until_a_frame_a_connection_or_a_death() {
+fn an_idle_transport_sleeps_until_a_frame_a_connection_or_a_death() {
     let mut pair = pair(Place::Arena, Place::Adopted, &[1 << 20]);
     pair.until("work is done", |pair| {
-        pair.a.plane.wait() != PlaneWait::Now && pair.b.plane.wait() != PlaneWait::Now
+        pair.a.transport.wait() != TransportWait::Now && pair.b.transport.wait() != TransportWait::Now
     });
     assert!(!readable(&pair.a, Duration::from_millis(200)), "woken for nothing");
     assert!(!readable(&pair.b, Duration::from_millis(200)), "woken for nothing");
-    pair.a.plane.send(PEER, Bytes::from_static(b"wake up")).unwrap();
+    pair.a.transport.send(PEER, Bytes::from_static(b"wake up")).unwrap();
     assert!(readable(&pair.b, Duration::from_secs(20)));
     pair.turn();
     assert!(pair.b_events.len() == 1 && heard(&pair.b_events, b"wake up"), "{:?}", pair.b_events);
     assert!(!readable(&pair.b, Duration::from_millis(50)));
 
     let mut third = worker(Place::Arena, &[4096]);
-    third.plane.connect(PeerId(5), &pair.b.plane.metadata().unwrap()).unwrap();
+    third.transport.connect(PeerId(5), &pair.b.transport.metadata().unwrap()).unwrap();
     assert!(readable(&pair.b, Duration::from_secs(20)));
     pair.turn();
-    pair.until("greeted", |pair| pair.b.plane.wait() != PlaneWait::Now);
+    pair.until("greeted", |pair| pair.b.transport.wait() != TransportWait::Now);
     drop(third);
     assert!(readable(&pair.b, Duration::from_secs(20)));
     for _ in 0..10 {
         pair.turn();
     }
     assert!(!readable(&pair.b, Duration::from_millis(50)));
-    assert!(matches!(pair.b.plane.wait(), PlaneWait::Readable(_)));
+    assert!(matches!(pair.b.transport.wait(), TransportWait::Readable(_)));
 }
 
 #[test]
-fn a_dropped_plane_says_goodbye_even_with_a_full_queue_before_it() {
+fn a_dropped_transport_says_goodbye_even_with_a_full_queue_before_it() {
     for attempt in 0..20 {
         let (end, took) = drop_with_a_full_queue();
         if end == DEAD {
@@ -140,10 +141,10 @@ fn a_dropped_plane_says_goodbye_even_with_a_full_queue_before_it() {
     panic!("no goodbye in any attempt");
 }
 
-/// How a peer hears of the end of a plane whose queue is full, and how long that end took.
+/// How a peer hears of the end of a transport whose queue is full, and how long that end took.
 fn drop_with_a_full_queue() -> (WayEnd, Duration) {
     let mut pair = pair(Place::Arena, Place::Arena, &[1 << 20]);
-    while pair.b.plane.send(PeerId(22), Bytes::from(vec![1; MAX_FRAME])).is_ok() {}
+    while pair.b.transport.send(PeerId(22), Bytes::from(vec![1; MAX_FRAME])).is_ok() {}
     let Pair { mut a, b, .. } = pair;
     // It is read while the other side waits for its sockets.
     let (began, begins) = mpsc::channel();
@@ -152,10 +153,10 @@ fn drop_with_a_full_queue() -> (WayEnd, Duration) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             assert!(Instant::now() < deadline, "no end");
-            a.plane.poll(boottime(), &mut events);
+            a.transport.poll(boottime(), &mut events);
             let _ = began.send(());
             let end = events.iter().find_map(|event| match event {
-                PlaneEvent::PeerGone { peer: PEER, end } => Some(*end),
+                TransportEvent::PeerGone { peer: PEER, end } => Some(*end),
                 _ => None,
             });
             if let Some(end) = end {
@@ -165,7 +166,7 @@ fn drop_with_a_full_queue() -> (WayEnd, Duration) {
     });
     begins.recv().unwrap();
     let begun = Instant::now();
-    drop(b.plane);
+    drop(b.transport);
     let took = begun.elapsed();
     (reader.join().unwrap(), took)
 }
@@ -175,24 +176,24 @@ fn notify_frames_wait_for_room_and_are_never_dropped() {
     let mut pair = pair(Place::Arena, Place::Arena, &[1 << 20]);
     for id in 0..20 {
         let notify = Some(Bytes::from(vec![id as u8; MAX_FRAME]));
-        pair.a.plane.post(PEER, Post { notify, ..post(id, Op::Write, 4096, 4096) }).unwrap();
+        pair.a.transport.post(PEER, Post { notify, ..post(id, Op::Write, 4096, 4096) }).unwrap();
     }
     // The peer does not read.
     let mut events = Vec::new();
     for _ in 0..200 {
-        pair.a.plane.poll(boottime(), &mut events);
+        pair.a.transport.poll(boottime(), &mut events);
     }
     assert!(ended(&events).len() < 20, "more was queued than the queue holds");
-    assert_eq!(pair.a.plane.send(PEER, Bytes::new()), Err(PlaneError::WouldBlock));
-    assert_ne!(pair.a.plane.wait(), PlaneWait::Now, "waiting for the peer must not burn a core");
-    pair.a.plane.cancel(PostId(19));
+    assert_eq!(pair.a.transport.send(PEER, Bytes::new()), Err(TransportError::WouldBlock));
+    assert_ne!(pair.a.transport.wait(), TransportWait::Now, "waiting for the peer must not burn a core");
+    pair.a.transport.cancel(PostId(19));
     pair.a_events = events;
     pair.until("all are told", |pair| ended(&pair.a_events).len() == 20 && pair.b_events.len() == 19);
     let mut seen: Vec<u8> = pair
         .b_events
         .iter()
         .map(|event| match event {
-            PlaneEvent::Frame { frame, .. } => frame[0],
+            TransportEvent::Frame { frame, .. } => frame[0],
             event => panic!("{event:?}"),
         })
         .collect();
@@ -201,12 +202,12 @@ fn notify_frames_wait_for_room_and_are_never_dropped() {
 }
 
 #[test]
-fn regions_must_lie_wholly_in_memory_that_the_plane_was_given() {
+fn regions_must_lie_wholly_in_memory_that_the_transport_was_given() {
     let arena = Arena::new(8192).unwrap();
-    let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
-    plane.add_arena(&arena).unwrap();
+    let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
+    transport.add_arena(&arena).unwrap();
     let region = |addr, len| Region::dram(RegionRole::Kv, addr, len, 1);
-    plane.register(&region(arena.addr(), 8192)).unwrap();
+    transport.register(&region(arena.addr(), 8192)).unwrap();
     let outside = [
         region(arena.addr(), 8193),
         region(arena.addr() - 1, 10),
@@ -217,17 +218,17 @@ fn regions_must_lie_wholly_in_memory_that_the_plane_was_given() {
         Region { memory: MemoryKind::File, ..region(arena.addr(), 4096) },
     ];
     for region in outside {
-        let error = PlaneError::UnknownMemory { region: 1, addr: region.addr, len: region.len };
-        assert_eq!(plane.register(&region), Err(error));
+        let error = TransportError::UnknownMemory { region: 1, addr: region.addr, len: region.len };
+        assert_eq!(transport.register(&region), Err(error));
     }
-    plane.metadata().unwrap();
-    assert!(matches!(plane.register(&region(arena.addr(), 1)), Err(PlaneError::Unsupported(_))));
-    assert_eq!(plane.add_arena(&arena), Err(MemoryError::Frozen.into()));
+    transport.metadata().unwrap();
+    assert!(matches!(transport.register(&region(arena.addr(), 1)), Err(TransportError::Unsupported(_))));
+    assert_eq!(transport.add_arena(&arena), Err(MemoryError::Frozen.into()));
 }
 
 #[test]
-fn a_plane_can_move_to_its_thread() {
+fn a_transport_can_move_to_its_thread() {
     fn is_send<T: Send>() {}
-    is_send::<LocalPlane>();
+    is_send::<LocalTransport>();
     is_send::<Arena>();
 }

@@ -1,4 +1,4 @@
-//! What the owner of a plane can choose.
+//! What the owner of a transport can choose.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::notifications::inbox::{OVERHEAD, SHARE};
 /// An agent's share of the inbox holds at least one notification of every length.
 const LEAST_INBOX: usize = SHARE * (MAX_FRAME + OVERHEAD);
 
-/// Choices and limits of a [`NixlPlane`](crate::NixlPlane).
+/// Choices and limits of a [`NixlTransport`](crate::NixlTransport).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NixlConfig {
     /// NIXL's backend: `UCX` (default), or another one that is installed and does notifications,
@@ -39,14 +39,14 @@ pub struct NixlConfig {
     /// `WouldBlock` (default 4 MiB). A foreign agent confirms nothing: this much in ten seconds.
     pub outbound_bytes: usize,
     /// Bytes of raw notifications of foreign agents that wait to be
-    /// [taken](crate::NixlPlane::next_notification) (default 0: raw notifications are dropped; 16 MiB is
+    /// [taken](crate::NixlTransport::next_notification) (default 0: raw notifications are dropped; 16 MiB is
     /// plenty). A notification counts 256 bytes more than it has, one agent's count a quarter of this at most,
-    /// and what has no room is dropped and counted. While something waits, the plane does not sleep.
+    /// and what has no room is dropped and counted. While something waits, the transport does not sleep.
     pub foreign_bytes: usize,
     /// Posts accepted and not yet reported as ended (default 65 536).
     pub max_posts: usize,
     /// Allows READ over TCP (default no): it is slow, and a reader that dies in the middle may take the
-    /// process down that it reads from. See [`Transport::Tcp`](crate::Transport::Tcp).
+    /// process down that it reads from. See [`Route::Tcp`](crate::Route::Tcp).
     pub reads_over_tcp: bool,
     /// Peers connected at once (default 1024).
     pub max_peers: usize,
@@ -54,7 +54,7 @@ pub struct NixlConfig {
     /// no descriptor to wait on; peers on the same host wake each other, so this is for others.
     pub idle_poll: Duration,
     /// After the connection to a peer has failed with requests on their way, and UCX has closed it: how
-    /// long until the plane takes it that none of them touches memory any more, here or there
+    /// long until the transport takes it that none of them touches memory any more, here or there
     /// (default 20 s). Their posts end no sooner, and the peer cannot be connected again before, unless
     /// its process is seen to be dead, which ends them at once. A failed post to a file ends so long
     /// after its failure.

@@ -1,5 +1,5 @@
-//! What can go wrong while NIXL is found, and planes and pools are made; what goes wrong later is a
-//! [`PlaneError`](kv_core::PlaneError).
+//! What can go wrong while NIXL is found, and transports and pools are made; what goes wrong later is a
+//! [`TransportError`](kv_core::TransportError).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ impl fmt::Display for Places<'_> {
     }
 }
 
-/// Why a plane could not be made, or memory not be given to it.
+/// Why a transport could not be made, or memory not be given to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NixlError {
@@ -82,7 +82,7 @@ pub enum NixlError {
         /// The plugins beside the library.
         installed: Vec<String>,
     },
-    /// Memory is refused: an impossible range, or peers know the plane already.
+    /// Memory is refused: an impossible range, or peers know the transport already.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// NIXL takes several devices only if each is the first port of an RDMA card. Name one, or set

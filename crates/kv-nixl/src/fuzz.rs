@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 
-use crate::connections::plane_metadata::PlaneMetadata;
+use crate::connections::transport_metadata::TransportMetadata;
 use crate::foreign::agent_metadata::AgentMetadata;
 use crate::notifications::envelope::Notification;
 
-/// The metadata of a plane: what is accepted encodes again to something that means the same.
+/// The metadata of a transport: what is accepted encodes again to something that means the same.
 pub fn metadata(bytes: &[u8]) {
-    if let Ok(read) = PlaneMetadata::decode(bytes) {
-        let again = read.encode().and_then(|bytes| PlaneMetadata::decode(&bytes));
+    if let Ok(read) = TransportMetadata::decode(bytes) {
+        let again = read.encode().and_then(|bytes| TransportMetadata::decode(&bytes));
         assert_eq!(again.as_ref(), Ok(&read));
     }
 }

@@ -1,12 +1,12 @@
-//! The NIXL plane: moves KV pages with NVIDIA NIXL (UCX: RDMA, shared memory, TCP, NVLink).
+//! The NIXL transport: moves KV pages with NVIDIA NIXL (UCX: RDMA, shared memory, TCP, NVLink).
 //!
-//! A [`NixlPlane`] is one NIXL agent. A worker puts its pages into a [`HostPool`], or lets the plane
-//! [adopt](NixlPlane::adopt) memory that its server owns; regions of it are registered with NIXL, and
+//! A [`NixlTransport`] is one NIXL agent. A worker puts its pages into a [`HostPool`], or lets the transport
+//! [adopt](NixlTransport::adopt) memory that its server owns; regions of it are registered with NIXL, and
 //! connected peers read and write them one-sidedly. Frames are NIXL notifications.
 //!
 //! # Why it is written the way it is
 //!
-//! - NIXL is loaded at run time ([`Nixl::load`]): a program that never uses this plane runs without
+//! - NIXL is loaded at run time ([`Nixl::load`]): a program that never uses this transport runs without
 //!   it, and one that does is told what is missing ([`DiscoveryError`]).
 //! - UCX reads its settings from the environment when it starts; some defaults harm a long-running
 //!   server. [`guards`] sets those that the user did not set.
@@ -33,15 +33,15 @@
 //!
 //! # Where things are
 //!
-//! A [`NixlPlane`] is one object. A file of the crate adds the methods of one idea to it, or is a value or a
-//! rule that stands alone; `plane/mod.rs` says which file calls which.
+//! A [`NixlTransport`] is one object. A file of the crate adds the methods of one idea to it, or is a value or a
+//! rule that stands alone; `transport/mod.rs` says which file calls which.
 //!
 //! ```text
-//! plane/           the plane: what it has (mod), the Plane trait (contract), when its owner may sleep (pace)
+//! transport/           the transport: what it has (mod), the Transport trait (contract), when its owner may sleep (pace)
 //! foreign/         agents of other programs: their metadata, their regions, the way to them
 //! notifications/   frames and raw notifications: out, in, how they look, how many may wait
 //! transfers/       posts: cut into slices, whose turn it is, what is under way, how it ends
-//! connections/     peers' agents: opened by a plane's metadata, closed when nothing touches memory any more
+//! connections/     peers' agents: opened by a transport's metadata, closed when nothing touches memory any more
 //! regions/         where regions are, lists of their items that NIXL prepares, files
 //! agent/           the NIXL agent: what of nixl-sys is called, and the agent's name
 //! library/         finding and loading NIXL, and the settings that UCX should have
@@ -53,23 +53,23 @@
 //! carries metadata), its telemetry, or its object stores.
 //!
 //! ```no_run
-//! use kv_core::{Desc, Op, PeerId, Plane, Post, PostId, Region, RegionRole, Time};
-//! use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search};
+//! use kv_core::{Desc, Op, PeerId, Transport, Post, PostId, Region, RegionRole, Time};
+//! use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
 //!
 //! # let metadata_of_the_peer = Vec::new();
 //! // First thing in `main`, before other threads run.
 //! let nixl = Nixl::load(&Search::default())?;
 //!
 //! let pool = HostPool::new(64 << 20)?;
-//! let mut plane = NixlPlane::new(&nixl, NixlConfig::default())?;
-//! plane.add_pool(&pool)?;
-//! plane.register(&Region::dram(RegionRole::Kv, pool.addr(), 64 << 20, 1 << 20))?;
+//! let mut transport = NixlTransport::new(&nixl, NixlConfig::default())?;
+//! transport.add_pool(&pool)?;
+//! transport.register(&Region::dram(RegionRole::Kv, pool.addr(), 64 << 20, 1 << 20))?;
 //!
-//! plane.connect(PeerId(1), &metadata_of_the_peer)?;
+//! transport.connect(PeerId(1), &metadata_of_the_peer)?;
 //! // The peer has said so; until then, writes wait.
-//! plane.permit(PeerId(1), Time::MAX);
+//! transport.permit(PeerId(1), Time::MAX);
 //! let page = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 1 << 20 };
-//! plane.post(PeerId(1), Post { id: PostId(1), op: Op::Write, descs: vec![page], notify: None })?;
+//! transport.post(PeerId(1), Post { id: PostId(1), op: Op::Write, descs: vec![page], notify: None })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]
@@ -88,15 +88,15 @@ pub mod foreign;
 pub mod fuzz;
 mod library;
 mod notifications;
-mod plane;
 mod regions;
 mod transfers;
+mod transport;
 
 #[cfg(test)]
 mod testing;
 
 pub use config::NixlConfig;
-pub use connections::transport::Transport;
+pub use connections::route::Route;
 pub use error::{DiscoveryError, NixlError};
 pub use foreign::error::ForeignError;
 pub use foreign::region::ForeignRegion;
@@ -105,4 +105,4 @@ pub use library::discovery::{Nixl, Search};
 pub use library::guards;
 pub use library::looked::{Looked, Outcome};
 pub use notifications::inbox::RawNotification;
-pub use plane::{NixlPlane, NixlStats};
+pub use transport::{NixlStats, NixlTransport};

@@ -1,11 +1,11 @@
-//! Planes, and metadata of foreign agents, for tests that look inside.
+//! Transports, and metadata of foreign agents, for tests that look inside.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use kv_core::{Desc, Op, PeerId, Plane, PlaneEvent, Post, PostId, Region, RegionRole, Time};
+use kv_core::{Desc, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
 
-use crate::{HostPool, Nixl, NixlConfig, NixlPlane, Search, guards};
+use crate::{HostPool, Nixl, NixlConfig, NixlTransport, Search, guards};
 
 pub(crate) const PEER: PeerId = PeerId(1);
 pub(crate) const LEN: usize = 8 << 20;
@@ -39,16 +39,16 @@ pub(crate) fn config() -> NixlConfig {
     }
 }
 
-pub(crate) fn worker(nixl: &Nixl) -> (NixlPlane, HostPool) {
+pub(crate) fn worker(nixl: &Nixl) -> (NixlTransport, HostPool) {
     worker_with(nixl, config())
 }
 
-pub(crate) fn worker_with(nixl: &Nixl, config: NixlConfig) -> (NixlPlane, HostPool) {
+pub(crate) fn worker_with(nixl: &Nixl, config: NixlConfig) -> (NixlTransport, HostPool) {
     let pool = HostPool::new(LEN).unwrap();
-    let mut plane = NixlPlane::new(nixl, config).unwrap();
-    plane.add_pool(&pool).unwrap();
-    plane.register(&Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096)).unwrap();
-    (plane, pool)
+    let mut transport = NixlTransport::new(nixl, config).unwrap();
+    transport.add_pool(&pool).unwrap();
+    transport.register(&Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096)).unwrap();
+    (transport, pool)
 }
 
 /// A post of the whole region.
@@ -57,27 +57,27 @@ pub(crate) fn whole(id: u64, op: Op) -> Post {
     Post { id: PostId(id), op, descs: vec![desc], notify: None }
 }
 
-/// Polls planes, of which the first one reports, until `done`; fails after a minute.
+/// Polls transports, of which the first one reports, until `done`; fails after a minute.
 pub(crate) fn until(
-    planes: &mut [&mut NixlPlane],
+    transports: &mut [&mut NixlTransport],
     what: &str,
-    done: impl Fn(&NixlPlane, &[PlaneEvent]) -> bool,
-) -> Vec<PlaneEvent> {
+    done: impl Fn(&NixlTransport, &[TransportEvent]) -> bool,
+) -> Vec<TransportEvent> {
     let (deadline, mut events) = (Instant::now() + Duration::from_secs(60), Vec::new());
-    while !done(&*planes[0], &events) {
+    while !done(&*transports[0], &events) {
         assert!(Instant::now() < deadline, "{what}: {events:?}");
-        for (index, plane) in planes.iter_mut().enumerate() {
+        for (index, transport) in transports.iter_mut().enumerate() {
             let mut others = Vec::new();
-            plane.poll(Time::ZERO, if index == 0 { &mut events } else { &mut others });
+            transport.poll(Time::ZERO, if index == 0 { &mut events } else { &mut others });
         }
     }
     events
 }
 
-/// Polls planes for a while; what the first one reports.
-pub(crate) fn pass(planes: &mut [&mut NixlPlane], span: Duration) -> Vec<PlaneEvent> {
+/// Polls transports for a while; what the first one reports.
+pub(crate) fn pass(transports: &mut [&mut NixlTransport], span: Duration) -> Vec<TransportEvent> {
     let end = Instant::now() + span;
-    until(planes, "time passes", |_, _| Instant::now() >= end)
+    until(transports, "time passes", |_, _| Instant::now() >= end)
 }
 
 /// How many bytes of a pool are not this one.

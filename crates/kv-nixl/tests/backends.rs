@@ -6,8 +6,8 @@ mod workers;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
-use kv_core::Plane;
-use kv_nixl::{NixlConfig, NixlError, NixlPlane};
+use kv_core::Transport;
+use kv_nixl::{NixlConfig, NixlError, NixlTransport};
 use workers::{Workers, nixl};
 
 /// The other process. Without its variable it is no test at all.
@@ -27,7 +27,7 @@ fn libfabric_keeps_the_contract_or_says_what_it_lacks() {
     };
     println!("SKIPPED: the contract over LIBFABRIC: {reason}");
     assert!(reason.contains(".so"), "{reason}");
-    match NixlPlane::new(nixl, config) {
+    match NixlTransport::new(nixl, config) {
         Err(error @ NixlError::Backend { .. }) => {
             let text = error.to_string();
             assert!(text.contains("LIBFABRIC") && text.contains(&reason), "{text}");
@@ -38,16 +38,16 @@ fn libfabric_keeps_the_contract_or_says_what_it_lacks() {
 
 /// In one test, because sockets are the process'.
 #[test]
-fn a_plane_listens_on_the_chosen_device_only() {
+fn a_transport_listens_on_the_chosen_device_only() {
     let Some(nixl) = nixl() else { return };
     let before = listening();
     let config = NixlConfig { devices: vec!["lo".to_owned()], ..NixlConfig::default() };
-    let plane = NixlPlane::new(nixl, config).unwrap();
-    plane.metadata().unwrap();
+    let transport = NixlTransport::new(nixl, config).unwrap();
+    transport.metadata().unwrap();
     let chosen: BTreeSet<_> = listening().difference(&before).copied().collect();
     assert!(!chosen.is_empty(), "it listens nowhere");
     assert!(chosen.iter().all(|(addr, _)| addr.is_loopback()), "{chosen:?}");
-    drop(plane);
+    drop(transport);
 }
 
 /// Addresses and ports on which this process accepts TCP connections.

@@ -1,4 +1,4 @@
-//! Pages in files: written and read back through the plane, and looked at through the file system.
+//! Pages in files: written and read back through the transport, and looked at through the file system.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod workers;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_conformance::{Pair, Random, rest};
 use kv_core::{
-    Desc, Directions, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Region,
-    RegionRole, Time,
+    Desc, Directions, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport,
+    TransportError, TransportEvent,
 };
-use kv_nixl::{HostPool, MemoryError, Nixl, NixlConfig, NixlError, NixlPlane, Transport};
+use kv_nixl::{HostPool, MemoryError, Nixl, NixlConfig, NixlError, NixlTransport, Route};
 use workers::{Workers, nixl};
 
 const PAGE: usize = 64 << 10;
@@ -43,21 +43,21 @@ impl Drop for Scratch {
     }
 }
 
-/// A plane with one host region, and one in a file from its second page on.
-fn worker(nixl: &Nixl, scratch: &Scratch) -> (NixlPlane, HostPool) {
+/// A transport with one host region, and one in a file from its second page on.
+fn worker(nixl: &Nixl, scratch: &Scratch) -> (NixlTransport, HostPool) {
     let pool = HostPool::new(LEN).unwrap();
-    let mut plane = NixlPlane::new(nixl, NixlConfig::default()).unwrap();
-    plane.add_pool(&pool).unwrap();
+    let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
+    transport.add_pool(&pool).unwrap();
     let memory = Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, PAGE as u64);
-    let device = plane.add_file(scratch.open()).unwrap();
-    plane.register(&memory).unwrap();
-    let late = plane.add_file(scratch.open()).unwrap_err();
+    let device = transport.add_file(scratch.open()).unwrap();
+    transport.register(&memory).unwrap();
+    let late = transport.add_file(scratch.open()).unwrap_err();
     assert!(matches!(late, NixlError::File { reason } if reason.contains("before regions")), "{late}");
     let pages = Region::dram(RegionRole::Kv, PAGE as u64, LEN as u64, PAGE as u64);
-    plane.register(&Region { memory: MemoryKind::File, device, ..pages }).unwrap();
-    let ours = plane.metadata().unwrap();
-    plane.connect(STORAGE, &ours).unwrap();
-    (plane, pool)
+    transport.register(&Region { memory: MemoryKind::File, device, ..pages }).unwrap();
+    let ours = transport.metadata().unwrap();
+    transport.connect(STORAGE, &ours).unwrap();
+    (transport, pool)
 }
 
 fn desc(memory: usize, file: usize, len: usize) -> Desc {
@@ -70,21 +70,22 @@ fn desc(memory: usize, file: usize, len: usize) -> Desc {
     }
 }
 
-fn run(plane: &mut NixlPlane, post: Post) -> (Result<(), PlaneError>, Vec<PlaneEvent>) {
+fn run(transport: &mut NixlTransport, post: Post) -> (Result<(), TransportError>, Vec<TransportEvent>) {
     let id = post.id;
-    plane.post(STORAGE, post).unwrap();
+    transport.post(STORAGE, post).unwrap();
     let mut events = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         assert!(Instant::now() < deadline, "no end");
-        plane.poll(Time::ZERO, &mut events);
-        let end =
-            events.iter().position(|event| matches!(event, PlaneEvent::Posted { post, .. } if *post == id));
+        transport.poll(Time::ZERO, &mut events);
+        let end = events
+            .iter()
+            .position(|event| matches!(event, TransportEvent::Posted { post, .. } if *post == id));
         if let Some(at) = end {
-            let PlaneEvent::Posted { result, .. } = events.remove(at) else { unreachable!() };
+            let TransportEvent::Posted { result, .. } = events.remove(at) else { unreachable!() };
             return (result, events);
         }
-        rest(plane, Duration::from_millis(5));
+        rest(transport, Duration::from_millis(5));
     }
 }
 
@@ -94,9 +95,9 @@ fn pages_go_to_a_file_and_come_back() {
     let mut random = Random::new("pages_go_to_a_file_and_come_back");
     for _ in 0..2 {
         let scratch = Scratch::new("pages", (LEN + 2 * PAGE) as u64);
-        let (mut plane, pool) = worker(nixl, &scratch);
-        assert_eq!(plane.transport(STORAGE), Some(Transport::Storage));
-        assert_eq!(plane.directions(Some(STORAGE)), Directions::BOTH);
+        let (mut transport, pool) = worker(nixl, &scratch);
+        assert_eq!(transport.route(STORAGE), Some(Route::Storage));
+        assert_eq!(transport.directions(Some(STORAGE)), Directions::BOTH);
         let content = random.bytes(LEN);
         pool.write(0, &content).unwrap();
         let order = random.order(PAGES);
@@ -106,9 +107,12 @@ fn pages_go_to_a_file_and_come_back() {
         };
         let notify = Some(Bytes::from_static(b"stored"));
         let post = Post { id: PostId(1), op: Op::Write, descs: pages(0), notify };
-        let (result, others) = run(&mut plane, post);
+        let (result, others) = run(&mut transport, post);
         assert_eq!(result, Ok(()));
-        assert!(matches!(&others[..], [PlaneEvent::Frame { frame, .. }] if *frame == "stored"), "{others:?}");
+        assert!(
+            matches!(&others[..], [TransportEvent::Frame { frame, .. }] if *frame == "stored"),
+            "{others:?}"
+        );
 
         // What others see in the file: the pages, and nothing beside them.
         let stored = std::fs::read(&scratch.0).unwrap();
@@ -122,7 +126,7 @@ fn pages_go_to_a_file_and_come_back() {
         // And back, each page one further.
         pool.write(0, &vec![0; LEN]).unwrap();
         let post = Post { id: PostId(2), op: Op::Read, descs: pages(1), notify: None };
-        assert_eq!(run(&mut plane, post).0, Ok(()));
+        assert_eq!(run(&mut transport, post).0, Ok(()));
         let mut got = vec![0; LEN];
         pool.read(0, &mut got).unwrap();
         assert!(got[PAGE..] == content[..LEN - PAGE] && got[..PAGE] == content[LEN - PAGE..]);
@@ -130,7 +134,7 @@ fn pages_go_to_a_file_and_come_back() {
         // Others may have written to it meanwhile.
         scratch.open().write_all_at(b"from elsewhere", (PAGE + 100) as u64).unwrap();
         let post = Post { id: PostId(3), op: Op::Read, descs: vec![desc(5, 100, 14)], notify: None };
-        assert_eq!(run(&mut plane, post).0, Ok(()));
+        assert_eq!(run(&mut transport, post).0, Ok(()));
         let mut got = [0; 14];
         pool.read(5, &mut got).unwrap();
         assert_eq!(&got, b"from elsewhere");
@@ -142,37 +146,37 @@ fn what_cannot_be_done_with_a_file_is_refused_with_its_reason() {
     let Some(nixl) = nixl() else { return };
     let scratch = Scratch::new("refused", (LEN + PAGE) as u64);
     let empty = Scratch::new("empty", 0);
-    let mut plane = NixlPlane::new(nixl, NixlConfig::default()).unwrap();
+    let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
     for (file, wanted) in [
         (File::open(&scratch.0).unwrap(), "reading and writing"),
         (File::open(std::env::temp_dir()).unwrap(), "no regular file"),
         (empty.open(), "empty"),
     ] {
-        match plane.add_file(file) {
+        match transport.add_file(file) {
             Err(NixlError::File { reason }) => assert!(reason.contains(wanted), "{reason}"),
             other => panic!("{wanted}: {other:?}"),
         }
     }
     // Without a file there is nothing to connect to.
-    let ours = plane.metadata().unwrap();
-    assert!(matches!(plane.connect(STORAGE, &ours), Err(PlaneError::Metadata(_))));
-    assert_eq!(plane.add_file(scratch.open()).unwrap_err(), NixlError::Memory(MemoryError::Frozen));
+    let ours = transport.metadata().unwrap();
+    assert!(matches!(transport.connect(STORAGE, &ours), Err(TransportError::Metadata(_))));
+    assert_eq!(transport.add_file(scratch.open()).unwrap_err(), NixlError::Memory(MemoryError::Frozen));
 
-    let (mut plane, _pool) = worker(nixl, &scratch);
+    let (mut transport, _pool) = worker(nixl, &scratch);
     let post = |descs| Post { id: PostId(1), op: Op::Write, descs, notify: None };
-    let outside = plane.post(STORAGE, post(vec![desc(0, LEN, 1)]));
-    assert!(matches!(outside, Err(PlaneError::OutOfBounds { side: "remote", .. })), "{outside:?}");
+    let outside = transport.post(STORAGE, post(vec![desc(0, LEN, 1)]));
+    assert!(matches!(outside, Err(TransportError::OutOfBounds { side: "remote", .. })), "{outside:?}");
     let memory = Desc { remote_region: 0, ..desc(0, 0, 1) };
     let file = Desc { local_region: 1, ..desc(0, 0, 1) };
     for wrong in [memory, file] {
-        let refused = plane.post(STORAGE, post(vec![wrong]));
-        assert!(matches!(refused, Err(PlaneError::Unsupported(_))), "{refused:?}");
+        let refused = transport.post(STORAGE, post(vec![wrong]));
+        assert!(matches!(refused, Err(TransportError::Unsupported(_))), "{refused:?}");
     }
     // A file that was cut off behind our back has no bytes to give.
     scratch.open().set_len(PAGE as u64 + 10).unwrap();
     let read = Post { op: Op::Read, ..post(vec![desc(0, 0, PAGE)]) };
-    assert!(matches!(plane.post(STORAGE, read), Err(PlaneError::Unsupported(_))));
-    let (result, _) = run(&mut plane, Post { op: Op::Read, ..post(vec![desc(0, 0, 10)]) });
+    assert!(matches!(transport.post(STORAGE, read), Err(TransportError::Unsupported(_))));
+    let (result, _) = run(&mut transport, Post { op: Op::Read, ..post(vec![desc(0, 0, 10)]) });
     assert_eq!(result, Ok(()));
 }
 
@@ -182,26 +186,26 @@ fn a_file_region_is_out_of_reach_for_peers_and_for_posts_to_them() {
     let scratch = Scratch::new("peers", (LEN + PAGE) as u64);
     let harness = Workers { nixl, kind: "default", reads: true };
     let pair = Pair::connected(&harness, &[LEN]);
-    let mut other = pair.a.plane;
-    let (mut plane, _pool) = worker(nixl, &scratch);
+    let mut other = pair.a.transport;
+    let (mut transport, _pool) = worker(nixl, &scratch);
     let peer = PeerId(1);
-    other.connect(peer, &plane.metadata().unwrap()).unwrap();
+    other.connect(peer, &transport.metadata().unwrap()).unwrap();
     other.permit(peer, Time::MAX);
-    plane.connect(peer, &other.metadata().unwrap()).unwrap();
-    plane.permit(peer, Time::MAX);
+    transport.connect(peer, &other.metadata().unwrap()).unwrap();
+    transport.permit(peer, Time::MAX);
     let descs = vec![desc(0, 0, 10)];
     let post = Post { id: PostId(1), op: Op::Write, descs, notify: None };
-    assert!(matches!(other.post(peer, post.clone()), Err(PlaneError::Unsupported(_))));
+    assert!(matches!(other.post(peer, post.clone()), Err(TransportError::Unsupported(_))));
     let ours = Desc { local_region: 1, remote_region: 0, ..desc(0, 0, 10) };
-    let refused = plane.post(peer, Post { descs: vec![ours], ..post.clone() });
-    assert!(matches!(refused, Err(PlaneError::Unsupported(_))));
+    let refused = transport.post(peer, Post { descs: vec![ours], ..post.clone() });
+    assert!(matches!(refused, Err(TransportError::Unsupported(_))));
     // Memory beside the file is reached as ever.
     let memory = Desc { remote_region: 0, ..desc(0, 0, 10) };
     other.post(peer, Post { descs: vec![memory], ..post }).unwrap();
     let mut events = Vec::new();
     while events.is_empty() {
         other.poll(Time::ZERO, &mut events);
-        plane.poll(Time::ZERO, &mut Vec::new());
+        transport.poll(Time::ZERO, &mut Vec::new());
     }
-    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+    assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
 }

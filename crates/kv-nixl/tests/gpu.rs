@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use kv_conformance::process::Process;
 use kv_conformance::{Harness, Job, Other, Random, pattern, rest};
-use kv_core::{Desc, MemoryKind, Op, PeerId, Plane, PlaneEvent, Post, PostId, Region, RegionRole, Time};
-use kv_nixl::{MemoryError, NixlConfig, NixlError, NixlPlane};
+use kv_core::{
+    Desc, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent,
+};
+use kv_nixl::{MemoryError, NixlConfig, NixlError, NixlTransport};
 use workers::{Workers, nixl};
 
 const PEER: PeerId = PeerId(1);
@@ -87,14 +89,14 @@ fn pages_of_a_gpu_go_to_another_process_and_come_back() {
     let mut addr = 0;
     // SAFETY: a pointer to a variable for the address.
     assert_eq!(unsafe { (cuda.alloc)(&raw mut addr, LEN) }, 0, "cuMemAlloc");
-    let mut plane = NixlPlane::new(nixl, NixlConfig::default()).unwrap();
-    // SAFETY: the memory is allocated on GPU 0, and freed after the plane.
-    unsafe { plane.adopt_device(0, addr, LEN as u64) }.unwrap();
+    let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
+    // SAFETY: the memory is allocated on GPU 0, and freed after the transport.
+    unsafe { transport.adopt_device(0, addr, LEN as u64) }.unwrap();
     let region = Region::dram(RegionRole::Kv, addr, LEN as u64, 1);
-    plane.register(&Region { memory: MemoryKind::Vram, ..region }).unwrap();
-    let other = Process::start("default", Job::Serve, &plane.metadata().unwrap());
-    plane.connect(PEER, other.metadata()).unwrap();
-    plane.permit(PEER, Time::MAX);
+    transport.register(&Region { memory: MemoryKind::Vram, ..region }).unwrap();
+    let other = Process::start("default", Job::Serve, &transport.metadata().unwrap());
+    transport.connect(PEER, other.metadata()).unwrap();
+    transport.permit(PEER, Time::MAX);
 
     let whole = |id, op| {
         let desc =
@@ -103,14 +105,14 @@ fn pages_of_a_gpu_go_to_another_process_and_come_back() {
     };
     let mut run = |post: Post| {
         let id = post.id;
-        plane.post(PEER, post).unwrap();
+        transport.post(PEER, post).unwrap();
         let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
         while events.is_empty() {
             assert!(Instant::now() < deadline, "no end of {id}");
-            plane.poll(Time::ZERO, &mut events);
-            rest(&plane, Duration::from_millis(1));
+            transport.poll(Time::ZERO, &mut events);
+            rest(&transport, Duration::from_millis(1));
         }
-        assert_eq!(events, [PlaneEvent::Posted { post: id, result: Ok(()) }]);
+        assert_eq!(events, [TransportEvent::Posted { post: id, result: Ok(()) }]);
     };
     let content = random.bytes(LEN);
     let mut got = vec![0; LEN];
@@ -129,7 +131,7 @@ fn pages_of_a_gpu_go_to_another_process_and_come_back() {
     run(whole(3, Op::Read));
     download(&mut got);
     assert!(got == content, "WRITE out of the GPU, and back");
-    drop(plane);
+    drop(transport);
     // SAFETY: nothing refers to it any more.
     assert_eq!(unsafe { (cuda.free)(addr) }, 0, "cuMemFree");
 }
@@ -137,9 +139,9 @@ fn pages_of_a_gpu_go_to_another_process_and_come_back() {
 #[test]
 fn device_memory_is_refused_where_it_cannot_be() {
     let Some(nixl) = nixl() else { return };
-    let mut plane = NixlPlane::new(nixl, NixlConfig::default()).unwrap();
+    let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
     // SAFETY: none of these is taken.
-    let refused = unsafe { [plane.adopt_device(0, 0, 10), plane.adopt_device(0, 4096, u64::MAX)] };
+    let refused = unsafe { [transport.adopt_device(0, 0, 10), transport.adopt_device(0, 4096, u64::MAX)] };
     assert!(
         refused.iter().all(|result| matches!(result, Err(NixlError::Memory(MemoryError::Range { .. })))),
         "{refused:?}"

@@ -1,32 +1,32 @@
 //! Threads, status cells, change notification, page allocators, rank agreement and scheduler queues.
 //!
-//! A [`Worker`] is the thread that runs the protocol machine of `kv-core` over a plane: the only
-//! one that touches the plane. A scheduler talks to it through a [`Manager`], which opens
+//! A [`Worker`] is the thread that runs the protocol machine of `kv-core` over a transport: the only
+//! one that touches the transport. A scheduler talks to it through a [`Manager`], which opens
 //! [`Sender`]s and [`Receiver`]s. None of their calls blocks: commands go into a bounded ring that
 //! returns what it has no room for, states are atomics, and the [`PollSet`] names the sessions
 //! that have changed, behind a descriptor that fits any event loop.
 //!
-//! It is not an executor and not a transport: it runs no futures, and the bytes are the plane's
-//! business. A [`RankGroup`] makes one manager of the workers of several ranks. The [`queue`]s,
+//! It is not an executor and not a transport: it runs no futures, and the bytes are the transport's
+//! business. A [`EngineGroup`] makes one manager of the workers of several ranks. The [`queue`]s,
 //! [`allocator`]s and [`consensus`] start no thread; a server may use them, or its own.
 //! All of this is the KV cache's; what it shares with other services is in [`worker`].
 //!
 //! ```
 //! use std::error::Error;
 //!
-//! use kv_core::{BootstrapClient, KvArgs, KvManager, KvPoll, KvSender, KvSession, Pages, Plane};
+//! use kv_core::{BootstrapClient, KvArgs, KvManager, KvPoll, KvSender, KvSession, Pages, Transport};
 //! use kv_core::{Room, SessionOptions, WorkerRole};
 //! use kv_poll::{Worker, WorkerConfig};
 //!
 //! /// Sends the finished pages of request 7, and returns them for reuse.
-//! fn send_one<P: Plane + Send + 'static>(
+//! fn send_one<P: Transport + Send + 'static>(
 //!     args: KvArgs,
-//!     plane: P,
+//!     transport: P,
 //!     client: Box<dyn BootstrapClient>,
 //!     finished: Pages,
 //! ) -> Result<Pages, Box<dyn Error>> {
 //!     let config = WorkerConfig::new(args, WorkerRole::Prefill).bootstrap("10.0.0.1:8998");
-//!     let worker = Worker::start(config, plane, client)?;
+//!     let worker = Worker::start(config, transport, client)?;
 //!     let manager = worker.manager();
 //!
 //!     let mut sender = manager.sender("10.0.0.1:8998", Room::from(7), &[], SessionOptions::default())?;
@@ -48,13 +48,13 @@
 //! # Overlap with the forward pass
 //!
 //! Pages may be given before they are computed, and are moved as layers of them become final, at once
-//! or when a [`Fence`](kv_core::Fence) says so. What [`send`](kv_core::KvSender::send) does is to begin
+//! or when a [`ReadyEvent`](kv_core::ReadyEvent) says so. What [`send`](kv_core::KvSender::send) does is to begin
 //! a chunk and announce all of it.
 //!
 //! ```
 //! use std::error::Error;
 //!
-//! use kv_core::{FenceError, FinalLayers, KvSender, Pages};
+//! use kv_core::{ReadyEventError, FinalLayers, KvSender, Pages};
 //! use kv_poll::Sender;
 //!
 //! /// Gives the pages of a prompt away, and their layers as the device gets to the end of each.
@@ -72,7 +72,7 @@
 //!         let event = move || match query() {
 //!             0 => Ok(true),
 //!             600 => Ok(false), // not ready
-//!             code => Err(FenceError::Device { code }),
+//!             code => Err(ReadyEventError::Device { code }),
 //!         };
 //!         sender.layers_final(FinalLayers::new(chunk, layer..layer + 1).after(event))?;
 //!     }
@@ -88,7 +88,7 @@ mod kv;
 pub mod queue;
 pub mod worker;
 
-pub use group::{GroupReceiver, GroupSender, GroupSession, RankGroup, RankGroupError};
+pub use group::{EngineGroup, EngineGroupError, GroupReceiver, GroupSender, GroupSession};
 pub use kv::{
     Change, Gauges, HeldBytes, KvMachine, Listener, Manager, PollSet, Receiver, Receiving, Sender, Sending,
     Session, StopReport, Worker, WorkerConfig,

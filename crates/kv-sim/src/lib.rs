@@ -15,17 +15,17 @@
 //! every step (see the table in `kv/invariants/mod.rs`), and [`Planted`] bugs prove that each
 //! invariant can fail.
 //!
-//! What a plane knows it knows from one side only: connections end for one of their two ends at any
+//! What a transport knows it knows from one side only: connections end for one of their two ends at any
 //! moment, with nothing proven about the other; writes move in slices, each begun under a permission by the
 //! writer's own clock, and finished late by a writer that was stopped, or by hardware that was not; and
 //! each way ends its writes in one of the manners that [`kv_core::WriteFence`] names. In a fifth of the
 //! worlds hosts run the worker's own loop (`kv-poll`), stopped between any two of its looks at the clock.
 //! Some peers lie, in valid frames of every size.
 //!
-//! The plane of these worlds keeps the same contract as the real ones: [`VirtualPlane`] is it without
+//! The transport of these worlds keeps the same contract as the real ones: [`VirtualTransport`] is it without
 //! the rest, for the conformance suite.
 //!
-//! It is not a model of performance, and it does not run threads or the real planes: those have tests
+//! It is not a model of performance, and it does not run threads or the real transports: those have tests
 //! of their own. Nor does it show a host whose clock loses time, as a paused virtual machine's does: no
 //! permission is good for that.
 //!
@@ -49,7 +49,7 @@ mod rng;
 mod run;
 mod trace;
 mod violation;
-mod virtual_plane;
+mod virtual_transport;
 
 pub use clock::Clock;
 pub use counters::{Kinds, Tally};
@@ -61,4 +61,4 @@ pub use rng::Rng;
 pub use run::{Campaign, Counters, Options, Report, run_campaign, run_seed};
 pub use trace::Trace;
 pub use violation::Violation;
-pub use virtual_plane::{VirtualNet, VirtualPlane};
+pub use virtual_transport::{VirtualNet, VirtualTransport};

@@ -45,7 +45,7 @@ planted! {
     NotifyEarly: success_means_right_bytes in SEEDS;
     /// Some pieces of a post are never written.
     LostPiece: success_means_right_bytes in SEEDS;
-    /// Items of state groups are never written.
+    /// Items of cache groups are never written.
     LostState: success_means_right_bytes in SEEDS;
     /// A group is said to have been left out that was not.
     SkippedInWord: success_means_right_bytes in SEEDS;
@@ -57,7 +57,7 @@ planted! {
     AuxOfFirstStage: success_means_right_bytes in SEEDS;
     /// The later stages of the decode engine count their layers from one too low.
     StageOffByOne: success_means_right_bytes in SEEDS;
-    /// Of items of state groups a rank is sent its neighbour's share of heads.
+    /// Of items of cache groups a rank is sent its neighbour's share of heads.
     NeighboursShare: success_means_right_bytes in SEEDS;
     /// What one source has done the others are taken to have done, too.
     OneSourceEnough: success_means_right_bytes in SEEDS;
@@ -101,9 +101,9 @@ planted! {
     DeafToTime: ends_once_in_time in SEEDS;
     /// Some tokens never come back.
     ReleaseSwallowed: tokens_come_back in SEEDS;
-    /// Items of state groups never come back.
+    /// Items of cache groups never come back.
     StateSwallowed: tokens_come_back in SEEDS;
-    /// Items of state groups come back with the failure, not with the quiet.
+    /// Items of cache groups come back with the failure, not with the quiet.
     StateAtFailure: pages_quiet_when_released in SEEDS;
     /// Some tokens come back twice.
     ReleaseTwice: tokens_come_back in SEEDS, "one-reader";
@@ -111,7 +111,7 @@ planted! {
     ReleaseCut: tokens_come_back in SEEDS;
     /// Tokens come back before the final state.
     ReleaseFirst: tokens_come_back in SEEDS;
-    /// Planes promise that hardware ends its writes in an eighth of the time that it needs.
+    /// Transports promise that hardware ends its writes in an eighth of the time that it needs.
     BoundTooShort: pages_quiet_when_released in SEEDS;
     /// A revocation is called complete while a slice is under way.
     RevokedInTheSlice: pages_quiet_when_released in SEEDS;
@@ -129,7 +129,7 @@ planted! {
     StoppedAfterTheLook: pages_quiet_when_released in SEEDS;
     /// A permission counts from its answer, not from its question.
     PermissionFromAnswer: pages_quiet_when_released in SEEDS;
-    /// A worker tells its node the time from before it asked its plane what happened.
+    /// A worker tells its node the time from before it asked its transport what happened.
     EventsAsOfBefore: success_means_right_bytes in SEEDS;
     /// What a writer was stopped for is added to its permission.
     PermissionExcused: pages_quiet_when_released in SEEDS;
@@ -163,7 +163,7 @@ planted! {
     EndUntold: events_tell_the_story in SEEDS;
     /// Whoever listens is told twice that a post is started.
     PostToldTwice: events_tell_the_story in SEEDS;
-    /// The reader takes any grant or answer as a proof that never runs out.
+    /// The reader takes any lease or answer as a proof that never runs out.
     NoProof: success_means_right_bytes in "plain";
     /// The reader counts a lease from the arrival of its answer, not from the question.
     ProofFromReceipt: success_means_right_bytes in "equal-clocks";

@@ -1,36 +1,36 @@
-//! The [`Plane`] trait: each call goes to the member that it concerns.
+//! The [`Transport`] trait: each call goes to the member that it concerns.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Directions, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time,
-    TransportOffer, WriteFence,
+    Directions, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
+    TransportOffer, TransportWait, WriteFence,
 };
 
 use crate::form;
 use crate::way::Stage;
 use crate::ways::{Ways, member_and_origin};
 
-impl Plane for Ways {
+impl Transport for Ways {
     fn name(&self) -> &'static str {
         "ways"
     }
 
-    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         self.register_with_all(region)
     }
 
     /// All transports in one piece, for an owner that knows of no transports.
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         form::encode(&self.offers()?)
     }
 
-    fn transports(&self) -> Result<Vec<TransportOffer>, PlaneError> {
+    fn offers(&self) -> Result<Vec<TransportOffer>, TransportError> {
         self.offers()
     }
 
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
         let mut common = self.common(&form::decode(metadata)?)?;
         if let Some(way) = self.peers.get(&peer).filter(|way| way.stage != Stage::Fenced) {
             let name = self.members.get(way.member).map(|member| member.name);
@@ -43,13 +43,13 @@ impl Plane for Ways {
             refusals.extend(member.map(|member| (member.name, error)));
         }
         Err(match refusals.first() {
-            None => PlaneError::Metadata("no transport is common"),
+            None => TransportError::Metadata("no transport is common"),
             Some((_, first)) if refusals.iter().all(|(_, error)| error == first) => first.clone(),
-            Some(_) => PlaneError::NoTransport { ways: refusals },
+            Some(_) => TransportError::NoTransport { ways: refusals },
         })
     }
 
-    fn connect_by(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), PlaneError> {
+    fn connect_by(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), TransportError> {
         self.open(peer, transport)
     }
 
@@ -61,28 +61,28 @@ impl Plane for Ways {
     fn may_speak_by(&self, from: Origin, transport: &TransportOffer) -> bool {
         let Some((member, from)) = member_and_origin(from) else { return false };
         self.members.get(member).is_some_and(|member| {
-            member.name == transport.name && member.plane.may_speak_for(from, &transport.metadata)
+            member.name == transport.name && member.transport.may_speak_for(from, &transport.metadata)
         })
     }
 
     fn disconnect(&mut self, peer: PeerId) {
         if let Ok((_, member)) = self.member_of(peer) {
-            member.plane.disconnect(peer);
+            member.transport.disconnect(peer);
         }
         self.peers.remove(&peer);
     }
 
-    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
-        self.member_of(peer)?.1.plane.send(peer, frame)
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
+        self.member_of(peer)?.1.transport.send(peer, frame)
     }
 
-    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
         let id = post.id;
         if self.posts.contains_key(&id) {
-            return Err(PlaneError::Unsupported("a second post under the id of one that has not ended"));
+            return Err(TransportError::Unsupported("a second post under the id of one that has not ended"));
         }
         let (by, member) = self.member_of(peer)?;
-        member.plane.post(peer, post)?;
+        member.transport.post(peer, post)?;
         self.posts.insert(id, by);
         Ok(())
     }
@@ -90,33 +90,33 @@ impl Plane for Ways {
     fn cancel(&mut self, post: PostId) {
         let member = self.posts.get(&post).and_then(|by| self.members.get_mut(*by));
         if let Some(member) = member {
-            member.plane.cancel(post);
+            member.transport.cancel(post);
         }
     }
 
     fn permit(&mut self, peer: PeerId, until: Time) {
         if let Ok((_, member)) = self.member_of(peer) {
-            member.plane.permit(peer, until);
+            member.transport.permit(peer, until);
         }
     }
 
     fn write_fence(&self, peer: PeerId) -> WriteFence {
-        self.known_member(peer).map_or(WriteFence::AtDeath, |member| member.plane.write_fence(peer))
+        self.known_member(peer).map_or(WriteFence::AtDeath, |member| member.transport.write_fence(peer))
     }
 
     fn revoke(&mut self, peer: PeerId) {
         if let Ok((_, member)) = self.member_of(peer) {
-            member.plane.revoke(peer);
+            member.transport.revoke(peer);
         }
     }
 
     /// Serves one member, which takes about a millisecond at most; the others have their turns in the next
     /// calls, however busy this one is.
-    fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>) {
         let turn = self.turn % self.members.len().max(1);
         let Some(member) = self.members.get_mut(turn) else { return };
         let mut reported = std::mem::take(&mut self.scratch);
-        member.plane.poll(now, &mut reported);
+        member.transport.poll(now, &mut reported);
         events.extend(reported.drain(..).filter_map(|event| self.hear(turn, event)));
         self.scratch = reported;
         self.turn = turn + 1;
@@ -124,19 +124,19 @@ impl Plane for Ways {
     }
 
     /// Sleep is for when every member has had its turn since the last one.
-    fn wait(&self) -> PlaneWait {
+    fn wait(&self) -> TransportWait {
         // The one that was served last measures what its events have cost until it is asked.
         let last = self.turn.checked_sub(1).and_then(|last| self.members.get(last));
-        let busy = last.is_some_and(|member| member.plane.wait() == PlaneWait::Now);
+        let busy = last.is_some_and(|member| member.transport.wait() == TransportWait::Now);
         if busy || self.served.get() < self.members.len() {
-            return PlaneWait::Now;
+            return TransportWait::Now;
         }
         let (mut fds, mut at_most): (_, Option<Duration>) = (Vec::new(), None);
         for member in &self.members {
-            match member.plane.wait() {
-                PlaneWait::Now => return PlaneWait::Now,
-                PlaneWait::Readable(more) => fds.extend(more),
-                PlaneWait::ReadableOrAfter(more, after) => {
+            match member.transport.wait() {
+                TransportWait::Now => return TransportWait::Now,
+                TransportWait::Readable(more) => fds.extend(more),
+                TransportWait::ReadableOrAfter(more, after) => {
                     fds.extend(more);
                     at_most = Some(at_most.map_or(after, |known| known.min(after)));
                 }
@@ -144,8 +144,8 @@ impl Plane for Ways {
         }
         self.served.set(0);
         match at_most {
-            Some(after) => PlaneWait::ReadableOrAfter(fds, after),
-            None => PlaneWait::Readable(fds),
+            Some(after) => TransportWait::ReadableOrAfter(fds, after),
+            None => TransportWait::Readable(fds),
         }
     }
 
@@ -154,9 +154,9 @@ impl Plane for Ways {
         if let Some(peer) = peer
             && let Some(member) = self.known_member(peer)
         {
-            return member.plane.directions(Some(peer));
+            return member.transport.directions(Some(peer));
         }
-        let each = || self.members.iter().map(|member| member.plane.directions(None));
+        let each = || self.members.iter().map(|member| member.transport.directions(None));
         let all = each().fold(Directions::BOTH, Directions::and);
         if all.write || all.read { all } else { each().next().unwrap_or(all) }
     }

@@ -1,6 +1,6 @@
 //! Why transports cannot be made into one.
 
-/// Members that cannot be one plane. Change the configuration.
+/// Members that cannot be one transport. Change the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaysError {

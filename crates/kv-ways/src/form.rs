@@ -1,17 +1,17 @@
-//! All transports of a worker in one piece of metadata, for owners of a plane that know of no transports:
+//! All transports of a worker in one piece of metadata, for owners of a transport that know of no transports:
 //! four magic bytes with the version, a count, then name, version and metadata of each, with their lengths
 //! before them. Numbers are little-endian.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use kv_core::{MAX_NAME, PlaneError, TransportOffer};
+use kv_core::{MAX_NAME, TransportError, TransportOffer};
 
 use crate::ways::MAX_MEMBERS;
 
 /// "KV ways", version 1.
 const MAGIC: [u8; 4] = *b"KVW\x01";
 
-pub(crate) fn encode(offers: &[TransportOffer]) -> Result<Bytes, PlaneError> {
-    let long = |_| PlaneError::Metadata("a transport's metadata are too long");
+pub(crate) fn encode(offers: &[TransportOffer]) -> Result<Bytes, TransportError> {
+    let long = |_| TransportError::Metadata("a transport's metadata are too long");
     let mut out = BytesMut::from(&MAGIC[..]);
     out.put_u8(u8::try_from(offers.len()).map_err(long)?);
     for offer in offers {
@@ -25,11 +25,11 @@ pub(crate) fn encode(offers: &[TransportOffer]) -> Result<Bytes, PlaneError> {
 }
 
 /// Reads what somebody sent. Costs no more than its bytes.
-pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<TransportOffer>, PlaneError> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<TransportOffer>, TransportError> {
     let Some(rest) = bytes.strip_prefix(&MAGIC) else {
-        return Err(PlaneError::Metadata("it is not of several transports, or of another version"));
+        return Err(TransportError::Metadata("it is not of several transports, or of another version"));
     };
-    let damaged = PlaneError::Metadata("it is damaged");
+    let damaged = TransportError::Metadata("it is damaged");
     read(rest).ok_or(damaged)
 }
 

@@ -1,6 +1,6 @@
 //! The way of one conversation, and what of it has ended.
 
-use kv_core::{PlaneEvent, WayEnd};
+use kv_core::{TransportEvent, WayEnd};
 
 /// The one member by which a peer is reached, until it is disconnected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,13 +34,13 @@ pub(crate) enum Stage {
 
 impl Stage {
     /// The stage after something that the member of this way has reported.
-    pub(crate) fn after(self, event: &PlaneEvent) -> Stage {
+    pub(crate) fn after(self, event: &TransportEvent) -> Stage {
         match (self, event) {
-            (_, PlaneEvent::PeerGone { end: WayEnd::Dead { .. }, .. }) => Stage::Fenced,
-            (Stage::Open, PlaneEvent::PeerGone { end: WayEnd::Lost, .. }) => Stage::Lost,
-            (Stage::Revoked, PlaneEvent::PeerGone { end: WayEnd::Lost, .. }) => Stage::Fenced,
-            (Stage::Open, PlaneEvent::Revoked { .. }) => Stage::Revoked,
-            (Stage::Lost, PlaneEvent::Revoked { .. }) => Stage::Fenced,
+            (_, TransportEvent::PeerGone { end: WayEnd::Dead { .. }, .. }) => Stage::Fenced,
+            (Stage::Open, TransportEvent::PeerGone { end: WayEnd::Lost, .. }) => Stage::Lost,
+            (Stage::Revoked, TransportEvent::PeerGone { end: WayEnd::Lost, .. }) => Stage::Fenced,
+            (Stage::Open, TransportEvent::Revoked { .. }) => Stage::Revoked,
+            (Stage::Lost, TransportEvent::Revoked { .. }) => Stage::Fenced,
             (stage, _) => stage,
         }
     }
@@ -58,9 +58,9 @@ mod tests {
     fn a_lost_way_is_fenced_by_death_or_revocation_and_by_nothing_else() {
         use Stage::{Fenced, Lost, Open, Revoked};
         let peer = PeerId(1);
-        let lost = PlaneEvent::PeerGone { peer, end: WayEnd::Lost };
-        let dead = PlaneEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
-        let revoked = PlaneEvent::Revoked { peer };
+        let lost = TransportEvent::PeerGone { peer, end: WayEnd::Lost };
+        let dead = TransportEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
+        let revoked = TransportEvent::Revoked { peer };
         let table = [
             (Open, [Lost, Fenced, Revoked]),
             (Revoked, [Fenced, Fenced, Revoked]),

@@ -1,10 +1,10 @@
-//! The plane over several: its members, and who is reached by which.
+//! The transport over several: its members, and who is reached by which.
 
 use std::cell::Cell;
 use std::collections::HashMap;
 
 use kv_core::{
-    Directions, MAX_NAME, Origin, PeerId, PlaneError, PlaneEvent, PostId, Region, TRANSPORT_VERSION,
+    Directions, MAX_NAME, Origin, PeerId, PostId, Region, TRANSPORT_VERSION, TransportError, TransportEvent,
     TransportOffer,
 };
 
@@ -17,7 +17,7 @@ pub const MAX_MEMBERS: usize = kv_core::MAX_OFFERS;
 /// Members number their connections from zero; what is above shares a number that speaks for nobody.
 const ORIGINS: u64 = u64::MAX / MAX_MEMBERS as u64;
 
-/// Several transports as one [`Plane`](kv_core::Plane). See the crate's header.
+/// Several transports as one [`Transport`](kv_core::Transport). See the crate's header.
 #[derive(Debug)]
 pub struct Ways {
     /// Those that peers may be reached by, the preferred one first.
@@ -30,11 +30,11 @@ pub struct Ways {
     pub(crate) turn: usize,
     /// Members served since the owner was last told to sleep.
     pub(crate) served: Cell<usize>,
-    pub(crate) scratch: Vec<PlaneEvent>,
+    pub(crate) scratch: Vec<TransportEvent>,
 }
 
 impl Ways {
-    /// A plane over these members, the preferred one first: 1 to 16 under different names. Of those that a
+    /// A transport over these members, the preferred one first: 1 to 16 under different names. Of those that a
     /// peer has too, the first that is good for both directions is its way; without such a one, the first.
     pub fn new(members: Vec<Member>) -> Result<Ways, WaysError> {
         if !(1..=MAX_MEMBERS).contains(&members.len()) {
@@ -65,24 +65,24 @@ impl Ways {
     }
 
     /// Registers the next region with every member, and leaves out those that refuse it.
-    pub(crate) fn register_with_all(&mut self, region: &Region) -> Result<(), PlaneError> {
+    pub(crate) fn register_with_all(&mut self, region: &Region) -> Result<(), TransportError> {
         let standing = &self.standing;
         self.members.retain_mut(|member| {
-            let registered = member.plane.register(region);
+            let registered = member.transport.register(region);
             registered.map_err(|error| standing.note(member.name, error)).is_ok()
         });
         if self.members.is_empty() {
-            Err(PlaneError::NoTransport { ways: standing.refusals() })
+            Err(TransportError::NoTransport { ways: standing.refusals() })
         } else {
             Ok(())
         }
     }
 
     /// How each member is reached. Members that are good for both directions come first.
-    pub(crate) fn offers(&self) -> Result<Vec<TransportOffer>, PlaneError> {
+    pub(crate) fn offers(&self) -> Result<Vec<TransportOffer>, TransportError> {
         let mut members: Vec<&Member> = self.members.iter().collect();
-        members.sort_by_key(|member| member.plane.directions(None) != Directions::BOTH);
-        let offer = |member: &Member| match member.plane.metadata() {
+        members.sort_by_key(|member| member.transport.directions(None) != Directions::BOTH);
+        let offer = |member: &Member| match member.transport.metadata() {
             Ok(metadata) => Some(TransportOffer::new(member.name, metadata)),
             Err(error) => {
                 self.standing.note(member.name, error);
@@ -91,34 +91,34 @@ impl Ways {
         };
         let offers: Vec<TransportOffer> = members.into_iter().filter_map(offer).collect();
         if offers.is_empty() {
-            return Err(PlaneError::NoTransport { ways: self.standing.refusals() });
+            return Err(TransportError::NoTransport { ways: self.standing.refusals() });
         }
         Ok(offers)
     }
 
     /// Opens the way to a peer by the member of this name. One that is open, or whose writes may go on, is not
     /// left for another.
-    pub(crate) fn open(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), PlaneError> {
+    pub(crate) fn open(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), TransportError> {
         if transport.version != TRANSPORT_VERSION {
-            return Err(PlaneError::Metadata("it is of another version of the transport"));
+            return Err(TransportError::Metadata("it is of another version of the transport"));
         }
         let member = self.members.iter().position(|member| member.name == transport.name);
-        let member = member.ok_or(PlaneError::Metadata("it is of a transport that is not here"))?;
+        let member = member.ok_or(TransportError::Metadata("it is of a transport that is not here"))?;
         let former = self.peers.get(&peer).copied().filter(|way| way.member != member);
         if let Some(former) = former {
             if former.stage != Stage::Fenced {
-                return Err(PlaneError::Unsupported("another way to a peer whose way has not ended"));
+                return Err(TransportError::Unsupported("another way to a peer whose way has not ended"));
             }
-            self.members[former.member].plane.disconnect(peer);
+            self.members[former.member].transport.disconnect(peer);
             self.peers.remove(&peer);
         }
-        self.members[member].plane.connect(peer, &transport.metadata)?;
+        self.members[member].transport.connect(peer, &transport.metadata)?;
         self.peers.insert(peer, Way { member, stage: Stage::Open });
         Ok(())
     }
 
     /// The transports that both have, in an order that both sides find: what each prefers counts alike.
-    pub(crate) fn common(&self, theirs: &[TransportOffer]) -> Result<Vec<TransportOffer>, PlaneError> {
+    pub(crate) fn common(&self, theirs: &[TransportOffer]) -> Result<Vec<TransportOffer>, TransportError> {
         let mut common = Vec::new();
         for (rank, ours) in self.offers()?.iter().enumerate() {
             if let Some(other) = theirs.iter().position(|offer| offer.name == ours.name) {
@@ -130,9 +130,9 @@ impl Ways {
     }
 
     /// The member by which a peer is reached.
-    pub(crate) fn member_of(&mut self, peer: PeerId) -> Result<(usize, &mut Member), PlaneError> {
-        let way = self.peers.get(&peer).ok_or(PlaneError::PeerGone)?;
-        let member = self.members.get_mut(way.member).ok_or(PlaneError::PeerGone)?;
+    pub(crate) fn member_of(&mut self, peer: PeerId) -> Result<(usize, &mut Member), TransportError> {
+        let way = self.peers.get(&peer).ok_or(TransportError::PeerGone)?;
+        let member = self.members.get_mut(way.member).ok_or(TransportError::PeerGone)?;
         Ok((way.member, member))
     }
 
@@ -143,17 +143,17 @@ impl Ways {
 
     /// What the owner is to hear of something that a member reports. Nothing, if it is about a way or a post
     /// of another member, or of none any more.
-    pub(crate) fn hear(&mut self, member: usize, event: PlaneEvent) -> Option<PlaneEvent> {
+    pub(crate) fn hear(&mut self, member: usize, event: TransportEvent) -> Option<TransportEvent> {
         match event {
-            PlaneEvent::Frame { from, frame } => {
-                Some(PlaneEvent::Frame { from: origin(member, from), frame })
+            TransportEvent::Frame { from, frame } => {
+                Some(TransportEvent::Frame { from: origin(member, from), frame })
             }
-            PlaneEvent::Posted { post, .. } => {
+            TransportEvent::Posted { post, .. } => {
                 self.posts.get(&post).filter(|by| **by == member)?;
                 self.posts.remove(&post);
                 Some(event)
             }
-            PlaneEvent::PeerGone { peer, .. } | PlaneEvent::Revoked { peer } => {
+            TransportEvent::PeerGone { peer, .. } | TransportEvent::Revoked { peer } => {
                 let way = self.peers.get_mut(&peer).filter(|way| way.member == member)?;
                 way.stage = way.stage.after(&event);
                 Some(event)

@@ -1,4 +1,4 @@
-//! What a plane over several makes of what its members report, told by members that say what a test wants.
+//! What a transport over several makes of what its members report, told by members that say what a test wants.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod told;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, Directions, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region,
-    RegionRole, Time, TransportOffer, WayEnd, WriteFence,
+    Desc, Directions, Op, Origin, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
+    TransportEvent, TransportOffer, TransportWait, WayEnd, WriteFence,
 };
 use kv_ways::{MAX_MEMBERS, Member, Ways, WaysError};
 use told::{Told, Wire};
@@ -30,8 +30,8 @@ fn by(name: &str) -> TransportOffer {
     TransportOffer::new(name, Bytes::from(format!("memory by {name}")))
 }
 
-fn gone(end: WayEnd) -> PlaneEvent {
-    PlaneEvent::PeerGone { peer: PEER, end }
+fn gone(end: WayEnd) -> TransportEvent {
+    TransportEvent::PeerGone { peer: PEER, end }
 }
 
 fn write(id: u64) -> Post {
@@ -40,7 +40,7 @@ fn write(id: u64) -> Post {
 }
 
 /// One turn for each member.
-fn round(ways: &mut Ways) -> Vec<PlaneEvent> {
+fn round(ways: &mut Ways) -> Vec<TransportEvent> {
     let mut events = Vec::new();
     for _ in 0..2 {
         ways.poll(Time::ZERO, &mut events);
@@ -66,13 +66,13 @@ fn every_call_about_a_peer_goes_to_the_one_member_of_its_way() {
     let calls = ["connect memory by b", "send", "post 1", "permit", "cancel 1", "revoke", "disconnect"];
     assert_eq!(b.calls(), calls);
     assert_eq!(ways.write_fence(PEER), WriteFence::AtDeath);
-    assert_eq!(ways.send(PEER, Bytes::new()), Err(PlaneError::PeerGone));
+    assert_eq!(ways.send(PEER, Bytes::new()), Err(TransportError::PeerGone));
 }
 
 #[test]
 fn a_way_that_is_lost_and_may_still_be_written_through_is_not_left_for_another() {
     let (mut ways, [a, b]) = pair();
-    let other = PlaneError::Unsupported("another way to a peer whose way has not ended");
+    let other = TransportError::Unsupported("another way to a peer whose way has not ended");
     ways.connect_by(PEER, &by("a")).unwrap();
     assert_eq!(ways.connect_by(PEER, &by("b")), Err(other.clone()));
     a.report(gone(WayEnd::Lost));
@@ -82,7 +82,7 @@ fn a_way_that_is_lost_and_may_still_be_written_through_is_not_left_for_another()
     // The same member opens it again, and once more when the peer writes no more.
     ways.connect_by(PEER, &by("a")).unwrap();
     a.report(gone(WayEnd::Lost));
-    a.report(PlaneEvent::Revoked { peer: PEER });
+    a.report(TransportEvent::Revoked { peer: PEER });
     assert_eq!(round(&mut ways).len(), 2);
     ways.connect_by(PEER, &by("b")).unwrap();
     assert_eq!(a.calls().last().map(String::as_str), Some("disconnect"));
@@ -97,20 +97,20 @@ fn the_end_of_one_members_way_says_nothing_of_the_ways_of_another() {
     ways.post(OTHER, write(2)).unwrap();
     // Late words of a member about a peer and a post that are another's.
     b.report(gone(DEAD));
-    b.report(PlaneEvent::Revoked { peer: PEER });
-    a.report(PlaneEvent::PeerGone { peer: OTHER, end: WayEnd::Lost });
-    a.report(PlaneEvent::Posted { post: PostId(2), result: Ok(()) });
+    b.report(TransportEvent::Revoked { peer: PEER });
+    a.report(TransportEvent::PeerGone { peer: OTHER, end: WayEnd::Lost });
+    a.report(TransportEvent::Posted { post: PostId(2), result: Ok(()) });
     assert_eq!(round(&mut ways), []);
     ways.send(PEER, Bytes::new()).unwrap();
     ways.send(OTHER, Bytes::new()).unwrap();
     a.report(gone(DEAD));
-    b.report(PlaneEvent::Posted { post: PostId(2), result: Ok(()) });
-    let ended = PlaneEvent::Posted { post: PostId(2), result: Ok(()) };
+    b.report(TransportEvent::Posted { post: PostId(2), result: Ok(()) });
+    let ended = TransportEvent::Posted { post: PostId(2), result: Ok(()) };
     assert_eq!(round(&mut ways), [gone(DEAD), ended]);
     // Nobody hears of a peer that was disconnected, nor twice of a post.
     ways.disconnect(PEER);
     a.report(gone(DEAD));
-    b.report(PlaneEvent::Posted { post: PostId(2), result: Ok(()) });
+    b.report(TransportEvent::Posted { post: PostId(2), result: Ok(()) });
     assert_eq!(round(&mut ways), []);
 }
 
@@ -120,9 +120,9 @@ fn a_post_ends_also_after_its_peer_was_disconnected_and_its_id_is_free_then() {
     ways.connect_by(PEER, &by("a")).unwrap();
     ways.connect_by(OTHER, &by("b")).unwrap();
     ways.post(PEER, write(3)).unwrap();
-    assert!(matches!(ways.post(OTHER, write(3)), Err(PlaneError::Unsupported(_))), "an id in use");
+    assert!(matches!(ways.post(OTHER, write(3)), Err(TransportError::Unsupported(_))), "an id in use");
     ways.disconnect(PEER);
-    let ended = PlaneEvent::Posted { post: PostId(3), result: Err(PlaneError::Cancelled) };
+    let ended = TransportEvent::Posted { post: PostId(3), result: Err(TransportError::Cancelled) };
     a.report(ended.clone());
     assert_eq!(round(&mut ways), [ended]);
     ways.post(OTHER, write(3)).unwrap();
@@ -132,12 +132,12 @@ fn a_post_ends_also_after_its_peer_was_disconnected_and_its_id_is_free_then() {
 fn frames_speak_for_a_peer_only_by_the_member_on_which_they_came() {
     let (mut ways, [a, b]) = pair();
     for wire in [&a, &b] {
-        wire.report(PlaneEvent::Frame { from: Origin(3), frame: Bytes::from_static(b"hello") });
+        wire.report(TransportEvent::Frame { from: Origin(3), frame: Bytes::from_static(b"hello") });
     }
     let from: Vec<Origin> = round(&mut ways)
         .into_iter()
         .map(|event| match event {
-            PlaneEvent::Frame { from, .. } => from,
+            TransportEvent::Frame { from, .. } => from,
             event => panic!("{event:?}"),
         })
         .collect();
@@ -154,39 +154,39 @@ fn a_member_that_refuses_a_region_is_out_and_the_last_one_names_all() {
     let standing = ways.standing();
     let region = Region::dram(RegionRole::Kv, 4096, 64, 64);
     ways.register(&region).unwrap();
-    assert_eq!(ways.transports().unwrap(), [by("a"), by("b")]);
-    a.refuse_regions(PlaneError::Unsupported("device memory"));
+    assert_eq!(ways.offers().unwrap(), [by("a"), by("b")]);
+    a.refuse_regions(TransportError::Unsupported("device memory"));
     ways.register(&region).unwrap();
-    let out = ("a", PlaneError::Unsupported("device memory"));
+    let out = ("a", TransportError::Unsupported("device memory"));
     assert_eq!(standing.refusals(), std::slice::from_ref(&out));
-    assert_eq!(ways.transports().unwrap(), [by("b")]);
-    assert!(matches!(ways.connect_by(PEER, &by("a")), Err(PlaneError::Metadata(_))));
-    let unknown = PlaneError::UnknownMemory { region: 2, addr: 4096, len: 64 };
+    assert_eq!(ways.offers().unwrap(), [by("b")]);
+    assert!(matches!(ways.connect_by(PEER, &by("a")), Err(TransportError::Metadata(_))));
+    let unknown = TransportError::UnknownMemory { region: 2, addr: 4096, len: 64 };
     b.refuse_regions(unknown.clone());
-    let all = PlaneError::NoTransport { ways: vec![out, ("b", unknown)] };
+    let all = TransportError::NoTransport { ways: vec![out, ("b", unknown)] };
     assert_eq!(ways.register(&region), Err(all.clone()));
-    let words = "no transport can: a: not supported by this plane: device memory; \
-                 b: region 2: 0x1000+64 is not in memory given to the plane";
+    let words = "no transport can: a: not supported by this transport: device memory; \
+                 b: region 2: 0x1000+64 is not in memory given to the transport";
     assert_eq!(all.to_string(), words);
 }
 
 #[test]
 fn a_busy_member_leaves_every_other_turn_to_the_others_and_nobody_sleeps_before_all_had_theirs() {
     let (mut ways, [a, b]) = pair();
-    a.set_wait(PlaneWait::Now);
-    b.set_wait(PlaneWait::ReadableOrAfter(vec![5], Duration::from_millis(3)));
+    a.set_wait(TransportWait::Now);
+    b.set_wait(TransportWait::ReadableOrAfter(vec![5], Duration::from_millis(3)));
     let mut events = Vec::new();
     for _ in 0..10 {
         ways.poll(Time::ZERO, &mut events);
-        assert_eq!(ways.wait(), PlaneWait::Now);
+        assert_eq!(ways.wait(), TransportWait::Now);
     }
     assert_eq!((a.polls(), b.polls()), (5, 5));
-    a.set_wait(PlaneWait::Readable(vec![4]));
-    let both = PlaneWait::ReadableOrAfter(vec![4, 5], Duration::from_millis(3));
+    a.set_wait(TransportWait::Readable(vec![4]));
+    let both = TransportWait::ReadableOrAfter(vec![4, 5], Duration::from_millis(3));
     assert_eq!(ways.wait(), both);
     // Whoever is woken looks at all.
     ways.poll(Time::ZERO, &mut events);
-    assert_eq!(ways.wait(), PlaneWait::Now);
+    assert_eq!(ways.wait(), TransportWait::Now);
     ways.poll(Time::ZERO, &mut events);
     assert_eq!(ways.wait(), both);
 }
@@ -205,24 +205,24 @@ fn both_sides_find_the_same_way_and_the_next_where_it_leads_nowhere() {
     assert_eq!((a.calls().len(), b.calls().len()), (0, 1), "{:?}", a.calls());
     assert_eq!([0, 1, 2].map(|at| there[at].calls().len()), [1, 0, 0]);
     for refused in [&a, &b] {
-        refused.refuse_connects(PlaneError::PeerGone);
+        refused.refuse_connects(TransportError::PeerGone);
     }
-    assert_eq!(sides[0].connect(OTHER, &metadata[1]), Err(PlaneError::PeerGone), "as all say");
-    b.refuse_connects(PlaneError::WouldBlock);
-    let ways = vec![("b", PlaneError::WouldBlock), ("a", PlaneError::PeerGone)];
-    assert_eq!(sides[0].connect(OTHER, &metadata[1]), Err(PlaneError::NoTransport { ways }));
-    assert_eq!(sides[0].send(OTHER, Bytes::new()), Err(PlaneError::PeerGone));
+    assert_eq!(sides[0].connect(OTHER, &metadata[1]), Err(TransportError::PeerGone), "as all say");
+    b.refuse_connects(TransportError::WouldBlock);
+    let ways = vec![("b", TransportError::WouldBlock), ("a", TransportError::PeerGone)];
+    assert_eq!(sides[0].connect(OTHER, &metadata[1]), Err(TransportError::NoTransport { ways }));
+    assert_eq!(sides[0].send(OTHER, Bytes::new()), Err(TransportError::PeerGone));
 }
 
 #[test]
 fn the_preferred_transport_is_the_first_that_is_good_for_both_directions() {
     let (ways, [a, b]) = pair();
-    assert_eq!(ways.transports().unwrap(), [by("a"), by("b")]);
+    assert_eq!(ways.offers().unwrap(), [by("a"), by("b")]);
     a.set_directions(Directions::WRITE);
-    assert_eq!(ways.transports().unwrap(), [by("b"), by("a")]);
+    assert_eq!(ways.offers().unwrap(), [by("b"), by("a")]);
     assert_eq!(ways.directions(None), Directions::WRITE);
     b.set_directions(Directions::READ);
-    assert_eq!(ways.transports().unwrap(), [by("a"), by("b")]);
+    assert_eq!(ways.offers().unwrap(), [by("a"), by("b")]);
     assert_eq!(ways.directions(None), Directions::WRITE, "the preferred one's, where nothing is common");
 }
 

@@ -350,8 +350,8 @@ fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, 
     let ranks = ranks.map_err(|_| BootstrapError::Malformed("a record that no rank can have"))?;
     let Some(first) = ranks.first() else { return Err(BootstrapError::Malformed("no ranks")) };
     let groups = &first.parallel;
-    let sizes = |groups: &Parallel| (groups.tp_size, groups.cp_size, groups.pp_size, groups.dp_size);
-    let (tp_size, cp_size, pp_size, dp_size) = sizes(groups);
+    let sizes = |groups: &Parallel| (groups.tp_size, groups.pcp_size, groups.pp_size, groups.dp_size);
+    let (tp_size, pcp_size, pp_size, dp_size) = sizes(groups);
     let dp_rank = match query.replica {
         Replica::Rank(rank) => u64::from(rank),
         Replica::Modulo(number) => number % u64::from(dp_size),
@@ -359,7 +359,7 @@ fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, 
     if ranks.len() as u64 != u64::from(groups.replica_ranks()) {
         return Err(BootstrapError::Malformed("not all ranks of the replica"));
     }
-    let stage = |pp| (0..cp_size).flat_map(move |cp| (0..tp_size).map(move |tp| (pp, cp, tp)));
+    let stage = |pp| (0..pcp_size).flat_map(move |cp| (0..tp_size).map(move |tp| (pp, cp, tp)));
     let mut places = (0..pp_size).flat_map(stage);
     for rank in &ranks {
         let groups = &rank.parallel;
@@ -368,11 +368,11 @@ fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, 
         }
         if rank.role != query.role
             || rank.worker.engine != first.worker.engine
-            || sizes(groups) != (tp_size, cp_size, pp_size, dp_size)
+            || sizes(groups) != (tp_size, pcp_size, pp_size, dp_size)
         {
             return Err(BootstrapError::Malformed("ranks of different engines"));
         }
-        let place = (groups.pp_rank, groups.cp_rank, groups.tp_rank);
+        let place = (groups.pp_rank, groups.pcp_rank, groups.tp_rank);
         if places.next() != Some(place) || u64::from(groups.dp_rank) != dp_rank {
             return Err(BootstrapError::Malformed("ranks out of order"));
         }

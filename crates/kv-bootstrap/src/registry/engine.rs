@@ -83,7 +83,7 @@ impl Engine {
             ("tp_size", known.sizes.tp, claim.sizes.tp),
             ("pp_size", known.sizes.pp, claim.sizes.pp),
             ("dp_size", known.sizes.dp, claim.sizes.dp),
-            ("cp_size", known.sizes.cp, claim.sizes.cp),
+            ("pcp_size", known.sizes.cp, claim.sizes.cp),
         ];
         for (field, registered, claimed) in pairs {
             if registered != claimed {
@@ -97,7 +97,7 @@ impl Engine {
             Some(holder) if *holder != worker.rank => {
                 let holder = WorkerId { engine: worker.engine.clone(), rank: *holder };
                 let Place { dp, pp, cp, tp } = place;
-                let place = format!("dp_rank {dp} pp_rank {pp} cp_rank {cp} tp_rank {tp}");
+                let place = format!("dp_rank {dp} pp_rank {pp} pcp_rank {cp} tp_rank {tp}");
                 conflict("place", format!("{holder} at {place}"), place)
             }
             _ => Ok(()),
@@ -176,7 +176,7 @@ impl Rank {
 
 impl Sizes {
     fn of(parallel: &Parallel) -> Sizes {
-        Sizes { tp: parallel.tp_size, pp: parallel.pp_size, dp: parallel.dp_size, cp: parallel.cp_size }
+        Sizes { tp: parallel.tp_size, pp: parallel.pp_size, dp: parallel.dp_size, cp: parallel.pcp_size }
     }
 
     /// Ranks of a replica; nothing is ever sized by it.

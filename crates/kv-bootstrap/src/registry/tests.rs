@@ -116,7 +116,7 @@ fn contradictions_name_the_field_and_both_values() {
         (record("p", 1, 1, (2, 1), (1, 0), (8, 0)), "p/1: dp_size is 8, but 1 is registered"),
         (
             record("p", 1, 1, (2, 0), (1, 0), (1, 0)),
-            "p/1: place is dp_rank 0 pp_rank 0 cp_rank 0 tp_rank 0, but p/0 at dp_rank 0 pp_rank 0 cp_rank 0 tp_rank 0 is registered",
+            "p/1: place is dp_rank 0 pp_rank 0 pcp_rank 0 tp_rank 0, but p/0 at dp_rank 0 pp_rank 0 pcp_rank 0 tp_rank 0 is registered",
         ),
     ];
     for (claim, message) in cases {

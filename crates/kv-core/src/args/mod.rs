@@ -67,7 +67,7 @@ impl KvArgs {
         &self.geometry
     }
 
-    /// The network device to use, where the plane has a choice.
+    /// The network device to use, where the transport has a choice.
     pub fn ib_device(&self) -> Option<&str> {
         self.ib_device.as_deref()
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::arguments::PagesError;
 use super::bootstrap::BootstrapError;
 use super::peer::{Mismatch, PeerCause};
-use crate::announce::{FenceError, LayersError};
+use crate::announce::{LayersError, ReadyEventError};
 use crate::groups::GroupSpan;
 use crate::id::{ChunkId, Incarnation, Room, WorkerId};
-use crate::plane::PlaneError;
+use crate::transport::TransportError;
 use crate::wire::versions::Versions;
 
 /// What ended a session.
@@ -34,7 +34,7 @@ pub enum Cause {
     Bootstrap(BootstrapError),
     /// The peer's memory could not be reached.
     #[error("cannot connect to the peer: {0}")]
-    Connect(PlaneError),
+    Connect(TransportError),
     /// The peer has another geometry.
     #[error("the peer's cache does not fit: {0}")]
     Incompatible(Mismatch),
@@ -90,12 +90,12 @@ pub enum Cause {
     #[error(transparent)]
     Layers(#[from] LayersError),
     /// What an announcement waited for will never be: the pages may be half computed.
-    #[error("the fence before an announcement of chunk {chunk} failed: {error}")]
-    Fence {
+    #[error("the ready event before an announcement of chunk {chunk} failed: {error}")]
+    ReadyEvent {
         /// The chunk that was to be announced.
         chunk: ChunkId,
-        /// What the fence said.
-        error: FenceError,
+        /// What the ready event said.
+        error: ReadyEventError,
     },
     /// The aux row does not exist, here or at the peer.
     #[error("aux row {index} is out of range: there are {rows} rows")]
@@ -113,22 +113,22 @@ pub enum Cause {
         /// The receiver gave a row.
         receiver: bool,
     },
-    /// The worker has no regions of this state group.
-    #[error("there are no regions of state group {group}")]
+    /// The worker has no regions of this cache group.
+    #[error("there are no regions of cache group {group}")]
     UnknownGroup {
         /// The group.
         group: u16,
     },
-    /// The items are not items of this state group.
-    #[error("state group {group}: {error}")]
+    /// The items are not items of this cache group.
+    #[error("cache group {group}: {error}")]
     BadGroup {
         /// The group.
         group: u16,
         /// Which item, and how many there are.
         error: PagesError,
     },
-    /// The two sides disagree about the items of a state group: both must name it, unless it is
-    /// [optional](crate::StateGroup::optional), and the sender must have all that the receiver wants.
+    /// The two sides disagree about the items of a cache group: both must name it, unless it is
+    /// [optional](crate::CacheGroup::optional), and the sender must have all that the receiver wants.
     #[error("{}", group_items(.group, .sent, .wanted))]
     GroupItems {
         /// The group.
@@ -138,16 +138,16 @@ pub enum Cause {
         /// What the receiver gave; `None` if it did not name the group.
         wanted: Option<GroupSpan>,
     },
-    /// The plane failed while moving bytes.
+    /// The transport failed while moving bytes.
     #[error("the data operation failed: {0}")]
-    Post(PlaneError),
+    Post(TransportError),
     /// The pages were pinned for a reader, and none came, or none showed a sign of life, until the
     /// lease had run out. On the reader's side: it came, or finished, too late.
     #[error("the lease on the sender's pages has expired")]
     LeaseExpired,
     /// The reference that the router carried names other pages than the sender holds.
-    #[error("the grant names {} at position {position}, where the sender holds {}", page(.referenced), page(.held))]
-    GrantPages {
+    #[error("the lease names {} at position {position}, where the sender holds {}", page(.referenced), page(.held))]
+    LeasePages {
         /// The first position in the request where they differ.
         position: usize,
         /// The page in the reference, if it goes that far.
@@ -156,11 +156,11 @@ pub enum Cause {
         held: Option<u32>,
     },
     /// The reference names a page that the sender's cache does not have.
-    #[error("the grant is out of range: {0}")]
-    GrantOutOfRange(PagesError),
+    #[error("the lease is out of range: {0}")]
+    LeaseOutOfRange(PagesError),
     /// The reference that the router carried is for an earlier life of the sender's worker.
-    #[error("the grant is for incarnation {referenced}, but the sender's worker is {found}")]
-    StaleGrant {
+    #[error("the lease is for incarnation {referenced}, but the sender's worker is {found}")]
+    StaleLease {
         /// In the reference.
         referenced: Incarnation,
         /// Registered now.
@@ -215,7 +215,7 @@ pub enum Obstacle {
 pub(super) fn group_items(group: &u16, sent: &Option<GroupSpan>, wanted: &Option<GroupSpan>) -> String {
     let text = |span: &Option<GroupSpan>| span.map_or_else(|| "none".to_owned(), |span| span.to_string());
     format!(
-        "items of state group {group}: the sender has {}, the receiver wants {}",
+        "items of cache group {group}: the sender has {}, the receiver wants {}",
         text(sent),
         text(wanted)
     )

@@ -37,7 +37,7 @@ pub enum PeerCause {
         /// The receiver gave a row.
         receiver: bool,
     },
-    /// The two sides disagree about the items of a state group.
+    /// The two sides disagree about the items of a cache group.
     #[error("{}", group_items(.group, .sent, .wanted))]
     GroupItems {
         /// The group.
@@ -76,17 +76,17 @@ pub enum PeerCause {
     /// The lease on its pages has run out.
     #[error("the lease on its pages has expired")]
     LeaseExpired,
-    /// It has no such grant, or has forgotten what became of it.
-    #[error("it knows no grant {nonce}")]
-    UnknownGrant {
-        /// The nonce of the grant.
-        nonce: u64,
+    /// It has no such lease, or has forgotten what became of it.
+    #[error("it knows no lease {lease_id}")]
+    UnknownLease {
+        /// The id of the lease.
+        lease_id: u64,
     },
-    /// The pages of the grant were read and released, or have all the readers they wait for.
-    #[error("grant {nonce} has been consumed")]
-    GrantConsumed {
-        /// The nonce of the grant.
-        nonce: u64,
+    /// The pages of the lease were read and released, or have all the readers they wait for.
+    #[error("grant {lease_id} has been consumed")]
+    LeaseConsumed {
+        /// The id of the lease.
+        lease_id: u64,
     },
     /// One side pushes, the other pulls.
     #[error("transfer_mode differs: sender {sender}, receiver {receiver}")]

@@ -57,7 +57,9 @@ impl Cause {
                 let (advice, recovery) = of_bootstrap(error);
                 (Told::Internal, advice, recovery)
             }
-            Cause::Connect(_) => (Told::Internal, "check that both workers run and share a plane", Recompute),
+            Cause::Connect(_) => {
+                (Told::Internal, "check that both workers run and share a transport", Recompute)
+            }
             Cause::Incompatible(mismatch) => (Told::Incompatible(mismatch.clone()), ALIKE, Fail),
             &Cause::Versions { ours, theirs } => (Told::Versions { ours, theirs }, UPGRADE, Recompute),
             Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
@@ -83,11 +85,13 @@ impl Cause {
             | Cause::BadAux { .. }
             | Cause::UnknownGroup { .. }
             | Cause::BadGroup { .. } => (Told::BadArguments, OF_SERVER, Fail),
-            Cause::Fence { .. } => (Told::Internal, "recompute; look into what the device says", Recompute),
+            Cause::ReadyEvent { .. } => {
+                (Told::Internal, "recompute; look into what the device says", Recompute)
+            }
             Cause::Post(_) => (Told::DataOperation, RETRY, Recompute),
             Cause::LeaseExpired => (Told::LeaseExpired, LONGER, Recompute),
-            Cause::StaleGrant { .. } => (Told::BadArguments, LONGER, Recompute),
-            Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) => {
+            Cause::StaleLease { .. } => (Told::BadArguments, LONGER, Recompute),
+            Cause::LeasePages { .. } | Cause::LeaseOutOfRange(_) => {
                 (Told::BadArguments, OF_ROUTER, Recompute)
             }
             Cause::AmbiguousRoom { room, other } => {

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use super::shape::{Axis, Holds, StateGroup};
+use super::shape::{Axis, CacheGroup, Holds};
 use super::{Geometry, RegionShape};
 use crate::layout::RegionRole;
 use crate::meter::{each, step};
@@ -162,7 +162,7 @@ impl Inside {
 
 impl Geometry {
     /// The group that a state region belongs to.
-    pub(crate) fn group(&self, region: &RegionShape) -> Option<&StateGroup> {
+    pub(crate) fn group(&self, region: &RegionShape) -> Option<&CacheGroup> {
         self.layout.groups.get(usize::from(region.group))
     }
 
@@ -198,12 +198,12 @@ impl Geometry {
 
     /// Ranks that differ in the heads they hold: a context-parallel group shares its heads.
     pub(crate) fn replicas(&self) -> u32 {
-        (self.parallel.tp_size / self.layout.context_size.max(1)).max(1)
+        (self.parallel.tp_size / self.layout.dcp_size.max(1)).max(1)
     }
 
     /// The place of this rank among them.
     pub(crate) fn replica(&self) -> u32 {
-        self.parallel.tp_rank / self.layout.context_size.max(1)
+        self.parallel.tp_rank / self.layout.dcp_size.max(1)
     }
 
     /// How the items of a region are built. The geometry is valid, and the region is not opaque.

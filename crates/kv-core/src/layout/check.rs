@@ -59,7 +59,7 @@ impl Geometry {
             check_region(index, ours, theirs)?;
         }
         let (ours, theirs) = (&self.layout, &peer.layout);
-        same("context_size", ours.context_size, theirs.context_size)?;
+        same("dcp_size", ours.dcp_size, theirs.dcp_size)?;
         same("kernel_page_size", self.kernel_page_size(), peer.kernel_page_size())?;
         same("total_kv_heads", self.total_kv_heads(), peer.total_kv_heads())?;
         same("layout.axes", names(ours), names(theirs))?;
@@ -79,21 +79,21 @@ impl Geometry {
         if !divides(here, there) {
             same("tp_size", self.parallel.tp_size, peer.parallel.tp_size)?;
         }
-        let (here, there) = (self.layout.context_size, peer.layout.context_size);
+        let (here, there) = (self.layout.dcp_size, peer.layout.dcp_size);
         if here != there {
             let kv = |geometry: &Geometry| {
                 let mut kv = each(&geometry.regions).filter(|region| region.role == RegionRole::Kv);
                 kv.all(|region| region.holds.is_replicated())
             };
             if !divides(here, there) || !kv(self) || !kv(peer) {
-                same("context_size", here, there)?;
+                same("dcp_size", here, there)?;
             }
         }
         Ok(())
     }
 
     fn check_pages(&self, peer: &Geometry) -> Result<(), Mismatch> {
-        let dealt = self.layout.context_size > 1 || peer.layout.context_size > 1;
+        let dealt = self.layout.dcp_size > 1 || peer.layout.dcp_size > 1;
         if dealt {
             // To ranks one by one: they must be the same pages.
             same(DEALT_PAGES, self.page_size, peer.page_size)?;
@@ -170,7 +170,7 @@ impl Geometry {
             return Ok(());
         }
         let optional =
-            |from: usize, groups: &[super::StateGroup]| groups.iter().skip(from).all(|group| group.optional);
+            |from: usize, groups: &[super::CacheGroup]| groups.iter().skip(from).all(|group| group.optional);
         let both = ours.groups.len().min(theirs.groups.len());
         if both == 0 || !optional(both, &ours.groups) || !optional(both, &theirs.groups) {
             same("layout.groups", groups(ours), groups(theirs))?;
@@ -219,7 +219,7 @@ pub(crate) fn remedy(field: &str) -> &'static str {
         }
         DEALT_PAGES => {
             ": pages that are dealt to ranks must have one size: make them equal, or let no ranks share them \
-             (Layout::context_size)"
+             (Layout::dcp_size)"
         }
         "tp_size" => {
             ": one must be a multiple of the other, and regions must say what they hold (Region::holds)"
@@ -227,7 +227,7 @@ pub(crate) fn remedy(field: &str) -> &'static str {
         "kv_heads" | "tp_rank" | "pp_size" | "pp_rank" | "kv_regions" | "layout.axes" => {
             ": make them equal, or say what each region holds (Region::holds)"
         }
-        "context_size" => ": one must be a multiple of the other, and the cache a latent one (Holds::Latent)",
+        "dcp_size" => ": one must be a multiple of the other, and the cache a latent one (Holds::Latent)",
         "total_kv_heads" => ": give both engines the number of KV heads of the model",
         "layers" => ": together the stages must hold every layer of the peer once",
         "layout.groups" | "state_regions" => {
@@ -247,7 +247,7 @@ fn names(layout: &super::Layout) -> String {
     layout.axes.map(|axis| format!("{axis:?}")).join(", ")
 }
 
-fn group_text(group: &super::StateGroup) -> String {
+fn group_text(group: &super::CacheGroup) -> String {
     format!("{} tokens, {} of {} heads", group.page_size, group.heads, group.total_heads)
 }
 

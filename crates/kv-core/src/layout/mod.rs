@@ -30,10 +30,10 @@ pub use parallel::Parallel;
 pub use ranks::{Source, consumers, receivers_of, sources};
 pub(crate) use ranks::{gcd, shares};
 pub use region::{MAX_REGIONS, MemoryKind, Region, RegionRole};
-pub use shape::{Axes, Axis, HND, HND_PACKED, Holds, Layout, MAX_GROUPS, NHD, NHD_PACKED, StateGroup};
+pub use shape::{Axes, Axis, CacheGroup, HND, HND_PACKED, Holds, Layout, MAX_GROUPS, NHD, NHD_PACKED};
 pub use validate::GeometryError;
 
-/// A region as peers are told it: without its address, which is the plane's business.
+/// A region as peers are told it: without its address, which is the transport's business.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionShape {
     /// What it is for.
@@ -132,7 +132,7 @@ impl Geometry {
         Some(u32::try_from(rows).unwrap_or(u32::MAX))
     }
 
-    /// How many items every region of a state group has; none if there is no such region.
+    /// How many items every region of a cache group has; none if there is no such region.
     pub fn group_items(&self, group: u16) -> u32 {
         let of_group = |region: &&RegionShape| region.role == RegionRole::State && region.group == group;
         let items = each(&self.regions).filter(of_group).map(RegionShape::items).min();
@@ -171,7 +171,7 @@ impl Geometry {
     /// The tokens of one page of every rank of a context-parallel group together: what a page number
     /// stands for where all ranks are given the same numbers.
     pub fn page_tokens(&self) -> u32 {
-        self.page_size.saturating_mul(self.layout.context_size.max(1))
+        self.page_size.saturating_mul(self.layout.dcp_size.max(1))
     }
 
     /// The pages of a request of `tokens` tokens, on all ranks of a context-parallel group together.
@@ -181,7 +181,7 @@ impl Geometry {
 
     /// Those of them that are dealt to this rank.
     pub fn own_pages_of(&self, tokens: usize) -> usize {
-        let from_here = self.pages_of(tokens).saturating_sub(self.layout.context_rank as usize);
-        from_here.div_ceil(self.layout.context_size.max(1) as usize)
+        let from_here = self.pages_of(tokens).saturating_sub(self.layout.dcp_rank as usize);
+        from_here.div_ceil(self.layout.dcp_size.max(1) as usize)
     }
 }

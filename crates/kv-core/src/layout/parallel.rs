@@ -23,10 +23,10 @@ pub struct Parallel {
     /// Prefill-context-parallel ranks: they share the work on a prompt, and at its end each of them
     /// holds all its pages (of its heads and layers). They share the sending, too: each sends a
     /// [range](Parallel::page_range) of them. Where every rank keeps a part of the pages only, that is
-    /// [`Layout::context_size`](crate::Layout::context_size).
-    pub cp_size: u32,
+    /// [`Layout::dcp_size`](crate::Layout::dcp_size).
+    pub pcp_size: u32,
     /// Rank among them.
-    pub cp_rank: u32,
+    pub pcp_rank: u32,
 }
 
 impl Default for Parallel {
@@ -38,8 +38,8 @@ impl Default for Parallel {
             pp_rank: 0,
             dp_size: 1,
             dp_rank: 0,
-            cp_size: 1,
-            cp_rank: 0,
+            pcp_size: 1,
+            pcp_rank: 0,
         }
     }
 }
@@ -51,7 +51,7 @@ impl Parallel {
             ("tp_size", "tp_rank", self.tp_size, self.tp_rank),
             ("pp_size", "pp_rank", self.pp_size, self.pp_rank),
             ("dp_size", "dp_rank", self.dp_size, self.dp_rank),
-            ("cp_size", "cp_rank", self.cp_size, self.cp_rank),
+            ("pcp_size", "pcp_rank", self.pcp_size, self.pcp_rank),
         ]
     }
 
@@ -62,7 +62,7 @@ impl Parallel {
 
     /// How many ranks a data-parallel replica of it has.
     pub fn replica_ranks(&self) -> u32 {
-        self.tp_size.saturating_mul(self.pp_size).saturating_mul(self.cp_size)
+        self.tp_size.saturating_mul(self.pp_size).saturating_mul(self.pcp_size)
     }
 
     /// Which of `pages` pages that a receiver wants this rank sends: a range of them, as long as
@@ -72,14 +72,14 @@ impl Parallel {
     /// ```
     /// use kv_core::Parallel;
     ///
-    /// let rank = |cp_rank| Parallel { cp_size: 3, cp_rank, ..Parallel::default() };
+    /// let rank = |pcp_rank| Parallel { pcp_size: 3, pcp_rank, ..Parallel::default() };
     /// assert_eq!([0, 1, 2].map(|cp| rank(cp).page_range(7)), [0..2, 2..4, 4..7]);
     /// ```
     pub fn page_range(&self, pages: usize) -> Range<usize> {
         let bound = |rank: u32| {
-            let bound = pages as u128 * u128::from(rank) / u128::from(self.cp_size.max(1));
+            let bound = pages as u128 * u128::from(rank) / u128::from(self.pcp_size.max(1));
             usize::try_from(bound).map_or(pages, |bound| bound.min(pages))
         };
-        bound(self.cp_rank)..bound(self.cp_rank.saturating_add(1))
+        bound(self.pcp_rank)..bound(self.pcp_rank.saturating_add(1))
     }
 }

@@ -7,9 +7,9 @@
 //! rank of the block that has it; the others are told that they are released.
 //!
 //! Context parallelism comes in two kinds. Ranks that hold the same pages
-//! ([`Parallel::cp_size`](crate::Parallel::cp_size)) are all sources of a destination, which asks each
+//! ([`Parallel::pcp_size`](crate::Parallel::pcp_size)) are all sources of a destination, which asks each
 //! for a [range](crate::Parallel::page_range) of them; state and aux rows come from the first. Ranks to
-//! which pages are dealt in turn ([`Layout::context_size`](super::Layout::context_size)) have pages in
+//! which pages are dealt in turn ([`Layout::dcp_size`](super::Layout::dcp_size)) have pages in
 //! common with those of the other engine whose numbers are congruent.
 
 use std::borrow::Borrow;
@@ -66,7 +66,7 @@ pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec
         let Some(shares) = Place::of(source).shares(&Place::of(dest)) else { continue };
         dest.check(source)?;
         found.push(Source { index, bytes: shares.any_bytes(source, dest), aux: false });
-        let Parallel { tp_rank, pp_rank, cp_rank, .. } = source.parallel;
+        let Parallel { tp_rank, pp_rank, pcp_rank, .. } = source.parallel;
         if !stages.contains_key(&pp_rank) {
             covered += shared_cells(source, dest);
         }
@@ -74,13 +74,13 @@ pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec
         let (place, ranks) = stages.entry(pp_rank).or_insert_with(|| (here, BTreeSet::new()));
         // One that counts its siblings differently has another part than they leave to it.
         if here.sizes() == place.sizes() {
-            ranks.insert((tp_rank, cp_rank));
+            ranks.insert((tp_rank, pcp_rank));
         }
     }
     let last = found.iter_mut().rev().max_by_key(|source| {
         let Some(geometry) = engine.get(source.index).map(Borrow::borrow) else { return (0, 0, 0) };
-        let Parallel { tp_rank, pp_rank, cp_rank, .. } = geometry.parallel;
-        (pp_rank, u32::MAX - tp_rank, u32::MAX - cp_rank)
+        let Parallel { tp_rank, pp_rank, pcp_rank, .. } = geometry.parallel;
+        (pp_rank, u32::MAX - tp_rank, u32::MAX - pcp_rank)
     });
     let Some(last) = last else {
         return Err(nobody(dest, engine));
@@ -124,7 +124,7 @@ pub fn receivers_of(source: &Geometry, dest: &Geometry) -> usize {
         let siblings = Place { pp_rank: stage, layers, ..own }.siblings();
         count += siblings.filter(|sibling| source.shares(sibling).is_some()).count();
     }
-    count * own.cp_size as usize
+    count * own.pcp_size as usize
 }
 
 /// What a source rank has to do with a destination rank; `None` if nothing.
@@ -142,7 +142,7 @@ pub(crate) struct Shares {
     /// The first of the block.
     first: u32,
     /// Its place among ranks that hold the same pages.
-    cp_rank: u32,
+    pcp_rank: u32,
 }
 
 impl Shares {
@@ -150,7 +150,7 @@ impl Shares {
     /// same heads.
     pub(crate) fn sends(self, source: &Geometry, region: &RegionShape) -> bool {
         // Pages are shared out among them, state is not.
-        if self.cp_rank > 0 && region.role == RegionRole::State {
+        if self.pcp_rank > 0 && region.role == RegionRole::State {
             return false;
         }
         if self.replica == self.first {
@@ -190,10 +190,10 @@ struct Place {
     tp_rank: u32,
     pp_size: u32,
     pp_rank: u32,
-    context_size: u32,
-    context_rank: u32,
-    cp_size: u32,
-    cp_rank: u32,
+    dcp_size: u32,
+    dcp_rank: u32,
+    pcp_size: u32,
+    pcp_rank: u32,
     /// The layers of its KV regions, if they say so.
     layers: Option<(u32, u32)>,
 }
@@ -205,29 +205,29 @@ impl Place {
             tp_rank: geometry.parallel.tp_rank,
             pp_size: geometry.parallel.pp_size,
             pp_rank: geometry.parallel.pp_rank,
-            context_size: geometry.layout.context_size.max(1),
-            context_rank: geometry.layout.context_rank,
-            cp_size: geometry.parallel.cp_size.max(1),
-            cp_rank: geometry.parallel.cp_rank,
+            dcp_size: geometry.layout.dcp_size.max(1),
+            dcp_rank: geometry.layout.dcp_rank,
+            pcp_size: geometry.parallel.pcp_size.max(1),
+            pcp_rank: geometry.parallel.pcp_rank,
             layers: geometry.kv_layers(),
         }
     }
 
     /// What the ranks of a stage have in common.
     fn sizes(&self) -> [u32; 3] {
-        [self.tp_size, self.context_size, self.cp_size]
+        [self.tp_size, self.dcp_size, self.pcp_size]
     }
 
     /// The places of its tensor-parallel group.
     fn siblings(self) -> impl Iterator<Item = Place> {
-        let sibling = move |tp_rank| Place { tp_rank, context_rank: tp_rank % self.context_size, ..self };
+        let sibling = move |tp_rank| Place { tp_rank, dcp_rank: tp_rank % self.dcp_size, ..self };
         each(0..self.tp_size).map(sibling)
     }
 
     /// How many ranks of its stage have something for `dest`.
     fn siblings_that_serve(self, dest: &Place) -> usize {
         let serving = self.siblings().filter(|sibling| sibling.shares(dest).is_some()).count();
-        serving * self.cp_size as usize
+        serving * self.pcp_size as usize
     }
 
     fn shares(&self, dest: &Place) -> Option<Shares> {
@@ -235,17 +235,16 @@ impl Place {
             (Some(here), Some(there)) => here.0 < there.1 && there.0 < here.1,
             _ => self.pp_size == dest.pp_size && self.pp_rank == dest.pp_rank,
         };
-        let cycle = gcd(self.context_size, dest.context_size);
-        if !same_layers || self.context_rank % cycle != dest.context_rank % cycle {
+        let cycle = gcd(self.dcp_size, dest.dcp_size);
+        if !same_layers || self.dcp_rank % cycle != dest.dcp_rank % cycle {
             return None;
         }
-        let replica =
-            |place: &Place| (place.tp_rank / place.context_size, place.tp_size / place.context_size);
+        let replica = |place: &Place| (place.tp_rank / place.dcp_size, place.tp_size / place.dcp_size);
         let ((here, ours), (there, theirs)) = (replica(self), replica(dest));
         let (ours, theirs) = (ours.max(1), theirs.max(1));
         let first = first_head(ours, theirs, there);
         let end = first + if ours > theirs { ours / theirs } else { 1 };
-        let shares = Shares { replicas: ours, replica: here, first, cp_rank: self.cp_rank };
+        let shares = Shares { replicas: ours, replica: here, first, pcp_rank: self.pcp_rank };
         (first..end).contains(&here).then_some(shares)
     }
 }

@@ -11,7 +11,7 @@ pub const MAX_REGIONS: usize = 4096;
 
 /// A piece of registered memory: `len / item_len` items of `item_len` bytes from `addr` on.
 ///
-/// A region is data, not a promise: a plane accepts only memory that it was given (an arena it
+/// A region is data, not a promise: a transport accepts only memory that it was given (an arena it
 /// allocated, or memory adopted through an `unsafe` call), so a wrong address is an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
@@ -66,7 +66,7 @@ impl Region {
         self
     }
 
-    /// The same region as part of a state group.
+    /// The same region as part of a cache group.
     pub fn group(mut self, group: u16) -> Region {
         self.group = group;
         self

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Most state groups of one worker.
+/// Most cache groups of one worker.
 pub const MAX_GROUPS: usize = 64;
 
 /// What the items of a region hold.
@@ -93,15 +93,15 @@ pub struct Layout {
     /// Tokens of a physical page, of which a page is a row of several; 0 if the page is one itself.
     pub kernel_page_size: u32,
     /// Over how many ranks the pages of a request are dealt in turn (decode context parallelism).
-    pub context_size: u32,
-    /// This rank among them: `tp_rank % context_size`. It holds pages `rank`, `rank + size` …
-    pub context_rank: u32,
+    pub dcp_size: u32,
+    /// This rank among them: `tp_rank % dcp_size`. It holds pages `rank`, `rank + size` …
+    pub dcp_rank: u32,
     /// The layers of every pipeline stage of the engine, (first, one past the last); empty if there
     /// is one stage, or if nobody said.
     pub stages: Vec<(u32, u32)>,
     /// What the state regions are for, by their group number; empty if they are all slots that are
     /// copied as they are.
-    pub groups: Vec<StateGroup>,
+    pub groups: Vec<CacheGroup>,
 }
 
 impl Default for Layout {
@@ -110,8 +110,8 @@ impl Default for Layout {
             axes: NHD,
             total_kv_heads: 0,
             kernel_page_size: 0,
-            context_size: 1,
-            context_rank: 0,
+            dcp_size: 1,
+            dcp_rank: 0,
             stages: Vec::new(),
             groups: Vec::new(),
         }
@@ -121,7 +121,7 @@ impl Default for Layout {
 /// Regions that a request uses beside its KV pages, with indices of their own: slots of recurrent
 /// layers, the window pages of sliding-window layers, the pages of a draft model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StateGroup {
+pub struct CacheGroup {
     /// Tokens of an item; 1 for slots. Items of several tokens may be paged differently at the peer.
     pub page_size: u32,
     /// Heads (or other equal shares) of an item on this rank.
@@ -132,19 +132,19 @@ pub struct StateGroup {
     pub optional: bool,
 }
 
-impl StateGroup {
+impl CacheGroup {
     /// Slots of which every tensor-parallel rank holds `heads` of `total_heads` equal shares.
-    pub fn slots(heads: u32, total_heads: u32) -> StateGroup {
-        StateGroup { page_size: 1, heads, total_heads, optional: false }
+    pub fn slots(heads: u32, total_heads: u32) -> CacheGroup {
+        CacheGroup { page_size: 1, heads, total_heads, optional: false }
     }
 
     /// Pages of `page_size` tokens, `heads` of `total_heads` heads on this rank.
-    pub fn pages(page_size: u32, heads: u32, total_heads: u32) -> StateGroup {
-        StateGroup { page_size, heads, total_heads, optional: false }
+    pub fn pages(page_size: u32, heads: u32, total_heads: u32) -> CacheGroup {
+        CacheGroup { page_size, heads, total_heads, optional: false }
     }
 
     /// The same group, which a peer may lack.
-    pub fn optional(mut self) -> StateGroup {
+    pub fn optional(mut self) -> CacheGroup {
         self.optional = true;
         self
     }

@@ -172,8 +172,8 @@ fn whatever_a_builder_accepts_a_peer_accepts() {
         pp_rank: 4095,
         dp_size: 4096,
         dp_rank: 4095,
-        cp_size: 4096,
-        cp_rank: 4095,
+        pcp_size: 4096,
+        pcp_rank: 4095,
     };
     let largest = KvArgs::builder("e", 0)
         .pages(MAX_PAGES, 1 << 20)
@@ -238,7 +238,7 @@ fn told() -> Geometry {
         state,
     ];
     geometry.layout.total_kv_heads = 4;
-    geometry.layout.groups = vec![StateGroup::slots(4, 8)];
+    geometry.layout.groups = vec![CacheGroup::slots(4, 8)];
     geometry
 }
 
@@ -282,17 +282,17 @@ fn a_pairing_that_cannot_be_is_refused_with_the_field_both_values_and_a_way_out(
         ("tp_size", "2", "3", "multiple", |peer| {
             peer.parallel.tp_size = 3;
             peer.layout.total_kv_heads = 6;
-            peer.layout.groups[0] = StateGroup::slots(4, 12);
+            peer.layout.groups[0] = CacheGroup::slots(4, 12);
         }),
         ("total_kv_heads", "4", "2", "number of KV heads", |peer| {
             peer.parallel.tp_size = 1;
             peer.layout.total_kv_heads = 2;
-            peer.layout.groups[0] = StateGroup::slots(4, 4);
+            peer.layout.groups[0] = CacheGroup::slots(4, 4);
         }),
-        ("context_size", "1", "2", "latent", |peer| {
-            peer.layout.context_size = 2;
+        ("dcp_size", "1", "2", "latent", |peer| {
+            peer.layout.dcp_size = 2;
             peer.layout.total_kv_heads = 2;
-            peer.layout.groups[0] = StateGroup::slots(4, 4);
+            peer.layout.groups[0] = CacheGroup::slots(4, 4);
         }),
         ("regions[0].head_bytes", "8", "4", "", |peer| {
             peer.page_size = 32;
@@ -306,7 +306,7 @@ fn a_pairing_that_cannot_be_is_refused_with_the_field_both_values_and_a_way_out(
             peer.layout.total_kv_heads = 0;
             peer.kv_heads = 4;
             peer.page_size = 8;
-            peer.layout.groups[0] = StateGroup::slots(4, 4);
+            peer.layout.groups[0] = CacheGroup::slots(4, 4);
         }),
     ];
     for (field, ours, theirs, way_out, change) in differences {
@@ -320,12 +320,12 @@ fn a_pairing_that_cannot_be_is_refused_with_the_field_both_values_and_a_way_out(
     let mut fewer = told();
     fewer.parallel.tp_size = 1;
     fewer.layout.total_kv_heads = 2;
-    fewer.layout.groups[0] = StateGroup::slots(4, 4);
+    fewer.layout.groups[0] = CacheGroup::slots(4, 4);
     fewer.regions.truncate(2);
     let mut whole = told();
     whole.parallel.tp_size = 1;
     whole.layout.total_kv_heads = 2;
-    whole.layout.groups[0] = StateGroup::slots(4, 4);
+    whole.layout.groups[0] = CacheGroup::slots(4, 4);
     let mismatch = whole.check(&fewer).unwrap_err();
     assert_eq!((&*mismatch.field, &*mismatch.ours), ("layers", "4 of layers 0..2"));
     assert_eq!(mismatch.theirs, "2 of layers 0..1");

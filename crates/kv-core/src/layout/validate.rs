@@ -47,12 +47,12 @@ impl Geometry {
         if axes.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(GeometryError::Axes);
         }
-        range("context_size", layout.context_size, 1, tp_size)?;
+        range("dcp_size", layout.dcp_size, 1, tp_size)?;
         range("kernel_page_size", layout.kernel_page_size, 0, self.page_size)?;
         range("total_kv_heads", layout.total_kv_heads, 0, 1 << 16)?;
         range("layout.groups.len", layout.groups.len() as u64, 0, MAX_GROUPS as u64)?;
         range("layout.stages.len", layout.stages.len() as u64, 0, u64::from(self.parallel.pp_size))?;
-        whole("tp_size", tp_size, "context_size", layout.context_size)?;
+        whole("tp_size", tp_size, "dcp_size", layout.dcp_size)?;
         whole("page_size", self.page_size, "kernel_page_size", self.kernel_page_size())?;
         // What is counted in physical pages has a number of 32 bits.
         let physical = self.page_size / self.kernel_page_size().max(1);
@@ -62,8 +62,8 @@ impl Geometry {
             0,
             u32::MAX.into(),
         )?;
-        let context_rank = self.parallel.tp_rank % layout.context_size;
-        range("context_rank", layout.context_rank, context_rank.into(), context_rank)?;
+        let dcp_rank = self.parallel.tp_rank % layout.dcp_size;
+        range("dcp_rank", layout.dcp_rank, dcp_rank.into(), dcp_rank)?;
         for &(first, end) in each(&layout.stages) {
             range("layout.stages.end", end, 0, MAX_LAYERS)?;
             range("layout.stages.first", first, 0, end)?;

@@ -78,8 +78,8 @@ pub enum PlanError {
         /// Tokens of a page at the peer.
         remote: u32,
     },
-    /// A state group that one of the sides does not have.
-    #[error("there is no state group {group}: the peers have {groups}")]
+    /// A cache group that one of the sides does not have.
+    #[error("there is no cache group {group}: the peers have {groups}")]
     Group {
         /// The group asked for.
         group: u16,

@@ -103,12 +103,12 @@ impl RegionMap {
         self.kv.pairs.is_empty() && self.groups.iter().all(|lane| lane.pairs.is_empty())
     }
 
-    /// True if bytes of a state group go between the two.
+    /// True if bytes of a cache group go between the two.
     pub fn has_group(&self, group: u16) -> bool {
         self.groups.get(usize::from(group)).is_some_and(|lane| !lane.pairs.is_empty())
     }
 
-    /// True if the items that the `source` side has of a state group are all that the other wants:
+    /// True if the items that the `source` side has of a cache group are all that the other wants:
     /// both lists end with the same token, as far as whole items can tell, and the source's begins no
     /// later than in the first item of the other.
     pub fn covers(&self, group: u16, sent: GroupSpan, wanted: GroupSpan, source: Side) -> bool {
@@ -255,8 +255,8 @@ impl<'a> Pairing<'a> {
     fn source_cp_rank(&self) -> u32 {
         match self.source {
             None => 0,
-            Some(Side::Local) => self.ours.parallel.cp_rank,
-            Some(Side::Remote) => self.theirs.parallel.cp_rank,
+            Some(Side::Local) => self.ours.parallel.pcp_rank,
+            Some(Side::Remote) => self.theirs.parallel.pcp_rank,
         }
     }
 
@@ -287,7 +287,7 @@ fn items(geometry: &Geometry, role: RegionRole, group: u16, tokens: u32, unit: u
         _ => of_lane.map(|region| u32::try_from(region.items()).unwrap_or(u32::MAX)).min().unwrap_or(0),
     };
     let (cycle, place) = match role {
-        RegionRole::Kv => (geometry.layout.context_size, geometry.layout.context_rank),
+        RegionRole::Kv => (geometry.layout.dcp_size, geometry.layout.dcp_rank),
         _ => (1, 0),
     };
     Items { count, tokens, units: tokens / unit.max(1), cycle, place }

@@ -45,7 +45,7 @@ use crate::error::PagesError;
 use crate::id::AuxIndex;
 use crate::meter::{each, step};
 use crate::pages::PageList;
-use crate::plane::Desc;
+use crate::transport::Desc;
 
 pub use error::{PlanError, Side};
 use map::Lane;
@@ -158,7 +158,7 @@ impl Plan {
         Plan::spans(&map.kv, here, there, Cover::Both)
     }
 
-    /// The regions of a state group, item *i* of `local` with item *i* of `remote`: slots of recurrent
+    /// The regions of a cache group, item *i* of `local` with item *i* of `remote`: slots of recurrent
     /// layers, or pages of one size.
     pub fn state(
         map: &RegionMap,
@@ -177,7 +177,7 @@ impl Plan {
         Plan::spans(lane, Span { list: local, first: 0 }, Span { list: remote, first: 0 }, Cover::Local)
     }
 
-    /// The regions of a state group of pages: those of a sliding window, or of a draft model. Each
+    /// The regions of a cache group of pages: those of a sliding window, or of a draft model. Each
     /// list goes with the number of its first page in the request; what both have is part of the plan.
     pub fn window(
         map: &RegionMap,

@@ -1,7 +1,7 @@
 //! Two regions that share bytes: the pattern of pieces that repeats from unit to unit.
 
 use crate::layout::{Axis, Geometry, Overlap};
-use crate::plane::Desc;
+use crate::transport::Desc;
 
 use super::segment::Segment;
 

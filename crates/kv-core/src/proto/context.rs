@@ -11,7 +11,7 @@ use super::posts::{InFlight, Posting};
 use super::rendezvous::Rendezvous;
 use crate::id::SessionId;
 use crate::meter::each;
-use crate::plane::{Desc, Post};
+use crate::transport::{Desc, Post};
 
 /// The parts below sending and receiving, each with its own state.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Context {
     /// With nothing in any part.
     pub(super) fn new(mut config: NodeConfig) -> Context {
         config.timing = config.timing.sane();
-        // Two lives of a worker draw different links, even if they are given one seed.
+        // Two lives of a worker draw different conversations, even if they are given one seed.
         let seed = config.seed ^ config.incarnation.get().rotate_left(32);
         Context {
             stopping: false,

@@ -11,14 +11,14 @@ use super::tracer::Tracer;
 
 use crate::command::Resource;
 use crate::error::TransferError;
-use crate::groups::Groups;
+use crate::groups::RequestGroups;
 use crate::id::{PeerId, PostId, SessionId};
-use crate::plane::{Desc, PlaneError};
 use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
 use crate::random::SplitMix64;
 use crate::time::Time;
 use crate::trace::{Dropped, DroppedFrames, Event, KvWhat, Who};
+use crate::transport::{Desc, TransportError};
 
 /// The effects of one input, and what they are made of.
 #[derive(Debug)]
@@ -86,14 +86,14 @@ impl Effects {
         let resource = resource.into();
         self.tell(session, || match &resource {
             Resource::Pages(pages) => KvWhat::PagesBack { pages: pages.len() },
-            Resource::Groups { groups, .. } => KvWhat::ItemsBack { items: groups.len() },
+            Resource::RequestGroups { groups, .. } => KvWhat::ItemsBack { items: groups.len() },
         });
         self.output(Output::Release { session, resource });
     }
 
-    /// Gives items of state groups back, under the same promise.
-    pub(super) fn release_groups(&mut self, session: SessionId, groups: Groups, skipped: Vec<u16>) {
-        self.release(session, Resource::Groups { groups, skipped });
+    /// Gives items of cache groups back, under the same promise.
+    pub(super) fn release_groups(&mut self, session: SessionId, groups: RequestGroups, skipped: Vec<u16>) {
+        self.release(session, Resource::RequestGroups { groups, skipped });
     }
 
     /// The oldest output that was not taken yet.
@@ -143,7 +143,7 @@ impl Effects {
 
     /// A data operation has ended.
     #[inline(always)]
-    pub(super) fn post_ended(&mut self, id: PostId, post: &InFlight, result: &Result<(), PlaneError>) {
+    pub(super) fn post_ended(&mut self, id: PostId, post: &InFlight, result: &Result<(), TransportError>) {
         self.trace.post_ended(self.now, id, post, result);
     }
 

@@ -1,4 +1,4 @@
-//! The state groups of a session: taken in before its pages are complete, planned with each peer once
+//! The cache groups of a session: taken in before its pages are complete, planned with each peer once
 //! both sides' lists are known.
 //!
 //! A group is the business of two ranks if bytes of it go between them at all: a pipeline stage without
@@ -6,7 +6,7 @@
 //! two ranks; only optional groups may be named by one side alone.
 
 use crate::error::{Cause, PagesError};
-use crate::groups::{GroupItems, GroupList, GroupLists, Groups};
+use crate::groups::{GroupItems, GroupList, GroupLists, RequestGroups};
 use crate::id::AuxIndex;
 use crate::layout::Geometry;
 use crate::meter::each;
@@ -32,7 +32,7 @@ pub(super) struct Between<'a> {
 
 impl Between<'_> {
     /// Matches the lists of both sides.
-    pub(super) fn plan(&self, local: &Groups, remote: &GroupLists) -> Result<GroupPlans, Cause> {
+    pub(super) fn plan(&self, local: &RequestGroups, remote: &GroupLists) -> Result<GroupPlans, Cause> {
         let mut found = GroupPlans { plans: Vec::new(), skipped: Vec::new() };
         let only_remote = remote.iter().map(|list| list.group).filter(|&group| local.get(group).is_none());
         let mut groups: Vec<u16> = local.iter().map(|items| items.group).chain(only_remote).collect();
@@ -56,7 +56,7 @@ impl Between<'_> {
         let local = (here.items.list(), here.first as usize);
         let remote = (&there.items, there.first as usize);
         Plan::window(self.map, group, local, remote)
-            .map_err(|_| Cause::Protocol("items of a state group that no plan leads to"))
+            .map_err(|_| Cause::Protocol("items of a cache group that no plan leads to"))
     }
 
     pub(super) fn disagreement(
@@ -85,7 +85,7 @@ impl Between<'_> {
 }
 
 /// Why the items cannot be ones of this worker.
-pub(super) fn check_own_groups(groups: &Groups, geometry: &Geometry) -> Option<Cause> {
+pub(super) fn check_own_groups(groups: &RequestGroups, geometry: &Geometry) -> Option<Cause> {
     groups.iter().find_map(|items| {
         let group = items.group;
         match geometry.group_items(group) {

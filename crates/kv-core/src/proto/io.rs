@@ -144,8 +144,8 @@ pub struct Limits {
     pub max_incarnations: usize,
     /// Addresses of bootstrap servers whose answers are remembered.
     pub max_addresses: usize,
-    /// Ended grants remembered, so that a late reader is told what became of its one.
-    pub max_ended_grants: usize,
+    /// Ended leases remembered, so that a late reader is told what became of its one.
+    pub max_ended_leases: usize,
 }
 
 impl Default for Limits {
@@ -160,7 +160,7 @@ impl Default for Limits {
             connections_share: 8,
             max_incarnations: 4,
             max_addresses: 1024,
-            max_ended_grants: 1 << 16,
+            max_ended_leases: 1 << 16,
         }
     }
 }

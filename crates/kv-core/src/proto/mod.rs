@@ -10,7 +10,7 @@
 //! │   opening, attaching, chunks, groups, letting_go    a session, from its room until its receivers need nothing more
 //! │   attempts, over, peers   what receivers register, abort, release     given.rs   what the scheduler has given
 //! │   write.rs            push: parts are planned and posted        target.rs  one receiver
-//! │   holder.rs           pull: leases are given, kept and ended    former_grants.rs   what became of leases
+//! │   holder.rs           pull: leases are given, kept and ended    former_leases.rs   what became of leases
 //! ├ receiving/            sessions of the decode side
 //! │   opening, finding, registering, aborting     a session, from its question until no source writes any more
 //! │   parts, groups, peers                        what sources say, or do not say any more     source.rs   one source
@@ -39,11 +39,11 @@
 //! target         a receiver, as its sender sees it            –
 //! source         a sending rank, as its receiver sees it      –
 //! attempt        one try of a receiver at one source          –
-//! claim          a registration that wishes to read           the pull of a NIXL connector
-//! grant          the lease on complete pages                  lease, abort deadline
-//! beat           the number of a heartbeat, claim or question –
+//! acquire        a registration that asks to read             the pull of a NIXL connector
+//! lease          the right to read complete pages for a time  lease, abort deadline
+//! number         pairs a heartbeat, acquire message or question with its answer    –
 //! way            the transport connection to a peer           –
-//! floor          all attempts below it are over               –
+//! low watermark  all attempts below are over                  –
 //! ```
 //!
 //! The receiver drives: it repeats its registration until it is acknowledged, asks about attempts

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::id::{PeerId, PostId, SessionId};
 use crate::meter::{each, step};
-use crate::plane::{Op, Origin};
 use crate::time::Time;
+use crate::transport::{Op, Origin};
 
 /// How many windows of one peer all peers have together.
 const WINDOWS: usize = 4;

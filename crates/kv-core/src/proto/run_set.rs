@@ -65,18 +65,18 @@ impl RunSet {
         (range.start < end && !range.is_empty()).then_some(start..end)
     }
 
-    /// Forgets all numbers below `floor`.
-    pub(super) fn forget_below(&mut self, floor: u64) {
+    /// Forgets all numbers below `low_watermark`.
+    pub(super) fn forget_below(&mut self, low_watermark: u64) {
         while let Some((&start, &end)) = self.runs.first_key_value() {
             step(1);
-            if start >= floor {
+            if start >= low_watermark {
                 break;
             }
             self.runs.remove(&start);
             self.len -= end - start;
-            if end > floor {
-                self.runs.insert(floor, end);
-                self.len += end - floor;
+            if end > low_watermark {
+                self.runs.insert(low_watermark, end);
+                self.len += end - low_watermark;
             }
         }
     }
@@ -136,12 +136,12 @@ mod tests {
         ) {
             let mut runs = RunSet::default();
             let mut model = BTreeSet::new();
-            for (start, count, floor, forget) in steps {
+            for (start, count, low_watermark, forget) in steps {
                 runs.insert(start, count);
                 model.extend(start..start + count);
-                if forget && floor < 30 {
-                    runs.forget_below(floor);
-                    model.retain(|&number| number >= floor);
+                if forget && low_watermark < 30 {
+                    runs.forget_below(low_watermark);
+                    model.retain(|&number| number >= low_watermark);
                 }
                 prop_assert_eq!(runs.len(), model.len() as u64);
                 let listed: BTreeSet<u64> = runs.runs().flat_map(|(start, count)| start..start + count).collect();

@@ -8,7 +8,7 @@ use super::conversation::Incoming;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::trace::{KvWhat, Message, Who};
-use crate::wire::{Body, Register, Wish};
+use crate::wire::{Body, Delivery, Register};
 
 impl Context {
     /// A message was said to a peer.
@@ -74,12 +74,14 @@ fn message(body: &Body) -> Message {
         Body::Hello(_) => Message::Hello,
         Body::Welcome(_) => Message::Welcome,
         Body::Refused(refused) => Message::Refused(Box::new(refused.cause.clone())),
-        Body::Register(Register { room, wish: Wish::Write(to), .. }) => Message::Register {
+        Body::Register(Register { room, delivery: Delivery::Write(to), .. }) => Message::Register {
             room: room.clone(),
             pages: to.pages.len(),
             permission: (to.ask != 0).then(|| millis(to.permit_ms)),
         },
-        Body::Register(Register { room, wish: Wish::Read(_), .. }) => Message::Claim { room: room.clone() },
+        Body::Register(Register { room, delivery: Delivery::Read(_), .. }) => {
+            Message::Acquire { room: room.clone() }
+        }
         Body::Registered(_) => Message::Registered,
         Body::Progress(progress) => Message::InPlace {
             parts: each(&progress.done).map(|&(_, count)| u64::from(count)).sum(),

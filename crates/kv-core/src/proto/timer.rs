@@ -23,13 +23,13 @@ pub(super) enum Timer {
     Registration(PeerId, Attempt),
     /// The lease of a sender's pages runs out.
     Lease(SessionId),
-    /// Heartbeats for the grants of a peer are due.
+    /// Heartbeats for the leases of a peer are due.
     Heartbeat(PeerId),
     /// The permission to write to a peer is to be asked for.
     Permission(PeerId),
     /// The permission of a silent peer, and what it could lead to, are over.
-    Fence(PeerId),
-    /// Attempts of a peer below its floor are to be ended.
+    WriteFence(PeerId),
+    /// Attempts of a peer below its low watermark are to be ended.
     Sweep(PeerId),
     /// A peer that others wait for is to be taken for stuck.
     Stuck,

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use super::posts::InFlight;
 use crate::id::{PostId, SessionId};
-use crate::plane::{Desc, PlaneError};
 use crate::quarantine::{Quarantine, QuarantineReason};
 use crate::time::Time;
 use crate::trace::{Event, KvWhat, Log, Who};
+use crate::transport::{Desc, TransportError};
 
 /// The events that nobody has fetched yet. While nobody listens, it is empty.
 #[derive(Debug, Clone, Default)]
@@ -56,7 +56,7 @@ impl Tracer {
         now: Time,
         id: PostId,
         post: &InFlight,
-        result: &Result<(), PlaneError>,
+        result: &Result<(), TransportError>,
     ) {
         let Some((bytes, started)) = self.posts.remove(&id) else { return };
         let took = now - started;
@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
     use crate::id::PeerId;
-    use crate::plane::Op;
+    use crate::transport::Op;
 
     #[test]
     fn nothing_is_remembered_of_what_has_ended() {

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::dropped::Dropped;
 use super::event::What;
 use super::message::Message;
 use crate::error::{BootstrapError, Cause, Phase, TransferError};
 use crate::id::{ChunkId, Incarnation, PostId, Room, WorkerId};
-use crate::plane::{Op, PlaneError};
 use crate::poll::KvPoll;
 use crate::quarantine::QuarantineReason;
+use crate::transport::{Op, TransportError};
 
 /// What happens in a worker of the KV cache: where a request spends its time, and why it ends.
 ///
@@ -44,7 +45,7 @@ pub enum KvWhat {
     },
     /// The bootstrap server has not answered, or knows no such ranks.
     NotAnswered(BootstrapError),
-    /// A receiver's registration, or its claim, has met the session that sends.
+    /// A receiver's registration, or its acquire message, has met the session that sends.
     ReceiverCame,
     /// The scheduler has given pages to a session that sends.
     ChunkGiven {
@@ -78,7 +79,7 @@ pub enum KvWhat {
         /// How long it took.
         took: Duration,
         /// Why it failed, if it did.
-        error: Option<PlaneError>,
+        error: Option<TransportError>,
     },
     /// The lease on the session's pages has run out before every reader had read them.
     LeaseExpired,
@@ -92,7 +93,7 @@ pub enum KvWhat {
         reason: QuarantineReason,
         /// How many pages.
         pages: usize,
-        /// How many items of state groups.
+        /// How many items of cache groups.
         items: usize,
     },
     /// Nothing can touch the pages of the failed session any more.
@@ -107,7 +108,7 @@ pub enum KvWhat {
         /// How many.
         pages: usize,
     },
-    /// Items of state groups have come back to the scheduler.
+    /// Items of cache groups have come back to the scheduler.
     ItemsBack {
         /// How many.
         items: usize,
@@ -139,7 +140,7 @@ pub enum KvWhat {
     /// The way to the peer is open.
     WayOpened,
     /// The way to the peer could not be opened.
-    ConnectFailed(PlaneError),
+    ConnectFailed(TransportError),
     /// This worker's way to the peer is lost. The peer may go on.
     WayLost,
     /// Nothing was heard from the peer for a while, and something depends on it.
@@ -311,7 +312,7 @@ impl KvWhat {
                 )
             }
             KvWhat::PagesBack { pages } => write!(f, "gives back {pages} pages"),
-            KvWhat::ItemsBack { items } => write!(f, "gives back {items} items of state groups"),
+            KvWhat::ItemsBack { items } => write!(f, "gives back {items} items of cache groups"),
             KvWhat::Closed => f.write_str("nothing is left of it"),
             KvWhat::Said(_)
             | KvWhat::Heard(_)

@@ -27,11 +27,11 @@ pub enum Message {
         permission: Option<Duration>,
     },
     /// The receiver will read the pages of a request (pull).
-    Claim {
+    Acquire {
         /// The request.
         room: Room,
     },
-    /// The registration or the claim has arrived.
+    /// The registration or the acquire message has arrived.
     Registered,
     /// Parts of a push are in place.
     InPlace {
@@ -93,7 +93,9 @@ impl Message {
     pub fn phase(&self) -> Option<Phase> {
         match self {
             Message::Hello | Message::Welcome | Message::Refused(_) => Some(Phase::Handshake),
-            Message::Register { .. } | Message::Claim { .. } | Message::Registered => Some(Phase::Rendezvous),
+            Message::Register { .. } | Message::Acquire { .. } | Message::Registered => {
+                Some(Phase::Rendezvous)
+            }
             Message::InPlace { .. }
             | Message::Granted { .. }
             | Message::Release { .. }
@@ -113,7 +115,7 @@ impl Message {
             Message::Welcome => "welcome",
             Message::Refused(_) => "refused",
             Message::Register { .. } => "register",
-            Message::Claim { .. } => "claim",
+            Message::Acquire { .. } => "acquire",
             Message::Registered => "registered",
             Message::InPlace { .. } => "in_place",
             Message::Failed { .. } => "failed",
@@ -143,7 +145,7 @@ impl fmt::Display for Message {
                     "that room {room} has {pages} pages to be written, and writes are permitted for {lasts:?}"
                 )
             }
-            Message::Claim { room } => write!(f, "that the pages of room {room} will be read"),
+            Message::Acquire { room } => write!(f, "that the pages of room {room} will be read"),
             Message::Registered => f.write_str("that the registration has arrived"),
             Message::InPlace { parts, total: None } => write!(f, "that {parts} parts are in place"),
             Message::InPlace { parts, total: Some(total) } => {

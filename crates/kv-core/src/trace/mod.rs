@@ -63,7 +63,7 @@ mod tests {
         let lost = Event { at: Time::ZERO, who: PeerId(4).into(), what: KvWhat::WayLost, missed: 0 };
         assert_eq!(lost.to_string(), "0.000000 s, peer 4: the way to it is lost");
         assert_eq!(lost.phase(), None);
-        let said = KvWhat::Said(Message::Claim { room: 5.into() });
+        let said = KvWhat::Said(Message::Acquire { room: 5.into() });
         assert_eq!((said.phase(), said.name()), (Some(Phase::Rendezvous), "said"));
         assert_eq!(said.to_string(), "says that the pages of room 5 will be read");
     }

@@ -7,7 +7,7 @@ use serde::de::{Error, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::codec::Unreadable;
-use super::link::Link;
+use super::conversation_id::ConversationId;
 use super::tolerant::{Fields, read_bounded};
 use super::versions::Versions;
 use crate::error::PeerCause;
@@ -41,10 +41,10 @@ macro_rules! bodies {
             pub(super) fn write<S: serde::Serializer>(
                 &self,
                 version: u8,
-                link: Link,
+                conversation: ConversationId,
                 out: S,
             ) -> Result<S::Ok, S::Error> {
-                match self { $(Body::$name(body) => (version, self.kind(), link, body).serialize(out)),* }
+                match self { $(Body::$name(body) => (version, self.kind(), conversation, body).serialize(out)),* }
             }
 
             /// The message of this kind with these fields.
@@ -77,13 +77,13 @@ bodies! {
         /// The metadata of the speaker's transport.
         metadata: Bytes,
         /// Name of the speaker's transport.
-        plane: String,
+        transport: String,
         /// The incarnation that is meant; another one refuses.
         to: Incarnation,
         /// Which life of the speaker's worker it is.
         incarnation: Incarnation,
         /// The number under which the speaker wants to be answered.
-        link: Link,
+        conversation: ConversationId,
         /// Repeated in the answer, so that a late answer to an earlier hello is known as such.
         nonce: u64,
         /// The speaker's worker.
@@ -103,8 +103,8 @@ bodies! {
         /// The hello's nonce.
         nonce: u64,
         /// The number under which the speaker wants to be addressed.
-        link: Link,
-        /// The number of a question whether the speaker may write, as [`Heartbeat::beat`]: a registration
+        conversation: ConversationId,
+        /// The number of a question whether the speaker may write, as [`Heartbeat::number`]: a registration
         /// answers it. 0 if missing.
         #[serde(default)]
         ask: u64,
@@ -117,7 +117,7 @@ bodies! {
         nonce: u64,
         /// The number under which the speaker wants to be addressed: a receiver that is refused still
         /// aborts its rooms, so that their senders do not wait for it.
-        link: Link,
+        conversation: ConversationId,
         /// Why; `Unknown` if another incarnation was meant.
         #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
@@ -128,7 +128,7 @@ bodies! {
         /// A number of the receiver's for this attempt at this peer.
         attempt: Attempt,
         /// All attempts below are over for the receiver.
-        floor: Attempt,
+        low_watermark: Attempt,
         /// The request.
         room: Room,
         /// How many ranks of the receiver's engine this sender has to serve for the request.
@@ -136,14 +136,14 @@ bodies! {
         /// How long to keep it, in milliseconds from sending: a little longer than the receiver waits.
         ttl_ms: u64,
         /// How the pages are to come.
-        wish: Wish,
+        delivery: Delivery,
     }
     /// Prefill → decode, once for each [`Register`] whose pages are still to come: it has arrived.
     5 Registered {
         /// The attempt.
         attempt: Attempt,
     }
-    /// Prefill → decode: what is in place so far. Delivered by the plane after the bytes of each part, naming
+    /// Prefill → decode: what is in place so far. Delivered by the transport after the bytes of each part, naming
     /// that part, and said once more for each [`Heartbeat`] that asks. Nothing acknowledges it.
     7 Progress {
         /// The attempt.
@@ -177,13 +177,13 @@ bodies! {
         /// The request, for a prefill side that has not seen the registration.
         room: Room,
         /// Which sender of it was meant; any, if not given.
-        grant: Option<SessionId>,
+        lease_id: Option<SessionId>,
         /// Why.
         #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
-        /// All attempts below are over for the receiver. A missing floor says this of none.
+        /// All attempts below are over for the receiver. A missing low watermark says this of none.
         #[serde(default = "first")]
-        floor: Attempt,
+        low_watermark: Attempt,
     }
     /// Prefill → decode, once for each [`Abort`]: no write of the attempt is in flight, and none will be posted.
     10 AbortAck {
@@ -196,10 +196,10 @@ bodies! {
     15 Granted {
         /// The attempt.
         attempt: Attempt,
-        /// The `beat` of the receiver's last claim.
-        beat: u64,
+        /// The `number` of the receiver's last acquire message.
+        number: u64,
         /// The sender's session whose pages these are: the id of the lease.
-        grant: SessionId,
+        lease_id: SessionId,
         /// The sender's pages, in request order.
         pages: PageList,
         /// The sender's aux row.
@@ -208,7 +208,7 @@ bodies! {
         lease_ms: u64,
         /// How often heartbeats are wanted, in milliseconds; 0 if the lease is not renewed.
         interval_ms: u64,
-        /// The sender's items of its state groups. None if missing.
+        /// The sender's items of its cache groups. None if missing.
         #[serde(default)]
         groups: GroupLists,
     }
@@ -218,9 +218,9 @@ bodies! {
     16 Heartbeat {
         /// A number of the speaker's, repeated in the answer. The time that an answer grants is counted by who
         /// grants it from the answer on, and by who asked from the question on, which is earlier.
-        beat: u64,
+        number: u64,
         /// All attempts of the speaker below are over.
-        floor: Attempt,
+        low_watermark: Attempt,
         /// Runs (first attempt, number), rising: they read, and their leases are to be extended.
         #[serde(with = "crate::packed")]
         leases: Vec<(u64, u32)>,
@@ -234,25 +234,25 @@ bodies! {
     /// Once for each [`Heartbeat`], and once more for each 65536 runs of leases: I am here.
     17 HeartbeatAck {
         /// The heartbeat's number.
-        beat: u64,
+        number: u64,
         /// All attempts of the speaker below are over.
-        floor: Attempt,
-        /// For how long the shortest of the leases holds, in milliseconds; see [`Heartbeat::beat`]. 0 without leases.
+        low_watermark: Attempt,
+        /// For how long the shortest of the leases holds, in milliseconds; see [`Heartbeat::number`]. 0 without leases.
         lease_ms: u64,
         /// Runs (first attempt, number), rising: the attempts whose pages were still as they were when the
         /// heartbeat came, and stay so.
         #[serde(with = "crate::packed")]
         leases: Vec<(u64, u32)>,
-        /// For how long the speaker of the heartbeat may begin writes, in milliseconds; see [`Heartbeat::beat`].
+        /// For how long the speaker of the heartbeat may begin writes, in milliseconds; see [`Heartbeat::number`].
         /// 0 if it may not.
         permit_ms: u64,
     }
     /// Decode → prefill: these attempts are over. Everything has arrived, or was read, or the failure is
     /// understood. If that holds pages of the hearer, it is repeated until [`Released`] acknowledges it; otherwise
-    /// it is said once, and the floor of a later frame says it again.
+    /// it is said once, and the low watermark of a later frame says it again.
     18 Release {
         /// All attempts below are over for the receiver.
-        floor: Attempt,
+        low_watermark: Attempt,
         /// Runs (first attempt, number), rising.
         #[serde(with = "crate::packed")]
         attempts: Vec<(u64, u32)>,
@@ -267,7 +267,7 @@ bodies! {
     }
 }
 
-/// The floor that says nothing.
+/// The low watermark that says nothing.
 fn first() -> Attempt {
     Attempt(0)
 }
@@ -275,43 +275,45 @@ fn first() -> Attempt {
 /// How a receiver wants its pages to come: a number that says which, and fields, of which a newer version may have
 /// more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
+pub enum Delivery {
     /// 0: the sender writes them.
     Write(Destination),
     /// 1: the receiver reads them, once they are granted.
-    Read(Claim),
+    Read(Acquire),
 }
 
-impl Serialize for Wish {
+impl Serialize for Delivery {
     fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
         match self {
-            Wish::Write(to) => (0, to).serialize(out),
-            Wish::Read(claim) => (1, claim).serialize(out),
+            Delivery::Write(to) => (0, to).serialize(out),
+            Delivery::Read(acquire) => (1, acquire).serialize(out),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Wish {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Wish, D::Error> {
-        from.deserialize_tuple(2, WishVisitor)
+impl<'de> Deserialize<'de> for Delivery {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Delivery, D::Error> {
+        from.deserialize_tuple(2, DeliveryVisitor)
     }
 }
 
-struct WishVisitor;
+struct DeliveryVisitor;
 
-impl<'de> Visitor<'de> for WishVisitor {
-    type Value = Wish;
+impl<'de> Visitor<'de> for DeliveryVisitor {
+    type Value = Delivery;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("0 or 1, and the fields of that wish")
+        out.write_str("0 or 1, and the fields of that delivery")
     }
 
     #[inline]
-    fn visit_seq<A: SeqAccess<'de>>(self, mut wish: A) -> Result<Wish, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut delivery: A) -> Result<Delivery, A::Error> {
         let cut = |at| A::Error::invalid_length(at, &self);
-        match wish.next_element()?.ok_or_else(|| cut(0))? {
-            0 => wish.next_element()?.map(|Fields(to)| Wish::Write(to)).ok_or_else(|| cut(1)),
-            1 => wish.next_element()?.map(|Fields(claim)| Wish::Read(claim)).ok_or_else(|| cut(1)),
+        match delivery.next_element()?.ok_or_else(|| cut(0))? {
+            0 => delivery.next_element()?.map(|Fields(to)| Delivery::Write(to)).ok_or_else(|| cut(1)),
+            1 => {
+                delivery.next_element()?.map(|Fields(acquire)| Delivery::Read(acquire)).ok_or_else(|| cut(1))
+            }
             other => Err(A::Error::invalid_value(Unexpected::Unsigned(other), &self)),
         }
     }
@@ -324,14 +326,14 @@ pub struct Destination {
     pub pages: PageList,
     /// The number of the first of them in the request; before it the receiver has a prefix, or other
     /// ranks send.
-    pub first: u32,
+    pub first_page: u32,
     /// How many pages the request has at the receiver, with those that it has, and those of others.
-    pub whole: u32,
+    pub total_pages: u32,
     /// The aux row to fill.
     pub aux: Option<AuxIndex>,
     /// True if this sender is to fill it, and not another rank of its engine.
     pub aux_here: bool,
-    /// Where the items of its state groups shall go. None if missing.
+    /// Where the items of its cache groups shall go. None if missing.
     #[serde(default)]
     pub groups: GroupLists,
     /// The last question of the sender's whether it may write that was heard, answered with `permit_ms`; 0 for
@@ -346,9 +348,9 @@ pub struct Destination {
 
 /// Which pages shall be granted to a receiver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
+pub struct Acquire {
     /// Which sender of the room is meant; any, if not given.
-    pub grant: Option<SessionId>,
-    /// Repeated in a grant that answers this claim.
-    pub beat: u64,
+    pub lease_id: Option<SessionId>,
+    /// Repeated in the [`Granted`] that answers this message.
+    pub number: u64,
 }

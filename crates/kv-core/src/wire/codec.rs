@@ -4,11 +4,11 @@ use bytes::Bytes;
 use serde::de::IgnoredAny;
 
 use super::body::Body;
-use super::link::Link;
+use super::conversation_id::ConversationId;
 use super::tolerant::{Fields, read};
 use super::versions::{VERSIONS, Versions};
-use crate::plane::MAX_FRAME;
 use crate::record::TransportOffer;
+use crate::transport::MAX_FRAME;
 
 /// What stands in place of a version in the messages that every version reads.
 const EVERY: u8 = 0;
@@ -17,7 +17,7 @@ const EVERY: u8 = 0;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// The listener's number for the conversation.
-    pub link: Link,
+    pub conversation: ConversationId,
     /// What is said.
     pub body: Body,
 }
@@ -26,15 +26,15 @@ pub struct Frame {
 ///
 /// ```
 /// use kv_core::Attempt;
-/// use kv_core::wire::{Body, Codec, Link, Registered, Unspeakable, VERSIONS, Versions};
+/// use kv_core::wire::{Body, Codec, ConversationId, Registered, Unspeakable, VERSIONS, Versions};
 ///
 /// let registered = Body::Registered(Registered { attempt: Attempt(3) });
 /// // Before the two have met, only what every version reads can be said.
-/// assert_eq!(Codec::MEETING.encode(Link::new(1, 7), &registered), Err(Unspeakable::NotMet { kind: 5 }));
+/// assert_eq!(Codec::MEETING.encode(ConversationId::new(1, 7), &registered), Err(Unspeakable::NotMet { kind: 5 }));
 /// let theirs = Versions { min: VERSIONS.max, max: VERSIONS.max + 1 };
 /// let codec = Codec::between(VERSIONS, theirs).expect("a common version");
-/// let frame = codec.decode(&codec.encode(Link::new(1, 7), &registered)?).expect("it is in their common version");
-/// assert_eq!((frame.link, frame.body), (Link::new(1, 7), registered));
+/// let frame = codec.decode(&codec.encode(ConversationId::new(1, 7), &registered)?).expect("it is in their common version");
+/// assert_eq!((frame.conversation, frame.body), (ConversationId::new(1, 7), registered));
 /// # Ok::<(), Unspeakable>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,13 +58,13 @@ impl Codec {
     }
 
     /// The message as the bytes of a frame, at most [`MAX_FRAME`] of them.
-    pub fn encode(self, link: Link, body: &Body) -> Result<Bytes, Unspeakable> {
+    pub fn encode(self, conversation: ConversationId, body: &Body) -> Result<Bytes, Unspeakable> {
         let kind = body.kind();
         let version = if Body::is_for_every_version(kind) { Some(EVERY) } else { self.version };
         let version = version.ok_or(Unspeakable::NotMet { kind })?;
         let mut out = Vec::with_capacity(128);
         let mut serializer = rmp_serde::Serializer::new(&mut out);
-        body.write(version, link, &mut serializer).map_err(|_| Unspeakable::Failed { kind })?;
+        body.write(version, conversation, &mut serializer).map_err(|_| Unspeakable::Failed { kind })?;
         if out.len() > MAX_FRAME {
             return Err(Unspeakable::TooLong { got: out.len() });
         }
@@ -81,7 +81,7 @@ impl Codec {
 impl Frame {
     /// The frame as bytes, in the newest version.
     pub fn encode(&self) -> Result<Bytes, Unspeakable> {
-        Codec { version: Some(VERSIONS.max) }.encode(self.link, &self.body)
+        Codec { version: Some(VERSIONS.max) }.encode(self.conversation, &self.body)
     }
 
     /// The frame in these bytes, in any version of [`VERSIONS`], whoever may have said it.
@@ -90,8 +90,8 @@ impl Frame {
     }
 
     /// The conversation that a frame names, in whatever version it is said; `None` if it names none.
-    pub fn link_of(bytes: &[u8]) -> Option<Link> {
-        outer(bytes).map(|outer| outer.link)
+    pub fn conversation_of(bytes: &[u8]) -> Option<ConversationId> {
+        outer(bytes).map(|outer| outer.conversation)
     }
 }
 
@@ -99,7 +99,8 @@ fn read_frame(bytes: &[u8], spoken: Option<Versions>) -> Result<Frame, Unreadabl
     if bytes.len() > MAX_FRAME {
         return Err(Unreadable::TooLong { got: bytes.len() });
     }
-    let Outer { version, kind, link, fields } = outer(bytes).ok_or(Unreadable::Malformed { kind: 0 })?;
+    let Outer { version, kind, conversation, fields } =
+        outer(bytes).ok_or(Unreadable::Malformed { kind: 0 })?;
     match spoken {
         _ if version == EVERY => {}
         None => return Err(Unreadable::NotMet { kind }),
@@ -109,14 +110,14 @@ fn read_frame(bytes: &[u8], spoken: Option<Versions>) -> Result<Frame, Unreadabl
     if Body::is_for_every_version(kind) != (version == EVERY) {
         return Err(Unreadable::Kind { got: kind });
     }
-    Ok(Frame { link, body: Body::read(kind, fields)? })
+    Ok(Frame { conversation, body: Body::read(kind, fields)? })
 }
 
 /// What every version reads of a frame.
 struct Outer<'a> {
     version: u8,
     kind: u8,
-    link: Link,
+    conversation: ConversationId,
     /// The array of the fields, and nothing after it.
     fields: &'a [u8],
 }
@@ -134,8 +135,8 @@ fn outer(bytes: &[u8]) -> Option<Outer<'_>> {
     };
     let (number, fields) = rest.split_at_checked(width)?;
     let small = if width == 0 { u64::from(*form) } else { 0 };
-    let link = Link(number.iter().fold(small, |sum, &byte| sum << 8 | u64::from(byte)));
-    Some(Outer { version: *version, kind: *kind, link, fields })
+    let conversation = ConversationId(number.iter().fold(small, |sum, &byte| sum << 8 | u64::from(byte)));
+    Some(Outer { version: *version, kind: *kind, conversation, fields })
 }
 
 /// The transport in a frame, if it is a [`Hello`](super::Hello): only a connection that may speak for it
@@ -146,8 +147,8 @@ pub fn hello_transport(frame: &[u8]) -> Option<TransportOffer> {
     }
     let Outer { version: EVERY, kind: Body::HELLO, fields, .. } = outer(frame)? else { return None };
     // What follows the transport need not be understood for that.
-    let Fields((IgnoredAny, metadata, plane)): Fields<(IgnoredAny, Bytes, String)> = read(fields)?;
-    Some(TransportOffer::new(&plane, metadata))
+    let Fields((IgnoredAny, metadata, transport)): Fields<(IgnoredAny, Bytes, String)> = read(fields)?;
+    Some(TransportOffer::new(&transport, metadata))
 }
 
 /// Why bytes are not a message. Such bytes are dropped and counted; the connection stays, and nobody

@@ -1,6 +1,6 @@
 //! The wire: what two workers tell each other, as msgpack.
 //!
-//! A frame is the array `[version, kind, link, fields]`; `fields` is the array of the message's fields.
+//! A frame is the array `[version, kind, conversation, fields]`; `fields` is the array of the message's fields.
 //! It carries durations, never clock readings. A frame is at most [`MAX_FRAME`](crate::MAX_FRAME) bytes long.
 //! Every message is idempotent: transports may lose, duplicate and reorder frames.
 //!
@@ -8,7 +8,7 @@
 //! little-endian: a run of pages or parts is 8 bytes, 4 for the first and 4 for the length; a run of attempts is
 //! 12 bytes, 8 for the first and 4 for the length. The length counts the first: a run of one page has length 1.
 //!
-//! `link` names the conversation. Each side draws a number for the other when they meet and tells
+//! `conversation` names the conversation. Each side draws a number for the other when they meet and tells
 //! it in [`Hello`] or [`Welcome`]; whoever speaks puts the listener's number into the frame. A
 //! frame of a former incarnation, or of a conversation that was forgotten, carries a number that
 //! nobody answers to, and is dropped and counted.
@@ -33,17 +33,17 @@
 
 mod body;
 mod codec;
+mod conversation_id;
 mod lengths;
-mod link;
 mod tolerant;
 pub(crate) mod versions;
 
 pub use body::{
-    Abort, AbortAck, Body, Claim, Destination, Failed, Granted, Heartbeat, HeartbeatAck, Hello, Progress,
-    Refused, Register, Registered, Release, Released, Welcome, Wish,
+    Abort, AbortAck, Acquire, Body, Delivery, Destination, Failed, Granted, Heartbeat, HeartbeatAck, Hello,
+    Progress, Refused, Register, Registered, Release, Released, Welcome,
 };
 pub use codec::{Codec, Frame, Unreadable, Unspeakable, hello_transport};
+pub use conversation_id::ConversationId;
 pub use lengths::lengths_fit;
-pub use link::Link;
 pub(crate) use tolerant::read as read_tolerant;
 pub use versions::{VERSIONS, Versions};

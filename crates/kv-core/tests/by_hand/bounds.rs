@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use kv_core::plan::{Plan, RegionMap, Side};
 use kv_core::proto::{Input, Output};
-use kv_core::wire::{Abort, Body, Claim, Frame, Granted, Link, Refused, Register, Release, VERSIONS, Wish};
+use kv_core::wire::{
+    Abort, Acquire, Body, ConversationId, Delivery, Frame, Granted, Refused, Register, Release, VERSIONS,
+};
 use kv_core::{
-    Attempt, Cause, Geometry, GrantRef, Holds, Incarnation, KvArgs, KvPoll, Layout, Lease, MAX_FRAME,
+    Attempt, Cause, Geometry, Holds, Incarnation, KvArgs, KvPoll, Layout, Lease, LeaseRef, MAX_FRAME,
     Mismatch, Origin, PageList, PeerCause, Region, RegionRole, Room, SessionId, SessionOptions, TransferMode,
     meter,
 };
@@ -44,12 +46,12 @@ fn long_cause(len: usize) -> PeerCause {
 }
 
 fn abort(attempt: u64, room: Room, cause: PeerCause) -> Body {
-    Body::Abort(Abort { floor: Attempt(0), attempt: Attempt(attempt), room, grant: None, cause })
+    Body::Abort(Abort { low_watermark: Attempt(0), attempt: Attempt(attempt), room, lease_id: None, cause })
 }
 
 /// The frame as it is said, whether or not it can be written.
 fn say_if_it_fits(solo: &mut Solo, incarnation: u64, body: Body) -> bool {
-    let frame = Frame { link: solo.link(incarnation), body };
+    let frame = Frame { conversation: solo.conversation(incarnation), body };
     let fits = frame.encode().is_ok();
     if fits {
         solo.frame_from(incarnation, frame);
@@ -57,16 +59,16 @@ fn say_if_it_fits(solo: &mut Solo, incarnation: u64, body: Body) -> bool {
     fits
 }
 
-/// A sender of a large request, which peer 1 has claimed as attempt 1. Bytes of the grant.
+/// A sender of a large request, which peer 1 has acquired as attempt 1. Bytes of the lease.
 fn granted() -> (Solo, usize) {
     let mut solo = Solo::serving_pages(1 << 20);
     let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
     let session = solo.open_sender_with(ROOM, 1, options);
     // Every other page: as scattered as can be.
     solo.send_list(session, PageList::from_pages((0..100_000).map(|n| n * 2 + 1)).unwrap());
-    solo.says(1, Body::Register(crate::solo::claim(1, ROOM, None, 1)));
+    solo.says(1, Body::Register(crate::solo::acquire(1, ROOM, None, 1)));
     let len = said(&solo);
-    assert!(len > MAX_FRAME / 3, "the grant is {len} bytes");
+    assert!(len > MAX_FRAME / 3, "the lease is {len} bytes");
     (solo, len)
 }
 
@@ -79,9 +81,9 @@ fn a_ping_asks_about_each_attempt_once_and_in_rising_order() {
         assert_eq!(solo.said, []);
         assert_eq!(solo.node().gauges().dropped.total(), dropped + 1);
     }
-    let (mut solo, grant) = granted();
+    let (mut solo, lease_id) = granted();
     solo.says(1, asks_about(&[(1, u32::MAX), (1 << 40, 7)]));
-    assert!(said(&solo) < grant + 16_384, "{} bytes are said", said(&solo));
+    assert!(said(&solo) < lease_id + 16_384, "{} bytes are said", said(&solo));
     assert!(solo.said.len() < 300, "{} answers", solo.said.len());
 }
 
@@ -160,8 +162,12 @@ fn what_is_over_within_the_window_keeps_a_bounded_number_of_gaps() {
     let kept = kept_of(|| {
         for number in 0..200_000_u64 {
             // Of a lease that is not known: nothing is kept but that the attempt is over.
-            let (attempt, grant, cause) = (Attempt(number * 2 + 1), Some(SessionId(99)), PeerCause::Aborted);
-            solo.says(1, Body::Abort(Abort { floor: Attempt(0), attempt, room: ROOM, grant, cause }));
+            let (attempt, lease_id, cause) =
+                (Attempt(number * 2 + 1), Some(SessionId(99)), PeerCause::Aborted);
+            solo.says(
+                1,
+                Body::Abort(Abort { low_watermark: Attempt(0), attempt, room: ROOM, lease_id, cause }),
+            );
         }
     });
     assert!(kept < 2 << 20, "{kept} bytes are kept in {} runs", solo.node().gauges().closed_runs);
@@ -178,7 +184,10 @@ fn a_hello_whose_cache_is_not_understood_costs_no_map_of_this_workers_cache() {
     let mut solo = Solo::new(|config| config.args = args.clone());
     let hello = |incarnation| {
         let geometry = None;
-        kv_core::wire::Hello { geometry, ..crate::solo::hello(incarnation, Link::new(1, incarnation as u32)) }
+        kv_core::wire::Hello {
+            geometry,
+            ..crate::solo::hello(incarnation, ConversationId::new(1, incarnation as u32))
+        }
     };
     solo.hello(hello(1));
     let kept = kept_of(|| {
@@ -196,16 +205,16 @@ fn refused_attempts_of_one_connection_keep_little_however_many_incarnations_it_n
     let mut solo = Solo::serving(|_| {});
     let kept = kept_of(|| {
         for incarnation in 1..=64 {
-            let hello = crate::solo::hello(incarnation, Link::new(1, incarnation as u32));
-            solo.frame_from(1, Frame { link: Link::NONE, body: Body::Hello(hello) });
+            let hello = crate::solo::hello(incarnation, ConversationId::new(1, incarnation as u32));
+            solo.frame_from(1, Frame { conversation: ConversationId::NONE, body: Body::Hello(hello) });
             let welcome = solo.frames().into_iter().find_map(|body| match body {
-                Body::Welcome(welcome) => Some(welcome.link),
+                Body::Welcome(welcome) => Some(welcome.conversation),
                 _ => None,
             });
-            let Some(link) = welcome else { continue };
+            let Some(conversation) = welcome else { continue };
             for number in 1..20_000 {
                 let body = Body::Register(register(number, Room::Number(number), &[1000]));
-                solo.frame_from(1, Frame { link, body });
+                solo.frame_from(1, Frame { conversation, body });
             }
         }
         solo.said.clear();
@@ -223,12 +232,12 @@ fn a_receiver_that_greets_again_and_again_is_one_receiver() {
     let session = solo.open_sender_with(ROOM, 2, options);
     solo.send(session, 2, &[&[0, 1]]);
     // It has all pages already: nothing is to be written.
-    let all = || with(register(1, ROOM, &[]), |to| (to.first, to.whole) = (2, 2));
+    let all = || with(register(1, ROOM, &[]), |to| (to.first_page, to.total_pages) = (2, 2));
     let mut last = 0;
     let steps = steps_of(|| {
         for round in 2..2002 {
             solo.says(1, Body::Register(all()));
-            solo.greet_again(1, Link::new(round, 1));
+            solo.greet_again(1, ConversationId::new(round, 1));
             last = solo.node().gauges().targets;
         }
     });
@@ -267,7 +276,11 @@ fn a_release_of_everything_costs_what_there_is() {
         let steps = steps_of(|| {
             solo.says(
                 1,
-                Body::Release(Release { floor: Attempt(0), attempts: attempts.clone(), answer: true }),
+                Body::Release(Release {
+                    low_watermark: Attempt(0),
+                    attempts: attempts.clone(),
+                    answer: true,
+                }),
             );
         });
         assert!(steps < 2000 + 8 * len, "{steps} steps for {len} bytes");
@@ -297,7 +310,7 @@ fn a_page_that_is_named_twice_is_refused() {
         let whole = pages.len() as u32;
         solo.says(
             1,
-            Body::Register(with(register(1, ROOM, &[]), |to| (to.pages, to.whole) = (pages, whole))),
+            Body::Register(with(register(1, ROOM, &[]), |to| (to.pages, to.total_pages) = (pages, whole))),
         );
         let refused = solo.frames().into_iter().any(
             |body| matches!(body, Body::Failed(failed) if failed.cause == PeerCause::OutOfRange && failed.quiet),
@@ -349,7 +362,7 @@ fn a_page_number_that_cannot_be_counted_in_physical_pages_is_never_written_elsew
 #[test]
 fn a_list_that_promises_more_than_its_frame_holds_is_refused_before_room_is_made() {
     let mut solo = Solo::serving(|_| {});
-    let frame = Frame { link: solo.link(1), body: asks_about(&[]) };
+    let frame = Frame { conversation: solo.conversation(1), body: asks_about(&[]) };
     let mut bytes = frame.encode().unwrap().to_vec();
     // In place of the empty list at the end.
     bytes.pop();
@@ -373,16 +386,19 @@ fn the_plan_of_few_pages_keeps_no_room_for_all_that_was_granted() {
     let session = solo.open_receiver_with(ROOM, options);
     solo.found(kv_core::LookupId(0), vec![record_with(1, args("peer-1", 1 << 17).geometry())]);
     solo.welcome(1, 1);
-    let Some(Body::Register(Register { attempt, wish: Wish::Read(Claim { beat, .. }), .. })) =
+    let Some(Body::Register(Register { attempt, delivery: Delivery::Read(Acquire { number, .. }), .. })) =
         solo.frames().pop()
     else {
         panic!("{:?}", solo.frames())
     };
     // Every other page: as scattered as can be.
     let pages = PageList::from_pages((0..50_000).map(|n| n * 2 + 1)).unwrap();
-    let (grant, aux, groups) = (SessionId(5), None, Default::default());
+    let (lease_id, aux, groups) = (SessionId(5), None, Default::default());
     let (lease_ms, interval_ms) = (30_000, 5000);
-    solo.says(1, Body::Granted(Granted { attempt, beat, grant, pages, aux, lease_ms, interval_ms, groups }));
+    solo.says(
+        1,
+        Body::Granted(Granted { attempt, number, lease_id, pages, aux, lease_ms, interval_ms, groups }),
+    );
     assert_eq!(solo.node().gauges().granted_runs, 50_000);
     let kept = kept_of(|| solo.init_receiver(session, &[1, 3, 5, 7, 9, 11, 13, 15], None));
     assert_eq!((solo.poll(session), solo.take_posts().len()), (KvPoll::Transferring, 4));
@@ -391,17 +407,21 @@ fn the_plan_of_few_pages_keeps_no_room_for_all_that_was_granted() {
 }
 
 /// Sessions that wait for one answer of the bootstrap server, which names many ranks of one request's pages.
-fn waiting(sessions: u64, ranks: u32, grants: &[GrantRef]) -> (Solo, Vec<SessionId>) {
+fn waiting(sessions: u64, ranks: u32, lease_refs: &[LeaseRef]) -> (Solo, Vec<SessionId>) {
     let mut solo = Solo::new(|_| {});
-    let mode = Some(if grants.is_empty() { TransferMode::Push } else { TransferMode::Pull });
-    let options =
-        SessionOptions { mode, grants: grants.to_vec(), prefill_dp_rank: Some(0), ..Default::default() };
+    let mode = Some(if lease_refs.is_empty() { TransferMode::Push } else { TransferMode::Pull });
+    let options = SessionOptions {
+        mode,
+        lease_refs: lease_refs.to_vec(),
+        prefill_dp_rank: Some(0),
+        ..Default::default()
+    };
     let open = |room| solo.open_receiver_with(Room::Number(room), options.clone());
     let sessions = (0..sessions).map(open).collect();
-    let rank = |cp_rank| {
+    let rank = |pcp_rank| {
         let mut geometry = args("peer", 16).geometry().clone();
-        (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (ranks, cp_rank);
-        record_with(u64::from(cp_rank) + 1, &geometry)
+        (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (ranks, pcp_rank);
+        record_with(u64::from(pcp_rank) + 1, &geometry)
     };
     solo.found(kv_core::LookupId(0), (0..ranks).map(rank).collect());
     (solo, sessions)
@@ -409,24 +429,26 @@ fn waiting(sessions: u64, ranks: u32, grants: &[GrantRef]) -> (Solo, Vec<Session
 
 #[test]
 fn a_refusal_ends_each_waiting_session_in_few_passes_over_its_sources() {
-    let grant = GrantRef { incarnation: Incarnation::from_random(2), nonce: SessionId(1), pages: None };
+    let lease_id = LeaseRef { incarnation: Incarnation::from_random(2), lease_id: SessionId(1), pages: None };
     let pairs = 16 * 32;
     // Those that were met are told that the session has failed, each in a frame; or they have never heard of it.
-    for (met, grants, passes, left) in
-        [(0, vec![], 5, pairs), (31, vec![], 19, pairs), (31, vec![grant], 7, 0)]
+    for (met, lease_refs, passes, left) in
+        [(0, vec![], 5, pairs), (31, vec![], 19, pairs), (31, vec![lease_id], 7, 0)]
     {
-        let (mut solo, sessions) = waiting(16, 32, &grants);
+        let (mut solo, sessions) = waiting(16, 32, &lease_refs);
         assert_eq!(solo.node().gauges().sources, pairs);
         for peer in 32 - met..32 {
             solo.welcome(peer + 1, 1);
         }
         let nonce = solo.last_hello(1).nonce;
-        let (versions, cause, link) = (VERSIONS, PeerCause::Overloaded, Link::new(1, 1));
-        let steps = steps_of(|| solo.says(1, Body::Refused(Refused { versions, nonce, cause, link })));
+        let (versions, cause, conversation) = (VERSIONS, PeerCause::Overloaded, ConversationId::new(1, 1));
+        let steps =
+            steps_of(|| solo.says(1, Body::Refused(Refused { versions, nonce, cause, conversation })));
         for session in sessions {
             assert_eq!(solo.cause(session), Cause::ByPeer(PeerCause::Overloaded));
         }
-        let of = format!("{pairs} sources of 16 sessions, {met} of them met, for {} grants", grants.len());
+        let of =
+            format!("{pairs} sources of 16 sessions, {met} of them met, for {} lease_refs", lease_refs.len());
         assert!(steps < passes * pairs as u64, "{steps} steps for {of}");
         assert_eq!(solo.node().gauges().sources, left, "{of}");
     }
@@ -439,9 +461,10 @@ fn one_long_refusal_is_passed_on_to_the_other_ranks_with_the_beginnings_of_its_t
     let nonce = solo.last_hello(1).nonce;
     let long = |text: &str| text.repeat(1000);
     let mismatch = Mismatch { field: long("ö"), ours: long("a"), theirs: long("1") };
-    let (versions, cause, link) = (VERSIONS, PeerCause::Incompatible(mismatch), Link::new(1, 1));
+    let (versions, cause, conversation) =
+        (VERSIONS, PeerCause::Incompatible(mismatch), ConversationId::new(1, 1));
     solo.frames();
-    solo.says(1, Body::Refused(Refused { versions, nonce, cause, link }));
+    solo.says(1, Body::Refused(Refused { versions, nonce, cause, conversation }));
     for session in sessions {
         let Cause::ByPeer(PeerCause::Incompatible(told)) = solo.cause(session) else { panic!() };
         assert_eq!((told.field.len(), told.ours.len(), told.theirs.len()), (512, 512, 512));

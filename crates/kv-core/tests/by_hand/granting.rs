@@ -1,4 +1,4 @@
-//! The granting half of pull: claims, leases, heartbeats, releases, frame by frame.
+//! The granting half of pull: acquire messages, leases, heartbeats, releases, frame by frame.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use kv_core::wire::{
     AbortAck, Body, Failed, Granted, Heartbeat, HeartbeatAck, Register, Registered, Release, Released,
 };
 use kv_core::{
-    Attempt, Cause, KvPoll, Lease, PageList, PeerCause, PlaneError, Room, SessionId, SessionOptions,
-    TransferMode, WayEnd,
+    Attempt, Cause, KvPoll, Lease, PageList, PeerCause, Room, SessionId, SessionOptions, TransferMode,
+    TransportError, WayEnd,
 };
 
 use crate::solo::{Solo, abort, ack, list, register};
@@ -17,20 +17,26 @@ const ROOM: Room = Room::Number(7);
 const LEASE: Duration = Duration::from_secs(6);
 const MS: Duration = Duration::from_millis(1);
 
-fn claim(attempt: u64, grant: Option<SessionId>, beat: u64) -> Register {
-    crate::solo::claim(attempt, ROOM, grant, beat)
+fn acquire(attempt: u64, lease_id: Option<SessionId>, number: u64) -> Register {
+    crate::solo::acquire(attempt, ROOM, lease_id, number)
 }
 
-fn heartbeat(beat: u64, attempts: &[(u64, u32)]) -> Body {
-    Body::Heartbeat(Heartbeat { beat, leases: attempts.to_vec(), ..crate::solo::heartbeat() })
+fn heartbeat(number: u64, attempts: &[(u64, u32)]) -> Body {
+    Body::Heartbeat(Heartbeat { number, leases: attempts.to_vec(), ..crate::solo::heartbeat() })
 }
 
-fn renewed(beat: u64, lease_ms: u64, attempts: &[(u64, u32)]) -> Body {
-    Body::HeartbeatAck(HeartbeatAck { beat, floor: Attempt(1), lease_ms, leases: attempts.to_vec(), ..ack() })
+fn renewed(number: u64, lease_ms: u64, attempts: &[(u64, u32)]) -> Body {
+    Body::HeartbeatAck(HeartbeatAck {
+        number,
+        low_watermark: Attempt(1),
+        lease_ms,
+        leases: attempts.to_vec(),
+        ..ack()
+    })
 }
 
 fn release(attempts: &[(u64, u32)]) -> Body {
-    Body::Release(Release { floor: Attempt(0), attempts: attempts.to_vec(), answer: true })
+    Body::Release(Release { low_watermark: Attempt(0), attempts: attempts.to_vec(), answer: true })
 }
 
 fn failed(attempt: u64, cause: PeerCause, quiet: bool) -> Body {
@@ -62,20 +68,20 @@ fn granting(solo: &mut Solo, pages: &[u32]) -> SessionId {
 fn granted(solo: &Solo) -> Granted {
     match solo.answer() {
         Body::Granted(granted) => granted,
-        other => panic!("{other:?} is no grant"),
+        other => panic!("{other:?} is no lease"),
     }
 }
 
 #[test]
-fn a_grant_tells_what_is_left_of_the_lease_and_repeats_the_number_of_the_latest_claim() {
+fn a_lease_tells_what_is_left_of_the_lease_and_repeats_the_number_of_the_latest_acquire() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4, 5]);
-    for (beat, left) in [(3, 6000), (4, 5000), (9, 4000)] {
-        solo.says(1, Body::Register(claim(1, Some(session), beat)));
+    for (number, left) in [(3, 6000), (4, 5000), (9, 4000)] {
+        solo.says(1, Body::Register(acquire(1, Some(session), number)));
         let expected = Granted {
             attempt: Attempt(1),
-            beat,
-            grant: session,
+            number,
+            lease_id: session,
             pages: list(&[4, 5]),
             aux: None,
             lease_ms: left,
@@ -92,77 +98,77 @@ fn a_lease_is_told_in_whole_milliseconds_and_never_longer_than_it_is() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4]);
     solo.now = solo.now + Duration::from_nanos(1);
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     assert_eq!(granted(&solo).lease_ms, 5999);
     let short = sender(&mut solo, 1, Lease::Renewable(Duration::from_micros(10)));
     solo.send(short, 1, &[&[5]]);
-    solo.says(1, Body::Register(claim(2, Some(short), 1)));
+    solo.says(1, Body::Register(acquire(2, Some(short), 1)));
     assert_eq!(granted(&solo).interval_ms, 1, "0 would mean that no heartbeats are wanted");
 }
 
 #[test]
-fn a_claim_that_waits_is_acknowledged_each_time_and_granted_with_its_latest_number() {
+fn a_acquire_that_waits_is_acknowledged_each_time_and_granted_with_its_latest_number() {
     let mut solo = quiet_node();
-    for beat in [1, 2] {
-        solo.says(1, Body::Register(claim(1, None, beat)));
+    for number in [1, 2] {
+        solo.says(1, Body::Register(acquire(1, None, number)));
         assert_eq!(solo.answer(), Body::Registered(Registered { attempt: Attempt(1) }));
     }
     let session = sender(&mut solo, 1, Lease::Renewable(LEASE));
-    solo.says(1, Body::Register(claim(1, None, 3)));
+    solo.says(1, Body::Register(acquire(1, None, 3)));
     assert_eq!(solo.answer(), Body::Registered(Registered { attempt: Attempt(1) }), "no pages yet");
     solo.send(session, 1, &[&[4]]);
-    assert_eq!(granted(&solo).beat, 3);
+    assert_eq!(granted(&solo).number, 3);
 
     let mut solo = quiet_node();
-    solo.says(1, Body::Register(claim(1, None, 1)));
-    solo.says(1, Body::Register(claim(1, None, 2)));
+    solo.says(1, Body::Register(acquire(1, None, 1)));
+    solo.says(1, Body::Register(acquire(1, None, 2)));
     granting(&mut solo, &[4]);
-    assert_eq!(granted(&solo).beat, 2, "the claim that was repeated while it waited");
+    assert_eq!(granted(&solo).number, 2, "the acquire that was repeated while it waited");
 }
 
 #[test]
-fn a_claim_raises_the_floor_and_a_closed_or_far_attempt_is_dropped() {
+fn a_acquire_raises_the_low_watermark_and_a_closed_or_far_attempt_is_dropped() {
     let mut solo = Solo::serving(|config| config.limits.max_attempts = 4);
     solo.says(1, Body::Register(register(1, Room::Number(8), &[77])));
     assert_eq!(solo.node().gauges().incoming, 1);
-    solo.says(1, Body::Register(Register { floor: Attempt(2), ..claim(2, None, 1) }));
-    assert_eq!(solo.node().gauges().incoming, 1, "the first is forgotten, the claim waits");
-    solo.says(1, Body::Register(Register { floor: Attempt(2), ..claim(5, None, 1) }));
+    solo.says(1, Body::Register(Register { low_watermark: Attempt(2), ..acquire(2, None, 1) }));
+    assert_eq!(solo.node().gauges().incoming, 1, "the first is forgotten, the acquire waits");
+    solo.says(1, Body::Register(Register { low_watermark: Attempt(2), ..acquire(5, None, 1) }));
     assert_eq!(solo.node().gauges().incoming, 2);
     for attempt in [1, 6] {
         let dropped = solo.node().gauges().dropped.total();
-        solo.says(1, Body::Register(claim(attempt, None, 1)));
+        solo.says(1, Body::Register(acquire(attempt, None, 1)));
         assert_eq!((solo.frames(), solo.node().gauges().dropped.total()), (vec![], dropped + 1));
     }
 }
 
 #[test]
-fn a_repeated_claim_of_a_failed_attempt_is_told_why_again() {
+fn a_repeated_acquire_of_a_failed_attempt_is_told_why_again() {
     let mut solo = quiet_node();
-    let unknown = failed(1, PeerCause::UnknownGrant { nonce: 99 }, true);
+    let unknown = failed(1, PeerCause::UnknownLease { lease_id: 99 }, true);
     for _ in 0..3 {
-        solo.says(1, Body::Register(claim(1, Some(SessionId(99)), 1)));
+        solo.says(1, Body::Register(acquire(1, Some(SessionId(99)), 1)));
         assert_eq!(solo.answer(), unknown);
     }
 }
 
 #[test]
-fn a_grant_is_not_for_another_request_and_not_from_a_worker_that_stops() {
+fn a_lease_is_not_for_another_request_and_not_from_a_worker_that_stops() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4]);
-    solo.says(1, Body::Register(Register { room: Room::Number(8), ..claim(1, Some(session), 1) }));
-    assert_eq!(solo.answer(), failed(1, PeerCause::UnknownGrant { nonce: session.0 }, true));
+    solo.says(1, Body::Register(Register { room: Room::Number(8), ..acquire(1, Some(session), 1) }));
+    assert_eq!(solo.answer(), failed(1, PeerCause::UnknownLease { lease_id: session.0 }, true));
     assert_eq!(solo.poll(session), KvPoll::Transferring);
     solo.input(Input::Command(Command::Shutdown));
-    solo.says(1, Body::Register(claim(2, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(2, Some(session), 1)));
     assert_eq!(solo.answer(), failed(2, PeerCause::WorkerStopped, true));
 }
 
 #[test]
-fn a_late_claim_is_told_what_became_of_its_grant_as_long_as_that_is_remembered() {
+fn a_late_acquire_is_told_what_became_of_its_lease_as_long_as_that_is_remembered() {
     let mut solo = Solo::serving(|config| {
         config.timing.peer_timeout = Duration::from_secs(3600);
-        config.limits.max_ended_grants = 2;
+        config.limits.max_ended_leases = 2;
     });
     let ended: Vec<SessionId> = (0..3).map(|_| granting(&mut solo, &[4])).collect();
     for &session in &ended {
@@ -170,26 +176,26 @@ fn a_late_claim_is_told_what_became_of_its_grant_as_long_as_that_is_remembered()
     }
     for (attempt, &session) in ended.iter().enumerate() {
         let attempt = attempt as u64 + 1;
-        solo.says(1, Body::Register(claim(attempt, Some(session), 1)));
-        let unknown = PeerCause::UnknownGrant { nonce: session.0 };
+        solo.says(1, Body::Register(acquire(attempt, Some(session), 1)));
+        let unknown = PeerCause::UnknownLease { lease_id: session.0 };
         let cause = if attempt == 1 { unknown } else { PeerCause::Aborted };
         assert_eq!(solo.answer(), failed(attempt, cause, true));
     }
-    assert_eq!(solo.node().gauges().ended_grants, 2);
+    assert_eq!(solo.node().gauges().ended_leases, 2);
 }
 
 #[test]
-fn a_claim_of_a_sender_that_has_failed_and_still_holds_its_pages_is_told_why() {
+fn a_acquire_of_a_sender_that_has_failed_and_still_holds_its_pages_is_told_why() {
     let mut solo = quiet_node();
     let session = sender(&mut solo, 2, Lease::Renewable(LEASE));
     solo.send(session, 1, &[&[4]]);
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     solo.abort(session);
     assert_eq!((solo.answer(), solo.released(session)), (failed(1, PeerCause::Aborted, false), vec![]));
-    solo.says(1, Body::Register(claim(2, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(2, Some(session), 1)));
     assert_eq!(solo.answer(), failed(2, PeerCause::Aborted, true));
     // Nor is the first one's lease told again, or extended.
-    solo.says(1, Body::Register(claim(1, Some(session), 2)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 2)));
     assert_eq!(solo.frames(), vec![]);
     for _ in 0..2 {
         solo.says(1, heartbeat(1, &[(1, 1)]));
@@ -207,7 +213,7 @@ fn a_claim_of_a_sender_that_has_failed_and_still_holds_its_pages_is_told_why() {
 fn a_heartbeat_extends_to_two_thirds_and_never_shortens() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4]);
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     solo.says(1, heartbeat(2, &[(1, 1)]));
     assert_eq!(solo.answer(), renewed(2, 6000, &[(1, 1)]), "six seconds are left");
     solo.now = solo.now + Duration::from_secs(5);
@@ -223,7 +229,7 @@ fn a_heartbeat_extends_to_two_thirds_and_never_shortens() {
 fn a_lease_lasts_to_the_moment_and_not_longer() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4]);
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     let said = solo.run_for(LEASE);
     assert_eq!(solo.cause(session), Cause::LeaseExpired);
     assert!(said.contains(&(LEASE, failed(1, PeerCause::LeaseExpired, true))), "{said:?}");
@@ -238,14 +244,14 @@ fn one_answer_tells_the_shortest_lease_and_every_attempt_that_is_not_in_it_is_an
     let renewable = granting(&mut solo, &[5]);
     let empty = sender(&mut solo, 1, Lease::Renewable(LEASE));
     for (attempt, session) in [(1, fixed), (2, renewable), (3, empty), (4, SessionId(99))] {
-        solo.says(1, Body::Register(claim(attempt, Some(session), 1)));
+        solo.says(1, Body::Register(acquire(attempt, Some(session), 1)));
     }
     solo.now = solo.now + Duration::from_secs(1);
     solo.says(1, heartbeat(2, &[(1, 2), (3, 3)]));
     let expected = [
         renewed(2, 1000, &[(1, 2)]),
         Body::Registered(Registered { attempt: Attempt(3) }),
-        failed(4, PeerCause::UnknownGrant { nonce: 99 }, true),
+        failed(4, PeerCause::UnknownLease { lease_id: 99 }, true),
         failed(5, PeerCause::Unknown, true),
     ];
     assert_eq!(solo.frames(), expected);
@@ -258,7 +264,7 @@ fn the_gaps_of_a_heartbeat_are_answered_for_and_their_number_is_bounded() {
     let mut solo = quiet_node();
     let sessions: Vec<SessionId> = (0..2).map(|_| granting(&mut solo, &[4])).collect();
     for (attempt, &session) in [2, 4].iter().zip(&sessions) {
-        solo.says(1, Body::Register(claim(*attempt, Some(session), 1)));
+        solo.says(1, Body::Register(acquire(*attempt, Some(session), 1)));
     }
     solo.says(1, heartbeat(2, &[(1, 5)]));
     let unknown = |attempt| failed(attempt, PeerCause::Unknown, true);
@@ -271,7 +277,7 @@ fn the_gaps_of_a_heartbeat_are_answered_for_and_their_number_is_bounded() {
 fn runs_that_overlap_or_are_empty_are_no_frame() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4]);
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     for runs in [&[(1, 2), (2, 1)][..], &[(3, 1), (1, 1)], &[(1, 0)], &[(1, 1), (1, 1)]] {
         for body in [heartbeat(2, runs), release(runs)] {
             let dropped = solo.node().gauges().dropped.total();
@@ -287,14 +293,14 @@ fn runs_that_overlap_or_are_empty_are_no_frame() {
 }
 
 #[test]
-fn a_heartbeat_or_release_raises_the_floor() {
+fn a_heartbeat_or_release_raises_the_low_watermark() {
     for raises in [
-        Body::Heartbeat(Heartbeat { floor: Attempt(2), ..crate::solo::heartbeat() }),
-        Body::Release(Release { floor: Attempt(2), attempts: vec![], answer: true }),
+        Body::Heartbeat(Heartbeat { low_watermark: Attempt(2), ..crate::solo::heartbeat() }),
+        Body::Release(Release { low_watermark: Attempt(2), attempts: vec![], answer: true }),
     ] {
         let mut solo = quiet_node();
         let session = granting(&mut solo, &[4]);
-        solo.says(1, Body::Register(claim(1, Some(session), 1)));
+        solo.says(1, Body::Register(acquire(1, Some(session), 1)));
         solo.says(1, raises);
         assert_eq!((solo.poll(session), solo.released(session)), (KvPoll::Success, vec![list(&[4])]));
         assert_eq!(solo.node().gauges().incoming, 0);
@@ -306,8 +312,8 @@ fn every_release_is_acknowledged_and_the_last_one_frees_the_pages() {
     let mut solo = quiet_node();
     let session = sender(&mut solo, 2, Lease::Renewable(LEASE));
     solo.send(session, 1, &[&[4]]);
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
-    solo.says(1, Body::Register(claim(2, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(2, Some(session), 1)));
     let released = |attempts: &[(u64, u32)]| Body::Released(Released { attempts: attempts.to_vec() });
     for _ in 0..2 {
         solo.says(1, release(&[(1, 1)]));
@@ -322,10 +328,10 @@ fn every_release_is_acknowledged_and_the_last_one_frees_the_pages() {
 }
 
 #[test]
-fn a_release_before_the_grant_fails_the_sender() {
+fn a_release_before_the_lease_fails_the_sender() {
     let mut solo = quiet_node();
     let session = sender(&mut solo, 1, Lease::Renewable(LEASE));
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     solo.says(1, release(&[(1, 1)]));
     assert_eq!(solo.cause(session), Cause::Protocol("released before it was granted"));
 }
@@ -336,7 +342,7 @@ fn a_failed_sender_keeps_its_pages_for_each_reader_until_that_one_lets_go() {
     let session = sender(&mut solo, 3, Lease::Renewable(LEASE));
     solo.send(session, 1, &[&[4]]);
     for attempt in 1..=3 {
-        solo.says(1, Body::Register(claim(attempt, Some(session), 1)));
+        solo.says(1, Body::Register(acquire(attempt, Some(session), 1)));
     }
     solo.says(1, release(&[(1, 1)]));
     solo.now = solo.now + Duration::from_secs(5);
@@ -357,7 +363,7 @@ fn a_failed_sender_keeps_its_pages_for_each_reader_until_that_one_lets_go() {
 fn an_abort_of_a_reader_frees_the_pages_and_is_acknowledged_also_after_a_failure() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4]);
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     solo.abort(session);
     assert_eq!(solo.released(session), vec![]);
     for _ in 0..2 {
@@ -370,10 +376,16 @@ fn an_abort_of_a_reader_frees_the_pages_and_is_acknowledged_also_after_a_failure
 }
 
 #[test]
-fn an_abort_that_comes_before_its_claim_ends_the_grant_that_it_names_and_no_other() {
-    let give_up = |attempt: u64, grant: SessionId, room: Room| {
+fn an_abort_that_comes_before_its_acquire_ends_the_lease_that_it_names_and_no_other() {
+    let give_up = |attempt: u64, lease_id: SessionId, room: Room| {
         let (attempt, cause) = (Attempt(attempt), PeerCause::Aborted);
-        Body::Abort(kv_core::wire::Abort { floor: Attempt(0), attempt, room, grant: Some(grant), cause })
+        Body::Abort(kv_core::wire::Abort {
+            low_watermark: Attempt(0),
+            attempt,
+            room,
+            lease_id: Some(lease_id),
+            cause,
+        })
     };
     let mut solo = quiet_node();
     let (first, second) = (granting(&mut solo, &[4]), granting(&mut solo, &[5]));
@@ -385,8 +397,8 @@ fn an_abort_that_comes_before_its_claim_ends_the_grant_that_it_names_and_no_othe
     assert_eq!(solo.poll(first), KvPoll::Transferring);
     // Its one reader will not come: a later sender of the room does not suffer for it.
     let third = granting(&mut solo, &[6]);
-    solo.says(1, Body::Register(claim(3, Some(third), 1)));
-    assert_eq!(granted(&solo).grant, third);
+    solo.says(1, Body::Register(acquire(3, Some(third), 1)));
+    assert_eq!(granted(&solo).lease_id, third);
     solo.says(1, give_up(4, third, ROOM));
     assert_eq!(solo.poll(third), KvPoll::Transferring, "it has its reader");
     assert_eq!(solo.node().gauges().failed_rooms, 0);
@@ -397,7 +409,7 @@ fn the_missing_reader_of_two_keeps_the_pages_no_longer_than_the_first_lease() {
     let mut solo = quiet_node();
     let session = sender(&mut solo, 2, Lease::Renewable(LEASE));
     solo.send(session, 1, &[&[4]]);
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     solo.says(1, release(&[(1, 1)]));
     solo.run_for(LEASE - MS);
     assert_eq!(solo.poll(session), KvPoll::Transferring, "the second may come");
@@ -411,7 +423,7 @@ fn pages_too_scattered_for_a_frame_fail_the_sender() {
     let session = sender(&mut solo, 1, Lease::Renewable(LEASE));
     let scattered = PageList::from_pages((0..200_000).map(|page| page * 2)).unwrap();
     solo.send_list(session, scattered);
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     assert_eq!(solo.cause(session), Cause::Protocol("pages too scattered for one frame"));
 }
 
@@ -420,10 +432,10 @@ fn a_lost_reader_may_live_and_its_lease_runs_on() {
     for failed in [false, true] {
         let mut solo = quiet_node();
         let session = granting(&mut solo, &[4]);
-        solo.says(1, Body::Register(claim(1, Some(session), 1)));
+        solo.says(1, Body::Register(acquire(1, Some(session), 1)));
         let peer = solo.frames_to()[0].0;
         solo.input(match failed {
-            true => Input::ConnectFailed { peer, error: PlaneError::PeerGone },
+            true => Input::ConnectFailed { peer, error: TransportError::PeerGone },
             false => Input::PeerGone { peer, end: WayEnd::Dead { quiet_after: Duration::ZERO } },
         });
         assert_eq!(solo.released(session), vec![], "it may go on reading through its own connection");
@@ -438,8 +450,8 @@ fn a_lost_reader_may_live_and_its_lease_runs_on() {
 fn a_reader_that_begins_anew_has_lost_its_lease() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4]);
-    solo.says(1, Body::Register(claim(1, Some(session), 1)));
-    solo.greet_again(1, kv_core::wire::Link::new(2, 1));
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
+    solo.greet_again(1, kv_core::wire::ConversationId::new(2, 1));
     assert_eq!(solo.cause(session), Cause::PeerRestarted);
     assert_eq!(solo.released(session), vec![list(&[4])]);
 }

@@ -1,13 +1,13 @@
-//! State groups against a peer that names what is not there, or leaves out what it must not.
+//! Cache groups against a peer that names what is not there, or leaves out what it must not.
 
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input, Output, Resource};
 use kv_core::wire::{Body, Failed, Granted};
 use kv_core::{
-    Attempt, Cause, GroupItems, GroupList, GroupLists, GroupSpan, Groups, Holds, KvArgs, KvPoll, Layout,
-    Pages, Parallel, PeerCause, PeerId, RankRecord, Region, RegionRole, Room, SessionId, SessionOptions,
-    StateGroup, TransferMode, WayEnd,
+    Attempt, CacheGroup, Cause, GroupItems, GroupList, GroupLists, GroupSpan, Holds, KvArgs, KvPoll, Layout,
+    Pages, Parallel, PeerCause, PeerId, RankRecord, Region, RegionRole, RequestGroups, Room, SessionId,
+    SessionOptions, TransferMode, WayEnd,
 };
 
 use crate::solo::{OPTIONAL, SLOTS, Solo, destination, done, list, record, record_with, register, with};
@@ -20,8 +20,8 @@ fn lists(all: &[(u16, u32, &[u32])]) -> GroupLists {
     lists.collect::<Vec<_>>().try_into().unwrap()
 }
 
-fn groups(all: &[(u16, u32, &[u32])]) -> Groups {
-    let mut groups = Groups::none();
+fn groups(all: &[(u16, u32, &[u32])]) -> RequestGroups {
+    let mut groups = RequestGroups::none();
     for &(group, first, items) in all {
         let items = Pages::claim(list(items)).unwrap();
         groups.push(GroupItems::from_number(group, first, items)).unwrap();
@@ -30,13 +30,13 @@ fn groups(all: &[(u16, u32, &[u32])]) -> Groups {
 }
 
 fn give(solo: &mut Solo, session: SessionId, all: &[(u16, u32, &[u32])]) {
-    solo.input(Input::Command(Command::Groups { session, groups: groups(all) }));
+    solo.input(Input::Command(Command::RequestGroups { session, groups: groups(all) }));
 }
 
 /// What came back with the last input.
 fn returned(solo: &Solo) -> Option<(GroupLists, Vec<u16>)> {
     solo.said.iter().find_map(|output| match output {
-        Output::Release { resource: Resource::Groups { groups, skipped }, .. } => {
+        Output::Release { resource: Resource::RequestGroups { groups, skipped }, .. } => {
             Some((groups.lists(), skipped.clone()))
         }
         _ => None,
@@ -131,8 +131,8 @@ fn granted_items_that_do_not_exist_fail_the_session() {
         solo.welcome(1, 1);
         let granted = Granted {
             attempt: ONE,
-            beat: 1,
-            grant: SessionId(55),
+            number: 1,
+            lease_id: SessionId(55),
             pages: list(&[4]),
             aux: None,
             lease_ms: 6000,
@@ -140,13 +140,13 @@ fn granted_items_that_do_not_exist_fail_the_session() {
             groups,
         };
         solo.says(1, Body::Granted(granted));
-        assert_eq!(solo.cause(session), Cause::Protocol("a grant of pages that do not exist"));
+        assert_eq!(solo.cause(session), Cause::Protocol("a lease of pages that do not exist"));
         assert!(solo.take_posts().is_empty());
     }
 }
 
 /// What rank `stage` of two tells of itself: the one layer that it has, and the slots, if they are there.
-fn stage(stage: u32, slots: StateGroup, held: &[u32]) -> KvArgs {
+fn stage(stage: u32, slots: CacheGroup, held: &[u32]) -> KvArgs {
     let stages = vec![(0, 1), (1, 2)];
     let args = KvArgs::builder("peers", stage)
         .pages(16, 16)
@@ -160,7 +160,7 @@ fn stage(stage: u32, slots: StateGroup, held: &[u32]) -> KvArgs {
 
 /// A receiver of both layers and of the slots, which lie in some of them, registered with a peer for each
 /// stage.
-fn receiving_of_stages(slots: StateGroup, held: &[u32], all: &[(u16, u32, &[u32])]) -> (Solo, SessionId) {
+fn receiving_of_stages(slots: CacheGroup, held: &[u32], all: &[(u16, u32, &[u32])]) -> (Solo, SessionId) {
     let mut solo = Solo::new(|config| {
         let latent = Region::dram(RegionRole::Kv, 0x1000, 16 * 128, 128).layers(0..2).holds(Holds::Latent);
         let mut args = KvArgs::builder("us", 0).pages(16, 16).region(latent);
@@ -192,7 +192,7 @@ fn items_that_have_come_were_not_left_out_though_their_source_leaves_before_the_
     let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2])];
     let complete = || done(1, 0, Some(1), Vec::new());
     for leaves in [0, 1] {
-        let (mut solo, session) = receiving_of_stages(StateGroup::slots(1, 1), &[1], all);
+        let (mut solo, session) = receiving_of_stages(CacheGroup::slots(1, 1), &[1], all);
         // Sources are in the order of their rows: that of the last stage first.
         let (first, second) = if leaves == 0 { (2, 1) } else { (1, 2) };
         solo.says(first, complete());
@@ -212,7 +212,7 @@ fn items_that_one_of_their_sources_left_out_are_left_out() {
     let all: &[(u16, u32, &[u32])] = &[(SLOTS, 0, &[2])];
     let complete = |skipped: Vec<u16>| done(1, 0, Some(1), skipped);
     for leaves_out in [vec![], vec![1], vec![2], vec![1, 2]] {
-        let (mut solo, session) = receiving_of_stages(StateGroup::slots(1, 1).optional(), &[0, 1], all);
+        let (mut solo, session) = receiving_of_stages(CacheGroup::slots(1, 1).optional(), &[0, 1], all);
         for peer in [1, 2] {
             let skipped = if leaves_out.contains(&peer) { vec![SLOTS] } else { vec![] };
             solo.says(peer, complete(skipped));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Input, Output};
-use kv_core::wire::{AbortAck, Body, Frame, Granted, Hello, Link, VERSIONS, Welcome};
+use kv_core::wire::{AbortAck, Body, ConversationId, Frame, Granted, Hello, VERSIONS, Welcome};
 use kv_core::{
     Attempt, Cause, Directions, KvPoll, Origin, PeerId, Quarantine, QuarantineReason, Room, SessionId,
     SessionOptions, TransferMode, WayEnd, WriteFence,
@@ -47,20 +47,20 @@ fn receiving_over(fence: WriteFence) -> (Solo, SessionId, PeerId) {
 }
 
 /// P5, P3: whoever knows the incarnation of an idle peer takes its conversation over, and with the highest
-/// number of a link keeps the peer out for ever.
+/// number of a conversation keeps the peer out for ever.
 #[test]
 fn an_impostor_of_an_idle_peer_does_not_lock_it_out() {
     let mut solo = Solo::serving(|_| {});
     solo.run_for(SECOND * 10);
     // One frame, on another connection, of somebody who may speak for himself only.
-    let mut forged = hello(1, Link::new(u32::MAX, 7));
+    let mut forged = hello(1, ConversationId::new(u32::MAX, 7));
     forged.metadata = Bytes::from_static(b"impostor");
-    from_elsewhere(&mut solo, 66, Frame { link: Link::NONE, body: Body::Hello(forged) });
+    from_elsewhere(&mut solo, 66, Frame { conversation: ConversationId::NONE, body: Body::Hello(forged) });
     // The peer goes on in its conversation, and greets anew as soon as nobody answers.
     solo.run_for(SECOND * 30);
     let mut welcomes = 0;
     for number in 2..20 {
-        solo.hello(hello(1, Link::new(number, 1)));
+        solo.hello(hello(1, ConversationId::new(number, 1)));
         welcomes += solo.frames().iter().filter(|body| matches!(body, Body::Welcome(_))).count();
         solo.run_for(SECOND * 3);
     }
@@ -75,8 +75,8 @@ fn an_impostor_of_an_idle_prefill_worker_does_not_get_its_registrations_lost() {
     solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
     solo.run_for(SECOND * 10);
     // A transport lets nobody speak for memory that is another's.
-    let impostor = Hello { metadata: Bytes::from_static(b"impostor"), ..hello(1, Link::new(9, 7)) };
-    let forged = || Frame { link: Link::NONE, body: Body::Hello(impostor.clone()) };
+    let impostor = Hello { metadata: Bytes::from_static(b"impostor"), ..hello(1, ConversationId::new(9, 7)) };
+    let forged = || Frame { conversation: ConversationId::NONE, body: Body::Hello(impostor.clone()) };
     from_elsewhere(&mut solo, 66, forged());
     let session = solo.open_receiver(Room::Number(2), None);
     let lookups = solo.lookups();
@@ -85,9 +85,9 @@ fn an_impostor_of_an_idle_prefill_worker_does_not_get_its_registrations_lost() {
     }
     solo.init_receiver(session, &[1], None);
     // What the worker itself would take: a hello, or a registration in the conversation that it knows.
-    let known = Link::new(1, 1);
+    let known = ConversationId::new(1, 1);
     let mut reached = solo.said.iter().any(
-        |output| matches!(output, Output::Send { frame, .. } if Frame::decode(frame).unwrap().link == known),
+        |output| matches!(output, Output::Send { frame, .. } if Frame::decode(frame).unwrap().conversation == known),
     );
     for _ in 0..60 {
         from_elsewhere(&mut solo, 66, forged());
@@ -102,12 +102,12 @@ fn an_impostor_of_an_idle_prefill_worker_does_not_get_its_registrations_lost() {
 #[test]
 fn an_impostor_who_comes_first_is_not_taken_for_the_worker_that_the_bootstrap_server_names() {
     let mut solo = Solo::new(|_| {});
-    let mut forged = hello(1, Link::new(9, 7));
+    let mut forged = hello(1, ConversationId::new(9, 7));
     forged.metadata = Bytes::from_static(b"impostor");
-    from_elsewhere(&mut solo, 66, Frame { link: Link::NONE, body: Body::Hello(forged) });
+    from_elsewhere(&mut solo, 66, Frame { conversation: ConversationId::NONE, body: Body::Hello(forged) });
     let impostor = connects(&solo)[0].0;
     let welcomed = solo.frames().into_iter().find_map(|body| match body {
-        Body::Welcome(welcome) => Some(welcome.link),
+        Body::Welcome(welcome) => Some(welcome.conversation),
         _ => None,
     });
     connected(&mut solo, impostor, WriteFence::AtDeath);
@@ -124,7 +124,7 @@ fn an_impostor_who_comes_first_is_not_taken_for_the_worker_that_the_bootstrap_se
         from_elsewhere(
             &mut solo,
             66,
-            Frame { link: welcomed.unwrap(), body: done(1, 0, Some(1), Vec::new()) },
+            Frame { conversation: welcomed.unwrap(), body: done(1, 0, Some(1), Vec::new()) },
         );
     }
     assert_ne!(solo.poll(session), KvPoll::Success, "nobody has written a byte");
@@ -142,7 +142,7 @@ fn an_abort_is_not_acknowledged_while_a_write_of_a_former_conversation_is_in_fli
     let sender = solo.open_sender(room.clone(), 1);
     solo.says(1, Body::Register(register(1, room.clone(), &[3])));
     let ask = solo.frames().into_iter().find_map(|body| match body {
-        Body::Heartbeat(asks) if asks.writes => Some(asks.beat),
+        Body::Heartbeat(asks) if asks.writes => Some(asks.number),
         _ => None,
     });
     solo.says(1, permits(ask.unwrap(), 10_000));
@@ -207,7 +207,7 @@ fn a_request_to_a_peer_whose_way_stays_lost_ends_like_one_to_a_silent_peer() {
     for _ in 0..70 {
         solo.run_for(SECOND);
         for (peer, _) in connects(&solo) {
-            let error = kv_core::PlaneError::PeerGone;
+            let error = kv_core::TransportError::PeerGone;
             solo.input(Input::ConnectFailed { peer, error });
         }
     }
@@ -238,36 +238,40 @@ fn a_peer_that_never_acknowledges_an_abort_is_named_as_what_the_pages_wait_for()
 #[test]
 fn slow_peers_of_one_connection_do_not_slow_down_a_healthy_one() {
     let mut solo = Solo::new(|config| config.limits.max_post_bytes = 64);
-    let mut links = Vec::new();
+    let mut conversations = Vec::new();
     for incarnation in [1, 2, 3, 4] {
-        let frame = Frame { link: Link::NONE, body: Body::Hello(hello(incarnation, Link::new(1, 1))) };
+        let frame = Frame {
+            conversation: ConversationId::NONE,
+            body: Body::Hello(hello(incarnation, ConversationId::new(1, 1))),
+        };
         from_elsewhere(&mut solo, 1, frame);
-        links.push(solo.frames().into_iter().find_map(|body| match body {
-            Body::Welcome(welcome) => Some(welcome.link),
+        conversations.push(solo.frames().into_iter().find_map(|body| match body {
+            Body::Welcome(welcome) => Some(welcome.conversation),
             _ => None,
         }));
     }
     // Slow peer n gets pages 4n to 4n + 3, and the healthy one those from 16 on.
     let mut senders = Vec::new();
-    let mut serve = |solo: &mut Solo, origin: u64, link: Link, first: u32, attempt: u64, count: u32| {
-        let room = Room::Number(u64::from(first) * 1000 + attempt);
-        let sender = solo.open_sender(room.clone(), 1);
-        let wish = register(attempt, room, &(0..count).collect::<Vec<_>>());
-        let wish = with(wish, |to| to.permit_ms = 3_600_000);
-        from_elsewhere(solo, origin, Frame { link, body: Body::Register(wish) });
-        solo.send(sender, count as usize, &[&(first..first + count).collect::<Vec<_>>()]);
-        senders.push(sender);
-    };
-    for (slow, link) in links.iter().enumerate() {
+    let mut serve =
+        |solo: &mut Solo, origin: u64, conversation: ConversationId, first: u32, attempt: u64, count: u32| {
+            let room = Room::Number(u64::from(first) * 1000 + attempt);
+            let sender = solo.open_sender(room.clone(), 1);
+            let delivery = register(attempt, room, &(0..count).collect::<Vec<_>>());
+            let delivery = with(delivery, |to| to.permit_ms = 3_600_000);
+            from_elsewhere(solo, origin, Frame { conversation, body: Body::Register(delivery) });
+            solo.send(sender, count as usize, &[&(first..first + count).collect::<Vec<_>>()]);
+            senders.push(sender);
+        };
+    for (slow, conversation) in conversations.iter().enumerate() {
         for attempt in 1..=80 {
-            serve(&mut solo, 1, link.unwrap(), 4 * slow as u32, attempt, 4);
+            serve(&mut solo, 1, conversation.unwrap(), 4 * slow as u32, attempt, 4);
         }
     }
     let mut slow = vec![std::collections::VecDeque::new(); 4];
     solo.greet(8);
-    let link = solo.link(8);
+    let conversation = solo.conversation(8);
     for attempt in 1..=8 {
-        serve(&mut solo, 8, link, 16, attempt, 16);
+        serve(&mut solo, 8, conversation, 16, attempt, 16);
     }
     let healthy = senders.split_off(320);
     let start = solo.now;
@@ -297,8 +301,8 @@ fn slow_peers_of_one_connection_do_not_slow_down_a_healthy_one() {
         }
         // All of them answer whatever they are asked.
         solo.says(8, sign_of_life());
-        for link in &links {
-            from_elsewhere(&mut solo, 1, Frame { link: link.unwrap(), body: sign_of_life() });
+        for conversation in &conversations {
+            from_elsewhere(&mut solo, 1, Frame { conversation: conversation.unwrap(), body: sign_of_life() });
         }
     }
     let took = solo.now - start;
@@ -312,9 +316,9 @@ fn a_hello_that_is_refused_does_not_decide_on_which_connection_a_peer_is_heard()
     let (mut solo, session, peer) = receiving_over(WriteFence::AtDeath);
     solo.init_receiver(session, &[1, 2], None);
     solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
-    let mut forged = hello(1, Link::new(9, 7));
+    let mut forged = hello(1, ConversationId::new(9, 7));
     forged.to = kv_core::Incarnation::from_random(12345);
-    from_elsewhere(&mut solo, 66, Frame { link: Link::NONE, body: Body::Hello(forged) });
+    from_elsewhere(&mut solo, 66, Frame { conversation: ConversationId::NONE, body: Body::Hello(forged) });
     solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
     assert_eq!(solo.released(session), [list(&[1, 2])]);
 }
@@ -340,7 +344,12 @@ fn a_new_conversation_costs_in_proportion_to_the_open_requests() {
         let before = kv_core::meter::steps();
         solo.says(
             1,
-            Body::Welcome(Welcome { versions: VERSIONS, nonce: hello.nonce, link: Link::new(77, 1), ask: 1 }),
+            Body::Welcome(Welcome {
+                versions: VERSIONS,
+                nonce: hello.nonce,
+                conversation: ConversationId::new(77, 1),
+                ask: 1,
+            }),
         );
         let took = kv_core::meter::steps() - before;
         let registers = solo.frames().iter().filter(|body| matches!(body, Body::Register(_))).count();
@@ -426,14 +435,17 @@ fn receivers_whose_sender_found_them_ambiguous_are_told() {
                 .pages(16, 16)
                 .region(kv_core::Region::dram(kv_core::RegionRole::Kv, 0x100_0000, 16 * 64, 64));
             let args = args.build().unwrap();
-            let mut hello = hello(incarnation, Link::new(1, 1));
+            let mut hello = hello(incarnation, ConversationId::new(1, 1));
             (hello.worker, hello.geometry) = (args.worker().clone(), Some(Box::new(args.geometry().clone())));
             hello.suffixed = true;
             hello
         });
         let Body::Welcome(welcome) = solo.answer() else { panic!("{:?}", solo.frames()) };
         let register = register(1, Room::request(room).unwrap(), &[1]);
-        solo.frame_from(incarnation, Frame { link: welcome.link, body: Body::Register(register) });
+        solo.frame_from(
+            incarnation,
+            Frame { conversation: welcome.conversation, body: Body::Register(register) },
+        );
     }
     let sender = solo.open_sender(Room::request("r-0000000a").unwrap(), 1);
     assert!(matches!(solo.cause(sender), Cause::AmbiguousRoom { .. }), "{:?}", solo.cause(sender));
@@ -448,17 +460,17 @@ fn receivers_whose_sender_found_them_ambiguous_are_told() {
 #[test]
 fn an_impostor_who_comes_first_does_not_keep_the_worker_itself_out() {
     let mut solo = Solo::new(|_| {});
-    let mut forged = hello(1, Link::new(9, 7));
+    let mut forged = hello(1, ConversationId::new(9, 7));
     forged.metadata = Bytes::from_static(b"impostor");
-    from_elsewhere(&mut solo, 66, Frame { link: Link::NONE, body: Body::Hello(forged) });
-    let link = solo.frames().into_iter().find_map(|body| match body {
-        Body::Welcome(welcome) => Some(welcome.link),
+    from_elsewhere(&mut solo, 66, Frame { conversation: ConversationId::NONE, body: Body::Hello(forged) });
+    let conversation = solo.frames().into_iter().find_map(|body| match body {
+        Body::Welcome(welcome) => Some(welcome.conversation),
         _ => None,
     });
     let mut welcomed = false;
     for number in 0..60 {
-        from_elsewhere(&mut solo, 66, Frame { link: link.unwrap(), body: sign_of_life() });
-        solo.hello(hello(1, Link::new(10 + number, 1)));
+        from_elsewhere(&mut solo, 66, Frame { conversation: conversation.unwrap(), body: sign_of_life() });
+        solo.hello(hello(1, ConversationId::new(10 + number, 1)));
         welcomed |= solo.frames().iter().any(|body| matches!(body, Body::Welcome(_)));
         solo.run_for(SECOND);
     }
@@ -502,7 +514,7 @@ fn a_permission_is_told_to_the_transport_again_when_a_way_was_opened_anew() {
     let permitted = |solo: &Solo| solo.said.iter().any(|output| matches!(output, Output::Permit { .. }));
     solo.says(1, Body::Register(register(1, Room::Number(7), &[3])));
     let ask = solo.frames().into_iter().find_map(|body| match body {
-        Body::Heartbeat(asks) if asks.writes => Some(asks.beat),
+        Body::Heartbeat(asks) if asks.writes => Some(asks.number),
         _ => None,
     });
     solo.says(1, permits(ask.unwrap(), 10_000));
@@ -517,7 +529,12 @@ fn a_permission_is_told_to_the_transport_again_when_a_way_was_opened_anew() {
     let hello = solo.last_hello(1);
     solo.says(
         1,
-        Body::Welcome(Welcome { versions: VERSIONS, nonce: hello.nonce, link: Link::new(1, 1), ask: 1 }),
+        Body::Welcome(Welcome {
+            versions: VERSIONS,
+            nonce: hello.nonce,
+            conversation: ConversationId::new(1, 1),
+            ask: 1,
+        }),
     );
     told |= permitted(&solo);
     let sender = solo.open_sender(Room::Number(8), 1);
@@ -532,7 +549,7 @@ fn a_permission_is_told_to_the_transport_again_when_a_way_was_opened_anew() {
 /// P5: a few bytes of a prefill worker make the decode worker send a heartbeat a millisecond, each of them a walk
 /// along all of its open requests there.
 #[test]
-fn a_grant_does_not_ask_for_a_heartbeat_every_millisecond() {
+fn a_lease_does_not_ask_for_a_heartbeat_every_millisecond() {
     let mut solo = Solo::new(|_| {});
     let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
     solo.open_receiver_with(ROOM, options);
@@ -541,8 +558,8 @@ fn a_grant_does_not_ask_for_a_heartbeat_every_millisecond() {
     solo.welcome(1, 1);
     let granted = Granted {
         attempt: Attempt(1),
-        beat: 1,
-        grant: SessionId(5),
+        number: 1,
+        lease_id: SessionId(5),
         pages: list(&[1]),
         aux: None,
         lease_ms: 30_000,
@@ -551,15 +568,15 @@ fn a_grant_does_not_ask_for_a_heartbeat_every_millisecond() {
     };
     solo.says(1, Body::Granted(granted));
     let said = solo.run_for(SECOND * 4);
-    let beats = said.iter().filter(|(_, body)| matches!(body, Body::Heartbeat(_))).count();
-    assert!(beats < 100, "{beats} heartbeats in four seconds");
+    let numbers = said.iter().filter(|(_, body)| matches!(body, Body::Heartbeat(_))).count();
+    assert!(numbers < 100, "{numbers} heartbeats in four seconds");
 }
 
 #[test]
 fn a_message_of_an_unknown_kind_is_counted_and_the_peer_that_said_it_is_served() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 1);
-    let known = Frame { link: solo.link(1), body: sign_of_life() }.encode().unwrap();
+    let known = Frame { conversation: solo.conversation(1), body: sign_of_life() }.encode().unwrap();
     let mut unknown = known.to_vec();
     unknown[2] = 99;
     for count in 1..=3 {

@@ -5,12 +5,12 @@ use std::time::Duration;
 use kv_core::proto::{Command, Input, NodeGauges, Output, Spoken};
 use kv_core::trace::{Dropped, DroppedFrames};
 use kv_core::wire::{
-    Abort, AbortAck, Body, Codec, Failed, Frame, Heartbeat, Hello, Link, Refused, Register, VERSIONS,
-    Versions, Welcome,
+    Abort, AbortAck, Body, Codec, ConversationId, Failed, Frame, Heartbeat, Hello, Refused, Register,
+    VERSIONS, Versions, Welcome,
 };
 use kv_core::{
-    Attempt, Cause, Incarnation, KvArgs, KvPoll, LookupId, Origin, PeerCause, PeerId, PlaneError, Region,
-    RegionRole, Room, WayEnd,
+    Attempt, Cause, Incarnation, KvArgs, KvPoll, LookupId, Origin, PeerCause, PeerId, Region, RegionRole,
+    Room, TransportError, WayEnd,
 };
 
 use crate::solo::{
@@ -21,7 +21,7 @@ const ROOM: Room = Room::Number(7);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn first_hello() -> Hello {
-    hello(1, Link::new(1, 1))
+    hello(1, ConversationId::new(1, 1))
 }
 
 fn refused(solo: &Solo) -> PeerCause {
@@ -32,24 +32,24 @@ fn refused(solo: &Solo) -> PeerCause {
 }
 
 /// The number in a frame that the node sends.
-fn link_of(output: &Output) -> Option<Link> {
+fn conversation_of(output: &Output) -> Option<ConversationId> {
     match output {
-        Output::Send { frame, .. } => Some(Frame::decode(frame).unwrap().link),
+        Output::Send { frame, .. } => Some(Frame::decode(frame).unwrap().conversation),
         _ => None,
     }
 }
 
 #[test]
 fn a_hello_that_does_not_fit_is_refused_with_its_reason() {
-    let mut other_plane = first_hello();
-    other_plane.plane = "another".to_owned();
+    let mut other_transport = first_hello();
+    other_transport.transport = "another".to_owned();
     let mut other_pages = first_hello();
     other_pages.geometry.as_mut().unwrap().page_size = 32;
     let not_understood = Hello { geometry: None, ..first_hello() };
     let versions = format!("version {VERSIONS} of the wire");
     let former = Hello { to: Incarnation::from_random(5), ..first_hello() };
     for (hello, fields) in [
-        (other_plane, Some(("plane", "test", "another"))),
+        (other_transport, Some(("transport", "test", "another"))),
         (other_pages, Some(("page_size", "16", "32"))),
         (not_understood, Some(("geometry", &*versions, "something that is newer"))),
         (former, None),
@@ -75,16 +75,16 @@ fn a_hello_that_does_not_fit_is_refused_with_its_reason() {
 #[test]
 fn a_hello_without_a_common_version_is_refused_whatever_else_it_says() {
     let theirs = Versions { min: VERSIONS.max + 1, max: 127 };
-    let mut impossible = Hello { versions: theirs, plane: "another".to_owned(), ..first_hello() };
+    let mut impossible = Hello { versions: theirs, transport: "another".to_owned(), ..first_hello() };
     impossible.geometry.as_mut().unwrap().regions.clear();
     for hello in [impossible, Hello { versions: theirs, geometry: None, ..first_hello() }] {
         let mut solo = Solo::new(|_| {});
         solo.greet_with(hello);
         assert_eq!(refused(&solo), PeerCause::Versions { ours: VERSIONS, theirs });
         // Whoever goes on nevertheless gets no page.
-        let Body::Refused(Refused { link, .. }) = solo.answer() else { panic!("not refused") };
+        let Body::Refused(Refused { conversation, .. }) = solo.answer() else { panic!("not refused") };
         let sender = solo.open_sender(ROOM, 1);
-        solo.frame_from(1, Frame { link, body: Body::Register(register(1, ROOM, &[5])) });
+        solo.frame_from(1, Frame { conversation, body: Body::Register(register(1, ROOM, &[5])) });
         solo.send(sender, 1, &[&[3]]);
         assert!(solo.take_posts().is_empty());
     }
@@ -97,7 +97,10 @@ fn a_welcome_without_a_common_version_fails_the_receiver_at_once() {
     let lookup = solo.lookups()[0].0;
     solo.found(lookup, vec![record(1)]);
     let (theirs, nonce) = (Versions { min: VERSIONS.max + 1, max: 127 }, solo.last_hello(1).nonce);
-    solo.says(1, Body::Welcome(Welcome { versions: theirs, nonce, link: Link::new(1, 1), ask: 1 }));
+    solo.says(
+        1,
+        Body::Welcome(Welcome { versions: theirs, nonce, conversation: ConversationId::new(1, 1), ask: 1 }),
+    );
     assert_eq!(solo.cause(session), Cause::Versions { ours: VERSIONS, theirs });
 }
 
@@ -109,7 +112,10 @@ fn a_source_that_forgot_the_conversation_and_has_no_common_version_fails_what_wa
     assert_eq!(solo.poll(session), KvPoll::Transferring);
     solo.run_for(SECOND * 4);
     let (theirs, nonce) = (Versions { min: VERSIONS.max + 1, max: 127 }, solo.last_hello(1).nonce);
-    solo.says(1, Body::Welcome(Welcome { versions: theirs, nonce, link: Link::new(9, 9), ask: 1 }));
+    solo.says(
+        1,
+        Body::Welcome(Welcome { versions: theirs, nonce, conversation: ConversationId::new(9, 9), ask: 1 }),
+    );
     assert_eq!(solo.cause(session), Cause::Versions { ours: VERSIONS, theirs });
     assert_eq!(solo.released(session), [list(&[3])], "who forgot the conversation has nothing in flight");
 }
@@ -180,7 +186,7 @@ fn what_a_peer_says_in_another_version_than_the_agreed_one_is_counted_and_nothin
         let registers = |solo: &mut Solo, version| {
             let codec = Codec::between(only(version), only(version)).unwrap();
             let body = Body::Register(register(1, ROOM, &[5]));
-            let frame = codec.encode(solo.link(1), &body).unwrap();
+            let frame = codec.encode(solo.conversation(1), &body).unwrap();
             solo.input(Input::Frame { from: Origin(1), frame });
         };
         let before = solo.node().gauges();
@@ -193,7 +199,10 @@ fn what_a_peer_says_in_another_version_than_the_agreed_one_is_counted_and_nothin
         let gauges = solo.node().gauges();
         assert_eq!((gauges.registrations, gauges.dropped), (1, dropped), "agreed upon {agreed}");
         // Somebody else is told apart by the number of the conversation.
-        solo.frame_from(2, Frame { link: Link(77), body: Body::Register(register(1, ROOM, &[5])) });
+        solo.frame_from(
+            2,
+            Frame { conversation: ConversationId(77), body: Body::Register(register(1, ROOM, &[5])) },
+        );
         dropped.count(Dropped::UnknownConversation);
         assert_eq!(solo.node().gauges().dropped, dropped);
     }
@@ -206,8 +215,8 @@ fn a_hello_in_a_known_peers_name_on_another_connection_changes_nothing_while_tha
     solo.says(1, Body::Register(register(1, ROOM, &[5])));
     // Whoever knows the incarnation can say it, with a number of any height.
     let forged = |solo: &mut Solo| {
-        let body = Body::Hello(hello(1, Link::new(9, 9)));
-        let frame = Frame { link: Link::NONE, body }.encode().unwrap();
+        let body = Body::Hello(hello(1, ConversationId::new(9, 9)));
+        let frame = Frame { conversation: ConversationId::NONE, body }.encode().unwrap();
         solo.input(Input::Frame { from: Origin(66), frame });
     };
     let dropped = solo.node().gauges().dropped.total();
@@ -217,7 +226,7 @@ fn a_hello_in_a_known_peers_name_on_another_connection_changes_nothing_while_tha
     let post = solo.take_posts().remove(0);
     assert_eq!(post.descs[0].remote_offset, 5 * 64);
     let notify = Frame::decode(post.notify.as_ref().unwrap()).unwrap();
-    assert_eq!(notify.link, Link::new(1, 1), "the number that the peer itself wants");
+    assert_eq!(notify.conversation, ConversationId::new(1, 1), "the number that the peer itself wants");
     solo.posted(post.id, Ok(()));
     assert_eq!(solo.poll(sender), KvPoll::Success);
     // A peer that has fallen silent may have lost its way: then it may come on another one.
@@ -230,13 +239,13 @@ fn a_hello_in_a_known_peers_name_on_another_connection_changes_nothing_while_tha
 fn a_hello_for_a_former_life_does_not_make_a_later_one_for_this_life_look_old() {
     let mut solo = Solo::new(|_| {});
     // The peer has drawn its numbers in the order in which it met both lives.
-    let (this, former) = (Link::new(1, 5), Link::new(2, 6));
+    let (this, former) = (ConversationId::new(1, 5), ConversationId::new(2, 6));
     solo.hello(Hello { to: Incarnation::from_random(5), ..hello(1, former) });
     assert_eq!(refused(&solo), PeerCause::Unknown);
-    assert_eq!(solo.said.iter().find_map(link_of), Some(former));
+    assert_eq!(solo.said.iter().find_map(conversation_of), Some(former));
     solo.hello(hello(1, this));
     assert!(matches!(solo.answer(), Body::Welcome(_)));
-    assert_eq!(solo.said.iter().find_map(link_of), Some(this));
+    assert_eq!(solo.said.iter().find_map(conversation_of), Some(this));
 }
 
 #[test]
@@ -244,13 +253,17 @@ fn a_hello_for_a_former_life_leaves_the_conversation_alone() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 1);
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
-    solo.hello(Hello { to: Incarnation::from_random(5), ..hello(1, Link::new(2, 2)) });
+    solo.hello(Hello { to: Incarnation::from_random(5), ..hello(1, ConversationId::new(2, 2)) });
     assert_eq!(refused(&solo), PeerCause::Unknown);
     assert_eq!(solo.poll(sender), KvPoll::WaitingForInput);
     solo.send(sender, 1, &[&[3]]);
     let post = solo.take_posts().remove(0);
     let notify = Frame::decode(&post.notify.unwrap()).unwrap();
-    assert_eq!(notify.link, Link::new(1, 1), "the number that the peer wants has not changed");
+    assert_eq!(
+        notify.conversation,
+        ConversationId::new(1, 1),
+        "the number that the peer wants has not changed"
+    );
 }
 
 #[test]
@@ -258,26 +271,29 @@ fn a_peer_that_lost_its_side_begins_anew_once_nothing_of_the_old_is_in_flight() 
     let mut solo = Solo::serving(|_| {});
     solo.says(1, abort(1, Room::Number(1)));
     solo.says(1, abort(5, Room::Number(5)));
-    solo.says(1, Body::Register(Register { floor: Attempt(3), ..register(4, ROOM, &[0]) }));
+    solo.says(1, Body::Register(Register { low_watermark: Attempt(3), ..register(4, ROOM, &[0]) }));
     let sender = solo.open_sender(ROOM, 1);
     solo.send(sender, 1, &[&[3]]);
     let post = solo.take_posts().remove(0);
-    solo.hello(hello(1, Link::new(2, 2)));
+    solo.hello(hello(1, ConversationId::new(2, 2)));
     assert_eq!(solo.cause(sender), Cause::PeerRestarted);
     let welcomed = |solo: &Solo| solo.frames().iter().any(|body| matches!(body, Body::Welcome(_)));
     assert!(!welcomed(&solo), "a welcome says that the old pages are quiet");
-    solo.posted(post.id, Err(PlaneError::Cancelled));
+    solo.posted(post.id, Err(TransportError::Cancelled));
     let before = solo.node().gauges();
-    solo.greet_again(1, Link::new(2, 2));
+    solo.greet_again(1, ConversationId::new(2, 2));
     assert!(welcomed(&solo));
     assert_eq!(solo.node().gauges().incoming, 0);
-    assert!(solo.link(1).sequence() > solo.former_link(1).sequence(), "so that the peer knows the later");
+    assert!(
+        solo.conversation(1).sequence() > solo.former_conversation(1).sequence(),
+        "so that the peer knows the later"
+    );
     // Numbers begin anew, and nothing said under the old number of this side counts.
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
     assert!(matches!(solo.answer(), Body::Registered(_)));
     solo.says(1, Body::Register(register(5, Room::Number(5), &[2])));
     assert!(matches!(solo.answer(), Body::Registered(_)), "attempt 5 of the old conversation is another");
-    solo.says_under_old_link(1, Body::Register(register(2, ROOM, &[1])));
+    solo.says_under_old_conversation(1, Body::Register(register(2, ROOM, &[1])));
     assert_eq!(solo.frames(), []);
     assert_eq!(solo.node().gauges().dropped.total(), before.dropped.total() + 1);
     // A hello of the old conversation that comes late is one of the past.
@@ -294,9 +310,9 @@ fn a_permission_of_a_former_conversation_permits_nothing_in_the_next() {
     assert_eq!(solo.take_posts().len(), 1, "it is permitted for ten seconds");
     solo.abort(sender);
     let post = kv_core::PostId(0);
-    solo.posted(post, Err(PlaneError::Cancelled));
+    solo.posted(post, Err(TransportError::Cancelled));
     // The peer has lost its side, and knows of no permission.
-    solo.greet_again(1, Link::new(2, 2));
+    solo.greet_again(1, ConversationId::new(2, 2));
     let revoked = |output: &Output| matches!(output, Output::Permit { until: kv_core::Time::ZERO, .. });
     assert!(solo.said.iter().any(revoked), "the transport is told: {:?}", solo.said);
     let asked = solo.frames().into_iter().find_map(|body| match body {
@@ -325,10 +341,10 @@ fn a_lost_peer_is_met_again_only_when_its_last_post_has_ended() {
     solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Dead { quiet_after: Duration::ZERO } });
     assert_eq!(solo.cause(sender), Cause::PeerLost);
     assert_eq!((solo.disconnected(), solo.node().gauges().timers), (vec![PeerId(0)], 0));
-    solo.hello(hello(1, Link::new(2, 1)));
+    solo.hello(hello(1, ConversationId::new(2, 1)));
     assert_eq!(solo.frames(), []);
-    solo.posted(post.id, Err(PlaneError::PeerGone));
-    solo.hello(hello(1, Link::new(2, 1)));
+    solo.posted(post.id, Err(TransportError::PeerGone));
+    solo.hello(hello(1, ConversationId::new(2, 1)));
     assert!(matches!(solo.answer(), Body::Welcome(Welcome { nonce: 1, .. })));
 }
 
@@ -381,7 +397,7 @@ fn whatever_a_peer_says_that_was_given_up_brings_it_back() {
 #[test]
 fn a_peer_that_was_refused_may_come_again_and_be_right() {
     let mut solo = Solo::new(|_| {});
-    solo.hello(Hello { plane: "another".to_owned(), ..first_hello() });
+    solo.hello(Hello { transport: "another".to_owned(), ..first_hello() });
     assert!(matches!(refused(&solo), PeerCause::Incompatible(_)));
     let session = solo.open_receiver(ROOM, None);
     let lookup = solo.lookups()[0].0;
@@ -431,7 +447,7 @@ fn a_room_that_was_aborted_before_its_source_answered_is_aborted_there_when_it_d
         }
         solo.welcome(1, 1);
         let Body::Abort(said) = abort(1, ROOM) else { panic!() };
-        let said = Body::Abort(Abort { floor: Attempt(1), ..said });
+        let said = Body::Abort(Abort { low_watermark: Attempt(1), ..said });
         assert_eq!(solo.frames(), std::slice::from_ref(&said));
         assert_eq!(solo.poll(sessions[1]), KvPoll::WaitingForInput);
         // Repeated until it is acknowledged, and then no more.
@@ -452,7 +468,10 @@ fn an_answer_to_no_hello_of_ours_is_none() {
     solo.found(lookup, vec![record(1)]);
     let hello = solo.last_hello(1);
     let nonce = hello.nonce ^ 1;
-    solo.says(1, Body::Welcome(Welcome { versions: VERSIONS, nonce, link: Link::new(1, 1), ask: 1 }));
+    solo.says(
+        1,
+        Body::Welcome(Welcome { versions: VERSIONS, nonce, conversation: ConversationId::new(1, 1), ask: 1 }),
+    );
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
     solo.says(
         1,
@@ -460,7 +479,7 @@ fn an_answer_to_no_hello_of_ours_is_none() {
             versions: VERSIONS,
             nonce,
             cause: PeerCause::Unknown,
-            link: Link::new(1, 1),
+            conversation: ConversationId::new(1, 1),
         }),
     );
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
@@ -469,7 +488,12 @@ fn an_answer_to_no_hello_of_ours_is_none() {
     // Nothing is asked any more: neither answer counts.
     solo.says(
         1,
-        Body::Welcome(Welcome { versions: VERSIONS, nonce: hello.nonce, link: Link::new(5, 5), ask: 1 }),
+        Body::Welcome(Welcome {
+            versions: VERSIONS,
+            nonce: hello.nonce,
+            conversation: ConversationId::new(5, 5),
+            ask: 1,
+        }),
     );
     solo.says(
         1,
@@ -477,13 +501,13 @@ fn an_answer_to_no_hello_of_ours_is_none() {
             versions: VERSIONS,
             nonce: hello.nonce,
             cause: PeerCause::Unknown,
-            link: Link::new(5, 5),
+            conversation: ConversationId::new(5, 5),
         }),
     );
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
     solo.init_receiver(session, &[0], None);
-    let links: Vec<Link> = solo.said.iter().filter_map(link_of).collect();
-    assert_eq!(links, [Link::new(1, 1)], "the number that it wants has not changed");
+    let conversations: Vec<ConversationId> = solo.said.iter().filter_map(conversation_of).collect();
+    assert_eq!(conversations, [ConversationId::new(1, 1)], "the number that it wants has not changed");
 }
 
 #[test]
@@ -530,16 +554,19 @@ fn a_heartbeat_asks_about_the_quiet_attempts_and_no_others() {
     solo.says(1, done(2, 0, Some(1), Vec::new()));
     let said = solo.run_for(SECOND + SECOND / 10);
     let said: Vec<_> = said.into_iter().map(|(_, body)| body).collect();
-    let floor = Attempt(1);
-    assert_eq!(said, [Body::Heartbeat(Heartbeat { floor, asked: vec![(1, 1), (3, 2)], ..heartbeat() })]);
+    let low_watermark = Attempt(1);
+    assert_eq!(
+        said,
+        [Body::Heartbeat(Heartbeat { low_watermark, asked: vec![(1, 1), (3, 2)], ..heartbeat() })]
+    );
 }
 
 #[test]
 fn a_peer_that_stops_serving_is_told_and_one_that_is_restarted_is_named() {
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[0], None);
-    // Its successor says hello; then the plane notices.
-    solo.hello(Hello { worker: record(1).worker, ..hello(2, Link::new(1, 1)) });
+    // Its successor says hello; then the transport notices.
+    solo.hello(Hello { worker: record(1).worker, ..hello(2, ConversationId::new(1, 1)) });
     solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Dead { quiet_after: SECOND } });
     assert_eq!(solo.cause(session), Cause::PeerRestarted);
     solo.run_for(SECOND / 2);
@@ -592,8 +619,8 @@ fn a_source_that_is_lost_before_it_could_write_gives_the_pages_back_at_once() {
 
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[3], None);
-    solo.input(Input::ConnectFailed { peer: PeerId(0), error: PlaneError::PeerGone });
-    assert_eq!(solo.cause(session), Cause::Connect(PlaneError::PeerGone));
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    assert_eq!(solo.cause(session), Cause::Connect(TransportError::PeerGone));
     assert_eq!(solo.released(session).len(), 1, "where no way was opened, nobody writes");
     let dropped = solo.node().gauges().dropped.total();
     solo.says(1, asks_about(&[]));
@@ -627,7 +654,7 @@ fn registrations_that_a_new_sender_could_both_mean_fail_with_both_ids_named() {
         Hello {
             geometry: Some(Box::new(geometry)),
             suffixed: true,
-            ..hello(incarnation, Link::new(1, incarnation as u32))
+            ..hello(incarnation, ConversationId::new(1, incarnation as u32))
         }
     };
     solo.greet_with(plain(1));

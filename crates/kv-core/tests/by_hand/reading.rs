@@ -1,13 +1,13 @@
-//! The reading half of pull: grants, proofs, heartbeats, releases, frame by frame.
+//! The reading half of pull: leases, proofs, heartbeats, releases, frame by frame.
 
 use std::time::Duration;
 
 use kv_core::wire::{
-    Abort, AbortAck, Body, Failed, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released, Wish,
+    Abort, AbortAck, Body, Delivery, Failed, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released,
 };
 use kv_core::{
-    Attempt, AuxIndex, Cause, GrantRef, Incarnation, KvPoll, PageList, PeerCause, PlaneError, Post, Room,
-    SessionId, SessionOptions, TransferMode,
+    Attempt, AuxIndex, Cause, Incarnation, KvPoll, LeaseRef, PageList, PeerCause, Post, Room, SessionId,
+    SessionOptions, TransferMode, TransportError,
 };
 
 use crate::solo::{Solo, list, record};
@@ -19,44 +19,44 @@ const NS: Duration = Duration::from_nanos(1);
 const PROVEN: Duration = Duration::from_micros(5_812_500);
 
 fn pull() -> SessionOptions {
-    let grant = GrantRef { incarnation: Incarnation::from_random(1), nonce: NONCE, pages: None };
+    let lease_id = LeaseRef { incarnation: Incarnation::from_random(1), lease_id: NONCE, pages: None };
     let deadline = Some(Duration::from_secs(1000));
     SessionOptions {
         mode: Some(TransferMode::Pull),
-        grants: vec![grant],
+        lease_refs: vec![lease_id],
         deadline,
         ..SessionOptions::default()
     }
 }
 
-/// A registration that asks for a grant.
-struct Claim {
+/// A registration that asks for a lease.
+struct Acquire {
     attempt: Attempt,
     room: Room,
-    grant: Option<SessionId>,
-    beat: u64,
+    lease_id: Option<SessionId>,
+    number: u64,
 }
 
-/// A receiver that has met peer 1, and its claim.
-fn claiming(options: SessionOptions) -> (Solo, SessionId, Claim) {
+/// A receiver that has met peer 1, and its acquire message.
+fn acquiring(options: SessionOptions) -> (Solo, SessionId, Acquire) {
     let mut solo = Solo::new(|config| config.timing.peer_timeout = Duration::from_secs(3600));
     let session = solo.open_receiver_with(ROOM, options);
     let lookup = solo.lookups()[0].0;
     solo.found(lookup, vec![record(1)]);
     solo.welcome(1, 1);
-    let claim = claims(&solo).remove(0);
-    (solo, session, claim)
+    let acquire = acquires(&solo).remove(0);
+    (solo, session, acquire)
 }
 
-fn claims(solo: &Solo) -> Vec<Claim> {
-    solo.frames().iter().filter_map(claim).collect()
+fn acquires(solo: &Solo) -> Vec<Acquire> {
+    solo.frames().iter().filter_map(acquire).collect()
 }
 
-fn claim(body: &Body) -> Option<Claim> {
+fn acquire(body: &Body) -> Option<Acquire> {
     let Body::Register(register) = body else { return None };
-    let Wish::Read(claim) = &register.wish else { return None };
+    let Delivery::Read(acquire) = &register.delivery else { return None };
     let room = register.room.clone();
-    Some(Claim { attempt: register.attempt, room, grant: claim.grant, beat: claim.beat })
+    Some(Acquire { attempt: register.attempt, room, lease_id: acquire.lease_id, number: acquire.number })
 }
 
 fn heartbeats(said: impl IntoIterator<Item = Body>) -> Vec<Heartbeat> {
@@ -67,11 +67,11 @@ fn heartbeats(said: impl IntoIterator<Item = Body>) -> Vec<Heartbeat> {
     said.into_iter().filter_map(heartbeat).collect()
 }
 
-fn grant(beat: u64) -> Granted {
+fn granting(number: u64) -> Granted {
     Granted {
         attempt: Attempt(1),
-        beat,
-        grant: NONCE,
+        number,
+        lease_id: NONCE,
         pages: list(&[4, 5]),
         aux: None,
         lease_ms: 6000,
@@ -80,50 +80,50 @@ fn grant(beat: u64) -> Granted {
     }
 }
 
-fn ack(beat: u64, lease_ms: u64) -> HeartbeatAck {
-    HeartbeatAck { beat, lease_ms, leases: vec![(1, 1)], ..crate::solo::ack() }
+fn ack(number: u64, lease_ms: u64) -> HeartbeatAck {
+    HeartbeatAck { number, lease_ms, leases: vec![(1, 1)], ..crate::solo::ack() }
 }
 
-/// A receiver whose one read is in flight, granted in answer to its claim.
+/// A receiver whose one read is in flight, granted in answer to its acquire message.
 fn reading() -> (Solo, SessionId, kv_core::PostId) {
-    let (mut solo, session, claim) = claiming(pull());
-    solo.says(1, Body::Granted(grant(claim.beat)));
+    let (mut solo, session, acquire) = acquiring(pull());
+    solo.says(1, Body::Granted(granting(acquire.number)));
     solo.init_receiver(session, &[7, 8], None);
     let post = solo.take_posts().remove(0).id;
     (solo, session, post)
 }
 
 #[test]
-fn a_claim_names_its_grant_and_is_repeated_until_it_is_acknowledged() {
-    let (mut solo, _, first) = claiming(pull());
-    assert_eq!((first.attempt, first.grant, &first.room), (Attempt(1), Some(NONCE), &ROOM));
+fn a_acquire_names_its_lease_and_is_repeated_until_it_is_acknowledged() {
+    let (mut solo, _, first) = acquiring(pull());
+    assert_eq!((first.attempt, first.lease_id, &first.room), (Attempt(1), Some(NONCE), &ROOM));
     let again = solo.run_for(Duration::from_secs(1));
-    let again: Vec<u64> = again.iter().filter_map(|(_, body)| Some(claim(body)?.beat)).collect();
-    assert!(again.len() >= 2 && again[0] > first.beat && again[1] > again[0], "{again:?}");
+    let again: Vec<u64> = again.iter().filter_map(|(_, body)| Some(acquire(body)?.number)).collect();
+    assert!(again.len() >= 2 && again[0] > first.number && again[1] > again[0], "{again:?}");
     solo.says(1, Body::Registered(Registered { attempt: Attempt(1) }));
     let more = solo.run_for(Duration::from_secs(10));
-    assert!(more.iter().all(|(_, body)| claim(body).is_none()), "{more:?}");
+    assert!(more.iter().all(|(_, body)| acquire(body).is_none()), "{more:?}");
 }
 
 #[test]
-fn a_grant_acknowledges_its_claim() {
-    let (mut solo, _, first) = claiming(pull());
-    solo.says(1, Body::Granted(grant(first.beat)));
+fn a_lease_acknowledges_its_acquire() {
+    let (mut solo, _, first) = acquiring(pull());
+    solo.says(1, Body::Granted(granting(first.number)));
     let more = solo.run_for(Duration::from_secs(10));
-    assert!(more.iter().all(|(_, body)| claim(body).is_none()), "{more:?}");
+    assert!(more.iter().all(|(_, body)| acquire(body).is_none()), "{more:?}");
 }
 
 #[test]
-fn a_lease_counts_from_the_claim_and_a_read_within_it_needs_no_round_trip() {
+fn a_lease_counts_from_the_acquire_and_a_read_within_it_needs_no_round_trip() {
     for (late, proven) in [(Duration::ZERO, false), (NS, true)] {
-        let (mut solo, session, claim) = claiming(pull());
-        let claimed_at = solo.now;
-        solo.now = claimed_at + Duration::from_secs(3);
-        solo.says(1, Body::Granted(grant(claim.beat)));
-        assert_eq!(heartbeats(solo.frames()), [], "the claim is proof enough");
+        let (mut solo, session, acquire) = acquiring(pull());
+        let acquired_at = solo.now;
+        solo.now = acquired_at + Duration::from_secs(3);
+        solo.says(1, Body::Granted(granting(acquire.number)));
+        assert_eq!(heartbeats(solo.frames()), [], "the acquire is proof enough");
         solo.init_receiver(session, &[7, 8], None);
         let post = solo.take_posts().remove(0).id;
-        solo.now = claimed_at + (PROVEN - late);
+        solo.now = acquired_at + (PROVEN - late);
         solo.posted(post, Ok(()));
         let expected = if proven { KvPoll::Success } else { KvPoll::Transferring };
         assert_eq!(solo.poll(session), expected, "{late:?} before the end");
@@ -140,23 +140,23 @@ fn a_late_read_is_proven_by_a_heartbeat_that_was_sent_after_its_end_and_by_no_ot
     let asked = heartbeats(solo.frames()).remove(0);
     assert_eq!(asked.leases, [(1, 1)]);
     for wrong in [
-        ack(asked.beat + 1, 6000),
-        // The claim: its six seconds are over.
+        ack(asked.number + 1, 6000),
+        // The acquire message: its six seconds are over.
         ack(1, 6000),
-        HeartbeatAck { leases: vec![(2, 5)], ..ack(asked.beat, 6000) },
-        HeartbeatAck { leases: vec![(1, 1), (1, 1)], ..ack(asked.beat, 6000) },
+        HeartbeatAck { leases: vec![(2, 5)], ..ack(asked.number, 6000) },
+        HeartbeatAck { leases: vec![(1, 1), (1, 1)], ..ack(asked.number, 6000) },
     ] {
         solo.says(1, Body::HeartbeatAck(wrong.clone()));
         assert_eq!(solo.poll(session), KvPoll::Transferring, "{wrong:?}");
     }
     // No time was left: it says nothing about the moment at which it was sent, when the read ended.
-    solo.says(1, Body::HeartbeatAck(ack(asked.beat, 0)));
+    solo.says(1, Body::HeartbeatAck(ack(asked.number, 0)));
     assert_eq!(solo.poll(session), KvPoll::Transferring);
     let again = solo.run_for(Duration::from_millis(500));
     let again = heartbeats(again.into_iter().map(|(_, body)| body)).remove(0);
-    solo.says(1, Body::HeartbeatAck(ack(again.beat, 0)));
+    solo.says(1, Body::HeartbeatAck(ack(again.number, 0)));
     assert_eq!(solo.poll(session), KvPoll::Success, "the pages were held after its end");
-    let release = Body::Release(Release { floor: Attempt(1), attempts: vec![(1, 1)], answer: true });
+    let release = Body::Release(Release { low_watermark: Attempt(1), attempts: vec![(1, 1)], answer: true });
     assert_eq!(solo.answer(), release);
 }
 
@@ -166,19 +166,19 @@ fn a_heartbeat_of_before_proves_as_much_as_it_says_and_a_shorter_one_takes_nothi
     let start = solo.now;
     solo.says(1, Body::HeartbeatAck(ack(1, 12_000)));
     solo.says(1, Body::HeartbeatAck(ack(1, 1000)));
-    solo.says(1, Body::Granted(Granted { lease_ms: 500, ..grant(1) }));
+    solo.says(1, Body::Granted(Granted { lease_ms: 500, ..granting(1) }));
     solo.now = start + (PROVEN * 2 - NS);
     solo.posted(post, Ok(()));
     assert_eq!(solo.poll(session), KvPoll::Success);
 }
 
 #[test]
-fn a_repeated_grant_is_a_proof_too() {
+fn a_repeated_lease_is_a_proof_too() {
     let (mut solo, session, post) = reading();
     solo.now = solo.now + Duration::from_secs(10);
     solo.posted(post, Ok(()));
-    let beat = heartbeats(solo.frames())[0].beat;
-    solo.says(1, Body::Granted(grant(beat)));
+    let number = heartbeats(solo.frames())[0].number;
+    solo.says(1, Body::Granted(granting(number)));
     assert_eq!(solo.poll(session), KvPoll::Success);
 }
 
@@ -197,9 +197,9 @@ fn questions_for_a_proof_are_repeated_with_growing_pauses() {
 }
 
 #[test]
-fn a_grant_that_was_not_asked_for_is_asked_about_at_once() {
-    let (mut solo, session, _) = claiming(pull());
-    solo.says(1, Body::Granted(grant(0)));
+fn a_lease_that_was_not_asked_for_is_asked_about_at_once() {
+    let (mut solo, session, _) = acquiring(pull());
+    solo.says(1, Body::Granted(granting(0)));
     let asked = heartbeats(solo.frames()).remove(0);
     assert_eq!(asked.leases, [(1, 1)]);
     solo.init_receiver(session, &[7, 8], None);
@@ -209,60 +209,60 @@ fn a_grant_that_was_not_asked_for_is_asked_about_at_once() {
 }
 
 #[test]
-fn grants_of_what_does_not_exist_and_second_grants_fail_the_session() {
-    let none = "a grant of pages that do not exist";
+fn leases_of_what_does_not_exist_and_second_leases_fail_the_session() {
+    let none = "a lease of pages that do not exist";
     let cases = [
-        (Granted { pages: list(&[15, 16]), ..grant(1) }, none),
-        (Granted { pages: list(&[3, 4, 3]), ..grant(1) }, none),
-        (Granted { aux: Some(AuxIndex(4)), ..grant(1) }, none),
-        (Granted { grant: SessionId(56), ..grant(1) }, "a grant with another nonce"),
+        (Granted { pages: list(&[15, 16]), ..granting(1) }, none),
+        (Granted { pages: list(&[3, 4, 3]), ..granting(1) }, none),
+        (Granted { aux: Some(AuxIndex(4)), ..granting(1) }, none),
+        (Granted { lease_id: SessionId(56), ..granting(1) }, "a lease with another id"),
     ];
     for (granted, what) in cases {
-        let (mut solo, session, _) = claiming(pull());
+        let (mut solo, session, _) = acquiring(pull());
         solo.says(1, Body::Granted(granted));
         assert_eq!(solo.cause(session), Cause::Protocol(what));
     }
-    let (mut solo, session, _) = claiming(SessionOptions { grants: Vec::new(), ..pull() });
-    solo.says(1, Body::Granted(grant(1)));
-    solo.says(1, Body::Granted(Granted { grant: SessionId(56), ..grant(1) }));
-    assert_eq!(solo.cause(session), Cause::Protocol("two grants for one claim"));
+    let (mut solo, session, _) = acquiring(SessionOptions { lease_refs: Vec::new(), ..pull() });
+    solo.says(1, Body::Granted(granting(1)));
+    solo.says(1, Body::Granted(Granted { lease_id: SessionId(56), ..granting(1) }));
+    assert_eq!(solo.cause(session), Cause::Protocol("two leases for one acquire message"));
 }
 
 #[test]
-fn a_grant_means_nothing_to_a_session_that_is_written_to_or_that_has_failed() {
+fn a_lease_means_nothing_to_a_session_that_is_written_to_or_that_has_failed() {
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[7, 8], None);
-    solo.says(1, Body::Granted(grant(0)));
+    solo.says(1, Body::Granted(granting(0)));
     assert_eq!((solo.frames(), solo.take_posts().len()), (vec![], 0));
 
-    let (mut solo, session, claim) = claiming(pull());
+    let (mut solo, session, acquire) = acquiring(pull());
     solo.abort(session);
-    solo.says(1, Body::Granted(grant(claim.beat)));
+    solo.says(1, Body::Granted(granting(acquire.number)));
     assert_eq!((solo.frames(), solo.node().gauges().receivers), (vec![], 0));
 }
 
 /// What a receiver has already it may leave to be counted: by every source alike.
 #[test]
-fn sources_that_grant_other_numbers_of_pages_fail_the_session_with_both() {
+fn sources_that_lease_other_numbers_of_pages_fail_the_session_with_both() {
     let rank = |rank: u32| {
         let mut record = record(u64::from(rank) + 1);
-        (record.parallel.cp_size, record.parallel.cp_rank) = (2, rank);
+        (record.parallel.pcp_size, record.parallel.pcp_rank) = (2, rank);
         record
     };
     for (first, pages) in [([1, 2], &[4, 5][..]), ([2, 1], &[4, 5]), ([1, 2], &[4, 5, 6, 9])] {
         let mut solo = Solo::new(|_| {});
-        let session = solo.open_receiver_with(ROOM, SessionOptions { grants: Vec::new(), ..pull() });
+        let session = solo.open_receiver_with(ROOM, SessionOptions { lease_refs: Vec::new(), ..pull() });
         let lookup = solo.lookups()[0].0;
         solo.found(lookup, vec![rank(0), rank(1)]);
-        let mut beats = Vec::new();
+        let mut numbers = Vec::new();
         for peer in [1, 2] {
             solo.welcome(peer, peer as u32);
-            beats.extend(claims(&solo).into_iter().map(|claim| claim.beat));
+            numbers.extend(acquires(&solo).into_iter().map(|acquire| acquire.number));
         }
         solo.init_receiver(session, &[7, 8], None);
-        let grants = [list(&[3, 4, 5]), list(pages)];
-        for (peer, pages) in first.into_iter().zip(grants) {
-            solo.says(peer, Body::Granted(Granted { pages, ..grant(beats[peer as usize - 1]) }));
+        let lease_refs = [list(&[3, 4, 5]), list(pages)];
+        for (peer, pages) in first.into_iter().zip(lease_refs) {
+            solo.says(peer, Body::Granted(Granted { pages, ..granting(numbers[peer as usize - 1]) }));
         }
         let cause = Cause::PageCount { sent: pages.len(), registered: 3 };
         assert_eq!(solo.cause(session), cause, "{pages:?}");
@@ -271,24 +271,24 @@ fn sources_that_grant_other_numbers_of_pages_fail_the_session_with_both() {
 
 #[test]
 fn a_row_that_only_the_receiver_has_is_an_error() {
-    let (mut solo, session, claim) = claiming(pull());
-    solo.says(1, Body::Granted(grant(claim.beat)));
+    let (mut solo, session, acquire) = acquiring(pull());
+    solo.says(1, Body::Granted(granting(acquire.number)));
     solo.init_receiver(session, &[7, 8], Some(0));
     assert_eq!(solo.cause(session), Cause::AuxOneSided { sender: false, receiver: true });
-    let (mut solo, session, claim) = claiming(pull());
-    solo.says(1, Body::Granted(Granted { aux: Some(AuxIndex(1)), ..grant(claim.beat) }));
+    let (mut solo, session, acquire) = acquiring(pull());
+    solo.says(1, Body::Granted(Granted { aux: Some(AuxIndex(1)), ..granting(acquire.number) }));
     solo.init_receiver(session, &[7, 8], None);
     assert_eq!(solo.take_posts().len(), 1, "a row that nobody wants is left alone");
 }
 
-/// Two receivers with grants, and how often they ask for heartbeats.
+/// Two receivers with leases, and how often they ask for heartbeats.
 fn two(intervals: [u64; 2]) -> (Solo, [SessionId; 2]) {
-    let (mut solo, first, claim) = claiming(pull());
+    let (mut solo, first, acquire) = acquiring(pull());
     let second = solo.open_receiver_with(ROOM, pull());
-    let beat = claims(&solo)[0].beat;
-    assert_eq!(beat, claim.beat, "what is sent at one moment shares a number");
+    let number = acquires(&solo)[0].number;
+    assert_eq!(number, acquire.number, "what is sent at one moment shares a number");
     for (attempt, interval_ms) in (1..).zip(intervals) {
-        solo.says(1, Body::Granted(Granted { attempt: Attempt(attempt), interval_ms, ..grant(beat) }));
+        solo.says(1, Body::Granted(Granted { attempt: Attempt(attempt), interval_ms, ..granting(number) }));
     }
     (solo, [first, second])
 }
@@ -312,36 +312,36 @@ fn one_heartbeat_is_for_all_at_the_shortest_interval_and_they_stop_with_the_sess
 }
 
 #[test]
-fn the_number_of_a_claim_is_remembered_through_a_burst_of_others() {
-    let (mut solo, _, claim) = claiming(pull());
+fn the_number_of_a_acquire_is_remembered_through_a_burst_of_others() {
+    let (mut solo, _, acquire) = acquiring(pull());
     for _ in 0..200 {
         solo.open_receiver_with(ROOM, pull());
     }
-    solo.says(1, Body::Granted(grant(claim.beat)));
-    assert_eq!(heartbeats(solo.frames()), [], "the claim is proof enough");
+    solo.says(1, Body::Granted(granting(acquire.number)));
+    assert_eq!(heartbeats(solo.frames()), [], "the acquire is proof enough");
 }
 
 #[test]
 fn numbers_are_remembered_for_a_minute_however_many_follow() {
     for (passed, forgotten) in [(Duration::from_secs(50), 0), (Duration::from_secs(61), 1)] {
-        let (mut solo, _, claim) =
-            claiming(SessionOptions { deadline: Some(Duration::from_secs(1000)), ..pull() });
+        let (mut solo, _, acquire) =
+            acquiring(SessionOptions { deadline: Some(Duration::from_secs(1000)), ..pull() });
         for _ in 0..1000 {
             solo.now = solo.now + passed / 1000;
             solo.open_receiver_with(ROOM, pull());
         }
         let lease_ms = 100_000;
-        solo.says(1, Body::Granted(Granted { lease_ms, ..grant(claim.beat) }));
+        solo.says(1, Body::Granted(Granted { lease_ms, ..granting(acquire.number) }));
         assert_eq!(heartbeats(solo.frames()).len(), forgotten, "a forgotten number proves nothing");
     }
 }
 
 #[test]
-fn a_release_is_repeated_until_it_is_acknowledged_and_holds_the_floor() {
+fn a_release_is_repeated_until_it_is_acknowledged_and_holds_the_low_watermark() {
     let (mut solo, session, post) = reading();
     solo.posted(post, Ok(()));
     assert_eq!(solo.poll(session), KvPoll::Success);
-    let release = Body::Release(Release { floor: Attempt(1), attempts: vec![(1, 1)], answer: true });
+    let release = Body::Release(Release { low_watermark: Attempt(1), attempts: vec![(1, 1)], answer: true });
     assert_eq!(solo.answer(), release);
     solo.says(1, Body::Released(Released { attempts: vec![(1, 0)] }));
     let said = solo.run_for(Duration::from_secs(5));
@@ -354,18 +354,19 @@ fn a_release_is_repeated_until_it_is_acknowledged_and_holds_the_floor() {
 }
 
 #[test]
-fn an_abort_names_the_grant_is_repeated_until_it_is_acknowledged_and_cancels_the_reads() {
+fn an_abort_names_the_lease_is_repeated_until_it_is_acknowledged_and_cancels_the_reads() {
     let (mut solo, session, post) = reading();
     solo.abort(session);
     assert_eq!((solo.cancelled(), solo.released(session)), (vec![post], vec![]));
     let (attempt, cause) = (Attempt(1), PeerCause::Aborted);
-    let abort = Body::Abort(Abort { floor: attempt, attempt, room: ROOM, grant: Some(NONCE), cause });
+    let abort =
+        Body::Abort(Abort { low_watermark: attempt, attempt, room: ROOM, lease_id: Some(NONCE), cause });
     assert_eq!(solo.answer(), abort);
     let said = solo.run_for(Duration::from_secs(5));
     assert!(said.iter().filter(|(_, body)| *body == abort).count() >= 3, "{said:?}");
     solo.says(1, Body::AbortAck(AbortAck { attempt }));
     assert_eq!((solo.node().gauges().releasing, solo.released(session)), (0, vec![]));
-    solo.posted(post, Err(PlaneError::Cancelled));
+    solo.posted(post, Err(TransportError::Cancelled));
     assert_eq!(solo.released(session), [list(&[7, 8])]);
     assert_eq!(solo.node().gauges().receivers, 0);
 }
@@ -383,8 +384,9 @@ fn an_expired_lease_is_named_as_such() {
 #[test]
 fn a_reference_that_cannot_be_is_refused_before_anything_is_said() {
     let reference = |incarnation: u64, pages: Option<PageList>| {
-        let grant = GrantRef { incarnation: Incarnation::from_random(incarnation), nonce: NONCE, pages };
-        SessionOptions { grants: vec![grant], ..pull() }
+        let lease_id =
+            LeaseRef { incarnation: Incarnation::from_random(incarnation), lease_id: NONCE, pages };
+        SessionOptions { lease_refs: vec![lease_id], ..pull() }
     };
     for options in [reference(2, None), reference(1, Some(list(&[16])))] {
         let mut solo = Solo::new(|_| {});
@@ -392,20 +394,20 @@ fn a_reference_that_cannot_be_is_refused_before_anything_is_said() {
         let lookup = solo.lookups()[0].0;
         solo.found(lookup, vec![record(1)]);
         solo.welcome(1, 1);
-        assert!(matches!(solo.cause(session), Cause::StaleGrant { .. } | Cause::GrantOutOfRange(_)));
+        assert!(matches!(solo.cause(session), Cause::StaleLease { .. } | Cause::LeaseOutOfRange(_)));
         assert_eq!((solo.frames(), solo.node().gauges().receivers), (vec![], 0));
     }
 }
 
 #[test]
 fn numbers_without_sense_are_survived() {
-    let (mut solo, session, claim) = claiming(pull());
-    let most = Granted { lease_ms: u64::MAX, interval_ms: u64::MAX, ..grant(claim.beat) };
+    let (mut solo, session, acquire) = acquiring(pull());
+    let most = Granted { lease_ms: u64::MAX, interval_ms: u64::MAX, ..granting(acquire.number) };
     solo.says(1, Body::Granted(most));
     for attempts in [vec![(u64::MAX, u32::MAX)], vec![(0, u32::MAX), (1 << 40, u32::MAX)]] {
         solo.says(
             1,
-            Body::HeartbeatAck(HeartbeatAck { leases: attempts.clone(), ..ack(claim.beat, u64::MAX) }),
+            Body::HeartbeatAck(HeartbeatAck { leases: attempts.clone(), ..ack(acquire.number, u64::MAX) }),
         );
         solo.says(1, Body::Released(Released { attempts }));
     }
@@ -428,9 +430,12 @@ fn a_read_has_not_ended_while_more_of_it_waits_for_its_turn() {
             solo.found(lookup, vec![record(1)]);
             solo.welcome(1, 1);
         }
-        let claim = claims(&solo).remove(0);
+        let acquire = acquires(&solo).remove(0);
         let pages = |step| PageList::from_pages((0..count).map(|page| page * step)).unwrap();
-        solo.says(1, Body::Granted(Granted { attempt: claim.attempt, pages: pages(3), ..grant(claim.beat) }));
+        solo.says(
+            1,
+            Body::Granted(Granted { attempt: acquire.attempt, pages: pages(3), ..granting(acquire.number) }),
+        );
         let first = 10 * number as u32;
         let own: Vec<u32> = pages(2).iter().map(|page| first + page).collect();
         solo.init_receiver(session, &own, None);

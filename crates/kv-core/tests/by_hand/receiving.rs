@@ -5,8 +5,8 @@ use std::time::Duration;
 use kv_core::proto::{Command, Input};
 use kv_core::wire::{Abort, AbortAck, Body, Destination, Failed, Progress, Registered};
 use kv_core::{
-    Attempt, BootstrapError, Cause, KvPoll, Mismatch, Obstacle, PeerCause, PeerId, Phase, PlaneError,
-    Replica, Room, SessionId, SessionOptions, WayEnd,
+    Attempt, BootstrapError, Cause, KvPoll, Mismatch, Obstacle, PeerCause, PeerId, Phase, Replica, Room,
+    SessionId, SessionOptions, TransportError, WayEnd,
 };
 
 use crate::solo::{
@@ -147,7 +147,7 @@ fn questions_of_a_conversation_that_the_peer_forgot_are_not_answered_in_the_next
     for ask in 2..9 {
         solo.says(1, asks_to_write(ask));
         assert!(
-            matches!(solo.answer(), Body::HeartbeatAck(answer) if answer.beat == ask && answer.permit_ms > 0)
+            matches!(solo.answer(), Body::HeartbeatAck(answer) if answer.number == ask && answer.permit_ms > 0)
         );
     }
     // The peer counts its questions from 1 again.
@@ -156,7 +156,7 @@ fn questions_of_a_conversation_that_the_peer_forgot_are_not_answered_in_the_next
     let answered = |solo: &Solo| -> Vec<u64> {
         let asks = solo.frames().into_iter().filter_map(|body| match body {
             Body::Register(register) => Some(destination(&register).ask),
-            Body::HeartbeatAck(answer) if answer.permit_ms > 0 => Some(answer.beat),
+            Body::HeartbeatAck(answer) if answer.permit_ms > 0 => Some(answer.number),
             _ => None,
         });
         asks.collect()
@@ -270,8 +270,13 @@ fn a_failure_that_is_quiet_needs_no_abort_and_another_one_does() {
         assert_eq!(solo.cause(session), Cause::ByPeer(PeerCause::DataOperation));
         assert_eq!(solo.released(session).len(), usize::from(quiet));
         let cause = PeerCause::DataOperation;
-        let abort =
-            Body::Abort(Abort { floor: ONE, attempt: ONE, room: Room::Number(1), grant: None, cause });
+        let abort = Body::Abort(Abort {
+            low_watermark: ONE,
+            attempt: ONE,
+            room: Room::Number(1),
+            lease_id: None,
+            cause,
+        });
         assert_eq!(solo.answer(), if quiet { release(1, 2) } else { abort });
     }
 }
@@ -405,8 +410,8 @@ fn a_peer_that_was_given_up_or_refused_is_up_only_when_it_answers() {
     assert_eq!(solo.poll(next), KvPoll::WaitingForInput);
 
     let mut solo = Solo::new(|_| {});
-    let mut stranger = hello(1, kv_core::wire::Link::new(1, 1));
-    stranger.plane = "another".to_owned();
+    let mut stranger = hello(1, kv_core::wire::ConversationId::new(1, 1));
+    stranger.transport = "another".to_owned();
     solo.hello(stranger);
     assert!(matches!(solo.answer(), Body::Refused(_)));
     let session = solo.open_receiver(Room::Number(2), None);
@@ -494,9 +499,9 @@ fn answers_that_cannot_be_used_fail_everyone_who_waits() {
 #[test]
 fn an_answer_with_more_ranks_than_there_is_room_for_fails_everyone_at_once() {
     let mut solo = Solo::new(|config| config.limits.max_peers = 2);
-    let rank = |cp_rank| {
-        broken(u64::from(cp_rank) + 1, |geometry| {
-            (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (3, cp_rank);
+    let rank = |pcp_rank| {
+        broken(u64::from(pcp_rank) + 1, |geometry| {
+            (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (3, pcp_rank);
         })
     };
     for _ in 0..2 {
@@ -530,7 +535,9 @@ fn a_rank_of_an_answer_does_not_take_the_place_of_another_one_in_it() {
     solo.run_for(SECOND);
     solo.greet(5);
     let rank = |peer: u64| {
-        broken(peer, |geometry| (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (2, peer as u32 - 1))
+        broken(peer, |geometry| {
+            (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (2, peer as u32 - 1)
+        })
     };
     let session = solo.open_receiver_with(
         Room::Number(4),
@@ -546,8 +553,9 @@ fn a_rank_of_an_answer_does_not_take_the_place_of_another_one_in_it() {
 fn an_answer_that_names_one_worker_twice_fails_everyone_who_waits() {
     let mut solo = Solo::new(|_| {});
     let session = solo.open_receiver(Room::Number(4), None);
-    let rank =
-        |cp_rank| broken(1, |geometry| (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (2, cp_rank));
+    let rank = |pcp_rank| {
+        broken(1, |geometry| (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (2, pcp_rank))
+    };
     solo.found(kv_core::LookupId(0), vec![rank(0), rank(1)]);
     assert_eq!(solo.cause(session), Cause::Bootstrap(BootstrapError::Malformed("ranks: one worker twice")));
 }
@@ -606,9 +614,9 @@ fn a_rank_in_another_place_is_no_source() {
 #[test]
 fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
     let ranks = |places: &[(u32, u32)]| -> Vec<_> {
-        let rank = |&(cp_rank, cp_size)| {
-            broken(u64::from(cp_rank) + 1, |geometry| {
-                (geometry.parallel.cp_size, geometry.parallel.cp_rank) = (cp_size, cp_rank);
+        let rank = |&(pcp_rank, pcp_size)| {
+            broken(u64::from(pcp_rank) + 1, |geometry| {
+                (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (pcp_size, pcp_rank);
             })
         };
         places.iter().map(rank).collect()
@@ -623,8 +631,8 @@ fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
     solo.init_receiver(session, &[9, 8, 7, 6, 1, 2, 3], None);
     let asked = solo.frames().into_iter().map(|body| match body {
         Body::Register(register) => {
-            let Destination { pages, first, whole, aux_here, .. } = destination(&register);
-            (pages, first, whole, aux_here)
+            let Destination { pages, first_page, total_pages, aux_here, .. } = destination(&register);
+            (pages, first_page, total_pages, aux_here)
         }
         other => panic!("{other:?}"),
     });
@@ -675,7 +683,7 @@ fn rooms_are_spread_over_the_replicas_of_an_engine_and_a_named_replica_comes_fir
         assert_eq!(solo.lookups()[0].1, Replica::Rank(replica), "room {room}, {named:?}");
     }
     // The peer is lost: nothing of its engine is believed any more.
-    solo.input(Input::ConnectFailed { peer: PeerId(0), error: PlaneError::PeerGone });
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
     let session = solo.open_receiver(Room::Number(11), None);
     assert_eq!(solo.lookups()[0].1, Replica::Modulo(11));
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
@@ -685,5 +693,7 @@ fn rooms_are_spread_over_the_replicas_of_an_engine_and_a_named_replica_comes_fir
 fn no_permission_is_given_to_a_peer_that_has_nothing_to_write_here() {
     let (mut solo, _) = Solo::receiving();
     solo.says(1, asks_to_write(5));
-    assert!(matches!(solo.answer(), Body::HeartbeatAck(answer) if answer.beat == 5 && answer.permit_ms == 0));
+    assert!(
+        matches!(solo.answer(), Body::HeartbeatAck(answer) if answer.number == 5 && answer.permit_ms == 0)
+    );
 }

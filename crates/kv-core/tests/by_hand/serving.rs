@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input, NodeConfig};
-use kv_core::wire::{AbortAck, Body, Failed, Heartbeat, HeartbeatAck, Link, Progress, Register, Registered};
+use kv_core::wire::{
+    AbortAck, Body, ConversationId, Failed, Heartbeat, HeartbeatAck, Progress, Register, Registered,
+};
 use kv_core::{
-    Attempt, AuxIndex, Cause, KvPoll, Obstacle, PeerCause, Phase, PlaneError, Room, SessionId, SessionOptions,
+    Attempt, AuxIndex, Cause, KvPoll, Obstacle, PeerCause, Phase, Room, SessionId, SessionOptions,
+    TransportError,
 };
 
 use crate::solo::{Solo, abort, ack, asks_about, done, heartbeat, hello, list, register, release, with};
@@ -24,8 +27,8 @@ fn what_no_cache_holds_is_refused_and_its_sender_is_told() {
         with(good.clone(), |to| to.pages = list(&[16])),
         with(good.clone(), |to| to.pages = list(&[3, 4, 3])),
         with(good.clone(), |to| to.aux = Some(AuxIndex(4))),
-        with(good.clone(), |to| to.whole = 0),
-        with(good.clone(), |to| (to.first, to.whole) = (3, 3)),
+        with(good.clone(), |to| to.total_pages = 0),
+        with(good.clone(), |to| (to.first_page, to.total_pages) = (3, 3)),
     ] {
         let mut solo = Solo::serving(|_| {});
         let sender = solo.open_sender(ROOM, 1);
@@ -93,12 +96,12 @@ fn a_waiting_registration_lasts_as_long_as_its_receiver_waits_and_no_longer_than
 }
 
 #[test]
-fn results_are_forgotten_when_the_receiver_raises_its_floor_in_whatever_frame() {
-    let floor = Attempt(2);
+fn results_are_forgotten_when_the_receiver_raises_its_low_watermark_in_whatever_frame() {
+    let low_watermark = Attempt(2);
     for frame in [
-        Body::Register(Register { floor, ..register(2, Room::Number(8), &[1]) }),
-        Body::Heartbeat(Heartbeat { floor, ..heartbeat() }),
-        Body::HeartbeatAck(HeartbeatAck { floor, ..ack() }),
+        Body::Register(Register { low_watermark, ..register(2, Room::Number(8), &[1]) }),
+        Body::Heartbeat(Heartbeat { low_watermark, ..heartbeat() }),
+        Body::HeartbeatAck(HeartbeatAck { low_watermark, ..ack() }),
         release(5, 2),
     ] {
         let mut solo = Solo::serving(|_| {});
@@ -135,13 +138,13 @@ fn a_receiver_that_finishes_before_everything_was_sent_breaks_the_protocol() {
 }
 
 #[test]
-fn an_aborted_attempt_is_never_served_nor_is_one_below_the_floor() {
+fn an_aborted_attempt_is_never_served_nor_is_one_below_the_low_watermark() {
     let mut solo = Solo::serving(|_| {});
     solo.says(1, abort(5, Room::Number(5)));
     assert_eq!(solo.answer(), Body::AbortAck(AbortAck { attempt: Attempt(5) }));
     solo.says(1, abort(5, Room::Number(5)));
     assert_eq!(solo.answer(), Body::AbortAck(AbortAck { attempt: Attempt(5) }), "also when repeated");
-    solo.says(1, Body::Heartbeat(Heartbeat { floor: Attempt(4), ..heartbeat() }));
+    solo.says(1, Body::Heartbeat(Heartbeat { low_watermark: Attempt(4), ..heartbeat() }));
     let dropped = solo.node().gauges().dropped.total();
     for attempt in [5, 3] {
         solo.says(1, Body::Register(register(attempt, ROOM, &[0])));
@@ -150,7 +153,7 @@ fn an_aborted_attempt_is_never_served_nor_is_one_below_the_floor() {
     let gauges = solo.node().gauges();
     assert_eq!((gauges.registrations, gauges.dropped.total()), (0, dropped + 2));
     solo.says(1, Body::Register(register(4, ROOM, &[0])));
-    assert!(matches!(solo.answer(), Body::Registered(_)), "the floor itself is open");
+    assert!(matches!(solo.answer(), Body::Registered(_)), "the low_watermark itself is open");
 }
 
 #[test]
@@ -316,8 +319,8 @@ fn a_failure_of_a_finished_attempt_leaves_nothing_behind() {
     let post = solo.take_posts().remove(0);
     // The receiver has heard of the last part before this side has.
     solo.says(1, release(1, 2));
-    solo.posted(post.id, Err(PlaneError::PeerGone));
-    assert_eq!(solo.cause(sender), Cause::Post(PlaneError::PeerGone));
+    solo.posted(post.id, Err(TransportError::PeerGone));
+    assert_eq!(solo.cause(sender), Cause::Post(TransportError::PeerGone));
     assert_eq!(solo.node().gauges().incoming, 0);
     solo.says(1, Body::Register(register(2, ROOM, &[0])));
     let sender = solo.open_sender(ROOM, 1);
@@ -388,10 +391,10 @@ fn every_receiver_of_a_failed_sender_is_told_whether_its_posts_have_ended_or_not
         |attempt, quiet| Body::Failed(Failed { attempt: Attempt(attempt), cause: PeerCause::Aborted, quiet });
     assert_eq!(solo.frames(), [told(1, false), told(3, false)]);
     assert_eq!(solo.cancelled(), [posts[0].id, posts[2].id]);
-    solo.posted(posts[2].id, Err(PlaneError::Cancelled));
+    solo.posted(posts[2].id, Err(TransportError::Cancelled));
     assert_eq!(solo.answer(), told(3, true));
     assert!(solo.released(sender).is_empty());
-    solo.posted(posts[0].id, Err(PlaneError::Cancelled));
+    solo.posted(posts[0].id, Err(TransportError::Cancelled));
     assert_eq!(solo.answer(), told(1, true));
     assert_eq!(solo.released(sender).len(), 1);
 }
@@ -451,8 +454,8 @@ fn a_post_that_is_cancelled_unasked_has_moved_nothing() {
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
     solo.send(sender, 1, &[&[5]]);
     let post = solo.take_posts().remove(0);
-    solo.posted(post.id, Err(PlaneError::Cancelled));
-    assert_eq!(solo.cause(sender), Cause::Post(PlaneError::Cancelled));
+    solo.posted(post.id, Err(TransportError::Cancelled));
+    assert_eq!(solo.cause(sender), Cause::Post(TransportError::Cancelled));
 }
 
 #[test]
@@ -510,7 +513,7 @@ fn sending(solo: &mut Solo, peer: u64, attempt: u64, room: u64, millis: u64) -> 
 
 #[test]
 fn a_deadline_names_whom_its_data_operations_waited_for() {
-    let worker = |peer: u64| hello(peer, Link::NONE).worker;
+    let worker = |peer: u64| hello(peer, ConversationId::NONE).worker;
     let last = |solo: &Solo, session| match solo.cause(session) {
         Cause::DeadlineExceeded { last, .. } => last,
         cause => panic!("{cause:?}"),

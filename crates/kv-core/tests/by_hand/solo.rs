@@ -7,13 +7,13 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
 use kv_core::trace::{Event, KvWhat};
 use kv_core::wire::{
-    Abort, Body, Claim, Destination, Frame, Heartbeat, HeartbeatAck, Hello, Link, Progress, Register,
-    Release, VERSIONS, Welcome, Wish,
+    Abort, Acquire, Body, ConversationId, Delivery, Destination, Frame, Heartbeat, HeartbeatAck, Hello,
+    Progress, Register, Release, VERSIONS, Welcome,
 };
 use kv_core::{
-    Attempt, AuxIndex, Cause, Geometry, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout, LookupId, Origin,
-    PageList, Pages, PeerCause, PeerId, PlaneError, Post, PostId, RankRecord, Region, RegionRole, Room,
-    SessionId, SessionOptions, StateGroup, Time, TransferError, WorkerRole,
+    Attempt, AuxIndex, CacheGroup, Cause, Geometry, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout,
+    LookupId, Origin, PageList, Pages, PeerCause, PeerId, Post, PostId, RankRecord, Region, RegionRole, Room,
+    SessionId, SessionOptions, Time, TransferError, TransportError, WorkerRole,
 };
 
 /// The node that is tested.
@@ -24,11 +24,11 @@ pub struct Solo {
     node: Node,
     pub now: Time,
     /// What the node wants in the frames of each peer, by incarnation.
-    links: BTreeMap<u64, Link>,
+    conversations: BTreeMap<u64, ConversationId>,
     /// What it wanted before.
-    former: BTreeMap<u64, Link>,
+    former: BTreeMap<u64, ConversationId>,
     /// The number in the last welcome.
-    welcomed: Option<Link>,
+    welcomed: Option<ConversationId>,
     /// The last hello to each peer that was not answered, by incarnation.
     hellos: BTreeMap<u64, Hello>,
     /// All outputs of the last input.
@@ -40,7 +40,7 @@ pub struct Solo {
     sessions: u64,
 }
 
-/// The state group that every node has.
+/// The cache group that every node has.
 pub const SLOTS: u16 = 0;
 /// One that a request may lack.
 pub const OPTIONAL: u16 = 1;
@@ -53,9 +53,9 @@ pub fn args(engine: &str, num_pages: u32) -> KvArgs {
         .unwrap()
 }
 
-/// Aux rows and state groups, on every node alike.
+/// Aux rows and cache groups, on every node alike.
 fn with_state(args: KvArgsBuilder) -> KvArgsBuilder {
-    let groups = vec![StateGroup::slots(1, 1), StateGroup::pages(4, 1, 1).optional()];
+    let groups = vec![CacheGroup::slots(1, 1), CacheGroup::pages(4, 1, 1).optional()];
     args.region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
         .region(Region::dram(RegionRole::State, 0x4_0000, 8 * 32, 32).group(SLOTS))
         .region(Region::dram(RegionRole::State, 0x5_0000, 6 * 48, 48).group(OPTIONAL))
@@ -68,41 +68,48 @@ pub fn list(pages: &[u32]) -> PageList {
 
 /// A registration of one request.
 pub fn register(attempt: u64, room: Room, pages: &[u32]) -> Register {
-    let (whole, pages, aux, groups) = (pages.len() as u32, list(pages), None, Default::default());
-    let (first, aux_here) = (0, true);
+    let (total_pages, pages, aux, groups) = (pages.len() as u32, list(pages), None, Default::default());
+    let (first_page, aux_here) = (0, true);
     // The answer to what the first welcome asks.
     let (ask, permit_ms) = (1, 10_000);
-    let to = Destination { pages, first, whole, aux, aux_here, groups, ask, permit_ms };
-    wishing(attempt, room, Wish::Write(to))
+    let to = Destination { pages, first_page, total_pages, aux, aux_here, groups, ask, permit_ms };
+    delivering(attempt, room, Delivery::Write(to))
 }
 
-fn wishing(attempt: u64, room: Room, wish: Wish) -> Register {
-    Register { attempt: Attempt(attempt), floor: Attempt(0), room, ranks: 1, ttl_ms: 60_000, wish }
+fn delivering(attempt: u64, room: Room, delivery: Delivery) -> Register {
+    Register {
+        attempt: Attempt(attempt),
+        low_watermark: Attempt(0),
+        room,
+        ranks: 1,
+        ttl_ms: 60_000,
+        delivery,
+    }
 }
 
 /// The same registration with another destination.
 pub fn with(register: Register, change: impl FnOnce(&mut Destination)) -> Register {
     let mut to = destination(&register);
     change(&mut to);
-    Register { wish: Wish::Write(to), ..register }
+    Register { delivery: Delivery::Write(to), ..register }
 }
 
 /// Where the pages of a registration are to be written.
 pub fn destination(register: &Register) -> Destination {
-    match &register.wish {
-        Wish::Write(to) => to.clone(),
-        Wish::Read(claim) => panic!("{claim:?}"),
+    match &register.delivery {
+        Delivery::Write(to) => to.clone(),
+        Delivery::Read(acquire) => panic!("{acquire:?}"),
     }
 }
 
-/// A claim of one request.
-pub fn claim(attempt: u64, room: Room, grant: Option<SessionId>, beat: u64) -> Register {
-    wishing(attempt, room, Wish::Read(Claim { grant, beat }))
+/// An acquire message of one request.
+pub fn acquire(attempt: u64, room: Room, lease_id: Option<SessionId>, number: u64) -> Register {
+    delivering(attempt, room, Delivery::Read(Acquire { lease_id, number }))
 }
 
 /// A heartbeat that asks for nothing but an answer.
 pub fn heartbeat() -> Heartbeat {
-    Heartbeat { beat: 1, floor: Attempt(0), leases: vec![], asked: vec![], writes: false }
+    Heartbeat { number: 1, low_watermark: Attempt(0), leases: vec![], asked: vec![], writes: false }
 }
 
 /// A heartbeat that asks about attempts that have been quiet.
@@ -111,13 +118,13 @@ pub fn asks_about(asked: &[(u64, u32)]) -> Body {
 }
 
 /// A heartbeat that asks whether its speaker may write.
-pub fn asks_to_write(beat: u64) -> Body {
-    Body::Heartbeat(Heartbeat { beat, writes: true, ..heartbeat() })
+pub fn asks_to_write(number: u64) -> Body {
+    Body::Heartbeat(Heartbeat { number, writes: true, ..heartbeat() })
 }
 
 /// The answer to a heartbeat that asks for nothing.
 pub fn ack() -> HeartbeatAck {
-    HeartbeatAck { beat: 1, floor: Attempt(0), lease_ms: 0, leases: vec![], permit_ms: 0 }
+    HeartbeatAck { number: 1, low_watermark: Attempt(0), lease_ms: 0, leases: vec![], permit_ms: 0 }
 }
 
 /// A sign of life.
@@ -126,8 +133,8 @@ pub fn sign_of_life() -> Body {
 }
 
 /// The answer to a question of the node's whether it may write.
-pub fn permits(beat: u64, permit_ms: u64) -> Body {
-    Body::HeartbeatAck(HeartbeatAck { beat, permit_ms, ..ack() })
+pub fn permits(number: u64, permit_ms: u64) -> Body {
+    Body::HeartbeatAck(HeartbeatAck { number, permit_ms, ..ack() })
 }
 
 /// One part is in place.
@@ -137,29 +144,33 @@ pub fn done(attempt: u64, part: u32, total: Option<u32>, skipped: Vec<u16>) -> B
 
 pub fn abort(attempt: u64, room: Room) -> Body {
     Body::Abort(Abort {
-        floor: Attempt(0),
+        low_watermark: Attempt(0),
         attempt: Attempt(attempt),
         room,
-        grant: None,
+        lease_id: None,
         cause: PeerCause::Aborted,
     })
 }
 
-pub fn release(attempt: u64, floor: u64) -> Body {
-    Body::Release(Release { floor: Attempt(floor), attempts: vec![(attempt, 1)], answer: false })
+pub fn release(attempt: u64, low_watermark: u64) -> Body {
+    Body::Release(Release {
+        low_watermark: Attempt(low_watermark),
+        attempts: vec![(attempt, 1)],
+        answer: false,
+    })
 }
 
 /// A hello of the peer with this incarnation.
-pub fn hello(incarnation: u64, link: Link) -> Hello {
+pub fn hello(incarnation: u64, conversation: ConversationId) -> Hello {
     let args = args(&format!("peer-{incarnation}"), 16);
     Hello {
         versions: VERSIONS,
         to: US,
         worker: args.worker().clone(),
         incarnation: Incarnation::from_random(incarnation),
-        link,
+        conversation,
         nonce: 1,
-        plane: "test".to_owned(),
+        transport: "test".to_owned(),
         metadata: Bytes::from_static(b"peer"),
         geometry: Some(Box::new(args.geometry().clone())),
         suffixed: false,
@@ -173,7 +184,7 @@ impl Solo {
         Solo {
             node: Node::new(config),
             now: Time::from_nanos(1_000_000_000),
-            links: BTreeMap::new(),
+            conversations: BTreeMap::new(),
             former: BTreeMap::new(),
             welcomed: None,
             hellos: BTreeMap::new(),
@@ -231,7 +242,7 @@ impl Solo {
             match output {
                 // One in another version is not for these.
                 Output::Send { frame, .. } => match Frame::decode(frame).map(|frame| frame.body) {
-                    Ok(Body::Welcome(welcome)) => self.welcomed = Some(welcome.link),
+                    Ok(Body::Welcome(welcome)) => self.welcomed = Some(welcome.conversation),
                     Ok(Body::Hello(hello)) => drop(self.hellos.insert(hello.to.get(), hello)),
                     _ => {}
                 },
@@ -306,52 +317,52 @@ impl Solo {
 
     /// A peer says hello, and its frames follow the answer.
     pub fn greet(&mut self, incarnation: u64) {
-        self.greet_with(hello(incarnation, Link::new(1, incarnation as u32)));
+        self.greet_with(hello(incarnation, ConversationId::new(1, incarnation as u32)));
     }
 
     /// The same with a hello of the test's own.
     pub fn greet_with(&mut self, hello: Hello) {
         let incarnation = hello.incarnation.get();
         self.hello(hello);
-        if let Some(link) = self.welcomed.take() {
-            self.links.insert(incarnation, link);
+        if let Some(conversation) = self.welcomed.take() {
+            self.conversations.insert(incarnation, conversation);
         }
     }
 
     /// A peer says hello in a new conversation.
-    pub fn greet_again(&mut self, incarnation: u64, link: Link) {
-        self.former.insert(incarnation, self.links[&incarnation]);
-        self.hello(hello(incarnation, link));
-        let link = self.welcomed.take().expect("a welcome");
-        self.links.insert(incarnation, link);
+    pub fn greet_again(&mut self, incarnation: u64, conversation: ConversationId) {
+        self.former.insert(incarnation, self.conversations[&incarnation]);
+        self.hello(hello(incarnation, conversation));
+        let conversation = self.welcomed.take().expect("a welcome");
+        self.conversations.insert(incarnation, conversation);
     }
 
     /// The last hello to the peer; its answers go under the number in it.
     pub fn last_hello(&mut self, incarnation: u64) -> Hello {
         let hello = self.hellos[&incarnation].clone();
-        self.links.insert(incarnation, hello.link);
+        self.conversations.insert(incarnation, hello.conversation);
         hello
     }
 
     /// What the node wants in the peer's frames.
-    pub fn link(&self, incarnation: u64) -> Link {
-        self.links[&incarnation]
+    pub fn conversation(&self, incarnation: u64) -> ConversationId {
+        self.conversations[&incarnation]
     }
 
     /// What it wanted before [`Solo::greet_again`].
-    pub fn former_link(&self, incarnation: u64) -> Link {
+    pub fn former_conversation(&self, incarnation: u64) -> ConversationId {
         self.former[&incarnation]
     }
 
     /// A frame of the conversation before [`Solo::greet_again`].
-    pub fn says_under_old_link(&mut self, incarnation: u64, body: Body) {
-        let frame = Frame { link: self.former[&incarnation], body };
+    pub fn says_under_old_conversation(&mut self, incarnation: u64, body: Body) {
+        let frame = Frame { conversation: self.former[&incarnation], body };
         self.frame_from(incarnation, frame);
     }
 
     pub fn hello(&mut self, hello: Hello) {
         let incarnation = hello.incarnation.get();
-        self.frame_from(incarnation, Frame { link: Link::NONE, body: Body::Hello(hello) });
+        self.frame_from(incarnation, Frame { conversation: ConversationId::NONE, body: Body::Hello(hello) });
     }
 
     /// A frame on the connection of a peer: each peer has one of its own.
@@ -359,20 +370,20 @@ impl Solo {
         self.input(Input::Frame { from: Origin(incarnation), frame: frame.encode().unwrap() });
     }
 
-    /// The last hello to the peer is answered by the peer, which draws `link`.
-    pub fn welcome(&mut self, incarnation: u64, link: u32) {
+    /// The last hello to the peer is answered by the peer, which draws `conversation`.
+    pub fn welcome(&mut self, incarnation: u64, conversation: u32) {
         let hello = self.hellos.remove(&incarnation).expect("a hello was said");
-        self.links.insert(incarnation, hello.link);
-        let link = Link::new(link, incarnation as u32);
+        self.conversations.insert(incarnation, hello.conversation);
+        let conversation = ConversationId::new(conversation, incarnation as u32);
         self.says(
             incarnation,
-            Body::Welcome(Welcome { versions: VERSIONS, nonce: hello.nonce, link, ask: 1 }),
+            Body::Welcome(Welcome { versions: VERSIONS, nonce: hello.nonce, conversation, ask: 1 }),
         );
     }
 
     /// The peer says something.
     pub fn says(&mut self, incarnation: u64, body: Body) {
-        let frame = Frame { link: self.links[&incarnation], body };
+        let frame = Frame { conversation: self.conversations[&incarnation], body };
         self.frame_from(incarnation, frame);
     }
 
@@ -456,7 +467,7 @@ impl Solo {
         std::mem::take(&mut self.posts)
     }
 
-    pub fn posted(&mut self, post: PostId, result: Result<(), PlaneError>) {
+    pub fn posted(&mut self, post: PostId, result: Result<(), TransportError>) {
         self.input(Input::Posted { post, result });
     }
 

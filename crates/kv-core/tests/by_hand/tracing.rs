@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::Input;
 use kv_core::trace::{Dropped, KvWhat, MAX_EVENTS, Message};
-use kv_core::wire::{Body, Frame, Heartbeat, HeartbeatAck, Link, Release, Released};
-use kv_core::{Attempt, Cause, Origin, PeerCause, PeerId, PlaneError, QuarantineReason, Room, SessionId};
+use kv_core::wire::{Body, ConversationId, Frame, Heartbeat, HeartbeatAck, Release, Released};
+use kv_core::{Attempt, Cause, Origin, PeerCause, PeerId, QuarantineReason, Room, SessionId, TransportError};
 
 use crate::solo::{Solo, abort, register};
 
@@ -31,9 +31,10 @@ fn dropped(solo: &mut Solo) -> Vec<(Option<PeerId>, Dropped)> {
 fn each_ignored_frame_is_told_with_its_reason_and_author() {
     let mut solo = Solo::serving(|_| {});
     solo.listen();
-    let link = solo.link(1);
-    let answer = HeartbeatAck { beat: 0, floor: Attempt(0), lease_ms: 0, leases: vec![], permit_ms: 0 };
-    let acked = Frame { link, body: Body::HeartbeatAck(answer.clone()) }.encode().unwrap();
+    let conversation = solo.conversation(1);
+    let answer =
+        HeartbeatAck { number: 0, low_watermark: Attempt(0), lease_ms: 0, leases: vec![], permit_ms: 0 };
+    let acked = Frame { conversation, body: Body::HeartbeatAck(answer.clone()) }.encode().unwrap();
     let spoilt = |place: usize, byte: u8| {
         let mut bytes = acked.to_vec();
         bytes[place] = byte;
@@ -49,16 +50,18 @@ fn each_ignored_frame_is_told_with_its_reason_and_author() {
         solo.input(input);
         assert_eq!(dropped(&mut solo), [why]);
     }
-    let unknown = Frame { link: Link::new(9, 9), body: Body::HeartbeatAck(answer.clone()) };
+    let unknown = Frame { conversation: ConversationId::new(9, 9), body: Body::HeartbeatAck(answer.clone()) };
     solo.frame_from(1, unknown);
     assert_eq!(dropped(&mut solo), [(None, Dropped::UnknownConversation)]);
     let falling = vec![(5, 1), (3, 1)];
-    let (quiet, floor) =
-        (Heartbeat { beat: 1, floor: Attempt(0), leases: vec![], asked: vec![], writes: false }, Attempt(0));
+    let (quiet, low_watermark) = (
+        Heartbeat { number: 1, low_watermark: Attempt(0), leases: vec![], asked: vec![], writes: false },
+        Attempt(0),
+    );
     solo.says(1, Body::Heartbeat(Heartbeat { leases: falling.clone(), ..quiet.clone() }));
     solo.says(1, Body::Heartbeat(Heartbeat { asked: falling.clone(), ..quiet }));
     solo.says(1, Body::HeartbeatAck(HeartbeatAck { leases: falling.clone(), ..answer }));
-    solo.says(1, Body::Release(Release { floor, attempts: falling, answer: true }));
+    solo.says(1, Body::Release(Release { low_watermark, attempts: falling, answer: true }));
     solo.says(1, Body::Released(Released { attempts: vec![(5, 1), (3, 1)] }));
     solo.says(1, Body::Register(register(u64::MAX, ROOM, &[0])));
     let (disordered, far) = ((peer, Dropped::Disordered), (peer, Dropped::NoSuchAttempt));
@@ -99,8 +102,8 @@ fn a_quarantine_is_told_from_the_failure_until_the_last_post_has_ended() {
 
     let span = Duration::from_secs(3);
     solo.sleep(span);
-    solo.posted(post, Err(PlaneError::Cancelled));
-    let error = Some(PlaneError::Cancelled);
+    solo.posted(post, Err(TransportError::Cancelled));
+    let error = Some(TransportError::Cancelled);
     assert_eq!(
         story(&mut solo, sender),
         [
@@ -151,10 +154,16 @@ fn messages_are_told_with_their_session_and_each_number_in_its_place() {
     let unpermitted = crate::solo::with(register(1, ROOM, &[0]), |to| (to.ask, to.permit_ms) = (0, 0));
     solo.says(1, Body::Register(unpermitted.clone()));
     solo.says(1, Body::Register(unpermitted));
-    let (beat, floor) = (0, Attempt(0));
+    let (number, low_watermark) = (0, Attempt(0));
     solo.says(
         1,
-        Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms: 3, leases: vec![(9, 2)], permit_ms: 5 }),
+        Body::HeartbeatAck(HeartbeatAck {
+            number,
+            low_watermark,
+            lease_ms: 3,
+            leases: vec![(9, 2)],
+            permit_ms: 5,
+        }),
     );
     let told: Vec<_> = solo
         .told()

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Input, Output};
-use kv_core::wire::{Body, Hello, Link};
+use kv_core::wire::{Body, ConversationId, Hello};
 use kv_core::{
-    Cause, Directions, KvPoll, LookupId, Mismatch, PeerCause, PeerId, PlaneError, RankRecord, Room,
-    SessionId, TransportOffer, WayEnd, WriteFence,
+    Cause, Directions, KvPoll, LookupId, Mismatch, PeerCause, PeerId, RankRecord, Room, SessionId,
+    TransportError, TransportOffer, WayEnd, WriteFence,
 };
 
 use crate::solo::{Solo, hello, record};
@@ -52,14 +52,14 @@ fn connects(solo: &Solo) -> Vec<(PeerId, TransportOffer)> {
 /// The transports in whose name the node has greeted in the last outputs.
 fn greets(solo: &Solo) -> Vec<TransportOffer> {
     let greeted = |body| match body {
-        Body::Hello(Hello { plane, metadata, .. }) => Some(TransportOffer::new(&plane, metadata)),
+        Body::Hello(Hello { transport, metadata, .. }) => Some(TransportOffer::new(&transport, metadata)),
         _ => None,
     };
     solo.frames().into_iter().filter_map(greeted).collect()
 }
 
 fn refused(solo: &mut Solo, peer: PeerId) {
-    solo.input(Input::ConnectFailed { peer, error: PlaneError::Metadata("of another host") });
+    solo.input(Input::ConnectFailed { peer, error: TransportError::Metadata("of another host") });
 }
 
 fn connected(solo: &mut Solo, peer: PeerId) {
@@ -87,7 +87,7 @@ fn a_transport_that_leads_nowhere_makes_way_for_the_next_and_the_last_ends_the_s
     assert_eq!((connects(&solo), greets(&solo)), (vec![(PeerId(0), theirs("far"))], vec![ours("far")]));
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
     refused(&mut solo, PeerId(0));
-    assert_eq!(solo.cause(session), Cause::Connect(PlaneError::Metadata("of another host")));
+    assert_eq!(solo.cause(session), Cause::Connect(TransportError::Metadata("of another host")));
     assert_eq!((connects(&solo), solo.node().gauges().peers), (vec![], 0));
     // The other one serves.
     let session = meets(&mut solo, &["near", "far"]);
@@ -124,8 +124,11 @@ fn a_lost_way_is_opened_again_by_the_same_transport_and_by_no_other() {
 #[test]
 fn a_peer_that_has_come_by_another_transport_is_met_there() {
     let mut solo = solo();
-    let came =
-        Hello { plane: "far".to_owned(), metadata: theirs("far").metadata, ..hello(1, Link::new(1, 1)) };
+    let came = Hello {
+        transport: "far".to_owned(),
+        metadata: theirs("far").metadata,
+        ..hello(1, ConversationId::new(1, 1))
+    };
     solo.greet_with(came);
     assert_eq!(connects(&solo), [(PeerId(0), theirs("far"))]);
     let session = meets(&mut solo, &["near", "far"]);
@@ -144,13 +147,13 @@ fn without_a_common_transport_both_sides_name_all_they_have() {
     };
     let (here, there) = ("near version 1, far version 1", "elsewhere version 1, nowhere version 1");
     assert_eq!(solo.cause(session), Cause::Incompatible(mismatch("transport", here, there)));
-    solo.hello(Hello { plane: "elsewhere".to_owned(), ..hello(2, Link::new(1, 2)) });
+    solo.hello(Hello { transport: "elsewhere".to_owned(), ..hello(2, ConversationId::new(1, 2)) });
     let Body::Refused(refused) = solo.answer() else { panic!("{:?}", solo.answer()) };
-    let mismatch = mismatch("plane", "near, far", "elsewhere");
+    let mismatch = mismatch("transport", "near, far", "elsewhere");
     assert_eq!(refused.cause, PeerCause::Incompatible(mismatch));
     // A name that no record can hold is not even kept.
     let dropped = solo.node().gauges().dropped.total();
-    solo.hello(Hello { plane: "x".repeat(513), ..hello(3, Link::new(1, 3)) });
+    solo.hello(Hello { transport: "x".repeat(513), ..hello(3, ConversationId::new(1, 3)) });
     assert_eq!((solo.frames(), solo.node().gauges().dropped.total()), (vec![], dropped + 1));
     assert_eq!(solo.lookups(), [] as [(LookupId, _); 0]);
 }

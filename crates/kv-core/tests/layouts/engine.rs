@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kv_core::layout::Axes;
-use kv_core::{Axis, Geometry, Holds, KvArgs, Layout, Parallel, Region, RegionRole, StateGroup};
+use kv_core::{Axis, CacheGroup, Geometry, Holds, KvArgs, Layout, Parallel, Region, RegionRole};
 
 use crate::memory::AUX_LEN;
 use crate::rng::Rng;
@@ -19,7 +19,7 @@ pub struct Model {
     pub groups: Vec<Group>,
 }
 
-/// A state group of the model.
+/// A cache group of the model.
 #[derive(Debug, Clone)]
 pub struct Group {
     pub slots: bool,
@@ -104,7 +104,7 @@ impl Engine {
             context = rng.pick(&[1, 2]);
             tp = context * rng.pick(&[1, 2]);
         }
-        let cp_size = rng.pick(&[1, 1, 1, 2, 3]);
+        let pcp_size = rng.pick(&[1, 1, 1, 2, 3]);
         let kernel = rng.pick(&divisors(page_size));
         let axes = axes(rng);
         let mut cuts: Vec<u32> = rng.shuffled((1..model.layers).collect());
@@ -120,8 +120,8 @@ impl Engine {
             axes,
             total_kv_heads: if model.is_latent() { 0 } else { model.heads },
             kernel_page_size: if kernel == page_size { 0 } else { kernel },
-            context_size: context,
-            context_rank: 0,
+            dcp_size: context,
+            dcp_rank: 0,
             // Of one stage, everything is known without.
             stages: if pp == 1 && rng.chance(2) { Vec::new() } else { stages.clone() },
             groups: Vec::new(),
@@ -132,12 +132,19 @@ impl Engine {
             let layers_of = |group: &Group| group.layers.start.max(stage.0)..group.layers.end.min(stage.1);
             let groups: Vec<_> =
                 model.groups.iter().map(|group| self::cells(rng, &group.kinds, layers_of(group))).collect();
-            for (cp_rank, tp_rank) in (0..cp_size).flat_map(|cp| (0..tp).map(move |tp| (cp, tp))) {
+            for (pcp_rank, tp_rank) in (0..pcp_size).flat_map(|cp| (0..tp).map(move |tp| (cp, tp))) {
                 let (tp_size, pp_size) = (tp, pp);
-                let parallel =
-                    Parallel { tp_size, tp_rank, pp_size, pp_rank, cp_size, cp_rank, ..Parallel::default() };
-                let number = (pp_rank * cp_size + cp_rank) * tp + tp_rank;
-                let mut layout = Layout { context_rank: tp_rank % context, ..layout.clone() };
+                let parallel = Parallel {
+                    tp_size,
+                    tp_rank,
+                    pp_size,
+                    pp_rank,
+                    pcp_size,
+                    pcp_rank,
+                    ..Parallel::default()
+                };
+                let number = (pp_rank * pcp_size + pcp_rank) * tp + tp_rank;
+                let mut layout = Layout { dcp_rank: tp_rank % context, ..layout.clone() };
                 let heads = if model.is_latent() { 1 } else { (model.heads / tp).max(1) };
                 let mut builder = KvArgs::builder("e", number).pages(num_pages, page_size).heads(heads, 1);
                 let mut addr = 0;
@@ -155,7 +162,7 @@ impl Engine {
                 for (number, group) in (0..).zip(&model.groups) {
                     let heads = (group.heads / tp).max(1);
                     let tokens = group_pages[usize::from(number)];
-                    layout.groups.push(StateGroup::pages(tokens, heads, group.heads));
+                    layout.groups.push(CacheGroup::pages(tokens, heads, group.heads));
                     for cell in &groups[usize::from(number)] {
                         let item = cell.pieces() * u64::from(tokens) * u64::from(heads) * model.atom;
                         builder = builder.region(region(RegionRole::State, 12, item, cell).group(number));
@@ -255,7 +262,7 @@ impl Request {
                 .map(|(tokens, size)| rng.pages(12, tokens.div_ceil(*size as usize)))
                 .collect();
             let of = |rank: &Geometry| Lists {
-                pages: contexts[rank.layout.context_rank as usize].clone(),
+                pages: contexts[rank.layout.dcp_rank as usize].clone(),
                 groups: groups.clone(),
             };
             engine.ranks.iter().map(of).collect()

@@ -105,7 +105,7 @@ fn cuts(rng: &mut Rng, range: Range<u32>) -> Vec<Range<u32>> {
     rng.shuffled(pieces)
 }
 
-/// The state groups of which a source has something for the decode rank.
+/// The cache groups of which a source has something for the decode rank.
 fn groups_between(case: &Case, map: &RegionMap) -> impl Iterator<Item = usize> {
     (0..case.model.groups.len()).filter(|group| map.has_group(*group as u16))
 }
@@ -188,7 +188,7 @@ fn check_pages(case: &Case, source: usize) {
     let count = |lists: &engine::Lists| lists.pages.len();
     let (ours, theirs) = (count(&case.request.prefill[source]), count(&case.request.decode[case.rank]));
     assert!(map.peer_pages(ours) >= theirs && map.local_pages(theirs) >= ours);
-    if here.layout.context_size != 1 || there.layout.context_size != 1 {
+    if here.layout.dcp_size != 1 || there.layout.dcp_size != 1 {
         assert_eq!(map.check_counts(ours, theirs), Ok(()));
         return;
     }
@@ -218,7 +218,7 @@ fn run(seed: u64) {
         assert_eq!(
             source.bytes,
             plans.iter().any(|plan| !plan.is_done())
-                || (source.bytes && (request.is_short() || geometry.parallel.cp_size > 1))
+                || (source.bytes && (request.is_short() || geometry.parallel.pcp_size > 1))
         );
         for plan in plans {
             for desc in posts(&mut rng, plan) {

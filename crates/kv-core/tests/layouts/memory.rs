@@ -27,8 +27,8 @@ impl Memory {
 
     /// Marks an aux row as that of a rank.
     pub fn fill_aux(&mut self, geometry: &Geometry, row: usize) {
-        let Parallel { tp_rank, pp_rank, cp_rank, .. } = geometry.parallel;
-        let name = (255, pp_rank as u8, tp_rank as u8, cp_rank as u16, 0, 0);
+        let Parallel { tp_rank, pp_rank, pcp_rank, .. } = geometry.parallel;
+        let name = (255, pp_rank as u8, tp_rank as u8, pcp_rank as u16, 0, 0);
         self.aux_row(geometry, row).fill(Some(name));
     }
 
@@ -81,7 +81,7 @@ impl Memory {
         }
     }
 
-    /// What the forward pass leaves behind: the items of all state groups.
+    /// What the forward pass leaves behind: the items of all cache groups.
     pub fn compute_groups(&mut self, truth: &Memory) {
         for (byte, name) in self.0.iter_mut().flatten().zip(truth.0.iter().flatten()) {
             if name.as_ref().is_some_and(|name| (1..255).contains(&name.0)) {
@@ -110,7 +110,7 @@ impl Memory {
             let token = usize::from(name.3);
             let wanted = if name.0 == 0 {
                 let page = token / geometry.page_size as usize;
-                page / geometry.layout.context_size as usize >= prefix && token < room
+                page / geometry.layout.dcp_size as usize >= prefix && token < room
             } else {
                 let group = usize::from(name.0) - 1;
                 let size = prefill.group_pages[group] as usize;
@@ -156,8 +156,8 @@ fn for_each(model: &Model, geometry: &Geometry, lists: &Lists, mut see: impl FnM
         };
         let layers: Vec<u32> = region.layer_range().collect();
         for (position, page) in pages.iter().enumerate() {
-            let context = if lane == 0 { geometry.layout.context_size as usize } else { 1 };
-            let place = if lane == 0 { geometry.layout.context_rank as usize } else { 0 };
+            let context = if lane == 0 { geometry.layout.dcp_size as usize } else { 1 };
+            let place = if lane == 0 { geometry.layout.dcp_rank as usize } else { 0 };
             let whole = position * context + place;
             for within in 0..page_size {
                 let token = whole * page_size as usize + within as usize;

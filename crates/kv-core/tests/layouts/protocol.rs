@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
 use kv_core::{
-    AuxIndex, Cause, ChunkId, FinalLayers, Geometry, GrantRef, GroupItems, Groups, Incarnation, KvPoll, Op,
-    Pages, Parallel, PeerCause, PeerId, Post, RankRecord, Room, SessionId, SessionOptions, Time,
+    AuxIndex, Cause, ChunkId, FinalLayers, Geometry, GroupItems, Incarnation, KvPoll, LeaseRef, Op, Pages,
+    Parallel, PeerCause, PeerId, Post, RankRecord, RequestGroups, Room, SessionId, SessionOptions, Time,
     TransferError, TransferMode, WorkerRole,
 };
 
@@ -40,7 +40,7 @@ struct World {
     now: Time,
     moved: u64,
     /// What the router tells every receiver.
-    grants: Vec<GrantRef>,
+    lease_refs: Vec<LeaseRef>,
 }
 
 impl World {
@@ -75,18 +75,18 @@ impl World {
             released_items: BTreeMap::new(),
             now: Time::from_nanos(1_000_000_000),
             moved: 0,
-            grants: Vec::new(),
+            lease_refs: Vec::new(),
         }
     }
 
     /// The sessions of all prefill ranks, as `serve` opens them.
     fn refer(&mut self, lists: &[Lists]) {
-        let grants = self.records.iter().zip(lists).zip(1..).map(|((record, lists), session)| GrantRef {
+        let lease_refs = self.records.iter().zip(lists).zip(1..).map(|((record, lists), session)| LeaseRef {
             incarnation: record.incarnation,
-            nonce: SessionId(session),
+            lease_id: SessionId(session),
             pages: self.rng.chance(2).then(|| list(&lists.pages)),
         });
-        self.grants = grants.collect();
+        self.lease_refs = lease_refs.collect();
     }
 
     fn input(&mut self, node: usize, input: Input) {
@@ -111,7 +111,7 @@ impl World {
                 Output::Release { resource: Resource::Pages(pages), .. } => {
                     *self.released.entry(node).or_default() += pages.len()
                 }
-                Output::Release { resource: Resource::Groups { groups, skipped }, .. } => {
+                Output::Release { resource: Resource::RequestGroups { groups, skipped }, .. } => {
                     assert_eq!(skipped, [] as [u16; 0]);
                     *self.released_items.entry(node).or_default() += groups.len();
                 }
@@ -201,7 +201,7 @@ fn forward(rng: &mut Rng, session: SessionId, geometry: &Geometry, pages: &[u32]
         let count = (1 + rng.below(4)).min(pages.len() - start);
         let chunk = Pages::claim(list(&pages[start..start + count])).unwrap();
         let layout = &geometry.layout;
-        let whole = |page: usize| page * layout.context_size as usize + layout.context_rank as usize;
+        let whole = |page: usize| page * layout.dcp_size as usize + layout.dcp_rank as usize;
         let size = geometry.page_size as usize;
         let tokens: Vec<usize> =
             (start..start + count).flat_map(|page| whole(page) * size..(whole(page) + 1) * size).collect();
@@ -217,7 +217,7 @@ fn forward(rng: &mut Rng, session: SessionId, geometry: &Geometry, pages: &[u32]
                 let chunk = ChunkId(number);
                 let told = Command::LayersFinal {
                     session,
-                    layers: FinalLayers { chunk, layers: told, fence: None },
+                    layers: FinalLayers { chunk, layers: told, ready_event: None },
                 };
                 [Step::Say(told), Step::Compute { layers, tokens: tokens.clone() }]
             };
@@ -240,8 +240,8 @@ fn forward(rng: &mut Rng, session: SessionId, geometry: &Geometry, pages: &[u32]
 }
 
 /// The items of a rank that has such: from the beginning of the request on, or of the window.
-fn groups(engine: &Engine, rank: usize, request: &Request, lists: &Lists, all: bool) -> Groups {
-    let mut groups = Groups::none();
+fn groups(engine: &Engine, rank: usize, request: &Request, lists: &Lists, all: bool) -> RequestGroups {
+    let mut groups = RequestGroups::none();
     for (number, items) in lists.groups.iter().enumerate() {
         if engine.ranks[rank].group_items(number as u16) == 0 {
             continue;
@@ -270,24 +270,24 @@ fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: Tran
             steps.extend(forward(&mut world.rng, session, &engines[0].ranks[node], pages));
             // At any time before the last thing is said.
             let at = 1 + world.rng.below(steps.len() - 1);
-            steps.insert(at, Step::Say(Command::Groups { session, groups }));
+            steps.insert(at, Step::Say(Command::RequestGroups { session, groups }));
         } else {
             let rank = node - world.prefills;
             let prefix_pages = request.prefix[rank];
-            let grants = world.grants.clone();
+            let lease_refs = world.lease_refs.clone();
             let options =
-                Box::new(SessionOptions { mode, grants, prefix_pages, ..SessionOptions::default() });
+                Box::new(SessionOptions { mode, lease_refs, prefix_pages, ..SessionOptions::default() });
             let bootstrap_addr = "bootstrap:1".to_owned();
             steps.push(Step::Say(Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options }));
             let groups = groups(&engines[1], rank, request, &request.decode[rank], false);
-            steps.push(Step::Say(Command::Groups { session, groups }));
+            steps.push(Step::Say(Command::RequestGroups { session, groups }));
             let pages = Pages::claim(list(&request.decode[rank].pages[prefix_pages..])).unwrap();
             steps.push(Step::Say(Command::InitReceiver { session, pages, aux }));
         }
         steps.reverse();
         todo.push(steps);
     }
-    if !world.grants.is_empty() {
+    if !world.lease_refs.is_empty() {
         // A session that a router tells of has been opened.
         for (node, steps) in todo.iter_mut().enumerate().take(world.prefills) {
             steps.pop().into_iter().for_each(|open| world.carry_out(node, open));
@@ -384,8 +384,8 @@ fn uneven() -> (Rng, Model, [Engine; 2], Request) {
         let (_, _, engines, request) = case(*seed);
         let tp = engines.each_ref().map(|engine| engine.ranks[0].parallel.tp_size);
         let others = engines.each_ref().map(|engine| {
-            let Parallel { pp_size, cp_size, .. } = engine.ranks[0].parallel;
-            (pp_size, cp_size)
+            let Parallel { pp_size, pcp_size, .. } = engine.ranks[0].parallel;
+            (pp_size, pcp_size)
         });
         tp == [2, 4]
             && others == [(1, 1); 2]
@@ -418,7 +418,7 @@ fn a_restarted_rank_among_several_is_told_from_those_that_live_on() {
     let (rng, model, engines, request) = uneven();
     let mut world = world(rng, &model, &engines, &request);
     world.refer(&request.prefill);
-    world.grants[1].incarnation = Incarnation::from_random(7);
+    world.lease_refs[1].incarnation = Incarnation::from_random(7);
     serve(&mut world, &engines, &request, TransferMode::Pull, 0);
     let found = world.records[1].incarnation;
     for (rank, node) in (2..6).enumerate() {
@@ -426,7 +426,7 @@ fn a_restarted_rank_among_several_is_told_from_those_that_live_on() {
             assert_eq!(world.polls[&node], KvPoll::Success, "{:?}", world.failures);
         } else {
             let referenced = world.records[0].incarnation;
-            assert_eq!(world.failures[&node].cause, Cause::StaleGrant { referenced, found });
+            assert_eq!(world.failures[&node].cause, Cause::StaleLease { referenced, found });
         }
     }
 }

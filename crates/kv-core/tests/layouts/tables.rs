@@ -2,7 +2,7 @@
 
 use kv_core::layout::{consumers, receivers_of, sources};
 use kv_core::plan::{PagePlan, Plan, RegionMap, Side};
-use kv_core::{Desc, Geometry, Holds, KvArgs, Layout, Parallel, Region, RegionRole, Room, StateGroup};
+use kv_core::{CacheGroup, Desc, Geometry, Holds, KvArgs, Layout, Parallel, Region, RegionRole, Room};
 use serde_json::Value;
 
 use crate::list;
@@ -42,7 +42,7 @@ fn rank(row: &Value, tp_size: u32, tp_rank: u32) -> Geometry {
         .parallel(Parallel { tp_size, tp_rank, ..Parallel::default() })
         .region(region(RegionRole::Kv, 0x1000, heads).holds(held));
     if mamba {
-        layout.groups.push(StateGroup::slots(8 / tp_size, 8));
+        layout.groups.push(CacheGroup::slots(8 / tp_size, 8));
         builder = builder.region(region(RegionRole::State, 0x2000, 8 / tp_size).holds(Holds::State(0)));
     }
     builder.layout(layout).build().unwrap().geometry().clone()
@@ -93,7 +93,7 @@ fn ranks_heads_and_consumers_are_those_of_vllm() {
 
 /// Ranks of a latent cache whose pages are dealt to all of them.
 fn dealt(size: u32, rank: u32) -> Geometry {
-    let layout = Layout { context_size: size, context_rank: rank, ..Layout::default() };
+    let layout = Layout { dcp_size: size, dcp_rank: rank, ..Layout::default() };
     let region = Region::dram(RegionRole::Kv, 0x1000, 2000, 1).layer(0).holds(Holds::Latent);
     let parallel = Parallel { tp_size: size, tp_rank: rank, ..Parallel::default() };
     let args = KvArgs::builder("e", rank).pages(2000, 1).parallel(parallel).layout(layout).region(region);

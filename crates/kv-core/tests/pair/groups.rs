@@ -1,12 +1,12 @@
-//! State groups between two nodes: slots, a sliding window, and the pages of a draft model, with bytes.
+//! Cache groups between two nodes: slots, a sliding window, and the pages of a draft model, with bytes.
 
 use std::time::Duration;
 
 use kv_core::proto::Command;
 use kv_core::wire::Body;
 use kv_core::{
-    Cause, GroupItems, GroupSpan, Groups, Holds, KvArgs, KvPoll, Layout, Lease, Op, PagesError, PeerCause,
-    Region, RegionRole, Room, SessionId, SessionOptions, StateGroup, TransferMode,
+    CacheGroup, Cause, GroupItems, GroupSpan, Holds, KvArgs, KvPoll, Layout, Lease, Op, PagesError,
+    PeerCause, Region, RegionRole, RequestGroups, Room, SessionId, SessionOptions, TransferMode,
 };
 
 use crate::pair::{D, P, Pair, list, pages};
@@ -54,9 +54,9 @@ pub fn args_with(
         false => builder,
     };
     let groups = vec![
-        StateGroup::slots(1, 1),
-        StateGroup::pages(window, 1, 1),
-        StateGroup { optional, ..StateGroup::pages(draft, 1, 1) },
+        CacheGroup::slots(1, 1),
+        CacheGroup::pages(window, 1, 1),
+        CacheGroup { optional, ..CacheGroup::pages(draft, 1, 1) },
     ];
     builder.layout(Layout { groups, ..Layout::default() }).max_inflight(8).build().unwrap()
 }
@@ -95,8 +95,8 @@ impl World {
     pub fn request(
         &mut self,
         mode: TransferMode,
-        (from, sent): (&[u32], Groups),
-        (to, wanted): (&[u32], Groups),
+        (from, sent): (&[u32], RequestGroups),
+        (to, wanted): (&[u32], RequestGroups),
     ) -> (SessionId, SessionId) {
         let (sender, receiver) = self.open(mode);
         self.pair.give_groups(D, receiver, wanted);
@@ -143,8 +143,8 @@ impl World {
     /// All items are back, on both sides, once each; the receiver is told what was left out.
     pub fn assert_back(
         &self,
-        (sender, sent): (SessionId, Groups),
-        (receiver, wanted): (SessionId, Groups),
+        (sender, sent): (SessionId, RequestGroups),
+        (receiver, wanted): (SessionId, RequestGroups),
         skipped: &[u16],
     ) {
         assert_eq!(self.pair.released_groups(P, sender), [(sent.lists(), vec![])]);
@@ -156,8 +156,8 @@ pub fn items(group: u16, first: u32, items: &[u32]) -> GroupItems {
     GroupItems::from_number(group, first, pages(items))
 }
 
-pub fn groups<const N: usize>(all: [GroupItems; N]) -> Groups {
-    let mut groups = Groups::none();
+pub fn groups<const N: usize>(all: [GroupItems; N]) -> RequestGroups {
+    let mut groups = RequestGroups::none();
     all.into_iter().for_each(|items| groups.push(items).unwrap());
     groups
 }
@@ -170,7 +170,7 @@ pub fn span(first: u32, len: u32) -> Option<GroupSpan> {
 pub type Moved<'a> = (usize, u64, &'a [(u32, u32)]);
 
 /// What both sides give, the group they disagree about, and both values.
-type Disagreement = (Groups, Groups, u16, Option<GroupSpan>, Option<GroupSpan>);
+type Disagreement = (RequestGroups, RequestGroups, u16, Option<GroupSpan>, Option<GroupSpan>);
 
 const BOTH: [TransferMode; 2] = [TransferMode::Push, TransferMode::Pull];
 
@@ -307,7 +307,7 @@ fn a_draft_model_of_one_side_only_is_left_out() {
                 World::with([args("prefill", (16, 4, 4), has == P), args("decode", (16, 4, 4), has == D)]);
             let side = |node: usize, draft: u32| match has == node {
                 true => groups([items(DRAFT, 0, &[draft])]),
-                false => Groups::none(),
+                false => RequestGroups::none(),
             };
             let (sender, receiver) = world.request(mode, (&[4], side(P, 1)), (&[8], side(D, 4)));
             world.carry_out();
@@ -321,7 +321,7 @@ fn a_draft_model_of_one_side_only_is_left_out() {
 
 #[test]
 fn disagreements_about_items_fail_both_sides_with_both_values() {
-    let none = Groups::none;
+    let none = RequestGroups::none;
     let cases: [Disagreement; 7] = [
         (groups([items(SLOTS, 0, &[5])]), none(), SLOTS, span(0, 1), None),
         (none(), groups([items(SLOTS, 0, &[5])]), SLOTS, None, span(0, 1)),
@@ -348,7 +348,7 @@ fn disagreements_about_items_fail_both_sides_with_both_values() {
     for mode in BOTH {
         for (sent, wanted, group, has, wants) in &cases {
             let mut world = World::new();
-            let copy = |groups: &Groups| self::copy(groups);
+            let copy = |groups: &RequestGroups| self::copy(groups);
             let (sender, receiver) = world.request(mode, (&[4], copy(sent)), (&[8], copy(wanted)));
             world.carry_out();
             let here = Cause::GroupItems { group: *group, sent: *has, wanted: *wants };
@@ -367,8 +367,8 @@ fn disagreements_about_items_fail_both_sides_with_both_values() {
 }
 
 /// The same items again, for a second request.
-pub fn copy(groups: &Groups) -> Groups {
-    let mut copy = Groups::none();
+pub fn copy(groups: &RequestGroups) -> RequestGroups {
+    let mut copy = RequestGroups::none();
     for list in groups.lists().iter() {
         let again = kv_core::Pages::claim(list.items.clone()).unwrap();
         copy.push(GroupItems::from_number(list.group, list.first, again)).unwrap();
@@ -434,7 +434,7 @@ fn groups_given_twice_or_too_late_fail_the_session_and_come_back() {
     // And those of sessions that nobody knows, or that have ended.
     let mut pair = Pair::new();
     let ghost = SessionId(99);
-    pair.command(P, Command::Groups { session: ghost, groups: groups([items(0, 0, &[1])]) });
+    pair.command(P, Command::RequestGroups { session: ghost, groups: groups([items(0, 0, &[1])]) });
     assert_eq!(pair.released_groups(P, ghost).len(), 1);
 }
 
@@ -474,7 +474,7 @@ fn items_of_a_dead_peers_reader_come_back_when_its_reads_have_ended_and_granted_
     assert_eq!(world.pair.poll(D, receiver), KvPoll::Failed);
     assert_eq!(world.pair.released_groups(D, receiver), []);
     let (node, post) = world.pair.take_first().unwrap();
-    world.pair.complete(node, post, Err(kv_core::PlaneError::Cancelled));
+    world.pair.complete(node, post, Err(kv_core::TransportError::Cancelled));
     assert_eq!(world.pair.released_groups(D, receiver), [(given(2).lists(), vec![])]);
     // The sender knows nothing of it: its lease ends it.
     world.pair.run_for(Duration::from_secs(4));

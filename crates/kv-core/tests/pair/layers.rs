@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use kv_core::proto::Command;
 use kv_core::{
-    AuxIndex, Cause, ChunkId, FenceError, FinalLayers, KvArgs, KvPoll, LayersError, PeerCause, PlaneError,
-    Region, RegionRole, Room, SessionId, SessionOptions, TransferMode,
+    AuxIndex, Cause, ChunkId, FinalLayers, KvArgs, KvPoll, LayersError, PeerCause, ReadyEventError, Region,
+    RegionRole, Room, SessionId, SessionOptions, TransferMode, TransportError,
 };
 
 use crate::pair::{D, P, Pair, list, pages};
@@ -37,7 +37,10 @@ fn begin(pair: &mut Pair, session: SessionId, chunk: &[u32]) {
 
 fn layers_final(pair: &mut Pair, session: SessionId, chunk: u32, layers: impl Into<Option<Range<u32>>>) {
     let (chunk, layers) = (ChunkId(chunk), layers.into());
-    pair.command(P, Command::LayersFinal { session, layers: FinalLayers { chunk, layers, fence: None } });
+    pair.command(
+        P,
+        Command::LayersFinal { session, layers: FinalLayers { chunk, layers, ready_event: None } },
+    );
 }
 
 /// What the posts in flight move: region, pages from, pages to.
@@ -107,8 +110,8 @@ fn pages_are_granted_to_readers_when_every_layer_of_every_chunk_is_final() {
     let mut pair = layered();
     let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
     let sender = pair.open_sender_with(ROOM, 1, options.clone());
-    let grants = vec![pair.grant(sender)];
-    let receiver = pair.open_receiver_with(ROOM, SessionOptions { grants, ..options });
+    let lease_refs = vec![pair.lease_ref(sender)];
+    let receiver = pair.open_receiver_with(ROOM, SessionOptions { lease_refs, ..options });
     pair.init_receiver(receiver, &[7, 9], None);
     pair.init_sender(sender, 2, None);
     begin(&mut pair, sender, &[1]);
@@ -278,16 +281,16 @@ fn regions_that_do_not_say_their_layer_take_whole_announcements_only() {
 }
 
 #[test]
-fn a_failed_fence_fails_its_session_and_no_other() {
+fn a_failed_ready_event_fails_its_session_and_no_other() {
     let mut pair = layered();
     let (sender, receiver) = met(&mut pair);
     let other = pair.transferring(Room::Number(43), &[20], &[21]);
     begin(&mut pair, sender, &[1, 3, 5]);
     layers_final(&mut pair, sender, 0, 2..3);
-    let error = FenceError::Device { code: 719 };
-    pair.command(P, Command::FenceFailed { session: sender, chunk: ChunkId(0), error });
+    let error = ReadyEventError::Device { code: 719 };
+    pair.command(P, Command::ReadyEventFailed { session: sender, chunk: ChunkId(0), error });
     let cause = pair.failure(P, sender);
-    assert_eq!(cause, Cause::Fence { chunk: ChunkId(0), error });
+    assert_eq!(cause, Cause::ReadyEvent { chunk: ChunkId(0), error });
     assert!(cause.to_string().contains("chunk 0 failed: the device reports error 719"), "{cause}");
     assert_eq!(pair.failure(D, receiver), Cause::ByPeer(PeerCause::Internal));
     pair.complete_posts();
@@ -305,8 +308,8 @@ fn a_write_that_fails_between_two_announcements_brings_every_page_back() {
     layers_final(&mut pair, sender, 0, 2..3);
     let (node, post) = pair.take_posts().remove(0);
     layers_final(&mut pair, sender, 1, 3..6);
-    pair.complete(node, post, Err(PlaneError::PeerGone));
-    assert_eq!(pair.failure(P, sender), Cause::Post(PlaneError::PeerGone));
+    pair.complete(node, post, Err(TransportError::PeerGone));
+    assert_eq!(pair.failure(P, sender), Cause::Post(TransportError::PeerGone));
     assert_eq!(pair.released(P, sender), [], "the second write is in flight");
     layers_final(&mut pair, sender, 0, 3..6);
     assert_eq!(pair.posts(), 1, "nothing is posted after the failure");

@@ -16,7 +16,7 @@ fn a_receiver_is_told_when_its_sender_has_lost_the_way_to_it() {
     let mut pair = Pair::new();
     let (sender, receiver) = pair.transferring(ROOM, &[1, 2], &[20, 21]);
     for (node, post) in pair.take_posts() {
-        pair.complete(node, post, Err(kv_core::PlaneError::PeerGone));
+        pair.complete(node, post, Err(kv_core::TransportError::PeerGone));
     }
     // The same without a post that fails.
     let other = Room::Number(6);

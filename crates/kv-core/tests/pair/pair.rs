@@ -7,9 +7,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource, Spoken};
 use kv_core::wire::{Body, Frame, VERSIONS, Versions};
 use kv_core::{
-    AuxIndex, Cause, Directions, GrantRef, GroupLists, Groups, Incarnation, KvArgs, KvArgsBuilder, KvPoll,
-    LookupId, Origin, PageList, Pages, PeerId, PlaneError, Post, RankRecord, Region, RegionRole, Room,
-    SessionId, SessionOptions, Time, TransferError, WayEnd, WorkerRole, WriteFence,
+    AuxIndex, Cause, Directions, GroupLists, Incarnation, KvArgs, KvArgsBuilder, KvPoll, LeaseRef, LookupId,
+    Origin, PageList, Pages, PeerId, Post, RankRecord, Region, RegionRole, RequestGroups, Room, SessionId,
+    SessionOptions, Time, TransferError, TransportError, WayEnd, WorkerRole, WriteFence,
 };
 
 /// The prefill node.
@@ -191,7 +191,7 @@ impl Pair {
     fn carry_out(&mut self, node: usize, output: Output) {
         match output {
             Output::Connect { peer, .. } if self.unreachable => {
-                let error = PlaneError::PeerGone;
+                let error = TransportError::PeerGone;
                 self.nodes[node].handle(self.now, Input::ConnectFailed { peer, error });
             }
             Output::Connect { peer, .. } => {
@@ -228,7 +228,7 @@ impl Pair {
                 assert!(self.polls.get(&(node, session)).is_none_or(|poll| poll.is_terminal()));
                 self.released.entry((node, session)).or_default().push(pages.list().clone());
             }
-            Output::Release { session, resource: Resource::Groups { groups, skipped } } => {
+            Output::Release { session, resource: Resource::RequestGroups { groups, skipped } } => {
                 assert!(self.polls.get(&(node, session)).is_none_or(|poll| poll.is_terminal()));
                 let lists = groups.lists();
                 self.released_groups.entry((node, session)).or_default().push((lists, skipped));
@@ -340,8 +340,8 @@ impl Pair {
     }
 
     /// What a router would carry to the reader of this session's pages.
-    pub fn grant(&self, sender: SessionId) -> GrantRef {
-        GrantRef { incarnation: self.configs[P].incarnation, nonce: sender, pages: None }
+    pub fn lease_ref(&self, sender: SessionId) -> LeaseRef {
+        LeaseRef { incarnation: self.configs[P].incarnation, lease_id: sender, pages: None }
     }
 
     pub fn init_sender(&mut self, session: SessionId, num_pages: usize, aux: Option<u32>) {
@@ -356,8 +356,8 @@ impl Pair {
         self.command(D, Command::InitReceiver { session, pages: pages(to), aux: aux.map(AuxIndex) });
     }
 
-    pub fn give_groups(&mut self, node: usize, session: SessionId, groups: Groups) {
-        self.command(node, Command::Groups { session, groups });
+    pub fn give_groups(&mut self, node: usize, session: SessionId, groups: RequestGroups) {
+        self.command(node, Command::RequestGroups { session, groups });
     }
 
     /// What came back of the groups of a session: lists, and groups that were skipped.
@@ -422,7 +422,7 @@ impl Pair {
         self.posts.iter().filter(|(_, post)| reads(post)).count()
     }
 
-    pub fn complete(&mut self, node: usize, post: Post, result: Result<(), PlaneError>) {
+    pub fn complete(&mut self, node: usize, post: Post, result: Result<(), TransportError>) {
         if let (Ok(()), Some(notify)) = (&result, post.notify) {
             self.put_on_wire(1 - node, notify);
         }
@@ -442,7 +442,7 @@ impl Pair {
         }
     }
 
-    /// The plane of `node` proves its peer gone.
+    /// The transport of `node` proves its peer gone.
     pub fn peer_gone(&mut self, node: usize, quiet_after: Duration) {
         for peer in self.peers_of(node) {
             self.input(node, Input::PeerGone { peer, end: WayEnd::Dead { quiet_after } });
@@ -479,9 +479,9 @@ impl Pair {
             to: self.configs[node].incarnation,
             worker: stranger.args.worker().clone(),
             incarnation: stranger.incarnation,
-            link: kv_core::wire::Link::new(1, 1),
+            conversation: kv_core::wire::ConversationId::new(1, 1),
             nonce: 1,
-            plane: stranger.transports[0].name.clone(),
+            transport: stranger.transports[0].name.clone(),
             metadata: stranger.transports[0].metadata.clone(),
             geometry: Some(Box::new(stranger.args.geometry().clone())),
             suffixed: false,
@@ -490,7 +490,7 @@ impl Pair {
         for number in 0.. {
             let mut hello = hello.clone();
             hello.incarnation = Incarnation::from_random(0x1_0000 + number);
-            let frame = Frame { link: kv_core::wire::Link::NONE, body: Body::Hello(hello) };
+            let frame = Frame { conversation: kv_core::wire::ConversationId::NONE, body: Body::Hello(hello) };
             self.nodes[node]
                 .handle(self.now, Input::Frame { from: Origin(number), frame: frame.encode().unwrap() });
             while let Some(output) = self.nodes[node].poll_output() {

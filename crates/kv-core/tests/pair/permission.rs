@@ -190,8 +190,8 @@ fn a_silent_peer_is_revoked_and_its_pages_come_back_when_that_is_certain() {
         assert_eq!(pair.released(D, receiver), [list(&[20, 21, 22, 23])]);
         // P goes on, and its transport tells it that the right is gone.
         let (node, post) = pair.take_posts().remove(0);
-        pair.complete(node, post, Err(kv_core::PlaneError::Revoked));
-        assert_eq!(pair.failure(P, sender), Cause::Post(kv_core::PlaneError::Revoked));
+        pair.complete(node, post, Err(kv_core::TransportError::Revoked));
+        assert_eq!(pair.failure(P, sender), Cause::Post(kv_core::TransportError::Revoked));
         // They meet again, and the next request is served.
         pair.deliver_held();
         pair.run_for(SECOND * 10);
@@ -279,12 +279,12 @@ fn an_answer_to_a_question_of_a_conversation_that_is_over_permits_nothing() {
     let mut pair = with_fence(WriteFence::Within(SECOND));
     half_written(&mut pair);
     let asks = |body: &Body| matches!(body, Body::Heartbeat(asks) if asks.writes);
-    let beat = |body: &Body| if let Body::Heartbeat(asks) = body { asks.beat } else { 0 };
+    let number = |body: &Body| if let Body::Heartbeat(asks) = body { asks.number } else { 0 };
     // The last questions of a conversation are long under way.
     let old = std::rc::Rc::new(std::cell::Cell::new(0));
     let count = std::rc::Rc::clone(&old);
     pair.hold(move |body| {
-        count.set(if asks(body) { beat(body) } else { count.get() });
+        count.set(if asks(body) { number(body) } else { count.get() });
         asks(body)
     });
     pair.run_for(SECOND * 14);
@@ -293,7 +293,7 @@ fn an_answer_to_a_question_of_a_conversation_that_is_over_permits_nothing() {
     let new = std::rc::Rc::new(std::cell::Cell::new(0));
     let count = std::rc::Rc::clone(&new);
     pair.lose(move |body| {
-        count.set(if asks(body) { beat(body) } else { count.get() });
+        count.set(if asks(body) { number(body) } else { count.get() });
         asks(body)
     });
     pair.lose_way(P);

@@ -1,11 +1,11 @@
-//! The pull protocol between two nodes: claims, grants, leases, proofs, releases.
+//! The pull protocol between two nodes: acquire messages, leases, proofs, releases.
 
 use std::time::Duration;
 
 use kv_core::wire::Body;
 use kv_core::{
-    AuxIndex, Cause, Directions, GrantRef, Incarnation, KvPoll, Lease, Op, PeerCause, PlaneError, Room,
-    SessionId, SessionOptions, TransferMode,
+    AuxIndex, Cause, Directions, Incarnation, KvPoll, Lease, LeaseRef, Op, PeerCause, Room, SessionId,
+    SessionOptions, TransferMode, TransportError,
 };
 
 use crate::pair::{D, P, Pair, list};
@@ -26,10 +26,10 @@ fn granted(pair: &mut Pair, from: &[u32], aux: Option<u32>) -> SessionId {
     sender
 }
 
-/// A receiver that claims a sender's pages by its reference.
-fn claim(pair: &mut Pair, sender: SessionId) -> SessionId {
-    let grants = vec![pair.grant(sender)];
-    pair.open_receiver_with(ROOM, SessionOptions { grants, ..pull() })
+/// A receiver that acquires a sender's pages by its reference.
+fn acquire(pair: &mut Pair, sender: SessionId) -> SessionId {
+    let lease_refs = vec![pair.lease_ref(sender)];
+    pair.open_receiver_with(ROOM, SessionOptions { lease_refs, ..pull() })
 }
 
 fn leased(pair: &Pair) -> usize {
@@ -47,7 +47,7 @@ fn a_request_is_read_and_released_without_another_round_trip() {
     pair.send(sender, &[6]);
     assert_eq!(leased(&pair), 3);
 
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     assert_eq!(pair.poll(D, receiver), KvPoll::WaitingForInput);
     assert_eq!(pair.posts(), 0, "nowhere to read to yet");
     pair.lose(|body| matches!(body, Body::Heartbeat(asks) if !asks.leases.is_empty()));
@@ -75,7 +75,7 @@ fn a_request_is_read_and_released_without_another_round_trip() {
 }
 
 #[test]
-fn a_claim_may_come_before_the_sender_and_before_its_pages() {
+fn a_acquire_may_come_before_the_sender_and_before_its_pages() {
     let mut pair = Pair::new();
     let receiver = pair.open_receiver_with(ROOM, pull());
     pair.init_receiver(receiver, &[7, 8], None);
@@ -89,7 +89,7 @@ fn a_claim_may_come_before_the_sender_and_before_its_pages() {
 fn a_prefix_that_is_there_already_is_not_read_and_a_whole_one_only_released() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5, 6, 7], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.init_receiver(receiver, &[20, 21], None);
     let offsets: Vec<_> = pair.only_post().descs.iter().map(|d| (d.remote_offset / 64, d.len / 64)).collect();
     assert_eq!(offsets, [(6, 2), (6, 2)]);
@@ -97,13 +97,13 @@ fn a_prefix_that_is_there_already_is_not_read_and_a_whole_one_only_released() {
     assert_eq!(pair.poll(D, receiver), KvPoll::Success);
 
     let sender = granted(&mut pair, &[4, 5, 6, 7], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.init_receiver(receiver, &[], None);
     assert_eq!(pair.posts(), 0);
     assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
 
     let sender = granted(&mut pair, &[4], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.init_receiver(receiver, &[20, 21], None);
     assert_eq!(pair.failure(D, receiver), Cause::PageCount { sent: 1, registered: 2 });
     pair.assert_empty();
@@ -113,7 +113,7 @@ fn a_prefix_that_is_there_already_is_not_read_and_a_whole_one_only_released() {
 fn an_abort_before_any_page_was_allocated_frees_the_senders_pages_at_once() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.abort(D, receiver);
     assert_eq!(pair.failure(P, sender), Cause::ByPeer(PeerCause::Aborted));
     assert_eq!(pair.released(P, sender), [list(&[4, 5])]);
@@ -129,7 +129,7 @@ fn a_lease_without_a_reader_expires_and_its_pages_come_back() {
     pair.run_for(Duration::from_millis(1));
     assert_eq!((pair.failure(P, sender), leased(&pair)), (Cause::LeaseExpired, 0));
     assert_eq!(pair.released(P, sender), [list(&[4, 5])]);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     assert_eq!(pair.failure(D, receiver), Cause::LeaseExpired);
     pair.assert_empty();
 }
@@ -138,7 +138,7 @@ fn a_lease_without_a_reader_expires_and_its_pages_come_back() {
 fn heartbeats_keep_a_waiting_request_alive_and_silence_ends_it_within_one_lease() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.run_for(LEASE * 10);
     assert_eq!(
         (pair.poll(P, sender), pair.poll(D, receiver)),
@@ -158,7 +158,7 @@ fn heartbeats_keep_a_waiting_request_alive_and_silence_ends_it_within_one_lease(
 fn a_read_that_ends_after_its_lease_is_asked_about_and_right_if_the_pages_are_still_held() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.init_receiver(receiver, &[7, 8], None);
     // What the receiver knows of its lease runs out; the heartbeats arrive, their answers do not.
     pair.lose(|body| matches!(body, Body::HeartbeatAck(ack) if !ack.leases.is_empty()));
@@ -175,7 +175,7 @@ fn a_read_that_ends_after_its_lease_is_asked_about_and_right_if_the_pages_are_st
 fn a_read_of_pages_that_were_given_away_meanwhile_never_succeeds() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.init_receiver(receiver, &[7, 8], None);
     pair.lose(|body| match body {
         Body::Heartbeat(asks) => !asks.leases.is_empty(),
@@ -198,7 +198,7 @@ fn an_aborted_sender_keeps_its_pages_until_the_reader_lets_go_or_its_lease_is_ov
     for lost in [false, true] {
         let mut pair = Pair::new();
         let sender = granted(&mut pair, &[4, 5], None);
-        let receiver = claim(&mut pair, sender);
+        let receiver = acquire(&mut pair, sender);
         pair.init_receiver(receiver, &[7, 8], None);
         pair.lose(move |_| lost);
         pair.abort(P, sender);
@@ -225,7 +225,7 @@ fn an_aborted_sender_keeps_its_pages_until_the_reader_lets_go_or_its_lease_is_ov
 fn a_lost_release_is_repeated() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.lose(|body| matches!(body, Body::Release(_)));
     pair.init_receiver(receiver, &[7, 8], None);
     pair.complete_posts();
@@ -241,7 +241,7 @@ fn every_frame_may_come_twice() {
     let mut pair = Pair::new();
     pair.duplicate_frames(2);
     let sender = granted(&mut pair, &[4, 5], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.init_receiver(receiver, &[7, 8], None);
     pair.complete_posts();
     assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
@@ -253,27 +253,30 @@ fn every_frame_may_come_twice() {
 fn references_that_lead_nowhere_fail_by_name_and_move_nothing() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
-    let grant = pair.grant(sender);
+    let lease_ref = pair.lease_ref(sender);
     let nobody = SessionId(999);
     let list = |pages: &[u32]| Some(list(pages));
     let stale = Incarnation::from_random(1);
-    let cases: [(GrantRef, Cause); 4] = [
-        (GrantRef { nonce: nobody, ..grant.clone() }, Cause::ByPeer(PeerCause::UnknownGrant { nonce: 999 })),
+    let cases: [(LeaseRef, Cause); 4] = [
         (
-            GrantRef { incarnation: stale, ..grant.clone() },
-            Cause::StaleGrant { referenced: stale, found: grant.incarnation },
+            LeaseRef { lease_id: nobody, ..lease_ref.clone() },
+            Cause::ByPeer(PeerCause::UnknownLease { lease_id: 999 }),
         ),
         (
-            GrantRef { pages: list(&[4, 99]), ..grant.clone() },
-            Cause::GrantOutOfRange(kv_core::PagesError::OutOfRange { page: 99, num_pages: 32 }),
+            LeaseRef { incarnation: stale, ..lease_ref.clone() },
+            Cause::StaleLease { referenced: stale, found: lease_ref.incarnation },
         ),
         (
-            GrantRef { pages: list(&[4, 6]), ..grant.clone() },
-            Cause::GrantPages { position: 1, referenced: Some(6), held: Some(5) },
+            LeaseRef { pages: list(&[4, 99]), ..lease_ref.clone() },
+            Cause::LeaseOutOfRange(kv_core::PagesError::OutOfRange { page: 99, num_pages: 32 }),
+        ),
+        (
+            LeaseRef { pages: list(&[4, 6]), ..lease_ref.clone() },
+            Cause::LeasePages { position: 1, referenced: Some(6), held: Some(5) },
         ),
     ];
-    for (grant, cause) in cases {
-        let options = SessionOptions { grants: vec![grant], ..pull() };
+    for (lease_ref, cause) in cases {
+        let options = SessionOptions { lease_refs: vec![lease_ref], ..pull() };
         let receiver = pair.open_receiver_with(ROOM, options);
         pair.init_receiver(receiver, &[7, 8], None);
         assert_eq!(pair.failure(D, receiver), cause);
@@ -283,26 +286,26 @@ fn references_that_lead_nowhere_fail_by_name_and_move_nothing() {
 
     // The last one was a bug of the router, and has failed the sender.
     let sender = granted(&mut pair, &[4, 5], None);
-    let first = claim(&mut pair, sender);
-    let second = claim(&mut pair, sender);
-    let consumed = Cause::ByPeer(PeerCause::GrantConsumed { nonce: sender.0 });
+    let first = acquire(&mut pair, sender);
+    let second = acquire(&mut pair, sender);
+    let consumed = Cause::ByPeer(PeerCause::LeaseConsumed { lease_id: sender.0 });
     assert_eq!(pair.failure(D, second), consumed);
     pair.init_receiver(first, &[7, 8], None);
     pair.complete_posts();
     assert_eq!(pair.poll(D, first), KvPoll::Success);
-    let replayed = claim(&mut pair, sender);
+    let replayed = acquire(&mut pair, sender);
     assert_eq!(pair.failure(D, replayed), consumed);
     pair.assert_empty();
 }
 
 #[test]
-fn a_restarted_sender_has_no_grants_of_its_former_life() {
+fn a_restarted_sender_has_no_leases_of_its_former_life() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
-    let grants = vec![pair.grant(sender)];
+    let lease_refs = vec![pair.lease_ref(sender)];
     pair.restart(P);
-    let receiver = pair.open_receiver_with(ROOM, SessionOptions { grants, ..pull() });
-    assert!(matches!(pair.failure(D, receiver), Cause::StaleGrant { .. }));
+    let receiver = pair.open_receiver_with(ROOM, SessionOptions { lease_refs, ..pull() });
+    assert!(matches!(pair.failure(D, receiver), Cause::StaleLease { .. }));
     pair.run_for(Duration::from_secs(1));
 }
 
@@ -310,17 +313,17 @@ fn a_restarted_sender_has_no_grants_of_its_former_life() {
 fn a_failed_read_is_told_at_once_and_both_sides_get_their_pages_back() {
     let mut pair = Pair::with(|config| config.limits.max_post_bytes = 64);
     let sender = granted(&mut pair, &[4, 5], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.init_receiver(receiver, &[7, 8], None);
     let mut posts = pair.take_posts();
     let (node, failed) = posts.remove(0);
-    pair.complete(node, failed, Err(PlaneError::PeerGone));
-    assert_eq!(pair.failure(D, receiver), Cause::Post(PlaneError::PeerGone));
+    pair.complete(node, failed, Err(TransportError::PeerGone));
+    assert_eq!(pair.failure(D, receiver), Cause::Post(TransportError::PeerGone));
     assert_eq!(pair.failure(P, sender), Cause::ByPeer(PeerCause::DataOperation));
     assert_eq!(pair.released(P, sender), [list(&[4, 5])]);
     assert_eq!(pair.released(D, receiver), [], "three reads are still in flight");
     for (node, post) in posts {
-        pair.complete(node, post, Err(PlaneError::Cancelled));
+        pair.complete(node, post, Err(TransportError::Cancelled));
     }
     assert_eq!(pair.released(D, receiver), [list(&[7, 8])]);
     pair.assert_empty();
@@ -332,7 +335,7 @@ fn all_readers_must_release_and_one_that_dies_holds_the_pages_no_longer_than_its
     let sender = pair.open_sender_with(ROOM, 2, pull());
     pair.init_sender(sender, 1, None);
     pair.send(sender, &[4]);
-    let first = claim(&mut pair, sender);
+    let first = acquire(&mut pair, sender);
     pair.init_receiver(first, &[7], None);
     pair.complete_posts();
     assert_eq!((pair.poll(D, first), pair.poll(P, sender)), (KvPoll::Success, KvPoll::Transferring));
@@ -347,7 +350,7 @@ fn all_readers_must_release_and_one_that_dies_holds_the_pages_no_longer_than_its
 fn a_lost_readers_pages_come_back_when_its_lease_is_over_and_not_before() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.init_receiver(receiver, &[7, 8], None);
     // Only this side's connection is known to be dead: the reader may go on, and succeed.
     pair.lose(|_| true);
@@ -368,7 +371,7 @@ fn a_fixed_lease_is_not_renewed_and_its_reader_sends_no_heartbeats() {
     let sender = pair.open_sender_with(ROOM, 1, SessionOptions { lease, ..pull() });
     pair.init_sender(sender, 1, None);
     pair.send(sender, &[4]);
-    let receiver = claim(&mut pair, sender);
+    let receiver = acquire(&mut pair, sender);
     pair.lose(|body| {
         assert!(!matches!(body, Body::Heartbeat(asks) if !asks.leases.is_empty()));
         false
@@ -413,7 +416,7 @@ fn modes_that_do_not_meet_fail_both_sides_and_auto_meets_any() {
 }
 
 #[test]
-fn auto_follows_the_wire_and_prefers_a_grant_that_the_router_carried() {
+fn auto_follows_the_wire_and_prefers_a_lease_that_the_router_carried() {
     let auto = || SessionOptions { mode: Some(TransferMode::Auto), ..SessionOptions::default() };
     for (directions, referenced, op) in [
         (Directions::BOTH, false, Op::Write),
@@ -426,8 +429,8 @@ fn auto_follows_the_wire_and_prefers_a_grant_that_the_router_carried() {
         let sender = pair.open_sender_with(ROOM, 1, auto());
         pair.init_sender(sender, 1, None);
         pair.send(sender, &[4]);
-        let grants = if referenced { vec![pair.grant(sender)] } else { Vec::new() };
-        let receiver = pair.open_receiver_with(ROOM, SessionOptions { grants, ..auto() });
+        let lease_refs = if referenced { vec![pair.lease_ref(sender)] } else { Vec::new() };
+        let receiver = pair.open_receiver_with(ROOM, SessionOptions { lease_refs, ..auto() });
         pair.init_receiver(receiver, &[7], None);
         assert_eq!(pair.only_post().op, op, "{directions:?}, referenced {referenced}");
         pair.complete_posts();

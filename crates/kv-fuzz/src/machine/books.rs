@@ -52,7 +52,7 @@ impl Books {
         let opens = matches!(command, Command::OpenSender { .. } | Command::OpenReceiver { .. });
         let sends = match command {
             Command::OpenReceiver { .. } | Command::InitReceiver { .. } => Some(false),
-            Command::Groups { .. } | Command::Abort { .. } => None,
+            Command::RequestGroups { .. } | Command::Abort { .. } => None,
             _ => Some(true),
         };
         if opens {
@@ -101,7 +101,7 @@ impl Books {
             gauges.queued,
             gauges.posts,
             gauges.pages_leased,
-            gauges.ended_grants,
+            gauges.ended_leases,
             gauges.releasing,
             gauges.failed_rooms,
         ];
@@ -160,7 +160,7 @@ pub(super) fn name(command: &Command) -> &'static str {
         Command::Send { .. } | Command::BeginChunk { .. } => "Send",
         Command::LayersFinal { .. } => "LayersFinal",
         Command::InitReceiver { .. } => "InitReceiver",
-        Command::Groups { .. } => "Groups",
+        Command::RequestGroups { .. } => "RequestGroups",
         _ => "Abort",
     }
 }
@@ -175,7 +175,7 @@ pub(super) fn size(output: &Output) -> u64 {
         Output::Connect { transport, .. } => transport.metadata.len(),
         Output::Lookup { addr, .. } => addr.len(),
         Output::Release { resource: Resource::Pages(pages), .. } => 8 * pages.list().runs().len(),
-        Output::Release { resource: Resource::Groups { groups, .. }, .. } => 8 * groups.lists().runs(),
+        Output::Release { resource: Resource::RequestGroups { groups, .. }, .. } => 8 * groups.lists().runs(),
         _ => 0,
     };
     (size + 16) as u64
@@ -201,6 +201,6 @@ fn kind(output: &Output) -> u32 {
             (*poll as u32 + 10) ^ name << 8
         }
         Output::Release { resource: Resource::Pages(_), .. } => 30,
-        Output::Release { resource: Resource::Groups { .. }, .. } => 31,
+        Output::Release { resource: Resource::RequestGroups { .. }, .. } => 31,
     }
 }

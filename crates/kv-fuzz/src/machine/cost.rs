@@ -21,7 +21,7 @@ pub struct Paid {
     /// Bytes of the input, and of earlier frames those lists that it is the one to walk along, once.
     pub bytes: u64,
     /// What the worker's own scheduler asks for in the sessions that have not ended: sessions,
-    /// receivers, pages, items, grants, and the ranks that serve each of its receiving sessions; and
+    /// receivers, pages, items, leases, and the ranks that serve each of its receiving sessions; and
     /// attempts of sessions that have ended, as long as their peers have not acknowledged that.
     pub own: u64,
 }

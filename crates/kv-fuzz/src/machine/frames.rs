@@ -5,13 +5,13 @@ use std::sync::OnceLock;
 use bytes::Bytes;
 use kv_core::layout::RegionShape;
 use kv_core::wire::{
-    Abort, AbortAck, Body, Claim, Destination, Failed, Granted, Heartbeat, HeartbeatAck, Hello, Link,
-    Progress, Refused, Register, Registered, Release, Released, VERSIONS, Versions, Welcome, Wish,
+    Abort, AbortAck, Acquire, Body, ConversationId, Delivery, Destination, Failed, Granted, Heartbeat,
+    HeartbeatAck, Hello, Progress, Refused, Register, Registered, Release, Released, VERSIONS, Versions,
+    Welcome,
 };
 use kv_core::{
-    Attempt, AuxIndex, Geometry, GroupList, GroupLists, Holds, Incarnation, KvArgs, Layout, Mismatch,
-    PageList, PeerCause, Region, RegionRole, Room, ServiceOffer, SessionId, StateGroup, TransferMode,
-    WorkerId,
+    Attempt, AuxIndex, CacheGroup, Geometry, GroupList, GroupLists, Holds, Incarnation, KvArgs, Layout,
+    Mismatch, PageList, PeerCause, Region, RegionRole, Room, ServiceOffer, SessionId, TransferMode, WorkerId,
 };
 
 use super::script::Script;
@@ -30,7 +30,7 @@ fn args(engine: &str, pages: u32, page_size: u32) -> Option<KvArgs> {
     let state =
         |len: u64, item, group| Region::dram(RegionRole::State, 1 << 50, len * item, item).group(group);
     let groups =
-        vec![StateGroup::slots(1, 1), StateGroup::pages(4, 1, 1), StateGroup::pages(16, 1, 1).optional()];
+        vec![CacheGroup::slots(1, 1), CacheGroup::pages(4, 1, 1), CacheGroup::pages(16, 1, 1).optional()];
     let mut builder =
         KvArgs::builder(engine, 0).pages(pages, page_size).heads(1, 1).max_inflight(6).max_sge(64);
     for layer in 0..2 {
@@ -99,7 +99,7 @@ fn geometry(variant: u8) -> Option<Geometry> {
         }
         7 | 9 => {
             let (groups, regions) = if variant == 7 { (8, 60) } else { (64, 4000) };
-            geometry.layout.groups = vec![StateGroup::slots(1, 1).optional(); groups];
+            geometry.layout.groups = vec![CacheGroup::slots(1, 1).optional(); groups];
             let (region, group) = (geometry.regions.last()?.clone(), groups as u16 - 1);
             let more = RegionShape { group, holds: Holds::Opaque, ..region };
             geometry.regions.resize(regions, more);
@@ -160,7 +160,7 @@ fn attempt(script: &mut Script) -> Attempt {
     Attempt(script.number())
 }
 
-fn floor(script: &mut Script) -> Attempt {
+fn low_watermark(script: &mut Script) -> Attempt {
     if script.rarely() { attempt(script) } else { Attempt(0) }
 }
 
@@ -171,13 +171,13 @@ pub(super) struct Peer {
     pub(super) number: u8,
     pub(super) variant: u8,
     /// The numbers under which the worker has said that it wants to be addressed.
-    pub(super) links: Vec<Link>,
-    /// How many links it has drawn itself.
+    pub(super) conversations: Vec<ConversationId>,
+    /// How many conversations it has drawn itself.
     pub(super) drawn: u32,
     /// Of the worker's last hello to it.
     pub(super) nonce: u64,
-    /// Of the worker's last claim or heartbeat to it.
-    pub(super) beat: u64,
+    /// Of the worker's last acquire message or heartbeat to it.
+    pub(super) heard: u64,
     /// Of the worker's last question whether it may write, a welcome or a heartbeat.
     pub(super) ask: u64,
 }
@@ -199,14 +199,18 @@ impl Peer {
         let to = if script.byte() < 16 { Incarnation::from_random(script.number()) } else { us };
         let again = script.rarely();
         self.drawn += u32::from(again);
-        let link = if script.byte() < 8 { Link(script.number()) } else { Link::new(1 + self.drawn, 7) };
+        let conversation = if script.byte() < 8 {
+            ConversationId(script.number())
+        } else {
+            ConversationId::new(1 + self.drawn, 7)
+        };
         let strange = script.byte();
         let versions = match strange {
             8..12 => Versions { min: VERSIONS.max + 1, max: 127 },
             12..16 => Versions { min: VERSIONS.min, max: VERSIONS.max + 1 },
             _ => VERSIONS,
         };
-        let plane = if strange < 8 { script.text(MAX_TEXT) } else { "test".to_owned() };
+        let transport = if strange < 8 { script.text(MAX_TEXT) } else { "test".to_owned() };
         let mut geometry = cache(self.variant)?.geometry.clone();
         if script.byte() < 8 {
             geometry.model = script.text(256);
@@ -216,9 +220,9 @@ impl Peer {
             to,
             worker: self.worker("")?,
             incarnation: Incarnation::from_random(self.incarnation),
-            link,
+            conversation,
             nonce: script.number(),
-            plane,
+            transport,
             suffixed: script.rarely(),
             metadata: self.metadata(if script.byte() < 8 { script.size(900_000) } else { 0 }),
             geometry: Some(Box::new(geometry)),
@@ -234,7 +238,7 @@ impl Peer {
                 Body::Welcome(Welcome {
                     versions: VERSIONS,
                     nonce,
-                    link: Link::new(script.small().max(1), 9),
+                    conversation: ConversationId::new(script.small().max(1), 9),
                     ask,
                 })
             }
@@ -244,16 +248,16 @@ impl Peer {
                     versions: VERSIONS,
                     nonce,
                     cause: cause(script),
-                    link: Link::new(script.small().max(1), 9),
+                    conversation: ConversationId::new(script.small().max(1), 9),
                 })
             }
             2..=7 => Body::Register(Register {
                 attempt: attempt(script),
-                floor: floor(script),
+                low_watermark: low_watermark(script),
                 room: room(script),
                 ranks: if script.flag() { 1 } else { script.small() },
                 ttl_ms: if script.flag() { 60_000 } else { script.number() },
-                wish: self.wish(script),
+                delivery: self.delivery(script),
             }),
             8 | 9 => Body::Progress(Progress {
                 attempt: attempt(script),
@@ -268,15 +272,15 @@ impl Peer {
             12 | 13 => Body::Abort(Abort {
                 attempt: attempt(script),
                 room: room(script),
-                grant: script.option(|script| SessionId(script.number())),
+                lease_id: script.option(|script| SessionId(script.number())),
                 cause: cause(script),
-                floor: attempt(script),
+                low_watermark: attempt(script),
             }),
             14 => Body::AbortAck(AbortAck { attempt: attempt(script) }),
             15 => Body::Granted(Granted {
                 attempt: attempt(script),
-                beat: if script.flag() { self.beat } else { script.number() },
-                grant: SessionId(script.number()),
+                number: if script.flag() { self.heard } else { script.number() },
+                lease_id: SessionId(script.number()),
                 pages: pages(script),
                 aux: if script.rarely() { Some(AuxIndex(script.small())) } else { None },
                 lease_ms: if script.flag() { 30_000 } else { script.number() },
@@ -286,36 +290,37 @@ impl Peer {
             16 | 17 => {
                 let (leases, asked) = (script.attempts(MAX_RUNS), script.attempts(MAX_RUNS));
                 let (leases, asked) = if script.flag() { (leases, asked) } else { (asked, leases) };
-                let (beat, floor, writes) = (script.number(), floor(script), script.flag());
-                Body::Heartbeat(Heartbeat { beat, floor, leases, asked, writes })
+                let (number, low_watermark, writes) = (script.number(), low_watermark(script), script.flag());
+                Body::Heartbeat(Heartbeat { number, low_watermark, leases, asked, writes })
             }
             18 => Body::HeartbeatAck(HeartbeatAck {
-                beat: if script.flag() { self.beat } else { script.number() },
-                floor: floor(script),
+                number: if script.flag() { self.heard } else { script.number() },
+                low_watermark: low_watermark(script),
                 lease_ms: if script.flag() { 30_000 } else { script.number() },
                 leases: script.attempts(MAX_RUNS),
                 permit_ms: if script.flag() { 10_000 } else { script.number() },
             }),
             _ if script.flag() => {
-                let (floor, answer) = (floor(script), script.flag());
-                Body::Release(Release { floor, attempts: script.attempts(MAX_RUNS), answer })
+                let (low_watermark, answer) = (low_watermark(script), script.flag());
+                Body::Release(Release { low_watermark, attempts: script.attempts(MAX_RUNS), answer })
             }
             _ => Body::Released(Released { attempts: script.attempts(MAX_RUNS) }),
         }
     }
 
-    fn wish(&self, script: &mut Script) -> Wish {
+    fn delivery(&self, script: &mut Script) -> Delivery {
         if script.below(3) == 0 {
-            let grant = script.option(|script| SessionId(script.number()));
-            return Wish::Read(Claim { grant, beat: script.number() });
+            let lease_id = script.option(|script| SessionId(script.number()));
+            return Delivery::Read(Acquire { lease_id, number: script.number() });
         }
         let pages = pages(script);
         let fits = !script.rarely();
-        let (first, whole) = if fits { (0, pages.len() as u32) } else { (script.small(), script.small()) };
-        Wish::Write(Destination {
+        let (first_page, total_pages) =
+            if fits { (0, pages.len() as u32) } else { (script.small(), script.small()) };
+        Delivery::Write(Destination {
             pages,
-            first,
-            whole,
+            first_page,
+            total_pages,
             aux: if script.rarely() { Some(AuxIndex(script.small())) } else { None },
             aux_here: script.flag(),
             groups: groups(script),
@@ -339,8 +344,8 @@ pub(super) fn name(body: &Body) -> &'static str {
         Body::Hello(_) => "Hello",
         Body::Welcome(_) => "Welcome",
         Body::Refused(_) => "Refused",
-        Body::Register(Register { wish: Wish::Write(_), .. }) => "Register",
-        Body::Register(_) => "Claim",
+        Body::Register(Register { delivery: Delivery::Write(_), .. }) => "Register",
+        Body::Register(_) => "Acquire",
         Body::Registered(_) => "Registered",
         Body::Progress(_) => "Progress",
         Body::Failed(_) => "Failed",

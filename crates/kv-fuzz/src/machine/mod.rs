@@ -2,7 +2,7 @@
 //!
 //! The bytes are decisions: which input comes next, and how large its texts, counts and lists are. A
 //! script opens and feeds sessions of both kinds, lets several peers greet and say anything under the
-//! links that they know, ends posts, opens and loses ways, answers lookups, and lets time pass. After
+//! conversations that they know, ends posts, opens and loses ways, answers lookups, and lets time pass. After
 //! every input the outputs are checked against the machine's contract and the gauges against their
 //! bounds, and the costs of the input are noted.
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kv_core::proto::Command;
 use kv_core::{
-    AuxIndex, ChunkId, FenceError, FinalLayers, GrantRef, GroupItems, Groups, Incarnation, Lease, PageList,
-    Pages, SessionId, SessionOptions, TransferMode,
+    AuxIndex, ChunkId, FinalLayers, GroupItems, Incarnation, Lease, LeaseRef, PageList, Pages,
+    ReadyEventError, RequestGroups, SessionId, SessionOptions, TransferMode,
 };
 
 use super::frames::{self, PAGES};
@@ -19,10 +19,10 @@ pub(super) fn open(
     mode: TransferMode,
 ) -> (u64, Command) {
     let room = frames::room(script);
-    let grants = if sender { 0 } else { script.size(2000) };
-    let grant = |number: usize| GrantRef {
+    let lease_refs = if sender { 0 } else { script.size(2000) };
+    let lease_ref = |number: usize| LeaseRef {
         incarnation: Incarnation::from_random(number as u64 + 1),
-        nonce: SessionId(1 + number as u64),
+        lease_id: SessionId(1 + number as u64),
         pages: None,
     };
     let options = Box::new(SessionOptions {
@@ -30,7 +30,7 @@ pub(super) fn open(
         deadline: script.option(|script| Duration::from_millis(script.number() % 1_000_000)),
         prefill_dp_rank: script.option(|script| u32::from(script.below(3))),
         lease: script.option(|script| Lease::Fixed(Duration::from_millis(script.number() % 100_000))),
-        grants: (0..grants).map(grant).collect(),
+        lease_refs: (0..lease_refs).map(lease_ref).collect(),
         source: None,
         prefix_pages: if script.rarely() { script.size(5000) } else { 0 },
         tokens: script.option(|script| script.size(100_000)),
@@ -40,7 +40,7 @@ pub(super) fn open(
         (1 + u64::from(receivers), Command::OpenSender { session, room, receivers, options })
     } else {
         let bootstrap_addr = format!("server-{}:1", script.text(2000));
-        let own = 1 + grants as u64 + bootstrap_addr.len() as u64 / 16;
+        let own = 1 + lease_refs as u64 + bootstrap_addr.len() as u64 / 16;
         (own, Command::OpenReceiver { session, room, bootstrap_addr, options })
     }
 }
@@ -67,19 +67,19 @@ pub(super) fn commands(script: &mut Script, session: SessionId) -> Vec<(u64, u32
             let chunk = ChunkId(script.small());
             let start = script.below(3).into();
             let layers = script.option(|script| start..start + u32::from(script.below(3)));
-            let layers = FinalLayers { chunk, layers, fence: None };
+            let layers = FinalLayers { chunk, layers, ready_event: None };
             vec![(1, 0, Command::LayersFinal { session, layers })]
         }
         5 => {
-            let error = FenceError::Device { code: 1 };
-            vec![(0, 0, Command::FenceFailed { session, chunk: ChunkId(0), error })]
+            let error = ReadyEventError::Device { code: 1 };
+            vec![(0, 0, Command::ReadyEventFailed { session, chunk: ChunkId(0), error })]
         }
         6..=8 => {
             let pages = own_pages(script);
             vec![(cost_of(&pages), 1, Command::InitReceiver { session, pages, aux })]
         }
         9 | 10 => {
-            let (mut groups, mut own) = (Groups::none(), 1);
+            let (mut groups, mut own) = (RequestGroups::none(), 1);
             for group in (0..4).filter(|_| script.flag()).collect::<Vec<_>>() {
                 let list = PageList::try_from(script.runs(4000, 4096)).unwrap_or_default();
                 let items = Pages::claim(list).unwrap_or_default();
@@ -87,7 +87,7 @@ pub(super) fn commands(script: &mut Script, session: SessionId) -> Vec<(u64, u32
                 // By rising number, and each once.
                 let _ = groups.push(GroupItems::from_number(group, script.small() % 1000, items));
             }
-            vec![(own, 1, Command::Groups { session, groups })]
+            vec![(own, 1, Command::RequestGroups { session, groups })]
         }
         _ => vec![(0, 0, Command::Abort { session })],
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, NodeGauges, Output};
-use kv_core::wire::{Body, Frame, Link, Register, Wish};
+use kv_core::wire::{Body, ConversationId, Delivery, Frame, Register};
 use kv_core::{
-    BootstrapError, Directions, Geometry, Incarnation, KvPoll, LookupId, MAX_FRAME, Origin, PeerId,
-    PlaneError, Post, RankRecord, SessionId, Time, TransferMode, TransportOffer, WayEnd, WorkerRole,
+    BootstrapError, Directions, Geometry, Incarnation, KvPoll, LookupId, MAX_FRAME, Origin, PeerId, Post,
+    RankRecord, SessionId, Time, TransferMode, TransportError, TransportOffer, WayEnd, WorkerRole,
     WriteFence,
 };
 
@@ -33,7 +33,7 @@ const LIMITS: Limits = Limits {
     connections_share: 2,
     max_incarnations: 2,
     max_addresses: 8,
-    max_ended_grants: 7,
+    max_ended_leases: 7,
 };
 
 /// Bytes of a run of pages in a frame.
@@ -77,10 +77,10 @@ impl<'a> World<'a> {
                 incarnation: number,
                 number: number as u8 - 1,
                 variant: frames::variant(byte),
-                links: Vec::new(),
+                conversations: Vec::new(),
                 drawn: 0,
                 nonce: 0,
-                beat: 0,
+                heard: 0,
                 ask: 0,
             }
         });
@@ -194,20 +194,23 @@ impl<'a> World<'a> {
         // Another life of it, at times.
         if script.byte() < 12 {
             peer.incarnation += 16;
-            peer.links.clear();
+            peer.conversations.clear();
         }
         let Some(hello) = peer.hello(script, US) else { return };
-        let Ok(frame) = (Frame { link: Link::NONE, body: Body::Hello(hello) }).encode() else { return };
+        let Ok(frame) = (Frame { conversation: ConversationId::NONE, body: Body::Hello(hello) }).encode()
+        else {
+            return;
+        };
         self.hear("Hello", number, frame);
     }
 
     fn say(&mut self) {
         let at = usize::from(self.script.below(4));
         let Some(peer) = self.peers.get(at) else { return };
-        let link = match self.script.byte() {
-            0..=7 => Link(self.script.number()),
-            8..=23 => peer.links.first().copied().unwrap_or(Link::NONE),
-            _ => peer.links.last().copied().unwrap_or(Link::NONE),
+        let conversation = match self.script.byte() {
+            0..=7 => ConversationId(self.script.number()),
+            8..=23 => peer.conversations.first().copied().unwrap_or(ConversationId::NONE),
+            _ => peer.conversations.last().copied().unwrap_or(ConversationId::NONE),
         };
         if self.script.byte() < 8 {
             // Bytes as they come.
@@ -218,7 +221,7 @@ impl<'a> World<'a> {
         }
         let body = peer.says(&mut self.script);
         let what = frames::name(&body);
-        let Ok(frame) = (Frame { link, body }).encode() else { return };
+        let Ok(frame) = (Frame { conversation, body }).encode() else { return };
         // On its own connection, mostly.
         let from = if self.script.byte() < 8 { self.script.number() % 5 } else { at as u64 };
         let copies = if self.script.byte() < 16 { 1 + self.script.below(40) } else { 1 };
@@ -254,7 +257,7 @@ impl<'a> World<'a> {
         }
         let at = usize::from(self.script.byte()) % self.posts.len();
         let (_, post) = self.posts.remove(at);
-        let result = if self.script.rarely() { Err(PlaneError::Cancelled) } else { Ok(()) };
+        let result = if self.script.rarely() { Err(TransportError::Cancelled) } else { Ok(()) };
         self.input("Posted", 0, 0, Input::Posted { post: post.id, result });
     }
 
@@ -275,7 +278,7 @@ impl<'a> World<'a> {
         }
         let Some(peer) = self.connecting.pop() else { return };
         if script.rarely() {
-            let error = PlaneError::Metadata("of another host");
+            let error = TransportError::Metadata("of another host");
             self.input("ConnectFailed", 0, 0, Input::ConnectFailed { peer, error });
         } else {
             self.input("Connected", 0, 0, Input::Connected { peer, directions, fence });
@@ -390,15 +393,15 @@ impl<'a> World<'a> {
         match body {
             Body::Welcome(welcome) => {
                 peer.ask = welcome.ask;
-                peer.links.push(welcome.link);
+                peer.conversations.push(welcome.conversation);
             }
             Body::Hello(hello) => {
                 peer.nonce = hello.nonce;
-                peer.links.push(hello.link);
+                peer.conversations.push(hello.conversation);
             }
-            Body::Register(Register { wish: Wish::Read(claim), .. }) => peer.beat = claim.beat,
-            Body::Heartbeat(asks) if asks.writes => (peer.ask, peer.beat) = (asks.beat, asks.beat),
-            Body::Heartbeat(asks) => peer.beat = asks.beat,
+            Body::Register(Register { delivery: Delivery::Read(acquire), .. }) => peer.heard = acquire.number,
+            Body::Heartbeat(asks) if asks.writes => (peer.ask, peer.heard) = (asks.number, asks.number),
+            Body::Heartbeat(asks) => peer.heard = asks.number,
             _ => {}
         }
     }
@@ -429,7 +432,7 @@ impl<'a> World<'a> {
         assert!(gauges.addresses <= LIMITS.max_addresses, "{gauges:?}");
         assert!(gauges.sources <= gauges.receivers * LIMITS.max_peers, "{gauges:?}");
         assert!(gauges.granted_runs <= gauges.sources * MAX_FRAME / OF_RUN as usize, "{gauges:?}");
-        assert!(gauges.ended_grants <= LIMITS.max_ended_grants, "{gauges:?}");
+        assert!(gauges.ended_leases <= LIMITS.max_ended_leases, "{gauges:?}");
         if let Some(next) = self.node.next_timeout() {
             assert!(next > self.now, "a timer that is due was not run");
         }

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use kv_core::{PeerId, PlaneEvent, WayEnd};
+use kv_core::{PeerId, TransportEvent, WayEnd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
 use crate::framing::Broken;
 use crate::link::{LinkId, Stage};
-use crate::plane::LocalPlane;
+use crate::transport::LocalTransport;
 
-impl LocalPlane {
+impl LocalTransport {
     /// We forget whoever is at the other end, in good order.
     pub(crate) fn forget(&mut self, id: LinkId) {
         let beside = self.links.unclaimed_beside(id);
@@ -97,7 +97,7 @@ impl LocalPlane {
     pub(super) fn tell_dead(&mut self, peer: PeerId) {
         self.revoking.dead(peer, &self.links);
         let end = WayEnd::Dead { quiet_after: Duration::ZERO };
-        self.posts.tell(PlaneEvent::PeerGone { peer, end });
+        self.posts.tell(TransportEvent::PeerGone { peer, end });
     }
 
     /// The peer cannot be spoken to over this link any more, but may live. That is told after a moment in
@@ -123,14 +123,14 @@ impl LocalPlane {
     /// Reports the ways that were lost long enough ago for their peers to be known as dead, if they were.
     pub(super) fn tell_lost_of_the_living(&mut self) {
         for peer in self.revoking.living(self.now) {
-            self.posts.tell(PlaneEvent::PeerGone { peer, end: WayEnd::Lost });
+            self.posts.tell(TransportEvent::PeerGone { peer, end: WayEnd::Lost });
         }
     }
 
     /// Answers revocations whose last slices have ended.
     pub(crate) fn serve_revocations(&mut self) {
         for peer in self.revoking.answered(&self.links) {
-            self.posts.tell(PlaneEvent::Revoked { peer });
+            self.posts.tell(TransportEvent::Revoked { peer });
         }
         for process in self.revoking.settle(self.now) {
             self.watch.forget_process(&process);

@@ -1,9 +1,9 @@
 //! Writing what is queued for a peer.
 
 use crate::link::{LinkId, Stage};
-use crate::plane::LocalPlane;
+use crate::transport::LocalTransport;
 
-impl LocalPlane {
+impl LocalTransport {
     /// Writes some of what is queued, lets parked posts end, and asks the kernel to tell when there is room
     /// for more.
     pub(crate) fn flush(&mut self, id: LinkId) {

@@ -6,14 +6,14 @@ use kv_host::{Process, Proof};
 use crate::handshake::{Hello, Lent, Refusal};
 use crate::link::{Identity, LinkId, Stage};
 use crate::metadata::Metadata;
-use crate::plane::LocalPlane;
 use crate::right::Right;
+use crate::transport::LocalTransport;
 
 /// Links of one process that may end with a slice under way before no more of it are accepted: what is kept
 /// of each costs a descriptor and a page.
 const MAX_MARKED: usize = 8;
 
-impl LocalPlane {
+impl LocalTransport {
     pub(super) fn on_hello(&mut self, id: LinkId, body: Bytes) -> Result<(), Refusal> {
         let hello = Hello::decode(body)?;
         if self.links.strangers().contains(&id) {

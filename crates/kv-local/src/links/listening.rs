@@ -3,9 +3,9 @@
 use rustix::event::epoll::EventFlags;
 
 use crate::link::{LinkId, Stage};
-use crate::plane::LocalPlane;
+use crate::transport::LocalTransport;
 
-impl LocalPlane {
+impl LocalTransport {
     /// Asks the kernel to tell when a link can be read, unless it is left alone, and when more can be
     /// written; the latter not if writing has `failed`.
     pub(super) fn set_interest(&mut self, id: LinkId, failed: bool) {

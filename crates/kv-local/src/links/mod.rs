@@ -9,9 +9,9 @@
 //! `PeerGone` with `WayEnd::Dead` says that the peer copies nothing into our memory any more. It is
 //! reported
 //!
-//! - when its goodbye arrives: a plane queues it after its last copy, and the stream keeps order;
+//! - when its goodbye arrives: a transport queues it after its last copy, and the stream keeps order;
 //! - when its pidfd becomes readable: every thread of it has ended, in the kernel as well;
-//! - when nobody listens under its address any more: its plane has ended.
+//! - when nobody listens under its address any more: its transport has ended.
 //!
 //! The end of the stream alone is no proof. Posts end then, because our own copies are ours to stop, and
 //! `PeerGone` comes with `WayEnd::Lost`. The peer's right to write through the connection is revoked; its

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{PeerId, PlaneError};
+use kv_core::{PeerId, TransportError};
 use kv_host::{OsError, Process, Proof, check_user};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, connect};
@@ -13,8 +13,8 @@ use crate::connection::Connection;
 use crate::handshake::{Hello, opening};
 use crate::link::{Identity, Link, LinkId, Stage};
 use crate::metadata::Metadata;
-use crate::plane::LocalPlane;
 use crate::right::Right;
+use crate::transport::LocalTransport;
 use crate::watch::new_socket;
 
 /// Connections accepted in one call of `poll`.
@@ -24,20 +24,20 @@ pub(super) const DIAL_AGAIN: Duration = Duration::from_millis(10);
 /// How soon listening goes on after file descriptors ran out.
 pub(super) const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 
-impl LocalPlane {
+impl LocalTransport {
     /// Opens the way to a peer: over the connection it has opened to us, or a new one.
-    pub(crate) fn open_link(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), PlaneError> {
+    pub(crate) fn open_link(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
         let metadata = Metadata::decode(bytes)?;
         self.given.check_peer(&metadata)?;
         if self.links.id_of(peer).is_some() {
-            return Err(PlaneError::Unsupported("a second peer under the id of a connected one"));
+            return Err(TransportError::Unsupported("a second peer under the id of a connected one"));
         }
         if self.links.tokens().contains(&metadata.token) {
             // Two peers that are one process could not be told apart when one of them leaves.
-            return Err(PlaneError::Metadata("the peer is connected already, under another id"));
+            return Err(TransportError::Metadata("the peer is connected already, under another id"));
         }
         if self.links.peers() >= self.config.max_peers {
-            return Err(PlaneError::WouldBlock);
+            return Err(TransportError::WouldBlock);
         }
         self.given.metadata()?;
         match self.links.proven_unclaimed(metadata.token) {
@@ -49,13 +49,13 @@ impl LocalPlane {
     }
 
     /// Uses a connection that the peer has opened.
-    fn claim(&mut self, id: LinkId, peer: PeerId, bytes: &[u8]) -> Result<(), PlaneError> {
-        let link = self.links.get_mut(id).ok_or(PlaneError::PeerGone)?;
-        let identity = link.identity.as_ref().ok_or(PlaneError::PeerGone)?;
+    fn claim(&mut self, id: LinkId, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
+        let link = self.links.get_mut(id).ok_or(TransportError::PeerGone)?;
+        let identity = link.identity.as_ref().ok_or(TransportError::PeerGone)?;
         if identity.bytes != bytes {
-            return Err(PlaneError::Metadata("it is not what the peer says of itself"));
+            return Err(TransportError::Metadata("it is not what the peer says of itself"));
         }
-        let lent = link.lent.as_ref().ok_or(PlaneError::PeerGone)?;
+        let lent = link.lent.as_ref().ok_or(TransportError::PeerGone)?;
         let mapped = lent.map(&identity.metadata)?;
         link.memory = Some(mapped);
         link.lent = None;
@@ -64,9 +64,9 @@ impl LocalPlane {
         Ok(())
     }
 
-    fn dial_new(&mut self, peer: PeerId, identity: Identity) -> Result<(), PlaneError> {
+    fn dial_new(&mut self, peer: PeerId, identity: Identity) -> Result<(), TransportError> {
         if self.links.len() >= self.config.max_connections {
-            return Err(PlaneError::WouldBlock);
+            return Err(TransportError::WouldBlock);
         }
         let link = self.new_link(new_socket()?, Stage::Dialing);
         let id = self.links.insert(Link { identity: Some(identity), ..link });
@@ -85,13 +85,13 @@ impl LocalPlane {
     }
 
     /// Connects and says hello; stays in `Dialing` if the peer's backlog is full.
-    pub(super) fn dial(&mut self, id: LinkId) -> Result<(), PlaneError> {
+    pub(super) fn dial(&mut self, id: LinkId) -> Result<(), TransportError> {
         let own = self.given.metadata()?;
         let Some(link) = self.links.get_mut(id) else {
             return Ok(());
         };
         let Some(identity) = &link.identity else {
-            return Err(PlaneError::PeerGone);
+            return Err(TransportError::PeerGone);
         };
         let failed = |error| OsError::new("connect", error);
         let name = identity.metadata.socket.as_bytes();
@@ -103,8 +103,8 @@ impl LocalPlane {
                 self.dial_at = self.now + DIAL_AGAIN;
                 return Ok(());
             }
-            // A plane listens for as long as it lives, under a name that is never used again.
-            Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(PlaneError::PeerGone),
+            // A transport listens for as long as it lives, under a name that is never used again.
+            Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(TransportError::PeerGone),
             Err(error) => return Err(failed(error).into()),
         }
         let hello = Hello { expected: identity.metadata.token, metadata: own };
@@ -113,7 +113,7 @@ impl LocalPlane {
             Proof::Proven => true,
             Proof::Unknown => false,
             Proof::Refuted => {
-                return Err(PlaneError::Metadata("another process listens at the peer's address"));
+                return Err(TransportError::Metadata("another process listens at the peer's address"));
             }
         };
         let (right, page) = Right::grant()?;

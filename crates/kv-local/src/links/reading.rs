@@ -1,12 +1,12 @@
 //! Reading what peers send, in bounded shares.
 
-use kv_core::{Origin, PlaneEvent};
+use kv_core::{Origin, TransportEvent};
 use rustix::event::epoll::EventFlags;
 
 use crate::framing::Message;
 use crate::inbound::Received;
 use crate::link::{LinkId, Stage};
-use crate::plane::LocalPlane;
+use crate::transport::LocalTransport;
 use crate::watch::Woken;
 
 /// Bytes read in one call of `poll`, in all and from one link.
@@ -22,7 +22,7 @@ struct Budget {
     messages: usize,
 }
 
-impl LocalPlane {
+impl LocalTransport {
     pub(crate) fn serve_sockets(&mut self) {
         // Half for those who have waited, half for those who are ready now: nobody waits for ever.
         let mut budget = Budget { bytes: READ_BUDGET / 2, messages: MESSAGE_BUDGET / 2 };
@@ -127,7 +127,7 @@ impl LocalPlane {
 
     fn on_message(&mut self, id: LinkId, message: Message) {
         match message {
-            Message::Frame(frame) => self.posts.tell(PlaneEvent::Frame { from: Origin(id), frame }),
+            Message::Frame(frame) => self.posts.tell(TransportEvent::Frame { from: Origin(id), frame }),
             Message::Goodbye => self.gone(id),
             Message::Hello(body) => {
                 if self.on_hello(id, body).is_err() {

@@ -3,9 +3,9 @@
 use kv_core::PeerId;
 
 use crate::link::LinkId;
-use crate::plane::LocalPlane;
+use crate::transport::LocalTransport;
 
-impl LocalPlane {
+impl LocalTransport {
     /// Drops a link. Returns whom it served.
     pub(super) fn remove(&mut self, id: LinkId) -> Option<PeerId> {
         self.keep_lost(id, None);

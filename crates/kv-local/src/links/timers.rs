@@ -1,11 +1,11 @@
 //! Dialing again, listening again, and dropping who is silent for too long.
 
-use kv_core::{PlaneError, Time};
+use kv_core::{Time, TransportError};
 
 use super::opening::LISTEN_AGAIN;
-use crate::plane::LocalPlane;
+use crate::transport::LocalTransport;
 
-impl LocalPlane {
+impl LocalTransport {
     pub(crate) fn serve_timers(&mut self) {
         self.drop_unwatched();
         let now = self.now;
@@ -19,8 +19,8 @@ impl LocalPlane {
             for id in self.links.take_dialing() {
                 match self.dial(id) {
                     Ok(()) => {}
-                    // Nobody listens there any more: the peer's plane has ended.
-                    Err(PlaneError::PeerGone) => self.gone(id),
+                    // Nobody listens there any more: the peer's transport has ended.
+                    Err(TransportError::PeerGone) => self.gone(id),
                     Err(_) => self.lose(id),
                 }
             }

@@ -1,11 +1,11 @@
-//! Workers with a local plane, for tests: in an arena, or in memory that the "server" owns.
+//! Workers with a local transport, for tests: in an arena, or in memory that the "server" owns.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr;
 
-use kv_core::{Plane, Region, RegionRole};
-use kv_local::{Arena, LocalConfig, LocalPlane};
+use kv_core::{Region, RegionRole, Transport};
+use kv_local::{Arena, LocalConfig, LocalTransport};
 
 use kv_conformance::process::Process;
 use kv_conformance::{Harness, Job, Regions, Side};
@@ -31,15 +31,15 @@ pub const PLACES: [(Place, Place); 4] = [
 pub struct Places(pub Place, pub Place);
 
 impl Harness for Places {
-    type Plane = LocalPlane;
+    type Transport = LocalTransport;
     type Other = Process;
     const FAR_LEN: usize = 32 << 20;
 
-    fn worker(&self, lens: &[usize]) -> Side<LocalPlane> {
+    fn worker(&self, lens: &[usize]) -> Side<LocalTransport> {
         worker(self.0, lens)
     }
 
-    fn partner(&self, lens: &[usize]) -> Side<LocalPlane> {
+    fn partner(&self, lens: &[usize]) -> Side<LocalTransport> {
         worker(self.1, lens)
     }
 
@@ -54,13 +54,13 @@ pub fn place(name: &str) -> Place {
 }
 
 /// A worker with regions of these lengths, with gaps between them that nothing may touch.
-pub fn worker(place: Place, lens: &[usize]) -> Side<LocalPlane> {
+pub fn worker(place: Place, lens: &[usize]) -> Side<LocalTransport> {
     worker_with(place, lens, LocalConfig::default())
 }
 
 /// The same with other limits.
-pub fn worker_with(place: Place, lens: &[usize], config: LocalConfig) -> Side<LocalPlane> {
-    let mut plane = LocalPlane::new(LocalConfig { permit_tracing: true, ..config }).unwrap();
+pub fn worker_with(place: Place, lens: &[usize], config: LocalConfig) -> Side<LocalTransport> {
+    let mut transport = LocalTransport::new(LocalConfig { permit_tracing: true, ..config }).unwrap();
     let gap = 4096 + 64;
     let offsets: Vec<usize> = lens
         .iter()
@@ -74,22 +74,22 @@ pub fn worker_with(place: Place, lens: &[usize], config: LocalConfig) -> Side<Lo
     let memory = match place {
         Place::Arena => {
             let arena = Arena::new(total).unwrap();
-            plane.add_arena(&arena).unwrap();
+            transport.add_arena(&arena).unwrap();
             Memory::Arena(arena)
         }
         Place::Adopted => {
             let owned = Owned::new(total);
-            // SAFETY: the memory is freed with the worker, after its plane, and nobody refers to it.
-            unsafe { plane.adopt(owned.addr as u64, total as u64) }.unwrap();
+            // SAFETY: the memory is freed with the worker, after its transport, and nobody refers to it.
+            unsafe { transport.adopt(owned.addr as u64, total as u64) }.unwrap();
             Memory::Owned(owned)
         }
     };
     let base = memory.addr();
     for (offset, len) in offsets.iter().zip(lens) {
         let region = Region::dram(RegionRole::Kv, base + *offset as u64, *len as u64, 1);
-        plane.register(&region).unwrap();
+        transport.register(&region).unwrap();
     }
-    Side { plane, lens: lens.to_vec(), memory: Box::new(Pages { memory, offsets, total, gap }) }
+    Side { transport, lens: lens.to_vec(), memory: Box::new(Pages { memory, offsets, total, gap }) }
 }
 
 struct Pages {

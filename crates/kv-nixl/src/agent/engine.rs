@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{MemoryKind, Op, PlaneError};
+use kv_core::{MemoryKind, Op, TransportError};
 use nixl_sys::{
     Agent, AgentConfig, Backend, NotificationMap, OptArgs, RegistrationHandle, ThreadSync, XferDescList,
     XferDlistHandle, XferOp, XferRequest, XferStatus,
@@ -30,9 +30,9 @@ pub(crate) struct CallError {
     pub(crate) status: &'static str,
 }
 
-impl From<CallError> for PlaneError {
-    fn from(error: CallError) -> PlaneError {
-        PlaneError::Backend { call: error.call, status: error.status }
+impl From<CallError> for TransportError {
+    fn from(error: CallError) -> TransportError {
+        TransportError::Backend { call: error.call, status: error.status }
     }
 }
 

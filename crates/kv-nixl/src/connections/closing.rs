@@ -2,22 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-use kv_core::{PeerId, PlaneError, PlaneEvent, PostId, WayEnd};
+use kv_core::{PeerId, PostId, TransportError, TransportEvent, WayEnd};
 use kv_host::Life;
 
 use crate::connections::id::RemoteId;
 use crate::connections::remote::Stage;
-use crate::connections::transport::Transport;
+use crate::connections::route::Route;
 use crate::notifications::envelope::{Kind, Notification};
 use crate::notifications::outgoing::PROBE;
 use crate::notifications::speech::Dialogue;
-use crate::plane::NixlPlane;
+use crate::transport::NixlTransport;
 
 /// How long the death of a peer on this host is awaited after its connection has failed: the kernel
 /// closes a dying process' sockets before it declares it dead.
 const DYING: Duration = Duration::from_secs(1);
 
-impl NixlPlane {
+impl NixlTransport {
     /// Ends the connections on which nothing is on its way any more.
     pub(crate) fn end_connections(&mut self, now: Instant) {
         let mut index = 0;
@@ -68,12 +68,12 @@ impl NixlPlane {
         let users = self.remove(id);
         for post in posts {
             let stopped = self.transfers.get(&post).and_then(|transfer| transfer.stopped.clone());
-            self.end(post, Err(stopped.unwrap_or(PlaneError::PeerGone)));
+            self.end(post, Err(stopped.unwrap_or(TransportError::PeerGone)));
         }
         for peer in users {
             self.peers.remove(&peer);
             self.permissions.remove(&peer);
-            self.events.push(PlaneEvent::PeerGone { peer, end });
+            self.events.push(TransportEvent::PeerGone { peer, end });
         }
         true
     }
@@ -120,7 +120,7 @@ impl NixlPlane {
 
     fn remove(&mut self, id: RemoteId) -> Vec<PeerId> {
         let Some(remote) = self.remotes.remove(&id) else { return Vec::new() };
-        if remote.transport != Transport::Storage {
+        if remote.route != Route::Storage {
             self.engine.forget(&remote.name);
         }
         self.names.remove(&remote.name);

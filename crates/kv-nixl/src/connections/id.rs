@@ -1,6 +1,6 @@
 //! The numbers of connections.
 
-use kv_core::PlaneError;
+use kv_core::TransportError;
 use kv_host::random;
 
 /// A connection to an agent; random, and thus also the connection's number in notifications, which
@@ -10,7 +10,7 @@ pub(crate) struct RemoteId(pub(crate) u64);
 
 impl RemoteId {
     /// A new one; never the number of the doorbell.
-    pub(crate) fn random() -> Result<RemoteId, PlaneError> {
+    pub(crate) fn random() -> Result<RemoteId, TransportError> {
         Ok(RemoteId(u64::from_le_bytes(random()?) >> 1))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! remote           a peer's agent: what is known of it, and what is on the way to it
-//! opening          a connection to a plane of ours          plane_metadata   what such a plane says of itself
+//! opening          a connection to a transport of ours          transport_metadata  what such a transport says of itself
 //! closing          how connections end                      transport        how the bytes get to a peer
 //! id, origins      numbers of connections, and of agents that send frames
 //! ```
@@ -11,6 +11,6 @@ pub(crate) mod closing;
 pub(crate) mod id;
 pub(crate) mod opening;
 pub(crate) mod origins;
-pub(crate) mod plane_metadata;
 pub(crate) mod remote;
-pub(crate) mod transport;
+pub(crate) mod route;
+pub(crate) mod transport_metadata;

@@ -1,35 +1,39 @@
-//! Opening the way to a plane of ours.
+//! Opening the way to a transport of ours.
 
-use kv_core::{MemoryKind, PeerId, PlaneError};
+use kv_core::{MemoryKind, PeerId, TransportError};
 use kv_host::Life;
 use rustix::event::epoll;
 
 use crate::agent::name::agent_name;
 use crate::connections::id::RemoteId;
-use crate::connections::plane_metadata::PlaneMetadata;
 use crate::connections::remote::{Remote, Stage};
-use crate::connections::transport::Transport;
+use crate::connections::route::Route;
+use crate::connections::transport_metadata::TransportMetadata;
 use crate::notifications::speech::Speech;
-use crate::plane::NixlPlane;
 use crate::regions::place::Place;
 use crate::regions::prepared::Grid;
+use crate::transport::NixlTransport;
 
-impl NixlPlane {
+impl NixlTransport {
     /// A connection to the agent that is described; the one that is there, if there is one.
-    pub(crate) fn open(&mut self, peer: PeerId, metadata: PlaneMetadata) -> Result<RemoteId, PlaneError> {
+    pub(crate) fn open(
+        &mut self,
+        peer: PeerId,
+        metadata: TransportMetadata,
+    ) -> Result<RemoteId, TransportError> {
         let ours = metadata.token == self.token;
         if ours && self.regions.iter().all(|region| region.kind() != MemoryKind::File) {
-            return Err(PlaneError::Metadata("it is our own, and we have no files"));
+            return Err(TransportError::Metadata("it is our own, and we have no files"));
         }
         if metadata.backend != self.config.backend {
-            return Err(PlaneError::Metadata("the peer uses another backend"));
+            return Err(TransportError::Metadata("the peer uses another backend"));
         }
         let name = agent_name(metadata.token);
         if let Some(id) = self.names.get(&name)
             && let Some(remote) = self.remotes.get_mut(id)
         {
             if let Stage::Broken(_) = remote.stage {
-                return Err(PlaneError::PeerGone);
+                return Err(TransportError::PeerGone);
             }
             remote.stage = Stage::Open;
             remote.users.push(peer);
@@ -38,12 +42,12 @@ impl NixlPlane {
         let id = RemoteId::random()?;
         let life = metadata.process.watch(&metadata.host);
         if life.is_over() {
-            return Err(PlaneError::PeerGone);
+            return Err(TransportError::PeerGone);
         }
         let loaded = if ours { name.clone() } else { self.engine.load(&metadata.nixl)? };
         if loaded != name {
             self.engine.forget(&loaded);
-            return Err(PlaneError::Metadata("NIXL's part is of another agent"));
+            return Err(TransportError::Metadata("NIXL's part is of another agent"));
         }
         if let Life::Watched(process) = &life {
             // Without it the death is seen later, by an error.
@@ -51,11 +55,11 @@ impl NixlPlane {
             let _ = epoll::add(&self.wakes, process, data, epoll::EventFlags::IN);
         }
         let near = matches!(life, Life::Watched(_) | Life::Ours);
-        let transport = self.reach.to(metadata.reach, near);
+        let route = self.reach.to(metadata.reach, near);
         let speech = Speech::ours(metadata.token, near);
         let slice = (self.config.slice_time, self.config.slice_bytes);
         let mut remote = Remote::new(name.clone(), speech, metadata.regions, life, peer, slice);
-        remote.transport = if ours { Transport::Storage } else { transport };
+        remote.route = if ours { Route::Storage } else { route };
         remote.origin = self.origins.of(&name);
         if !ours {
             remote.lists = self.prepare(&name, &remote.regions);

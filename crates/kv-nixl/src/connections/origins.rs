@@ -11,7 +11,7 @@ use kv_core::Origin;
 
 /// Agents that are not connected and have numbers; above, the one that came first loses its number.
 const MOST: usize = 4096;
-/// Names of planes' agents are shorter. Longer ones share a number.
+/// Names of transports' agents are shorter. Longer ones share a number.
 const LONGEST: usize = 32;
 
 /// Numbers of agents.

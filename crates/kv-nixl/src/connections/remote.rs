@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kv_core::{Op, Origin, PeerId, PostId};
 use kv_host::{Life, Parked};
 
-use crate::connections::transport::Transport;
+use crate::connections::route::Route;
 use crate::notifications::speech::{Dialogue, Speech};
 use crate::regions::place::Place;
 use crate::regions::prepared::Grid;
@@ -23,7 +23,7 @@ pub(crate) struct Remote {
     pub(crate) lists: Option<Grid>,
     pub(crate) life: Life,
     /// The way to it, once that is known.
-    pub(crate) transport: Transport,
+    pub(crate) route: Route,
     pub(crate) stage: Stage,
     /// What its frames come under.
     pub(crate) origin: Origin,
@@ -83,7 +83,7 @@ impl Remote {
             regions,
             lists: None,
             life,
-            transport: Transport::Unknown,
+            route: Route::Unknown,
             stage: Stage::Open,
             origin: Origin(0),
             users: vec![user],

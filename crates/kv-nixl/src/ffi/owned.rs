@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// A value of `nixl-sys` that may move to another thread with the plane that owns it.
+/// A value of `nixl-sys` that may move to another thread with the transport that owns it.
 #[derive(Debug)]
 pub(crate) struct Owned<T>(T);
 

@@ -15,11 +15,11 @@
 
 use kv_core::{MAX_REGIONS, MemoryKind};
 
-use crate::connections::plane_metadata::digest;
+use crate::connections::transport_metadata::digest;
 use crate::foreign::error::ForeignError;
 use crate::foreign::registered::Registered;
 
-/// Longest metadata that is looked at: that of an agent with as many regions as a plane of ours has, and
+/// Longest metadata that is looked at: that of an agent with as many regions as a transport of ours has, and
 /// keys of 256 bytes.
 pub(crate) const LONGEST: usize = (64 << 10) + (64 + 256) * MAX_REGIONS;
 /// Most backends of an agent.

@@ -1,10 +1,10 @@
 //! Opening the way to a foreign agent.
 
 use bytes::Bytes;
-use kv_core::{PeerId, PlaneError};
+use kv_core::{PeerId, TransportError};
 use kv_host::Life;
 
-use crate::agent::name::{FORM, agent_name, is_of_a_plane};
+use crate::agent::name::{FORM, agent_name, is_of_a_transport};
 use crate::connections::id::RemoteId;
 use crate::connections::remote::{Remote, Stage};
 use crate::foreign::agent_metadata::{AgentMetadata, Digests};
@@ -13,10 +13,10 @@ use crate::foreign::region::ForeignRegion;
 use crate::foreign::registered;
 use crate::notifications::inbox::RawNotification;
 use crate::notifications::speech::Speech;
-use crate::plane::NixlPlane;
 use crate::regions::place::Place;
+use crate::transport::NixlTransport;
 
-impl NixlPlane {
+impl NixlTransport {
     /// The name of our agent, which foreign agents address.
     pub fn agent_name(&self) -> String {
         agent_name(self.token)
@@ -24,7 +24,7 @@ impl NixlPlane {
 
     /// The metadata of our agent as NIXL writes it (what `get_agent_metadata` returns in Python), for
     /// the side channel of a foreign agent. From the first call on, our memory does not change any more.
-    pub fn agent_metadata(&self) -> Result<Bytes, PlaneError> {
+    pub fn agent_metadata(&self) -> Result<Bytes, TransportError> {
         self.own_agent_metadata()
     }
 
@@ -43,7 +43,7 @@ impl NixlPlane {
         // As with our own peers: what we registered may be part of what the agent needs.
         self.own_agent_metadata()?;
         let agent = AgentMetadata::parse(metadata)?;
-        if is_of_a_plane(agent.name) {
+        if is_of_a_transport(agent.name) {
             return Err(ForeignError::Reserved { found: agent.name.to_owned(), reserved: FORM });
         }
         if !agent.backends.contains(&self.config.backend.as_str()) {
@@ -63,7 +63,7 @@ impl NixlPlane {
         let loaded = self.engine.load(metadata).map_err(|error| {
             // NIXL keeps what it had read before it failed.
             self.engine.forget(&name);
-            PlaneError::from(error)
+            TransportError::from(error)
         })?;
         if loaded != name {
             self.engine.forget(&loaded);
@@ -84,7 +84,7 @@ impl NixlPlane {
 
     /// The oldest notification of a foreign agent that has not been taken: of one that is connected, or
     /// of one that we know only by its name. `None` while
-    /// [`foreign_bytes`](crate::NixlConfig::foreign_bytes) is zero. [`poll`](kv_core::Plane::poll) brings them in.
+    /// [`foreign_bytes`](crate::NixlConfig::foreign_bytes) is zero. [`poll`](kv_core::Transport::poll) brings them in.
     pub fn next_notification(&mut self) -> Option<RawNotification> {
         self.inbox.take()
     }
@@ -110,7 +110,7 @@ impl NixlPlane {
         let Some(id) = self.names.get(name) else { return Ok(None) };
         let Some(remote) = self.remotes.get(id) else { return Ok(None) };
         if let Stage::Broken(_) = remote.stage {
-            return Err(ForeignError::Plane(PlaneError::PeerGone));
+            return Err(ForeignError::Transport(TransportError::PeerGone));
         }
         if let Speech::Foreign(known) = &remote.speech {
             same_life(name, known.digests, agent.digests)?;

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use kv_core::{MemoryKind, PlaneError};
+use kv_core::{MemoryKind, TransportError};
 
 use crate::foreign::region::ForeignRegion;
 
@@ -35,7 +35,7 @@ pub enum ForeignError {
         max: usize,
     },
     /// The agent has none of our backend. Both sides choose the same one.
-    #[error("the agent has the backends {theirs:?}; this plane uses {ours:?}")]
+    #[error("the agent has the backends {theirs:?}; this transport uses {ours:?}")]
     Backend {
         /// Ours.
         ours: String,
@@ -50,13 +50,13 @@ pub enum ForeignError {
         /// Whose it is.
         found: String,
     },
-    /// The agent has a name that only planes of this crate have. A plane is connected by
-    /// [`connect`](kv_core::Plane::connect), with the metadata that it gives to its peers.
-    #[error("the agent is called {found:?}, and the names {reserved:?} are those of this crate's planes")]
+    /// The agent has a name that only transports of this crate have. A transport is connected by
+    /// [`connect`](kv_core::Transport::connect), with the metadata that it gives to its peers.
+    #[error("the agent is called {found:?}, and the names {reserved:?} are those of this crate's transports")]
     Reserved {
         /// The agent's name.
         found: String,
-        /// The form of planes' names.
+        /// The form of transports' names.
         reserved: &'static str,
     },
     /// An agent of this name is connected, and the metadata has other addresses of its backends: the agent
@@ -128,5 +128,5 @@ pub enum ForeignError {
     },
     /// What goes wrong with any peer: the agent's connection has just failed, or a call of NIXL has.
     #[error(transparent)]
-    Plane(#[from] PlaneError),
+    Transport(#[from] TransportError),
 }

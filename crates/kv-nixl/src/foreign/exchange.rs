@@ -17,7 +17,7 @@ const ASK: &[u8] = b"NIXLCOMM:SEND";
 const TELL: &[u8] = b"NIXLCOMM:LOAD";
 
 /// Asks the agent that listens at this address for its metadata, which
-/// [`connect_foreign`](crate::NixlPlane::connect_foreign) takes. What NIXL's `fetchRemoteMD` does with an
+/// [`connect_foreign`](crate::NixlTransport::connect_foreign) takes. What NIXL's `fetchRemoteMD` does with an
 /// address and a port, except that NIXL loads nothing of it unchecked.
 ///
 /// Waits for the answer, but no longer than `timeout`: to be called on a thread that may wait.
@@ -39,7 +39,7 @@ pub fn fetch_metadata(listener: SocketAddr, timeout: Duration) -> Result<Bytes, 
     Ok(Bytes::from(answer).slice(TELL.len()..))
 }
 
-/// Brings our [agent's metadata](crate::NixlPlane::agent_metadata) to the agent that listens at this
+/// Brings our [agent's metadata](crate::NixlTransport::agent_metadata) to the agent that listens at this
 /// address, which loads it: what NIXL's `sendLocalMD` does with an address and a port.
 ///
 /// Waits until the listener's host has taken the bytes, but no longer than `timeout`. The agent does not say
@@ -113,7 +113,7 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
-    use kv_core::{MemoryKind, Op, Plane, PlaneEvent, PostId, Time};
+    use kv_core::{MemoryKind, Op, PostId, Time, Transport, TransportEvent};
     use kv_host::HostPool;
     use nixl_sys::{Agent, AgentConfig, ThreadSync};
 
@@ -178,7 +178,7 @@ mod tests {
             assert!(Instant::now() < deadline, "nothing is read");
             here.poll(Time::ZERO, &mut events);
         }
-        assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
         assert_eq!(others(&ours, 7), 0);
 
         send_metadata(address, &here.agent_metadata().unwrap(), SOON).unwrap();

@@ -4,14 +4,14 @@
 //! Such a program has a side channel of its own, over which both ends hand each other their agents'
 //! metadata, as NIXL wrote it, and the addresses of their KV caches. So a foreign agent
 //!
-//! - is given [`agent_metadata`](crate::NixlPlane::agent_metadata), and then reads and writes our regions
+//! - is given [`agent_metadata`](crate::NixlTransport::agent_metadata), and then reads and writes our regions
 //!   and sends notifications without another word from us, and possibly without our knowing it;
-//! - is connected by [`connect_foreign`](crate::NixlPlane::connect_foreign) where we are to read, write or
-//!   speak. From then on it is a peer like others: [`post`](kv_core::Plane::post) moves bytes between our
-//!   regions and the [`ForeignRegion`](crate::ForeignRegion)s, [`send`](kv_core::Plane::send) and the `notify`
-//!   of a post send their bytes as a raw notification, and [`PeerGone`](kv_core::PlaneEvent::PeerGone) ends
-//!   it. Writes need [`permit`](kv_core::Plane::permit), as always;
-//! - is heard by [`next_notification`](crate::NixlPlane::next_notification), by the name of its agent.
+//! - is connected by [`connect_foreign`](crate::NixlTransport::connect_foreign) where we are to read, write or
+//!   speak. From then on it is a peer like others: [`post`](kv_core::Transport::post) moves bytes between our
+//!   regions and the [`ForeignRegion`](crate::ForeignRegion)s, [`send`](kv_core::Transport::send) and the `notify`
+//!   of a post send their bytes as a raw notification, and [`PeerGone`](kv_core::TransportEvent::PeerGone) ends
+//!   it. Writes need [`permit`](kv_core::Transport::permit), as always;
+//! - is heard by [`next_notification`](crate::NixlTransport::next_notification), by the name of its agent.
 //!
 //! Nothing of ours is sent to it: no probe, no confirmation, no farewell, no ring. For that reason
 //!
@@ -25,7 +25,7 @@
 //!   at random for each life; other backends may give a new life the old address. Without new metadata, a new
 //!   life is not seen until the connection to the old one fails, and its notifications come under the old
 //!   one's name: whoever lends pages to an agent has its handshake done again after
-//!   [`PeerGone`](kv_core::PlaneEvent::PeerGone);
+//!   [`PeerGone`](kv_core::TransportEvent::PeerGone);
 //! - it confirms nothing, so `send` answers `WouldBlock` beyond
 //!   [`outbound_bytes`](crate::NixlConfig::outbound_bytes) within ten seconds;
 //! - its notifications wait for our next look, at most [`idle_poll`](crate::NixlConfig::idle_poll).
@@ -33,7 +33,7 @@
 //! An agent with NIXL's own listener hands out and takes in metadata by IP address and port:
 //! [`fetch_metadata`] and [`send_metadata`] ask it. Our agent has no such listener. Whoever reaches its port says
 //! which of our connections is to be dropped and which metadata to be loaded, unchecked, in a thread beside the
-//! plane's, so that neither the plane's proofs nor its bounds would hold. Neither vLLM nor SGLang uses it.
+//! transport's, so that neither the transport's proofs nor its bounds would hold. Neither vLLM nor SGLang uses it.
 
 pub(crate) mod agent_metadata;
 mod connecting;

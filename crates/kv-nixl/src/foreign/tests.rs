@@ -1,10 +1,11 @@
-//! A plane, and NIXL agents that are none of ours.
+//! A transport, and NIXL agents that are none of ours.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, MAX_FRAME, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Time, WayEnd,
+    Desc, MAX_FRAME, MemoryKind, Op, PeerId, Post, PostId, Time, Transport, TransportError, TransportEvent,
+    WayEnd,
 };
 use kv_host::HostPool;
 
@@ -16,8 +17,8 @@ use crate::foreign::agent_metadata::AgentMetadata;
 use crate::foreign::error::ForeignError;
 use crate::foreign::region::ForeignRegion;
 use crate::notifications::envelope::{Kind, Notification};
-use crate::plane::NixlPlane;
 use crate::testing::{LEN, PEER, nixl, others, sample, until, whole, worker_with};
+use crate::transport::NixlTransport;
 
 /// An agent of somebody else, as plain as NIXL has it.
 struct Stranger {
@@ -55,40 +56,40 @@ fn config() -> NixlConfig {
     NixlConfig { foreign_bytes: 16 << 20, ..crate::testing::config() }
 }
 
-fn plane() -> Option<(NixlPlane, HostPool)> {
+fn transport() -> Option<(NixlTransport, HostPool)> {
     Some(worker_with(nixl()?, config()))
 }
 
 /// Polls both for this long.
-fn both(plane: &mut NixlPlane, stranger: &mut Stranger, span: Duration) -> Vec<PlaneEvent> {
+fn both(transport: &mut NixlTransport, stranger: &mut Stranger, span: Duration) -> Vec<TransportEvent> {
     let (end, mut events) = (Instant::now() + span, Vec::new());
     while Instant::now() < end {
-        plane.poll(Time::ZERO, &mut events);
+        transport.poll(Time::ZERO, &mut events);
         stranger.listen();
     }
     events
 }
 
 fn until_both(
-    plane: &mut NixlPlane,
+    transport: &mut NixlTransport,
     stranger: &mut Stranger,
-    done: impl Fn(&NixlPlane, &Stranger, &[PlaneEvent]) -> bool,
-) -> Vec<PlaneEvent> {
+    done: impl Fn(&NixlTransport, &Stranger, &[TransportEvent]) -> bool,
+) -> Vec<TransportEvent> {
     let (deadline, mut events) = (Instant::now() + Duration::from_secs(60), Vec::new());
-    while !done(plane, stranger, &events) {
+    while !done(transport, stranger, &events) {
         assert!(Instant::now() < deadline, "{events:?}");
-        events.extend(both(plane, stranger, Duration::from_millis(1)));
+        events.extend(both(transport, stranger, Duration::from_millis(1)));
     }
     events
 }
 
-fn posted(post: u64) -> PlaneEvent {
-    PlaneEvent::Posted { post: PostId(post), result: Ok(()) }
+fn posted(post: u64) -> TransportEvent {
+    TransportEvent::Posted { post: PostId(post), result: Ok(()) }
 }
 
 #[test]
 fn bytes_move_to_and_from_a_foreign_agent_which_hears_only_what_it_is_sent() {
-    let (Some((mut here, ours)), Some(mut there)) = (plane(), Stranger::new("a decode worker")) else {
+    let (Some((mut here, ours)), Some(mut there)) = (transport(), Stranger::new("a decode worker")) else {
         return;
     };
     here.connect_foreign(PEER, &there.metadata(), &[there.region()]).unwrap();
@@ -130,7 +131,7 @@ fn bytes_move_to_and_from_a_foreign_agent_which_hears_only_what_it_is_sent() {
 
 #[test]
 fn notifications_of_foreign_agents_are_raw_whatever_they_look_like() {
-    let (Some((mut here, _)), Some(mut there)) = (plane(), Stranger::new("a prefill worker")) else {
+    let (Some((mut here, _)), Some(mut there)) = (transport(), Stranger::new("a prefill worker")) else {
         return;
     };
     there.engine.load(&here.agent_metadata().unwrap()).unwrap();
@@ -160,7 +161,7 @@ fn notifications_of_foreign_agents_are_raw_whatever_they_look_like() {
 }
 
 #[test]
-fn a_plane_that_asks_for_no_raw_notifications_keeps_none() {
+fn a_transport_that_asks_for_no_raw_notifications_keeps_none() {
     let Some(mut there) = Stranger::new("an agent") else { return };
     let (mut here, _pool) = worker_with(nixl().unwrap(), crate::testing::config());
     there.engine.load(&here.agent_metadata().unwrap()).unwrap();
@@ -171,7 +172,7 @@ fn a_plane_that_asks_for_no_raw_notifications_keeps_none() {
 
 #[test]
 fn what_a_silent_foreign_agent_is_sent_at_once_is_bounded() {
-    let (Some((mut here, _)), Some(there)) = (plane(), Stranger::new("a stopped worker")) else { return };
+    let (Some((mut here, _)), Some(there)) = (transport(), Stranger::new("a stopped worker")) else { return };
     here.connect_foreign(PEER, &there.metadata(), &[]).unwrap();
     let (begun, message, most) =
         (Instant::now(), Bytes::from(vec![1; MAX_FRAME]), here.config.outbound_bytes);
@@ -179,12 +180,12 @@ fn what_a_silent_foreign_agent_is_sent_at_once_is_bounded() {
     // The whole allowance, and what has come back meanwhile.
     let back = most as f64 * begun.elapsed().as_secs_f64() / 10.0;
     assert!(sent >= 3 && (sent * MAX_FRAME) as f64 <= most as f64 + back, "{sent}, {back}");
-    assert_eq!(here.send(PEER, message), Err(PlaneError::WouldBlock));
+    assert_eq!(here.send(PEER, message), Err(TransportError::WouldBlock));
 }
 
 #[test]
 fn the_end_of_a_foreign_agent_is_seen_and_its_successor_is_another() {
-    let (Some((mut here, _)), Some(mut there)) = (plane(), Stranger::new("first life")) else { return };
+    let (Some((mut here, _)), Some(mut there)) = (transport(), Stranger::new("first life")) else { return };
     let metadata = there.metadata();
     here.connect_foreign(PEER, &metadata, &[there.region()]).unwrap();
     // The connection is made by the first word.
@@ -193,8 +194,8 @@ fn the_end_of_a_foreign_agent_is_seen_and_its_successor_is_another() {
     assert_eq!(both(&mut here, &mut there, Duration::from_millis(600)), [], "it lives");
     drop(there);
     let events = until(&mut [&mut here], "the end", |_, events| !events.is_empty());
-    assert_eq!(events, [PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
-    assert_eq!(here.send(PEER, Bytes::new()), Err(PlaneError::PeerGone));
+    assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+    assert_eq!(here.send(PEER, Bytes::new()), Err(TransportError::PeerGone));
     let Some(mut next) = Stranger::new("second life") else { return };
     here.connect_foreign(PEER, &next.metadata(), &[next.region()]).unwrap();
     here.post(PEER, whole(1, Op::Read)).unwrap();
@@ -204,7 +205,7 @@ fn the_end_of_a_foreign_agent_is_seen_and_its_successor_is_another() {
 
 #[test]
 fn metadata_that_is_not_the_agents_is_refused_with_both_values() {
-    let (Some((mut here, _)), Some(there)) = (plane(), Stranger::new("an agent")) else { return };
+    let (Some((mut here, _)), Some(there)) = (transport(), Stranger::new("an agent")) else { return };
     let Some(other) = Stranger::new("another agent") else { return };
     let (metadata, region) = (there.metadata(), there.region());
     let mut connect = |bytes: &[u8], regions: &[ForeignRegion]| here.connect_foreign(PEER, bytes, regions);
@@ -247,11 +248,11 @@ fn metadata_that_is_not_the_agents_is_refused_with_both_values() {
     assert_eq!(here.connect_foreign(PeerId(9), &own, &[]), Err(reserved));
 }
 
-/// The side channel of a stranger hands out the metadata of a plane: our way to that plane would be a
+/// The side channel of a stranger hands out the metadata of a transport: our way to that transport would be a
 /// foreign agent's, and its frames raw notifications.
 #[test]
-fn a_plane_is_a_peer_of_ours_and_its_name_is_refused_to_foreign_agents() {
-    let (Some((mut here, _)), Some((mut there, _))) = (plane(), plane()) else { return };
+fn a_transport_is_a_peer_of_ours_and_its_name_is_refused_to_foreign_agents() {
+    let (Some((mut here, _)), Some((mut there, _))) = (transport(), transport()) else { return };
     let (raw, native) = (there.agent_metadata().unwrap(), there.metadata().unwrap());
     let reserved = |found: &str| Err(ForeignError::Reserved { found: found.to_owned(), reserved: FORM });
     let name = there.agent_name();
@@ -263,13 +264,13 @@ fn a_plane_is_a_peer_of_ours_and_its_name_is_refused_to_foreign_agents() {
     there.connect(PEER, &here.metadata().unwrap()).unwrap();
     there.send(PEER, Bytes::from_static(b"frame")).unwrap();
     let events = until(&mut [&mut here, &mut there], "a frame", |_, events| !events.is_empty());
-    assert!(matches!(&events[..], [PlaneEvent::Frame { frame, .. }] if frame == "frame"), "{events:?}");
+    assert!(matches!(&events[..], [TransportEvent::Frame { frame, .. }] if frame == "frame"), "{events:?}");
     assert_eq!(here.next_notification(), None);
 }
 
 #[test]
 fn an_agent_that_was_started_again_is_not_taken_for_the_one_that_is_connected() {
-    let (Some((mut here, ours)), Some(there)) = (plane(), Stranger::new("an agent")) else { return };
+    let (Some((mut here, ours)), Some(there)) = (transport(), Stranger::new("an agent")) else { return };
     let (metadata, region) = (there.metadata(), there.region());
     here.connect_foreign(PEER, &metadata, &[region]).unwrap();
     // The same life has other registrations: more of them.

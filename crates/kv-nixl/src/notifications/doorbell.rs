@@ -20,7 +20,7 @@ pub(crate) struct Doorbell {
 }
 
 impl Doorbell {
-    /// The one of the plane with this token.
+    /// The one of the transport with this token.
     pub(crate) fn new(token: u64) -> io::Result<Doorbell> {
         let socket = UnixDatagram::bind_addr(&address(token)?)?;
         socket.set_nonblocking(true)?;
@@ -55,7 +55,7 @@ pub(crate) struct Button {
 }
 
 impl Button {
-    /// That of the plane with this token.
+    /// That of the transport with this token.
     pub(crate) fn new(token: u64) -> Option<Button> {
         Some(Button { address: address(token).ok()?, pressed: None })
     }

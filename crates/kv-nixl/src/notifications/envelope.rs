@@ -10,14 +10,14 @@ const VERSION: u8 = 2;
 /// A notification of ours.
 ///
 /// NIXL says who sent a notification by a name that the sender wrote into it, and an address can be
-/// given away again after a restart. So every notification carries the token of the plane that it is
+/// given away again after a restart. So every notification carries the token of the transport that it is
 /// for; others are dropped. That of a connection is drawn at random and told to its other end only:
 /// whoever names it is that end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Notification {
-    /// The plane that it is for.
+    /// The transport that it is for.
     pub(crate) to: u64,
-    /// The sender's number of its connection to that plane: counts start at zero with each. In
+    /// The sender's number of its connection to that transport: counts start at zero with each. In
     /// [`Kind::Arrived`], the receiver's.
     pub(crate) connection: u64,
     /// What it says.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
-use kv_core::{MAX_FRAME, PlaneEvent};
+use kv_core::{MAX_FRAME, TransportEvent};
 use kv_host::Life;
 use rustix::event::{Timespec, epoll};
 
@@ -14,9 +14,9 @@ use crate::notifications::arrivals::Arrivals;
 use crate::notifications::doorbell::Doorbell;
 use crate::notifications::envelope::{Kind, Notification};
 use crate::notifications::inbox::{Inbox, Put};
-use crate::plane::{NixlPlane, NixlStats, RINGING};
+use crate::transport::{NixlStats, NixlTransport, RINGING};
 
-impl NixlPlane {
+impl NixlTransport {
     /// Takes what has come.
     pub(crate) fn take_notifications(&mut self) {
         let mut intake = Intake {
@@ -90,7 +90,7 @@ struct Intake<'a> {
     arrivals: &'a mut Arrivals,
     origins: &'a mut Origins,
     inbox: &'a mut Inbox,
-    events: &'a mut Vec<PlaneEvent>,
+    events: &'a mut Vec<TransportEvent>,
     stats: &'a mut NixlStats,
     after: After,
 }
@@ -141,7 +141,7 @@ impl Intake<'_> {
                     self.after.due.push((name.to_owned(), connection, count));
                 }
                 let from = origin.unwrap_or_else(|| self.origins.of(name));
-                self.events.push(PlaneEvent::Frame { from, frame });
+                self.events.push(TransportEvent::Frame { from, frame });
             }
             Kind::Arrived(count) => self.after.confirmed.push((RemoteId(connection), count)),
             Kind::Farewell(proof) => self.after.leaving.push((name.to_owned(), RemoteId(proof))),
@@ -154,20 +154,20 @@ impl Intake<'_> {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use kv_core::{Op, Origin, PeerId, Plane, PostId, WayEnd};
+    use kv_core::{Op, Origin, PeerId, PostId, Transport, WayEnd};
 
     use super::*;
     use crate::agent::engine::Engine;
     use crate::config::NixlConfig;
-    use crate::connections::plane_metadata::PlaneMetadata;
+    use crate::connections::transport_metadata::TransportMetadata;
     use crate::notifications::speech::Speech;
     use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker};
 
     const FRAME: &[u8] = b"frame";
 
-    fn frames(events: &[PlaneEvent]) -> Vec<Origin> {
+    fn frames(events: &[TransportEvent]) -> Vec<Origin> {
         let frames = events.iter().filter_map(|event| match event {
-            PlaneEvent::Frame { from, frame } if *frame == FRAME => Some(*from),
+            TransportEvent::Frame { from, frame } if *frame == FRAME => Some(*from),
             _ => None,
         });
         frames.collect()
@@ -184,7 +184,7 @@ mod tests {
         here.connect(PEER, &metadata_of_victim).unwrap();
         victim.connect(PEER, &metadata).unwrap();
         let knows = |speech: &Speech| matches!(speech, Speech::Ours(said) if said.theirs.is_some());
-        let told = |victim: &NixlPlane| victim.remotes.values().all(|remote| knows(&remote.speech));
+        let told = |victim: &NixlTransport| victim.remotes.values().all(|remote| knows(&remote.speech));
         until(&mut [&mut victim, &mut here], "both know each other", |victim, _| told(victim));
         until(&mut [&mut here, &mut victim], "both know each other", |here, _| told(here));
 
@@ -192,7 +192,7 @@ mod tests {
         let config =
             NixlConfig { backend_params: here.config.backend_params.clone(), ..NixlConfig::default() };
         let mut impostor = Engine::new(nixl, name, &config).unwrap();
-        let decoded = PlaneMetadata::decode(&metadata).unwrap();
+        let decoded = TransportMetadata::decode(&metadata).unwrap();
         let target = impostor.load(&decoded.nixl).unwrap();
         // What the victim calls its connection to us, were that to leak, is not enough.
         let (victims, guess) = (victim.remotes.keys().next().unwrap().0, 1234);
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(others(&ours, 0), 0, "the victim is about to write");
         victim.permit(PEER, kv_core::Time::MAX);
         let written = until(&mut [&mut victim, &mut here], "a write", |_, events| !events.is_empty());
-        assert_eq!(written, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+        assert_eq!(written, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
         assert_eq!(others(&ours, 7), 0, "it lives, and has written");
 
         // The impostor has made the victim's number unknown to us by its frame; nothing of ours.
@@ -225,7 +225,7 @@ mod tests {
         victim.say_farewell();
         let events = until(&mut [&mut here, &mut victim], "the farewell", |_, events| !events.is_empty());
         let end = WayEnd::Dead { quiet_after: Duration::ZERO };
-        assert_eq!(events, [PlaneEvent::PeerGone { peer: PEER, end }]);
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
     }
 
     /// Whatever number of a connection is written into a frame.

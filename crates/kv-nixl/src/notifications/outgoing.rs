@@ -3,16 +3,16 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{MemoryKind, PlaneEvent};
+use kv_core::{MemoryKind, TransportEvent};
 use kv_host::Life;
 
 use crate::connections::id::RemoteId;
 use crate::connections::remote::Remote;
-use crate::connections::transport::Transport;
+use crate::connections::route::Route;
 use crate::notifications::arrivals::charge;
 use crate::notifications::envelope::{Kind, Notification};
 use crate::notifications::speech::Speech;
-use crate::plane::NixlPlane;
+use crate::transport::NixlTransport;
 
 /// A connection on which nothing was sent for so long is tried out, if the peer's death cannot be
 /// seen otherwise.
@@ -20,14 +20,14 @@ pub(crate) const PROBE: Duration = Duration::from_secs(1);
 /// So many foreign agents are tried out at once: each takes some 15 µs.
 const TRIED: usize = 16;
 
-impl NixlPlane {
+impl NixlTransport {
     /// Sends a frame for which there is room, to a foreign agent as it is; false if the connection has
     /// failed.
     pub(crate) fn transmit(&mut self, id: RemoteId, frame: Bytes) -> bool {
         let Some(remote) = self.remotes.get_mut(&id) else { return false };
-        if remote.transport == Transport::Storage {
+        if remote.route == Route::Storage {
             // To ourselves.
-            self.events.push(PlaneEvent::Frame { from: remote.origin, frame });
+            self.events.push(TransportEvent::Frame { from: remote.origin, frame });
             return true;
         }
         let charged = charge(frame.len());
@@ -170,9 +170,9 @@ impl NixlPlane {
         }
     }
 
-    /// Tells the peers that this plane ends. Nothing is on its way any more.
+    /// Tells the peers that this transport ends. Nothing is on its way any more.
     pub(crate) fn say_farewell(&mut self) {
-        let peers = self.remotes.iter_mut().filter(|(_, remote)| remote.transport != Transport::Storage);
+        let peers = self.remotes.iter_mut().filter(|(_, remote)| remote.route != Route::Storage);
         // Who has not told us its number does not believe us, and sees our end otherwise.
         let proofs: Vec<(RemoteId, u64)> =
             peers.filter_map(|(id, remote)| Some((*id, remote.dialogue()?.theirs?))).collect();

@@ -11,7 +11,7 @@ use crate::notifications::doorbell::Button;
 /// sent to a foreign agent, because what it would need is not there.
 #[derive(Debug)]
 pub(crate) enum Speech {
-    /// The agent is a plane like this one.
+    /// The agent is a transport like this one.
     Ours(Dialogue),
     /// The agent is anybody's.
     Foreign(Monologue),
@@ -36,7 +36,7 @@ impl Speech {
         Speech::Foreign(Monologue { allowance: Allowance::new(Instant::now()), digests })
     }
 
-    /// The beginning of a dialogue with the plane of this token; `near` if it is on this host.
+    /// The beginning of a dialogue with the transport of this token; `near` if it is on this host.
     pub(crate) fn ours(token: u64, near: bool) -> Speech {
         let button = near.then(|| Button::new(token)).flatten();
         Speech::Ours(Dialogue { token, button, theirs: None, said_farewell: false, sent: 0, confirmed: 0 })
@@ -51,10 +51,10 @@ pub(crate) struct Monologue {
     pub(crate) digests: Digests,
 }
 
-/// What two planes of ours know of each other's notifications.
+/// What two transports of ours know of each other's notifications.
 #[derive(Debug)]
 pub(crate) struct Dialogue {
-    /// The peer's plane, which every notification names.
+    /// The peer's transport, which every notification names.
     pub(crate) token: u64,
     /// If the peer is on this host.
     pub(crate) button: Option<Button>,

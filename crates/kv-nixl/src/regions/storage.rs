@@ -1,43 +1,43 @@
-//! Files: a plane's own storage, as NIXL's POSIX backend reaches it.
+//! Files: a transport's own storage, as NIXL's POSIX backend reaches it.
 //!
 //! A file is no memory of a peer's: who wants pages of a file has its worker read them into memory
-//! first. So the way to a file is a connection of a plane to itself, opened with its own metadata.
+//! first. So the way to a file is a connection of a transport to itself, opened with its own metadata.
 
 use std::fs::File;
 use std::sync::Arc;
 
-use kv_core::{MemoryKind, Op, PlaneError, Post};
+use kv_core::{MemoryKind, Op, Post, TransportError};
 use kv_host::OsError;
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::error::NixlError;
 use crate::ffi::memory::Memory;
-use crate::plane::NixlPlane;
 use crate::regions::place::Place;
+use crate::transport::NixlTransport;
 
-impl NixlPlane {
-    /// Gives a file to the plane, before any region is registered: all of it, as long as it is now. Returns the number that regions in
-    /// it have as their device; their address is an offset. The plane keeps the file open.
+impl NixlTransport {
+    /// Gives a file to the transport, before any region is registered: all of it, as long as it is now. Returns the number that regions in
+    /// it have as their device; their address is an offset. The transport keeps the file open.
     ///
-    /// Pages move between it and host memory of this plane through a connection to ourselves, which
-    /// [`connect`](kv_core::Plane::connect) opens with our own metadata: a WRITE goes to the file, a
+    /// Pages move between it and host memory of this transport through a connection to ourselves, which
+    /// [`connect`](kv_core::Transport::connect) opens with our own metadata: a WRITE goes to the file, a
     /// READ comes from it. `Posted` says that the bytes are in the file, as `write` does; not that
     /// they are on the disk.
     ///
     /// ```no_run
-    /// # use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search};
-    /// # use kv_core::{MemoryKind, PeerId, Plane, Region, RegionRole};
+    /// # use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+    /// # use kv_core::{MemoryKind, PeerId, Transport, Region, RegionRole};
     /// # let nixl = Nixl::load(&Search::default())?;
     /// let file = std::fs::File::options().read(true).write(true).open("/var/cache/kv/pages")?;
     /// let pool = HostPool::new(64 << 20)?;
-    /// let mut plane = NixlPlane::new(&nixl, NixlConfig::default())?;
-    /// plane.add_pool(&pool)?;
-    /// let device = plane.add_file(file)?;
-    /// plane.register(&Region::dram(RegionRole::Kv, pool.addr(), 64 << 20, 1 << 20))?;
+    /// let mut transport = NixlTransport::new(&nixl, NixlConfig::default())?;
+    /// transport.add_pool(&pool)?;
+    /// let device = transport.add_file(file)?;
+    /// transport.register(&Region::dram(RegionRole::Kv, pool.addr(), 64 << 20, 1 << 20))?;
     /// let pages = Region::dram(RegionRole::Kv, 0, 1 << 30, 1 << 20);
-    /// plane.register(&Region { memory: MemoryKind::File, device, ..pages })?;
-    /// let ours = plane.metadata()?;
-    /// plane.connect(PeerId(7), &ours)?;
+    /// transport.register(&Region { memory: MemoryKind::File, device, ..pages })?;
+    /// let ours = transport.metadata()?;
+    /// transport.connect(PeerId(7), &ours)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn add_file(&mut self, file: File) -> Result<u64, NixlError> {
@@ -65,7 +65,7 @@ impl NixlPlane {
         self.frozen.check_memory()?;
         if !self.regions.is_empty() {
             return Err(NixlError::File {
-                reason: "files are given to a plane before regions are registered",
+                reason: "files are given to a transport before regions are registered",
             });
         }
         self.engine.start_storage(&self.nixl)
@@ -79,7 +79,7 @@ pub(crate) fn check(
     post: &Post,
     local: &[Memory],
     remote: &[Place],
-) -> Result<(), PlaneError> {
+) -> Result<(), TransportError> {
     for desc in &post.descs {
         let (Some(here), Some(there)) =
             (local.get(desc.local_region as usize), remote.get(desc.remote_region as usize))
@@ -91,16 +91,18 @@ pub(crate) fn check(
             (true, MemoryKind::Dram, MemoryKind::File) => {
                 let end = desc.remote_offset.saturating_add(there.addr).saturating_add(desc.len);
                 if post.op == Op::Read && local_file(local, desc.remote_region).is_some_and(|len| len < end) {
-                    return Err(PlaneError::Unsupported("a read behind the end of a file that was cut off"));
+                    return Err(TransportError::Unsupported(
+                        "a read behind the end of a file that was cut off",
+                    ));
                 }
             }
             (true, ..) => {
-                return Err(PlaneError::Unsupported(
+                return Err(TransportError::Unsupported(
                     "a post to our storage that is not between a local host region and a remote file region",
                 ));
             }
             (false, MemoryKind::File, _) | (false, _, MemoryKind::File) => {
-                return Err(PlaneError::Unsupported(
+                return Err(TransportError::Unsupported(
                     "a file region in a post to a peer: files are reached by their own worker only",
                 ));
             }

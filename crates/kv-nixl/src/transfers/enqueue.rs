@@ -3,14 +3,14 @@
 use kv_core::PostId;
 
 use crate::connections::id::RemoteId;
-use crate::plane::NixlPlane;
 use crate::transfers::line::Length;
+use crate::transport::NixlTransport;
 
 /// A post that takes less than this part of a slice is short: it shares a request with others, and
 /// does not wait for long ones.
 const SHORT: u64 = 5;
 
-impl NixlPlane {
+impl NixlTransport {
     /// Puts a post that has something to send at the end of its peer's queue.
     pub(crate) fn enqueue(&mut self, id: RemoteId, post: PostId) {
         if let (Some(remote), Some(transfer)) = (self.remotes.get_mut(&id), self.transfers.get(&post)) {

@@ -6,13 +6,13 @@ use kv_core::{Op, PeerId, PostId, Time};
 use kv_host::clock;
 
 use crate::connections::id::RemoteId;
-use crate::connections::transport::Transport;
-use crate::plane::NixlPlane;
+use crate::connections::route::Route;
 use crate::transfers::line::Length;
 use crate::transfers::permission::Permission;
 use crate::transfers::transfer::Made;
+use crate::transport::NixlTransport;
 
-impl NixlPlane {
+impl NixlTransport {
     /// A peer's word. What waited for it stands in line again.
     pub(crate) fn permitted(&mut self, peer: PeerId, until: Time) {
         let Some(id) = self.peers.get(&peer).copied() else { return };
@@ -32,7 +32,7 @@ impl NixlPlane {
     /// Whether a request of these posts, all of one peer, may be started at this moment.
     pub(crate) fn may_start(&mut self, id: RemoteId, op: Op, posts: &[PostId], weight: u64) -> bool {
         let Some(remote) = self.remotes.get_mut(&id) else { return false };
-        if op == Op::Read || remote.transport == Transport::Storage {
+        if op == Op::Read || remote.route == Route::Storage {
             return true;
         }
         // It waits for those on their way.
@@ -62,13 +62,13 @@ impl NixlPlane {
 mod tests {
     use std::time::Duration;
 
-    use kv_core::{Plane, PlaneError, PlaneEvent, PlaneWait};
+    use kv_core::{Transport, TransportError, TransportEvent, TransportWait};
 
     use super::*;
     use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker};
 
-    fn posted(post: u64, result: Result<(), PlaneError>) -> PlaneEvent {
-        PlaneEvent::Posted { post: PostId(post), result }
+    fn posted(post: u64, result: Result<(), TransportError>) -> TransportEvent {
+        TransportEvent::Posted { post: PostId(post), result }
     }
 
     #[test]
@@ -80,7 +80,7 @@ mod tests {
         here.post(PEER, whole(1, Op::Write)).unwrap();
         here.post(PEER, whole(2, Op::Write)).unwrap();
         let tens = Duration::from_millis(50);
-        let asleep = |here: &NixlPlane| matches!(here.wait(), PlaneWait::ReadableOrAfter(..));
+        let asleep = |here: &NixlTransport| matches!(here.wait(), TransportWait::ReadableOrAfter(..));
         let events = until(&mut [&mut here, &mut there], "sleep", |here, _| asleep(here));
         assert_eq!(events, []);
         assert_eq!(pass(&mut [&mut here, &mut there], tens), []);
@@ -88,7 +88,7 @@ mod tests {
         here.permit(PEER, clock::now());
         assert_eq!(pass(&mut [&mut here, &mut there], tens), []);
         here.cancel(PostId(2));
-        assert_eq!(pass(&mut [&mut here, &mut there], tens), [posted(2, Err(PlaneError::Cancelled))]);
+        assert_eq!(pass(&mut [&mut here, &mut there], tens), [posted(2, Err(TransportError::Cancelled))]);
         assert_eq!(here.remotes.values().map(|remote| remote.held.len()).sum::<usize>(), 1);
         assert_eq!(others(&theirs, 0), 0, "written without permission");
 

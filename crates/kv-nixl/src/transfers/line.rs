@@ -25,7 +25,7 @@ pub(crate) struct RunQueue {
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     pub(crate) posts: VecDeque<PostId>,
-    /// The peer is in the plane's line of those with posts of this kind.
+    /// The peer is in the transport's line of those with posts of this kind.
     pub(crate) in_line: bool,
 }
 

@@ -1,14 +1,14 @@
 //! What becomes of posts when a request of theirs has ended.
 
-use kv_core::{PlaneError, PostId};
+use kv_core::{PostId, TransportError};
 
 use crate::connections::id::RemoteId;
-use crate::plane::NixlPlane;
 use crate::transfers::request::{Parts, Request};
+use crate::transport::NixlTransport;
 
-impl NixlPlane {
+impl NixlTransport {
     /// A request has ended.
-    pub(crate) fn finish(&mut self, parts: &Parts, error: Option<PlaneError>) {
+    pub(crate) fn finish(&mut self, parts: &Parts, error: Option<TransportError>) {
         for post in &parts.posts {
             if let Some(transfer) = self.transfers.get_mut(post) {
                 transfer.in_flight -= 1;
@@ -28,7 +28,7 @@ impl NixlPlane {
         }
         match &transfer.stopped {
             // It ends with its connection, when nothing of any post is on its way any more.
-            Some(PlaneError::PeerGone) => {}
+            Some(TransportError::PeerGone) => {}
             Some(error) => {
                 let error = error.clone();
                 self.end(post, Err(error));
@@ -75,7 +75,7 @@ impl NixlPlane {
         let is_one = |request: &Request| request.parts.remote == id && request.failed.is_some();
         while let Some(index) = self.requests.iter().position(is_one) {
             let parts = self.take_over(index);
-            self.finish(&parts, Some(PlaneError::PeerGone));
+            self.finish(&parts, Some(TransportError::PeerGone));
         }
     }
 }

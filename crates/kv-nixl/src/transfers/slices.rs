@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use kv_core::{Op, PlaneError, PostId};
+use kv_core::{Op, PostId, TransportError};
 
 use crate::agent::engine::Engine;
 use crate::connections::id::RemoteId;
-use crate::plane::NixlPlane;
 use crate::transfers::line::Length;
 use crate::transfers::request::Parts;
 use crate::transfers::transfer::{Batch, Made};
+use crate::transport::NixlTransport;
 
 /// Short posts share requests of this part of a slice.
 const SHARED: u64 = 2;
@@ -19,7 +19,7 @@ const AHEAD: usize = 8;
 /// If so many long posts wait at a peer, none are made ahead: they would take much memory.
 const FEW: usize = 4;
 
-impl NixlPlane {
+impl NixlTransport {
     /// Makes the next request of the posts that wait at this peer, or takes one that was made ahead.
     /// `None` if nothing of them has anything to send, or none may be sent now.
     pub(crate) fn next_request(
@@ -128,7 +128,7 @@ impl NixlPlane {
     /// Cannot happen to descriptors that were checked.
     fn out_of_region(&mut self, post: PostId) {
         if let Some(transfer) = self.transfers.get_mut(&post) {
-            transfer.stop(PlaneError::Unsupported("a descriptor of no region"));
+            transfer.stop(TransportError::Unsupported("a descriptor of no region"));
         }
         self.settle(post);
     }

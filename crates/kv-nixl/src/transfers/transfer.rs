@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use kv_core::{Desc, MemoryKind, Op, PeerId, PlaneError, Post};
+use kv_core::{Desc, MemoryKind, Op, PeerId, Post, TransportError};
 use nixl_sys::XferRequest;
 
 use crate::agent::engine::{CallError, Piece};
@@ -24,7 +24,7 @@ pub(crate) struct Transfer {
     /// Requests on their way.
     pub(crate) in_flight: u32,
     /// Why nothing more of it is sent.
-    pub(crate) stopped: Option<PlaneError>,
+    pub(crate) stopped: Option<TransportError>,
     /// Requests of its next slices, made and not started.
     pub(crate) ready: VecDeque<Made>,
     pub(crate) op: Op,
@@ -118,7 +118,7 @@ impl Transfer {
     }
 
     /// Sends nothing more, for this reason if there is none yet.
-    pub(crate) fn stop(&mut self, error: PlaneError) {
+    pub(crate) fn stop(&mut self, error: TransportError) {
         self.stopped.get_or_insert(error);
         self.ready.clear();
     }
@@ -175,7 +175,7 @@ impl Transfer {
 }
 
 /// Checks every descriptor against the regions of both sides.
-pub(crate) fn check(descs: &[Desc], local: &[Memory], remote: &[Place]) -> Result<(), PlaneError> {
+pub(crate) fn check(descs: &[Desc], local: &[Memory], remote: &[Place]) -> Result<(), TransportError> {
     let ours = |region| local.get(region as usize).map(Memory::len);
     let theirs = |region| remote.get(region as usize).map(|place| place.len);
     kv_host::check::descriptors(descs, ours, theirs)

@@ -3,15 +3,15 @@
 
 use std::time::{Duration, Instant};
 
-use kv_core::PlaneError;
+use kv_core::TransportError;
 
 use crate::agent::engine::{Progress, Started};
 use crate::connections::id::RemoteId;
-use crate::connections::transport::Transport;
-use crate::plane::NixlPlane;
+use crate::connections::route::Route;
 use crate::transfers::line::Length;
 use crate::transfers::request::Request;
 use crate::transfers::speed::Stopwatch;
+use crate::transport::NixlTransport;
 
 /// One call of `poll` goes on to start requests of short posts for this part of a slice's time...
 const SHORT_TIME: u32 = 8;
@@ -20,7 +20,7 @@ const START_TIME: u32 = 3;
 /// So long a turn waits for the end of copies before it starts a long one.
 const PROMPT: Duration = Duration::from_micros(100);
 
-impl NixlPlane {
+impl NixlTransport {
     /// Starts requests for a while, peer after peer: of short posts first, then of long ones, at
     /// least one of these in every other turn. All of it takes about the time of a slice.
     pub(crate) fn start_requests(&mut self) {
@@ -61,7 +61,7 @@ impl NixlPlane {
                 return false;
             }
             let remote = self.remotes.get(&request.parts.remote);
-            remote.is_some_and(|remote| remote.transport == Transport::Memory)
+            remote.is_some_and(|remote| remote.route == Route::Memory)
         };
         let copies = self.requests.iter().filter(|request| near(request)).count();
         let others = self.requests.len() - copies;
@@ -79,8 +79,8 @@ impl NixlPlane {
             Ok(request) => request,
             Err(error) => {
                 // NIXL drops what it knows of a peer when its connection has failed.
-                let known = remote.transport == Transport::Storage || self.engine.knows(&remote.name);
-                let error = if known { PlaneError::from(error) } else { PlaneError::PeerGone };
+                let known = remote.route == Route::Storage || self.engine.knows(&remote.name);
+                let error = if known { TransportError::from(error) } else { TransportError::PeerGone };
                 if !known {
                     self.break_off(id);
                 }
@@ -120,7 +120,7 @@ impl NixlPlane {
         let id = request.parts.remote;
         let Some(remote) = self.remotes.get_mut(&id) else { return };
         remote.failed += 1;
-        if remote.transport != Transport::Storage {
+        if remote.route != Route::Storage {
             self.break_off(id);
         }
     }
@@ -129,8 +129,7 @@ impl NixlPlane {
     /// which answers for them into NIXL's request: both are kept for a while.
     fn file_is_quiet(&self, request: &Request, failed: Instant) -> bool {
         let remote = self.remotes.get(&request.parts.remote);
-        remote.is_some_and(|remote| remote.transport == Transport::Storage)
-            && failed.elapsed() >= self.config.settle
+        remote.is_some_and(|remote| remote.route == Route::Storage) && failed.elapsed() >= self.config.settle
     }
 
     /// Looks how the requests do.
@@ -140,7 +139,7 @@ impl NixlPlane {
             if let Some(failed) = request.failed {
                 if self.file_is_quiet(request, failed) {
                     let error =
-                        PlaneError::Backend { call: "post_xfer_req", status: "the file system refused" };
+                        TransportError::Backend { call: "post_xfer_req", status: "the file system refused" };
                     let parts = self.take_over(index);
                     self.finish(&parts, Some(error));
                 } else {
@@ -171,7 +170,9 @@ impl NixlPlane {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Desc, MemoryKind, Op, Plane, PlaneEvent, Post, PostId, Region, RegionRole, WayEnd};
+    use kv_core::{
+        Desc, MemoryKind, Op, Post, PostId, Region, RegionRole, Transport, TransportEvent, WayEnd,
+    };
 
     use kv_host::HostPool;
 
@@ -181,7 +182,7 @@ mod tests {
 
     /// Two workers; the first one's read of the second one's region, all sevens, is on its way, for the
     /// second one is not polled. Half of what is on its way is of a read that has been cancelled.
-    fn reading() -> Option<[(NixlPlane, HostPool); 2]> {
+    fn reading() -> Option<[(NixlTransport, HostPool); 2]> {
         let nixl = nixl()?;
         let ((mut here, ours), (mut there, theirs)) = (worker(nixl), worker(nixl));
         theirs.write(0, &vec![7; LEN]).unwrap();
@@ -196,8 +197,8 @@ mod tests {
         Some([(here, ours), (there, theirs)])
     }
 
-    fn posted(events: &[PlaneEvent], post: u64, error: PlaneError) -> bool {
-        events.contains(&PlaneEvent::Posted { post: PostId(post), result: Err(error) })
+    fn posted(events: &[TransportEvent], post: u64, error: TransportError) -> bool {
+        events.contains(&TransportEvent::Posted { post: PostId(post), result: Err(error) })
     }
 
     /// NIXL drops a peer when one request fails, and from then on calls the others failed without
@@ -214,9 +215,9 @@ mod tests {
         let events = until(&mut [&mut here, &mut there], "an end", |here, _| here.peers.is_empty());
         assert!(others(&ours, 1) > 0, "the reads went on, or this shows nothing");
         assert_eq!(events.len(), 3, "{events:?}");
-        assert!(posted(&events, 1, PlaneError::PeerGone), "{events:?}");
-        assert!(posted(&events, 2, PlaneError::Cancelled), "{events:?}");
-        assert!(events.contains(&PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Lost }), "{events:?}");
+        assert!(posted(&events, 1, TransportError::PeerGone), "{events:?}");
+        assert!(posted(&events, 2, TransportError::Cancelled), "{events:?}");
+        assert!(events.contains(&TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }), "{events:?}");
         ours.write(0, &vec![0xee; LEN]).unwrap();
         let events = pass(&mut [&mut here, &mut there], Duration::from_millis(300));
         assert_eq!((others(&ours, 0xee), events), (0, Vec::new()), "written after the end of its post");
@@ -230,13 +231,13 @@ mod tests {
         here.fail(0);
         let long = here.config.settle * 2;
         let events = pass(&mut [&mut here], long);
-        assert!(!posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        assert!(!posted(&events, 1, TransportError::PeerGone), "{events:?}");
         let events = pass(&mut [&mut here, &mut there], long);
-        assert!(!posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        assert!(!posted(&events, 1, TransportError::PeerGone), "{events:?}");
         assert!(others(&ours, 1) > 0, "the reads went on, or this shows nothing");
         drop(there);
         let events = until(&mut [&mut here], "the end", |here, _| here.peers.is_empty());
-        assert!(posted(&events, 1, PlaneError::PeerGone), "{events:?}");
+        assert!(posted(&events, 1, TransportError::PeerGone), "{events:?}");
         assert!(here.requests.is_empty() && here.stats().unquiet == 0);
     }
 
@@ -251,7 +252,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let pool = HostPool::new(LEN).unwrap();
         let settle = Duration::from_millis(300);
-        let mut here = NixlPlane::new(nixl, NixlConfig { settle, ..NixlConfig::default() }).unwrap();
+        let mut here = NixlTransport::new(nixl, NixlConfig { settle, ..NixlConfig::default() }).unwrap();
         here.add_pool(&pool).unwrap();
         let device = here.add_file(file).unwrap();
         let memory = Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096);
@@ -267,7 +268,10 @@ mod tests {
         let failed = Instant::now();
         let events = until(&mut [&mut here], "the end", |_, events| !events.is_empty());
         assert!(failed.elapsed() >= settle, "{events:?}");
-        assert!(matches!(events[..], [PlaneEvent::Posted { post: PostId(1), result: Err(_) }]), "{events:?}");
+        assert!(
+            matches!(events[..], [TransportEvent::Posted { post: PostId(1), result: Err(_) }]),
+            "{events:?}"
+        );
         pass(&mut [&mut here], Duration::from_millis(10));
         assert!(here.requests.is_empty() && here.remotes.is_empty());
     }

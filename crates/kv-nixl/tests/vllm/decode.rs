@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{Plane, PlaneEvent, Time};
+use kv_core::{Time, Transport, TransportEvent};
 use serde::Serialize;
 use serde_json::{Value, json};
 use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
@@ -57,7 +57,7 @@ impl Cache {
         let Shape { layers, blocks, .. } = self.shape;
         let agent = Agent {
             engine_id: ENGINE,
-            agent_metadata: self.plane.agent_metadata().unwrap(),
+            agent_metadata: self.transport.agent_metadata().unwrap(),
             kv_caches_base_addr: (0..layers).map(base).collect(),
             device_id: 0,
             num_blocks: blocks,
@@ -150,7 +150,7 @@ impl Requests {
         let mut held: BTreeMap<&str, &Request> =
             self.requests.iter().map(|one| (one.id.as_str(), one)).collect();
         let (deadline, mut beats) = (Instant::now() + Duration::from_secs(150), 0);
-        let (mut result, mut events, mut agents) = (None, Vec::<PlaneEvent>::new(), BTreeSet::new());
+        let (mut result, mut events, mut agents) = (None, Vec::<TransportEvent>::new(), BTreeSet::new());
         while result.is_none() || !held.is_empty() {
             assert!(Instant::now() < deadline, "still held: {:?}, result: {result:?}", held.keys());
             match answer.try_recv() {
@@ -158,8 +158,8 @@ impl Requests {
                 Err(TryRecvError::Disconnected) if result.is_none() => panic!("vLLM does not answer"),
                 Err(_) => {}
             }
-            cache.plane.poll(Time::ZERO, &mut events);
-            while let Some(raw) = cache.plane.next_notification() {
+            cache.transport.poll(Time::ZERO, &mut events);
+            while let Some(raw) = cache.transport.next_notification() {
                 agents.insert(raw.agent.to_string());
                 let text = std::str::from_utf8(&raw.message).expect("vLLM's notifications are text");
                 if let Some(ids) = text.strip_prefix("HB:") {
@@ -205,7 +205,7 @@ fn a_vllm_decode_worker_reads_the_bytes_and_releases_every_request_once() {
             let result = requests.serve(&mut cache, &requests.ask(&control));
             requests.check(&result, &shape);
         }
-        let stats = cache.plane.stats();
+        let stats = cache.transport.stats();
         assert_eq!((stats.strangers, stats.foreign_dropped), (0, 0));
     }
 }

@@ -23,8 +23,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-use kv_core::{Plane, Region, RegionRole};
-use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane};
+use kv_core::{Region, RegionRole, Transport};
+use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport};
 use serde_json::Value;
 
 use crate::shape::Shape;
@@ -36,9 +36,9 @@ fn nixl() -> Option<&'static Nixl> {
     workers::nixl()
 }
 
-/// A KV cache on our plane, as vLLM lays it out.
+/// A KV cache on our transport, as vLLM lays it out.
 struct Cache {
-    plane: NixlPlane,
+    transport: NixlTransport,
     pool: HostPool,
     shape: Shape,
 }
@@ -48,13 +48,13 @@ impl Cache {
         let (block, region) = (shape.block_bytes(), shape.blocks * shape.block_bytes());
         let pool = HostPool::new(shape.layers * region).unwrap();
         let config = NixlConfig { foreign_bytes: 16 << 20, ..NixlConfig::default() };
-        let mut plane = NixlPlane::new(nixl()?, config).unwrap();
-        plane.add_pool(&pool).unwrap();
+        let mut transport = NixlTransport::new(nixl()?, config).unwrap();
+        transport.add_pool(&pool).unwrap();
         for layer in 0..shape.layers {
             let addr = pool.addr() + shape.offset(layer, 0) as u64;
-            plane.register(&Region::dram(RegionRole::Kv, addr, region as u64, block as u64)).unwrap();
+            transport.register(&Region::dram(RegionRole::Kv, addr, region as u64, block as u64)).unwrap();
         }
-        Some(Cache { plane, pool, shape: shape.clone() })
+        Some(Cache { transport, pool, shape: shape.clone() })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{Desc, MemoryKind, Op, PeerId, Plane, PlaneEvent, Post, PostId, Time, WayEnd};
+use kv_core::{Desc, MemoryKind, Op, PeerId, Post, PostId, Time, Transport, TransportEvent, WayEnd};
 use kv_nixl::ForeignRegion;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -72,7 +72,7 @@ impl Cache {
         let descs =
             (0..self.shape.layers).flat_map(|region| blocks.iter().map(move |block| desc(region, *block)));
         let (id, descs, notify) = (PostId(post), descs.collect(), Some(Bytes::from(notify)));
-        self.plane.post(P, Post { id, op: Op::Read, descs, notify }).unwrap();
+        self.transport.post(P, Post { id, op: Op::Read, descs, notify }).unwrap();
     }
 
     /// Checks that blocks of all regions are vLLM's.
@@ -86,11 +86,11 @@ impl Cache {
         }
     }
 
-    fn until(&mut self, what: &str, mut done: impl FnMut(&[PlaneEvent]) -> bool) -> Vec<PlaneEvent> {
+    fn until(&mut self, what: &str, mut done: impl FnMut(&[TransportEvent]) -> bool) -> Vec<TransportEvent> {
         let (deadline, mut events) = (Instant::now() + Duration::from_secs(60), Vec::new());
         while !done(&events) {
             assert!(Instant::now() < deadline, "{what}: {events:?}");
-            self.plane.poll(Time::ZERO, &mut events);
+            self.transport.poll(Time::ZERO, &mut events);
         }
         events
     }
@@ -153,7 +153,7 @@ fn the_pages_of_a_vllm_prefill_worker_are_read_and_freed_and_it_hears_nothing_el
         let agent = handshake(hello["side_channel"].as_str().unwrap());
         let regions = agent.regions();
         assert_eq!((regions.len(), agent.num_blocks), (shape.layers, shape.blocks as u64));
-        cache.plane.connect_foreign(P, &agent.agent_metadata, &regions).unwrap();
+        cache.transport.connect_foreign(P, &agent.agent_metadata, &regions).unwrap();
 
         let mut prefill = Prefill { vllm, control: control::address(&hello), released: 0 };
         for (run, sizes) in shape.runs.iter().enumerate() {
@@ -161,17 +161,17 @@ fn the_pages_of_a_vllm_prefill_worker_are_read_and_freed_and_it_hears_nothing_el
             let blocks: Vec<Vec<usize>> =
                 sizes.iter().map(|size| order.by_ref().take(*size).collect()).collect();
             let ids = prefill.lend(run, &blocks, &mut cache);
-            cache.plane.send(P, format!("HB:{}", ids.join(",")).into()).unwrap();
+            cache.transport.send(P, format!("HB:{}", ids.join(",")).into()).unwrap();
             for (post, (id, blocks)) in ids.iter().zip(&blocks).enumerate() {
                 cache.read(post as u64, blocks, format!("{id}:1"));
             }
             let mut events = cache.until("the reads", |events| events.len() >= ids.len());
             events.sort_by_key(|event| match event {
-                PlaneEvent::Posted { post, .. } => post.0,
+                TransportEvent::Posted { post, .. } => post.0,
                 _ => u64::MAX,
             });
-            let read = |post| PlaneEvent::Posted { post: PostId(post as u64), result: Ok(()) };
-            assert_eq!(events, (0..ids.len()).map(read).collect::<Vec<PlaneEvent>>());
+            let read = |post| TransportEvent::Posted { post: PostId(post as u64), result: Ok(()) };
+            assert_eq!(events, (0..ids.len()).map(read).collect::<Vec<TransportEvent>>());
             blocks.iter().for_each(|blocks| cache.check(blocks));
             prefill.freed(run, ids.len(), &mut cache);
             // A silence in which a peer of ours would be probed.
@@ -183,6 +183,6 @@ fn the_pages_of_a_vllm_prefill_worker_are_read_and_freed_and_it_hears_nothing_el
         prefill.vllm.process.kill().unwrap();
         prefill.vllm.process.wait().unwrap();
         let events = cache.until("the end", |events| !events.is_empty());
-        assert_eq!(events, [PlaneEvent::PeerGone { peer: P, end: WayEnd::Lost }]);
+        assert_eq!(events, [TransportEvent::PeerGone { peer: P, end: WayEnd::Lost }]);
     }
 }

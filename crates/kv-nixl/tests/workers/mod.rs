@@ -1,12 +1,12 @@
-//! Workers with a NIXL plane, for tests.
+//! Workers with a NIXL transport, for tests.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
 use std::sync::OnceLock;
 
 use kv_conformance::process::{self, Process};
 use kv_conformance::{Harness, Job, Regions, Side};
-use kv_core::{Plane, Region, RegionRole};
-use kv_nixl::{HostPool, Nixl, NixlConfig, NixlPlane, Search, guards};
+use kv_core::{Region, RegionRole, Transport};
+use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search, guards};
 
 /// NIXL, if it is installed. Without it there is nothing to test; says why and how to get it.
 pub fn nixl() -> Option<&'static Nixl> {
@@ -48,11 +48,11 @@ pub fn child(nixl: impl FnOnce() -> Option<&'static Nixl>) {
 }
 
 impl Harness for Workers {
-    type Plane = NixlPlane;
+    type Transport = NixlTransport;
     type Other = Process;
     const FAR_LEN: usize = 32 << 20;
 
-    fn worker(&self, lens: &[usize]) -> Side<NixlPlane> {
+    fn worker(&self, lens: &[usize]) -> Side<NixlTransport> {
         worker_with(self.nixl, lens, configured(self.kind))
     }
 
@@ -69,13 +69,13 @@ impl Harness for Workers {
 const GAP: usize = 4096 + 64;
 
 /// A worker with regions of these lengths.
-pub fn worker(nixl: &Nixl, lens: &[usize]) -> Side<NixlPlane> {
+pub fn worker(nixl: &Nixl, lens: &[usize]) -> Side<NixlTransport> {
     worker_with(nixl, lens, NixlConfig::default())
 }
 
 /// The same with another configuration.
-pub fn worker_with(nixl: &Nixl, lens: &[usize], config: NixlConfig) -> Side<NixlPlane> {
-    let mut plane = NixlPlane::new(nixl, config).unwrap();
+pub fn worker_with(nixl: &Nixl, lens: &[usize], config: NixlConfig) -> Side<NixlTransport> {
+    let mut transport = NixlTransport::new(nixl, config).unwrap();
     let mut offsets = Vec::new();
     let mut at = GAP;
     for len in lens {
@@ -83,12 +83,12 @@ pub fn worker_with(nixl: &Nixl, lens: &[usize], config: NixlConfig) -> Side<Nixl
         at += len + GAP;
     }
     let pool = HostPool::new(at).unwrap();
-    plane.add_pool(&pool).unwrap();
+    transport.add_pool(&pool).unwrap();
     for (offset, len) in offsets.iter().zip(lens) {
         let region = Region::dram(RegionRole::Kv, pool.addr() + *offset as u64, *len as u64, 1);
-        plane.register(&region).unwrap();
+        transport.register(&region).unwrap();
     }
-    Side { plane, lens: lens.to_vec(), memory: Box::new(Pages { pool, offsets }) }
+    Side { transport, lens: lens.to_vec(), memory: Box::new(Pages { pool, offsets }) }
 }
 
 struct Pages {

@@ -3,7 +3,7 @@
 //! Under decode context parallelism, page `i` of the group stands for one page of each context rank:
 //! `i × size`, `i × size + 1`, … of the request. Of the last one, some ranks may have no part. They have
 //! been given all their pages *early*, with the chunk before the last; but the request is complete with
-//! the last chunk only, and so is what goes with it: the aux row, and items of state groups.
+//! the last chunk only, and so is what goes with it: the aux row, and items of cache groups.
 
 use kv_core::{Geometry, PageList};
 
@@ -109,10 +109,10 @@ mod tests {
 
     use super::*;
 
-    fn ranks(tp_size: u32, context_size: u32) -> Vec<Geometry> {
+    fn ranks(tp_size: u32, dcp_size: u32) -> Vec<Geometry> {
         let rank = |tp_rank| {
             let region = Region::dram(RegionRole::Kv, 0x1000, 8 * 64, 64).layer(0).holds(Holds::Latent);
-            let layout = Layout { context_size, context_rank: tp_rank % context_size, ..Layout::default() };
+            let layout = Layout { dcp_size, dcp_rank: tp_rank % dcp_size, ..Layout::default() };
             let parallel = Parallel { tp_size, tp_rank, ..Parallel::default() };
             let args = KvArgs::builder("e", tp_rank).pages(8, 16).parallel(parallel).layout(layout);
             args.region(region).build().unwrap().geometry().clone()

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use kv_core::proto::Command;
 use kv_core::{
-    Cause, ChunkId, Fence, FinalLayers, KvPoll, KvSession, Pages, Reclaimed, SessionId, TransferError,
+    Cause, ChunkId, FinalLayers, KvPoll, KvSession, Pages, ReadyEvent, Reclaimed, SessionId, TransferError,
 };
 
 use super::deal::Deal;
-use super::fence::SharedFence;
 use super::parts;
+use super::ready_event::SharedReadyEvent;
 use crate::consensus::{OPENING, Standing};
 
 /// The sessions of one request, in the order of ranks.
@@ -152,11 +152,12 @@ impl<S: KvSession> Members<S> {
         told: FinalLayers,
         held: &[Option<(u32, u32)>],
     ) -> Result<(), Command> {
-        let FinalLayers { chunk, layers, fence } = told;
-        let fence = fence.map(SharedFence::new);
+        let FinalLayers { chunk, layers, ready_event } = told;
+        let ready_event = ready_event.map(SharedReadyEvent::new);
         let announce = |layers| {
-            let fence = fence.clone().map(|fence| Box::new(fence) as Box<dyn Fence>);
-            Command::LayersFinal { session, layers: FinalLayers { chunk, layers, fence } }
+            let ready_event =
+                ready_event.clone().map(|ready_event| Box::new(ready_event) as Box<dyn ReadyEvent>);
+            Command::LayersFinal { session, layers: FinalLayers { chunk, layers, ready_event } }
         };
         let mut shares = parts::shares(layers.clone(), held);
         let later = |(rank, share): (usize, &mut Option<_>)| {
@@ -166,8 +167,8 @@ impl<S: KvSession> Members<S> {
         let withheld: Vec<_> = shares.iter_mut().enumerate().filter_map(later).collect();
         if self.say(shares.into_iter().map(|share| share.map(&announce))).is_err() {
             // Nobody has heard anything: the announcement goes back as it came.
-            let fence = fence.map(SharedFence::unshare);
-            return Err(Command::LayersFinal { session, layers: FinalLayers { chunk, layers, fence } });
+            let ready_event = ready_event.map(SharedReadyEvent::unshare);
+            return Err(Command::LayersFinal { session, layers: FinalLayers { chunk, layers, ready_event } });
         }
         self.withheld.extend(withheld.into_iter().map(|(rank, share)| (rank, announce(share))));
         Ok(())

@@ -3,16 +3,16 @@
 //! A server whose ranks are processes or threads with schedulers of their own joins them by a
 //! [`consensus`](crate::consensus). One that has a single scheduler for several devices needs no
 //! agreement: it opens a request on all ranks at once, gives all of them the same page numbers, and
-//! the request stands where the slowest rank stands. That is a [`RankGroup`], a
+//! the request stands where the slowest rank stands. That is a [`EngineGroup`], a
 //! [`KvManager`] like any other, so the [`queue`](crate::queue)s run on it.
 //!
 //! ```
 //! use kv_core::{KvManager, KvReceiver, Pages, Room, SessionOptions};
-//! use kv_poll::{Change, RankGroup, Worker};
+//! use kv_poll::{Change, EngineGroup, Worker};
 //!
 //! /// Receives a request on all ranks of a tensor-parallel engine, each its heads of the same pages.
 //! fn receive(workers: &[Worker], pages: Pages) -> Result<Vec<Change>, Box<dyn std::error::Error>> {
-//!     let ranks = RankGroup::new(workers.iter().map(Worker::manager).collect())?;
+//!     let ranks = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;
 //!     let options = SessionOptions::default();
 //!     let mut receiver = ranks.receiver("10.0.0.1:8998", Room::from(7), options)?;
 //!     receiver.init(pages, None)?;
@@ -24,9 +24,9 @@
 //! ```
 
 mod deal;
-mod fence;
 mod members;
 mod parts;
+mod ready_event;
 mod roster;
 mod session;
 mod shared;
@@ -35,7 +35,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use kv_core::{
-    Geometry, Groups, KvArgs, KvManager, KvSender, OpenError, Pages, Quarantine, Room, SessionOptions,
+    Geometry, KvArgs, KvManager, KvSender, OpenError, Pages, Quarantine, RequestGroups, Room, SessionOptions,
 };
 use rustix::event::epoll;
 
@@ -51,25 +51,25 @@ use shared::Shared;
 ///
 /// * Page `i` of every rank's cache holds that rank's part of the same tokens, so all caches have the
 ///   same number of pages and page size, and one allocator serves all. The same goes for aux rows and
-///   for the items of state groups.
+///   for the items of cache groups.
 /// * Of ranks to which pages are dealt in turn (decode context parallelism), page `i` of all together
 ///   holds [`Geometry::page_tokens`](kv_core::Geometry::page_tokens) tokens in a row, and counts as
 ///   one. Say how many [`tokens`](SessionOptions::tokens) a request has: only some of the ranks may
 ///   have a page for its end.
-/// * [`drain`](RankGroup::drain) takes the place of the ranks' poll sets, which belong to the group
+/// * [`drain`](EngineGroup::drain) takes the place of the ranks' poll sets, which belong to the group
 ///   from now on. It also hands on what some rank's ring had no room for: call it once per scheduler
 ///   step, whether or not the descriptor is readable.
 /// * A session's state is the minimum of its ranks' states. If one rank fails, the others are aborted,
 ///   and the pages come back when no rank's wire can touch them any more.
 #[derive(Debug, Clone)]
-pub struct RankGroup {
+pub struct EngineGroup {
     shared: Arc<Shared>,
 }
 
 /// Why ranks cannot be one group.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum RankGroupError {
+pub enum EngineGroupError {
     /// There are none.
     #[error("a group needs at least one rank")]
     Empty,
@@ -86,7 +86,7 @@ pub enum RankGroupError {
         index: usize,
     },
     /// The first of them is not the first to which pages are dealt: some requests have no page there.
-    #[error("context_rank of the first rank is {got}, it must be 0")]
+    #[error("dcp_rank of the first rank is {got}, it must be 0")]
     FirstInContext {
         /// Its place.
         got: u32,
@@ -101,19 +101,19 @@ pub enum RankGroupError {
     },
 }
 
-impl RankGroup {
+impl EngineGroup {
     /// A group of the workers of one engine (of one data-parallel replica), in the order of ranks.
-    pub fn new(managers: Vec<Manager>) -> Result<RankGroup, RankGroupError> {
-        let first = managers.first().ok_or(RankGroupError::Empty)?;
-        let context = first.args().geometry().layout.context_rank;
+    pub fn new(managers: Vec<Manager>) -> Result<EngineGroup, EngineGroupError> {
+        let first = managers.first().ok_or(EngineGroupError::Empty)?;
+        let context = first.args().geometry().layout.dcp_rank;
         if context > 0 {
-            return Err(RankGroupError::FirstInContext { got: context });
+            return Err(EngineGroupError::FirstInContext { got: context });
         }
         for (index, other) in managers.iter().enumerate().skip(1) {
             check(first.args(), other.args(), index)?;
         }
         let os = |call| {
-            move |error: rustix::io::Errno| RankGroupError::Os {
+            move |error: rustix::io::Errno| EngineGroupError::Os {
                 call,
                 kind: std::io::Error::from(error).kind(),
             }
@@ -125,7 +125,7 @@ impl RankGroup {
         }
         let (args, roster) = (first.args().clone(), Mutex::new(Roster::new(managers.len())));
         let layers = managers.iter().map(|manager| manager.args().geometry().kv_layers()).collect();
-        Ok(RankGroup { shared: Arc::new(Shared { args, managers, layers, wake, roster }) })
+        Ok(EngineGroup { shared: Arc::new(Shared { args, managers, layers, wake, roster }) })
     }
 
     /// The ranks' managers, in the order of ranks: for their gauges and registrations.
@@ -157,9 +157,9 @@ impl RankGroup {
         self.shared.lock().take_orphans()
     }
 
-    /// Takes the items of state groups that came back from all ranks after their session's handle was
+    /// Takes the items of cache groups that came back from all ranks after their session's handle was
     /// dropped, or was reclaimed for its pages only.
-    pub fn orphan_groups(&self) -> Vec<Groups> {
+    pub fn orphan_groups(&self) -> Vec<RequestGroups> {
         self.shared.lock().take_orphan_groups()
     }
 
@@ -169,13 +169,13 @@ impl RankGroup {
 }
 
 /// Readable while there is something to drain.
-impl AsFd for RankGroup {
+impl AsFd for EngineGroup {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
     }
 }
 
-impl KvManager for RankGroup {
+impl KvManager for EngineGroup {
     type Sender = GroupSender;
     type Receiver = GroupReceiver;
 
@@ -195,8 +195,8 @@ impl KvManager for RankGroup {
         let open =
             |manager: &Manager| manager.sender(bootstrap_addr, room.clone(), dest_ranks, options.clone());
         let ranks = self.shared.managers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        let grants = ranks.iter().map(KvSender::grant).collect();
-        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, grants, deal))
+        let lease_refs = ranks.iter().map(KvSender::lease_ref).collect();
+        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, lease_refs, deal))
     }
 
     fn receiver(
@@ -223,17 +223,17 @@ impl KvManager for RankGroup {
 }
 
 /// What all ranks must have in common.
-fn check(first: &KvArgs, other: &KvArgs, index: usize) -> Result<(), RankGroupError> {
+fn check(first: &KvArgs, other: &KvArgs, index: usize) -> Result<(), EngineGroupError> {
     let same = |field, first: String, other: String| match first == other {
         true => Ok(()),
-        false => Err(RankGroupError::Differs { field, first, other, index }),
+        false => Err(EngineGroupError::Differs { field, first, other, index }),
     };
     let (a, b) = (first.geometry(), other.geometry());
     same("engine", first.worker().engine.to_string(), other.worker().engine.to_string())?;
     same("num_pages", a.num_pages.to_string(), b.num_pages.to_string())?;
     same("page_size", a.page_size.to_string(), b.page_size.to_string())?;
-    let dealt = |geometry: &Geometry| geometry.layout.context_size.to_string();
-    same("context_size", dealt(a), dealt(b))?;
+    let dealt = |geometry: &Geometry| geometry.layout.dcp_size.to_string();
+    same("dcp_size", dealt(a), dealt(b))?;
     let rows = |rows: Option<u32>| rows.map_or_else(|| "none".to_owned(), |rows| rows.to_string());
     same("aux rows", rows(a.aux_rows()), rows(b.aux_rows()))?;
     same("dp_rank", a.parallel.dp_rank.to_string(), b.parallel.dp_rank.to_string())

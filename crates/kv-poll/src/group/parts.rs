@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kv_core::proto::Command;
-use kv_core::{GroupItems, Groups, PageList, Pages};
+use kv_core::{GroupItems, PageList, Pages, RequestGroups};
 
 use super::deal::Deal;
 
@@ -32,8 +32,8 @@ fn copy(command: &Command, deal: &Deal, rank: usize) -> Option<Command> {
             let pages = copy_pages(deal.all(rank, pages.list()))?;
             Command::InitReceiver { session: *session, pages, aux: *aux }
         }
-        Command::Groups { session, groups } => {
-            Command::Groups { session: *session, groups: copy_groups(groups)? }
+        Command::RequestGroups { session, groups } => {
+            Command::RequestGroups { session: *session, groups: copy_groups(groups)? }
         }
         _ => return None,
     })
@@ -67,8 +67,8 @@ fn copy_pages(list: PageList) -> Option<Pages> {
     copy
 }
 
-fn copy_groups(groups: &Groups) -> Option<Groups> {
-    let mut copies = Groups::none();
+fn copy_groups(groups: &RequestGroups) -> Option<RequestGroups> {
+    let mut copies = RequestGroups::none();
     for GroupItems { group, first, items } in groups.iter() {
         copies.push(GroupItems::from_number(*group, *first, copy_pages(items.list().clone())?)).ok()?;
     }
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn other_ranks_get_the_same_items_of_the_same_groups() {
         let pages = |list: &[u32]| Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap();
-        let mut groups = Groups::none();
+        let mut groups = RequestGroups::none();
         groups.push(GroupItems::new(0, pages(&[7]))).unwrap();
         groups.push(GroupItems::from_number(3, 12, pages(&[5, 1, 2]))).unwrap();
         assert_eq!(copy_groups(&groups), Some(groups));

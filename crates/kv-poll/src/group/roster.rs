@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use kv_core::{Groups, KvSession, Pages, SessionId};
+use kv_core::{KvSession, Pages, RequestGroups, SessionId};
 
 use super::deal::Deal;
 use super::members::Members;
@@ -17,7 +17,7 @@ pub(super) struct Roster<S: KvSession> {
     /// Those that have changed, or have not said everything to everybody.
     touched: BTreeSet<SessionId>,
     orphans: Vec<Pages>,
-    orphan_groups: Vec<Groups>,
+    orphan_groups: Vec<RequestGroups>,
 }
 
 impl<S: KvSession> Roster<S> {
@@ -91,11 +91,11 @@ impl<S: KvSession> Roster<S> {
     }
 
     /// Items whose session's owner did not take them back.
-    pub(super) fn keep(&mut self, groups: Groups) {
+    pub(super) fn keep(&mut self, groups: RequestGroups) {
         self.orphan_groups.extend(Some(groups).filter(|groups| !groups.is_empty()));
     }
 
-    pub(super) fn take_orphan_groups(&mut self) -> Vec<Groups> {
+    pub(super) fn take_orphan_groups(&mut self) -> Vec<RequestGroups> {
         std::mem::take(&mut self.orphan_groups)
     }
 

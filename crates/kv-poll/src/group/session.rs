@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kv_core::machine::Submit;
 use kv_core::proto::Command;
 use kv_core::{
-    ChunkId, GrantRef, KvPoll, KvReceiver, KvSender, KvSession, Pages, Reclaimed, Room, SessionId,
+    ChunkId, KvPoll, KvReceiver, KvSender, KvSession, LeaseRef, Pages, Reclaimed, Room, SessionId,
     TransferError,
 };
 
@@ -27,8 +27,8 @@ pub type GroupReceiver = GroupSession<Receiving>;
 ///
 /// [`poll`](KvSession::poll) is one atomic load for each rank; other calls take the group's lock, which is
 /// never held for long. Dropping a session without reclaiming
-/// it aborts it, and its pages go to [`RankGroup::orphans`](super::RankGroup::orphans), items of
-/// state groups to [`RankGroup::orphan_groups`](super::RankGroup::orphan_groups).
+/// it aborts it, and its pages go to [`EngineGroup::orphans`](super::EngineGroup::orphans), items of
+/// cache groups to [`EngineGroup::orphan_groups`](super::EngineGroup::orphan_groups).
 #[must_use = "dropping a session aborts it"]
 pub struct GroupSession<Role> {
     shared: Arc<Shared>,
@@ -37,25 +37,25 @@ pub struct GroupSession<Role> {
     /// The state of each rank's session.
     ranks: Vec<Watch<KvMachine>>,
     /// What a router carries, on a sender: in the order of ranks.
-    grants: Vec<GrantRef>,
+    lease_refs: Vec<LeaseRef>,
     closed: bool,
     role: PhantomData<fn() -> Role>,
 }
 
 impl<Role> GroupSession<Role> {
     /// Of sessions of one request, in the order of ranks. A group has a rank: see
-    /// [`RankGroup::new`](super::RankGroup::new).
+    /// [`EngineGroup::new`](super::EngineGroup::new).
     pub(super) fn new(
         shared: Arc<Shared>,
         room: Room,
         sessions: Vec<Session<Role>>,
-        grants: Vec<GrantRef>,
+        lease_refs: Vec<LeaseRef>,
         deal: Deal,
     ) -> GroupSession<Role> {
         let id = sessions.first().map_or(SessionId(0), KvSession::id);
         let ranks = sessions.iter().map(Session::watch).collect();
         shared.lock().enter(id, sessions.into_iter().map(Session::cast::<Rank>).collect(), deal);
-        GroupSession { shared, id, room, ranks, grants, closed: false, role: PhantomData }
+        GroupSession { shared, id, room, ranks, lease_refs, closed: false, role: PhantomData }
     }
 }
 
@@ -114,14 +114,14 @@ impl<Role> Submit<Command> for GroupSession<Role> {
 }
 
 impl KvSender for GroupSession<Sending> {
-    /// The first rank's; see [`grants`](KvSender::grants).
-    fn grant(&self) -> GrantRef {
+    /// The first rank's; see [`leases`](KvSender::lease_refs).
+    fn lease_ref(&self) -> LeaseRef {
         // A sender has one for each rank, and a group has a rank.
-        self.grants[0].clone()
+        self.lease_refs[0].clone()
     }
 
-    fn grants(&self) -> Vec<GrantRef> {
-        self.grants.clone()
+    fn lease_refs(&self) -> Vec<LeaseRef> {
+        self.lease_refs.clone()
     }
 
     fn next_chunk(&self) -> ChunkId {
@@ -153,7 +153,7 @@ impl<Role> fmt::Debug for GroupSession<Role> {
 mod tests {
     use kv_core::{KvManager, SessionOptions};
 
-    use crate::RankGroup;
+    use crate::EngineGroup;
     use crate::worker::tests::{idle, pages};
 
     use super::*;
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn the_state_is_read_while_another_thread_holds_the_lock_of_the_group() {
         let (ranks, managers): (Vec<_>, Vec<_>) = (0..2).map(|_| idle()).unzip();
-        let group = RankGroup::new(managers).unwrap();
+        let group = EngineGroup::new(managers).unwrap();
         let mut sender = group.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
         sender.send(pages(&[1, 2])).unwrap();
         let shared = Arc::clone(&sender.shared);

@@ -50,17 +50,17 @@ impl Gauges {
         self.orphaned.kind(Resource::PAGES)
     }
 
-    /// Items of state groups that the worker holds for sessions that have not ended.
+    /// Items of cache groups that the worker holds for sessions that have not ended.
     pub fn items_in_transfer(&self) -> usize {
         self.in_transfer.kind(Resource::ITEMS)
     }
 
-    /// Items of state groups of ended sessions that some wire, or reader, may still touch.
+    /// Items of cache groups of ended sessions that some wire, or reader, may still touch.
     pub fn items_quarantined(&self) -> usize {
         self.quarantined.kind(Resource::ITEMS)
     }
 
-    /// Items of state groups that have come back to no handle, waiting for `Manager::orphan_groups`.
+    /// Items of cache groups that have come back to no handle, waiting for `Manager::orphan_groups`.
     pub fn items_orphaned(&self) -> usize {
         self.orphaned.kind(Resource::ITEMS)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kv_core::proto::{Command, Resource};
 use kv_core::{
-    Groups, Incarnation, KvArgs, KvManager, OpenError, Pages, Quarantine, QuarantineReason, Room,
+    Incarnation, KvArgs, KvManager, OpenError, Pages, Quarantine, QuarantineReason, RequestGroups, Room,
     SessionOptions,
 };
 
@@ -41,15 +41,15 @@ impl Manager {
     pub fn orphans(&self) -> Vec<Pages> {
         self.port.take_orphans(|resource| match resource {
             Resource::Pages(pages) => Ok(pages),
-            groups @ Resource::Groups { .. } => Err(groups),
+            groups @ Resource::RequestGroups { .. } => Err(groups),
         })
     }
 
-    /// Takes the items of state groups that came back after their session's handle was dropped, or was
+    /// Takes the items of cache groups that came back after their session's handle was dropped, or was
     /// reclaimed without them. No wire touches them any more.
-    pub fn orphan_groups(&self) -> Vec<Groups> {
+    pub fn orphan_groups(&self) -> Vec<RequestGroups> {
         self.port.take_orphans(|resource| match resource {
-            Resource::Groups { groups, .. } => Ok(groups),
+            Resource::RequestGroups { groups, .. } => Ok(groups),
             pages @ Resource::Pages(_) => Err(pages),
         })
     }

@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use kv_core::machine::Submit;
 use kv_core::proto::{Command, Resource};
 use kv_core::{
-    Cause, ChunkId, GrantRef, Groups, Incarnation, KvPoll, KvReceiver, KvSender, KvSession, Pages, Phase,
-    Reclaimed, Room, SessionId, TransferError,
+    Cause, ChunkId, Incarnation, KvPoll, KvReceiver, KvSender, KvSession, LeaseRef, Pages, Phase, Reclaimed,
+    RequestGroups, Room, SessionId, TransferError,
 };
 
 use super::words::KvMachine;
@@ -28,7 +28,7 @@ pub enum Receiving {}
 /// One half of one transfer. Nothing in it blocks, and [`poll`](KvSession::poll) is one load.
 ///
 /// Dropping a session without reclaiming it aborts it, and its pages go to
-/// [`Manager::orphans`](crate::Manager::orphans) as they come back, items of state groups to
+/// [`Manager::orphans`](crate::Manager::orphans) as they come back, items of cache groups to
 /// [`Manager::orphan_groups`](crate::Manager::orphan_groups).
 #[must_use = "dropping a session aborts it"]
 pub struct Session<Role> {
@@ -72,12 +72,12 @@ impl<Role> Session<Role> {
         for resource in self.handle.reclaim()? {
             match resource {
                 Resource::Pages(pages) => tokens.push(pages),
-                Resource::Groups { groups, skipped } => {
+                Resource::RequestGroups { groups, skipped } => {
                     // Of several, the machine has refused all but the first.
                     reclaimed.skipped.extend(skipped);
                     for items in groups {
                         if let Err(refused) = reclaimed.groups.push(items) {
-                            let mut rest = Groups::none();
+                            let mut rest = RequestGroups::none();
                             // The first of an empty list always gets in.
                             let _ = rest.push(refused.items);
                             self.handle.leave_behind(rest.into());
@@ -139,8 +139,8 @@ impl<Role> KvSession for Session<Role> {
 }
 
 impl KvSender for Session<Sending> {
-    fn grant(&self) -> GrantRef {
-        GrantRef { incarnation: self.own.incarnation, nonce: self.handle.id(), pages: None }
+    fn lease_ref(&self) -> LeaseRef {
+        LeaseRef { incarnation: self.own.incarnation, lease_id: self.handle.id(), pages: None }
     }
 
     fn next_chunk(&self) -> ChunkId {
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
     use crate::kv::Manager;
     use crate::worker::cell::{Cell, Side};
-    use crate::worker::link::Link;
+    use crate::worker::shared::Shared;
     use crate::worker::tests::{pages, queues};
     use kv_core::machine::SessionCommand;
     use kv_core::{Backpressure, GroupItems, KvManager, OpenError, SessionOptions};
@@ -202,65 +202,65 @@ mod tests {
     }
 
     /// Plays the worker for one command.
-    fn take(link: &Link<KvMachine>) -> (Arc<Cell<KvMachine>>, Command) {
-        let message = link.next_command().unwrap();
+    fn take(shared: &Shared<KvMachine>) -> (Arc<Cell<KvMachine>>, Command) {
+        let message = shared.next_command().unwrap();
         (message.cell, message.command)
     }
 
     #[test]
     fn a_full_ring_returns_the_pages_and_counts_nothing_as_out() {
-        let (link, manager) = queues(8, 2);
+        let (shared, manager) = queues(8, 2);
         let mut sender = open(&manager).unwrap();
         sender.init(3, None).unwrap();
         assert_eq!(sender.send(pages(&[1, 2, 3])), Err(Backpressure(pages(&[1, 2, 3]))));
         assert_eq!(sender.init(3, None), Err(Backpressure(())));
         assert_eq!(open(&manager).map(drop), Err(OpenError::Backpressure));
-        let (cell, command) = take(&link);
+        let (cell, command) = take(&shared);
         assert!(matches!(command, Command::OpenSender { .. }));
-        assert!(matches!(take(&link).1, Command::InitSender { num_pages: 3, .. }));
+        assert!(matches!(take(&shared).1, Command::InitSender { num_pages: 3, .. }));
         cell.set(KvPoll::Success, None);
         assert_eq!(sender.reclaim().ok(), Some(Pages::none()));
     }
 
     #[test]
     fn a_refused_send_does_not_hide_that_the_session_is_reclaimable() {
-        let (link, manager) = queues(8, 1);
+        let (shared, manager) = queues(8, 1);
         let mut sender = open(&manager).unwrap();
         sender.handle.cell().set(KvPoll::Success, None);
         let refused = sender.send(pages(&[1]));
         assert!(refused.is_err());
         let mut changes = Vec::new();
-        link.poll_set.drain(|change: crate::Change| changes.push(change.reclaimable));
+        shared.poll_set.drain(|change: crate::Change| changes.push(change.reclaimable));
         assert_eq!(changes, [true]);
     }
 
     #[test]
     fn aborting_works_with_a_full_ring_and_is_queued_once() {
-        let (link, manager) = queues(8, 1);
+        let (shared, manager) = queues(8, 1);
         let mut sender = open(&manager).unwrap();
         for _ in 0..3 {
             sender.abort();
         }
         drop(sender);
-        assert_eq!(link.aborts_waiting(), 1);
-        assert!(link.next_abort().is_some_and(|cell| cell.is_abort_wanted()));
+        assert_eq!(shared.aborts_waiting(), 1);
+        assert!(shared.next_abort().is_some_and(|cell| cell.is_abort_wanted()));
     }
 
     #[test]
     fn pages_come_back_in_the_order_given_whatever_the_order_of_release() {
-        let (link, manager) = queues(8, 8);
+        let (shared, manager) = queues(8, 8);
         let mut sender = open(&manager).unwrap();
         let chunks: [&[u32]; 4] = [&[9, 10], &[1, 2], &[], &[5]];
         for chunk in chunks {
             sender.send(pages(chunk)).unwrap();
         }
-        let (cell, _) = take(&link);
-        let mut tokens: Vec<_> = (0..4).filter_map(|_| take(&link).1.into_resource()).collect();
+        let (cell, _) = take(&shared);
+        let mut tokens: Vec<_> = (0..4).filter_map(|_| take(&shared).1.into_resource()).collect();
         assert_eq!(tokens.len(), 4);
         cell.set(KvPoll::Success, None);
         while let Some(token) = tokens.pop() {
             sender = sender.reclaim().expect_err("tokens are out");
-            link.give_back(&cell, token);
+            shared.give_back(&cell, token);
         }
         assert_eq!(sender.reclaim().ok(), Some(pages(&[9, 10, 1, 2, 5])));
         assert_eq!(manager.orphans(), []);
@@ -268,39 +268,39 @@ mod tests {
 
     #[test]
     fn a_dropped_session_is_aborted_and_loses_no_page() {
-        let (link, manager) = queues(8, 8);
+        let (shared, manager) = queues(8, 8);
         let mut sender = open(&manager).unwrap();
         sender.send(pages(&[1])).unwrap();
         sender.send(pages(&[2])).unwrap();
-        let (cell, _) = take(&link);
-        link.give_back(&cell, take(&link).1.into_resource().unwrap());
+        let (cell, _) = take(&shared);
+        shared.give_back(&cell, take(&shared).1.into_resource().unwrap());
         drop(sender);
         assert!(cell.is_abort_wanted());
         assert_eq!((manager.gauges().pages_orphaned(), manager.orphans()), (1, vec![pages(&[1])]));
-        link.give_back(&cell, take(&link).1.into_resource().unwrap());
+        shared.give_back(&cell, take(&shared).1.into_resource().unwrap());
         assert_eq!((manager.gauges().pages_orphaned(), manager.orphans()), (1, vec![pages(&[2])]));
         assert_eq!(manager.gauges().pages_orphaned(), 0);
     }
 
-    fn groups(items: &[u32]) -> Groups {
-        let mut groups = Groups::none();
+    fn groups(items: &[u32]) -> RequestGroups {
+        let mut groups = RequestGroups::none();
         groups.push(GroupItems::new(2, pages(items))).unwrap();
         groups
     }
 
     #[test]
-    fn items_of_state_groups_come_back_with_the_pages_or_to_the_manager() {
+    fn items_of_cache_groups_come_back_with_the_pages_or_to_the_manager() {
         for all in [true, false] {
-            let (link, manager) = queues(8, 8);
+            let (shared, manager) = queues(8, 8);
             let mut sender = open(&manager).unwrap();
             sender.give_groups(groups(&[3, 4])).unwrap();
             sender.send(pages(&[1])).unwrap();
-            let (cell, _) = take(&link);
-            let tokens: Vec<_> = (0..2).filter_map(|_| take(&link).1.into_resource()).collect();
+            let (cell, _) = take(&shared);
+            let tokens: Vec<_> = (0..2).filter_map(|_| take(&shared).1.into_resource()).collect();
             cell.set(KvPoll::Success, None);
             for token in tokens.into_iter().rev() {
                 sender = sender.reclaim_all().expect_err("tokens are out");
-                link.give_back(&cell, token);
+                shared.give_back(&cell, token);
             }
             if all {
                 let back = Reclaimed { pages: pages(&[1]), groups: groups(&[3, 4]), skipped: vec![] };
@@ -316,37 +316,37 @@ mod tests {
 
     #[test]
     fn items_of_a_dropped_session_are_orphans_and_a_full_ring_returns_them() {
-        let (link, manager) = queues(8, 2);
+        let (shared, manager) = queues(8, 2);
         let mut sender = open(&manager).unwrap();
         sender.give_groups(groups(&[3])).unwrap();
         assert_eq!(sender.give_groups(groups(&[5])), Err(Backpressure(groups(&[5]))));
-        let (cell, _) = take(&link);
-        let token = take(&link).1.into_resource().unwrap();
+        let (cell, _) = take(&shared);
+        let token = take(&shared).1.into_resource().unwrap();
         drop(sender);
         assert_eq!(manager.orphan_groups(), []);
-        link.give_back(&cell, token);
+        shared.give_back(&cell, token);
         assert_eq!(manager.orphan_groups(), [groups(&[3])]);
     }
 
     #[test]
     fn a_session_counts_until_both_handle_and_worker_are_done() {
-        let (link, manager) = queues(2, 8);
+        let (shared, manager) = queues(2, 8);
         let (first, _second) = (open(&manager).unwrap(), open(&manager).unwrap());
         assert_eq!(open(&manager).map(drop), Err(OpenError::TooManySessions { open: 2, max: 2 }));
-        let (cell, _) = take(&link);
+        let (cell, _) = take(&shared);
         drop(first);
         assert_eq!(manager.gauges().sessions_open, 2);
-        link.leave(&cell, Side::Worker);
+        shared.leave(&cell, Side::Worker);
         assert_eq!(manager.gauges().sessions_open, 1);
         assert!(open(&manager).is_ok());
     }
 
     #[test]
     fn commands_that_meet_a_stopped_worker_fail_and_their_pages_are_free() {
-        let (link, manager) = queues(8, 8);
+        let (shared, manager) = queues(8, 8);
         let mut sender = open(&manager).unwrap();
         sender.send(pages(&[1])).unwrap();
-        link.close();
+        shared.close();
         sender.send(pages(&[2])).unwrap();
         assert_eq!(sender.failure().map(|error| error.cause), Some(Cause::WorkerStopped));
         assert_eq!(sender.reclaim().ok(), Some(pages(&[1, 2])));

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use kv_core::proto::{Node, NodeConfig, Resource};
-use kv_core::{BootstrapClient, Incarnation, KvArgs, Plane, RankRecord, ServiceOffer};
+use kv_core::{BootstrapClient, Incarnation, KvArgs, RankRecord, ServiceOffer, Transport};
 
 use super::config::WorkerConfig;
 use super::manager::Manager;
@@ -30,7 +30,7 @@ pub struct StopReport {
     /// Pages that could not be proven quiet within the grace. They must not be used again in the
     /// life of this process.
     pub pages_quarantined: usize,
-    /// Items of state groups likewise.
+    /// Items of cache groups likewise.
     pub items_quarantined: usize,
     /// Data operations that had not ended within the grace.
     pub posts_in_flight: usize,
@@ -39,16 +39,16 @@ pub struct StopReport {
 }
 
 impl Worker {
-    /// Registers the regions with the plane and starts the thread, which then registers the
+    /// Registers the regions with the transport and starts the thread, which then registers the
     /// worker with the bootstrap server, if the configuration names one.
-    pub fn start<P: Plane + Send + 'static>(
+    pub fn start<P: Transport + Send + 'static>(
         config: WorkerConfig,
-        mut plane: P,
+        mut transport: P,
         client: Box<dyn BootstrapClient>,
     ) -> Result<Worker, StartError> {
         let incarnation = Incarnation::from_random(random());
-        worker::attach(&mut plane, config.args.regions())?;
-        let transports = plane.transports().map_err(StartError::Metadata)?;
+        worker::attach(&mut transport, config.args.regions())?;
+        let transports = transport.offers().map_err(StartError::Metadata)?;
         let node = Node::new(NodeConfig {
             args: config.args.clone(),
             incarnation,
@@ -64,7 +64,7 @@ impl Worker {
         let record = RankRecord::new(who, role, geometry.parallel, transports, offers)?;
         let (args, setup) = (config.args.clone(), config.setup(record));
         Ok(Worker::of(
-            worker::Worker::start(Box::new(node) as KvMachine, setup, plane, client)?,
+            worker::Worker::start(Box::new(node) as KvMachine, setup, transport, client)?,
             args,
             incarnation,
         ))

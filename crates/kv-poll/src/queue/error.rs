@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kv_core::{ChunkId, Groups, KvPoll, OpenError, Pages, Room, TransferError};
+use kv_core::{ChunkId, KvPoll, OpenError, Pages, RequestGroups, Room, TransferError};
 
 use super::gate::GateError;
 use crate::consensus::{RequestKey, RoomBusy};
@@ -107,7 +107,7 @@ pub enum Refusal {
         /// Announced with `init`.
         announced: usize,
     },
-    /// Items of state groups were given before, or all pages have been.
+    /// Items of cache groups were given before, or all pages have been.
     #[error("request {key}: groups must be given once, before the last chunk")]
     GroupsOrder {
         /// The request.
@@ -135,12 +135,12 @@ pub struct ChunkError {
     pub reason: Refusal,
 }
 
-/// Items of state groups that were not taken: they come back.
+/// Items of cache groups that were not taken: they come back.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the groups were not taken: {reason}")]
 pub struct GroupsRefused {
     /// The items.
-    pub groups: Groups,
+    pub groups: RequestGroups,
     /// Why.
     pub reason: Refusal,
 }

@@ -1,7 +1,7 @@
 //! The gate against wrong-room data: what an aux row must say before its request goes on.
 
 use kv_core::hash::Fnv1a;
-use kv_core::{AuxIndex, Groups, Room};
+use kv_core::{AuxIndex, RequestGroups, Room};
 
 /// The word by which an aux row names its request: the prefill server writes it into the row that
 /// it sends, the decode side's gate compares it. Never zero, so an empty row never passes, and
@@ -51,14 +51,14 @@ pub trait AuxMemory<R> {
     /// row is given to another request afterwards.
     fn read(&mut self, row: AuxIndex, request: &mut R);
 
-    /// The items of the request's state groups, now that it is to be admitted: a recurrent layer's slot,
+    /// The items of the request's cache groups, now that it is to be admitted: a recurrent layer's slot,
     /// the pages of a sliding window. They are the session's until they come out of
     /// [`Ready`](super::Ready) or of [`drain_groups`](super::DecodeQueues::drain_groups).
     ///
     /// `None` if the server has too few of them at the moment: the request waits, and with it those
     /// behind it. A model without state has no groups.
-    fn take_groups(&mut self, _request: &mut R) -> Option<Groups> {
-        Some(Groups::none())
+    fn take_groups(&mut self, _request: &mut R) -> Option<RequestGroups> {
+        Some(RequestGroups::none())
     }
 }
 

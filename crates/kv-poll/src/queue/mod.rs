@@ -28,8 +28,8 @@
 //! | worker's ring is full | `init` and chunks are kept in order, retried each step | pages are kept, retried each step |
 //! | cache or aux rows are full | – | the first in line waits, see `blocked`; nothing overtakes it |
 //! | quarantine takes its share of the cache | `pop_waiting` offers nothing new, see `stopped` | the first new one waits, see `stopped`; retracted ones go on |
-//! | too few items of state groups | – | the first in line waits, see `blocked` |
-//! | session fails with items of state groups | they come back with the pages | `drain_groups` when no wire can touch them |
+//! | too few items of cache groups | – | the first in line waits, see `blocked` |
+//! | session fails with items of cache groups | they come back with the pages | `drain_groups` when no wire can touch them |
 //! | `abort` before the end | as a failing session | the same |
 //! | `abort` of a waiting or retracted request | – | `drain_failed` at once, pages freed at once |
 //! | session reports success too early | `RequestError::OutOfOrder` on all ranks | the same |

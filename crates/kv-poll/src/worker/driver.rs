@@ -8,17 +8,18 @@ use std::time::Duration;
 
 use kv_core::machine::{Input, Machine, Output, SessionCommand};
 use kv_core::{
-    BootstrapClient, BootstrapEvent, Plane, PlaneError, PlaneEvent, PlaneWait, PostId, RankRecord, Time,
+    BootstrapClient, BootstrapEvent, PostId, RankRecord, Time, Transport, TransportError, TransportEvent,
+    TransportWait,
 };
 
 use super::clock::Clock;
-use super::fences::Fences;
-use super::link::{Link, Message, Registration};
 use super::listeners::Listeners;
 use super::port::Port;
 use super::quarantine::Face;
+use super::ready_events::ReadyEvents;
 use super::sessions::Sessions;
 use super::setup::{Setup, StartError};
+use super::shared::{Message, Registration, Shared};
 
 /// Commands and answers of one turn: enough to be efficient, few enough that frames and deadlines
 /// are served beside a scheduler that opens sessions as fast as it can.
@@ -38,24 +39,24 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 ///   [`Turn::Rest`] as soon as a descriptor is readable, the time has passed, or a handle of its
 ///   [`port`](Driver::port) was used. After [`Turn::Ended`] it is to be dropped.
 /// * **Every input is handed to the machine with a reading of the clock that was made after the input
-///   was taken** from the plane, the client or a handle. A lease or a permission is thus never judged,
+///   was taken** from the transport, the client or a handle. A lease or a permission is thus never judged,
 ///   nor given, as of a time before the event that it depends on, however long the process was stopped
 ///   in between.
 /// * Dropping it is the death of the worker: sessions that have not ended fail.
 pub struct Driver<M: Machine> {
-    /// Dropped first: sessions end before the plane under them does.
+    /// Dropped first: sessions end before the transport under them does.
     sessions: Sessions<M>,
-    fences: Fences<M>,
+    ready_events: ReadyEvents<M>,
     machine: M,
-    plane: Box<dyn Plane + Send>,
+    transport: Box<dyn Transport + Send>,
     client: Box<dyn BootstrapClient>,
     clock: Box<dyn Clock>,
-    link: Arc<Link<M>>,
+    shared: Arc<Shared<M>>,
     /// Where the worker is to be registered, and as what; until the first turn.
     publish: Option<(String, RankRecord)>,
     /// What outputs have brought about, for the machine.
     inputs: VecDeque<Input<M::Command>>,
-    events: Vec<PlaneEvent>,
+    events: Vec<TransportEvent>,
     face: Face,
     /// The client has been given something and wants to be polled before any sleep.
     client_stirred: bool,
@@ -98,30 +99,30 @@ pub struct Ended {
 }
 
 impl<M: Machine> Driver<M> {
-    /// A worker that runs this machine over a plane with which its regions are
+    /// A worker that runs this machine over a transport with which its regions are
     /// [registered](super::attach).
     pub fn new(
         mut machine: M,
         setup: Setup<M::Trace>,
-        plane: Box<dyn Plane + Send>,
+        transport: Box<dyn Transport + Send>,
         client: Box<dyn BootstrapClient>,
         clock: Box<dyn Clock>,
     ) -> Result<Driver<M>, StartError> {
         setup.check()?;
-        let link = Link::new(setup.max_sessions, setup.command_queue);
-        let link = link.map(Arc::new).map_err(|error| StartError::os("eventfd", &error))?;
+        let shared = Shared::new(setup.max_sessions, setup.command_queue);
+        let shared = shared.map(Arc::new).map_err(|error| StartError::os("eventfd", &error))?;
         let listeners = Listeners::new(setup.worker, setup.verbose, setup.listener);
         if listeners.is_heard() {
             machine.listen(true);
         }
         if setup.publish.is_some() {
-            link.set_registration(Registration::Pending { last: None });
+            shared.set_registration(Registration::Pending { last: None });
         }
         Ok(Driver {
-            sessions: Sessions::new(Arc::clone(&link)),
-            fences: Fences::new(Arc::clone(&link)),
+            sessions: Sessions::new(Arc::clone(&shared)),
+            ready_events: ReadyEvents::new(Arc::clone(&shared)),
             machine,
-            plane,
+            transport,
             client,
             clock,
             publish: setup.publish,
@@ -131,18 +132,18 @@ impl<M: Machine> Driver<M> {
             client_stirred: false,
             stopping: None,
             listeners,
-            link,
+            shared,
         })
     }
 
     /// A way to open sessions on it.
     pub fn port(&self) -> Port<M> {
-        Port::new(Arc::clone(&self.link))
+        Port::new(Arc::clone(&self.shared))
     }
 
     /// Asks it to stop: it has ended when everything is back, or after `grace`.
     pub fn stop(&self, grace: Duration) {
-        self.link.request_stop(grace);
+        self.shared.request_stop(grace);
     }
 
     /// Runs until told to stop.
@@ -162,36 +163,36 @@ impl<M: Machine> Driver<M> {
         if let Some((addr, record)) = self.publish.take() {
             self.client.publish(self.clock.now(), &addr, record);
         }
-        self.link.counters.turns.add_one();
+        self.shared.counters.turns.add_one();
         self.take_commands();
         self.take_events();
         self.take_answers();
         self.take_timeout();
-        self.take_fences();
-        self.link.counters.leased.set(self.machine.leased());
+        self.take_ready_events();
+        self.shared.counters.leased.set(self.machine.leased());
         // One reading for both: a moment of stopping that had not come for the one has not for the other.
         let now = self.clock.now();
         match self.wind_up(now) {
             Some(ended) => Turn::Ended(ended),
             None => {
-                self.face.show(now, &self.link, &self.machine);
+                self.face.show(now, &self.shared, &self.machine);
                 self.rest(now)
             }
         }
     }
 
     fn take_commands(&mut self) {
-        for _ in 0..self.link.aborts_waiting() {
-            let Some(cell) = self.link.next_abort() else { break };
+        for _ in 0..self.shared.aborts_waiting() {
+            let Some(cell) = self.shared.next_abort() else { break };
             // If its session is not open yet, the cell will tell when it is.
             if self.sessions.is_running(&cell) {
                 self.feed(Input::Command(M::Command::abort(cell.id())));
             }
         }
         for _ in 0..PER_TURN {
-            let Some(message) = self.link.next_command() else { break };
-            self.link.counters.commands.add_one();
-            if let Some(message) = self.fences.admit(self.clock.now(), message) {
+            let Some(message) = self.shared.next_command() else { break };
+            self.shared.counters.commands.add_one();
+            if let Some(message) = self.ready_events.admit(self.clock.now(), message) {
                 self.take_command(message);
             }
         }
@@ -207,33 +208,33 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Passes on what has waited for a device.
-    fn take_fences(&mut self) {
-        for message in self.fences.ask(self.clock.now()) {
+    fn take_ready_events(&mut self) {
+        for message in self.ready_events.ask(self.clock.now()) {
             self.take_command(message);
         }
     }
 
     fn take_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
-        self.plane.poll(self.clock.now(), &mut events);
+        self.transport.poll(self.clock.now(), &mut events);
         for event in events.drain(..) {
             let input = match event {
-                PlaneEvent::Frame { from, frame } => {
-                    self.link.counters.frames_received.add_one();
+                TransportEvent::Frame { from, frame } => {
+                    self.shared.counters.frames_received.add_one();
                     let speaker = self.machine.transport_in(&frame);
-                    if speaker.is_some_and(|speaker| !self.plane.may_speak_by(from, &speaker)) {
+                    if speaker.is_some_and(|speaker| !self.transport.may_speak_by(from, &speaker)) {
                         // Somebody speaks in the name of another worker.
-                        self.link.counters.frames_dropped.add_one();
+                        self.shared.counters.frames_dropped.add_one();
                         continue;
                     }
                     Input::Frame { from, frame }
                 }
-                PlaneEvent::Posted { post, result } => {
-                    self.link.counters.posts_in_flight.sub(1);
+                TransportEvent::Posted { post, result } => {
+                    self.shared.counters.posts_in_flight.sub(1);
                     self.posted(post, result)
                 }
-                PlaneEvent::PeerGone { peer, end } => Input::PeerGone { peer, end },
-                PlaneEvent::Revoked { peer } => Input::Revoked { peer },
+                TransportEvent::PeerGone { peer, end } => Input::PeerGone { peer, end },
+                TransportEvent::Revoked { peer } => Input::Revoked { peer },
             };
             self.feed(input);
         }
@@ -248,9 +249,11 @@ impl<M: Machine> Driver<M> {
                 Some(BootstrapEvent::Failed { lookup, error }) => {
                     self.feed(Input::LookupFailed { lookup, error });
                 }
-                Some(BootstrapEvent::Published { .. }) => self.link.set_registration(Registration::Published),
+                Some(BootstrapEvent::Published { .. }) => {
+                    self.shared.set_registration(Registration::Published)
+                }
                 Some(BootstrapEvent::PublishFailed { error, .. }) => {
-                    self.link.set_registration(Registration::Pending { last: Some(error) });
+                    self.shared.set_registration(Registration::Pending { last: Some(error) });
                 }
                 None => return,
             }
@@ -282,26 +285,26 @@ impl<M: Machine> Driver<M> {
     }
 
     fn carry_out(&mut self, now: Time, output: Output<M::Status, M::Resource, M::Failure>) {
-        let counters = &self.link.counters;
+        let counters = &self.shared.counters;
         match output {
             Output::Connect { peer, transport } => {
-                self.inputs.push_back(match self.plane.connect_by(peer, &transport) {
+                self.inputs.push_back(match self.transport.connect_by(peer, &transport) {
                     Ok(()) => Input::Connected {
                         peer,
-                        directions: self.plane.directions(Some(peer)),
-                        fence: self.plane.write_fence(peer),
+                        directions: self.transport.directions(Some(peer)),
+                        fence: self.transport.write_fence(peer),
                     },
                     Err(error) => Input::ConnectFailed { peer, error },
                 });
             }
-            Output::Disconnect { peer } => self.plane.disconnect(peer),
-            Output::Send { peer, frame } => match self.plane.send(peer, frame) {
+            Output::Disconnect { peer } => self.transport.disconnect(peer),
+            Output::Send { peer, frame } => match self.transport.send(peer, frame) {
                 Ok(()) => counters.frames_sent.add_one(),
                 Err(_) => counters.frames_dropped.add_one(),
             },
             Output::Post { peer, post } => {
                 let id = post.id;
-                match self.plane.post(peer, post) {
+                match self.transport.post(peer, post) {
                     Ok(()) => {
                         counters.posts.add_one();
                         counters.posts_in_flight.add(1);
@@ -312,9 +315,9 @@ impl<M: Machine> Driver<M> {
                     }
                 }
             }
-            Output::Permit { peer, until } => self.plane.permit(peer, until),
-            Output::Revoke { peer } => self.plane.revoke(peer),
-            Output::Cancel { post } => self.plane.cancel(post),
+            Output::Permit { peer, until } => self.transport.permit(peer, until),
+            Output::Revoke { peer } => self.transport.revoke(peer),
+            Output::Cancel { post } => self.transport.cancel(post),
             Output::Lookup { lookup, addr, query } => {
                 self.client.lookup(now, lookup, &addr, &query);
                 self.client_stirred = true;
@@ -324,9 +327,9 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    fn posted(&self, post: PostId, result: Result<(), PlaneError>) -> Input<M::Command> {
+    fn posted(&self, post: PostId, result: Result<(), TransportError>) -> Input<M::Command> {
         if result.is_err() {
-            self.link.counters.posts_failed.add_one();
+            self.shared.counters.posts_failed.add_one();
         }
         Input::Posted { post, result }
     }
@@ -336,7 +339,7 @@ impl<M: Machine> Driver<M> {
     /// has nothing under way.
     fn wind_up(&mut self, now: Time) -> Option<Ended> {
         if self.stopping.is_none()
-            && let Some(grace) = self.link.stop_requested()
+            && let Some(grace) = self.shared.stop_requested()
         {
             self.client.withdraw(now);
             self.client_stirred = true;
@@ -348,27 +351,32 @@ impl<M: Machine> Driver<M> {
             self.feed(Input::Command(M::Command::shutdown()));
         }
         let stopping = self.stopping.as_ref()?;
-        let withdrawn = self.link.registration() == Registration::None
+        let withdrawn = self.shared.registration() == Registration::None
             || (!self.client_stirred && self.client.next_timeout().is_none());
-        let quiet = self.sessions.is_empty() && self.fences.is_empty() && !self.link.has_commands();
+        let quiet = self.sessions.is_empty() && self.ready_events.is_empty() && !self.shared.has_commands();
         let done = quiet && (withdrawn || now >= stopping.withdrawing);
         (done || now >= stopping.deadline).then_some(Ended { sessions: stopping.sessions })
     }
 
     /// How to sleep until something may have come.
     fn rest(&self, now: Time) -> Turn {
-        let (mut fds, at_most) = match self.plane.wait() {
+        let (mut fds, at_most) = match self.transport.wait() {
             _ if self.client_stirred => return Turn::Again,
-            PlaneWait::Now => return Turn::Again,
-            PlaneWait::Readable(fds) => (fds, None),
-            PlaneWait::ReadableOrAfter(fds, at_most) => (fds, Some(at_most)),
+            TransportWait::Now => return Turn::Again,
+            TransportWait::Readable(fds) => (fds, None),
+            TransportWait::ReadableOrAfter(fds, at_most) => (fds, Some(at_most)),
         };
         fds.extend(self.client.as_raw_fd());
         let stop =
             self.stopping.iter().flat_map(|stop| [stop.withdrawing, stop.deadline]).find(|at| *at > now);
         let face = self.face.next_timeout();
-        let due =
-            [self.machine.next_timeout(), self.fences.next_timeout(), self.client.next_timeout(), face, stop];
+        let due = [
+            self.machine.next_timeout(),
+            self.ready_events.next_timeout(),
+            self.client.next_timeout(),
+            face,
+            stop,
+        ];
         let due = due.into_iter().flatten().min();
         match [at_most, due.map(|at| at.since(now))].into_iter().flatten().min() {
             Some(Duration::ZERO) => Turn::Again,
@@ -377,15 +385,15 @@ impl<M: Machine> Driver<M> {
     }
 
     pub(super) fn sleep(&self, rest: &Rest) {
-        let (link, stopping) = (&self.link, self.stopping.is_some());
-        let has_work = || link.has_commands() || (!stopping && link.stop_requested().is_some());
-        link.waker.park(&rest.fds, rest.at_most.map(|time| time.min(LONGEST_SLEEP)), has_work);
-        link.counters.wake_ups.add_one();
+        let (shared, stopping) = (&self.shared, self.stopping.is_some());
+        let has_work = || shared.has_commands() || (!stopping && shared.stop_requested().is_some());
+        shared.waker.park(&rest.fds, rest.at_most.map(|time| time.min(LONGEST_SLEEP)), has_work);
+        shared.counters.wake_ups.add_one();
     }
 }
 
 impl<M: Machine> fmt::Debug for Driver<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver").field("gauges", &self.link.gauges()).finish_non_exhaustive()
+        f.debug_struct("Driver").field("gauges", &self.shared.gauges()).finish_non_exhaustive()
     }
 }

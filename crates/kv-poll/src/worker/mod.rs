@@ -9,15 +9,15 @@
 pub(crate) mod cell;
 mod clock;
 mod driver;
-mod fences;
 mod gauges;
-pub(crate) mod link;
 mod listeners;
 mod poll_set;
 mod port;
 mod quarantine;
+mod ready_events;
 mod sessions;
 mod setup;
+pub(crate) mod shared;
 mod wake;
 
 use std::fmt;
@@ -25,34 +25,34 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use kv_core::machine::{Amounts, Machine};
-use kv_core::{BootstrapClient, Plane};
+use kv_core::{BootstrapClient, Transport};
 
 pub use cell::Failure;
 pub use clock::{BootTime, Clock};
 pub use driver::{Driver, Ended, Rest, Turn};
 pub use gauges::Gauges;
-pub use link::Registration;
 pub use listeners::Listener;
 pub use poll_set::{Change, PollSet};
 pub use port::{Handle, Port, Watch};
 pub use setup::{Setup, StartError, attach};
+pub use shared::Registration;
 
 /// How long a dropped worker waits for what it has lent.
 const DROP_GRACE: Duration = Duration::from_secs(1);
 
 /// A running worker.
 ///
-/// It sleeps in `poll(2)` on the plane's descriptors, the bootstrap client's, and an eventfd that
+/// It sleeps in `poll(2)` on the transport's descriptors, the bootstrap client's, and an eventfd that
 /// session handles write when it sleeps, until one of them is readable or the protocol's next
 /// deadline is due. An idle worker uses no processor time; one with a deadline in sight wakes up every
 /// five seconds, because the kernel's sleep stands still while the host is suspended, and the deadline, on
 /// `CLOCK_BOOTTIME`, does not. While an announcement waits for a
-/// [`Fence`](kv_core::Fence), it is asked after 20 µs, and then ever less often, down to once in a
+/// [`ReadyEvent`](kv_core::ReadyEvent), it is asked after 20 µs, and then ever less often, down to once in a
 /// millisecond.
 ///
 /// Dropping it stops it as [`stop`](Worker::stop) does, with a grace of one second.
 ///
-/// Should its thread panic (a bug in a plane, say), every session fails with
+/// Should its thread panic (a bug in a transport, say), every session fails with
 /// [`Failure::WorkerStopped`]. What the worker held then stays unreclaimable for good, because nobody is
 /// left to prove that no wire touches it.
 pub struct Worker<M: Machine> {
@@ -77,15 +77,15 @@ pub struct StopReport {
 
 impl<M: Machine + 'static> Worker<M> {
     /// Starts the thread, which then registers the worker with the bootstrap server, if the setup names one.
-    /// The machine's regions are [registered](attach) with the plane already.
-    pub fn start<P: Plane + Send + 'static>(
+    /// The machine's regions are [registered](attach) with the transport already.
+    pub fn start<P: Transport + Send + 'static>(
         machine: M,
         setup: Setup<M::Trace>,
-        plane: P,
+        transport: P,
         client: Box<dyn BootstrapClient>,
     ) -> Result<Worker<M>, StartError> {
         let rank = setup.worker.rank;
-        let driver = Driver::new(machine, setup, Box::new(plane), client, Box::new(BootTime))?;
+        let driver = Driver::new(machine, setup, Box::new(transport), client, Box::new(BootTime))?;
         Worker::spawn(rank, driver)
     }
 

@@ -9,66 +9,66 @@ use kv_core::{OpenError, SessionId};
 
 use super::cell::{Cell, Failure, Side};
 use super::gauges::Gauges;
-use super::link::{Link, Registration};
 use super::poll_set::PollSet;
+use super::shared::{Registration, Shared};
 
 /// The way to a worker: cheap to clone, usable from any thread. It does not keep the worker
 /// running; without one, sessions cannot be opened.
 pub struct Port<M: Machine> {
-    link: Arc<Link<M>>,
+    shared: Arc<Shared<M>>,
 }
 
 impl<M: Machine> Port<M> {
-    pub(crate) fn new(link: Arc<Link<M>>) -> Port<M> {
-        Port { link }
+    pub(crate) fn new(shared: Arc<Shared<M>>) -> Port<M> {
+        Port { shared }
     }
 
     /// Opens a session with the command that `open` makes of its number.
     pub fn open(&self, open: impl FnOnce(SessionId) -> M::Command) -> Result<Handle<M>, OpenError> {
-        let cell = self.link.open(open)?;
-        Ok(Handle { link: Arc::clone(&self.link), cell, closed: false })
+        let cell = self.shared.open(open)?;
+        Ok(Handle { shared: Arc::clone(&self.shared), cell, closed: false })
     }
 
     /// The sessions that have changed.
     pub fn poll_set(&self) -> &PollSet<M> {
-        &self.link.poll_set
+        &self.shared.poll_set
     }
 
     /// Takes what came back after its session's handle was dropped, as far as `pick` takes it; what `pick`
     /// returns as an error stays. No wire touches any of it any more.
     pub fn take_orphans<T>(&self, pick: impl FnMut(M::Resource) -> Result<T, M::Resource>) -> Vec<T> {
-        self.link.take_orphans(pick)
+        self.shared.take_orphans(pick)
     }
 
     /// The worker's numbers.
     pub fn gauges(&self) -> Gauges {
-        self.link.gauges()
+        self.shared.gauges()
     }
 
     /// Whether the worker can be found by its peers.
     pub fn registration(&self) -> Registration {
-        self.link.registration()
+        self.shared.registration()
     }
 
     /// What the resources in quarantine wait for, as the worker saw it 50 ms ago at most. Of a worker that
     /// has stopped: nothing, see [`Gauges::sessions_lost`].
     pub fn quarantine(&self) -> Vec<M::Quarantine> {
-        self.link.quarantine()
+        self.shared.quarantine()
     }
 
     pub(super) fn request_stop(&self, grace: Duration) {
-        self.link.request_stop(grace);
+        self.shared.request_stop(grace);
     }
 
     /// True once the worker's thread has ended, whatever ended it.
     pub fn is_stopped(&self) -> bool {
-        self.link.is_stopped()
+        self.shared.is_stopped()
     }
 }
 
 impl<M: Machine> Clone for Port<M> {
     fn clone(&self) -> Port<M> {
-        Port { link: Arc::clone(&self.link) }
+        Port { shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -84,7 +84,7 @@ impl<M: Machine> fmt::Debug for Port<M> {
 /// to [`Port::take_orphans`] as it comes back.
 #[must_use = "dropping a handle aborts its session"]
 pub struct Handle<M: Machine> {
-    link: Arc<Link<M>>,
+    shared: Arc<Shared<M>>,
     cell: Arc<Cell<M>>,
     closed: bool,
 }
@@ -108,7 +108,7 @@ impl<M: Machine> Handle<M> {
     /// Asks for an end, at any stage; idempotent, and never refused. A session that has ended stays as it
     /// is.
     pub fn abort(&self) {
-        self.link.abort(&self.cell);
+        self.shared.abort(&self.cell);
     }
 
     /// Takes back what the session was lent, in the order in which it came back. `None` while the session
@@ -125,7 +125,7 @@ impl<M: Machine> Handle<M> {
 
     /// Hands something that came back on to [`Port::take_orphans`].
     pub fn leave_behind(&self, resource: M::Resource) {
-        self.link.add_orphan(resource);
+        self.shared.add_orphan(resource);
     }
 
     /// A way to see the session's state without its handle.
@@ -136,7 +136,7 @@ impl<M: Machine> Handle<M> {
     fn close(&mut self) {
         self.closed = true;
         self.cell.close_handle();
-        self.link.leave(&self.cell, Side::Handle);
+        self.shared.leave(&self.cell, Side::Handle);
     }
 
     #[cfg(test)]
@@ -167,7 +167,7 @@ impl<M: Machine> Submit<M::Command> for Handle<M> {
     fn submit(&mut self, mut command: M::Command) -> Result<(), M::Command> {
         // What is lent after the end of the handle would come back to nobody.
         match !self.closed && command.address(self.id()) {
-            true => self.link.submit(&self.cell, command),
+            true => self.shared.submit(&self.cell, command),
             false => Err(command),
         }
     }
@@ -178,9 +178,9 @@ impl<M: Machine> Drop for Handle<M> {
         if self.closed {
             return;
         }
-        self.link.abort(&self.cell);
+        self.shared.abort(&self.cell);
         for resource in self.cell.abandon() {
-            self.link.add_orphan(resource);
+            self.shared.add_orphan(resource);
         }
         self.close();
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use kv_core::Time;
 use kv_core::machine::Machine;
 
-use super::link::Link;
+use super::shared::Shared;
 
 /// The machine looks at all its ended sessions to say it: not more often than this.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The picture of the quarantine in the link, and whether it is still true.
+/// The picture of the quarantine in the shared, and whether it is still true.
 #[derive(Debug, Default)]
 pub(super) struct Face {
     /// Something is in the picture.
@@ -28,14 +28,14 @@ impl Face {
 
     /// Makes the picture anew, if it may have changed and the last one is old enough. An empty
     /// quarantine needs no look at the machine, and is told at once.
-    pub(super) fn show<M: Machine>(&mut self, now: Time, link: &Link<M>, machine: &M) {
-        if link.counters.quarantined.get().is_empty() {
+    pub(super) fn show<M: Machine>(&mut self, now: Time, shared: &Shared<M>, machine: &M) {
+        if shared.counters.quarantined.get().is_empty() {
             if std::mem::take(&mut self.shows) {
-                link.set_quarantine(Vec::new());
+                shared.set_quarantine(Vec::new());
             }
             self.stale = false;
         } else if self.stale && now >= self.next {
-            link.set_quarantine(machine.quarantine());
+            shared.set_quarantine(machine.quarantine());
             (self.shows, self.stale, self.next) = (true, false, now + PAUSE);
         }
     }

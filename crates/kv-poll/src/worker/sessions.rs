@@ -7,7 +7,7 @@ use kv_core::SessionId;
 use kv_core::machine::{Amounts, Machine, SessionCommand, SessionResource, SessionStatus};
 
 use super::cell::{Cell, Failure, Side};
-use super::link::{Link, Message};
+use super::shared::{Message, Shared};
 
 /// The sessions that the machine knows, and what it holds of each.
 ///
@@ -16,7 +16,7 @@ use super::link::{Link, Message};
 /// fails because its worker has stopped. Resources that have not come back by then never will: nobody is
 /// left who could prove that no wire touches them.
 pub(super) struct Sessions<M: Machine> {
-    link: Arc<Link<M>>,
+    shared: Arc<Shared<M>>,
     entries: BTreeMap<SessionId, Entry<M>>,
 }
 
@@ -28,8 +28,8 @@ struct Entry<M: Machine> {
 }
 
 impl<M: Machine> Sessions<M> {
-    pub(super) fn new(link: Arc<Link<M>>) -> Sessions<M> {
-        Sessions { link, entries: BTreeMap::new() }
+    pub(super) fn new(shared: Arc<Shared<M>>) -> Sessions<M> {
+        Sessions { shared, entries: BTreeMap::new() }
     }
 
     /// Books a command before the machine sees it. `None` if the session has ended: then the machine
@@ -45,12 +45,12 @@ impl<M: Machine> Sessions<M> {
                 if let Some(amounts) = command.lends() {
                     entry.lent += 1;
                     entry.held = entry.held.plus(amounts);
-                    self.link.counters.in_transfer.add(amounts);
+                    self.shared.counters.in_transfer.add(amounts);
                 }
                 Some(command)
             }
             _ => {
-                self.link.return_unseen(&cell, command);
+                self.shared.return_unseen(&cell, command);
                 None
             }
         }
@@ -68,9 +68,9 @@ impl<M: Machine> Sessions<M> {
             return;
         }
         if status.is_terminal() {
-            self.link.counters.start_quarantine(entry.held);
+            self.shared.counters.start_quarantine(entry.held);
         }
-        self.link.poll_set.notify(&entry.cell);
+        self.shared.poll_set.notify(&entry.cell);
         self.retire(session);
     }
 
@@ -78,17 +78,17 @@ impl<M: Machine> Sessions<M> {
     pub(super) fn release(&mut self, session: SessionId, resource: M::Resource) {
         let Some(entry) = self.entries.get_mut(&session) else {
             debug_assert!(false, "something released that the machine did not hold");
-            return self.link.add_orphan(resource);
+            return self.shared.add_orphan(resource);
         };
         let amounts = resource.amounts().least(entry.held);
         entry.lent = entry.lent.saturating_sub(1);
         entry.held = entry.held.minus(amounts);
-        let counters = &self.link.counters;
+        let counters = &self.shared.counters;
         match entry.cell.is_over() {
             true => counters.quarantined.sub(amounts),
             false => counters.in_transfer.sub(amounts),
         }
-        self.link.give_back(&entry.cell, resource);
+        self.shared.give_back(&entry.cell, resource);
         self.retire(session);
     }
 
@@ -107,7 +107,7 @@ impl<M: Machine> Sessions<M> {
         if self.entries.get(&session).is_some_and(settled)
             && let Some(entry) = self.entries.remove(&session)
         {
-            self.link.leave(&entry.cell, Side::Worker);
+            self.shared.leave(&entry.cell, Side::Worker);
         }
     }
 }
@@ -115,18 +115,18 @@ impl<M: Machine> Sessions<M> {
 impl<M: Machine> Drop for Sessions<M> {
     fn drop(&mut self) {
         // Before `close`, after which others may end sessions too.
-        let counters = &self.link.counters;
+        let counters = &self.shared.counters;
         for entry in self.entries.values().filter(|entry| !entry.cell.is_over()) {
             counters.start_quarantine(entry.held);
         }
         counters.sessions_lost.set(self.entries.values().filter(|entry| !entry.held.is_empty()).count());
-        self.link.set_quarantine(Vec::new());
-        self.link.close();
+        self.shared.set_quarantine(Vec::new());
+        self.shared.close();
         for entry in self.entries.values() {
             if entry.cell.fail_stopped() {
-                self.link.poll_set.notify(&entry.cell);
+                self.shared.poll_set.notify(&entry.cell);
             }
-            self.link.leave(&entry.cell, Side::Worker);
+            self.shared.leave(&entry.cell, Side::Worker);
         }
     }
 }
@@ -140,19 +140,19 @@ mod tests {
     use kv_core::{KvManager, KvPoll, KvSender, KvSession, Room, SessionOptions};
 
     /// Plays the worker for one command.
-    fn take(link: &Link<KvMachine>, sessions: &mut Sessions<KvMachine>) -> Option<Command> {
-        sessions.admit(link.next_command().unwrap())
+    fn take(shared: &Shared<KvMachine>, sessions: &mut Sessions<KvMachine>) -> Option<Command> {
+        sessions.admit(shared.next_command().unwrap())
     }
 
     #[test]
     fn pages_lost_with_the_worker_are_counted_even_if_commands_of_their_session_wait() {
-        let (link, manager) = idle();
-        let mut sessions = Sessions::new(Arc::clone(&link));
+        let (shared, manager) = idle();
+        let mut sessions = Sessions::new(Arc::clone(&shared));
         let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
         sender.send(pages(&[1, 2])).unwrap();
         sender.send(pages(&[3])).unwrap();
-        assert!(take(&link, &mut sessions).is_some());
-        assert!(take(&link, &mut sessions).is_some());
+        assert!(take(&shared, &mut sessions).is_some());
+        assert!(take(&shared, &mut sessions).is_some());
         drop(sessions);
         let gauges = manager.gauges();
         assert_eq!((gauges.pages_in_transfer(), gauges.pages_quarantined()), (0, 2));
@@ -166,12 +166,12 @@ mod tests {
 
     #[test]
     fn states_after_the_end_are_ignored() {
-        let (link, manager) = idle();
-        let mut sessions = Sessions::new(Arc::clone(&link));
+        let (shared, manager) = idle();
+        let mut sessions = Sessions::new(Arc::clone(&shared));
         let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
         sender.send(pages(&[1])).unwrap();
-        while link.has_commands() {
-            assert!(take(&link, &mut sessions).is_some());
+        while shared.has_commands() {
+            assert!(take(&shared, &mut sessions).is_some());
         }
         let id = sender.id();
         sessions.status(id, KvPoll::Success, None);

@@ -3,7 +3,7 @@
 use std::io;
 
 use bytes::Bytes;
-use kv_core::{Plane, PlaneError, RankRecord, RecordError, Region, WorkerId};
+use kv_core::{RankRecord, RecordError, Region, Transport, TransportError, WorkerId};
 
 use super::listeners::Listener;
 
@@ -70,16 +70,16 @@ impl<W> Setup<W> {
     }
 }
 
-/// Registers a service's regions with the plane, in order; the plane's metadata for peers. Comes before
+/// Registers a service's regions with the transport, in order; the transport's metadata for peers. Comes before
 /// the worker's start.
 pub fn attach<'a>(
-    plane: &mut impl Plane,
+    transport: &mut impl Transport,
     regions: impl IntoIterator<Item = &'a Region>,
 ) -> Result<Bytes, StartError> {
     for (region, registered) in regions.into_iter().enumerate() {
-        plane.register(registered).map_err(|error| StartError::Register { region, error })?;
+        transport.register(registered).map_err(|error| StartError::Register { region, error })?;
     }
-    plane.metadata().map_err(StartError::Metadata)
+    transport.metadata().map_err(StartError::Metadata)
 }
 
 /// Why a worker did not start.
@@ -96,17 +96,17 @@ pub enum StartError {
         /// Largest allowed.
         max: usize,
     },
-    /// The plane cannot use a region. Give it the memory first.
+    /// The transport cannot use a region. Give it the memory first.
     #[error("region {region} cannot be registered: {error}")]
     Register {
         /// Position in the list of regions.
         region: usize,
         /// Why.
-        error: PlaneError,
+        error: TransportError,
     },
-    /// The plane has no metadata for peers.
-    #[error("the plane has no metadata: {0}")]
-    Metadata(PlaneError),
+    /// The transport has no metadata for peers.
+    #[error("the transport has no metadata: {0}")]
+    Metadata(TransportError),
     /// What the worker would tell the bootstrap server is too long. Use fewer regions.
     #[error("the worker cannot be registered: {0}")]
     Record(#[from] RecordError),

@@ -75,7 +75,7 @@ impl Waker {
     }
 }
 
-/// The descriptor of a plane or client, for the length of one `poll`.
+/// The descriptor of a transport or client, for the length of one `poll`.
 #[allow(unsafe_code)]
 fn borrow<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
     if fd < 0 {

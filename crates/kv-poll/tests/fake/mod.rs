@@ -10,9 +10,9 @@ use kv_core::machine::Submit;
 use kv_core::proto::Command;
 use kv_core::random::SplitMix64;
 use kv_core::{
-    AuxIndex, Cause, ChunkId, GrantRef, GroupItems, Groups, Incarnation, KvArgs, KvManager, KvPoll,
-    KvReceiver, KvSender, KvSession, OpenError, PageList, Pages, Phase, Quarantine, Reclaimed, Region,
-    RegionRole, Room, SessionId, SessionOptions, TransferError,
+    AuxIndex, Cause, ChunkId, GroupItems, Incarnation, KvArgs, KvManager, KvPoll, KvReceiver, KvSender,
+    KvSession, LeaseRef, OpenError, PageList, Pages, Phase, Quarantine, Reclaimed, Region, RegionRole,
+    RequestGroups, Room, SessionId, SessionOptions, TransferError,
 };
 use kv_poll::Change;
 use kv_poll::queue::{AuxMemory, aux_tag};
@@ -39,7 +39,7 @@ pub(crate) struct Session {
     pub(crate) reclaimable: bool,
     pub(crate) failure: Option<TransferError>,
     pub(crate) custody: Pages,
-    pub(crate) groups: Groups,
+    pub(crate) groups: RequestGroups,
     /// What the session was given, call by call.
     pub(crate) calls: Vec<Call>,
     pub(crate) aux: Option<AuxIndex>,
@@ -49,7 +49,7 @@ pub(crate) struct Session {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Init(usize),
-    Groups(usize),
+    RequestGroups(usize),
     Pages(Vec<u32>),
     Begin(Vec<u32>),
     Final(u32, Option<std::ops::Range<u32>>),
@@ -140,7 +140,7 @@ impl Fake {
                 reclaimable: false,
                 failure: None,
                 custody: Pages::none(),
-                groups: Groups::none(),
+                groups: RequestGroups::none(),
                 calls: Vec::new(),
                 aux: None,
                 aborted: false,
@@ -212,8 +212,8 @@ impl KvSession for Handle {
 }
 
 impl KvSender for Handle {
-    fn grant(&self) -> GrantRef {
-        GrantRef { incarnation: Incarnation::from_random(1), nonce: self.id(), pages: None }
+    fn lease_ref(&self) -> LeaseRef {
+        LeaseRef { incarnation: Incarnation::from_random(1), lease_id: self.id(), pages: None }
     }
 
     fn next_chunk(&self) -> ChunkId {
@@ -243,8 +243,8 @@ impl Submit<Command> for Handle {
             Command::LayersFinal { layers, .. } => {
                 session.calls.push(Call::Final(layers.chunk.0, layers.layers));
             }
-            Command::Groups { groups, .. } => {
-                session.calls.push(Call::Groups(groups.len()));
+            Command::RequestGroups { groups, .. } => {
+                session.calls.push(Call::RequestGroups(groups.len()));
                 groups.into_iter().try_for_each(|items| session.groups.push(items)).unwrap();
             }
             other => panic!("nothing that a queue says: {other:?}"),
@@ -293,8 +293,8 @@ impl Rows {
 }
 
 impl<R> AuxMemory<R> for Rows {
-    fn take_groups(&mut self, _request: &mut R) -> Option<Groups> {
-        let mut groups = Groups::none();
+    fn take_groups(&mut self, _request: &mut R) -> Option<RequestGroups> {
+        let mut groups = RequestGroups::none();
         if let Some(slots) = &mut self.1 {
             groups.push(GroupItems::new(0, pages([slots.pop()?]))).unwrap();
         }

@@ -1,6 +1,6 @@
 //! What may happen next, and what happens then.
 
-use kv_core::PlaneError;
+use kv_core::TransportError;
 use kv_core::wire::Frame;
 
 use super::small::{P, Small};
@@ -109,7 +109,7 @@ impl Small {
                 let it = &self.world.flights[read];
                 let wanton = self.can_copy(it) || it.moved == it.pieces.len();
                 self.left.failures = self.left.failures.saturating_sub(u8::from(wanton));
-                self.end(read, Err(PlaneError::PeerGone))
+                self.end(read, Err(TransportError::PeerGone))
             }
             Choice::Abort(slot) => {
                 self.left.aborts -= 1;

@@ -2,7 +2,7 @@
 //!
 //! Where a simulated world draws one history from its seed, this goes through *all* histories of a
 //! very small world, up to a number of steps: one prefill host and one or two decode hosts, each
-//! with the real machine ([`kv_core::proto::Node`], cloned at every step), one grant, one receiver
+//! with the real machine ([`kv_core::proto::Node`], cloned at every step), one lease, one receiver
 //! per decode host. A step is a `Choice`:
 //!
 //! - a frame in flight is delivered, whichever, now or after any other, once or twice. One that is
@@ -12,7 +12,7 @@
 //! - a read copies its bytes; a read that has copied ends; a read fails;
 //! - the prefill scheduler completes the pages; the decode scheduler brings its own; either aborts;
 //! - the prefill host restarts with other pages for the same room and session number, a decode host
-//!   dies, a plane proves a peer gone. How many of these a world has is its [`Scope`].
+//!   dies, a transport proves a peer gone. How many of these a world has is its [`Scope`].
 //!
 //! The prefill scheduler overwrites its pages in the moment in which they come back.
 //!

@@ -50,11 +50,11 @@ pub struct Scope {
     pub pages: u32,
     /// The lease is not renewed.
     pub fixed: bool,
-    /// Receivers claim by room, without a reference to the grant.
+    /// Receivers acquire by room, without a reference to the lease.
     pub by_room: bool,
     /// Peers are given up after half a lease of silence, not after ten.
     pub impatient: bool,
-    /// Everything starts with the grant told and the reads in flight, not with the claim.
+    /// Everything starts with the lease told and the reads in flight, not with the acquire message.
     pub reading: bool,
     /// Clocks.
     pub drift: Drift,
@@ -77,7 +77,7 @@ pub struct Scope {
 impl Scope {
     const BASE: Scope = Scope {
         name: "one-reader",
-        about: "one grant, one reader with a slow clock, late and doubled frames, an abort on either side",
+        about: "one lease, one reader with a slow clock, late and doubled frames, an abort on either side",
         decodes: 1,
         readers: 1,
         pages: 1,
@@ -99,7 +99,7 @@ impl Scope {
     pub const ALL: &[Scope] = &[
         Scope {
             name: "plain",
-            about: "one grant, one reader with a slow clock; frames are late or lost, nothing else goes wrong",
+            about: "one lease, one reader with a slow clock; frames are late or lost, nothing else goes wrong",
             aborts: 0,
             duplicates: 0,
             depth: 6,
@@ -177,7 +177,7 @@ impl Scope {
         },
         Scope {
             name: "used-twice",
-            about: "one grant, two readers that both want it",
+            about: "one lease, two readers that both want it",
             decodes: 2,
             aborts: 0,
             duplicates: 0,

@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node};
-use kv_core::wire::{Body, Frame, Register, Wish};
-use kv_core::{GrantRef, Lease, PageList, PeerId, Room, SessionId, SessionOptions, TransferMode};
+use kv_core::wire::{Body, Delivery, Frame, Register};
+use kv_core::{Lease, LeaseRef, PageList, PeerId, Room, SessionId, SessionOptions, TransferMode};
 
 use super::choice::Choice;
 use super::scope::{LEASE, PAGE, Scope};
@@ -75,7 +75,7 @@ pub(super) struct Small {
 }
 
 impl Small {
-    /// The world in which every receiver has met the sender's host and sent its claim.
+    /// The world in which every receiver has met the sender's host and sent its acquire message.
     pub(super) fn new(scope: Scope, planted: Option<Planted>) -> Result<Small, Violation> {
         let Scope { duplicates, aborts, failures, restarts, deaths, .. } = scope;
         let mut world = World::still(scope.params(), planted);
@@ -98,12 +98,13 @@ impl Small {
         small.open(P)?;
         for slot in 1..=scope.decodes {
             small.open(slot)?;
-            let claims = |letter: &Letter| {
-                let claims =
-                    |frame: Frame| matches!(frame.body, Body::Register(Register { wish: Wish::Read(_), .. }));
-                Frame::decode(&letter.bytes).is_ok_and(claims)
+            let acquires = |letter: &Letter| {
+                let acquires = |frame: Frame| {
+                    matches!(frame.body, Body::Register(Register { delivery: Delivery::Read(_), .. }))
+                };
+                Frame::decode(&letter.bytes).is_ok_and(acquires)
             };
-            while let Some(at) = small.wire.iter().position(|letter| !claims(letter)) {
+            while let Some(at) = small.wire.iter().position(|letter| !acquires(letter)) {
                 let letter = small.wire.remove(at);
                 small.deliver(letter)?;
             }
@@ -174,10 +175,10 @@ impl Small {
         let sender = &self.world.service.ledger.legs[self.legs[P]];
         let incarnation = self.world.hosts[self.lives[P]].incarnation;
         let pages = PageList::from_pages(self.pages()).ok();
-        let grants = vec![GrantRef { incarnation, nonce: sender.session, pages }];
-        let grants = if self.scope.by_room { Vec::new() } else { grants };
-        self.world.note_references(self.legs[slot], &grants);
-        let options = Box::new(SessionOptions { grants, ..options });
+        let lease_refs = vec![LeaseRef { incarnation, lease_id: sender.session, pages }];
+        let lease_refs = if self.scope.by_room { Vec::new() } else { lease_refs };
+        self.world.note_references(self.legs[slot], &lease_refs);
+        let options = Box::new(SessionOptions { lease_refs, ..options });
         let bootstrap_addr = self.world.service.params.addr(P);
         self.command(slot, Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options })
     }
@@ -286,7 +287,7 @@ impl Small {
     pub(super) fn end(
         &mut self,
         read: usize,
-        result: Result<(), kv_core::PlaneError>,
+        result: Result<(), kv_core::TransportError>,
     ) -> Result<(), Violation> {
         let mut ending = vec![read];
         if self.world.planted == Some(Planted::FirstReadEnds) && result.is_ok() {
@@ -385,7 +386,7 @@ impl Small {
             .fold(0_u64, u64::wrapping_add)
             .hash(&mut state);
         if world.planted.is_some() {
-            world.service.sabotage.beats.hash(&mut state);
+            world.service.sabotage.numbers.hash(&mut state);
         }
         state.finish()
     }

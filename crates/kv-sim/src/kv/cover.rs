@@ -44,12 +44,12 @@ impl KvWorld {
         }
     }
 
-    /// A grant names pages to a reader.
+    /// A lease names pages to a reader.
     pub(crate) fn tell_granted(&mut self, life: LifeId, bytes: &[u8]) {
         const GRANTED: u8 = 15;
         if bytes.get(2) == Some(&GRANTED)
             && let Ok(Frame { body: Body::Granted(granted), .. }) = Frame::decode(bytes)
-            && let Some(&leg) = self.service.stock[life].sessions.get(&granted.grant)
+            && let Some(&leg) = self.service.stock[life].sessions.get(&granted.lease_id)
         {
             self.tell(&Fact::Own(KvFact::Granted { leg }));
         }

@@ -26,7 +26,7 @@ pub(crate) enum KvFact<'a> {
     StrangeStatus { life: LifeId, session: SessionId, to: KvPoll },
     /// A token came back. The ledger still shows it as held; `None` if no such token was out.
     Released { life: LifeId, session: SessionId, leg: Option<LegId>, hold: Option<HoldId>, pages: &'a [u32] },
-    /// Items of state groups are about to come back; of these groups it is said that the sender had none.
+    /// Items of cache groups are about to come back; of these groups it is said that the sender had none.
     Skipped { leg: LegId, skipped: &'a [u16] },
     /// A node told a reader that it may read the pages of a session.
     Granted { leg: LegId },

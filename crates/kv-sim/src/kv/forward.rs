@@ -87,8 +87,10 @@ impl KvWorld {
         }
         self.service.counters.announced += 1;
         if !matches!(self.planted, Some(Planted::WrittenEarly | Planted::GrantedEarly)) {
-            let command =
-                Command::LayersFinal { session, layers: FinalLayers { chunk: number, layers, fence: None } };
+            let command = Command::LayersFinal {
+                session,
+                layers: FinalLayers { chunk: number, layers, ready_event: None },
+            };
             self.feed(life, "layers", Input::Command(command));
         }
         if more {

@@ -5,13 +5,13 @@ use kv_core::wire::{Body, Frame};
 /// What a frame says.
 pub(crate) fn show(bytes: &[u8]) -> String {
     match Frame::decode(bytes) {
-        Ok(Frame { link, body: Body::Hello(hello) }) => {
+        Ok(Frame { conversation, body: Body::Hello(hello) }) => {
             format!(
-                "{:x} Hello {{ to: {}, link: {:x}, nonce: {:x} }}",
-                link.0, hello.to, hello.link.0, hello.nonce
+                "{:x} Hello {{ to: {}, conversation: {:x}, nonce: {:x} }}",
+                conversation.0, hello.to, hello.conversation.0, hello.nonce
             )
         }
-        Ok(frame) => format!("{:x} {:?}", frame.link.0, frame.body),
+        Ok(frame) => format!("{:x} {:?}", frame.conversation.0, frame.body),
         Err(error) => format!("{error}"),
     }
 }

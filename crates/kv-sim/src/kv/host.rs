@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use kv_core::proto::{Node, NodeConfig, NodeGauges};
-use kv_core::wire::Link;
+use kv_core::wire::ConversationId;
 use kv_core::{
-    ArgsError, Incarnation, KvArgs, Layout, Parallel, RankRecord, Region, RegionRole, ServiceOffer,
-    SessionId, StateGroup, WorkerRole,
+    ArgsError, CacheGroup, Incarnation, KvArgs, Layout, Parallel, RankRecord, Region, RegionRole,
+    ServiceOffer, SessionId, WorkerRole,
 };
 
 use crate::clock::Clock;
@@ -17,14 +17,14 @@ use crate::kv::params::{Params, Topology};
 use crate::net::cost::Held;
 use crate::net::host;
 use crate::net::host::Engine;
-use crate::net::lives::{LifeId, PLANE, Slot, metadata, transports_of};
+use crate::net::lives::{LifeId, Slot, TRANSPORT, metadata, transports_of};
 use crate::net::rig::Rig;
 use crate::planted::Planted;
 
-/// The links of those that a liar has greeted.
-pub(crate) type Links = BTreeMap<LifeId, Link>;
+/// The conversations of those that a liar has greeted.
+pub(crate) type Conversations = BTreeMap<LifeId, ConversationId>;
 /// One life of one host.
-pub(crate) type Host = host::Host<Node, NodeGauges, Links>;
+pub(crate) type Host = host::Host<Node, NodeGauges, Conversations>;
 
 /// What the scheduler of a host has, and what it has opened.
 #[derive(Debug, Clone, Default)]
@@ -33,7 +33,7 @@ pub(crate) struct Stock {
     pub(crate) next_session: u64,
     pub(crate) free_pages: Vec<u32>,
     pub(crate) free_rows: Vec<u32>,
-    /// Free items of each state group.
+    /// Free items of each cache group.
     pub(crate) free_items: [Vec<u32>; GROUPS],
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn new_host(
     let transports = transports_of(params.physics.seed, &params.physics.ways, life);
     let (parallel, offers) = (args.geometry().parallel, vec![ServiceOffer::kv(args.geometry())?]);
     let record = RankRecord::new(who, role, parallel, transports.clone(), offers)?;
-    let mut config = NodeConfig::new(args, incarnation, PLANE, metadata(life));
+    let mut config = NodeConfig::new(args, incarnation, TRANSPORT, metadata(life));
     config.transports = transports;
     config.timing = params.physics.timing;
     config.limits = params.limits;
@@ -136,8 +136,8 @@ fn args(params: &Params, slot: Slot, memory: &Memory) -> Result<KvArgs, ArgsErro
     }
     if memory.items.iter().any(|items| !items.is_empty()) {
         let groups = vec![
-            StateGroup::slots(1, parallel.tp_size),
-            StateGroup::pages(16, 1, parallel.tp_size).optional(),
+            CacheGroup::slots(1, parallel.tp_size),
+            CacheGroup::pages(16, 1, parallel.tp_size).optional(),
         ];
         builder = builder.layout(Layout { groups, ..Layout::default() });
     }

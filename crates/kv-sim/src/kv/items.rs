@@ -1,4 +1,4 @@
-//! Which state groups the simulated requests have, and what one half has of them.
+//! Which cache groups the simulated requests have, and what one half has of them.
 
 use crate::net::lives::HoldId;
 
@@ -9,7 +9,7 @@ pub(crate) const SLOTS: usize = 0;
 /// The group of pages: a receiver may want the last ones only.
 pub(crate) const DRAFTS: usize = 1;
 
-/// What one half of a request has of the state groups.
+/// What one half of a request has of the cache groups.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
     /// How many items it names of each group.

@@ -80,7 +80,7 @@ pub struct Leg {
     pub holds: Vec<HoldId>,
     /// The hold on the aux row.
     pub row_hold: HoldId,
-    /// What it has of the state groups.
+    /// What it has of the cache groups.
     pub state: State,
     /// Of a receiver: the senders whose pages it was told to read, if it was told.
     pub meant: Vec<LegId>,

@@ -1,13 +1,13 @@
 //! A peer that lies: it greets a host as anybody may, and then sends frames that are valid, under the
-//! right link, and of every size and with every number that a frame can hold. None is about a request of
+//! right conversation, and of every size and with every number that a frame can hold. None is about a request of
 //! anybody else's: what it does may cost nobody but itself.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kv_core::wire::{
-    Abort, AbortAck, Body, Claim, Destination, Failed, Frame, Granted, Heartbeat, HeartbeatAck, Hello, Link,
-    Progress, Register, Registered, Release, Released, Wish,
+    Abort, AbortAck, Acquire, Body, ConversationId, Delivery, Destination, Failed, Frame, Granted, Heartbeat,
+    HeartbeatAck, Hello, Progress, Register, Registered, Release, Released,
 };
 use kv_core::{Attempt, Incarnation, Mismatch, PageList, PageRun, PeerCause, Room, SessionId};
 
@@ -27,7 +27,7 @@ const EDGES: [u64; 10] = [0, 1, 2, 63, 4096, 1 << 16, u32::MAX as u64, 1 << 32, 
 impl KvWorld {
     /// Somebody greets a host in the words of another, but under a name of its own.
     pub(crate) fn greet_as_liar(&mut self, slot: Slot, to: LifeId, bytes: &Bytes) {
-        let Ok(Frame { link, body: Body::Hello(hello) }) = Frame::decode(bytes) else { return };
+        let Ok(Frame { conversation, body: Body::Hello(hello) }) = Frame::decode(bytes) else { return };
         let (salt, bits) = (self.rng.bits(), self.rng.bits());
         let shape = Memory::new(1, 1, 8, 0, salt);
         let clock = Clock::new(self.now, 0, 1_000_000);
@@ -40,27 +40,27 @@ impl KvWorld {
         self.service.counters.liars += 1;
         let mut hello = Hello {
             incarnation: Incarnation::from_random(self.rng.bits()),
-            link: Link(self.rng.bits() | 1),
+            conversation: ConversationId(self.rng.bits() | 1),
             metadata: metadata(life),
             ..hello
         };
         hello.worker.rank += 1000;
         let delay = self.rng.below(5 * MS);
-        self.lie_later(life, to, delay, Frame { link, body: Body::Hello(hello) });
+        self.lie_later(life, to, delay, Frame { conversation, body: Body::Hello(hello) });
     }
 
     /// An answer to a liar: if it was greeted, the lies begin.
     pub(crate) fn tell_liar(&mut self, from: LifeId, life: LifeId, bytes: &Bytes) {
         let Ok(Frame { body: Body::Welcome(welcome), .. }) = Frame::decode(bytes) else { return };
-        let Engine::Stranger(links) = &mut self.hosts[life].engine else { return };
-        if links.insert(from, welcome.link).is_some() {
+        let Engine::Stranger(conversations) = &mut self.hosts[life].engine else { return };
+        if conversations.insert(from, welcome.conversation).is_some() {
             return;
         }
         let count = 1 + self.rng.below(40);
         for _ in 0..count {
             let delay = self.rng.tail(100 * US, 200 * MS);
             let body = self.lie();
-            self.lie_later(life, from, delay, Frame { link: welcome.link, body });
+            self.lie_later(life, from, delay, Frame { conversation: welcome.conversation, body });
         }
     }
 
@@ -145,29 +145,37 @@ impl KvWorld {
     }
 
     fn lie(&mut self) -> Body {
-        let (attempt, floor) = (self.attempt(), self.attempt());
-        let (beat, lease_ms) = (self.number(), self.number());
+        let (attempt, low_watermark) = (self.attempt(), self.attempt());
+        let (number, lease_ms) = (self.number(), self.number());
         let room = self.liars_room();
         match self.rng.below(14) {
             0 | 1 => {
                 let (leases, asked) = (self.runs(), self.runs());
                 let (leases, asked) =
                     if self.rng.chance(500) { (leases, Vec::new()) } else { (asked, leases) };
-                Body::Heartbeat(Heartbeat { beat, floor, leases, asked, writes: self.rng.chance(500) })
+                Body::Heartbeat(Heartbeat {
+                    number,
+                    low_watermark,
+                    leases,
+                    asked,
+                    writes: self.rng.chance(500),
+                })
             }
             2 | 3 => {
                 let (leases, permit_ms) = (self.runs(), self.number());
-                Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases, permit_ms })
+                Body::HeartbeatAck(HeartbeatAck { number, low_watermark, lease_ms, leases, permit_ms })
             }
             4 => Body::Abort(Abort {
-                floor: kv_core::Attempt(0),
+                low_watermark: kv_core::Attempt(0),
                 attempt,
                 room,
-                grant: None,
+                lease_id: None,
                 cause: self.liars_cause(),
             }),
             5 => Body::AbortAck(AbortAck { attempt }),
-            6 => Body::Release(Release { floor, attempts: self.runs(), answer: self.rng.chance(500) }),
+            6 => {
+                Body::Release(Release { low_watermark, attempts: self.runs(), answer: self.rng.chance(500) })
+            }
             7 => Body::Released(Released { attempts: self.runs() }),
             8 => Body::Failed(Failed { attempt, cause: self.liars_cause(), quiet: self.rng.chance(500) }),
             9 => {
@@ -178,8 +186,8 @@ impl KvWorld {
             10 => Body::Registered(Registered { attempt }),
             11 => Body::Granted(Granted {
                 attempt,
-                beat,
-                grant: SessionId(self.number()),
+                number,
+                lease_id: SessionId(self.number()),
                 pages: self.liars_pages(),
                 aux: None,
                 lease_ms,
@@ -187,19 +195,26 @@ impl KvWorld {
                 groups: Default::default(),
             }),
             _ => {
-                let (ranks, wish) = (self.short_number(), self.liars_wish(beat));
-                Body::Register(Register { attempt, floor, room, ranks, ttl_ms: lease_ms, wish })
+                let (ranks, delivery) = (self.short_number(), self.liars_delivery(number));
+                Body::Register(Register { attempt, low_watermark, room, ranks, ttl_ms: lease_ms, delivery })
             }
         }
     }
 
-    fn liars_wish(&mut self, beat: u64) -> Wish {
+    fn liars_delivery(&mut self, number: u64) -> Delivery {
         if self.rng.chance(500) {
-            let grant = Some(SessionId(self.number())).filter(|grant| grant.0 > 1 << 20);
-            return Wish::Read(Claim { grant, beat });
+            let lease_id = Some(SessionId(self.number())).filter(|lease| lease.0 > 1 << 20);
+            return Delivery::Read(Acquire { lease_id, number });
         }
         let (pages, aux_here) = (self.liars_pages(), self.rng.chance(500));
-        let (whole, permit_ms) = (pages.len() as u32, self.number());
-        Wish::Write(Destination { pages, whole, aux_here, ask: beat, permit_ms, ..Destination::default() })
+        let (total_pages, permit_ms) = (pages.len() as u32, self.number());
+        Delivery::Write(Destination {
+            pages,
+            total_pages,
+            aux_here,
+            ask: number,
+            permit_ms,
+            ..Destination::default()
+        })
     }
 }

@@ -24,7 +24,7 @@ pub struct Memory {
     pub pages: Vec<HoldId>,
     /// Who holds each aux row; zero if the scheduler does.
     pub rows: Vec<HoldId>,
-    /// Who holds each item of each state group, likewise.
+    /// Who holds each item of each cache group, likewise.
     pub items: [Vec<HoldId>; GROUPS],
     poisoned: u64,
 }
@@ -34,7 +34,7 @@ pub struct Memory {
 pub struct SimRegion {
     /// What it is for.
     pub role: RegionRole,
-    /// The state group that it belongs to.
+    /// The cache group that it belongs to.
     pub group: u16,
     /// Bytes of one item.
     pub item_len: usize,
@@ -122,7 +122,7 @@ impl Memory {
         }
     }
 
-    /// The same memory with a region of so many items for each state group.
+    /// The same memory with a region of so many items for each cache group.
     pub fn with_state(mut self, items: u32, item_len: usize) -> Memory {
         for group in (0..GROUPS).filter(|_| items > 0) {
             // No two groups have items of one length.
@@ -136,7 +136,7 @@ impl Memory {
         self
     }
 
-    /// The same memory with regions of a state group whose bytes have these names, in items of so many
+    /// The same memory with regions of a cache group whose bytes have these names, in items of so many
     /// tokens. A rank without a region of the group has no item of it.
     pub fn with_group(mut self, group: usize, regions: Vec<Vec<Name>>, tokens: usize, items: u32) -> Memory {
         if !regions.is_empty() {
@@ -170,7 +170,7 @@ impl Memory {
         }
     }
 
-    /// Where the bytes of the head before that of a piece of a state group lie in the same item, if they
+    /// Where the bytes of the head before that of a piece of a cache group lie in the same item, if they
     /// do.
     pub fn neighbours_share(&self, region: u32, offset: u64, len: u64) -> Option<u64> {
         let known = self.regions.get(region as usize)?;
@@ -206,7 +206,7 @@ impl Memory {
         self.each_item((RegionRole::Aux, 0), row, |_, _, bytes| fill(bytes, key, AUX_REGION, position));
     }
 
-    /// Writes the content of item `position` of a state group of the request `key`.
+    /// Writes the content of item `position` of a cache group of the request `key`.
     pub fn fill_item(&mut self, group: u16, item: u32, key: u64, position: u32) {
         self.each_item((RegionRole::State, group), item, |region, contents, bytes| {
             if contents.names.is_empty() {
@@ -230,7 +230,7 @@ impl Memory {
         self.wrong_tokens((RegionRole::State, group), item, (key, position), tokens)
     }
 
-    /// Makes an item of a state group worthless, differently each time.
+    /// Makes an item of a cache group worthless, differently each time.
     pub fn poison_item(&mut self, group: u16, item: u32) {
         self.poisoned = mix(self.poisoned.wrapping_add(1));
         let key = self.poisoned;

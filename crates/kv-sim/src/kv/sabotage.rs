@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kv_core::wire::Link;
+use kv_core::wire::ConversationId;
 use kv_core::{Attempt, Room, SessionId, Time};
 
 use crate::net::lives::LifeId;
@@ -10,8 +10,8 @@ use crate::net::lives::LifeId;
 /// What planted bugs remember.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Sabotage {
-    /// The link that a life answers to from another.
-    pub(crate) links: BTreeMap<(LifeId, LifeId), Link>,
+    /// The conversation that a life answers to from another.
+    pub(crate) conversations: BTreeMap<(LifeId, LifeId), ConversationId>,
     /// Releases made up, to be left out when the true ones come.
     pub(crate) released: BTreeMap<(LifeId, SessionId), usize>,
     /// Sessions about whose end nothing is said.
@@ -21,8 +21,8 @@ pub(crate) struct Sabotage {
     /// Registrations sent, of all sources of a request.
     pub(crate) rooms: Vec<Registered>,
     pub(crate) count: u64,
-    /// When a life sent which heartbeat or claim, by its own clock.
-    pub(crate) beats: BTreeMap<(LifeId, u64), Time>,
+    /// When a life sent which heartbeat or acquire message, by its own clock.
+    pub(crate) numbers: BTreeMap<(LifeId, u64), Time>,
 }
 
 /// A registration of a receiver at one of its sources.

@@ -1,7 +1,7 @@
 //! The simulated schedulers: they allocate, compute, send, abort, and reuse pages at once.
 
 use kv_core::proto::{Command, Input};
-use kv_core::{AuxIndex, GrantRef, KvPoll, PageList, Pages, SessionId, SessionOptions, TransferMode};
+use kv_core::{AuxIndex, KvPoll, LeaseRef, PageList, Pages, SessionId, SessionOptions, TransferMode};
 
 use crate::clock::MS;
 use crate::kv::act::{Act, KvAct};
@@ -65,9 +65,9 @@ impl KvWorld {
                     (self.service.params.addr(server), self.service.plans[leg].replica);
                 let pulls = self.service.ledger.legs[leg].pulls;
                 let mode = Some(if pulls { TransferMode::Pull } else { TransferMode::Push });
-                let mut grants = self.references(leg);
-                grants.truncate(if pulls { usize::MAX } else { 0 });
-                self.note_references(leg, &grants);
+                let mut lease_refs = self.references(leg);
+                lease_refs.truncate(if pulls { usize::MAX } else { 0 });
+                self.note_references(leg, &lease_refs);
                 // Only where pages are dealt they tell anything.
                 let dealt =
                     self.service.params.unequal.as_ref().is_some_and(|pair| pair.engines[1].context > 1);
@@ -77,7 +77,7 @@ impl KvWorld {
                     deadline,
                     prefill_dp_rank,
                     mode,
-                    grants,
+                    lease_refs,
                     prefix_pages,
                     tokens,
                     ..SessionOptions::default()
@@ -118,14 +118,14 @@ impl KvWorld {
     }
 
     /// What the router carried from the sender's side, if it came that way: of one rank, or of each.
-    fn references(&mut self, leg: LegId) -> Vec<GrantRef> {
+    fn references(&mut self, leg: LegId) -> Vec<LeaseRef> {
         let chance = self.service.params.sched.referenced;
         let known = |sender: LegId| {
             let sender = &self.service.ledger.legs[sender];
             let incarnation = self.hosts[sender.life?].incarnation;
-            Some(GrantRef { incarnation, nonce: sender.session, pages: None })
+            Some(LeaseRef { incarnation, lease_id: sender.session, pages: None })
         };
-        let mut references: Vec<GrantRef> = self.service.ledger.counterparts(leg).filter_map(known).collect();
+        let mut references: Vec<LeaseRef> = self.service.ledger.counterparts(leg).filter_map(known).collect();
         let ranks = self.service.ledger.legs[leg].servers.len();
         if references.len() < ranks || ranks == 1 || self.rng.chance(500) {
             references.truncate(1);
@@ -134,14 +134,14 @@ impl KvWorld {
     }
 
     /// Remembers whose pages are meant.
-    pub(crate) fn note_references(&mut self, leg: LegId, grants: &[GrantRef]) {
+    pub(crate) fn note_references(&mut self, leg: LegId, lease_refs: &[LeaseRef]) {
         let named = |sender: &LegId| {
             let sender = &self.service.ledger.legs[*sender];
-            let of = |grant: &GrantRef| {
-                sender.life.is_some_and(|life| self.hosts[life].incarnation == grant.incarnation)
-                    && grant.nonce == sender.session
+            let of = |lease_ref: &LeaseRef| {
+                sender.life.is_some_and(|life| self.hosts[life].incarnation == lease_ref.incarnation)
+                    && lease_ref.lease_id == sender.session
             };
-            grants.iter().any(of)
+            lease_refs.iter().any(of)
         };
         self.service.ledger.legs[leg].meant = self.service.ledger.counterparts(leg).filter(named).collect();
     }

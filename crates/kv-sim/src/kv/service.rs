@@ -9,7 +9,7 @@ use crate::clock::MS;
 use crate::kv::act::KvAct;
 use crate::kv::fact::{Fact, KvFact, View};
 use crate::kv::frames::show;
-use crate::kv::host::{Links, Stock, held_of};
+use crate::kv::host::{Conversations, Stock, held_of};
 use crate::kv::invariants::Invariants;
 use crate::kv::ledger::Ledger;
 use crate::kv::memory::Memory;
@@ -79,8 +79,8 @@ impl KvWorld {
         World::new(Kv::new(params, Invariants::all()), physics, planted, trace)
     }
 
-    /// A world of planes only: no nodes, no schedulers, nothing that is promised.
-    pub(crate) fn of_planes(params: Params) -> KvWorld {
+    /// A world of transports only: no nodes, no schedulers, nothing that is promised.
+    pub(crate) fn of_transports(params: Params) -> KvWorld {
         let physics = params.physics.clone();
         World::new(Kv::new(params, Invariants::none()), physics, None, Trace::keeping(0))
     }
@@ -106,7 +106,7 @@ impl Service for Kv {
     type Act = KvAct;
     type Gauges = NodeGauges;
     type Own<'a> = KvFact<'a>;
-    type Stranger = Links;
+    type Stranger = Conversations;
 
     fn boot(world: &mut KvWorld, slot: Slot) {
         world.boot_kv(slot);
@@ -133,7 +133,9 @@ impl Service for Kv {
     fn release(world: &mut KvWorld, life: LifeId, session: SessionId, resource: Resource) {
         match resource {
             Resource::Pages(pages) => world.release(life, session, pages),
-            Resource::Groups { groups, skipped } => world.release_items(life, session, groups, &skipped),
+            Resource::RequestGroups { groups, skipped } => {
+                world.release_items(life, session, groups, &skipped)
+            }
         }
     }
 

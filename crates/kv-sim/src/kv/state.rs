@@ -1,8 +1,8 @@
-//! State groups of the simulated requests: one of slots, that both sides name, and one of draft pages,
+//! Cache groups of the simulated requests: one of slots, that both sides name, and one of draft pages,
 //! that either may leave out, or, where engines differ, of window pages that neither may.
 
 use kv_core::proto::{Command, Input};
-use kv_core::{GroupItems, Groups, PageList, Pages, SessionId};
+use kv_core::{GroupItems, PageList, Pages, RequestGroups, SessionId};
 
 use crate::kv::fact::{Fact, KvFact};
 use crate::kv::items::{DRAFTS, GROUPS, SLOTS, State};
@@ -103,7 +103,7 @@ impl KvWorld {
             return;
         }
         let hold = self.service.ledger.hold(leg, Vec::new());
-        let mut groups = Groups::none();
+        let mut groups = RequestGroups::none();
         for group in 0..GROUPS {
             if wants[group] == 0 {
                 continue;
@@ -126,7 +126,7 @@ impl KvWorld {
         let session = known.session;
         self.lives[life].tokens_out += 1;
         self.service.counters.stateful += 1;
-        self.feed(life, "groups", Input::Command(Command::Groups { session, groups }));
+        self.feed(life, "groups", Input::Command(Command::RequestGroups { session, groups }));
     }
 
     /// Computes the items of a sender: they are final with the last chunk.
@@ -149,7 +149,7 @@ impl KvWorld {
         &mut self,
         life: LifeId,
         session: SessionId,
-        groups: Groups,
+        groups: RequestGroups,
         skipped: &[u16],
     ) {
         self.trace.note(self.now, || format!("  life {life} session {session} releases {groups:?}"));

@@ -50,7 +50,7 @@ KvCounters {
     dealt: "cover: receivers of pages dealt otherwise",
     /// Senders given other pages than their siblings.
     miscounted: "cover: senders with other pages than their siblings",
-    /// Receivers with several sources and items of state groups that succeeded.
+    /// Receivers with several sources and items of cache groups that succeeded.
     gathered_state: "cover: receivers of state served by several ranks",
     /// Chunks given before they were computed.
     begun: "cover: chunks given before they are computed",
@@ -82,8 +82,8 @@ KvCounters {
     quarantined: "cover: pages held beyond the end of their session",
     /// Chunks that had to wait for pages.
     starved: "cover: schedulers short of pages",
-    /// Halves with items of state groups.
-    stateful: "cover: halves with items of state groups",
+    /// Halves with items of cache groups.
+    stateful: "cover: halves with items of cache groups",
     /// Optional groups that a sender did not have.
     skipped: "cover: groups left out",
     /// Failures checked to be told.

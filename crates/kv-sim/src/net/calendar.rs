@@ -4,7 +4,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use bytes::Bytes;
-use kv_core::{BootstrapError, LookupId, PeerId, PlaneError, PostId, RankRecord};
+use kv_core::{BootstrapError, LookupId, PeerId, PostId, RankRecord, TransportError};
 
 use crate::net::flight::WayId;
 use crate::net::lives::{LifeId, Road};
@@ -16,7 +16,7 @@ pub enum Event<A> {
     Timer { life: LifeId, generation: u32 },
     /// A frame arrives.
     Frame { from: LifeId, to: LifeId, road: Road, bytes: Bytes },
-    /// A plane or bootstrap client reports something to its node.
+    /// A transport or bootstrap client reports something to its node.
     Report { life: LifeId, report: Report },
     /// A read moves its pieces up to this one.
     Move { flight: usize, upto: usize },
@@ -39,7 +39,7 @@ pub enum Event<A> {
 /// What a node is told by what surrounds it.
 #[derive(Debug, Clone)]
 pub enum Report {
-    Posted { post: PostId, result: Result<(), PlaneError> },
+    Posted { post: PostId, result: Result<(), TransportError> },
     Connected { peer: PeerId, way: WayId },
     ConnectFailed { peer: PeerId, way: WayId },
     PeerGone { peer: PeerId, way: WayId },

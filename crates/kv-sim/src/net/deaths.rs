@@ -59,7 +59,7 @@ impl<S: Service> World<S> {
         self.tell_revoked();
     }
 
-    /// The plane of a life will notice at `detected` that a connection is dead.
+    /// The transport of a life will notice at `detected` that a connection is dead.
     pub(crate) fn lose(&mut self, life: LifeId, peer: kv_core::PeerId, detected: u64) {
         let Some(conn) = self.hosts[life].conns.get_mut(&peer) else { return };
         if conn.gone_at.is_some() || conn.dead {

@@ -1,7 +1,7 @@
 //! Posts under way.
 
 use bytes::Bytes;
-use kv_core::{Op, PeerId, PlaneError, PostId};
+use kv_core::{Op, PeerId, PostId, TransportError};
 
 use crate::net::lives::{HoldId, LifeId};
 
@@ -32,7 +32,7 @@ pub struct Flight {
     /// It fails once so many pieces have moved.
     pub fails_after: Option<usize>,
     /// How it will end; `None` while that is open.
-    pub outcome: Option<Result<(), PlaneError>>,
+    pub outcome: Option<Result<(), TransportError>>,
     /// Where a write is cut into slices, the next end last.
     pub cuts: Vec<usize>,
     /// The longest pause before a slice.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kv_core::machine::Machine;
-use kv_core::{Incarnation, PeerId, PlaneEvent, RankRecord, Time};
+use kv_core::{Incarnation, PeerId, RankRecord, Time, TransportEvent};
 
 use crate::net::cost::Held;
 use crate::net::flight::WayId;
@@ -37,15 +37,15 @@ pub(crate) enum Engine<M: Machine, G: Send, L> {
     Node(Box<M>),
     /// A machine in the worker's own loop.
     Rig(Box<Rig<M, G>>),
-    /// What its plane has to tell to whoever owns it, outside of the world.
-    Plane(Vec<PlaneEvent>),
+    /// What its transport has to tell to whoever owns it, outside of the world.
+    Transport(Vec<TransportEvent>),
     /// Somebody who speaks without a machine.
     Stranger(L),
     /// Nothing any more.
     Dead,
 }
 
-/// The way from one life to another, as the plane of the first knows it.
+/// The way from one life to another, as the transport of the first knows it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Conn {
     pub(crate) target: LifeId,
@@ -64,7 +64,7 @@ impl<M: Machine + Clone, G: Send, L: Clone> Clone for Engine<M, G, L> {
     fn clone(&self) -> Engine<M, G, L> {
         match self {
             Engine::Node(node) => Engine::Node(node.clone()),
-            Engine::Plane(inbox) => Engine::Plane(inbox.clone()),
+            Engine::Transport(inbox) => Engine::Transport(inbox.clone()),
             Engine::Stranger(stranger) => Engine::Stranger(stranger.clone()),
             Engine::Rig(_) | Engine::Dead => Engine::Dead,
         }

@@ -8,10 +8,10 @@ use crate::clock::Clock;
 use crate::net::params::WayParams;
 use kv_core::random::mix;
 
-/// The plane's name in records and hellos.
-pub const PLANE: &str = "sim";
+/// The transport's name in records and hellos.
+pub const TRANSPORT: &str = "sim";
 /// The transports of workers that have two.
-pub(crate) const ROADS: [&str; 2] = [PLANE, "sim-2"];
+pub(crate) const ROADS: [&str; 2] = [TRANSPORT, "sim-2"];
 /// Position among them.
 pub(crate) type Road = usize;
 

@@ -4,7 +4,7 @@
 //! ```text
 //! service.rs   what a world needs to know of a service     world.rs   one world and its calendar
 //! step.rs      one step of one machine                     host.rs    one life of one host
-//! plane.rs     connections and frames                      posts.rs, slices.rs, ways.rs  reads and writes
+//! transport.rs     connections and frames                      posts.rs, slices.rs, ways.rs  reads and writes
 //! chaos.rs     faults with a moment                        deaths.rs  how lives end
 //! lookups.rs   bootstrap servers                           rig.rs     the worker's own loop
 //! ```
@@ -23,7 +23,6 @@ pub(crate) mod lives;
 mod lookups;
 pub(crate) mod memory;
 pub(crate) mod params;
-mod plane;
 mod posts;
 mod rendezvous;
 pub(crate) mod rig;
@@ -32,6 +31,7 @@ pub(crate) mod service;
 mod slices;
 pub(crate) mod stats;
 mod step;
+mod transport;
 pub(crate) mod way;
 mod ways;
 pub(crate) mod world;
@@ -40,7 +40,7 @@ pub use cost::{Cost, Held};
 pub use fact::{Effects, Fact};
 pub use flight::Piece;
 pub use host::Host;
-pub use lives::{HoldId, LifeId, LifeRecord, PLANE, Slot, metadata};
+pub use lives::{HoldId, LifeId, LifeRecord, Slot, TRANSPORT, metadata};
 pub use memory::Memory;
 pub use params::{ChaosParams, DmaParams, LookupParams, NetParams, Physics, WayParams};
 pub use service::{FailureOf, InputOf, OutputOf, ResourceOf, Service, StatusOf};

@@ -82,7 +82,7 @@ pub struct NetParams {
     pub spurious: u32,
 }
 
-/// The data plane.
+/// The data transport.
 #[derive(Debug, Clone, Default)]
 pub struct DmaParams {
     /// Posts that fail.

@@ -1,7 +1,7 @@
 //! One-sided reads and writes between simulated memories, piece by piece.
 
 use kv_core::random::mix;
-use kv_core::{Op, PeerId, PlaneError, Post, PostId};
+use kv_core::{Op, PeerId, Post, PostId, TransportError};
 
 use crate::clock::{MS, US};
 use crate::net::calendar::{Event, Report};
@@ -28,10 +28,10 @@ impl<S: Service> World<S> {
         let id = post.id;
         let conn = self.hosts[life].conns.get(&peer).copied();
         let Some(conn) = conn.filter(|conn| !conn.dead) else {
-            return self.refuse(life, id, PlaneError::PeerGone);
+            return self.refuse(life, id, TransportError::PeerGone);
         };
         if self.healed.is_none() && self.rng.chance(self.params.dma.refuse) {
-            return self.refuse(life, id, PlaneError::WouldBlock);
+            return self.refuse(life, id, TransportError::WouldBlock);
         }
         let mut pieces = match self.pieces(life, conn.target, &post) {
             Ok(pieces) => pieces,
@@ -41,7 +41,7 @@ impl<S: Service> World<S> {
         self.launch(life, peer, conn, post, pieces);
     }
 
-    fn refuse(&mut self, life: LifeId, post: PostId, error: PlaneError) {
+    fn refuse(&mut self, life: LifeId, post: PostId, error: TransportError) {
         self.counters.dma_refused += 1;
         self.hosts[life].flying -= 1;
         self.report_later(0, life, Report::Posted { post, result: Err(error) });
@@ -179,10 +179,10 @@ impl<S: Service> World<S> {
     pub(crate) fn doom(&mut self, flight: usize, gone_at: u64) {
         let left = gone_at.saturating_sub(self.now);
         let at = self.now + if self.rng.chance(500) { self.rng.below(left + 1) } else { left };
-        // A plane stays silent while it cannot prove that the wire is quiet.
+        // A transport stays silent while it cannot prove that the wire is quiet.
         let late =
             if self.rng.chance(300) { self.rng.below(600 * MS) } else { self.rng.tail(2 * MS, 200 * MS) };
-        self.flights[flight].outcome = Some(Err(PlaneError::PeerGone));
+        self.flights[flight].outcome = Some(Err(TransportError::PeerGone));
         self.calendar.enter(at + late, Event::Land { flight });
     }
 
@@ -264,7 +264,7 @@ impl<S: Service> World<S> {
         let Some(bytes) = source.map(<[u8]>::to_vec) else { return };
         let holder = self.memories[target].holder(piece.remote_region, piece.remote_offset);
         self.counters.torn_reads += u64::from(holder != piece.remote_hold);
-        if !matches!(self.hosts[life].engine, Engine::Plane(_)) {
+        if !matches!(self.hosts[life].engine, Engine::Transport(_)) {
             let holder = self.memories[life].holder(piece.local_region, piece.local_offset);
             self.tell(&Fact::Written { flight, piece, life, holder });
         }
@@ -287,7 +287,7 @@ impl<S: Service> World<S> {
         let total = known.pieces.len();
         let failing = known.fails_after.is_some() || known.outcome.is_some();
         if !failing && !self.lives[target].alive {
-            // The plane is silent until it knows; doomed at the crash.
+            // The transport is silent until it knows; doomed at the crash.
             return;
         }
         if !failing && known.op == Op::Read {
@@ -302,7 +302,7 @@ impl<S: Service> World<S> {
                 return;
             }
         }
-        let backend = PlaneError::Backend { call: "transfer", status: "remote error" };
+        let backend = TransportError::Backend { call: "transfer", status: "remote error" };
         let known = &mut self.flights[flight];
         let default = if known.fails_after.is_some() { Err(backend) } else { Ok(()) };
         let result = known.outcome.get_or_insert(default).clone();
@@ -346,7 +346,7 @@ impl<S: Service> World<S> {
             return;
         }
         self.counters.cancels_honoured += 1;
-        self.flights[flight].outcome.get_or_insert(Err(PlaneError::Cancelled));
+        self.flights[flight].outcome.get_or_insert(Err(TransportError::Cancelled));
         let soon = self.rng.below(MS);
         self.calendar.enter(self.now + soon, Event::Land { flight });
     }

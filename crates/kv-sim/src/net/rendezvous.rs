@@ -24,7 +24,7 @@ impl BootstrapServers {
     /// Registers a rank, in place of its former life.
     pub(crate) fn publish(&mut self, addr: &str, life: LifeId, record: RankRecord) {
         let parallel = record.parallel;
-        let key = [parallel.dp_rank, parallel.pp_rank, parallel.cp_rank, parallel.tp_rank];
+        let key = [parallel.dp_rank, parallel.pp_rank, parallel.pcp_rank, parallel.tp_rank];
         let entry = Entry { life, record, until: u64::MAX };
         self.engines.entry(addr.to_owned()).or_default().insert(key, entry);
     }

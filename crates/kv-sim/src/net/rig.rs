@@ -1,5 +1,5 @@
 //! A host that runs the worker's own loop (`kv-poll`'s driver) instead of having its node fed: over a
-//! plane and a bootstrap client that hand everything on to the world, and a clock that may be found to
+//! transport and a bootstrap client that hand everything on to the world, and a clock that may be found to
 //! have gone on between any two looks at anything.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,8 +11,9 @@ use bytes::Bytes;
 use kv_core::machine::{Input, Machine, Output};
 use kv_core::trace::Event;
 use kv_core::{
-    BootstrapClient, BootstrapError, BootstrapEvent, LookupId, PeerId, Plane, PlaneError, PlaneEvent,
-    PlaneWait, Post, PostId, RankQuery, RankRecord, Region, Time, TransportOffer, WorkerId, WriteFence,
+    BootstrapClient, BootstrapError, BootstrapEvent, LookupId, PeerId, Post, PostId, RankQuery, RankRecord,
+    Region, Time, Transport, TransportError, TransportEvent, TransportOffer, TransportWait, WorkerId,
+    WriteFence,
 };
 use kv_poll::worker::{Clock as WorkerClock, Driver, Setup, Turn};
 use kv_ways::{Member, Ways};
@@ -57,7 +58,7 @@ pub(crate) struct Turned<M: Machine, G> {
     pub(crate) restless: bool,
 }
 
-/// What a driver is told other than by its plane.
+/// What a driver is told other than by its transport.
 enum Told<C> {
     Command(C),
     Answer(BootstrapEvent),
@@ -71,7 +72,7 @@ struct State<M: Machine, G> {
     /// When the host was stopped, if it still stands where it stood then.
     stopped: Option<u64>,
     /// What came, by which road, and when.
-    events: VecDeque<(u64, Road, PlaneEvent)>,
+    events: VecDeque<(u64, Road, TransportEvent)>,
     told: VecDeque<(u64, Told<M::Command>)>,
     commands: VecDeque<M::Command>,
     traced: Vec<Event<M::Trace>>,
@@ -84,7 +85,7 @@ struct State<M: Machine, G> {
     /// By which road each post goes.
     posts: BTreeMap<PostId, Road>,
     last: Time,
-    /// With a planted bug: the reading before the plane was polled.
+    /// With a planted bug: the reading before the transport was polled.
     before: Option<Time>,
     planted: Option<Planted>,
 }
@@ -158,11 +159,11 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
         let (client, own) = (Box::new(desk.clone()), Box::new(desk.clone()));
         let member = |&road: &Road| Member::named(ROADS[road], Box::new(End { desk: desk.clone(), road }));
         let roads = roads_of(params.seed, &params.ways, life);
-        let plane: Box<dyn Plane + Send> = match roads {
-            [road] => member(road).into_plane(),
+        let transport: Box<dyn Transport + Send> = match roads {
+            [road] => member(road).into_transport(),
             _ => Box::new(Ways::new(roads.iter().map(member).collect()).ok()?),
         };
-        let driver = Driver::new(machine, setup, plane, client, own);
+        let driver = Driver::new(machine, setup, transport, client, own);
         Some(Rig { driver: driver.ok()?, desk })
     }
 
@@ -171,12 +172,12 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
         let state = &mut *self.desk.open();
         let road_of = |peer: &PeerId| state.peers.get(peer).map_or(0, |(road, _)| *road);
         let (road, event) = match input {
-            Input::Frame { from, frame } => ((from.0 >> 32) as Road, PlaneEvent::Frame { from, frame }),
+            Input::Frame { from, frame } => ((from.0 >> 32) as Road, TransportEvent::Frame { from, frame }),
             Input::Posted { post, result } => {
-                (state.posts.remove(&post).unwrap_or(0), PlaneEvent::Posted { post, result })
+                (state.posts.remove(&post).unwrap_or(0), TransportEvent::Posted { post, result })
             }
-            Input::PeerGone { peer, end } => (road_of(&peer), PlaneEvent::PeerGone { peer, end }),
-            Input::Revoked { peer } => (road_of(&peer), PlaneEvent::Revoked { peer }),
+            Input::PeerGone { peer, end } => (road_of(&peer), TransportEvent::PeerGone { peer, end }),
+            Input::Revoked { peer } => (road_of(&peer), TransportEvent::Revoked { peer }),
             Input::Command(command) => return state.told.push_back((now, Told::Command(command))),
             Input::Found { lookup, ranks } => {
                 let answer = BootstrapEvent::Found { lookup, ranks };
@@ -322,29 +323,29 @@ impl<M: Machine, G> End<M, G> {
     }
 }
 
-impl<M: Machine, G: Send> Plane for End<M, G> {
+impl<M: Machine, G: Send> Transport for End<M, G> {
     fn name(&self) -> &'static str {
         ROADS[self.road]
     }
 
-    fn register(&mut self, _: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, _: &Region) -> Result<(), TransportError> {
         Ok(())
     }
 
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         Ok(metadata_by(self.road, self.open().life))
     }
 
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
         let state = &mut *self.open();
         let (seed, ways) = &state.ways;
         let there = road_and_life(metadata);
         if there.is_some_and(|(road, there)| leads_nowhere(*seed, ways, road, (state.life, there))) {
-            return Err(PlaneError::Metadata("it is of another host"));
+            return Err(TransportError::Metadata("it is of another host"));
         }
         let transport = TransportOffer::new(ROADS[self.road], Bytes::copy_from_slice(metadata));
         state.outputs.push(Output::Connect { peer, transport });
-        state.peers.insert(peer, there.ok_or(PlaneError::Metadata("it leads nowhere"))?);
+        state.peers.insert(peer, there.ok_or(TransportError::Metadata("it leads nowhere"))?);
         Ok(())
     }
 
@@ -352,12 +353,12 @@ impl<M: Machine, G: Send> Plane for End<M, G> {
         self.open().outputs.push(Output::Disconnect { peer });
     }
 
-    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
         self.open().outputs.push(Output::Send { peer, frame });
         Ok(())
     }
 
-    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
         let state = &mut *self.open();
         state.posts.insert(post.id, self.road);
         state.outputs.push(Output::Post { peer, post });
@@ -383,7 +384,7 @@ impl<M: Machine, G: Send> Plane for End<M, G> {
         self.open().outputs.push(Output::Revoke { peer });
     }
 
-    fn poll(&mut self, _: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, _: Time, events: &mut Vec<TransportEvent>) {
         let state = &mut *self.open();
         if state.planted == Some(Planted::EventsAsOfBefore) {
             state.before = Some(state.last);
@@ -398,8 +399,8 @@ impl<M: Machine, G: Send> Plane for End<M, G> {
         });
     }
 
-    fn wait(&self) -> PlaneWait {
-        PlaneWait::Readable(Vec::new())
+    fn wait(&self) -> TransportWait {
+        TransportWait::Readable(Vec::new())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Writes move in slices, each begun under a permission by the writer's own clock.
 
-use kv_core::PlaneError;
+use kv_core::TransportError;
 
 use crate::clock::MS;
 use crate::net::calendar::Event;
@@ -24,7 +24,7 @@ impl<S: Service> World<S> {
         let Some(&upto) = known.cuts.last() else { return };
         if way.revoked {
             self.counters.refused_slices += 1;
-            self.flights[flight].outcome.get_or_insert(Err(PlaneError::Revoked));
+            self.flights[flight].outcome.get_or_insert(Err(TransportError::Revoked));
             return self.land(flight);
         }
         let ends = (self.hosts[known.life].slot, self.hosts[known.target].slot);
@@ -41,7 +41,7 @@ impl<S: Service> World<S> {
             known.waits = true;
             if known.cancelled {
                 // Nothing of it is under way, and nothing may ever be.
-                known.outcome.get_or_insert(Err(PlaneError::Cancelled));
+                known.outcome.get_or_insert(Err(TransportError::Cancelled));
                 self.land(flight);
             }
             return;

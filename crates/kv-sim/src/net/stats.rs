@@ -50,7 +50,7 @@ NetCounters {
     shutdowns: "fault: shutdowns",
     /// Posts that failed.
     dma_errors: "fault: posts failed",
-    /// Posts refused by the plane.
+    /// Posts refused by the transport.
     dma_refused: "fault: posts refused",
     /// Slow posts.
     dma_slow: "fault: posts slower than a deadline",
@@ -80,7 +80,7 @@ NetCounters {
     crash_target: "cover: crash of a destination in mid-transfer",
     /// Writes of the dead.
     stray_writes: "cover: pieces written by a dead host",
-    /// Permissions told to planes.
+    /// Permissions told to transports.
     permits: "cover: permissions to write",
     /// Writes that waited for one.
     unpermitted: "cover: slices that waited for a permission",

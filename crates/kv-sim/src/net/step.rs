@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use kv_core::machine::{Input, Machine, Output};
-use kv_core::{Origin, PlaneEvent, Time};
+use kv_core::{Origin, Time, TransportEvent};
 
 use crate::net::calendar::{Event, Report};
 use crate::net::cost::Cost;
@@ -84,7 +84,7 @@ impl<S: Service> World<S> {
         };
         let turned = match &mut host.engine {
             Engine::Dead | Engine::Stranger(_) => return Ok(None),
-            Engine::Plane(inbox) => {
+            Engine::Transport(inbox) => {
                 inbox.extend(event_of(input));
                 return Ok(None);
             }
@@ -257,13 +257,13 @@ impl<S: Service> World<S> {
     }
 }
 
-/// What a plane tells its owner, where a node would be told this.
-fn event_of<C>(input: Input<C>) -> Option<PlaneEvent> {
+/// What a transport tells its owner, where a node would be told this.
+fn event_of<C>(input: Input<C>) -> Option<TransportEvent> {
     match input {
-        Input::Frame { from, frame } => Some(PlaneEvent::Frame { from, frame }),
-        Input::Posted { post, result } => Some(PlaneEvent::Posted { post, result }),
-        Input::PeerGone { peer, end } => Some(PlaneEvent::PeerGone { peer, end }),
-        Input::Revoked { peer } => Some(PlaneEvent::Revoked { peer }),
+        Input::Frame { from, frame } => Some(TransportEvent::Frame { from, frame }),
+        Input::Posted { post, result } => Some(TransportEvent::Posted { post, result }),
+        Input::PeerGone { peer, end } => Some(TransportEvent::PeerGone { peer, end }),
+        Input::Revoked { peer } => Some(TransportEvent::Revoked { peer }),
         _ => None,
     }
 }

@@ -99,8 +99,8 @@ impl<S: Service> World<S> {
             .filter(|(_, conn)| (conn.target, conn.road) == (target, road))
             .map(|(&peer, _)| peer)
             .collect();
-        // A plane on its own keeps the contract to the letter: the way stays, without the right.
-        let ends = !matches!(self.hosts[writer].engine, Engine::Plane(_));
+        // A transport on its own keeps the contract to the letter: the way stays, without the right.
+        let ends = !matches!(self.hosts[writer].engine, Engine::Transport(_));
         for peer in lost.into_iter().filter(|_| ends) {
             let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
             self.lose(writer, peer, detected);

@@ -1,7 +1,7 @@
 //! One world: hosts, wires and clocks, driven by one calendar.
 //!
 //! ```text
-//! calendar ─▶ event ─▶ host's machine ─▶ outputs ─┬▶ plane.rs    frames            ─▶ calendar
+//! calendar ─▶ event ─▶ host's machine ─▶ outputs ─┬▶ transport.rs    frames            ─▶ calendar
 //!            (step.rs)                            ├▶ posts.rs    reads and writes  ─▶ calendar
 //!                                                 ├▶ lookups.rs  bootstrap servers ─▶ calendar
 //!                                                 └▶ the service: states, what was lent
@@ -324,7 +324,7 @@ impl<S: Service> World<S> {
                 let (mut gauges, next) = match &host.engine {
                     Engine::Node(node) => (S::gauges(node), node.next_timeout()),
                     Engine::Rig(rig) => (rig.gauges(), host.timer),
-                    Engine::Plane(_) | Engine::Stranger(_) | Engine::Dead => return None,
+                    Engine::Transport(_) | Engine::Stranger(_) | Engine::Dead => return None,
                 };
                 S::spoil_gauges(self, &mut gauges);
                 Some((life, gauges, next))

@@ -5,44 +5,44 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_conformance::{Harness, Job, Other, Puppet, Regions, Side};
-use kv_core::{Plane, Region, RegionRole, Time};
-use kv_sim::{VirtualNet, VirtualPlane};
+use kv_core::{Region, RegionRole, Time, Transport};
+use kv_sim::{VirtualNet, VirtualTransport};
 
-/// Makes workers whose planes are `wrap`ped.
+/// Makes workers whose transports are `wrap`ped.
 pub struct Virtual<W> {
     pub net: VirtualNet,
     pub wrap: W,
     pub patience: Duration,
 }
 
-/// A virtual plane, or one with something planted in it.
-pub trait Wrapped: Plane {
-    fn bare(&self) -> &VirtualPlane;
+/// A virtual transport, or one with something planted in it.
+pub trait Wrapped: Transport {
+    fn bare(&self) -> &VirtualTransport;
 
     fn crash(&self, net: &VirtualNet) {
         net.crash(&self.metadata().unwrap());
     }
 }
 
-impl Wrapped for VirtualPlane {
-    fn bare(&self) -> &VirtualPlane {
+impl Wrapped for VirtualTransport {
+    fn bare(&self) -> &VirtualTransport {
         self
     }
 }
 
-impl<P: Wrapped, W: Fn(VirtualPlane) -> P> Virtual<W> {
+impl<P: Wrapped, W: Fn(VirtualTransport) -> P> Virtual<W> {
     fn make(&self, lens: &[usize]) -> Side<P> {
-        let mut plane = (self.wrap)(self.net.plane().expect("room for another plane"));
+        let mut transport = (self.wrap)(self.net.transport().expect("room for another transport"));
         for len in lens {
-            plane.register(&Region::dram(RegionRole::Kv, 0, *len as u64, 1)).unwrap();
+            transport.register(&Region::dram(RegionRole::Kv, 0, *len as u64, 1)).unwrap();
         }
-        let memory = Memory { net: self.net.clone(), metadata: plane.metadata().unwrap() };
-        Side { plane, lens: lens.to_vec(), memory: Box::new(memory) }
+        let memory = Memory { net: self.net.clone(), metadata: transport.metadata().unwrap() };
+        Side { transport, lens: lens.to_vec(), memory: Box::new(memory) }
     }
 }
 
-impl<P: Wrapped, W: Fn(VirtualPlane) -> P> Harness for Virtual<W> {
-    type Plane = P;
+impl<P: Wrapped, W: Fn(VirtualTransport) -> P> Harness for Virtual<W> {
+    type Transport = P;
     type Other = Elsewhere<P>;
     const FAR_LEN: usize = 1 << 20;
 
@@ -52,7 +52,7 @@ impl<P: Wrapped, W: Fn(VirtualPlane) -> P> Harness for Virtual<W> {
 
     fn other(&self, job: Job, peer: &[u8]) -> Elsewhere<P> {
         let side = self.make(&[Self::FAR_LEN]);
-        let metadata = side.plane.metadata().unwrap();
+        let metadata = side.transport.metadata().unwrap();
         let puppet = Puppet::new(side, job, peer);
         Elsewhere { puppet, metadata, net: self.net.clone() }
     }
@@ -85,11 +85,11 @@ impl<P: Wrapped> Other for Elsewhere<P> {
     }
 
     fn kill(&mut self) {
-        self.puppet.side.plane.crash(&self.net);
+        self.puppet.side.transport.crash(&self.net);
     }
 
     fn is_alive(&mut self) -> bool {
-        self.puppet.side.plane.bare().is_alive()
+        self.puppet.side.transport.bare().is_alive()
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use kv_core::{
-    Directions, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time,
-    WriteFence,
+    Directions, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
+    TransportWait, WriteFence,
 };
 
 /// The test's end of a member.
@@ -20,12 +20,12 @@ pub struct Told(pub Wire);
 struct State {
     calls: Vec<String>,
     polls: usize,
-    reports: VecDeque<PlaneEvent>,
-    refused_regions: Option<PlaneError>,
-    refused_connects: Option<PlaneError>,
+    reports: VecDeque<TransportEvent>,
+    refused_regions: Option<TransportError>,
+    refused_connects: Option<TransportError>,
     fence: Option<WriteFence>,
     directions: Option<Directions>,
-    wait: Option<PlaneWait>,
+    wait: Option<TransportWait>,
     name: &'static str,
 }
 
@@ -55,15 +55,15 @@ impl Wire {
     }
 
     /// Is reported by the next poll.
-    pub fn report(&self, event: PlaneEvent) {
+    pub fn report(&self, event: TransportEvent) {
         self.open().reports.push_back(event);
     }
 
-    pub fn refuse_regions(&self, error: PlaneError) {
+    pub fn refuse_regions(&self, error: TransportError) {
         self.open().refused_regions = Some(error);
     }
 
-    pub fn refuse_connects(&self, error: PlaneError) {
+    pub fn refuse_connects(&self, error: TransportError) {
         self.open().refused_connects = Some(error);
     }
 
@@ -75,25 +75,25 @@ impl Wire {
         self.open().directions = Some(directions);
     }
 
-    pub fn set_wait(&self, wait: PlaneWait) {
+    pub fn set_wait(&self, wait: TransportWait) {
         self.open().wait = Some(wait);
     }
 }
 
-impl Plane for Told {
+impl Transport for Told {
     fn name(&self) -> &'static str {
         "told"
     }
 
-    fn register(&mut self, _: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, _: &Region) -> Result<(), TransportError> {
         self.0.open().refused_regions.clone().map_or(Ok(()), Err)
     }
 
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         Ok(Bytes::from(format!("memory by {}", self.0.open().name)))
     }
 
-    fn connect(&mut self, _: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+    fn connect(&mut self, _: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
         if let Some(error) = self.0.open().refused_connects.clone() {
             return Err(error);
         }
@@ -109,12 +109,12 @@ impl Plane for Told {
         self.0.note("disconnect".to_owned());
     }
 
-    fn send(&mut self, _: PeerId, _: Bytes) -> Result<(), PlaneError> {
+    fn send(&mut self, _: PeerId, _: Bytes) -> Result<(), TransportError> {
         self.0.note("send".to_owned());
         Ok(())
     }
 
-    fn post(&mut self, _: PeerId, post: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, _: PeerId, post: Post) -> Result<(), TransportError> {
         self.0.note(format!("post {}", post.id.0));
         Ok(())
     }
@@ -135,14 +135,14 @@ impl Plane for Told {
         self.0.note("revoke".to_owned());
     }
 
-    fn poll(&mut self, _: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, _: Time, events: &mut Vec<TransportEvent>) {
         let state = &mut *self.0.open();
         state.polls += 1;
         events.extend(state.reports.drain(..));
     }
 
-    fn wait(&self) -> PlaneWait {
-        self.0.open().wait.clone().unwrap_or(PlaneWait::Readable(Vec::new()))
+    fn wait(&self) -> TransportWait {
+        self.0.open().wait.clone().unwrap_or(TransportWait::Readable(Vec::new()))
     }
 
     fn directions(&self, _: Option<PeerId>) -> Directions {

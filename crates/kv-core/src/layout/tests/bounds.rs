@@ -14,9 +14,9 @@ fn check(change: impl FnOnce(&mut Geometry), expected: Result<(), GeometryError>
 
 #[test]
 fn sizes_of_context_pages_and_stages_are_bounded() {
-    check(|g| g.layout.context_size = 0, Err(range("context_size", 0, 1, 2)));
-    check(|g| g.layout.context_size = 3, Err(range("context_size", 3, 1, 2)));
-    check(|g| g.layout.context_rank = 1, Err(range("context_rank", 1, 0, 0)));
+    check(|g| g.layout.dcp_size = 0, Err(range("dcp_size", 0, 1, 2)));
+    check(|g| g.layout.dcp_size = 3, Err(range("dcp_size", 3, 1, 2)));
+    check(|g| g.layout.dcp_rank = 1, Err(range("dcp_rank", 1, 0, 0)));
     check(|g| g.layout.kernel_page_size = 16, Ok(()));
     check(|g| g.layout.kernel_page_size = 17, Err(range("kernel_page_size", 17, 0, 16)));
     check(|g| g.layout.stages = vec![(0, 0)], Ok(()));
@@ -35,7 +35,7 @@ fn sizes_of_groups_are_bounded() {
     let group = |page_size, heads, total_heads| {
         move |g: &mut Geometry| {
             g.regions.truncate(4);
-            g.layout.groups = vec![StateGroup::slots(1, 2), StateGroup::pages(page_size, heads, total_heads)];
+            g.layout.groups = vec![CacheGroup::slots(1, 2), CacheGroup::pages(page_size, heads, total_heads)];
         }
     };
     check(group(1, 1, 1), Ok(()));
@@ -83,7 +83,7 @@ fn heads_are_cut_evenly_or_repeated_one_by_one() {
 fn state_is_held_once_in_each_group() {
     let twice = |group: u16, other: u16| {
         move |g: &mut Geometry| {
-            g.layout.groups = vec![StateGroup::slots(4, 8); 3];
+            g.layout.groups = vec![CacheGroup::slots(4, 8); 3];
             g.regions[4].group = group;
             g.regions.push(RegionShape { group: other, ..g.regions[4].clone() });
         }
@@ -111,7 +111,7 @@ fn state_is_held_once_in_each_group() {
 fn only_state_belongs_to_groups_and_aux_rows_hold_nothing_of_layers() {
     check(|g| g.regions[0].group = 1, Err(range("regions.group", 1, 0, 0)));
     let second = |g: &mut Geometry| {
-        g.layout.groups.push(StateGroup::slots(4, 8));
+        g.layout.groups.push(CacheGroup::slots(4, 8));
         g.regions[3].group = 1;
     };
     check(second, Err(range("regions.group", 1, 0, 0)));

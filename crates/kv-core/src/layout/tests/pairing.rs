@@ -20,7 +20,7 @@ fn accepted(ours: &Geometry, theirs: &Geometry) {
 fn whole() -> Geometry {
     let key = RegionShape { layer: Some(0), layers: 2, holds: Holds::Key, ..shape(RegionRole::Kv, 10, 512) };
     let state = RegionShape { layer: Some(1), holds: Holds::State(0), ..shape(RegionRole::State, 4, 256) };
-    let layout = Layout { groups: vec![StateGroup::slots(8, 8)], total_kv_heads: 2, ..Layout::default() };
+    let layout = Layout { groups: vec![CacheGroup::slots(8, 8)], total_kv_heads: 2, ..Layout::default() };
     Geometry { parallel: Parallel::default(), regions: vec![key, state], layout, ..geometry() }
 }
 
@@ -55,7 +55,7 @@ fn parallel_groups_of_which_neither_is_a_multiple_do_not_fit() {
         with(whole(), |g| {
             g.parallel.tp_size = tp_size;
             (g.kv_heads, g.layout.total_kv_heads) = (2, 2 * tp_size);
-            g.layout.groups = vec![StateGroup::slots(8, 8 * tp_size)];
+            g.layout.groups = vec![CacheGroup::slots(8, 8 * tp_size)];
         })
     };
     assert_eq!(refused(&ranks(2), &ranks(3)), "tp_size");
@@ -68,7 +68,7 @@ fn pages_are_dealt_to_unequal_groups_only_of_latents_and_of_one_size() {
     let dealt = |size: u32, second: Holds, page_size: u32| {
         with(whole(), |g| {
             g.parallel = Parallel { tp_size: size, pp_size: 2, ..Parallel::default() };
-            (g.page_size, g.kv_heads, g.layout.context_size) = (page_size, 1, size);
+            (g.page_size, g.kv_heads, g.layout.dcp_size) = (page_size, 1, size);
             (g.layout.total_kv_heads, g.layout.groups) = (1, Vec::new());
             let item_len = u64::from(page_size) * 8;
             let region = |layer| RegionShape { layer: Some(layer), ..shape(RegionRole::Kv, 10, item_len) };
@@ -80,14 +80,14 @@ fn pages_are_dealt_to_unequal_groups_only_of_latents_and_of_one_size() {
     };
     accepted(&dealt(2, Holds::Latent, 16), &dealt(4, Holds::Index, 16));
     accepted(&dealt(2, Holds::Key, 16), &with(dealt(2, Holds::Key, 16), |g| g.layout.axes = HND));
-    assert_eq!(refused(&dealt(2, Holds::Latent, 16), &dealt(3, Holds::Latent, 16)), "context_size");
-    assert_eq!(refused(&dealt(2, Holds::Latent, 16), &dealt(4, Holds::Key, 16)), "context_size");
-    assert_eq!(refused(&dealt(1, Holds::Key, 16), &dealt(2, Holds::Latent, 16)), "context_size");
+    assert_eq!(refused(&dealt(2, Holds::Latent, 16), &dealt(3, Holds::Latent, 16)), "dcp_size");
+    assert_eq!(refused(&dealt(2, Holds::Latent, 16), &dealt(4, Holds::Key, 16)), "dcp_size");
+    assert_eq!(refused(&dealt(1, Holds::Key, 16), &dealt(2, Holds::Latent, 16)), "dcp_size");
     for (here, there) in [(1, 2), (2, 2)] {
         let (here, there) = (dealt(here, Holds::Latent, 16), dealt(there, Holds::Latent, 8));
         assert_eq!(refused(&here, &there), "page_size of dealt pages");
         let text = here.check(&there).unwrap_err().to_string();
-        assert!(text.contains("16 here, 8 at the peer") && text.contains("Layout::context_size"), "{text}");
+        assert!(text.contains("16 here, 8 at the peer") && text.contains("Layout::dcp_size"), "{text}");
     }
 }
 
@@ -173,10 +173,10 @@ fn state_of_one_side_only_does_not_fit_unless_both_call_it_optional() {
     let none = with(lacks(other()), |g| g.layout.groups.clear());
     assert_eq!(refused(&whole(), &none), "layout.groups");
     // A second group, which one side does not know.
-    let second = |group: StateGroup| with(other(), |g| g.layout.groups.push(group));
-    assert_eq!(refused(&whole(), &second(StateGroup::slots(1, 1))), "layout.groups");
-    assert_eq!(refused(&whole(), &second(StateGroup::pages(4, 1, 1))), "layout.groups");
-    accepted(&whole(), &second(StateGroup::slots(1, 1).optional()));
+    let second = |group: CacheGroup| with(other(), |g| g.layout.groups.push(group));
+    assert_eq!(refused(&whole(), &second(CacheGroup::slots(1, 1))), "layout.groups");
+    assert_eq!(refused(&whole(), &second(CacheGroup::pages(4, 1, 1))), "layout.groups");
+    accepted(&whole(), &second(CacheGroup::slots(1, 1).optional()));
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn slots_that_nobody_described_go_to_a_rank_of_the_same_shape_only() {
     // It is not the other group's fault.
     let two = |geometry, first, second| {
         with(geometry, |g| {
-            g.layout.groups.push(StateGroup::slots(8, 8));
+            g.layout.groups.push(CacheGroup::slots(8, 8));
             g.regions.push(RegionShape { group: 1, ..g.regions[1].clone() });
             (g.regions[1].holds, g.regions[2].holds) = (first, second);
         })
@@ -214,7 +214,7 @@ fn items_of_a_group_whose_units_cannot_be_counted_do_not_fit() {
     let window = |geometry, items: u32, tokens: u32| {
         with(geometry, |g| {
             // The first group is small.
-            g.layout.groups.push(StateGroup::pages(tokens, 1, 1));
+            g.layout.groups.push(CacheGroup::pages(tokens, 1, 1));
             let item_len = u64::from(tokens);
             let region = RegionShape { group: 1, ..shape(RegionRole::State, items.into(), item_len) };
             g.regions.push(RegionShape { layer: Some(0), holds: Holds::Key, ..region.clone() });
@@ -233,7 +233,7 @@ fn items_of_a_group_whose_units_cannot_be_counted_do_not_fit() {
 fn groups_of_another_kind_are_another_shape_however_many_there_are() {
     let many = |page_size: u32| {
         with(geometry(), |g| {
-            g.layout.groups = vec![StateGroup::pages(1, 1, 4); 6];
+            g.layout.groups = vec![CacheGroup::pages(1, 1, 4); 6];
             g.layout.groups[5].page_size = page_size;
         })
     };
@@ -288,8 +288,8 @@ fn ranks_that_share_the_pages_of_a_request_share_heads_too() {
     let rank = |tp_rank| {
         with(whole(), |g| {
             g.parallel = Parallel { tp_size: 6, tp_rank, ..Parallel::default() };
-            (g.layout.context_size, g.layout.context_rank, g.layout.total_kv_heads) = (2, tp_rank % 2, 6);
-            g.layout.groups = vec![StateGroup::slots(8, 24)];
+            (g.layout.dcp_size, g.layout.dcp_rank, g.layout.total_kv_heads) = (2, tp_rank % 2, 6);
+            g.layout.groups = vec![CacheGroup::slots(8, 24)];
         })
     };
     for tp_rank in 0..6 {

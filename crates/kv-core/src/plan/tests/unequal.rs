@@ -3,7 +3,7 @@
 use super::*;
 use crate::groups::GroupSpan;
 use crate::layout::Parallel;
-use crate::layout::{Holds, Layout, StateGroup};
+use crate::layout::{CacheGroup, Holds, Layout};
 
 /// One layer of keys, `page_size` bytes a page, whose units of pages can be told apart.
 fn told(num_pages: u32, page_size: u32) -> Geometry {
@@ -15,7 +15,7 @@ fn told(num_pages: u32, page_size: u32) -> Geometry {
 
 /// A latent, one byte a page, whose pages are dealt to `size` ranks.
 fn dealt(size: u32, rank: u32) -> Geometry {
-    let layout = Layout { context_size: size, context_rank: rank, ..Layout::default() };
+    let layout = Layout { dcp_size: size, dcp_rank: rank, ..Layout::default() };
     let region = Region::dram(RegionRole::Kv, 0x1000, 40, 1).layer(0).holds(Holds::Latent);
     let parallel = Parallel { tp_size: size, tp_rank: rank, ..Parallel::default() };
     let args = KvArgs::builder("e", rank).pages(40, 1).parallel(parallel).layout(layout).region(region);
@@ -214,7 +214,7 @@ fn ranks_that_hold_other_heads_share_no_byte() {
         let mut stage = grouped(1);
         stage.parallel = Parallel { pp_size: 2, pp_rank, ..Parallel::default() };
         stage.regions[0].layer = Some(pp_rank);
-        stage.layout.groups.push(StateGroup::slots(1, 1).optional());
+        stage.layout.groups.push(CacheGroup::slots(1, 1).optional());
         stage
     };
     let map = RegionMap::new(&stage(0), &stage(1)).unwrap();
@@ -236,7 +236,7 @@ fn a_map_of_some_layers_keeps_the_state_whatever_it_holds() {
 /// KV, and one group of items of `page_size` tokens.
 fn grouped(page_size: u32) -> Geometry {
     let region = Region::dram(RegionRole::State, 0x8000, 40 * u64::from(page_size), page_size.into());
-    let layout = Layout { groups: vec![StateGroup::pages(page_size, 1, 1)], ..Layout::default() };
+    let layout = Layout { groups: vec![CacheGroup::pages(page_size, 1, 1)], ..Layout::default() };
     let kv = Region::dram(RegionRole::Kv, 0x1000, 10, 1).layer(0).holds(Holds::Key);
     let args = KvArgs::builder("e", 0).pages(10, 1).layout(layout).region(kv);
     args.region(region.layer(0).holds(Holds::Key)).build().unwrap().geometry().clone()

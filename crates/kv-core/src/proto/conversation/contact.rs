@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use crate::error::Cause;
 use crate::time::Time;
-use crate::wire::Link;
+use crate::wire::ConversationId;
 
 /// How a conversation stands.
 #[derive(Debug, Clone)]
@@ -48,7 +48,7 @@ enum Terms {
     Unmet,
     Met {
         /// The number that the peer wants in our frames.
-        link: Link,
+        conversation: ConversationId,
         /// It does not fit, and was told so.
         refused: bool,
         /// It says that we do not fit: why its receivers here fail.
@@ -80,15 +80,15 @@ pub(super) enum Event {
     WayOpened,
     /// A hello of the peer's is answered: from now on its frames carry this number.
     HelloAnswered {
-        link: Link,
+        conversation: ConversationId,
         refused: bool,
     },
     /// The peer has answered a hello of ours, with a welcome or, for a cause, a refusal.
     Welcomed {
-        link: Link,
+        conversation: ConversationId,
     },
     Refused {
-        link: Link,
+        conversation: ConversationId,
         cause: Cause,
     },
     /// A hello of ours is not said any more.
@@ -111,15 +111,15 @@ impl Contact {
             Event::WayLost if self.way == Way::Wanted => self.way = Way::Lost,
             Event::WayOpened if self.way == Way::Lost => self.way = Way::Wanted,
             Event::Wanted | Event::WayLost | Event::WayOpened => {}
-            Event::HelloAnswered { link, refused } => {
-                self.terms = Terms::Met { link, refused, refuses: self.refuses().cloned() };
+            Event::HelloAnswered { conversation, refused } => {
+                self.terms = Terms::Met { conversation, refused, refuses: self.refuses().cloned() };
                 self.voice = Voice::Heard;
             }
-            Event::Welcomed { link } => {
-                self.terms = Terms::Met { link, refused: self.is_refused(), refuses: None };
+            Event::Welcomed { conversation } => {
+                self.terms = Terms::Met { conversation, refused: self.is_refused(), refuses: None };
             }
-            Event::Refused { link, cause } => {
-                self.terms = Terms::Met { link, refused: self.is_refused(), refuses: Some(cause) };
+            Event::Refused { conversation, cause } => {
+                self.terms = Terms::Met { conversation, refused: self.is_refused(), refuses: Some(cause) };
             }
             Event::HelloOver => self.hello = None,
             Event::Heard => self.voice = Voice::Heard,
@@ -147,16 +147,16 @@ impl Contact {
     }
 
     /// The number that the peer wants in our frames, once it is met.
-    pub(super) fn link(&self) -> Option<Link> {
+    pub(super) fn conversation(&self) -> Option<ConversationId> {
         match self.terms {
-            Terms::Met { link, .. } => Some(link),
+            Terms::Met { conversation, .. } => Some(conversation),
             Terms::Unmet => None,
         }
     }
 
     /// The same, while there is a way to it.
-    pub(super) fn open_link(&self) -> Option<Link> {
-        self.link().filter(|_| !self.is_lost())
+    pub(super) fn open_link(&self) -> Option<ConversationId> {
+        self.conversation().filter(|_| !self.is_lost())
     }
 
     /// True if the peer has been met, fits, and is in touch.
@@ -202,8 +202,8 @@ impl Contact {
 mod tests {
     use super::*;
 
-    fn link(sequence: u32) -> Link {
-        Link::new(sequence, 7)
+    fn conversation(sequence: u32) -> ConversationId {
+        ConversationId::new(sequence, 7)
     }
 
     fn after(events: &[Event]) -> Contact {
@@ -232,41 +232,42 @@ mod tests {
 
     #[test]
     fn of_what_each_side_says_of_the_other_the_last_word_counts() {
-        let fits = Event::HelloAnswered { link: link(1), refused: false };
-        let unfit = Event::HelloAnswered { link: link(1), refused: true };
-        let welcomed = Event::Welcomed { link: link(2) };
+        let fits = Event::HelloAnswered { conversation: conversation(1), refused: false };
+        let unfit = Event::HelloAnswered { conversation: conversation(1), refused: true };
+        let welcomed = Event::Welcomed { conversation: conversation(2) };
         let cause = || Cause::Protocol("unfit");
-        let refused = Event::Refused { link: link(2), cause: cause() };
-        type Row<'a> = (&'a [&'a Event], Option<Link>, bool, bool, bool);
+        let refused = Event::Refused { conversation: conversation(2), cause: cause() };
+        type Row<'a> = (&'a [&'a Event], Option<ConversationId>, bool, bool, bool);
         let rows: [Row; 9] = [
             (&[], None, false, false, false),
-            (&[&fits], Some(link(1)), false, false, true),
-            (&[&unfit], Some(link(1)), true, false, false),
-            (&[&welcomed], Some(link(2)), false, false, true),
-            (&[&refused], Some(link(2)), false, true, true),
-            (&[&unfit, &refused], Some(link(2)), true, true, false),
-            (&[&refused, &unfit, &fits], Some(link(1)), false, true, true),
-            (&[&refused, &welcomed], Some(link(2)), false, false, true),
-            (&[&unfit, &welcomed], Some(link(2)), true, false, false),
+            (&[&fits], Some(conversation(1)), false, false, true),
+            (&[&unfit], Some(conversation(1)), true, false, false),
+            (&[&welcomed], Some(conversation(2)), false, false, true),
+            (&[&refused], Some(conversation(2)), false, true, true),
+            (&[&unfit, &refused], Some(conversation(2)), true, true, false),
+            (&[&refused, &unfit, &fits], Some(conversation(1)), false, true, true),
+            (&[&refused, &welcomed], Some(conversation(2)), false, false, true),
+            (&[&unfit, &welcomed], Some(conversation(2)), true, false, false),
         ];
         for (events, theirs, is_refused, refuses, good) in rows {
             let events: Vec<Event> = events.iter().map(|&event| event.clone()).collect();
             let contact = after(&events);
-            let found = (contact.link(), contact.is_refused(), contact.refuses().cloned(), contact.is_good());
+            let found =
+                (contact.conversation(), contact.is_refused(), contact.refuses().cloned(), contact.is_good());
             assert_eq!(found, (theirs, is_refused, refuses.then(cause), good), "{events:?}");
         }
     }
 
     #[test]
     fn a_peer_that_is_given_up_or_without_a_way_is_out_of_touch_until_that_ends() {
-        let met = Event::HelloAnswered { link: link(1), refused: false };
+        let met = Event::HelloAnswered { conversation: conversation(1), refused: false };
         let mut contact = after(&[Event::Wanted, met.clone(), Event::Silent, Event::WayLost]);
         assert!(contact.is_given_up() && contact.is_lost() && contact.open_link().is_none());
         contact.turn(met);
         assert!(!contact.is_given_up(), "its hello is a word of it");
         assert!(contact.is_out_of_touch() && !contact.is_good(), "and opens no way of ours");
         contact.turn(Event::WayOpened);
-        assert!(contact.is_good() && contact.open_link() == Some(link(1)));
+        assert!(contact.is_good() && contact.open_link() == Some(conversation(1)));
         contact.turn(Event::Silent);
         assert!(!contact.is_good());
         contact.turn(Event::Heard);

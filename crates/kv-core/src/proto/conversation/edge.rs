@@ -7,11 +7,11 @@ use bytes::Bytes;
 use super::Peer;
 use super::heard::Heard;
 use crate::id::PeerId;
-use crate::plane::Origin;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
 use crate::trace::Dropped;
-use crate::wire::{Body, Codec, Frame, Link, Unreadable, Unspeakable};
+use crate::transport::Origin;
+use crate::wire::{Body, Codec, ConversationId, Frame, Unreadable, Unspeakable};
 
 impl Context {
     // ---- in -------------------------------------------------------------------------------------
@@ -19,7 +19,8 @@ impl Context {
     /// What a frame says. `None` if it is ignored, which is counted: it is in another version than the conversation
     /// that it names, or cannot be read, or its speaker has no right to that conversation.
     pub(in crate::proto) fn hear_frame(&mut self, from: Origin, frame: &[u8]) -> Option<Heard> {
-        let named = Frame::link_of(frame).and_then(|link| self.peers.with_link(link));
+        let named =
+            Frame::conversation_of(frame).and_then(|conversation| self.peers.with_conversation(conversation));
         let codec =
             named.and_then(|(peer, _)| self.peers.get(peer)).map_or(Codec::MEETING, |peer| peer.codec);
         let author =
@@ -42,7 +43,7 @@ impl Context {
         match (body, named) {
             (Body::Hello(hello), _) => Some(Heard::Hello(hello)),
             // The answers to a hello are known by their nonce, and may come by another connection. Whoever else
-            // knows the link has no right to it.
+            // knows the conversation has no right to it.
             (body, Some((peer, origin)))
                 if matches!(body, Body::Welcome(_) | Body::Refused(_))
                     || origin.is_none_or(|origin| origin == from) =>
@@ -65,14 +66,14 @@ impl Context {
     /// Sends a frame to a peer that is up; otherwise it is lost, as frames may be.
     pub(in crate::proto) fn send(&mut self, peer: PeerId, body: Body) {
         let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.open_link()?)));
-        if let Some((codec, link)) = way {
-            self.say(peer, codec, link, &body);
+        if let Some((codec, conversation)) = way {
+            self.say(peer, codec, conversation, &body);
         }
     }
 
     /// Sends a frame to a peer; one that is too long, or in no version that the peer reads, is lost.
-    pub(super) fn say(&mut self, peer: PeerId, codec: Codec, link: Link, body: &Body) {
-        if let Ok(frame) = codec.encode(link, body) {
+    pub(super) fn say(&mut self, peer: PeerId, codec: Codec, conversation: ConversationId, body: &Body) {
+        if let Ok(frame) = codec.encode(conversation, body) {
             self.tell_said(peer, body);
             self.fx.output(Output::Send { peer, frame });
         }
@@ -80,8 +81,8 @@ impl Context {
 
     /// Sends a frame that may be too long to be one. False if it is.
     pub(in crate::proto) fn send_long(&mut self, peer: PeerId, body: &Body) -> bool {
-        let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.link()?)));
-        match way.map(|(codec, link)| codec.encode(link, body)) {
+        let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.conversation()?)));
+        match way.map(|(codec, conversation)| codec.encode(conversation, body)) {
             Some(Ok(frame)) => {
                 self.tell_said(peer, body);
                 self.fx.output(Output::Send { peer, frame });
@@ -96,6 +97,6 @@ impl Context {
 impl Peer {
     /// The frame that tells it something once the bytes of a post are in place.
     pub(in crate::proto) fn notice(&self, body: &Body) -> Option<Bytes> {
-        self.codec.encode(self.contact.link().unwrap_or(Link::NONE), body).ok()
+        self.codec.encode(self.contact.conversation().unwrap_or(ConversationId::NONE), body).ok()
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! receiver's node                          sender's node
-//!   Hello{to, link, nonce} ──────────────▶   checks incarnation, versions, plane, geometry
-//!   repeated with backoff                    draws its own link
-//!                          ◀──────────────  Welcome{nonce, link, ask} | Refused{nonce, link, cause}
+//!   Hello{to, conversation, nonce} ──────────────▶   checks incarnation, versions, transport, geometry
+//!   repeated with backoff                    draws its own conversation
+//!                          ◀──────────────  Welcome{nonce, conversation, ask} | Refused{nonce, conversation, cause}
 //! ```
 
 use super::contact::{Event, HelloSaid};
@@ -14,14 +14,14 @@ use crate::error::{Cause, Mismatch, PeerCause};
 use crate::id::PeerId;
 use crate::layout::MAX_REGIONS;
 use crate::meter::each;
-use crate::plane::Origin;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
 use crate::proto::timer::Timer;
 use crate::record::{MAX_NAME, TransportOffer};
 use crate::time::Time;
 use crate::trace::{Dropped, KvWhat};
-use crate::wire::{Body, Codec, Hello, Link, Refused, Welcome};
+use crate::transport::Origin;
+use crate::wire::{Body, Codec, ConversationId, Hello, Refused, Welcome};
 
 /// Most bytes of a transport's metadata, and how many more for each region.
 const MAX_METADATA: usize = 64 << 10;
@@ -73,9 +73,9 @@ impl Context {
             let idle = self.peers.oldest_idle()?;
             self.forget_peer(idle);
         }
-        let link = self.peers.draw_link(&mut self.fx);
+        let conversation = self.peers.draw_conversation(&mut self.fx);
         let here = self.config.args.geometry();
-        let id = self.peers.insert(Peer::new(introduction, transport, here, link, self.fx.now()));
+        let id = self.peers.insert(Peer::new(introduction, transport, here, conversation, self.fx.now()));
         if let Some(met) = self.peers.get(id) {
             let (worker, incarnation) = (&met.worker, met.incarnation);
             self.fx.tell(id, || KvWhat::PeerMet { worker: worker.clone(), incarnation });
@@ -119,23 +119,23 @@ impl Context {
         let nonce = self.fx.draw();
         let Some(peer) = self.peers.get_mut(id) else { return };
         let HelloSaid { nonce, times, .. } = peer.contact.greet(nonce, now);
-        let (to, link) = (peer.incarnation, peer.ours);
+        let (to, conversation) = (peer.incarnation, peer.ours);
         let (args, ways) = (&self.config.args, &self.config.transports);
         let way = each(ways).find(|way| way.name == peer.transport.name).or(ways.first());
         let Some(way) = way.cloned() else { return };
         let hello = Hello {
             versions: self.config.versions.get(),
             metadata: way.metadata,
-            plane: way.name,
+            transport: way.name,
             to,
             incarnation: self.config.incarnation,
-            link,
+            conversation,
             nonce,
             worker: args.worker().clone(),
             geometry: Some(Box::new(args.geometry().clone())),
             suffixed: args.suffixes_requests(),
         };
-        self.say(id, Codec::MEETING, Link::NONE, &Body::Hello(hello));
+        self.say(id, Codec::MEETING, ConversationId::NONE, &Body::Hello(hello));
         let pause = self.fx.backoff(self.config.timing.retry_first, times);
         self.fx.arm(Timer::Peer(id), now + pause);
     }
@@ -160,7 +160,7 @@ impl Context {
     pub(in crate::proto) fn stop_greeting(&mut self, id: PeerId) -> Vec<crate::id::SessionId> {
         let Some(peer) = self.peers.get_mut(id) else { return Vec::new() };
         peer.contact.turn(Event::HelloOver);
-        if peer.contact.link().is_none() {
+        if peer.contact.conversation().is_none() {
             peer.outgoing.forget_ended();
         }
         peer.outgoing.waiting().iter().copied().collect()
@@ -180,7 +180,7 @@ impl Context {
         if hello.geometry.as_ref().is_some_and(|geometry| geometry.validate().is_err())
             || hello.incarnation == self.config.incarnation
             || hello.metadata.len() > MAX_METADATA + METADATA_OF_REGION * regions
-            || hello.plane.len() > MAX_NAME
+            || hello.transport.len() > MAX_NAME
             || known.is_some_and(|known| self.is_impostor(known, from))
         {
             self.fx.drop_frame(known, Dropped::BadHello);
@@ -198,10 +198,10 @@ impl Context {
         let Some(id) = known else {
             return self.admit_speaker(from, hello).map_or(HelloHeard::Nothing, HelloHeard::Goes);
         };
-        match self.peers.get(id).and_then(|peer| peer.contact.link()) {
+        match self.peers.get(id).and_then(|peer| peer.contact.conversation()) {
             // A late one of a former conversation.
-            Some(theirs) if hello.link.sequence() < theirs.sequence() => HelloHeard::Nothing,
-            Some(theirs) if hello.link != theirs => HelloHeard::Forgotten(id),
+            Some(theirs) if hello.conversation.sequence() < theirs.sequence() => HelloHeard::Nothing,
+            Some(theirs) if hello.conversation != theirs => HelloHeard::Forgotten(id),
             _ => HelloHeard::Goes(id),
         }
     }
@@ -219,8 +219,8 @@ impl Context {
     fn refuse_stranger(&mut self, known: Option<PeerId>, from: Origin, hello: &Hello) {
         let Some(id) = known.or_else(|| self.admit_speaker(from, hello)) else { return };
         let (versions, cause) = (self.config.versions.get(), PeerCause::Unknown);
-        let refused = Refused { versions, nonce: hello.nonce, link: Link::NONE, cause };
-        self.say(id, Codec::MEETING, hello.link, &Body::Refused(refused));
+        let refused = Refused { versions, nonce: hello.nonce, conversation: ConversationId::NONE, cause };
+        self.say(id, Codec::MEETING, hello.conversation, &Body::Refused(refused));
     }
 
     /// The peer has lost its side of the conversation, and its sessions have ended here: begins a new one. Frames
@@ -229,8 +229,8 @@ impl Context {
         if self.peers.get(id).is_some_and(|peer| peer.posts > 0) {
             return false;
         }
-        let link = self.peers.draw_link(&mut self.fx);
-        self.peers.renumber(id, link);
+        let conversation = self.peers.draw_conversation(&mut self.fx);
+        self.peers.renumber(id, conversation);
         if let Some(peer) = self.peers.get_mut(id) {
             peer.incoming = Default::default();
             // What the peer permitted was for the conversation that is over.
@@ -248,15 +248,16 @@ impl Context {
         if peer.maps.is_unknown() {
             peer.maps = Maps::new(hello.geometry.as_deref().cloned(), self.config.args.geometry());
         }
-        peer.contact.turn(Event::HelloAnswered { link: hello.link, refused: refusal.is_some() });
+        peer.contact
+            .turn(Event::HelloAnswered { conversation: hello.conversation, refused: refusal.is_some() });
         peer.codec = Codec::between(versions, hello.versions).unwrap_or(Codec::MEETING);
         peer.origin = Some(from);
         peer.suffixed = hello.suffixed;
         peer.last_heard = now;
-        let link = peer.ours;
+        let conversation = peer.ours;
         let body = match refusal {
-            None => Body::Welcome(Welcome { versions, nonce, link, ask: peer.beat(now) }),
-            Some(cause) => Body::Refused(Refused { versions, nonce, link, cause }),
+            None => Body::Welcome(Welcome { versions, nonce, conversation, ask: peer.number(now) }),
+            Some(cause) => Body::Refused(Refused { versions, nonce, conversation, cause }),
         };
         let welcome = matches!(body, Body::Welcome(_));
         self.send(id, body);
@@ -272,12 +273,12 @@ impl Context {
             return Some(PeerCause::Versions { ours, theirs });
         }
         let ways = &self.config.transports;
-        if each(ways).all(|way| way.name != hello.plane) {
+        if each(ways).all(|way| way.name != hello.transport) {
             let names: Vec<&str> = each(ways).map(|way| way.name.as_str()).collect();
             return Some(PeerCause::Incompatible(Mismatch {
-                field: "plane".to_owned(),
+                field: "transport".to_owned(),
                 ours: names.join(", "),
-                theirs: hello.plane.clone(),
+                theirs: hello.transport.clone(),
             }));
         }
         let Some(geometry) = &hello.geometry else {
@@ -312,15 +313,15 @@ impl Context {
         id: PeerId,
         welcome: &Welcome,
     ) -> AnswerHeard {
-        let &Welcome { versions, nonce, link, .. } = welcome;
+        let &Welcome { versions, nonce, conversation, .. } = welcome;
         let Some(codec) = Codec::between(self.config.versions.get(), versions) else {
             let cause = PeerCause::Versions { ours: versions, theirs: self.config.versions.get() };
-            return self.hear_refused(from, id, Refused { versions, nonce, link, cause });
+            return self.hear_refused(from, id, Refused { versions, nonce, conversation, cause });
         };
         let Some(peer) = self.answered(from, id, nonce) else { return AnswerHeard::Nothing };
         peer.codec = codec;
-        let forgot = peer.contact.link().is_some_and(|before| before != link);
-        peer.contact.turn(Event::Welcomed { link });
+        let forgot = peer.contact.conversation().is_some_and(|before| before != conversation);
+        peer.contact.turn(Event::Welcomed { conversation });
         peer.writes_in.hear(welcome.ask, forgot);
         AnswerHeard::Up { forgot, refuses: false }
     }
@@ -339,14 +340,14 @@ impl Context {
             (PeerCause::Incompatible(_), Some(mismatch)) => Cause::Incompatible(mismatch.clone()),
             (cause, _) => Cause::ByPeer(cause),
         };
-        let (link, before) = (refused.link, peer.contact.link());
-        peer.contact.turn(Event::Refused { link, cause });
+        let (conversation, before) = (refused.conversation, peer.contact.conversation());
+        peer.contact.turn(Event::Refused { conversation, cause });
         peer.codec = Codec::between(ours, refused.versions).unwrap_or(Codec::MEETING);
-        AnswerHeard::Up { forgot: before.is_some_and(|before| before != link), refuses: true }
+        AnswerHeard::Up { forgot: before.is_some_and(|before| before != conversation), refuses: true }
     }
 }
 
 /// How to reach the speaker.
 fn transport_of(hello: &Hello) -> TransportOffer {
-    TransportOffer::new(&hello.plane, hello.metadata.clone())
+    TransportOffer::new(&hello.transport, hello.metadata.clone())
 }

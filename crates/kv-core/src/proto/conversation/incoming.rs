@@ -22,10 +22,10 @@ const MAX_GAPS: usize = 1 << 14;
 /// |---|---|---|
 /// | – | `Waiting` | a registration arrives before its sender |
 /// | –, `Waiting` | `Active` | sender and registration meet |
-/// | –, `Waiting` | `Reading` | sender and claim meet |
+/// | –, `Waiting` | `Reading` | sender and acquire message meet |
 /// | `Active` | `Served` | all its parts are in place |
 /// | –, `Waiting`, `Active`, `Reading` | `Failed` | see [`PeerCause`]; no post is in flight, no lease runs |
-/// | any | – (closed) | the peer releases or aborts the attempt, or raises its floor |
+/// | any | – (closed) | the peer releases or aborts the attempt, or raises its low watermark |
 /// | `Served`, `Failed` | – (closed) | the result is the oldest of more than 1024 |
 #[derive(Debug, Clone)]
 pub(in crate::proto) enum Incoming {
@@ -39,9 +39,9 @@ pub(in crate::proto) enum Incoming {
         session: SessionId,
         /// The position.
         target: usize,
-        /// The end of this reader's lease: the session's at the last grant, extended by heartbeats since then.
+        /// The end of this reader's lease: the session's at the last lease, extended by heartbeats since then.
         until: Time,
-        /// What a heartbeat brings; `None` before the grant, for a fixed lease, and after the session
+        /// What a heartbeat brings; `None` before the lease, for a fixed lease, and after the session
         /// has failed.
         extension: Option<std::time::Duration>,
         /// The pages are as they were granted.
@@ -65,8 +65,8 @@ pub(in crate::proto) enum Incoming {
 #[derive(Debug, Clone)]
 pub(in crate::proto) struct Attempts {
     /// All below are over.
-    floor: Attempt,
-    /// Those from the floor on that are over, and forgotten.
+    low_watermark: Attempt,
+    /// Those from the low watermark on that are over, and forgotten.
     closed: RunSet,
     /// Those that are not over and do not read.
     live: BTreeMap<Attempt, Incoming>,
@@ -78,7 +78,7 @@ pub(in crate::proto) struct Attempts {
 impl Default for Attempts {
     fn default() -> Attempts {
         Attempts {
-            floor: Attempt(0),
+            low_watermark: Attempt(0),
             closed: RunSet::default(),
             live: BTreeMap::new(),
             reading: BTreeMap::new(),
@@ -88,19 +88,21 @@ impl Default for Attempts {
 }
 
 impl Attempts {
-    pub(in crate::proto) fn floor(&self) -> Attempt {
-        self.floor
+    pub(in crate::proto) fn low_watermark(&self) -> Attempt {
+        self.low_watermark
     }
 
     /// True if the attempt is over and forgotten: nothing that the peer says about it counts any more.
     pub(in crate::proto) fn is_closed(&self, attempt: Attempt) -> bool {
-        attempt < self.floor || self.closed.contains(attempt.0)
+        attempt < self.low_watermark || self.closed.contains(attempt.0)
     }
 
-    /// True if a new attempt with this number may be noted: numbers stay within a window of the floor,
+    /// True if a new attempt with this number may be noted: numbers stay within a window of the low watermark,
     /// and leave few gaps.
     pub(in crate::proto) fn has_room(&self, attempt: Attempt, window: u64) -> bool {
-        attempt >= self.floor && attempt.0 - self.floor.0 < window && self.closed.runs_len() < MAX_GAPS
+        attempt >= self.low_watermark
+            && attempt.0 - self.low_watermark.0 < window
+            && self.closed.runs_len() < MAX_GAPS
     }
 
     pub(in crate::proto) fn get(&self, attempt: Attempt) -> Option<&Incoming> {
@@ -138,17 +140,19 @@ impl Attempts {
     /// Notes that the attempt is over, and forgets it.
     pub(in crate::proto) fn close(&mut self, attempt: Attempt) {
         self.remove(attempt);
-        if attempt >= self.floor && (self.closed.runs_len() < MAX_GAPS || self.closed.touches(attempt.0)) {
+        if attempt >= self.low_watermark
+            && (self.closed.runs_len() < MAX_GAPS || self.closed.touches(attempt.0))
+        {
             self.closed.insert(attempt.0, 1);
         }
     }
 
-    /// Raises the floor. What is below it is still there, until it is taken.
-    pub(in crate::proto) fn raise_floor(&mut self, floor: Attempt) {
-        self.floor = floor;
-        self.closed.forget_below(floor.0);
+    /// Raises the low watermark. What is below it is still there, until it is taken.
+    pub(in crate::proto) fn raise_low_watermark(&mut self, low_watermark: Attempt) {
+        self.low_watermark = low_watermark;
+        self.closed.forget_below(low_watermark.0);
         // Results are of no use to anybody any more.
-        self.results = self.results.split_off(&floor);
+        self.results = self.results.split_off(&low_watermark);
     }
 
     /// An attempt in this range that is not over.
@@ -223,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_bounded_and_end_with_the_floor() {
+    fn gaps_are_bounded_and_end_with_the_low_watermark() {
         let mut attempts = Attempts::default();
         for number in 0..2 * MAX_GAPS as u64 {
             attempts.close(Attempt(number * 2));
         }
         assert_eq!(attempts.closed_len(), MAX_GAPS);
         assert!(!attempts.has_room(Attempt(7), 1 << 30));
-        attempts.raise_floor(Attempt(4 * MAX_GAPS as u64));
+        attempts.raise_low_watermark(Attempt(4 * MAX_GAPS as u64));
         assert_eq!(attempts.closed_len(), 0);
         assert!(attempts.has_room(Attempt(4 * MAX_GAPS as u64 + 7), 1 << 30));
     }

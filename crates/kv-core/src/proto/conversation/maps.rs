@@ -16,7 +16,7 @@ const MAX_LAYER_MAPS: usize = 512;
 pub(in crate::proto) struct Maps {
     geometry: Geometry,
     aux_rows: u32,
-    /// How many items the peer has of each state group.
+    /// How many items the peer has of each cache group.
     group_items: Box<[u32]>,
     mismatch: Option<Mismatch>,
     out: Option<RegionMap>,
@@ -90,7 +90,7 @@ impl Maps {
         self.aux_rows
     }
 
-    /// How many items every region of each of the peer's state groups has.
+    /// How many items every region of each of the peer's cache groups has.
     pub(in crate::proto) fn group_items(&self) -> &[u32] {
         &self.group_items
     }
@@ -132,7 +132,7 @@ impl Maps {
     }
 }
 
-/// How many items every region of each state group has; none if there is no such region.
+/// How many items every region of each cache group has; none if there is no such region.
 fn group_items(geometry: &Geometry) -> Box<[u32]> {
     let mut items = vec![None; geometry.layout.groups.len().max(1)];
     for region in each(&geometry.regions).filter(|region| region.role == RegionRole::State) {

@@ -13,18 +13,18 @@
 //! | `outgoing.rs` | attempts at a peer: it serves |
 //! | `incoming.rs`, `registration.rs` | attempts of a peer: this worker serves |
 //! | `write_rights.rs` | until when either side may write: what is known of it; `permitting.rs` asks and answers |
-//! | `beats.rs` | the one rule by which granted time is counted |
+//! | `numbers.rs` | the one rule by which granted time is counted |
 //! | `maps.rs` | what the caches of both make of each other |
 //!
 //! What follows for sessions is not decided here: the machine asks, and tells the sessions.
 
-mod beats;
 mod contact;
 mod edge;
 mod greeting;
 mod heard;
 mod incoming;
 mod maps;
+mod numbers;
 mod outgoing;
 mod peers;
 mod permitting;
@@ -39,18 +39,18 @@ use self::contact::Contact;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Incarnation, Room, WorkerId};
 use crate::layout::Geometry;
-use crate::lease::GrantRef;
+use crate::lease::LeaseRef;
 use crate::meter::each;
-use crate::plane::{Directions, Origin};
 use crate::record::TransportOffer;
 use crate::time::Time;
-use crate::wire::{Abort, Codec, Link};
+use crate::transport::{Directions, Origin};
+use crate::wire::{Abort, Codec, ConversationId};
 
-use beats::Beats;
-pub(super) use beats::millis;
 pub(super) use heard::{AnswerHeard, Heard, HelloHeard, Silence, Unanswered};
 pub(super) use incoming::{Attempts, Incoming};
 pub(super) use maps::Maps;
+use numbers::Numbers;
+pub(super) use numbers::millis;
 pub(super) use outgoing::Outgoing;
 pub(super) use peers::Peers;
 pub(super) use registration::Registration;
@@ -81,7 +81,7 @@ pub(super) struct Peer {
     /// How it is spoken to: in no version before it has said which it speaks.
     codec: Codec,
     /// The number that the peer must put into its frames.
-    ours: Link,
+    ours: ConversationId,
     /// Its engine adds a suffix to the ids of requests.
     suffixed: bool,
     last_heard: Time,
@@ -89,8 +89,8 @@ pub(super) struct Peer {
     posts: u32,
     outgoing: Outgoing,
     incoming: Attempts,
-    /// Numbers of what it was asked: heartbeats, claims, and a welcome's question.
-    beats: Beats,
+    /// Numbers of what it was asked: heartbeats, acquire messages, and a welcome's question.
+    numbers: Numbers,
     /// What it lets this worker write into its memory.
     writes_out: WritesOut,
     /// What it may write into this worker's.
@@ -113,7 +113,7 @@ impl Peer {
         introduction: Introduction,
         transport: TransportOffer,
         here: &Geometry,
-        ours: Link,
+        ours: ConversationId,
         now: Time,
     ) -> Peer {
         let Introduction { worker, incarnation, geometry, transports: others } = introduction;
@@ -133,7 +133,7 @@ impl Peer {
             posts: 0,
             outgoing: Outgoing::default(),
             incoming: Attempts::default(),
-            beats: Beats::default(),
+            numbers: Numbers::default(),
             writes_out: WritesOut::default(),
             writes_in: WritesIn::default(),
         }
@@ -174,7 +174,7 @@ impl Peer {
     }
 
     /// The number of the conversation that the peer puts into its frames.
-    pub(super) fn conversation(&self) -> Link {
+    pub(super) fn conversation(&self) -> ConversationId {
         self.ours
     }
 
@@ -237,19 +237,19 @@ impl Peer {
     }
 
     /// The number of a question that it is asked now.
-    pub(super) fn beat(&mut self, now: Time) -> u64 {
-        self.beats.beat(now)
+    pub(super) fn number(&mut self, now: Time) -> u64 {
+        self.numbers.number(now)
     }
 
     /// Until when its answer to the question with this number grants so many milliseconds; `None` if it was not
     /// asked, or long ago.
-    pub(super) fn granted_until(&self, beat: u64, millis: u64) -> Option<Time> {
-        self.beats.granted_until(beat, millis)
+    pub(super) fn granted_until(&self, number: u64, millis: u64) -> Option<Time> {
+        self.numbers.granted_until(number, millis)
     }
 
     /// How many questions may still be answered.
-    pub(super) fn beats_len(&self) -> usize {
-        self.beats.len()
+    pub(super) fn numbers_len(&self) -> usize {
+        self.numbers.len()
     }
 
     /// What it lets this worker write.
@@ -267,28 +267,28 @@ impl Peer {
         &mut self,
         attempt: Attempt,
         room: &Room,
-        grants: &[GrantRef],
+        lease_refs: &[LeaseRef],
         cause: &PeerCause,
     ) -> Abort {
-        let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
-        let floor = self.outgoing.floor();
-        let abort = Abort { attempt, room: room.clone(), grant, cause: cause.clone(), floor };
+        let lease_id = of_life(lease_refs, self.incarnation).map(|lease| lease.lease_id);
+        let low_watermark = self.outgoing.low_watermark();
+        let abort = Abort { attempt, room: room.clone(), lease_id, cause: cause.clone(), low_watermark };
         self.outgoing.end_aborted(abort.clone());
         abort
     }
 
     /// Aborts a room at it once it answers. Nothing, if it is not being greeted any more, or the request is
     /// another sender's.
-    pub(super) fn abort_when_met(&mut self, room: &Room, grants: &[GrantRef], cause: &PeerCause) {
-        let grant = of_life(grants, self.incarnation).map(|grant| grant.nonce);
-        if self.contact.hello().is_some() && (grants.is_empty() || grant.is_some()) {
-            let (room, cause, floor) = (room.clone(), cause.clone(), self.outgoing.floor());
-            self.outgoing.abort_unopened(|attempt| Abort { attempt, room, grant, cause, floor });
+    pub(super) fn abort_when_met(&mut self, room: &Room, lease_refs: &[LeaseRef], cause: &PeerCause) {
+        let lease_id = of_life(lease_refs, self.incarnation).map(|lease| lease.lease_id);
+        if self.contact.hello().is_some() && (lease_refs.is_empty() || lease_id.is_some()) {
+            let (room, cause, low_watermark) = (room.clone(), cause.clone(), self.outgoing.low_watermark());
+            self.outgoing.abort_unopened(|attempt| Abort { attempt, room, lease_id, cause, low_watermark });
         }
     }
 }
 
 /// The one of these that names a session of a worker in this life.
-pub(super) fn of_life(grants: &[GrantRef], life: Incarnation) -> Option<&GrantRef> {
-    each(grants).find(|grant| grant.incarnation == life)
+pub(super) fn of_life(lease_refs: &[LeaseRef], life: Incarnation) -> Option<&LeaseRef> {
+    each(lease_refs).find(|lease| lease.incarnation == life)
 }

@@ -2,7 +2,7 @@
 //!
 //! | an attempt is | from | when |
 //! |---|---|---|
-//! | open | – | the session registers, or claims |
+//! | open | – | the session registers, or asks for a lease |
 //! | closing | open | the session failed: the peer is told to stop |
 //! | ended | open | everything was read: the peer is told until it acknowledges that |
 //! | ended | open, closing | the session that reads failed: likewise |
@@ -213,7 +213,7 @@ impl Outgoing {
     }
 
     /// All below are over.
-    pub(in crate::proto) fn floor(&self) -> Attempt {
+    pub(in crate::proto) fn low_watermark(&self) -> Attempt {
         let open = self.open.first_key_value().map(|(&attempt, _)| attempt);
         let ended = self.ended.first_key_value().map(|(&attempt, _)| attempt);
         open.into_iter().chain(ended).min().unwrap_or(Attempt(self.next))
@@ -256,7 +256,7 @@ impl Outgoing {
     }
 
     /// Heartbeats are said now: the interval is to be found anew.
-    pub(in crate::proto) fn beaten(&mut self) {
+    pub(in crate::proto) fn last_numbered(&mut self) {
         self.interval = None;
     }
 
@@ -273,17 +273,17 @@ mod tests {
     use crate::id::Room;
 
     fn abort(attempt: Attempt) -> Abort {
-        let (room, floor) = (Room::Number(1), Attempt(0));
-        Abort { attempt, room, grant: None, cause: PeerCause::Aborted, floor }
+        let (room, low_watermark) = (Room::Number(1), Attempt(0));
+        Abort { attempt, room, lease_id: None, cause: PeerCause::Aborted, low_watermark }
     }
 
     /// The table at the top, row by row: what is open, whether the peer must still stop, what it has to
-    /// acknowledge, and the floor that it is told.
+    /// acknowledge, and the low watermark that it is told.
     #[test]
     fn an_attempt_is_open_then_closing_or_ended_then_over() {
         let state = |outgoing: &Outgoing| {
             let open: Vec<u64> = outgoing.all().map(|(attempt, ..)| attempt.0).collect();
-            (open, outgoing.is_closing(), outgoing.ended_len(), outgoing.floor().0)
+            (open, outgoing.is_closing(), outgoing.ended_len(), outgoing.low_watermark().0)
         };
         let mut outgoing = Outgoing::default();
         outgoing.wait(SessionId(1));
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(state(&outgoing), (vec![], false, 1, 4));
         assert!(outgoing.is_needed() && outgoing.was_made(Attempt(4)) && !outgoing.was_made(Attempt(5)));
         outgoing.forget_ended();
-        assert!(!outgoing.is_needed() && outgoing.floor() == Attempt(5));
+        assert!(!outgoing.is_needed() && outgoing.low_watermark() == Attempt(5));
     }
 
     #[test]

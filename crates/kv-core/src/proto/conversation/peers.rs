@@ -5,46 +5,46 @@ use std::time::Duration;
 
 use crate::id::{Incarnation, PeerId, WorkerId};
 use crate::meter::each;
-use crate::plane::Origin;
 use crate::proto::conversation::Peer;
-use crate::proto::conversation::beats::Beats;
+use crate::proto::conversation::numbers::Numbers;
 use crate::proto::conversation::outgoing::Outgoing;
 use crate::proto::effects::Effects;
 use crate::record::TransportOffer;
 use crate::time::Time;
-use crate::wire::Link;
+use crate::transport::Origin;
+use crate::wire::ConversationId;
 
 /// All peers, by every name they have.
 #[derive(Debug, Clone, Default)]
 pub(in crate::proto) struct Peers {
     peers: BTreeMap<PeerId, Peer>,
-    by_link: BTreeMap<Link, PeerId>,
+    by_conversation: BTreeMap<ConversationId, PeerId>,
     /// An incarnation is a number that its worker has chosen; only with its transport it is a worker's.
     by_identity: BTreeMap<(Incarnation, TransportOffer), PeerId>,
     /// Gone, but with posts that have not ended.
     gone: BTreeMap<PeerId, ((Incarnation, TransportOffer), u32)>,
     next: u64,
-    links_drawn: u32,
-    /// The last beat of any peer that was forgotten: an answer to a question of a conversation that is over must not
+    conversations_drawn: u32,
+    /// The last number of any peer that was forgotten: an answer to a question of a conversation that is over must not
     /// be taken for one to a later question.
-    beaten: u64,
+    last_numbered: u64,
     /// The number after that of every attempt at a peer that was forgotten: the peer may remember which are over.
     tried: u64,
 }
 
 impl Peers {
     /// A number for a new conversation.
-    pub(super) fn draw_link(&mut self, fx: &mut Effects) -> Link {
-        self.links_drawn = self.links_drawn.saturating_add(1);
-        Link::new(self.links_drawn, fx.draw() as u32)
+    pub(super) fn draw_conversation(&mut self, fx: &mut Effects) -> ConversationId {
+        self.conversations_drawn = self.conversations_drawn.saturating_add(1);
+        ConversationId::new(self.conversations_drawn, fx.draw() as u32)
     }
 
     pub(in crate::proto) fn insert(&mut self, mut peer: Peer) -> PeerId {
-        peer.beats = Beats::above(self.beaten);
+        peer.numbers = Numbers::above(self.last_numbered);
         peer.outgoing = Outgoing::from(self.tried.max(1));
         let id = PeerId(self.next);
         self.next += 1;
-        self.by_link.insert(peer.ours, id);
+        self.by_conversation.insert(peer.ours, id);
         self.by_identity.insert((peer.incarnation, peer.transport.clone()), id);
         self.peers.insert(id, peer);
         id
@@ -53,9 +53,9 @@ impl Peers {
     /// Takes a peer out. Its number lives on until its posts have ended.
     pub(in crate::proto) fn remove(&mut self, id: PeerId) -> Option<Peer> {
         let peer = self.peers.remove(&id)?;
-        self.beaten = self.beaten.max(peer.beats.last());
+        self.last_numbered = self.last_numbered.max(peer.numbers.last());
         self.tried = self.tried.max(peer.outgoing.next());
-        self.by_link.remove(&peer.ours);
+        self.by_conversation.remove(&peer.ours);
         let identity = (peer.incarnation, peer.transport.clone());
         self.by_identity.remove(&identity);
         if peer.posts > 0 {
@@ -65,11 +65,11 @@ impl Peers {
     }
 
     /// Gives the conversation with a peer a new number on this side.
-    pub(super) fn renumber(&mut self, id: PeerId, link: Link) {
+    pub(super) fn renumber(&mut self, id: PeerId, conversation: ConversationId) {
         if let Some(peer) = self.peers.get_mut(&id) {
-            self.by_link.remove(&peer.ours);
-            peer.ours = link;
-            self.by_link.insert(link, id);
+            self.by_conversation.remove(&peer.ours);
+            peer.ours = conversation;
+            self.by_conversation.insert(conversation, id);
         }
     }
 
@@ -109,8 +109,11 @@ impl Peers {
     }
 
     /// The peer that is to put this number into its frames, and the connection on which they come.
-    pub(in crate::proto) fn with_link(&self, link: Link) -> Option<(PeerId, Option<Origin>)> {
-        let &id = self.by_link.get(&link)?;
+    pub(in crate::proto) fn with_conversation(
+        &self,
+        conversation: ConversationId,
+    ) -> Option<(PeerId, Option<Origin>)> {
+        let &id = self.by_conversation.get(&conversation)?;
         Some((id, self.peers.get(&id)?.origin))
     }
 
@@ -130,7 +133,7 @@ impl Peers {
     /// Goes over to the next way by which a peer may be reached, where none was open yet. False if there is
     /// no other.
     pub(super) fn reroute(&mut self, id: PeerId) -> bool {
-        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.contact.link().is_none()) else {
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.contact.conversation().is_none()) else {
             return false;
         };
         // Over one by which it has come itself there is a conversation already.

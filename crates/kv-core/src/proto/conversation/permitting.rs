@@ -7,25 +7,25 @@
 //!                ◀──── Register{ask, permit_ms}     permission until now + permit_ms, by its clock
 //!   until = when that ask was sent + permit_ms,
 //!   less a margin for clocks of different rates
-//!   Heartbeat{beat, writes}, while a registration is open ─▶
-//!                ◀──── HeartbeatAck{beat, permit_ms} 0, while it waits for this peer to stop
+//!   Heartbeat{number, writes}, while a registration is open ─▶
+//!                ◀──── HeartbeatAck{number, permit_ms} 0, while it waits for this peer to stop
 //! ```
 //!
-//! Both sides count as [`beats`](super::beats) says: the sender from the moment at which it *asked*. Nothing
+//! Both sides count as [`numbers`](super::numbers) says: the sender from the moment at which it *asked*. Nothing
 //! extends a permission but an answer.
 //!
 //! Pages of a failed session come back by the sender's word, or by its proven death. Where
 //! neither comes, because the peer is silent or the way to it is lost, the transport's
 //! [`WriteFence`] decides: see [`Context::fence_off`].
 
-use super::beats::millis;
+use super::numbers::millis;
 use super::said::Asks;
 use crate::id::PeerId;
-use crate::plane::WriteFence;
 use crate::proto::context::Context;
 use crate::proto::io::Output;
 use crate::proto::timer::Timer;
 use crate::trace::KvWhat;
+use crate::transport::WriteFence;
 
 impl Context {
     // ---- the prefill side ---------------------------------------------------------------------
@@ -102,9 +102,9 @@ impl Context {
     }
 
     /// The peer asks whether it may write: for how long, in milliseconds from now; 0 if nothing is to be written.
-    pub(in crate::proto) fn permit_asked(&mut self, id: PeerId, beat: u64) -> u64 {
+    pub(in crate::proto) fn permit_asked(&mut self, id: PeerId, number: u64) -> u64 {
         let Some(peer) = self.peers.get_mut(id) else { return 0 };
-        peer.writes_in.hear(beat, false);
+        peer.writes_in.hear(number, false);
         match peer.outgoing.has_open() {
             true => self.permit(id).1,
             false => 0,
@@ -137,7 +137,7 @@ impl Context {
             }
             WriteFence::Within(bound) => {
                 let at = peer.writes_in.end_of_last(bound);
-                self.fx.arm(Timer::Fence(id), at.max(self.fx.now()));
+                self.fx.arm(Timer::WriteFence(id), at.max(self.fx.now()));
             }
         }
     }

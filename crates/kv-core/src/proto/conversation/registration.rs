@@ -1,8 +1,8 @@
 //! What a receiver of a peer's asks of this worker.
 
-use crate::plane::Origin;
 use crate::proto::rendezvous::Named;
-use crate::wire::Wish;
+use crate::transport::Origin;
+use crate::wire::Delivery;
 
 /// What a receiver registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,15 +12,15 @@ pub(in crate::proto) struct Registration {
     pub(in crate::proto) origin: Option<Origin>,
     /// How many ranks of the receiver's engine this worker has to serve.
     pub(in crate::proto) ranks: u32,
-    pub(in crate::proto) wish: Wish,
+    pub(in crate::proto) delivery: Delivery,
 }
 
 impl Registration {
     /// Runs of pages in it: what it costs.
     pub(in crate::proto) fn runs(&self) -> usize {
-        match &self.wish {
-            Wish::Write(to) => to.pages.runs().len() + to.groups.runs(),
-            Wish::Read(_) => 1,
+        match &self.delivery {
+            Delivery::Write(to) => to.pages.runs().len() + to.groups.runs(),
+            Delivery::Read(_) => 1,
         }
     }
 }

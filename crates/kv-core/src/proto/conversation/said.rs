@@ -37,9 +37,9 @@ pub(in crate::proto) struct Extended {
 
 impl Context {
     /// The number of a question that the peer is asked now.
-    pub(in crate::proto) fn beat(&mut self, id: PeerId) -> u64 {
+    pub(in crate::proto) fn number(&mut self, id: PeerId) -> u64 {
         let now = self.fx.now();
-        self.peers.get_mut(id).map_or(0, |peer| peer.beat(now))
+        self.peers.get_mut(id).map_or(0, |peer| peer.number(now))
     }
 
     // ---- heartbeats -----------------------------------------------------------------------------
@@ -62,9 +62,9 @@ impl Context {
     pub(in crate::proto) fn say_heartbeat(&mut self, id: PeerId, asks: Asks) {
         let now = self.fx.now();
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let (beat, floor) = (peer.beat(now), peer.outgoing.floor());
+        let (number, low_watermark) = (peer.number(now), peer.outgoing.low_watermark());
         let Asks { leases, asked, writes } = asks;
-        self.send(id, Body::Heartbeat(Heartbeat { beat, floor, leases, asked, writes }));
+        self.send(id, Body::Heartbeat(Heartbeat { number, low_watermark, leases, asked, writes }));
     }
 
     /// Answers the heartbeat with this number: these leases hold for so long, and writes may begin for so long. One
@@ -72,26 +72,31 @@ impl Context {
     pub(in crate::proto) fn say_heartbeat_ack(
         &mut self,
         id: PeerId,
-        beat: u64,
+        number: u64,
         extended: Extended,
         permit_ms: u64,
     ) {
-        let Some(floor) = self.peers.get(id).map(|peer| peer.outgoing.floor()) else { return };
+        let Some(low_watermark) = self.peers.get(id).map(|peer| peer.outgoing.low_watermark()) else {
+            return;
+        };
         let Extended { leases, lease_ms } = extended;
         for leases in run_set::frames(leases) {
-            self.send(id, Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases, permit_ms }));
+            self.send(
+                id,
+                Body::HeartbeatAck(HeartbeatAck { number, low_watermark, lease_ms, leases, permit_ms }),
+            );
         }
     }
 
     // ---- ends -------------------------------------------------------------------------------------
 
-    /// An attempt that holds nothing of the peer's is over. Lost? Then the floor of a later frame says it.
+    /// An attempt that holds nothing of the peer's is over. Lost? Then the low watermark of a later frame says it.
     pub(in crate::proto) fn say_over(&mut self, id: PeerId, attempt: Attempt) {
         if let Some(peer) = self.peers.get(id)
             && peer.outgoing.was_made(attempt)
         {
-            let (floor, attempts) = (peer.outgoing.floor(), vec![(attempt.0, 1)]);
-            self.send(id, Body::Release(Release { floor, attempts, answer: false }));
+            let (low_watermark, attempts) = (peer.outgoing.low_watermark(), vec![(attempt.0, 1)]);
+            self.send(id, Body::Release(Release { low_watermark, attempts, answer: false }));
         }
     }
 
@@ -99,18 +104,18 @@ impl Context {
     pub(in crate::proto) fn release_read(&mut self, id: PeerId, attempt: Attempt) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.outgoing.end_read(attempt);
-        let floor = peer.outgoing.floor();
+        let low_watermark = peer.outgoing.low_watermark();
         self.watch_peer(id);
-        self.send(id, Body::Release(Release { floor, attempts: vec![(attempt.0, 1)], answer: true }));
+        self.send(id, Body::Release(Release { low_watermark, attempts: vec![(attempt.0, 1)], answer: true }));
     }
 
     /// Repeats what a peer has not acknowledged. Called by its timer.
     pub(in crate::proto) fn say_releases(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(id) else { return };
         let (read, aborted) = peer.outgoing.unacknowledged();
-        let floor = peer.outgoing.floor();
+        let low_watermark = peer.outgoing.low_watermark();
         if !read.is_empty() {
-            self.send(id, Body::Release(Release { floor, attempts: read, answer: true }));
+            self.send(id, Body::Release(Release { low_watermark, attempts: read, answer: true }));
         }
         for abort in each(aborted) {
             self.send(id, Body::Abort(abort));

@@ -10,11 +10,11 @@ use super::contact::Event;
 use super::heard::Silence;
 use crate::error::Cause;
 use crate::id::PeerId;
-use crate::plane::{Directions, WriteFence};
 use crate::proto::context::Context;
 use crate::proto::io::Output;
 use crate::proto::timer::Timer;
 use crate::trace::KvWhat;
+use crate::transport::{Directions, WriteFence};
 
 impl Context {
     /// Forgets a peer, and all that is kept for it.
@@ -22,7 +22,7 @@ impl Context {
         self.peers.remove(peer);
         self.lookups.forget(peer);
         self.posts.forget(peer);
-        for timer in [Timer::Peer, Timer::Heartbeat, Timer::Permission, Timer::Fence, Timer::Sweep] {
+        for timer in [Timer::Peer, Timer::Heartbeat, Timer::Permission, Timer::WriteFence, Timer::Sweep] {
             self.fx.cancel(timer(peer));
         }
         self.fx.tell(peer, || KvWhat::PeerForgotten);
@@ -105,7 +105,7 @@ impl Context {
         if peer.outgoing.is_needed() || kept > 0 {
             return false;
         }
-        if peer.contact.link().is_none() {
+        if peer.contact.conversation().is_none() {
             self.forget_peer(id);
         }
         true

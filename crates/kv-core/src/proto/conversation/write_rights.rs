@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::plane::WriteFence;
 use crate::time::Time;
+use crate::transport::WriteFence;
 
 /// What a peer lets this worker write into its memory.
 #[derive(Debug, Clone, Default)]

@@ -10,7 +10,6 @@ use crate::command::Command;
 use crate::error::{Cause, Obstacle};
 use crate::id::SessionId;
 use crate::meter::{each, step};
-use crate::plane::Origin;
 use crate::proto::context::Context;
 use crate::proto::conversation::{Heard, Peer};
 use crate::proto::ending::Ending;
@@ -21,10 +20,11 @@ use crate::proto::timer::Timer;
 use crate::quarantine::Quarantine;
 use crate::time::Time;
 use crate::trace::{DroppedFrames, Event, KvWhat};
+use crate::transport::Origin;
 use crate::wire::Body;
 
 /// The protocol machine of one worker. It does no I/O and reads no clock: the same machine runs
-/// under the worker thread over real planes, and under the simulator in virtual time.
+/// under the worker thread over real transports, and under the simulator in virtual time.
 ///
 /// # Contract
 ///
@@ -34,7 +34,7 @@ use crate::wire::Body;
 /// - **Time**: [`Input::Timeout`] is due at [`next_timeout`](Node::next_timeout). Late is allowed,
 ///   early does nothing.
 /// - **Ends**: every session that was opened gets exactly one final [`Output::Status`], at the
-///   latest at its deadline; every `Pages` and `Groups` token that went in comes out in exactly
+///   latest at its deadline; every `Pages` and `RequestGroups` token that went in comes out in exactly
 ///   one [`Output::Release`].
 ///
 /// ```
@@ -92,8 +92,8 @@ pub struct NodeGauges {
     pub granted_runs: usize,
     /// Receivers and sources that have something to post.
     pub queued: usize,
-    /// Numbers of heartbeats, claims and questions that may still be answered.
-    pub beats: usize,
+    /// Numbers of heartbeats, acquire messages and questions that may still be answered.
+    pub numbers: usize,
     /// Addresses of bootstrap servers whose answers are remembered.
     pub addresses: usize,
     /// Failed rooms remembered for latecomers.
@@ -106,8 +106,8 @@ pub struct NodeGauges {
     pub timers: usize,
     /// Complete pages that are pinned for readers.
     pub pages_leased: usize,
-    /// Ended grants remembered for latecomers.
-    pub ended_grants: usize,
+    /// Ended leases remembered for latecomers.
+    pub ended_leases: usize,
     /// Attempts at peers that are over, and not acknowledged as such.
     pub releasing: usize,
     /// Frames that were ignored since the start, by reason.
@@ -193,14 +193,14 @@ impl Node {
             sources: self.receiving.sources(),
             granted_runs: self.receiving.granted_runs(),
             queued: self.cx.posts.queued(),
-            beats: sum(&|peer| peer.beats_len()),
+            numbers: sum(&|peer| peer.numbers_len()),
             addresses: self.cx.lookups.addresses(),
             failed_rooms: self.cx.rendezvous.failed_rooms(),
             posts: self.cx.posts.in_flight(),
             lookups: self.cx.lookups.len(),
             timers: self.cx.fx.timers(),
             pages_leased: self.sending.pages_leased(),
-            ended_grants: self.sending.ended_grants(),
+            ended_leases: self.sending.ended_leases(),
             releasing: sum(&|peer| peer.outgoing().ended_len()),
             dropped,
         }
@@ -233,8 +233,8 @@ impl Node {
             Command::LayersFinal { session, layers } => {
                 self.sending.layers_final(&mut self.cx, session, layers.chunk, layers.layers);
             }
-            Command::FenceFailed { session, chunk, error } => {
-                self.end_session(session, Cause::Fence { chunk, error });
+            Command::ReadyEventFailed { session, chunk, error } => {
+                self.end_session(session, Cause::ReadyEvent { chunk, error });
             }
             Command::OpenReceiver { session, room, bootstrap_addr, options } => {
                 self.receiving.open_receiver(&mut self.cx, session, room, bootstrap_addr, *options);
@@ -242,10 +242,10 @@ impl Node {
             Command::InitReceiver { session, pages, aux } => {
                 self.receiving.init_receiver(&mut self.cx, session, pages, aux)
             }
-            Command::Groups { session, groups } if self.sending.has(session) => {
+            Command::RequestGroups { session, groups } if self.sending.has(session) => {
                 self.sending.take_groups(&mut self.cx, session, groups);
             }
-            Command::Groups { session, groups } => {
+            Command::RequestGroups { session, groups } => {
                 self.receiving.take_groups(&mut self.cx, session, groups);
             }
             Command::Abort { session } => self.end_session(session, Cause::Aborted),
@@ -311,7 +311,7 @@ impl Node {
             Timer::Lease(session) => self.sending.on_lease(&mut self.cx, session),
             Timer::Heartbeat(peer) => self.receiving.on_heartbeat_due(&mut self.cx, peer),
             Timer::Permission(peer) => self.sending.on_permission_due(&mut self.cx, peer),
-            Timer::Fence(peer) => self.on_fence_due(peer),
+            Timer::WriteFence(peer) => self.on_fence_due(peer),
             Timer::Sweep(peer) => self.sending.sweep(&mut self.cx, peer),
             // Posts are pumped after every input.
             Timer::Stuck => {}

@@ -7,7 +7,6 @@ use super::Node;
 use crate::error::Cause;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
-use crate::plane::{Origin, PlaneError, WayEnd};
 use crate::proto::conversation::{AnswerHeard, Asks, HelloHeard, MAX_ASKED, Peer, Silence, Unanswered};
 use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Latecomers;
@@ -15,6 +14,7 @@ use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
 use crate::time::Time;
 use crate::trace::{Dropped, KvWhat, Message};
+use crate::transport::{Origin, TransportError, WayEnd};
 use crate::wire::{Heartbeat, HeartbeatAck, Hello, Refused, Welcome};
 
 impl Node {
@@ -113,16 +113,16 @@ impl Node {
     }
 
     pub(super) fn on_heartbeat(&mut self, id: PeerId, heartbeat: &Heartbeat) {
-        let Heartbeat { beat, floor, leases, asked, writes } = heartbeat;
+        let Heartbeat { number, low_watermark, leases, asked, writes } = heartbeat;
         // Each attempt once: what an answer costs was paid for by this worker's own scheduler, or is small.
         if !(is_rising(leases) && is_rising(asked)) {
             self.cx.fx.drop_frame(Some(id), Dropped::Disordered);
             return;
         }
-        self.sending.on_floor(&mut self.cx, id, *floor);
-        let permit_ms = if *writes { self.cx.permit_asked(id, *beat) } else { 0 };
+        self.sending.on_low_watermark(&mut self.cx, id, *low_watermark);
+        let permit_ms = if *writes { self.cx.permit_asked(id, *number) } else { 0 };
         let (extended, missing) = self.sending.extend_leases(&mut self.cx, id, leases);
-        self.cx.say_heartbeat_ack(id, *beat, extended, permit_ms);
+        self.cx.say_heartbeat_ack(id, *number, extended, permit_ms);
         let run = |&(start, count): &(u64, u32)| start..start.saturating_add(u64::from(count));
         let asked = asked.iter().flat_map(run).map(Attempt);
         for attempt in each(missing.into_iter().chain(asked).take(MAX_ASKED)) {
@@ -135,8 +135,8 @@ impl Node {
             self.cx.fx.drop_frame(Some(id), Dropped::Disordered);
             return;
         }
-        self.sending.on_floor(&mut self.cx, id, ack.floor);
-        self.cx.note_permission(id, ack.beat, ack.permit_ms);
+        self.sending.on_low_watermark(&mut self.cx, id, ack.low_watermark);
+        self.cx.note_permission(id, ack.number, ack.permit_ms);
         self.receiving.leases_extended(&mut self.cx, id, ack);
     }
 
@@ -208,7 +208,7 @@ impl Node {
 
     // ---- ends -----------------------------------------------------------------------------------
 
-    pub(super) fn on_connect_failed(&mut self, id: PeerId, error: PlaneError) {
+    pub(super) fn on_connect_failed(&mut self, id: PeerId, error: TransportError) {
         self.cx.fx.tell(id, || KvWhat::ConnectFailed(error.clone()));
         if self.cx.greet_by_next_way(id) {
             return;

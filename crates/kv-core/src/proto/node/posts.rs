@@ -3,9 +3,9 @@
 use super::Node;
 use crate::error::Obstacle;
 use crate::id::{PostId, SessionId};
-use crate::plane::{Op, PlaneError};
 use crate::proto::posts::{Leave, PostingState};
 use crate::proto::timer::Timer;
+use crate::transport::{Op, TransportError};
 
 impl Node {
     /// Starts posts while there is room for them, each target in its turn.
@@ -28,7 +28,7 @@ impl Node {
     }
 
     /// A post has ended: the part that planned it goes on.
-    pub(super) fn on_posted(&mut self, id: PostId, result: Result<(), PlaneError>) {
+    pub(super) fn on_posted(&mut self, id: PostId, result: Result<(), TransportError>) {
         let Some(post) = self.cx.posts.end(id, self.cx.fx.now()) else { return };
         self.cx.peers.post_ended(post.peer);
         self.cx.fx.post_ended(id, &post, &result);

@@ -59,7 +59,7 @@ impl Session for ReceiveSession {
     fn into_resources(self) -> Vec<Resource> {
         let skipped = self.skipped_groups();
         let pages = self.given.map(|(pages, _)| Resource::from(pages));
-        let groups = self.groups.map(|groups| Resource::Groups { groups, skipped });
+        let groups = self.groups.map(|groups| Resource::RequestGroups { groups, skipped });
         pages.into_iter().chain(groups).collect()
     }
 }
@@ -119,9 +119,9 @@ impl Receiving {
         let (repeats, room) = (receiver.repeats, receiver.room.clone());
         for (peer, attempt) in each(closing) {
             cx.watch_peer(peer);
-            let floor = cx.peers.get(peer).map_or(attempt, |peer| peer.outgoing().floor());
+            let low_watermark = cx.peers.get(peer).map_or(attempt, |peer| peer.outgoing().low_watermark());
             let (room, cause) = (room.clone(), cause.clone());
-            cx.send(peer, Body::Abort(Abort { attempt, room, grant: None, cause, floor }));
+            cx.send(peer, Body::Abort(Abort { attempt, room, lease_id: None, cause, low_watermark }));
         }
         let pause = cx.fx.backoff(cx.config.timing.retry_first, repeats);
         cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);
@@ -185,7 +185,7 @@ impl ReceiveSession {
             match source.close() {
                 Closes::Open(attempt) => peer.outgoing_mut().close(attempt),
                 // A reference that this source cannot have is none of its business.
-                Closes::Met if !self.grants.is_empty() => peer.outgoing_mut().wait_no_more(session),
+                Closes::Met if !self.lease_refs.is_empty() => peer.outgoing_mut().wait_no_more(session),
                 Closes::Met => {
                     // Nothing to stop, but the sender should not wait for a registration in vain.
                     let attempt = peer.outgoing_mut().open(session, index);
@@ -194,7 +194,7 @@ impl ReceiveSession {
                 }
                 Closes::Meeting => {
                     peer.outgoing_mut().wait_no_more(session);
-                    peer.abort_when_met(&self.room, &self.grants, told);
+                    peer.abort_when_met(&self.room, &self.lease_refs, told);
                 }
                 Closes::Already => {}
             }

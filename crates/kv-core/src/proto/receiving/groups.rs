@@ -1,7 +1,7 @@
-//! The state groups of a receiving session: which of them its sources have, and which they leave out.
+//! The cache groups of a receiving session: which of them its sources have, and which they leave out.
 
 use crate::error::Cause;
-use crate::groups::Groups;
+use crate::groups::RequestGroups;
 use crate::id::SessionId;
 use crate::meter::each;
 use crate::plan::Side;
@@ -12,9 +12,14 @@ use crate::proto::groups::{Between, check_own_groups};
 use crate::proto::receiving::{ReceiveSession, Receiving};
 
 impl Receiving {
-    /// Takes the items of a session's state groups. Those that come too late were promised to nobody: they come
+    /// Takes the items of a session's cache groups. Those that come too late were promised to nobody: they come
     /// back at once.
-    pub(in crate::proto) fn take_groups(&mut self, cx: &mut Context, session: SessionId, groups: Groups) {
+    pub(in crate::proto) fn take_groups(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        groups: RequestGroups,
+    ) {
         let bad = check_own_groups(&groups, cx.config.args.geometry());
         match self.sessions.get_mut(&session) {
             None => cx.fx.release_groups(session, groups, Vec::new()),
@@ -51,7 +56,7 @@ impl Receiving {
         let (map, ours, theirs) = (peer.maps().inward()?, cx.config.args.geometry(), peer.maps().geometry());
         let between = Between { map, ours, theirs, source: Side::Remote };
         let skipped = std::mem::take(&mut source.skipped);
-        let named = receiver.groups.iter().flat_map(Groups::iter);
+        let named = receiver.groups.iter().flat_map(RequestGroups::iter);
         for items in named.filter(|items| each(&skipped).any(|&group| group == items.group)) {
             if !between.is_optional(items.group) {
                 return Some(between.disagreement(items.group, Some(items), None));
@@ -66,7 +71,7 @@ impl Receiving {
     pub(super) fn unheld_groups(&self, cx: &Context, receiver: &ReceiveSession) -> Vec<u16> {
         let maps =
             each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer)?.maps().inward());
-        let named = receiver.groups.iter().flat_map(Groups::iter).map(|items| items.group);
+        let named = receiver.groups.iter().flat_map(RequestGroups::iter).map(|items| items.group);
         let held = |group: u16| maps.clone().any(|map| map.has_group(group));
         named.filter(|&group| !held(group)).collect()
     }
@@ -82,7 +87,7 @@ impl ReceiveSession {
             let mut sources = self.sources.iter();
             self.unheld.contains(group) || sources.any(|source| source.skipped.contains(group))
         };
-        let named = self.groups.iter().flat_map(Groups::iter).map(|items| items.group);
+        let named = self.groups.iter().flat_map(RequestGroups::iter).map(|items| items.group);
         named.filter(left_out).collect()
     }
 }

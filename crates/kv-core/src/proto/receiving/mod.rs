@@ -26,9 +26,9 @@ mod source;
 
 use std::time::Duration;
 
-use crate::groups::Groups;
+use crate::groups::RequestGroups;
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
-use crate::lease::{GrantRef, TransferMode};
+use crate::lease::{LeaseRef, TransferMode};
 use crate::pages::Pages;
 use crate::proto::context::Context;
 use crate::proto::directory::Question;
@@ -55,17 +55,17 @@ pub(in crate::proto) struct ReceiveSession {
     /// It reads, instead of being written to. Decided when all sources are met.
     pulls: bool,
     /// The sender's session that is meant.
-    grants: Vec<GrantRef>,
+    lease_refs: Vec<LeaseRef>,
     question: Question,
     given: Option<(Pages, Option<AuxIndex>)>,
-    /// Items of state groups, given before the pages.
-    groups: Option<Groups>,
+    /// Items of cache groups, given before the pages.
+    groups: Option<RequestGroups>,
     /// The groups among them that no source has. Known from the moment at which the pages are given.
     unheld: Vec<u16>,
     /// Pages of the request that are here already; the given ones come after them.
     prefix: usize,
     /// Pages that the request has on this rank in all, if they are dealt to ranks and that was told.
-    whole: Option<usize>,
+    total_pages: Option<usize>,
     sources: Vec<Source>,
     repeats: u32,
 }
@@ -84,7 +84,7 @@ impl Receiving {
         self.sessions.iter().map(|(_, receiver)| receiver.sources.len()).sum()
     }
 
-    /// Runs of pages and items in grants whose reads are not planned yet.
+    /// Runs of pages and items in leases whose reads are not planned yet.
     pub(in crate::proto) fn granted_runs(&self) -> usize {
         let sources = self.sessions.iter().flat_map(|(_, receiver)| &receiver.sources);
         sources.filter_map(|source| source.reading.as_ref()).map(Reading::waiting_runs).sum()

@@ -5,7 +5,6 @@ use crate::id::{AuxIndex, PeerId, Room, SessionId};
 use crate::lease::TransferMode;
 use crate::meter::each;
 use crate::pages::Pages;
-use crate::plane::Directions;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::{Peer, of_life};
@@ -18,6 +17,7 @@ use crate::proto::rendezvous::Named;
 use crate::record::WorkerRole;
 use crate::session_options::SessionOptions;
 use crate::trace::KvWhat;
+use crate::transport::Directions;
 
 impl Receiving {
     pub(in crate::proto) fn open_receiver(
@@ -33,20 +33,20 @@ impl Receiving {
         let question = cx.lookups.question(&addr, role, &room, options.prefill_dp_rank);
         let mode = options.mode.unwrap_or(cx.config.args.transfer_mode());
         let geometry = cx.config.args.geometry();
-        let dealt = options.tokens.filter(|_| geometry.layout.context_size > 1);
+        let dealt = options.tokens.filter(|_| geometry.layout.dcp_size > 1);
         let receiver = ReceiveSession {
             room,
             standing: Standing::new(deadline),
             opened: cx.fx.now(),
             mode,
             pulls: mode == TransferMode::Pull,
-            grants: options.grants,
+            lease_refs: options.lease_refs,
             question,
             given: None,
             groups: None,
             unheld: Vec::new(),
             prefix: options.prefix_pages,
-            whole: dealt.map(|tokens| geometry.own_pages_of(tokens)),
+            total_pages: dealt.map(|tokens| geometry.own_pages_of(tokens)),
             sources: Vec::new(),
             repeats: 0,
         };
@@ -103,15 +103,15 @@ impl Receiving {
         }
         if receiver.mode == TransferMode::Auto {
             // A reference is a sender's that waits for nobody: reading needs no registration first.
-            receiver.pulls = ways.read && (!receiver.grants.is_empty() || !ways.write);
+            receiver.pulls = ways.read && (!receiver.lease_refs.is_empty() || !ways.write);
         }
         let pulls = receiver.pulls;
         receiver.standing.reach(&mut cx.fx, session, KvPoll::WaitingForInput);
         if pulls {
-            if let Some(cause) = self.check_grants(cx, session) {
+            if let Some(cause) = self.check_leases(cx, session) {
                 return self.fail(cx, session, cause);
             }
-            // The sender's pages are claimed at once: their lease is kept alive from now on, however
+            // The sender's pages are acquired at once: their lease is kept alive from now on, however
             // long the request waits for pages of its own.
             self.open_attempts(cx, session);
             self.say_registrations(cx, session);
@@ -176,24 +176,24 @@ impl Receiving {
         }
     }
 
-    /// Why the grants cannot be the sources'.
-    pub(super) fn check_grants(&self, cx: &Context, session: SessionId) -> Option<Cause> {
+    /// Why the leases cannot be the sources'.
+    pub(super) fn check_leases(&self, cx: &Context, session: SessionId) -> Option<Cause> {
         let receiver = self.sessions.get(&session)?;
-        let first = receiver.grants.first()?;
+        let first = receiver.lease_refs.first()?;
         let sources = || each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
-        let unnamed = |peer: &&Peer| of_life(&receiver.grants, peer.incarnation()).is_none();
-        // One grant may be of any source, and the others are claimed by the room. Several name all.
-        let stale = match receiver.grants.len() {
+        let unnamed = |peer: &&Peer| of_life(&receiver.lease_refs, peer.incarnation()).is_none();
+        // One lease may be of any source, and the others are acquired by the room. Several name all.
+        let stale = match receiver.lease_refs.len() {
             1 if sources().all(|peer| unnamed(&peer)) => sources().next(),
             1 => None,
             _ => sources().find(unnamed),
         };
         if let Some(peer) = stale {
-            return Some(Cause::StaleGrant { referenced: first.incarnation, found: peer.incarnation() });
+            return Some(Cause::StaleLease { referenced: first.incarnation, found: peer.incarnation() });
         }
         sources().find_map(|peer| {
-            let pages = of_life(&receiver.grants, peer.incarnation())?.pages.as_ref()?;
-            pages.check_below(peer.maps().geometry().num_pages).err().map(Cause::GrantOutOfRange)
+            let pages = of_life(&receiver.lease_refs, peer.incarnation())?.pages.as_ref()?;
+            pages.check_below(peer.maps().geometry().num_pages).err().map(Cause::LeaseOutOfRange)
         })
     }
 }

@@ -77,7 +77,7 @@ impl Receiving {
     }
 
     /// The peer has forgotten the conversation, which it does only when nothing of it is in flight:
-    /// failed attempts are over, live ones begin again under the new link.
+    /// failed attempts are over, live ones begin again under the new conversation.
     pub(in crate::proto) fn peer_forgot_us(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let open = peer.outgoing_mut().take_open();

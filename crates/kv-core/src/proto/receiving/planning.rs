@@ -1,7 +1,7 @@
 //! Plans the reads from one source: the pages that source and receiver name become descriptors.
 
 use crate::error::Cause;
-use crate::groups::Groups;
+use crate::groups::RequestGroups;
 use crate::layout::Geometry;
 use crate::meter::each;
 use crate::plan::{Plan, PlanError, RegionMap, Side};
@@ -15,7 +15,7 @@ use crate::proto::receiving::reading::Reading;
 pub(super) struct Planned {
     /// The last is read first.
     pub(super) plans: Vec<Plan>,
-    /// State groups that only one side named: all of them optional.
+    /// Cache groups that only one side named: all of them optional.
     pub(super) skipped: Vec<u16>,
 }
 
@@ -61,7 +61,7 @@ fn gather(
     groups: Result<GroupPlans, Cause>,
     aux: Result<Option<Plan>, PlanError>,
 ) -> Result<Planned, Cause> {
-    let no_plan = |_| Cause::Protocol("a grant that no plan leads to");
+    let no_plan = |_| Cause::Protocol("a lease that no plan leads to");
     let pages = pages.map_err(no_plan)?;
     let GroupPlans { plans, skipped } = groups?;
     let plans = aux.map_err(no_plan)?.into_iter().chain(plans).chain([pages]);
@@ -79,8 +79,8 @@ fn prefix_of(receiver: &ReceiveSession, map: &RegionMap, held: usize, wanted: us
         return receiver.prefix;
     }
     // Of dealt pages the number tells: ranks that disagree about the end must not shift the rest.
-    let whole = receiver.whole.filter(|_| wanted > 0).unwrap_or(held);
-    whole.saturating_sub(wanted)
+    let total_pages = receiver.total_pages.filter(|_| wanted > 0).unwrap_or(held);
+    total_pages.saturating_sub(wanted)
 }
 
 fn plan_groups(
@@ -93,6 +93,6 @@ fn plan_groups(
         (Some(groups), _) => between.plan(groups, reading.groups()),
         // A receiver that gives nothing at all reads nothing.
         (None, Some((given, _))) if given.is_empty() => Ok(GroupPlans::default()),
-        (None, _) => between.plan(&Groups::none(), reading.groups()),
+        (None, _) => between.plan(&RequestGroups::none(), reading.groups()),
     }
 }

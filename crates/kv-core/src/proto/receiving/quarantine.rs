@@ -1,12 +1,12 @@
 //! What the pages of failed receiving sessions wait for.
 
 use crate::id::SessionId;
-use crate::plane::WriteFence;
 use crate::proto::context::Context;
 use crate::proto::conversation::Peer;
 use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::timer::Timer;
 use crate::quarantine::{Quarantine, QuarantineReason};
+use crate::transport::WriteFence;
 
 impl Receiving {
     /// What each session that has failed, and whose pages may not be used again yet, waits for.

@@ -1,7 +1,7 @@
 //! The reading half of a pull session, on the decode side.
 //!
 //! ```text
-//! open ─▶ lookup ─▶ hello ─▶ claim to each source ─▶ WaitingForInput     (in the scheduler's queue)
+//! open ─▶ lookup ─▶ hello ─▶ acquire to each source ─▶ WaitingForInput     (in the scheduler's queue)
 //!                                   │ Granted: heartbeats to the source from now on
 //!                                   ├─ init(pages) ─▶ Transferring ─▶ READs ─▶ the last one has ended
 //!                                   ▼                                             │ and the lease had not
@@ -21,9 +21,8 @@ use std::time::Duration;
 
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
-use crate::lease::GrantRef;
+use crate::lease::LeaseRef;
 use crate::meter::each;
-use crate::plane::{Op, PlaneError};
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::{Asks, Maps, of_life};
@@ -36,20 +35,21 @@ use crate::proto::receiving::reading::{Part, Reading};
 use crate::proto::run_set;
 use crate::proto::timer::Timer;
 use crate::time::Time;
+use crate::transport::{Op, TransportError};
 use crate::wire::{Body, Granted, HeartbeatAck};
 
 impl Receiving {
     pub(in crate::proto) fn on_granted(&mut self, cx: &mut Context, id: PeerId, granted: Granted) {
         let now = cx.fx.now();
         let Some(peer) = cx.peers.get(id) else { return };
-        let proven = peer.granted_until(granted.beat, granted.lease_ms);
+        let proven = peer.granted_until(granted.number, granted.lease_ms);
         let (incarnation, possible) = (peer.incarnation(), is_possible(&granted, peer.maps()));
         let Some((session, index)) = peer.outgoing().of(granted.attempt) else { return };
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if !receiver.standing.is_going() || !receiver.pulls {
             return;
         }
-        let expected = of_life(&receiver.grants, incarnation).cloned();
+        let expected = of_life(&receiver.lease_refs, incarnation).cloned();
         let Some(source) = receiver.sources.get_mut(index) else { return };
         if !source.is_open() {
             return;
@@ -57,14 +57,14 @@ impl Receiving {
         source.hear(now);
         let intact_until = proven.unwrap_or(Time::ZERO);
         if let Some(reading) = &mut source.reading {
-            if reading.lease() == granted.grant {
+            if reading.lease() == granted.lease_id {
                 reading.prove(intact_until);
                 return self.reading_advanced(cx, session, index);
             }
-            return self.fail(cx, session, Cause::Protocol("two grants for one claim"));
+            return self.fail(cx, session, Cause::Protocol("two leases for one acquire message"));
         }
         if !possible {
-            return self.fail(cx, session, Cause::Protocol("a grant of pages that do not exist"));
+            return self.fail(cx, session, Cause::Protocol("a lease of pages that do not exist"));
         }
         if let Some(cause) = expected.and_then(|expected| disagreement(&expected, &granted)) {
             return self.fail(cx, session, cause);
@@ -86,7 +86,7 @@ impl Receiving {
 
     pub(in crate::proto) fn on_heartbeat_due(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        peer.outgoing_mut().beaten();
+        peer.outgoing_mut().last_numbered();
         let mut runs: Vec<(u64, u32)> = Vec::new();
         let mut interval: Option<Duration> = None;
         for (Attempt(attempt), session, index) in peer.outgoing().all() {
@@ -108,7 +108,7 @@ impl Receiving {
     pub(in crate::proto) fn leases_extended(&mut self, cx: &mut Context, id: PeerId, ack: HeartbeatAck) {
         let now = cx.fx.now();
         let Some(peer) = cx.peers.get(id) else { return };
-        let Some(intact_until) = peer.granted_until(ack.beat, ack.lease_ms) else { return };
+        let Some(intact_until) = peer.granted_until(ack.number, ack.lease_ms) else { return };
         let mut ended = Vec::new();
         for (start, count) in each(ack.leases) {
             let end = start.saturating_add(u64::from(count));
@@ -180,7 +180,7 @@ impl Receiving {
         &mut self,
         cx: &mut Context,
         post: &InFlight,
-        result: Result<(), PlaneError>,
+        result: Result<(), TransportError>,
     ) {
         let (session, index) = (post.session, post.target);
         let now = cx.fx.now();
@@ -242,13 +242,13 @@ impl Receiving {
     /// reads have ended.
     pub(super) fn stop_reading(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        let (room, grants) = (receiver.room.clone(), receiver.grants.clone());
+        let (room, lease_refs) = (receiver.room.clone(), receiver.lease_refs.clone());
         let mut frames = Vec::new();
         for source in each(receiver.sources.iter_mut()) {
             let Some(attempt) = source.closing_attempt() else { continue };
             source.end();
             let Some(peer) = cx.peers.get_mut(source.peer) else { continue };
-            frames.push((source.peer, peer.abort(attempt, &room, &grants, told)));
+            frames.push((source.peer, peer.abort(attempt, &room, &lease_refs, told)));
         }
         for (id, abort) in each(frames) {
             cx.watch_peer(id);
@@ -274,10 +274,10 @@ fn is_possible(granted: &Granted, maps: &Maps) -> bool {
         && check_peer_groups(&granted.groups, maps.group_items()).is_ok()
 }
 
-/// How a grant differs from the reference that the router carried.
-fn disagreement(expected: &GrantRef, granted: &Granted) -> Option<Cause> {
-    if expected.nonce != granted.grant {
-        return Some(Cause::Protocol("a grant with another nonce"));
+/// How a lease differs from the reference that the router carried.
+fn disagreement(expected: &LeaseRef, granted: &Granted) -> Option<Cause> {
+    if expected.lease_id != granted.lease_id {
+        return Some(Cause::Protocol("a lease with another id"));
     }
     let referenced = expected.pages.as_ref()?;
     if *referenced == granted.pages {
@@ -285,7 +285,7 @@ fn disagreement(expected: &GrantRef, granted: &Granted) -> Option<Cause> {
     }
     let (mut here, mut there) = (referenced.iter(), granted.pages.iter());
     (0..).map(|position| (position, here.next(), there.next())).find_map(|(position, referenced, held)| {
-        (referenced != held || referenced.is_none()).then_some(Cause::GrantPages {
+        (referenced != held || referenced.is_none()).then_some(Cause::LeasePages {
             position,
             referenced,
             held,

@@ -16,8 +16,8 @@ use crate::id::{AuxIndex, SessionId};
 use crate::meter::step;
 use crate::pages::PageList;
 use crate::plan::Plan;
-use crate::plane::Desc;
 use crate::time::Time;
+use crate::transport::Desc;
 use crate::wire::Granted;
 
 /// A lease on the pages of one source.
@@ -61,7 +61,7 @@ pub(super) struct Part {
 impl Reading {
     /// What a source has granted. `interval` is how often heartbeats are sent for it.
     pub(super) fn new(granted: Granted, interval: Option<Duration>, intact_until: Time) -> Reading {
-        let Granted { grant: lease, pages, aux, groups, .. } = granted;
+        let Granted { lease_id: lease, pages, aux, groups, .. } = granted;
         Reading { lease, pages, aux, groups, interval, intact_until, progress: Progress::Waiting }
     }
 
@@ -80,7 +80,7 @@ impl Reading {
         self.aux
     }
 
-    /// The source's items of state groups.
+    /// The source's items of cache groups.
     pub(super) fn groups(&self) -> &GroupLists {
         &self.groups
     }
@@ -179,8 +179,8 @@ mod tests {
     fn reading() -> Reading {
         let granted = Granted {
             attempt: Attempt(1),
-            beat: 1,
-            grant: SessionId(9),
+            number: 1,
+            lease_id: SessionId(9),
             pages: PageList::default(),
             aux: None,
             lease_ms: 10,

@@ -1,7 +1,7 @@
 //! What a receiving session asks of its sources, repeated until each has acknowledged it.
 
 use crate::error::Cause;
-use crate::groups::Groups;
+use crate::groups::RequestGroups;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::poll::KvPoll;
@@ -10,7 +10,7 @@ use crate::proto::conversation::{Peer, of_life};
 use crate::proto::ending::Ending;
 use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::timer::Timer;
-use crate::wire::{Body, Claim, Destination, Register, Wish};
+use crate::wire::{Acquire, Body, Delivery, Destination, Register};
 
 impl Receiving {
     /// Sends the registrations that were not acknowledged, and sets the time of the next try.
@@ -24,9 +24,9 @@ impl Receiving {
         let repeats = receiver.repeats;
         for (peer, mut register) in each(frames) {
             cx.watch_peer(peer);
-            match &mut register.wish {
-                Wish::Write(to) => (to.ask, to.permit_ms) = cx.permit(peer),
-                Wish::Read(claim) => claim.beat = cx.beat(peer),
+            match &mut register.delivery {
+                Delivery::Write(to) => (to.ask, to.permit_ms) = cx.permit(peer),
+                Delivery::Read(acquire) => acquire.number = cx.number(peer),
             }
             if !cx.send_long(peer, &Body::Register(register)) {
                 // It would never arrive.
@@ -67,14 +67,14 @@ impl ReceiveSession {
         for (index, source) in each(self.sources.iter().enumerate()) {
             let Some(attempt) = source.unacknowledged() else { continue };
             let Some(peer) = cx.peers.get(source.peer) else { continue };
-            let Some(wish) = self.wish(index, peer) else { continue };
+            let Some(delivery) = self.delivery(index, peer) else { continue };
             let register = Register {
                 attempt,
-                floor: peer.outgoing().floor(),
+                low_watermark: peer.outgoing().low_watermark(),
                 room: self.room.clone(),
                 ranks: peer.maps().ranks_served(),
                 ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
-                wish,
+                delivery,
             };
             frames.push((source.peer, register));
         }
@@ -82,22 +82,22 @@ impl ReceiveSession {
     }
 
     /// How the source at a position is to serve the session: read, or written once the pages are given.
-    fn wish(&self, index: usize, peer: &Peer) -> Option<Wish> {
+    fn delivery(&self, index: usize, peer: &Peer) -> Option<Delivery> {
         if self.pulls {
-            let grant = of_life(&self.grants, peer.incarnation()).map(|grant| grant.nonce);
-            return Some(Wish::Read(Claim { grant, beat: 0 }));
+            let lease_id = of_life(&self.lease_refs, peer.incarnation()).map(|lease| lease.lease_id);
+            return Some(Delivery::Read(Acquire { lease_id, number: 0 }));
         }
         let (pages, aux) = self.given.as_ref()?;
         let share = peer.maps().geometry().parallel.page_range(pages.len());
         let number = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
-        Some(Wish::Write(Destination {
+        Some(Delivery::Write(Destination {
             pages: pages.list().slice(share.start, share.len()).unwrap_or_default(),
-            first: number(self.prefix.saturating_add(share.start)),
-            whole: number(self.prefix.saturating_add(pages.len())),
+            first_page: number(self.prefix.saturating_add(share.start)),
+            total_pages: number(self.prefix.saturating_add(pages.len())),
             aux: *aux,
             // The first source is the one whose row counts.
             aux_here: index == 0,
-            groups: self.groups.as_ref().map(Groups::lists).unwrap_or_default(),
+            groups: self.groups.as_ref().map(RequestGroups::lists).unwrap_or_default(),
             ask: 0,
             permit_ms: 0,
         }))

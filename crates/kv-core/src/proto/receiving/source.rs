@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `Meeting` | – | the peer is not up yet |
 //! | `Met` | `Meeting` | the hello was answered |
-//! | `Open` | `Met` | the registration, or the claim, is said until it is acknowledged |
+//! | `Open` | `Met` | the registration, or the acquire message, is said until it is acknowledged |
 //! | `Open` | `Open` | the peer has forgotten the conversation: the registration is said again, as a new attempt |
 //! | `Closing` | `Open` | the session failed: the abort is said until it is acknowledged |
 //! | `Closing` | `Met` | the session failed before its registration: the abort goes ahead of it |
@@ -27,7 +27,7 @@ pub(super) struct Source {
     pub(super) parts: RunSet,
     /// How many parts there are, once the source has said so.
     pub(super) total: Option<u32>,
-    /// Groups that the source has left out.
+    /// RequestGroups that the source has left out.
     pub(super) skipped: Vec<u16>,
     /// Of a session that reads: the lease, once it has come.
     pub(super) reading: Option<Reading>,
@@ -39,7 +39,7 @@ enum State {
     Met,
     Open {
         attempt: Attempt,
-        /// The peer has the registration, or the claim.
+        /// The peer has the registration, or the acquire message.
         acknowledged: bool,
     },
     Closing {

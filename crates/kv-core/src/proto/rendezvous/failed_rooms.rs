@@ -6,8 +6,8 @@ use super::named::Named;
 use super::waiters::Waiters;
 use crate::error::PeerCause;
 use crate::meter::{each, step};
-use crate::plane::Origin;
 use crate::time::Time;
+use crate::transport::Origin;
 
 /// Rooms whose one half has failed before the other came, so that the other is told when it comes.
 /// Bounded in number and in time; each entry is good for one latecomer, unless nobody knew how many

@@ -19,7 +19,7 @@ use super::io::{Limits, NodeConfig};
 use super::timer::Timer;
 use crate::error::PeerCause;
 use crate::id::{Attempt, PeerId, Room, SessionId};
-use crate::plane::Origin;
+use crate::transport::Origin;
 
 /// The meeting place of a node's serving half.
 #[derive(Debug, Clone, Default)]

@@ -1,4 +1,4 @@
-//! A registration, or a claim, and its sender meet.
+//! A registration, or an acquire message, and its sender meet.
 
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Incarnation, PeerId, SessionId};
@@ -9,7 +9,7 @@ use crate::proto::sending::target::{Reads, Role, Target, Written};
 use crate::proto::sending::{SendSession, Sending};
 use crate::time::Time;
 use crate::trace::KvWhat;
-use crate::wire::{Body, Link, Registered, Wish};
+use crate::wire::{Body, ConversationId, Delivery, Registered};
 
 impl Sending {
     /// A registration and its sender meet.
@@ -27,12 +27,12 @@ impl Sending {
             return self.fail_one(cx, session, Cause::ByPeer(cause));
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        let (receiver, link) = (peer.incarnation(), peer.conversation());
-        let index = sender.place_of(receiver, link);
-        let (incoming, role) = roles(session, index, registration.wish);
+        let (receiver, conversation) = (peer.incarnation(), peer.conversation());
+        let index = sender.place_of(receiver, conversation);
+        let (incoming, role) = roles(session, index, registration.delivery);
         let reads = matches!(role, Role::Reads(_));
         peer.incoming_mut().insert(attempt, incoming);
-        let target = Target::new(id, attempt, link, role);
+        let target = Target::new(id, attempt, conversation, role);
         match sender.targets.get_mut(index) {
             Some(before) => *before = target,
             None => sender.targets.push(target),
@@ -42,7 +42,7 @@ impl Sending {
         }
         cx.fx.tell((session, id, attempt), || KvWhat::ReceiverCame);
         if reads {
-            self.answer_claim(cx, id, attempt, session, index);
+            self.answer_acquire(cx, id, attempt, session, index);
         } else {
             cx.send(id, Body::Registered(Registered { attempt }));
             cx.want_permission(id);
@@ -56,9 +56,9 @@ impl Sending {
 impl SendSession {
     /// Whether a registration fits the session: its mode, and how many receivers it says that there are.
     fn admit(&mut self, registration: &Registration) -> Result<(), PeerCause> {
-        let wanted = match registration.wish {
-            Wish::Write(_) => TransferMode::Push,
-            Wish::Read(_) => TransferMode::Pull,
+        let wanted = match registration.delivery {
+            Delivery::Write(_) => TransferMode::Push,
+            Delivery::Read(_) => TransferMode::Pull,
         };
         if self.mode != TransferMode::Auto && self.mode != wanted {
             return Err(PeerCause::Mode { sender: self.mode, receiver: wanted });
@@ -75,11 +75,13 @@ impl SendSession {
 
     /// The place of a receiver among the targets. One that was served in a conversation that is over, and does
     /// not know that, is not another receiver, but the same one in the same place.
-    fn place_of(&mut self, receiver: Incarnation, link: Link) -> usize {
+    fn place_of(&mut self, receiver: Incarnation, conversation: ConversationId) -> usize {
         let before = self.target_of.get(&receiver).copied();
         let replaced = before.filter(|&before| {
             let target = self.targets.get(before);
-            target.is_some_and(|target| target.link != link && target.is_over() && target.outstanding() == 0)
+            target.is_some_and(|target| {
+                target.conversation != conversation && target.is_over() && target.outstanding() == 0
+            })
         });
         let index = replaced.unwrap_or(self.targets.len());
         self.target_of.insert(receiver, index);
@@ -88,17 +90,17 @@ impl SendSession {
 }
 
 /// What a registration is among its peer's attempts, and among its sender's targets.
-fn roles(session: SessionId, target: usize, wish: Wish) -> (Incoming, Role) {
-    match wish {
-        Wish::Write(to) => {
-            let pages = (to.pages, to.first as usize, to.whole as usize);
+fn roles(session: SessionId, target: usize, delivery: Delivery) -> (Incoming, Role) {
+    match delivery {
+        Delivery::Write(to) => {
+            let pages = (to.pages, to.first_page as usize, to.total_pages as usize);
             let written = Written::new(pages, (to.aux, to.aux_here), to.groups);
             (Incoming::Active(session, target), Role::Written(Box::new(written)))
         }
-        Wish::Read(claim) => {
+        Delivery::Read(acquire) => {
             let until = Time::ZERO;
             let reading = Incoming::Reading { session, target, until, extension: None, intact: false };
-            (reading, Role::Reads(Reads { beat: claim.beat, released: false, fence: None }))
+            (reading, Role::Reads(Reads { number: acquire.number, released: false, fence: None }))
         }
     }
 }

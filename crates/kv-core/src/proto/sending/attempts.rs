@@ -10,7 +10,6 @@ use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::step;
 use crate::pages::MAX_PAGES;
-use crate::plane::Origin;
 use crate::proto::context::Context;
 use crate::proto::conversation::{Incoming, Maps, Peer, Registration};
 use crate::proto::ending::Ending;
@@ -20,16 +19,17 @@ use crate::proto::sending::Sending;
 use crate::proto::sending::target::{Target, Written};
 use crate::proto::timer::Timer;
 use crate::trace::Dropped;
-use crate::wire::{Abort, AbortAck, Body, Destination, Failed, Progress, Register, Registered, Wish};
+use crate::transport::Origin;
+use crate::wire::{Abort, AbortAck, Body, Delivery, Destination, Failed, Progress, Register, Registered};
 
 /// Most runs of parts that one answer lists; the receiver asks again for the rest.
 const MAX_TOLD_RUNS: usize = 1024;
 
 impl Sending {
     pub(in crate::proto) fn on_register(&mut self, cx: &mut Context, id: PeerId, register: Register) {
-        let Register { attempt, floor, room, ranks, ttl_ms, wish } = register;
-        self.on_floor(cx, id, floor);
-        if let Wish::Write(to) = &wish {
+        let Register { attempt, low_watermark, room, ranks, ttl_ms, delivery } = register;
+        self.on_low_watermark(cx, id, low_watermark);
+        if let Delivery::Write(to) = &delivery {
             cx.note_permission(id, to.ask, to.permit_ms);
         }
         let Some(peer) = cx.peers.get(id) else { return };
@@ -38,39 +38,39 @@ impl Sending {
             return;
         }
         if peer.incoming().get(attempt).is_some() {
-            return self.register_again(cx, id, attempt, &wish);
+            return self.register_again(cx, id, attempt, &delivery);
         }
         let (named, origin) = (Named::new(room, peer.suffixes_requests()), peer.origin());
-        let out_of_range = matches!(&wish, Wish::Write(to) if is_out_of_range(to, peer.maps()));
+        let out_of_range = matches!(&delivery, Delivery::Write(to) if is_out_of_range(to, peer.maps()));
         if out_of_range && !cx.stopping {
             return self.refuse_registration(cx, id, attempt, &named, PeerCause::OutOfRange);
         }
-        let grant = if let Wish::Read(claim) = &wish { claim.grant } else { None };
-        let registration = Registration { named, origin, ranks, wish };
-        match grant.filter(|_| !cx.stopping) {
-            Some(nonce) => self.claim_grant(cx, id, attempt, nonce, registration),
+        let lease_id = if let Delivery::Read(acquire) = &delivery { acquire.lease_id } else { None };
+        let registration = Registration { named, origin, ranks, delivery };
+        match lease_id.filter(|_| !cx.stopping) {
+            Some(lease_id) => self.acquire_lease(cx, id, attempt, lease_id, registration),
             None => self.seek_sender(cx, id, attempt, registration, ttl_ms),
         }
     }
 
     /// A registration is repeated. Nothing, if its number stands for one of the other kind.
-    fn register_again(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt, wish: &Wish) {
+    fn register_again(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt, delivery: &Delivery) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        match (peer.incoming_mut().get_mut(attempt), wish) {
+        match (peer.incoming_mut().get_mut(attempt), delivery) {
             (None, _) => self.tell_about(cx, id, attempt),
-            (Some(&mut Incoming::Reading { session, target, .. }), Wish::Read(claim)) => {
+            (Some(&mut Incoming::Reading { session, target, .. }), Delivery::Read(acquire)) => {
                 if let Some(reads) = self.target_mut(session, target).and_then(Target::reads_mut) {
-                    reads.beat = claim.beat;
+                    reads.number = acquire.number;
                 }
-                self.answer_claim(cx, id, attempt, session, target);
+                self.answer_acquire(cx, id, attempt, session, target);
             }
-            (Some(Incoming::Reading { .. }), Wish::Write(_)) => {}
-            (Some(Incoming::Active(..)), Wish::Read(_)) => {}
-            (Some(incoming), wish) => {
-                if let (Incoming::Waiting(registration), Wish::Read(claim)) = (incoming, wish)
-                    && let Wish::Read(known) = &mut registration.wish
+            (Some(Incoming::Reading { .. }), Delivery::Write(_)) => {}
+            (Some(Incoming::Active(..)), Delivery::Read(_)) => {}
+            (Some(incoming), delivery) => {
+                if let (Incoming::Waiting(registration), Delivery::Read(acquire)) = (incoming, delivery)
+                    && let Delivery::Read(known) = &mut registration.delivery
                 {
-                    known.beat = claim.beat;
+                    known.number = acquire.number;
                 }
                 cx.send(id, Body::Registered(Registered { attempt }));
             }
@@ -85,7 +85,7 @@ impl Sending {
             || !attempts.is_closed(attempt) && attempts.has_room(attempt, cx.config.limits.max_attempts)
     }
 
-    /// Brings a new registration or claim to its sender, or lets it wait for one.
+    /// Brings a new registration or acquire message to its sender, or lets it wait for one.
     pub(super) fn seek_sender(
         &mut self,
         cx: &mut Context,
@@ -111,7 +111,7 @@ impl Sending {
             return self.refuse_attempt(cx, id, attempt, cause);
         }
         let Registration { named, origin, .. } = &registration;
-        let (runs, writes) = (registration.runs(), matches!(registration.wish, Wish::Write(_)));
+        let (runs, writes) = (registration.runs(), matches!(registration.delivery, Delivery::Write(_)));
         if !cx.rendezvous.has_room(&cx.config.limits, *origin, runs) {
             return self.refuse_registration(cx, id, attempt, &named.clone(), PeerCause::Overloaded);
         }
@@ -233,8 +233,8 @@ impl Sending {
     }
 
     pub(in crate::proto) fn on_abort(&mut self, cx: &mut Context, id: PeerId, abort: Abort) {
-        let Abort { attempt, room, grant, cause, floor } = abort;
-        self.on_floor(cx, id, floor);
+        let Abort { attempt, room, lease_id, cause, low_watermark } = abort;
+        self.on_low_watermark(cx, id, low_watermark);
         let Some(peer) = cx.peers.get(id) else { return };
         if peer.incoming().is_closed(attempt)
             && peer.incoming().get(attempt).is_none()
@@ -273,9 +273,9 @@ impl Sending {
                 self.receiver_gave_up(cx, &named, origin, cause);
             }
             Some(Incoming::Served { .. } | Incoming::Failed { .. }) => {}
-            None => match grant {
+            None => match lease_id {
                 None => self.receiver_gave_up(cx, &named, origin, cause),
-                Some(nonce) => self.reader_gave_up(cx, nonce, &named, cause),
+                Some(lease_id) => self.reader_gave_up(cx, lease_id, &named, cause),
             },
         }
         if let Some(peer) = cx.peers.get_mut(id) {
@@ -325,7 +325,7 @@ impl Sending {
                 let Some(sender) = self.sessions.get(&session) else { return };
                 match sender.standing.failure() {
                     Some(cause) => Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }),
-                    None => return self.answer_claim(cx, id, attempt, session, target),
+                    None => return self.answer_acquire(cx, id, attempt, session, target),
                 }
             }
             Some(Incoming::Served { total, skipped }) => Body::Progress(Progress {
@@ -368,8 +368,8 @@ impl Sending {
 fn is_out_of_range(to: &Destination, maps: &Maps) -> bool {
     to.pages.check_below(maps.geometry().num_pages).is_err()
         || to.pages.check_distinct().is_err()
-        || to.first > MAX_PAGES
-        || to.pages.len() as u64 + u64::from(to.first) > u64::from(to.whole)
+        || to.first_page > MAX_PAGES
+        || to.pages.len() as u64 + u64::from(to.first_page) > u64::from(to.total_pages)
         || check_aux(to.aux, maps.aux_rows()).is_some()
         || check_peer_groups(&to.groups, maps.group_items()).is_err()
 }

@@ -64,10 +64,10 @@ impl Sending {
     }
 
     fn grant_if_complete(&mut self, cx: &mut Context, session: SessionId) {
-        let grant = self.sessions.get(&session).is_some_and(|sender| {
+        let lease_id = self.sessions.get(&session).is_some_and(|sender| {
             sender.given.is_complete() && sender.mode != TransferMode::Push && sender.pinned_until.is_none()
         });
-        if grant {
+        if lease_id {
             self.grant(cx, session);
         }
     }

@@ -1,8 +1,8 @@
-//! The state groups of a sending session: taken before its pages are complete, planned with each receiver once
+//! The cache groups of a sending session: taken before its pages are complete, planned with each receiver once
 //! both sides' lists are known.
 
 use crate::error::Cause;
-use crate::groups::Groups;
+use crate::groups::RequestGroups;
 use crate::id::SessionId;
 use crate::meter::each;
 use crate::plan::Side;
@@ -12,9 +12,14 @@ use crate::proto::groups::{Between, check_own_groups};
 use crate::proto::sending::Sending;
 
 impl Sending {
-    /// Takes the items of a session's state groups. Those that come too late were promised to nobody: they come
+    /// Takes the items of a session's cache groups. Those that come too late were promised to nobody: they come
     /// back at once.
-    pub(in crate::proto) fn take_groups(&mut self, cx: &mut Context, session: SessionId, groups: Groups) {
+    pub(in crate::proto) fn take_groups(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        groups: RequestGroups,
+    ) {
         let bad = check_own_groups(&groups, cx.config.args.geometry());
         match self.sessions.get_mut(&session) {
             None => cx.fx.release_groups(session, groups, Vec::new()),
@@ -32,13 +37,13 @@ impl Sending {
         }
     }
 
-    /// Plans the state groups with each receiver that is to be written, once the request is complete.
+    /// Plans the cache groups with each receiver that is to be written, once the request is complete.
     pub(super) fn plan_groups(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         if !sender.standing.is_going() || !sender.given.is_complete() {
             return;
         }
-        let none = Groups::none();
+        let none = RequestGroups::none();
         let groups = sender.groups.as_ref().unwrap_or(&none);
         let mut disagreement = None;
         for target in each(sender.targets.iter_mut()) {

@@ -1,8 +1,8 @@
-//! The granting half of a pull session, on the prefill side: claims, leases, releases.
+//! The granting half of a pull session, on the prefill side: acquire messages, leases, releases.
 //!
 //! ```text
 //! open ─▶ WaitingForInput ─ send ─▶ Transferring ─ complete ─▶ pages pinned, lease runs
-//!            claims wait                                          │ Granted to every claim
+//!            acquire messages wait                                          │ Granted to every acquire message
 //!                                                                 │ heartbeats extend the lease
 //!                                                                 ▼
 //!                              every reader has released ─▶ Success, pages back
@@ -11,14 +11,14 @@
 //! ```
 //!
 //! What makes this safe: a reader reports success only if it knows, from an answer to something it
-//! sent *before*, that the lease had not run out when its last read ended. So pages that a grant
+//! sent *before*, that the lease had not run out when its last read ended. So pages that a lease
 //! has named stay as they are until their reader says that it is done, or until the last lease
 //! that it may know of is over; a reader that greets anew, and so has failed all its sessions, relies on
-//! none. Nothing else frees the pages, a failure of the session included; nor does the plane's word that the peer
+//! none. Nothing else frees the pages, a failure of the session included; nor does the transport's word that the peer
 //! is gone, for that is about this side's connection: the peer may live, and go on reading through its own.
 
 use crate::error::{Cause, PeerCause};
-use crate::groups::Groups;
+use crate::groups::RequestGroups;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::proto::context::Context;
@@ -33,52 +33,52 @@ use crate::trace::KvWhat;
 use crate::wire::{Body, Granted, Registered};
 
 impl Sending {
-    /// A claim that says which sender it means.
-    pub(super) fn claim_grant(
+    /// An acquire message that says which sender it means.
+    pub(super) fn acquire_lease(
         &mut self,
         cx: &mut Context,
         id: PeerId,
         attempt: Attempt,
-        nonce: SessionId,
+        lease_id: SessionId,
         registration: Registration,
     ) {
         let refused = cx.peers.get(id).is_some_and(|peer| peer.is_refused());
-        let unknown = PeerCause::UnknownGrant { nonce: nonce.0 };
-        let cause = match self.sessions.get(&nonce) {
+        let unknown = PeerCause::UnknownLease { lease_id: lease_id.0 };
+        let cause = match self.sessions.get(&lease_id) {
             _ if refused => PeerCause::Protocol,
             Some(sender) if !sender.named.is_same_request(&registration.named) => unknown,
             Some(sender) => match sender.standing.failure() {
                 Some(cause) => cause.clone(),
                 None if sender.lacks_receivers() => {
                     cx.watch_peer(id);
-                    return self.attach(cx, nonce, id, attempt, registration);
+                    return self.attach(cx, lease_id, id, attempt, registration);
                 }
-                None => PeerCause::GrantConsumed { nonce: nonce.0 },
+                None => PeerCause::LeaseConsumed { lease_id: lease_id.0 },
             },
-            None => self.ended_grants.get(nonce).cloned().unwrap_or(unknown),
+            None => self.ended_leases.get(lease_id).cloned().unwrap_or(unknown),
         };
         self.refuse_attempt(cx, id, attempt, cause);
     }
 
-    /// The reader that a grant was meant for will never claim it, so the session fails.
+    /// The reader that a lease was meant for will never acquire it, so the session fails.
     pub(super) fn reader_gave_up(
         &mut self,
         cx: &mut Context,
-        nonce: SessionId,
+        lease_id: SessionId,
         named: &Named,
         cause: PeerCause,
     ) {
         let meant = self
             .sessions
-            .get(&nonce)
+            .get(&lease_id)
             .is_some_and(|sender| sender.named.is_same_request(named) && sender.lacks_receivers());
         if meant {
-            self.fail_one(cx, nonce, Cause::ByPeer(cause));
+            self.fail_one(cx, lease_id, Cause::ByPeer(cause));
         }
     }
 
-    /// Tells a reader the grant, or that there is none yet.
-    pub(super) fn answer_claim(
+    /// Tells a reader the lease, or that there is none yet.
+    pub(super) fn answer_acquire(
         &mut self,
         cx: &mut Context,
         id: PeerId,
@@ -94,7 +94,7 @@ impl Sending {
         }
     }
 
-    /// The pages are complete: pins them, and tells the readers that have claimed them. Those of a session that
+    /// The pages are complete: pins them, and tells the readers that have acquired them. Those of a session that
     /// has failed, perhaps by what completed it, are not pinned.
     pub(in crate::proto) fn grant(&mut self, cx: &mut Context, session: SessionId) {
         let sender = self.sessions.get_mut(&session).filter(|sender| sender.standing.is_going());
@@ -129,13 +129,13 @@ impl Sending {
         let (lease, interval) = (*until - cx.fx.now(), sender.lease.heartbeat_interval());
         let granted = Granted {
             attempt,
-            beat: target.reads().map_or(0, |reads| reads.beat),
-            grant: session,
+            number: target.reads().map_or(0, |reads| reads.number),
+            lease_id: session,
             pages: sender.given.all_pages(),
             aux: sender.given.aux(),
             lease_ms: millis(lease),
             interval_ms: interval.map_or(0, |interval| millis(interval).max(1)),
-            groups: sender.groups.as_ref().map(Groups::lists).unwrap_or_default(),
+            groups: sender.groups.as_ref().map(RequestGroups::lists).unwrap_or_default(),
         };
         if !cx.send_long(id, &Body::Granted(granted)) {
             self.fail(cx, session, Cause::Protocol("pages too scattered for one frame"));

@@ -100,9 +100,9 @@ impl Role for Sending {
             self.pages_leased -= ended.pages_pinned();
         }
         if ended.mode != TransferMode::Push {
-            let consumed = || PeerCause::GrantConsumed { nonce: session.0 };
+            let consumed = || PeerCause::LeaseConsumed { lease_id: session.0 };
             let cause = ended.standing.failure().cloned().unwrap_or_else(consumed);
-            self.ended_grants.insert(session, cause, cx.config.limits.max_ended_grants);
+            self.ended_leases.insert(session, cause, cx.config.limits.max_ended_leases);
         }
     }
 }

@@ -10,13 +10,13 @@
 //!                                 └─ of all targets ─▶ pages back
 //! ```
 //!
-//! A *target* is a receiver that has registered, or claimed. How its bytes are written is in
+//! A *target* is a receiver that has registered, or acquired. How its bytes are written is in
 //! `write.rs`; how its lease on the pages is granted, kept and ended is in `holder.rs`.
 
 mod attaching;
 mod attempts;
 mod chunks;
-mod former_grants;
+mod former_leases;
 mod given;
 mod groups;
 mod holder;
@@ -32,13 +32,13 @@ mod write;
 
 use std::collections::BTreeMap;
 
-use crate::groups::Groups;
+use crate::groups::RequestGroups;
 use crate::id::{Incarnation, SessionId};
 use crate::layout::{Geometry, HeldLayers};
 use crate::lease::{Lease, TransferMode};
 use crate::proto::ending::{Sessions, Standing};
 use crate::proto::rendezvous::Named;
-use crate::proto::sending::former_grants::FormerGrants;
+use crate::proto::sending::former_leases::FormerLeases;
 use crate::proto::sending::given::Given;
 use crate::proto::sending::target::Target;
 use crate::time::Time;
@@ -49,7 +49,7 @@ use crate::time::Time;
 pub(in crate::proto) struct Sending {
     sessions: Sessions<SendSession>,
     held_layers: HeldLayers,
-    ended_grants: FormerGrants,
+    ended_leases: FormerLeases,
     pages_leased: usize,
 }
 
@@ -58,7 +58,7 @@ impl Sending {
         Sending {
             sessions: Sessions::default(),
             held_layers: HeldLayers::new(geometry),
-            ended_grants: FormerGrants::default(),
+            ended_leases: FormerLeases::default(),
             pages_leased: 0,
         }
     }
@@ -74,8 +74,8 @@ impl Sending {
     }
 
     /// How many ended leases are remembered for latecomers.
-    pub(in crate::proto) fn ended_grants(&self) -> usize {
-        self.ended_grants.len()
+    pub(in crate::proto) fn ended_leases(&self) -> usize {
+        self.ended_leases.len()
     }
 }
 
@@ -98,8 +98,8 @@ pub(in crate::proto) struct SendSession {
     pinned_until: Option<Time>,
     /// What the scheduler has given.
     given: Given,
-    /// Items of state groups, sent with the last chunk.
-    groups: Option<Groups>,
+    /// Items of cache groups, sent with the last chunk.
+    groups: Option<RequestGroups>,
     targets: Vec<Target>,
     /// The last target of each receiver.
     target_of: BTreeMap<Incarnation, usize>,

@@ -8,7 +8,6 @@ use crate::error::Cause;
 use crate::id::{AuxIndex, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
 use crate::meter::each;
-use crate::plane::Op;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::ending::{Ending, Standing};
@@ -19,6 +18,7 @@ use crate::proto::sending::given::Given;
 use crate::proto::sending::target::Written;
 use crate::proto::sending::{SendSession, Sending};
 use crate::session_options::SessionOptions;
+use crate::transport::Op;
 
 impl Sending {
     pub(in crate::proto) fn open_sender(
@@ -87,7 +87,7 @@ impl Sending {
         let mut targets = each(sender.targets.iter());
         let disagreement = targets.find_map(|target| {
             let written = target.written()?;
-            let registered = written.whole();
+            let registered = written.total_pages();
             // A peer that is gone has nothing to agree to.
             let map = cx.peers.get(target.peer)?.maps().out();
             if map.is_none_or(|map| map.check_counts(sent, registered).is_err()) {

@@ -1,4 +1,4 @@
-//! Attempts that are over for their receivers: by name, or because all below a floor are.
+//! Attempts that are over for their receivers: by name, or because all below a low watermark are.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::wire::{Body, Release, Released};
 
 /// Most attempts that one release ends.
 const MAX_RELEASED: usize = 4096;
-/// Most attempts below a floor that are ended for one input or timer.
+/// Most attempts below a low watermark that are ended for one input or timer.
 const MAX_SWEPT: usize = 256;
 
 impl Sending {
     pub(in crate::proto) fn on_release(&mut self, cx: &mut Context, id: PeerId, release: Release) {
-        let Release { floor, attempts, answer } = release;
+        let Release { low_watermark, attempts, answer } = release;
         if !is_rising(&attempts) {
             cx.fx.drop_frame(Some(id), Dropped::Disordered);
             return;
@@ -48,7 +48,7 @@ impl Sending {
             peer.incoming_mut().close_results(Attempt(start)..end);
             released.push((start, count));
         }
-        self.on_floor(cx, id, floor);
+        self.on_low_watermark(cx, id, low_watermark);
         if answer {
             cx.send(id, Body::Released(Released { attempts: released }));
         }
@@ -74,21 +74,27 @@ impl Sending {
         }
     }
 
-    /// All attempts of the peer below `floor` are over for it.
-    pub(in crate::proto) fn on_floor(&mut self, cx: &mut Context, id: PeerId, floor: Attempt) {
+    /// All attempts of the peer below `low_watermark` are over for it.
+    pub(in crate::proto) fn on_low_watermark(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        low_watermark: Attempt,
+    ) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        if floor > peer.incoming().floor() {
-            peer.incoming_mut().raise_floor(floor);
+        if low_watermark > peer.incoming().low_watermark() {
+            peer.incoming_mut().raise_low_watermark(low_watermark);
             self.sweep(cx, id);
         }
     }
 
-    /// Ends attempts of the peer below its floor: some now, and the others at its sweep timer, because the
+    /// Ends attempts of the peer below its low watermark: some now, and the others at its sweep timer, because the
     /// peer may have had many in mind with one short frame.
     pub(in crate::proto) fn sweep(&mut self, cx: &mut Context, id: PeerId) {
         for _ in each(0..MAX_SWEPT) {
             let Some(peer) = cx.peers.get(id) else { return };
-            let Some(attempt) = peer.incoming().first_live(Attempt(0)..peer.incoming().floor()) else {
+            let Some(attempt) = peer.incoming().first_live(Attempt(0)..peer.incoming().low_watermark())
+            else {
                 return;
             };
             self.end_attempt(cx, id, attempt);

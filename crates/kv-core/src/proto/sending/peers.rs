@@ -9,7 +9,7 @@ use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Named;
 use crate::proto::sending::Sending;
 use crate::trace::KvWhat;
-use crate::wire::Wish;
+use crate::wire::Delivery;
 
 impl Sending {
     /// The conversation with the peer has failed: what it registered, and the sessions that serve it, fail.
@@ -64,7 +64,7 @@ impl Sending {
                 sender
                     .is_some_and(|sender| sender.targets.get(*index).is_some_and(|target| !target.is_over()))
             }
-            Incoming::Waiting(registration) => matches!(registration.wish, Wish::Write(_)),
+            Incoming::Waiting(registration) => matches!(registration.delivery, Delivery::Write(_)),
             _ => false,
         });
         if writes {

@@ -1,8 +1,8 @@
-//! One receiver of a sending session, from its registration or claim until nothing is owed to it.
+//! One receiver of a sending session, from its registration or acquire message until nothing is owed to it.
 //!
 //! | state | from | when |
 //! |---|---|---|
-//! | `Served` | – | the receiver has registered, or claimed |
+//! | `Served` | – | the receiver has registered, or acquired |
 //! | `AbortAsked` | `Served` | the receiver aborts: it waits for an acknowledgement |
 //! | `Over` | `Served` | all parts are in place, or the reader has released the pages |
 //! | `Over` | `Served`, `AbortAsked` | the session has failed, no post is in flight, and no lease runs that the receiver could still rely on |
@@ -14,20 +14,20 @@ use crate::layout::Geometry;
 use crate::meter::step;
 use crate::pages::PageList;
 use crate::plan::{Plan, PlanError};
-use crate::plane::Desc;
 use crate::proto::conversation::Peer;
 use crate::proto::groups::GroupPlans;
 use crate::proto::run_set::RunSet;
 use crate::time::Time;
-use crate::wire::Link;
+use crate::transport::Desc;
+use crate::wire::ConversationId;
 
-/// A receiver that has registered, or claimed.
+/// A receiver that has registered, or acquired.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
     pub(super) peer: PeerId,
     pub(super) attempt: Attempt,
     /// The conversation in which it came.
-    pub(super) link: Link,
+    pub(super) conversation: ConversationId,
     pub(super) role: Role,
     state: State,
 }
@@ -53,9 +53,9 @@ enum State {
 pub(super) struct Written {
     pages: PageList,
     /// The number of the first of them in the request.
-    first: usize,
+    first_page: usize,
     /// How many pages the request has at the receiver.
-    whole: usize,
+    total_pages: usize,
     aux: Option<AuxIndex>,
     /// The aux row is this worker's to write.
     aux_here: bool,
@@ -81,8 +81,8 @@ pub(super) struct Written {
 /// A receiver that reads.
 #[derive(Debug, Clone)]
 pub(super) struct Reads {
-    /// The number in its last claim.
-    pub(super) beat: u64,
+    /// The number in its last acquire message.
+    pub(super) number: u64,
     /// It needs the pages no more.
     pub(super) released: bool,
     /// The session has failed after the lease was given: when the last lease that the reader may know of is over.
@@ -102,8 +102,8 @@ pub(super) struct Part {
 }
 
 impl Target {
-    pub(super) fn new(peer: PeerId, attempt: Attempt, link: Link, role: Role) -> Target {
-        Target { peer, attempt, link, role, state: State::Served }
+    pub(super) fn new(peer: PeerId, attempt: Attempt, conversation: ConversationId, role: Role) -> Target {
+        Target { peer, attempt, conversation, role, state: State::Served }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -173,16 +173,16 @@ impl Target {
 
 impl Written {
     pub(super) fn new(
-        (pages, first, whole): (PageList, usize, usize),
+        (pages, first_page, total_pages): (PageList, usize, usize),
         (aux, aux_here): (Option<AuxIndex>, bool),
         groups: GroupLists,
     ) -> Written {
-        Written { pages, first, whole, aux, aux_here, groups, ..Written::default() }
+        Written { pages, first_page, total_pages, aux, aux_here, groups, ..Written::default() }
     }
 
     /// How many pages the request has at the receiver.
-    pub(super) fn whole(&self) -> usize {
-        self.whole
+    pub(super) fn total_pages(&self) -> usize {
+        self.total_pages
     }
 
     /// True if the receiver has an aux row.
@@ -194,12 +194,12 @@ impl Written {
         &self.groups
     }
 
-    /// True once the state groups are planned.
+    /// True once the cache groups are planned.
     pub(super) fn has_group_plans(&self) -> bool {
         self.group_plans.is_some()
     }
 
-    /// Takes the plans of the state groups. Of the groups that are left out, those count that were registered.
+    /// Takes the plans of the cache groups. Of the groups that are left out, those count that were registered.
     pub(super) fn plan_groups(&mut self, GroupPlans { plans, mut skipped }: GroupPlans) {
         skipped.retain(|&group| self.groups.get(group).is_some());
         self.group_plans = Some(plans);
@@ -294,7 +294,7 @@ impl Written {
         Ok(Some(Part { number, descs, total: self.total, more: self.queued }))
     }
 
-    /// The plan of the next announcement, and after the last one those of the state groups and the aux row.
+    /// The plan of the next announcement, and after the last one those of the cache groups and the aux row.
     fn next_plan(
         &mut self,
         (peer, here): (&mut Peer, &Geometry),
@@ -305,7 +305,7 @@ impl Written {
             self.next_final += 1;
             let Some(map) = peer.maps_mut().out_of_layers(here, writable.layers) else { return Ok(None) };
             let local = (writable.pages, writable.first);
-            return Plan::suffix(map, local, (&self.pages, self.first)).map(Some);
+            return Plan::suffix(map, local, (&self.pages, self.first_page)).map(Some);
         }
         if let Some(plan) = self.group_plans.as_mut().and_then(Vec::pop) {
             return Ok(Some(plan));
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     fn target(role: Role) -> Target {
-        Target::new(PeerId(1), Attempt(1), Link::new(1, 1), role)
+        Target::new(PeerId(1), Attempt(1), ConversationId::new(1, 1), role)
     }
 
     /// The table at the top: what holds a failed target, and what does not.
@@ -348,7 +348,7 @@ mod tests {
         assert!(!written.is_held(now));
 
         let reads = |released: bool, fence: Option<u64>| {
-            target(Role::Reads(Reads { beat: 1, released, fence: fence.map(Time::from_nanos) }))
+            target(Role::Reads(Reads { number: 1, released, fence: fence.map(Time::from_nanos) }))
         };
         assert!(!reads(false, None).is_held(now) && !reads(false, Some(5)).is_held(now));
         assert!(!reads(true, Some(6)).is_held(now), "a reader that released relies on nothing");

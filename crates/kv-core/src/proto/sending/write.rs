@@ -4,12 +4,12 @@
 
 use crate::error::Cause;
 use crate::id::SessionId;
-use crate::plane::{Op, PlaneError};
 use crate::proto::context::Context;
 use crate::proto::ending::Ending;
 use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::sending::Sending;
 use crate::proto::sending::target::{Part, Target};
+use crate::transport::{Op, TransportError};
 use crate::wire::{Body, Progress};
 
 impl Sending {
@@ -51,7 +51,7 @@ impl Sending {
         &mut self,
         cx: &mut Context,
         post: &InFlight,
-        result: Result<(), PlaneError>,
+        result: Result<(), TransportError>,
     ) {
         let (session, index) = (post.session, post.target);
         let Some(written) = self.target_mut(session, index).and_then(Target::written_mut) else { return };

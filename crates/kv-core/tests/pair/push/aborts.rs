@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kv_core::proto::Timing;
-use kv_core::{Cause, KvPoll, PeerCause, PlaneError, Room};
+use kv_core::{Cause, KvPoll, PeerCause, Room, TransportError};
 
 use super::ROOM;
 use crate::pair::{D, P, Pair, list};
@@ -18,7 +18,7 @@ fn an_aborted_receiver_keeps_its_pages_until_the_last_write_has_ended() {
     assert_eq!(pair.failure(D, receiver), Cause::Aborted);
     assert_eq!(pair.failure(P, sender), Cause::ByPeer(PeerCause::Aborted));
     for (node, post) in posts {
-        pair.complete(node, post, Err(PlaneError::Cancelled));
+        pair.complete(node, post, Err(TransportError::Cancelled));
     }
     assert!(pair.released(D, receiver).is_empty(), "a write is still in flight");
     assert!(pair.released(P, sender).is_empty(), "a read of the source is still in flight");
@@ -38,7 +38,7 @@ fn an_aborted_sender_tells_its_receiver() {
     pair.abort(P, sender);
     assert_eq!(pair.failure(D, receiver), Cause::ByPeer(PeerCause::Aborted));
     assert!(pair.released(D, receiver).is_empty());
-    pair.complete(post.0, post.1, Err(PlaneError::Cancelled));
+    pair.complete(post.0, post.1, Err(TransportError::Cancelled));
     assert_eq!(pair.released(D, receiver), [list(&[2, 3])]);
     pair.assert_empty();
 }
@@ -103,7 +103,7 @@ fn shutdown_ends_everything_and_tells_the_peer() {
     pair.shutdown(P);
     assert_eq!(pair.failure(P, sender), Cause::WorkerStopped);
     assert_eq!(pair.failure(D, receiver), Cause::ByPeer(PeerCause::WorkerStopped));
-    pair.complete(post.0, post.1, Err(PlaneError::Cancelled));
+    pair.complete(post.0, post.1, Err(TransportError::Cancelled));
     assert_eq!(pair.released(D, receiver), [list(&[1])]);
     assert_eq!(pair.released(P, sender), [list(&[0])]);
     let late = pair.open_sender(Room::Number(5), 1);

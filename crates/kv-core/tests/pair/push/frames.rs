@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kv_core::wire::Body;
-use kv_core::{KvPoll, PlaneError};
+use kv_core::{KvPoll, TransportError};
 
 use super::ROOM;
 use crate::pair::{D, P, Pair, list};
@@ -61,7 +61,7 @@ fn a_lost_failure_or_abort_or_acknowledgement_is_made_up_for() {
         let (sender, receiver) = pair.transferring(ROOM, &[0], &[1]);
         let post = pair.take_posts().remove(0);
         pair.abort(if lost == "failed" { P } else { D }, if lost == "failed" { sender } else { receiver });
-        pair.complete(post.0, post.1, Err(PlaneError::Cancelled));
+        pair.complete(post.0, post.1, Err(TransportError::Cancelled));
         pair.run_for(Duration::from_secs(4));
         assert_eq!(pair.poll(D, receiver), KvPoll::Failed, "{lost}");
         assert_eq!(pair.released(D, receiver), [list(&[1])], "{lost}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kv_core::wire::Body;
-use kv_core::{Cause, KvPoll, PeerCause, PlaneError, Room, SessionOptions, TransferMode};
+use kv_core::{Cause, KvPoll, PeerCause, Room, SessionOptions, TransferMode, TransportError};
 
 use super::ROOM;
 use crate::pair::{D, P, Pair, list};
@@ -40,7 +40,7 @@ fn both_sides_learn_of_a_dead_peer_at_once() {
     pair.peer_gone(P, Duration::ZERO);
     assert_eq!(pair.failure(P, sender), Cause::PeerLost);
     assert!(pair.released(P, sender).is_empty(), "the post has not ended");
-    pair.complete(post.0, post.1, Err(PlaneError::PeerGone));
+    pair.complete(post.0, post.1, Err(TransportError::PeerGone));
     assert_eq!(pair.released(P, sender), [list(&[0])]);
 
     pair.peer_gone(D, Duration::ZERO);
@@ -77,7 +77,7 @@ fn a_failed_post_fails_both_sides_and_names_the_cause() {
     let mut pair = Pair::with(|config| config.limits.max_post_bytes = 64);
     let (sender, receiver) = pair.transferring(ROOM, &[0, 4], &[1, 3]);
     let mut posts = pair.take_posts();
-    let error = PlaneError::Backend { call: "post", status: "BACKEND" };
+    let error = TransportError::Backend { call: "post", status: "BACKEND" };
     let (node, post) = posts.remove(0);
     pair.complete(node, post, Err(error.clone()));
     assert_eq!(pair.failure(P, sender), Cause::Post(error));

@@ -13,14 +13,14 @@ const IMPOSTOR: &str = "KV_LOCAL_IMPOSTOR";
 #[test]
 fn a_restarted_peer_under_the_same_name_is_refused_and_never_written_to() {
     let name = random_socket_name().unwrap();
-    let (mut us, source) = plane();
+    let (mut us, source) = transport();
     source.write(0, &[7; 4096]).unwrap();
-    let (first_life, _) = plane_with(LocalConfig::default(), name.clone());
+    let (first_life, _) = transport_with(LocalConfig::default(), name.clone());
     let metadata = first_life.metadata().unwrap();
     drop(first_life);
-    assert_eq!(us.connect(PeerId(1), &metadata), Err(PlaneError::PeerGone));
+    assert_eq!(us.connect(PeerId(1), &metadata), Err(TransportError::PeerGone));
 
-    let (mut second_life, arena) = plane_with(LocalConfig::default(), name);
+    let (mut second_life, arena) = transport_with(LocalConfig::default(), name);
     befriend(&mut us, PeerId(2), &metadata).unwrap();
     us.post(PeerId(2), write_post(1, 4096)).unwrap();
     let mut events = Vec::new();
@@ -29,8 +29,11 @@ fn a_restarted_peer_under_the_same_name_is_refused_and_never_written_to() {
         assert_eq!(poll_at(&mut second_life, Duration::ZERO), []);
     }
     us.poll(Time::ZERO + DYING, &mut events);
-    let gone = PlaneEvent::PeerGone { peer: PeerId(2), end: WayEnd::Lost };
-    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) }, gone]);
+    let gone = TransportEvent::PeerGone { peer: PeerId(2), end: WayEnd::Lost };
+    assert_eq!(
+        events,
+        [TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) }, gone]
+    );
     assert_eq!(second_life.stats().refused, 1);
     let mut page = [0; 4096];
     arena.read(0, &mut page).unwrap();
@@ -40,8 +43,8 @@ fn a_restarted_peer_under_the_same_name_is_refused_and_never_written_to() {
 
 #[test]
 fn metadata_that_was_changed_on_its_way_is_never_used() {
-    let (mut us, _source) = plane();
-    let (mut them, _arena) = plane();
+    let (mut us, _source) = transport();
+    let (mut them, _arena) = transport();
     let mut changed = Metadata::decode(&them.metadata().unwrap()).unwrap();
     changed.regions[0] = Place { arena: None, start: 4096, len: 1 << 40 };
     befriend(&mut us, PeerId(1), &changed.encode().unwrap()).unwrap();
@@ -51,11 +54,11 @@ fn metadata_that_was_changed_on_its_way_is_never_used() {
         us.poll(Time::ZERO, &mut events);
         them.poll(Time::ZERO, &mut Vec::new());
     }
-    assert_eq!(events[0], PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) });
+    assert_eq!(events[0], TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) });
     assert!(us.links.iter().all(|(_, link)| link.memory.is_none()));
 
     // The same at the side that was dialed.
-    let (mut us, _source) = plane();
+    let (mut us, _source) = transport();
     us.connect(PeerId(1), &them.metadata().unwrap()).unwrap();
     for _ in 0..10 {
         us.poll(Time::ZERO, &mut Vec::new());
@@ -63,16 +66,16 @@ fn metadata_that_was_changed_on_its_way_is_never_used() {
     }
     let mut changed = Metadata::decode(&us.metadata().unwrap()).unwrap();
     changed.regions[0].len += 1;
-    assert!(matches!(them.connect(PeerId(2), &changed.encode().unwrap()), Err(PlaneError::Metadata(_))));
+    assert!(matches!(them.connect(PeerId(2), &changed.encode().unwrap()), Err(TransportError::Metadata(_))));
     them.connect(PeerId(2), &us.metadata().unwrap()).unwrap();
 }
 
 #[test]
 fn an_impostor_that_answers_is_never_written_to() {
-    let (mut us, _source) = plane();
+    let (mut us, _source) = transport();
     let name = random_socket_name().unwrap();
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
-    let (victim, _arena) = plane_with(LocalConfig::default(), random_socket_name().unwrap());
+    let (victim, _arena) = transport_with(LocalConfig::default(), random_socket_name().unwrap());
     let mut metadata = Metadata::decode(&victim.metadata().unwrap()).unwrap();
     metadata.socket = name;
     befriend(&mut us, PeerId(1), &metadata.encode().unwrap()).unwrap();
@@ -83,40 +86,43 @@ fn an_impostor_that_answers_is_never_written_to() {
     let mut events = poll_at(&mut us, Duration::ZERO);
     events.extend(poll_at(&mut us, DYING));
     // It has our descriptors and lives: no proof that it does not use them.
-    let lost = PlaneEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
-    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) }, lost]);
+    let lost = TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
+    assert_eq!(
+        events,
+        [TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) }, lost]
+    );
     assert!(us.links.is_empty());
     us.disconnect(PeerId(1));
     assert!(us.revoking.lost() == 0 && us.links.peers() == 0);
 }
 
 #[test]
-fn one_plane_is_one_peer() {
-    let (mut us, _source) = plane();
-    let (them, _arena) = plane();
+fn one_transport_is_one_peer() {
+    let (mut us, _source) = transport();
+    let (them, _arena) = transport();
     let metadata = them.metadata().unwrap();
     us.connect(PeerId(1), &metadata).unwrap();
     assert!(us.connect(PeerId(1), &metadata).is_err());
-    assert!(matches!(us.connect(PeerId(2), &metadata), Err(PlaneError::Metadata(_))));
+    assert!(matches!(us.connect(PeerId(2), &metadata), Err(TransportError::Metadata(_))));
     let own = us.metadata().unwrap();
-    assert!(matches!(us.connect(PeerId(3), &own), Err(PlaneError::Metadata(_))));
+    assert!(matches!(us.connect(PeerId(3), &own), Err(TransportError::Metadata(_))));
     us.disconnect(PeerId(1));
     us.connect(PeerId(2), &metadata).unwrap();
 }
 
 #[test]
-fn a_connection_speaks_for_the_plane_that_opened_it_and_no_other() {
-    let (mut us, _source) = plane();
-    let (mut them, _arena) = plane();
-    let (victim, _other) = plane();
+fn a_connection_speaks_for_the_transport_that_opened_it_and_no_other() {
+    let (mut us, _source) = transport();
+    let (mut them, _arena) = transport();
+    let (victim, _other) = transport();
     befriend(&mut them, PeerId(1), &us.metadata().unwrap()).unwrap();
     them.send(PeerId(1), Bytes::from_static(b"hello")).unwrap();
     let from = std::iter::from_fn(|| {
         poll_at(&mut them, Duration::ZERO);
         Some(poll_at(&mut us, Duration::ZERO))
     });
-    let heard = |event: PlaneEvent| match event {
-        PlaneEvent::Frame { from, .. } => Some(from),
+    let heard = |event: TransportEvent| match event {
+        TransportEvent::Frame { from, .. } => Some(from),
         _ => None,
     };
     let from = from.take(100_000).flatten().find_map(heard).expect("a frame");
@@ -127,8 +133,8 @@ fn a_connection_speaks_for_the_plane_that_opened_it_and_no_other() {
 
 /// A page goes to the victim under its metadata, whoever else has used those.
 fn assert_reaches(
-    (us, source): (&mut LocalPlane, &Arena),
-    (victim, arena): (&mut LocalPlane, &Arena),
+    (us, source): (&mut LocalTransport, &Arena),
+    (victim, arena): (&mut LocalTransport, &Arena),
     metadata: &[u8],
 ) {
     source.write(0, b"for the victim").unwrap();
@@ -139,7 +145,7 @@ fn assert_reaches(
         us.poll(Time::ZERO, &mut events);
         victim.poll(Time::ZERO, &mut Vec::new());
     }
-    assert_eq!(events, [PlaneEvent::Posted { post: PostId(1), result: Ok(()) }]);
+    assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
     let mut page = [0; 14];
     arena.read(0, &mut page).unwrap();
     assert_eq!(&page, b"for the victim");
@@ -160,8 +166,8 @@ fn impostor() {
 
 #[test]
 fn an_impostor_with_the_victims_metadata_is_refused_and_the_victim_is_served() {
-    let (mut us, source) = plane();
-    let (mut victim, arena) = plane();
+    let (mut us, source) = transport();
+    let (mut victim, arena) = transport();
     let metadata = victim.metadata().unwrap();
     let hello: String = hello_for(&us, &metadata).iter().map(|byte| format!("{byte:02x}")).collect();
     let mut process = Command::new(std::env::current_exe().unwrap())
@@ -186,8 +192,8 @@ fn an_impostor_with_the_victims_metadata_is_refused_and_the_victim_is_served() {
 
 #[test]
 fn a_claim_that_the_kernel_cannot_confirm_is_never_used_but_its_address_is() {
-    let (mut us, source) = plane();
-    let (mut victim, arena) = plane();
+    let (mut us, source) = transport();
+    let (mut victim, arena) = transport();
     // As in a PID namespace that cannot be seen, before Linux 6.9.
     let mut unseen = Metadata::decode(&victim.metadata().unwrap()).unwrap();
     unseen.process = ProcessIdentity { inode: 0, namespace: 1, pid: 7, started: 7 };
@@ -202,13 +208,13 @@ fn a_claim_that_the_kernel_cannot_confirm_is_never_used_but_its_address_is() {
 
 #[test]
 fn another_process_at_the_peers_address_is_told_nothing() {
-    let (mut us, _source) = plane();
-    let (victim, _arena) = plane();
+    let (mut us, _source) = transport();
+    let (victim, _arena) = transport();
     let mut metadata = Metadata::decode(&victim.metadata().unwrap()).unwrap();
     let mut sleep = Command::new("sleep").arg("60").spawn().unwrap();
     metadata.process.inode += 1;
     let refused = us.connect(PeerId(1), &metadata.encode().unwrap());
-    assert!(matches!(refused, Err(PlaneError::Metadata(_))), "{refused:?}");
+    assert!(matches!(refused, Err(TransportError::Metadata(_))), "{refused:?}");
     assert!(us.links.is_empty() && us.links.peers() == 0);
     metadata.process = ProcessIdentity { inode: 0, pid: sleep.id() as i32, ..metadata.process };
     assert!(us.connect(PeerId(1), &metadata.encode().unwrap()).is_err());

@@ -1,4 +1,4 @@
-//! What strangers, impostors and broken peers can do to a plane: nothing. Here is what the tests share.
+//! What strangers, impostors and broken peers can do to a transport: nothing. Here is what the tests share.
 
 mod impostors;
 mod peers;
@@ -13,7 +13,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_conformance::{connect as befriend, heard};
 use kv_core::{
-    Desc, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Region, RegionRole, Time, WayEnd,
+    Desc, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError, TransportEvent,
+    WayEnd,
 };
 use kv_host::{Arena, Host, ProcessIdentity};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -21,36 +22,36 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use crate::config::LocalConfig;
 use crate::handshake::Hello;
 use crate::metadata::{Metadata, Place, Token, random_socket_name};
-use crate::plane::LocalPlane;
 use crate::revoking::DYING;
 use crate::right::Right;
+use crate::transport::LocalTransport;
 
 const LEN: usize = 1 << 20;
 const DEAD: WayEnd = WayEnd::Dead { quiet_after: Duration::ZERO };
 
-fn plane_with(config: LocalConfig, name: String) -> (LocalPlane, Arena) {
+fn transport_with(config: LocalConfig, name: String) -> (LocalTransport, Arena) {
     let arena = Arena::new(LEN).unwrap();
-    let mut plane = LocalPlane::with_socket_name(config, name).unwrap();
-    plane.add_arena(&arena).unwrap();
-    plane.register(&Region::dram(RegionRole::Kv, arena.addr(), LEN as u64, 4096)).unwrap();
-    (plane, arena)
+    let mut transport = LocalTransport::with_socket_name(config, name).unwrap();
+    transport.add_arena(&arena).unwrap();
+    transport.register(&Region::dram(RegionRole::Kv, arena.addr(), LEN as u64, 4096)).unwrap();
+    (transport, arena)
 }
 
-fn plane() -> (LocalPlane, Arena) {
-    plane_with(LocalConfig::default(), random_socket_name().unwrap())
+fn transport() -> (LocalTransport, Arena) {
+    transport_with(LocalConfig::default(), random_socket_name().unwrap())
 }
 
-fn dial_raw(plane: &LocalPlane) -> UnixStream {
-    let address = SocketAddr::from_abstract_name(plane.given.socket_name()).unwrap();
+fn dial_raw(transport: &LocalTransport) -> UnixStream {
+    let address = SocketAddr::from_abstract_name(transport.given.socket_name()).unwrap();
     let stream = UnixStream::connect_addr(&address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream
 }
 
-fn poll_at(plane: &mut LocalPlane, now: Duration) -> Vec<PlaneEvent> {
+fn poll_at(transport: &mut LocalTransport, now: Duration) -> Vec<TransportEvent> {
     let mut events = Vec::new();
     for _ in 0..20 {
-        plane.poll(Time::ZERO + now, &mut events);
+        transport.poll(Time::ZERO + now, &mut events);
     }
     events
 }
@@ -67,28 +68,28 @@ fn write_post(id: u64, len: usize) -> Post {
     Post { id: PostId(id), op: Op::Write, descs: vec![desc], notify: None }
 }
 
-/// Two planes that move a page and a frame: the service that nobody may disturb.
-fn assert_serves(plane: &mut LocalPlane, arena: &Arena) {
-    let (mut other, source) = self::plane();
+/// Two transports that move a page and a frame: the service that nobody may disturb.
+fn assert_serves(transport: &mut LocalTransport, arena: &Arena) {
+    let (mut other, source) = self::transport();
     source.write(0, b"good page").unwrap();
     let peer = PeerId(other.links.made() + 1);
-    befriend(&mut other, peer, &plane.metadata().unwrap()).unwrap();
+    befriend(&mut other, peer, &transport.metadata().unwrap()).unwrap();
     other.post(peer, Post { notify: Some(Bytes::from_static(b"there")), ..write_post(1, 4096) }).unwrap();
     let mut events = Vec::new();
     for _ in 0..1000 {
         other.poll(Time::ZERO, &mut Vec::new());
-        plane.poll(plane.now, &mut events);
+        transport.poll(transport.now, &mut events);
     }
     assert!(heard(&events, b"there"), "{events:?}");
     let mut page = [0; 9];
     arena.read(0, &mut page).unwrap();
     assert_eq!(&page, b"good page");
     drop(other);
-    poll_at(plane, plane.now - Time::ZERO);
+    poll_at(transport, transport.now - Time::ZERO);
 }
 
-/// A hand-made peer: its metadata, and a hello for `plane`.
-fn forged(plane: &LocalPlane, arenas: Vec<u64>) -> (Bytes, Vec<u8>) {
+/// A hand-made peer: its metadata, and a hello for `transport`.
+fn forged(transport: &LocalTransport, arenas: Vec<u64>) -> (Bytes, Vec<u8>) {
     let start = 0;
     let metadata = Metadata {
         host: Host::here().unwrap(),
@@ -99,12 +100,12 @@ fn forged(plane: &LocalPlane, arenas: Vec<u64>) -> (Bytes, Vec<u8>) {
         arenas,
     };
     let metadata = metadata.encode().unwrap();
-    let hello = hello_for(plane, &metadata);
+    let hello = hello_for(transport, &metadata);
     (metadata, hello)
 }
 
-fn hello_for(plane: &LocalPlane, metadata: &Bytes) -> Vec<u8> {
-    let hello = Hello { expected: plane.given.token(), metadata: metadata.clone() };
+fn hello_for(transport: &LocalTransport, metadata: &Bytes) -> Vec<u8> {
+    let hello = Hello { expected: transport.given.token(), metadata: metadata.clone() };
     message(1, &hello.encode())
 }
 

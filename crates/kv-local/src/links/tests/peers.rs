@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use kv_core::PlaneWait;
+use kv_core::TransportWait;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen};
 
 use super::*;
@@ -13,7 +13,7 @@ use crate::watch::new_socket;
 #[test]
 fn the_end_of_the_stream_alone_is_no_proof_but_a_goodbye_is() {
     for goodbye in [false, true] {
-        let (mut us, _arena) = plane();
+        let (mut us, _arena) = transport();
         let (metadata, hello) = forged(&us, vec![8 << 20]);
         let mut client = dial_raw(&us);
         let file = memory_file(8 << 20, SealFlags::SHRINK);
@@ -34,20 +34,26 @@ fn the_end_of_the_stream_alone_is_no_proof_but_a_goodbye_is() {
         }
         events.extend(poll_at(&mut us, DYING));
         let end = if goodbye { DEAD } else { WayEnd::Lost };
-        let gone = PlaneEvent::PeerGone { peer: PeerId(1), end };
-        assert_eq!(events[0], PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::Cancelled) });
-        assert_eq!(events[1], PlaneEvent::Posted { post: PostId(2), result: Err(PlaneError::PeerGone) });
+        let gone = TransportEvent::PeerGone { peer: PeerId(1), end };
+        assert_eq!(
+            events[0],
+            TransportEvent::Posted { post: PostId(1), result: Err(TransportError::Cancelled) }
+        );
+        assert_eq!(
+            events[1],
+            TransportEvent::Posted { post: PostId(2), result: Err(TransportError::PeerGone) }
+        );
         assert_eq!(events[2..], [gone]);
-        assert_eq!(us.post(PeerId(1), write_post(3, 1)), Err(PlaneError::PeerGone));
-        assert!(matches!(us.wait(), PlaneWait::Readable(_)), "a lost stream must not keep us busy");
+        assert_eq!(us.post(PeerId(1), write_post(3, 1)), Err(TransportError::PeerGone));
+        assert!(matches!(us.wait(), TransportWait::Readable(_)), "a lost stream must not keep us busy");
         assert_eq!(us.revoking.lost(), usize::from(!goodbye));
     }
 }
 
 #[test]
 fn a_peer_whose_backlog_is_full_is_dialed_again() {
-    let (mut us, _source) = plane();
-    let (them, _arena) = plane();
+    let (mut us, _source) = transport();
+    let (them, _arena) = transport();
     let mut metadata = Metadata::decode(&them.metadata().unwrap()).unwrap();
     metadata.socket = random_socket_name().unwrap();
     let address = SocketAddrUnix::new_abstract_name(metadata.socket.as_bytes()).unwrap();
@@ -62,7 +68,7 @@ fn a_peer_whose_backlog_is_full_is_dialed_again() {
     us.post(PeerId(1), write_post(1, 4096)).unwrap();
     assert_eq!(poll_at(&mut us, Duration::from_millis(20)), []);
     assert!(us.links.has_to_dial());
-    assert!(matches!(us.wait(), PlaneWait::ReadableOrAfter(_, after) if after <= DIAL_AGAIN));
+    assert!(matches!(us.wait(), TransportWait::ReadableOrAfter(_, after) if after <= DIAL_AGAIN));
     accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
     assert_eq!(poll_at(&mut us, Duration::from_millis(40)), []);
     assert!(!us.links.has_to_dial());
@@ -71,18 +77,18 @@ fn a_peer_whose_backlog_is_full_is_dialed_again() {
     let mut events = poll_at(&mut us, Duration::from_millis(60));
     events.extend(poll_at(&mut us, Duration::from_millis(60) + DYING));
     assert_eq!(events.len(), 2, "{events:?}");
-    assert!(matches!(events[1], PlaneEvent::PeerGone { peer: PeerId(1), .. }));
+    assert!(matches!(events[1], TransportEvent::PeerGone { peer: PeerId(1), .. }));
 }
 
 #[test]
 fn the_second_link_of_a_connected_peer_is_never_evicted() {
     let config = LocalConfig { max_unclaimed: 1, ..LocalConfig::default() };
-    let (mut us, _source) = plane_with(config, random_socket_name().unwrap());
-    let (mut them, _arena) = plane();
+    let (mut us, _source) = transport_with(config, random_socket_name().unwrap());
+    let (mut them, _arena) = transport();
     us.connect(PeerId(1), &them.metadata().unwrap()).unwrap();
     them.connect(PeerId(2), &us.metadata().unwrap()).unwrap();
     let mut events = Vec::new();
-    let mut turn = |us: &mut LocalPlane, them: &mut LocalPlane, at: u64| {
+    let mut turn = |us: &mut LocalTransport, them: &mut LocalTransport, at: u64| {
         for _ in 0..20 {
             us.poll(Time::ZERO + Duration::from_secs(at), &mut events);
             them.poll(Time::ZERO + Duration::from_secs(at), &mut events);
@@ -105,15 +111,15 @@ fn the_second_link_of_a_connected_peer_is_never_evicted() {
     assert_eq!(us.links.unclaimed().iter().collect::<Vec<_>>(), [&second]);
     // It goes with the peer, and the peer is told.
     us.disconnect(PeerId(1));
-    let gone = PlaneEvent::PeerGone { peer: PeerId(2), end: DEAD };
+    let gone = TransportEvent::PeerGone { peer: PeerId(2), end: DEAD };
     assert_eq!(turn(&mut us, &mut them, 62), [gone]);
     assert!(us.links.is_empty() && them.links.is_empty());
 }
 
 #[test]
 fn cancelled_posts_leave_nothing_behind_while_a_peer_does_not_answer() {
-    let (mut us, _source) = plane();
-    let (them, _arena) = plane();
+    let (mut us, _source) = transport();
+    let (them, _arena) = transport();
     befriend(&mut us, PeerId(1), &them.metadata().unwrap()).unwrap();
     for id in 0..1000 {
         us.post(PeerId(1), write_post(id, 4096)).unwrap();
@@ -129,19 +135,19 @@ fn allocated(file: &OwnedFd) -> u64 {
     rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512
 }
 
-fn mapped(plane: &LocalPlane, peer: PeerId) -> usize {
-    let link = plane.links.id_of(peer).and_then(|id| plane.links.get(id)).unwrap();
+fn mapped(transport: &LocalTransport, peer: PeerId) -> usize {
+    let link = transport.links.id_of(peer).and_then(|id| transport.links.get(id)).unwrap();
     let (memory, _) = link.memory.as_ref().unwrap();
     memory.mapped()
 }
 
 #[test]
 fn only_registered_memory_is_mapped_and_holes_stay_holes() {
-    let (mut plane, arena) = plane();
+    let (mut transport, arena) = transport();
     let len = 1_u64 << 30;
     let file = memory_file(len, SealFlags::SHRINK);
     // The peer has 1 MiB of 64 registered ones, and 1 MiB that is not registered.
-    let (metadata, _) = forged(&plane, vec![len]);
+    let (metadata, _) = forged(&transport, vec![len]);
     let mut metadata = Metadata::decode(&metadata).unwrap();
     let registered = Place { arena: Some(0), start: 128 << 20, len: 64 << 20 };
     metadata.regions = vec![registered, Place { start: 192 << 20, len: 4096, ..registered }];
@@ -150,19 +156,19 @@ fn only_registered_memory_is_mapped_and_holes_stay_holes() {
         rustix::io::pwrite(&file, &[1; 1 << 20], at).unwrap();
     }
     let before = allocated(&file);
-    let client = dial_raw(&plane);
-    greet(&client, &hello_for(&plane, &metadata), &[&file]);
-    poll_at(&mut plane, Duration::ZERO);
-    plane.connect(PeerId(9), &metadata).unwrap();
-    assert_eq!(mapped(&plane, PeerId(9)), 66 << 20);
+    let client = dial_raw(&transport);
+    greet(&client, &hello_for(&transport, &metadata), &[&file]);
+    poll_at(&mut transport, Duration::ZERO);
+    transport.connect(PeerId(9), &metadata).unwrap();
+    assert_eq!(mapped(&transport, PeerId(9)), 66 << 20);
     let mut polls = 0;
-    while plane.wait() == PlaneWait::Now {
-        plane.poll(Time::ZERO, &mut Vec::new());
+    while transport.wait() == TransportWait::Now {
+        transport.poll(Time::ZERO, &mut Vec::new());
         polls += 1;
         assert!(polls < 1000);
     }
     assert_eq!(allocated(&file), before, "pages were allocated in the peer's file");
-    assert_serves(&mut plane, &arena);
+    assert_serves(&mut transport, &arena);
 }
 
 #[test]
@@ -178,13 +184,13 @@ fn a_peers_memory_is_mapped_within_the_bound_or_within_what_it_has_allocated() {
         (1 << 40, 0, 1 << 40, false),
         (1 << 40, 4 << 20, 1 << 40, false),
     ] {
-        let (mut plane, _arena) = plane_with(config.clone(), random_socket_name().unwrap());
+        let (mut transport, _arena) = transport_with(config.clone(), random_socket_name().unwrap());
         let file = memory_file(len, SealFlags::SHRINK);
         let mebibyte = vec![1; 1 << 20];
         for at in (0..filled).step_by(1 << 20) {
             rustix::io::pwrite(&file, &mebibyte, at).unwrap();
         }
-        let (metadata, _) = forged(&plane, vec![len]);
+        let (metadata, _) = forged(&transport, vec![len]);
         let mut metadata = Metadata::decode(&metadata).unwrap();
         metadata.regions = vec![Place { arena: Some(0), start: 0, len: registered }];
         let wanted = if accepted {
@@ -195,11 +201,11 @@ fn a_peers_memory_is_mapped_within_the_bound_or_within_what_it_has_allocated() {
         let lent = vec![memory_file(4096, SealFlags::SHRINK), rustix::io::dup(&file).unwrap()];
         assert_eq!(Lent::check(lent, &metadata, bound).err(), wanted);
         let metadata = metadata.encode().unwrap();
-        let mut client = dial_raw(&plane);
-        greet(&client, &hello_for(&plane, &metadata), &[&file]);
-        poll_at(&mut plane, Duration::ZERO);
+        let mut client = dial_raw(&transport);
+        greet(&client, &hello_for(&transport, &metadata), &[&file]);
+        poll_at(&mut transport, Duration::ZERO);
         assert_eq!(is_closed(&mut client), !accepted, "{len} {filled} {registered}");
-        assert_eq!(plane.links.unclaimed().len(), usize::from(accepted));
+        assert_eq!(transport.links.unclaimed().len(), usize::from(accepted));
         assert_eq!(allocated(&file), filled);
     }
 }
@@ -207,8 +213,8 @@ fn a_peers_memory_is_mapped_within_the_bound_or_within_what_it_has_allocated() {
 #[test]
 fn an_unclaimed_connection_stays_while_its_peer_copies_without_a_word() {
     for op in [Op::Write, Op::Read] {
-        let (mut us, _arena) = plane();
-        let (mut them, _source) = plane();
+        let (mut us, _arena) = transport();
+        let (mut them, _source) = transport();
         befriend(&mut them, PeerId(1), &us.metadata().unwrap()).unwrap();
         let mut events = Vec::new();
         for minute in 0..10 {
@@ -220,7 +226,7 @@ fn an_unclaimed_connection_stays_while_its_peer_copies_without_a_word() {
             }
             // The moment before it would be closed for its silence.
             poll_at(&mut us, now + Duration::from_secs(2));
-            let done = PlaneEvent::Posted { post: PostId(minute), result: Ok(()) };
+            let done = TransportEvent::Posted { post: PostId(minute), result: Ok(()) };
             assert_eq!(mem::take(&mut events), [done], "{op:?}, after {now:?}");
             assert_eq!(us.links.unclaimed().len(), 1);
         }
@@ -233,31 +239,31 @@ fn an_unclaimed_connection_stays_while_its_peer_copies_without_a_word() {
 
 #[test]
 fn a_peer_with_marked_rights_costs_a_bounded_number_of_pages() {
-    let (mut plane, arena) = plane();
+    let (mut transport, arena) = transport();
     for _ in 0..50 {
-        let (metadata, hello) = forged(&plane, Vec::new());
-        let client = dial_raw(&plane);
+        let (metadata, hello) = forged(&transport, Vec::new());
+        let client = dial_raw(&transport);
         greet(&client, &hello, &[]);
-        poll_at(&mut plane, Duration::ZERO);
+        poll_at(&mut transport, Duration::ZERO);
         // It marks its right, for ever, and hangs up.
         let token = Metadata::decode(&metadata).unwrap().token;
-        if let Some((_, link)) = plane.links.iter().find(|(_, link)| link.token() == Some(token)) {
+        if let Some((_, link)) = transport.links.iter().find(|(_, link)| link.token() == Some(token)) {
             assert!(link.granted.as_ref().unwrap().mark());
         }
         drop(client);
-        poll_at(&mut plane, Duration::ZERO);
-        assert!(plane.revoking.lost() <= 9, "{}", plane.revoking.lost());
+        poll_at(&mut transport, Duration::ZERO);
+        assert!(transport.revoking.lost() <= 9, "{}", transport.revoking.lost());
     }
     // Those that are marked are remembered: a revocation would wait for them.
-    assert_eq!(plane.revoking.lost(), 9);
-    assert!(plane.links.is_empty());
-    plane.revoking.clear_marks();
-    assert_serves(&mut plane, &arena);
+    assert_eq!(transport.revoking.lost(), 9);
+    assert!(transport.links.is_empty());
+    transport.revoking.clear_marks();
+    assert_serves(&mut transport, &arena);
 }
 
 #[test]
 fn a_lost_way_is_told_and_its_right_can_be_revoked_afterwards() {
-    let (mut us, _arena) = plane();
+    let (mut us, _arena) = transport();
     let (metadata, hello) = forged(&us, vec![8 << 20]);
     let file = memory_file(8 << 20, SealFlags::SHRINK);
     let client = dial_raw(&us);
@@ -267,7 +273,7 @@ fn a_lost_way_is_told_and_its_right_can_be_revoked_afterwards() {
     let copier = us.links.iter().next().unwrap().1.granted.as_ref().unwrap();
     assert!(copier.mark());
     drop(client);
-    let lost = PlaneEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
+    let lost = TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
     assert_eq!(poll_at(&mut us, Duration::ZERO), []);
     assert_eq!(poll_at(&mut us, DYING), [lost]);
     assert_eq!(us.write_fence(PeerId(1)), kv_core::WriteFence::Revocable);
@@ -282,7 +288,7 @@ fn a_lost_way_is_told_and_its_right_can_be_revoked_afterwards() {
     assert!(again.mark());
     again.clear();
     us.revoking.clear_marks();
-    assert_eq!(poll_at(&mut us, Duration::from_secs(3)), [PlaneEvent::Revoked { peer: PeerId(1) }]);
+    assert_eq!(poll_at(&mut us, Duration::from_secs(3)), [TransportEvent::Revoked { peer: PeerId(1) }]);
     assert!(us.revoking.lost() == 0 && !us.revoking.is_asked());
     drop(client);
     poll_at(&mut us, Duration::from_secs(4));
@@ -292,19 +298,19 @@ fn a_lost_way_is_told_and_its_right_can_be_revoked_afterwards() {
 
 #[test]
 fn a_link_that_the_kernel_cannot_watch_is_lost_and_leaves_nothing_behind() {
-    let (mut us, _arena) = plane();
-    let (them, _theirs) = plane();
+    let (mut us, _arena) = transport();
+    let (them, _theirs) = transport();
     let metadata = them.metadata().unwrap();
     us.connect(PeerId(1), &metadata).unwrap();
     us.post(PeerId(1), write_post(1, 4096)).unwrap();
     us.links.of_peer(PeerId(1)).unwrap().1.interest = None;
     us.watch.exhaust();
     us.flush(0);
-    assert_eq!(us.wait(), PlaneWait::Now, "nothing else would wake the owner");
-    let ended = PlaneEvent::Posted { post: PostId(1), result: Err(PlaneError::PeerGone) };
+    assert_eq!(us.wait(), TransportWait::Now, "nothing else would wake the owner");
+    let ended = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) };
     assert_eq!(poll_at(&mut us, Duration::ZERO), [ended]);
     assert_eq!((us.links.len(), us.links.peers()), (0, 0));
-    assert_eq!(us.send(PeerId(1), Bytes::new()), Err(PlaneError::PeerGone));
-    let lost = PlaneEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
+    assert_eq!(us.send(PeerId(1), Bytes::new()), Err(TransportError::PeerGone));
+    let lost = TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
     assert_eq!(poll_at(&mut us, DYING), [lost]);
 }

@@ -1,6 +1,6 @@
 //! What strangers and floods cost: little.
 
-use kv_core::PlaneWait;
+use kv_core::TransportWait;
 use kv_host::clock;
 
 use super::*;
@@ -8,7 +8,7 @@ use crate::links::reading::{MESSAGE_BUDGET, MESSAGE_SHARE};
 
 #[test]
 fn garbage_oversized_and_early_messages_are_dropped_and_harm_nobody() {
-    let (mut plane, arena) = plane();
+    let (mut transport, arena) = transport();
     let mut clients: Vec<UnixStream> = [
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
         vec![0; 1000],
@@ -18,7 +18,10 @@ fn garbage_oversized_and_early_messages_are_dropped_and_harm_nobody() {
         message(1, b"not a hello"),
         message(1, b"KVH\x02too short"),
         [
-            message(1, &[b"KVH\x02".as_slice(), &plane.given.token().to_bytes(), b"no metadata"].concat()),
+            message(
+                1,
+                &[b"KVH\x02".as_slice(), &transport.given.token().to_bytes(), b"no metadata"].concat(),
+            ),
             message(4, b""),
         ]
         .concat(),
@@ -26,43 +29,45 @@ fn garbage_oversized_and_early_messages_are_dropped_and_harm_nobody() {
     ]
     .into_iter()
     .map(|bytes| {
-        let mut client = dial_raw(&plane);
+        let mut client = dial_raw(&transport);
         client.write_all(&bytes).unwrap();
         client
     })
     .collect();
-    assert_eq!(poll_at(&mut plane, Duration::ZERO), []);
+    assert_eq!(poll_at(&mut transport, Duration::ZERO), []);
     for (number, client) in clients.iter_mut().enumerate() {
         assert!(is_closed(client), "client {number}");
     }
-    assert!(plane.links.is_empty());
-    assert!(matches!(plane.wait(), PlaneWait::Readable(_)));
-    assert_serves(&mut plane, &arena);
+    assert!(transport.links.is_empty());
+    assert!(matches!(transport.wait(), TransportWait::Readable(_)));
+    assert_serves(&mut transport, &arena);
 }
 
 #[test]
 fn silent_and_slow_clients_are_few_and_leave_after_the_timeout() {
     let config = LocalConfig { max_strangers: 8, ..LocalConfig::default() };
-    let (mut plane, arena) = plane_with(config, random_socket_name().unwrap());
-    let (_, hello) = forged(&plane, Vec::new());
-    let mut slow: Vec<UnixStream> = (0..40).map(|_| dial_raw(&plane)).collect();
+    let (mut transport, arena) = transport_with(config, random_socket_name().unwrap());
+    let (_, hello) = forged(&transport, Vec::new());
+    let mut slow: Vec<UnixStream> = (0..40).map(|_| dial_raw(&transport)).collect();
     for client in &mut slow {
         let _ = client.write_all(&hello[..20]);
     }
-    poll_at(&mut plane, Duration::from_secs(1));
-    assert_eq!(plane.links.len(), 8);
-    assert!(matches!(plane.wait(), PlaneWait::ReadableOrAfter(_, after) if after <= Duration::from_secs(5)));
-    assert_serves(&mut plane, &arena);
+    poll_at(&mut transport, Duration::from_secs(1));
+    assert_eq!(transport.links.len(), 8);
+    assert!(
+        matches!(transport.wait(), TransportWait::ReadableOrAfter(_, after) if after <= Duration::from_secs(5))
+    );
+    assert_serves(&mut transport, &arena);
     // A byte now and then does not keep them.
     for client in &mut slow {
         let _ = client.write_all(&hello[20..21]);
     }
-    poll_at(&mut plane, Duration::from_secs(5));
-    assert!(!plane.links.is_empty());
-    poll_at(&mut plane, Duration::from_millis(6001));
-    assert!(plane.links.is_empty() && plane.links.strangers().is_empty());
+    poll_at(&mut transport, Duration::from_secs(5));
+    assert!(!transport.links.is_empty());
+    poll_at(&mut transport, Duration::from_millis(6001));
+    assert!(transport.links.is_empty() && transport.links.strangers().is_empty());
     assert!(slow.iter_mut().all(is_closed));
-    assert!(matches!(plane.wait(), PlaneWait::Readable(_)));
+    assert!(matches!(transport.wait(), TransportWait::Readable(_)));
 }
 
 #[test]
@@ -82,31 +87,31 @@ fn only_arenas_that_are_sealed_and_long_enough_are_accepted() {
         ("one too many", vec![&good, &good], false),
         ("far too many", many, false),
     ] {
-        let (mut plane, arena) = plane();
-        let (_, hello) = forged(&plane, vec![8192]);
-        let mut client = dial_raw(&plane);
+        let (mut transport, arena) = transport();
+        let (_, hello) = forged(&transport, vec![8192]);
+        let mut client = dial_raw(&transport);
         greet(&client, &hello, &fds);
-        poll_at(&mut plane, Duration::ZERO);
-        assert_eq!(plane.links.unclaimed().len(), usize::from(accepted), "{name}");
+        poll_at(&mut transport, Duration::ZERO);
+        assert_eq!(transport.links.unclaimed().len(), usize::from(accepted), "{name}");
         assert_eq!(is_closed(&mut client), !accepted, "{name}");
-        assert_serves(&mut plane, &arena);
+        assert_serves(&mut transport, &arena);
     }
 }
 
 #[test]
 fn descriptors_that_nobody_asked_for_are_not_kept() {
-    let (mut plane, _arena) = plane();
-    let (_, hello) = forged(&plane, Vec::new());
-    let client = dial_raw(&plane);
+    let (mut transport, _arena) = transport();
+    let (_, hello) = forged(&transport, Vec::new());
+    let client = dial_raw(&transport);
     greet(&client, &hello, &[]);
-    poll_at(&mut plane, Duration::ZERO);
+    poll_at(&mut transport, Duration::ZERO);
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let file = memory_file(4096, SealFlags::SHRINK);
     let mut most = 0;
     let before = open();
     for _ in 0..20 {
         send_with_fds(&client, &message(2, b"frame"), &[&file; 20]);
-        assert_eq!(poll_at(&mut plane, Duration::ZERO).len(), 1);
+        assert_eq!(poll_at(&mut transport, Duration::ZERO).len(), 1);
         most = most.max(open());
     }
     // Other tests open a few of their own meanwhile.
@@ -115,11 +120,11 @@ fn descriptors_that_nobody_asked_for_are_not_kept() {
 
 #[test]
 fn a_flood_of_tiny_frames_is_served_a_bounded_number_at_a_time() {
-    let (mut plane, _arena) = plane();
-    let (_, hello) = forged(&plane, Vec::new());
-    let mut client = dial_raw(&plane);
+    let (mut transport, _arena) = transport();
+    let (_, hello) = forged(&transport, Vec::new());
+    let mut client = dial_raw(&transport);
     greet(&client, &hello, &[]);
-    poll_at(&mut plane, Duration::ZERO);
+    poll_at(&mut transport, Duration::ZERO);
     client.set_nonblocking(true).unwrap();
     let flood = message(2, b"").repeat(40_000);
     let written = client.write(&flood).unwrap();
@@ -127,7 +132,7 @@ fn a_flood_of_tiny_frames_is_served_a_bounded_number_at_a_time() {
     let mut polls = 0;
     while frames < written / 5 {
         let mut events = Vec::new();
-        plane.poll(Time::ZERO, &mut events);
+        transport.poll(Time::ZERO, &mut events);
         assert!(events.len() <= MESSAGE_BUDGET, "{}", events.len());
         frames += events.len();
         polls += 1;
@@ -139,113 +144,113 @@ fn a_flood_of_tiny_frames_is_served_a_bounded_number_at_a_time() {
 #[test]
 fn unclaimed_connections_are_few_and_leave_when_silent() {
     let config = LocalConfig { max_unclaimed: 4, ..LocalConfig::default() };
-    let (mut plane, arena) = plane_with(config, random_socket_name().unwrap());
+    let (mut transport, arena) = transport_with(config, random_socket_name().unwrap());
     let mut clients: Vec<UnixStream> = (0..10)
         .map(|_| {
-            let (_, hello) = forged(&plane, Vec::new());
-            let client = dial_raw(&plane);
+            let (_, hello) = forged(&transport, Vec::new());
+            let client = dial_raw(&transport);
             greet(&client, &hello, &[]);
-            poll_at(&mut plane, Duration::ZERO);
+            poll_at(&mut transport, Duration::ZERO);
             client
         })
         .collect();
-    assert_eq!(plane.links.unclaimed().len(), 4);
+    assert_eq!(transport.links.unclaimed().len(), 4);
     assert_eq!(clients.iter_mut().filter_map(|client| is_closed(client).then_some(())).count(), 6);
     clients[9].set_nonblocking(false).unwrap();
-    poll_at(&mut plane, Duration::from_secs(30));
+    poll_at(&mut transport, Duration::from_secs(30));
     clients[9].write_all(&message(2, b"still here")).unwrap();
-    assert_eq!(poll_at(&mut plane, Duration::from_secs(30)).len(), 1);
-    poll_at(&mut plane, Duration::from_secs(61));
-    assert_eq!(plane.links.unclaimed().len(), 1);
-    poll_at(&mut plane, Duration::from_secs(91));
-    assert!(plane.links.is_empty());
-    assert_serves(&mut plane, &arena);
+    assert_eq!(poll_at(&mut transport, Duration::from_secs(30)).len(), 1);
+    poll_at(&mut transport, Duration::from_secs(61));
+    assert_eq!(transport.links.unclaimed().len(), 1);
+    poll_at(&mut transport, Duration::from_secs(91));
+    assert!(transport.links.is_empty());
+    assert_serves(&mut transport, &arena);
 }
 
 #[test]
 fn a_flooding_peer_does_not_keep_others_from_being_heard() {
-    let (mut plane, _arena) = plane();
+    let (mut transport, _arena) = transport();
     let mut clients: Vec<UnixStream> = (0..20)
         .map(|_| {
-            let (_, hello) = forged(&plane, Vec::new());
-            let client = dial_raw(&plane);
+            let (_, hello) = forged(&transport, Vec::new());
+            let client = dial_raw(&transport);
             greet(&client, &hello, &[]);
             client.set_nonblocking(true).unwrap();
             client
         })
         .collect();
-    poll_at(&mut plane, Duration::ZERO);
+    poll_at(&mut transport, Duration::ZERO);
     let flood = message(2, b"").repeat(20_000);
     for client in &mut clients[..19] {
         client.write_all(&flood).unwrap();
     }
-    plane.poll(Time::ZERO, &mut Vec::new());
+    transport.poll(Time::ZERO, &mut Vec::new());
     clients[19].write_all(&message(2, b"urgent")).unwrap();
     let mut before = Vec::new();
     let mut polls = 0;
     while !heard(&before, b"urgent") {
-        plane.poll(Time::ZERO, &mut before);
+        transport.poll(Time::ZERO, &mut before);
         polls += 1;
         assert!(polls < 50, "{} frames came first", before.len());
     }
 }
 
 /// Takes what has come, and spends much time on it.
-fn handle_slowly(plane: &mut LocalPlane) -> usize {
+fn handle_slowly(transport: &mut LocalTransport) -> usize {
     let mut events = Vec::new();
-    plane.poll(Time::ZERO, &mut events);
+    transport.poll(Time::ZERO, &mut events);
     let begun = clock::thread_time();
     while clock::thread_time() - begun < Duration::from_millis(10) {
         std::hint::black_box(&events);
     }
     // Asking this is the end of what the owner does about the frames.
-    assert_eq!(plane.wait(), PlaneWait::Now, "there are others in the buffer");
+    assert_eq!(transport.wait(), TransportWait::Now, "there are others in the buffer");
     events.len()
 }
 
 #[test]
 fn a_peer_whose_frames_take_all_the_time_waits_and_others_are_heard() {
-    let (mut plane, arena) = plane();
+    let (mut transport, arena) = transport();
     let mut greeted = || {
-        let (_, hello) = forged(&plane, Vec::new());
-        let client = dial_raw(&plane);
+        let (_, hello) = forged(&transport, Vec::new());
+        let client = dial_raw(&transport);
         greet(&client, &hello, &[]);
-        poll_at(&mut plane, Duration::ZERO);
+        poll_at(&mut transport, Duration::ZERO);
         client
     };
     let (mut costly, mut other) = (greeted(), greeted());
     let flood = message(2, b"garbage").repeat(2 * MESSAGE_SHARE);
     costly.write_all(&flood).unwrap();
-    assert_eq!(handle_slowly(&mut plane), MESSAGE_SHARE);
+    assert_eq!(handle_slowly(&mut transport), MESSAGE_SHARE);
     other.write_all(&message(2, b"urgent")).unwrap();
     let mut events = Vec::new();
-    plane.poll(Time::ZERO, &mut events);
+    transport.poll(Time::ZERO, &mut events);
     assert!(events.len() == 1 && heard(&events, b"urgent"), "{} frames came", events.len());
-    assert!(matches!(plane.wait(), PlaneWait::ReadableOrAfter(..)), "nobody is there to be heard");
+    assert!(matches!(transport.wait(), TransportWait::ReadableOrAfter(..)), "nobody is there to be heard");
 
     // What it has sent is in the buffer, and is heard although nothing more comes.
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
     events.clear();
     while events.len() < MESSAGE_SHARE {
-        plane.poll(Time::ZERO, &mut events);
+        transport.poll(Time::ZERO, &mut events);
         assert!(std::time::Instant::now() < deadline, "{} frames came", events.len());
     }
-    assert_eq!(plane.pacing.next(), None);
+    assert_eq!(transport.pacing.next(), None);
 
     // What it sends while it is left alone wakes nobody, and its end is noticed.
     costly.write_all(&flood).unwrap();
-    assert!(handle_slowly(&mut plane) > 0);
-    plane.poll(Time::ZERO, &mut events);
-    assert!(plane.pacing.next().is_some());
+    assert!(handle_slowly(&mut transport) > 0);
+    transport.poll(Time::ZERO, &mut events);
+    assert!(transport.pacing.next().is_some());
     costly.write_all(&flood).unwrap();
-    assert!(plane.watch.woken().is_empty(), "a rest must not burn a core");
+    assert!(transport.watch.woken().is_empty(), "a rest must not burn a core");
     drop(costly);
-    while plane.links.len() > 1 {
-        plane.poll(Time::ZERO, &mut events);
+    while transport.links.len() > 1 {
+        transport.poll(Time::ZERO, &mut events);
         assert!(std::time::Instant::now() < deadline);
     }
-    assert_eq!(plane.pacing.next(), None);
-    assert_serves(&mut plane, &arena);
+    assert_eq!(transport.pacing.next(), None);
+    assert_serves(&mut transport, &arena);
 }
 
 /// Descriptors of this process that are memory files of this test.
@@ -257,51 +262,51 @@ fn open_files(name: &str) -> usize {
 
 #[test]
 fn strangers_lend_no_descriptors_and_token_holders_few() {
-    let (mut plane, arena) = plane();
+    let (mut transport, arena) = transport();
     let name = "kv-test-lent";
     let file = memfd_create(name, MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 4096).unwrap();
     fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
     assert_eq!(open_files(name), 1);
-    let (_, hello) = forged(&plane, Vec::new());
+    let (_, hello) = forged(&transport, Vec::new());
     let mut wrong = hello.clone();
     wrong[20] ^= 1;
     let pieces: [&[u8]; 5] = [&hello[..1], &hello[..10], &hello[..30], &hello, &wrong];
-    let clients: Vec<UnixStream> = (0..60).map(|_| dial_raw(&plane)).collect();
+    let clients: Vec<UnixStream> = (0..60).map(|_| dial_raw(&transport)).collect();
     for (client, piece) in clients.iter().zip(pieces.iter().cycle()) {
         // With the hello or a part of it.
         send_with_fds(client, piece, &[&file; 64]);
-        poll_at(&mut plane, Duration::ZERO);
+        poll_at(&mut transport, Duration::ZERO);
         assert_eq!(open_files(name), 1);
     }
     drop(clients);
-    poll_at(&mut plane, Duration::ZERO);
+    poll_at(&mut transport, Duration::ZERO);
 
-    let too_many = dial_raw(&plane);
+    let too_many = dial_raw(&transport);
     (&too_many).write_all(&hello).unwrap();
     for _ in 0..2 {
         send_with_fds(&too_many, &message(4, b"")[..1], &[&file; 50]);
-        poll_at(&mut plane, Duration::ZERO);
+        poll_at(&mut transport, Duration::ZERO);
         assert!(open_files(name) <= 66, "{}", open_files(name));
     }
     drop(too_many);
-    poll_at(&mut plane, Duration::ZERO);
+    poll_at(&mut transport, Duration::ZERO);
     assert_eq!(open_files(name), 1);
 
     // Who knows the token may lend, but all together only so many.
     let clients: Vec<UnixStream> = (0..20)
         .map(|_| {
-            let (_, hello) = forged(&plane, vec![4096; 64]);
-            let client = dial_raw(&plane);
+            let (_, hello) = forged(&transport, vec![4096; 64]);
+            let client = dial_raw(&transport);
             greet(&client, &hello, &[&file; 64]);
-            poll_at(&mut plane, Duration::ZERO);
-            assert!(open_files(name) <= 1 + plane.config.max_lent, "{}", open_files(name));
+            poll_at(&mut transport, Duration::ZERO);
+            assert!(open_files(name) <= 1 + transport.config.max_lent, "{}", open_files(name));
             client
         })
         .collect();
-    assert_eq!(plane.links.unclaimed().len(), plane.config.max_lent / 65);
+    assert_eq!(transport.links.unclaimed().len(), transport.config.max_lent / 65);
     drop(clients);
-    poll_at(&mut plane, Duration::ZERO);
+    poll_at(&mut transport, Duration::ZERO);
     assert_eq!(open_files(name), 1);
-    assert_serves(&mut plane, &arena);
+    assert_serves(&mut transport, &arena);
 }

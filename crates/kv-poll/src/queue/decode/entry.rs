@@ -1,6 +1,6 @@
 //! A request in decode queues, stage by stage.
 
-use kv_core::{AuxIndex, Backpressure, Groups, KvPoll, KvReceiver, Pages};
+use kv_core::{AuxIndex, Backpressure, KvPoll, KvReceiver, Pages, RequestGroups};
 
 use super::types::Ready;
 use crate::queue::admission::Demand;
@@ -34,8 +34,8 @@ pub(super) enum Stage {
         row: Option<AuxIndex>,
         /// The pages, until the worker's ring has room for them.
         init: Option<Pages>,
-        /// The items of state groups, likewise; they go first.
-        groups: Option<Groups>,
+        /// The items of cache groups, likewise; they go first.
+        groups: Option<RequestGroups>,
         /// The aux row has passed the gate.
         passed: bool,
     },
@@ -49,8 +49,8 @@ pub(super) struct Quarantined<S> {
     pub(super) row: Option<AuxIndex>,
     /// The pages, if the worker's ring had no room for them: all of them, or none.
     pub(super) unsent: Option<Pages>,
-    /// The items of state groups, likewise.
-    pub(super) groups: Option<Groups>,
+    /// The items of cache groups, likewise.
+    pub(super) groups: Option<RequestGroups>,
 }
 
 impl<S> Quarantined<S> {

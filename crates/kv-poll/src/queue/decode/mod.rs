@@ -13,7 +13,7 @@ pub use types::{
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kv_core::{AuxIndex, Groups, KvManager, KvPoll, KvSession, Pages, Reclaimed};
+use kv_core::{AuxIndex, KvManager, KvPoll, KvSession, Pages, Reclaimed, RequestGroups};
 
 use self::cache::{Cache, Place};
 use self::entry::{Entry, Quarantined, Retracted, Stage, Waiting};
@@ -40,7 +40,7 @@ use crate::kv::Change;
 /// `pop_waiting` before any new one is admitted. Nothing blocks, and a step costs O(changes +
 /// requests admitted), however many requests are in flight.
 ///
-/// Items of state groups are the server's: it hands them out in
+/// Items of cache groups are the server's: it hands them out in
 /// [`take_groups`](AuxMemory::take_groups), and has them back in [`Ready`] or, of a request that fails,
 /// from [`drain_groups`](Self::drain_groups).
 ///
@@ -61,8 +61,8 @@ pub struct DecodeQueues<R, M: KvManager, C: RankConsensus = SingleRank, A: PageA
     /// Requests of the server, with their priority.
     running: BTreeMap<RequestKey, i32>,
     failed: VecDeque<Failed<R>>,
-    /// Items of state groups of requests that have failed, and are quiet.
-    returned: VecDeque<Groups>,
+    /// Items of cache groups of requests that have failed, and are quiet.
+    returned: VecDeque<RequestGroups>,
     blocked: Option<Blocked>,
     arrivals: u64,
     transfers: usize,
@@ -226,13 +226,13 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         self.failed.pop_front()
     }
 
-    /// The next items of state groups that are free again: those of a request that has failed, once no
+    /// The next items of cache groups that are free again: those of a request that has failed, once no
     /// wire can touch them.
-    pub fn drain_groups(&mut self) -> Option<Groups> {
+    pub fn drain_groups(&mut self) -> Option<RequestGroups> {
         self.returned.pop_front()
     }
 
-    fn give_back_groups(&mut self, groups: Groups) {
+    fn give_back_groups(&mut self, groups: RequestGroups) {
         if !groups.is_empty() {
             self.returned.push_back(groups);
         }

@@ -1,6 +1,6 @@
 //! What goes into decode queues, and what comes out.
 
-use kv_core::{Groups, KvArgs, Pages, RegionRole, Room, SessionOptions};
+use kv_core::{KvArgs, Pages, RegionRole, RequestGroups, Room, SessionOptions};
 
 use crate::allocator::FreeReason;
 use crate::consensus::RequestKey;
@@ -70,8 +70,8 @@ pub struct Ready<R> {
     pub request: R,
     /// Its pages, now the server's.
     pub pages: Pages,
-    /// The items of its state groups, likewise; none after a retraction.
-    pub groups: Groups,
+    /// The items of its cache groups, likewise; none after a retraction.
+    pub groups: RequestGroups,
     /// Optional groups among them that the prefill side did not have: their items were not written.
     pub skipped: Vec<u16>,
     /// Where the content of the pages comes from.
@@ -132,8 +132,8 @@ pub struct Blocked {
 pub enum Shortage {
     /// So many free pages more.
     Pages(usize),
-    /// Items of state groups: [`AuxMemory::take_groups`](super::super::AuxMemory::take_groups) had too few.
-    Groups,
+    /// Items of cache groups: [`AuxMemory::take_groups`](super::super::AuxMemory::take_groups) had too few.
+    RequestGroups,
     /// An aux row: as many requests are in transfer as there are rows.
     AuxRow,
 }

@@ -26,7 +26,7 @@ pub(super) struct Entry<R, S> {
     pub(super) announced: Option<usize>,
     /// Pages given, kept ones included.
     pub(super) given: usize,
-    /// Items of state groups were given.
+    /// Items of cache groups were given.
     pub(super) grouped: bool,
     /// The session has taken pages, if only none of them.
     pub(super) sent_any: bool,

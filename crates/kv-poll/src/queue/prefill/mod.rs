@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 use kv_core::machine::SessionCommand;
 use kv_core::proto::{Command, Resource};
 use kv_core::{
-    AuxIndex, ChunkId, FinalLayers, GrantRef, Groups, KvManager, KvPoll, KvSender, KvSession, Pages,
-    Reclaimed, SessionId,
+    AuxIndex, ChunkId, FinalLayers, KvManager, KvPoll, KvSender, KvSession, LeaseRef, Pages, Reclaimed,
+    RequestGroups, SessionId,
 };
 
 use self::entry::{Entry, Stage};
@@ -169,7 +169,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         self.give_chunk(key, pages, |session, chunk| Command::BeginChunk { session, chunk })
     }
 
-    /// Says that layers of a chunk are final, now or once a fence has passed: they are moved while the
+    /// Says that layers of a chunk are final, now or once a ready event has passed: they are moved while the
     /// forward pass goes on. Kept as with `send_chunk` if the worker has no room. It may come after
     /// `finish`.
     pub fn layers_final(&mut self, key: RequestKey, layers: FinalLayers) -> Result<(), Refusal> {
@@ -184,10 +184,10 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         Ok(())
     }
 
-    /// Gives the items of the request's state groups: once, before the chunk that completes the
+    /// Gives the items of the request's cache groups: once, before the chunk that completes the
     /// request, with which their content must be final. Kept as with `send_chunk` if the worker has no
     /// room.
-    pub fn give_groups(&mut self, key: RequestKey, groups: Groups) -> Result<(), GroupsRefused> {
+    pub fn give_groups(&mut self, key: RequestKey, groups: RequestGroups) -> Result<(), GroupsRefused> {
         let Some(entry) = self.entries.get_mut(&key) else {
             return Err(GroupsRefused { groups, reason: Refusal::Ended { key } });
         };
@@ -201,7 +201,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         }
         entry.grouped = true;
         let session = entry.session.id();
-        self.say(key, Command::Groups { session, groups });
+        self.say(key, Command::RequestGroups { session, groups });
         Ok(())
     }
 
@@ -277,8 +277,8 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     }
 
     /// What a router carries to the receiver of a request in pull mode.
-    pub fn grants(&self, key: RequestKey) -> Option<Vec<GrantRef>> {
-        self.entries.get(&key).map(|entry| entry.session.grants())
+    pub fn lease_refs(&self, key: RequestKey) -> Option<Vec<LeaseRef>> {
+        self.entries.get(&key).map(|entry| entry.session.lease_refs())
     }
 
     /// Why a request that is still in the queues has failed.
@@ -373,7 +373,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
                     debug_assert!(refused.is_ok(), "one cache's pages exceed a token");
                 }
                 // They are given once: the session has none.
-                Resource::Groups { groups: kept, .. } => groups = kept,
+                Resource::RequestGroups { groups: kept, .. } => groups = kept,
             }
         }
         self.stages[entry.stage as usize] -= 1;

@@ -1,6 +1,6 @@
 //! What a prefill server gives to its queues, and gets from them.
 
-use kv_core::{Groups, Pages, Room, SessionOptions};
+use kv_core::{Pages, RequestGroups, Room, SessionOptions};
 
 use crate::consensus::RequestKey;
 use crate::queue::error::RequestError;
@@ -48,7 +48,7 @@ pub struct Finished<R> {
     /// All pages given to `send_chunk` and `begin_chunk`, in that order.
     pub pages: Pages,
     /// The items given to `give_groups`.
-    pub groups: Groups,
+    pub groups: RequestGroups,
     /// Whether the decode side has them.
     pub outcome: Result<(), RequestError>,
 }

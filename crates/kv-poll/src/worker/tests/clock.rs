@@ -11,13 +11,13 @@ use kv_core::proto::{Command, Input, Output, Resource};
 use kv_core::trace::KvWhat;
 use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, KvManager, KvPoll, KvSession, LookupId, Origin, PeerId,
-    Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Quarantine, RankQuery, RankRecord, Region, Room,
-    SessionOptions, Time, TransferError, TransportOffer, WorkerRole, WriteFence,
+    Post, PostId, Quarantine, RankQuery, RankRecord, Region, Room, SessionOptions, Time, TransferError,
+    Transport, TransportError, TransportEvent, TransportOffer, TransportWait, WorkerRole, WriteFence,
 };
 
 use super::client::FakeClient;
-use super::plane::{Wire, fake_plane};
 use super::script::{SLOW, Script};
+use super::transport::{Wire, fake_transport};
 use super::{Log, args, driver, manager};
 use crate::kv::{Manager, WorkerConfig};
 use crate::worker::Turn;
@@ -57,38 +57,38 @@ impl Clock for Ticking {
     }
 }
 
-/// A plane and a client whose events say what the clock's last reading was when they came.
+/// A transport and a client whose events say what the clock's last reading was when they came.
 struct Stamping {
     clock: Ticking,
     connected: Arc<AtomicU64>,
     polls: usize,
 }
 
-impl Plane for Stamping {
+impl Transport for Stamping {
     fn name(&self) -> &'static str {
         "fake"
     }
 
-    fn register(&mut self, _: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, _: &Region) -> Result<(), TransportError> {
         Ok(())
     }
 
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         Ok(Bytes::from_static(b"metadata"))
     }
 
-    fn connect(&mut self, _: PeerId, _: &[u8]) -> Result<(), PlaneError> {
+    fn connect(&mut self, _: PeerId, _: &[u8]) -> Result<(), TransportError> {
         self.connected.store(self.clock.last(), Ordering::SeqCst);
         Ok(())
     }
 
     fn disconnect(&mut self, _: PeerId) {}
 
-    fn send(&mut self, _: PeerId, _: Bytes) -> Result<(), PlaneError> {
+    fn send(&mut self, _: PeerId, _: Bytes) -> Result<(), TransportError> {
         Ok(())
     }
 
-    fn post(&mut self, _: PeerId, _: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, _: PeerId, _: Post) -> Result<(), TransportError> {
         Ok(())
     }
 
@@ -100,15 +100,15 @@ impl Plane for Stamping {
         WriteFence::AtDeath
     }
 
-    fn poll(&mut self, _: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, _: Time, events: &mut Vec<TransportEvent>) {
         let stamp = self.clock.last();
         let frame = Bytes::copy_from_slice(&stamp.to_le_bytes());
-        events.push(PlaneEvent::Frame { from: Origin(1), frame });
-        events.push(PlaneEvent::Posted { post: PostId(stamp), result: Err(PlaneError::Cancelled) });
+        events.push(TransportEvent::Frame { from: Origin(1), frame });
+        events.push(TransportEvent::Posted { post: PostId(stamp), result: Err(TransportError::Cancelled) });
     }
 
-    fn wait(&self) -> PlaneWait {
-        PlaneWait::Now
+    fn wait(&self) -> TransportWait {
+        TransportWait::Now
     }
 }
 
@@ -207,8 +207,8 @@ fn no_input_is_given_as_of_a_time_before_it_came() {
 fn a_deadline_that_passes_while_the_host_is_suspended_does_not_wait_for_the_sleep_to_end() {
     let (log, wire, clock) = (Log::default(), Wire::new(), Ticking::new(0));
     let config = WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(64);
-    let (plane, client) = (fake_plane(&log, &wire), FakeClient::new(&log));
-    let mut driver = driver(Box::new(Script::new(&log)), config, plane, client, clock.clone());
+    let (transport, client) = (fake_transport(&log, &wire), FakeClient::new(&log));
+    let mut driver = driver(Box::new(Script::new(&log)), config, transport, client, clock.clone());
     let sender = manager(&driver).sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();
     wire.say("far timer");
     let Turn::Rest(rest) = driver.turn() else { panic!("there is nothing to do") };

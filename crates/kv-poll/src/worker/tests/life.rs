@@ -9,15 +9,15 @@ use kv_core::{
 };
 
 use super::client::FakeClient;
-use super::plane::{Wire, fake_plane};
 use super::script::{SLOW, STUCK};
+use super::transport::{Wire, fake_transport};
 use super::{Log, PATIENCE, Rig, Seen, args, pages};
 use crate::kv::{Manager, StopReport, Worker, WorkerConfig};
 use crate::worker::setup::MAX_QUEUE;
 use crate::worker::{Registration, StartError};
 
 #[test]
-fn a_region_that_the_plane_refuses_is_named() {
+fn a_region_that_the_transport_refuses_is_named() {
     let args = KvArgs::builder("engine", 0)
         .pages(64, 16)
         .region(Region::dram(RegionRole::Kv, 0x1000, 64 * 64, 64))
@@ -27,7 +27,7 @@ fn a_region_that_the_plane_refuses_is_named() {
     let (log, wire) = (Log::default(), Wire::new());
     let client = FakeClient::new(&log);
     let config = WorkerConfig::new(args, WorkerRole::Decode);
-    let error = Worker::start(config, fake_plane(&log, &wire), Box::new(client)).map(drop);
+    let error = Worker::start(config, fake_transport(&log, &wire), Box::new(client)).map(drop);
     assert!(matches!(error, Err(StartError::Register { region: 1, .. })), "{error:?}");
 }
 
@@ -36,7 +36,7 @@ fn empty_queues_are_refused_by_name() {
     let (log, wire) = (Log::default(), Wire::new());
     let client = FakeClient::new(&log);
     let config = WorkerConfig::new(args(), WorkerRole::Decode).command_queue(0);
-    let error = Worker::start(config, fake_plane(&log, &wire), Box::new(client)).map(drop);
+    let error = Worker::start(config, fake_transport(&log, &wire), Box::new(client)).map(drop);
     assert_eq!(error, Err(StartError::Range { field: "command_queue", got: 0, max: MAX_QUEUE }));
 }
 
@@ -46,7 +46,7 @@ fn incarnations_differ_even_with_the_same_seed() {
         let (log, wire) = (Log::default(), Wire::new());
         let client = FakeClient::new(&log);
         let config = WorkerConfig::new(args(), WorkerRole::Decode).seed(1).max_sessions(8);
-        Worker::start(config, fake_plane(&log, &wire), Box::new(client)).unwrap()
+        Worker::start(config, fake_transport(&log, &wire), Box::new(client)).unwrap()
     };
     assert_ne!(start().incarnation(), start().incarnation());
 }

@@ -11,7 +11,7 @@ use kv_core::trace::{Event, Log, What};
 use kv_core::{KvPoll, Quarantine, Room, Time, TransferError};
 
 use super::client::FakeClient;
-use super::plane::{Wire, fake_plane};
+use super::transport::{Wire, fake_transport};
 use super::{BootTime, args};
 use crate::worker::{Driver, Listener, Setup};
 
@@ -71,10 +71,10 @@ impl Machine for Greeter {
 
 /// Opens two sessions on a worker; true if its machine was asked to tell.
 fn greet(setup: Setup<Greeted>) -> bool {
-    let plane = Box::new(fake_plane(&Arc::default(), &Wire::new()));
+    let transport = Box::new(fake_transport(&Arc::default(), &Wire::new()));
     let (client, heard) = (Box::new(FakeClient::new(&Arc::default())), Arc::default());
     let machine = Greeter { log: Log::default(), outputs: VecDeque::new(), heard: Arc::clone(&heard) };
-    let mut driver = Driver::new(machine, setup, plane, client, Box::new(BootTime)).unwrap();
+    let mut driver = Driver::new(machine, setup, transport, client, Box::new(BootTime)).unwrap();
     let port = driver.port();
     let open = |who| {
         port.open(|session| {

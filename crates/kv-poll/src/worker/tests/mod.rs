@@ -1,14 +1,14 @@
-//! The worker's thread under a scripted machine, plane and client.
+//! The worker's thread under a scripted machine, transport and client.
 
 mod client;
 mod clock;
-mod fences;
 mod life;
 mod listening;
-mod plane;
 mod quarantine;
+mod ready_events;
 mod script;
 mod sessions;
+mod transport;
 mod turns;
 
 use std::sync::{Arc, Mutex};
@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    BootstrapClient, Incarnation, KvArgs, KvManager, PageList, Pages, Plane, RankRecord, Region, RegionRole,
-    Room, SessionOptions, WorkerRole,
+    BootstrapClient, Incarnation, KvArgs, KvManager, PageList, Pages, RankRecord, Region, RegionRole, Room,
+    SessionOptions, Transport, WorkerRole,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::client::FakeClient;
-use self::plane::{Wire, fake_plane};
 use self::script::Script;
+use self::transport::{Wire, fake_transport};
 use super::clock::BootTime;
-use super::link::Link;
+use super::shared::Shared;
 use super::{Clock, Driver, Port};
 use crate::kv::{KvMachine, Manager, Worker, WorkerConfig};
 
@@ -60,7 +60,7 @@ enum Seen {
     Shutdown,
     Published(String),
     Withdrawn,
-    PlaneSend,
+    TransportSend,
     /// A hello has reached the machine.
     Hello(u64),
     Cancelled,
@@ -82,24 +82,24 @@ type Log = Arc<Mutex<Vec<Seen>>>;
 fn driver(
     machine: KvMachine,
     config: WorkerConfig,
-    plane: impl Plane + Send + 'static,
+    transport: impl Transport + Send + 'static,
     client: impl BootstrapClient + 'static,
     clock: impl Clock + 'static,
 ) -> Driver<KvMachine> {
     let record = record(&config);
-    let (plane, client) = (Box::new(plane), Box::new(client));
-    Driver::new(machine, config.setup(record), plane, client, Box::new(clock)).unwrap()
+    let (transport, client) = (Box::new(transport), Box::new(client));
+    Driver::new(machine, config.setup(record), transport, client, Box::new(clock)).unwrap()
 }
 
 /// A worker that does nothing by itself, for small queues, and a scheduler's way to it.
-pub(crate) fn queues(max_sessions: usize, commands: usize) -> (Arc<Link<KvMachine>>, Manager) {
-    let link = Arc::new(Link::new(max_sessions, commands).unwrap());
-    let manager = Manager::new(Port::new(Arc::clone(&link)), args(), Incarnation::from_random(1));
-    (link, manager)
+pub(crate) fn queues(max_sessions: usize, commands: usize) -> (Arc<Shared<KvMachine>>, Manager) {
+    let shared = Arc::new(Shared::new(max_sessions, commands).unwrap());
+    let manager = Manager::new(Port::new(Arc::clone(&shared)), args(), Incarnation::from_random(1));
+    (shared, manager)
 }
 
 /// The same with room for eight of each.
-pub(crate) fn idle() -> (Arc<Link<KvMachine>>, Manager) {
+pub(crate) fn idle() -> (Arc<Shared<KvMachine>>, Manager) {
     queues(8, 8)
 }
 
@@ -123,10 +123,10 @@ impl Rig {
     fn with(config: WorkerConfig) -> Rig {
         let (log, wire) = (Log::default(), Wire::new());
         let node = Script::new(&log);
-        let plane = fake_plane(&log, &wire);
+        let transport = fake_transport(&log, &wire);
         let client = FakeClient::new(&log);
         let args = config.args.clone();
-        let driver = driver(Box::new(node), config, plane, client, BootTime);
+        let driver = driver(Box::new(node), config, transport, client, BootTime);
         let thread = super::Worker::spawn(0, driver).unwrap();
         Rig { worker: Worker::of(thread, args, Incarnation::from_random(1)), wire, log }
     }

@@ -9,12 +9,12 @@ use kv_core::{
 
 use super::client::FakeClient;
 use super::clock::Ticking;
-use super::plane::{Wire, fake_plane};
 use super::script::{STUCK, Script, peer};
+use super::transport::{Wire, fake_transport};
 use super::{Log, Seen, args, driver, manager, pages};
 use crate::kv::{KvMachine, WorkerConfig};
 use crate::worker::{Driver, Turn};
-use crate::{RankGroup, Sender};
+use crate::{EngineGroup, Sender};
 
 struct Bare {
     driver: Driver<KvMachine>,
@@ -27,8 +27,8 @@ impl Bare {
     fn new() -> Bare {
         let (log, wire, clock) = (Log::default(), Wire::new(), Ticking::new(0));
         let config = WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(64);
-        let (plane, client) = (fake_plane(&log, &wire), FakeClient::new(&log));
-        let driver = driver(Box::new(Script::new(&log)), config, plane, client, clock.clone());
+        let (transport, client) = (fake_transport(&log, &wire), FakeClient::new(&log));
+        let driver = driver(Box::new(Script::new(&log)), config, transport, client, clock.clone());
         Bare { driver, log, wire, clock }
     }
 
@@ -119,7 +119,7 @@ fn pages_that_a_stopped_worker_has_left_behind_are_told_as_such() {
 #[test]
 fn a_page_that_several_ranks_wait_for_counts_once_for_a_peer() {
     let (mut first, mut second) = (Bare::new(), Bare::new());
-    let group = RankGroup::new(vec![manager(&first.driver), manager(&second.driver)]).unwrap();
+    let group = EngineGroup::new(vec![manager(&first.driver), manager(&second.driver)]).unwrap();
     let kept = [first.stuck(&[1, 2, 3]), second.stuck(&[1, 2, 3]), second.stuck(&[9])];
     assert_eq!(group.quarantine(), [waits(1, 3)]);
     first.turn();

@@ -98,10 +98,10 @@ impl Script {
             Command::LayersFinal { session, layers: FinalLayers { chunk, layers, .. } } => {
                 self.see(Seen::Final(session.0, chunk.0, layers.map_or(0, |layers| layers.start)));
             }
-            Command::FenceFailed { session, chunk, error } => {
-                self.end(session, Some(Cause::Fence { chunk, error }));
+            Command::ReadyEventFailed { session, chunk, error } => {
+                self.end(session, Some(Cause::ReadyEvent { chunk, error }));
             }
-            Command::Groups { session, groups } => {
+            Command::RequestGroups { session, groups } => {
                 self.outputs.push_back(Output::Release { session, resource: groups.into() });
             }
             Command::Send { session, chunk: pages } | Command::InitReceiver { session, pages, .. } => {

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kv_core::wire::{Body, Frame, Hello, Link, VERSIONS};
+use kv_core::wire::{Body, ConversationId, Frame, Hello, VERSIONS};
 use kv_core::{
-    Incarnation, KvManager, KvPoll, KvSender, KvSession, Origin, PeerId, PlaneEvent, Room, SessionOptions,
-    WayEnd,
+    Incarnation, KvManager, KvPoll, KvSender, KvSession, Origin, PeerId, Room, SessionOptions,
+    TransportEvent, WayEnd,
 };
 
 use super::script::SLOW;
@@ -65,10 +65,12 @@ fn an_idle_worker_takes_no_turns() {
 fn every_output_reaches_its_place_and_its_consequence_the_machine() {
     let rig = Rig::start();
     rig.wire.say("outputs");
-    rig.wire
-        .deliver(PlaneEvent::PeerGone { peer: PeerId(1), end: WayEnd::Dead { quiet_after: Duration::ZERO } });
+    rig.wire.deliver(TransportEvent::PeerGone {
+        peer: PeerId(1),
+        end: WayEnd::Dead { quiet_after: Duration::ZERO },
+    });
     let expected = [
-        Seen::PlaneSend,
+        Seen::TransportSend,
         Seen::Cancelled,
         Seen::Disconnected,
         Seen::ConnectFailed,
@@ -94,15 +96,15 @@ fn a_hello_reaches_the_machine_only_from_a_connection_that_may_speak_for_its_mem
             to: Incarnation::from_random(1),
             worker: args.worker().clone(),
             incarnation: Incarnation::from_random(2),
-            link: Link::new(1, 1),
+            conversation: ConversationId::new(1, 1),
             nonce: 1,
-            plane: "fake".to_owned(),
+            transport: "fake".to_owned(),
             metadata: metadata.into(),
             geometry: Some(Box::new(args.geometry().clone())),
             suffixed: false,
         };
-        let frame = Frame { link: Link::NONE, body: Body::Hello(hello) }.encode().unwrap();
-        rig.wire.deliver(PlaneEvent::Frame { from: Origin(from), frame });
+        let frame = Frame { conversation: ConversationId::NONE, body: Body::Hello(hello) }.encode().unwrap();
+        rig.wire.deliver(TransportEvent::Frame { from: Origin(from), frame });
     }
     rig.until_seen(&Seen::Hello(3));
     assert_eq!(rig.seen(), [Seen::Hello(3)]);

@@ -82,7 +82,7 @@ fn chunks_and_layers_that_find_the_ring_full_are_kept_in_order() {
     assert_eq!(refused.reason, Refusal::PageCount { key, given: 5, announced: 4 });
     queues.layers_final(key, layers(1, 0..2)).unwrap();
     queues.finish(key).unwrap();
-    // Also after the forward pass: a fence may say when.
+    // Also after the forward pass: a ready event may say when.
     queues.layers_final(key, FinalLayers { layers: None, ..layers(0, 0..1) }).unwrap();
     let mut expected = vec![Call::Init(4), Call::Begin(vec![5, 6])];
     let later = [

@@ -116,12 +116,12 @@ fn within_limits(view: &View<'_>, life: LifeId, gauges: &NodeGauges) -> Verdict 
         // Those of sessions that have ended leave the line when it is their turn.
         ("targets in line", gauges.queued, view.ledger.legs.len().saturating_mul(lives)),
         ("addresses", gauges.addresses, limits.max_addresses),
-        ("numbers of questions", gauges.beats, BEATS.saturating_mul(gauges.peers)),
+        ("numbers of questions", gauges.numbers, NUMBERS.saturating_mul(gauges.peers)),
         ("posts", gauges.posts, view.params.max_inflight.saturating_mul(WINDOWS + view.lives.len())),
         ("incoming attempts", gauges.incoming, limits.max_peers.saturating_mul(limits.max_attempts as usize)),
         ("sessions", gauges.senders + gauges.receivers, sessions),
         ("lookups", gauges.lookups, record.open_sessions),
-        ("ended grants", gauges.ended_grants, limits.max_ended_grants),
+        ("ended lease_refs", gauges.ended_leases, limits.max_ended_leases),
         ("timers", gauges.timers, timers),
     ] {
         if got > max {
@@ -136,6 +136,6 @@ const RESULTS: usize = 1024;
 /// Runs of its attempts that are over.
 const CLOSED: usize = 1 << 14;
 /// Questions to it that may still be answered.
-const BEATS: usize = 120_000;
+const NUMBERS: usize = 120_000;
 /// Sessions without pages that are kept until their abort is acknowledged or their posts end.
 const MAX_LINGERING: usize = 64;

@@ -1,6 +1,6 @@
 //! Nothing meant for a former life changes anything in its successor: no frame, no write.
 //!
-//! (Frames *of* a former life may still be believed by others until the plane proves it dead:
+//! (Frames *of* a former life may still be believed by others until the transport proves it dead:
 //! incarnations have no order, so that nobody can tell which of two is the former one. What such a
 //! frame starts goes to the dead, and can never succeed.)
 

@@ -1,4 +1,4 @@
-//! No write reads bytes of a sender that its scheduler has not called final, and no grant names such
+//! No write reads bytes of a sender that its scheduler has not called final, and no lease names such
 //! bytes to a reader.
 //!
 //! A read that comes after its lease may find pages of any session, and will not succeed.

@@ -1,4 +1,4 @@
-//! Pages that wait for readers come back no later than the last grant or heartbeat that arrived allows.
+//! Pages that wait for readers come back no later than the last lease or heartbeat that arrived allows.
 
 use crate::kv::fact::{Fact, View};
 use crate::kv::invariant::{Invariant, Verdict};

@@ -55,8 +55,8 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
             (!known.misused, "its scheduler made no mistake")
         }
         Cause::LeaseExpired => (!lease_may_be_over(view, leg), "no lease has run out"),
-        Cause::StaleGrant { .. } => (quiet, "no host was restarted"),
-        Cause::GrantPages { .. } | Cause::GrantOutOfRange(_) => (true, "references are right"),
+        Cause::StaleLease { .. } => (quiet, "no host was restarted"),
+        Cause::LeasePages { .. } | Cause::LeaseOutOfRange(_) => (true, "references are right"),
         Cause::Protocol(_) => (true, "nobody breaks the protocol"),
         Cause::ByPeer(cause) => (!peer_said(view, leg, cause), "its peer cannot have said so"),
         _ => (false, ""),
@@ -112,7 +112,7 @@ fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
         PeerCause::GroupItems { sent, wanted, .. } => sent != wanted,
         PeerCause::LeaseExpired => others.any(|other| other.told.as_ref() == Some(cause)),
         // Few are remembered in a tiny world.
-        PeerCause::UnknownGrant { .. } => params.limits.max_ended_grants < 10,
+        PeerCause::UnknownLease { .. } => params.limits.max_ended_leases < 10,
         PeerCause::AmbiguousRoom { .. } => params.suffixed,
         PeerCause::Mode { .. } => false,
         PeerCause::WorkerStopped => params.physics.chaos.shutdowns > 0,

@@ -225,7 +225,7 @@ fn right_row(view: &View<'_>, receiver: &Leg, sender: &Leg, memory: &Memory) -> 
     }
 }
 
-/// Checks every item of a receiver's state groups; those that the sender does not have are left out.
+/// Checks every item of a receiver's cache groups; those that the sender does not have are left out.
 fn right_state(view: &View<'_>, receiver: &Leg, sender: &Leg) -> Verdict {
     let Some(life) = receiver.life else { return Ok(()) };
     let (here, there) = (&receiver.state, &sender.state);

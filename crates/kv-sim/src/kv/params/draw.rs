@@ -210,7 +210,7 @@ fn draw_limits(rng: &mut Rng, tiny: bool) -> Limits {
         max_failed_rooms: rng.pick(&[1, 2, 100]),
         max_post_bytes,
         max_attempts: rng.pick(&[1, 2, 4, 100]),
-        max_ended_grants: rng.pick(&[1, 2, 100]),
+        max_ended_leases: rng.pick(&[1, 2, 100]),
         connections_share: 1,
         ..Limits::default()
     }

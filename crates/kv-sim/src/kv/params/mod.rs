@@ -42,7 +42,7 @@ pub struct Params {
     pub num_pages: Vec<u32>,
     /// Aux rows of each host; zero for no aux region.
     pub aux_rows: u32,
-    /// Items of each state group of each host; zero for no state groups.
+    /// Items of each cache group of each host; zero for no cache groups.
     pub state_items: u32,
     /// The one host whose cache fits nobody's.
     pub misfit: Option<usize>,
@@ -117,7 +117,7 @@ impl Params {
         }
     }
 
-    /// Bytes of an item of a state group: no two groups have items of one length.
+    /// Bytes of an item of a cache group: no two groups have items of one length.
     pub fn state_item_len(&self, group: usize) -> usize {
         self.item_len + 4 * (1 + group)
     }

@@ -1,6 +1,6 @@
 //! Planted bugs that only context-parallel ranks show: the wrong one of them sends, or the wrong pages.
 
-use kv_core::wire::{Register, Wish};
+use kv_core::wire::{Delivery, Register};
 use kv_core::{Op, PageList, RegionRole};
 
 use crate::kv::ledger::{LegId, Side};
@@ -18,7 +18,8 @@ impl KvWorld {
         (receiver, source): (LifeId, LifeId),
         register: &mut Register,
     ) {
-        let (Some(pair), Wish::Write(wanted)) = (&self.service.params.unequal, &mut register.wish) else {
+        let (Some(pair), Delivery::Write(wanted)) = (&self.service.params.unequal, &mut register.delivery)
+        else {
             return;
         };
         let (from, to) = (self.service.params.rank(self.hosts[source].slot).1, self.hosts[receiver].slot);
@@ -33,7 +34,7 @@ impl KvWorld {
                     leg.side == Side::Receiver && leg.life == Some(receiver) && leg.room == register.room
                 });
                 let Some(leg) = asks else { return };
-                wanted.first = leg.prefix as u32;
+                wanted.first_page = leg.prefix as u32;
                 if planted == Planted::SiblingsSendAll {
                     wanted.pages = PageList::from_pages(leg.pages.iter().copied()).unwrap_or_default();
                 }

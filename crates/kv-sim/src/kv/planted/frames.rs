@@ -1,7 +1,9 @@
 //! Planted bugs in frames: on their way out, and as they arrive.
 
 use bytes::Bytes;
-use kv_core::wire::{AbortAck, Body, Failed, Frame, Heartbeat, HeartbeatAck, Link, Register, Wish};
+use kv_core::wire::{
+    AbortAck, Body, ConversationId, Delivery, Failed, Frame, Heartbeat, HeartbeatAck, Register,
+};
 use kv_core::{Attempt, Room};
 
 use crate::kv::ledger::Ledger;
@@ -16,10 +18,10 @@ impl KvWorld {
     pub(crate) fn sabotage_frame(&mut self, from: LifeId, to: LifeId, bytes: Bytes) -> Option<Bytes> {
         let Some(planted) = self.planted else { return Some(bytes) };
         let Ok(frame) = Frame::decode(&bytes) else { return Some(bytes) };
-        if frame.link != Link::NONE {
-            self.service.sabotage.links.insert((to, from), frame.link);
+        if frame.conversation != ConversationId::NONE {
+            self.service.sabotage.conversations.insert((to, from), frame.conversation);
         }
-        self.note_beat(from, &frame.body);
+        self.note_number(from, &frame.body);
         if let Body::Failed(_)
         | Body::Granted(_)
         | Body::Heartbeat(_)
@@ -33,20 +35,20 @@ impl KvWorld {
             (Planted::Hushed, Body::Failed(_) | Body::Abort(_) | Body::AbortAck(_)) => None,
             (Planted::Hushed, Body::Heartbeat(mut heartbeat)) => {
                 heartbeat.asked.clear();
-                Frame { link: frame.link, body: Body::Heartbeat(heartbeat) }.encode().ok()
+                Frame { conversation: frame.conversation, body: Body::Heartbeat(heartbeat) }.encode().ok()
             }
             (Planted::NothingRepeated, Body::Register(Register { attempt, .. })) => {
-                let first = self.service.sabotage.registered.insert((from, frame.link.0, attempt.0));
+                let first = self.service.sabotage.registered.insert((from, frame.conversation.0, attempt.0));
                 first.then_some(bytes)
             }
             (Planted::NothingRepeated, Body::Heartbeat(asks)) => {
                 (asks.writes || !asks.leases.is_empty()).then_some(bytes)
             }
             (Planted::AuxOfFirstStage, Body::Register(mut register)) => {
-                if let Wish::Write(wanted) = &mut register.wish {
+                if let Delivery::Write(wanted) = &mut register.delivery {
                     wanted.aux_here = self.is_first_source(to, from);
                 }
-                Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
+                Frame { conversation: frame.conversation, body: Body::Register(register) }.encode().ok()
             }
             (
                 Planted::RangeOneShort
@@ -56,7 +58,7 @@ impl KvWorld {
                 Body::Register(mut register),
             ) => {
                 self.ask_wrongly(planted, (from, to), &mut register);
-                Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
+                Frame { conversation: frame.conversation, body: Body::Register(register) }.encode().ok()
             }
             (Planted::OneSourceEnough | Planted::OneSiblingEnough, Body::Register(register)) => {
                 let (attempt, room) = (register.attempt, register.room);
@@ -65,7 +67,7 @@ impl KvWorld {
             }
             (Planted::RoomsConfused, Body::Register(mut register)) => {
                 register.room = self.twin_of(&register.room);
-                Frame { link: frame.link, body: Body::Register(register) }.encode().ok()
+                Frame { conversation: frame.conversation, body: Body::Register(register) }.encode().ok()
             }
             _ => Some(bytes),
         }
@@ -82,32 +84,42 @@ impl KvWorld {
         match (planted, frame.body) {
             (Planted::QuietLie, Body::Failed(failed)) => {
                 let body = Body::Failed(Failed { quiet: true, ..failed });
-                Frame { link: frame.link, body }.encode().ok()
+                Frame { conversation: frame.conversation, body }.encode().ok()
             }
             (Planted::LeaseInflated, Body::Granted(mut granted)) => {
                 granted.lease_ms *= 4;
-                Frame { link: frame.link, body: Body::Granted(granted) }.encode().ok()
+                Frame { conversation: frame.conversation, body: Body::Granted(granted) }.encode().ok()
             }
             (Planted::LeaseInflated, Body::HeartbeatAck(mut ack)) => {
                 ack.lease_ms *= 4;
-                Frame { link: frame.link, body: Body::HeartbeatAck(ack) }.encode().ok()
+                Frame { conversation: frame.conversation, body: Body::HeartbeatAck(ack) }.encode().ok()
             }
             (Planted::HeartbeatForged, Body::Heartbeat(heartbeat)) => {
-                if let Some(&link) =
-                    self.service.sabotage.links.get(&(from, to)).filter(|_| !heartbeat.leases.is_empty())
+                if let Some(&conversation) = self
+                    .service
+                    .sabotage
+                    .conversations
+                    .get(&(from, to))
+                    .filter(|_| !heartbeat.leases.is_empty())
                 {
-                    let Heartbeat { beat, leases, .. } = heartbeat;
-                    let (floor, lease_ms, permit_ms) = (Attempt(0), 20, 0);
-                    let body = Body::HeartbeatAck(HeartbeatAck { beat, floor, lease_ms, leases, permit_ms });
-                    let bytes = Frame { link, body }.encode().ok()?;
+                    let Heartbeat { number, leases, .. } = heartbeat;
+                    let (low_watermark, lease_ms, permit_ms) = (Attempt(0), 20, 0);
+                    let body = Body::HeartbeatAck(HeartbeatAck {
+                        number,
+                        low_watermark,
+                        lease_ms,
+                        leases,
+                        permit_ms,
+                    });
+                    let bytes = Frame { conversation, body }.encode().ok()?;
                     self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, road: 0, bytes });
                 }
                 Some(bytes)
             }
             (Planted::AckBeforeQuiet, Body::Abort(abort)) => {
-                if let Some(&link) = self.service.sabotage.links.get(&(from, to)) {
+                if let Some(&conversation) = self.service.sabotage.conversations.get(&(from, to)) {
                     let body = Body::AbortAck(AbortAck { attempt: abort.attempt });
-                    let bytes = Frame { link, body }.encode().ok()?;
+                    let bytes = Frame { conversation, body }.encode().ok()?;
                     self.calendar.enter(self.now + 1, Event::Frame { from: to, to: from, road: 0, bytes });
                 }
                 Some(bytes)
@@ -141,8 +153,8 @@ impl KvWorld {
         if let Body::Hello(hello) = &mut frame.body {
             // As if the one to whom it is said did not look whom it means.
             hello.to = self.hosts[at].incarnation;
-        } else if let Some(&link) = self.service.sabotage.links.get(&(at, from)) {
-            frame.link = link;
+        } else if let Some(&conversation) = self.service.sabotage.conversations.get(&(at, from)) {
+            frame.conversation = conversation;
         }
         Some(frame.encode().unwrap_or(bytes))
     }

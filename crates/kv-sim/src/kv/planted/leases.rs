@@ -1,8 +1,8 @@
-//! Planted bugs of the lease protocol: how readers judge grants and answers, and how senders keep them.
+//! Planted bugs of the lease protocol: how readers judge leases and answers, and how senders keep them.
 
 use bytes::Bytes;
 use kv_core::Attempt;
-use kv_core::wire::{Body, Frame, HeartbeatAck, Link, Register, Release, Wish};
+use kv_core::wire::{Body, ConversationId, Delivery, Frame, HeartbeatAck, Register, Release};
 
 use crate::kv::ledger::Side;
 use crate::kv::service::KvWorld;
@@ -23,27 +23,30 @@ impl KvWorld {
             (Planted::NoProof, Body::Granted(granted)) => granted.lease_ms = 1 << 40,
             (Planted::NoProof, Body::HeartbeatAck(ack)) => ack.lease_ms = 1 << 40,
             (Planted::ProofFromReceipt, Body::Granted(granted)) => {
-                granted.lease_ms += self.age(at, granted.beat);
+                granted.lease_ms += self.age(at, granted.number);
             }
-            (Planted::ProofFromReceipt, Body::HeartbeatAck(ack)) => ack.lease_ms += self.age(at, ack.beat),
+            (Planted::ProofFromReceipt, Body::HeartbeatAck(ack)) => ack.lease_ms += self.age(at, ack.number),
             (Planted::NoMargin, Body::Granted(granted)) => granted.lease_ms = granted.lease_ms * 32 / 31 + 1,
             (Planted::NoMargin, Body::HeartbeatAck(ack)) => ack.lease_ms = ack.lease_ms * 32 / 31 + 1,
             (Planted::RenewalsIgnored, Body::Heartbeat(heartbeat))
                 if self.sends(at) && !heartbeat.leases.is_empty() =>
             {
-                self.answer_in_its_place(at, heartbeat.beat, &heartbeat.leases);
+                self.answer_in_its_place(at, heartbeat.number, &heartbeat.leases);
                 return None;
             }
             (Planted::AnsweredAfterFailure, Body::Heartbeat(heartbeat))
                 if !self.sends(at) && !heartbeat.leases.is_empty() =>
             {
-                self.answer_in_its_place(at, heartbeat.beat, &heartbeat.leases);
+                self.answer_in_its_place(at, heartbeat.number, &heartbeat.leases);
                 return None;
             }
             (Planted::FreedByFirst, Body::Release(Release { answer: true, .. })) => self.overwrite(at),
             (Planted::EagerRelease, Body::Granted(granted)) => {
                 let attempts = vec![(granted.attempt.0, 1)];
-                self.forge((at, from), Body::Release(Release { floor: Attempt(0), attempts, answer: true }));
+                self.forge(
+                    (at, from),
+                    Body::Release(Release { low_watermark: Attempt(0), attempts, answer: true }),
+                );
             }
             (Planted::DeafToReleased, Body::Released(_)) => return None,
             _ => return Some(bytes),
@@ -61,29 +64,29 @@ impl KvWorld {
     }
 
     /// Remembers when a question about a lease was asked.
-    pub(super) fn note_beat(&mut self, life: LifeId, body: &Body) {
-        let beat = match body {
-            Body::Register(Register { wish: Wish::Read(claim), .. }) => claim.beat,
-            Body::Heartbeat(heartbeat) => heartbeat.beat,
+    pub(super) fn note_number(&mut self, life: LifeId, body: &Body) {
+        let number = match body {
+            Body::Register(Register { delivery: Delivery::Read(acquire), .. }) => acquire.number,
+            Body::Heartbeat(heartbeat) => heartbeat.number,
             _ => return,
         };
-        self.service.sabotage.beats.insert((life, beat), self.lives[life].clock.local(self.now));
+        self.service.sabotage.numbers.insert((life, number), self.lives[life].clock.local(self.now));
     }
 
-    /// How long ago a heartbeat or claim was sent, in milliseconds.
-    fn age(&self, life: LifeId, beat: u64) -> u64 {
+    /// How long ago a heartbeat or acquire message was sent, in milliseconds.
+    fn age(&self, life: LifeId, number: u64) -> u64 {
         let now = self.lives[life].clock.local(self.now);
-        self.service.sabotage.beats.get(&(life, beat)).map_or(0, |&sent| (now - sent).as_millis() as u64)
+        self.service.sabotage.numbers.get(&(life, number)).map_or(0, |&sent| (now - sent).as_millis() as u64)
     }
 
     /// Every reader of a host is told that its heartbeat was good.
-    fn answer_in_its_place(&mut self, host: LifeId, beat: u64, leases: &[(u64, u32)]) {
+    fn answer_in_its_place(&mut self, host: LifeId, number: u64, leases: &[(u64, u32)]) {
         let lease_ms = self.service.params.physics.timing.kv_lease_duration.as_millis() as u64 * 2 / 3;
         for reader in 0..self.hosts.len() {
             let alive = self.lives[reader].alive;
-            if alive && reader != host && self.service.sabotage.links.contains_key(&(reader, host)) {
-                let (floor, leases, permit_ms) = (Attempt(0), leases.to_vec(), 0);
-                let ack = HeartbeatAck { beat, floor, lease_ms, leases, permit_ms };
+            if alive && reader != host && self.service.sabotage.conversations.contains_key(&(reader, host)) {
+                let (low_watermark, leases, permit_ms) = (Attempt(0), leases.to_vec(), 0);
+                let ack = HeartbeatAck { number, low_watermark, lease_ms, leases, permit_ms };
                 self.forge((host, reader), Body::HeartbeatAck(ack));
             }
         }
@@ -91,8 +94,9 @@ impl KvWorld {
 
     /// Says something in the name of a life.
     fn forge(&mut self, (from, to): (LifeId, LifeId), body: Body) {
-        let link = self.service.sabotage.links.get(&(to, from)).copied().unwrap_or(Link::NONE);
-        if let Ok(bytes) = (Frame { link, body }).encode() {
+        let conversation =
+            self.service.sabotage.conversations.get(&(to, from)).copied().unwrap_or(ConversationId::NONE);
+        if let Ok(bytes) = (Frame { conversation, body }).encode() {
             self.calendar.enter(self.now + 1, Event::Frame { from, to, road: 0, bytes });
         }
     }

@@ -1,7 +1,7 @@
 //! Planted bugs in what nodes tell their schedulers: states, and tokens that come back.
 
 use kv_core::proto::{Output, Resource};
-use kv_core::{Cause, GroupItems, Groups, KvPoll, PageList, Pages, SessionId};
+use kv_core::{Cause, GroupItems, KvPoll, PageList, Pages, RequestGroups, SessionId};
 
 use crate::kv::service::KvWorld;
 use crate::net::lives::LifeId;
@@ -68,20 +68,23 @@ impl KvWorld {
             },
             (Planted::ReleaseSwallowed, Output::Release { resource: Resource::Pages(_), .. })
                 if self.every(3) => {}
-            (Planted::StateSwallowed, Output::Release { resource: Resource::Groups { .. }, .. }) => {}
+            (Planted::StateSwallowed, Output::Release { resource: Resource::RequestGroups { .. }, .. }) => {}
             (
                 Planted::SkippedInWord,
-                Output::Release { session, resource: Resource::Groups { groups, .. } },
+                Output::Release { session, resource: Resource::RequestGroups { groups, .. } },
             ) => {
                 let skipped = groups.iter().map(|items| items.group).collect();
-                kept.push(Output::Release { session, resource: Resource::Groups { groups, skipped } });
+                kept.push(Output::Release { session, resource: Resource::RequestGroups { groups, skipped } });
             }
             (
                 Planted::StateAtFailure,
-                Output::Release { session, resource: Resource::Groups { groups, skipped } },
+                Output::Release { session, resource: Resource::RequestGroups { groups, skipped } },
             ) => {
                 if !self.service.sabotage.released.contains_key(&(life, session)) {
-                    kept.push(Output::Release { session, resource: Resource::Groups { groups, skipped } });
+                    kept.push(Output::Release {
+                        session,
+                        resource: Resource::RequestGroups { groups, skipped },
+                    });
                 }
             }
             (Planted::NeverReleased, Output::Release { .. }) => {}
@@ -125,7 +128,7 @@ impl KvWorld {
         if state.hold == 0 || !self.service.ledger.legs[leg].holds.contains(&state.hold) {
             return;
         }
-        let mut groups = Groups::none();
+        let mut groups = RequestGroups::none();
         for (group, items) in (0_u16..).zip(&state.items).filter(|(_, items)| !items.is_empty()) {
             let token = PageList::from_pages(items.iter().copied()).ok().and_then(claim);
             let named =
@@ -134,7 +137,10 @@ impl KvWorld {
             debug_assert!(pushed, "items are held once");
         }
         self.service.sabotage.released.insert((life, session), 1);
-        kept.push(Output::Release { session, resource: Resource::Groups { groups, skipped: Vec::new() } });
+        kept.push(Output::Release {
+            session,
+            resource: Resource::RequestGroups { groups, skipped: Vec::new() },
+        });
     }
 }
 

@@ -28,14 +28,14 @@ impl KvWorld {
         self.service.params.servers(&[slots[0]], slots[1]).first() == Some(&slots[0])
     }
 
-    /// Items of state groups are never written.
+    /// Items of cache groups are never written.
     pub(crate) fn loses_state(&self, life: LifeId, piece: &Piece) -> bool {
         let region = self.memories[life].regions().get(piece.local_region as usize);
         self.planted == Some(Planted::LostState)
             && region.is_some_and(|region| region.role == RegionRole::State)
     }
 
-    /// Pieces of state groups are of the heads before those that are wanted.
+    /// Pieces of cache groups are of the heads before those that are wanted.
     pub(crate) fn take_neighbours_share(&self, life: LifeId, target: LifeId, op: Op, pieces: &mut [Piece]) {
         for piece in pieces {
             let (source, region, offset) = match op {
@@ -63,10 +63,12 @@ impl KvWorld {
         };
         let forged: Vec<_> = all.iter().filter(forged).collect();
         for other in forged {
-            let Some(&link) = self.service.sabotage.links.get(&(at, other.source)) else { continue };
+            let Some(&conversation) = self.service.sabotage.conversations.get(&(at, other.source)) else {
+                continue;
+            };
             let (done, skipped) = (vec![(0, 1)], Vec::new());
             let done = Progress { attempt: other.attempt, done, total: Some(1), skipped };
-            let Ok(bytes) = (Frame { link, body: Body::Progress(done) }).encode() else { continue };
+            let Ok(bytes) = (Frame { conversation, body: Body::Progress(done) }).encode() else { continue };
             self.calendar.enter(self.now + 1, Event::Frame { from: other.source, to: at, road: 0, bytes });
         }
     }

@@ -20,7 +20,7 @@ impl Engine {
 
 impl Unequal {
     /// The same pair with context-parallel ranks, at times. Only the pages of a latent cache are dealt,
-    /// only those of equal sizes, and only where there are no state groups.
+    /// only those of equal sizes, and only where there are no cache groups.
     pub(crate) fn spread(mut self, rng: &mut Rng, stateful: bool) -> Unequal {
         if self.latent && !stateful && rng.chance(700) {
             self.engines[1].page_size = self.engines[0].page_size;

@@ -1,6 +1,6 @@
 //! What a rank tells of itself to its peers.
 
-use kv_core::{KvArgs, KvArgsBuilder, Layout, Parallel, Region, RegionRole, StateGroup};
+use kv_core::{CacheGroup, KvArgs, KvArgsBuilder, Layout, Parallel, Region, RegionRole};
 
 use super::{Drafts, Lane, Unequal};
 use crate::kv::items::{DRAFTS, SLOTS};
@@ -23,14 +23,14 @@ impl Unequal {
             tp_rank: place.tp,
             pp_size,
             pp_rank: place.stage,
-            cp_size: engine.cp,
-            cp_rank: place.cp,
+            pcp_size: engine.cp,
+            pcp_rank: place.cp,
             ..Parallel::default()
         };
         let layout = Layout {
             axes: engine.axes,
-            context_size: engine.context,
-            context_rank: place.context,
+            dcp_size: engine.context,
+            dcp_rank: place.context,
             total_kv_heads: if self.latent { 0 } else { self.heads },
             stages: engine.stages.iter().map(|stage| (stage.start, stage.end)).collect(),
             groups: if stateful { self.groups_of(prefill, rank) } else { Vec::new() },
@@ -59,17 +59,17 @@ impl Unequal {
         builder
     }
 
-    fn groups_of(&self, prefill: bool, rank: u32) -> Vec<StateGroup> {
+    fn groups_of(&self, prefill: bool, rank: u32) -> Vec<CacheGroup> {
         let heads = |group: usize| {
             let here = self.heads_of(prefill, rank, Lane::Group(group)).len() as u32;
             (here, self.groups[group].heads)
         };
         let (here, total) = heads(SLOTS);
-        let mut groups = vec![StateGroup::slots(here, total)];
+        let mut groups = vec![CacheGroup::slots(here, total)];
         if self.engine(prefill).drafts != Drafts::Unknown {
             let (here, total) = heads(DRAFTS);
             let tokens = self.tokens_of(prefill, Lane::Group(DRAFTS));
-            let pages = StateGroup::pages(tokens, here, total);
+            let pages = CacheGroup::pages(tokens, here, total);
             groups.push(if self.windows { pages } else { pages.optional() });
         }
         groups

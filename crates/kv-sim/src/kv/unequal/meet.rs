@@ -62,7 +62,7 @@ impl Unequal {
         heads * kinds * u64::from(layers) * u64::from(self.atom)
     }
 
-    /// True if bytes of a state group go from one rank to the other.
+    /// True if bytes of a cache group go from one rank to the other.
     pub(crate) fn shares_group(&self, group: usize, source: u32, dest: u32) -> bool {
         self.bytes_per_token(Lane::Group(group), source, dest) > 0
     }

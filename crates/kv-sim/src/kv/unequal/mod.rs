@@ -1,5 +1,5 @@
 //! Engines that hold the cache of one model differently: other tensor-parallel sizes, other pipeline
-//! stages, other pages and layouts, other shares of state groups, other context-parallel groups.
+//! stages, other pages and layouts, other shares of cache groups, other context-parallel groups.
 //!
 //! What is known here of who sends what to whom is told from the model alone, not from kv-core.
 
@@ -32,7 +32,7 @@ pub struct Unequal {
     pub latent: bool,
     /// Bytes of a head of a token.
     pub atom: u32,
-    /// Its state groups, which worlds without state do not have.
+    /// Its cache groups, which worlds without state do not have.
     pub groups: [Group; GROUPS],
     /// The pages of the second group are those of a sliding window, which nobody may leave out.
     pub windows: bool,
@@ -40,7 +40,7 @@ pub struct Unequal {
     pub engines: [Engine; 2],
 }
 
-/// A state group of the model.
+/// A cache group of the model.
 #[derive(Debug, Clone)]
 pub struct Group {
     /// Heads of an item, over all tensor-parallel ranks.
@@ -87,12 +87,12 @@ pub enum Drafts {
     Unknown,
 }
 
-/// Pages, or items of a state group: what has a numbering of its own.
+/// Pages, or items of a cache group: what has a numbering of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     /// Pages.
     Kv,
-    /// Items of a state group.
+    /// Items of a cache group.
     Group(usize),
 }
 
@@ -125,7 +125,7 @@ impl Unequal {
         self.engine(prefill).page_size as usize
     }
 
-    /// Tokens of an item of a state group; one of a slot.
+    /// Tokens of an item of a cache group; one of a slot.
     pub(crate) fn item_tokens(&self, prefill: bool, group: usize) -> usize {
         self.tokens_of(prefill, Lane::Group(group)) as usize
     }
@@ -144,7 +144,7 @@ impl Unequal {
         engine.stages.get(engine.place(rank).stage as usize).cloned().unwrap_or(0..0)
     }
 
-    /// True if a rank has items of a state group.
+    /// True if a rank has items of a cache group.
     pub(crate) fn holds_group(&self, prefill: bool, rank: u32, group: usize) -> bool {
         !self.lane_layers(prefill, rank, Lane::Group(group)).is_empty()
     }

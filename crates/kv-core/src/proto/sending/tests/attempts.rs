@@ -6,33 +6,33 @@ use super::{ATTEMPT, Alone, Out, PAGE, SESSION, list, tells};
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Room};
 use crate::lease::{Lease, TransferMode};
-use crate::plane::{Desc, PlaneError};
 use crate::poll::KvPoll;
 use crate::proto::conversation::Incoming;
 use crate::proto::timer::Timer;
+use crate::transport::{Desc, TransportError};
 use crate::wire::{
-    Abort, AbortAck, Body, Destination, Failed, Progress, Register, Registered, Release, Released, Wish,
+    Abort, AbortAck, Body, Delivery, Destination, Failed, Progress, Register, Registered, Release, Released,
 };
 
 const NEVER: Lease = Lease::Fixed(Duration::from_secs(9));
 
 /// Wants pages 8 and 10 of the receiver's written.
-pub(super) fn register(attempt: Attempt, floor: u64) -> Register {
-    register_for(&[8, 10], 2, attempt, floor)
+pub(super) fn register(attempt: Attempt, low_watermark: u64) -> Register {
+    register_for(&[8, 10], 2, attempt, low_watermark)
 }
 
-fn register_for(pages: &[u32], whole: u32, attempt: Attempt, floor: u64) -> Register {
-    let (floor, room) = (Attempt(floor), Room::Number(9));
-    let to = Destination { pages: list(pages), whole, aux_here: true, ..Destination::default() };
-    Register { attempt, floor, room, ranks: 1, ttl_ms: 60_000, wish: Wish::Write(to) }
+fn register_for(pages: &[u32], total_pages: u32, attempt: Attempt, low_watermark: u64) -> Register {
+    let (low_watermark, room) = (Attempt(low_watermark), Room::Number(9));
+    let to = Destination { pages: list(pages), total_pages, aux_here: true, ..Destination::default() };
+    Register { attempt, low_watermark, room, ranks: 1, ttl_ms: 60_000, delivery: Delivery::Write(to) }
 }
 
 fn abort(alone: &mut Alone, attempt: Attempt) {
     let abort = Abort {
-        floor: Attempt(0),
+        low_watermark: Attempt(0),
         attempt,
         room: Room::Number(9),
-        grant: None,
+        lease_id: None,
         cause: PeerCause::DeadlineExceeded,
     };
     alone.sending.on_abort(&mut alone.cx, alone.peer, abort);
@@ -80,7 +80,7 @@ fn posted() -> Alone {
 }
 
 /// The post that is in flight ends.
-pub(super) fn end_post(alone: &mut Alone, result: Result<(), PlaneError>) {
+pub(super) fn end_post(alone: &mut Alone, result: Result<(), TransportError>) {
     let [post] = alone.cx.posts.of(SESSION).try_into().unwrap();
     let post = alone.cx.posts.end(post, alone.cx.fx.now()).unwrap();
     alone.sending.on_written(&mut alone.cx, &post, result);
@@ -96,7 +96,7 @@ fn a_registration_waits_for_its_sender_and_is_served_until_everything_is_in_plac
     alone.sending.tell_about(&mut alone.cx, alone.peer, ATTEMPT);
     let all = Progress { attempt: ATTEMPT, done: vec![(0, 1)], total: Some(1), skipped: vec![] };
     assert_eq!(alone.told(), [Body::Progress(all)]);
-    alone.sending.on_floor(&mut alone.cx, alone.peer, Attempt(2));
+    alone.sending.on_low_watermark(&mut alone.cx, alone.peer, Attempt(2));
     assert!(incoming(&alone, ATTEMPT).is_none(), "over for the receiver, too");
 }
 
@@ -108,7 +108,7 @@ fn an_abort_is_acknowledged_when_the_post_in_flight_has_ended_and_not_before() {
     assert_eq!(alone.outputs(), [failed, Out::Cancels]);
     abort(&mut alone, ATTEMPT);
     assert_eq!(alone.outputs(), [], "the second of the same says nothing new");
-    end_post(&mut alone, Err(PlaneError::Cancelled));
+    end_post(&mut alone, Err(TransportError::Cancelled));
     assert_eq!(alone.outputs(), [aborted(ATTEMPT), Out::Back(vec![1, 4])]);
     alone.assert_over();
     abort(&mut alone, ATTEMPT);
@@ -118,9 +118,9 @@ fn an_abort_is_acknowledged_when_the_post_in_flight_has_ended_and_not_before() {
 #[test]
 fn a_failed_post_is_told_at_once_and_its_attempt_is_quiet_when_it_has_ended() {
     let mut alone = posted();
-    end_post(&mut alone, Err(PlaneError::Cancelled));
+    end_post(&mut alone, Err(TransportError::Cancelled));
     let [failed, told, back] = alone.outputs().try_into().unwrap();
-    assert_eq!((failed, back), (Out::Fails(Cause::Post(PlaneError::Cancelled)), Out::Back(vec![1, 4])));
+    assert_eq!((failed, back), (Out::Fails(Cause::Post(TransportError::Cancelled)), Out::Back(vec![1, 4])));
     let Out::Tells(told) = told else { panic!("{told:?}") };
     assert!(matches!(*told, Body::Failed(Failed { attempt: ATTEMPT, quiet: true, .. })));
     assert!(matches!(incoming(&alone, ATTEMPT), Some(Incoming::Failed { .. })));
@@ -145,13 +145,13 @@ fn an_attempt_that_was_aborted_before_its_sender_came_is_never_served() {
 }
 
 #[test]
-fn attempts_below_the_floor_are_forgotten_and_their_numbers_never_served_again() {
+fn attempts_below_the_low_watermark_are_forgotten_and_their_numbers_never_served_again() {
     let mut alone = Alone::new();
     for attempt in 1..=3 {
         alone.sending.on_register(&mut alone.cx, alone.peer, register(Attempt(attempt), 0));
     }
     assert_eq!((alone.outputs().len(), alone.cx.rendezvous.registrations()), (3, 3));
-    alone.sending.on_floor(&mut alone.cx, alone.peer, Attempt(3));
+    alone.sending.on_low_watermark(&mut alone.cx, alone.peer, Attempt(3));
     assert_eq!((alone.outputs(), alone.cx.rendezvous.registrations()), (vec![], 1));
     let dropped = alone.cx.fx.dropped().total();
     for attempt in 1..=2 {
@@ -208,7 +208,7 @@ fn live(alone: &Alone) -> usize {
 fn a_release_acknowledges_only_runs_of_which_nothing_is_left() {
     let mut alone = served(5000);
     let runs = vec![(1, 4), (6, 4994)];
-    let release = || Release { floor: Attempt(0), attempts: runs.clone(), answer: true };
+    let release = || Release { low_watermark: Attempt(0), attempts: runs.clone(), answer: true };
     alone.sending.on_release(&mut alone.cx, alone.peer, release());
     assert_eq!(live(&alone), 5000 - 4096);
     assert_eq!(alone.told(), [Body::Released(Released { attempts: vec![(1, 4)] })]);
@@ -218,9 +218,9 @@ fn a_release_acknowledges_only_runs_of_which_nothing_is_left() {
 }
 
 #[test]
-fn attempts_below_a_floor_end_in_slices_until_none_is_left() {
+fn attempts_below_a_low_watermark_end_in_slices_until_none_is_left() {
     let mut alone = served(600);
-    alone.sending.on_floor(&mut alone.cx, alone.peer, Attempt(600));
+    alone.sending.on_low_watermark(&mut alone.cx, alone.peer, Attempt(600));
     let mut slices = vec![live(&alone)];
     let sweep = Timer::Sweep(alone.peer);
     while let Some(due) = alone.cx.fx.due(sweep) {
@@ -229,5 +229,5 @@ fn attempts_below_a_floor_end_in_slices_until_none_is_left() {
         alone.sending.sweep(&mut alone.cx, alone.peer);
         slices.push(live(&alone));
     }
-    assert_eq!(slices, [344, 88, 1], "the floor itself is open");
+    assert_eq!(slices, [344, 88, 1], "the low_watermark itself is open");
 }

@@ -8,19 +8,20 @@ use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
 use crate::pages::Pages;
-use crate::plane::PlaneError;
 use crate::poll::KvPoll;
 use crate::proto::conversation::{Extended, Incoming};
 use crate::proto::ending::Ending;
+use crate::transport::TransportError;
 use crate::wire::{
-    Abort, AbortAck, Body, Claim, Failed, Granted, Register, Registered, Release, Released, Wish,
+    Abort, AbortAck, Acquire, Body, Delivery, Failed, Granted, Register, Registered, Release, Released,
 };
 
 const LEASE: Lease = Lease::Renewable(Duration::from_secs(30));
 
-fn claim(attempt: Attempt, grant: Option<SessionId>) -> Register {
-    let (floor, room, wish) = (Attempt(0), Room::Number(9), Wish::Read(Claim { grant, beat: 3 }));
-    Register { attempt, floor, room, ranks: 1, ttl_ms: 60_000, wish }
+fn acquire(attempt: Attempt, lease_id: Option<SessionId>) -> Register {
+    let (low_watermark, room, delivery) =
+        (Attempt(0), Room::Number(9), Delivery::Read(Acquire { lease_id, number: 3 }));
+    Register { attempt, low_watermark, room, ranks: 1, ttl_ms: 60_000, delivery }
 }
 
 fn failed(attempt: Attempt, cause: PeerCause, quiet: bool) -> Body {
@@ -31,15 +32,15 @@ fn failed(attempt: Attempt, cause: PeerCause, quiet: bool) -> Body {
 fn granted(lease: Lease) -> Alone {
     let mut alone = Alone::new();
     alone.open(TransferMode::Pull, lease);
-    alone.sending.on_register(&mut alone.cx, alone.peer, claim(ATTEMPT, Some(SESSION)));
+    alone.sending.on_register(&mut alone.cx, alone.peer, acquire(ATTEMPT, Some(SESSION)));
     assert_eq!(alone.told(), [Body::Registered(Registered { attempt: ATTEMPT })], "nothing is complete yet");
     assert_eq!(alone.sending.pages_leased(), 0);
     alone.give(&[2, 3, 5]);
     let interval_ms = if lease == LEASE { 5_000 } else { 0 };
     let granted = Granted {
         attempt: ATTEMPT,
-        beat: 3,
-        grant: SESSION,
+        number: 3,
+        lease_id: SESSION,
         pages: list(&[2, 3, 5]),
         aux: None,
         lease_ms: 30_000,
@@ -52,7 +53,7 @@ fn granted(lease: Lease) -> Alone {
 }
 
 /// A heartbeat: for how many milliseconds the lease holds, if it does, and what is said of it otherwise.
-fn beat(alone: &mut Alone) -> (Option<u64>, Vec<Body>) {
+fn number(alone: &mut Alone) -> (Option<u64>, Vec<Body>) {
     let (extended, others) = alone.sending.extend_leases(&mut alone.cx, alone.peer, &[(ATTEMPT.0, 1)]);
     for attempt in others {
         alone.sending.tell_about(&mut alone.cx, alone.peer, attempt);
@@ -70,7 +71,7 @@ fn a_heartbeat_extends_a_renewable_lease_which_then_runs_out_and_gives_the_pages
     let mut alone = granted(LEASE);
     alone.at(25);
     // Two thirds of thirty seconds from now.
-    assert_eq!(beat(&mut alone), (Some(20_000), vec![]));
+    assert_eq!(number(&mut alone), (Some(20_000), vec![]));
     lease_timer(&mut alone, 44);
     assert_eq!((alone.outputs(), alone.sending.pages_leased()), (vec![], 3));
     lease_timer(&mut alone, 45);
@@ -85,28 +86,28 @@ fn a_heartbeat_extends_a_renewable_lease_which_then_runs_out_and_gives_the_pages
 fn a_heartbeat_does_not_extend_a_fixed_lease() {
     let mut alone = granted(Lease::Fixed(Duration::from_secs(30)));
     alone.at(25);
-    assert_eq!(beat(&mut alone), (Some(5_000), vec![]));
+    assert_eq!(number(&mut alone), (Some(5_000), vec![]));
     lease_timer(&mut alone, 30);
     assert_eq!(alone.ends(), [Out::Fails(Cause::LeaseExpired), Out::Back(vec![2, 3, 5])]);
     alone.assert_over();
 }
 
 #[test]
-fn released_pages_come_back_with_success_and_a_later_claim_learns_that_they_are_consumed() {
+fn released_pages_come_back_with_success_and_a_later_acquire_learns_that_they_are_consumed() {
     let mut alone = granted(LEASE);
-    let release = Release { floor: Attempt(0), attempts: vec![(ATTEMPT.0, 1)], answer: true };
+    let release = Release { low_watermark: Attempt(0), attempts: vec![(ATTEMPT.0, 1)], answer: true };
     alone.sending.on_release(&mut alone.cx, alone.peer, release.clone());
     let released = tells(Body::Released(Released { attempts: vec![(1, 1)] }));
     assert_eq!(alone.outputs(), [Out::Says(KvPoll::Success), Out::Back(vec![2, 3, 5]), released]);
     alone.assert_over();
     alone.sending.on_release(&mut alone.cx, alone.peer, release);
     assert_eq!(alone.told(), [Body::Released(Released { attempts: vec![(1, 1)] })], "its answer was lost");
-    for (attempt, grant, cause) in [
-        (2, SESSION, PeerCause::GrantConsumed { nonce: 1 }),
-        (3, SessionId(4), PeerCause::UnknownGrant { nonce: 4 }),
+    for (attempt, lease_id, cause) in [
+        (2, SESSION, PeerCause::LeaseConsumed { lease_id: 1 }),
+        (3, SessionId(4), PeerCause::UnknownLease { lease_id: 4 }),
     ] {
         let attempt = Attempt(attempt);
-        alone.sending.on_register(&mut alone.cx, alone.peer, claim(attempt, Some(grant)));
+        alone.sending.on_register(&mut alone.cx, alone.peer, acquire(attempt, Some(lease_id)));
         assert_eq!(alone.told(), [failed(attempt, cause, true)]);
     }
 }
@@ -115,14 +116,14 @@ fn released_pages_come_back_with_success_and_a_later_claim_learns_that_they_are_
 fn pages_of_an_aborted_session_stay_until_the_lease_that_its_reader_knows_of_is_over() {
     let mut alone = granted(LEASE);
     alone.at(25);
-    beat(&mut alone);
+    number(&mut alone);
     alone.sending.fail(&mut alone.cx, SESSION, Cause::Aborted);
     let told = tells(failed(ATTEMPT, PeerCause::Aborted, false));
     assert_eq!(alone.outputs(), [Out::Fails(Cause::Aborted), told]);
     assert_eq!((alone.sending.pages_leased(), alone.sending.len()), (0, 1), "in quarantine, not leased");
     alone.at(26);
     let told = failed(ATTEMPT, PeerCause::Aborted, false);
-    assert_eq!(beat(&mut alone), (None, vec![told]), "nothing is extended");
+    assert_eq!(number(&mut alone), (None, vec![told]), "nothing is extended");
     lease_timer(&mut alone, 44);
     assert_eq!(alone.outputs(), []);
     lease_timer(&mut alone, 45);
@@ -135,10 +136,10 @@ fn pages_of_an_aborted_session_stay_until_the_lease_that_its_reader_knows_of_is_
 fn a_reader_that_aborts_has_let_go_and_the_pages_come_back_at_once() {
     let mut alone = granted(LEASE);
     let abort = Abort {
-        floor: Attempt(0),
+        low_watermark: Attempt(0),
         attempt: ATTEMPT,
         room: Room::Number(9),
-        grant: Some(SESSION),
+        lease_id: Some(SESSION),
         cause: PeerCause::Aborted,
     };
     alone.sending.on_abort(&mut alone.cx, alone.peer, abort);
@@ -153,11 +154,11 @@ fn a_reader_that_aborts_has_let_go_and_the_pages_come_back_at_once() {
 fn a_release_before_the_grant_fails_the_session() {
     let mut alone = Alone::new();
     alone.open(TransferMode::Pull, LEASE);
-    alone.sending.on_register(&mut alone.cx, alone.peer, claim(ATTEMPT, None));
+    alone.sending.on_register(&mut alone.cx, alone.peer, acquire(ATTEMPT, None));
     let incoming = alone.cx.peers.get(alone.peer).unwrap().incoming().get(ATTEMPT);
     assert!(matches!(incoming, Some(Incoming::Reading { session: SESSION, intact: false, .. })));
     alone.outputs();
-    let release = Release { floor: Attempt(0), attempts: vec![(ATTEMPT.0, 1)], answer: true };
+    let release = Release { low_watermark: Attempt(0), attempts: vec![(ATTEMPT.0, 1)], answer: true };
     alone.sending.on_release(&mut alone.cx, alone.peer, release);
     assert_eq!(alone.ends(), [Out::Fails(Cause::Protocol("released before it was granted"))]);
     alone.give(&[6]);
@@ -177,7 +178,7 @@ fn a_session_that_fails_in_the_turn_that_completes_it_pins_nothing() {
     alone.sending.fail(&mut alone.cx, SESSION, Cause::Aborted);
     alone.sending.grant(&mut alone.cx, SESSION);
     assert_eq!((alone.sending.len(), alone.sending.pages_leased()), (1, 0));
-    end_post(&mut alone, Err(PlaneError::Cancelled));
+    end_post(&mut alone, Err(TransportError::Cancelled));
     alone.assert_over();
 }
 
@@ -188,7 +189,7 @@ fn an_answer_to_a_heartbeat_that_is_too_long_for_one_frame_is_said_in_several() 
     alone.cx.say_heartbeat_ack(alone.peer, 3, Extended { leases: leases.clone(), lease_ms: 9 }, 4);
     let told = alone.told().into_iter().map(|body| match body {
         Body::HeartbeatAck(ack) => {
-            assert_eq!((ack.beat, ack.lease_ms, ack.permit_ms), (3, 9, 4));
+            assert_eq!((ack.number, ack.lease_ms, ack.permit_ms), (3, 9, 4));
             ack.leases
         }
         body => panic!("{body:?}"),

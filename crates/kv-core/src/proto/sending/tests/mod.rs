@@ -10,7 +10,6 @@ use crate::error::Cause;
 use crate::id::{Attempt, Incarnation, PeerId, Room, SessionId, WorkerId};
 use crate::lease::{Lease, TransferMode};
 use crate::pages::{PageList, Pages};
-use crate::plane::{Desc, Origin};
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::HelloHeard;
@@ -19,7 +18,8 @@ use crate::proto::io::{NodeConfig, Output};
 use crate::proto::sending::Sending;
 use crate::session_options::SessionOptions;
 use crate::time::Time;
-use crate::wire::{Body, Frame, Hello, Link};
+use crate::transport::{Desc, Origin};
+use crate::wire::{Body, ConversationId, Frame, Hello};
 use crate::{KvArgs, Region, RegionRole};
 
 const SESSION: SessionId = SessionId(1);
@@ -68,10 +68,10 @@ impl Alone {
         let mut hello = Hello {
             versions: cx.config.versions.get(),
             metadata: Default::default(),
-            plane: cx.config.transports[0].name.clone(),
+            transport: cx.config.transports[0].name.clone(),
             to: cx.config.incarnation,
             incarnation: Incarnation::from_random(8),
-            link: Link::new(1, 1),
+            conversation: ConversationId::new(1, 1),
             nonce: 5,
             worker: WorkerId::clone(there.worker()),
             geometry: Some(Box::new(there.geometry().clone())),

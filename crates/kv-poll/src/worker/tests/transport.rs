@@ -1,48 +1,49 @@
-//! A plane that moves nothing: its events are written by the test, from the other end of its wire.
+//! A transport that moves nothing: its events are written by the test, from the other end of its wire.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use kv_core::{
-    Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WriteFence,
+    Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent, TransportWait,
+    WriteFence,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Log, Seen};
 
-/// A plane whose events a test writes. Peer 1 exists, peer 2 refuses everything.
-pub(super) struct FakePlane {
+/// A transport whose events a test writes. Peer 1 exists, peer 2 refuses everything.
+pub(super) struct FakeTransport {
     log: Log,
     wire: Arc<Wire>,
-    ended: Vec<PlaneEvent>,
+    ended: Vec<TransportEvent>,
     regions: usize,
 }
 
-pub(super) fn fake_plane(log: &Log, wire: &Arc<Wire>) -> FakePlane {
-    FakePlane { log: Arc::clone(log), wire: Arc::clone(wire), ended: Vec::new(), regions: 1 }
+pub(super) fn fake_transport(log: &Log, wire: &Arc<Wire>) -> FakeTransport {
+    FakeTransport { log: Arc::clone(log), wire: Arc::clone(wire), ended: Vec::new(), regions: 1 }
 }
 
-impl Plane for FakePlane {
+impl Transport for FakeTransport {
     fn name(&self) -> &'static str {
         "fake"
     }
 
-    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         self.regions += 1;
         match region.addr {
-            0xbad000 => Err(PlaneError::UnknownMemory { region: 1, addr: region.addr, len: region.len }),
+            0xbad000 => Err(TransportError::UnknownMemory { region: 1, addr: region.addr, len: region.len }),
             _ => Ok(()),
         }
     }
 
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         assert!(self.regions > 0, "regions come first");
         Ok(Bytes::from_static(b"metadata"))
     }
 
-    fn connect(&mut self, _: PeerId, _: &[u8]) -> Result<(), PlaneError> {
-        Err(PlaneError::Metadata("bad"))
+    fn connect(&mut self, _: PeerId, _: &[u8]) -> Result<(), TransportError> {
+        Err(TransportError::Metadata("bad"))
     }
 
     fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
@@ -53,19 +54,19 @@ impl Plane for FakePlane {
         self.log.lock().unwrap().push(Seen::Disconnected);
     }
 
-    fn send(&mut self, peer: PeerId, _: Bytes) -> Result<(), PlaneError> {
+    fn send(&mut self, peer: PeerId, _: Bytes) -> Result<(), TransportError> {
         if peer == PeerId(2) {
-            return Err(PlaneError::WouldBlock);
+            return Err(TransportError::WouldBlock);
         }
-        self.log.lock().unwrap().push(Seen::PlaneSend);
+        self.log.lock().unwrap().push(Seen::TransportSend);
         Ok(())
     }
 
-    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
         if peer == PeerId(2) {
-            return Err(PlaneError::PeerGone);
+            return Err(TransportError::PeerGone);
         }
-        self.ended.push(PlaneEvent::Posted { post: post.id, result: Ok(()) });
+        self.ended.push(TransportEvent::Posted { post: post.id, result: Ok(()) });
         Ok(())
     }
 
@@ -79,27 +80,27 @@ impl Plane for FakePlane {
         WriteFence::AtDeath
     }
 
-    fn poll(&mut self, _: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, _: Time, events: &mut Vec<TransportEvent>) {
         let _ = rustix::io::read(&self.wire.event, &mut [0; 8]);
         events.append(&mut self.ended);
         events.append(&mut self.wire.events.lock().unwrap());
     }
 
-    fn wait(&self) -> PlaneWait {
+    fn wait(&self) -> TransportWait {
         if let Some(act) = self.wire.before_sleep.lock().unwrap().take() {
             act();
         }
         match self.ended.is_empty() {
-            true => PlaneWait::Readable(vec![self.wire.event.as_raw_fd()]),
-            false => PlaneWait::Now,
+            true => TransportWait::Readable(vec![self.wire.event.as_raw_fd()]),
+            false => TransportWait::Now,
         }
     }
 }
 
-/// The test's end of a fake plane.
+/// The test's end of a fake transport.
 pub(super) struct Wire {
     event: OwnedFd,
-    events: Mutex<Vec<PlaneEvent>>,
+    events: Mutex<Vec<TransportEvent>>,
     /// Done once on the worker's thread, between its last look at the commands and its sleep.
     pub(super) before_sleep: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -110,12 +111,12 @@ impl Wire {
         Arc::new(Wire { event, events: Mutex::default(), before_sleep: Mutex::default() })
     }
 
-    pub(super) fn deliver(&self, event: PlaneEvent) {
+    pub(super) fn deliver(&self, event: TransportEvent) {
         self.events.lock().unwrap().push(event);
         rustix::io::write(&self.event, &1_u64.to_ne_bytes()).unwrap();
     }
 
     pub(super) fn say(&self, word: &'static str) {
-        self.deliver(PlaneEvent::Frame { from: Origin(0), frame: Bytes::from_static(word.as_bytes()) });
+        self.deliver(TransportEvent::Frame { from: Origin(0), frame: Bytes::from_static(word.as_bytes()) });
     }
 }

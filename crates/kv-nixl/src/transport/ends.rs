@@ -2,18 +2,18 @@
 
 use std::time::Instant;
 
-use kv_core::{PlaneError, PlaneEvent, PostId};
+use kv_core::{PostId, TransportError, TransportEvent};
 
 use crate::connections::id::RemoteId;
 use crate::connections::remote::Stage;
-use crate::plane::NixlPlane;
+use crate::transport::NixlTransport;
 
-impl NixlPlane {
+impl NixlTransport {
     /// Ends a post with its event.
-    pub(crate) fn end(&mut self, post: PostId, result: Result<(), PlaneError>) {
+    pub(crate) fn end(&mut self, post: PostId, result: Result<(), TransportError>) {
         if self.transfers.remove(&post).is_some() {
             self.stats.posts_completed += u64::from(result.is_ok());
-            self.events.push(PlaneEvent::Posted { post, result });
+            self.events.push(TransportEvent::Posted { post, result });
         }
     }
 
@@ -30,7 +30,7 @@ impl NixlPlane {
         remote.held.clear();
         remote.parked.clear();
         for transfer in self.transfers.values_mut().filter(|transfer| transfer.remote == id) {
-            transfer.stop(PlaneError::PeerGone);
+            transfer.stop(TransportError::PeerGone);
         }
     }
 }

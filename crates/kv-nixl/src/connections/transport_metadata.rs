@@ -1,14 +1,14 @@
-//! What a plane tells its peers about itself.
+//! What a transport tells its peers about itself.
 
 use bytes::Bytes;
 use kv_core::hash::Fnv1a;
 use kv_core::wire::lengths_fit;
-use kv_core::{MAX_REGIONS, PlaneError};
+use kv_core::{MAX_REGIONS, TransportError};
 use kv_host::{Host, ProcessIdentity};
 use serde::{Deserialize, Serialize};
 
 use crate::agent::name::agent_name;
-use crate::connections::transport::Reach;
+use crate::connections::route::Reach;
 use crate::regions::place::Place;
 
 /// Another number for every change of the format.
@@ -21,10 +21,10 @@ const fn longest(regions: usize) -> usize {
 
 /// One worker's end, as its peers see it. What exists is valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PlaneMetadata {
+pub(crate) struct TransportMetadata {
     magic: String,
     version: u32,
-    /// Drawn at random for each plane: a restarted peer is a different peer.
+    /// Drawn at random for each transport: a restarted peer is a different peer.
     pub(crate) token: u64,
     /// The backend at both ends.
     pub(crate) backend: String,
@@ -38,7 +38,7 @@ pub(crate) struct PlaneMetadata {
     pub(crate) nixl: Bytes,
 }
 
-impl PlaneMetadata {
+impl TransportMetadata {
     pub(crate) fn new(
         token: u64,
         backend: &str,
@@ -46,9 +46,9 @@ impl PlaneMetadata {
         reach: Reach,
         regions: Vec<Place>,
         nixl: Bytes,
-    ) -> PlaneMetadata {
+    ) -> TransportMetadata {
         let (magic, backend) = (MAGIC.to_owned(), backend.to_owned());
-        PlaneMetadata {
+        TransportMetadata {
             magic,
             version: VERSION,
             token,
@@ -62,48 +62,49 @@ impl PlaneMetadata {
         }
     }
 
-    pub(crate) fn encode(&self) -> Result<Bytes, PlaneError> {
-        let bytes = rmp_serde::to_vec(self).map_err(|_| PlaneError::Metadata("our own cannot be written"))?;
+    pub(crate) fn encode(&self) -> Result<Bytes, TransportError> {
+        let bytes =
+            rmp_serde::to_vec(self).map_err(|_| TransportError::Metadata("our own cannot be written"))?;
         let max = longest(self.regions.len());
         if bytes.len() > max {
-            return Err(PlaneError::Size { field: "metadata.len", got: bytes.len(), min: 0, max });
+            return Err(TransportError::Size { field: "metadata.len", got: bytes.len(), min: 0, max });
         }
         Ok(bytes.into())
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<PlaneMetadata, PlaneError> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<TransportMetadata, TransportError> {
         if bytes.len() > longest(MAX_REGIONS) {
-            return Err(PlaneError::Metadata("it is too long"));
+            return Err(TransportError::Metadata("it is too long"));
         }
-        let not_ours = PlaneError::Metadata("it is not of this plane, or of another version");
+        let not_ours = TransportError::Metadata("it is not of this transport, or of another version");
         if !lengths_fit(bytes) {
             return Err(not_ours);
         }
-        let metadata: PlaneMetadata = rmp_serde::from_slice(bytes).map_err(|_| not_ours)?;
+        let metadata: TransportMetadata = rmp_serde::from_slice(bytes).map_err(|_| not_ours)?;
         if metadata.magic != MAGIC || metadata.version != VERSION {
-            return Err(PlaneError::Metadata("it is not of this plane, or of another version"));
+            return Err(TransportError::Metadata("it is not of this transport, or of another version"));
         }
         if metadata.regions.len() > MAX_REGIONS {
-            return Err(PlaneError::Metadata("it has too many regions"));
+            return Err(TransportError::Metadata("it has too many regions"));
         }
         let wraps = |place: &Place| place.addr.checked_add(place.len).is_none();
         if metadata.regions.iter().any(wraps) {
-            return Err(PlaneError::Metadata("a region leaves the address space"));
+            return Err(TransportError::Metadata("a region leaves the address space"));
         }
         if metadata.backend.len() > 64 {
-            return Err(PlaneError::Metadata("its backend cannot be"));
+            return Err(TransportError::Metadata("its backend cannot be"));
         }
         if metadata.digest != digest(&metadata.nixl)
             || !is_serdes_of(&metadata.nixl, &agent_name(metadata.token))
         {
-            return Err(PlaneError::Metadata("NIXL's part is damaged, or of another agent"));
+            return Err(TransportError::Metadata("NIXL's part is damaged, or of another agent"));
         }
         Ok(metadata)
     }
 }
 
 /// NIXL's own reader believes what it reads, and the binding panics at a name that is no text. This
-/// makes sure of the name; the digest, of the rest: that it is what a plane like this one wrote.
+/// makes sure of the name; the digest, of the rest: that it is what a transport like this one wrote.
 fn is_serdes_of(bytes: &[u8], name: &str) -> bool {
     let mut start = b"nixlSerDes|Agent".to_vec();
     start.extend((name.len() as u64).to_le_bytes());
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
     use crate::config::NixlConfig;
 
-    fn sample(regions: usize) -> PlaneMetadata {
+    fn sample(regions: usize) -> TransportMetadata {
         let name = agent_name(7);
         let mut nixl = b"nixlSerDes|Agent\x13\0\0\0\0\0\0\0".to_vec();
         nixl.extend(name.as_bytes());
@@ -136,16 +137,16 @@ mod tests {
             ProcessIdentity { inode: u64::MAX, namespace: u64::MAX, pid: i32::MIN, started: u64::MAX };
         let (addr, len, item_len) = (u64::MAX >> 1, u64::MAX >> 2, u64::MAX >> 3);
         let place = Place { addr, len, item_len, kind: MemoryKind::Vram, device: 300 };
-        PlaneMetadata::new(7, "LIBFABRIC", (host, process), reach, vec![place; regions], nixl.into())
+        TransportMetadata::new(7, "LIBFABRIC", (host, process), reach, vec![place; regions], nixl.into())
     }
 
     #[test]
-    fn metadata_survives_the_trip_and_stays_within_the_bound_of_planes() {
+    fn metadata_survives_the_trip_and_stays_within_the_bound_of_transports() {
         for regions in [0, 1, MAX_REGIONS] {
             let metadata = sample(regions);
             let bytes = metadata.encode().unwrap();
             assert!(bytes.len() <= longest(regions), "{}", bytes.len());
-            assert_eq!(PlaneMetadata::decode(&bytes).unwrap(), metadata);
+            assert_eq!(TransportMetadata::decode(&bytes).unwrap(), metadata);
         }
     }
 
@@ -153,14 +154,14 @@ mod tests {
     fn every_truncation_and_every_damage_of_nixls_part_is_refused() {
         let bytes = sample(3).encode().unwrap();
         for len in 0..bytes.len() {
-            assert!(PlaneMetadata::decode(&bytes[..len]).is_err(), "{len}");
+            assert!(TransportMetadata::decode(&bytes[..len]).is_err(), "{len}");
         }
         let nixl = bytes.len() - sample(3).nixl.len();
         for at in 0..bytes.len() {
             for value in [0, 0x7f, 0xc1, 0xdd, 0xff] {
                 let mut damaged = bytes.to_vec();
                 damaged[at] = value;
-                let read = PlaneMetadata::decode(&damaged);
+                let read = TransportMetadata::decode(&damaged);
                 assert!(at < nixl || bytes[at] == value || read.is_err(), "byte {at}");
             }
         }
@@ -168,10 +169,10 @@ mod tests {
 
     #[test]
     fn metadata_that_contradicts_itself_is_refused() {
-        let refused = |change: fn(&mut PlaneMetadata)| {
+        let refused = |change: fn(&mut TransportMetadata)| {
             let mut metadata = sample(1);
             change(&mut metadata);
-            PlaneMetadata::decode(&metadata.encode().unwrap()).is_err()
+            TransportMetadata::decode(&metadata.encode().unwrap()).is_err()
         };
         assert!(!refused(|_| {}));
         assert!(refused(|metadata| metadata.version += 1));

@@ -1,10 +1,10 @@
-//! The virtual plane: connections, and frames that travel on them. What they copy is in `posts.rs`.
+//! The virtual transport: connections, and frames that travel on them. What they copy is in `posts.rs`.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::machine::Input;
-use kv_core::{Directions, MAX_FRAME, Origin, PeerId, PlaneError, WayEnd, WriteFence};
+use kv_core::{Directions, MAX_FRAME, Origin, PeerId, TransportError, WayEnd, WriteFence};
 
 use crate::clock::MS;
 use crate::net::calendar::{Event, Report};
@@ -76,10 +76,10 @@ impl<S: Service> World<S> {
             conn.dead = true;
             self.counters.connect_failures += 1;
             if !matches!(self.hosts[life].engine, Engine::Node(_)) {
-                // A plane that connects in the background says so when it fails.
+                // A transport that connects in the background says so when it fails.
                 return self.report_peer_gone(life, peer, way);
             }
-            let error = PlaneError::Os { call: "connect", kind: std::io::ErrorKind::ConnectionRefused };
+            let error = TransportError::Os { call: "connect", kind: std::io::ErrorKind::ConnectionRefused };
             self.feed(life, "connect failed", Input::ConnectFailed { peer, error });
         }
     }

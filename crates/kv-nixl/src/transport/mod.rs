@@ -1,15 +1,15 @@
-//! The plane: what it has. What it does is in the files above this one; each file calls those below it:
+//! The transport: what it has. What it does is in the files above this one; each file calls those below it:
 //!
 //! ```text
-//! plane/contract                                    the Plane trait
+//! transport/contract                                    the Transport trait
 //! connections/opening, foreign/connecting, regions/storage    ways are opened
 //! notifications/incoming, connections/closing       what comes in; how ways end
 //! transfers/turns                                   requests start, and are looked after
 //! transfers/slices                                  what the next request carries
 //! transfers/held, transfers/settle                  may a write start; what ends when a request has ended
 //! notifications/outgoing, transfers/enqueue         what is said; where posts wait
-//! plane/ends                                        a post ends, a connection breaks
-//! plane
+//! transport/ends                                        a post ends, a connection breaks
+//! transport
 //! ```
 
 mod contract;
@@ -22,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{PeerId, PlaneError, PlaneEvent, PostId};
+use kv_core::{PeerId, PostId, TransportError, TransportEvent};
 use kv_host::{Frozen, Host, HostPool, OsError, ProcessIdentity, random};
 use rustix::event::epoll;
 
@@ -32,23 +32,23 @@ use crate::config::NixlConfig;
 use crate::connections::id::RemoteId;
 use crate::connections::origins::Origins;
 use crate::connections::remote::Remote;
-use crate::connections::transport::{Reach, Transport};
+use crate::connections::route::{Reach, Route};
 use crate::error::NixlError;
 use crate::ffi::memory::Memory;
 use crate::library::discovery::Nixl;
 use crate::notifications::arrivals::Arrivals;
 use crate::notifications::doorbell::Doorbell;
 use crate::notifications::inbox::Inbox;
-use crate::plane::pace::Pace;
 use crate::regions::place::Place;
 use crate::regions::prepared::Grid;
 use crate::transfers::line::Line;
 use crate::transfers::permission::Permission;
 use crate::transfers::request::Request;
 use crate::transfers::transfer::{Batch, Transfer};
+use crate::transport::pace::Pace;
 
-/// The NIXL plane: one worker's end of it. See the crate's header.
-pub struct NixlPlane {
+/// The NIXL transport: one worker's end of it. See the crate's header.
+pub struct NixlTransport {
     pub(crate) nixl: Nixl,
     pub(crate) config: NixlConfig,
     /// Requests on their way; before the agent and the memory, because it is dropped first.
@@ -86,13 +86,13 @@ pub struct NixlPlane {
     /// What foreign agents have sent.
     pub(crate) inbox: Inbox,
     pub(crate) probe_at: Instant,
-    pub(crate) events: Vec<PlaneEvent>,
+    pub(crate) events: Vec<TransportEvent>,
     pub(crate) pace: Pace,
     pub(crate) batch: Batch,
     pub(crate) stats: NixlStats,
 }
 
-/// Counts since the plane was made.
+/// Counts since the transport was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct NixlStats {
@@ -106,7 +106,7 @@ pub struct NixlStats {
     pub bytes: u64,
     /// Posts that ended well.
     pub posts_completed: u64,
-    /// Notifications that were not for this plane, or not of this version.
+    /// Notifications that were not for this transport, or not of this version.
     pub strangers: u64,
     /// Raw notifications of foreign agents for which there was no room, or that were too long.
     pub foreign_dropped: u64,
@@ -120,9 +120,9 @@ pub struct NixlStats {
 /// What the epoll set calls the doorbell; connections have smaller numbers.
 pub(crate) const RINGING: u64 = u64::MAX;
 
-impl NixlPlane {
-    /// A plane with an agent of a random name.
-    pub fn new(nixl: &Nixl, config: NixlConfig) -> Result<NixlPlane, NixlError> {
+impl NixlTransport {
+    /// A transport with an agent of a random name.
+    pub fn new(nixl: &Nixl, config: NixlConfig) -> Result<NixlTransport, NixlError> {
         config.check()?;
         let token = u64::from_le_bytes(random()?);
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -133,7 +133,7 @@ impl NixlPlane {
             epoll::add(&wakes, doorbell, data, epoll::EventFlags::IN).is_ok()
         });
         let engine = Engine::new(nixl, &agent_name(token), &config)?;
-        Ok(NixlPlane {
+        Ok(NixlTransport {
             nixl: nixl.clone(),
             engine,
             token,
@@ -166,7 +166,7 @@ impl NixlPlane {
         })
     }
 
-    /// Gives a pool to the plane: regions inside it can be registered.
+    /// Gives a pool to the transport: regions inside it can be registered.
     pub fn add_pool(&mut self, pool: &HostPool) -> Result<(), NixlError> {
         self.adopt_memory(Memory::of_pool(pool))
     }
@@ -178,8 +178,8 @@ impl NixlPlane {
     }
 
     /// The way to a connected peer.
-    pub fn transport(&self, peer: PeerId) -> Option<Transport> {
-        Some(self.remotes.get(self.peers.get(&peer)?)?.transport)
+    pub fn route(&self, peer: PeerId) -> Option<Route> {
+        Some(self.remotes.get(self.peers.get(&peer)?)?.route)
     }
 
     /// What has happened so far.
@@ -195,14 +195,14 @@ impl NixlPlane {
     }
 
     /// Our agent's metadata. From the first call on, our memory does not change any more.
-    pub(crate) fn own_agent_metadata(&self) -> Result<Bytes, PlaneError> {
+    pub(crate) fn own_agent_metadata(&self) -> Result<Bytes, TransportError> {
         self.frozen.get_or_make(|| Ok(self.engine.metadata()?.into()))
     }
 }
 
-impl fmt::Debug for NixlPlane {
+impl fmt::Debug for NixlTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NixlPlane")
+        f.debug_struct("NixlTransport")
             .field("name", &agent_name(self.token))
             .field("backend", &self.config.backend)
             .field("regions", &self.regions.len())

@@ -1,4 +1,4 @@
-//! The plane keeps the contract of the [`Plane`] trait.
+//! The transport keeps the contract of the [`Transport`] trait.
 
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd};
@@ -6,33 +6,33 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Directions, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time,
-    WriteFence,
+    Directions, Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
+    TransportWait, WriteFence,
 };
 use kv_host::check;
 
 use crate::agent::name::agent_name;
 use crate::connections::id::RemoteId;
-use crate::connections::plane_metadata::PlaneMetadata;
 use crate::connections::remote::{Remote, Stage};
-use crate::connections::transport::{NO_READS, Transport};
+use crate::connections::route::{NO_READS, Route};
+use crate::connections::transport_metadata::TransportMetadata;
 use crate::ffi::memory::Memory;
-use crate::plane::NixlPlane;
 use crate::regions::storage;
 use crate::transfers::transfer::{self, Transfer};
+use crate::transport::NixlTransport;
 
-/// How long a dropped plane waits for requests on their way.
+/// How long a dropped transport waits for requests on their way.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-impl Plane for NixlPlane {
+impl Transport for NixlTransport {
     fn name(&self) -> &'static str {
         "nixl"
     }
 
-    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         let number = self.frozen.next_region(self.regions.len())?;
         let part = |memory: &Memory| memory.part(region.memory, region.device, region.addr, region.len);
-        let memory = self.memories.iter().find_map(part).ok_or(PlaneError::UnknownMemory {
+        let memory = self.memories.iter().find_map(part).ok_or(TransportError::UnknownMemory {
             region: number,
             addr: region.addr,
             len: region.len,
@@ -44,29 +44,29 @@ impl Plane for NixlPlane {
     }
 
     fn directions(&self, peer: Option<PeerId>) -> Directions {
-        let known = peer.and_then(|peer| self.transport(peer));
+        let known = peer.and_then(|peer| self.route(peer));
         known.unwrap_or_else(|| self.reach.to_anybody()).directions()
     }
 
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         let (nixl, process) = (self.own_agent_metadata()?, self.process);
-        PlaneMetadata::new(self.token, &self.config.backend, process, self.reach, self.places(), nixl)
+        TransportMetadata::new(self.token, &self.config.backend, process, self.reach, self.places(), nixl)
             .encode()
     }
 
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
         // What we registered is part of what the peer may need; it cannot change from now on.
         self.own_agent_metadata()?;
-        let metadata = PlaneMetadata::decode(metadata)?;
+        let metadata = TransportMetadata::decode(metadata)?;
         if let Some(remote) = self.peers.get(&peer).and_then(|id| self.remotes.get(id)) {
             return if remote.is_open() && remote.name == agent_name(metadata.token) {
                 Ok(())
             } else {
-                Err(PlaneError::Unsupported("another agent under the id of a connected peer"))
+                Err(TransportError::Unsupported("another agent under the id of a connected peer"))
             };
         }
         if self.peers.len() >= self.config.max_peers {
-            return Err(PlaneError::WouldBlock);
+            return Err(TransportError::WouldBlock);
         }
         let id = self.open(peer, metadata)?;
         self.peers.insert(peer, id);
@@ -76,7 +76,7 @@ impl Plane for NixlPlane {
     }
 
     fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
-        let Ok(metadata) = PlaneMetadata::decode(metadata) else { return false };
+        let Ok(metadata) = TransportMetadata::decode(metadata) else { return false };
         let name = agent_name(metadata.token);
         let remote = self.names.get(&name).and_then(|id| self.remotes.get(id));
         remote.map(|remote| remote.origin).or_else(|| self.origins.known(&name)) == Some(from)
@@ -104,32 +104,32 @@ impl Plane for NixlPlane {
         self.pace.stir();
     }
 
-    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
         check::frame("frame.len", frame.len())?;
         let (id, remote) = self.open_remote(peer)?;
         // Notify frames that wait for room go first.
         if !remote.parked.is_empty() || !remote.speech.has_room(frame.len(), self.config.outbound_bytes) {
-            return Err(PlaneError::WouldBlock);
+            return Err(TransportError::WouldBlock);
         }
         self.pace.stir();
-        if self.transmit(id, frame) { Ok(()) } else { Err(PlaneError::PeerGone) }
+        if self.transmit(id, frame) { Ok(()) } else { Err(TransportError::PeerGone) }
     }
 
-    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
         if let Some(notify) = &post.notify {
             check::frame("notify.len", notify.len())?;
         }
         let (id, remote) = self.open_remote(peer)?;
         transfer::check(&post.descs, &self.regions, &remote.regions)?;
-        storage::check(remote.transport == Transport::Storage, &post, &self.regions, &remote.regions)?;
-        if post.op == Op::Read && remote.transport == Transport::Tcp && !self.config.reads_over_tcp {
-            return Err(PlaneError::Unsupported(NO_READS));
+        storage::check(remote.route == Route::Storage, &post, &self.regions, &remote.regions)?;
+        if post.op == Op::Read && remote.route == Route::Tcp && !self.config.reads_over_tcp {
+            return Err(TransportError::Unsupported(NO_READS));
         }
         if self.transfers.len() + self.events.len() >= self.config.max_posts {
-            return Err(PlaneError::WouldBlock);
+            return Err(TransportError::WouldBlock);
         }
         if self.transfers.contains_key(&post.id) {
-            return Err(PlaneError::Unsupported("a second post under the id of a running one"));
+            return Err(TransportError::Unsupported("a second post under the id of a running one"));
         }
         let number = post.id;
         let transfer = Transfer::new(id, peer, post);
@@ -142,13 +142,13 @@ impl Plane for NixlPlane {
     fn cancel(&mut self, post: PostId) {
         let Some(transfer) = self.transfers.get_mut(&post) else { return };
         // What is on its way cannot be stopped: the post ends when that has ended.
-        transfer.stop(PlaneError::Cancelled);
+        transfer.stop(TransportError::Cancelled);
         if transfer.in_flight == 0 {
             if let Some(remote) = self.remotes.get_mut(&transfer.remote) {
                 remote.parked.cancel(post);
                 remote.held.retain(|held| *held != post);
             }
-            self.end(post, Err(PlaneError::Cancelled));
+            self.end(post, Err(TransportError::Cancelled));
         }
     }
 
@@ -157,11 +157,11 @@ impl Plane for NixlPlane {
     }
 
     fn write_fence(&self, peer: PeerId) -> WriteFence {
-        let way = self.transport(peer);
+        let way = self.route(peer);
         way.map_or(WriteFence::AtDeath, |way| self.reach.write_fence(way, self.config.rdma_bound))
     }
 
-    fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, _now: Time, events: &mut Vec<TransportEvent>) {
         let begun = Instant::now();
         self.take_wakes();
         self.take_notifications();
@@ -177,20 +177,20 @@ impl Plane for NixlPlane {
         self.stats.longest_poll = self.stats.longest_poll.max(begun.elapsed());
     }
 
-    fn wait(&self) -> PlaneWait {
+    fn wait(&self) -> TransportWait {
         if !self.events.is_empty() || !self.line.is_empty() || !self.inbox.is_empty() {
-            return PlaneWait::Now;
+            return TransportWait::Now;
         }
         let sleep = self.pace.sleep(!self.requests.is_empty() || !self.ending.is_empty());
         if sleep.is_zero() {
-            return PlaneWait::Now;
+            return TransportWait::Now;
         }
-        PlaneWait::ReadableOrAfter(vec![self.wakes.as_fd().as_raw_fd()], sleep)
+        TransportWait::ReadableOrAfter(vec![self.wakes.as_fd().as_raw_fd()], sleep)
     }
 }
 
-impl NixlPlane {
-    /// Starts nothing more, and waits for what is on its way. True if then no memory of this plane is
+impl NixlTransport {
+    /// Starts nothing more, and waits for what is on its way. True if then no memory of this transport is
     /// touched any more by what it started: it can be dropped, and adopted memory be freed.
     pub fn shutdown(&mut self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
@@ -207,14 +207,14 @@ impl NixlPlane {
         self.requests.is_empty()
     }
 
-    fn open_remote(&self, peer: PeerId) -> Result<(RemoteId, &Remote), PlaneError> {
-        let id = *self.peers.get(&peer).ok_or(PlaneError::PeerGone)?;
+    fn open_remote(&self, peer: PeerId) -> Result<(RemoteId, &Remote), TransportError> {
+        let id = *self.peers.get(&peer).ok_or(TransportError::PeerGone)?;
         let remote = self.remotes.get(&id).filter(|remote| remote.is_open());
-        Ok((id, remote.ok_or(PlaneError::PeerGone)?))
+        Ok((id, remote.ok_or(TransportError::PeerGone)?))
     }
 }
 
-impl Drop for NixlPlane {
+impl Drop for NixlTransport {
     /// Waits a moment for what is on its way, and tells the peers. What then still is keeps the agent, and the pools that
     /// it may touch, until the process ends.
     fn drop(&mut self) {

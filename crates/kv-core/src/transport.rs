@@ -1,4 +1,4 @@
-//! What moves the bytes: the trait that NIXL, the embedded plane and the simulator implement.
+//! What moves the bytes: the trait that NIXL, the embedded transport and the simulator implement.
 
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -13,64 +13,64 @@ use crate::time::Time;
 /// Largest frame, in bytes: a registration of some hundred thousand scattered pages.
 pub const MAX_FRAME: usize = 1 << 20;
 
-/// A data plane: one-sided reads and writes between the registered regions of two workers, and
+/// A data transport: one-sided reads and writes between the registered regions of two workers, and
 /// small frames between them. Owned by one thread; nothing in it blocks.
 ///
 /// # Contract
 ///
-/// 1. **Posts.** A `post` that returns `Ok` is followed by exactly one [`PlaneEvent::Posted`] with
+/// 1. **Posts.** A `post` that returns `Ok` is followed by exactly one [`TransportEvent::Posted`] with
 ///    its id; a `post` that returns `Err` by none, and has touched nothing. After the event no wire
 ///    touches the memory of the post any more, on either side, whether it went well or not. While
-///    the plane cannot prove that, it stays silent: that is what keeps pages in quarantine.
+///    the transport cannot prove that, it stays silent: that is what keeps pages in quarantine.
 /// 2. **Order.** The `notify` frame of a post reaches the peer only after all its bytes are in
 ///    place there, or never. There is no order among posts or frames otherwise.
 /// 3. **Frames.** May be lost, duplicated and reordered; they are never damaged and never longer
 ///    than [`MAX_FRAME`].
 /// 4. **Bounds.** A descriptor that leaves its region, here or at the peer, is refused by `post`
-///    with [`PlaneError::OutOfBounds`].
-/// 5. **Peers.** [`PlaneEvent::PeerGone`] ends this side's way to a peer, and says whose end it is: the
+///    with [`TransportError::OutOfBounds`].
+/// 5. **Peers.** [`TransportEvent::PeerGone`] ends this side's way to a peer, and says whose end it is: the
 ///    peer's process is proven dead ([`WayEnd::Dead`]), or only this way to it is lost
 ///    ([`WayEnd::Lost`]), and the peer may go on writing through a way of its own. The posts to the
 ///    peer have ended before. The same [`PeerId`] may be connected again afterwards.
 /// 6. **Permission to write.** Bytes of a write move only while the permission that
-///    [`permit`](Plane::permit) has told lasts: the transport reads the clock before each slice, and
+///    [`permit`](Transport::permit) has told lasts: the transport reads the clock before each slice, and
 ///    begins none after the permission has ended, nor one that by its own estimate would outlast it. What
 ///    bounds a slice that takes longer than estimated is the write fence. A write without permission waits;
 ///    it does not fail.
-/// 7. **The end of a peer's writes** is what [`write_fence`](Plane::write_fence) declares for the peer,
-///    and never more than the transport can prove. After [`PlaneEvent::Revoked`] no byte of that peer
+/// 7. **The end of a peer's writes** is what [`write_fence`](Transport::write_fence) declares for the peer,
+///    and never more than the transport can prove. After [`TransportEvent::Revoked`] no byte of that peer
 ///    arrives in this worker's memory any more.
 /// 8. **Time** is the host's `CLOCK_BOOTTIME` in nanoseconds for every transport that moves real bytes:
 ///    transports read it by themselves, and compare it with the times they are told.
 /// 9. **Work per call is bounded**: `poll` returns within about a millisecond however much is in
 ///    flight, so that frames and deadlines are served beside a large copy.
-pub trait Plane {
-    /// The plane's name (`local`, `nixl`), the same at both ends of a connection.
+pub trait Transport {
+    /// The transport's name (`local`, `nixl`), the same at both ends of a connection.
     fn name(&self) -> &'static str;
 
     /// Registers the next region; called once for each region of the `KvArgs`, in order, before
     /// anything else. The n-th call defines region n of the descriptors.
-    fn register(&mut self, region: &Region) -> Result<(), PlaneError>;
+    fn register(&mut self, region: &Region) -> Result<(), TransportError>;
 
     /// What a peer must be given, by way of the bootstrap server or a frame, to reach this worker:
     /// opaque, at most 64 KiB plus 64 bytes a region. A worker whose metadata exceeds
     /// [`MAX_OFFER_BYTES`](crate::MAX_OFFER_BYTES) cannot register with a bootstrap server.
-    fn metadata(&self) -> Result<Bytes, PlaneError>;
+    fn metadata(&self) -> Result<Bytes, TransportError>;
 
     /// The transports by which peers reach this worker, the preferred one first: what it is registered
-    /// with. One, for every plane that is not made of several.
-    fn transports(&self) -> Result<Vec<TransportOffer>, PlaneError> {
+    /// with. One, for every transport that is not made of several.
+    fn offers(&self) -> Result<Vec<TransportOffer>, TransportError> {
         Ok(vec![TransportOffer::new(self.name(), self.metadata()?)])
     }
 
     /// Opens the way to the peer that this metadata describes. May finish in the background:
     /// frames and posts given meanwhile wait, or fail with `PeerGone`.
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError>;
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError>;
 
     /// Opens the way to the peer by one of its transports, and by no other for as long as the peer is
-    /// connected: what [`connect`](Plane::connect) does, for a plane that is not made of several. An error if
+    /// connected: what [`connect`](Transport::connect) does, for a transport that is not made of several. An error if
     /// this transport leads nowhere: another one of the peer's may then be tried.
-    fn connect_by(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), PlaneError> {
+    fn connect_by(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), TransportError> {
         self.connect(peer, &transport.metadata)
     }
 
@@ -90,10 +90,10 @@ pub trait Plane {
     fn disconnect(&mut self, peer: PeerId);
 
     /// Sends a frame. `Err(WouldBlock)` means it was dropped; protocols retry anyway.
-    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError>;
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError>;
 
     /// Starts a data operation.
-    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError>;
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError>;
 
     /// Asks for an early end of a post; its event still comes, with whatever result. A write that waits
     /// for its permission has begun nothing, and ends now.
@@ -108,7 +108,7 @@ pub trait Plane {
     fn write_fence(&self, peer: PeerId) -> WriteFence;
 
     /// Takes from the peer, for good, the right to write through this connection. Answered by
-    /// [`PlaneEvent::Revoked`], or by [`PlaneEvent::PeerGone`] with [`WayEnd::Dead`], once it is certain
+    /// [`TransportEvent::Revoked`], or by [`TransportEvent::PeerGone`] with [`WayEnd::Dead`], once it is certain
     /// that none of its writes arrives any more. Asked only where the fence is
     /// [`WriteFence::Revocable`], and possible after this side's way was lost.
     fn revoke(&mut self, peer: PeerId) {
@@ -116,14 +116,14 @@ pub trait Plane {
     }
 
     /// Makes progress and appends what happened.
-    fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>);
+    fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>);
 
     /// How the owner may sleep until there is something to poll.
-    fn wait(&self) -> PlaneWait;
+    fn wait(&self) -> TransportWait;
 
     /// Which directions are worth using: with this peer or, for `None` and for one that is not
     /// connected, as far as can be known before a peer is. Whoever may choose between push and pull
-    /// goes by it. Both, for a plane that does not say otherwise.
+    /// goes by it. Both, for a transport that does not say otherwise.
     fn directions(&self, _peer: Option<PeerId>) -> Directions {
         Directions::BOTH
     }
@@ -214,7 +214,7 @@ pub enum WriteFence {
     /// Nothing but its proven death: the peer's processor copies, and a stopped process goes on where
     /// it was.
     AtDeath,
-    /// [`Plane::revoke`].
+    /// [`Transport::revoke`].
     Revocable,
     /// Time: a write that was begun while the permission lasted has ended this long after it.
     /// For hardware with finite retries, never where the peer's processor copies, and only where nothing
@@ -222,9 +222,9 @@ pub enum WriteFence {
     Within(Duration),
 }
 
-/// What a plane reports.
+/// What a transport reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PlaneEvent {
+pub enum TransportEvent {
     /// A frame arrived. Its author, as the author says, stands in it.
     Frame {
         /// The connection on which it came.
@@ -237,7 +237,7 @@ pub enum PlaneEvent {
         /// Which.
         post: PostId,
         /// How it went. On `Err` any part of the bytes may have arrived.
-        result: Result<(), PlaneError>,
+        result: Result<(), TransportError>,
     },
     /// The way to the peer has ended.
     PeerGone {
@@ -246,16 +246,16 @@ pub enum PlaneEvent {
         /// Whose end it is.
         end: WayEnd,
     },
-    /// No write of the peer arrives any more: answers [`Plane::revoke`].
+    /// No write of the peer arrives any more: answers [`Transport::revoke`].
     Revoked {
         /// Which.
         peer: PeerId,
     },
 }
 
-/// How the owner of a plane may sleep.
+/// How the owner of a transport may sleep.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PlaneWait {
+pub enum TransportWait {
     /// There is more to do at once: do not sleep.
     Now,
     /// Until one of these descriptors is readable.
@@ -264,12 +264,12 @@ pub enum PlaneWait {
     ReadableOrAfter(Vec<RawFd>, Duration),
 }
 
-/// Why a plane refused or failed.
+/// Why a transport refused or failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PlaneError {
-    /// The region is not in memory that the plane was given.
-    #[error("region {region}: {addr:#x}+{len} is not in memory given to the plane")]
+pub enum TransportError {
+    /// The region is not in memory that the transport was given.
+    #[error("region {region}: {addr:#x}+{len} is not in memory given to the transport")]
     UnknownMemory {
         /// Its number.
         region: u32,
@@ -306,14 +306,14 @@ pub enum PlaneError {
         /// Largest allowed.
         max: usize,
     },
-    /// The metadata is not of this plane, of this version, or of this host.
+    /// The metadata is not of this transport, of this version, or of this host.
     #[error("the peer's metadata cannot be used: {0}")]
     Metadata(&'static str),
     /// The peer is not connected (any more).
     #[error("the peer is gone")]
     PeerGone,
     /// No room for another frame or post now.
-    #[error("the plane's queue is full")]
+    #[error("the transport's queue is full")]
     WouldBlock,
     /// The peer has taken back the right to write into its memory.
     #[error("the peer has revoked the right to write")]
@@ -321,14 +321,14 @@ pub enum PlaneError {
     /// The operation was cancelled.
     #[error("cancelled")]
     Cancelled,
-    /// None of the transports that a plane is made of can do it.
+    /// None of the transports that a transport is made of can do it.
     #[error("no transport can: {}", list(ways))]
     NoTransport {
         /// The transports, and why each cannot.
-        ways: Vec<(&'static str, PlaneError)>,
+        ways: Vec<(&'static str, TransportError)>,
     },
-    /// The plane does not do this kind of memory or operation.
-    #[error("not supported by this plane: {0}")]
+    /// The transport does not do this kind of memory or operation.
+    #[error("not supported by this transport: {0}")]
     Unsupported(&'static str),
     /// The operating system failed.
     #[error("{call} failed: {kind}")]
@@ -348,7 +348,7 @@ pub enum PlaneError {
     },
 }
 
-fn list(ways: &[(&'static str, PlaneError)]) -> String {
+fn list(ways: &[(&'static str, TransportError)]) -> String {
     let ways: Vec<String> = ways.iter().map(|(name, error)| format!("{name}: {error}")).collect();
     ways.join("; ")
 }

@@ -1,4 +1,4 @@
-//! The virtual plane keeps the contract of planes, whatever its network does.
+//! The virtual transport keeps the contract of transports, whatever its network does.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod virtual_net;
@@ -14,7 +14,7 @@ fn the_contract_is_kept() {
     let seed = Random::new("the_contract_is_kept").below(1 << 30) as u64;
     kv_conformance::all(|| Virtual {
         net: VirtualNet::new(seed),
-        wrap: |plane| plane,
+        wrap: |transport| transport,
         patience: Duration::from_secs(60),
     });
 }

@@ -1,4 +1,4 @@
-//! The plane: its parts, each of which owns its state, and how it is made. What the files that use it do
+//! The transport: its parts, each of which owns its state, and how it is made. What the files that use it do
 //! with the parts follows from the bottom up: [`links`](crate::links), `copying`, and `contract`.
 
 use std::collections::VecDeque;
@@ -21,9 +21,9 @@ use crate::watch::Watch;
 /// Bytes read from one socket at once.
 const READ_SCRATCH: usize = 64 << 10;
 
-/// The embedded plane: one worker's end of it. See the crate's header.
+/// The embedded transport: one worker's end of it. See the crate's header.
 #[derive(Debug)]
-pub struct LocalPlane {
+pub struct LocalTransport {
     pub(crate) config: LocalConfig,
     pub(crate) given: Given,
     pub(crate) posts: Posts,
@@ -48,7 +48,7 @@ pub struct LocalPlane {
     pub(crate) stats: LocalStats,
 }
 
-/// Counts since the plane was made.
+/// Counts since the transport was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct LocalStats {
@@ -62,18 +62,18 @@ pub struct LocalStats {
     pub posts_completed: u64,
 }
 
-impl LocalPlane {
-    /// A plane that listens under a random name in the abstract socket namespace.
-    pub fn new(config: LocalConfig) -> Result<LocalPlane, LocalError> {
-        LocalPlane::with_socket_name(config, metadata::random_socket_name()?)
+impl LocalTransport {
+    /// A transport that listens under a random name in the abstract socket namespace.
+    pub fn new(config: LocalConfig) -> Result<LocalTransport, LocalError> {
+        LocalTransport::with_socket_name(config, metadata::random_socket_name()?)
     }
 
     pub(crate) fn with_socket_name(
         config: LocalConfig,
         socket_name: String,
-    ) -> Result<LocalPlane, LocalError> {
+    ) -> Result<LocalTransport, LocalError> {
         config.check()?;
-        Ok(LocalPlane {
+        Ok(LocalTransport {
             config,
             watch: Watch::new(&socket_name)?,
             given: Given::new(socket_name)?,
@@ -94,7 +94,7 @@ impl LocalPlane {
         })
     }
 
-    /// Gives an arena to the plane: regions inside it can be registered, and peers may map it.
+    /// Gives an arena to the transport: regions inside it can be registered, and peers may map it.
     pub fn add_arena(&mut self, arena: &Arena) -> Result<(), LocalError> {
         self.given.add_arena(arena)
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use kv_transfer::allocator::RunAllocator;
 use kv_transfer::prelude::*;
 use kv_transfer::{
-    Cause, FinalLayers, GroupReceiver, GroupSender, Parallel, PeerCause, RankGroupError, TransferMode,
+    Cause, EngineGroupError, FinalLayers, GroupReceiver, GroupSender, Parallel, PeerCause, TransferMode,
 };
 use support::host::{Host, Setup};
 use support::memory::{Shape, page_content, row_content};
@@ -34,14 +34,14 @@ enum Story {
 /// An engine: its ranks, and what its one scheduler has.
 struct Engine {
     hosts: Vec<Host>,
-    ranks: RankGroup,
+    ranks: EngineGroup,
     cache: RunAllocator,
 }
 
 impl Engine {
     fn start(setup: impl Fn(u32) -> Setup) -> Engine {
         let hosts: Vec<Host> = (0..RANKS).map(|rank| setup(rank).start()).collect();
-        let ranks = RankGroup::new(hosts.iter().map(|host| host.manager.clone()).collect()).unwrap();
+        let ranks = EngineGroup::new(hosts.iter().map(|host| host.manager.clone()).collect()).unwrap();
         Engine { hosts, ranks, cache: RunAllocator::new(SHAPE.pages) }
     }
 
@@ -111,7 +111,7 @@ fn tell(story: Story, mode: TransferMode, prefill: &mut Engine, decode: &mut Eng
     let content = room << 8;
     let options = SessionOptions { mode: Some(mode), ..SessionOptions::default() };
     let mut sender: GroupSender = prefill.ranks.sender(addr, room.into(), &[], options.clone()).unwrap();
-    let options = SessionOptions { grants: pull(mode, &sender), ..options };
+    let options = SessionOptions { lease_refs: pull(mode, &sender), ..options };
     let mut receiver: GroupReceiver = decode.ranks.receiver(addr, room.into(), options).unwrap();
     until(&what, [prefill, decode], || (receiver.poll() == KvPoll::WaitingForInput).then_some(()));
 
@@ -182,30 +182,30 @@ fn tell(story: Story, mode: TransferMode, prefill: &mut Engine, decode: &mut Eng
 }
 
 /// What the router carries in pull mode: the sessions of all ranks.
-fn pull(mode: TransferMode, sender: &GroupSender) -> Vec<kv_transfer::GrantRef> {
-    let grants = sender.grants();
-    assert_eq!(grants.len(), RANKS as usize);
-    if mode == TransferMode::Pull { grants } else { Vec::new() }
+fn pull(mode: TransferMode, sender: &GroupSender) -> Vec<kv_transfer::LeaseRef> {
+    let lease_refs = sender.lease_refs();
+    assert_eq!(lease_refs.len(), RANKS as usize);
+    if mode == TransferMode::Pull { lease_refs } else { Vec::new() }
 }
 
 fn engines(addr: &str) -> [Engine; 2] {
     dealt_engines(addr, 1)
 }
 
-/// Engines whose pages are dealt to `context_size` ranks in turn.
-fn dealt_engines(addr: &str, context_size: u32) -> [Engine; 2] {
+/// Engines whose pages are dealt to `dcp_size` ranks in turn.
+fn dealt_engines(addr: &str, dcp_size: u32) -> [Engine; 2] {
     let parallel = |tp_rank| Parallel { tp_size: RANKS, tp_rank, ..Parallel::default() };
     [
         Engine::start(|rank| Setup {
             rank,
             parallel: parallel(rank),
-            context_size,
+            dcp_size,
             ..Setup::prefill(addr, SHAPE)
         }),
         Engine::start(|rank| Setup {
             rank,
             parallel: parallel(rank),
-            context_size,
+            dcp_size,
             ..Setup::decode(addr, SHAPE)
         }),
     ]
@@ -247,7 +247,7 @@ fn the_aux_row_goes_with_the_last_chunk_even_from_ranks_that_have_no_page_of_it(
         // Three pages: the first rank alone has one for the end.
         let options = SessionOptions { mode: Some(mode), tokens: Some(40), ..SessionOptions::default() };
         let mut sender = prefill.ranks.sender(&addr, room.into(), &[], options.clone()).unwrap();
-        let options = SessionOptions { grants: pull(mode, &sender), ..options };
+        let options = SessionOptions { lease_refs: pull(mode, &sender), ..options };
         let mut receiver = decode.ranks.receiver(&addr, room.into(), options).unwrap();
         let (mut prompt, place) = (prefill.prompt(2, room << 8), decode.pages(2));
         let (sent, expected) = (prompt.list().clone(), place.list().clone());
@@ -298,7 +298,7 @@ fn sides_that_disagree_about_the_end_of_a_request_fail() {
         let options =
             |tokens| SessionOptions { mode: Some(mode), tokens: Some(tokens), ..Default::default() };
         let mut sender = prefill.ranks.sender(&addr, room.into(), &[], options(64)).unwrap();
-        let wanted = SessionOptions { grants: pull(mode, &sender), ..options(48) };
+        let wanted = SessionOptions { lease_refs: pull(mode, &sender), ..options(48) };
         let mut receiver = decode.ranks.receiver(&addr, room.into(), wanted).unwrap();
         let prompt = prefill.prompt(2, room << 8);
         receiver.init(decode.pages(2), None).unwrap();
@@ -331,10 +331,10 @@ fn workers_that_are_no_ranks_of_one_engine_are_told_apart() {
     let [prefill, decode] = engines(&addr);
     let managers = |engine: &Engine| engine.ranks.managers().to_vec();
     let mixed = [managers(&prefill), managers(&decode)].concat();
-    let error = RankGroup::new(mixed).unwrap_err();
+    let error = EngineGroup::new(mixed).unwrap_err();
     assert_eq!(
         error.to_string(),
         "engine is prefill on the first rank, but decode on rank number 2 of the group"
     );
-    assert_eq!(RankGroup::new(Vec::new()).unwrap_err(), RankGroupError::Empty);
+    assert_eq!(EngineGroup::new(Vec::new()).unwrap_err(), EngineGroupError::Empty);
 }

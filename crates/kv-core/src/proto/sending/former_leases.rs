@@ -6,27 +6,27 @@ use crate::error::PeerCause;
 use crate::id::SessionId;
 use crate::meter::step;
 
-/// What became of grants that are no more: bounded, the oldest are forgotten first.
+/// What became of leases that are no more: bounded, the oldest are forgotten first.
 #[derive(Debug, Clone, Default)]
-pub(super) struct FormerGrants {
+pub(super) struct FormerLeases {
     causes: BTreeMap<SessionId, PeerCause>,
     order: VecDeque<SessionId>,
 }
 
-impl FormerGrants {
-    pub(super) fn insert(&mut self, nonce: SessionId, cause: PeerCause, max: usize) {
+impl FormerLeases {
+    pub(super) fn insert(&mut self, lease_id: SessionId, cause: PeerCause, max: usize) {
         while self.order.len() >= max.max(1) {
             step(1);
             if let Some(oldest) = self.order.pop_front() {
                 self.causes.remove(&oldest);
             }
         }
-        self.causes.insert(nonce, cause);
-        self.order.push_back(nonce);
+        self.causes.insert(lease_id, cause);
+        self.order.push_back(lease_id);
     }
 
-    pub(super) fn get(&self, nonce: SessionId) -> Option<&PeerCause> {
-        self.causes.get(&nonce)
+    pub(super) fn get(&self, lease_id: SessionId) -> Option<&PeerCause> {
+        self.causes.get(&lease_id)
     }
 
     pub(super) fn len(&self) -> usize {

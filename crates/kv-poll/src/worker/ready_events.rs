@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv_core::machine::{Machine, SessionCommand};
-use kv_core::{Fence, FenceError, SessionId, Time};
+use kv_core::{ReadyEvent, ReadyEventError, SessionId, Time};
 
-use super::link::{Link, Message};
+use super::shared::{Message, Shared};
 
 /// First pause between two questions; doubles while the answer stays no.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
@@ -19,12 +19,12 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 /// Most sessions asked in one turn: frames and deadlines are served beside them.
 const PER_TURN: usize = 256;
 
-/// The commands of sessions that wait for a fence, in the order given.
+/// The commands of sessions that wait for a ready event, in the order given.
 ///
 /// The machine has not seen them, so what they lend is quiet. It goes back when their session ends
 /// for another reason, and when this is dropped: with the worker.
-pub(super) struct Fences<M: Machine> {
-    link: Arc<Link<M>>,
+pub(super) struct ReadyEvents<M: Machine> {
+    shared: Arc<Shared<M>>,
     lines: BTreeMap<SessionId, VecDeque<Waiting<M>>>,
     due: Time,
     pause: Duration,
@@ -35,18 +35,24 @@ pub(super) struct Fences<M: Machine> {
 /// A command, and the event that it waits for itself.
 struct Waiting<M: Machine> {
     message: Message<M>,
-    fence: Option<Box<dyn Fence>>,
+    ready_event: Option<Box<dyn ReadyEvent>>,
 }
 
-impl<M: Machine> Fences<M> {
-    pub(super) fn new(link: Arc<Link<M>>) -> Fences<M> {
-        Fences { link, lines: BTreeMap::new(), due: Time::ZERO, pause: FIRST_PAUSE, next: SessionId(0) }
+impl<M: Machine> ReadyEvents<M> {
+    pub(super) fn new(shared: Arc<Shared<M>>) -> ReadyEvents<M> {
+        ReadyEvents {
+            shared,
+            lines: BTreeMap::new(),
+            due: Time::ZERO,
+            pause: FIRST_PAUSE,
+            next: SessionId(0),
+        }
     }
 
     /// Keeps a message that has to wait; gives any other back.
     pub(super) fn admit(&mut self, now: Time, mut message: Message<M>) -> Option<Message<M>> {
-        let (session, fence) = (message.cell.id(), message.command.take_ready());
-        if fence.is_none() && !self.lines.contains_key(&session) {
+        let (session, ready_event) = (message.cell.id(), message.command.take_ready());
+        if ready_event.is_none() && !self.lines.contains_key(&session) {
             return Some(message);
         }
         let line = self.lines.entry(session).or_default();
@@ -54,12 +60,12 @@ impl<M: Machine> Fences<M> {
             // It is asked this very turn.
             (self.due, self.pause) = (now, FIRST_PAUSE);
         }
-        line.push_back(Waiting { message, fence });
+        line.push_back(Waiting { message, ready_event });
         None
     }
 
-    /// Asks the fences, if it is time, and takes out what need not wait any more: commands whose
-    /// fence has passed and what follows them up to the next fence, what stands for a command whose fence
+    /// Asks the ready events, if it is time, and takes out what need not wait any more: commands whose
+    /// fence has passed and what follows them up to the next ready event, what stands for a command whose ready event
     /// never will, and everything of sessions that have ended.
     pub(super) fn ask(&mut self, now: Time) -> Vec<Message<M>> {
         let mut ready = Vec::new();
@@ -92,21 +98,22 @@ impl<M: Machine> Fences<M> {
     }
 }
 
-/// Takes messages out of a line up to the first whose fence has not passed.
+/// Takes messages out of a line up to the first whose ready event has not passed.
 fn advance<M: Machine>(line: &mut VecDeque<Waiting<M>>, ready: &mut Vec<Message<M>>) {
-    while let Some(Waiting { mut message, fence }) = line.pop_front() {
-        let Some(mut fence) = fence else {
+    while let Some(Waiting { mut message, ready_event }) = line.pop_front() {
+        let Some(mut ready_event) = ready_event else {
             ready.push(message);
             continue;
         };
         let answer = match message.cell.is_over() {
             true => Ok(true),
-            false => catch_unwind(AssertUnwindSafe(|| fence.passed())).unwrap_or(Err(FenceError::Panicked)),
+            false => catch_unwind(AssertUnwindSafe(|| ready_event.passed()))
+                .unwrap_or(Err(ReadyEventError::Panicked)),
         };
         if answer == Ok(false) {
-            return line.push_front(Waiting { message, fence: Some(fence) });
+            return line.push_front(Waiting { message, ready_event: Some(ready_event) });
         }
-        discard(Some(fence));
+        discard(Some(ready_event));
         if let Err(error) = answer {
             message.command = message.command.not_ready(error);
         }
@@ -114,17 +121,17 @@ fn advance<M: Machine>(line: &mut VecDeque<Waiting<M>>, ready: &mut Vec<Message<
     }
 }
 
-impl<M: Machine> Drop for Fences<M> {
+impl<M: Machine> Drop for ReadyEvents<M> {
     fn drop(&mut self) {
-        for Waiting { message, fence } in std::mem::take(&mut self.lines).into_values().flatten() {
-            discard(fence);
-            self.link.return_unseen(&message.cell, message.command);
+        for Waiting { message, ready_event } in std::mem::take(&mut self.lines).into_values().flatten() {
+            discard(ready_event);
+            self.shared.return_unseen(&message.cell, message.command);
         }
     }
 }
 
-/// Drops a fence that nobody will ask any more. It may panic; what is lent behind it is not to be lost
+/// Drops a ready event that nobody will ask any more. It may panic; what is lent behind it is not to be lost
 /// for that.
-fn discard(fence: Option<Box<dyn Fence>>) {
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(fence)));
+fn discard(ready_event: Option<Box<dyn ReadyEvent>>) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(ready_event)));
 }

@@ -1,12 +1,14 @@
-//! The simulator's plane on its own: the same connections, frames and posts as in a world of nodes,
-//! behind the [`Plane`] trait, in virtual time.
+//! The simulator's transport on its own: the same connections, frames and posts as in a world of nodes,
+//! behind the [`Transport`] trait, in virtual time.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WriteFence};
+use kv_core::{
+    PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent, TransportWait, WriteFence,
+};
 use kv_host::check;
 
 use crate::clock::{Clock, MS, US};
@@ -17,18 +19,18 @@ use crate::kv::service::KvWorld;
 use crate::net::Memory as _;
 use crate::net::host::Engine;
 use crate::net::lives;
-use crate::net::lives::{LifeId, PLANE, life_of};
+use crate::net::lives::{LifeId, TRANSPORT, life_of};
 use crate::net::params::Physics;
 use crate::net::params::{ChaosParams, DmaParams, NetParams, WayParams};
 
-/// Planes of one network, at most.
-const PLANES: usize = 32;
+/// Transports of one network, at most.
+const TRANSPORTS: usize = 32;
 /// Posts move in pieces of this many bytes, each at a moment of its own.
 const PIECE: usize = 4096;
 /// Virtual time that passes with each poll, in nanoseconds.
 const POLL: u64 = 20 * US;
 
-/// A network of virtual planes: up to 32, dead ones included. Frames are doubled and reordered, posts
+/// A network of virtual transports: up to 32, dead ones included. Frames are doubled and reordered, posts
 /// are slow or fast, cancels are honoured or not, deaths are noticed late, and writes of the dead
 /// still land for a while; all as a seed says.
 #[derive(Clone)]
@@ -43,11 +45,11 @@ impl VirtualNet {
         let params = Params {
             topology: Topology::Plain,
             unequal: None,
-            num_pages: vec![1; PLANES],
+            num_pages: vec![1; TRANSPORTS],
             misfit: None,
             physics: Physics {
-                prefills: PLANES / 2,
-                decodes: PLANES / 2,
+                prefills: TRANSPORTS / 2,
+                decodes: TRANSPORTS / 2,
                 driven: false,
                 net: NetParams {
                     duplicate: 100,
@@ -69,16 +71,16 @@ impl VirtualNet {
             },
             ..draw
         };
-        VirtualNet { world: Rc::new(RefCell::new(KvWorld::of_planes(params))) }
+        VirtualNet { world: Rc::new(RefCell::new(KvWorld::of_transports(params))) }
     }
 
-    /// A new plane in it; `None` if the network is full.
-    pub fn plane(&self) -> Option<VirtualPlane> {
+    /// A new transport in it; `None` if the network is full.
+    pub fn transport(&self) -> Option<VirtualTransport> {
         let life = self.world.borrow_mut().attach()?;
-        Some(VirtualPlane { world: Rc::clone(&self.world), life })
+        Some(VirtualTransport { world: Rc::clone(&self.world), life })
     }
 
-    /// Copies out of a region of the plane with this metadata; false if there is none, or out of
+    /// Copies out of a region of the transport with this metadata; false if there is none, or out of
     /// bounds.
     pub fn read(&self, metadata: &[u8], region: u32, offset: usize, out: &mut [u8]) -> bool {
         let world = self.world.borrow();
@@ -94,7 +96,7 @@ impl VirtualNet {
         memory.is_some_and(|memory| memory.overwrite(region, offset as u64, bytes))
     }
 
-    /// Ends the worker of the plane with this metadata, in the middle of whatever is under way.
+    /// Ends the worker of the transport with this metadata, in the middle of whatever is under way.
     pub fn crash(&self, metadata: &[u8]) {
         let mut world = self.world.borrow_mut();
         let Some(life) = life_of(metadata) else { return };
@@ -104,48 +106,48 @@ impl VirtualNet {
         }
     }
 
-    /// The time in it: every poll of one of its planes takes 20 µs.
+    /// The time in it: every poll of one of its transports takes 20 µs.
     pub fn now(&self) -> Time {
         Time::from_nanos(self.world.borrow().now)
     }
 }
 
-/// One plane of a [`VirtualNet`], with its memory.
-pub struct VirtualPlane {
+/// One transport of a [`VirtualNet`], with its memory.
+pub struct VirtualTransport {
     world: Rc<RefCell<KvWorld>>,
     life: LifeId,
 }
 
-impl VirtualPlane {
+impl VirtualTransport {
     /// False once it has crashed.
     pub fn is_alive(&self) -> bool {
         self.world.borrow().lives[self.life].alive
     }
 }
 
-impl Plane for VirtualPlane {
+impl Transport for VirtualTransport {
     fn name(&self) -> &'static str {
-        PLANE
+        TRANSPORT
     }
 
-    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         // Its memory comes with it: addresses mean nothing here.
         self.world.borrow_mut().memories[self.life].add(region.role, region.len as usize, PIECE);
         Ok(())
     }
 
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         Ok(lives::metadata(self.life))
     }
 
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
         let mut world = self.world.borrow_mut();
         let target = life_of(metadata).filter(|target| *target < world.hosts.len() && *target != self.life);
-        let target = target.ok_or(PlaneError::Metadata("it leads to no other plane"))?;
+        let target = target.ok_or(TransportError::Metadata("it leads to no other transport"))?;
         if let Some(conn) = world.hosts[self.life].conns.get(&peer)
             && !conn.dead
         {
-            let other = PlaneError::Unsupported("another plane under the id of a connected peer");
+            let other = TransportError::Unsupported("another transport under the id of a connected peer");
             return if conn.target == target { Ok(()) } else { Err(other) };
         }
         world.connect(self.life, peer, metadata);
@@ -156,7 +158,7 @@ impl Plane for VirtualPlane {
         self.world.borrow_mut().hosts[self.life].conns.remove(&peer);
     }
 
-    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
         check::frame("frame.len", frame.len())?;
         let mut world = self.world.borrow_mut();
         world.target(self.life, peer)?;
@@ -164,7 +166,7 @@ impl Plane for VirtualPlane {
         Ok(())
     }
 
-    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
         if let Some(notify) = &post.notify {
             check::frame("notify.len", notify.len())?;
         }
@@ -197,22 +199,22 @@ impl Plane for VirtualPlane {
         self.world.borrow_mut().revoke(self.life, peer);
     }
 
-    fn poll(&mut self, _now: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, _now: Time, events: &mut Vec<TransportEvent>) {
         let mut world = self.world.borrow_mut();
         world.advance(POLL);
-        if let Engine::Plane(inbox) = &mut world.hosts[self.life].engine {
+        if let Engine::Transport(inbox) = &mut world.hosts[self.life].engine {
             events.append(inbox);
         }
     }
 
-    fn wait(&self) -> PlaneWait {
+    fn wait(&self) -> TransportWait {
         // Time passes when it is polled.
-        PlaneWait::ReadableOrAfter(Vec::new(), Duration::ZERO)
+        TransportWait::ReadableOrAfter(Vec::new(), Duration::ZERO)
     }
 }
 
 impl KvWorld {
-    /// A host whose plane belongs to somebody outside of the world.
+    /// A host whose transport belongs to somebody outside of the world.
     fn attach(&mut self) -> Option<LifeId> {
         let slot = self.hosts.len();
         if slot >= self.slots.len() {
@@ -223,7 +225,7 @@ impl KvWorld {
         let clock = Clock::new(self.now, self.now, 1_000_000);
         let bits = self.rng.bits();
         let mut host = new_host(&self.service.params, (slot, life), (bits, clock), &shape, None).ok()?;
-        host.engine = Engine::Plane(Vec::new());
+        host.engine = Engine::Transport(Vec::new());
         self.service.stock.push(Stock::default());
         self.add_host(host, Memory::empty(), clock);
         self.slots[slot] = Some(life);
@@ -231,8 +233,8 @@ impl KvWorld {
     }
 
     /// Whom a peer is, if it is connected.
-    fn target(&self, life: LifeId, peer: PeerId) -> Result<LifeId, PlaneError> {
+    fn target(&self, life: LifeId, peer: PeerId) -> Result<LifeId, TransportError> {
         let conn = self.hosts[life].conns.get(&peer).filter(|conn| !conn.dead);
-        conn.map(|conn| conn.target).ok_or(PlaneError::PeerGone)
+        conn.map(|conn| conn.target).ok_or(TransportError::PeerGone)
     }
 }

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_plane_wakes_two_hundred_times_a_second() {
+    fn an_idle_transport_wakes_two_hundred_times_a_second() {
         let idle = Duration::from_millis(5);
         let (mut at, mut wakes) = (Duration::ZERO, 0);
         while at < Duration::from_secs(10) {

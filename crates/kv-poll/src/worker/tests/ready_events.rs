@@ -1,11 +1,11 @@
-//! Announcements behind fences.
+//! Announcements behind ready events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kv_core::{
-    Cause, ChunkId, Fence, FenceError, FinalLayers, KvPoll, KvSender, KvSession, Pages, WorkerRole,
+    Cause, ChunkId, FinalLayers, KvPoll, KvSender, KvSession, Pages, ReadyEvent, ReadyEventError, WorkerRole,
 };
 
 use super::script::SLOW;
@@ -22,8 +22,8 @@ struct Device {
 
 struct Event(Device);
 
-impl Fence for Event {
-    fn passed(&mut self) -> Result<bool, FenceError> {
+impl ReadyEvent for Event {
+    fn passed(&mut self) -> Result<bool, ReadyEventError> {
         self.0.asked.fetch_add(1, Ordering::SeqCst);
         Ok(self.0.passed.load(Ordering::SeqCst))
     }
@@ -79,7 +79,7 @@ fn reclaimed(rig: &Rig, sender: crate::Sender) -> Pages {
 }
 
 #[test]
-fn an_announcement_reaches_the_machine_when_its_fence_passes_and_keeps_its_place() {
+fn an_announcement_reaches_the_machine_when_its_ready_event_passes_and_keeps_its_place() {
     let rig = Rig::start();
     let (first, second) = (Device::default(), Device::default());
     let mut sender = begun(&rig, 1);
@@ -113,7 +113,7 @@ fn an_announcement_reaches_the_machine_when_its_fence_passes_and_keeps_its_place
 }
 
 #[test]
-fn an_abort_does_not_wait_for_the_fence_and_what_waited_comes_back() {
+fn an_abort_does_not_wait_for_the_ready_event_and_what_waited_comes_back() {
     let rig = Rig::start();
     let device = Device::default();
     let mut sender = begun(&rig, 1);
@@ -129,7 +129,7 @@ fn an_abort_does_not_wait_for_the_fence_and_what_waited_comes_back() {
 }
 
 #[test]
-fn a_session_that_ends_while_its_fence_waits_gets_everything_back() {
+fn a_session_that_ends_while_its_ready_event_waits_gets_everything_back() {
     let rig = Rig::start();
     let device = Device::default();
     let mut sender = begun(&rig, 1);
@@ -144,25 +144,27 @@ fn a_session_that_ends_while_its_fence_waits_gets_everything_back() {
 }
 
 #[test]
-fn a_fence_that_fails_or_panics_fails_its_session_and_no_other() {
+fn a_ready_event_that_fails_or_panics_fails_its_session_and_no_other() {
     let rig = Rig::start();
     let mut other = begun(&rig, 7);
     let mut failing = begun(&rig, 1);
     failing
-        .layers_final(FinalLayers::all(ChunkId(0)).after(|| Err(FenceError::Device { code: 700 })))
+        .layers_final(FinalLayers::all(ChunkId(0)).after(|| Err(ReadyEventError::Device { code: 700 })))
         .unwrap();
     failing.send(pages(&[2])).unwrap();
     let mut panicking = begun(&rig, 3);
-    panicking.layers_final(FinalLayers::all(ChunkId(0)).after(|| panic!("a bug in the fence"))).unwrap();
+    panicking
+        .layers_final(FinalLayers::all(ChunkId(0)).after(|| panic!("a bug in the ready event")))
+        .unwrap();
     let device = Device::default();
     other.layers_final(FinalLayers::new(ChunkId(0), 0..1).after(device.event())).unwrap();
     for (sender, error, back) in [
-        (failing, FenceError::Device { code: 700 }, pages(&[1, 2])),
-        (panicking, FenceError::Panicked, pages(&[3])),
+        (failing, ReadyEventError::Device { code: 700 }, pages(&[1, 2])),
+        (panicking, ReadyEventError::Panicked, pages(&[3])),
     ] {
         rig.until("the failure", || sender.poll() == KvPoll::Failed);
         let cause = sender.failure().map(|failure| failure.cause);
-        assert_eq!(cause, Some(Cause::Fence { chunk: ChunkId(0), error }));
+        assert_eq!(cause, Some(Cause::ReadyEvent { chunk: ChunkId(0), error }));
         assert_eq!(reclaimed(&rig, sender), back);
     }
     assert_eq!(other.poll(), KvPoll::Transferring);
@@ -171,7 +173,7 @@ fn a_fence_that_fails_or_panics_fails_its_session_and_no_other() {
 }
 
 #[test]
-fn stopping_with_fences_in_line_returns_their_pages_at_once() {
+fn stopping_with_ready_events_in_line_returns_their_pages_at_once() {
     let rig = Rig::start();
     let device = Device::default();
     let mut sender = begun(&rig, 1);
@@ -187,11 +189,11 @@ fn stopping_with_fences_in_line_returns_their_pages_at_once() {
 }
 
 #[test]
-fn what_waits_behind_a_fence_is_free_after_a_panic_of_the_thread() {
+fn what_waits_behind_a_ready_event_is_free_after_a_panic_of_the_thread() {
     let rig = Rig::start();
     let device = Device::default();
     let mut sender = rig.sender(SLOW);
-    // A fence before any page: all of them are behind it.
+    // A ready event before any page: all of them are behind it.
     sender.layers_final(FinalLayers::all(ChunkId(0)).after(device.event())).unwrap();
     sender.send(pages(&[1, 2])).unwrap();
     rig.until("a question", || device.asked() > 0);
@@ -202,7 +204,7 @@ fn what_waits_behind_a_fence_is_free_after_a_panic_of_the_thread() {
 }
 
 #[test]
-fn a_fence_that_does_not_pass_is_asked_ever_less_often() {
+fn a_ready_event_that_does_not_pass_is_asked_ever_less_often() {
     let rig = Rig::start();
     let device = Device::default();
     let mut sender = begun(&rig, 1);
@@ -241,11 +243,11 @@ fn more_sessions_than_one_turn_asks_all_get_their_turn() {
 }
 
 #[test]
-fn a_full_ring_returns_the_announcement_with_its_fence() {
+fn a_full_ring_returns_the_announcement_with_its_ready_event() {
     let rig = Rig::with(WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(8).command_queue(1));
     let (device, mut sender) = (Device::default(), rig.sender(SLOW));
     rig.until_seen(&Seen::Opened(0));
-    // Fill the ring while the worker is busy with a fence that takes its time.
+    // Fill the ring while the worker is busy with a ready event that takes its time.
     let (hold, held) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
     let (busy, entered) = (Arc::clone(&hold), Arc::clone(&held));
     sender
@@ -261,7 +263,7 @@ fn a_full_ring_returns_the_announcement_with_its_fence() {
     sender.init(1, None).unwrap();
     let refused = sender.layers_final(FinalLayers::new(ChunkId(0), 1..2).after(device.event()));
     let kv_core::Backpressure(back) = refused.unwrap_err();
-    assert_eq!((back.chunk, back.layers.clone(), back.fence.is_some()), (ChunkId(0), Some(1..2), true));
+    assert_eq!((back.chunk, back.layers.clone(), back.ready_event.is_some()), (ChunkId(0), Some(1..2), true));
     assert_eq!(device.dropped(), 0);
     hold.store(false, Ordering::SeqCst);
     device.go_on();

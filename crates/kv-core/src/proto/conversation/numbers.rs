@@ -25,17 +25,17 @@ pub(in crate::proto) fn millis(granted: Duration) -> u64 {
 
 /// Numbers of what was sent to a peer, each with its time: an answer repeats the number.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Beats {
+pub(super) struct Numbers {
     /// The last one; they count from 1.
     last: u64,
     /// The latest ones, oldest first.
     sent: VecDeque<(u64, Time)>,
 }
 
-impl Beats {
+impl Numbers {
     /// Numbers above this one.
-    pub(super) fn above(last: u64) -> Beats {
-        Beats { last, ..Beats::default() }
+    pub(super) fn above(last: u64) -> Numbers {
+        Numbers { last, ..Numbers::default() }
     }
 
     /// The last number.
@@ -49,13 +49,13 @@ impl Beats {
     const MOST: usize = 60_000;
 
     /// The number for what is sent now. What is sent at one moment shares a number.
-    pub(in crate::proto) fn beat(&mut self, now: Time) -> u64 {
+    pub(in crate::proto) fn number(&mut self, now: Time) -> u64 {
         if let Some(&(number, _)) = self.sent.back().filter(|&&(_, at)| at == now) {
             return number;
         }
         self.last += 1;
-        let old = |&(_, at): &(u64, Time)| now - at > Beats::REMEMBERED;
-        while self.sent.len() >= Beats::MOST || self.sent.front().is_some_and(old) {
+        let old = |&(_, at): &(u64, Time)| now - at > Numbers::REMEMBERED;
+        while self.sent.len() >= Numbers::MOST || self.sent.front().is_some_and(old) {
             step(1);
             self.sent.pop_front();
         }
@@ -70,8 +70,8 @@ impl Beats {
 
     /// Until when an answer to this number grants so many milliseconds; `None` if nothing with this number was
     /// sent, or long ago.
-    pub(in crate::proto) fn granted_until(&self, beat: u64, millis: u64) -> Option<Time> {
-        let at = self.sent.binary_search_by_key(&beat, |&(number, _)| number).ok()?;
+    pub(in crate::proto) fn granted_until(&self, number: u64, millis: u64) -> Option<Time> {
+        let at = self.sent.binary_search_by_key(&number, |&(number, _)| number).ok()?;
         self.sent.get(at).map(|&(_, asked_at)| granted_until(asked_at, millis))
     }
 }
@@ -83,21 +83,21 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn an_answer_grants_a_thirty_second_part_less_from_the_moment_of_the_question() {
-        let mut beats = Beats::default();
+    fn an_answer_leases_a_thirty_second_part_less_from_the_moment_of_the_question() {
+        let mut numbers = Numbers::default();
         let asked = Time::from_nanos(5 * SECOND);
-        let beat = beats.beat(asked);
-        assert_eq!(beats.beat(asked), beat, "what is sent at one moment shares a number");
-        assert_eq!(beats.granted_until(beat, 32_000), Some(Time::from_nanos(36 * SECOND)));
-        assert_eq!(beats.granted_until(beat + 1, 32_000), None);
+        let number = numbers.number(asked);
+        assert_eq!(numbers.number(asked), number, "what is sent at one moment shares a number");
+        assert_eq!(numbers.granted_until(number, 32_000), Some(Time::from_nanos(36 * SECOND)));
+        assert_eq!(numbers.granted_until(number + 1, 32_000), None);
     }
 
     #[test]
     fn numbers_are_forgotten_after_a_minute_and_never_given_twice() {
-        let mut beats = Beats::default();
-        let first = beats.beat(Time::from_nanos(1));
-        let later = beats.beat(Time::from_nanos(61 * SECOND));
-        assert!(later > first && beats.len() == 1);
-        assert_eq!(beats.granted_until(first, 1000), None);
+        let mut numbers = Numbers::default();
+        let first = numbers.number(Time::from_nanos(1));
+        let later = numbers.number(Time::from_nanos(61 * SECOND));
+        assert!(later > first && numbers.len() == 1);
+        assert_eq!(numbers.granted_until(first, 1000), None);
     }
 }

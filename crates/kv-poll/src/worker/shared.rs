@@ -45,7 +45,7 @@ pub enum Registration {
 /// never be refused, so they have a queue of their own, into which a session puts itself at most
 /// once. An abort may thus overtake the command that opens its session; the worker asks the cell when
 /// it opens one.
-pub(crate) struct Link<M: Machine> {
+pub(crate) struct Shared<M: Machine> {
     pub(crate) poll_set: PollSet<M>,
     pub(crate) waker: Waker,
     pub(crate) counters: Counters,
@@ -62,9 +62,9 @@ pub(crate) struct Link<M: Machine> {
 }
 
 /// The scheduler's side.
-impl<M: Machine> Link<M> {
-    pub(crate) fn new(max_sessions: usize, commands: usize) -> io::Result<Link<M>> {
-        Ok(Link {
+impl<M: Machine> Shared<M> {
+    pub(crate) fn new(max_sessions: usize, commands: usize) -> io::Result<Shared<M>> {
+        Ok(Shared {
             poll_set: PollSet::new(max_sessions)?,
             waker: Waker::new()?,
             counters: Counters::default(),
@@ -187,7 +187,7 @@ impl<M: Machine> Link<M> {
 }
 
 /// The worker's side.
-impl<M: Machine> Link<M> {
+impl<M: Machine> Shared<M> {
     pub(crate) fn next_command(&self) -> Option<Message<M>> {
         self.ring.pop()
     }

@@ -1,4 +1,4 @@
-//! Every check of the conformance suite can fail: for each, a bug in a plane that it finds.
+//! Every check of the conformance suite can fail: for each, a bug in a transport that it finds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod virtual_net;
@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, Op, Origin, PeerId, Plane, PlaneError, PlaneEvent, PlaneWait, Post, PostId, Region, Time, WayEnd,
-    WriteFence,
+    Desc, Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
+    TransportWait, WayEnd, WriteFence,
 };
-use kv_sim::{VirtualNet, VirtualPlane};
+use kv_sim::{VirtualNet, VirtualTransport};
 use virtual_net::{Virtual, Wrapped};
 
-/// What is wrong with a plane.
+/// What is wrong with a transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bug {
     /// Nothing.
@@ -101,9 +101,9 @@ const FINDS: [(&str, Bug); 25] = [
     ("death_is_told_of_the_dead_only", Bug::AllDieWithOne),
 ];
 
-/// A virtual plane with something wrong.
+/// A virtual transport with something wrong.
 struct Faulty {
-    inner: VirtualPlane,
+    inner: VirtualTransport,
     bug: Bug,
     known: BTreeMap<PeerId, Bytes>,
     /// Posts that were said to have ended.
@@ -111,20 +111,20 @@ struct Faulty {
     /// Posts under way, and to whom.
     under_way: BTreeMap<PostId, PeerId>,
     /// To be reported by the next poll.
-    late: Vec<PlaneEvent>,
+    late: Vec<TransportEvent>,
     has_read: bool,
 }
 
 impl Faulty {
-    fn tell_ended(&mut self, post: PostId, error: PlaneError) {
+    fn tell_ended(&mut self, post: PostId, error: TransportError) {
         if self.under_way.remove(&post).is_some() && self.told.insert(post) {
-            self.late.push(PlaneEvent::Posted { post, result: Err(error) });
+            self.late.push(TransportEvent::Posted { post, result: Err(error) });
         }
     }
 }
 
 impl Wrapped for Faulty {
-    fn bare(&self) -> &VirtualPlane {
+    fn bare(&self) -> &VirtualTransport {
         &self.inner
     }
 
@@ -136,20 +136,20 @@ impl Wrapped for Faulty {
     }
 }
 
-impl Plane for Faulty {
+impl Transport for Faulty {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
 
-    fn register(&mut self, region: &Region) -> Result<(), PlaneError> {
+    fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         self.inner.register(region)
     }
 
-    fn metadata(&self) -> Result<Bytes, PlaneError> {
+    fn metadata(&self) -> Result<Bytes, TransportError> {
         self.inner.metadata()
     }
 
-    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), PlaneError> {
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
         let first = self.known.entry(peer).or_insert_with(|| Bytes::copy_from_slice(metadata)).clone();
         match self.bug {
             Bug::RemembersIds => self.inner.connect(peer, &first),
@@ -167,7 +167,7 @@ impl Plane for Faulty {
             let posts: Vec<PostId> =
                 self.under_way.iter().filter(|(_, to)| **to == peer).map(|(post, _)| *post).collect();
             for post in posts {
-                self.tell_ended(post, PlaneError::Cancelled);
+                self.tell_ended(post, TransportError::Cancelled);
             }
         }
         if self.bug == Bug::ForgetsPosts {
@@ -175,11 +175,11 @@ impl Plane for Faulty {
         }
     }
 
-    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), PlaneError> {
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
         self.inner.send(peer, frame)
     }
 
-    fn post(&mut self, peer: PeerId, mut post: Post) -> Result<(), PlaneError> {
+    fn post(&mut self, peer: PeerId, mut post: Post) -> Result<(), TransportError> {
         let (id, mut to) = (post.id, peer);
         self.has_read |= post.op == Op::Read;
         match self.bug {
@@ -194,8 +194,8 @@ impl Plane for Faulty {
                     self.inner
                         .post(peer, Post { id, descs: vec![*desc], op: post.op, notify: None })
                         .map_err(|error| match error {
-                            PlaneError::OutOfBounds { side, region, len, offset, size, .. } => {
-                                PlaneError::OutOfBounds { desc: at, side, region, len, offset, size }
+                            TransportError::OutOfBounds { side, region, len, offset, size, .. } => {
+                                TransportError::OutOfBounds { desc: at, side, region, len, offset, size }
                             }
                             error => error,
                         })?;
@@ -228,9 +228,9 @@ impl Plane for Faulty {
     fn cancel(&mut self, post: PostId) {
         self.inner.cancel(post);
         match self.bug {
-            Bug::EndsBeforeQuiet => self.tell_ended(post, PlaneError::Cancelled),
+            Bug::EndsBeforeQuiet => self.tell_ended(post, TransportError::Cancelled),
             Bug::EndsTwice if self.under_way.contains_key(&post) => {
-                self.late.push(PlaneEvent::Posted { post, result: Err(PlaneError::Cancelled) });
+                self.late.push(TransportEvent::Posted { post, result: Err(TransportError::Cancelled) });
             }
             _ => {}
         }
@@ -251,61 +251,61 @@ impl Plane for Faulty {
 
     fn revoke(&mut self, peer: PeerId) {
         if self.bug == Bug::RevokesNothing {
-            self.late.push(PlaneEvent::Revoked { peer });
+            self.late.push(TransportEvent::Revoked { peer });
         } else {
             self.inner.revoke(peer);
         }
     }
 
-    fn poll(&mut self, now: Time, events: &mut Vec<PlaneEvent>) {
+    fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>) {
         events.append(&mut self.late);
         let mut fresh = Vec::new();
         self.inner.poll(now, &mut fresh);
         for event in fresh {
             match &event {
-                PlaneEvent::Posted { post, result } => {
+                TransportEvent::Posted { post, result } => {
                     if self.told.remove(post) {
                         continue;
                     }
                     self.under_way.remove(post);
-                    let hide = self.bug == Bug::HidesFailures && result == &Err(PlaneError::PeerGone);
+                    let hide = self.bug == Bug::HidesFailures && result == &Err(TransportError::PeerGone);
                     let result = if hide { Ok(()) } else { result.clone() };
-                    events.push(PlaneEvent::Posted { post: *post, result });
+                    events.push(TransportEvent::Posted { post: *post, result });
                     continue;
                 }
-                PlaneEvent::Frame { from, frame } => {
+                TransportEvent::Frame { from, frame } => {
                     if self.bug == Bug::OneOrigin {
-                        events.push(PlaneEvent::Frame { from: Origin(0), frame: frame.clone() });
+                        events.push(TransportEvent::Frame { from: Origin(0), frame: frame.clone() });
                         continue;
                     }
                     if self.bug == Bug::DeafToStrangers && self.known.is_empty() {
                         continue;
                     }
                     if self.bug == Bug::ShortensFrames && frame.len() > 64 << 10 {
-                        events.push(PlaneEvent::Frame { from: *from, frame: frame.slice(..64 << 10) });
+                        events.push(TransportEvent::Frame { from: *from, frame: frame.slice(..64 << 10) });
                         continue;
                     }
                 }
-                PlaneEvent::PeerGone { peer, end } => match self.bug {
+                TransportEvent::PeerGone { peer, end } => match self.bug {
                     Bug::AllDieWithOne => {
                         let others = self.known.keys().filter(|known| *known != peer);
-                        events.extend(others.map(|peer| PlaneEvent::PeerGone { peer: *peer, end: *end }));
+                        events.extend(others.map(|peer| TransportEvent::PeerGone { peer: *peer, end: *end }));
                     }
                     Bug::HidesDeaths | Bug::WaitsForTheDead => continue,
                     Bug::PromisesQuietEarly => {
                         let end = WayEnd::Dead { quiet_after: Duration::ZERO };
-                        events.push(PlaneEvent::PeerGone { peer: *peer, end });
+                        events.push(TransportEvent::PeerGone { peer: *peer, end });
                         continue;
                     }
                     _ => {}
                 },
-                PlaneEvent::Revoked { .. } => {}
+                TransportEvent::Revoked { .. } => {}
             }
             events.push(event);
         }
     }
 
-    fn wait(&self) -> PlaneWait {
+    fn wait(&self) -> TransportWait {
         self.inner.wait()
     }
 }
@@ -326,7 +326,7 @@ fn run(check: &'static str, bug: Bug, seed: u64) {
 
 #[test]
 fn every_check_finds_the_bug_that_is_planted_for_it() {
-    let names: BTreeSet<&str> = kv_conformance::checks::<Virtual<fn(VirtualPlane) -> VirtualPlane>>()
+    let names: BTreeSet<&str> = kv_conformance::checks::<Virtual<fn(VirtualTransport) -> VirtualTransport>>()
         .iter()
         .map(|(name, _)| *name)
         .collect();

@@ -1,4 +1,4 @@
-//! The local plane keeps the contract of planes, wherever the pages are: in one process, and with
+//! The local transport keeps the contract of transports, wherever the pages are: in one process, and with
 //! processes that are killed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 

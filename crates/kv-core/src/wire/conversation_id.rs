@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 /// later of two can be told; the lower half is random, so that it cannot be guessed by mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Link(pub u64);
+pub struct ConversationId(pub u64);
 
-impl Link {
+impl ConversationId {
     /// What a `Hello` carries: its sender knows no number yet.
-    pub const NONE: Link = Link(0);
+    pub const NONE: ConversationId = ConversationId(0);
 
-    /// The `sequence`-th link of a node.
-    pub fn new(sequence: u32, random: u32) -> Link {
-        Link(u64::from(sequence) << 32 | u64::from(random))
+    /// The `sequence`-th conversation of a node.
+    pub fn new(sequence: u32, random: u32) -> ConversationId {
+        ConversationId(u64::from(sequence) << 32 | u64::from(random))
     }
 
-    /// Which of the node's links it is.
+    /// Which of the node's conversations it is.
     pub fn sequence(self) -> u32 {
         (self.0 >> 32) as u32
     }

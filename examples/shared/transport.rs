@@ -1,33 +1,33 @@
-//! The plane of a rank, and the memory that it reaches. What differs between planes is here.
+//! The transport of a rank, and the memory that it reaches. What differs between transports is here.
 
 use kv_transfer::bootstrap::HttpBootstrapClient;
-use kv_transfer::local::{Arena, LocalConfig, LocalPlane};
+use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
 use kv_transfer::{Worker, WorkerConfig};
 
-use super::cli::{Pace, PlaneKind};
+use super::cli::{Pace, TransportKind};
 use super::error::ExampleError;
 use super::heartbeats::Heartbeats;
-use super::wire::{TimedPlane, WireLog};
+use super::wire::{TimedTransport, WireLog};
 
-/// To be called first in `main`: loads what the plane needs. NIXL sets UCX's environment, which is
+/// To be called first in `main`: loads what the transport needs. NIXL sets UCX's environment, which is
 /// only possible before there are other threads.
-pub fn prepare(kind: PlaneKind) -> Result<(), ExampleError> {
+pub fn prepare(kind: TransportKind) -> Result<(), ExampleError> {
     match kind {
-        PlaneKind::Local => Ok(()),
+        TransportKind::Local => Ok(()),
         #[cfg(feature = "nixl")]
-        PlaneKind::Nixl => {
+        TransportKind::Nixl => {
             kv_transfer::nixl::Nixl::load(&kv_transfer::nixl::Search::default())?;
             Ok(())
         }
         #[cfg(not(feature = "nixl"))]
-        PlaneKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
+        TransportKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
     }
 }
 
-/// Memory that a plane reaches. Clones are the same memory.
+/// Memory that a transport reaches. Clones are the same memory.
 #[derive(Debug, Clone)]
 pub enum Memory {
-    /// For the embedded plane: peers map it.
+    /// For the embedded transport: peers map it.
     Arena(Arena),
     /// For NIXL.
     #[cfg(feature = "nixl")]
@@ -35,14 +35,14 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// Allocates memory for a plane of this kind.
-    pub fn new(kind: PlaneKind, len: usize) -> Result<Memory, ExampleError> {
+    /// Allocates memory for a transport of this kind.
+    pub fn new(kind: TransportKind, len: usize) -> Result<Memory, ExampleError> {
         match kind {
-            PlaneKind::Local => Ok(Memory::Arena(Arena::new(len)?)),
+            TransportKind::Local => Ok(Memory::Arena(Arena::new(len)?)),
             #[cfg(feature = "nixl")]
-            PlaneKind::Nixl => Ok(Memory::Pool(kv_transfer::nixl::HostPool::new(len)?)),
+            TransportKind::Nixl => Ok(Memory::Pool(kv_transfer::nixl::HostPool::new(len)?)),
             #[cfg(not(feature = "nixl"))]
-            PlaneKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
+            TransportKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
         }
     }
 
@@ -74,7 +74,7 @@ impl Memory {
     }
 }
 
-/// Starts a worker over the plane of this memory, which notes what it moves and whom it hears.
+/// Starts a worker over the transport of this memory, which notes what it moves and whom it hears.
 pub fn start(
     memory: &Memory,
     config: WorkerConfig,
@@ -84,27 +84,28 @@ pub fn start(
 ) -> Result<Worker, ExampleError> {
     match memory {
         Memory::Arena(arena) => {
-            let config_of_plane = LocalConfig::default();
-            let handshake_timeout = pace.at_most_a_second(config_of_plane.handshake_timeout);
-            let mut plane = LocalPlane::new(LocalConfig { handshake_timeout, ..config_of_plane })?;
-            plane.add_arena(arena)?;
+            let config_of_transport = LocalConfig::default();
+            let handshake_timeout = pace.at_most_a_second(config_of_transport.handshake_timeout);
+            let mut transport =
+                LocalTransport::new(LocalConfig { handshake_timeout, ..config_of_transport })?;
+            transport.add_arena(arena)?;
             Ok(Worker::start(
                 config,
-                TimedPlane::new(plane, log.clone(), heartbeats.clone()),
+                TimedTransport::new(transport, log.clone(), heartbeats.clone()),
                 Box::new(client),
             )?)
         }
         #[cfg(feature = "nixl")]
         Memory::Pool(pool) => {
-            use kv_transfer::nixl::{Nixl, NixlConfig, NixlPlane, Search};
-            let config_of_plane = NixlConfig::default();
-            let settle = pace.at_most_a_second(config_of_plane.settle);
-            let config_of_plane = NixlConfig { settle, ..config_of_plane };
-            let mut plane = NixlPlane::new(&Nixl::load(&Search::default())?, config_of_plane)?;
-            plane.add_pool(pool)?;
+            use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport, Search};
+            let config_of_transport = NixlConfig::default();
+            let settle = pace.at_most_a_second(config_of_transport.settle);
+            let config_of_transport = NixlConfig { settle, ..config_of_transport };
+            let mut transport = NixlTransport::new(&Nixl::load(&Search::default())?, config_of_transport)?;
+            transport.add_pool(pool)?;
             Ok(Worker::start(
                 config,
-                TimedPlane::new(plane, log.clone(), heartbeats.clone()),
+                TimedTransport::new(transport, log.clone(), heartbeats.clone()),
                 Box::new(client),
             )?)
         }

@@ -1,11 +1,11 @@
-//! A plane over several keeps the contract of planes, in one process and with processes that are killed:
+//! A transport over several keeps the contract of transports, in one process and with processes that are killed:
 //! over two that both sides have, and over one that both sides have beside one that leads nowhere.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use kv_conformance::process::{self, Process};
 use kv_conformance::{Harness, Job, Regions, Side};
-use kv_core::{Plane, Region, RegionRole};
-use kv_local::{Arena, LocalConfig, LocalPlane};
+use kv_core::{Region, RegionRole, Transport};
+use kv_local::{Arena, LocalConfig, LocalTransport};
 use kv_ways::{Member, Ways};
 
 /// Between regions, and around them: nothing may touch it.
@@ -20,7 +20,7 @@ const BOTH: Names = Names(&["first", "second"], &["first", "second"]);
 const ALONE: Names = Names(&["elsewhere", "first"], &["first"]);
 
 impl Harness for Names {
-    type Plane = Ways;
+    type Transport = Ways;
     type Other = Process;
     const FAR_LEN: usize = 32 << 20;
 
@@ -47,32 +47,32 @@ fn child() {
 }
 
 #[test]
-fn two_planes_as_one_keep_the_contract() {
+fn two_transports_as_one_keep_the_contract() {
     kv_conformance::all(|| BOTH);
 }
 
 #[test]
-fn a_plane_beside_one_that_leads_nowhere_keeps_the_contract() {
+fn a_transport_beside_one_that_leads_nowhere_keeps_the_contract() {
     kv_conformance::all(|| ALONE);
 }
 
-/// A worker with regions of these lengths over local planes of these names.
+/// A worker with regions of these lengths over local transports of these names.
 fn worker(names: &[&'static str], lens: &[usize]) -> Side<Ways> {
     let arena = Arena::new(lens.iter().sum::<usize>() + GAP * (lens.len() + 1)).unwrap();
     let member = |name: &&'static str| {
-        let mut plane = LocalPlane::new(LocalConfig::default()).unwrap();
-        plane.add_arena(&arena).unwrap();
-        Member::named(name, Box::new(plane))
+        let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
+        transport.add_arena(&arena).unwrap();
+        Member::named(name, Box::new(transport))
     };
-    let mut plane = Ways::new(names.iter().map(member).collect()).unwrap();
+    let mut transport = Ways::new(names.iter().map(member).collect()).unwrap();
     let (mut at, mut offsets) = (GAP, Vec::new());
     for len in lens {
         let region = Region::dram(RegionRole::Kv, arena.addr() + at as u64, *len as u64, 1);
-        plane.register(&region).unwrap();
+        transport.register(&region).unwrap();
         offsets.push(at);
         at += len + GAP;
     }
-    Side { plane, lens: lens.to_vec(), memory: Box::new(Pages { arena, offsets, len: at }) }
+    Side { transport, lens: lens.to_vec(), memory: Box::new(Pages { arena, offsets, len: at }) }
 }
 
 struct Pages {

@@ -1,4 +1,4 @@
-//! The NIXL plane keeps the contract of planes, also with processes that are killed; and what else it
+//! The NIXL transport keeps the contract of transports, also with processes that are killed; and what else it
 //! promises.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, MemoryKind, Op, PeerId, Plane, PlaneError, PlaneEvent, Post, PostId, Region, RegionRole, Time,
-    WayEnd,
+    Desc, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
+    TransportEvent, WayEnd,
 };
-use kv_nixl::{HostPool, MemoryError, NixlConfig, NixlError, NixlPlane};
+use kv_nixl::{HostPool, MemoryError, NixlConfig, NixlError, NixlTransport};
 use workers::{Workers, nixl, worker};
 
 const PEER: PeerId = PeerId(1);
@@ -29,14 +29,14 @@ fn the_contract_is_kept() {
 }
 
 #[test]
-fn memory_that_the_plane_was_not_given_is_refused() {
+fn memory_that_the_transport_was_not_given_is_refused() {
     let Some(nixl) = nixl() else { return };
     let pool = HostPool::new(1 << 20).unwrap();
-    let mut plane = NixlPlane::new(nixl, NixlConfig::default()).unwrap();
+    let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
     let region = |addr, len| Region::dram(RegionRole::Kv, addr, len, 1);
     let whole = region(pool.addr(), 1 << 20);
-    assert!(matches!(plane.register(&whole), Err(PlaneError::UnknownMemory { region: 0, .. })));
-    plane.add_pool(&pool).unwrap();
+    assert!(matches!(transport.register(&whole), Err(TransportError::UnknownMemory { region: 0, .. })));
+    transport.add_pool(&pool).unwrap();
     for wrong in [
         region(pool.addr() - 1, 10),
         region(pool.addr() + 1, 1 << 20),
@@ -44,30 +44,30 @@ fn memory_that_the_plane_was_not_given_is_refused() {
         Region { memory: MemoryKind::Vram, ..whole.clone() },
         Region { memory: MemoryKind::File, ..whole.clone() },
     ] {
-        assert!(matches!(plane.register(&wrong), Err(PlaneError::UnknownMemory { .. })), "{wrong:?}");
+        assert!(matches!(transport.register(&wrong), Err(TransportError::UnknownMemory { .. })), "{wrong:?}");
     }
-    plane.register(&whole).unwrap();
-    plane.metadata().unwrap();
-    assert_eq!(plane.add_pool(&pool), Err(NixlError::Memory(MemoryError::Frozen)));
-    assert!(plane.register(&whole).is_err());
+    transport.register(&whole).unwrap();
+    transport.metadata().unwrap();
+    assert_eq!(transport.add_pool(&pool), Err(NixlError::Memory(MemoryError::Frozen)));
+    assert!(transport.register(&whole).is_err());
 }
 
 #[test]
 fn a_backend_that_is_not_there_is_named_beside_those_that_are() {
     let Some(nixl) = nixl() else { return };
     let config = NixlConfig { backend: "NONESUCH".to_owned(), ..NixlConfig::default() };
-    let error = NixlPlane::new(nixl, config).unwrap_err();
+    let error = NixlTransport::new(nixl, config).unwrap_err();
     assert!(matches!(&error, NixlError::Backend { backend, .. } if backend == "NONESUCH"), "{error}");
     assert!(error.to_string().contains("UCX"), "{error}");
 }
 
 #[test]
-fn planes_posts_and_memory_leave_nothing_behind() {
+fn transports_posts_and_memory_leave_nothing_behind() {
     let Some(nixl) = nixl() else { return };
     let cycle = |rounds: usize| {
         let (mut here, mut there) = (worker(nixl, &[8 << 20]), worker(nixl, &[8 << 20]));
-        here.plane.connect(PEER, &there.plane.metadata().unwrap()).unwrap();
-        here.plane.permit(PEER, Time::MAX);
+        here.transport.connect(PEER, &there.transport.metadata().unwrap()).unwrap();
+        here.transport.permit(PEER, Time::MAX);
         for id in 0..rounds as u64 {
             let descs = (0..64).map(|at| Desc {
                 local_region: 0,
@@ -78,17 +78,17 @@ fn planes_posts_and_memory_leave_nothing_behind() {
             });
             let notify = Some(Bytes::from(vec![7; 1000]));
             let post = Post { id: PostId(id), op: Op::Write, descs: descs.collect(), notify };
-            here.plane.post(PEER, post).unwrap();
-            // Memory that has nothing to do with the plane comes and goes.
+            here.transport.post(PEER, post).unwrap();
+            // Memory that has nothing to do with the transport comes and goes.
             let other = HostPool::new(4 << 20).unwrap();
             let (mut ours, mut theirs) = (Vec::new(), Vec::new());
             while ours.is_empty() || theirs.is_empty() {
-                here.plane.poll(Time::ZERO, &mut ours);
-                there.plane.poll(Time::ZERO, &mut theirs);
+                here.transport.poll(Time::ZERO, &mut ours);
+                there.transport.poll(Time::ZERO, &mut theirs);
             }
             drop(other);
         }
-        assert_eq!(here.plane.stats().posts_completed, rounds as u64);
+        assert_eq!(here.transport.stats().posts_completed, rounds as u64);
     };
     for _ in 0..10 {
         cycle(50);
@@ -98,7 +98,7 @@ fn planes_posts_and_memory_leave_nothing_behind() {
         cycle(100);
     }
     let grown = resident().saturating_sub(before);
-    println!("2000 posts in 20 planes: {grown} KiB more");
+    println!("2000 posts in 20 transports: {grown} KiB more");
     // NIXL itself keeps 200 to 300 KB of each agent that was made and dropped.
     assert!(grown < 20 << 10, "{grown} KiB more");
 }
@@ -111,28 +111,28 @@ fn resident() -> usize {
 }
 
 #[test]
-fn a_plane_that_ends_is_reported_to_its_peers_and_is_quiet_at_once() {
+fn a_transport_that_ends_is_reported_to_its_peers_and_is_quiet_at_once() {
     let Some(nixl) = nixl() else { return };
     let (mut here, there) = (worker(nixl, &[4096]), worker(nixl, &[4096]));
-    let mut there = there.plane;
-    here.plane.connect(PEER, &there.metadata().unwrap()).unwrap();
-    here.plane.permit(PEER, Time::MAX);
-    there.connect(PEER, &here.plane.metadata().unwrap()).unwrap();
+    let mut there = there.transport;
+    here.transport.connect(PEER, &there.metadata().unwrap()).unwrap();
+    here.transport.permit(PEER, Time::MAX);
+    there.connect(PEER, &here.transport.metadata().unwrap()).unwrap();
     there.permit(PEER, Time::MAX);
     let mut events = Vec::new();
     there.send(PEER, Bytes::from_static(b"here I am")).unwrap();
     while events.is_empty() {
-        here.plane.poll(Time::ZERO, &mut events);
+        here.transport.poll(Time::ZERO, &mut events);
         there.poll(Time::ZERO, &mut Vec::new());
     }
     drop(there);
     events.clear();
     while events.is_empty() {
-        here.plane.poll(Time::ZERO, &mut events);
+        here.transport.poll(Time::ZERO, &mut events);
     }
     assert_eq!(
         events,
-        [PlaneEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } }]
+        [TransportEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } }]
     );
 }
 
@@ -141,27 +141,28 @@ fn a_short_post_passes_the_long_ones_before_it() {
     let Some(nixl) = nixl() else { return };
     let len = 16 << 20;
     let (mut here, mut there) = (worker(nixl, &[len]), worker(nixl, &[len]));
-    here.plane.connect(PEER, &there.plane.metadata().unwrap()).unwrap();
-    here.plane.permit(PEER, Time::MAX);
+    here.transport.connect(PEER, &there.transport.metadata().unwrap()).unwrap();
+    here.transport.permit(PEER, Time::MAX);
     let post = |id, len| {
         let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
         Post { id: PostId(id), op: Op::Write, descs: vec![desc], notify: None }
     };
     for id in 0..50 {
-        here.plane.post(PEER, post(id, len as u64)).unwrap();
+        here.transport.post(PEER, post(id, len as u64)).unwrap();
     }
-    here.plane.post(PEER, post(50, 64 << 10)).unwrap();
+    here.transport.post(PEER, post(50, 64 << 10)).unwrap();
     let mut events = Vec::new();
-    let ended =
-        |events: &[PlaneEvent], id| events.contains(&PlaneEvent::Posted { post: PostId(id), result: Ok(()) });
+    let ended = |events: &[TransportEvent], id| {
+        events.contains(&TransportEvent::Posted { post: PostId(id), result: Ok(()) })
+    };
     while !ended(&events, 50) {
-        here.plane.poll(Time::ZERO, &mut events);
-        there.plane.poll(Time::ZERO, &mut Vec::new());
+        here.transport.poll(Time::ZERO, &mut events);
+        there.transport.poll(Time::ZERO, &mut Vec::new());
     }
     assert!(events.len() < 5, "{} long posts ended first", events.len() - 1);
     while events.len() <= 50 {
-        here.plane.poll(Time::ZERO, &mut events);
-        there.plane.poll(Time::ZERO, &mut Vec::new());
+        here.transport.poll(Time::ZERO, &mut events);
+        there.transport.poll(Time::ZERO, &mut Vec::new());
     }
     assert!((0..=50).all(|id| ended(&events, id)));
 }
@@ -172,8 +173,8 @@ fn short_posts_share_requests_and_each_has_its_own_event_frame_and_bytes() {
     let (item, posts) = (4096, 500);
     let len = item * posts;
     let (mut here, mut there) = (worker(nixl, &[len]), worker(nixl, &[len]));
-    here.plane.connect(PEER, &there.plane.metadata().unwrap()).unwrap();
-    here.plane.permit(PEER, Time::MAX);
+    here.transport.connect(PEER, &there.transport.metadata().unwrap()).unwrap();
+    here.transport.permit(PEER, Time::MAX);
     let bytes: Vec<u8> = (0..len).map(|at| (at / item * 7 + at) as u8).collect();
     here.memory.write(0, 0, &bytes);
     // Both directions in turn: one request has one.
@@ -183,19 +184,20 @@ fn short_posts_share_requests_and_each_has_its_own_event_frame_and_bytes() {
             Desc { local_region: 0, remote_region: 0, local_offset: at, remote_offset: at, len: item as u64 };
         let op = if id % 100 < 90 { Op::Write } else { Op::Read };
         let notify = Some(Bytes::from(id.to_string()));
-        here.plane.post(PEER, Post { id: PostId(id as u64), op, descs: vec![desc], notify }).unwrap();
+        here.transport.post(PEER, Post { id: PostId(id as u64), op, descs: vec![desc], notify }).unwrap();
     }
-    here.plane.cancel(PostId(7));
+    here.transport.cancel(PostId(7));
     let (mut ended, mut frames) = (Vec::new(), Vec::new());
     while ended.len() < posts || frames.len() < posts - 1 {
-        here.plane.poll(Time::ZERO, &mut ended);
-        there.plane.poll(Time::ZERO, &mut frames);
+        here.transport.poll(Time::ZERO, &mut ended);
+        there.transport.poll(Time::ZERO, &mut frames);
     }
     for id in 0..posts {
-        let result = if id == 7 { Err(PlaneError::Cancelled) } else { Ok(()) };
-        assert!(ended.contains(&PlaneEvent::Posted { post: PostId(id as u64), result }), "post {id}");
+        let result = if id == 7 { Err(TransportError::Cancelled) } else { Ok(()) };
+        assert!(ended.contains(&TransportEvent::Posted { post: PostId(id as u64), result }), "post {id}");
         let text = id.to_string();
-        let is = |event: &&PlaneEvent| matches!(event, PlaneEvent::Frame { frame, .. } if *frame == text);
+        let is =
+            |event: &&TransportEvent| matches!(event, TransportEvent::Frame { frame, .. } if *frame == text);
         assert_eq!(frames.iter().filter(is).count(), usize::from(id != 7), "frame {id}");
     }
     let (mut ours, mut theirs) = (vec![1; len], vec![1; len]);
@@ -209,7 +211,7 @@ fn short_posts_share_requests_and_each_has_its_own_event_frame_and_bytes() {
             _ => assert!(ours[at..][..item].iter().all(|byte| *byte == 0), "READ {id}"),
         }
     }
-    assert!(here.plane.stats().requests < posts as u64 / 4, "{:?}", here.plane.stats());
+    assert!(here.transport.stats().requests < posts as u64 / 4, "{:?}", here.transport.stats());
 }
 
 /// Fills all of a pool with bytes that tell where they are.
@@ -231,18 +233,18 @@ fn items_that_are_named_by_number_are_the_ones_that_were_meant() {
     for (items_there, prepared, by_number) in
         [(ITEM, 1 << 16, true), (ITEM / 2, 1 << 16, false), (ITEM, 100, false)]
     {
-        let plane = |items: u64| {
+        let transport = |items: u64| {
             let pool = HostPool::new(2 << 20).unwrap();
             let config = NixlConfig { prepared_items: prepared, ..NixlConfig::default() };
-            let mut plane = NixlPlane::new(nixl, config).unwrap();
-            plane.add_pool(&pool).unwrap();
+            let mut transport = NixlTransport::new(nixl, config).unwrap();
+            transport.add_pool(&pool).unwrap();
             for region in [0, 1 << 20] {
                 let len = ITEMS * ITEM + 17;
-                plane.register(&Region::dram(RegionRole::Kv, pool.addr() + region, len, items)).unwrap();
+                transport.register(&Region::dram(RegionRole::Kv, pool.addr() + region, len, items)).unwrap();
             }
-            (plane, pool)
+            (transport, pool)
         };
-        let ((mut here, ours), (mut there, theirs)) = (plane(ITEM), plane(items_there));
+        let ((mut here, ours), (mut there, theirs)) = (transport(ITEM), transport(items_there));
         here.connect(PEER, &there.metadata().unwrap()).unwrap();
         here.permit(PEER, Time::MAX);
         let mut image = [fill(&ours, 1), fill(&theirs, 1 << 60)];
@@ -273,7 +275,7 @@ fn items_that_are_named_by_number_are_the_ones_that_were_meant() {
                 here.poll(Time::ZERO, &mut events);
                 there.poll(Time::ZERO, &mut events);
             }
-            assert_eq!(events, [PlaneEvent::Posted { post: PostId(id), result: Ok(()) }]);
+            assert_eq!(events, [TransportEvent::Posted { post: PostId(id), result: Ok(()) }]);
         }
         for (pool, image) in [ours, theirs].iter().zip(&image) {
             let mut bytes = vec![0; 2 << 20];

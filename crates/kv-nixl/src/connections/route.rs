@@ -22,14 +22,14 @@ pub(crate) const NO_READS: &str = "READ over TCP: UCX ends the process that is r
 /// The way to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Transport {
+pub enum Route {
     /// Another backend than UCX, which decides by itself.
     Unknown,
     /// Copies between processes of this host.
     Memory,
     /// An RDMA card at both ends.
     Rdma,
-    /// No peer, but files of this plane.
+    /// No peer, but files of this transport.
     Storage,
     /// Sockets. A READ there is a request to the peer, which answers with bytes: it takes three to
     /// seven times as long as a WRITE, and UCX 1.23 aborts the process that is asked when the one that
@@ -37,24 +37,24 @@ pub enum Transport {
     Tcp,
 }
 
-impl Transport {
+impl Route {
     /// Which directions are worth using on it.
     pub fn directions(self) -> Directions {
         match self {
-            Transport::Unknown | Transport::Memory | Transport::Rdma | Transport::Storage => Directions::BOTH,
-            Transport::Tcp => Directions::WRITE,
+            Route::Unknown | Route::Memory | Route::Rdma | Route::Storage => Directions::BOTH,
+            Route::Tcp => Directions::WRITE,
         }
     }
 }
 
-impl fmt::Display for Transport {
+impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Transport::Unknown => "what the backend chooses",
-            Transport::Memory => "copies between processes",
-            Transport::Rdma => "RDMA",
-            Transport::Storage => "files",
-            Transport::Tcp => "TCP",
+            Route::Unknown => "what the backend chooses",
+            Route::Memory => "copies between processes",
+            Route::Rdma => "RDMA",
+            Route::Storage => "files",
+            Route::Tcp => "TCP",
         })
     }
 }
@@ -89,29 +89,29 @@ impl Reach {
     }
 
     /// The way to a peer; `near` if it is on this host.
-    pub(crate) fn to(self, peer: Reach, near: bool) -> Transport {
+    pub(crate) fn to(self, peer: Reach, near: bool) -> Route {
         if !self.ucx || !peer.ucx {
-            Transport::Unknown
+            Route::Unknown
         } else if near && self.memory && peer.memory {
-            Transport::Memory
+            Route::Memory
         } else if self.rdma && peer.rdma {
-            Transport::Rdma
+            Route::Rdma
         } else {
-            Transport::Tcp
+            Route::Tcp
         }
     }
 
     /// What ends the danger of the writes of a peer on this way, which over cards alone lasts as long
     /// as the owner has said.
-    pub(crate) fn write_fence(self, way: Transport, bound: Option<Duration>) -> WriteFence {
+    pub(crate) fn write_fence(self, way: Route, bound: Option<Duration>) -> WriteFence {
         match (way, bound) {
-            (Transport::Rdma, Some(bound)) if self.cards_only => WriteFence::Within(bound),
+            (Route::Rdma, Some(bound)) if self.cards_only => WriteFence::Within(bound),
             _ => WriteFence::AtDeath,
         }
     }
 
     /// The way to a peer of which nothing is known: it may be on another host.
-    pub(crate) fn to_anybody(self) -> Transport {
+    pub(crate) fn to_anybody(self) -> Route {
         self.to(self, false)
     }
 }
@@ -195,10 +195,10 @@ mod tests {
         let mixed = Reach { ucx: true, memory: true, rdma: true, cards_only: false };
         let cards = Reach { cards_only: true, ..mixed };
         let bound = Duration::from_secs(40);
-        assert_eq!(cards.write_fence(Transport::Rdma, Some(bound)), WriteFence::Within(bound));
-        assert_eq!(cards.write_fence(Transport::Rdma, None), WriteFence::AtDeath);
-        assert_eq!(mixed.write_fence(Transport::Rdma, Some(bound)), WriteFence::AtDeath);
-        for way in [Transport::Memory, Transport::Tcp, Transport::Unknown, Transport::Storage] {
+        assert_eq!(cards.write_fence(Route::Rdma, Some(bound)), WriteFence::Within(bound));
+        assert_eq!(cards.write_fence(Route::Rdma, None), WriteFence::AtDeath);
+        assert_eq!(mixed.write_fence(Route::Rdma, Some(bound)), WriteFence::AtDeath);
+        for way in [Route::Memory, Route::Tcp, Route::Unknown, Route::Storage] {
             assert_eq!(cards.write_fence(way, Some(bound)), WriteFence::AtDeath, "{way}");
         }
     }
@@ -221,13 +221,13 @@ mod tests {
     fn both_ends_must_have_what_is_taken() {
         let all = Reach { ucx: true, memory: true, rdma: true, cards_only: false };
         let (no_memory, no_rdma) = (Reach { memory: false, ..all }, Reach { rdma: false, ..all });
-        assert_eq!(all.to(all, true), Transport::Memory);
-        assert_eq!(all.to(all, false), Transport::Rdma);
-        assert_eq!(all.to(no_memory, true), Transport::Rdma);
-        assert_eq!(no_memory.to(no_rdma, true), Transport::Tcp);
-        assert_eq!(no_rdma.to_anybody(), Transport::Tcp);
-        assert_eq!(all.to(Reach { ucx: false, ..all }, true), Transport::Unknown);
-        assert_eq!(Transport::Tcp.directions(), Directions::WRITE);
-        assert_eq!(Transport::Memory.directions(), Directions::BOTH);
+        assert_eq!(all.to(all, true), Route::Memory);
+        assert_eq!(all.to(all, false), Route::Rdma);
+        assert_eq!(all.to(no_memory, true), Route::Rdma);
+        assert_eq!(no_memory.to(no_rdma, true), Route::Tcp);
+        assert_eq!(no_rdma.to_anybody(), Route::Tcp);
+        assert_eq!(all.to(Reach { ucx: false, ..all }, true), Route::Unknown);
+        assert_eq!(Route::Tcp.directions(), Directions::WRITE);
+        assert_eq!(Route::Memory.directions(), Directions::BOTH);
     }
 }
