@@ -30,9 +30,10 @@ pub(super) fn read_bounded<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     if value.is_some() && is_at_end(&mut from) { value } else { None }
 }
 
-/// True if not even the first byte of another value is left.
+/// True if not even the first byte of another value is left. Of all types, the decoder looks for the first byte of an
+/// optional value in the fewest steps.
 fn is_at_end<'de, R: ReadSlice<'de>>(from: &mut rmp_serde::Deserializer<R>) -> bool {
-    matches!(<()>::deserialize(from), Err(InvalidMarkerRead(error)) if error.kind() == UnexpectedEof)
+    matches!(<Option<()>>::deserialize(from), Err(InvalidMarkerRead(error)) if error.kind() == UnexpectedEof)
 }
 
 /// The fields of a message as an array, of which a newer version may have written more.
