@@ -1,7 +1,9 @@
-//! Announcements: which layers of which pages are final, and what they wait for on a device.
+//! Announcements: which layers of which pages are final, and which device work must finish before
+//! they may be read.
 //!
-//! A chunk given with [`begin_chunk`](crate::KvSender::begin_chunk) is moved layer by layer, as the
-//! forward pass computes them. What has been announced must not be written any more.
+//! A chunk that was given with [`begin_chunk`](crate::KvSender::begin_chunk) is moved layer by
+//! layer, as the forward pass computes the layers. The server must not write a layer of the chunk
+//! after it has announced that layer.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,9 +12,9 @@ use crate::id::ChunkId;
 
 /// Layers of a chunk that are final: their bytes may be moved from now on.
 ///
-/// The announcements of one chunk name disjoint layers of this rank, in any order; a region that
-/// does not say what it [holds](crate::Holds) goes whole. The chunk is complete once every layer of
-/// the rank was named.
+/// The announcements of one chunk name disjoint layers of this rank, in any order. A region that
+/// does not say what its items [hold](crate::Holds) cannot be cut: all of its layers are announced
+/// together. The chunk is complete once every layer of the rank was named.
 ///
 /// ```
 /// use kv_core::{ChunkId, ReadyEvent, ReadyEventError, FinalLayers};
@@ -35,40 +37,42 @@ use crate::id::ChunkId;
 /// ```
 #[derive(Debug)]
 pub struct FinalLayers {
-    /// Which chunk.
+    /// The chunk, by its position among the chunks of the session.
     pub chunk: ChunkId,
-    /// Which layers, by their numbers in the model; `None` for all that this rank has.
+    /// The final layers, by their numbers in the model; `None` for all layers of this rank.
     pub layers: Option<Range<u32>>,
-    /// What must have passed before it is true.
+    /// The device work that must finish before the layers may be read; `None` if they are final
+    /// now.
     pub ready_event: Option<Box<dyn ReadyEvent>>,
 }
 
 impl FinalLayers {
-    /// Some layers of a chunk.
+    /// Layers of a chunk that are final now. The layers are numbered as in the model.
     pub fn new(chunk: ChunkId, layers: Range<u32>) -> FinalLayers {
         FinalLayers { chunk, layers: Some(layers), ready_event: None }
     }
 
-    /// All layers of a chunk, of which none was announced before.
+    /// All layers of a chunk. No layer of the chunk may have been announced before.
     pub fn all(chunk: ChunkId) -> FinalLayers {
         FinalLayers { chunk, layers: None, ready_event: None }
     }
 
-    /// The same, once a ready event has passed.
+    /// The same announcement, valid from the moment at which the ready event has passed.
     pub fn after(mut self, ready_event: impl ReadyEvent + 'static) -> FinalLayers {
         self.ready_event = Some(Box::new(ready_event));
         self
     }
 }
 
-/// A point in a device's stream, or whatever else says that memory has been written: an event that was
-/// recorded after the kernels that compute the layers.
+/// Asks whether device work has finished, most often through a CUDA event that was recorded after
+/// the kernels that compute the layers.
 ///
-/// The worker asks on its own thread, between other work, until the answer is yes: it must not block.
-/// It is dropped there, or where the session's command ends up if the worker has stopped.
+/// The worker calls [`passed`](ReadyEvent::passed) on its own thread, between other work, until the
+/// answer is `true`: the call must not block. The worker's thread also drops the event; if the
+/// worker has stopped, the event is dropped together with the command that carried it.
 pub trait ReadyEvent: Send {
-    /// True once everything before it is done and visible to the transport. An error, or a panic, fails
-    /// the session, and nothing else.
+    /// True once all work before the event is done and its bytes are visible to the transport. An
+    /// error or a panic fails the session, and no other session.
     fn passed(&mut self) -> Result<bool, ReadyEventError>;
 }
 
@@ -88,66 +92,68 @@ impl fmt::Debug for dyn ReadyEvent + '_ {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadyEventError {
-    /// The device reports an error: what was computed there cannot be trusted.
+    /// The device reports an error: the bytes that it computed cannot be trusted.
     #[error("the device reports error {code}")]
     Device {
-        /// Its number for it.
+        /// The device's own error number.
         code: i32,
     },
-    /// Asking it panicked: a bug in the ready event.
-    #[error("it panicked")]
+    /// The ready event panicked when the worker asked it. This is a bug in the ready event.
+    #[error("the ready event panicked")]
     Panicked,
 }
 
-/// An announcement that cannot be.
+/// An announcement of final layers that the session cannot accept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayersError {
-    /// No such chunk was given.
+    /// The session was given no chunk with this number.
     #[error("chunk {chunk} is final, but only {given} chunks were given")]
     UnknownChunk {
-        /// The chunk announced.
+        /// The number of the chunk in the announcement.
         chunk: u32,
-        /// How many were given.
+        /// How many chunks the session was given.
         given: u32,
     },
-    /// No layers, or such as this rank does not have.
+    /// The range of layers is empty, or names layers that this rank does not have.
     #[error("layers {layers:?} are final, but this rank holds layers {held:?}")]
     OutOfRange {
-        /// The layers announced.
+        /// The layers in the announcement, by their numbers in the model.
         layers: Range<u32>,
         /// First layer of this rank, and one past the last.
         held: Range<u32>,
     },
-    /// Layers that had been announced.
+    /// Some of the layers were announced before.
     #[error("layers {layers:?} of chunk {chunk} are final, but layers {announced:?} were so before")]
     Twice {
-        /// The chunk.
+        /// The number of the chunk in the announcement.
         chunk: u32,
-        /// The layers announced.
+        /// The layers in the announcement, by their numbers in the model.
         layers: Range<u32>,
-        /// A run of those announced before, which shares some of them.
+        /// A run of layers that were announced before; it shares some with the announcement.
         announced: Range<u32>,
     },
-    /// Some layers of a region of which only the owner knows how it lies.
+    /// The announcement names some, but not all layers of a region that does not say what its items
+    /// hold.
     #[error(
-        "layers {layers:?} are a part of regions[{region}], layers {held:?}: announce them together, or \
-         say what it holds (Region::holds)"
+        "layers {layers:?} are a part of regions[{region}], which has layers {held:?}: announce them together, or \
+          say what the region holds (Region::holds)"
     )]
     Cut {
-        /// The layers announced.
+        /// The layers in the announcement, by their numbers in the model.
         layers: Range<u32>,
-        /// The region's number.
+        /// The position of the region in [`KvArgs::regions`](crate::KvArgs::regions).
         region: usize,
-        /// Its layers.
+        /// The layers of that region.
         held: Range<u32>,
     },
-    /// The regions do not say which layers they are.
+    /// Some region does not say which layers it holds, so that layers cannot be announced one by
+    /// one.
     #[error("layers {layers:?} are final, but regions[{region}] does not say its layer (Region::layer)")]
     Untold {
-        /// The layers announced.
+        /// The layers in the announcement, by their numbers in the model.
         layers: Range<u32>,
-        /// The region's number.
+        /// The position of that region in [`KvArgs::regions`](crate::KvArgs::regions).
         region: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! The rendezvous of workers: who serves, where, with which memory.
+//! The rendezvous of workers at a bootstrap server: which ranks serve, and how to reach them.
 
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -9,99 +9,102 @@ use crate::error::BootstrapError;
 use crate::record::{RankRecord, WorkerRole};
 use crate::time::Time;
 
-/// Which ranks are asked for: those of one data-parallel replica of the engine that is registered
-/// with the server in this role and offers this service.
+/// A question for ranks: those of one data-parallel replica of the engine that is registered with
+/// the server in this role and that offers this service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RankQuery {
-    /// The role.
+    /// The role in which the engine has registered.
     pub role: WorkerRole,
     /// The service's name, as in [`ServiceOffer::service`](crate::ServiceOffer::service).
     pub service: String,
-    /// Which replica.
+    /// The data-parallel replica of the engine.
     pub replica: Replica,
 }
 
-/// Which data-parallel replica.
+/// Names one data-parallel replica of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Replica {
-    /// The one with this rank.
+    /// The replica with this `dp_rank`.
     Rank(u32),
-    /// The one with rank `number % dp_size`: how SGLang follows the bootstrap room.
+    /// The replica with `dp_rank = number % dp_size`. SGLang chooses the replica from the bootstrap
+    /// room in this way.
     Modulo(u64),
 }
 
-/// A number by which an answer is matched to its question.
+/// The number by which an answer is matched to its question. The machine draws it and never reuses
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LookupId(pub u64);
 
-/// The client side of a bootstrap server. Nothing in it blocks: questions are answered by events.
-/// Owned by the worker's thread.
+/// The client side of a bootstrap server, owned by the worker's thread. No call blocks: the answers
+/// are events.
 pub trait BootstrapClient: Send {
-    /// Registers this worker at the server at `addr` (`host:port`), and keeps the registration
-    /// alive until `withdraw`. A server that is not there yet is tried again.
+    /// Registers this worker with the server at `addr` (`host:port`), and keeps the registration
+    /// alive until `withdraw`. A server that cannot be reached yet is tried again.
     fn publish(&mut self, now: Time, addr: &str, record: RankRecord);
 
-    /// Ends all registrations made by `publish`, as far as the servers can be reached.
+    /// Ends all registrations made by `publish`, at every server that can be reached.
     fn withdraw(&mut self, now: Time);
 
-    /// Asks the server at `addr`. Exactly one event with this id follows.
+    /// Asks the server at `addr` (`host:port`). Exactly one event with this id follows: `Found` or
+    /// `Failed`.
     fn lookup(&mut self, now: Time, lookup: LookupId, addr: &str, query: &RankQuery);
 
-    /// Makes progress; the next event, if there is one.
+    /// Makes progress and returns the next event, if there is one.
     fn poll(&mut self, now: Time) -> Option<BootstrapEvent>;
 
-    /// When `poll` wants to be called again without any descriptor having become readable.
+    /// When `poll` must be called again even if the descriptor has not become readable.
     fn next_timeout(&self) -> Option<Time>;
 
-    /// A descriptor that is readable when `poll` has something to do.
+    /// A descriptor that becomes readable when `poll` has something to do.
     fn as_raw_fd(&self) -> Option<RawFd>;
 }
 
 /// What a bootstrap client reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BootstrapEvent {
-    /// The ranks of the replica asked for, in rank order; all of them, never some.
+    /// The ranks of the replica asked for, in rank order. The list is never incomplete.
     Found {
-        /// The question.
+        /// The lookup that is answered.
         lookup: LookupId,
-        /// The answer.
+        /// The records of all ranks of the replica.
         ranks: Vec<RankRecord>,
     },
-    /// No answer, or a negative one.
+    /// The lookup failed: the server did not answer, or refused.
     Failed {
-        /// The question.
+        /// The lookup that failed.
         lookup: LookupId,
-        /// Why.
+        /// The reason, which also says whether asking again may help.
         error: BootstrapError,
     },
     /// A registration was accepted for the first time.
     Published {
-        /// The server.
+        /// The address of the server, as given to `publish`.
         addr: String,
     },
     /// A registration was refused; it is tried again after `retry_in`.
     PublishFailed {
-        /// The server.
+        /// The address of the server, as given to `publish`.
         addr: String,
-        /// Why.
+        /// The reason of the server or of the network.
         error: BootstrapError,
-        /// When it is tried again.
+        /// How long the client waits before the next try.
         retry_in: Duration,
     },
 }
 
-/// A bootstrap server that can be started and stopped (seed: `KVBootstrapServer`).
+/// A bootstrap server that can be started and stopped (SGLang: `KVBootstrapServer`).
 pub trait BootstrapServer: Sized {
-    /// Why it could not start.
+    /// The error with which a server fails to start.
     type Error: std::error::Error;
 
-    /// Binds `addr` (`host:port`; port 0 picks one) and serves until stopped.
+    /// Binds `addr` (`host:port`; port 0 lets the system pick one) and serves until stopped.
     fn start(addr: &str) -> Result<Self, Self::Error>;
 
-    /// Where it listens.
+    /// The address and port on which the server listens.
     fn local_addr(&self) -> std::net::SocketAddr;
 
-    /// Stops serving and waits for the end.
+    /// Stops serving, and returns when the server has ended.
     fn stop(self);
 }

@@ -1,4 +1,4 @@
-//! What schedulers ask of a session of the KV cache, and what sessions are lent.
+//! The commands to sessions of the KV cache, and the resources that commands lend to sessions.
 
 use crate::announce::{FinalLayers, ReadyEvent, ReadyEventError};
 use crate::groups::RequestGroups;
@@ -7,114 +7,121 @@ use crate::machine::{Amounts, SessionCommand, SessionResource};
 use crate::pages::Pages;
 use crate::session_options::SessionOptions;
 
-/// What a scheduler asks for through a session handle.
+/// A command of a scheduler, given through a session handle.
 #[derive(Debug)]
 pub enum Command {
     /// Opens a sending session.
     OpenSender {
-        /// Its id, never used before.
+        /// The new session's id, which was never used before on this worker.
         session: SessionId,
-        /// The request.
+        /// The room of the request, the same on both sides.
         room: Room,
-        /// How many receivers will register; 0 for as many as the first of them says.
+        /// How many receivers will register; 0 to take the number that the first receiver tells.
         receivers: u32,
-        /// Deadline, mode, lease.
+        /// The deadline, the transfer mode and the lease of the session.
         options: Box<SessionOptions>,
     },
-    /// Announces a sending session's pages.
+    /// Announces how many pages a sending session will be given.
     InitSender {
-        /// Which.
+        /// A sending session of this worker.
         session: SessionId,
-        /// How many pages in all.
+        /// The number of pages of the whole request, over all chunks.
         num_pages: usize,
         /// The aux row that goes with the last chunk.
         aux: Option<AuxIndex>,
     },
     /// The next pages of a sending session.
     Send {
-        /// Which.
+        /// A sending session of this worker.
         session: SessionId,
-        /// The pages; they come back in [`Output::Release`](crate::machine::Output::Release).
+        /// The pages of the chunk; they come back in
+        /// [`Output::Release`](crate::machine::Output::Release).
         chunk: Pages,
     },
-    /// The next pages of a sending session, of which nothing is final yet.
+    /// The next pages of a sending session, of which no layer is final yet.
     BeginChunk {
-        /// Which.
+        /// A sending session of this worker.
         session: SessionId,
-        /// The pages; they come back in [`Output::Release`](crate::machine::Output::Release).
+        /// The pages of the chunk; they come back in
+        /// [`Output::Release`](crate::machine::Output::Release).
         chunk: Pages,
     },
-    /// Layers of a chunk of a sending session are final. The event in them is the worker's to wait for.
+    /// Layers of a chunk of a sending session are final. The worker takes the ready event out of
+    /// the announcement and waits for it; the machine sees the command only after the event has
+    /// passed.
     LayersFinal {
-        /// Which.
+        /// A sending session of this worker.
         session: SessionId,
         /// The chunk and its layers.
         layers: FinalLayers,
     },
-    /// What an announcement waited for will never be: ends the session.
+    /// The ready event of an announcement has failed. The session fails.
     ReadyEventFailed {
-        /// Which.
+        /// A sending session of this worker.
         session: SessionId,
-        /// The chunk that was to be announced.
+        /// The chunk in the announcement.
         chunk: ChunkId,
-        /// What the ready event said.
+        /// The error of the ready event.
         error: ReadyEventError,
     },
     /// Opens a receiving session.
     OpenReceiver {
-        /// Its id, never used before.
+        /// The new session's id, which was never used before on this worker.
         session: SessionId,
-        /// The request.
+        /// The room of the request, the same on both sides.
         room: Room,
-        /// The bootstrap server of the prefill engine.
+        /// The address (`host:port`) of the prefill engine's bootstrap server.
         bootstrap_addr: String,
-        /// Deadline, mode, replica, lease.
+        /// The deadline, the transfer mode, the replica and the lease of the session.
         options: Box<SessionOptions>,
     },
-    /// The pages of a receiving session.
+    /// The pages into which a receiving session gets the request's KV.
     InitReceiver {
-        /// Which.
+        /// A receiving session of this worker.
         session: SessionId,
         /// The pages; they come back in [`Output::Release`](crate::machine::Output::Release).
         pages: Pages,
-        /// The aux row to fill.
+        /// The aux row to fill, if the request has one.
         aux: Option<AuxIndex>,
     },
-    /// The items of a session's cache groups, before the last chunk, or before `InitReceiver`.
+    /// The items of a session's cache groups. A sender gives them before its last chunk, a receiver
+    /// before `InitReceiver`.
     RequestGroups {
-        /// Which.
+        /// A session of this worker.
         session: SessionId,
-        /// The items; they come back in [`Output::Release`](crate::machine::Output::Release).
+        /// The items of all groups; they come back in
+        /// [`Output::Release`](crate::machine::Output::Release).
         groups: RequestGroups,
     },
-    /// Ends a session.
+    /// Ends a session before it is done.
     Abort {
-        /// Which.
+        /// A session of this worker.
         session: SessionId,
     },
-    /// Ends all sessions and tells the peers; the machine takes no new ones.
+    /// Ends all sessions and tells the peers. The machine opens no session afterwards.
     Shutdown,
 }
 
-/// What a session is lent, and hands back at its end.
+/// What a command lends to a session. The machine hands it back when the session has ended.
 #[derive(Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub enum Resource {
-    /// Pages: one for each `Send`, `BeginChunk` and `InitReceiver`.
+    /// The pages of one `Send`, `BeginChunk` or `InitReceiver`.
     Pages(Pages),
-    /// Items of cache groups.
+    /// The items of the cache groups of a request.
     RequestGroups {
-        /// The items.
+        /// The items, as they were given.
         groups: RequestGroups,
-        /// On a receiver that succeeded: its optional groups that the sender did not name.
+        /// The optional groups that the sender did not name. Empty except on a receiver that
+        /// succeeded.
         skipped: Vec<u16>,
     },
 }
 
 impl Resource {
-    /// The kind of pages in [`Amounts`].
+    /// The position of pages in [`Amounts`].
     pub const PAGES: usize = 0;
-    /// The kind of items of cache groups in [`Amounts`].
+    /// The position of items of cache groups in [`Amounts`].
     pub const ITEMS: usize = 1;
 }
 
@@ -142,7 +149,7 @@ impl From<RequestGroups> for Resource {
 }
 
 impl Command {
-    /// The pages that the command lends to its session.
+    /// The pages that the command lends to its session; `None` if the command lends none.
     pub fn pages(&self) -> Option<&Pages> {
         match self {
             Command::Send { chunk: pages, .. }

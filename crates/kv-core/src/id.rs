@@ -1,4 +1,5 @@
-//! Who is who: engines, ranks, incarnations, rooms, sessions, attempts.
+//! Ids: engines, ranks, incarnations, rooms, sessions, attempts, and what each of them is unique
+//! in.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -94,17 +95,17 @@ macro_rules! text_id {
 }
 
 text_id!(
-    /// Names one engine (one model replica) of the service.
+    /// Names one engine (one copy of the model with all its ranks); 1 to [`MAX_ENGINE_ID`] bytes.
     EngineId, "engine_id", MAX_ENGINE_ID
 );
 text_id!(
-    /// A request's id as the server knows it, used as a rendezvous key.
+    /// The server's id of a request, used as a [`Room`]; 1 to [`MAX_REQUEST_ID`] bytes.
     RequestId, "request_id", MAX_REQUEST_ID
 );
 
 impl RequestId {
-    /// The id without the suffix that each engine appends to it: a `-` and eight hexadecimal
-    /// digits, of either case, at the very end (seeds/000). An id without one is its own base.
+    /// The id without the suffix that vLLM's engines append: a `-` and eight hexadecimal digits, of
+    /// either case, at the very end. For an id without such a suffix, the whole id.
     ///
     /// ```
     /// use kv_core::RequestId;
@@ -121,19 +122,19 @@ impl RequestId {
     }
 }
 
-/// The rendezvous key of one request: both sides open their session under the same room.
+/// The rendezvous key of one request: both sides open their sessions under the same room.
 ///
-/// SGLang's routers hand out numbers (`bootstrap_room`), vLLM's proxies a request id to which
-/// each engine adds its own suffix; see [`RequestId::base`]. A request is its whole id: the suffix is
-/// left out only for engines that say that they add one
-/// ([`suffixes_requests`](crate::KvArgsBuilder::suffixes_requests)).
+/// SGLang's routers hand out numbers (`bootstrap_room`). vLLM's proxies hand out a request id, to
+/// which each engine adds a suffix of its own; see [`RequestId::base`]. Ids are compared whole,
+/// except for engines that say that they add a suffix
+/// ([`suffixes_requests`](crate::KvArgsBuilder::suffixes_requests)): there the suffix is left out.
 ///
-/// With serde a room is its number, or its id as a text.
+/// With serde a room is either a number or a text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Room {
-    /// A number drawn by the router.
+    /// A number that the router has drawn.
     Number(u64),
-    /// A request id.
+    /// The request id of the server.
     Request(RequestId),
 }
 
@@ -171,13 +172,13 @@ impl Visitor<'_> for RoomVisitor {
 }
 
 impl Room {
-    /// A room named by a request id.
+    /// A room named by a request id. Fails if the id is empty, too long, or contains a control
+    /// character.
     pub fn request(id: &str) -> Result<Room, IdError> {
         RequestId::new(id).map(Room::Request)
     }
 
-    /// The request id without its per-engine suffix; `None` for numbered rooms, which match
-    /// exactly or not at all.
+    /// The request id without its engine's suffix; `None` for numbered rooms.
     pub fn base(&self) -> Option<&str> {
         match self {
             Room::Number(_) => None,
@@ -218,12 +219,13 @@ impl fmt::Debug for Room {
     }
 }
 
-/// One worker: a rank of an engine.
+/// A worker, named by its engine and its rank. A restarted worker has the same `WorkerId` and
+/// another [`Incarnation`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WorkerId {
-    /// The engine.
+    /// The engine that the rank belongs to.
     pub engine: EngineId,
-    /// Its rank within the engine (SGLang: `engine_rank`).
+    /// The rank within the engine, from 0 (SGLang: `engine_rank`).
     pub rank: u32,
 }
 
@@ -239,7 +241,8 @@ impl fmt::Debug for WorkerId {
     }
 }
 
-/// One life of a worker, drawn at random when it starts: a restarted peer is a different peer.
+/// One life of a worker, drawn at random when the worker starts: a restarted worker is a different
+/// peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Incarnation(NonZeroU64);
 
@@ -252,7 +255,7 @@ impl Incarnation {
         }
     }
 
-    /// The number.
+    /// The incarnation as a number, never zero.
     pub const fn get(self) -> u64 {
         self.0.get()
     }
@@ -286,32 +289,32 @@ macro_rules! number_id {
 }
 
 number_id!(
-    /// A session within one worker; never reused in the worker's life.
+    /// A session within one worker. A worker never uses a session id twice.
     SessionId(u64)
 );
 number_id!(
-    /// One attempt of a receiver to be served by one peer: a number that the receiver draws in
-    /// rising order for each peer and never reuses, so that a late frame of an old attempt can
-    /// never be taken for one of the next.
+    /// One attempt of a receiver to be served by one peer. The receiver draws attempts in rising
+    /// order for each peer and never reuses one, so that a late frame of an old attempt is never
+    /// taken for a frame of the next attempt.
     Attempt(u64)
 );
 number_id!(
-    /// A row of the aux regions: the small per-request data (first token, logprobs, room) that
-    /// travels with the last chunk.
+    /// A row of the aux regions: the small per-request data (first token, log-probabilities, room)
+    /// that travel with the last chunk.
     AuxIndex(u32)
 );
 number_id!(
-    /// A chunk of a sending session: they count from 0 in the order in which they are given, whether
-    /// with `send` or with `begin_chunk`.
+    /// A chunk of a sending session. Chunks are numbered from 0 in the order in which they are
+    /// given, whether with `send` or with `begin_chunk`.
     ChunkId(u32)
 );
 number_id!(
-    /// A peer within one worker: one incarnation of a remote worker; never reused in the worker's
-    /// life.
+    /// A peer within one worker: one incarnation of a remote worker. A worker never uses a peer id
+    /// twice.
     PeerId(u64)
 );
 number_id!(
-    /// One posted data operation within one worker; never reused in the worker's life.
+    /// A data operation (post) within one worker. A worker never uses a post id twice.
     PostId(u64)
 );
 

@@ -1,4 +1,5 @@
-//! What the KV service offers: the description of a cache, in the data of a service offer.
+//! The KV service in rank records: its name and versions, and the geometry in the data of its
+//! offer.
 
 use std::ops::RangeInclusive;
 
@@ -19,7 +20,7 @@ pub const KV_SERVICE: &str = "kv";
 /// The versions of the KV service's protocol that this library speaks.
 pub const KV_VERSIONS: RangeInclusive<u16> = VERSIONS.min as u16..=VERSIONS.max as u16;
 impl Wanted<'_> {
-    /// What the KV service looks for, over the named transport.
+    /// What a machine of the KV service looks for in rank records, over the transport of this name.
     pub fn kv(transport: &str) -> Wanted<'_> {
         let (service, versions) = (KV_SERVICE, KV_VERSIONS);
         Wanted { transport: (transport, TRANSPORT_VERSION), service, versions, compatibility: "" }
@@ -27,7 +28,7 @@ impl Wanted<'_> {
 }
 
 impl RankRecord {
-    /// The record of a worker that gives the KV service over one transport.
+    /// The record of a worker that offers the KV service over one transport.
     pub fn serving_kv(
         (worker, incarnation): (WorkerId, Incarnation),
         role: WorkerRole,
@@ -41,8 +42,9 @@ impl RankRecord {
 }
 
 impl ServiceOffer {
-    /// The KV service over a cache of this geometry. The parallel groups are those of the record. About
-    /// 1900 regions fit into an offer; [`RankRecord::check`] refuses more.
+    /// The offer of the KV service over a cache of this geometry. The parallel groups are not part
+    /// of the offer, because the record has them. About 1900 regions fit into an offer;
+    /// [`RankRecord::check`] refuses more.
     pub fn kv(geometry: &Geometry) -> Result<ServiceOffer, RecordError> {
         let encoding = |_| RecordError::Encoding { service: KV_SERVICE };
         let data = rmp_serde::to_vec_named(&KvData::of(geometry)).map_err(encoding)?;
@@ -55,12 +57,13 @@ impl ServiceOffer {
         })
     }
 
-    /// The same offer, in these versions of the wire only.
+    /// The same offer, limited to these versions of the wire.
     pub fn in_versions(self, versions: Versions) -> ServiceOffer {
         ServiceOffer { min: versions.min.into(), max: versions.max.into(), ..self }
     }
 
-    /// The geometry that the data of a KV offer describe, checked, in a record with these parallel groups.
+    /// The geometry that a KV offer describes, with the parallel groups of the record. Fails if the
+    /// data cannot be decoded, or if the geometry breaks a rule of [`Geometry::validate`].
     pub fn geometry(&self, parallel: Parallel) -> Result<Geometry, KvDataError> {
         let data: KvData = read_tolerant(&self.data).ok_or(KvDataError::Form)?;
         let geometry = data.geometry(parallel)?;
@@ -69,27 +72,27 @@ impl ServiceOffer {
     }
 }
 
-/// The data of a KV offer that no worker can have written.
+/// Why the data of a KV offer are not accepted. No worker of this library writes such data.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvDataError {
     /// The bytes are not a msgpack map with the fields of a cache.
     #[error("the data of the KV offer are not a description of a cache")]
     Form,
-    /// More regions than a worker may have.
+    /// The offer names more regions than a worker may have.
     #[error("the KV offer has {got} regions; at most {max} are allowed")]
     Regions {
-        /// How many there are.
+        /// How many regions the offer names.
         got: usize,
-        /// The bound.
+        /// The most regions allowed, [`MAX_REGIONS`].
         max: usize,
     },
-    /// The geometry cannot be that of a cache.
+    /// The geometry breaks a rule that every cache keeps.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
 }
 
-/// A geometry without the parallel groups. A field that is not known is skipped.
+/// A geometry without the parallel groups, as a msgpack map. Unknown fields are skipped.
 #[derive(Serialize, Deserialize)]
 struct KvData {
     num_pages: u32,
@@ -101,7 +104,8 @@ struct KvData {
     model: String,
     #[serde(default)]
     layout: Layout,
-    /// About 30 bytes each. What a later version adds to a region stands in a list of its own.
+    /// About 30 bytes each. Fields that a later version adds to a region go into a list of their
+    /// own.
     regions: Vec<RegionData>,
 }
 

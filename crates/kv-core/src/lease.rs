@@ -1,8 +1,9 @@
-//! Which side moves the bytes, and for how long pages stay put for a side that reads them.
+//! Which side moves the bytes, and for how long a sender's pages stay put for a side that reads
+//! them.
 //!
-//! With [`TransferMode::Push`] the prefill side writes (seeds/000). With [`TransferMode::Pull`] the
-//! decode side reads, and the prefill side pins its pages under a *lease* until they were read
-//! (seeds/001). A scheduler programs against the same traits in both.
+//! With [`TransferMode::Push`] the prefill side writes, as in SGLang. With [`TransferMode::Pull`]
+//! the decode side reads, as in vLLM, and the prefill side pins its pages under a *lease* until
+//! they have been read. Schedulers use the same traits in both modes.
 
 use std::time::Duration;
 
@@ -11,30 +12,30 @@ use serde::{Deserialize, Serialize};
 use crate::id::{Incarnation, SessionId};
 use crate::pages::PageList;
 
-/// How long pages wait for their first reader, and after the last heartbeat (vLLM's
+/// How long pages wait for their first reader or, after a heartbeat, for the next one (vLLM:
 /// `kv_lease_duration`).
 pub const KV_LEASE_DURATION: Duration = Duration::from_secs(30);
-/// How long a decode worker keeps pages for the next turn of a conversation (vLLM's
+/// How long a decode worker keeps pages for the next turn of a chat (vLLM:
 /// `decoder_kv_blocks_ttl`).
 pub const DECODER_KV_BLOCKS_TTL: Duration = Duration::from_secs(480);
 
 /// Which side moves the bytes.
 ///
-/// A receiver acts by its own mode; a sender's mode says what it accepts.
+/// A receiver acts by its own mode. A sender's mode says what the sender accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransferMode {
-    /// The sender writes into pages that the receiver registered. The sender waits for its
-    /// receivers before it asks for pages.
+    /// The sender writes into pages that the receiver registered. A sender waits for its receivers
+    /// before it asks the scheduler for pages.
     #[default]
     Push,
-    /// The receiver reads from pages that the sender granted. The sender waits for nobody: the
-    /// receiver may be chosen when the pages are complete.
+    /// The receiver reads from pages that the sender has leased to it. A sender waits for no
+    /// receiver: the router may choose the receiver when the pages are complete.
     Pull,
-    /// On a sender: whatever its receivers do. On a receiver: what the transport is good for with the
-    /// peer ([`Directions`](crate::Directions)); where it is good for both, pull if the router carried
-    /// a [`LeaseRef`], else push. Over UCX and TCP that is push: reads are slow there, and a reader
-    /// that dies takes its source down.
+    /// On a sender: whatever its receivers do. On a receiver: the direction that the transport
+    /// recommends for the peer ([`Directions`](crate::Directions)). Where the transport recommends
+    /// both, the receiver pulls if the router carried a [`LeaseRef`], and else pushes. Over UCX and
+    /// TCP that is push: reads are slow there, and a reader that dies takes its source down.
     Auto,
 }
 
@@ -61,32 +62,34 @@ impl std::str::FromStr for TransferMode {
     }
 }
 
-/// A text that names no [`TransferMode`].
+/// The error for a text that names no [`TransferMode`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("transfer_mode is {0:?}; it must be push, pull or auto")]
 pub struct UnknownMode(String);
 
-/// How long a sender's complete pages stay pinned for readers. They are free at once when every
-/// reader has released them, and otherwise when the lease has run out.
+/// How long a sender's complete pages stay pinned for readers. The pages are free at once when
+/// every reader has released them, and at the latest when the lease has run out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lease {
-    /// For this long, and after every heartbeat for two thirds of it; a heartbeat never shortens
-    /// it. Readers send heartbeats six times in this duration.
+    /// Pinned for this duration at first. Every heartbeat extends the lease to two thirds of the
+    /// duration from then on, and never shortens it. Readers send a heartbeat every sixth of the
+    /// duration.
     Renewable(Duration),
-    /// For this long, whatever happens: for a reader that may or may not come, such as the next
-    /// turn of a conversation.
+    /// Pinned for this duration, which nothing extends: for a reader that may or may not come, such
+    /// as the next turn of a chat.
     Fixed(Duration),
 }
 
 impl Lease {
-    /// How long it is granted for at first.
+    /// The duration of the lease when it begins.
     pub fn duration(self) -> Duration {
         match self {
             Lease::Renewable(duration) | Lease::Fixed(duration) => duration,
         }
     }
 
-    /// How long a heartbeat extends it to, from its arrival; `None` if it does not.
+    /// The time from the arrival of a heartbeat to which the heartbeat extends the lease; `None` if
+    /// heartbeats extend nothing.
     pub fn extension(self) -> Option<Duration> {
         match self {
             Lease::Renewable(duration) => Some(duration * 2 / 3),
@@ -94,7 +97,7 @@ impl Lease {
         }
     }
 
-    /// How often readers should send heartbeats; `None` if they should not.
+    /// How often readers should send heartbeats; `None` if they need not.
     pub fn heartbeat_interval(self) -> Option<Duration> {
         match self {
             Lease::Renewable(duration) => Some((duration / 6).max(Duration::from_millis(1))),
@@ -103,17 +106,20 @@ impl Lease {
     }
 }
 
-/// Names one sender's pages for ever: what a router carries to the reader.
+/// The name of one sender's pages under a lease: what a router carries from the sender to the
+/// reader.
 ///
-/// Neither half is ever used again, so a reference to pages that were consumed, that expired, or
-/// that belonged to an earlier life of the worker can not be mistaken for one to others.
+/// No sender reuses the pair of incarnation and lease id, so a reference to pages that were
+/// consumed, that expired, or that belonged to an earlier incarnation of the worker is never taken
+/// for a reference to other pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRef {
-    /// Which life of the sender's worker.
+    /// The incarnation of the sender's worker.
     pub incarnation: Incarnation,
-    /// The sender's session in it: the lease_id of the lease.
+    /// The lease id: the sender's session within that incarnation.
     pub lease_id: SessionId,
-    /// The pages, as the router was told them. If given, they must be those that the sender holds.
+    /// The pages, as the sender told them to the router. If given, the sender must hold exactly
+    /// these pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pages: Option<PageList>,
 }

@@ -2,14 +2,19 @@
 //!
 //! What it is: the words that every other crate is written in ([`KvArgs`], [`KvPoll`], [`Room`],
 //! [`Pages`], [`TransferError`] …), the traits that servers program against ([`KvManager`],
-//! [`KvSender`], [`KvReceiver`]) and that transports and bootstrap servers implement ([`Transport`],
-//! [`BootstrapClient`]), the trait of a service's machine ([`machine::Machine`]), the arithmetic from
-//! pages to descriptors ([`layout`], [`plan`]), the frames on the wire ([`wire`]), the protocol
-//! machine of the KV cache ([`proto::Node`]) and the events that it tells to whoever listens ([`trace`]).
+//! [`KvSender`], [`KvReceiver`]), the traits that transports and bootstrap clients implement
+//! ([`Transport`], [`BootstrapClient`]), the trait of a service's machine ([`machine::Machine`]),
+//! the arithmetic from pages to descriptors ([`layout`], [`plan`]), the frames on the wire
+//! ([`wire`]), the protocol machine of the KV cache ([`proto::Node`]), and the events by which a
+//! machine tells what happens in it ([`trace`]).
 //!
-//! What it is not: it does no I/O, starts no thread, reads no clock, draws no global randomness and
-//! contains no `unsafe`. One seed and one order of inputs always give one history; that is what the
-//! simulator lives on. `kv-poll` runs the machine on a thread, over a transport of `kv-local`.
+//! What it is not: this crate does no I/O, starts no thread, reads no clock, draws no global
+//! randomness and contains no `unsafe`. The same seed and the same order of inputs always give the
+//! same outputs; the simulator relies on that. The crate `kv-poll` runs the machine on a thread,
+//! over a transport such as that of `kv-local`.
+//!
+//! `docs/GLOSSARY.md` of the repository says in one sentence what each word means, and what SGLang,
+//! vLLM and NIXL call the same thing.
 //!
 //! ```
 //! use kv_core::proto::{Command, Input, Node, NodeConfig, Output};

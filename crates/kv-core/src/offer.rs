@@ -1,8 +1,10 @@
-//! Which offers of a rank a machine can use, whatever its service.
+//! Which transport and which service of a rank a machine can use. The rules are the same for every
+//! service.
 //!
-//! Matching is a pure function of both sides' words: the transport by name and version, the service by
-//! name, compatibility and a common version, of which the highest is spoken. Two offers that fit are refused, because
-//! the two ends of a conversation could choose differently.
+//! Matching is a pure function of both sides' words. A transport fits by name and version. A
+//! service fits by name, compatibility text and a common version, and the highest common version is
+//! spoken. If two offers of one rank fit, the rank is refused, because the two ends of a
+//! conversation could choose differently.
 
 use std::ops::RangeInclusive;
 
@@ -15,24 +17,24 @@ use crate::record::{RankRecord, ServiceOffer, TransportOffer};
 /// What a machine looks for in a rank record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted<'a> {
-    /// The transport's name and the version of its metadata's form.
+    /// The transport's name, and the version of the form of its metadata.
     pub transport: (&'a str, u16),
-    /// The service's name.
+    /// The name of the service, as in [`ServiceOffer::service`].
     pub service: &'a str,
     /// The versions of the service's protocol that the machine speaks.
     pub versions: RangeInclusive<u16>,
-    /// The text that must be the same on both sides.
+    /// The compatibility text that the other side must have, too.
     pub compatibility: &'a str,
 }
 
-/// The one transport and the one service offer of a record that fit.
+/// The one transport and the one service of a record that fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chosen<'a> {
-    /// The way to reach the rank.
+    /// The transport by which the rank is reached.
     pub transport: &'a TransportOffer,
-    /// The service.
+    /// The offer of the service that was asked for.
     pub offer: &'a ServiceOffer,
-    /// The highest version that both sides speak.
+    /// The highest version of the service's protocol that both sides speak.
     pub version: u16,
 }
 
@@ -40,23 +42,23 @@ pub struct Chosen<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OfferError {
-    /// Nothing that the rank offers fits. Configure both sides alike, or run versions that overlap.
+    /// No offer of the rank fits. Configure both sides alike, or run versions that overlap.
     #[error(transparent)]
     Differs(#[from] Mismatch),
-    /// Two offers of the rank fit. Take one of them out of the rank's configuration.
+    /// Two offers of the rank fit. Remove one of them from the rank's configuration.
     #[error("{worker} has two offers that fit: {first} and {second}")]
     Ambiguous {
-        /// The rank.
+        /// The rank that has two offers.
         worker: WorkerId,
-        /// The first offer in the record that fits.
+        /// The first offer in the rank's record that fits.
         first: String,
-        /// The second.
+        /// The second offer in the rank's record that fits.
         second: String,
     },
 }
 
 impl Wanted<'_> {
-    /// The offers of a rank that fit; exactly one transport and one service must.
+    /// The transport and the service of a rank that fit. Fails unless exactly one of each does.
     pub fn choose<'a>(&self, rank: &'a RankRecord) -> Result<Chosen<'a>, OfferError> {
         let mut transports = each(&rank.transports).filter(|transport| self.takes(transport));
         let transport = only(rank, &mut transports, name_transport)?.ok_or_else(|| {
@@ -96,7 +98,7 @@ impl Wanted<'_> {
     }
 }
 
-/// The only one; an error that names the first two if there are more.
+/// The only item; an error that names the first two if there are more.
 fn only<'a, T>(
     rank: &RankRecord,
     found: &mut dyn Iterator<Item = &'a T>,

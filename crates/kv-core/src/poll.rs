@@ -4,10 +4,11 @@ use std::fmt;
 
 use crate::machine::SessionStatus;
 
-/// The state of a session (seed: SGLang's `KVPoll`, same names, values and order).
+/// The state of a session, with the names, values and order of SGLang's `KVPoll`.
 ///
 /// The order is the agreement rule: when several ranks hold one request, the request is in the
-/// **minimum** of their states. One failed rank fails it; otherwise the slowest rank governs.
+/// **minimum** of their states. One failed rank fails the request; otherwise the slowest rank
+/// governs.
 ///
 /// | from | to | when |
 /// |---|---|---|
@@ -21,20 +22,21 @@ use crate::machine::SessionStatus;
 #[repr(u8)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KvPoll {
-    /// Ended without success; `failure()` names the cause.
+    /// The session ended without success; `failure()` names the cause.
     Failed = 0,
-    /// Waiting for the peer: rendezvous, handshake, and on a sender the destination's pages.
+    /// Waiting for the peer: for its rank record, for the handshake, and on a sender for the
+    /// receiver's pages.
     Bootstrapping = 1,
-    /// Waiting for the local scheduler: `send` on a sender, `init` on a receiver.
+    /// Waiting for the local scheduler: for `send` on a sender, for `init` on a receiver.
     WaitingForInput = 2,
-    /// Bytes are, or may be, on their way.
+    /// Bytes are moving, or may be moving.
     Transferring = 3,
-    /// The bytes are there.
+    /// Every byte is in place, the aux row included.
     Success = 4,
 }
 
 impl KvPoll {
-    /// The state with this number.
+    /// The state with this number, 0 to 4; `None` for every other number.
     pub const fn from_u8(value: u8) -> Option<KvPoll> {
         match value {
             0 => Some(KvPoll::Failed),

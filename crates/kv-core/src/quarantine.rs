@@ -1,4 +1,5 @@
-//! Why pages of ended sessions cannot be used again yet, and whom they wait for.
+//! Which pages of ended sessions cannot be used again yet, what each of them waits for, and because
+//! of which peer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,22 +7,22 @@ use std::time::Duration;
 
 use crate::id::WorkerId;
 
-/// Pages and items of cache groups of sessions that have ended, and that may not be used again for one
-/// reason, because of one peer.
+/// Pages and items of cache groups of ended sessions that may not be used again yet: one entry for
+/// each reason and each peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quarantine {
     /// The peer that may still touch the memory; `None` if no single peer is waited for.
     pub peer: Option<WorkerId>,
-    /// What has not happened yet.
+    /// The event that the memory waits for.
     pub reason: QuarantineReason,
-    /// Pages.
+    /// How many pages are in quarantine.
     pub pages: usize,
-    /// Items of cache groups.
+    /// How many items of cache groups are in quarantine.
     pub items: usize,
-    /// Sessions that the pages and items belong to.
+    /// How many sessions the pages and items belong to.
     pub sessions: usize,
-    /// The time after which the last of them is free whatever the peer does; `None` where time alone
-    /// releases nothing.
+    /// The time after which all of the memory is free whatever the peer does; `None` where time
+    /// alone frees nothing.
     pub ends_within: Option<Duration>,
 }
 
@@ -29,25 +30,28 @@ pub struct Quarantine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum QuarantineReason {
-    /// The peer was told to stop writing and has not said that it has.
+    /// The peer was told to stop writing, and has not acknowledged.
     Unacknowledged,
-    /// This worker's way to the peer is lost, and the peer may go on writing through its own.
+    /// This worker's way to the peer is lost. The peer may go on writing through a way of its own.
     WayLost,
-    /// The peer's right to write was taken back, and a write that it had begun has not ended.
+    /// The peer's right to write was revoked. A write that the peer had begun before has not ended.
     Revoking,
-    /// The peer may write until its permission ends, and what it began may land until shortly after.
+    /// The peer may write until its permission ends. Writes begun before that end may arrive
+    /// shortly afterwards.
     PermissionEnds,
     /// A data operation of this worker has not ended.
     OwnPosts,
     /// The peer may read until its lease ends.
     ReaderLease,
-    /// This worker stopped before the pages were quiet: nobody is left to learn that they are.
+    /// This worker stopped while a wire could still touch the pages. Only a restart of the process
+    /// frees them.
     WorkerStopped,
 }
 
 impl Quarantine {
-    /// One entry for each peer and reason, in that order. The numbers of entries that are alike are
-    /// put together by `count` (a sum, for sessions that share no page), the longest time counts.
+    /// Puts entries with the same peer and the same reason together: one entry for each pair,
+    /// sorted by peer and then by reason. `count` combines the numbers of two entries (a sum, for
+    /// sessions that share no page); of the times, the longest counts.
     pub fn gather(
         all: impl IntoIterator<Item = Quarantine>,
         count: fn(usize, usize) -> usize,
@@ -62,7 +66,7 @@ impl Quarantine {
             entry.pages = count(entry.pages, next.pages);
             entry.items = count(entry.items, next.items);
             entry.sessions = count(entry.sessions, next.sessions);
-            // If time alone does not release the one, it does not release both.
+            // Time alone frees both only if it frees each of them.
             entry.ends_within = entry.ends_within.zip(next.ends_within).map(|(a, b)| a.max(b));
         }
         gathered.into_values().collect()
@@ -87,7 +91,7 @@ impl fmt::Display for Quarantine {
     }
 }
 
-/// Says what is waited for, and what would release the pages.
+/// What the pages wait for, and what an operator can do to free them.
 impl fmt::Display for QuarantineReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,4 +1,5 @@
-//! Collects what a worker tells of itself, and makes a [`KvArgs`] of it or says what is wrong.
+//! The builder of [`KvArgs`]: collects what a worker says about itself, and checks everything at
+//! the end.
 
 use super::KvArgs;
 use super::check::{check_memory, range};
@@ -32,7 +33,8 @@ pub struct KvArgsBuilder {
 }
 
 impl KvArgsBuilder {
-    /// What a worker is if nothing else is said.
+    /// A worker of one data-parallel, tensor-parallel and pipeline rank, with the defaults that the
+    /// setters document.
     pub(super) fn new(engine: &str, engine_rank: u32) -> KvArgsBuilder {
         KvArgsBuilder {
             engine: engine.to_owned(),
@@ -57,21 +59,22 @@ impl KvArgsBuilder {
         }
     }
 
-    /// The cache: `num_pages` pages of `page_size` tokens. Required.
+    /// The size of the cache: `num_pages` pages of `page_size` tokens each. Required.
     pub fn pages(mut self, num_pages: u32, page_size: u32) -> Self {
         self.num_pages = Some(num_pages);
         self.page_size = page_size;
         self
     }
 
-    /// Adds a region.
+    /// Adds a region. KV regions must hold `num_pages` items each.
     pub fn region(mut self, region: Region) -> Self {
         self.regions.push(region);
         self
     }
 
-    /// Adds KV regions in host memory the way the seed lists them: `kv_data_ptrs`,
-    /// `kv_data_lens`, `kv_item_lens`, one entry per region.
+    /// Adds KV regions in host memory from three lists with one entry per region, as SGLang's
+    /// `KVArgs` has them: `kv_data_ptrs` (addresses), `kv_data_lens` and `kv_item_lens` (both in
+    /// bytes).
     pub fn kv_data(mut self, ptrs: &[u64], lens: &[u64], item_lens: &[u64]) -> Self {
         for (field, list) in [("kv_data_lens", lens), ("kv_item_lens", item_lens)] {
             if list.len() != ptrs.len() && self.lists.is_none() {
@@ -89,26 +92,27 @@ impl KvArgsBuilder {
         self
     }
 
-    /// Element type of the cache, as both engines name it (`bf16`, `f32`, `fp8_e4m3` …).
+    /// Element type of the cache (`bf16`, `f32`, `fp8_e4m3` …; default `f32`). Both engines must
+    /// use the same name.
     pub fn dtype(mut self, dtype: &str) -> Self {
         self.dtype = dtype.to_owned();
         self
     }
 
-    /// KV heads held by this rank, and the size of each.
+    /// KV heads held by this rank, and the elements of each head (default 1 and 1).
     pub fn heads(mut self, kv_heads: u32, head_dim: u32) -> Self {
         self.kv_heads = kv_heads;
         self.head_dim = head_dim;
         self
     }
 
-    /// A name or hash of the model; both sides must give the same.
+    /// A name or hash of the model (default empty); both sides must give the same text.
     pub fn model(mut self, model: &str) -> Self {
         self.model = model.to_owned();
         self
     }
 
-    /// The parallel groups.
+    /// The sizes of the engine's parallel groups and this rank's place in each (default: one rank).
     pub fn parallel(mut self, parallel: Parallel) -> Self {
         self.parallel = parallel;
         self
@@ -120,52 +124,63 @@ impl KvArgsBuilder {
         self
     }
 
-    /// How many receivers one request has (default 0: as many as the first one says).
+    /// How many receivers one request has, 0 to 4096 (default 0: as many as the first receiver
+    /// tells).
     pub fn num_receivers(mut self, num_receivers: u32) -> Self {
         self.num_receivers = num_receivers;
         self
     }
 
-    /// The network device to use.
+    /// The network device that the transport should use, such as `mlx5_0`.
     pub fn ib_device(mut self, device: &str) -> Self {
         self.ib_device = Some(device.to_owned());
         self
     }
 
-    /// Most data operations in flight to, or from, one peer (default 64). All peers together have four times
-    /// as many, and peers of which no data operation ends for a while do not count.
+    /// Most data operations in flight to, or from, one peer, 1 to 65536 (default 64). All peers
+    /// together have four times as many; a peer of which no data operation has ended for a while
+    /// does not count.
     pub fn max_inflight(mut self, max_inflight: usize) -> Self {
         self.max_inflight = max_inflight;
         self
     }
 
-    /// Most descriptors in one data operation (default 1024).
+    /// Most descriptors in one data operation, 1 to 1048576 (default 1024).
     pub fn max_sge(mut self, max_sge: usize) -> Self {
         self.max_sge = max_sge;
         self
     }
 
-    /// Which side moves the bytes, where a session does not say otherwise (default push).
+    /// Which side moves the bytes, for sessions that do not choose a mode themselves (default
+    /// push).
     pub fn transfer_mode(mut self, transfer_mode: TransferMode) -> Self {
         self.transfer_mode = transfer_mode;
         self
     }
 
-    /// Whether this worker's engine appends a suffix of its own to the id of every request, as vLLM does
-    /// (default no): a `-` and eight hexadecimal digits. The suffix is removed from this worker's ids, and
-    /// from no others, where no whole id is equal. Numbered rooms are never changed.
+    /// Whether this worker's engine appends a suffix of its own to the id of every request, as vLLM
+    /// does (default no): a `-` and eight hexadecimal digits. This worker then removes the suffix
+    /// from its own requests' ids, so that both sides of a request find the same room; a match of
+    /// whole ids comes first. Numbered rooms are never changed.
     pub fn suffixes_requests(mut self, suffixes: bool) -> Self {
         self.suffixes_requests = suffixes;
         self
     }
 
-    /// Whether the worker prints each of its [events](crate::trace::Event) as a line on standard error (default no).
+    /// Whether the worker prints each of its [events](crate::trace::Event) as a line on standard
+    /// error (default no).
     pub fn verbose(mut self, verbose: bool) -> Self {
         self.verbose = verbose;
         self
     }
 
-    /// Checks everything.
+    /// Checks all fields against each other, and returns arguments that every peer accepts as
+    /// valid.
+    ///
+    /// # Errors
+    ///
+    /// The first [`ArgsError`] that is found: a number out of range, a region that is not a whole
+    /// number of items, two regions that overlap, a field that was not set.
     pub fn build(self) -> Result<KvArgs, ArgsError> {
         if let Some(error) = self.lists {
             return Err(error);

@@ -1,5 +1,5 @@
-//! What must hold of a worker's numbers and of the memory behind its regions. What is told to peers is
-//! checked by [`Geometry::validate`](crate::Geometry::validate), there and here alike.
+//! The rules for a worker's memory and limits. The rules for what peers are told are in
+//! [`Geometry::validate`](crate::Geometry::validate); both sides check them.
 
 use crate::error::ArgsError;
 use crate::layout::{MemoryKind, Region};

@@ -1,4 +1,4 @@
-//! What a worker tells the framework about itself, once: memory, geometry, limits.
+//! What a worker tells the framework about itself, once: memory, geometry and limits.
 
 mod builder;
 mod check;
@@ -9,8 +9,8 @@ use crate::id::WorkerId;
 use crate::layout::{Geometry, Region};
 use crate::lease::TransferMode;
 
-/// What a worker tells the framework about itself (seed: `KVArgs`). Built once, validated once:
-/// a `KvArgs` that exists is valid, and no later code checks again.
+/// What a worker tells the framework about itself (SGLang: `KVArgs`). A `KvArgs` was checked when
+/// it was built: every `KvArgs` that exists is valid, and no later code checks again.
 ///
 /// ```
 /// use kv_core::{KvArgs, Region, RegionRole};
@@ -51,7 +51,7 @@ impl KvArgs {
     }
 
     /// How many receivers (decode ranks) one request of this worker has by default; 0 if the first
-    /// receiver is to say it.
+    /// receiver is to tell the number.
     pub fn num_receivers(&self) -> u32 {
         self.num_receivers
     }

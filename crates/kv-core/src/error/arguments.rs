@@ -1,59 +1,59 @@
-//! Arguments that cannot be: an id, a list of pages.
+//! Errors in the arguments of a call: an id, or a list of pages.
 
-/// A bad id.
+/// Why a text is not accepted as an id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdError {
-    /// Empty or too long.
+    /// The id is empty or too long.
     #[error("{field} has {got} bytes; allowed are 1 to {max}")]
     Length {
-        /// Which id.
+        /// `engine_id` or `request_id`.
         field: &'static str,
-        /// Its length.
+        /// The length of the text in bytes.
         got: usize,
-        /// The longest allowed.
+        /// The longest id allowed, in bytes.
         max: usize,
     },
-    /// A control character would break logs and headers.
+    /// The id contains a control character, which would break logs and headers.
     #[error("{field} contains a control character")]
     ControlCharacter {
-        /// Which id.
+        /// `engine_id` or `request_id`.
         field: &'static str,
     },
 }
 
-/// A bad list of pages.
+/// Why a list of pages is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PagesError {
     /// A run ends beyond the largest page number.
     #[error("a run of {len} pages from page {start} exceeds the largest page number")]
     Overflow {
-        /// First page of the run.
+        /// The first page of the run.
         start: u32,
-        /// Its length.
+        /// The number of pages in the run.
         len: u32,
     },
-    /// More pages than a list may name.
+    /// The list names more pages than one list may.
     #[error("{got} pages in one list; at most {max} are allowed")]
     TooMany {
-        /// How many were named.
+        /// How many pages were named.
         got: u64,
-        /// The bound.
+        /// The most pages that one list may name.
         max: u32,
     },
-    /// A page that the cache does not have.
+    /// The list names a page that the cache does not have.
     #[error("page {page} is out of range: the cache has {num_pages} pages")]
     OutOfRange {
-        /// The page.
+        /// The number of that page.
         page: u32,
-        /// How many pages there are.
+        /// How many pages the cache has; the last one is `num_pages - 1`.
         num_pages: u32,
     },
-    /// A page named twice, where each may occur once.
+    /// The list names a page twice, where every page may occur once.
     #[error("page {page} is named twice")]
     Twice {
-        /// The page.
+        /// The number of that page.
         page: u32,
     },
 }

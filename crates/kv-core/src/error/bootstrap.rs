@@ -2,7 +2,7 @@
 
 use crate::id::WorkerId;
 
-/// Why a rendezvous failed.
+/// Why a lookup or a registration at the bootstrap server failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
@@ -15,44 +15,46 @@ pub enum BootstrapError {
     /// Not all ranks of the engine have registered yet. Wait and ask again.
     #[error("the engine is not ready: {registered} of {expected} ranks have registered")]
     NotReady {
-        /// Ranks that have registered.
+        /// How many ranks have registered.
         registered: u32,
-        /// Ranks the engine has.
+        /// How many ranks the engine has.
         expected: u32,
     },
-    /// No such rank is registered (any more).
+    /// The server has no rank of this engine, role and service, or has it no longer.
     #[error("no such rank is registered")]
     UnknownRank,
     /// The server asks for a secret that this worker does not have. Configure the same on both; asking
     /// again does not help.
     #[error("the bootstrap server does not accept this worker's secret")]
     Unauthorized,
-    /// The server answered with something that is not ours.
+    /// The server answered with an HTTP status that this protocol does not use. Check that the
+    /// address is that of a bootstrap server.
     #[error("the bootstrap server answered with status {0}")]
     Status(u16),
-    /// The server refused a registration: another rank claims its place, or another topology.
+    /// The server refused a registration: another worker has registered for the same rank, or the
+    /// engine has registered with another topology.
     #[error("the bootstrap server refused the registration with status {status}: {reason}")]
     Refused {
-        /// Its status.
+        /// The HTTP status of the answer.
         status: u16,
-        /// Its own words, cut to a line.
+        /// The server's own words, cut to one line.
         reason: String,
     },
-    /// The answer was not valid.
+    /// The server's answer could not be decoded.
     #[error("the bootstrap server's answer is not valid: {0}")]
     Malformed(&'static str),
     /// A rank has two offers that this worker could use. Take one of them out of the rank's configuration;
     /// asking again does not help.
     #[error("{worker} has two offers that fit: {first} and {second}")]
     Ambiguous {
-        /// The rank.
+        /// The rank that has two offers.
         worker: WorkerId,
-        /// The first offer in its record that fits: name and versions.
+        /// The first offer in the rank's record that fits, by name and versions.
         first: String,
-        /// The second.
+        /// The second such offer, by name and versions.
         second: String,
     },
-    /// No answer in time.
+    /// The server did not answer in time. Ask again.
     #[error("the bootstrap server did not answer in time")]
     TimedOut,
 }

@@ -1,4 +1,5 @@
-//! What ended a session: every cause, with the values that tell it from the others.
+//! The causes that end a session, each with the values by which an operator can tell it from the
+//! others.
 
 use std::time::Duration;
 
@@ -11,39 +12,40 @@ use crate::id::{ChunkId, Incarnation, Room, WorkerId};
 use crate::transport::TransportError;
 use crate::wire::versions::Versions;
 
-/// What ended a session.
+/// What ended a session. [`advice`](Cause::advice) says what can be done about the cause, and
+/// [`recovery`](Cause::recovery) what a server should do with the request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The local scheduler called `abort`, or dropped the session.
+    /// The local scheduler called `abort`, or dropped the session's handle.
     #[error("aborted here")]
     Aborted,
     /// The local worker is stopping.
     #[error("the local worker is stopping")]
     WorkerStopped,
-    /// The deadline passed. `last` is the last obstacle seen, if any.
+    /// The session did not finish before its deadline.
     #[error("not finished within {after:?}{}", last_obstacle(.last))]
     DeadlineExceeded {
         /// The deadline, from the opening of the session.
         after: Duration,
-        /// What stood in the way when the deadline passed, if that is known.
+        /// What the session waited for when the deadline passed, if that is known.
         last: Option<Obstacle>,
     },
-    /// The rendezvous failed in a way that no retry mends.
+    /// The lookup at the bootstrap server failed in a way that asking again does not mend.
     #[error(transparent)]
     Bootstrap(BootstrapError),
-    /// The peer's memory could not be reached.
+    /// The transport could not open a way to the peer.
     #[error("cannot connect to the peer: {0}")]
     Connect(TransportError),
-    /// The peer has another geometry.
+    /// The peer's cache has another geometry, and the two cannot exchange pages.
     #[error("the peer's cache does not fit: {0}")]
     Incompatible(Mismatch),
     /// The two workers have no version of the wire in common.
     #[error("versions {ours} of the wire are spoken here, and versions {theirs} by the peer")]
     Versions {
-        /// What this worker speaks.
+        /// The versions that this worker speaks.
         ours: Versions,
-        /// What the peer speaks.
+        /// The versions that the peer speaks.
         theirs: Versions,
     },
     /// The peer's process is dead, or has closed its transport.
@@ -52,16 +54,16 @@ pub enum Cause {
     /// This worker's way to the peer was lost. The peer may live.
     #[error("the connection to the peer was lost")]
     WayLost,
-    /// The peer is there no more, and another incarnation has taken its place.
+    /// The peer's process has ended, and another incarnation of the worker has taken its place.
     #[error("the peer was restarted")]
     PeerRestarted,
-    /// Nothing was heard from the peer.
+    /// No frame came from the peer for so long that the session was given up.
     #[error("nothing heard from the peer for {silent_for:?}")]
     PeerUnresponsive {
-        /// For how long.
+        /// How long no frame had come from the peer.
         silent_for: Duration,
     },
-    /// The peer ended the session, and said why.
+    /// The peer ended its half of the session, and told the cause.
     #[error("ended by the peer: {0}")]
     ByPeer(PeerCause),
     /// The two sides disagree about how many pages the request has.
@@ -72,141 +74,147 @@ pub enum Cause {
         /// Pages that the receiver registered.
         registered: usize,
     },
-    /// More pages were sent than announced.
+    /// The server gave more pages than it had announced with `init`.
     #[error("{sent} pages sent, {announced} announced")]
     TooManyPages {
-        /// Sent, with the refused chunk.
+        /// How many pages were given in all chunks, the refused chunk included.
         sent: usize,
-        /// Announced with `init`.
+        /// How many pages `init` announced.
         announced: usize,
     },
-    /// A second `init` with other values, or `send` on a session that has none.
+    /// The server called `init` a second time with other values, or gave pages without calling
+    /// `init` at all.
     #[error("init was called twice, or not before the pages were sent")]
     InitOrder,
-    /// The pages are not pages of this cache.
+    /// The list of pages names pages that this cache does not have, or names a page twice.
     #[error(transparent)]
     BadPages(#[from] PagesError),
-    /// The layers announced as final are not those of the chunk.
+    /// The layers announced as final are not layers of the chunk, or were announced before.
     #[error(transparent)]
     Layers(#[from] LayersError),
-    /// What an announcement waited for will never be: the pages may be half computed.
+    /// The ready event of an announcement failed: the pages may be half computed.
     #[error("the ready event before an announcement of chunk {chunk} failed: {error}")]
     ReadyEvent {
-        /// The chunk that was to be announced.
+        /// The chunk in the announcement.
         chunk: ChunkId,
-        /// What the ready event said.
+        /// The error of the ready event.
         error: ReadyEventError,
     },
     /// The aux row does not exist, here or at the peer.
     #[error("aux row {index} is out of range: there are {rows} rows")]
     BadAux {
-        /// The row.
+        /// The number of the aux row.
         index: u32,
-        /// How many there are.
+        /// How many aux rows there are; the last one is `rows - 1`.
         rows: u32,
     },
-    /// One side has an aux row for the request, the other has none.
+    /// One side gave an aux row for the request, and the other side gave none.
     #[error("an aux row is given on one side only (sender {sender}, receiver {receiver})")]
     AuxOneSided {
-        /// The sender gave a row.
+        /// True if the sender gave an aux row.
         sender: bool,
-        /// The receiver gave a row.
+        /// True if the receiver gave an aux row.
         receiver: bool,
     },
     /// The worker has no regions of this cache group.
     #[error("there are no regions of cache group {group}")]
     UnknownGroup {
-        /// The group.
+        /// The number of the group in [`Layout::groups`](crate::Layout::groups).
         group: u16,
     },
-    /// The items are not items of this cache group.
+    /// The items given for a cache group are not items of its regions.
     #[error("cache group {group}: {error}")]
     BadGroup {
-        /// The group.
+        /// The number of the group in [`Layout::groups`](crate::Layout::groups).
         group: u16,
-        /// Which item, and how many there are.
+        /// The item that is wrong, and how many items there are.
         error: PagesError,
     },
-    /// The two sides disagree about the items of a cache group: both must name it, unless it is
-    /// [optional](crate::CacheGroup::optional), and the sender must have all that the receiver wants.
+    /// The two sides disagree about the items of a cache group. Both sides must name the group,
+    /// unless it is [optional](crate::CacheGroup::optional), and the sender must have all items
+    /// that the receiver wants.
     #[error("{}", group_items(.group, .sent, .wanted))]
     GroupItems {
-        /// The group.
+        /// The number of the group in [`Layout::groups`](crate::Layout::groups).
         group: u16,
-        /// What the sender gave; `None` if it did not name the group.
+        /// The items that the sender gave; `None` if the sender did not name the group.
         sent: Option<GroupSpan>,
-        /// What the receiver gave; `None` if it did not name the group.
+        /// The items that the receiver gave; `None` if the receiver did not name the group.
         wanted: Option<GroupSpan>,
     },
     /// The transport failed while moving bytes.
     #[error("the data operation failed: {0}")]
     Post(TransportError),
-    /// The pages were pinned for a reader, and none came, or none showed a sign of life, until the
-    /// lease had run out. On the reader's side: it came, or finished, too late.
+    /// The lease ran out before the pages were read. On the sender: no reader came, or no reader
+    /// sent a heartbeat in time. On the reader: the acquire message or the end of the read came too
+    /// late.
     #[error("the lease on the sender's pages has expired")]
     LeaseExpired,
-    /// The reference that the router carried names other pages than the sender holds.
+    /// The [`LeaseRef`](crate::LeaseRef) that the router carried names other pages than the sender
+    /// holds.
     #[error("the lease names {} at position {position}, where the sender holds {}", page(.referenced), page(.held))]
     LeasePages {
         /// The first position in the request where they differ.
         position: usize,
-        /// The page in the reference, if it goes that far.
+        /// The page in the reference; `None` if the reference names fewer pages.
         referenced: Option<u32>,
-        /// The sender's page, if it has that many.
+        /// The page that the sender holds; `None` if the sender holds fewer pages.
         held: Option<u32>,
     },
-    /// The reference names a page that the sender's cache does not have.
+    /// The [`LeaseRef`](crate::LeaseRef) names a page that the sender's cache does not have.
     #[error("the lease is out of range: {0}")]
     LeaseOutOfRange(PagesError),
-    /// The reference that the router carried is for an earlier life of the sender's worker.
+    /// The [`LeaseRef`](crate::LeaseRef) that the router carried is for an earlier incarnation of
+    /// the sender's worker.
     #[error("the lease is for incarnation {referenced}, but the sender's worker is {found}")]
     StaleLease {
-        /// In the reference.
+        /// The incarnation in the reference.
         referenced: Incarnation,
-        /// Registered now.
+        /// The incarnation that is registered now.
         found: Incarnation,
     },
-    /// Two requests have ids that are equal without the suffixes of their engines, and cannot be told
-    /// apart at the other side.
+    /// Two open requests have ids that are equal without the suffixes of their engines, so that the
+    /// other side cannot tell them apart.
     #[error("requests {room} and {other} have the same id without the engines' suffixes")]
     AmbiguousRoom {
-        /// One of them.
+        /// The room of one request.
         room: Room,
-        /// The other.
+        /// The room of the other request.
         other: Room,
     },
-    /// The peer broke the protocol.
+    /// The peer sent a frame that the protocol does not allow.
     #[error("the peer broke the protocol: {0}")]
     Protocol(&'static str),
 }
 
-/// What stood in the way of a session when its deadline passed.
+/// What a session waited for when its deadline passed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Obstacle {
-    /// The rendezvous had not come about.
+    /// The lookup at the bootstrap server had not succeeded.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// The session's data operations waited behind those of another peer, which did not end.
+    /// The session's data operations waited behind those of another peer, which had not ended.
     #[error("waiting behind {posts} data operations to {peer} that have not ended")]
     Behind {
-        /// The other peer.
+        /// The peer whose data operations had not ended.
         peer: WorkerId,
-        /// Its data operations in flight.
+        /// How many data operations to that peer were in flight.
         posts: usize,
     },
-    /// Data operations to the session's own peer did not end.
+    /// Data operations to the session's own peer had not ended.
     #[error("{posts} data operations to {peer} have not ended")]
     Stuck {
-        /// The peer.
+        /// The peer of the session.
         peer: WorkerId,
-        /// Its data operations in flight.
+        /// How many data operations to that peer were in flight.
         posts: usize,
     },
-    /// The receiver's worker has not said that its memory may be written.
+    /// The receiver's worker had given no permission to write into its memory, or the permission
+    /// had ended.
     #[error("{peer} has granted no permission to write that is still valid")]
     NotPermitted {
-        /// The receiver's worker.
+        /// The worker of the receiver.
         peer: WorkerId,
     },
 }

@@ -1,6 +1,6 @@
-//! What a server is refused for now: a place in a bounded queue, a session.
+//! Why a call is refused for now: the command queue is full, or too many sessions are open.
 
-/// A bounded queue was full; the argument comes back untouched. Retry after the next poll.
+/// The bounded command queue is full. The argument comes back untouched; retry after the next poll.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the command queue is full; retry after the next poll")]
 pub struct Backpressure<T>(pub T);
@@ -9,12 +9,12 @@ pub struct Backpressure<T>(pub T);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// As many sessions are open as the configuration allows. Retry when some have ended.
+    /// As many sessions are open as the configuration allows. Retry when some of them have ended.
     #[error("{open} sessions are open, the limit is {max}")]
     TooManySessions {
-        /// Open now.
+        /// How many sessions are open now.
         open: usize,
-        /// The limit.
+        /// The most sessions that may be open.
         max: usize,
     },
     /// The command queue is full. Retry after the next poll.

@@ -1,4 +1,4 @@
-//! What the two sides tell each other of a failure, as it travels in a frame.
+//! The causes of failure that the two sides tell each other, as they travel in a frame.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -8,136 +8,140 @@ use crate::id::Room;
 use crate::lease::TransferMode;
 use crate::wire::versions::Versions;
 
-/// What ended the peer's half of a session, as it travels in a frame.
+/// What ended the peer's half of a session, as the peer tells it in a frame. The texts speak of the
+/// peer as "it", after `ended by the peer:`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PeerCause {
-    /// Its scheduler aborted.
+    /// The peer's scheduler aborted the request, or dropped the session's handle.
     #[error("its scheduler aborted the request")]
     Aborted,
-    /// It is stopping.
+    /// The peer's worker is stopping.
     #[error("it is stopping")]
     WorkerStopped,
-    /// Its deadline passed.
+    /// The deadline of the peer's session passed.
     #[error("its deadline passed")]
     DeadlineExceeded,
-    /// The numbers of pages differ.
+    /// The two sides disagree about how many pages the request has.
     #[error("{sent} pages are to be sent, but {registered} were registered")]
     PageCount {
-        /// Pages announced by the sender.
+        /// How many pages the sender announced.
         sent: u64,
-        /// Pages registered by the receiver.
+        /// How many pages the receiver registered.
         registered: u64,
     },
-    /// One side has an aux row, the other none.
+    /// One side gave an aux row for the request, and the other side gave none.
     #[error("an aux row is given on one side only (sender {sender}, receiver {receiver})")]
     AuxOneSided {
-        /// The sender gave a row.
+        /// True if the sender gave an aux row.
         sender: bool,
-        /// The receiver gave a row.
+        /// True if the receiver gave an aux row.
         receiver: bool,
     },
     /// The two sides disagree about the items of a cache group.
     #[error("{}", group_items(.group, .sent, .wanted))]
     GroupItems {
-        /// The group.
+        /// The number of the group in [`Layout::groups`](crate::Layout::groups).
         group: u16,
-        /// What the sender gave; `None` if it did not name the group.
+        /// The items that the sender gave; `None` if the sender did not name the group.
         sent: Option<GroupSpan>,
-        /// What the receiver gave; `None` if it did not name the group.
+        /// The items that the receiver gave; `None` if the receiver did not name the group.
         wanted: Option<GroupSpan>,
     },
-    /// Its server gave pages, rows or chunks that do not fit the request or its cache.
+    /// The peer's server gave pages, rows or chunks that do not fit the request or its cache.
     #[error("its server gave pages or rows that do not fit")]
     BadArguments,
-    /// A data operation failed.
+    /// A data operation of the peer failed.
     #[error("a data operation failed")]
     DataOperation,
-    /// Another rank that the request needs was lost.
+    /// The peer lost another rank that the request needs.
     #[error("another rank that the request needs was lost")]
     OtherRankLost,
-    /// The geometries do not fit.
+    /// The geometries of the two caches do not fit.
     #[error("{0}")]
     Incompatible(Mismatch),
-    /// The scheduler expected another number of receivers than an engine has for the sender's rank.
+    /// The sender's scheduler expects another number of receivers than the receiver's engine has
+    /// for that sender.
     #[error("the sender expects {expected} receivers, the receiver's engine has {told} for it")]
     ReceiverCount {
-        /// Told by the sender's scheduler.
+        /// The number that the sender's scheduler gave.
         expected: usize,
-        /// Told by the receiver.
+        /// The number that the receiver told.
         told: usize,
     },
-    /// The registration names pages or rows that do not exist.
+    /// The registration names pages, rows or items that the sender's plan cannot reach.
     #[error("the registration is out of range")]
     OutOfRange,
-    /// Its tables are full.
+    /// The peer's tables of sessions, attempts or peers are full.
     #[error("it is overloaded")]
     Overloaded,
-    /// The lease on its pages has run out.
+    /// The lease on the peer's pages has run out.
     #[error("the lease on its pages has expired")]
     LeaseExpired,
-    /// It has no such lease, or has forgotten what became of it.
+    /// The peer has no lease with this id, or has forgotten the lease.
     #[error("it knows no lease {lease_id}")]
     UnknownLease {
-        /// The id of the lease.
+        /// The lease id that this worker asked for.
         lease_id: u64,
     },
-    /// The pages of the lease were read and released, or have all the readers they wait for.
-    #[error("grant {lease_id} has been consumed")]
+    /// The pages of the lease were read and released, or have as many readers already as the sender
+    /// expects.
+    #[error("lease {lease_id} has been consumed")]
     LeaseConsumed {
-        /// The id of the lease.
+        /// The lease id that this worker asked for.
         lease_id: u64,
     },
-    /// One side pushes, the other pulls.
+    /// One side is set to push, and the other to pull.
     #[error("transfer_mode differs: sender {sender}, receiver {receiver}")]
     Mode {
-        /// Of the sender.
+        /// The transfer mode of the sender.
         sender: TransferMode,
-        /// Of the receiver.
+        /// The transfer mode of the receiver.
         receiver: TransferMode,
     },
-    /// Two requests have ids that are equal without the suffixes of their engines.
+    /// Two open requests have ids that are equal without the suffixes of their engines.
     #[error("requests {room} and {other} have the same id without the engines' suffixes")]
     AmbiguousRoom {
-        /// One of them.
+        /// The room of one request.
         room: Room,
-        /// The other.
+        /// The room of the other request.
         other: Room,
     },
     /// The two sides have no version of the wire in common.
     #[error("it speaks versions {ours} of the wire, and a peer of the request speaks {theirs}")]
     Versions {
-        /// What the side speaks that reports the error.
+        /// The versions that the side speaks that reports the cause.
         ours: Versions,
-        /// What the other side speaks.
+        /// The versions that the other side speaks.
         theirs: Versions,
     },
-    /// It does not know the session.
+    /// The peer does not know the session, or the incarnation, that the frame named.
     #[error("it does not know the session")]
     Unknown,
-    /// The frames made no sense to it.
+    /// The peer received a frame that the protocol does not allow.
     #[error("it saw a protocol error")]
     Protocol,
-    /// Anything else.
+    /// The peer failed for a reason that has no name in the protocol.
     #[error("internal error")]
     Internal,
-    /// A cause that only a newer version knows.
+    /// A cause that only a newer version of the protocol knows.
     #[error("{name} (a cause that this version does not know)")]
     Other {
-        /// What the newer version calls it, at most 512 bytes of it.
+        /// The name of the cause in the newer version, cut to 512 bytes.
         #[serde(deserialize_with = "short")]
         name: String,
     },
 }
 
 impl PeerCause {
-    /// A cause that this version does not know.
+    /// A cause that this version does not know, with its name cut to 512 bytes.
     pub(crate) fn other(name: String) -> PeerCause {
         PeerCause::Other { name: cut(name) }
     }
 
-    /// What other ranks are told of what one peer has said, in each of their requests: of its texts only the
-    /// beginnings, so that one long refusal is not said at length a thousand times.
+    /// The cause as other ranks are told it in each of their requests, when one peer has told it to
+    /// this worker. Its texts are cut to their beginnings, so that a thousand requests do not
+    /// repeat a long text in full.
     pub(crate) fn passed_on(&self) -> PeerCause {
         let begin = |text: &str| cut_at(text, MAX_TEXT_PASSED_ON).to_owned();
         match self {
@@ -151,14 +155,14 @@ impl PeerCause {
     }
 }
 
-/// Two workers that cannot exchange pages: the first field in which they differ, and both values.
+/// Why two workers cannot exchange pages: the first field in which they differ, and both values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{field} differs: {ours} here, {theirs} at the peer{}", crate::layout::remedy(.field))]
 pub struct Mismatch {
-    /// The field of the geometry.
+    /// The name of the field, as in [`Geometry`](crate::Geometry).
     #[serde(deserialize_with = "short")]
     pub field: String,
-    /// The value on the side that reports the error.
+    /// The value on the side that reports the difference.
     #[serde(deserialize_with = "short")]
     pub ours: String,
     /// The value on the other side.
@@ -166,9 +170,9 @@ pub struct Mismatch {
     pub theirs: String,
 }
 
-/// Longest text of a peer's that is kept, in bytes. What is longer is cut off.
+/// The longest text of a peer that is kept, in bytes. The rest is cut off.
 const MAX_TEXT: usize = 512;
-/// Longest text of it that is passed on, in bytes.
+/// The longest text of a peer that is passed on to other ranks, in bytes.
 const MAX_TEXT_PASSED_ON: usize = 32;
 
 fn short<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
@@ -183,7 +187,7 @@ pub(crate) fn cut(mut text: String) -> String {
     text
 }
 
-/// The beginning of a text, at most so many bytes.
+/// The beginning of a text: at most `most` bytes, and whole characters.
 fn cut_at(text: &str, most: usize) -> &str {
     let end = (0..=most.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     text.get(..end.unwrap_or(0)).unwrap_or(text)

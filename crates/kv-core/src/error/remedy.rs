@@ -1,5 +1,5 @@
-//! What follows from a cause, row by row: what the peer is told, an advice for people, and a decision about the
-//! request.
+//! What follows from each cause, row by row: the cause that the peer is told, advice for an
+//! operator, and a decision about the request.
 
 use super::bootstrap::BootstrapError;
 use super::cause::Cause;
@@ -11,7 +11,8 @@ pub enum Recovery {
     /// Compute the prompt again, here or on another prefill worker: nothing is wrong with the
     /// request.
     Recompute,
-    /// Answer the client with an error: another try would end the same way, or nobody waits for it.
+    /// Answer the client with an error: another try would end in the same way, or nobody waits for
+    /// the request any more.
     Fail,
 }
 
@@ -27,17 +28,17 @@ const OTHER_ID: &str =
     "use a different request id, before the engine's suffix, for each request that is open at the same time";
 
 impl Cause {
-    /// The cause as the peer is told it.
+    /// The cause in the form in which the peer is told it.
     pub fn for_peer(&self) -> PeerCause {
         self.row().0
     }
 
-    /// What a server can do about it.
+    /// What an operator or a server can do about the cause, in half a sentence of plain English.
     pub fn advice(&self) -> &'static str {
         self.row().1
     }
 
-    /// What a server that lost the request's pages this way should do with the request (vLLM's
+    /// What a server that lost the request's pages in this way should do with the request (vLLM:
     /// `kv_load_failure_policy`).
     pub fn recovery(&self) -> Recovery {
         self.row().2

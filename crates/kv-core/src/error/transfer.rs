@@ -1,21 +1,23 @@
-//! Why a session failed, as a value: who, where in its life, why, what now.
+//! Why a session failed, as a value: request, peer, phase, cause and advice.
 
 use serde::{Deserialize, Serialize};
 
 use super::cause::Cause;
 use crate::id::{Room, WorkerId};
 
-/// Why a session failed (the seed's `failure_exception`, as a value): who, where, why, what now.
+/// Why a session failed: the request, the peer, how far the session had come, and the cause.
+/// SGLang's `failure_exception` raises the same as an exception. The text ends with
+/// [advice](Cause::advice) for an operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("room {room}, {phase}{}: {cause}; {}", with_peer(.peer), .cause.advice())]
 pub struct TransferError {
-    /// The request.
+    /// The room of the request.
     pub room: Room,
     /// The peer, if it was known yet.
     pub peer: Option<WorkerId>,
     /// How far the session had come.
     pub phase: Phase,
-    /// What happened.
+    /// What ended the session.
     pub cause: Cause,
 }
 
@@ -23,16 +25,17 @@ fn with_peer(peer: &Option<WorkerId>) -> String {
     peer.as_ref().map(|peer| format!(" with {peer}")).unwrap_or_default()
 }
 
-/// Where in its life a session was when it failed.
+/// How far a session had come when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Phase {
     /// Looking up the peer at the bootstrap server.
     Bootstrap,
     /// Exchanging geometry and memory with the peer.
     Handshake,
-    /// Waiting for the other side's half: a registration, or pages.
+    /// Waiting for the other side: on a sender for a registration, on a receiver for the sender's
+    /// pages.
     Rendezvous,
-    /// Moving bytes.
+    /// Moving the bytes of pages.
     Transfer,
 }
 
