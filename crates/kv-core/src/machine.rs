@@ -1,8 +1,10 @@
-//! What a worker drives: the machine of one service, and the words that all services share.
+//! The trait of a service's machine, and the inputs and outputs that a worker exchanges with a
+//! machine.
 //!
-//! A service (a KV cache, an encoder cache, a foreign dialect) is a [`Machine`] and the handles on top of
-//! its worker. The transport's half of [`Input`] and [`Output`] is the same for every service; commands,
-//! states and what goes into a session and comes back are types of the machine.
+//! A service (a KV cache, an encoder cache, a foreign dialect) consists of a [`Machine`] and of the
+//! handles that servers use. Frames, posts, peers and lookups in [`Input`] and [`Output`] are the
+//! same for every service. Commands, states of sessions, and the resources that sessions borrow are
+//! types of the machine.
 
 use std::error::Error;
 use std::fmt;
@@ -22,33 +24,34 @@ use crate::transport::{Directions, Origin, Post, TransportError, WayEnd, WriteFe
 ///
 /// # Contract
 ///
-/// - **Inputs**: [`handle`](Machine::handle), one at a time, with the time now. Times never go back.
+/// - **Inputs**: [`handle`](Machine::handle), one at a time, with the time now. Times never go
+///   back.
 /// - **Outputs**: after every input, [`poll_output`](Machine::poll_output) is called until it returns
 ///   `None`, and each output is carried out in order, before the next input.
-/// - **Time**: [`Input::Timeout`] is due at [`next_timeout`](Machine::next_timeout). Late is allowed, early
-///   does nothing. The machine reads no clock of its own.
-/// - **Ends**: every session that a command opened gets exactly one terminal [`Output::Status`], as its
-///   last status; every resource that went in with a command comes out in exactly one
-///   [`Output::Release`], once no wire can touch it.
+/// - **Time**: [`Input::Timeout`] is due at [`next_timeout`](Machine::next_timeout). A late timeout
+///   is allowed, and an early one does nothing. The machine reads no clock of its own.
+/// - **Ends**: every session that a command opened gets exactly one terminal [`Output::Status`], as
+///   its last status. Every resource that went in with a command comes out in exactly one
+///   [`Output::Release`], once no wire can touch the resource.
 ///
 /// The same machine runs under a worker's thread over real transports, and under a simulator in virtual
 /// time.
 pub trait Machine: Send {
-    /// What handles ask of the machine.
+    /// The commands that handles give to the machine.
     type Command: SessionCommand<Resource = Self::Resource>;
     /// The states of a session.
     type Status: SessionStatus;
-    /// What is lent to a session and comes back.
+    /// The resource that commands lend to a session, and that the session hands back.
     type Resource: SessionResource;
-    /// Why a session failed.
+    /// The error of a session that failed.
     type Failure: Error + Clone + Send + Sync + 'static;
     /// One line of the report on what resources in quarantine wait for.
     type Quarantine: Clone + Send + 'static;
-    /// What whoever listens is told of what happens in the machine; [`Infallible`](std::convert::Infallible)
-    /// if it tells nothing.
+    /// The events that the machine tells to a listener; [`Infallible`](std::convert::Infallible)
+    /// for a machine that tells none.
     type Trace: What;
 
-    /// Takes one input; the outputs are to be drained afterwards.
+    /// Takes one input. The caller must drain the outputs afterwards.
     fn handle(&mut self, now: Time, input: Input<Self::Command>);
 
     /// The next output; `None` when drained.
@@ -57,33 +60,35 @@ pub trait Machine: Send {
     /// When [`Input::Timeout`] is due; `None` if nothing waits for time to pass.
     fn next_timeout(&self) -> Option<Time>;
 
-    /// How much of what it holds, in the first of its [kinds](SessionResource::KINDS), is complete and
-    /// pinned for readers under a lease.
+    /// How much of its resources, in the first of their [kinds](SessionResource::KINDS), is
+    /// complete and pinned for readers under a lease.
     fn leased(&self) -> usize {
         0
     }
 
-    /// What the resources of ended sessions wait for.
+    /// What the resources of ended sessions wait for, in as many entries as there are peers and
+    /// reasons.
     fn quarantine(&self) -> Vec<Self::Quarantine> {
         Vec::new()
     }
 
-    /// Begins to keep events for [`poll_trace`](Machine::poll_trace), from now on, or stops. A machine begins
-    /// with nobody listening, and then spends one branch on an event, and no memory.
+    /// With `true`, the machine keeps events for [`poll_trace`](Machine::poll_trace) from now on;
+    /// with `false`, it stops. A machine begins without a listener. An event then costs one branch
+    /// and no memory.
     fn listen(&mut self, on: bool) {
         let _ = on;
     }
 
-    /// The next event; `None` when drained, and while nobody listens. Events are fetched after any input, or
-    /// never: a machine keeps a bounded number of them, and says [how many](Event::missed) it has lost. A
-    /// [`Log`](crate::trace::Log) does so.
+    /// The next event; `None` when drained, and while nobody listens. Events may be fetched after
+    /// any input. A machine keeps a bounded number of events, and [`Event::missed`] tells how many
+    /// were lost. [`Log`](crate::trace::Log) is such a bounded list.
     fn poll_trace(&mut self) -> Option<Event<Self::Trace>> {
         None
     }
 
-    /// The transport of a peer in whose name a frame speaks, if the frame introduces its sender. The worker
-    /// drops the frame if the connection on which it came [may not speak](crate::Transport::may_speak_by) for
-    /// that transport.
+    /// The transport of the worker in whose name a frame speaks, if the frame introduces its
+    /// sender; otherwise `None`. The worker drops the frame if the connection on which the frame
+    /// came [may not speak](crate::Transport::may_speak_by) for that transport.
     fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {
         let _ = frame;
         None
@@ -131,9 +136,9 @@ impl<M: Machine + ?Sized> Machine for Box<M> {
     }
 }
 
-/// A command to a machine, as far as a worker must understand it.
+/// A command to a machine: the questions that a worker asks of every command.
 pub trait SessionCommand: fmt::Debug + Send + Sized + 'static {
-    /// What it may lend to its session.
+    /// The resource that a command may lend to its session.
     type Resource: SessionResource;
 
     /// The command that ends a session early.
@@ -142,24 +147,24 @@ pub trait SessionCommand: fmt::Debug + Send + Sized + 'static {
     /// The command that ends all sessions and tells the peers; the machine takes no new ones.
     fn shutdown() -> Self;
 
-    /// Addresses the command to this session, whatever session was named before. False if it is no command
-    /// to an open session: it opens one, or concerns all of them.
+    /// Addresses the command to this session, in place of the session that was named before. False
+    /// if the command is not for an open session, because it opens one or is for all of them.
     fn address(&mut self, session: SessionId) -> bool;
 
-    /// How much the command lends to its session; `None` if it lends nothing. A resource of nothing is
-    /// `Some`: it comes back like any other.
+    /// How much the command lends to its session; `None` if the command lends nothing. An empty
+    /// resource is `Some`: the session hands it back like any other.
     fn lends(&self) -> Option<Amounts>;
 
-    /// What the command lends, taken out of a command that no machine has seen.
+    /// The resource that the command lends, taken out of a command that no machine has seen.
     fn into_resource(self) -> Option<Self::Resource>;
 
-    /// Takes the event out of the command that must have passed before the machine sees it. What the
-    /// session is told afterwards waits behind it, except an abort.
+    /// Takes the ready event out of the command. The machine sees the command only after the event
+    /// has passed. Later commands to the session wait behind it, except an abort.
     fn take_ready(&mut self) -> Option<Box<dyn ReadyEvent>> {
         None
     }
 
-    /// What the machine is told in place of a command whose event will never pass.
+    /// The command that the machine gets in place of a command whose ready event has failed.
     fn not_ready(self, error: ReadyEventError) -> Self {
         let _ = error;
         self
@@ -170,7 +175,7 @@ pub trait SessionCommand: fmt::Debug + Send + Sized + 'static {
 ///
 /// Ranks that hold one request agree on the minimum of their states.
 pub trait SessionStatus: Copy + Ord + fmt::Display + fmt::Debug + Send + Sync + 'static {
-    /// The state of a session that its machine has said nothing about.
+    /// The state of a session about which its machine has reported nothing yet.
     const OPENED: Self;
     /// The terminal state of a session whose worker has stopped.
     const FAILED: Self;
@@ -178,31 +183,34 @@ pub trait SessionStatus: Copy + Ord + fmt::Display + fmt::Debug + Send + Sync + 
     /// True for states that never change again.
     fn is_terminal(self) -> bool;
 
-    /// The state as a number, 0 to 126.
+    /// The state as a number, 0 to 126, the same in every process.
     fn to_u8(self) -> u8;
 
-    /// The state with this number.
+    /// The state with this number; `None` if no state has the number.
     fn from_u8(number: u8) -> Option<Self>;
 }
 
-/// Memory, or whatever else a session is lent and hands back at its end.
+/// Memory, or another resource, that a command lends to a session and that the session hands back
+/// at its end.
 pub trait SessionResource: fmt::Debug + Send + 'static {
-    /// Names of the kinds that are counted apart, in the plural, at most [`MAX_KINDS`]: what a log says.
+    /// The names of the kinds that are counted apart, in the plural, for logs; at most
+    /// [`MAX_KINDS`].
     const KINDS: &'static [&'static str];
 
-    /// How much of each kind it is.
+    /// How much of each kind the resource is.
     fn amounts(&self) -> Amounts;
 }
 
-/// Most kinds of resource that a service counts apart.
+/// Most kinds of resource that one service may count apart.
 pub const MAX_KINDS: usize = 4;
 
-/// How much of each kind of [`SessionResource`].
+/// An amount of each kind of a [`SessionResource`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Amounts(pub [usize; MAX_KINDS]);
 
 impl Amounts {
-    /// So much of the n-th kind, and nothing of the others. Nothing at all if there is no such kind.
+    /// `amount` of the kind at position `kind`, and zero of the others. All zero if there is no
+    /// such kind.
     pub fn of(kind: usize, amount: usize) -> Amounts {
         let mut amounts = Amounts::default();
         if let Some(place) = amounts.0.get_mut(kind) {
@@ -211,7 +219,7 @@ impl Amounts {
         amounts
     }
 
-    /// How much of the n-th kind.
+    /// The amount of the kind at position `kind`; zero if there is no such kind.
     pub fn kind(&self, kind: usize) -> usize {
         self.0.get(kind).copied().unwrap_or(0)
     }
@@ -221,12 +229,12 @@ impl Amounts {
         self.0.iter().all(|amount| *amount == 0)
     }
 
-    /// Both together.
+    /// The sum of both, for each kind.
     pub fn plus(self, other: Amounts) -> Amounts {
         self.join(other, usize::saturating_add)
     }
 
-    /// What is left without the other, never less than nothing.
+    /// The amounts without those of `other`, at least zero for each kind.
     pub fn minus(self, other: Amounts) -> Amounts {
         self.join(other, usize::saturating_sub)
     }
@@ -244,155 +252,157 @@ impl Amounts {
     }
 }
 
-/// The way by which handles submit commands: to the session of one worker, or to those of all ranks of an
-/// engine.
+/// The way by which handles submit commands: to a session of one worker, or to the sessions of all
+/// ranks of an engine.
 pub trait Submit<C> {
-    /// Gives a command to whoever carries it out, [addressed](SessionCommand::address) to the session that
-    /// this handle stands for. A full queue gives the command back, and so does every handle a command that
-    /// is not for an open session; nothing of it has happened then.
+    /// Queues a command, [addressed](SessionCommand::address) to the session of this handle. `Err`
+    /// gives the command back, and nothing of it has happened: the queue was full, or the command
+    /// is not for an open session.
     fn submit(&mut self, command: C) -> Result<(), C>;
 }
 
-/// Everything that a [`Machine`] is told.
+/// Everything that a worker tells a [`Machine`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Input<C> {
-    /// A handle, or the worker on its behalf, wants something.
+    /// A command of a handle, or of the worker on behalf of a handle.
     Command(C),
-    /// A frame arrived. One that introduces its sender only if the connection on which it came may speak for
-    /// the transport in it (see [`Machine::transport_in`]).
+    /// A frame arrived. The worker has checked a frame that introduces its sender: the connection
+    /// on which the frame came may speak for the transport in the frame (see
+    /// [`Machine::transport_in`]).
     Frame {
-        /// The transport connection on which it came.
+        /// The transport connection on which the frame came.
         from: Origin,
-        /// The frame.
+        /// The bytes of the frame, at most [`MAX_FRAME`](crate::MAX_FRAME).
         frame: Bytes,
     },
-    /// A post ended; its memory is quiet.
+    /// A post ended: no wire touches the memory of the post any more.
     Posted {
-        /// Which.
+        /// The post that ended.
         post: PostId,
-        /// How it went.
+        /// Whether all bytes are in place.
         result: Result<(), TransportError>,
     },
-    /// The transport has opened the way to a peer, and says what it is good for. Until it does, both
-    /// directions are taken to be.
+    /// The transport has opened the way to a peer, and tells its properties. Before this input,
+    /// both directions are assumed to be usable.
     Connected {
-        /// Which.
+        /// The peer that can be reached now.
         peer: PeerId,
-        /// What the way is good for.
+        /// The directions that the transport recommends for this peer.
         directions: Directions,
-        /// What ends the danger of the peer's last writes.
+        /// What ends the danger of the peer's last writes into this worker's memory.
         fence: WriteFence,
     },
     /// The transport could not open the way to a peer.
     ConnectFailed {
-        /// Which.
+        /// The peer that cannot be reached.
         peer: PeerId,
-        /// Why.
+        /// The error of the transport.
         error: TransportError,
     },
     /// The way to a peer has ended.
     PeerGone {
-        /// Which.
+        /// The peer whose way has ended.
         peer: PeerId,
-        /// Whose end it is.
+        /// Whether the peer is dead, or only the way is lost.
         end: WayEnd,
     },
-    /// No write of the peer arrives any more: answers [`Output::Revoke`].
+    /// No write of the peer arrives any more. This is the answer to [`Output::Revoke`].
     Revoked {
-        /// Which.
+        /// The peer that may not write any more.
         peer: PeerId,
     },
-    /// The bootstrap server answered.
+    /// The bootstrap server answered a lookup.
     Found {
-        /// The question.
+        /// The lookup that is answered.
         lookup: LookupId,
         /// All ranks of the replica, in rank order.
         ranks: Vec<RankRecord>,
     },
     /// The bootstrap server did not answer, or has no such ranks.
     LookupFailed {
-        /// The question.
+        /// The lookup that failed.
         lookup: LookupId,
-        /// Why.
+        /// The error of the bootstrap server or of its client.
         error: BootstrapError,
     },
     /// Time has passed: [`Machine::next_timeout`] is due.
     Timeout,
 }
 
-/// Everything that a [`Machine`] wants done. Carried out in order.
+/// Everything that a [`Machine`] asks its worker to do. Outputs are carried out in order.
 #[derive(Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub enum Output<S, R, F> {
-    /// Open the way to a peer. On failure: [`Input::ConnectFailed`].
+    /// Open the way to a peer. The answer is [`Input::Connected`] or [`Input::ConnectFailed`].
     Connect {
-        /// The id under which the transport shall know it.
+        /// The id by which the transport and the machine name the peer from now on.
         peer: PeerId,
-        /// Which of its transports it is to be reached by.
+        /// The one of the peer's transports by which the peer is to be reached.
         transport: TransportOffer,
     },
-    /// Forget a peer.
+    /// Forget a peer: nothing will be sent to it or posted any more.
     Disconnect {
-        /// Which.
+        /// The peer to forget.
         peer: PeerId,
     },
-    /// Send a frame. It may be lost: failures need not be reported.
+    /// Send a frame. The frame may be lost; failures need not be reported.
     Send {
-        /// To whom.
+        /// The peer to which the frame goes.
         peer: PeerId,
-        /// The frame.
+        /// The bytes of the frame, at most [`MAX_FRAME`](crate::MAX_FRAME).
         frame: Bytes,
     },
-    /// Start a data operation. If the transport refuses it, that is an [`Input::Posted`] with the
-    /// error.
+    /// Start a data operation. If the transport refuses the operation, the answer is an
+    /// [`Input::Posted`] with the error.
     Post {
-        /// To or from whom.
+        /// The peer whose memory is written or read.
         peer: PeerId,
-        /// The operation.
+        /// The descriptors, the direction and the frame that follows the bytes.
         post: Post,
     },
-    /// The peer allows writes into its memory until then.
+    /// Tell the transport until when the peer allows writes into its memory.
     Permit {
-        /// Which.
+        /// The peer that allows writes.
         peer: PeerId,
-        /// Until when.
+        /// The moment after which no write may begin, by this worker's clock.
         until: Time,
     },
-    /// Take from the peer, for good, the right to write into this worker's memory. Answered by
-    /// [`Input::Revoked`], or by [`Input::PeerGone`] with [`WayEnd::Dead`].
+    /// Take from the peer, for good, the right to write into this worker's memory. The answer is
+    /// [`Input::Revoked`], or [`Input::PeerGone`] with [`WayEnd::Dead`].
     Revoke {
-        /// Which.
+        /// The peer that may not write any more.
         peer: PeerId,
     },
-    /// Ask for an early end of a post.
+    /// Ask for an early end of a post. [`Input::Posted`] still follows.
     Cancel {
-        /// Which.
+        /// The post to end.
         post: PostId,
     },
-    /// Ask a bootstrap server. Answered by [`Input::Found`] or [`Input::LookupFailed`].
+    /// Ask a bootstrap server. The answer is [`Input::Found`] or [`Input::LookupFailed`].
     Lookup {
-        /// The question.
+        /// The id of the lookup, which the answer repeats.
         lookup: LookupId,
-        /// The server.
+        /// The address (`host:port`) of the bootstrap server.
         addr: String,
-        /// What is asked.
+        /// The ranks that are asked for.
         query: RankQuery,
     },
-    /// A session changed its state. The terminal one comes exactly once and last.
+    /// A session changed its state. The terminal state comes exactly once, and last.
     Status {
-        /// Which.
+        /// The session whose state changed.
         session: SessionId,
-        /// The new state.
+        /// The new state of the session.
         poll: S,
-        /// Why, if it failed.
+        /// The error, if the session failed.
         failure: Option<Box<F>>,
     },
-    /// What a session was lent comes back: no wire can touch it any more. Each resource that went in with a
-    /// command comes out exactly once, after the final status.
+    /// A resource that a session was lent comes back: no wire can touch it any more. Each resource
+    /// that went in with a command comes out exactly once, after the final status.
     Release {
-        /// Which session it had been lent to. It may be one that the machine does not know (any more).
+        /// The session to which the resource had been lent, even if the machine has forgotten the
+        /// session, or never knew it.
         session: SessionId,
-        /// The resource.
+        /// The resource, as it was lent.
         resource: R,
     },
 }

@@ -1,9 +1,10 @@
-//! The rank record: what a worker tells the bootstrap server of itself, and its bounds.
+//! The rank record: what a worker tells the bootstrap server about itself, and the bounds of each
+//! field.
 //!
-//! A record names the worker, its role and its place in the engine, then lists of *offers*: the transports
-//! by which peers reach the worker, and the services that the worker gives them. The data of an offer are
-//! opaque to the bootstrap server and to every other service, so that a new service or transport changes
-//! neither the record nor the server.
+//! A record names the worker, its role and its place in the engine. Two lists of *offers* follow:
+//! the transports by which peers reach the worker, and the services that the worker gives to peers.
+//! The data of an offer are opaque to the bootstrap server and to every other service, so that a
+//! new service or transport changes neither the record nor the server.
 
 use std::fmt;
 
@@ -14,22 +15,22 @@ use crate::id::{Incarnation, WorkerId};
 use crate::layout::Parallel;
 use crate::meter::each;
 
-/// Most transports of a record, and most services.
+/// Most transports, and most services, of one record.
 pub const MAX_OFFERS: usize = 16;
-/// Most bytes of one transport's metadata, and of one service's data.
+/// Most bytes of one transport's metadata, and most bytes of one service's data.
 pub const MAX_OFFER_BYTES: usize = 64 << 10;
 /// Longest name of a transport or service, and longest compatibility text, in bytes.
 pub const MAX_NAME: usize = 512;
-/// The form of the metadata that this library's transports give.
+/// The version of the form in which this library's transports write their metadata.
 pub const TRANSPORT_VERSION: u16 = 1;
 
-/// What a worker does in the service.
+/// What a worker does for requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkerRole {
     /// Computes prompts and sends their KV.
     Prefill,
-    /// Receives KV and continues.
+    /// Receives KV and generates tokens.
     Decode,
     /// Computes embeddings of images and other media.
     Encode,
@@ -37,20 +38,21 @@ pub enum WorkerRole {
 
 /// One rank, as it registers itself with a bootstrap server.
 ///
-/// [`RankRecord::new`] makes one that peers accept; one that came from elsewhere may be anything until
-/// [`check`](RankRecord::check) has passed it.
+/// [`RankRecord::new`] makes a record that peers accept. A record that came from elsewhere may hold
+/// anything until [`check`](RankRecord::check) has passed it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankRecord {
-    /// Engine and rank.
+    /// The engine of the worker, and its rank there.
     pub worker: WorkerId,
-    /// The life of the worker that the record describes.
+    /// The incarnation of the worker that the record describes.
     pub incarnation: Incarnation,
-    /// What the worker does.
+    /// What the worker does for requests.
     pub role: WorkerRole,
     /// The rank's place in the engine's parallel groups.
     pub parallel: Parallel,
-    /// The ways to reach the worker, at most [`MAX_OFFERS`], in the worker's own order of preference. A peer
-    /// takes the first in *its* order that both have.
+    /// The transports by which peers can reach the worker, at most [`MAX_OFFERS`], in the worker's
+    /// own order of preference. A peer takes the first transport in the *peer's* order that both
+    /// have.
     pub transports: Vec<TransportOffer>,
     /// The services of the worker, at most [`MAX_OFFERS`].
     pub offers: Vec<ServiceOffer>,
@@ -61,9 +63,9 @@ pub struct RankRecord {
 pub struct TransportOffer {
     /// The transport's name (`local`, `nixl`), 1 to [`MAX_NAME`] bytes.
     pub name: String,
-    /// The version of the metadata's form. Both ends of a connection must use the same.
+    /// The version of the form of `metadata`. Both ends of a connection must use the same version.
     pub version: u16,
-    /// What a peer's transport must be given to connect; at most [`MAX_OFFER_BYTES`].
+    /// The bytes that a peer's transport needs to connect; at most [`MAX_OFFER_BYTES`].
     pub metadata: Bytes,
 }
 
@@ -74,51 +76,51 @@ pub struct ServiceOffer {
     pub service: String,
     /// The oldest version of the service's protocol that the worker speaks.
     pub min: u16,
-    /// The newest version, not below `min`.
+    /// The newest version of the protocol that the worker speaks; not below `min`.
     pub max: u16,
-    /// A text that must be the same on both sides, such as a hash; 0 to [`MAX_NAME`] bytes. Empty where
-    /// the service compares its data instead.
+    /// A text that must be the same on both sides, such as a hash; 0 to [`MAX_NAME`] bytes. Empty
+    /// for a service that compares its data instead.
     pub compatibility: String,
     /// What the service tells its peers, in the service's own form; at most [`MAX_OFFER_BYTES`].
     pub data: Bytes,
 }
 
-/// A record that no worker can have. Fix the sender.
+/// Why a record is not valid. The worker that wrote the record must be corrected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// A number, or the length of a text or list, outside its range.
+    /// A number, or the length of a text or list, is outside its range.
     #[error("{field} is {got}; it must be {min} to {max}")]
     Range {
-        /// The field.
+        /// The name of the field, and what was counted.
         field: &'static str,
-        /// Its value or length.
+        /// The value, or the length.
         got: u64,
-        /// Smallest allowed.
+        /// The smallest value allowed.
         min: u64,
-        /// Largest allowed.
+        /// The largest value allowed.
         max: u64,
     },
-    /// A rank outside its group.
+    /// A rank is not below the size of its parallel group.
     #[error("{field} is {rank}, but the group has {size} ranks")]
     RankOutOfGroup {
-        /// The field.
+        /// The name of the rank's field.
         field: &'static str,
-        /// The rank.
+        /// The rank that was given.
         rank: u32,
-        /// The size of the group.
+        /// The size of the parallel group.
         size: u32,
     },
     /// The data of a service could not be encoded.
     #[error("the data of service {service} cannot be encoded")]
     Encoding {
-        /// The service.
+        /// The name of the service.
         service: &'static str,
     },
 }
 
 impl TransportOffer {
-    /// A transport of this library, with the metadata that its transport gives.
+    /// An offer of one of this library's transports, with the metadata that the transport gave.
     pub fn new(name: &str, metadata: Bytes) -> TransportOffer {
         TransportOffer { name: name.to_owned(), version: TRANSPORT_VERSION, metadata }
     }
@@ -131,7 +133,7 @@ impl fmt::Display for TransportOffer {
 }
 
 impl RankRecord {
-    /// A record within the bounds.
+    /// A record whose lists, texts and numbers are within their bounds.
     pub fn new(
         (worker, incarnation): (WorkerId, Incarnation),
         role: WorkerRole,
@@ -144,8 +146,8 @@ impl RankRecord {
         Ok(record)
     }
 
-    /// Whether every list, text and number is within its bounds. What the data of a service mean is
-    /// checked by the service.
+    /// Checks that every list, text and number is within its bounds. The data of a service are
+    /// checked by the service itself.
     pub fn check(&self) -> Result<(), RecordError> {
         for (_, field, size, rank) in self.parallel.groups() {
             if rank >= size {

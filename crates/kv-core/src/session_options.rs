@@ -1,35 +1,36 @@
-//! What a session is told when it is opened.
+//! The options of one session, given when the session is opened.
 
 use std::time::Duration;
 
 use crate::lease::{Lease, LeaseRef, TransferMode};
 use crate::record::WorkerRole;
 
-/// What a session may be told when it is opened, beyond address and room.
+/// What a server may tell a session when it opens the session, beyond the address and the room.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SessionOptions {
-    /// How long the session may take from opening to its end; `None` for the worker's default.
+    /// How long the session may take from its opening to its end; `None` for the worker's default.
     pub deadline: Option<Duration>,
-    /// On a receiver: which data-parallel replica of the prefill engine serves the request.
-    /// `None` follows the room: number modulo replicas, as SGLang does.
+    /// On a receiver: the data-parallel replica of the prefill engine that serves the request.
+    /// `None` follows the room as SGLang does: the room's number modulo the number of replicas.
     pub prefill_dp_rank: Option<u32>,
     /// Which side moves the bytes; `None` for the worker's [`KvArgs::transfer_mode`](crate::KvArgs::transfer_mode).
     pub mode: Option<TransferMode>,
-    /// On a sender: how long its pages stay pinned for readers; `None` for the worker's
-    /// `kv_lease_duration`, renewable.
+    /// On a sender: how long the pages stay pinned for readers; `None` for a renewable lease of the
+    /// worker's `kv_lease_duration`.
     pub lease: Option<Lease>,
-    /// On a receiver that pulls: the sender's session, as the router was told it; of an engine of
-    /// several ranks one, or each rank's. Without any, whichever sender there is for the room.
+    /// On a receiver that pulls: the reference to the sender's pages that the router carried. For
+    /// an engine of several ranks, either one reference or one of each rank. If the list is empty,
+    /// the receiver reads from any sender of the room.
     pub lease_refs: Vec<LeaseRef>,
-    /// On a receiver: in which role its source is registered; `None` for prefill. A prefill worker
-    /// that takes back what a decode worker kept of a conversation asks for `Decode`.
+    /// On a receiver: the role in which the source is registered; `None` for prefill. A prefill
+    /// worker that takes back the pages that a decode worker kept of a chat asks for `Decode`.
     pub source: Option<WorkerRole>,
-    /// On a receiver: how many pages of the request it has already. Those given with `init` are the
-    /// ones after them, and nothing is moved for the ones before.
+    /// On a receiver: how many pages of the request the receiver has already. The pages given with
+    /// `init` are those after the prefix, and nothing is moved for the prefix.
     pub prefix_pages: usize,
-    /// How many tokens the request has, as both sides count them. It matters where pages are dealt to
-    /// ranks in turn (decode context parallelism): a group of such ranks needs it, to know which of
-    /// them have a page for its end; and by it a receiver that reads, and was not told of a prefix,
-    /// knows how many pages the sender must hold.
+    /// How many tokens the request has, as both sides count them; `None` if the server does not
+    /// say. Needed where pages are dealt to ranks in turn (decode context parallelism): the ranks
+    /// compute from it which of them hold a page of the request's end. A receiver that reads
+    /// without a prefix also computes from it how many pages the sender must hold.
     pub tokens: Option<usize>,
 }

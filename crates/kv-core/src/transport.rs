@@ -1,4 +1,5 @@
-//! What moves the bytes: the trait that NIXL, the embedded transport and the simulator implement.
+//! The trait of whatever moves the bytes. NIXL, the embedded transport of `kv-local` and the
+//! simulator implement it.
 
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -10,126 +11,137 @@ use crate::layout::Region;
 use crate::record::TransportOffer;
 use crate::time::Time;
 
-/// Largest frame, in bytes: a registration of some hundred thousand scattered pages.
+/// Longest frame, in bytes: enough for a registration of some hundred thousand scattered pages.
 pub const MAX_FRAME: usize = 1 << 20;
 
 /// A data transport: one-sided reads and writes between the registered regions of two workers, and
-/// small frames between them. Owned by one thread; nothing in it blocks.
+/// small frames between the workers. A transport is owned by one thread, and no call blocks.
 ///
 /// # Contract
 ///
-/// 1. **Posts.** A `post` that returns `Ok` is followed by exactly one [`TransportEvent::Posted`] with
-///    its id; a `post` that returns `Err` by none, and has touched nothing. After the event no wire
-///    touches the memory of the post any more, on either side, whether it went well or not. While
-///    the transport cannot prove that, it stays silent: that is what keeps pages in quarantine.
-/// 2. **Order.** The `notify` frame of a post reaches the peer only after all its bytes are in
-///    place there, or never. There is no order among posts or frames otherwise.
-/// 3. **Frames.** May be lost, duplicated and reordered; they are never damaged and never longer
-///    than [`MAX_FRAME`].
+/// 1. **Posts.** A `post` that returns `Ok` is followed by exactly one [`TransportEvent::Posted`]
+/// with its id. A `post` that returns `Err` is followed by none, and has touched nothing. After the
+/// event no wire touches the memory of the post any more, on either side, whether the post
+/// succeeded or failed. While the transport cannot prove that, it reports no event; the pages then
+/// stay in quarantine.
+/// 2. **Order.** The `notify` frame of a post reaches the peer after all bytes of the post are in
+/// place there, or never. There is no other order among posts and frames.
+/// 3. **Frames.** Frames may be lost, duplicated and reordered. They are never damaged and never
+/// longer than [`MAX_FRAME`].
 /// 4. **Bounds.** A descriptor that leaves its region, here or at the peer, is refused by `post`
 ///    with [`TransportError::OutOfBounds`].
-/// 5. **Peers.** [`TransportEvent::PeerGone`] ends this side's way to a peer, and says whose end it is: the
-///    peer's process is proven dead ([`WayEnd::Dead`]), or only this way to it is lost
-///    ([`WayEnd::Lost`]), and the peer may go on writing through a way of its own. The posts to the
-///    peer have ended before. The same [`PeerId`] may be connected again afterwards.
-/// 6. **Permission to write.** Bytes of a write move only while the permission that
-///    [`permit`](Transport::permit) has told lasts: the transport reads the clock before each slice, and
-///    begins none after the permission has ended, nor one that by its own estimate would outlast it. What
-///    bounds a slice that takes longer than estimated is the write fence. A write without permission waits;
-///    it does not fail.
-/// 7. **The end of a peer's writes** is what [`write_fence`](Transport::write_fence) declares for the peer,
-///    and never more than the transport can prove. After [`TransportEvent::Revoked`] no byte of that peer
-///    arrives in this worker's memory any more.
-/// 8. **Time** is the host's `CLOCK_BOOTTIME` in nanoseconds for every transport that moves real bytes:
-///    transports read it by themselves, and compare it with the times they are told.
-/// 9. **Work per call is bounded**: `poll` returns within about a millisecond however much is in
-///    flight, so that frames and deadlines are served beside a large copy.
+/// 5. **Peers.** [`TransportEvent::PeerGone`] ends this side's way to a peer. It tells whether the
+/// peer's process is proven dead ([`WayEnd::Dead`]), or whether only this way to the peer is lost
+/// ([`WayEnd::Lost`]) and the peer may go on writing through a way of its own. All posts to the
+/// peer have ended before. The same [`PeerId`] may be connected again afterwards.
+/// 6. **Permission to write.** Bytes of a write move only while the permission lasts that
+/// [`permit`](Transport::permit) has told. The transport reads the clock before each slice of a
+/// write. It begins no slice after the permission has ended, and none that by its own estimate
+/// would outlast the permission. The write fence bounds a slice that takes longer than estimated. A
+/// write without permission waits; it does not fail.
+/// 7. **The end of a peer's writes.** [`write_fence`](Transport::write_fence) declares what ends
+/// them, and declares no more than the transport can prove. After [`TransportEvent::Revoked`] no
+/// byte of that peer arrives in this worker's memory any more.
+/// 8. **Time.** Every transport that moves real bytes uses the host's `CLOCK_BOOTTIME` in
+/// nanoseconds: it reads this clock itself, and compares the reading with the times that it is
+/// told.
+/// 9. **Work per call is bounded.** `poll` returns within about a millisecond, however much is in
+/// flight, so that frames and deadlines are served beside a large copy.
 pub trait Transport {
     /// The transport's name (`local`, `nixl`), the same at both ends of a connection.
     fn name(&self) -> &'static str;
 
-    /// Registers the next region; called once for each region of the `KvArgs`, in order, before
-    /// anything else. The n-th call defines region n of the descriptors.
+    /// Registers the next region. The worker calls this once for each region of the `KvArgs`, in
+    /// order, before any other call. The n-th call defines region n (from 0) of the descriptors.
     fn register(&mut self, region: &Region) -> Result<(), TransportError>;
 
-    /// What a peer must be given, by way of the bootstrap server or a frame, to reach this worker:
-    /// opaque, at most 64 KiB plus 64 bytes a region. A worker whose metadata exceeds
-    /// [`MAX_OFFER_BYTES`](crate::MAX_OFFER_BYTES) cannot register with a bootstrap server.
+    /// The bytes that a peer needs to reach this worker, sent to peers by way of the bootstrap
+    /// server or in a frame. They are opaque, and at most 64 KiB plus 64 bytes a region long. A
+    /// worker whose metadata exceed [`MAX_OFFER_BYTES`](crate::MAX_OFFER_BYTES) cannot register
+    /// with a bootstrap server.
     fn metadata(&self) -> Result<Bytes, TransportError>;
 
-    /// The transports by which peers reach this worker, the preferred one first: what it is registered
-    /// with. One, for every transport that is not made of several.
+    /// The transports by which peers can reach this worker, the preferred one first. The worker
+    /// registers with this list. Only a transport that combines several transports has more than
+    /// one entry.
     fn offers(&self) -> Result<Vec<TransportOffer>, TransportError> {
         Ok(vec![TransportOffer::new(self.name(), self.metadata()?)])
     }
 
-    /// Opens the way to the peer that this metadata describes. May finish in the background:
+    /// Opens the way to the peer that the metadata describe. The call may finish in the background:
     /// frames and posts given meanwhile wait, or fail with `PeerGone`.
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError>;
 
-    /// Opens the way to the peer by one of its transports, and by no other for as long as the peer is
-    /// connected: what [`connect`](Transport::connect) does, for a transport that is not made of several. An error if
-    /// this transport leads nowhere: another one of the peer's may then be tried.
+    /// Opens the way to the peer by this one of its transports, and by no other as long as the peer
+    /// is connected. For a transport that does not combine several, this is the same as
+    /// [`connect`](Transport::connect). Fails if the transport does not lead to the peer; the
+    /// worker may then try another transport of the peer.
     fn connect_by(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), TransportError> {
         self.connect(peer, &transport.metadata)
     }
 
-    /// False if the transport knows that frames of this connection are not from the worker that this
-    /// metadata describes. A worker that brings another one's metadata must not get the way to it.
+    /// False if the transport knows that frames of this connection do not come from the worker that
+    /// the metadata describe. A worker that presents another worker's metadata must not be
+    /// connected to that worker.
     fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
         let _ = (from, metadata);
         true
     }
 
-    /// The same for one of the worker's transports: frames in its name come by that transport only.
+    /// As [`may_speak_for`](Transport::may_speak_for), for one of the worker's transports: frames
+    /// in its name may come by that transport only.
     fn may_speak_by(&self, from: Origin, transport: &TransportOffer) -> bool {
         self.may_speak_for(from, &transport.metadata)
     }
 
-    /// Forgets the peer. Its posts still end with their events.
+    /// Forgets the peer. Posts to the peer still end with their events.
     fn disconnect(&mut self, peer: PeerId);
 
-    /// Sends a frame. `Err(WouldBlock)` means it was dropped; protocols retry anyway.
+    /// Sends a frame. `Err(WouldBlock)` means that the frame was dropped; the protocol repeats what
+    /// matters.
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError>;
 
-    /// Starts a data operation.
+    /// Starts a data operation. `Err` means that no memory was touched, and that no event will
+    /// follow.
     fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError>;
 
-    /// Asks for an early end of a post; its event still comes, with whatever result. A write that waits
-    /// for its permission has begun nothing, and ends now.
+    /// Asks for an early end of a post. The event of the post still comes, with any result. A write
+    /// that waits for its permission has moved nothing, and ends at once.
     fn cancel(&mut self, post: PostId);
 
-    /// The peer allows writes into its memory until this moment. Replaces what was told before; a
-    /// peer that is connected anew has allowed nothing.
+    /// Tells until when the peer allows writes into its memory. The moment replaces the one told
+    /// before. A peer that is connected anew has allowed nothing.
     fn permit(&mut self, peer: PeerId, until: Time);
 
-    /// What ends the danger of writes that the peer has begun into this worker's memory, once it has
-    /// no permission any more.
+    /// What ends the danger of the writes that the peer has begun into this worker's memory, once
+    /// the peer's permission has ended.
     fn write_fence(&self, peer: PeerId) -> WriteFence;
 
-    /// Takes from the peer, for good, the right to write through this connection. Answered by
-    /// [`TransportEvent::Revoked`], or by [`TransportEvent::PeerGone`] with [`WayEnd::Dead`], once it is certain
-    /// that none of its writes arrives any more. Asked only where the fence is
-    /// [`WriteFence::Revocable`], and possible after this side's way was lost.
+    /// Takes from the peer, for good, the right to write through this connection. Once no write of
+    /// the peer can arrive any more, [`TransportEvent::Revoked`] answers, or
+    /// [`TransportEvent::PeerGone`] with [`WayEnd::Dead`]. Called only where the write fence is
+    /// [`WriteFence::Revocable`]; the call must also work after this side's way to the peer was
+    /// lost.
     fn revoke(&mut self, peer: PeerId) {
         let _ = peer;
     }
 
-    /// Makes progress and appends what happened.
+    /// Makes progress, and appends to `events` what has happened since the last call.
     fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>);
 
     /// How the owner may sleep until there is something to poll.
     fn wait(&self) -> TransportWait;
 
-    /// Which directions are worth using: with this peer or, for `None` and for one that is not
-    /// connected, as far as can be known before a peer is. Whoever may choose between push and pull
-    /// goes by it. Both, for a transport that does not say otherwise.
+    /// The directions that are worth using with this peer. For `None`, and for a peer that is not
+    /// connected: the directions that can be expected of any peer. Sessions that may choose between
+    /// push and pull follow the answer. The default is both.
     fn directions(&self, _peer: Option<PeerId>) -> Directions {
         Directions::BOTH
     }
 }
 
-/// Which directions a transport does at its full speed, and without a risk that the other has not.
+/// The directions that a transport does at full speed, and without a risk that the other direction
+/// does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Directions {
     /// [`Op::Write`], which push sessions use.
@@ -139,33 +151,33 @@ pub struct Directions {
 }
 
 impl Directions {
-    /// Both alike.
+    /// Writes and reads are equally good.
     pub const BOTH: Directions = Directions { write: true, read: true };
-    /// Only writes.
+    /// Only writes are worth using.
     pub const WRITE: Directions = Directions { write: true, read: false };
-    /// Only reads.
+    /// Only reads are worth using.
     pub const READ: Directions = Directions { write: false, read: true };
 
-    /// What both ends of a way agree on.
+    /// The directions that both ends of a way recommend.
     pub const fn and(self, other: Directions) -> Directions {
         Directions { write: self.write && other.write, read: self.read && other.read }
     }
 }
 
-/// One data operation: descriptors of one direction, to or from one peer.
+/// One data operation: a list of descriptors, all of one direction, to or from one peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Post {
-    /// Its id in the event that ends it.
+    /// The id of the post, repeated in the event that ends it.
     pub id: PostId,
-    /// Which way the bytes go.
+    /// Whether the post writes or reads.
     pub op: Op,
-    /// The pieces, at least one.
+    /// The descriptors, at least one and at most [`KvArgs::max_sge`](crate::KvArgs::max_sge).
     pub descs: Vec<Desc>,
-    /// A frame for the peer once all bytes are in place.
+    /// A frame that the peer gets once all bytes of the post are in place.
     pub notify: Option<Bytes>,
 }
 
-/// Which way the bytes of a post go.
+/// The direction in which the bytes of a post go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// From local regions into the peer's.
@@ -174,33 +186,35 @@ pub enum Op {
     Read,
 }
 
-/// A piece of memory on both sides: `len` bytes, each side by region number and offset in bytes.
+/// A descriptor: one contiguous range of `len` bytes here, and one at the peer. Each range is named
+/// by region number and offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Desc {
-    /// Region here.
+    /// The number of the region here, as registered.
     pub local_region: u32,
-    /// Region at the peer.
+    /// The number of the region at the peer.
     pub remote_region: u32,
     /// Offset in the local region, in bytes.
     pub local_offset: u64,
     /// Offset in the peer's region, in bytes.
     pub remote_offset: u64,
-    /// Length in bytes, at least one.
+    /// The length of both ranges in bytes, at least one.
     pub len: u64,
 }
 
-/// A transport connection on which frames arrive: whatever the transport can tell apart without
-/// trusting what a peer writes into its frames. One remote process has few of them.
+/// A transport connection on which frames arrive: what the transport can tell apart without
+/// trusting what a peer writes into its frames. A remote process has one connection, or a few.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Origin(pub u64);
 
-/// Whose end a lost way is.
+/// Whether a peer is dead, or only the way to the peer is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WayEnd {
     /// The peer's process is proven dead, or its transport has said that it writes nothing more.
     Dead {
-        /// How long from now, by this worker's clock, its last writes may still arrive. A transport that
-        /// goes by another clock has added what the two may differ by.
+        /// How long from now, by this worker's clock, the last writes of the peer may still arrive.
+        /// A transport that measures with another clock has added the difference that the two
+        /// clocks may have.
         quiet_after: Duration,
     },
     /// This side's way to the peer is lost. Nothing is proven about the peer, which may live and go
@@ -208,105 +222,107 @@ pub enum WayEnd {
     Lost,
 }
 
-/// What ends the danger of the last writes of a peer that says nothing more.
+/// What ends the danger of a peer's last writes, when the peer does not answer any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WriteFence {
-    /// Nothing but its proven death: the peer's processor copies, and a stopped process goes on where
-    /// it was.
+    /// Only the proven death of the peer: a processor copies the bytes there, and a stopped process
+    /// may continue at any time.
     AtDeath,
-    /// [`Transport::revoke`].
+    /// [`Transport::revoke`] takes the right to write from the peer.
     Revocable,
-    /// Time: a write that was begun while the permission lasted has ended this long after it.
-    /// For hardware with finite retries, never where the peer's processor copies, and only where nothing
-    /// can stop the peer between its look at the clock and the moment at which the hardware begins.
+    /// Time: a write that was begun under a permission has ended this long after the permission's
+    /// end. Only for hardware with a finite number of retries, never where a processor copies, and
+    /// only where nothing can stop the peer between its reading of the clock and the moment at
+    /// which the hardware begins.
     Within(Duration),
 }
 
 /// What a transport reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TransportEvent {
-    /// A frame arrived. Its author, as the author says, stands in it.
+    /// A frame arrived. The transport reports only the connection; the frame itself says who sent it.
     Frame {
-        /// The connection on which it came.
+        /// The connection on which the frame came.
         from: Origin,
-        /// The frame.
+        /// The bytes of the frame, at most [`MAX_FRAME`].
         frame: Bytes,
     },
-    /// A post ended: its memory is quiet.
+    /// A post ended: no wire touches the memory of the post any more.
     Posted {
-        /// Which.
+        /// The post that ended.
         post: PostId,
-        /// How it went. On `Err` any part of the bytes may have arrived.
+        /// Whether all bytes are in place. On `Err` any part of the bytes may have arrived.
         result: Result<(), TransportError>,
     },
-    /// The way to the peer has ended.
+    /// The way to a peer has ended.
     PeerGone {
-        /// Which.
+        /// The peer whose way has ended.
         peer: PeerId,
-        /// Whose end it is.
+        /// Whether the peer is dead, or only the way is lost.
         end: WayEnd,
     },
-    /// No write of the peer arrives any more: answers [`Transport::revoke`].
+    /// No write of the peer arrives any more. This is the answer to [`Transport::revoke`].
     Revoked {
-        /// Which.
+        /// The peer that may not write any more.
         peer: PeerId,
     },
 }
 
-/// How the owner of a transport may sleep.
+/// How the owner of a transport may sleep until there is something to poll.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TransportWait {
     /// There is more to do at once: do not sleep.
     Now,
-    /// Until one of these descriptors is readable.
+    /// Sleep until one of these file descriptors is readable.
     Readable(Vec<RawFd>),
-    /// Until one of these descriptors is readable, but no longer than this.
+    /// Sleep until one of these file descriptors is readable, but no longer than this.
     ReadableOrAfter(Vec<RawFd>, Duration),
 }
 
-/// Why a transport refused or failed.
+/// Why a transport refused a call, or why an operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
     /// The region is not in memory that the transport was given.
     #[error("region {region}: {addr:#x}+{len} is not in memory given to the transport")]
     UnknownMemory {
-        /// Its number.
+        /// The number of the region, as registered.
         region: u32,
-        /// Its address.
+        /// The address of the region's first byte.
         addr: u64,
-        /// Its length.
+        /// The length of the region in bytes.
         len: u64,
     },
-    /// A descriptor leaves its region.
+    /// A descriptor leaves its region, here or at the peer.
     #[error("descriptor {desc}: {side} region {region} has {len} bytes, {offset}+{size} was asked for")]
     OutOfBounds {
-        /// Position in the post.
+        /// The position of the descriptor in the post.
         desc: usize,
-        /// `local` or `remote`.
+        /// The side on which the range lies: `local` or `remote`.
         side: &'static str,
-        /// Region number.
+        /// The number of the region on that side.
         region: u32,
-        /// Its length, zero if there is no such region.
+        /// The length of the region in bytes; zero if there is no such region.
         len: u64,
-        /// Offset asked for.
+        /// The offset of the range in the region, in bytes.
         offset: u64,
-        /// Bytes asked for.
+        /// The length of the range in bytes.
         size: u64,
     },
-    /// A post without descriptors, or a frame that is too long.
+    /// A number is outside its range: a post has no descriptors, a frame or metadata are too long, or
+    /// there are too many regions.
     #[error("{field} is {got}; it must be {min} to {max}")]
     Size {
-        /// What.
+        /// What was counted.
         field: &'static str,
-        /// Its size.
+        /// The number that was found.
         got: usize,
-        /// Smallest allowed.
+        /// The smallest number allowed.
         min: usize,
-        /// Largest allowed.
+        /// The largest number allowed.
         max: usize,
     },
-    /// The metadata is not of this transport, of this version, or of this host.
+    /// The metadata are of another transport, another version, or another host.
     #[error("the peer's metadata cannot be used: {0}")]
     Metadata(&'static str),
     /// The peer is not connected (any more).
@@ -321,13 +337,13 @@ pub enum TransportError {
     /// The operation was cancelled.
     #[error("cancelled")]
     Cancelled,
-    /// None of the transports that a transport is made of can do it.
-    #[error("no transport can: {}", list(ways))]
+    /// None of the transports that a combined transport consists of can do it.
+    #[error("no transport can do it: {}", list(ways))]
     NoTransport {
-        /// The transports, and why each cannot.
+        /// The transports, each with the reason why it cannot.
         ways: Vec<(&'static str, TransportError)>,
     },
-    /// The transport does not do this kind of memory or operation.
+    /// The transport does not support this kind of memory or operation.
     #[error("not supported by this transport: {0}")]
     Unsupported(&'static str),
     /// The operating system failed.

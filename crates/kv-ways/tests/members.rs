@@ -165,7 +165,7 @@ fn a_member_that_refuses_a_region_is_out_and_the_last_one_names_all() {
     b.refuse_regions(unknown.clone());
     let all = TransportError::NoTransport { ways: vec![out, ("b", unknown)] };
     assert_eq!(ways.register(&region), Err(all.clone()));
-    let words = "no transport can: a: not supported by this transport: device memory; \
+    let words = "no transport can do it: a: not supported by this transport: device memory; \
                  b: region 2: 0x1000+64 is not in memory given to the transport";
     assert_eq!(all.to_string(), words);
 }

@@ -1,4 +1,4 @@
-//! Which region holds which layers and kinds of bytes, and where inside an item.
+//! Which region holds which layers and which kinds of bytes, and where these lie inside an item.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use super::{Geometry, RegionShape};
 use crate::layout::RegionRole;
 use crate::meter::{each, step};
 
-/// A region that says what it holds: some layers of some kinds of bytes.
+/// A region that says what it holds: some layers, and some kinds of bytes of each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) region: u32,
@@ -17,13 +17,13 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// How many layers and kinds: the cells of a table.
+    /// How many pairs of a layer and a kind of bytes the region holds.
     pub(crate) fn cells(&self) -> u64 {
         self.layers.len() as u64 * self.kinds.len() as u64
     }
 }
 
-/// What two regions of two workers both hold.
+/// The layers and kinds of bytes that a region here and a region at the peer both hold.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Overlap {
     pub(crate) local: u32,
@@ -33,14 +33,14 @@ pub(crate) struct Overlap {
 }
 
 impl Overlap {
-    /// How many layers and kinds: the cells of a table.
+    /// How many pairs of a layer and a kind of bytes both regions hold.
     pub(crate) fn cells(&self) -> u64 {
         u64::from(self.layers.1 - self.layers.0) * u64::from(self.kinds.1 - self.kinds.0)
     }
 }
 
 impl RegionShape {
-    /// The layers in it; none if it does not say.
+    /// The layers of the region; empty if the region does not say its layers.
     pub fn layer_range(&self) -> Range<u32> {
         self.layer.map_or(0..0, |first| first..first.saturating_add(self.layers))
     }
@@ -83,7 +83,7 @@ struct Column {
     region: u32,
 }
 
-/// By kind and layer.
+/// The columns, sorted by kind and then by layer.
 fn columns(holders: impl Iterator<Item = Holder>) -> Vec<Column> {
     let mut columns: Vec<Column> = holders
         .flat_map(|Holder { region, layers, kinds }| {
@@ -95,8 +95,8 @@ fn columns(holders: impl Iterator<Item = Holder>) -> Vec<Column> {
     columns
 }
 
-/// What the regions of two workers share, by local and then by remote region. On each side, no two
-/// holders hold the same.
+/// The overlaps of the regions of two workers, sorted by local and then by remote region. On each
+/// side, no two holders may hold the same.
 pub(crate) fn overlaps(
     local: impl Iterator<Item = Holder>,
     remote: impl Iterator<Item = Holder>,
@@ -120,7 +120,7 @@ pub(crate) fn overlaps(
     }
     step(shared.len());
     shared.sort_unstable();
-    // Keys and values of the same two regions, in one step.
+    // Keys and values of the same two regions become one overlap.
     shared.dedup_by(|next, kept| {
         let same = (next.local, next.remote, next.layers) == (kept.local, kept.remote, kept.layers);
         let joins = same && next.kinds.0 == kept.kinds.1;
@@ -139,7 +139,7 @@ pub(crate) struct Inside {
     pub(crate) item: u64,
     /// Bytes of one head of one token of one part of one layer.
     pub(crate) atom: u64,
-    /// Bytes from one to the next along each [`Axis`].
+    /// The distance in bytes between neighbours along each [`Axis`].
     strides: [u64; 4],
     first_layer: u32,
     first_kind: u32,
@@ -175,7 +175,7 @@ impl Geometry {
         }
     }
 
-    /// The physical items in an item of the region.
+    /// How many physical items an item of the region is made of.
     pub(crate) fn ratio_of(&self, region: &RegionShape) -> u32 {
         match region.role {
             RegionRole::Kv => self.page_size / self.kernel_page_size().max(1),
@@ -196,17 +196,18 @@ impl Geometry {
         (start, start + heads)
     }
 
-    /// Ranks that differ in the heads they hold: a context-parallel group shares its heads.
+    /// How many ranks differ in the heads they hold. The ranks of a decode-context-parallel group
+    /// hold the same heads.
     pub(crate) fn replicas(&self) -> u32 {
         (self.parallel.tp_size / self.layout.dcp_size.max(1)).max(1)
     }
 
-    /// The place of this rank among them.
+    /// The place of this rank among those ranks.
     pub(crate) fn replica(&self) -> u32 {
         self.parallel.tp_rank / self.layout.dcp_size.max(1)
     }
 
-    /// How the items of a region are built. The geometry is valid, and the region is not opaque.
+    /// How the items of a region are built. The geometry must be valid, and the region not opaque.
     pub(crate) fn inside(&self, region: &RegionShape) -> Inside {
         let heads = self.heads_of(region);
         let extents = [region.layers, region.holds.parts(), self.tokens_of(region), heads.1 - heads.0];

@@ -10,16 +10,17 @@ use crate::error::Mismatch;
 use crate::layout::RegionRole;
 use crate::meter::each;
 
-/// The field in which pages differ that are dealt to ranks.
+/// The name of the field for pages that are dealt to ranks, in a [`Mismatch`].
 const DEALT_PAGES: &str = "page_size of dealt pages";
 
 impl Geometry {
-    /// Checks that the two caches can exchange bytes: the first field that stands in the way, if one
-    /// does.
+    /// Checks that the two caches can exchange bytes. The error names the first field that prevents
+    /// it, and both values.
     ///
-    /// Number of pages, rows and slots, kind of memory and data-parallel place may always differ.
-    /// The sizes of parallel groups, pages and layouts may differ if all KV regions say what they
-    /// [hold](Holds). Both must be valid; the values in the error are then short enough for a frame.
+    /// The numbers of pages, rows and slots, the kind of memory, and the data-parallel place may
+    /// always differ. The sizes of parallel groups, pages and layouts may differ if all KV regions
+    /// say what they [hold](Holds). Both geometries must be valid; the values in the error are then
+    /// short enough for a frame.
     pub fn check(&self, peer: &Geometry) -> Result<(), Mismatch> {
         same_text("dtype", &self.dtype, &peer.dtype)?;
         same("head_dim", self.head_dim, peer.head_dim)?;
@@ -211,7 +212,7 @@ impl Geometry {
     }
 }
 
-/// What to do about a difference in a field, where anything can be done but to make it equal.
+/// Advice about a difference in a field, where anything but making both sides equal helps.
 pub(crate) fn remedy(field: &str) -> &'static str {
     match field {
         "page_size" | "kernel_page_size" => {

@@ -1,4 +1,4 @@
-//! The layers that a rank has pages of, and whether some of them can be told from the rest.
+//! The layers of which a rank holds pages, and which of them can be moved without the others.
 
 use std::ops::Range;
 
@@ -9,11 +9,12 @@ use crate::layout::RegionRole;
 /// The layers of a rank's KV regions. Made once for each worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeldLayers {
-    /// Disjoint and rising.
+    /// The layers, as disjoint runs in rising order.
     runs: Vec<Range<u32>>,
-    /// Regions that go whole or not at all.
+    /// Regions that cannot be cut, with the layers of each: all layers of such a region move
+    /// together.
     whole: Vec<(usize, Range<u32>)>,
-    /// A region that does not say its layers.
+    /// The position of a region that does not say its layers, if there is one.
     untold: Option<usize>,
 }
 
@@ -41,13 +42,13 @@ impl HeldLayers {
         start..self.runs.last().map_or(0, |run| run.end)
     }
 
-    /// How many of the layers are held.
+    /// How many of these layers the rank holds.
     pub(crate) fn among(&self, layers: &Range<u32>) -> u32 {
         let shared = |run: &Range<u32>| run.end.min(layers.end).saturating_sub(run.start.max(layers.start));
         self.runs.iter().map(shared).sum()
     }
 
-    /// Checks that the layers are some of this rank, and can be moved without the others.
+    /// Checks that the rank holds these layers, and that they can be moved without the others.
     pub(crate) fn check(&self, layers: &Range<u32>) -> Result<(), LayersError> {
         let held = self.hull();
         let told = layers.clone();

@@ -1,10 +1,11 @@
-//! How a worker's regions hold the cache: the geometry that peers compare, and who exchanges bytes
-//! with whom.
+//! How a worker's regions hold the cache: the [`Geometry`] that peers compare, and which ranks
+//! exchange bytes.
 //!
-//! A [`Geometry`] says how large things are, its [`Layout`] how they lie inside an item. Two that
-//! are equal exchange items as they are, whatever is in them. Two that differ can do so only if
-//! their regions say what they [hold](Holds): then [`plan`](crate::plan) finds the bytes of every
-//! layer, token and head on both sides.
+//! A [`Geometry`] gives sizes, and its [`Layout`] says how keys, values, tokens and heads lie
+//! inside an item. Two workers with equal geometries exchange items as they are, whatever the items
+//! hold. Two workers with different geometries can exchange bytes only if their regions say what
+//! they [hold](Holds): then [`plan`](crate::plan) finds the bytes of every layer, token and head on
+//! both sides.
 
 mod cells;
 mod check;
@@ -33,26 +34,27 @@ pub use region::{MAX_REGIONS, MemoryKind, Region, RegionRole};
 pub use shape::{Axes, Axis, CacheGroup, HND, HND_PACKED, Holds, Layout, MAX_GROUPS, NHD, NHD_PACKED};
 pub use validate::GeometryError;
 
-/// A region as peers are told it: without its address, which is the transport's business.
+/// A region as peers are told it. The address is missing, because only the transport needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionShape {
-    /// What it is for.
+    /// What the region is for.
     pub role: RegionRole,
-    /// Length in bytes.
+    /// Length of the region in bytes.
     pub len: u64,
     /// Bytes of one item.
     pub item_len: u64,
-    /// Kind of memory.
+    /// Kind of the memory: host, device or file.
     pub memory: MemoryKind,
-    /// The model layer, or the first of several.
+    /// The model layer that the items hold, or the first of several; `None` if the server did not
+    /// say.
     pub layer: Option<u32>,
     /// How many layers lie in each item, from `layer` on.
     #[serde(default = "one")]
     pub layers: u32,
-    /// What its items hold.
+    /// What the items hold.
     #[serde(default)]
     pub holds: Holds,
-    /// Which group of [`Layout::groups`] a state region belongs to.
+    /// The group of a state region, by its position in [`Layout::groups`].
     #[serde(default)]
     pub group: u16,
 }
@@ -62,7 +64,7 @@ fn one() -> u32 {
 }
 
 impl RegionShape {
-    /// How many whole items it holds; none if `item_len` is zero.
+    /// How many whole items the region holds; 0 if `item_len` is zero.
     pub fn items(&self) -> u64 {
         self.len.checked_div(self.item_len).unwrap_or(0)
     }
@@ -83,30 +85,31 @@ impl From<&Region> for RegionShape {
     }
 }
 
-/// The geometry of a worker's cache: everything that two peers must agree on, or plan around.
+/// The geometry of a worker's cache: everything on which two peers must agree, or which a plan
+/// between them must know.
 ///
-/// Pages are `item_len` bytes in each KV region. Two kinds are common: *layer-major*, one region
-/// for K and one for V of each layer; *page-major*, one region in which a page holds all layers.
-/// Here both are just lists of regions; the second makes one descriptor of a page, the first one
-/// for each region.
+/// A page takes `item_len` bytes in each KV region. Two arrangements are common: *layer-major*,
+/// with one region for K and one for V of each layer, and *page-major*, with one region in which a
+/// page holds all layers. Both are lists of regions here. In the page-major arrangement a page is
+/// one descriptor, in the layer-major one a page is one descriptor for each region.
 ///
-/// One that a [`KvArgs`](crate::KvArgs) gives is valid. One that came from a peer may be anything:
-/// [`validate`](Geometry::validate) it before use.
+/// The geometry of a [`KvArgs`](crate::KvArgs) is valid. A geometry that came from a peer may hold
+/// anything: [`validate`](Geometry::validate) it before use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Geometry {
-    /// Pages in the cache.
+    /// How many pages the cache has.
     pub num_pages: u32,
-    /// Tokens in a page.
+    /// How many tokens a page has.
     pub page_size: u32,
-    /// Element type.
+    /// Element type, by the name that both engines use (`bf16`, `fp8_e4m3` …).
     pub dtype: String,
-    /// KV heads on this rank.
+    /// How many KV heads this rank holds.
     pub kv_heads: u32,
-    /// Elements of one head.
+    /// How many elements one head has.
     pub head_dim: u32,
     /// Name or hash of the model; empty if not given.
     pub model: String,
-    /// Parallel groups.
+    /// The engine's parallel groups, and this rank's place in each.
     pub parallel: Parallel,
     /// The regions: KV, then aux, then state.
     pub regions: Vec<RegionShape>,
@@ -116,23 +119,24 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The positions of the KV regions.
+    /// The positions of the KV regions in `regions`.
     pub fn kv_regions(&self) -> Range<usize> {
         self.regions_of(RegionRole::Kv)
     }
 
-    /// The positions of the aux regions.
+    /// The positions of the aux regions in `regions`.
     pub fn aux_regions(&self) -> Range<usize> {
         self.regions_of(RegionRole::Aux)
     }
 
-    /// How many rows every aux region has; `None` if there is no aux region.
+    /// How many aux rows there are: the number that every aux region has. `None` if there is no aux
+    /// region.
     pub fn aux_rows(&self) -> Option<u32> {
         let rows = each(self.regions.get(self.aux_regions())?).map(RegionShape::items).min()?;
         Some(u32::try_from(rows).unwrap_or(u32::MAX))
     }
 
-    /// How many items every region of a cache group has; none if there is no such region.
+    /// How many items every region of a cache group has; 0 if there is no such region.
     pub fn group_items(&self, group: u16) -> u32 {
         let of_group = |region: &&RegionShape| region.role == RegionRole::State && region.group == group;
         let items = each(&self.regions).filter(of_group).map(RegionShape::items).min();
@@ -154,12 +158,13 @@ impl Geometry {
         each(&self.regions).filter(|region| region.role == role).count()
     }
 
-    /// Tokens of a physical page: the page itself, unless the layout says otherwise.
+    /// Tokens of a physical page: [`Layout::kernel_page_size`], or the page size if that is 0.
     pub fn kernel_page_size(&self) -> u32 {
         if self.layout.kernel_page_size == 0 { self.page_size } else { self.layout.kernel_page_size }
     }
 
-    /// KV heads of the model.
+    /// KV heads of the whole model: [`Layout::total_kv_heads`], or those of all tensor-parallel
+    /// ranks if that is 0.
     pub fn total_kv_heads(&self) -> u32 {
         if self.layout.total_kv_heads == 0 {
             self.kv_heads.saturating_mul(self.replicas())
@@ -168,18 +173,20 @@ impl Geometry {
         }
     }
 
-    /// The tokens of one page of every rank of a context-parallel group together: what a page number
-    /// stands for where all ranks are given the same numbers.
+    /// How many tokens a page number stands for where all ranks of a decode-context-parallel group
+    /// are given the same page numbers: one page of every rank together.
     pub fn page_tokens(&self) -> u32 {
         self.page_size.saturating_mul(self.layout.dcp_size.max(1))
     }
 
-    /// The pages of a request of `tokens` tokens, on all ranks of a context-parallel group together.
+    /// How many pages a request of `tokens` tokens has on all ranks of a decode-context-parallel
+    /// group together.
     pub fn pages_of(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.page_size.max(1) as usize)
     }
 
-    /// Those of them that are dealt to this rank.
+    /// How many pages of a request of `tokens` tokens are dealt to this rank of its
+    /// decode-context-parallel group.
     pub fn own_pages_of(&self, tokens: usize) -> usize {
         let from_here = self.pages_of(tokens).saturating_sub(self.layout.dcp_rank as usize);
         from_here.div_ceil(self.layout.dcp_size.max(1) as usize)

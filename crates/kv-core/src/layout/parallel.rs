@@ -8,24 +8,24 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parallel {
-    /// Tensor-parallel ranks.
+    /// How many tensor-parallel ranks there are.
     pub tp_size: u32,
-    /// Rank among them.
+    /// This rank's number among the tensor-parallel ranks, from 0.
     pub tp_rank: u32,
-    /// Pipeline stages.
+    /// How many pipeline stages there are.
     pub pp_size: u32,
-    /// Stage of this rank.
+    /// The pipeline stage of this rank, from 0.
     pub pp_rank: u32,
-    /// Data-parallel replicas.
+    /// How many data-parallel replicas there are.
     pub dp_size: u32,
-    /// Replica of this rank.
+    /// The data-parallel replica of this rank, from 0.
     pub dp_rank: u32,
-    /// Prefill-context-parallel ranks: they share the work on a prompt, and at its end each of them
-    /// holds all its pages (of its heads and layers). They share the sending, too: each sends a
-    /// [range](Parallel::page_range) of them. Where every rank keeps a part of the pages only, that is
-    /// [`Layout::dcp_size`](crate::Layout::dcp_size).
+    /// How many prefill-context-parallel ranks there are. They share the work on a prompt;
+    /// afterwards each of them holds all pages of the prompt, for its heads and layers. They share
+    /// the sending, too: each rank sends a [range](Parallel::page_range) of the pages. Where every
+    /// rank keeps only a part of the pages, that is [`Layout::dcp_size`](crate::Layout::dcp_size).
     pub pcp_size: u32,
-    /// Rank among them.
+    /// This rank's number among the prefill-context-parallel ranks, from 0.
     pub pcp_rank: u32,
 }
 
@@ -45,7 +45,8 @@ impl Default for Parallel {
 }
 
 impl Parallel {
-    /// Each group: the names of its two fields, its size, and the rank in it.
+    /// The groups, each with the names of its two fields, its size, and this rank's number in the
+    /// group.
     pub fn groups(&self) -> [(&'static str, &'static str, u32, u32); 4] {
         [
             ("tp_size", "tp_rank", self.tp_size, self.tp_rank),
@@ -55,19 +56,19 @@ impl Parallel {
         ]
     }
 
-    /// How many ranks the engine has.
+    /// How many ranks the engine has in all.
     pub fn ranks(&self) -> u32 {
         self.replica_ranks().saturating_mul(self.dp_size)
     }
 
-    /// How many ranks a data-parallel replica of it has.
+    /// How many ranks one data-parallel replica of the engine has.
     pub fn replica_ranks(&self) -> u32 {
         self.tp_size.saturating_mul(self.pp_size).saturating_mul(self.pcp_size)
     }
 
-    /// Which of `pages` pages that a receiver wants this rank sends: a range of them, as long as
-    /// those of its siblings or one longer. Together the ranges of a context-parallel group are all
-    /// pages, each once.
+    /// Which positions of the `pages` pages of a receiver this rank sends. The ranges of a
+    /// prefill-context-parallel group cover every position once, and their lengths differ by one at
+    /// most.
     ///
     /// ```
     /// use kv_core::Parallel;

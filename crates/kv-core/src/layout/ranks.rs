@@ -1,16 +1,18 @@
-//! Who exchanges bytes with whom, when both engines have several ranks.
+//! Which ranks exchange bytes when both engines have several ranks.
 //!
-//! Both sides compute the same answer from the same geometries, so each knows how many completions
-//! to wait for. The rules are those of vLLM and SGLang, in one: a tensor-parallel rank of the
-//! smaller engine belongs to a block of neighbouring ranks of the larger one, with which it shares
-//! all its heads. A destination whose source block is larger reads every head once, from the first
-//! rank of the block that has it; the others are told that they are released.
+//! Both sides compute the same answer from the same geometries, so that each side knows how many
+//! completions to wait for. The rules are those of vLLM and SGLang: a tensor-parallel rank of the
+//! smaller engine belongs to a block of neighbouring ranks of the larger engine, and shares all its
+//! heads with that block. A destination whose source block is larger reads every head once, from
+//! the first rank of the block that has the head. The other ranks of the block are only told that
+//! they are released.
 //!
-//! Context parallelism comes in two kinds. Ranks that hold the same pages
-//! ([`Parallel::pcp_size`](crate::Parallel::pcp_size)) are all sources of a destination, which asks each
-//! for a [range](crate::Parallel::page_range) of them; state and aux rows come from the first. Ranks to
-//! which pages are dealt in turn ([`Layout::dcp_size`](super::Layout::dcp_size)) have pages in
-//! common with those of the other engine whose numbers are congruent.
+//! Context parallelism comes in two kinds. Prefill-context-parallel ranks
+//! ([`Parallel::pcp_size`](crate::Parallel::pcp_size)) hold the same pages. All of them are sources
+//! of a destination, which asks each for a [range](crate::Parallel::page_range) of the pages; state
+//! and aux rows come from the first rank. Decode-context-parallel ranks
+//! ([`Layout::dcp_size`](super::Layout::dcp_size)) are dealt the pages in turn. A rank then has
+//! pages in common with those ranks of the other engine whose numbers are congruent.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,20 +24,23 @@ use crate::error::Mismatch;
 use crate::layout::{Parallel, RegionRole};
 use crate::meter::each;
 
-/// A rank of the source engine that a destination rank has to do with.
+/// A rank of the source engine from which a destination rank gets bytes, or which waits for its
+/// release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
-    /// Its position in the list of ranks.
+    /// The position of the rank in the list that was given.
     pub index: usize,
-    /// True if bytes of pages or state come from it; otherwise it only waits to be released.
+    /// True if bytes of pages or state come from this rank. False if the rank only waits to be
+    /// released.
     pub bytes: bool,
-    /// True for one of the sources: the one whose aux row counts. It is on the last pipeline stage,
-    /// where the first token is sampled.
+    /// True for exactly one of the sources: the rank whose aux row counts. That rank is on the last
+    /// pipeline stage, where the first token is sampled.
     pub aux: bool,
 }
 
-/// The ranks of `engine` (of one data-parallel replica) from which rank `dest` gets its cache, in
-/// the order of the list. Fails if they do not fit, or do not hold every layer that `dest` has.
+/// The ranks of `engine` (one data-parallel replica) from which rank `dest` gets its cache, in the
+/// order of the list. Fails if the geometries do not fit, or if the ranks together do not hold
+/// every layer that `dest` has.
 ///
 /// ```
 /// use kv_core::layout::{Geometry, NHD, sources};
@@ -72,7 +77,7 @@ pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec
         }
         let here = Place::of(source);
         let (place, ranks) = stages.entry(pp_rank).or_insert_with(|| (here, BTreeSet::new()));
-        // One that counts its siblings differently has another part than they leave to it.
+        // A rank that counts its siblings differently has another part than they leave to it.
         if here.sizes() == place.sizes() {
             ranks.insert((tp_rank, pcp_rank));
         }
@@ -98,15 +103,16 @@ pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec
     if covered != wanted { Err(nobody(dest, engine)) } else { Ok(found) }
 }
 
-/// How many ranks of `engine` (of one data-parallel replica) rank `source` has to serve: the
-/// completions that it waits for before it frees the pages of a request.
+/// How many ranks of `engine` (one data-parallel replica) rank `source` has to serve: the number of
+/// completions for which `source` waits before it frees the pages of a request.
 pub fn consumers(source: &Geometry, engine: &[Geometry]) -> usize {
     let source = Place::of(source);
     engine.iter().filter(|dest| source.shares(&Place::of(dest)).is_some()).count()
 }
 
-/// The same number, as a rank `dest` of that engine knows it: how many ranks of its own engine
-/// `source` has to serve. Engines of several pipeline stages need [`Layout::stages`] for it.
+/// The number that [`consumers`] computes, as a rank `dest` of that engine knows it: how many ranks
+/// of the engine of `dest` rank `source` has to serve. For engines of several pipeline stages the
+/// answer needs [`Layout::stages`].
 ///
 /// [`Layout::stages`]: super::Layout::stages
 pub fn receivers_of(source: &Geometry, dest: &Geometry) -> usize {
@@ -127,7 +133,7 @@ pub fn receivers_of(source: &Geometry, dest: &Geometry) -> usize {
     count * own.pcp_size as usize
 }
 
-/// What a source rank has to do with a destination rank; `None` if nothing.
+/// The part that a source rank has for a destination rank; `None` if they exchange nothing.
 pub(crate) fn shares(source: &Geometry, dest: &Geometry) -> Option<Shares> {
     Place::of(source).shares(&Place::of(dest))
 }
@@ -135,13 +141,13 @@ pub(crate) fn shares(source: &Geometry, dest: &Geometry) -> Option<Shares> {
 /// The source's place in the block of ranks that the destination shares all its heads with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shares {
-    /// Ranks that differ in the heads they hold, in the source engine.
+    /// Ranks of the source engine that hold different heads.
     replicas: u32,
-    /// The source among them.
+    /// The place of the source among those ranks.
     replica: u32,
-    /// The first of the block.
+    /// The first rank of the block.
     first: u32,
-    /// Its place among ranks that hold the same pages.
+    /// The place of the source among the ranks that hold the same pages.
     pcp_rank: u32,
 }
 
@@ -149,7 +155,7 @@ impl Shares {
     /// True if the source sends its bytes of a region: a rank before it in the block may have the
     /// same heads.
     pub(crate) fn sends(self, source: &Geometry, region: &RegionShape) -> bool {
-        // Pages are shared out among them, state is not.
+        // The context-parallel ranks share out pages, but not state.
         if self.pcp_rank > 0 && region.role == RegionRole::State {
             return false;
         }
@@ -224,7 +230,7 @@ impl Place {
         each(0..self.tp_size).map(sibling)
     }
 
-    /// How many ranks of its stage have something for `dest`.
+    /// How many ranks of this rank's stage have something for `dest`.
     fn siblings_that_serve(self, dest: &Place) -> usize {
         let serving = self.siblings().filter(|sibling| sibling.shares(dest).is_some()).count();
         serving * self.pcp_size as usize
@@ -250,7 +256,8 @@ impl Place {
 }
 
 impl Geometry {
-    /// The layers of the KV regions, first and one past the last; `None` unless they all say so.
+    /// The layers of the KV regions, as (first, one past the last); `None` unless all KV regions
+    /// say their layers.
     pub fn kv_layers(&self) -> Option<(u32, u32)> {
         let kv = each(&self.regions).filter(|region| region.role == RegionRole::Kv);
         let mut hull: Option<(u32, u32)> = None;
@@ -274,7 +281,7 @@ fn shared_cells(source: &Geometry, dest: &Geometry) -> u64 {
     overlaps(kv(&source.regions), kv(&dest.regions)).iter().map(super::Overlap::cells).sum()
 }
 
-/// Why no rank, or not enough of them, has what `dest` needs.
+/// Why the ranks of `engine` do not have everything that `dest` needs.
 fn nobody<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Mismatch {
     // Ranks that do not fit say it best.
     if let Some(mismatch) = engine.iter().find_map(|source| dest.check(source.borrow()).err()) {

@@ -1,4 +1,4 @@
-//! A region: one piece of registered memory, what it is for, and what its items hold.
+//! A region: a range of registered memory, what it is for, and what its items hold.
 
 use std::ops::Range;
 
@@ -6,35 +6,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::Holds;
 
-/// Most regions of one worker.
+/// Most regions that one worker may have.
 pub const MAX_REGIONS: usize = 4096;
 
-/// A piece of registered memory: `len / item_len` items of `item_len` bytes from `addr` on.
+/// A range of registered memory that holds `len / item_len` items of `item_len` bytes, one after
+/// another, from `addr` on.
 ///
-/// A region is data, not a promise: a transport accepts only memory that it was given (an arena it
-/// allocated, or memory adopted through an `unsafe` call), so a wrong address is an error.
+/// A region is only a description. A transport accepts only memory that it was given (an arena that
+/// it allocated, or memory that was adopted through an `unsafe` call), so that a wrong address is
+/// an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
-    /// What it is for.
+    /// What the region is for.
     pub role: RegionRole,
-    /// Address of the first byte (file offset for [`MemoryKind::File`]).
+    /// Address of the first byte; for [`MemoryKind::File`] the offset in the file.
     pub addr: u64,
-    /// Length in bytes.
+    /// Length of the region in bytes.
     pub len: u64,
-    /// Bytes of one item: of one page in this region, of one aux row.
+    /// Length of one item in bytes: of one page in this region, one aux row, or one slot.
     pub item_len: u64,
-    /// Kind of memory.
+    /// Kind of the memory: host, device or file.
     pub memory: MemoryKind,
-    /// Device (GPU index, NUMA node, file descriptor).
+    /// Number of the device: a GPU index, a NUMA node, or a file descriptor.
     pub device: u64,
-    /// The model layer whose KV it holds, or the first of several (page-major); `None` if nobody
-    /// said.
+    /// The model layer whose KV the items hold, or the first of several (page-major); `None` if the
+    /// server does not say.
     pub layer: Option<u32>,
     /// How many layers each item holds, from `layer` on.
     pub layers: u32,
-    /// What its items hold; needed only where the peer's cache may have another shape.
+    /// What the items hold; needed only where the peer's cache may have another shape.
     pub holds: Holds,
-    /// Which group of [`Layout::groups`](crate::Layout::groups) a state region belongs to.
+    /// The group of a state region, by its position in [`Layout::groups`](crate::Layout::groups).
     pub group: u16,
 }
 
@@ -46,33 +48,34 @@ impl Region {
         Region { role, addr, len, item_len, memory, device: 0, layer, layers, holds, group }
     }
 
-    /// The same region as the memory of `layer`.
+    /// The same region, which holds this layer of the model.
     pub fn layer(mut self, layer: u32) -> Region {
         self.layer = Some(layer);
         self
     }
 
-    /// The same region as the memory of several layers, all in each item.
+    /// The same region, whose items hold all of these layers of the model.
     pub fn layers(mut self, layers: Range<u32>) -> Region {
         self.layer = Some(layers.start);
         self.layers = layers.end.saturating_sub(layers.start);
         self
     }
 
-    /// The same region, with a word on what its items hold: then the peer's cache may be cut
-    /// differently.
+    /// The same region, whose items hold this. The peer's cache may then have other page sizes and
+    /// other parallel groups.
     pub fn holds(mut self, holds: Holds) -> Region {
         self.holds = holds;
         self
     }
 
-    /// The same region as part of a cache group.
+    /// The same region, which belongs to the cache group at this position in
+    /// [`Layout::groups`](crate::Layout::groups).
     pub fn group(mut self, group: u16) -> Region {
         self.group = group;
         self
     }
 
-    /// How many whole items it holds.
+    /// How many whole items the region holds.
     pub fn items(&self) -> u64 {
         self.len.checked_div(self.item_len).unwrap_or(0)
     }
@@ -90,7 +93,7 @@ pub enum RegionRole {
 }
 
 impl RegionRole {
-    /// The role in lower case.
+    /// The name of the role in lower case: `kv`, `aux` or `state`.
     pub const fn name(self) -> &'static str {
         match self {
             RegionRole::Kv => "kv",
@@ -100,13 +103,13 @@ impl RegionRole {
     }
 }
 
-/// Where the bytes of a region live.
+/// The kind of memory in which the bytes of a region lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum MemoryKind {
-    /// Host memory.
+    /// Memory of the host.
     Dram,
-    /// Device memory.
+    /// Memory of a device, such as a GPU.
     Vram,
-    /// A file; the address is an offset, the device a descriptor.
+    /// A file: `addr` is an offset in the file, and `device` the file descriptor.
     File,
 }

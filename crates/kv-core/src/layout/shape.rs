@@ -1,4 +1,5 @@
-//! What lies inside an item of a region: the part of a geometry that a plan between unequal caches needs.
+//! What lies inside an item of a region: keys, values, heads and tokens. Plans between unequal
+//! caches need to know it.
 
 use std::ops::Range;
 
@@ -10,22 +11,23 @@ pub const MAX_GROUPS: usize = 64;
 /// What the items of a region hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub enum Holds {
-    /// Nobody said. Such a region goes with the one at the same position of a cache of the very same
-    /// shape, item by item, and with no other.
+    /// Unknown. The items of such a region are exchanged whole, and only with the region at the
+    /// same position of a cache with an equal geometry.
     #[default]
     Opaque,
-    /// Keys.
+    /// The keys of attention layers.
     Key,
-    /// Values.
+    /// The values of attention layers.
     Value,
-    /// Keys and values: two equal halves along [`Axis::Part`].
+    /// Keys and values, as two equal halves along [`Axis::Part`].
     KeyValue,
     /// The latent of multi-head latent attention: every tensor-parallel rank holds the same bytes.
     Latent,
     /// Keys of a sparse-attention indexer: every tensor-parallel rank holds the same bytes.
     Index,
-    /// State number so-and-so of a recurrent layer (convolution, SSM …), cut among the
-    /// tensor-parallel ranks along [`Axis::Head`]. The number is the same at the peer.
+    /// One of the states of a recurrent layer (convolution, SSM …), cut among the tensor-parallel
+    /// ranks along [`Axis::Head`]. The number tells several states of a layer apart, and must be
+    /// the same at the peer.
     State(u8),
 }
 
@@ -40,8 +42,8 @@ impl Holds {
         matches!(self, Holds::Latent | Holds::Index)
     }
 
-    /// The kinds of bytes in it, as neighbouring numbers in the order in which they lie along
-    /// [`Axis::Part`]: a value that is packed with its key has the number that it has alone.
+    /// The kinds of bytes, as neighbouring numbers in the order in which they lie along
+    /// [`Axis::Part`]. Values have the same number whether they lie alone or beside their keys.
     pub(crate) fn kinds(self) -> Range<u32> {
         match self {
             Holds::Opaque => 0..0,
@@ -55,12 +57,12 @@ impl Holds {
     }
 }
 
-/// A direction inside an item. The elements of one head (`head_dim`) lie innermost, always.
+/// A direction inside an item. The elements of one head (`head_dim`) always lie innermost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Axis {
     /// The layers of the region.
     Layer,
-    /// Key, value.
+    /// The parts of a layer: keys before values.
     Part,
     /// The tokens of a page.
     Token,
@@ -80,27 +82,30 @@ pub const HND_PACKED: Axes = [Axis::Layer, Axis::Head, Axis::Token, Axis::Part];
 /// Token-major pages with key and value of a head side by side.
 pub const NHD_PACKED: Axes = [Axis::Layer, Axis::Token, Axis::Head, Axis::Part];
 
-/// How a worker's regions hold the cache, beyond sizes. The default says nothing more than the
-/// geometry does: token-major, no replication, no context parallelism, one group of state slots.
+/// How a worker's regions hold the cache, beyond sizes. The default: token-major pages, no
+/// replicated heads, no context parallelism, and state regions that are all slots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Layout {
-    /// The order inside an item, in every region.
+    /// The order of the axes inside an item, the same in every region.
     pub axes: Axes,
-    /// KV heads of the model; 0 if every rank of the tensor-parallel group holds others. Larger
-    /// groups than this hold each head several times (grouped-query attention).
+    /// KV heads of the model; 0 if every tensor-parallel rank holds other heads. A tensor-parallel
+    /// group larger than this number holds each head several times (grouped-query attention).
     pub total_kv_heads: u32,
-    /// Tokens of a physical page, of which a page is a row of several; 0 if the page is one itself.
+    /// Tokens of a physical page, where one page is made of several physical pages; 0 if the two
+    /// are the same.
     pub kernel_page_size: u32,
-    /// Over how many ranks the pages of a request are dealt in turn (decode context parallelism).
+    /// To how many ranks the pages of a request are dealt in turn (decode context parallelism); 1
+    /// if every rank has all pages.
     pub dcp_size: u32,
-    /// This rank among them: `tp_rank % dcp_size`. It holds pages `rank`, `rank + size` …
+    /// This rank's number among those ranks: `tp_rank % dcp_size`. The rank holds the pages
+    /// `dcp_rank`, `dcp_rank + dcp_size` … of a request.
     pub dcp_rank: u32,
-    /// The layers of every pipeline stage of the engine, (first, one past the last); empty if there
-    /// is one stage, or if nobody said.
+    /// The layers of every pipeline stage of the engine, as (first, one past the last); empty if
+    /// there is one stage, or if the server does not say.
     pub stages: Vec<(u32, u32)>,
-    /// What the state regions are for, by their group number; empty if they are all slots that are
-    /// copied as they are.
+    /// The cache groups of the state regions, by group number; empty if the state regions are all
+    /// slots that are copied as they are.
     pub groups: Vec<CacheGroup>,
 }
 
@@ -118,27 +123,27 @@ impl Default for Layout {
     }
 }
 
-/// Regions that a request uses beside its KV pages, with indices of their own: slots of recurrent
-/// layers, the window pages of sliding-window layers, the pages of a draft model.
+/// Layers whose items have indices of their own, beside the request's KV pages: slots of recurrent
+/// layers, pages of sliding-window layers, pages of a draft model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheGroup {
-    /// Tokens of an item; 1 for slots. Items of several tokens may be paged differently at the peer.
+    /// Tokens of an item; 1 for slots. For items of several tokens, the peer may use another number.
     pub page_size: u32,
     /// Heads (or other equal shares) of an item on this rank.
     pub heads: u32,
     /// Heads over all tensor-parallel ranks.
     pub total_heads: u32,
-    /// True if the peer may lack the group's regions, as for a draft model of one side only.
+    /// True if the peer may lack the group's regions, as when only one side has a draft model.
     pub optional: bool,
 }
 
 impl CacheGroup {
-    /// Slots of which every tensor-parallel rank holds `heads` of `total_heads` equal shares.
+    /// A group of slots. This rank holds `heads` of `total_heads` equal shares of each.
     pub fn slots(heads: u32, total_heads: u32) -> CacheGroup {
         CacheGroup { page_size: 1, heads, total_heads, optional: false }
     }
 
-    /// Pages of `page_size` tokens, `heads` of `total_heads` heads on this rank.
+    /// A group of pages of `page_size` tokens. This rank holds `heads` of `total_heads` heads.
     pub fn pages(page_size: u32, heads: u32, total_heads: u32) -> CacheGroup {
         CacheGroup { page_size, heads, total_heads, optional: false }
     }

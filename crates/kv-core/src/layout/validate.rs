@@ -1,4 +1,4 @@
-//! The rules that a geometry keeps, whoever sends it.
+//! The rules that every geometry keeps, whether a server or a peer gives it.
 
 use super::cells::held_twice;
 use super::shape::{Holds, MAX_GROUPS};
@@ -142,82 +142,83 @@ const MAX_LAYERS: u32 = 1 << 16;
 /// Most bytes of one item: the page of a page-major cache of a very large model is some MiB.
 const MAX_ITEM_LEN: u64 = 1 << 40;
 
-/// A geometry that no worker can have.
+/// Why a geometry is not valid. No worker can have such a geometry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GeometryError {
     /// A number, or the length of a text, outside its range.
     #[error("{field} is {got}; it must be {min} to {max}")]
     Range {
-        /// The field.
+        /// The name of the field.
         field: &'static str,
-        /// Its value.
+        /// The value, or the length of the text.
         got: u64,
-        /// Smallest allowed.
+        /// The smallest value allowed.
         min: u64,
-        /// Largest allowed.
+        /// The largest value allowed.
         max: u64,
     },
-    /// A region whose items are empty or huge.
+    /// The items of a region are empty or too long.
     #[error("regions[{region}].item_len is {got}; it must be 1 to {max}")]
     ItemLen {
         /// Position in the list of regions.
         region: usize,
-        /// Its `item_len`.
+        /// The region's `item_len` in bytes.
         got: u64,
-        /// Largest allowed.
+        /// The largest `item_len` allowed, in bytes.
         max: u64,
     },
-    /// A region whose bytes are not `items × item_len`.
+    /// The length of a region is not `items × item_len`.
     #[error("regions[{region}] ({role}): len {len} is not {items} items of item_len {item_len}")]
     RegionLength {
         /// Position in the list of regions.
         region: usize,
         /// `kv`, `aux` or `state`.
         role: &'static str,
-        /// Its length in bytes.
+        /// The region's length in bytes.
         len: u64,
-        /// Bytes of one item.
+        /// The length of one item in bytes.
         item_len: u64,
-        /// Items it must hold.
+        /// How many items the region must hold.
         items: u64,
     },
-    /// Regions are listed KV first, then aux, then state.
+    /// The regions are not in the order KV, aux, state.
     #[error("regions[{region}] is {role}, after a region that is {before}")]
     RegionOrder {
         /// Position in the list of regions.
         region: usize,
-        /// Its role.
+        /// The region's role: `kv`, `aux` or `state`.
         role: &'static str,
         /// The role of the region before it.
         before: &'static str,
     },
-    /// A size that is not a whole multiple of another.
+    /// A size is not a whole multiple of another.
     #[error("{field} {got} is not a multiple of {of_field} {of}")]
     Multiple {
-        /// The field.
+        /// The name of the field.
         field: &'static str,
-        /// Its value.
+        /// The value of that field.
         got: u32,
-        /// The field that must divide it.
+        /// The name of the field that must divide it.
         of_field: &'static str,
-        /// Its value.
+        /// The value of the dividing field.
         of: u32,
     },
     /// The axes of an item name a direction twice.
     #[error("layout.axes must name layer, part, token and head once each")]
     Axes,
-    /// Heads that cannot be cut among the ranks so.
+    /// The heads cannot be shared out evenly among the ranks.
     #[error("{heads} heads a rank, {total} in all, do not go over {ranks} ranks")]
     Heads {
-        /// Heads of this rank.
+        /// How many heads this rank holds.
         heads: u32,
-        /// Heads over all ranks.
+        /// How many heads all ranks hold together.
         total: u32,
-        /// Ranks that share them.
+        /// How many ranks share the heads.
         ranks: u32,
     },
-    /// A region that says what it holds, but not which layers, or not what its role can hold.
+    /// A region says what its items hold, but does not say its layers, or has a role whose items
+    /// cannot hold that.
     #[error(
         "regions[{region}] says what it holds: it needs layers below {max}, a role that can hold it, \
          and a state region needs a group"
@@ -228,24 +229,24 @@ pub enum GeometryError {
         /// One more than the highest layer.
         max: u32,
     },
-    /// A region whose items cannot be cut as its layout says.
+    /// The items of a region cannot be cut into equal pieces as the layout says.
     #[error(
         "regions[{region}].item_len {item_len} is not a multiple of {pieces} (layers × parts × tokens × heads)"
     )]
     Pieces {
         /// Position in the list of regions.
         region: usize,
-        /// Bytes of one item.
+        /// The length of one item in bytes.
         item_len: u64,
-        /// Heads of tokens of parts of layers in it.
+        /// How many pieces an item has: layers × parts × tokens × heads.
         pieces: u64,
     },
-    /// Two regions that hold the same bytes.
+    /// Two regions say that they hold the same bytes.
     #[error("regions[{first}] and regions[{second}] hold the same of layer {layer}")]
     HeldTwice {
-        /// Position of one.
+        /// Position of the first region in the list.
         first: u32,
-        /// Position of the other.
+        /// Position of the second region in the list.
         second: u32,
         /// The first layer that both hold.
         layer: u32,
