@@ -1,4 +1,4 @@
-//! Frames that are ignored: why, and how many for each reason.
+//! Frames that are ignored: the reasons, and a count for each reason.
 
 use std::fmt;
 
@@ -28,23 +28,25 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The frame is too long, or no message.
+    /// The frame is longer than allowed, or its bytes are not a message.
     Damaged = "it is damaged";
-    /// The frame is in a version that is not spoken here.
+    /// The frame is in a version of the wire that is not spoken with this peer.
     OtherVersion = "it is in a version that is not spoken here";
-    /// The frame holds a message that only newer versions know.
+    /// The frame holds a kind of message that only newer versions know.
     UnknownKind = "it is a message of a newer version";
-    /// The frame belongs to no conversation that is known: a former one, or one of a former life of the peer.
+    /// The frame names no conversation that is known here. It may be of a conversation that was
+    /// forgotten, or of an earlier incarnation of either worker.
     UnknownConversation = "it belongs to no conversation that is known";
-    /// The frame came on another connection than its author's.
+    /// The frame came on another connection than the earlier frames of the same sender.
     WrongOrigin = "it came on another connection than its author's";
-    /// The hello makes no sense, or is in the name of a peer that speaks on another connection.
-    BadHello = "the hello makes no sense, or is not from whom it names";
-    /// The author is new, and there is no room for another peer.
+    /// The hello contradicts itself, or names a worker that speaks on another connection.
+    BadHello = "the hello contradicts itself, or is not from the worker that it names";
+    /// The sender is new, and the table of peers is full.
     NoRoom = "there is no room for another peer";
-    /// The message is about an attempt that is over, or far from all others of its author.
+    /// The message is about an attempt that is over, or whose number is far from all other attempts
+    /// of the sender.
     NoSuchAttempt = "its attempt is over, or far from all others";
-    /// The message's list of attempts is in no order.
+    /// The message's list of attempts does not rise.
     Disordered = "its list of attempts is in no order";
 }
 

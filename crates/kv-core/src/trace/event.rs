@@ -1,4 +1,4 @@
-//! One event: a header that all services share, and what happened in the words of one of them.
+//! One event: a header that all services share, and a description in the words of one service.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -7,37 +7,39 @@ use crate::error::Phase;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::time::Time;
 
-/// One thing that happened in a machine. Its text is one line.
+/// One thing that happened in a machine. As text, an event is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event<W> {
-    /// When, by the worker's clock: the time of the input that led to it.
+    /// When the event happened, by the worker's clock: the time of the input that led to the event.
     pub at: Time,
-    /// Whom it concerns.
+    /// The session, the peer and the attempt that the event concerns.
     pub who: Who,
-    /// What happened.
+    /// What happened, in the words of the service.
     pub what: W,
-    /// How many events between the last one that was fetched and this one were lost, because nobody fetched them
-    /// in time.
+    /// How many events were lost before this one, because nobody fetched them in time; counted from
+    /// the last event that was fetched.
     pub missed: u64,
 }
 
-/// Whom an event concerns.
+/// The session, the peer and the attempt that an event concerns; each is `None` if the event
+/// concerns none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Who {
-    /// The session of this worker.
+    /// The session of this worker that the event concerns.
     pub session: Option<SessionId>,
-    /// The peer, by the number that this worker's machine gave to it when they met.
+    /// The peer, by the id that this worker's machine gave to the peer when they met.
     pub peer: Option<PeerId>,
-    /// The attempt of the receiving side at the sending one, in the receiver's numbers.
+    /// The attempt of the receiver at the sender, by the receiver's numbers.
     pub attempt: Option<Attempt>,
 }
 
-/// What happens in the machines of one service. Its text is a sentence about whoever the event concerns,
-/// without a subject and without a full stop: `hears that the registration has arrived`.
+/// What happens in the machines of one service. As text, it is a sentence about the session or the
+/// peer of the event, without the subject and without a full stop: `hears that the registration has
+/// arrived`.
 pub trait What: fmt::Display + fmt::Debug + Clone + Send + 'static {
-    /// The part of a session's life that this belongs to; `None` for what belongs to none, such as the end of
-    /// a peer.
+    /// The phase of a session to which the event belongs; `None` for events that belong to no
+    /// phase, such as the end of a peer.
     fn phase(&self) -> Option<Phase> {
         None
     }
@@ -46,7 +48,7 @@ pub trait What: fmt::Display + fmt::Debug + Clone + Send + 'static {
 impl What for Infallible {}
 
 impl<W: What> Event<W> {
-    /// The part of a session's life that the event belongs to; `None` for what belongs to none.
+    /// The phase of a session to which the event belongs; `None` if the event belongs to no phase.
     pub fn phase(&self) -> Option<Phase> {
         self.what.phase()
     }

@@ -1,4 +1,4 @@
-//! What happens in the machine of the KV cache.
+//! The events of the machine of the KV cache.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,73 +12,77 @@ use crate::poll::KvPoll;
 use crate::quarantine::QuarantineReason;
 use crate::transport::{Op, TransportError};
 
-/// What happens in a worker of the KV cache: where a request spends its time, and why it ends.
+/// The events of a worker of the KV cache. They show where a request spends its time, and why it
+/// ends.
 ///
-/// Each session begins with [`Opened`](KvWhat::Opened), ends with exactly one of [`Ended`](KvWhat::Ended)
-/// and [`Failed`](KvWhat::Failed), and is over with exactly one [`Closed`](KvWhat::Closed). What is given to a
-/// session before the first or after the last of them comes back at once, and that is told.
+/// Each session begins with [`Opened`](KvWhat::Opened), ends with exactly one of
+/// [`Ended`](KvWhat::Ended) and [`Failed`](KvWhat::Failed), and is over with exactly one
+/// [`Closed`](KvWhat::Closed). Pages that a session is given before `Opened` or after `Closed` come
+/// back at once, with an event that says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KvWhat {
     // ---- a session ------------------------------------------------------------------------------
-    /// A session is opened.
+    /// A scheduler has opened a session.
     Opened {
-        /// The request.
+        /// The room of the request.
         room: Room,
-        /// Which half of the request the session is.
+        /// Whether the session sends or receives.
         half: Half,
     },
-    /// The session has reached a state, and not its last one. The first, `Bootstrapping`, comes with `Opened`.
+    /// The session has reached a state that is not its last one. The first state, `Bootstrapping`,
+    /// comes with `Opened`.
     State(KvPoll),
-    /// The bootstrap server is asked who serves the request. Sessions that ask the same at the same time
-    /// share the question: it is told of the first of them, and of none when it is repeated.
+    /// The machine asks the bootstrap server which ranks serve the request. Sessions that ask the
+    /// same question at the same time share one lookup: the event names the first of them, and no
+    /// session when the lookup is repeated.
     Asked {
-        /// It was asked before, without success.
+        /// True if the same lookup was made before, without success.
         again: bool,
     },
     /// The bootstrap server has answered.
     Answered {
-        /// How many ranks it named.
+        /// How many ranks the server named.
         ranks: usize,
         /// How many sessions waited for the answer.
         sessions: usize,
     },
-    /// The bootstrap server has not answered, or knows no such ranks.
+    /// The bootstrap server did not answer, or knows no such ranks.
     NotAnswered(BootstrapError),
-    /// A receiver's registration, or its acquire message, has met the session that sends.
+    /// The registration, or the acquire message, of a receiver has met the session that sends.
     ReceiverCame,
-    /// The scheduler has given pages to a session that sends.
+    /// The scheduler has given the pages of a chunk to a session that sends.
     ChunkGiven {
-        /// The number of the chunk in its request.
+        /// The position of the chunk among the chunks of the session.
         chunk: ChunkId,
-        /// How many.
+        /// How many pages the chunk has.
         pages: usize,
     },
-    /// The scheduler has given pages to a session that receives.
+    /// The scheduler has given the pages of a request to a session that receives.
     PagesGiven {
-        /// How many.
+        /// How many pages were given.
         pages: usize,
     },
-    /// A data operation is started.
+    /// A data operation has started.
     PostStarted {
-        /// Its id, which is never used again.
+        /// The id of the post, which is never used again.
         post: PostId,
-        /// Which way the bytes go.
+        /// Whether the post writes or reads.
         op: Op,
-        /// How many bytes.
+        /// How many bytes the post moves.
         bytes: u64,
-        /// In how many descriptors.
+        /// How many descriptors the post has.
         descs: usize,
     },
-    /// A data operation has ended: nothing touches its memory any more.
+    /// A data operation has ended: no wire touches its memory any more.
     PostEnded {
-        /// Its id.
+        /// The id of the post.
         post: PostId,
-        /// How many bytes it was to move.
+        /// How many bytes the post was to move.
         bytes: u64,
-        /// How long it took.
+        /// How long the post took.
         took: Duration,
-        /// Why it failed, if it did.
+        /// The error, if the post failed.
         error: Option<TransportError>,
     },
     /// The lease on the session's pages has run out before every reader had read them.
@@ -87,103 +91,104 @@ pub enum KvWhat {
     Ended,
     /// The session has failed.
     Failed(Box<TransferError>),
-    /// The session has failed, and its pages may not be used again yet.
+    /// The session has failed, and a wire may still touch its pages.
     QuarantineBegan {
-        /// What is waited for.
+        /// The event for which the pages wait.
         reason: QuarantineReason,
-        /// How many pages.
+        /// How many pages are in quarantine.
         pages: usize,
-        /// How many items of cache groups.
+        /// How many items of cache groups are in quarantine.
         items: usize,
     },
-    /// Nothing can touch the pages of the failed session any more.
+    /// No wire can touch the pages of the failed session any more.
     QuarantineEnded {
-        /// What was waited for at first, and has happened.
+        /// The reason with which the quarantine began.
         reason: QuarantineReason,
-        /// How long the quarantine has lasted.
+        /// How long the quarantine lasted.
         lasted: Duration,
     },
-    /// Pages have come back to the scheduler.
+    /// Pages of the session have come back to the scheduler.
     PagesBack {
-        /// How many.
+        /// How many pages came back.
         pages: usize,
     },
-    /// Items of cache groups have come back to the scheduler.
+    /// Items of cache groups of the session have come back to the scheduler.
     ItemsBack {
-        /// How many.
+        /// How many items came back.
         items: usize,
     },
-    /// Nothing is left of the session.
+    /// Nothing is left of the session in the machine.
     Closed,
 
     // ---- messages -------------------------------------------------------------------------------
-    /// This worker has told a peer something.
+    /// This worker has sent a message to a peer.
     Said(Message),
-    /// A peer has told this worker something. What answers a hello of this worker is told as
+    /// A peer's message has arrived at this worker. The answer to a hello of this worker is told as
     /// [`PeerAnswers`](KvWhat::PeerAnswers) or [`PeerRefuses`](KvWhat::PeerRefuses) instead.
     Heard(Message),
-    /// A frame was ignored.
+    /// A frame was ignored, for this reason.
     Dropped(Dropped),
 
     // ---- a peer ---------------------------------------------------------------------------------
-    /// A worker is met: from now on it is the peer with this number.
+    /// This worker has met another worker, which is the peer with this id from now on.
     PeerMet {
-        /// The worker.
+        /// The engine and the rank of the peer.
         worker: WorkerId,
-        /// Which life of it.
+        /// The incarnation of the peer's worker.
         incarnation: Incarnation,
     },
-    /// The peer has welcomed this worker's hello: it can be spoken to.
+    /// The peer has welcomed this worker's hello. Messages can be sent to the peer from now on.
     PeerAnswers,
     /// The peer has refused this worker's hello.
     PeerRefuses(Box<Cause>),
-    /// The way to the peer is open.
+    /// The transport has opened the way to the peer.
     WayOpened,
-    /// The way to the peer could not be opened.
+    /// The transport could not open the way to the peer.
     ConnectFailed(TransportError),
-    /// This worker's way to the peer is lost. The peer may go on.
+    /// This worker's way to the peer is lost. The peer may still be running.
     WayLost,
-    /// Nothing was heard from the peer for a while, and something depends on it.
+    /// Nothing was heard from the peer for a while, although a session waits for the peer.
     PeerSilent {
-        /// How long.
+        /// How long nothing was heard.
         silent_for: Duration,
     },
-    /// The peer was silent for too long: its sessions fail.
+    /// Nothing was heard from the peer for too long: its sessions fail.
     PeerGivenUp {
-        /// How long.
+        /// How long nothing was heard.
         silent_for: Duration,
     },
-    /// A peer that was given up speaks again.
+    /// A peer that was given up was heard again.
     PeerBack,
-    /// The peer is dead, or has said that it writes no more.
+    /// The peer is dead, or has said that it writes nothing more.
     PeerDead {
-        /// How long its last writes may still arrive.
+        /// For how long from now the peer's last writes may still arrive.
         quiet_after: Duration,
     },
-    /// The peer has begun anew, or another life of its worker answers in its place: its sessions with this worker
-    /// are forgotten there.
+    /// The peer has forgotten the conversation, or another incarnation of its worker has answered:
+    /// the peer does not know its sessions with this worker any more.
     PeerRestarted,
-    /// Nothing is known of the peer any more. Whoever meets it again gives it another number.
+    /// This worker has forgotten the peer. If they meet again, the peer gets another id.
     PeerForgotten,
-    /// The peer permits writes into its memory, or permits them for longer than before.
+    /// The peer has permitted writes into its memory, or has extended its permission.
     PermissionBegan {
-        /// How long from now on.
+        /// How long from now on writes may begin.
         lasts: Duration,
     },
-    /// The permission is not asked for any more, because nothing is to be written. It lasts until its time is over.
+    /// This worker stops asking for permission, because it has nothing to write. The permission
+    /// lasts until its time is over.
     PermissionEnded,
-    /// The transport is to take from the peer the right to write into this worker's memory.
+    /// This worker has asked its transport to take from the peer the right to write.
     Revoking,
-    /// No write of the peer's arrives any more: the right to it is taken back, or has ended.
+    /// No write of the peer arrives any more: the right to write was taken back, or has ended.
     WritesOver,
 }
 
-/// Which half of a request a session is.
+/// Whether a session sends or receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Half {
-    /// It has the pages.
+    /// The session has the pages of the request.
     Sender,
-    /// It wants them.
+    /// The session wants the pages of the request.
     Receiver,
 }
 
@@ -232,7 +237,7 @@ impl What for KvWhat {
 }
 
 impl KvWhat {
-    /// A short name of the kind, in lower case with underscores: a label of metrics.
+    /// A short name of the kind of event, in lower case with underscores, for labels of metrics.
     pub fn name(&self) -> &'static str {
         match self {
             KvWhat::Opened { .. } => "opened",
@@ -303,7 +308,7 @@ impl KvWhat {
             KvWhat::Ended => f.write_str("has succeeded"),
             KvWhat::Failed(failure) => write!(f, "has failed: {failure}"),
             KvWhat::QuarantineBegan { reason, pages, items } => {
-                write!(f, "{pages} pages and {items} items of it are in quarantine: {reason}")
+                write!(f, "has {pages} pages and {items} items of cache groups in quarantine: {reason}")
             }
             KvWhat::QuarantineEnded { reason, lasted } => {
                 write!(
@@ -313,7 +318,7 @@ impl KvWhat {
             }
             KvWhat::PagesBack { pages } => write!(f, "gives back {pages} pages"),
             KvWhat::ItemsBack { items } => write!(f, "gives back {items} items of cache groups"),
-            KvWhat::Closed => f.write_str("nothing is left of it"),
+            KvWhat::Closed => f.write_str("is closed, and nothing is left of it"),
             KvWhat::Said(_)
             | KvWhat::Heard(_)
             | KvWhat::Dropped(_)
@@ -354,11 +359,11 @@ impl fmt::Display for KvWhat {
             KvWhat::PeerBack => f.write_str("speaks again"),
             KvWhat::PeerDead { quiet_after } => write!(f, "is dead; its writes are over in {quiet_after:?}"),
             KvWhat::PeerRestarted => f.write_str(
-                "has begun anew, or another life of it answers, and its sessions are forgotten there",
+                "has begun anew, or another incarnation of it answers: it does not know its sessions any more",
             ),
             KvWhat::PeerForgotten => f.write_str("is forgotten"),
             KvWhat::PermissionBegan { lasts } => write!(f, "permits writes for {lasts:?}"),
-            KvWhat::PermissionEnded => f.write_str("is asked for its permission to write no more"),
+            KvWhat::PermissionEnded => f.write_str("is not asked for permission to write any more"),
             KvWhat::Revoking => f.write_str("its right to write is being revoked"),
             KvWhat::WritesOver => f.write_str("none of its writes arrives any more"),
             of_session => of_session.of_session(f),

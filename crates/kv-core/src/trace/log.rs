@@ -1,16 +1,17 @@
-//! Events between the machine that tells them and whoever fetches them.
+//! A bounded list of the events that a machine has told and that the listener has not fetched yet.
 
 use std::collections::VecDeque;
 
 use super::event::{Event, Who};
 use crate::time::Time;
 
-/// Most events that wait to be fetched. One input leads to a few; only the end of very many sessions at once,
-/// as at a shutdown, leads to more.
+/// Most events that wait to be fetched. One input leads to a few events. Only the end of very many
+/// sessions at once, as at a shutdown, leads to more.
 pub const MAX_EVENTS: usize = 1 << 14;
 
-/// The events of one machine that nobody has fetched yet: none while nobody listens, and the last
-/// [`MAX_EVENTS`] if nobody fetches them. Those that made room are counted in the event after the gap.
+/// The events of one machine that were not fetched yet. The log is empty while nobody listens. If
+/// nobody fetches, it keeps the last [`MAX_EVENTS`]; the first event after a gap tells how many
+/// were lost.
 #[derive(Debug, Clone)]
 pub struct Log<W> {
     heard: bool,
@@ -25,7 +26,7 @@ impl<W> Default for Log<W> {
 }
 
 impl<W> Log<W> {
-    /// Begins to keep events, or forgets them all and keeps none any more.
+    /// With `true`, keeps events from now on. With `false`, forgets all events and keeps none.
     pub fn listen(&mut self, on: bool) {
         *self = Log { heard: on, ..Log::default() };
     }
@@ -36,7 +37,7 @@ impl<W> Log<W> {
         self.heard
     }
 
-    /// Tells an event. `what` is called only if somebody listens.
+    /// Adds an event. `what` is called only if somebody listens.
     #[inline(always)]
     pub fn tell(&mut self, at: Time, who: impl Into<Who>, what: impl FnOnce() -> W) {
         if self.heard {
@@ -44,7 +45,7 @@ impl<W> Log<W> {
         }
     }
 
-    /// The oldest event that was not fetched yet.
+    /// The oldest event that was not fetched yet; `None` if there is none now.
     #[allow(clippy::should_implement_trait, reason = "a log that is empty now has more later")]
     pub fn next(&mut self) -> Option<Event<W>> {
         let event = self.events.pop_front()?;

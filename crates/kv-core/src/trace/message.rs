@@ -1,4 +1,4 @@
-//! What two workers tell each other, as ids and counts.
+//! The messages between two workers, as ids and counts.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,90 +6,93 @@ use std::time::Duration;
 use crate::error::{PeerCause, Phase};
 use crate::id::Room;
 
-/// What a frame tells, without its lists. Its text follows `says` or `hears`.
+/// A message of a frame, without its lists. The text follows `says` or `hears`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Message {
-    /// A receiver's worker introduces itself, and asks to be spoken to.
+    /// A receiver's worker introduces itself and asks the sender's worker for an answer.
     Hello,
     /// The hello is accepted.
     Welcome,
     /// The hello is refused.
     Refused(Box<PeerCause>),
-    /// The receiver's pages for a request (push).
+    /// The receiver has registered its pages for a request (push).
     Register {
-        /// The request.
+        /// The room of the request.
         room: Room,
         /// How many pages this sender is to write.
         pages: usize,
-        /// For how long the sender may begin writes, from when it asked whether it may; `None` if the registration
-        /// answers no such question.
+        /// For how long the sender may begin writes, counted from the moment at which the sender
+        /// asked for permission; `None` if the registration does not answer such a question.
         permission: Option<Duration>,
     },
-    /// The receiver will read the pages of a request (pull).
+    /// The receiver asks for a lease on the pages of a request, to read them (pull).
     Acquire {
-        /// The request.
+        /// The room of the request.
         room: Room,
     },
     /// The registration or the acquire message has arrived.
     Registered,
     /// Parts of a push are in place.
     InPlace {
-        /// How many of them this message tells.
+        /// How many parts this message names.
         parts: u64,
-        /// How many there are, once that is known.
+        /// How many parts there are in all; `None` as long as the sender does not know.
         total: Option<u32>,
     },
     /// The attempt has failed at the sender.
     Failed {
-        /// Why.
+        /// The cause at the sender.
         cause: Box<PeerCause>,
-        /// No write can arrive any more.
+        /// True if no write of the attempt can arrive any more.
         quiet: bool,
     },
-    /// The attempt has failed at the receiver: stop writing.
+    /// The attempt has failed at the receiver, and the sender must stop writing.
     Abort(Box<PeerCause>),
     /// No write of the aborted attempt is in flight, and none will be posted.
     AbortAcknowledged,
     /// The pages are complete, and leased to the reader (pull).
     Granted {
-        /// How many.
+        /// How many pages are leased.
         pages: usize,
-        /// What is left of the lease.
+        /// How long the lease still lasts.
         lease: Duration,
     },
-    /// A sign of life, which asks for one.
+    /// A heartbeat, which asks for an answer.
     Heartbeat {
-        /// How many leases are to be extended.
+        /// How many leases the reader asks to extend.
         leases: u64,
-        /// How many attempts are asked about that have been quiet.
+        /// How many quiet attempts the speaker asks about.
         asked: u64,
-        /// Whether permission to write is asked for.
+        /// True if the speaker asks for permission to write.
         writes: bool,
     },
     /// The answer to a heartbeat.
     HeartbeatAnswered {
         /// How many leases are extended.
         leases: u64,
-        /// How long the shortest of them lasts: the reader counts from when it asked. Zero without leases.
+        /// How long the shortest of these leases lasts, counted from the moment at which the reader
+        /// asked; zero without leases.
         lease: Duration,
-        /// For how long writes may begin: the writer counts from when it asked. Zero if they may not.
+        /// For how long the writer may begin writes, counted from the moment at which the writer
+        /// asked; zero if it may not.
         permission: Duration,
     },
-    /// Attempts are over: everything has arrived, or was read, or the failure is understood.
+    /// Attempts are over at the receiver: all pages have arrived or were read, or the receiver has
+    /// heard of the failure.
     Release {
-        /// How many.
+        /// How many attempts are over.
         attempts: u64,
     },
-    /// The releases have arrived.
+    /// The sender has heard which attempts are over.
     Released {
-        /// Of how many attempts.
+        /// How many attempts the answer names.
         attempts: u64,
     },
 }
 
 impl Message {
-    /// The part of a session's life to which the message belongs, if it belongs to one.
+    /// The phase of a session to which the message belongs; `None` if it belongs to no phase.
     pub fn phase(&self) -> Option<Phase> {
         match self {
             Message::Hello | Message::Welcome | Message::Refused(_) => Some(Phase::Handshake),
@@ -108,7 +111,7 @@ impl Message {
         }
     }
 
-    /// A short name of the kind, in lower case with underscores: a label of metrics.
+    /// A short name of the kind of message, in lower case with underscores, for labels of metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Message::Hello => "hello",

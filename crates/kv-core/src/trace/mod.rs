@@ -1,13 +1,13 @@
-//! What the parts of a machine tell of what happens in them: who, which session, which phase, what, when.
+//! Events: what happens in a machine, with the time, the session, the peer and the phase.
 //!
-//! An [`Event`] is a header that all services share, and what happened in the words of one service: a type
-//! that implements [`What`]. Those of the KV cache are [`KvWhat`]; a machine that tells nothing has
-//! [`Infallible`](std::convert::Infallible).
+//! An [`Event`] consists of a header that all services share and of a description in the words of
+//! one service: a type that implements [`What`]. The KV cache has [`KvWhat`]; a machine that tells
+//! no events has [`Infallible`](std::convert::Infallible).
 //!
-//! Nobody is told anything unless somebody [listens](crate::machine::Machine::listen). Until then an event
-//! costs one branch, because what would be told is not even put together. Events hold ids and counts, no
-//! lists, and a [`Log`] keeps a bounded number of them, so that neither what a peer says nor a listener that
-//! does not come makes them expensive.
+//! A machine tells events only while somebody [listens](crate::machine::Machine::listen). Without a
+//! listener an event costs one branch, because its description is not even put together. Events
+//! hold ids and counts but no lists, and a [`Log`] keeps a bounded number of them. So neither a
+//! peer's frames nor a listener that fetches nothing makes events expensive.
 //!
 //! ```
 //! use std::convert::Infallible;

@@ -1,4 +1,4 @@
-//! The kinds of messages and their fields.
+//! The kinds of messages, and the fields of each.
 
 use std::fmt;
 
@@ -26,14 +26,14 @@ macro_rules! bodies {
             pub struct $name { $($(#[$field_doc])* pub $field: $type),* }
         )*
 
-        /// What a frame says.
+        /// A message, of any kind.
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum Body {
             $($(#[$doc])* $name($name)),*
         }
 
         impl Body {
-            /// The number of its kind on the wire.
+            /// The number of the message's kind on the wire.
             pub fn kind(&self) -> u8 {
                 match self { $(Body::$name(_) => $kind),* }
             }
@@ -62,223 +62,245 @@ macro_rules! bodies {
 impl Body {
     pub(super) const HELLO: u8 = 1;
 
-    /// True for the kinds by which two workers meet and part: every version reads them.
+    /// True for the kinds by which two workers meet and part, which every version reads.
     pub(super) fn is_for_every_version(kind: u8) -> bool {
         matches!(kind, Body::HELLO | 2 | 3 | 9 | 10)
     }
 }
 
 bodies! {
-    /// Decode → prefill, first of all: who I am, what I speak, and how to reach my memory. Repeated until
-    /// [`Welcome`] or [`Refused`] answers it, and said again when a peer may have forgotten the conversation.
+    /// Decode → prefill, before any other message: the worker introduces itself, its versions, its
+    /// transport and its cache. Repeated until [`Welcome`] or [`Refused`] answers, and sent again
+    /// when the peer may have forgotten the conversation.
     1 Hello {
-        /// What the speaker speaks.
+        /// The versions that the speaker speaks.
         versions: Versions,
         /// The metadata of the speaker's transport.
         metadata: Bytes,
-        /// Name of the speaker's transport.
+        /// The name of the speaker's transport.
         transport: String,
-        /// The incarnation that is meant; another one refuses.
+        /// The incarnation that the speaker wants to reach. A worker of another incarnation
+        /// refuses.
         to: Incarnation,
-        /// Which life of the speaker's worker it is.
+        /// The incarnation of the speaker's worker.
         incarnation: Incarnation,
-        /// The number under which the speaker wants to be answered.
+        /// The id under which the speaker wants to be addressed.
         conversation: ConversationId,
-        /// Repeated in the answer, so that a late answer to an earlier hello is known as such.
+        /// A random number that the answer repeats, so that a late answer to an earlier hello is
+        /// recognized.
         nonce: u64,
-        /// The speaker's worker.
+        /// The engine and the rank of the speaker.
         worker: WorkerId,
-        /// The speaker's cache; `None` if it has something that the reader's version does not know.
+        /// The geometry of the speaker's cache; `None` if it holds a value that the reader's
+        /// version does not know.
         #[serde(with = "super::tolerant::geometry")]
         geometry: Option<Box<Geometry>>,
-        /// The speaker's engine adds a suffix to the ids of requests, see
+        /// True if the speaker's engine appends a suffix to the ids of requests, see
         /// [`RequestId::base`](crate::RequestId::base). False if missing.
         #[serde(default)]
         suffixed: bool,
     }
-    /// Prefill → decode, once for each [`Hello`]: it is accepted.
+    /// Prefill → decode, once for each [`Hello`]: the hello is accepted.
     2 Welcome {
-        /// What the speaker speaks.
+        /// The versions that the speaker speaks.
         versions: Versions,
-        /// The hello's nonce.
+        /// The nonce of the hello that is answered.
         nonce: u64,
-        /// The number under which the speaker wants to be addressed.
+        /// The id under which the speaker wants to be addressed.
         conversation: ConversationId,
-        /// The number of a question whether the speaker may write, as [`Heartbeat::number`]: a registration
-        /// answers it. 0 if missing.
+        /// The number of a request for permission to write, drawn like [`Heartbeat::number`]; a
+        /// registration answers it. 0 (no request) if missing.
         #[serde(default)]
         ask: u64,
     }
-    /// Prefill → decode, once for each [`Hello`]: it is refused.
+    /// Prefill → decode, once for each [`Hello`]: the hello is refused.
     3 Refused {
-        /// What the speaker speaks.
+        /// The versions that the speaker speaks.
         versions: Versions,
-        /// The hello's nonce.
+        /// The nonce of the hello that is answered.
         nonce: u64,
-        /// The number under which the speaker wants to be addressed: a receiver that is refused still
+        /// The id under which the speaker wants to be addressed. A receiver that was refused still
         /// aborts its rooms, so that their senders do not wait for it.
         conversation: ConversationId,
-        /// Why; `Unknown` if another incarnation was meant.
+        /// The reason; `Unknown` if the hello was meant for another incarnation.
         #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
     }
-    /// Decode → prefill: a receiver wants the pages of a room. Repeated until anything is heard about the attempt:
-    /// [`Registered`], [`Progress`], [`Granted`] or [`Failed`].
+    /// Decode → prefill: a receiver asks for the pages of a room, either by registering its own
+    /// pages or by asking for a lease. Repeated until [`Registered`], [`Progress`], [`Granted`] or
+    /// [`Failed`] is heard about the attempt.
     4 Register {
-        /// A number of the receiver's for this attempt at this peer.
+        /// The attempt at this peer, drawn by the receiver.
         attempt: Attempt,
-        /// All attempts below are over for the receiver.
+        /// All attempts below this number are over at the receiver.
         low_watermark: Attempt,
-        /// The request.
+        /// The room of the request.
         room: Room,
-        /// How many ranks of the receiver's engine this sender has to serve for the request.
+        /// How many ranks of the receiver's engine the sender has to serve for this request.
         ranks: u32,
-        /// How long to keep it, in milliseconds from sending: a little longer than the receiver waits.
+        /// For how long the sender should keep the message, in milliseconds from sending: a little
+        /// longer than the receiver waits.
         ttl_ms: u64,
-        /// How the pages are to come.
+        /// Whether the sender writes the pages or the receiver reads them, and where.
         delivery: Delivery,
     }
-    /// Prefill → decode, once for each [`Register`] whose pages are still to come: it has arrived.
+    /// Prefill → decode, once for each [`Register`] whose pages are still to come: the registration
+    /// has arrived.
     5 Registered {
-        /// The attempt.
+        /// The attempt that was registered.
         attempt: Attempt,
     }
-    /// Prefill → decode: what is in place so far. Delivered by the transport after the bytes of each part, naming
-    /// that part, and said once more for each [`Heartbeat`] that asks. Nothing acknowledges it.
+    /// Prefill → decode: the parts that are in place so far. The transport delivers this message
+    /// after the bytes of each part; it then names that part. The sender repeats it for each
+    /// [`Heartbeat`] that asks. No message acknowledges it.
     7 Progress {
-        /// The attempt.
+        /// The attempt to which the parts belong.
         attempt: Attempt,
-        /// Runs (first part, number of parts) that are in place; maybe not all of them. Parts count from 0.
+        /// Runs (first part, length) of parts that are in place; there may be more. Parts are
+        /// numbered from 0.
         #[serde(with = "crate::packed")]
         done: Vec<(u32, u32)>,
-        /// How many parts there are, once that is known; always with the last one. Not known if missing.
+        /// How many parts there are in all, once the sender knows; always given with the last part.
+        /// Unknown if missing.
         #[serde(default)]
         total: Option<u32>,
-        /// With `total`: registered groups, all optional, that the sender does not have. None if missing.
+        /// Given with `total`: the optional groups that the receiver registered and the sender does
+        /// not have. None if missing.
         #[serde(default, deserialize_with = "crate::growing::list")]
         skipped: Vec<u16>,
     }
-    /// Prefill → decode: the attempt has failed. Said when it fails, when it is quiet, and for each [`Register`]
-    /// and [`Heartbeat`] about it after that. Acknowledged by [`Release`], or by [`Abort`] if it is not quiet.
+    /// Prefill → decode: the attempt has failed. Sent when it fails, when no write of it is in
+    /// flight any more, and afterwards for each [`Register`] and [`Heartbeat`] about it.
+    /// Acknowledged by [`Release`], or by [`Abort`] while `quiet` is false.
     8 Failed {
-        /// The attempt.
+        /// The attempt that has failed.
         attempt: Attempt,
-        /// Why.
+        /// The cause of the failure.
         #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
         /// True once no write can arrive any more. False if missing.
         #[serde(default)]
         quiet: bool,
     }
-    /// Decode → prefill: the attempt is over, stop writing. Repeated until [`AbortAck`] acknowledges it.
+    /// Decode → prefill: the attempt is over, and the sender must stop writing. Repeated until
+    /// [`AbortAck`] acknowledges it.
     9 Abort {
-        /// The attempt.
+        /// The attempt that is over.
         attempt: Attempt,
-        /// The request, for a prefill side that has not seen the registration.
+        /// The room of the request, for a sender that has not heard the registration.
         room: Room,
-        /// Which sender of it was meant; any, if not given.
+        /// The lease id of the sender that is meant; any sender of the room if not given.
         lease_id: Option<SessionId>,
-        /// Why.
+        /// The cause of the failure.
         #[serde(with = "super::tolerant::cause")]
         cause: PeerCause,
-        /// All attempts below are over for the receiver. A missing low watermark says this of none.
+        /// All attempts below this number are over at the receiver. 0 (none is known to be over) if
+        /// missing.
         #[serde(default = "first")]
         low_watermark: Attempt,
     }
     /// Prefill → decode, once for each [`Abort`]: no write of the attempt is in flight, and none will be posted.
     10 AbortAck {
-        /// The attempt.
+        /// The attempt that was aborted.
         attempt: Attempt,
     }
-    /// Prefill → decode: the pages are complete and stay as they are while the lease lasts. Said when they are
-    /// complete, and once for each [`Register`] and [`Heartbeat`] that asks after that. The receiver's
-    /// heartbeats acknowledge it.
+    /// Prefill → decode: the pages are complete, and nothing writes them while the lease lasts.
+    /// Sent when the pages are complete, and afterwards once for each [`Register`] and
+    /// [`Heartbeat`] that asks. The receiver's heartbeats acknowledge it.
     15 Granted {
-        /// The attempt.
+        /// The attempt that gets the lease.
         attempt: Attempt,
-        /// The `number` of the receiver's last acquire message.
+        /// The [`Acquire::number`] of the last acquire message that the sender has heard.
         number: u64,
-        /// The sender's session whose pages these are: the id of the lease.
+        /// The lease id: the sender's session that holds the pages.
         lease_id: SessionId,
-        /// The sender's pages, in request order.
+        /// The sender's pages, in the order of the request.
         pages: PageList,
-        /// The sender's aux row.
+        /// The sender's aux row, if the request has one.
         aux: Option<AuxIndex>,
-        /// What is left of the lease, in milliseconds.
+        /// How long the lease still lasts, in milliseconds.
         lease_ms: u64,
-        /// How often heartbeats are wanted, in milliseconds; 0 if the lease is not renewed.
+        /// How often the reader should send heartbeats, in milliseconds; 0 if heartbeats do not
+        /// extend the lease.
         interval_ms: u64,
-        /// The sender's items of its cache groups. None if missing.
+        /// The sender's items of its cache groups. No items if missing.
         #[serde(default)]
         groups: GroupLists,
     }
-    /// Either side: I am here; are you? A decode side has its leases extended with it, one frame for all of them,
-    /// and asks about attempts that have been quiet; a prefill side asks whether it may write. Said again, with
-    /// another number, for as long as its speaker needs an answer. Acknowledged by [`HeartbeatAck`].
+    /// Either side: asks the peer for a sign of life. A receiver asks in the same frame to extend
+    /// all of its leases, and asks about attempts of which it has heard nothing for a while. A
+    /// sender asks for permission to write. Repeated, with another number, as long as the speaker
+    /// needs an answer. Acknowledged by [`HeartbeatAck`].
     16 Heartbeat {
-        /// A number of the speaker's, repeated in the answer. The time that an answer grants is counted by who
-        /// grants it from the answer on, and by who asked from the question on, which is earlier.
+        /// The heartbeat number, drawn by the speaker and repeated in the answer. The side that
+        /// grants time counts it from its answer; the side that asked counts it from its question,
+        /// which is earlier.
         number: u64,
-        /// All attempts of the speaker below are over.
+        /// All attempts of the speaker below this number are over.
         low_watermark: Attempt,
-        /// Runs (first attempt, number), rising: they read, and their leases are to be extended.
+        /// Runs (first attempt, length), rising: attempts that read, and whose leases are to be
+        /// extended.
         #[serde(with = "crate::packed")]
         leases: Vec<(u64, u32)>,
-        /// Runs (first attempt, number), rising: nothing was heard about them for a while. Each is answered as its
-        /// registration would be.
+        /// Runs (first attempt, length), rising: attempts of which nothing was heard for a while.
+        /// The listener answers for each as for its registration.
         #[serde(with = "crate::packed")]
         asked: Vec<(u64, u32)>,
-        /// The speaker has something to write for the hearer, and asks how long it may.
+        /// True if the speaker has something to write into the listener's memory, and asks for how
+        /// long it may.
         writes: bool,
     }
-    /// Once for each [`Heartbeat`], and once more for each 65536 runs of leases: I am here.
+    /// Once for each [`Heartbeat`], and once more for each 65536 runs of leases: the answer.
     17 HeartbeatAck {
-        /// The heartbeat's number.
+        /// The number of the heartbeat that is answered.
         number: u64,
-        /// All attempts of the speaker below are over.
+        /// All attempts of the speaker below this number are over.
         low_watermark: Attempt,
-        /// For how long the shortest of the leases holds, in milliseconds; see [`Heartbeat::number`]. 0 without leases.
+        /// How long the shortest of these leases lasts, in milliseconds; see [`Heartbeat::number`].
+        /// 0 without leases.
         lease_ms: u64,
-        /// Runs (first attempt, number), rising: the attempts whose pages were still as they were when the
-        /// heartbeat came, and stay so.
+        /// Runs (first attempt, length), rising: attempts whose pages were still complete and
+        /// unchanged when the heartbeat came, and whose leases are extended.
         #[serde(with = "crate::packed")]
         leases: Vec<(u64, u32)>,
-        /// For how long the speaker of the heartbeat may begin writes, in milliseconds; see [`Heartbeat::number`].
-        /// 0 if it may not.
+        /// For how long the speaker of the heartbeat may begin writes, in milliseconds; see
+        /// [`Heartbeat::number`]. 0 if it may not.
         permit_ms: u64,
     }
-    /// Decode → prefill: these attempts are over. Everything has arrived, or was read, or the failure is
-    /// understood. If that holds pages of the hearer, it is repeated until [`Released`] acknowledges it; otherwise
-    /// it is said once, and the low watermark of a later frame says it again.
+    /// Decode → prefill: these attempts are over at the receiver. All pages have arrived or were
+    /// read, or the receiver has heard of the failure. If the sender still holds pages for one of
+    /// these attempts, the message is repeated until [`Released`] acknowledges it. Otherwise it is
+    /// sent once, and the low watermark of a later frame says the same.
     18 Release {
-        /// All attempts below are over for the receiver.
+        /// All attempts below this number are over at the receiver.
         low_watermark: Attempt,
-        /// Runs (first attempt, number), rising.
+        /// Runs (first attempt, length), rising, of attempts that are over.
         #[serde(with = "crate::packed")]
         attempts: Vec<(u64, u32)>,
-        /// An acknowledgement is wanted.
+        /// True if the speaker wants [`Released`] as an acknowledgement.
         answer: bool,
     }
-    /// Prefill → decode, once for each [`Release`] that wants it: these attempts are forgotten.
+    /// Prefill → decode, once for each [`Release`] that wants an acknowledgement: the sender has
+    /// forgotten these attempts.
     19 Released {
-        /// Runs (first attempt, number), rising.
+        /// Runs (first attempt, length), rising, of attempts that are forgotten.
         #[serde(with = "crate::packed")]
         attempts: Vec<(u64, u32)>,
     }
 }
 
-/// The low watermark that says nothing.
+/// The low watermark of a speaker that has told none: no attempt is known to be over.
 fn first() -> Attempt {
     Attempt(0)
 }
 
-/// How a receiver wants its pages to come: a number that says which, and fields, of which a newer version may have
-/// more.
+/// How the pages get from the sender to the receiver. On the wire: the number of the variant, then
+/// its fields, to which a newer version may append more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delivery {
-    /// 0: the sender writes them.
+    /// Variant 0: the sender writes the pages into the receiver's memory.
     Write(Destination),
-    /// 1: the receiver reads them, once they are granted.
+    /// Variant 1: the receiver reads the pages, once the sender has granted a lease.
     Read(Acquire),
 }
 
@@ -319,38 +341,39 @@ impl<'de> Visitor<'de> for DeliveryVisitor {
     }
 }
 
-/// Where the pages of a request shall be written.
+/// Where in the receiver's memory the pages of a request go.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Destination {
-    /// Where the pages shall go that this sender is asked for, in request order.
+    /// The receiver's pages that this sender is to write, in the order of the request.
     pub pages: PageList,
-    /// The number of the first of them in the request; before it the receiver has a prefix, or other
-    /// ranks send.
+    /// The number of the first of these pages in the request. The receiver has the pages before it
+    /// already, or gets them from other ranks.
     pub first_page: u32,
-    /// How many pages the request has at the receiver, with those that it has, and those of others.
+    /// How many pages the request has at the receiver in all, with its prefix and with the pages of
+    /// other senders.
     pub total_pages: u32,
-    /// The aux row to fill.
+    /// The receiver's aux row to fill, if the request has one.
     pub aux: Option<AuxIndex>,
-    /// True if this sender is to fill it, and not another rank of its engine.
+    /// True if this sender is to fill the aux row, and not another rank of its engine.
     pub aux_here: bool,
-    /// Where the items of its cache groups shall go. None if missing.
+    /// The receiver's items of its cache groups. No items if missing.
     #[serde(default)]
     pub groups: GroupLists,
-    /// The last question of the sender's whether it may write that was heard, answered with `permit_ms`; 0 for
-    /// none, and if missing.
+    /// The number of the sender's last request for permission to write that the receiver has heard;
+    /// `permit_ms` answers it. 0 (no request) if missing.
     #[serde(default)]
     pub ask: u64,
-    /// How long the sender may begin writes, in milliseconds: it counts from when it asked that question. 0 if it
-    /// may not, and if missing.
+    /// For how long the sender may begin writes, in milliseconds, counted from the moment at which
+    /// the sender asked. 0 (no permission) if missing.
     #[serde(default)]
     pub permit_ms: u64,
 }
 
-/// Which pages shall be granted to a receiver.
+/// A receiver's request for a lease on the sender's pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acquire {
-    /// Which sender of the room is meant; any, if not given.
+    /// The lease id of the sender that is meant; any sender of the room if not given.
     pub lease_id: Option<SessionId>,
-    /// Repeated in the [`Granted`] that answers this message.
+    /// The number of this acquire message, which [`Granted`] repeats.
     pub number: u64,
 }

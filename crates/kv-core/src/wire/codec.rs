@@ -1,4 +1,4 @@
-//! Messages to bytes, and bytes to messages.
+//! Encoding messages to the bytes of frames, and decoding them.
 
 use bytes::Bytes;
 use serde::de::IgnoredAny;
@@ -10,19 +10,20 @@ use super::versions::{VERSIONS, Versions};
 use crate::record::TransportOffer;
 use crate::transport::MAX_FRAME;
 
-/// What stands in place of a version in the messages that every version reads.
+/// The version number in the header of the messages that every version reads.
 const EVERY: u8 = 0;
 
-/// One message, and the conversation that it is of.
+/// One message, with the id of its conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// The listener's number for the conversation.
+    /// The id that the listener has drawn for the conversation.
     pub conversation: ConversationId,
-    /// What is said.
+    /// The message of the frame.
     pub body: Body,
 }
 
-/// Writes messages for one peer in the version that both sides speak, and reads messages in that version.
+/// Encodes messages for one peer in the version that both sides speak, and decodes messages in that
+/// version.
 ///
 /// ```
 /// use kv_core::Attempt;
@@ -39,25 +40,27 @@ pub struct Frame {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Codec {
-    /// `None` as long as nothing is known of the peer, and where nothing is common.
+    /// `None` until the peer has told its versions, and if the two sides have none in common.
     version: Option<u8>,
 }
 
 impl Codec {
-    /// For a peer that has not said which versions it speaks, or speaks none that this worker speaks.
+    /// The codec for a peer that has not told its versions, or that shares no version with this
+    /// worker.
     pub const MEETING: Codec = Codec { version: None };
 
-    /// For a peer with these versions: the newest common one is spoken. `None` if there is none.
+    /// The codec for a peer with these versions, in the newest common version; `None` if no version
+    /// is common.
     pub fn between(ours: Versions, theirs: Versions) -> Option<Codec> {
         ours.common(theirs).map(|version| Codec { version: Some(version) })
     }
 
-    /// The version that is spoken; `None` before the two sides have met.
+    /// The version that is spoken; `None` until the two sides have met.
     pub fn version(self) -> Option<u8> {
         self.version
     }
 
-    /// The message as the bytes of a frame, at most [`MAX_FRAME`] of them.
+    /// Encodes a message as a frame of at most [`MAX_FRAME`] bytes.
     pub fn encode(self, conversation: ConversationId, body: &Body) -> Result<Bytes, Unspeakable> {
         let kind = body.kind();
         let version = if Body::is_for_every_version(kind) { Some(EVERY) } else { self.version };
@@ -71,25 +74,26 @@ impl Codec {
         Ok(out.into())
     }
 
-    /// The message in these bytes, all of them: in the version that is spoken, or in the form that every version
-    /// reads.
+    /// Decodes a frame, all bytes of it: in the version that is spoken, or in the form that every
+    /// version reads.
     pub fn decode(self, bytes: &[u8]) -> Result<Frame, Unreadable> {
         read_frame(bytes, self.version.map(|version| Versions { min: version, max: version }))
     }
 }
 
 impl Frame {
-    /// The frame as bytes, in the newest version.
+    /// Encodes the frame in the newest version.
     pub fn encode(&self) -> Result<Bytes, Unspeakable> {
         Codec { version: Some(VERSIONS.max) }.encode(self.conversation, &self.body)
     }
 
-    /// The frame in these bytes, in any version of [`VERSIONS`], whoever may have said it.
+    /// Decodes a frame in any version of [`VERSIONS`].
     pub fn decode(bytes: &[u8]) -> Result<Frame, Unreadable> {
         read_frame(bytes, Some(VERSIONS))
     }
 
-    /// The conversation that a frame names, in whatever version it is said; `None` if it names none.
+    /// The conversation that a frame names, whatever its version; `None` if the bytes are not a
+    /// frame.
     pub fn conversation_of(bytes: &[u8]) -> Option<ConversationId> {
         outer(bytes).map(|outer| outer.conversation)
     }
@@ -113,12 +117,12 @@ fn read_frame(bytes: &[u8], spoken: Option<Versions>) -> Result<Frame, Unreadabl
     Ok(Frame { conversation, body: Body::read(kind, fields)? })
 }
 
-/// What every version reads of a frame.
+/// The header of a frame, which every version reads.
 struct Outer<'a> {
     version: u8,
     kind: u8,
     conversation: ConversationId,
-    /// The array of the fields, and nothing after it.
+    /// The bytes of the array of the fields, with nothing after them.
     fields: &'a [u8],
 }
 
@@ -139,8 +143,8 @@ fn outer(bytes: &[u8]) -> Option<Outer<'_>> {
     Some(Outer { version: *version, kind: *kind, conversation, fields })
 }
 
-/// The transport in a frame, if it is a [`Hello`](super::Hello): only a connection that may speak for it
-/// may bring it.
+/// The sender's transport, if the frame is a [`Hello`](super::Hello); otherwise `None`. The worker
+/// accepts a hello only from a connection that may speak for this transport.
 pub fn hello_transport(frame: &[u8]) -> Option<TransportOffer> {
     if frame.len() > MAX_FRAME {
         return None;
@@ -151,65 +155,67 @@ pub fn hello_transport(frame: &[u8]) -> Option<TransportOffer> {
     Some(TransportOffer::new(&transport, metadata))
 }
 
-/// Why bytes are not a message. Such bytes are dropped and counted; the connection stays, and nobody
-/// answers them.
+/// Why bytes are not accepted as a message. Such bytes are dropped and counted. The connection
+/// stays open, and the sender gets no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unreadable {
-    /// Longer than any frame may be.
+    /// The frame is longer than any frame may be.
     #[error("frame of {got} bytes; at most {MAX_FRAME} are allowed")]
     TooLong {
-        /// Its length.
+        /// The length of the frame in bytes.
         got: usize,
     },
-    /// Of a version that is not spoken.
+    /// The frame is in a version that is not spoken with this peer.
     #[error("frame of version {got}; {spoken} is spoken")]
     Version {
-        /// Its version.
+        /// The version in the frame's header.
         got: u8,
-        /// What is spoken.
+        /// The versions that are spoken.
         spoken: Versions,
     },
-    /// Said before a version was agreed upon, and not in the form that every version reads.
+    /// The frame came before a version was agreed upon, and is not in the form that every version
+    /// reads.
     #[error("frame of kind {kind} before a version was agreed upon")]
     NotMet {
-        /// Its kind.
+        /// The kind of message, as in [`Body::kind`].
         kind: u8,
     },
-    /// Of a kind that this version does not know: a newer peer's, who goes on without an answer.
+    /// A newer peer sent a kind of message that this version does not know. The peer manages
+    /// without an answer.
     #[error("frame of unknown kind {got}")]
     Kind {
-        /// Its kind.
+        /// The kind of message in the frame's header.
         got: u8,
     },
-    /// Not msgpack, or not the fields of that kind.
+    /// The bytes are not msgpack, or not the fields of that kind of message.
     #[error("malformed frame of kind {kind}")]
     Malformed {
-        /// Its kind; 0 if that could not be read.
+        /// The kind of message, as in [`Body::kind`]; 0 if the kind could not be read.
         kind: u8,
     },
 }
 
-/// Why a message cannot be said.
+/// Why a message cannot be encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unspeakable {
-    /// Longer than a frame may be.
+    /// The frame would be longer than a frame may be.
     #[error("frame of {got} bytes; at most {MAX_FRAME} are allowed")]
     TooLong {
-        /// Its length.
+        /// The length that the frame would have, in bytes.
         got: usize,
     },
-    /// The peer has not said which versions it speaks, or speaks none of this worker's.
+    /// The peer has not told its versions, or shares no version with this worker.
     #[error("a message of kind {kind} before a version was agreed upon")]
     NotMet {
-        /// Its kind.
+        /// The kind of message, as in [`Body::kind`].
         kind: u8,
     },
-    /// One of its lists is longer than msgpack allows.
+    /// A list in the message is longer than msgpack allows.
     #[error("a message of kind {kind} that msgpack cannot express")]
     Failed {
-        /// Its kind.
+        /// The kind of message, as in [`Body::kind`].
         kind: u8,
     },
 }

@@ -1,11 +1,11 @@
-//! Whether the lengths in a msgpack text can be true.
+//! Checks that the lengths in msgpack bytes can be true, before any memory is allocated for them.
 
 use crate::meter::step;
 
-/// True if the first msgpack value in these bytes is all there, and every list, map and text in it has as many
-/// bytes after it as its length promises at least: one for each item. Readers make room for a list before they
-/// read it, so that a length without a list would cost what no byte has paid for. What follows the first value is
-/// not looked at.
+/// True if the first msgpack value in these bytes is complete, and every list, map and text in it
+/// is followed by at least one byte for each item that its length promises. Readers allocate room
+/// for a list before they read it; without this check, a false length would cost memory that no
+/// byte has paid for. Bytes after the first value are not examined.
 pub fn lengths_fit(bytes: &[u8]) -> bool {
     walk(bytes).is_some()
 }

@@ -1,35 +1,40 @@
-//! The wire: what two workers tell each other, as msgpack.
+//! The messages between two workers, and their encoding as msgpack.
 //!
-//! A frame is the array `[version, kind, conversation, fields]`; `fields` is the array of the message's fields.
-//! It carries durations, never clock readings. A frame is at most [`MAX_FRAME`](crate::MAX_FRAME) bytes long.
-//! Every message is idempotent: transports may lose, duplicate and reorder frames.
+//! A frame is the array `[version, kind, conversation, fields]`; `fields` is the array of the
+//! message's fields. Times are durations, never readings of a clock. A frame is at most
+//! [`MAX_FRAME`](crate::MAX_FRAME) bytes long. Every message is idempotent, because transports may
+//! lose, duplicate and reorder frames.
 //!
-//! Lists of pages, parts and attempts are runs (first, length), packed into one msgpack value of type `bin`, all
-//! little-endian: a run of pages or parts is 8 bytes, 4 for the first and 4 for the length; a run of attempts is
-//! 12 bytes, 8 for the first and 4 for the length. The length counts the first: a run of one page has length 1.
+//! Lists of pages, parts and attempts are runs (first, length), packed into one msgpack value of
+//! type `bin`, in little-endian order. A run of pages or parts takes 8 bytes, 4 for the first
+//! number and 4 for the length. A run of attempts takes 12 bytes, 8 for the first number and 4 for
+//! the length. A run of one page has length 1.
 //!
-//! `conversation` names the conversation. Each side draws a number for the other when they meet and tells
-//! it in [`Hello`] or [`Welcome`]; whoever speaks puts the listener's number into the frame. A
-//! frame of a former incarnation, or of a conversation that was forgotten, carries a number that
-//! nobody answers to, and is dropped and counted.
+//! `conversation` is the [`ConversationId`] that the listener has drawn. Each side draws an id for
+//! the other when they meet, and tells it in [`Hello`] or [`Welcome`]; the speaker of a frame puts
+//! the listener's id into the frame. A frame of a former incarnation, or of a conversation that was
+//! forgotten, carries an id that the listener does not know, and is dropped and counted.
 //!
 //! # Versions
 //!
-//! A worker speaks a range of versions ([`VERSIONS`]) and says so in its hello, and in the answer to one.
-//! Two workers speak the newest version that both have ([`Codec::between`]).
+//! A worker speaks a range of versions ([`VERSIONS`]), and tells the range in its hello and in its
+//! answer to a hello. Two workers speak the newest version that both have ([`Codec::between`]).
 //!
-//! - **What every version reads.** [`Hello`], [`Welcome`], [`Refused`], [`Abort`] and [`AbortAck`] have 0 in
-//!   place of a version: two workers that have no version in common can still tell each other which they
-//!   have, and end the requests that they were to serve together. These messages grow at their ends only.
-//! - **New fields** are appended to a message, or get a new name in [`Geometry`](crate::Geometry) and
-//!   [`PeerCause`](crate::PeerCause), which are written by name. A reader skips fields that it does not know,
-//!   16 levels deep at most. A field that was added later has a default, which stands in the
-//!   documentation of the field and means what the older version did. Values inside a field never change.
-//! - **New messages** get a new kind. A reader drops and counts a kind that it does not know.
-//! - **New causes** of failures are [`PeerCause::Other`](crate::PeerCause::Other) to a reader that does not
-//!   know them.
-//! - Whatever cannot be expressed so is a new version, and the old one is spoken with older peers for as
-//!   long as [`VERSIONS`] has it.
+//! - **Messages of every version.** [`Hello`], [`Welcome`], [`Refused`], [`Abort`] and [`AbortAck`]
+//!   have 0 in place of a version. With them, two workers that have no version in common still tell
+//!   each other their versions, and end the requests that they were to serve together. New fields
+//!   of these messages are only ever appended.
+//! - **New fields** are appended to a message, or get a new name in [`Geometry`](crate::Geometry)
+//!   and [`PeerCause`](crate::PeerCause), whose fields are written by name. A reader skips fields
+//!   that it does not know, 16 levels deep at most. A field that was added later has a default,
+//!   which its documentation states; the default means what the older version did. The meaning of a
+//!   value never changes.
+//! - **New messages** get a new kind. A reader drops and counts frames of a kind that it does not
+//!   know.
+//! - **New causes** of failures become [`PeerCause::Other`](crate::PeerCause::Other) at a reader
+//!   that does not know them.
+//! - Any other change is a new version. The old version is still spoken with older peers, as long
+//!   as [`VERSIONS`] contains it.
 
 mod body;
 mod codec;

@@ -1,5 +1,5 @@
-//! Reading what a newer version has written: fields that are not known are skipped, and what is not
-//! known at all is told from what is broken.
+//! Reading the messages of newer versions: unknown fields are skipped, and unknown values are told
+//! apart from broken ones.
 
 use std::fmt;
 use std::io::ErrorKind::UnexpectedEof;
@@ -14,15 +14,16 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::lengths::lengths_fit;
 
-/// How deep the values in a frame may lie in each other, those of unknown fields included.
+/// How deep values in a frame may be nested, those of unknown fields included.
 const MAX_DEPTH: usize = 16;
 
-/// The one value that these bytes are, all of them; `None` if they are none, or not of this type.
+/// The value in these bytes, which must be one value of this type and nothing after it; otherwise
+/// `None`.
 pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     if lengths_fit(bytes) { read_bounded(bytes) } else { None }
 }
 
-/// The same for a type that makes room for the items of a list only as they come.
+/// As [`read`], for a type that allocates room for the items of a list only as they come.
 pub(super) fn read_bounded<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let mut from = rmp_serde::Deserializer::from_read_ref(bytes);
     from.set_max_depth(MAX_DEPTH);
@@ -36,7 +37,8 @@ fn is_at_end<'de, R: ReadSlice<'de>>(from: &mut rmp_serde::Deserializer<R>) -> b
     matches!(<Option<()>>::deserialize(from), Err(InvalidMarkerRead(error)) if error.kind() == UnexpectedEof)
 }
 
-/// The fields of a message as an array, of which a newer version may have written more.
+/// The fields of a message as an array. A newer version may have appended more fields, which are
+/// skipped.
 pub(super) struct Fields<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
@@ -62,8 +64,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FieldsVisitor<T> {
     }
 }
 
-/// The cause of a failure, by the names of its fields, in bytes of its own: a newer version may know more
-/// causes, and more about them.
+/// The cause of a failure, with its fields by name, encoded as bytes of its own: a newer version
+/// may have more causes, and more fields.
 pub(super) mod cause {
     use super::*;
     use crate::error::PeerCause;
@@ -74,14 +76,15 @@ pub(super) mod cause {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PeerCause, D::Error> {
         let bytes = Bytes::deserialize(from)?;
-        // By its name, never by its place in the list: that is another one in another version.
+        // By its name, not by its position: a position means different causes in different
+        // versions.
         let Variant(name) = read(&bytes).ok_or_else(|| D::Error::custom("a cause has no name"))?;
         Ok(read(&bytes).unwrap_or_else(|| PeerCause::other(name)))
     }
 }
 
-/// A cache, by the names of its fields, in bytes of its own; `None` if it has something that this version
-/// does not know, so that its owner can be told so.
+/// A geometry, with its fields by name, encoded as bytes of its own; `None` if it holds a value
+/// that this version does not know, so that its owner can be told so.
 pub(super) mod geometry {
     use super::*;
     use crate::layout::Geometry;
@@ -103,7 +106,7 @@ fn write_by_name<T: Serialize, S: Serializer>(value: &T, out: S) -> Result<S::Ok
     out.serialize_bytes(&bytes)
 }
 
-/// The name of an enum's variant, whatever it is and whatever fields it has.
+/// The name of an enum's variant, with any name and any fields.
 struct Variant(String);
 
 impl<'de> Deserialize<'de> for Variant {

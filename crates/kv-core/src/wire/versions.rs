@@ -1,10 +1,11 @@
-//! Which versions of the wire a worker speaks, and which one two workers speak with each other.
+//! The versions of the wire that a worker speaks, and the version that two workers speak with each
+//! other.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The versions that this library speaks.
+/// The versions of the wire that this library speaks.
 pub const VERSIONS: Versions = Versions { min: 5, max: 5 };
 
 /// A range of versions of the wire, both ends included. Versions are numbered from 1 to 127.
@@ -18,19 +19,19 @@ pub const VERSIONS: Versions = Versions { min: 5, max: 5 };
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Versions {
-    /// The oldest version.
+    /// The oldest version in the range, 1 to 127.
     pub min: u8,
-    /// The newest version.
+    /// The newest version in the range. A range with `max` below `min` is empty.
     pub max: u8,
 }
 
 impl Versions {
-    /// True if the version is one of these.
+    /// True if the version is in the range.
     pub const fn contains(self, version: u8) -> bool {
         self.min <= version && version <= self.max
     }
 
-    /// The newest version that both ranges have; `None` if they have none in common.
+    /// The newest version that is in both ranges; `None` if no version is.
     pub fn common(self, theirs: Versions) -> Option<u8> {
         let newest = self.max.min(theirs.max);
         (self.contains(newest) && theirs.contains(newest)).then_some(newest)
