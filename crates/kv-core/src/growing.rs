@@ -1,4 +1,5 @@
-//! Lists that are given room as their items come, and not for as many as a peer promises.
+//! Reading lists that grow as their items come: memory is never allocated for the number of items
+//! that a peer promises.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,12 +7,13 @@ use std::marker::PhantomData;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// The list, as a field's `deserialize_with`.
+/// Reads a list, for a field's `deserialize_with`.
 pub(crate) fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     up_to(from, usize::MAX)
 }
 
-/// The list, read no further than `most` items: a list that is too long costs no more than one that is not.
+/// Reads a list of at most `most` items. Reading stops after that, so that a list that is too long
+/// costs no more than an allowed one.
 pub(crate) fn up_to<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     from: D,
     most: usize,

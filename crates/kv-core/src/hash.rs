@@ -1,5 +1,5 @@
-//! The one small hash of this workspace: a published one, so that other languages compute the same. It is not
-//! safe against somebody who wants a collision.
+//! The one small hash function of this workspace. It is a published one, so that other languages
+//! can compute the same values; it does not resist somebody who looks for collisions.
 
 /// A running FNV-1a hash of 64 bits (Fowler, Noll and Vo; offset basis `0xcbf29ce484222325`, prime
 /// `0x100000001b3`).
@@ -19,14 +19,14 @@ impl Fnv1a {
         hash.finish()
     }
 
-    /// Takes in more bytes.
+    /// Adds bytes to the hash.
     pub fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
     }
 
-    /// The hash of all bytes so far.
+    /// The hash of all bytes that were added so far.
     pub const fn finish(self) -> u64 {
         self.0
     }

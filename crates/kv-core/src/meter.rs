@@ -1,6 +1,6 @@
-//! Counted steps: what an input costs a machine, in a unit that no processor's speed changes.
+//! Counted steps: what an input costs a machine, in a unit that does not depend on the processor.
 //!
-//! Every loop over something whose length a peer, a scheduler or kept state decides counts its rounds.
+//! Every loop whose length is decided by a peer, a scheduler or kept state counts its rounds.
 //! Without the feature `meter` the counting is compiled to nothing.
 
 #[cfg(feature = "meter")]
@@ -14,7 +14,7 @@ pub fn steps() -> u64 {
     STEPS.with(std::cell::Cell::get)
 }
 
-/// Counts `count` steps.
+/// Counts `count` steps for this thread.
 #[inline(always)]
 pub(crate) fn step(count: usize) {
     #[cfg(feature = "meter")]
@@ -23,21 +23,21 @@ pub(crate) fn step(count: usize) {
     let _ = count;
 }
 
-/// The same items; each that is taken counts one step.
+/// The same items, each of which counts one step when taken.
 #[cfg(feature = "meter")]
 #[inline(always)]
 pub(crate) fn each<I: IntoIterator>(items: I) -> Each<I::IntoIter> {
     Each(items.into_iter())
 }
 
-/// The same items, and nothing is counted.
+/// The same items, without counting.
 #[cfg(not(feature = "meter"))]
 #[inline(always)]
 pub(crate) fn each<I: IntoIterator>(items: I) -> I::IntoIter {
     items.into_iter()
 }
 
-/// See [`each`].
+/// The iterator that [`each`] returns.
 #[cfg(feature = "meter")]
 #[derive(Debug, Clone)]
 pub(crate) struct Each<I>(I);

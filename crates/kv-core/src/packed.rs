@@ -1,5 +1,5 @@
-//! Runs (first, number) as frames carry them: bytes of one width for each run, little-endian. Frames have
-//! thousands of runs, and no list of pairs is read as fast as bytes are copied.
+//! Runs (first, length) as frames carry them: a fixed number of bytes for each run, little-endian.
+//! Frames have thousands of runs, and copying bytes is much faster than reading a list of pairs.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -10,11 +10,11 @@ use serde::{Deserializer, Serializer};
 
 use crate::meter::each;
 
-/// A run that takes up `WIDTH` bytes.
+/// A run that takes `WIDTH` bytes on the wire.
 pub(crate) trait Packed: Sized {
     const WIDTH: usize;
     fn write(self, out: &mut Vec<u8>);
-    /// The run in these `WIDTH` bytes.
+    /// Reads the run from `WIDTH` bytes.
     fn read(bytes: &[u8]) -> Self;
 }
 
@@ -63,12 +63,12 @@ pub(crate) fn serialize<P: Packed + Copy, S: Serializer>(runs: &[P], out: S) -> 
     write(runs.iter().copied(), out)
 }
 
-/// Reads what [`write()`] has written.
+/// Reads the runs that [`write()`] has written.
 pub(crate) fn deserialize<'de, T: OfRuns, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     from.deserialize_bytes(Runs(PhantomData))
 }
 
-/// What can be made of runs.
+/// A type that can be built from runs.
 pub(crate) trait OfRuns: Sized {
     type Run: Packed;
     type Error: fmt::Display;

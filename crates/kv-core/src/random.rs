@@ -1,5 +1,5 @@
-//! The one small random generator of this workspace. It is seeded, and not safe against somebody who wants to
-//! guess.
+//! The one small random generator of this workspace. Its numbers follow from a seed, and can be
+//! guessed: it must not be used for secrets.
 
 /// SplitMix64 (Steele, Lea and Flood 2014): one word of state, and every seed is a good seed. Equal seeds
 /// give equal numbers on every machine.
@@ -7,19 +7,19 @@
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// A generator for a seed.
+    /// A generator that starts from this seed.
     pub const fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }
 
-    /// 64 random bits.
+    /// The next 64 random bits.
     pub const fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `bound`; zero if `bound` is zero. Small bounds are as likely as they should be to one
-    /// part in 2^64 / `bound`.
+    /// The next number below `bound`; zero if `bound` is zero. Every number is equally likely, up
+    /// to one part in 2^64 / `bound`.
     pub const fn below(&mut self, bound: u64) -> u64 {
         let bits = self.bits();
         if bound == 0 { 0 } else { bits % bound }

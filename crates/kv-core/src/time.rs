@@ -5,17 +5,16 @@ use std::time::Duration;
 
 /// A moment on the clock of one worker, in nanoseconds since the clock's epoch.
 ///
-/// The clock of a running worker is the host's `CLOCK_BOOTTIME`, which its transport reads too; a
-/// simulator has its own.
-/// A `Time` never crosses the wire: peers exchange durations only, because their clocks share
-/// neither epoch nor rate.
+/// The clock of a running worker is the host's `CLOCK_BOOTTIME`, which its transport reads, too. A
+/// simulator has a clock of its own. A `Time` never crosses the wire: peers exchange durations,
+/// because their clocks share neither epoch nor rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(u64);
 
 impl Time {
-    /// The epoch.
+    /// The epoch of the clock.
     pub const ZERO: Time = Time(0);
-    /// The end of time: a deadline that never comes.
+    /// The end of time, for a deadline that never comes.
     pub const MAX: Time = Time(u64::MAX);
 
     /// A moment `nanos` nanoseconds after the epoch.
@@ -28,7 +27,7 @@ impl Time {
         self.0
     }
 
-    /// The time from `earlier` to `self`, zero if `earlier` is later.
+    /// The duration from `earlier` to `self`; zero if `earlier` is later.
     pub const fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -37,7 +36,7 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Time;
 
-    /// Saturates at [`Time::MAX`].
+    /// The moment `duration` later, at most [`Time::MAX`].
     fn add(self, duration: Duration) -> Time {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Time(self.0.saturating_add(nanos))
@@ -47,7 +46,7 @@ impl Add<Duration> for Time {
 impl Sub for Time {
     type Output = Duration;
 
-    /// Saturates at zero.
+    /// The duration from `earlier` to `self`; zero if `earlier` is later.
     fn sub(self, earlier: Time) -> Duration {
         self.since(earlier)
     }

@@ -1,14 +1,14 @@
-//! Why a transfer cannot be planned, and whose fault it is.
+//! Why a transfer cannot be planned, and which side caused that.
 
 use crate::error::{Mismatch, PagesError};
 use crate::layout::GeometryError;
 
-/// Which side of a transfer.
+/// One of the two sides of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// This worker.
+    /// This worker, which makes the plan.
     Local,
-    /// The peer.
+    /// The peer of the transfer.
     Remote,
 }
 
@@ -25,52 +25,52 @@ impl std::fmt::Display for Side {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// A geometry that no worker can have. Do not talk to such a peer.
+    /// A geometry breaks a rule that every cache keeps. Do not talk to a peer with such a geometry.
     #[error("the {side} geometry is not valid: {error}")]
     Invalid {
-        /// Whose.
+        /// The side whose geometry is not valid.
         side: Side,
-        /// What is wrong with it.
+        /// The rule that the geometry breaks.
         error: GeometryError,
     },
-    /// The geometries do not fit. Configure both engines alike.
+    /// The two geometries do not fit. Configure both engines alike.
     #[error(transparent)]
     Incompatible(#[from] Mismatch),
     /// The lists of pages differ in length: one of the sides counts its pages wrongly.
     #[error("{local} local pages cannot be matched with {remote} remote pages")]
     PageCount {
-        /// Pages here.
+        /// How many pages the list of this worker has.
         local: usize,
-        /// Pages at the peer.
+        /// How many pages the list of the peer has.
         remote: usize,
     },
-    /// A page that the cache of that side does not have.
+    /// A list names a page that the cache of that side does not have.
     #[error("{side} pages: {error}")]
     Pages {
-        /// Whose.
+        /// The side whose list is wrong.
         side: Side,
-        /// Which page, and how many there are.
+        /// The page that is wrong, and how many pages there are.
         error: PagesError,
     },
-    /// An aux row that not all aux regions of that side have.
+    /// An aux region of that side does not have the aux row.
     #[error("{side} aux row {row} is out of range: there are {rows} rows")]
     Row {
-        /// Whose.
+        /// The side that lacks the row.
         side: Side,
-        /// The row.
+        /// The number of the aux row.
         row: u32,
-        /// How many there are; none if there is no aux region.
+        /// How many rows that side has; 0 if it has no aux region.
         rows: u32,
     },
-    /// More bytes than a number can count: the list names pages many times.
+    /// The transfer has more bytes than 64 bits can count: the list names pages very often.
     #[error("{items} pages of {item_bytes} bytes are more than one transfer can be")]
     TooLarge {
-        /// How many pages.
+        /// How many pages the list names.
         items: u32,
-        /// Bytes of each, in all regions.
+        /// How many bytes each page has, in all regions together.
         item_bytes: u64,
     },
-    /// The two sides count pages of different sizes: use [`Plan::chunk`](super::Plan::chunk).
+    /// The two sides have pages of different sizes. Use [`Plan::chunk`](super::Plan::chunk).
     #[error("pages of {local} tokens here and of {remote} tokens at the peer do not go one with one")]
     PageSize {
         /// Tokens of a page here.
@@ -78,12 +78,12 @@ pub enum PlanError {
         /// Tokens of a page at the peer.
         remote: u32,
     },
-    /// A cache group that one of the sides does not have.
+    /// One of the sides does not have the cache group.
     #[error("there is no cache group {group}: the peers have {groups}")]
     Group {
-        /// The group asked for.
+        /// The number of the group that was asked for.
         group: u16,
-        /// How many there are.
+        /// How many groups the two sides have in common.
         groups: usize,
     },
 }

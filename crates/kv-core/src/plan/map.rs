@@ -1,4 +1,4 @@
-//! Which region here goes with which at one peer, and how their pages are counted.
+//! Which regions here and at one peer share bytes, and how the pages of both are counted.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use crate::layout::RegionRole;
 use crate::layout::{Geometry, Overlap, gcd, holders, overlaps, shares};
 use crate::meter::each;
 
-/// Which bytes here go with which bytes at one peer. Made once for each peer, and cheap to clone.
+/// Which bytes here correspond to which bytes at one peer. Made once for each peer, and cheap to
+/// clone.
 #[derive(Debug, Clone)]
 pub struct RegionMap {
     pub(super) kv: Lane,
@@ -19,7 +20,7 @@ pub struct RegionMap {
     pub(super) groups: Arc<[Lane]>,
 }
 
-/// Regions that are indexed together.
+/// Regions whose items are indexed by the same numbers.
 #[derive(Debug, Clone)]
 pub(super) struct Lane {
     pub(super) pairs: Arc<[Pair]>,
@@ -31,31 +32,34 @@ pub(super) struct Lane {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Items {
     pub(super) count: u32,
-    /// Tokens in each.
+    /// How many tokens an item holds.
     pub(super) tokens: u32,
-    /// Units in each.
+    /// How many units an item holds; a unit is the largest number of tokens that divides the items
+    /// of both sides.
     pub(super) units: u32,
-    /// Among how many ranks the items of a request are dealt, and the place of this one.
+    /// To how many ranks the items of a request are dealt in turn, and this rank's place among
+    /// them.
     pub(super) cycle: u32,
     pub(super) place: u32,
 }
 
 impl RegionMap {
-    /// Matches whatever the regions of two workers share. Both geometries are validated, and must
-    /// fit. Heads that several ranks hold are shared with each of them: see
+    /// Matches all bytes that the regions of two workers share. Both geometries must be valid, and
+    /// must fit. Heads that several ranks hold are matched with each of these ranks; see
     /// [`directed`](RegionMap::directed).
     pub fn new(ours: &Geometry, theirs: &Geometry) -> Result<RegionMap, PlanError> {
         RegionMap::build(ours, theirs, None, None)
     }
 
-    /// As [`new`](RegionMap::new), without the bytes that another rank of the `source` side's engine
-    /// sends: heads and latents that several ranks hold come from one of them. A pair of ranks that
-    /// exchange nothing has an [empty](RegionMap::is_empty) map.
+    /// As [`new`](RegionMap::new), without the bytes that another rank of the `source` side's
+    /// engine sends: heads and latents that several ranks hold come from one of them. Two ranks
+    /// that exchange nothing have an [empty](RegionMap::is_empty) map.
     pub fn directed(ours: &Geometry, theirs: &Geometry, source: Side) -> Result<RegionMap, PlanError> {
         RegionMap::build(ours, theirs, Some(source), None)
     }
 
-    /// The same map, of the KV of some layers only: those that have been computed.
+    /// As [`directed`](RegionMap::directed), with the KV of these layers only: those that have been
+    /// computed.
     pub fn layers(
         ours: &Geometry,
         theirs: &Geometry,
@@ -65,8 +69,8 @@ impl RegionMap {
         RegionMap::build(ours, theirs, Some(source), Some(layers))
     }
 
-    /// The same map with the KV of some layers only, made anew from the geometries that it is of:
-    /// what this side sends, as [`directed`](RegionMap::directed) says it.
+    /// The same map with the KV of these layers only, made anew from the two geometries of this
+    /// map, with this side as the source of [`directed`](RegionMap::directed).
     pub(crate) fn of_layers(&self, ours: &Geometry, theirs: &Geometry, layers: Range<u32>) -> RegionMap {
         let pairing = Pairing::new(ours, theirs, Some(Side::Local), Some(layers));
         RegionMap { kv: pairing.lane(RegionRole::Kv, 0), ..self.clone() }
@@ -82,7 +86,7 @@ impl RegionMap {
         ours.validate().map_err(invalid(Side::Local))?;
         theirs.validate().map_err(invalid(Side::Remote))?;
         ours.check(theirs)?;
-        // Whatever is cut, it is not the state.
+        // Layers are a part of the KV only: the cache groups stay whole.
         let whole = Pairing::new(ours, theirs, source, None);
         let pairing = Pairing::new(ours, theirs, source, layers);
         let rows = |geometry: &Geometry| geometry.aux_rows().unwrap_or(0);
@@ -98,19 +102,19 @@ impl RegionMap {
         })
     }
 
-    /// True if no byte of pages or state goes between the two.
+    /// True if the two ranks exchange no byte of pages or state.
     pub fn is_empty(&self) -> bool {
         self.kv.pairs.is_empty() && self.groups.iter().all(|lane| lane.pairs.is_empty())
     }
 
-    /// True if bytes of a cache group go between the two.
+    /// True if the two ranks exchange bytes of this cache group.
     pub fn has_group(&self, group: u16) -> bool {
         self.groups.get(usize::from(group)).is_some_and(|lane| !lane.pairs.is_empty())
     }
 
-    /// True if the items that the `source` side has of a cache group are all that the other wants:
-    /// both lists end with the same token, as far as whole items can tell, and the source's begins no
-    /// later than in the first item of the other.
+    /// True if the `source` side's items of a cache group include all items that the other side
+    /// wants. Both lists must end with the same token, as far as whole items can tell, and the
+    /// source's list must begin no later than in the first item of the other list.
     pub fn covers(&self, group: u16, sent: GroupSpan, wanted: GroupSpan, source: Side) -> bool {
         let Some(lane) = self.groups.get(usize::from(group)) else { return false };
         let (from, to) = match source {
@@ -128,13 +132,14 @@ impl RegionMap {
         ends && (wanted.len == 0 || sent.0 < to_fill.0.saturating_add(to_fill.2))
     }
 
-    /// How many pages the peer needs for the tokens of so many pages here, at most: the last one here
-    /// may be used in part only, and under context parallelism other ranks may have fewer.
+    /// The most pages that the peer needs for the tokens of `local_pages` pages here. Of the last
+    /// page only a part may be used, and under context parallelism other ranks may have fewer
+    /// pages.
     pub fn peer_pages(&self, local_pages: usize) -> usize {
         convert(local_pages, &self.kv.local, &self.kv.remote)
     }
 
-    /// How many pages the tokens of so many pages of the peer need here, at most.
+    /// The most pages that are needed here for the tokens of `peer_pages` pages of the peer.
     pub fn local_pages(&self, peer_pages: usize) -> usize {
         convert(peer_pages, &self.kv.remote, &self.kv.local)
     }
@@ -145,7 +150,7 @@ impl RegionMap {
         (here.units, here.cycle) == (there.units, there.cycle)
     }
 
-    /// Checks that so many pages on each side can hold the same tokens.
+    /// Checks that these numbers of pages can hold the same tokens.
     pub fn check_counts(&self, local: usize, remote: usize) -> Result<(), PlanError> {
         // Fewest and most units of so many pages: the last page may hold one token only. Under context
         // parallelism the next pages of the request may lie on other ranks.
@@ -177,7 +182,8 @@ fn convert(pages: usize, from: &Items, to: &Items) -> usize {
 }
 
 impl Items {
-    /// The most pages that a request can have on all ranks together, if it has so many on this one.
+    /// The most pages that a request can have on all ranks together, if it has `pages` pages on
+    /// this rank.
     fn whole_pages(&self, pages: usize) -> u64 {
         (pages as u64).saturating_mul(self.cycle.into()).saturating_add(self.place.into())
     }

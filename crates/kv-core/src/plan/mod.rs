@@ -1,9 +1,9 @@
-//! Pages × regions → descriptors: what a request's transfer is made of, in as few pieces as it can be.
+//! Pages × regions → descriptors: a request's transfer, in as few contiguous ranges as possible.
 //!
-//! It is pure arithmetic, done in two steps. [`PagePlan`] finds, once for a list of pages, the
-//! stretches that are contiguous on both sides. [`Plan`] walks them region by region, and hands out
-//! descriptors in portions that fit a post. It is not a scheduler: who posts when is the protocol's
-//! business.
+//! Planning is pure arithmetic, in two steps. [`PagePlan`] finds, once for a list of pages, the
+//! runs of pages that are contiguous on both sides. [`Plan`] walks these runs region by region, and
+//! hands out descriptors in portions that fit a post. A plan is not a scheduler: the protocol
+//! decides who posts when.
 //!
 //! ```
 //! use kv_core::plan::{PagePlan, Plan, RegionMap};
@@ -14,7 +14,7 @@
 //!     .region(Region::dram(RegionRole::Kv, 0x10_0000, 64 * 4096, 4096))
 //!     .region(Region::dram(RegionRole::Kv, 0x20_0000, 64 * 4096, 4096))
 //!     .build()?;
-//! // Once for each peer, which here has the same geometry …
+//! Once for each peer, which here has the same geometry …
 //! let map = RegionMap::new(args.geometry(), args.geometry())?;
 //! // … once for each chunk: its pages here, and a part of those that the peer registered …
 //! let chunk = PageList::from_pages([3, 4, 5, 6])?;
@@ -55,49 +55,51 @@ use pages::{Cover, Span};
 use pair::Pair;
 pub use segment::Segment;
 
-/// The descriptors of one transfer, not yet handed out: a cursor over regions × segments.
+/// The descriptors of one transfer that were not handed out yet: a cursor over regions × segments.
 ///
-/// The order is region by region, and within a region that of the pages. A `Plan` that exists stays
-/// inside the regions of both sides, so handing out needs no checks and cannot fail. It allocates
-/// nothing for a descriptor: what it holds is as long as the lists of pages have runs.
+/// The order is region by region, and within a region that of the pages. Every descriptor of a
+/// `Plan` stays inside the regions of both sides, so handing out needs no checks and cannot fail. A
+/// `Plan` allocates nothing for a descriptor: its size is that of the lists of pages, in runs.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pairs: Arc<[Pair]>,
     segments: Vec<Segment>,
     pair: usize,
     row: u32,
-    /// Where the current row starts.
+    /// The offsets at which the current row starts, here and at the peer.
     base: (u64, u64),
     segment: usize,
     unit: u32,
     token: u32,
-    /// Bytes of the current piece that were handed out.
+    /// Bytes of the current range that were handed out.
     offset: u64,
     bytes_left: u64,
 }
 
-/// What one [`Plan::fill`] did.
+/// What one call of [`Plan::fill`] handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Descriptors appended.
+    /// How many descriptors were appended.
     pub descs: usize,
-    /// Their bytes.
+    /// How many bytes the appended descriptors have together.
     pub bytes: u64,
-    /// True if nothing is left.
+    /// True if the whole plan has been handed out.
     pub done: bool,
 }
 
-/// How many pieces a plan is made of.
+/// How many descriptors a plan has, and how many it would have without joining neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
-    /// Pieces of single pages (units, tokens) that lie together within them on both sides.
+    /// Ranges within single pages (or units, or tokens) that are contiguous on both sides.
     pub pieces: u64,
-    /// Descriptors that stand for them, if no post cuts any; where pages are cut, rarely a few less.
+    /// Descriptors after neighbours were joined, if no post cuts one. Where pages are cut, `fill`
+    /// may rarely produce a few less.
     pub descs: u64,
 }
 
 impl Plan {
-    /// All KV regions of the pages, page *i* here with page *i* at the peer.
+    /// All KV regions of the pages: page *i* of the list here with page *i* of the list at the
+    /// peer.
     pub fn pages(map: &RegionMap, pages: PagePlan) -> Result<Plan, PlanError> {
         let lane = &map.kv;
         if !map.same_pages() {
@@ -129,13 +131,13 @@ impl Plan {
         Plan::new(&lane.pairs, segments, count * units)
     }
 
-    /// All KV regions of a chunk of a request: `local` are pages here, of which the first is page
-    /// number `offset` of the request (of those on this rank), `remote` are all its pages at the
-    /// peer. It serves both ways of a transfer: what a prefill rank writes of a chunk, and what a
-    /// decode rank reads beyond a prefix that it has.
+    /// All KV regions of one chunk of a request. `local` are pages here; the first of them is page
+    /// number `offset` of the request, counted among the pages of this rank. `remote` are all pages
+    /// of the request at the peer. The plan serves both directions: what a prefill rank writes of a
+    /// chunk, and what a decode rank reads after the prefix that it has.
     ///
-    /// Pages may differ in size. Of a last page that is larger here, only what the peer's pages
-    /// cover is part of the plan. Fails if the peer has no place for a whole page.
+    /// Pages may differ in size. If the last page here is larger than what the peer's pages cover,
+    /// only the covered part is in the plan. Fails if the peer has no place for a whole page.
     pub fn chunk(
         map: &RegionMap,
         local: &PageList,
@@ -146,8 +148,8 @@ impl Plan {
         Plan::spans(&map.kv, here, there, Cover::Local)
     }
 
-    /// As [`chunk`](Plan::chunk), where the peer named only the pages from number `remote_offset` on:
-    /// it has a prefix. Pages before that are not part of the plan, and none may be.
+    /// As [`chunk`](Plan::chunk), for a peer that has a prefix: `remote` begins with page number
+    /// `remote_offset` of the request, and no local page may lie before that.
     pub fn suffix(
         map: &RegionMap,
         local: (&PageList, usize),
@@ -158,8 +160,8 @@ impl Plan {
         Plan::spans(&map.kv, here, there, Cover::Both)
     }
 
-    /// The regions of a cache group, item *i* of `local` with item *i* of `remote`: slots of recurrent
-    /// layers, or pages of one size.
+    /// The regions of a cache group, item *i* of `local` with item *i* of `remote`: slots of
+    /// recurrent layers, or pages of equal size.
     pub fn state(
         map: &RegionMap,
         group: u16,
@@ -177,8 +179,9 @@ impl Plan {
         Plan::spans(lane, Span { list: local, first: 0 }, Span { list: remote, first: 0 }, Cover::Local)
     }
 
-    /// The regions of a cache group of pages: those of a sliding window, or of a draft model. Each
-    /// list goes with the number of its first page in the request; what both have is part of the plan.
+    /// The regions of a cache group of pages: a sliding window, or a draft model. Each list is
+    /// given with the number of its first page in the request. The plan covers the pages that both
+    /// sides have.
     pub fn window(
         map: &RegionMap,
         group: u16,
@@ -190,7 +193,7 @@ impl Plan {
         Plan::spans(Plan::group(map, group)?, here, there, Cover::Both)
     }
 
-    /// All aux regions of one row: row `local` here, row `remote` at the peer.
+    /// All aux regions of one aux row: row `local` here with row `remote` at the peer.
     pub fn aux(map: &RegionMap, local: AuxIndex, remote: AuxIndex) -> Result<Plan, PlanError> {
         let (here, there) = map.aux_rows;
         for (side, AuxIndex(row), rows) in [(Side::Local, local, here), (Side::Remote, remote, there)] {
@@ -211,9 +214,9 @@ impl Plan {
         Plan::new(&lane.pairs, segments, count)
     }
 
-    /// Every segment lies inside every region of the pairs: each region is, without overflow, as
-    /// long as the items that its lane promises (`Geometry::validate`), and the callers have
-    /// compared the segments with the lane.
+    /// Every segment must lie inside every region of the pairs. That holds because each region is,
+    /// without overflow, as long as the items that its lane promises (`Geometry::validate`), and
+    /// because the callers have compared the segments with the lane.
     fn new(pairs: &Arc<[Pair]>, segments: Vec<Segment>, items: u32) -> Result<Plan, PlanError> {
         // At most MAX_REGIONS × MAX_ITEM_LEN; but a list of pages may name a page often.
         let item_bytes: u64 = each(pairs.iter()).map(Pair::unit_len).sum();
@@ -233,18 +236,18 @@ impl Plan {
         })
     }
 
-    /// Bytes not yet handed out.
+    /// How many bytes were not handed out yet.
     pub fn bytes_left(&self) -> u64 {
         self.bytes_left
     }
 
-    /// True if nothing is left.
+    /// True if the whole plan has been handed out.
     pub fn is_done(&self) -> bool {
         self.bytes_left == 0
     }
 
-    /// How many pieces the whole plan has, before and after joining what lies together. Counts them
-    /// one by one where pages are cut.
+    /// How many ranges the whole plan has, before and after joining neighbours. Where pages are
+    /// cut, the ranges are counted one by one.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts { pieces: 0, descs: 0 };
         let units: u64 = self.segments.iter().map(|segment| u64::from(segment.len)).sum();
@@ -264,13 +267,13 @@ impl Plan {
         counts
     }
 
-    /// Appends the next descriptors to those of a post, as many as fit: at most `max_descs`, of at
-    /// most `max_bytes` together. What `out` holds already does not count.
+    /// Appends the next descriptors to `out`, as many as fit a post: at most `max_descs`, with at
+    /// most `max_bytes` together. Descriptors that `out` holds already do not count.
     ///
-    /// A piece that does not fit is cut at the end of an item (page, row), or of what lies together
-    /// of it on both sides. If that alone is larger than `max_bytes` it is cut within, but only at the
-    /// start of a post: if `out` is empty. So an empty `out` gets at least one descriptor, unless a
-    /// bound is zero or nothing is left.
+    /// A range that does not fit is cut at the end of an item (page, row), or of a part of the item
+    /// that is contiguous on both sides. If that part alone is larger than `max_bytes` and `out` is
+    /// empty, the part is cut, too. So an empty `out` gets at least one descriptor, unless a bound
+    /// is zero or the plan is done.
     pub fn fill(&mut self, out: &mut Vec<Desc>, max_descs: usize, max_bytes: u64) -> Progress {
         let before = out.len();
         let mut slots = max_descs;
@@ -332,7 +335,7 @@ impl Plan {
         Progress { descs: out.len() - before, bytes, done: self.is_done() }
     }
 
-    /// Hands out tokens of the current unit, as many as fit whole; how many.
+    /// Hands out tokens of the current unit, as many as fit whole, and returns how many.
     fn tokens(
         &mut self,
         pair: &Pair,
@@ -354,7 +357,7 @@ impl Plan {
         count
     }
 
-    /// True before the first byte of a row that is not the first of its pair.
+    /// True before the first byte of a row, unless the row is the first of its pair.
     fn begins_row(&self) -> bool {
         self.row > 0 && (self.segment, self.unit, self.token, self.offset) == (0, 0, 0, 0)
     }
@@ -375,7 +378,7 @@ impl Plan {
         }
     }
 
-    /// All segments of a row are handed out.
+    /// Goes on to the next row, after all segments of this row were handed out.
     fn next_row(&mut self, pair: &Pair) {
         self.segment = 0;
         self.row += 1;
@@ -388,7 +391,7 @@ impl Plan {
         }
     }
 
-    /// The next segments, as many as fit whole.
+    /// The next segments of the row, as many as fit whole.
     fn whole_segments(&self, max_segments: usize, max_units: u64) -> &[Segment] {
         let rest = self.segments.get(self.segment..).unwrap_or_default();
         let rest = rest.get(..max_segments).unwrap_or(rest);
@@ -405,7 +408,7 @@ fn goes_on(last: &Desc, next: &Desc) -> bool {
         && last.remote_offset + last.len == next.remote_offset
 }
 
-/// How many units some neighbouring segments hold.
+/// How many units these neighbouring segments hold together.
 fn items(segments: &[Segment]) -> u64 {
     match (segments.first(), segments.last()) {
         (Some(first), Some(last)) => u64::from(last.position - first.position) + u64::from(last.len),

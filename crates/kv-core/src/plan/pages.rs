@@ -1,4 +1,4 @@
-//! Pages on both sides, as the longest stretches that lie together.
+//! Pages on both sides, as the longest runs that are contiguous on both.
 
 use super::error::{PlanError, Side};
 use super::map::Lane;
@@ -32,7 +32,7 @@ impl PagePlan {
         &self.segments
     }
 
-    /// How many pages.
+    /// How many pages each of the two lists has.
     pub fn len(&self) -> usize {
         self.count as usize
     }
@@ -43,8 +43,8 @@ impl PagePlan {
     }
 }
 
-/// The stretches of `count` units that lie together on both sides. Each side is a list of pages, the
-/// units in a page, and the units to skip.
+/// The runs of `count` units that are contiguous on both sides. Each side is given as a list of
+/// pages, the number of units in a page, and the number of units to skip.
 fn segments(local: (&PageList, u32, u32), remote: (&PageList, u32, u32), count: u32) -> Vec<Segment> {
     let runs = local.0.runs().len().max(remote.0.runs().len());
     let mut segments = Vec::with_capacity(runs.min(count as usize));
@@ -70,8 +70,8 @@ fn segments(local: (&PageList, u32, u32), remote: (&PageList, u32, u32), count: 
     segments
 }
 
-/// Pages of a request on one side: a list, and the number of its first page in the request, among
-/// the pages of this rank.
+/// Pages of a request on one side: a list, and the number of its first page in the request, counted
+/// among the pages of this rank.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span<'a> {
     pub(super) list: &'a PageList,
@@ -81,14 +81,15 @@ pub(super) struct Span<'a> {
 /// How strictly two spans must cover each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cover {
-    /// Every local page has its place at the peer; at most a part of the last one is missing there.
+    /// Every local page must have its place at the peer; only of the last page a part may be
+    /// missing there.
     Local,
-    /// Whatever both have.
+    /// The plan covers what both spans have.
     Both,
 }
 
 impl Lane {
-    /// The segments of what two spans share, and how many units that is.
+    /// The segments of the units that two spans share, and how many units those are.
     pub(super) fn segments(
         &self,
         here: Span,
@@ -109,7 +110,8 @@ impl Lane {
         }
     }
 
-    /// Both sides hold the same pages of the request, whatever their sizes.
+    /// The segments where both sides hold the same pages of the request; the pages may differ in
+    /// size.
     fn shared_range(&self, here: Span, there: Span, cover: Cover) -> Result<(Vec<Segment>, u32), PlanError> {
         let range = |span: Span, units: u32| {
             let units = u64::from(units);
@@ -137,8 +139,8 @@ impl Lane {
         Ok((segments(local, remote, count), count))
     }
 
-    /// Pages are dealt to the ranks of context-parallel groups, to more on one side than on the
-    /// other: page by page, those that both ranks have. Their sizes are equal.
+    /// The segments where one side deals the pages to more ranks than the other: page by page, the
+    /// pages that both ranks have. The page sizes are equal.
     fn dealt(&self, here: Span, there: Span, cover: Cover) -> Result<(Vec<Segment>, u32), PlanError> {
         let (ours, theirs) = (self.local, self.remote);
         let units = ours.units;
@@ -191,7 +193,8 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// The caller has checked that the units of all pages can be counted.
+    /// A walk from the beginning of the list. The caller has checked that a `u32` can count the
+    /// units of all pages.
     fn new(list: &'a PageList, units: u32) -> Walk<'a> {
         let mut walk = Walk { rest: None, runs: list.runs().iter(), units };
         walk.next_run();

@@ -1,12 +1,13 @@
-//! Two regions that share bytes: the pattern of pieces that repeats from unit to unit.
+//! Two regions that share bytes: the pattern of ranges that repeats from unit to unit.
 
 use crate::layout::{Axis, Geometry, Overlap};
 use crate::transport::Desc;
 
 use super::segment::Segment;
 
-/// What one region here and one at the peer share, as a loop: over rows (layers, parts and heads
-/// that do not lie together), over units of pages, over tokens, with one block in the middle.
+/// What a region here and a region at the peer share, as nested loops: over rows (layers, parts and
+/// heads that are not contiguous), over the units of pages, over tokens, with one contiguous block
+/// in the middle.
 ///
 /// A unit is the largest number of tokens that divides the pages of both sides. Loops that are
 /// contiguous on both sides are folded into the block when the pair is made.
@@ -14,9 +15,9 @@ use super::segment::Segment;
 pub(super) struct Pair {
     pub(super) local: u32,
     pub(super) remote: u32,
-    /// Bytes that lie together on both sides.
+    /// Bytes of the block, contiguous on both sides.
     pub(super) block: u64,
-    /// Tokens of a unit, if they do not lie together.
+    /// Tokens of a unit; 1 if they are contiguous.
     pub(super) tokens: u32,
     local_token: u64,
     remote_token: u64,
@@ -26,7 +27,7 @@ pub(super) struct Pair {
     there: Units,
 }
 
-/// A loop that could not be folded.
+/// One of the loops that could not be folded into the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Dim {
     count: u32,
@@ -36,10 +37,10 @@ struct Dim {
 
 const ONCE: Dim = Dim { count: 1, local: 0, remote: 0 };
 
-/// How the units of one side follow each other.
+/// How the units of one side follow each other in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Units {
-    /// Offset of what is shared in an item.
+    /// Offset of the shared bytes in an item.
     base: u64,
     /// Bytes of an item, and the units in it.
     item: u64,
@@ -57,7 +58,7 @@ impl Units {
         self.base + u64::from(item) * self.item + u64::from(within) * self.step
     }
 
-    /// How many units from `unit` on lie together, if each is one block.
+    /// How many units from `unit` on are contiguous, if each is one block.
     fn together(&self, unit: u32, block: u64) -> u32 {
         let within = self.per_item == 1 || self.step == block;
         if within && self.item == u64::from(self.per_item) * block {
@@ -71,7 +72,7 @@ impl Units {
 }
 
 impl Pair {
-    /// Items that are the same bytes on both sides, whatever is in them.
+    /// Items of `item_len` bytes that are equal on both sides, whatever they hold.
     pub(super) fn whole(local: u32, remote: u32, item_len: u64) -> Pair {
         let units = Units { base: 0, item: item_len, per_item: 1, step: item_len };
         Pair {
@@ -141,7 +142,7 @@ impl Pair {
         })
     }
 
-    /// True if any number of neighbouring units is one piece.
+    /// True if any number of neighbouring units is one contiguous range.
     pub(super) fn is_linear(&self) -> bool {
         let endless = |units: &Units| units.together(0, self.block) == u32::MAX;
         self.rows == 1 && self.tokens == 1 && endless(&self.here) && endless(&self.there)
@@ -152,7 +153,7 @@ impl Pair {
         u64::from(self.rows) * u64::from(self.tokens) * self.block
     }
 
-    /// Where a row starts, relative to the first: here, and at the peer.
+    /// The offsets at which a row starts, relative to the first row: here, and at the peer.
     pub(super) fn row(&self, mut row: u32) -> (u64, u64) {
         let (mut local, mut remote) = (0, 0);
         for dim in self.dims.iter().rev() {
@@ -164,8 +165,8 @@ impl Pair {
         (local, remote)
     }
 
-    /// How many units of a segment, from `unit` of it on, are one piece; 1 if even that is several
-    /// (its tokens apart).
+    /// How many units of a segment, from `unit` on, are one contiguous range; 1 if even a single
+    /// unit is several ranges, because its tokens are apart.
     pub(super) fn together(&self, segment: &Segment, unit: u32) -> u32 {
         if self.tokens > 1 {
             return 1;
@@ -175,7 +176,7 @@ impl Pair {
         here.min(there).min(segment.len - unit)
     }
 
-    /// The piece that starts at a token of a unit of a segment, `len` bytes long.
+    /// The range that starts at a token of a unit of a segment, `len` bytes long.
     pub(super) fn desc(&self, row: (u64, u64), segment: &Segment, unit: u32, token: u32, len: u64) -> Desc {
         Desc {
             local_region: self.local,
@@ -190,15 +191,15 @@ impl Pair {
         }
     }
 
-    /// The piece after `desc` among the tokens of a unit.
+    /// The range after `desc` among the tokens of a unit.
     pub(super) fn next_token(&self, mut desc: Desc) -> Desc {
         desc.local_offset += self.local_token;
         desc.remote_offset += self.remote_token;
         desc
     }
 
-    /// How much of a piece to hand out from `offset` on if `budget` does not cover the rest: up to
-    /// the end of a block, and within a block only if the post is empty.
+    /// How many bytes of a range to hand out from `offset` on, if `budget` does not cover the rest:
+    /// up to the end of a block, and less than a block only if the post is empty.
     pub(super) fn cut(&self, offset: u64, budget: u64, empty: bool) -> u64 {
         let end_of_block = (offset + budget) / self.block * self.block;
         match end_of_block.checked_sub(offset) {

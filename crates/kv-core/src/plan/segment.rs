@@ -1,14 +1,15 @@
-//! A run of pages that lie one after the other on both sides.
+//! A run of pages that are contiguous on both sides.
 
-/// `len` items that are neighbours on both sides.
+/// A run of `len` items that are neighbours on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Position of the first in the list: how many items the segments before it hold.
+    /// The position of the first item in the list: how many items the segments before this one
+    /// hold.
     pub position: u32,
-    /// The first item here.
+    /// The number of the first item here.
     pub local: u32,
-    /// The first item at the peer.
+    /// The number of the first item at the peer.
     pub remote: u32,
-    /// How many items, at least one.
+    /// How many items the segment has, at least one.
     pub len: u32,
 }
