@@ -83,7 +83,7 @@ pub enum PlanError {
     Group {
         /// The number of the group that was asked for.
         group: u16,
-        /// How many groups the two sides have in common.
+        /// The larger number of groups that one of the two sides has.
         groups: usize,
     },
 }

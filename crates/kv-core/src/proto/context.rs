@@ -1,5 +1,5 @@
-//! What the two services of a machine, sending and receiving, stand on: conversations with peers, lookups,
-//! the meeting place of rooms, posts, and the effects of an input.
+//! The parts that sending and receiving share: conversations with peers, lookups, the meeting place
+//! of rooms, posts, and the effects of an input.
 
 use bytes::Bytes;
 
@@ -13,12 +13,12 @@ use crate::id::SessionId;
 use crate::meter::each;
 use crate::transport::{Desc, Post};
 
-/// The parts below sending and receiving, each with its own state.
+/// The shared parts of a machine, each with its own state.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(super) struct Context {
     pub(super) config: NodeConfig,
-    /// The worker takes no new sessions.
+    /// True once the worker takes no new sessions.
     pub(super) stopping: bool,
     pub(super) fx: Effects,
     pub(super) peers: Peers,
@@ -28,10 +28,10 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// With nothing in any part.
+    /// A context in which every part is empty.
     pub(super) fn new(mut config: NodeConfig) -> Context {
         config.timing = config.timing.sane();
-        // Two lives of a worker draw different conversations, even if they are given one seed.
+        // Two incarnations of a worker draw different conversation ids, even with the same seed.
         let seed = config.seed ^ config.incarnation.get().rotate_left(32);
         Context {
             stopping: false,

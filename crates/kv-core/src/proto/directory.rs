@@ -1,4 +1,4 @@
-//! Which ranks serve which address: answers of bootstrap servers, asked once and remembered.
+//! The ranks behind each address, as bootstrap servers have told them: asked once, and remembered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,42 +10,43 @@ use crate::kv_offer::KV_SERVICE;
 use crate::meter::each;
 use crate::record::WorkerRole;
 
-/// A question: a server and what it is asked.
+/// A question: the address of a bootstrap server, and the query.
 pub(super) type Question = (String, RankQuery);
 
-/// Questions under way and answers known.
+/// The lookups under way, and the answers that are remembered.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Directory {
     asking: BTreeMap<LookupId, Asking>,
     by_question: BTreeMap<Question, LookupId>,
     known: BTreeMap<Question, Vec<PeerId>>,
-    /// How many replicas the engine at an address has.
+    /// How many data-parallel replicas the engine at an address has.
     replicas: BTreeMap<(String, WorkerRole), u32>,
     next: u64,
 }
 
-/// A question under way.
+/// A lookup under way.
 #[derive(Debug, Clone)]
 struct Asking {
     question: Question,
     waiting: BTreeSet<SessionId>,
-    /// How often it has failed.
+    /// How often the lookup has failed.
     failures: u32,
     last_error: Option<BootstrapError>,
 }
 
-/// What becomes of a question that was not answered.
+/// What follows when a lookup has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AfterFailure {
-    /// It is asked again, after so many failures.
+    /// The lookup is repeated; it has failed this often.
     Again { failures: u32 },
-    /// It is over: these wait in vain.
+    /// The lookup is over, and these sessions wait in vain.
     GiveUp(BTreeSet<SessionId>),
 }
 
 impl Directory {
-    /// The question that a receiver of `room` asks at `addr`. Rooms are spread over replicas as
-    /// SGLang does: number modulo replicas; request ids by the FNV-1a hash of their base.
+    /// The question that a receiver of `room` asks at `addr`. Numbered rooms are spread over
+    /// replicas as SGLang does (number modulo replicas), request ids by the FNV-1a hash of their
+    /// base.
     pub(super) fn question(
         &self,
         addr: &str,
@@ -65,12 +66,13 @@ impl Directory {
         (addr.to_owned(), RankQuery { role, service: KV_SERVICE.to_owned(), replica })
     }
 
-    /// The peers that answer the question, if that is known.
+    /// The peers that answer the question; `None` if no answer is remembered.
     pub(super) fn known(&self, question: &Question) -> Option<&[PeerId]> {
         self.known.get(question).map(Vec::as_slice)
     }
 
-    /// Joins a question under way, or starts it: then the new number comes back.
+    /// Joins a lookup under way, or starts one. `Some` with the id of the new lookup if it was
+    /// started.
     pub(super) fn ask(&mut self, question: Question, session: SessionId) -> Option<LookupId> {
         if let Some(lookup) = self.by_question.get(&question)
             && let Some(asking) = self.asking.get_mut(lookup)
@@ -86,7 +88,8 @@ impl Directory {
         Some(lookup)
     }
 
-    /// The question is to be asked once more, if anybody still waits for its answer.
+    /// The question of a lookup that is to be repeated; `None` if no session waits for the answer
+    /// any more.
     pub(super) fn again(&mut self, lookup: LookupId) -> Option<&Question> {
         if self.asking.get(&lookup)?.waiting.is_empty() {
             self.finish(lookup);
@@ -94,7 +97,7 @@ impl Directory {
         self.asking.get(&lookup).map(|asking| &asking.question)
     }
 
-    /// A question was not answered.
+    /// Notes that a lookup has failed, and says what follows.
     pub(super) fn failed(&mut self, lookup: LookupId, error: &BootstrapError) -> AfterFailure {
         let Some(asking) = self.asking.get_mut(&lookup) else { return AfterFailure::GiveUp(BTreeSet::new()) };
         asking.failures += 1;
@@ -105,19 +108,20 @@ impl Directory {
         AfterFailure::GiveUp(self.finish(lookup).map(|(_, waiting)| waiting).unwrap_or_default())
     }
 
-    /// The last error of this question, if it is under way.
+    /// The last error of this question; `None` if no lookup for it is under way.
     pub(super) fn last_error(&self, question: &Question) -> Option<BootstrapError> {
         self.asking.get(self.by_question.get(question)?)?.last_error.clone()
     }
 
-    /// Ends a question: what it was, and who waited for its answer.
+    /// Ends a lookup, and returns its question and the sessions that waited for the answer.
     pub(super) fn finish(&mut self, lookup: LookupId) -> Option<(Question, BTreeSet<SessionId>)> {
         let Asking { question, waiting, .. } = self.asking.remove(&lookup)?;
         self.by_question.remove(&question);
         Some((question, waiting))
     }
 
-    /// A session waits no more for the answer to this question. Its number, if nobody waits any more: it is over.
+    /// A session stops waiting for the answer to this question. Returns the lookup if no session
+    /// waits for it any more: the lookup is then over.
     pub(super) fn leave(&mut self, question: &Question, session: SessionId) -> Option<LookupId> {
         let &lookup = self.by_question.get(question)?;
         let asking = self.asking.get_mut(&lookup)?;
@@ -126,8 +130,8 @@ impl Directory {
         over.then(|| self.finish(lookup)).map(|_| lookup)
     }
 
-    /// Remembers the answer to a question, under the replica's rank. Of more than `max` answers any one is
-    /// forgotten: it will be asked for again.
+    /// Remembers the answer to a question, under the replica's rank. If more than `max` answers are
+    /// remembered, one of them is forgotten, and will be asked for again.
     pub(super) fn learn(
         &mut self,
         question: &Question,
@@ -146,7 +150,7 @@ impl Directory {
         self.known.insert((addr.clone(), query), peers);
     }
 
-    /// Forgets all answers that name a peer, and how many replicas its engine has.
+    /// Forgets all answers that name a peer, and the number of replicas of its engine.
     pub(super) fn forget(&mut self, peer: PeerId) {
         let stale: Vec<Question> = each(self.known.iter())
             .filter(|(_, peers)| peers.contains(&peer))

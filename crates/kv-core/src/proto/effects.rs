@@ -1,5 +1,5 @@
-//! What all parts of a machine do their work with: the time now, timers, random numbers, and the outputs that
-//! are to be carried out.
+//! The tools of all parts of a machine: the time now, timers, random numbers, and the list of
+//! outputs that are to be carried out.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::time::Time;
 use crate::trace::{Dropped, DroppedFrames, Event, KvWhat, Who};
 use crate::transport::{Desc, TransportError};
 
-/// The effects of one input, and what they are made of.
+/// The effects of one input, with the state from which they are made.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(super) struct Effects {
@@ -28,7 +28,7 @@ pub(super) struct Effects {
     random: SplitMix64,
     timers: Timers,
     outputs: VecDeque<Output>,
-    /// Longest pause between repetitions.
+    /// The longest pause between repetitions.
     retry_max: Duration,
     dropped: DroppedFrames,
     trace: Tracer,
@@ -52,36 +52,36 @@ impl Effects {
         self.now
     }
 
-    /// An input has come. Time never goes back.
+    /// An input has come, at this time. Time never goes back.
     pub(super) fn advance(&mut self, now: Time) {
         self.now = self.now.max(now);
     }
 
-    /// All of it that decides what a machine does.
+    /// The part of this state that decides what the machine does.
     #[cfg(feature = "model")]
     pub(super) fn counted(&self) -> impl std::fmt::Debug {
         let Effects { now, random, timers, outputs, retry_max: _, dropped: _, trace: _ } = self;
         (now, random, timers, outputs)
     }
 
-    /// Has something done.
+    /// Appends an output.
     pub(super) fn output(&mut self, output: Output) {
         self.outputs.push_back(output);
     }
 
-    /// Tells a session's handle of its new state.
+    /// Reports a session's new state.
     pub(super) fn status(&mut self, session: SessionId, poll: KvPoll, failure: Option<TransferError>) {
         match (&failure, poll) {
             (Some(failure), _) => self.tell(session, || KvWhat::Failed(Box::new(failure.clone()))),
             (None, KvPoll::Success) => self.tell(session, || KvWhat::Ended),
-            // That is told as the opening of the session.
+            // The event of the opening says that already.
             (None, KvPoll::Bootstrapping) => {}
             (None, poll) => self.tell(session, || KvWhat::State(poll)),
         }
         self.output(Output::Status { session, poll, failure: failure.map(Box::new) });
     }
 
-    /// Gives back what a session was lent: no wire can touch it any more.
+    /// Gives back a resource that a session was lent: no wire can touch it any more.
     pub(super) fn release(&mut self, session: SessionId, resource: impl Into<Resource>) {
         let resource = resource.into();
         self.tell(session, || match &resource {
@@ -91,30 +91,30 @@ impl Effects {
         self.output(Output::Release { session, resource });
     }
 
-    /// Gives items of cache groups back, under the same promise.
+    /// Gives back items of cache groups: no wire can touch them any more.
     pub(super) fn release_groups(&mut self, session: SessionId, groups: RequestGroups, skipped: Vec<u16>) {
         self.release(session, Resource::RequestGroups { groups, skipped });
     }
 
-    /// The oldest output that was not taken yet.
+    /// The oldest output that was not taken yet; `None` if there is none.
     pub(super) fn next_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// A frame is ignored. Its author is named if that is known.
+    /// Ignores a frame, and counts it under the reason. `author` is the sender, if known.
     pub(super) fn drop_frame(&mut self, author: Option<PeerId>, why: Dropped) {
         self.dropped.count(why);
         self.tell(author.map_or_else(Who::default, Who::from), || KvWhat::Dropped(why));
     }
 
-    /// Frames that were ignored.
+    /// How many frames were ignored, by reason.
     pub(super) fn dropped(&self) -> &DroppedFrames {
         &self.dropped
     }
 
-    // ---- what is told to whoever listens --------------------------------------------------------
+    // ---- events for the listener ----------------------------------------------------------------
 
-    /// Tells whoever listens what happens. `what` is called only if somebody does.
+    /// Tells an event to the listener. `what` is called only if somebody listens.
     #[inline(always)]
     pub(super) fn tell(&mut self, who: impl Into<Who>, what: impl FnOnce() -> KvWhat) {
         self.trace.tell(self.now, who, what);
@@ -130,29 +130,29 @@ impl Effects {
         self.trace.listen(on);
     }
 
-    /// The oldest event that was not fetched yet.
+    /// The oldest event that was not fetched yet; `None` if there is none.
     pub(super) fn next_event(&mut self) -> Option<Event<KvWhat>> {
         self.trace.next()
     }
 
-    /// A data operation is started.
+    /// Tells that a data operation has started.
     #[inline(always)]
     pub(super) fn post_started(&mut self, id: PostId, post: &InFlight, descs: &[Desc]) {
         self.trace.post_started(self.now, id, post, descs);
     }
 
-    /// A data operation has ended.
+    /// Tells that a data operation has ended.
     #[inline(always)]
     pub(super) fn post_ended(&mut self, id: PostId, post: &InFlight, result: &Result<(), TransportError>) {
         self.trace.post_ended(self.now, id, post, result);
     }
 
-    /// A session has failed, and what it was given may not be used again yet.
+    /// Tells that a session has failed, and that its pages and items are in quarantine.
     pub(super) fn quarantine_began(&mut self, session: SessionId, waits: &Quarantine) {
         self.trace.quarantine_began(self.now, session, waits);
     }
 
-    /// Nothing is left of a session.
+    /// Tells that nothing is left of a session.
     #[inline(always)]
     pub(super) fn closed(&mut self, session: SessionId) {
         self.trace.closed(self.now, session);
@@ -160,12 +160,12 @@ impl Effects {
 
     // ---- timers ---------------------------------------------------------------------------------
 
-    /// Sets a timer, in place of the one with the same key.
+    /// Sets a timer. A timer with the same key is replaced.
     pub(super) fn arm(&mut self, timer: Timer, at: Time) {
         self.timers.arm(timer, at);
     }
 
-    /// Sets a timer unless one with its key is set.
+    /// Sets a timer, unless a timer with the same key is set.
     pub(super) fn arm_once(&mut self, timer: Timer, at: Time) {
         self.timers.arm_once(timer, at);
     }
@@ -178,17 +178,17 @@ impl Effects {
         self.timers.cancel(timer);
     }
 
-    /// When this timer is due, if it is set.
+    /// When this timer is due; `None` if it is not set.
     pub(super) fn due(&self, timer: Timer) -> Option<Time> {
         self.timers.at(timer)
     }
 
-    /// When the next timer is due.
+    /// When the next timer is due; `None` if no timer is set.
     pub(super) fn next_timeout(&self) -> Option<Time> {
         self.timers.next()
     }
 
-    /// Takes the next timer that is due.
+    /// Takes the next timer that is due now.
     pub(super) fn next_timer(&mut self) -> Option<Timer> {
         self.timers.pop_due(self.now)
     }
@@ -198,13 +198,13 @@ impl Effects {
         self.timers.len()
     }
 
-    /// A random number.
+    /// A random number of 64 bits.
     pub(super) fn draw(&mut self) -> u64 {
         self.random.bits()
     }
 
-    /// A pause before the n-th repetition (from 1): doubles up to the maximum, with jitter of an
-    /// eighth so that repetitions of many sessions spread.
+    /// The pause before the n-th repetition (from 1): doubles up to `retry_max`, with a jitter of
+    /// an eighth, so that the repetitions of many sessions spread.
     pub(super) fn backoff(&mut self, first: Duration, times: u32) -> Duration {
         let pause = first.saturating_mul(1 << times.saturating_sub(1).min(16)).min(self.retry_max);
         let spread = u64::try_from(pause.as_nanos() / 8).unwrap_or(u64::MAX).max(1);

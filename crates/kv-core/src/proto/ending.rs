@@ -1,23 +1,23 @@
-//! How any session ends, of either role and in either direction.
+//! How sessions end: senders and receivers, in push and pull.
 //!
 //! ```text
-//! every peer is done with it, and none is missing ─▶ Success ──────────────────────────────────┐
+//! every peer is done, and none is missing ─▶ Success ──────────────────────────────────────────┐
 //! any failure ─▶ Failed ─▶ timers, room and turns given up ─▶ peers told, own posts cancelled  │
-//!                  └─ no peer and no post of its own touches the pages any more ───────────────┴▶ pages and groups back
+//!                  └─ no peer and no post of the session touches the pages any more ────────────┴▶ pages and groups back
 //! ```
 //!
 //! | standing | from | when | status said |
 //! |---|---|---|---|
 //! | `Going` | – | the session is opened | `Bootstrapping` |
-//! | `Going` | `Going` | it gets further than it was | the one that it has reached |
-//! | `Failed` | `Going` | it fails; what peers are told of the cause is kept | `Failed` |
-//! | `Ended` | `Going` | it is quiet | `Success` |
-//! | `Ended` | `Failed` | it is quiet | – |
+//! | `Going` | `Going` | the session gets further than it was | the status that it has reached |
+//! | `Failed` | `Going` | the session fails; the cause that peers are told is kept | `Failed` |
+//! | `Ended` | `Going` | the session is quiet | `Success` |
+//! | `Ended` | `Failed` | the session is quiet | – |
 //!
-//! *Quiet* means that every peer is done with the session, and no post of its own is in flight. What that is for a
-//! peer, and whom a failure is told to, a [`Role`] says. Nothing but this file takes a session out of its
-//! [`Sessions`], and the final status is a value that a session has once: so it is said once, and pages come back
-//! once.
+//! A session is *quiet* when every peer is done with the session and no post of the session is in
+//! flight. A [`Role`] says when a peer is done, and which peers are told of a failure. Only this
+//! file takes a session out of its [`Sessions`]. The final status is a value that a session has
+//! once: therefore the status is reported once, and pages come back once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,7 +33,7 @@ use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
 use crate::trace::{Half, KvWhat};
 
-/// How a session stands, and when it ends at the latest.
+/// The state of a session, and how long it may take.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(super) struct Standing {
@@ -49,7 +49,7 @@ enum State {
     Ended(KvPoll),
 }
 
-/// What happens to a standing.
+/// What happens to a session.
 #[derive(Debug)]
 enum Event {
     Reaches(KvPoll),
@@ -57,7 +57,7 @@ enum Event {
     IsQuiet,
 }
 
-/// The final status of a session, which is still to be said.
+/// The right to report the final status of a session, which exists once.
 #[derive(Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "model", derive(Clone))]
 struct Last;
@@ -70,7 +70,7 @@ impl Last {
 }
 
 impl State {
-    /// The table at the top. The final status, if it is to be said now.
+    /// Applies the table at the top. `Some` if the final status must be reported now.
     fn turn(&mut self, event: Event) -> Option<Last> {
         let before = std::mem::replace(self, State::Ended(KvPoll::Failed));
         let (after, last) = match (before, event) {
@@ -86,12 +86,12 @@ impl State {
 }
 
 impl Standing {
-    /// Of a session that is to end after so long.
+    /// The standing of a session that must end within `deadline`.
     pub(super) fn new(deadline: Duration) -> Standing {
         Standing { state: State::Going(KvPoll::Bootstrapping, Last), deadline }
     }
 
-    /// The status that was said last.
+    /// The status that was reported last.
     pub(super) fn poll(&self) -> KvPoll {
         match self.state {
             State::Going(poll, _) | State::Ended(poll) => poll,
@@ -104,7 +104,7 @@ impl Standing {
         matches!(self.state, State::Going(..))
     }
 
-    /// Why it has failed, as its peers are told.
+    /// Why the session has failed, in the words for its peers; `None` if it has not failed.
     pub(super) fn failure(&self) -> Option<&PeerCause> {
         match &self.state {
             State::Failed(told) => Some(told),
@@ -112,12 +112,12 @@ impl Standing {
         }
     }
 
-    /// How long after its beginning it ends at the latest.
+    /// How long after its opening the session ends at the latest.
     pub(super) fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// Says that the session has got so far, unless it had before.
+    /// Reports that the session has got so far, unless it had got so far before.
     pub(super) fn reach(&mut self, fx: &mut Effects, session: SessionId, poll: KvPoll) {
         let before = self.poll();
         self.state.turn(Event::Reaches(poll));
@@ -127,7 +127,7 @@ impl Standing {
     }
 }
 
-/// All sessions of one role. They leave by their end only.
+/// All sessions of one role. Sessions are removed only when they have ended.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(super) struct Sessions<S>(BTreeMap<SessionId, S>);
@@ -152,44 +152,45 @@ impl<S> Sessions<S> {
     }
 }
 
-/// A session, as far as its end is concerned.
+/// What this file needs to know of a session.
 pub(super) trait Session {
     fn standing(&self) -> &Standing;
     fn standing_mut(&mut self) -> &mut Standing;
     fn room(&self) -> &Room;
-    /// How far it has come.
+    /// How far the session has come.
     fn phase(&self) -> Phase;
-    /// The peer that an error names.
+    /// The peer that an error of the session names.
     fn peer(&self) -> Option<PeerId>;
-    /// True if nobody is missing: when it is quiet, it has succeeded.
+    /// True if no peer is missing: once the session is quiet, it has succeeded.
     fn is_served(&self) -> bool;
-    /// True if every peer is done with it.
+    /// True if every peer is done with the session.
     fn is_quiet(&self) -> bool;
-    /// What it was lent.
+    /// The resources that the session was lent.
     fn into_resources(self) -> Vec<Resource>;
 }
 
-/// All sessions that send, or all that receive: what differs between them at an end.
+/// All sending, or all receiving sessions: what differs between the two when a session ends.
 pub(super) trait Role {
     type Session: Session;
-    /// Which half of a request its sessions are.
+    /// Whether the sessions send or receive.
     const HALF: Half;
 
     fn sessions(&self) -> &Sessions<Self::Session>;
     fn sessions_mut(&mut self) -> &mut Sessions<Self::Session>;
-    /// What the pages of a failed session wait for; `None` if they are back.
+    /// What the pages of a failed session wait for; `None` if they have come back.
     fn waits(&self, cx: &Context, session: SessionId) -> Option<Quarantine>;
-    /// A session has failed: nobody finds it from now on, and it waits for nobody.
+    /// A session has failed. No peer can find it from now on, and it waits for no peer.
     fn withdraw(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause);
-    /// Tells the peers of a failed session what they have to know, and stops what is under way with them.
+    /// Tells the peers of a failed session what they must know, and stops what is under way with
+    /// them.
     fn stop(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause);
-    /// A session has ended.
+    /// A session has ended, and is removed.
     fn forget(&mut self, cx: &mut Context, session: SessionId, ended: &Self::Session);
 }
 
-/// The one way of any session to its end.
+/// The only way in which sessions end.
 pub(super) trait Ending: Role {
-    /// A session begins. False if it has failed at once, because the worker stops.
+    /// Opens a session. False if the session has failed at once, because the worker is stopping.
     fn open(&mut self, cx: &mut Context, session: SessionId, own: Self::Session) -> bool {
         let deadline = own.standing().deadline();
         cx.fx.tell(session, || KvWhat::Opened { room: own.room().clone(), half: Self::HALF });
@@ -203,7 +204,7 @@ pub(super) trait Ending: Role {
         true
     }
 
-    /// A session fails. No effect on one that has failed before.
+    /// Fails a session. No effect on a session that has failed or ended before.
     fn fail(&mut self, cx: &mut Context, session: SessionId, cause: Cause) {
         let Some(own) = self.sessions_mut().get_mut(&session) else { return };
         let told = cause.for_peer();
@@ -223,7 +224,8 @@ pub(super) trait Ending: Role {
         }
     }
 
-    /// A peer, or a post, is done with a session: gives back what it was lent, if that was the last.
+    /// A peer, or a post, is done with a session. If that was the last, the session ends and its
+    /// resources come back.
     fn settle(&mut self, cx: &mut Context, session: SessionId) {
         let Some(own) = self.sessions().get(&session) else { return };
         let waits = own.standing().is_going() && !own.is_served();
@@ -246,17 +248,17 @@ pub(super) trait Ending: Role {
         self.sessions().0.contains_key(&session)
     }
 
-    /// The sessions that have not ended, or have pages that have not come back.
+    /// The sessions that have not ended, or whose pages have not come back.
     fn ids(&self) -> impl Iterator<Item = SessionId> {
         self.sessions().0.keys().copied()
     }
 
-    /// How many they are.
+    /// How many such sessions there are.
     fn len(&self) -> usize {
         self.sessions().0.len()
     }
 
-    /// How long after its beginning a session ends at the latest.
+    /// How long after its opening a session ends at the latest; `None` if the session is not known.
     fn deadline(&self, session: SessionId) -> Option<Duration> {
         self.sessions().get(&session).map(|own| own.standing().deadline())
     }

@@ -1,9 +1,9 @@
-//! The cache groups of a session: taken in before its pages are complete, planned with each peer once
-//! both sides' lists are known.
+//! The cache groups of a session: given before the pages are complete, and planned with each peer
+//! once the lists of both sides are known.
 //!
-//! A group is the business of two ranks if bytes of it go between them at all: a pipeline stage without
-//! recurrent layers has nothing to do with their slots. Both sides name every group that moves between the
-//! two ranks; only optional groups may be named by one side alone.
+//! A group matters to two ranks only if bytes of the group go between them: a pipeline stage
+//! without recurrent layers has nothing to do with their slots. Both sides must name every group
+//! that moves between the two ranks; only optional groups may be named by one side alone.
 
 use crate::error::{Cause, PagesError};
 use crate::groups::{GroupItems, GroupList, GroupLists, RequestGroups};
@@ -12,26 +12,26 @@ use crate::layout::Geometry;
 use crate::meter::each;
 use crate::plan::{Plan, RegionMap, Side};
 
-/// What two ranks do about the groups of a request.
+/// The plans for the cache groups of a request, between two ranks.
 #[derive(Debug, Default)]
 pub(super) struct GroupPlans {
-    /// One for each group that is moved, by falling group number.
+    /// One plan for each group that is moved, by falling group number.
     pub(super) plans: Vec<Plan>,
-    /// The groups that only one side named: all of them optional.
+    /// The groups that only one side named, all of them optional.
     pub(super) skipped: Vec<u16>,
 }
 
-/// The two ranks.
+/// The two ranks between which groups are moved, and their geometries.
 pub(super) struct Between<'a> {
     pub(super) map: &'a RegionMap,
     pub(super) ours: &'a Geometry,
     pub(super) theirs: &'a Geometry,
-    /// Where the bytes come from.
+    /// The side from which the bytes come.
     pub(super) source: Side,
 }
 
 impl Between<'_> {
-    /// Matches the lists of both sides.
+    /// Plans every group that both sides name. Fails if the lists of the two sides do not fit.
     pub(super) fn plan(&self, local: &RequestGroups, remote: &GroupLists) -> Result<GroupPlans, Cause> {
         let mut found = GroupPlans { plans: Vec::new(), skipped: Vec::new() };
         let only_remote = remote.iter().map(|list| list.group).filter(|&group| local.get(group).is_none());
@@ -69,7 +69,7 @@ impl Between<'_> {
         Cause::GroupItems { group, sent, wanted }
     }
 
-    /// What the source has, and what the other side wants.
+    /// Sorts two values by direction: the source's value first, the other side's second.
     fn directed<T>(&self, here: T, there: T) -> (T, T) {
         match self.source {
             Side::Local => (here, there),
@@ -77,14 +77,14 @@ impl Between<'_> {
         }
     }
 
-    /// True if every side that knows the group says so.
+    /// True if every side that has the group declares it optional.
     pub(super) fn is_optional(&self, group: u16) -> bool {
         let known = [self.ours, self.theirs].map(|side| side.layout.groups.get(usize::from(group)));
         known.iter().any(Option::is_some) && known.iter().flatten().all(|group| group.optional)
     }
 }
 
-/// Why the items cannot be ones of this worker.
+/// Why the items cannot be items of this worker; `None` if they can.
 pub(super) fn check_own_groups(groups: &RequestGroups, geometry: &Geometry) -> Option<Cause> {
     groups.iter().find_map(|items| {
         let group = items.group;
@@ -98,8 +98,8 @@ pub(super) fn check_own_groups(groups: &RequestGroups, geometry: &Geometry) -> O
     })
 }
 
-/// Checks the lists of a peer that has so many items of each group: every item is one of its own, and
-/// named once.
+/// Checks the lists of a peer that has `items[group]` items of each group: every item must be one
+/// of the peer's, and named once.
 pub(super) fn check_peer_groups(groups: &GroupLists, items: &[u32]) -> Result<(), PagesError> {
     groups.iter().try_for_each(|list| {
         list.items.check_below(items.get(usize::from(list.group)).copied().unwrap_or(0))?;
@@ -107,7 +107,8 @@ pub(super) fn check_peer_groups(groups: &GroupLists, items: &[u32]) -> Result<()
     })
 }
 
-/// Checks an aux row against the number of rows.
+/// Checks an aux row of a request against the number of rows; `None` if it exists, or if there is
+/// no row.
 pub(super) fn check_aux(aux: Option<AuxIndex>, rows: u32) -> Option<Cause> {
     match aux {
         Some(AuxIndex(index)) if index >= rows => Some(Cause::BadAux { index, rows }),

@@ -1,4 +1,4 @@
-//! What goes into the protocol machine, what comes out of it, and what it is told at its start.
+//! The inputs, the outputs and the configuration of the protocol machine.
 
 use std::time::Duration;
 
@@ -13,36 +13,36 @@ use crate::lease::KV_LEASE_DURATION;
 use crate::poll::KvPoll;
 use crate::record::TransportOffer;
 
-/// Everything that a [`Node`](super::Node) is told.
+/// Everything that a worker tells a [`Node`](super::Node).
 pub type Input = crate::machine::Input<Command>;
 
-/// Everything that a [`Node`](super::Node) wants done.
+/// Everything that a [`Node`](super::Node) asks its worker to do.
 pub type Output = crate::machine::Output<KvPoll, Resource, TransferError>;
 
-/// What a [`Node`](super::Node) knows and may do.
+/// The configuration of a [`Node`](super::Node).
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
-    /// The worker.
+    /// The worker's description of itself: memory, geometry and limits.
     pub args: KvArgs,
-    /// This life of it.
+    /// The incarnation of the worker.
     pub incarnation: Incarnation,
-    /// The transports of the worker, the preferred one first. Of those that a peer has too, the first that
-    /// leads to it is the way of the whole conversation.
+    /// The transports of the worker, the preferred one first. The first of them that a peer has,
+    /// too, and that leads to the peer, carries the whole conversation.
     pub transports: Vec<TransportOffer>,
-    /// The versions of the wire that are offered to peers: all that this library speaks, or the older of them,
-    /// for as long as an upgrade may have to be taken back.
+    /// The versions of the wire that are offered to peers. While an upgrade may still have to be
+    /// undone, offer only the older versions of those that this library speaks.
     pub versions: Spoken,
-    /// Seed of the node's own random numbers.
+    /// Seed of the machine's own random numbers.
     pub seed: u64,
-    /// Timing.
+    /// Durations: deadlines, repetitions, leases.
     pub timing: Timing,
-    /// Bounds.
+    /// Bounds on what peers and schedulers can make the machine remember.
     pub limits: Limits,
 }
 
 impl NodeConfig {
-    /// A configuration with one transport and the default timing and limits. The seed follows the incarnation, which
-    /// is random.
+    /// A configuration with one transport, all versions, and the default timing and limits. The
+    /// seed is the incarnation, which is random.
     pub fn new(args: KvArgs, incarnation: Incarnation, transport: &str, metadata: Bytes) -> NodeConfig {
         NodeConfig {
             args,
@@ -59,33 +59,37 @@ impl NodeConfig {
 /// How long things may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// A session's life, unless it says otherwise (SGLang: 300 s).
+    /// How long a session may take, unless its options say otherwise (SGLang: 300 s).
     pub session_deadline: Duration,
-    /// First repetition of an unanswered frame; doubles from there on.
+    /// The pause before the first repetition of an unanswered frame; the pause doubles up to
+    /// `retry_max`.
     pub retry_first: Duration,
-    /// Longest pause between repetitions.
+    /// The longest pause between repetitions.
     pub retry_max: Duration,
-    /// A peer that matters and has been silent for this long is asked for a sign of life.
+    /// A peer that a session depends on is sent a heartbeat after this much silence.
     pub keepalive: Duration,
-    /// A peer that matters and has been silent for this long is given up; three keepalives at least.
+    /// A peer that a session depends on is given up after this much silence; at least three times
+    /// `keepalive`.
     pub peer_timeout: Duration,
-    /// How long a peer may write into this worker's memory after each time that it was allowed to. Renewed
-    /// three times in this duration while a registration is open.
+    /// How long a peer may begin writes into this worker's memory after each permission.
+    /// Permissions are renewed three times in this duration while a registration is open.
     pub write_permission: Duration,
-    /// First repetition of a failed lookup; doubles from there on, up to `retry_max`.
+    /// The pause before the first repetition of a failed lookup; the pause doubles up to
+    /// `retry_max`.
     pub lookup_retry: Duration,
-    /// How long a failed or aborted room is remembered for a receiver that comes late.
+    /// How long a failed or aborted room is remembered for a receiver or sender that comes late.
     pub failed_room_ttl: Duration,
-    /// The lease of pages that wait for a reader, where a session does not say otherwise (vLLM's
-    /// `kv_lease_duration`).
+    /// The duration of the lease on pages that wait for a reader, unless the session's options say
+    /// otherwise (vLLM: `kv_lease_duration`).
     pub kv_lease_duration: Duration,
 }
 
-/// The longest time that counts: beyond it nobody waits. Sums and multiples of it are numbers still.
+/// The longest duration that counts; longer ones are cut to it, so that sums and multiples do not
+/// overflow.
 pub(super) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 impl Timing {
-    /// The same, with no pause so short that timers would spin, nor that a live peer seems silent.
+    /// The same timing, corrected so that no timer spins and no live peer seems silent.
     pub(super) fn sane(mut self) -> Timing {
         for pause in [
             &mut self.retry_first,
@@ -125,26 +129,28 @@ impl Default for Timing {
 /// Bounds on what peers and schedulers can make a node remember.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Peers known at once; idle ones make way, busy ones do not.
+    /// Most peers known at once. Idle peers make way for new ones; busy peers do not.
     pub max_peers: usize,
-    /// Registrations waiting for a sender, in all.
+    /// Most registrations that wait for a sender, of all peers together.
     pub max_registrations: usize,
-    /// Runs of pages in the waiting registrations, in all: bounds their memory.
+    /// Most runs of pages in waiting registrations, of all peers together. Bounds their memory.
     pub max_waiting_runs: usize,
-    /// Failed rooms remembered.
+    /// Most failed rooms that are remembered.
     pub max_failed_rooms: usize,
-    /// Most bytes in one post: smaller ones let small sessions pass large ones.
+    /// Most bytes in one post. Smaller posts let small sessions pass large ones.
     pub max_post_bytes: u64,
     /// Most attempts of one peer that may be open at once.
     pub max_attempts: u64,
-    /// Of [`max_registrations`](Limits::max_registrations), [`max_waiting_runs`](Limits::max_waiting_runs)
-    /// and the failed rooms that peers have told of: the share of one transport connection, as one in so many.
+    /// The share of one transport connection in [`max_registrations`](Limits::max_registrations),
+    /// in [`max_waiting_runs`](Limits::max_waiting_runs) and in the failed rooms that peers have
+    /// told of: one in this many.
     pub connections_share: usize,
-    /// Incarnations that one transport connection may bring, at once.
+    /// Most incarnations that one transport connection may introduce at once.
     pub max_incarnations: usize,
-    /// Addresses of bootstrap servers whose answers are remembered.
+    /// Most addresses of bootstrap servers whose answers are remembered.
     pub max_addresses: usize,
-    /// Ended leases remembered, so that a late reader is told what became of its one.
+    /// Most ended leases that are remembered, so that a late reader is told what became of its
+    /// lease.
     pub max_ended_leases: usize,
 }
 

@@ -1,7 +1,8 @@
 //! The protocol machine of the KV cache: sans-IO, one [`Node`] per worker.
 //!
-//! Each part owns its state, and the others ask it in words. A part may use those below it in this picture, and
-//! none above; `conversation/` extends the context with what is said to peers.
+//! Each part of the machine owns its state, and the other parts call its functions. A part may use
+//! the parts below it in this picture, and none above it. `conversation/` extends the context with
+//! the messages to peers.
 //!
 //! ```text
 //! node/                   routes inputs and timers to the parts
@@ -26,12 +27,13 @@
 //! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs, spoken.rs    pure
 //! ```
 //!
-//! Messages are typed, and their speakers known, everywhere but in `conversation/edge.rs`: it alone turns frames into
-//! messages and messages into frames, by the codec of the conversation that a frame names. (`node/service.rs` looks into
-//! a hello for the transport that it names, before the machine is given the frame.)
+//! Messages are typed and their senders are known everywhere, except in `conversation/edge.rs`:
+//! only that file turns frames into messages and messages into frames, with the codec of the
+//! conversation that a frame names. (`node/service.rs` looks into a hello for its transport, before
+//! the machine is given the frame.)
 //!
-//! `quarantine.rs`, of both sides, says what pages of ended sessions wait for; `node/model.rs` is for model checkers
-//! (feature `model`).
+//! Both `quarantine.rs` files say what the pages of ended sessions wait for. `node/model.rs` is for
+//! model checkers (feature `model`).
 //!
 //! ```text
 //! word here      means                                        SGLang, vLLM
@@ -46,10 +48,11 @@
 //! low watermark  all attempts below are over                  –
 //! ```
 //!
-//! The receiver drives: it repeats its registration until it is acknowledged, asks about attempts
-//! that have been quiet, and repeats an abort until it is acknowledged. The sender asks one thing itself,
-//! whether it may write, with a heartbeat. What has become of an attempt (parts in place, pages granted, a failure) it
-//! says once unasked, and again for each question; all else that it says are answers.
+//! The receiver drives the protocol. It repeats its registration until the sender acknowledges it,
+//! asks about attempts of which it has heard nothing for a while, and repeats an abort until the
+//! sender acknowledges it. The sender asks only one question, with a heartbeat: whether it may
+//! write. The sender tells what has become of an attempt (parts in place, pages granted, a failure)
+//! once unasked, and again for each question; everything else that the sender says is an answer.
 
 mod context;
 mod conversation;

@@ -1,8 +1,8 @@
-//! Whose turn it is to post: peers in turn, and of each peer its targets in turn; a bounded number at a
-//! time for each peer, and for all together.
+//! Whose turn it is to post: peers take turns, and the targets of each peer take turns. The posts
+//! in flight are bounded for each peer, and for all peers together.
 //!
-//! A peer whose posts do not end costs only its own requests: it has a window of its own, and after a while
-//! without any end its posts do not count among those of all peers.
+//! A peer whose posts do not end delays only its own requests. Each peer has a window of its own,
+//! and a peer of which no post has ended for a while does not count among the posts of all peers.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -12,55 +12,55 @@ use crate::meter::{each, step};
 use crate::time::Time;
 use crate::transport::{Op, Origin};
 
-/// How many windows of one peer all peers have together.
+/// The posts in flight of all peers together are bounded by this many windows of one peer.
 const WINDOWS: usize = 4;
 
-/// Targets that have something to post, and posts in flight.
+/// The targets that have something to post, and the posts in flight.
 #[derive(Debug, Clone)]
 pub(super) struct Posting {
     /// Most posts in flight to one peer.
     window: usize,
-    /// A peer of whose posts none has ended for so long is stuck.
+    /// A peer is stuck if none of its posts has ended for this long.
     patience: Duration,
     in_flight: BTreeMap<PostId, InFlight>,
     of_session: BTreeSet<(SessionId, PostId)>,
     lanes: BTreeMap<PeerId, Lane>,
-    /// What of each session stands in the lanes.
+    /// The places of each session in the lanes.
     queued: BTreeSet<(SessionId, PeerId, Ticket)>,
     tickets: u64,
     /// Peers that may have a post to start, each at most once.
     turns: VecDeque<PeerId>,
     /// Posts in flight by connection: the peers of one connection share a window.
     of_origin: BTreeMap<Origin, usize>,
-    /// Peers that wait for posts of other peers of their connection to end.
+    /// Peers that wait until posts of other peers of their connection end.
     waiting: BTreeMap<Origin, BTreeSet<PeerId>>,
-    /// Somebody waits for posts to other peers to end.
+    /// True if a peer waits until posts to other peers end.
     crowded: bool,
     next: u64,
 }
 
-/// A place in a lane: writes and reads have lines of their own, and later places higher numbers.
+/// A place in a lane. Writes and reads have lines of their own; later places have higher numbers.
 type Ticket = (bool, u64);
 
-/// What is to be posted to, or from, one peer.
+/// The posts that wait for one peer, and how many are in flight.
 #[derive(Debug, Clone, Default)]
 struct Lane {
-    /// Targets in turn; each at most once. Writes need a permission.
+    /// Targets in the order of their turns, each at most once. Writes need a permission.
     writes: BTreeMap<u64, (SessionId, usize)>,
     reads: BTreeMap<u64, (SessionId, usize)>,
     in_flight: usize,
-    /// When one of its posts ended last, or the first of those in flight was started.
+    /// When a post of the peer ended last, or when the first of those in flight was started.
     moved: Time,
-    /// It stands among the turns.
+    /// True if the peer is among the turns.
     in_turn: bool,
 }
 
 /// What may be posted to a peer now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Leave {
-    /// The peer permits writes.
+    /// True if the peer permits writes.
     pub(super) writes: bool,
-    /// Its connection, if that is known.
+    /// The peer's connection, if it is known.
     pub(super) origin: Option<Origin>,
 }
 
@@ -75,14 +75,14 @@ pub(super) struct InFlight {
     pub(super) origin: Option<Origin>,
 }
 
-/// How the data operations of one session with one peer stand.
+/// The data operations of one session with one peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PostingState {
     pub(super) peer: PeerId,
     pub(super) op: Op,
-    /// Something waits for its turn.
+    /// True if something waits for its turn.
     pub(super) queued: bool,
-    /// Posts that have not ended.
+    /// How many posts have not ended.
     pub(super) outstanding: u32,
 }
 
@@ -113,7 +113,7 @@ impl Posting {
         self.wake(peer);
     }
 
-    /// A session has nothing to post any more.
+    /// Removes a session that has nothing to post any more.
     pub(super) fn leave(&mut self, session: SessionId) {
         let first = (session, PeerId(0), (false, 0));
         while let Some(&(_, peer, (reads, ticket))) =
@@ -129,7 +129,7 @@ impl Posting {
         }
     }
 
-    /// The peer may have something to post now: a permission has come, or a post has ended.
+    /// Gives the peer a turn again: a permission has come, or a post has ended.
     pub(super) fn wake(&mut self, peer: PeerId) {
         if let Some(lane) = self.lanes.get_mut(&peer).filter(|lane| !lane.in_turn && lane.has_targets()) {
             lane.in_turn = true;
@@ -137,7 +137,8 @@ impl Posting {
         }
     }
 
-    /// The target whose turn it is, if another post may be started. `leave` says what a peer permits.
+    /// The target whose turn it is, if another post may be started. `leave` tells what may be
+    /// posted to a peer.
     pub(super) fn next_ready(
         &mut self,
         now: Time,
@@ -167,7 +168,7 @@ impl Posting {
                 self.waiting.entry(origin).or_default().insert(peer);
                 continue;
             }
-            // A worker seldom has both.
+            // A worker seldom has both reads and writes to post.
             let op = match lane.reads.is_empty() {
                 false => Op::Read,
                 true if leave.writes => Op::Write,
@@ -183,13 +184,13 @@ impl Posting {
         None
     }
 
-    /// Posts in flight to peers that are not stuck.
+    /// How many posts are in flight to peers that are not stuck.
     fn moving(&self, now: Time) -> usize {
         let moving = each(self.lanes.values()).filter(|lane| now - lane.moved < self.patience);
         moving.map(|lane| lane.in_flight).sum()
     }
 
-    /// When a peer that others wait for is to be taken for stuck.
+    /// When the next peer for which others wait is to be considered stuck.
     pub(super) fn next_stuck(&self, now: Time) -> Option<Time> {
         let busy = each(self.lanes.values()).filter(|lane| lane.in_flight > 0);
         let at = busy.map(|lane| lane.moved + self.patience).filter(|&at| at > now);
@@ -229,7 +230,7 @@ impl Posting {
         Some(post)
     }
 
-    /// A post of the connection has ended: others of its peers may have their turn.
+    /// A post of the connection has ended: other peers of the connection may have their turn.
     fn end_of_origin(&mut self, origin: Origin) {
         if let Some(posts) = self.of_origin.get_mut(&origin) {
             *posts -= 1;
@@ -242,7 +243,7 @@ impl Posting {
         }
     }
 
-    /// Nothing more is started to or from the peer.
+    /// Starts nothing to or from the peer any more.
     pub(super) fn forget(&mut self, peer: PeerId) {
         let Some(lane) = self.lanes.get_mut(&peer) else { return };
         for reads in [false, true] {
@@ -261,18 +262,20 @@ impl Posting {
         each(self.of_session.range(all)).map(|&(_, post)| post).collect()
     }
 
-    /// True if the session has a post that has not ended.
+    /// True if a post of the session has not ended.
     pub(super) fn has_any_of(&self, session: SessionId) -> bool {
         !self.of(session).is_empty()
     }
 
-    /// The peer with the most posts in flight, and how many, if posts to others wait for them.
+    /// The peer with the most posts in flight, and how many these are, if posts to other peers wait
+    /// for them.
     pub(super) fn busiest(&self) -> Option<(PeerId, usize)> {
         let busiest = self.lanes.iter().max_by_key(|(_, lane)| lane.in_flight).filter(|_| self.crowded);
         busiest.map(|(&peer, lane)| (peer, lane.in_flight))
     }
 
-    /// Posts in flight to the peer, if it has as many as it may.
+    /// How many posts are in flight to the peer, if it has as many as it may have; otherwise
+    /// `None`.
     pub(super) fn full(&self, peer: PeerId) -> Option<usize> {
         self.lanes.get(&peer).map(|lane| lane.in_flight).filter(|&posts| posts >= self.window)
     }
@@ -281,7 +284,7 @@ impl Posting {
         self.in_flight.len()
     }
 
-    /// Targets that have something to post.
+    /// How many targets have something to post.
     pub(super) fn queued(&self) -> usize {
         self.queued.len()
     }

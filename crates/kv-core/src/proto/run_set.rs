@@ -1,4 +1,4 @@
-//! A set of numbers kept as runs.
+//! A set of numbers, stored as runs.
 
 use crate::meter::{each, step};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 /// Most runs of attempts in one frame.
 pub(super) const MAX_RUNS: usize = 1 << 16;
 
-/// These runs as frames carry them: in one list, or in as many as have room for all.
+/// Splits these runs into lists that fit a frame.
 pub(super) fn frames(runs: Vec<(u64, u32)>) -> impl Iterator<Item = Vec<(u64, u32)>> {
     let mut left = Some(runs);
     each(std::iter::from_fn(move || {
@@ -18,7 +18,7 @@ pub(super) fn frames(runs: Vec<(u64, u32)>) -> impl Iterator<Item = Vec<(u64, u3
     }))
 }
 
-/// A set of `u64`, stored as disjoint runs that do not touch: as small as its gaps are few.
+/// A set of `u64`, stored as disjoint runs that do not touch: small if the set has few gaps.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct RunSet {
     /// First number of each run → first number after it.
@@ -27,7 +27,7 @@ pub(super) struct RunSet {
 }
 
 impl RunSet {
-    /// Adds `count` numbers from `start` on. Numbers beyond the largest are cut off.
+    /// Adds `count` numbers from `start` on. Numbers above `u64::MAX` are left out.
     pub(super) fn insert(&mut self, start: u64, count: u64) {
         let (mut start, mut end) = (start, start.saturating_add(count));
         if start == end {
@@ -53,19 +53,20 @@ impl RunSet {
         self.runs.range(..=number).next_back().is_some_and(|(_, &end)| number < end)
     }
 
-    /// True if the number is in the set or next to one that is: adding it makes no new run.
+    /// True if the number is in the set or next to a number of the set: adding the number makes no
+    /// new run.
     pub(super) fn touches(&self, number: u64) -> bool {
         let mut before = self.runs.range(..=number.saturating_add(1));
         before.next_back().is_some_and(|(&start, &end)| start <= number.saturating_add(1) && number <= end)
     }
 
-    /// A run of the set that shares a number with `range`, the last such run if several do.
+    /// A run of the set that shares a number with `range`; the last such run if there are several.
     pub(super) fn shared(&self, range: std::ops::Range<u64>) -> Option<std::ops::Range<u64>> {
         let (&start, &end) = self.runs.range(..range.end).next_back()?;
         (range.start < end && !range.is_empty()).then_some(start..end)
     }
 
-    /// Forgets all numbers below `low_watermark`.
+    /// Removes all numbers below `low_watermark`.
     pub(super) fn forget_below(&mut self, low_watermark: u64) {
         while let Some((&start, &end)) = self.runs.first_key_value() {
             step(1);
@@ -81,28 +82,28 @@ impl RunSet {
         }
     }
 
-    /// How many numbers.
+    /// How many numbers the set has.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
-    /// The first number above all in the set.
+    /// The number after the largest one in the set; 0 for an empty set.
     pub(super) fn end(&self) -> u64 {
         self.runs.last_key_value().map_or(0, |(_, &end)| end)
     }
 
-    /// How many runs.
+    /// How many runs the set has.
     pub(super) fn runs_len(&self) -> usize {
         self.runs.len()
     }
 
-    /// The runs as (first, count).
+    /// The runs, as (first, length).
     pub(super) fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         each(self.runs.iter()).map(|(&start, &end)| (start, end - start))
     }
 }
 
-/// Appends a number to runs (first, how many) that it follows or goes beyond, as frames carry them.
+/// Appends a number to runs (first, length). The number must be above all others.
 pub(super) fn append(runs: &mut Vec<(u64, u32)>, number: u64) {
     match runs.last_mut() {
         Some((first, count)) if *first + u64::from(*count) == number => *count += 1,
@@ -110,8 +111,8 @@ pub(super) fn append(runs: &mut Vec<(u64, u32)>, number: u64) {
     }
 }
 
-/// True if the runs follow each other without overlap: a frame names no attempt twice, so that what
-/// it costs is bounded by what there is.
+/// True if the runs rise and do not overlap. Then a frame names no attempt twice, and its cost is
+/// bounded by the number of attempts.
 pub(super) fn is_rising(runs: &[(u64, u32)]) -> bool {
     let mut next = 0;
     each(runs).all(|&(start, count)| {

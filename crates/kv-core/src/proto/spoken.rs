@@ -2,7 +2,7 @@
 
 use crate::wire::{VERSIONS, Versions};
 
-/// Versions of the wire that this library speaks: all of [`VERSIONS`], or some of them.
+/// Versions of the wire that this library speaks: all of [`VERSIONS`], or a part of them.
 ///
 /// ```
 /// use kv_core::proto::{Spoken, SpokenError};
@@ -17,26 +17,26 @@ use crate::wire::{VERSIONS, Versions};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spoken(Versions);
 
-/// Versions that no machine of this library can offer. Change the configuration.
+/// Why versions cannot be offered by a machine of this library. Change the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpokenError {
-    /// The oldest version is newer than the newest.
+    /// The oldest version is newer than the newest version.
     #[error("versions.min is {min}, and versions.max is {max}: the first must not be above the second")]
     Reversed {
-        /// The oldest version.
+        /// The oldest version that was configured.
         min: u8,
-        /// The newest version.
+        /// The newest version that was configured.
         max: u8,
     },
-    /// A version that this library does not speak.
+    /// The range contains a version that this library does not speak.
     #[error("{field} is {got}; this library speaks versions {spoken}")]
     Unknown {
-        /// The end of the range: `versions.min` or `versions.max`.
+        /// The end of the range that is not spoken: `versions.min` or `versions.max`.
         field: &'static str,
-        /// The version there.
+        /// The version at that end.
         got: u8,
-        /// What this library speaks.
+        /// The versions that this library speaks.
         spoken: Versions,
     },
 }
@@ -59,13 +59,13 @@ impl Spoken {
         Ok(Spoken(versions))
     }
 
-    /// What a library of another age would offer, for tests of upgrades: nothing is checked.
+    /// The versions of an older or newer library, for tests of upgrades. Nothing is checked.
     #[doc(hidden)]
     pub const fn of_another_library(versions: Versions) -> Spoken {
         Spoken(versions)
     }
 
-    /// The range.
+    /// The range of versions.
     pub const fn get(self) -> Versions {
         self.0
     }

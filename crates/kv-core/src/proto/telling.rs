@@ -1,5 +1,5 @@
-//! Messages as they are told to whoever listens to the machine: without their lists, and with the session that
-//! they are about.
+//! Messages as events for the listener: without their lists, and with the session that they are
+//! about.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::trace::{KvWhat, Message, Who};
 use crate::wire::{Body, Delivery, Register};
 
 impl Context {
-    /// A message was said to a peer.
+    /// Tells that a message was sent to a peer.
     #[inline(always)]
     pub(super) fn tell_said(&mut self, peer: PeerId, body: &Body) {
         if self.fx.is_heard() {
@@ -20,7 +20,7 @@ impl Context {
         }
     }
 
-    /// A message was heard from a peer, and is about to be handled.
+    /// Tells that a peer's message has arrived, before the message is handled.
     #[inline(always)]
     pub(super) fn tell_heard(&mut self, peer: PeerId, body: &Body) {
         if self.fx.is_heard() {
@@ -29,12 +29,12 @@ impl Context {
         }
     }
 
-    /// Whom a message concerns that this worker has said, or heard. Its session is not known any more once the
-    /// attempt is over.
+    /// The session, peer and attempt of a message that this worker has sent or received. The
+    /// session is not known any more once the attempt is over.
     fn who(&self, peer: PeerId, body: &Body, said_here: bool) -> Who {
         let Some((of_speaker, attempt)) = attempt(body) else { return peer.into() };
         let session = match self.peers.get(peer) {
-            // An attempt of this worker's at the peer; otherwise one of the peer's at this worker.
+            // Either an attempt of this worker at the peer, or one of the peer at this worker.
             Some(known) if of_speaker == said_here => {
                 known.outgoing().of(attempt).map(|(session, _)| session)
             }
@@ -52,8 +52,9 @@ fn served_by(incoming: &Incoming) -> Option<SessionId> {
     }
 }
 
-/// The attempt that a message is about, and whether its speaker has made it: receivers make attempts, and senders
-/// speak of those that were made at them. `None` if the message is about no single attempt.
+/// The attempt that a message is about, and whether the speaker of the message has made that
+/// attempt. Receivers make attempts, and senders speak of attempts that were made at them. `None`
+/// if the message is not about one attempt.
 fn attempt(body: &Body) -> Option<(bool, Attempt)> {
     Some(match body {
         Body::Register(body) => (true, body.attempt),
@@ -67,7 +68,7 @@ fn attempt(body: &Body) -> Option<(bool, Attempt)> {
     })
 }
 
-/// What a message says, as ids and counts.
+/// The message as ids and counts.
 fn message(body: &Body) -> Message {
     let millis = Duration::from_millis;
     match body {

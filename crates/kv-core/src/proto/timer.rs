@@ -1,4 +1,4 @@
-//! All the timers of a node.
+//! The timers of a machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,38 +6,38 @@ use crate::bootstrap::LookupId;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::time::Time;
 
-/// What a timer is for. Each key is armed at most once.
+/// What a timer is for. Each key is set at most once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
-    /// The session's deadline.
+    /// The deadline of the session.
     Deadline(SessionId),
-    /// A receiver repeats its registrations or aborts.
+    /// The receiver repeats its registrations or aborts.
     Repeat(SessionId),
-    /// A receiver's pages are quiet after its peer's death.
+    /// The receiver's pages are quiet after the death of its peer.
     Quiet(SessionId, PeerId),
-    /// Hello repetition, keepalive and silence of a peer.
+    /// The next hello, the next heartbeat, or the end of patience with a silent peer.
     Peer(PeerId),
-    /// A failed lookup is tried again.
+    /// A failed lookup is repeated.
     Lookup(LookupId),
-    /// A registration at this side outlives its receiver's patience.
+    /// A registration that waits here has waited longer than its receiver does.
     Registration(PeerId, Attempt),
-    /// The lease of a sender's pages runs out.
+    /// The lease on a sender's pages runs out.
     Lease(SessionId),
-    /// Heartbeats for the leases of a peer are due.
+    /// The heartbeats for the leases of a peer are due.
     Heartbeat(PeerId),
-    /// The permission to write to a peer is to be asked for.
+    /// This worker must ask the peer for permission to write again.
     Permission(PeerId),
-    /// The permission of a silent peer, and what it could lead to, are over.
+    /// The permission of a silent peer has ended, and its last writes have arrived.
     WriteFence(PeerId),
-    /// Attempts of a peer below its low watermark are to be ended.
+    /// More attempts of a peer below its low watermark are ended.
     Sweep(PeerId),
-    /// A peer that others wait for is to be taken for stuck.
+    /// A peer for which others wait is considered stuck.
     Stuck,
-    /// The oldest remembered room is forgotten.
+    /// The oldest failed room is forgotten.
     Rooms,
 }
 
-/// Timers by key and by time.
+/// The timers that are set, by key and by time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Timers {
     at: BTreeMap<Timer, Time>,
@@ -45,7 +45,7 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    /// Sets a timer, in place of the one with the same key.
+    /// Sets a timer. A timer with the same key is replaced.
     pub(super) fn arm(&mut self, timer: Timer, at: Time) {
         if let Some(before) = self.at.insert(timer, at) {
             self.order.remove(&(before, timer));
@@ -53,7 +53,7 @@ impl Timers {
         self.order.insert((at, timer));
     }
 
-    /// Sets a timer unless one with its key is set.
+    /// Sets a timer, unless a timer with the same key is set.
     pub(super) fn arm_once(&mut self, timer: Timer, at: Time) {
         if !self.at.contains_key(&timer) {
             self.arm(timer, at);
@@ -65,24 +65,24 @@ impl Timers {
         self.at.contains_key(&timer)
     }
 
-    /// Drops a timer.
+    /// Removes a timer, if it is set.
     pub(super) fn cancel(&mut self, timer: Timer) {
         if let Some(at) = self.at.remove(&timer) {
             self.order.remove(&(at, timer));
         }
     }
 
-    /// When this one is due, if it is set.
+    /// When this timer is due; `None` if it is not set.
     pub(super) fn at(&self, timer: Timer) -> Option<Time> {
         self.at.get(&timer).copied()
     }
 
-    /// When the next one is due.
+    /// When the next timer is due; `None` if no timer is set.
     pub(super) fn next(&self) -> Option<Time> {
         self.order.first().map(|&(at, _)| at)
     }
 
-    /// Takes the next one that is due at `now`.
+    /// Takes the next timer that is due at `now`.
     pub(super) fn pop_due(&mut self, now: Time) -> Option<Timer> {
         let &(at, timer) = self.order.first()?;
         if at > now {
@@ -93,7 +93,7 @@ impl Timers {
         Some(timer)
     }
 
-    /// How many are set.
+    /// How many timers are set.
     pub(super) fn len(&self) -> usize {
         self.at.len()
     }

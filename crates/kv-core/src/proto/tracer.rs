@@ -1,4 +1,4 @@
-//! Events for whoever listens to the machine, and what must be remembered to tell them.
+//! The events for the listener, and what must be remembered to tell them.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use crate::time::Time;
 use crate::trace::{Event, KvWhat, Log, Who};
 use crate::transport::{Desc, TransportError};
 
-/// The events that nobody has fetched yet. While nobody listens, it is empty.
+/// The events that were not fetched yet. Empty while nobody listens.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tracer {
     log: Log<KvWhat>,
-    /// Data operations that have not ended: their bytes, and when they were started.
+    /// Posts that have not ended, each with its bytes and the time of its start.
     posts: BTreeMap<PostId, (u64, Time)>,
-    /// Sessions in quarantine: why, and since when.
+    /// Sessions in quarantine, each with the reason and the time of the beginning.
     quarantined: BTreeMap<SessionId, (QuarantineReason, Time)>,
 }
 
@@ -39,7 +39,7 @@ impl Tracer {
         self.log.next()
     }
 
-    /// A data operation is started.
+    /// Tells that a data operation has started.
     pub(super) fn post_started(&mut self, now: Time, id: PostId, post: &InFlight, descs: &[Desc]) {
         if !self.is_heard() {
             return;
@@ -50,7 +50,7 @@ impl Tracer {
         self.tell(now, (post.session, post.peer), || KvWhat::PostStarted { post: id, op, bytes, descs });
     }
 
-    /// A data operation has ended.
+    /// Tells that a data operation has ended.
     pub(super) fn post_ended(
         &mut self,
         now: Time,
@@ -68,7 +68,7 @@ impl Tracer {
         });
     }
 
-    /// A session has failed, and what it was given may not be used again yet.
+    /// Tells that a session has failed, and that its pages and items are in quarantine.
     pub(super) fn quarantine_began(&mut self, now: Time, session: SessionId, waits: &Quarantine) {
         let &Quarantine { reason, pages, items, .. } = waits;
         if self.is_heard() && pages + items > 0 {
@@ -77,7 +77,7 @@ impl Tracer {
         }
     }
 
-    /// Nothing is left of a session.
+    /// Tells that nothing is left of a session.
     pub(super) fn closed(&mut self, now: Time, session: SessionId) {
         if let Some((reason, began)) = self.quarantined.remove(&session) {
             let lasted = now - began;

@@ -1,24 +1,25 @@
-//! How a conversation with a peer stands: the way to it, what both sides have said of each other, and whether the
-//! peer is heard. These three are independent of each other: a peer may greet this worker while this side's way to
-//! it is lost, or fall silent before it was met.
+//! The state of a conversation with a peer: the way to the peer, what both sides have told each
+//! other, and whether the peer is heard. These three are independent of each other: a peer may
+//! greet this worker while this side's way to the peer is lost, or may fall silent before the two
+//! have met.
 //!
 //! | way | from | when |
 //! |---|---|---|
-//! | `Answered` | – | the peer is known by its hello alone: if the way to it is lost, that is the end |
-//! | `Wanted` | `Answered` | a session here looks for it |
-//! | `Lost` | `Wanted` | this side's way is lost, and is to be opened again |
+//! | `Answered` | – | the peer is known by its hello only: if the way to the peer is lost, the conversation ends |
+//! | `Wanted` | `Answered` | a session here looks for the peer |
+//! | `Lost` | `Wanted` | this side's way is lost, and is being opened again |
 //! | `Wanted` | `Lost` | the way is open again |
 //!
 //! | terms | from | when |
 //! |---|---|---|
-//! | `Unmet` | – | neither side has taken a hello of the other's |
-//! | `Met` | `Unmet`, `Met` | the peer's hello was answered, with a welcome or a refusal, or it has answered ours so; each side's last word counts |
+//! | `Unmet` | – | neither side has accepted or refused a hello of the other side |
+//! | `Met` | `Unmet`, `Met` | the peer's hello was answered, with a welcome or a refusal, or the peer has answered ours in this way; the last answer of each side counts |
 //!
 //! | voice | from | when |
 //! |---|---|---|
-//! | `Heard` | – | it is known |
-//! | `GivenUp` | `Heard` | it was silent for so long that its sessions were failed |
-//! | `Heard` | `GivenUp` | it says something |
+//! | `Heard` | – | the peer is known |
+//! | `GivenUp` | `Heard` | nothing was heard for so long that the peer's sessions were failed |
+//! | `Heard` | `GivenUp` | the peer is heard again |
 
 use std::time::Duration;
 
@@ -26,13 +27,13 @@ use crate::error::Cause;
 use crate::time::Time;
 use crate::wire::ConversationId;
 
-/// How a conversation stands.
+/// The state of a conversation.
 #[derive(Debug, Clone)]
 pub(super) struct Contact {
     way: Way,
     terms: Terms,
     voice: Voice,
-    /// The hello that was said to the peer and not answered yet.
+    /// The hello that was sent to the peer and not answered yet.
     hello: Option<HelloSaid>,
 }
 
@@ -47,11 +48,11 @@ enum Way {
 enum Terms {
     Unmet,
     Met {
-        /// The number that the peer wants in our frames.
+        /// The id that the peer wants in our frames.
         conversation: ConversationId,
-        /// It does not fit, and was told so.
+        /// True if the peer does not fit, and was told so.
         refused: bool,
-        /// It says that we do not fit: why its receivers here fail.
+        /// Why the peer refuses this worker; its receivers on this worker fail with this cause.
         refuses: Option<Cause>,
     },
 }
@@ -62,7 +63,7 @@ enum Voice {
     GivenUp,
 }
 
-/// A hello under way.
+/// A hello that was sent and not answered yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HelloSaid {
     pub(super) nonce: u64,
@@ -73,17 +74,17 @@ pub(super) struct HelloSaid {
 /// What happens to a conversation.
 #[derive(Debug, Clone)]
 pub(super) enum Event {
-    /// A session here looks for the peer.
+    /// A session on this worker looks for the peer.
     Wanted,
-    /// This side's way is lost, or open.
+    /// This side's way to the peer is lost, or is open again.
     WayLost,
     WayOpened,
-    /// A hello of the peer's is answered: from now on its frames carry this number.
+    /// This worker answers the peer's hello: from now on this worker's frames carry this id.
     HelloAnswered {
         conversation: ConversationId,
         refused: bool,
     },
-    /// The peer has answered a hello of ours, with a welcome or, for a cause, a refusal.
+    /// The peer has answered a hello of ours: with a welcome, or with a refusal and its cause.
     Welcomed {
         conversation: ConversationId,
     },
@@ -91,20 +92,20 @@ pub(super) enum Event {
         conversation: ConversationId,
         cause: Cause,
     },
-    /// A hello of ours is not said any more.
+    /// This worker does not repeat its hello any more.
     HelloOver,
-    /// The peer has said something, or nothing for too long.
+    /// The peer was heard, or was silent for too long.
     Heard,
     Silent,
 }
 
 impl Contact {
-    /// With a peer that nobody has spoken to.
+    /// The state of a conversation in which nothing was said yet.
     pub(super) fn new() -> Contact {
         Contact { way: Way::Answered, terms: Terms::Unmet, voice: Voice::Heard, hello: None }
     }
 
-    /// The tables at the top.
+    /// Applies the tables at the top.
     pub(super) fn turn(&mut self, event: Event) {
         match event {
             Event::Wanted if self.way == Way::Answered => self.way = Way::Wanted,
@@ -127,26 +128,27 @@ impl Contact {
         }
     }
 
-    /// A hello is said. A repetition keeps its nonce: any answer to any of them will do.
+    /// Notes that a hello is sent. A repetition has the same nonce, so that an answer to any
+    /// repetition is accepted.
     pub(super) fn greet(&mut self, nonce: u64, now: Time) -> HelloSaid {
         let said = self.hello.get_or_insert(HelloSaid { nonce, first_said: now, times: 0 });
         said.times += 1;
         *said
     }
 
-    /// Nobody listened for `deaf`: that time does not count as silence.
+    /// This worker received nothing for `deaf`: that time does not count as silence of the peer.
     pub(super) fn excuse(&mut self, deaf: Duration, now: Time) {
         if let Some(said) = &mut self.hello {
             said.first_said = (said.first_said + deaf).min(now);
         }
     }
 
-    /// The hello that is not answered yet.
+    /// The hello that is not answered yet; `None` if there is none.
     pub(super) fn hello(&self) -> Option<HelloSaid> {
         self.hello
     }
 
-    /// The number that the peer wants in our frames, once it is met.
+    /// The id that the peer wants in our frames; `None` before the two have met.
     pub(super) fn conversation(&self) -> Option<ConversationId> {
         match self.terms {
             Terms::Met { conversation, .. } => Some(conversation),
@@ -154,7 +156,7 @@ impl Contact {
         }
     }
 
-    /// The same, while there is a way to it.
+    /// The id that the peer wants in our frames; `None` also while the way to the peer is lost.
     pub(super) fn open_link(&self) -> Option<ConversationId> {
         self.conversation().filter(|_| !self.is_lost())
     }
@@ -164,32 +166,32 @@ impl Contact {
         matches!(self.terms, Terms::Met { refused: false, .. }) && !self.is_out_of_touch()
     }
 
-    /// True if a session here has looked for it.
+    /// True if a session on this worker has looked for the peer.
     pub(super) fn is_wanted(&self) -> bool {
         self.way != Way::Answered
     }
 
-    /// True if this side's way to it is lost, and is being opened again.
+    /// True if this side's way to the peer is lost, and is being opened again.
     pub(super) fn is_lost(&self) -> bool {
         self.way == Way::Lost
     }
 
-    /// True if it was silent for so long that its sessions were failed.
+    /// True if nothing was heard for so long that the peer's sessions were failed.
     pub(super) fn is_given_up(&self) -> bool {
         self.voice == Voice::GivenUp
     }
 
-    /// True if the way to it is lost, or it was given up.
+    /// True if the way to the peer is lost, or if the peer was given up.
     pub(super) fn is_out_of_touch(&self) -> bool {
         self.is_lost() || self.is_given_up()
     }
 
-    /// True if it was told that it does not fit.
+    /// True if the peer was told that it does not fit.
     pub(super) fn is_refused(&self) -> bool {
         matches!(self.terms, Terms::Met { refused: true, .. })
     }
 
-    /// Why it refuses this worker, if it does.
+    /// Why the peer refuses this worker; `None` if it does not.
     pub(super) fn refuses(&self) -> Option<&Cause> {
         match &self.terms {
             Terms::Met { refuses, .. } => refuses.as_ref(),

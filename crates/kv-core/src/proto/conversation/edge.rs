@@ -1,6 +1,6 @@
-//! The edge of the machine: a frame becomes a message of a known conversation, and a message becomes a frame, each by
-//! the codec of that conversation. No other file of the protocol makes or reads the bytes of messages, but for the
-//! transport in a hello (`node/service.rs`).
+//! The edge of the machine. Frames become messages of a known conversation, and messages become
+//! frames, with the codec of that conversation. No other file of the protocol writes or reads the
+//! bytes of messages, except that `node/service.rs` reads the transport in a hello.
 
 use bytes::Bytes;
 
@@ -16,8 +16,9 @@ use crate::wire::{Body, Codec, ConversationId, Frame, Unreadable, Unspeakable};
 impl Context {
     // ---- in -------------------------------------------------------------------------------------
 
-    /// What a frame says. `None` if it is ignored, which is counted: it is in another version than the conversation
-    /// that it names, or cannot be read, or its speaker has no right to that conversation.
+    /// The message of a frame. `None` if the frame is ignored, and then counted: it is in another
+    /// version than its conversation, cannot be read, or comes on a connection that has no right to
+    /// its conversation.
     pub(in crate::proto) fn hear_frame(&mut self, from: Origin, frame: &[u8]) -> Option<Heard> {
         let named =
             Frame::conversation_of(frame).and_then(|conversation| self.peers.with_conversation(conversation));
@@ -30,7 +31,7 @@ impl Context {
             Err(why) => {
                 let why = match why {
                     Unreadable::Version { .. } => Dropped::OtherVersion,
-                    // Somebody who was forgotten goes on in the version of before.
+                    // A peer that was forgotten goes on in the version of before.
                     Unreadable::NotMet { .. } if named.is_none() => Dropped::UnknownConversation,
                     Unreadable::NotMet { .. } => Dropped::OtherVersion,
                     Unreadable::Kind { .. } => Dropped::UnknownKind,
@@ -42,8 +43,8 @@ impl Context {
         };
         match (body, named) {
             (Body::Hello(hello), _) => Some(Heard::Hello(hello)),
-            // The answers to a hello are known by their nonce, and may come by another connection. Whoever else
-            // knows the conversation has no right to it.
+            // The answers to a hello are recognized by their nonce, and may come on another
+            // connection. Every other message must come on the connection of its conversation.
             (body, Some((peer, origin)))
                 if matches!(body, Body::Welcome(_) | Body::Refused(_))
                     || origin.is_none_or(|origin| origin == from) =>
@@ -63,7 +64,8 @@ impl Context {
 
     // ---- out ------------------------------------------------------------------------------------
 
-    /// Sends a frame to a peer that is up; otherwise it is lost, as frames may be.
+    /// Sends a message to a peer that is up. To any other peer the message is lost, as frames may
+    /// be.
     pub(in crate::proto) fn send(&mut self, peer: PeerId, body: Body) {
         let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.open_link()?)));
         if let Some((codec, conversation)) = way {
@@ -71,7 +73,8 @@ impl Context {
         }
     }
 
-    /// Sends a frame to a peer; one that is too long, or in no version that the peer reads, is lost.
+    /// Encodes and sends a message. A message that is too long, or in no version that the peer
+    /// reads, is lost.
     pub(super) fn say(&mut self, peer: PeerId, codec: Codec, conversation: ConversationId, body: &Body) {
         if let Ok(frame) = codec.encode(conversation, body) {
             self.tell_said(peer, body);
@@ -79,7 +82,7 @@ impl Context {
         }
     }
 
-    /// Sends a frame that may be too long to be one. False if it is.
+    /// Sends a message that may be too long for a frame. False if it is too long.
     pub(in crate::proto) fn send_long(&mut self, peer: PeerId, body: &Body) -> bool {
         let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.conversation()?)));
         match way.map(|(codec, conversation)| codec.encode(conversation, body)) {
@@ -95,7 +98,7 @@ impl Context {
 }
 
 impl Peer {
-    /// The frame that tells it something once the bytes of a post are in place.
+    /// The frame that tells the peer something once the bytes of a post are in place.
     pub(in crate::proto) fn notice(&self, body: &Body) -> Option<Bytes> {
         self.codec.encode(self.contact.conversation().unwrap_or(ConversationId::NONE), body).ok()
     }

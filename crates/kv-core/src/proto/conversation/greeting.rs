@@ -1,10 +1,10 @@
-//! Meeting peers.
+//! How two workers meet: hello, welcome and refusal.
 //!
 //! ```text
-//! receiver's node                          sender's node
+//! receiver's worker                                  sender's worker
 //!   Hello{to, conversation, nonce} ──────────────▶   checks incarnation, versions, transport, geometry
-//!   repeated with backoff                    draws its own conversation
-//!                          ◀──────────────  Welcome{nonce, conversation, ask} | Refused{nonce, conversation, cause}
+//!   repeated with backoff                            draws a conversation id of its own
+//!                                  ◀──────────────   Welcome{nonce, conversation, ask} | Refused{nonce, conversation, cause}
 //! ```
 
 use super::contact::{Event, HelloSaid};
@@ -23,17 +23,18 @@ use crate::trace::{Dropped, KvWhat};
 use crate::transport::Origin;
 use crate::wire::{Body, Codec, ConversationId, Hello, Refused, Welcome};
 
-/// Most bytes of a transport's metadata, and how many more for each region.
+/// Most bytes of a transport's metadata, to which `METADATA_OF_REGION` is added for each region.
 const MAX_METADATA: usize = 64 << 10;
 const METADATA_OF_REGION: usize = 64;
 
 impl Context {
-    /// The peer with this incarnation; it is greeted if it is not known. `None` if there are too
-    /// many peers and all are busy.
+    /// The peer with this incarnation. A worker that is not known yet is greeted. `None` if there
+    /// are too many peers, and all of them are busy.
     pub(in crate::proto) fn meet(&mut self, introduction: Introduction) -> Option<PeerId> {
         let mut ways = each(introduction.transports.iter());
         if let Some(known) = ways.find_map(|way| self.peers.known(introduction.incarnation, way)) {
-            // An old hello that no session waited for is replaced, so that its age does not count as silence.
+            // An old hello for which no session waited is replaced, so that its age does not count
+            // as silence.
             if let Some(peer) = self.peers.get_mut(known) {
                 peer.contact.turn(Event::Wanted);
                 let waited_for = peer.contact.hello().is_some() && !peer.outgoing.waiting().is_empty();
@@ -53,8 +54,9 @@ impl Context {
         Some(id)
     }
 
-    /// The way to a peer that was never spoken with does not open: greets it by the next that both have. False
-    /// if there is none: a way that has been open stays the way of the conversation.
+    /// No way to the peer could be opened, and nothing was ever heard from the peer: greets it by
+    /// the next transport that both sides have. False if there is none. A way that has once been
+    /// open stays the way of the conversation.
     pub(in crate::proto) fn greet_by_next_way(&mut self, id: PeerId) -> bool {
         if !self.peers.reroute(id) {
             return false;
@@ -66,7 +68,7 @@ impl Context {
         true
     }
 
-    /// Makes room for one more peer and enters it.
+    /// Makes room for one more peer, and adds it.
     fn admit(&mut self, mut introduction: Introduction) -> Option<PeerId> {
         let transport = introduction.transports.pop_front()?;
         if self.peers.len() >= self.config.limits.max_peers {
@@ -83,10 +85,10 @@ impl Context {
         Some(id)
     }
 
-    /// Takes whoever says hello among the peers, if there is room.
+    /// Adds the sender of a hello to the peers, if there is room.
     fn admit_speaker(&mut self, from: Origin, hello: &Hello) -> Option<PeerId> {
         if self.peers.of_origin(from).count() >= self.config.limits.max_incarnations {
-            // Names and incarnations are the speaker's choice: the connection pays for them.
+            // The sender chooses names and incarnations: its connection has to make room for them.
             let idle = self.peers.of_origin(from).find(|(_, peer)| peer.is_idle()).map(|(id, _)| id);
             match idle {
                 Some(idle) => self.forget_peer(idle),
@@ -113,7 +115,7 @@ impl Context {
         Some(id)
     }
 
-    /// Says hello to a peer, for the first time or again.
+    /// Sends a hello to a peer, for the first time or again.
     pub(in crate::proto) fn say_hello(&mut self, id: PeerId) {
         let now = self.fx.now();
         let nonce = self.fx.draw();
@@ -140,7 +142,7 @@ impl Context {
         self.fx.arm(Timer::Peer(id), now + pause);
     }
 
-    /// A conversation with a peer that may have forgotten it: greets the peer anew.
+    /// Greets a peer anew that may have forgotten the conversation.
     pub(super) fn greet_again(&mut self, id: PeerId) {
         if let Some(peer) = self.peers.get_mut(id) {
             peer.contact.turn(Event::HelloOver);
@@ -156,7 +158,7 @@ impl Context {
         Some(if patient { Unanswered::Repeat } else { Unanswered::GiveUp { silent_for } })
     }
 
-    /// Stops repeating the hello; returns the sessions that waited for its answer.
+    /// Stops repeating the hello. Returns the sessions that waited for the answer.
     pub(in crate::proto) fn stop_greeting(&mut self, id: PeerId) -> Vec<crate::id::SessionId> {
         let Some(peer) = self.peers.get_mut(id) else { return Vec::new() };
         peer.contact.turn(Event::HelloOver);
@@ -168,10 +170,10 @@ impl Context {
 
     // ---- hellos of peers ------------------------------------------------------------------------
 
-    /// Takes a hello, up to the point at which sessions may have to end.
+    /// Handles a hello, up to the point at which sessions may have to end.
     pub(in crate::proto) fn hear_hello(&mut self, from: Origin, hello: &mut Hello) -> HelloHeard {
         if Codec::between(self.config.versions.get(), hello.versions).is_none() {
-            // Nobody here knows what another version means by it.
+            // Nobody here knows what another version means by this geometry.
             hello.geometry = None;
         }
         let transport = transport_of(hello);
@@ -186,8 +188,8 @@ impl Context {
             self.fx.drop_frame(known, Dropped::BadHello);
             return HelloHeard::Nothing;
         }
-        // Posts of a former conversation must be over before a new one begins: the welcome tells
-        // the peer that its old pages are quiet. It will ask again.
+        // Posts of a former conversation must have ended before a new one begins, because the
+        // welcome tells the peer that its old pages are quiet. The peer will ask again.
         if self.peers.has_lingering_posts(hello.incarnation, &transport) {
             return HelloHeard::Nothing;
         }
@@ -199,23 +201,24 @@ impl Context {
             return self.admit_speaker(from, hello).map_or(HelloHeard::Nothing, HelloHeard::Goes);
         };
         match self.peers.get(id).and_then(|peer| peer.contact.conversation()) {
-            // A late one of a former conversation.
+            // A late hello of a former conversation.
             Some(theirs) if hello.conversation.sequence() < theirs.sequence() => HelloHeard::Nothing,
             Some(theirs) if hello.conversation != theirs => HelloHeard::Forgotten(id),
             _ => HelloHeard::Goes(id),
         }
     }
 
-    /// True if a frame in a known peer's name comes on another connection while the peer's own works.
+    /// True if a frame in a known peer's name comes on another connection while the peer's own
+    /// connection works.
     fn is_impostor(&self, known: PeerId, from: Origin) -> bool {
         let Some(peer) = self.peers.get(known) else { return false };
         let silent = self.fx.now() - peer.last_heard >= self.forgetful();
         peer.origin.is_some_and(|origin| origin != from) && !(silent || peer.is_out_of_touch())
     }
 
-    /// Answers a hello that is meant for a former life of this worker. What this life has with the
-    /// peer, or will have, stays as it is: the number in the hello is that of another conversation,
-    /// and may be later than the one in which the peer means this life.
+    /// Answers a hello that is meant for another incarnation of this worker. The conversation of
+    /// this incarnation with the peer stays as it is: the id in the hello is for another
+    /// conversation, and may be later than the id by which the peer addresses this incarnation.
     fn refuse_stranger(&mut self, known: Option<PeerId>, from: Origin, hello: &Hello) {
         let Some(id) = known.or_else(|| self.admit_speaker(from, hello)) else { return };
         let (versions, cause) = (self.config.versions.get(), PeerCause::Unknown);
@@ -223,8 +226,9 @@ impl Context {
         self.say(id, Codec::MEETING, hello.conversation, &Body::Refused(refused));
     }
 
-    /// The peer has lost its side of the conversation, and its sessions have ended here: begins a new one. Frames
-    /// of the old one must not reach it. False while a post of the old one is in flight.
+    /// Begins a new conversation with a peer that has lost its side of the old one, after the
+    /// sessions here have ended. Frames of the old conversation must not reach the new one. False
+    /// while a post of the old conversation is in flight.
     pub(in crate::proto) fn begin_anew(&mut self, id: PeerId) -> bool {
         if self.peers.get(id).is_some_and(|peer| peer.posts > 0) {
             return false;
@@ -233,14 +237,14 @@ impl Context {
         self.peers.renumber(id, conversation);
         if let Some(peer) = self.peers.get_mut(id) {
             peer.incoming = Default::default();
-            // What the peer permitted was for the conversation that is over.
+            // The peer's permission was for the conversation that is over.
             peer.writes_out = Default::default();
             self.fx.output(Output::Permit { peer: id, until: Time::ZERO });
         }
         true
     }
 
-    /// Answers a hello. True if the peer can be spoken to.
+    /// Answers a hello. True if messages can be sent to the peer from now on.
     pub(in crate::proto) fn answer_hello(&mut self, id: PeerId, from: Origin, hello: &Hello) -> bool {
         let refusal = self.refusal(hello);
         let (now, versions, nonce) = (self.fx.now(), self.config.versions.get(), hello.nonce);
@@ -293,7 +297,8 @@ impl Context {
 
     // ---- answers to hellos of ours --------------------------------------------------------------
 
-    /// The peer has answered the hello with this nonce, which nobody else knows. `None` if it has not.
+    /// The peer whose hello with this nonce was answered. Only the peer knows the nonce. `None` if
+    /// no such hello is under way.
     fn answered(&mut self, from: Origin, id: PeerId, nonce: u64) -> Option<&mut Peer> {
         let now = self.fx.now();
         let peer = self.peers.get_mut(id)?;
@@ -347,7 +352,7 @@ impl Context {
     }
 }
 
-/// How to reach the speaker.
+/// The transport by which the sender of the hello can be reached.
 fn transport_of(hello: &Hello) -> TransportOffer {
     TransportOffer::new(&hello.transport, hello.metadata.clone())
 }

@@ -1,66 +1,66 @@
-//! What was heard, and what something that was heard of a peer, or not heard, means for the sessions with the peer.
+//! What a received frame, or a long silence, means for the sessions with a peer.
 
 use std::time::Duration;
 
 use crate::id::PeerId;
 use crate::wire::{Body, Hello};
 
-/// What a frame says, and who.
+/// The message of a frame, and its sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::proto) enum Heard {
-    /// Somebody greets, who need not be known.
+    /// A hello, from a worker that may be unknown.
     Hello(Hello),
-    /// A peer says something else in its conversation.
+    /// Another message of a peer, in its conversation.
     From(PeerId, Body),
 }
 
-/// What a hello means for the sessions with its peer.
+/// What a hello means for the sessions with its sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::proto) enum HelloHeard {
-    /// Nothing: it is dropped, or answered already.
+    /// Nothing: the hello is dropped, or is answered already.
     Nothing,
-    /// The conversation begins or goes on; the hello is to be answered.
+    /// The conversation begins or goes on, and the hello must be answered.
     Goes(PeerId),
-    /// The peer has lost its side of the conversation, and with it all sessions. They are to end here too, before
-    /// a new conversation begins.
+    /// The peer has lost its side of the conversation, and all sessions with it. The sessions must
+    /// end here, too, before a new conversation begins.
     Forgotten(PeerId),
 }
 
-/// What an answer to a hello of ours means for the sessions with its peer.
+/// What an answer to a hello of ours means for the sessions with the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::proto) enum AnswerHeard {
-    /// Nothing: it answers no hello of ours.
+    /// Nothing: the answer is not for a hello of ours.
     Nothing,
-    /// The peer can be spoken to: it is up, or refuses for good.
+    /// The peer answers from now on: it accepts this worker, or refuses it for good.
     Up {
-        /// It has forgotten the former conversation.
+        /// True if the peer has forgotten the former conversation.
         forgot: bool,
-        /// It refuses this worker for good.
+        /// True if the peer refuses this worker for good.
         refuses: bool,
     },
-    /// Another incarnation answers.
+    /// Another incarnation of the worker has answered.
     AnotherLife,
 }
 
-/// What is to be done about a hello that was not answered.
+/// What must be done about a hello that was not answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::proto) enum Unanswered {
-    /// Say it again.
+    /// Send the hello again.
     Repeat,
-    /// Nobody has answered for so long that who waits for it waits no more.
+    /// The sessions that wait for the answer must stop waiting: it has not come for too long.
     GiveUp {
-        /// How long it is since the first one.
+        /// The time since the first hello.
         silent_for: Duration,
     },
 }
 
-/// How a peer that something depends on stands.
+/// How long a peer has been silent on which something depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::proto) enum Silence {
-    /// It was heard a while ago.
+    /// The peer has been silent for a while.
     Short,
-    /// It is silent for so long that it is given up now.
+    /// The peer has been silent for so long that it is given up now.
     TooLong,
-    /// It was given up before.
+    /// The peer was given up before.
     GivenUp,
 }

@@ -1,5 +1,5 @@
-//! The attempts of one peer at this worker: those that are not over, and what became of the last ones
-//! that are.
+//! The attempts of one peer at this worker: the attempts that are not over, and the results of the
+//! last ones that are over.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,12 +11,13 @@ use crate::proto::conversation::Registration;
 use crate::proto::run_set::RunSet;
 use crate::time::Time;
 
-/// Most results that are kept for a peer: an honest one takes note of each within a round trip.
+/// Most results that are kept for a peer. A correct peer takes note of each result within a round
+/// trip.
 const MAX_RESULTS: usize = 1024;
 /// Most gaps among the attempts that are over.
 const MAX_GAPS: usize = 1 << 14;
 
-/// An attempt of the peer at this node.
+/// An attempt of the peer at this worker.
 ///
 /// | from | to | when |
 /// |---|---|---|
@@ -29,48 +30,49 @@ const MAX_GAPS: usize = 1 << 14;
 /// | `Served`, `Failed` | – (closed) | the result is the oldest of more than 1024 |
 #[derive(Debug, Clone)]
 pub(in crate::proto) enum Incoming {
-    /// No sender yet.
+    /// A registration that has met no sender yet.
     Waiting(Box<Registration>),
-    /// Served by this session, as the target at this position.
+    /// Written by this session, to the target at this position.
     Active(SessionId, usize),
-    /// It reads this session's pages, as the target at this position.
+    /// The peer reads this session's pages, as the target at this position.
     Reading {
-        /// The session.
+        /// The sending session whose pages are read.
         session: SessionId,
-        /// The position.
+        /// The position among the session's targets.
         target: usize,
-        /// The end of this reader's lease: the session's at the last lease, extended by heartbeats since then.
+        /// The end of this reader's lease: the session's own end when the lease was last told,
+        /// extended by heartbeats since then.
         until: Time,
-        /// What a heartbeat brings; `None` before the lease, for a fixed lease, and after the session
-        /// has failed.
+        /// By how much a heartbeat extends the lease; `None` before the lease, for a fixed lease,
+        /// and after the session has failed.
         extension: Option<std::time::Duration>,
-        /// The pages are as they were granted.
+        /// True while the pages are as they were granted.
         intact: bool,
     },
-    /// Completely written; kept for a receiver that missed the notice.
+    /// Completely written. Kept for a receiver that missed the message.
     Served {
-        /// How many parts it had.
+        /// How many parts the attempt had.
         total: u32,
-        /// Its groups that were left out.
+        /// The groups of the attempt that were left out.
         skipped: Vec<u16>,
     },
-    /// Failed, and no write in flight; kept for a receiver that missed the notice.
+    /// Failed, and no write is in flight. Kept for a receiver that missed the message.
     Failed {
-        /// Why.
+        /// The cause, as the peer is told it.
         cause: PeerCause,
     },
 }
 
-/// All attempts of one peer. What is kept is bounded however many it names.
+/// All attempts of one peer. What is kept is bounded, however many attempts the peer names.
 #[derive(Debug, Clone)]
 pub(in crate::proto) struct Attempts {
-    /// All below are over.
+    /// All attempts below this number are over.
     low_watermark: Attempt,
-    /// Those from the low watermark on that are over, and forgotten.
+    /// Attempts from the low watermark on that are over and forgotten.
     closed: RunSet,
-    /// Those that are not over and do not read.
+    /// Attempts that are not over and do not read.
     live: BTreeMap<Attempt, Incoming>,
-    /// Those that read: a heartbeat walks along them, whatever else there is between them.
+    /// Attempts that read. They have a map of their own, because heartbeats walk along them.
     reading: BTreeMap<Attempt, Incoming>,
     results: BTreeMap<Attempt, Incoming>,
 }
@@ -92,13 +94,13 @@ impl Attempts {
         self.low_watermark
     }
 
-    /// True if the attempt is over and forgotten: nothing that the peer says about it counts any more.
+    /// True if the attempt is over and forgotten: messages about it are ignored.
     pub(in crate::proto) fn is_closed(&self, attempt: Attempt) -> bool {
         attempt < self.low_watermark || self.closed.contains(attempt.0)
     }
 
-    /// True if a new attempt with this number may be noted: numbers stay within a window of the low watermark,
-    /// and leave few gaps.
+    /// True if a new attempt with this number may be noted. Numbers must stay within a window above
+    /// the low watermark, and leave few gaps.
     pub(in crate::proto) fn has_room(&self, attempt: Attempt, window: u64) -> bool {
         attempt >= self.low_watermark
             && attempt.0 - self.low_watermark.0 < window
@@ -110,12 +112,12 @@ impl Attempts {
         self.live.get(&attempt).or_else(|| self.reading.get(&attempt)).or_else(over)
     }
 
-    /// One that is not over.
+    /// The attempt, if it is not over.
     pub(in crate::proto) fn get_mut(&mut self, attempt: Attempt) -> Option<&mut Incoming> {
         self.live.get_mut(&attempt).or_else(|| self.reading.get_mut(&attempt))
     }
 
-    /// Sets what the attempt is.
+    /// Sets the state of the attempt.
     pub(in crate::proto) fn insert(&mut self, attempt: Attempt, incoming: Incoming) {
         self.remove(attempt);
         match &incoming {
@@ -147,15 +149,15 @@ impl Attempts {
         }
     }
 
-    /// Raises the low watermark. What is below it is still there, until it is taken.
+    /// Raises the low watermark. Attempts below it are kept until they are taken.
     pub(in crate::proto) fn raise_low_watermark(&mut self, low_watermark: Attempt) {
         self.low_watermark = low_watermark;
         self.closed.forget_below(low_watermark.0);
-        // Results are of no use to anybody any more.
+        // Results below the low watermark are of no use any more.
         self.results = self.results.split_off(&low_watermark);
     }
 
-    /// An attempt in this range that is not over.
+    /// The first attempt in this range that is not over.
     pub(in crate::proto) fn first_live(&self, range: Range<Attempt>) -> Option<Attempt> {
         if range.start >= range.end {
             return None;
@@ -177,12 +179,12 @@ impl Attempts {
         }
     }
 
-    /// Those that are not over: first those that do not read.
+    /// The attempts that are not over: first those that do not read, then those that read.
     pub(in crate::proto) fn live(&self) -> impl Iterator<Item = (Attempt, &Incoming)> {
         each(self.live.iter().chain(&self.reading)).map(|(&attempt, incoming)| (attempt, incoming))
     }
 
-    /// Those that read, in this range.
+    /// The attempts in this range that read.
     pub(in crate::proto) fn reading_mut(
         &mut self,
         range: Range<Attempt>,
@@ -191,7 +193,7 @@ impl Attempts {
         each(self.reading.range_mut(range)).map(|(&attempt, incoming)| (attempt, incoming))
     }
 
-    /// How many are not over.
+    /// How many attempts are not over.
     pub(in crate::proto) fn live_len(&self) -> usize {
         self.live.len() + self.reading.len()
     }

@@ -1,4 +1,5 @@
-//! What the caches of this worker and of one peer make of each other: worked out once, when they meet.
+//! Which bytes of this worker's cache correspond to which bytes of one peer's cache, computed once
+//! when the two meet.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +9,10 @@ use crate::layout::{Geometry, Layout, receivers_of};
 use crate::meter::each;
 use crate::plan::{RegionMap, Side};
 
-/// Most layer ranges whose maps are kept for one peer.
+/// Most ranges of layers for which maps are kept for one peer.
 const MAX_LAYER_MAPS: usize = 512;
 
-/// The peer's geometry, and what follows from it and this worker's.
+/// The peer's geometry, with everything that is computed from it and from this worker's geometry.
 #[derive(Debug, Clone)]
 pub(in crate::proto) struct Maps {
     geometry: Geometry,
@@ -20,11 +21,11 @@ pub(in crate::proto) struct Maps {
     group_items: Box<[u32]>,
     mismatch: Option<Mismatch>,
     out: Option<RegionMap>,
-    /// The same for some layers, as announcements have named them: made when first needed.
+    /// The map `out` for some layers, as announcements have named them: made when first needed.
     out_layers: BTreeMap<(u32, u32), RegionMap>,
     inward: Option<RegionMap>,
     ranks_served: u32,
-    /// Nothing is known of the peer's cache.
+    /// True if the peer's cache could not be understood.
     unknown: bool,
 }
 
@@ -47,7 +48,7 @@ impl Maps {
         }
     }
 
-    /// Of a peer whose cache nobody here understands: nothing fits, and little is kept.
+    /// The maps for a peer whose cache cannot be understood here: nothing fits, and little is kept.
     fn unknown(here: &Geometry) -> Maps {
         let (parallel, layout) = (here.parallel, Layout::default());
         let (dtype, model, regions) = (String::new(), String::new(), Vec::new());
@@ -75,7 +76,7 @@ impl Maps {
         }
     }
 
-    /// True if nothing is known of the peer's cache.
+    /// True if the peer's cache could not be understood.
     pub(in crate::proto) fn is_unknown(&self) -> bool {
         self.unknown
     }
@@ -95,7 +96,7 @@ impl Maps {
         &self.group_items
     }
 
-    /// Why the peer's cache does not fit this worker's.
+    /// Why the peer's cache does not fit this worker's; `None` if it fits.
     pub(in crate::proto) fn mismatch(&self) -> Option<&Mismatch> {
         self.mismatch.as_ref()
     }
@@ -105,12 +106,13 @@ impl Maps {
         self.ranks_served
     }
 
-    /// What this worker sends to the peer; `None` if the caches do not fit.
+    /// The bytes that this worker sends to the peer; `None` if the caches do not fit.
     pub(in crate::proto) fn out(&self) -> Option<&RegionMap> {
         self.out.as_ref()
     }
 
-    /// What this worker, whose geometry is `here`, sends to the peer of some layers, or of all.
+    /// The bytes of these layers (`None` for all) that this worker, with the geometry `here`, sends
+    /// to the peer.
     pub(in crate::proto) fn out_of_layers(
         &mut self,
         here: &Geometry,
@@ -118,7 +120,7 @@ impl Maps {
     ) -> Option<&RegionMap> {
         let all = self.out.as_ref()?;
         let Some(layers) = layers else { return Some(all) };
-        // Servers cut the layers of all requests alike.
+        // Servers usually cut the layers of all requests in the same places.
         if self.out_layers.len() >= MAX_LAYER_MAPS && !self.out_layers.contains_key(&layers) {
             self.out_layers.clear();
         }
@@ -126,13 +128,13 @@ impl Maps {
         Some(self.out_layers.entry(layers).or_insert_with(make))
     }
 
-    /// What the peer sends to this worker; `None` if the caches do not fit.
+    /// The bytes that the peer sends to this worker; `None` if the caches do not fit.
     pub(in crate::proto) fn inward(&self) -> Option<&RegionMap> {
         self.inward.as_ref()
     }
 }
 
-/// How many items every region of each cache group has; none if there is no such region.
+/// How many items every region of each cache group has; 0 if there is no such region.
 fn group_items(geometry: &Geometry) -> Box<[u32]> {
     let mut items = vec![None; geometry.layout.groups.len().max(1)];
     for region in each(&geometry.regions).filter(|region| region.role == RegionRole::State) {

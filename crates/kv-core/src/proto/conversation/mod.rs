@@ -1,5 +1,5 @@
-//! Conversations with peers: who is there, since when nothing was heard, what each side has under way with the
-//! other.
+//! Conversations with peers: which peers there are, how long each has been silent, and what each
+//! side has under way with the other.
 //!
 //! | file | what it is about |
 //! |---|---|
@@ -14,9 +14,10 @@
 //! | `incoming.rs`, `registration.rs` | attempts of a peer: this worker serves |
 //! | `write_rights.rs` | until when either side may write: what is known of it; `permitting.rs` asks and answers |
 //! | `numbers.rs` | the one rule by which granted time is counted |
-//! | `maps.rs` | what the caches of both make of each other |
+//! | `maps.rs` | which bytes of the two caches correspond |
 //!
-//! What follows for sessions is not decided here: the machine asks, and tells the sessions.
+//! This directory does not decide what follows for sessions: the machine asks, and tells the
+//! sessions.
 
 mod contact;
 mod edge;
@@ -57,54 +58,56 @@ pub(super) use registration::Registration;
 pub(super) use said::{Asks, Extended, MAX_ASKED, MAX_ASKING};
 pub(super) use write_rights::{WritesIn, WritesOut};
 
-/// One incarnation of a remote worker.
+/// A peer: one incarnation of a remote worker.
 ///
-/// The conversation has a number on each side (`ours`, and the one in `contact`). Under it, two independent halves:
-/// *outgoing* attempts, in which this node receives and the peer serves, and *incoming* ones, in
-/// which the peer receives and this node serves.
+/// The conversation has an id on each side: `ours`, and the id in `contact`. In a conversation
+/// there are two independent halves: *outgoing* attempts, in which this worker receives and the
+/// peer sends, and *incoming* attempts, in which the peer receives and this worker sends.
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
     worker: WorkerId,
     incarnation: Incarnation,
-    /// How to reach its memory: with the incarnation, what tells it from all others. One transport for the
-    /// whole conversation.
+    /// The transport by which the peer is reached, one for the whole conversation. Together with
+    /// the incarnation, it tells the peer from all others.
     transport: TransportOffer,
-    /// Others that both have, for as long as none has led to it.
+    /// Further transports that both sides have; empty once a transport has led to the peer.
     others: VecDeque<TransportOffer>,
     maps: Maps,
-    /// What the way to it is good for.
+    /// The directions that the transport recommends for the peer.
     directions: Directions,
-    /// How the conversation with it stands.
+    /// The state of the conversation.
     contact: Contact,
-    /// The transport connection that its frames come on, once it is proven that they do.
+    /// The connection on which the peer's frames come, once that is proven.
     origin: Option<Origin>,
-    /// How it is spoken to: in no version before it has said which it speaks.
+    /// Encodes and decodes the peer's messages. It has no version before the peer has told its
+    /// versions.
     codec: Codec,
-    /// The number that the peer must put into its frames.
+    /// The id that the peer must put into its frames.
     ours: ConversationId,
-    /// Its engine adds a suffix to the ids of requests.
+    /// True if the peer's engine appends a suffix to the ids of requests.
     suffixed: bool,
     last_heard: Time,
-    /// Posts to or from it that have not ended.
+    /// How many posts to or from the peer have not ended.
     posts: u32,
     outgoing: Outgoing,
     incoming: Attempts,
-    /// Numbers of what it was asked: heartbeats, acquire messages, and a welcome's question.
+    /// The numbers of heartbeats, acquire messages and welcomes that the peer may still answer.
     numbers: Numbers,
-    /// What it lets this worker write into its memory.
+    /// What the peer lets this worker write into its memory.
     writes_out: WritesOut,
-    /// What it may write into this worker's.
+    /// What this worker lets the peer write into its memory.
     writes_in: WritesIn,
 }
 
-/// What is needed to meet a peer.
+/// What must be known of a worker to meet it as a peer.
 #[derive(Debug, Clone)]
 pub(super) struct Introduction {
     pub(super) worker: WorkerId,
     pub(super) incarnation: Incarnation,
-    /// `None` for a cache that a version has described which is not spoken here: such a peer is refused.
+    /// The geometry; `None` if a version of the wire has described it that is not spoken here. Such
+    /// a peer is refused.
     pub(super) geometry: Option<Geometry>,
-    /// How to reach it, the preferred way first; at least one.
+    /// The transports by which the worker can be reached, the preferred one first; at least one.
     pub(super) transports: VecDeque<TransportOffer>,
 }
 
@@ -149,7 +152,7 @@ impl Peer {
         self.incarnation
     }
 
-    /// What its cache and this worker's make of each other.
+    /// Which bytes of the peer's cache and of this worker's cache correspond.
     pub(super) fn maps(&self) -> &Maps {
         &self.maps
     }
@@ -158,67 +161,67 @@ impl Peer {
         &mut self.maps
     }
 
-    /// What the way to it is good for.
+    /// The directions that the transport recommends for the peer.
     pub(super) fn directions(&self) -> Directions {
         self.directions
     }
 
-    /// The transport connection that its frames come on, once it is proven that they do.
+    /// The connection on which the peer's frames come, once that is proven.
     pub(super) fn origin(&self) -> Option<Origin> {
         self.origin
     }
 
-    /// True if its engine adds a suffix to the ids of requests.
+    /// True if the peer's engine appends a suffix to the ids of requests.
     pub(super) fn suffixes_requests(&self) -> bool {
         self.suffixed
     }
 
-    /// The number of the conversation that the peer puts into its frames.
+    /// The id that the peer puts into its frames.
     pub(super) fn conversation(&self) -> ConversationId {
         self.ours
     }
 
     // ---- how it is ------------------------------------------------------------------------------
 
-    /// True if it has been met and answers.
+    /// True if the two sides have met and the peer answers.
     pub(super) fn is_up(&self) -> bool {
         self.contact.is_good() && !self.writes_in.is_revoking()
     }
 
-    /// True if this side's way to it is lost, and is being opened again.
+    /// True if this side's way to the peer is lost, and is being opened again.
     pub(super) fn is_lost(&self) -> bool {
         self.contact.is_lost()
     }
 
-    /// True if the way to it is lost, or it was silent for so long that it was given up.
+    /// True if the way to the peer is lost, or if the peer was given up after a long silence.
     pub(super) fn is_out_of_touch(&self) -> bool {
         self.contact.is_out_of_touch()
     }
 
-    /// True if it was told that its cache does not fit.
+    /// True if the peer was told that its cache does not fit.
     pub(super) fn is_refused(&self) -> bool {
         self.contact.is_refused()
     }
 
-    /// Why it refuses this worker, if it does.
+    /// Why the peer refuses this worker; `None` if it does not.
     pub(super) fn refuses(&self) -> Option<&Cause> {
         self.contact.refuses()
     }
 
-    /// True if nothing here depends on it.
+    /// True if nothing on this worker depends on the peer.
     pub(super) fn is_idle(&self) -> bool {
         !self.outgoing.is_needed() && self.posts == 0 && !self.serves()
     }
 
-    /// True if an attempt of its matters here. Results kept for a peer that does not answer any more
-    /// do not.
+    /// True if an attempt of the peer matters here. Results that are kept for a peer that does not
+    /// answer any more do not matter.
     fn serves(&self) -> bool {
         self.incoming.live_len() > 0 || self.incoming.results_len() > 0 && !self.contact.is_given_up()
     }
 
     // ---- what is under way with it --------------------------------------------------------------
 
-    /// Attempts at it.
+    /// The attempts of this worker at the peer.
     pub(super) fn outgoing(&self) -> &Outgoing {
         &self.outgoing
     }
@@ -227,7 +230,7 @@ impl Peer {
         &mut self.outgoing
     }
 
-    /// Its attempts at this worker.
+    /// The attempts of the peer at this worker.
     pub(super) fn incoming(&self) -> &Attempts {
         &self.incoming
     }
@@ -236,33 +239,34 @@ impl Peer {
         &mut self.incoming
     }
 
-    /// The number of a question that it is asked now.
+    /// The number for a question that is sent to the peer now.
     pub(super) fn number(&mut self, now: Time) -> u64 {
         self.numbers.number(now)
     }
 
-    /// Until when its answer to the question with this number grants so many milliseconds; `None` if it was not
-    /// asked, or long ago.
+    /// Until when the peer's answer to the question with this number grants `millis` milliseconds;
+    /// `None` if no such question was sent, or too long ago.
     pub(super) fn granted_until(&self, number: u64, millis: u64) -> Option<Time> {
         self.numbers.granted_until(number, millis)
     }
 
-    /// How many questions may still be answered.
+    /// How many questions the peer may still answer.
     pub(super) fn numbers_len(&self) -> usize {
         self.numbers.len()
     }
 
-    /// What it lets this worker write.
+    /// What the peer lets this worker write into its memory.
     pub(super) fn writes_out(&self) -> &WritesOut {
         &self.writes_out
     }
 
-    /// What this worker lets it write.
+    /// What this worker lets the peer write into its memory.
     pub(super) fn writes_in(&self) -> &WritesIn {
         &self.writes_in
     }
 
-    /// Ends an attempt at it that has failed. The abort is to be said until it is acknowledged.
+    /// Ends an attempt of a session that has failed. The abort is repeated until the peer
+    /// acknowledges it.
     pub(super) fn abort(
         &mut self,
         attempt: Attempt,
@@ -277,8 +281,8 @@ impl Peer {
         abort
     }
 
-    /// Aborts a room at it once it answers. Nothing, if it is not being greeted any more, or the request is
-    /// another sender's.
+    /// Aborts a room at the peer once the peer answers. Does nothing if this worker does not greet
+    /// the peer any more, or if the request is for another sender.
     pub(super) fn abort_when_met(&mut self, room: &Room, lease_refs: &[LeaseRef], cause: &PeerCause) {
         let lease_id = of_life(lease_refs, self.incarnation).map(|lease| lease.lease_id);
         if self.contact.hello().is_some() && (lease_refs.is_empty() || lease_id.is_some()) {
@@ -288,7 +292,7 @@ impl Peer {
     }
 }
 
-/// The one of these that names a session of a worker in this life.
+/// The reference, among these, to a session of this incarnation.
 pub(super) fn of_life(lease_refs: &[LeaseRef], life: Incarnation) -> Option<&LeaseRef> {
     each(lease_refs).find(|lease| lease.incarnation == life)
 }

@@ -1,9 +1,11 @@
-//! Time that a peer has granted: the one rule by which leases of pages and permissions to write are counted.
+//! Time that a peer has granted: the one rule by which leases of pages and permissions to write are
+//! counted.
 //!
-//! Whoever asks counts from the moment at which it *asked*, whoever grants from the moment at which it
-//! *answered*. So the asker's end is never after the granter's, if the rates of the two clocks differ by less
-//! than a thirty-second part, which the asker subtracts. Every question has a number, and its answer repeats
-//! that number: an answer to a question that was never asked, or a minute ago, grants nothing.
+//! The side that asks counts from the moment at which it *asked*; the side that grants counts from
+//! the moment at which it *answered*. So the asking side's end is never after the granting side's
+//! end, if the rates of the two clocks differ by less than a thirty-second part, which the asking
+//! side subtracts. Every question has a number, which its answer repeats. An answer to a question
+//! that was never asked, or was asked more than a minute ago, grants nothing.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,44 +13,44 @@ use std::time::Duration;
 use crate::meter::step;
 use crate::time::Time;
 
-/// Until when something is granted by an answer of `millis` milliseconds to a question that was asked at
-/// `asked_at`, by this side's clock.
+/// Until when an answer of `millis` milliseconds grants something, by this side's clock, if the
+/// question was asked at `asked_at`.
 pub(in crate::proto) fn granted_until(asked_at: Time, millis: u64) -> Time {
     let granted = Duration::from_millis(millis);
     asked_at + (granted - granted / 32)
 }
 
-/// How long is granted from `now` until `until`, as a peer is told it: whole milliseconds, never longer.
+/// The granted duration as a peer is told it: in whole milliseconds, rounded down.
 pub(in crate::proto) fn millis(granted: Duration) -> u64 {
     u64::try_from(granted.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Numbers of what was sent to a peer, each with its time: an answer repeats the number.
+/// The numbers of the questions that were sent to a peer, each with the time of sending.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Numbers {
-    /// The last one; they count from 1.
+    /// The last number that was drawn. Numbers count from 1.
     last: u64,
-    /// The latest ones, oldest first.
+    /// The last numbers with their times, oldest first.
     sent: VecDeque<(u64, Time)>,
 }
 
 impl Numbers {
-    /// Numbers above this one.
+    /// Numbers that begin after `last`.
     pub(super) fn above(last: u64) -> Numbers {
         Numbers { last, ..Numbers::default() }
     }
 
-    /// The last number.
+    /// The last number that was drawn; 0 if none was.
     pub(super) fn last(&self) -> u64 {
         self.last
     }
 
-    /// An answer that takes longer than this is worth nothing.
+    /// An answer that takes longer than this grants nothing.
     const REMEMBERED: Duration = Duration::from_secs(60);
-    /// Most numbers remembered: a thousand in a second, for as long.
+    /// Most numbers that are remembered: a thousand in a second, for `REMEMBERED`.
     const MOST: usize = 60_000;
 
-    /// The number for what is sent now. What is sent at one moment shares a number.
+    /// The number for a question that is sent now. Questions of one moment share a number.
     pub(in crate::proto) fn number(&mut self, now: Time) -> u64 {
         if let Some(&(number, _)) = self.sent.back().filter(|&&(_, at)| at == now) {
             return number;
@@ -63,13 +65,13 @@ impl Numbers {
         self.last
     }
 
-    /// How many are remembered.
+    /// How many numbers are remembered.
     pub(in crate::proto) fn len(&self) -> usize {
         self.sent.len()
     }
 
-    /// Until when an answer to this number grants so many milliseconds; `None` if nothing with this number was
-    /// sent, or long ago.
+    /// Until when an answer to this number grants `millis` milliseconds; `None` if no question with
+    /// this number was sent, or too long ago.
     pub(in crate::proto) fn granted_until(&self, number: u64, millis: u64) -> Option<Time> {
         let at = self.sent.binary_search_by_key(&number, |&(number, _)| number).ok()?;
         self.sent.get(at).map(|&(_, asked_at)| granted_until(asked_at, millis))

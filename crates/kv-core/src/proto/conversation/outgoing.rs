@@ -1,14 +1,14 @@
-//! Attempts at one peer: it serves, and this worker receives.
+//! The attempts of this worker at one peer: the peer sends, and this worker receives.
 //!
 //! | an attempt is | from | when |
 //! |---|---|---|
 //! | open | – | the session registers, or asks for a lease |
 //! | closing | open | the session failed: the peer is told to stop |
-//! | ended | open | everything was read: the peer is told until it acknowledges that |
-//! | ended | open, closing | the session that reads failed: likewise |
-//! | ended | – | the session failed before the peer answered the hello: likewise |
-//! | over | open | everything is in place, or the peer said that it failed and is quiet |
-//! | over | closing, ended | the peer acknowledged it, forgot the conversation, or is proven to write no more |
+//! | ended | open | everything was read: the peer is told until it acknowledges |
+//! | ended | open, closing | the session that reads failed: the peer is told until it acknowledges |
+//! | ended | – | the session failed before the peer answered the hello: the peer is told until it acknowledges |
+//! | over | open | everything is in place, or the peer said that the attempt failed and is quiet |
+//! | over | closing, ended | the peer acknowledged the end, forgot the conversation, or is proven to write no more |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::meter::each;
 use crate::proto::run_set::{self, MAX_RUNS};
 use crate::wire::Abort;
 
-/// Most ended attempts at which one more may be noted for a peer that has not answered yet.
+/// While a peer has not answered yet: most ended attempts at which one more may be noted.
 const MAX_ENDED: usize = 4096;
 /// Most aborts that are repeated at once.
 const MAX_ABORTS: usize = 256;
@@ -27,21 +27,22 @@ const MAX_ABORTS: usize = 256;
 /// All attempts at one peer.
 #[derive(Debug, Clone)]
 pub(in crate::proto) struct Outgoing {
-    /// They are numbered from 1.
+    /// The number of the next attempt, from 1.
     next: u64,
-    /// Open and closing ones → session, and position among the session's sources.
+    /// Open and closing attempts, each with its session and the position among the session's
+    /// sources.
     open: BTreeMap<Attempt, (SessionId, usize)>,
     closing: BTreeSet<Attempt>,
     ended: BTreeMap<Attempt, Ended>,
     /// Receivers that need the peer and have no attempt at it yet.
     waiting: BTreeSet<SessionId>,
-    /// The shortest interval that a live lease asks for.
+    /// The shortest heartbeat interval of a live lease.
     interval: Option<Duration>,
-    /// Where the next questions about quiet attempts begin.
+    /// The attempt from which the next questions about quiet attempts begin.
     asking: Attempt,
 }
 
-/// How an attempt ended here.
+/// Why an attempt has ended here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Ended {
     /// Everything was read.
@@ -57,7 +58,7 @@ impl Default for Outgoing {
 }
 
 impl Outgoing {
-    /// Attempts with this number and the next ones.
+    /// No attempts yet; the next one gets this number.
     pub(super) fn from(next: u64) -> Outgoing {
         Outgoing {
             next,
@@ -90,13 +91,13 @@ impl Outgoing {
         &self.waiting
     }
 
-    /// The sessions that depend on the peer; one that has several attempts is named for each.
+    /// The sessions that depend on the peer. A session with several attempts is named for each.
     pub(in crate::proto) fn sessions(&self) -> Vec<SessionId> {
         let open = each(self.open.values()).map(|&(session, _)| session);
         open.chain(self.waiting.iter().copied()).collect()
     }
 
-    /// True if an answer of the peer's is needed.
+    /// True if this worker needs an answer of the peer.
     pub(super) fn is_needed(&self) -> bool {
         !(self.open.is_empty() && self.ended.is_empty() && self.waiting.is_empty())
     }
@@ -117,7 +118,8 @@ impl Outgoing {
         attempt
     }
 
-    /// The session has failed: the peer may write until it has said that it stopped, or is known to have.
+    /// The session has failed. The peer may write until it has said that it stopped, or is known to
+    /// have stopped.
     pub(in crate::proto) fn close(&mut self, attempt: Attempt) {
         self.closing.insert(attempt);
     }
@@ -127,26 +129,26 @@ impl Outgoing {
         !self.closing.is_empty()
     }
 
-    /// An attempt is over.
+    /// The attempt is over, and is forgotten.
     pub(in crate::proto) fn end(&mut self, attempt: Attempt) {
         self.open.remove(&attempt);
         self.closing.remove(&attempt);
     }
 
-    /// Everything was read: the peer is told until it acknowledges that.
+    /// Everything was read. The peer is told until it acknowledges.
     pub(super) fn end_read(&mut self, attempt: Attempt) {
         self.end(attempt);
         self.ended.insert(attempt, Ended::Read);
     }
 
-    /// A reading session has failed: the peer is told until it acknowledges that.
+    /// A reading session has failed. The peer is told until it acknowledges.
     pub(super) fn end_aborted(&mut self, abort: Abort) {
         self.end(abort.attempt);
         self.ended.insert(abort.attempt, Ended::Aborted(abort));
     }
 
-    /// A session has failed before the peer answered: a sender there should not wait in vain. Nothing, if
-    /// too many are noted already.
+    /// A session has failed before the peer answered: a sender there should not wait in vain. Does
+    /// nothing if too many such ends are noted already.
     pub(super) fn abort_unopened(&mut self, abort: impl FnOnce(Attempt) -> Abort) {
         if self.ended.len() < MAX_ENDED {
             let attempt = self.draw();
@@ -154,7 +156,7 @@ impl Outgoing {
         }
     }
 
-    /// The peer has acknowledged the end of these.
+    /// The peer has acknowledged the end of these attempts.
     pub(in crate::proto) fn acknowledged(&mut self, attempts: Range<Attempt>) {
         let over: Vec<Attempt> = each(self.ended.range(attempts)).map(|(&attempt, _)| attempt).collect();
         for attempt in over {
@@ -162,29 +164,30 @@ impl Outgoing {
         }
     }
 
-    /// The peer does not know any of them: whoever would be told of ends is gone.
+    /// The peer does not know any of the attempts: there is nobody to tell of their ends.
     pub(super) fn forget_ended(&mut self) {
         self.ended.clear();
     }
 
-    /// The peer has forgotten all of them: what is open begins anew.
+    /// The peer has forgotten all attempts. Returns the open ones, which begin anew.
     pub(in crate::proto) fn take_open(&mut self) -> BTreeMap<Attempt, (SessionId, usize)> {
         self.ended.clear();
         self.closing.clear();
         std::mem::take(&mut self.open)
     }
 
-    /// True if any is open or closing.
+    /// True if an attempt is open or closing.
     pub(super) fn has_open(&self) -> bool {
         !self.open.is_empty()
     }
 
-    /// Whose attempt it is, while it is open or closing.
+    /// The session of the attempt, and the position of its source; `None` unless the attempt is
+    /// open or closing.
     pub(in crate::proto) fn of(&self, attempt: Attempt) -> Option<(SessionId, usize)> {
         self.open.get(&attempt).copied()
     }
 
-    /// The open and closing ones, with their sessions and positions.
+    /// The open and closing attempts in this range, with their sessions and positions.
     pub(in crate::proto) fn iter(
         &self,
         range: Range<Attempt>,
@@ -192,17 +195,18 @@ impl Outgoing {
         each(self.open.range(range)).map(|(&attempt, &(session, source))| (attempt, session, source))
     }
 
-    /// The same of all.
+    /// All open and closing attempts, with their sessions and positions.
     pub(in crate::proto) fn all(&self) -> impl Iterator<Item = (Attempt, SessionId, usize)> {
         self.iter(Attempt(0)..Attempt(u64::MAX))
     }
 
-    /// The same, first those about which it is the turn to ask.
+    /// All open and closing attempts, beginning with those about which it is the turn to ask.
     pub(in crate::proto) fn in_turn(&self) -> impl Iterator<Item = (Attempt, SessionId, usize)> {
         self.iter(self.asking..Attempt(u64::MAX)).chain(self.iter(Attempt(0)..self.asking))
     }
 
-    /// The peer is asked about others up to this one: those behind it come first the next time.
+    /// The peer was asked about attempts up to this one. The attempts after it come first the next
+    /// time.
     pub(in crate::proto) fn asked(&mut self, last: Attempt) {
         self.asking = Attempt(last.0.saturating_add(1));
     }
@@ -212,14 +216,14 @@ impl Outgoing {
         attempt.0 < self.next
     }
 
-    /// All below are over.
+    /// All attempts below this number are over.
     pub(in crate::proto) fn low_watermark(&self) -> Attempt {
         let open = self.open.first_key_value().map(|(&attempt, _)| attempt);
         let ended = self.ended.first_key_value().map(|(&attempt, _)| attempt);
         open.into_iter().chain(ended).min().unwrap_or(Attempt(self.next))
     }
 
-    /// How many are over here, and not acknowledged as such.
+    /// How many attempts are over here without an acknowledgement of the peer.
     pub(in crate::proto) fn ended_len(&self) -> usize {
         self.ended.len()
     }
@@ -246,7 +250,7 @@ impl Outgoing {
 
     // ---- heartbeats -----------------------------------------------------------------------------
 
-    /// Takes note of an interval. True if heartbeats must come more often than before.
+    /// Notes the interval of a lease. True if heartbeats must come more often than before.
     pub(super) fn quicken(&mut self, interval: Duration) -> bool {
         if self.interval.is_some_and(|before| before <= interval) {
             return false;
@@ -255,12 +259,12 @@ impl Outgoing {
         true
     }
 
-    /// Heartbeats are said now: the interval is to be found anew.
+    /// Heartbeats are sent now. The shortest interval is computed anew from here on.
     pub(in crate::proto) fn last_numbered(&mut self) {
         self.interval = None;
     }
 
-    /// True if there is nothing to keep alive any more, and there was.
+    /// True if no lease is left to keep alive, and there was one.
     pub(super) fn falls_silent(&mut self) -> bool {
         self.open.is_empty() && self.interval.take().is_some()
     }

@@ -1,4 +1,4 @@
-//! All peers of a worker, by every name that they have.
+//! All peers of a worker, by id, by conversation, and by identity.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,26 +14,29 @@ use crate::time::Time;
 use crate::transport::Origin;
 use crate::wire::ConversationId;
 
-/// All peers, by every name they have.
+/// All peers, by id, by conversation, and by identity.
 #[derive(Debug, Clone, Default)]
 pub(in crate::proto) struct Peers {
     peers: BTreeMap<PeerId, Peer>,
     by_conversation: BTreeMap<ConversationId, PeerId>,
-    /// An incarnation is a number that its worker has chosen; only with its transport it is a worker's.
+    /// An incarnation is a number that a worker chooses. Only together with the transport it names
+    /// one worker.
     by_identity: BTreeMap<(Incarnation, TransportOffer), PeerId>,
-    /// Gone, but with posts that have not ended.
+    /// Peers that were removed, with posts that have not ended.
     gone: BTreeMap<PeerId, ((Incarnation, TransportOffer), u32)>,
     next: u64,
     conversations_drawn: u32,
-    /// The last number of any peer that was forgotten: an answer to a question of a conversation that is over must not
-    /// be taken for one to a later question.
+    /// The last question number of any peer that was forgotten. Later questions get larger numbers,
+    /// so that an answer of a conversation that is over is never taken for an answer to a later
+    /// question.
     last_numbered: u64,
-    /// The number after that of every attempt at a peer that was forgotten: the peer may remember which are over.
+    /// A number above every attempt at a peer that was forgotten: the peer may remember which
+    /// attempts are over.
     tried: u64,
 }
 
 impl Peers {
-    /// A number for a new conversation.
+    /// Draws an id for a new conversation.
     pub(super) fn draw_conversation(&mut self, fx: &mut Effects) -> ConversationId {
         self.conversations_drawn = self.conversations_drawn.saturating_add(1);
         ConversationId::new(self.conversations_drawn, fx.draw() as u32)
@@ -50,7 +53,7 @@ impl Peers {
         id
     }
 
-    /// Takes a peer out. Its number lives on until its posts have ended.
+    /// Removes a peer. Its id stays reserved until its posts have ended.
     pub(in crate::proto) fn remove(&mut self, id: PeerId) -> Option<Peer> {
         let peer = self.peers.remove(&id)?;
         self.last_numbered = self.last_numbered.max(peer.numbers.last());
@@ -64,7 +67,7 @@ impl Peers {
         Some(peer)
     }
 
-    /// Gives the conversation with a peer a new number on this side.
+    /// Gives the conversation with a peer a new id on this side.
     pub(super) fn renumber(&mut self, id: PeerId, conversation: ConversationId) {
         if let Some(peer) = self.peers.get_mut(&id) {
             self.by_conversation.remove(&peer.ours);
@@ -90,12 +93,12 @@ impl Peers {
         }
     }
 
-    /// True while posts to a former conversation with this worker have not ended.
+    /// True while posts of a former conversation with this worker have not ended.
     pub(super) fn has_lingering_posts(&self, incarnation: Incarnation, transport: &TransportOffer) -> bool {
         each(self.gone.values()).any(|((gone, of), _)| *gone == incarnation && of == transport)
     }
 
-    /// The same for a worker that is known again.
+    /// True while posts of a former conversation have not ended, for a peer that is known again.
     pub(in crate::proto) fn lingers(&self, id: PeerId) -> bool {
         self.peers.get(&id).is_some_and(|peer| self.has_lingering_posts(peer.incarnation, &peer.transport))
     }
@@ -108,7 +111,7 @@ impl Peers {
         self.peers.get_mut(&id)
     }
 
-    /// The peer that is to put this number into its frames, and the connection on which they come.
+    /// The peer that puts this id into its frames, and the connection on which its frames come.
     pub(in crate::proto) fn with_conversation(
         &self,
         conversation: ConversationId,
@@ -130,13 +133,13 @@ impl Peers {
         self.by_identity.get(&(incarnation, transport.clone())).copied()
     }
 
-    /// Goes over to the next way by which a peer may be reached, where none was open yet. False if there is
-    /// no other.
+    /// Goes over to the next transport by which the peer may be reached, if none has led to the
+    /// peer yet. False if there is no other.
     pub(super) fn reroute(&mut self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.contact.conversation().is_none()) else {
             return false;
         };
-        // Over one by which it has come itself there is a conversation already.
+        // For a transport by which the peer has come itself, there is a conversation already.
         let taken = |next: &TransportOffer| self.by_identity.contains_key(&(peer.incarnation, next.clone()));
         let Some(next) = each(peer.others.drain(..)).find(|next| !taken(next)) else { return false };
         let before = std::mem::replace(&mut peer.transport, next.clone());
@@ -156,7 +159,7 @@ impl Peers {
         idle.min_by_key(|(_, peer)| peer.last_heard).map(|(&id, _)| id)
     }
 
-    /// Nobody listened for `deaf`: that time does not count as silence of any peer.
+    /// This worker received nothing for `deaf`: that time does not count as silence of any peer.
     pub(in crate::proto) fn excuse(&mut self, deaf: Duration, now: Time) {
         for peer in each(self.peers.values_mut()) {
             peer.last_heard = (peer.last_heard + deaf).min(now);

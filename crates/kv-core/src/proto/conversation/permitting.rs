@@ -1,22 +1,22 @@
-//! Permission to write into the pages of a receiver, and what ends the danger of the last writes of a sender
-//! that says nothing more.
+//! Permission to write into the pages of a receiver, and what ends the danger of the last writes of
+//! a sender that is not heard any more.
 //!
 //! ```text
 //! sender                                           receiver
 //!   Welcome{ask} ──────────────────────────────▶
-//!                ◀──── Register{ask, permit_ms}     permission until now + permit_ms, by its clock
+//!                ◀──── Register{ask, permit_ms}    permission until now + permit_ms, by this side's clock
 //!   until = when that ask was sent + permit_ms,
 //!   less a margin for clocks of different rates
 //!   Heartbeat{number, writes}, while a registration is open ─▶
-//!                ◀──── HeartbeatAck{number, permit_ms} 0, while it waits for this peer to stop
+//!                ◀──── HeartbeatAck{number, permit_ms}   0 while the receiver waits for the sender to stop
 //! ```
 //!
-//! Both sides count as [`numbers`](super::numbers) says: the sender from the moment at which it *asked*. Nothing
-//! extends a permission but an answer.
+//! Both sides count as [`numbers`](super::numbers) says: the sender from the moment at which it
+//! *asked*. Only an answer extends a permission.
 //!
-//! Pages of a failed session come back by the sender's word, or by its proven death. Where
-//! neither comes, because the peer is silent or the way to it is lost, the transport's
-//! [`WriteFence`] decides: see [`Context::fence_off`].
+//! Pages of a failed session come back when the sender has said that it writes no more, or is
+//! proven dead. Where neither happens, because the peer is silent or the way to it is lost, the
+//! transport's [`WriteFence`] decides: see [`Context::fence_off`].
 
 use super::numbers::millis;
 use super::said::Asks;
@@ -30,13 +30,14 @@ use crate::transport::WriteFence;
 impl Context {
     // ---- the prefill side ---------------------------------------------------------------------
 
-    /// A registration of the peer's is open: a permission is to be there when the first chunk comes.
+    /// A registration of the peer is open: a permission should be there when the first chunk comes.
     pub(in crate::proto) fn want_permission(&mut self, id: PeerId) {
         if self.fx.is_armed(Timer::Permission(id)) {
             return;
         }
         let Some(peer) = self.peers.get(id) else { return };
-        // Renewed when a third of it has gone. Answers to old questions permit less than that.
+        // A permission is renewed when a third of it has gone. Answers to old questions permit less
+        // than that.
         let due = self.fx.now() + self.config.timing.write_permission / 3;
         match peer.writes_out.until() > due {
             true => self.fx.arm(Timer::Permission(id), due),
@@ -53,7 +54,8 @@ impl Context {
         self.fx.arm(Timer::Permission(id), self.fx.now() + pause);
     }
 
-    /// The peer has answered a question: writes may begin for so long from when it was asked, or not at all.
+    /// The peer has answered a question: writes may begin for `permit_ms` from the moment of the
+    /// question, or not at all.
     pub(in crate::proto) fn note_permission(&mut self, id: PeerId, ask: u64, permit_ms: u64) {
         let Some(peer) = self.peers.get_mut(id).filter(|_| permit_ms > 0) else { return };
         let Some(until) = peer.granted_until(ask, permit_ms) else { return };
@@ -75,8 +77,9 @@ impl Context {
 
     // ---- the decode side ----------------------------------------------------------------------
 
-    /// The answer to the last question that was heard from the peer: the number of the question, and how
-    /// long the permission is. Both are zero while this worker waits for the peer to stop.
+    /// The answer to the last question that was heard from the peer: the number of the question,
+    /// and the duration of the permission in milliseconds. Both are zero while this worker waits
+    /// for the peer to stop.
     pub(in crate::proto) fn permit(&mut self, id: PeerId) -> (u64, u64) {
         if self.is_barred(id) {
             return (0, 0);
@@ -90,18 +93,20 @@ impl Context {
         (peer.writes_in.heard, millis(permission))
     }
 
-    /// True while this worker waits for the peer to stop: it must not begin more.
+    /// True while this worker waits for the peer to stop: the peer must not begin more writes.
     fn is_barred(&self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(id) else { return true };
         peer.is_lost() || peer.writes_in.revoking || self.has_closing(id)
     }
 
-    /// True if a session of this worker has failed, and the peer has not said yet that it writes no more.
+    /// True if a session of this worker has failed, and the peer has not said yet that it writes no
+    /// more.
     fn has_closing(&self, id: PeerId) -> bool {
         self.peers.get(id).is_some_and(|peer| peer.outgoing.is_closing())
     }
 
-    /// The peer asks whether it may write: for how long, in milliseconds from now; 0 if nothing is to be written.
+    /// The peer asks whether it may write. The answer in milliseconds from now; 0 if nothing is to
+    /// be written.
     pub(in crate::proto) fn permit_asked(&mut self, id: PeerId, number: u64) -> u64 {
         let Some(peer) = self.peers.get_mut(id) else { return 0 };
         peer.writes_in.hear(number, false);
@@ -111,17 +116,18 @@ impl Context {
         }
     }
 
-    /// The peer is silent, or the way to it is lost, and pages of failed sessions wait for its word:
-    /// sees to it that they come back without that word, if the transport knows how.
+    /// The peer is silent, or the way to it is lost, and pages of failed sessions wait for its
+    /// word. Gets the pages back without that word, if the transport's write fence allows it.
     ///
     /// | fence | pages come back |
     /// |---|---|
-    /// | [`AtDeath`](WriteFence::AtDeath) | with the peer's word, over a new way if this one is lost, or its death |
+    /// | [`AtDeath`](WriteFence::AtDeath) | with the peer's word, over a new way if this way is lost, or with its death |
     /// | [`Revocable`](WriteFence::Revocable) | when the transport has revoked the peer's right to write |
-    /// | [`Within`](WriteFence::Within) | when the permission, and the transport's bound after it, are over |
+    /// | [`Within`](WriteFence::Within) | when the permission has ended, and the transport's bound after its end |
     ///
-    /// Pages that came back without the peer's word end the conversation: the peer may still believe that
-    /// it is to write, and gets no permission before it has forgotten that.
+    /// Pages that came back without the peer's word end the conversation. The peer may still
+    /// believe that it is to write, and gets no permission before it has forgotten the
+    /// conversation.
     pub(in crate::proto) fn fence_off(&mut self, id: PeerId) {
         if !self.has_closing(id) {
             return;

@@ -1,14 +1,14 @@
-//! What a receiver of a peer's asks of this worker.
+//! A registration: what a receiver of a peer asks of this worker.
 
 use crate::proto::rendezvous::Named;
 use crate::transport::Origin;
 use crate::wire::Delivery;
 
-/// What a receiver registered.
+/// What a receiver has registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::proto) struct Registration {
     pub(in crate::proto) named: Named,
-    /// The connection on which it came.
+    /// The connection on which the registration came.
     pub(in crate::proto) origin: Option<Origin>,
     /// How many ranks of the receiver's engine this worker has to serve.
     pub(in crate::proto) ranks: u32,
@@ -16,7 +16,7 @@ pub(in crate::proto) struct Registration {
 }
 
 impl Registration {
-    /// Runs of pages in it: what it costs.
+    /// How many runs of pages the registration has, which is its cost in memory.
     pub(in crate::proto) fn runs(&self) -> usize {
         match &self.delivery {
             Delivery::Write(to) => to.pages.runs().len() + to.groups.runs(),

@@ -1,4 +1,4 @@
-//! What is said to peers, and repeated until it is acknowledged.
+//! Messages to peers, and their repetition until the peer acknowledges them.
 
 use std::time::Duration;
 
@@ -10,33 +10,34 @@ use crate::proto::timer::Timer;
 use crate::trace::Dropped;
 use crate::wire::{Body, Heartbeat, HeartbeatAck, Release, Released};
 
-/// Most attempts that one heartbeat asks about, and that one heartbeat is answered for.
+/// Most attempts that one heartbeat asks about, and most attempts about which one heartbeat is
+/// answered.
 pub(in crate::proto) const MAX_ASKED: usize = 256;
-/// Most heartbeats that ask about attempts at once.
+/// Most heartbeats that ask about attempts at one time.
 pub(in crate::proto) const MAX_ASKING: usize = 16;
 
-/// What a heartbeat asks for, beside a sign of life.
+/// What a heartbeat asks for, beside an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in crate::proto) struct Asks {
     /// Runs of attempts whose leases are to be extended.
     pub(in crate::proto) leases: Vec<(u64, u32)>,
-    /// Runs of attempts that have been quiet.
+    /// Runs of attempts of which nothing was heard for a while.
     pub(in crate::proto) asked: Vec<(u64, u32)>,
-    /// Whether this worker may write.
+    /// True if this worker asks for permission to write.
     pub(in crate::proto) writes: bool,
 }
 
-/// Leases that a heartbeat has found alive.
+/// The leases that a heartbeat has extended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in crate::proto) struct Extended {
-    /// Runs of attempts.
+    /// Runs of attempts whose leases hold.
     pub(in crate::proto) leases: Vec<(u64, u32)>,
-    /// For how long all of them hold, in milliseconds.
+    /// How long all of these leases hold, in milliseconds.
     pub(in crate::proto) lease_ms: u64,
 }
 
 impl Context {
-    /// The number of a question that the peer is asked now.
+    /// The number for a question that is sent to the peer now.
     pub(in crate::proto) fn number(&mut self, id: PeerId) -> u64 {
         let now = self.fx.now();
         self.peers.get_mut(id).map_or(0, |peer| peer.number(now))
@@ -44,7 +45,7 @@ impl Context {
 
     // ---- heartbeats -----------------------------------------------------------------------------
 
-    /// Makes sure that heartbeats come at least this often.
+    /// Makes sure that heartbeats are sent at least this often.
     pub(in crate::proto) fn keep_beating(&mut self, id: PeerId, interval: Option<Duration>) {
         let Some(interval) = interval else { return };
         if self.peers.get_mut(id).is_some_and(|peer| peer.outgoing.quicken(interval)) {
@@ -52,7 +53,7 @@ impl Context {
         }
     }
 
-    /// Without an open attempt there is nothing to keep alive.
+    /// Stops heartbeats if no attempt is open, because there is no lease to keep alive.
     pub(in crate::proto) fn stop_beating_if_idle(&mut self, id: PeerId) {
         if self.peers.get_mut(id).is_some_and(|peer| peer.outgoing.falls_silent()) {
             self.fx.cancel(Timer::Heartbeat(id));
@@ -67,8 +68,8 @@ impl Context {
         self.send(id, Body::Heartbeat(Heartbeat { number, low_watermark, leases, asked, writes }));
     }
 
-    /// Answers the heartbeat with this number: these leases hold for so long, and writes may begin for so long. One
-    /// run that came may be many that are left: more than fit into a frame.
+    /// Answers the heartbeat with this number: how long the leases hold, and for how long writes
+    /// may begin. A run in the heartbeat may have become many runs, more than fit into a frame.
     pub(in crate::proto) fn say_heartbeat_ack(
         &mut self,
         id: PeerId,
@@ -90,7 +91,8 @@ impl Context {
 
     // ---- ends -------------------------------------------------------------------------------------
 
-    /// An attempt that holds nothing of the peer's is over. Lost? Then the low watermark of a later frame says it.
+    /// An attempt is over for which the peer holds nothing. If this message is lost, the low
+    /// watermark of a later frame says the same.
     pub(in crate::proto) fn say_over(&mut self, id: PeerId, attempt: Attempt) {
         if let Some(peer) = self.peers.get(id)
             && peer.outgoing.was_made(attempt)
@@ -100,7 +102,7 @@ impl Context {
         }
     }
 
-    /// Everything of an attempt was read: says so, until the peer acknowledges it.
+    /// Everything of an attempt was read. Tells the peer until it acknowledges.
     pub(in crate::proto) fn release_read(&mut self, id: PeerId, attempt: Attempt) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.outgoing.end_read(attempt);
@@ -109,7 +111,7 @@ impl Context {
         self.send(id, Body::Release(Release { low_watermark, attempts: vec![(attempt.0, 1)], answer: true }));
     }
 
-    /// Repeats what a peer has not acknowledged. Called by its timer.
+    /// Repeats what a peer has not acknowledged. Called by the peer's timer.
     pub(in crate::proto) fn say_releases(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(id) else { return };
         let (read, aborted) = peer.outgoing.unacknowledged();

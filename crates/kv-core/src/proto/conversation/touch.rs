@@ -1,8 +1,8 @@
-//! Keeping in touch with peers: silence, lost ways, and what a peer's end is called.
+//! Keeping in touch with peers: silence, lost ways, and the causes that name the end of a peer.
 //!
-//! A peer that stays silent is *given up*: its sessions fail, but nothing is proven, so pages that
-//! it may still write stay where they are until it answers, the transport proves it gone, or the transport's
-//! write fence ends its writes.
+//! A peer that stays silent is *given up*: its sessions fail, but nothing is proven about the peer.
+//! Pages that the peer may still write stay in quarantine until the peer answers, the transport
+//! proves it dead, or the transport's write fence ends its writes.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::trace::KvWhat;
 use crate::transport::{Directions, WriteFence};
 
 impl Context {
-    /// Forgets a peer, and all that is kept for it.
+    /// Forgets a peer, and everything that is kept for the peer.
     pub(in crate::proto) fn forget_peer(&mut self, peer: PeerId) {
         self.peers.remove(peer);
         self.lookups.forget(peer);
@@ -29,25 +29,26 @@ impl Context {
         self.fx.output(Output::Disconnect { peer });
     }
 
-    /// After such a silence a peer may have lost its way, or what it knew of the conversation.
+    /// After a silence of this length a peer may have lost its way, or may have forgotten the
+    /// conversation.
     pub(super) fn forgetful(&self) -> Duration {
         (self.config.timing.keepalive * 3).min(self.config.timing.peer_timeout / 2)
     }
 
-    /// Someone begins to depend on the peer.
+    /// A session begins to depend on the peer.
     pub(in crate::proto) fn watch_peer(&mut self, id: PeerId) {
         if self.fx.is_armed(Timer::Peer(id)) {
             return;
         }
         self.fx.arm(Timer::Peer(id), self.fx.now() + self.config.timing.keepalive);
-        // Nobody listened to it until now: that it was silent says nothing.
+        // Nothing was expected from the peer until now: its silence says nothing.
         let now = self.fx.now();
         if let Some(peer) = self.peers.get_mut(id) {
             peer.last_heard = now;
         }
     }
 
-    /// The peer has said something. True if it had been given up.
+    /// The peer was heard. True if it had been given up.
     pub(in crate::proto) fn hear(&mut self, id: PeerId) -> bool {
         let now = self.fx.now();
         let Some(peer) = self.peers.get_mut(id) else { return false };
@@ -62,7 +63,7 @@ impl Context {
         self.peers.get(id).map_or(Duration::ZERO, |peer| self.fx.now() - peer.last_heard)
     }
 
-    /// Gives the peer up if it is silent for too long.
+    /// Gives the peer up if it has been silent for too long.
     pub(in crate::proto) fn judge_silence(&mut self, id: PeerId) -> Silence {
         let silent_for = self.silent_for(id);
         let Some(peer) = self.peers.get_mut(id) else { return Silence::Short };
@@ -84,13 +85,14 @@ impl Context {
         }
     }
 
-    /// Sets when the peer is looked after again, if anything depends on it.
+    /// Sets the time at which the peer is looked after again, if anything depends on the peer.
     pub(in crate::proto) fn set_next_tick(&mut self, id: PeerId) {
         let timing = self.config.timing;
         let Some(peer) = self.peers.get(id) else { return };
         let given_up = peer.contact.is_given_up();
         if given_up && !peer.outgoing.is_needed() {
-            // Only bookkeeping on its behalf is left, and it does not answer: wait for its word.
+            // Only bookkeeping for the peer is left, and the peer does not answer: wait until it is
+            // heard.
             self.fx.cancel(Timer::Peer(id));
         } else {
             let pause = if given_up { timing.retry_max.max(timing.keepalive) } else { timing.keepalive };
@@ -98,7 +100,7 @@ impl Context {
         }
     }
 
-    /// Nothing depends on the peer: silence, and no timer. False if something does.
+    /// If nothing depends on the peer, stops its timer and returns true.
     pub(in crate::proto) fn rest_if_idle(&mut self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(id) else { return true };
         let kept = peer.incoming.live_len() + peer.incoming.results_len();
@@ -124,7 +126,7 @@ impl Context {
         let lost = peer.is_lost();
         peer.contact.turn(Event::WayOpened);
         if until > self.fx.now() {
-            // The way is another one, and the permission the same.
+            // The way is a new one, and the permission is the same.
             self.fx.output(Output::Permit { peer: id, until });
         }
         if lost {
@@ -133,8 +135,8 @@ impl Context {
         }
     }
 
-    /// This side's way to the peer is lost. True if it is to be opened again, because something waits for the
-    /// peer's word.
+    /// This side's way to the peer is lost. True if the way must be opened again, because something
+    /// waits for the peer's word.
     pub(in crate::proto) fn lose_way(&mut self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get_mut(id) else { return false };
         if !(peer.contact.is_wanted() && peer.outgoing.is_needed()) {
@@ -146,13 +148,14 @@ impl Context {
         true
     }
 
-    /// Opens a lost way anew, again and again for as long as something waits for the peer's word.
+    /// Opens a lost way again, repeatedly, as long as something waits for the peer's word.
     pub(in crate::proto) fn reopen_way(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(id) else { return };
         if !peer.outgoing.is_needed() {
             return self.forget_peer(id);
         }
-        // A right to write is taken from the connection that is lost: it must stay known.
+        // A right to write is revoked on the connection that is lost: that connection must stay
+        // known.
         if !peer.writes_in.is_revoking() {
             let transport = peer.transport.clone();
             self.fx.output(Output::Disconnect { peer: id });
@@ -164,7 +167,7 @@ impl Context {
 
     // ---- causes ---------------------------------------------------------------------------------
 
-    /// How long nothing was heard from the peer, as a cause.
+    /// The silence of the peer, as a cause.
     pub(in crate::proto) fn silence(&self, id: PeerId) -> Cause {
         match self.peers.get(id) {
             Some(peer) if !peer.is_lost() => Cause::PeerUnresponsive { silent_for: self.silent_for(id) },
@@ -172,7 +175,7 @@ impl Context {
         }
     }
 
-    /// Why a peer is lost: a known successor explains it better.
+    /// Why a peer is lost: if a successor is known, the cause is the restart.
     pub(in crate::proto) fn loss(&self, id: PeerId, otherwise: Cause) -> Cause {
         match self.peers.get(id) {
             Some(peer) if self.peers.has_successor(&peer.worker, peer.incarnation) => Cause::PeerRestarted,

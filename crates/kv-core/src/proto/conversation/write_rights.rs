@@ -1,4 +1,4 @@
-//! Until when a peer lets this worker write, and until when this worker lets the peer: what is known of both.
+//! Until when a peer lets this worker write, and until when this worker lets the peer write.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::transport::WriteFence;
 pub(in crate::proto) struct WritesOut {
     /// Until when writes may begin.
     until: Time,
-    /// How often was asked since the last answer.
+    /// How many questions were sent since the last answer.
     pub(super) unanswered: u32,
 }
 
@@ -25,7 +25,7 @@ impl WritesOut {
         self.until
     }
 
-    /// Takes an answer. True if it permits more than was permitted before.
+    /// Notes an answer. True if it permits more than was permitted before.
     pub(super) fn answered(&mut self, until: Time) -> bool {
         self.unanswered = 0;
         let more = until > self.until;
@@ -37,13 +37,13 @@ impl WritesOut {
 /// What this worker lets a peer write into its memory.
 #[derive(Debug, Clone)]
 pub(in crate::proto) struct WritesIn {
-    /// The last question of the peer's that was heard; 0 for none.
+    /// The number of the peer's last question that was heard; 0 for none.
     pub(super) heard: u64,
-    /// No write of the peer's begins after this moment.
+    /// No write of the peer begins after this moment.
     pub(super) until: Time,
-    /// What ends the danger of its last ones.
+    /// What ends the danger of the peer's last writes.
     pub(super) fence: WriteFence,
-    /// The transport was asked to take the right to write from it.
+    /// True once the transport was asked to revoke the peer's right to write.
     pub(super) revoking: bool,
 }
 
@@ -54,13 +54,14 @@ impl Default for WritesIn {
 }
 
 impl WritesIn {
-    /// The peer has asked; a peer that forgot the conversation begins to count anew.
+    /// Notes a question of the peer. A peer that has forgotten the conversation begins its numbers
+    /// anew.
     pub(super) fn hear(&mut self, ask: u64, forgot: bool) {
         let before = if forgot { 0 } else { self.heard };
         self.heard = before.max(ask);
     }
 
-    /// The transport declares what ends the danger of the peer's last writes.
+    /// Notes what ends the danger of the peer's last writes, as the transport declares it.
     pub(super) fn declare(&mut self, fence: WriteFence) {
         self.fence = fence;
     }
@@ -70,14 +71,14 @@ impl WritesIn {
         self.fence
     }
 
-    /// True while the transport takes from the peer the right to write.
+    /// True while the transport is revoking the peer's right to write.
     pub(in crate::proto) fn is_revoking(&self) -> bool {
         self.revoking
     }
 
-    /// When the last write has ended that was begun under the permission, if none takes longer than `bound`.
+    /// When the last write under the permission has ended, if no write takes longer than `bound`.
     pub(in crate::proto) fn end_of_last(&self, bound: Duration) -> Time {
-        // The bound is by another clock, and a thirty-second part is how much clocks may differ.
+        // The bound is by another clock, whose rate may differ by a thirty-second part.
         self.until + bound + bound / 32 + Duration::from_millis(1)
     }
 }
