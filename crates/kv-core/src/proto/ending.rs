@@ -1,8 +1,8 @@
 //! How sessions end: senders and receivers, in push and pull.
 //!
 //! ```text
-//! every peer is done, and none is missing ─▶ Success ──────────────────────────────────────────┐
-//! any failure ─▶ Failed ─▶ timers, room and turns given up ─▶ peers told, own posts cancelled  │
+//! every peer is done, and none is missing ─▶ Success ───────────────────────────────────────────┐
+//! any failure ─▶ Failed ─▶ timers, room and turns given up ─▶ peers told, own posts cancelled   │
 //!                  └─ no peer and no post of the session touches the pages any more ────────────┴▶ pages and groups back
 //! ```
 //!

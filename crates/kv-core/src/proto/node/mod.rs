@@ -1,4 +1,4 @@
-//! The machine of one worker: who gets which input.
+//! The protocol machine of one worker: routes each input to the part that handles it.
 
 #[cfg(feature = "model")]
 mod model;
@@ -23,16 +23,16 @@ use crate::trace::{DroppedFrames, Event, KvWhat};
 use crate::transport::Origin;
 use crate::wire::Body;
 
-/// The protocol machine of one worker. It does no I/O and reads no clock: the same machine runs
-/// under the worker thread over real transports, and under the simulator in virtual time.
+/// The protocol machine of one worker. It does no I/O and reads no clock. The same machine runs
+/// under the worker's thread over real transports, and under the simulator in virtual time.
 ///
 /// # Contract
 ///
 /// - **Inputs**: [`handle`](Node::handle), one at a time, with the time now. Times never go back.
 /// - **Outputs**: after every input, [`poll_output`](Node::poll_output) is called until it
 ///   returns `None`, and each output is carried out in order, before the next input.
-/// - **Time**: [`Input::Timeout`] is due at [`next_timeout`](Node::next_timeout). Late is allowed,
-///   early does nothing.
+/// - **Time**: [`Input::Timeout`] is due at [`next_timeout`](Node::next_timeout). A late timeout is
+///   allowed, and an early one does nothing.
 /// - **Ends**: every session that was opened gets exactly one final [`Output::Status`], at the
 ///   latest at its deadline; every `Pages` and `RequestGroups` token that went in comes out in exactly
 ///   one [`Output::Release`].
@@ -59,26 +59,27 @@ use crate::wire::Body;
 /// ```
 #[cfg_attr(feature = "model", derive(Clone))]
 pub struct Node {
-    /// What sending and receiving stand on.
+    /// The parts that sending and receiving share.
     cx: Context,
     sending: Sending,
     receiving: Receiving,
 }
 
-/// What a node holds at the moment.
+/// How much the machine holds at the moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeGauges {
-    /// Peers known.
+    /// How many peers are known.
     pub peers: usize,
     /// Sending sessions that have not ended, or whose pages have not come back.
     pub senders: usize,
-    /// Receiving sessions likewise.
+    /// Receiving sessions that have not ended, or whose pages have not come back.
     pub receivers: usize,
     /// Registrations that wait for a sender.
     pub registrations: usize,
-    /// Attempts of peers that are not over, the waiting registrations included, and results kept for them.
+    /// Attempts of peers that are not over, waiting registrations included, and the results that
+    /// are kept of attempts that are over.
     pub incoming: usize,
-    /// Those of them that are results of attempts that are over.
+    /// How many of `incoming` are results of attempts that are over.
     pub results: usize,
     /// Runs of peers' attempts that are noted as over.
     pub closed_runs: usize,
@@ -86,36 +87,36 @@ pub struct NodeGauges {
     pub waiting_runs: usize,
     /// Receivers that sending sessions have met.
     pub targets: usize,
-    /// Ranks that serve receiving sessions, as the bootstrap server has named them to each session.
+    /// Ranks that serve receiving sessions, counted for each session.
     pub sources: usize,
-    /// Runs of pages and items that they have granted, and whose reads are not planned yet.
+    /// Runs of pages and items in leases whose reads are not planned yet.
     pub granted_runs: usize,
     /// Receivers and sources that have something to post.
     pub queued: usize,
-    /// Numbers of heartbeats, acquire messages and questions that may still be answered.
+    /// Numbers of heartbeats, acquire messages and welcomes that peers may still answer.
     pub numbers: usize,
     /// Addresses of bootstrap servers whose answers are remembered.
     pub addresses: usize,
-    /// Failed rooms remembered for latecomers.
+    /// Failed rooms that are remembered for receivers and senders that come late.
     pub failed_rooms: usize,
-    /// Posts in flight.
+    /// Posts that have not ended.
     pub posts: usize,
-    /// Lookups under way.
+    /// Lookups that were not answered yet.
     pub lookups: usize,
-    /// Timers set.
+    /// Timers that are set.
     pub timers: usize,
     /// Complete pages that are pinned for readers.
     pub pages_leased: usize,
-    /// Ended leases remembered for latecomers.
+    /// Ended leases that are remembered for readers that come late.
     pub ended_leases: usize,
-    /// Attempts at peers that are over, and not acknowledged as such.
+    /// Attempts at peers that are over here without an acknowledgement of the peer.
     pub releasing: usize,
     /// Frames that were ignored since the start, by reason.
     pub dropped: DroppedFrames,
 }
 
 impl Node {
-    /// A machine with nothing in it.
+    /// A machine without sessions and peers.
     pub fn new(config: NodeConfig) -> Node {
         let sending = Sending::new(config.args.geometry());
         Node { sending, receiving: Receiving::default(), cx: Context::new(config) }
@@ -146,8 +147,8 @@ impl Node {
         self.pump_posts();
     }
 
-    /// A timer that is very late says that this worker was stopped, or got no processor: nobody
-    /// listened meanwhile, so that peers were silent says nothing about them.
+    /// A timer that is very late shows that this worker was stopped, or got no processor. Nothing
+    /// was received meanwhile, so the silence of peers says nothing about them.
     fn excuse_peers(&mut self) {
         let late =
             self.cx.fx.next_timeout().map_or(std::time::Duration::ZERO, |due| self.cx.fx.now().since(due));
@@ -156,12 +157,13 @@ impl Node {
         }
     }
 
-    /// The next thing to do; `None` when drained.
+    /// The next output to carry out; `None` when drained.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.cx.fx.next_output()
     }
 
-    /// Begins to keep events for [`poll_trace`](Node::poll_trace), from now on, or stops.
+    /// With `true`, keeps events for [`poll_trace`](Node::poll_trace) from now on; with `false`,
+    /// stops.
     pub fn listen(&mut self, on: bool) {
         self.cx.fx.listen(on);
     }
@@ -176,7 +178,7 @@ impl Node {
         self.cx.fx.next_timeout()
     }
 
-    /// What the node holds at the moment.
+    /// How much the machine holds at the moment.
     pub fn gauges(&self) -> NodeGauges {
         let sum = |of: &dyn Fn(&Peer) -> usize| self.cx.peers.iter().map(|(_, peer)| of(peer)).sum();
         let dropped = *self.cx.fx.dropped();
@@ -206,13 +208,13 @@ impl Node {
         }
     }
 
-    /// Complete pages that are pinned for readers, at the moment.
+    /// How many complete pages are pinned for readers at the moment.
     pub fn pages_leased(&self) -> usize {
         self.sending.pages_leased()
     }
 
-    /// The pages and items of sessions that have ended and that may not be used again yet, by peer and
-    /// reason. A session that waits for several things is counted under the first of them.
+    /// The pages and items of ended sessions that may not be used again yet, by peer and reason. A
+    /// session that waits for several things is counted under the first of them.
     pub fn quarantine(&self) -> Vec<Quarantine> {
         let receivers = self.receiving.quarantine(&self.cx);
         Quarantine::gather(receivers.chain(self.sending.quarantine(&self.cx)), |a, b| a + b)
@@ -259,7 +261,7 @@ impl Node {
         }
     }
 
-    /// Fails a session, whichever kind it is. No effect on one that has ended.
+    /// Fails a session, whether it sends or receives. No effect on a session that has ended.
     fn end_session(&mut self, session: SessionId, cause: Cause) {
         if self.sending.has(session) {
             self.sending.fail(&mut self.cx, session, cause);

@@ -1,8 +1,8 @@
-//! What a model checker needs of a machine: a number that stands for its state, and a twin of it, which
-//! is its clone.
+//! What a model checker needs of a machine: a number that stands for the machine's state, and a
+//! twin of the machine, which is its clone.
 //!
-//! Only with the feature `model`: a twin owns the same pages as its original, which no server may
-//! ever allow. Of one machine and its twins, a checker believes one.
+//! Only with the feature `model`: a twin owns the same pages as the original, which no server may
+//! ever allow. A checker follows only one of a machine and its twins at a time.
 
 use std::fmt::{Debug, Write};
 use std::hash::{DefaultHasher, Hasher};
@@ -11,8 +11,9 @@ use super::Node;
 use crate::proto::context::Context;
 
 impl Node {
-    /// Two machines with one configuration and the same number do the same for ever, but for the
-    /// chance of 2⁻⁶⁴ that a hash has. Everything counts, except how many frames were dropped.
+    /// Two machines with one configuration and the same fingerprint behave alike for ever, except
+    /// with the probability of 2⁻⁶⁴ with which hashes collide. The fingerprint covers all state
+    /// except the number of dropped frames.
     pub fn fingerprint(&self) -> u64 {
         // By name, so that a field that is added later cannot be forgotten.
         let Node { cx, sending, receiving } = self;
@@ -28,7 +29,7 @@ impl Node {
     }
 }
 
-/// Hashes the debug output of whatever is written.
+/// Hashes the debug output that is written into it.
 struct Text(DefaultHasher);
 
 impl Write for Text {

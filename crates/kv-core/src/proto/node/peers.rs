@@ -1,5 +1,5 @@
-//! What becomes of sessions when a peer comes, falls silent, goes, or starts anew: the conversation is asked
-//! first, then sending and receiving are told.
+//! What becomes of sessions when a peer arrives, falls silent, goes, or starts anew. The
+//! conversation is asked first; then sending and receiving are told.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl Node {
             HelloHeard::Forgotten(id) => {
                 self.cx.fx.tell(id, || KvWhat::PeerRestarted);
                 self.fail_peer_sessions(id, &Cause::PeerRestarted, None);
-                // Whatever read from here has failed there.
+                // Sessions of the peer that read from here have failed there.
                 self.sending.readers_have_failed(&mut self.cx, id);
                 if !self.cx.begin_anew(id) {
                     return;
@@ -61,15 +61,15 @@ impl Node {
                     self.receiving.peer_forgot_us(&mut self.cx, id);
                 }
                 if *refuses {
-                    // Its receivers here fail, and abort their rooms at its senders. Later ones ask the
-                    // bootstrap server anew: another incarnation may fit.
+                    // The receivers of this peer fail, and abort their rooms at its senders. Later
+                    // receivers ask the bootstrap server anew: another incarnation may fit.
                     self.cx.lookups.forget(id);
                 }
                 self.came_up(id);
             }
             AnswerHeard::AnotherLife => {
                 self.cx.fx.tell(id, || KvWhat::PeerRestarted);
-                // That proves nothing about writes that the one we knew left in flight.
+                // That proves nothing about writes that the known incarnation left in flight.
                 self.fail_peer_sessions(id, &Cause::PeerRestarted, None);
                 if self.cx.peers.get(id).is_some_and(|peer| peer.is_idle()) {
                     self.cx.forget_peer(id);
@@ -85,8 +85,8 @@ impl Node {
         }
     }
 
-    /// A peer that has forgotten the conversation refuses a new one: what it was asked to write, or to let be
-    /// read, will never come.
+    /// A peer that has forgotten the conversation refuses a new one: what it was asked to write, or
+    /// to let this worker read, will never come.
     fn fail_refused(&mut self, id: PeerId) {
         let Some(peer) = self.cx.peers.get(id) else { return };
         let Some(cause) = peer.refuses().cloned() else { return };
@@ -95,7 +95,7 @@ impl Node {
         }
     }
 
-    /// The peer can be spoken to: whoever waited for that goes on.
+    /// Messages can be sent to the peer now: sessions that waited for that go on.
     fn came_up(&mut self, id: PeerId) {
         self.cx.fx.arm(Timer::Peer(id), self.cx.fx.now() + self.cx.config.timing.keepalive);
         let Some(peer) = self.cx.peers.get(id) else { return };
@@ -181,8 +181,8 @@ impl Node {
         self.cx.set_next_tick(id);
     }
 
-    /// Asks for a sign of life, and about attempts that have been quiet for a while. A peer that
-    /// does not react may have forgotten the conversation: then it is greeted again.
+    /// Sends a heartbeat that also asks about attempts of which nothing was heard for a while. A
+    /// peer that does not react may have forgotten the conversation, and is greeted again.
     fn ask_peer(&mut self, id: PeerId, silent_for: Duration) {
         let keepalive = self.cx.config.timing.keepalive;
         let mut quiet = self.receiving.quiet_attempts(&mut self.cx, id, keepalive);
@@ -196,8 +196,8 @@ impl Node {
         self.cx.greet_if_forgetful(id, silent_for);
     }
 
-    /// Sessions that have waited for a lost way, or for a revocation, as long as for a peer that is silent
-    /// wait no more.
+    /// Ends the wait of sessions that have waited for a lost way, or for a revocation, as long as
+    /// they would wait for a silent peer.
     fn end_waiting(&mut self, id: PeerId) {
         let ended = self.receiving.impatient(&self.cx, id);
         let cause = self.cx.silence(id);
@@ -235,15 +235,16 @@ impl Node {
         }
     }
 
-    /// This side's way to the peer is lost: the peer may live, and go on writing through its own. Pages that
-    /// it may write wait for its word, over a new way, or for what the transport knows of its writes.
+    /// This side's way to the peer is lost. The peer may live, and go on writing through a way of
+    /// its own. Pages that it may write wait for its word, over a new way, or for the transport's
+    /// write fence.
     fn on_way_lost(&mut self, id: PeerId) {
         self.cx.fx.tell(id, || KvWhat::WayLost);
         let cause = self.cx.loss(id, Cause::WayLost);
         let served = self.sending.served(&self.cx, id);
         self.fail_peer_sessions(id, &cause, None);
         for named in served {
-            // Its receiver cannot be told now. It will greet anew, and register again.
+            // The receiver cannot be told now. It will greet anew, and register again.
             let (with, told) = ((&mut self.cx.fx, &self.cx.config), cause.for_peer());
             self.cx.rendezvous.sender_failed(with, named, told, Latecomers::Left(1));
         }
@@ -257,9 +258,9 @@ impl Node {
         self.cx.fx.arm(Timer::Peer(id), self.cx.fx.now() + pause);
     }
 
-    /// The permission, and what it could lead to, are over.
+    /// The peer's permission has ended, and its last writes have arrived.
     pub(super) fn on_fence_due(&mut self, id: PeerId) {
-        // A peer that speaks again says itself when it has stopped.
+        // A peer that is heard again tells itself when it has stopped.
         if self.cx.peers.get(id).is_some_and(|peer| peer.is_out_of_touch()) {
             self.fenced(id);
         }
@@ -271,7 +272,7 @@ impl Node {
         }
     }
 
-    /// No write of the peer's arrives any more: ends the conversation, and gives the pages back.
+    /// No write of the peer arrives any more: ends the conversation, and gives the pages back.
     fn fenced(&mut self, id: PeerId) {
         self.cx.fx.tell(id, || KvWhat::WritesOver);
         let cause = self.cx.loss(id, self.cx.silence(id));
@@ -279,8 +280,8 @@ impl Node {
         self.cx.forget_peer(id);
     }
 
-    /// Fails every session that depends on the peer. `quiet_at` tells from when on it is proven that
-    /// the peer writes no more; `None` if that is not proven.
+    /// Fails every session that depends on the peer. `quiet_at` is the time from which it is proven
+    /// that the peer writes no more; `None` if that is not proven.
     fn fail_peer_sessions(&mut self, id: PeerId, cause: &Cause, quiet_at: Option<Time>) {
         let Some(peer) = self.cx.peers.get(id) else { return };
         let receivers = peer.outgoing().sessions();

@@ -1,4 +1,4 @@
-//! Posts on their way between the parts that plan them and the transport.
+//! Posts between the parts that plan them and the transport.
 
 use super::Node;
 use crate::error::Obstacle;
@@ -27,7 +27,7 @@ impl Node {
         }
     }
 
-    /// A post has ended: the part that planned it goes on.
+    /// A post has ended: tells the part that planned the post.
     pub(super) fn on_posted(&mut self, id: PostId, result: Result<(), TransportError>) {
         let Some(post) = self.cx.posts.end(id, self.cx.fx.now()) else { return };
         self.cx.peers.post_ended(post.peer);
@@ -60,7 +60,7 @@ impl Node {
         if op == Op::Write && !peer.writes_out().is_permitted(self.cx.fx.now()) {
             return Some(Obstacle::NotPermitted { peer: peer.worker().clone() });
         }
-        // What was announced a moment ago has not had its turn; posts from before may still be stuck.
+        // An announcement of a moment ago has not had its turn yet; older posts may still be stuck.
         let Some((busiest, posts)) = self.cx.posts.busiest() else { return own() };
         let peer = self.cx.peers.get(busiest)?.worker().clone();
         Some(Obstacle::Behind { peer, posts })

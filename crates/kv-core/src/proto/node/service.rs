@@ -1,4 +1,4 @@
-//! The machine of the KV cache as a worker drives it.
+//! The protocol machine of the KV cache as a [`Machine`], which a worker drives.
 
 use super::Node;
 use crate::command::{Command, Resource};

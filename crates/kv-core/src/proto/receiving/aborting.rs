@@ -1,5 +1,6 @@
-//! A receiving session aborts its sources: each is told until it has said that it writes no more, or that is certain
-//! without its word. What becomes of the session then is in [`ending`](crate::proto::ending).
+//! How a receiving session aborts its sources. Each source is told until it has said that it writes
+//! no more, or until that is certain without its word. The rest of the session's end is in
+//! [`ending`](crate::proto::ending).
 
 use crate::command::Resource;
 use crate::error::{Cause, PeerCause, Phase};
@@ -129,7 +130,7 @@ impl Receiving {
 
     pub(in crate::proto) fn on_failed(&mut self, cx: &mut Context, id: PeerId, failed: Failed) {
         let Some((session, index, source, live)) = self.source_of(cx, id, failed.attempt) else {
-            // Over for us: let the peer forget it too.
+            // The attempt is over for this worker: let the peer forget it, too.
             return cx.say_over(id, failed.attempt);
         };
         if source.is_over() {
@@ -161,7 +162,7 @@ impl Receiving {
         }
     }
 
-    /// The source writes no more, and that is certain. The peer may forget the attempt.
+    /// It is certain that the source writes no more. The peer may forget the attempt.
     pub(super) fn source_over(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Some(source) = receiver.sources.get_mut(index) else { return };
@@ -175,7 +176,8 @@ impl Receiving {
 }
 
 impl ReceiveSession {
-    /// The session has failed: each source is over, or closing until it says that it writes no more.
+    /// The session has failed: each source is over, or is closing until it says that it writes no
+    /// more.
     fn close_sources(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
         for (index, source) in each(self.sources.iter_mut().enumerate()) {
             let Some(peer) = cx.peers.get_mut(source.peer) else {
@@ -184,10 +186,12 @@ impl ReceiveSession {
             };
             match source.close() {
                 Closes::Open(attempt) => peer.outgoing_mut().close(attempt),
-                // A reference that this source cannot have is none of its business.
+                // The reference is for another source: this source has nothing to do with the
+                // session.
                 Closes::Met if !self.lease_refs.is_empty() => peer.outgoing_mut().wait_no_more(session),
                 Closes::Met => {
-                    // Nothing to stop, but the sender should not wait for a registration in vain.
+                    // There is nothing to stop, but the sender should not wait for a registration
+                    // in vain.
                     let attempt = peer.outgoing_mut().open(session, index);
                     peer.outgoing_mut().close(attempt);
                     source.abort(attempt);
@@ -200,7 +204,7 @@ impl ReceiveSession {
             }
         }
     }
-    /// No other receiver's room is like it any more.
+    /// Removes the session's room from the rooms that could be mistaken for another.
     fn forget_room(&self, cx: &mut Context, session: SessionId) {
         if cx.config.args.suffixes_requests() {
             cx.rendezvous.forget_receiver(&Named::new(self.room.clone(), true), session);

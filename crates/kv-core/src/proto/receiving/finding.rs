@@ -1,5 +1,5 @@
-//! From an address to peers, on the decode side: questions to the bootstrap server and what its
-//! answers mean.
+//! From an address to peers: the receiver's questions to the bootstrap server, and the meaning of
+//! the answers.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -81,8 +81,8 @@ impl Receiving {
                     Ok(peers) => peers,
                     Err(cause) => return self.fail_all(cx, waiting, cause),
                 };
-                // While a rank's way is lost or it is silent, a successor may register at any moment: each
-                // session asks anew.
+                // While a rank's way is lost or the rank is silent, a successor may register at any
+                // moment: each session asks anew.
                 if peers.iter().all(|&peer| self.is_in_touch(cx, peer)) {
                     let max = cx.config.limits.max_addresses;
                     cx.lookups.learn(&question, (dp_rank, dp_size), peers.clone(), max);
@@ -113,8 +113,8 @@ impl Receiving {
     }
 }
 
-/// Meets the ranks that an answer names, each another worker, for the sessions that waited for it. None of them
-/// takes the place of another one.
+/// Meets all ranks of an answer, for the sessions that waited for the answer. No rank may take the
+/// place of another rank of the same answer.
 fn meet_all(
     cx: &mut Context,
     introductions: Vec<Introduction>,
@@ -129,7 +129,7 @@ fn meet_all(
                 Cause::Bootstrap(BootstrapError::Malformed("ranks: one worker twice"))
             }
             Some(peer) => {
-                // From now on it is needed.
+                // A session needs the peer from now on.
                 if let Some(peer) = cx.peers.get_mut(peer) {
                     peer.outgoing_mut().wait(session);
                 }
@@ -147,7 +147,8 @@ fn meet_all(
     Ok(peers)
 }
 
-/// The ranks of an engine that this rank has to do with, the one whose aux row counts first.
+/// The ranks of an engine from which this rank gets bytes or a release, beginning with the rank
+/// whose aux row counts.
 fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<Introduction>), Cause> {
     let (mut dp_rank, mut dp_size) = (0, 1);
     let mut found = Vec::with_capacity(ranks.len());
@@ -164,7 +165,7 @@ fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<I
             found.sort_by_key(|source| !source.aux);
             found.iter().map(|source| source.index).collect()
         }
-        // Those in the right place are met all the same: they refuse, and their senders are told.
+        // Ranks in the right place are met nevertheless: they refuse, and their senders are told.
         Err(mismatch) => {
             let linked = (0..).zip(&geometries).filter(|(_, there)| shares(there, here).is_some());
             let linked: Vec<_> = linked.filter(|(_, there)| here.check(there).is_err()).collect();
@@ -189,7 +190,7 @@ fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<I
     Ok((dp_rank, dp_size, introductions.collect()))
 }
 
-/// The ways that both have, in this worker's order, and the offer of the KV service over them.
+/// The transports that both sides have, in this worker's order, and the offer of the KV service.
 fn choose<'a>(
     cx: &Context,
     rank: &'a RankRecord,
@@ -214,8 +215,8 @@ fn choose<'a>(
     })
 }
 
-/// The offer of the KV service that is spoken here; without one, the rank's only one. Where no version is
-/// common, the two still meet, if the cache can be read: so both sides are told.
+/// The offer of the KV service that fits; if no version is common, the rank's only offer. Even then
+/// the two workers meet, if the geometry can be read, so that both sides are told.
 fn choose_over<'a>(cx: &Context, own: &TransportOffer, rank: &'a RankRecord) -> Result<Chosen<'a>, Cause> {
     let Versions { min, max } = cx.config.versions.get();
     let spoken = Wanted { versions: u16::from(min)..=u16::from(max), ..Wanted::kv(&own.name) };
@@ -228,7 +229,7 @@ fn choose_over<'a>(cx: &Context, own: &TransportOffer, rank: &'a RankRecord) -> 
     })
 }
 
-/// Why the description of a rank's cache cannot be read: a newer version wrote it, or it is damaged.
+/// Why a rank's geometry cannot be read: a newer version wrote it, or it is damaged.
 fn unreadable(cx: &Context, offer: &ServiceOffer) -> Cause {
     let narrow = |version: u16| u8::try_from(version).unwrap_or(u8::MAX);
     let (ours, theirs) =

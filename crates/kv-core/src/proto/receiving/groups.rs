@@ -1,4 +1,5 @@
-//! The cache groups of a receiving session: which of them its sources have, and which they leave out.
+//! The cache groups of a receiving session: which groups the sources have, and which groups they
+//! leave out.
 
 use crate::error::Cause;
 use crate::groups::RequestGroups;
@@ -12,8 +13,8 @@ use crate::proto::groups::{Between, check_own_groups};
 use crate::proto::receiving::{ReceiveSession, Receiving};
 
 impl Receiving {
-    /// Takes the items of a session's cache groups. Those that come too late were promised to nobody: they come
-    /// back at once.
+    /// Takes the items of a session's cache groups. Items that come too late were not promised to
+    /// any source, and come back at once.
     pub(in crate::proto) fn take_groups(
         &mut self,
         cx: &mut Context,
@@ -39,8 +40,8 @@ impl Receiving {
         }
     }
 
-    /// Only optional groups may be left out, whatever the source says. Keeps of those that it says it
-    /// has left out the ones that the session has named.
+    /// Checks that a source leaves out only optional groups. Of the groups that the source has left
+    /// out, only those are kept that the session has named.
     pub(super) fn check_skipped(
         &mut self,
         cx: &mut Context,
@@ -66,8 +67,9 @@ impl Receiving {
         None
     }
 
-    /// The groups that a session names, of which nothing comes from any of its sources. To be asked
-    /// while all of them are there: one that is done with the session may leave before the others.
+    /// The groups that a session names and of which no source sends anything. Call this while all
+    /// sources are known: a source that is done with the session may be forgotten before the
+    /// others.
     pub(super) fn unheld_groups(&self, cx: &Context, receiver: &ReceiveSession) -> Vec<u16> {
         let maps =
             each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer)?.maps().inward());
@@ -78,7 +80,8 @@ impl Receiving {
 }
 
 impl ReceiveSession {
-    /// The groups of a session that succeeded, of which no source had all.
+    /// The groups of a successful session that at least one source has left out, or that no source
+    /// has.
     pub(super) fn skipped_groups(&self) -> Vec<u16> {
         if self.standing.poll() != KvPoll::Success {
             return Vec::new();

@@ -1,4 +1,5 @@
-//! Sessions of the receiving side. The picture is that of push; what differs in pull is in `reader.rs`.
+//! Sessions of the receiving side. The picture shows push; `reader.rs` describes what differs in
+//! pull.
 //!
 //! ```text
 //! open ─▶ lookup ─▶ hello ─▶ WaitingForInput ─ init(pages) ─▶ Register to each source ─▶ Transferring
@@ -8,8 +9,9 @@
 //! any failure ─▶ Failed ─▶ Abort to each source that may still write ─▶ AbortAck | proof of death | fence ─▶ pages back
 //! ```
 //!
-//! A *source* is a rank of the sending engine that writes into this rank, or lets it read: see [`source`]. Each is served by an
-//! attempt of its own, which is over once it is certain that this source writes no more.
+//! A *source* is a rank of the sending engine that writes into this rank, or lets this rank read:
+//! see [`source`]. Each source serves an attempt of its own. The attempt is over once it is certain
+//! that the source writes no more.
 
 mod aborting;
 mod finding;
@@ -44,7 +46,7 @@ pub(in crate::proto) struct Receiving {
     sessions: Sessions<ReceiveSession>,
 }
 
-/// A receiving session.
+/// One receiving session, from its opening until its pages have come back.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(in crate::proto) struct ReceiveSession {
@@ -52,26 +54,28 @@ pub(in crate::proto) struct ReceiveSession {
     standing: Standing,
     opened: Time,
     mode: TransferMode,
-    /// It reads, instead of being written to. Decided when all sources are met.
+    /// True if the session reads, false if it is written to. Decided when all sources have been
+    /// met.
     pulls: bool,
-    /// The sender's session that is meant.
+    /// The references to the senders' leases that the router carried; empty for any sender.
     lease_refs: Vec<LeaseRef>,
     question: Question,
     given: Option<(Pages, Option<AuxIndex>)>,
     /// Items of cache groups, given before the pages.
     groups: Option<RequestGroups>,
-    /// The groups among them that no source has. Known from the moment at which the pages are given.
+    /// The groups among them that no source has. Known once the pages are given.
     unheld: Vec<u16>,
-    /// Pages of the request that are here already; the given ones come after them.
+    /// How many pages of the request are here already; the given pages come after them.
     prefix: usize,
-    /// Pages that the request has on this rank in all, if they are dealt to ranks and that was told.
+    /// How many pages the request has on this rank in all. Known if pages are dealt to ranks and
+    /// the server told the number of tokens.
     total_pages: Option<usize>,
     sources: Vec<Source>,
     repeats: u32,
 }
 
 impl ReceiveSession {
-    /// True if nothing was heard about the source's registered attempt for a while.
+    /// True if nothing was heard for `quiet` about the source's registered attempt.
     fn is_quiet(&self, source: usize, now: Time, quiet: Duration) -> bool {
         let since = self.sources.get(source).and_then(Source::quiet_since);
         since.is_some_and(|since| now - since >= quiet)
@@ -90,7 +94,7 @@ impl Receiving {
         sources.filter_map(|source| source.reading.as_ref()).map(Reading::waiting_runs).sum()
     }
 
-    /// The source with this open attempt at the peer.
+    /// The source that has this open attempt at the peer.
     fn source_of(
         &mut self,
         cx: &mut Context,

@@ -1,4 +1,4 @@
-//! A receiving session begins: its sources are found and met, and its pages are given.
+//! How a receiving session begins: its sources are found and met, and its pages are given.
 
 use crate::error::Cause;
 use crate::id::{AuxIndex, PeerId, Room, SessionId};
@@ -59,8 +59,9 @@ impl Receiving {
         self.find_sources(cx, session);
     }
 
-    /// Notes the room of a receiver of an engine that adds suffixes. If another one is open whose id differs
-    /// in nothing but the suffix, the other side could take the one for the other: that is the cause.
+    /// Notes the room of a receiver whose engine appends suffixes. If another open receiver's id
+    /// differs only in the suffix, the other side could mistake one for the other: the cause says
+    /// so.
     pub(super) fn note_receiver(&mut self, cx: &mut Context, session: SessionId) -> Option<Cause> {
         if !cx.config.args.suffixes_requests() {
             return None;
@@ -91,7 +92,7 @@ impl Receiving {
         self.source_came_up(cx, session);
     }
 
-    /// A peer that the session waited for is up.
+    /// A peer for which the session waited is up.
     pub(in crate::proto) fn source_came_up(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Met { all, refusal, ways } = receiver.meet_sources(cx);
@@ -102,7 +103,8 @@ impl Receiving {
             return;
         }
         if receiver.mode == TransferMode::Auto {
-            // A reference is a sender's that waits for nobody: reading needs no registration first.
+            // A reference belongs to a sender that waits for nobody: reading needs no registration
+            // first.
             receiver.pulls = ways.read && (!receiver.lease_refs.is_empty() || !ways.write);
         }
         let pulls = receiver.pulls;
@@ -111,8 +113,8 @@ impl Receiving {
             if let Some(cause) = self.check_leases(cx, session) {
                 return self.fail(cx, session, cause);
             }
-            // The sender's pages are acquired at once: their lease is kept alive from now on, however
-            // long the request waits for pages of its own.
+            // The leases are acquired at once, and kept alive from now on, however long the request
+            // waits for pages of its own.
             self.open_attempts(cx, session);
             self.say_registrations(cx, session);
         }
@@ -176,13 +178,14 @@ impl Receiving {
         }
     }
 
-    /// Why the leases cannot be the sources'.
+    /// Why the leases in the references cannot be leases of these sources.
     pub(super) fn check_leases(&self, cx: &Context, session: SessionId) -> Option<Cause> {
         let receiver = self.sessions.get(&session)?;
         let first = receiver.lease_refs.first()?;
         let sources = || each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
         let unnamed = |peer: &&Peer| of_life(&receiver.lease_refs, peer.incarnation()).is_none();
-        // One lease may be of any source, and the others are acquired by the room. Several name all.
+        // A single reference may be for any source; the others are then acquired by the room.
+        // Several references name all sources.
         let stale = match receiver.lease_refs.len() {
             1 if sources().all(|peer| unnamed(&peer)) => sources().next(),
             1 => None,
@@ -198,18 +201,18 @@ impl Receiving {
     }
 }
 
-/// What a session has found when it met its sources.
+/// What a session knows after meeting its sources.
 struct Met {
-    /// None is missing.
+    /// True if every source has been met.
     all: bool,
-    /// The first of them that refuses says so.
+    /// The cause of the first source that refuses.
     refusal: Option<Cause>,
-    /// What the ways to all of them are good for.
+    /// The directions that the transport recommends for all of the sources.
     ways: Directions,
 }
 
 impl ReceiveSession {
-    /// Meets those of its sources that are up.
+    /// Meets the sources that are up.
     fn meet_sources(&mut self, cx: &Context) -> Met {
         let mut met = Met { all: true, refusal: None, ways: Directions::BOTH };
         for source in each(&mut self.sources) {

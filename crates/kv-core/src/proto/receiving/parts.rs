@@ -1,4 +1,4 @@
-//! Parts of a push that have arrived, as the sources tell it.
+//! The parts of a push that have arrived, as the sources tell them.
 
 use crate::error::Cause;
 use crate::groups::MAX_REQUEST_GROUPS;
@@ -9,7 +9,7 @@ use crate::proto::ending::Ending;
 use crate::proto::receiving::Receiving;
 use crate::wire::Progress;
 
-/// Most parts of one attempt: a peer that claims more is lying.
+/// Most parts of one attempt. A peer that claims more breaks the protocol.
 const MAX_PARTS: u32 = 1 << 22;
 /// Most gaps among the parts that have arrived.
 const MAX_PART_RUNS: usize = 1 << 16;

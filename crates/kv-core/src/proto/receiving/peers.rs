@@ -1,4 +1,5 @@
-//! What becomes of receiving sessions when a source falls silent, is proven quiet, or forgets the conversation.
+//! What becomes of receiving sessions when a source falls silent, is proven to write no more, or
+//! forgets the conversation.
 
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ use crate::proto::timer::Timer;
 use crate::time::Time;
 
 impl Receiving {
-    /// Attempts at the peer about which nothing was heard for `quiet`, as runs, of one heartbeat each. Where there
-    /// are too many for one time, each has its turn.
+    /// Attempts at the peer about which nothing was heard for `quiet`, as runs, one list for each
+    /// heartbeat. If there are too many for one time, they take turns.
     pub(in crate::proto) fn quiet_attempts(
         &self,
         cx: &mut Context,
@@ -41,7 +42,7 @@ impl Receiving {
         asked.chunks(MAX_ASKED).map(runs).collect()
     }
 
-    /// The sessions that have waited for the peer as long as for one that is silent.
+    /// The sessions that have waited for the peer as long as they would wait for a silent peer.
     pub(in crate::proto) fn impatient(&self, cx: &Context, id: PeerId) -> Vec<SessionId> {
         let (now, patience) = (cx.fx.now(), cx.config.timing.peer_timeout);
         let Some(peer) = cx.peers.get(id) else { return Vec::new() };
@@ -51,7 +52,7 @@ impl Receiving {
         each(peer.outgoing().waiting()).filter(waited).copied().collect()
     }
 
-    /// From `quiet_at` on it is proven that the peer writes no more.
+    /// It is proven that the peer writes nothing after `quiet_at`.
     pub(in crate::proto) fn source_is_quiet_at(
         &mut self,
         cx: &mut Context,
@@ -76,8 +77,8 @@ impl Receiving {
         self.settle(cx, session);
     }
 
-    /// The peer has forgotten the conversation, which it does only when nothing of it is in flight:
-    /// failed attempts are over, live ones begin again under the new conversation.
+    /// The peer has forgotten the conversation, which it does only when none of its writes is in
+    /// flight: failed attempts are over, and live attempts begin again in the new conversation.
     pub(in crate::proto) fn peer_forgot_us(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let open = peer.outgoing_mut().take_open();
@@ -92,7 +93,7 @@ impl Receiving {
                 continue;
             }
             if source.reading.is_some() {
-                // Whoever forgot the conversation has no lease of it any more.
+                // A peer that has forgotten the conversation has no lease of it any more.
                 source.end();
                 self.fail(cx, session, Cause::PeerRestarted);
                 continue;

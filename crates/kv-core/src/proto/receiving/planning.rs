@@ -1,4 +1,4 @@
-//! Plans the reads from one source: the pages that source and receiver name become descriptors.
+//! Plans the reads from one source: the pages of source and receiver become descriptors.
 
 use crate::error::Cause;
 use crate::groups::RequestGroups;
@@ -10,17 +10,17 @@ use crate::proto::groups::{Between, GroupPlans};
 use crate::proto::receiving::ReceiveSession;
 use crate::proto::receiving::reading::Reading;
 
-/// The reads from one source.
+/// The plans of the reads from one source.
 #[derive(Debug, Default)]
 pub(super) struct Planned {
-    /// The last is read first.
+    /// The plans; the last one is read first.
     pub(super) plans: Vec<Plan>,
-    /// Cache groups that only one side named: all of them optional.
+    /// The cache groups that only one side named, all of them optional.
     pub(super) skipped: Vec<u16>,
 }
 
-/// Plans the reads from the source at this position, of a session whose pages are given. `None` if source or session
-/// are not ready for that, an error if the two sides do not mean the same.
+/// Plans the reads from the source at this position, once the session's pages are given. `None` if
+/// the source or the session is not ready, an error if the two sides do not mean the same pages.
 pub(super) fn plan_reads(
     receiver: &ReceiveSession,
     index: usize,
@@ -36,7 +36,7 @@ pub(super) fn plan_reads(
     let mut others = each(receiver.sources.iter()).filter_map(|source| source.reading.as_ref());
     let agreed = others.find(|reading| reading.is_planned()).map(|reading| reading.pages().len());
     let registered = match agreed {
-        // Sources that hold other numbers of pages would each mean another prefix.
+        // Sources with different numbers of pages would each mean another prefix.
         Some(pages) if counted => pages,
         _ => prefix.saturating_add(wanted),
     };
@@ -46,11 +46,11 @@ pub(super) fn plan_reads(
     if row.is_some() && reading.aux().is_none() {
         return Some(Err(Cause::AuxOneSided { sender: false, receiver: true }));
     }
-    // Other ranks that hold the same pages are asked for the others.
+    // Other ranks that hold the same pages are asked for the other pages.
     let share = maps.geometry().parallel.page_range(wanted);
     let mine = given.list().slice(share.start, share.len()).unwrap_or_default();
     let pages = Plan::chunk(map, &mine, prefix.saturating_add(share.start), reading.pages());
-    // The row of the first source counts.
+    // The aux row of the first source counts.
     let rows = row.filter(|_| index == 0).zip(reading.aux());
     let aux = rows.map(|(here, there)| Plan::aux(map, here, there)).transpose();
     Some(gather(pages, plan_groups(receiver, reading, (map, ours, maps.geometry())), aux))
@@ -68,17 +68,19 @@ fn gather(
     Ok(Planned { plans: plans.filter(|plan| !plan.is_done()).collect(), skipped })
 }
 
-/// Nobody has to say how many pages the request has here already, if pages are counted alike on both sides.
+/// True if the number of pages that the receiver already has follows from the pages of both sides,
+/// because both sides count pages alike.
 fn is_counted(receiver: &ReceiveSession, map: &RegionMap) -> bool {
     receiver.prefix == 0 && map.same_pages()
 }
 
-/// How many pages the request has here already: they are those before the given ones.
+/// How many pages of the request the receiver already has; the given pages come after them.
 fn prefix_of(receiver: &ReceiveSession, map: &RegionMap, held: usize, wanted: usize) -> usize {
     if !is_counted(receiver, map) {
         return receiver.prefix;
     }
-    // Of dealt pages the number tells: ranks that disagree about the end must not shift the rest.
+    // With dealt pages, the number of tokens tells: ranks that disagree about the end must not
+    // shift the rest.
     let total_pages = receiver.total_pages.filter(|_| wanted > 0).unwrap_or(held);
     total_pages.saturating_sub(wanted)
 }
@@ -91,7 +93,7 @@ fn plan_groups(
     let between = Between { map, ours, theirs, source: Side::Remote };
     match (&receiver.groups, &receiver.given) {
         (Some(groups), _) => between.plan(groups, reading.groups()),
-        // A receiver that gives nothing at all reads nothing.
+        // A receiver that gives neither pages nor items reads nothing.
         (None, Some((given, _))) if given.is_empty() => Ok(GroupPlans::default()),
         (None, _) => between.plan(&RequestGroups::none(), reading.groups()),
     }

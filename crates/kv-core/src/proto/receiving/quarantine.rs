@@ -9,7 +9,7 @@ use crate::quarantine::{Quarantine, QuarantineReason};
 use crate::transport::WriteFence;
 
 impl Receiving {
-    /// What each session that has failed, and whose pages may not be used again yet, waits for.
+    /// What each failed session waits for whose pages may not be used again yet.
     pub(in crate::proto) fn quarantine(&self, cx: &Context) -> impl Iterator<Item = Quarantine> {
         let failed = self.sessions.iter().filter(|(_, receiver)| !receiver.standing.is_going());
         failed.map(|(session, receiver)| receiver.waits(cx, session))
@@ -34,7 +34,7 @@ impl ReceiveSession {
             },
             _ => None,
         };
-        // Of a dead peer that is forgotten, the timer knows.
+        // For a dead peer that is forgotten, the timer knows the time.
         let quiet = closing.and_then(|source| cx.fx.due(Timer::Quiet(session, source.peer)));
         Quarantine {
             peer: peer.map(|peer| peer.worker().clone()),
@@ -47,9 +47,9 @@ impl ReceiveSession {
     }
 }
 
-/// Why a peer that was told to stop still counts as writing.
+/// Why a peer that was told to stop may still be writing.
 fn why_closing(peer: Option<&Peer>) -> QuarantineReason {
-    // Of a dead peer the last writes may still be on their way.
+    // The last writes of a dead peer may still arrive.
     let Some(peer) = peer else { return QuarantineReason::PermissionEnds };
     match peer.writes_in().fence() {
         _ if peer.writes_in().is_revoking() => QuarantineReason::Revoking,

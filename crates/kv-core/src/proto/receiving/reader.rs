@@ -10,12 +10,12 @@
 //! any failure ─▶ Failed ─▶ Abort to each source (repeated by the peer's timer) ─▶ own READs ended ─▶ pages back
 //! ```
 //!
-//! A *proof* is an answer to a frame that was sent at `t`: whoever sent it still held the pages
-//! when the frame came, hence after `t`, and keeps them for the time that stands in it. So the
-//! pages are intact before `t` plus that time, by this side's clock and with a margin for clocks
-//! that run at different rates. A read that ended before that is right, without another round
-//! trip; one that ended at that moment or later waits for the answer to a heartbeat that was sent
-//! after its end.
+//! A *proof* is an answer to a frame that was sent at time `t`. The sender of the answer still held
+//! the pages when the frame came, hence after `t`, and keeps them for the time in the answer. So
+//! the pages are intact until `t` plus that time, by this side's clock and with a margin for clocks
+//! of different rates. A read that ended before that moment is right without another round trip. A
+//! read that ended at that moment or later waits for the answer to a heartbeat that was sent after
+//! the end of the read.
 
 use std::time::Duration;
 
@@ -69,14 +69,15 @@ impl Receiving {
         if let Some(cause) = expected.and_then(|expected| disagreement(&expected, &granted)) {
             return self.fail(cx, session, cause);
         }
-        // Each heartbeat walks along all attempts at the peer: it does not decide alone how often.
+        // Each heartbeat walks along all attempts at the peer: the peer alone must not decide how
+        // often.
         let least = cx.config.timing.keepalive / 10;
         let interval =
             (granted.interval_ms > 0).then(|| Duration::from_millis(granted.interval_ms).max(least));
         let attempt = granted.attempt;
         source.reading = Some(Reading::new(granted, interval, intact_until));
         if intact_until <= now {
-            // It was not asked for, or long ago: ask for a proof while the reads run.
+            // The lease was not asked for, or long ago: ask for a proof while the reads run.
             cx.say_heartbeat(id, Asks { leases: vec![(attempt.0, 1)], ..Asks::default() });
         }
         cx.watch_peer(id);
@@ -104,7 +105,8 @@ impl Receiving {
         cx.keep_beating(id, interval);
     }
 
-    /// The peer has answered a heartbeat: these leases, rising, hold for a while from when it was said.
+    /// The peer has answered a heartbeat. The leases in the answer, which rise, hold for a while
+    /// from the time of the heartbeat.
     pub(in crate::proto) fn leases_extended(&mut self, cx: &mut Context, id: PeerId, ack: HeartbeatAck) {
         let now = cx.fx.now();
         let Some(peer) = cx.peers.get(id) else { return };
@@ -130,7 +132,7 @@ impl Receiving {
         }
     }
 
-    /// Plans the reads from one source, once both the lease and the pages are there.
+    /// Plans the reads from one source, once the lease and the pages are there.
     pub(super) fn start_reading(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if receiver.standing.poll() != KvPoll::Transferring {
@@ -175,7 +177,7 @@ impl Receiving {
         cx.start_post(post, descs, None);
     }
 
-    /// A read of a session's has ended.
+    /// A read of a session has ended.
     pub(in crate::proto) fn on_read(
         &mut self,
         cx: &mut Context,
@@ -194,7 +196,8 @@ impl Receiving {
         self.reading_advanced(cx, session, index);
     }
 
-    /// A read has ended, or a proof has come: is the source done, and with it the session?
+    /// A read has ended, or a proof has come: checks whether the source is done, and with it the
+    /// session.
     fn reading_advanced(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         if !receiver.standing.is_going() {
@@ -213,8 +216,8 @@ impl Receiving {
         self.settle(cx, session);
     }
 
-    /// Asks the sources whose reads have ended too late whether the pages are still as they were;
-    /// repeated until answered.
+    /// Asks the sources whose last read ended too late whether the pages were still intact;
+    /// repeated until they answer.
     pub(super) fn ask_for_proof(&mut self, cx: &mut Context, session: SessionId) {
         if cx.fx.is_armed(Timer::Repeat(session)) {
             return;
@@ -238,8 +241,8 @@ impl Receiving {
         cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);
     }
 
-    /// A pull session has failed: its sources are told, again and again if need be. Its pages come back when its own
-    /// reads have ended.
+    /// A pull session has failed. Its sources are told until they acknowledge. Its pages come back
+    /// when its own reads have ended.
     pub(super) fn stop_reading(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let (room, lease_refs) = (receiver.room.clone(), receiver.lease_refs.clone());
@@ -256,7 +259,7 @@ impl Receiving {
         }
     }
 
-    /// How the reads of a session stand.
+    /// Whether reads of the session wait, and how many are in flight, for each source.
     pub(in crate::proto) fn posting(&self, session: SessionId) -> impl Iterator<Item = PostingState> {
         let sources = self.sessions.get(&session).into_iter().flat_map(|receiver| &receiver.sources);
         sources.filter_map(|source| {
@@ -266,7 +269,7 @@ impl Receiving {
     }
 }
 
-/// True if the peer has what it grants.
+/// True if the peer has all pages and items that it grants.
 fn is_possible(granted: &Granted, maps: &Maps) -> bool {
     granted.pages.check_below(maps.geometry().num_pages).is_ok()
         && granted.pages.check_distinct().is_ok()
@@ -274,7 +277,7 @@ fn is_possible(granted: &Granted, maps: &Maps) -> bool {
         && check_peer_groups(&granted.groups, maps.group_items()).is_ok()
 }
 
-/// How a lease differs from the reference that the router carried.
+/// How a lease differs from the reference that the router carried; `None` if it does not.
 fn disagreement(expected: &LeaseRef, granted: &Granted) -> Option<Cause> {
     if expected.lease_id != granted.lease_id {
         return Some(Cause::Protocol("a lease with another id"));

@@ -1,13 +1,14 @@
-//! What one source has granted to a reading session, and how far it has been read.
+//! What one source has granted to a reading session, and how far the session has read it.
 //!
 //! | state | from | when |
 //! |---|---|---|
-//! | `Waiting` | – | the source has granted its pages; there are no pages to read into yet |
-//! | `Reading` | `Waiting` | both are there: the reads are planned, and posted in their turn |
+//! | `Waiting` | – | the source has granted its pages; the session has no pages to read into yet |
+//! | `Reading` | `Waiting` | lease and pages are there: the reads are planned, and posted in their turn |
 //! | `Ended` | `Waiting` | there is nothing to read |
-//! | `Ended` | `Reading` | the last read has ended well, and nothing waits for its turn |
+//! | `Ended` | `Reading` | the last read has succeeded, and nothing waits for its turn |
 //!
-//! Reads that have ended are right if the pages were as they were granted until then: `is_proven`.
+//! Reads that have ended are right if the pages were intact until the end of the last read:
+//! `is_proven`.
 
 use std::time::Duration;
 
@@ -20,17 +21,18 @@ use crate::time::Time;
 use crate::transport::Desc;
 use crate::wire::Granted;
 
-/// A lease on the pages of one source.
+/// A lease on the pages of one source, and the reads under it.
 #[derive(Debug, Clone)]
 pub(super) struct Reading {
-    /// The sender's session.
+    /// The lease id: the sender's session.
     lease: SessionId,
     pages: PageList,
     aux: Option<AuxIndex>,
     groups: GroupLists,
-    /// How often the source wants heartbeats.
+    /// How often heartbeats are sent for the lease; `None` if the lease is not renewed.
     interval: Option<Duration>,
-    /// Before this moment, the pages are known to be as granted. At it they may be gone.
+    /// Before this moment, the pages are known to be intact. From this moment on they may be
+    /// overwritten.
     intact_until: Time,
     progress: Progress,
 }
@@ -52,20 +54,21 @@ enum Progress {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) number: u32,
-    /// What is to be read, at least one descriptor.
+    /// The descriptors to read, at least one.
     pub(super) descs: Vec<Desc>,
-    /// More can be posted.
+    /// True if more can be posted afterwards.
     pub(super) more: bool,
 }
 
 impl Reading {
-    /// What a source has granted. `interval` is how often heartbeats are sent for it.
+    /// The reading under a lease that a source has granted. `interval` is how often heartbeats are
+    /// sent for it.
     pub(super) fn new(granted: Granted, interval: Option<Duration>, intact_until: Time) -> Reading {
         let Granted { lease_id: lease, pages, aux, groups, .. } = granted;
         Reading { lease, pages, aux, groups, interval, intact_until, progress: Progress::Waiting }
     }
 
-    /// The sender's session.
+    /// The lease id: the sender's session.
     pub(super) fn lease(&self) -> SessionId {
         self.lease
     }
@@ -85,17 +88,17 @@ impl Reading {
         &self.groups
     }
 
-    /// How often the source wants heartbeats.
+    /// How often heartbeats are sent for the lease; `None` if the lease is not renewed.
     pub(super) fn interval(&self) -> Option<Duration> {
         self.interval
     }
 
-    /// The source has said that the pages are as they were granted, until then.
+    /// The source has proven that the pages are intact until this moment.
     pub(super) fn prove(&mut self, until: Time) {
         self.intact_until = self.intact_until.max(until);
     }
 
-    /// Runs of pages and items, as long as the reads are not planned.
+    /// How many runs of pages and items the lease has; 0 once the reads are planned.
     pub(super) fn waiting_runs(&self) -> usize {
         if self.is_planned() { 0 } else { self.pages.runs().len() + self.groups.runs() }
     }
@@ -105,8 +108,8 @@ impl Reading {
         !matches!(self.progress, Progress::Waiting)
     }
 
-    /// The pages to read into are there: takes the plans, the last of which is read first. True if there is
-    /// something to read, which then waits for its turn.
+    /// The pages to read into are there. Takes the plans, the last of which is read first. True if
+    /// there is something to read, which then waits for its turn.
     pub(super) fn plan(&mut self, plans: Vec<Plan>, now: Time) -> bool {
         let reads = !plans.is_empty();
         self.progress = match reads {
@@ -116,8 +119,8 @@ impl Reading {
         reads
     }
 
-    /// The turn of these reads has come: the next part, of at most so many descriptors and bytes. Its post counts
-    /// as started. `None` if there is nothing to post.
+    /// Hands out the next part, of at most this many descriptors and bytes, when the turn of these
+    /// reads has come. Its post counts as started. `None` if there is nothing to post.
     pub(super) fn next_part(&mut self, max_sge: usize, max_bytes: u64) -> Option<Part> {
         let Progress::Reading { plans, queued, next_part, outstanding } = &mut self.progress else {
             return None;
@@ -144,7 +147,7 @@ impl Reading {
         Some(Part { number, descs, more: *queued })
     }
 
-    /// A post has ended, well or not.
+    /// A post has ended. `well` is true if it succeeded.
     pub(super) fn post_ended(&mut self, well: bool, now: Time) {
         let Progress::Reading { queued, outstanding, .. } = &mut self.progress else { return };
         *outstanding = outstanding.saturating_sub(1);
@@ -165,7 +168,7 @@ impl Reading {
         matches!(self.progress, Progress::Ended(_))
     }
 
-    /// True if everything is read, and the pages were as granted until the last read had ended.
+    /// True if everything is read, and the pages were intact until the end of the last read.
     pub(super) fn is_proven(&self) -> bool {
         matches!(self.progress, Progress::Ended(ended) if ended < self.intact_until)
     }

@@ -1,4 +1,4 @@
-//! What a receiving session asks of its sources, repeated until each has acknowledged it.
+//! What a receiving session asks of its sources, repeated until each source has acknowledged it.
 
 use crate::error::Cause;
 use crate::groups::RequestGroups;
@@ -29,7 +29,7 @@ impl Receiving {
                 Delivery::Read(acquire) => acquire.number = cx.number(peer),
             }
             if !cx.send_long(peer, &Body::Register(register)) {
-                // It would never arrive.
+                // A frame of this length would never arrive.
                 let cause = Cause::Protocol("pages too scattered for one frame");
                 return self.fail(cx, session, cause);
             }
@@ -58,9 +58,10 @@ impl Receiving {
 }
 
 impl ReceiveSession {
-    /// What is said to each source that has not acknowledged it, as of now.
+    /// The registrations for the sources that have not acknowledged one.
     fn registrations(&self, cx: &Context) -> Vec<(PeerId, Register)> {
-        // A little longer than this side waits: its own deadline shall end it, not the peer's patience.
+        // A little longer than this side waits: the session should end by its own deadline, not by
+        // the sender's patience.
         let left = self.standing.deadline().saturating_sub(cx.fx.now() - self.opened);
         let ttl = left + cx.config.timing.retry_first;
         let mut frames = Vec::new();
@@ -81,7 +82,8 @@ impl ReceiveSession {
         frames
     }
 
-    /// How the source at a position is to serve the session: read, or written once the pages are given.
+    /// What the source at a position is asked to do: to let the session read, or to write into its
+    /// pages once they are given.
     fn delivery(&self, index: usize, peer: &Peer) -> Option<Delivery> {
         if self.pulls {
             let lease_id = of_life(&self.lease_refs, peer.incarnation()).map(|lease| lease.lease_id);
@@ -95,7 +97,7 @@ impl ReceiveSession {
             first_page: number(self.prefix.saturating_add(share.start)),
             total_pages: number(self.prefix.saturating_add(pages.len())),
             aux: *aux,
-            // The first source is the one whose row counts.
+            // The aux row of the first source counts.
             aux_here: index == 0,
             groups: self.groups.as_ref().map(RequestGroups::lists).unwrap_or_default(),
             ask: 0,

@@ -1,13 +1,14 @@
-//! One source of a receiving session: a rank of the sending engine that writes into this rank, or lets it read.
+//! One source of a receiving session: a rank of the sending engine that writes into this rank, or
+//! lets this rank read.
 //!
 //! | source | from | when |
 //! |---|---|---|
 //! | `Meeting` | – | the peer is not up yet |
 //! | `Met` | `Meeting` | the hello was answered |
-//! | `Open` | `Met` | the registration, or the acquire message, is said until it is acknowledged |
-//! | `Open` | `Open` | the peer has forgotten the conversation: the registration is said again, as a new attempt |
-//! | `Closing` | `Open` | the session failed: the abort is said until it is acknowledged |
-//! | `Closing` | `Met` | the session failed before its registration: the abort goes ahead of it |
+//! | `Open` | `Met` | the registration, or the acquire message, is sent until it is acknowledged |
+//! | `Open` | `Open` | the peer has forgotten the conversation: the registration is sent again, as a new attempt |
+//! | `Closing` | `Open` | the session failed: the abort is sent until it is acknowledged |
+//! | `Closing` | `Met` | the session failed before its registration: an abort is sent in place of it |
 //! | `Over` | `Meeting`, `Met` | the session failed, and the source was told nothing that it must stop |
 //! | `Over` | `Open` | all its parts are in place, everything is read, it failed and is quiet, or a peer that lets it read forgot the conversation |
 //! | `Over` | `Closing` | the abort was acknowledged, the source failed and is quiet, the peer forgot the conversation, is proven dead and its wire quiet, or is fenced off; of a read, when the abort is said |
@@ -17,19 +18,19 @@ use crate::id::{Attempt, PeerId};
 use crate::proto::run_set::RunSet;
 use crate::time::Time;
 
-/// A source, and what has come of it.
+/// A source, and what has arrived from it.
 #[derive(Debug, Clone)]
 pub(super) struct Source {
     pub(super) peer: PeerId,
     state: State,
-    /// When something was last heard about the attempt, or the source was chosen.
+    /// When something was last heard about the attempt, or when the source was chosen.
     last_news: Time,
     pub(super) parts: RunSet,
-    /// How many parts there are, once the source has said so.
+    /// How many parts there are in all; `None` until the source has told the number.
     pub(super) total: Option<u32>,
-    /// RequestGroups that the source has left out.
+    /// The cache groups that the source has left out.
     pub(super) skipped: Vec<u16>,
-    /// Of a session that reads: the lease, once it has come.
+    /// In a session that reads: the lease, once it has been granted.
     pub(super) reading: Option<Reading>,
 }
 
@@ -39,7 +40,7 @@ enum State {
     Met,
     Open {
         attempt: Attempt,
-        /// The peer has the registration, or the acquire message.
+        /// True if the peer has the registration, or the acquire message.
         acknowledged: bool,
     },
     Closing {
@@ -48,16 +49,16 @@ enum State {
     Over,
 }
 
-/// What a source that is told of its session's failure was before.
+/// The state that a source had when its session failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Closes {
-    /// It had not been met.
+    /// The source had not been met.
     Meeting,
-    /// It had been met, and knows nothing of the session.
+    /// The source had been met, and knows nothing of the session.
     Met,
-    /// It had this attempt, which closes now.
+    /// The source had this attempt, which is closing now.
     Open(Attempt),
-    /// Nothing changes: it closes already, or is over.
+    /// The source is closing already, or is over.
     Already,
 }
 
@@ -92,7 +93,7 @@ impl Source {
         self.state == State::Over
     }
 
-    /// Its attempt, while that is open.
+    /// The source's attempt, while it is open.
     pub(super) fn open_attempt(&self) -> Option<Attempt> {
         match self.state {
             State::Open { attempt, .. } => Some(attempt),
@@ -100,7 +101,7 @@ impl Source {
         }
     }
 
-    /// Its attempt, while that is open and the peer has not acknowledged it.
+    /// The source's attempt, while it is open and the peer has not acknowledged it.
     pub(super) fn unacknowledged(&self) -> Option<Attempt> {
         match self.state {
             State::Open { attempt, acknowledged: false } => Some(attempt),
@@ -108,7 +109,7 @@ impl Source {
         }
     }
 
-    /// Its attempt, while the peer has not said that it writes no more.
+    /// The source's attempt, while the peer has not said that it writes no more.
     pub(super) fn closing_attempt(&self) -> Option<Attempt> {
         match self.state {
             State::Closing { attempt } => Some(attempt),
@@ -116,7 +117,8 @@ impl Source {
         }
     }
 
-    /// When something was last heard of an attempt that the peer has, and for which there are no heartbeats.
+    /// When something was last heard about the attempt, if the peer has it and no heartbeats are
+    /// sent for it.
     pub(super) fn quiet_since(&self) -> Option<Time> {
         let waits = matches!(self.state, State::Open { acknowledged: true, .. }) && self.reading.is_none();
         waits.then_some(self.last_news)
@@ -131,20 +133,21 @@ impl Source {
         }
     }
 
-    /// Its attempt is opened.
+    /// The source's attempt is opened.
     pub(super) fn open(&mut self, attempt: Attempt, now: Time) {
         self.state = State::Open { attempt, acknowledged: false };
         self.last_news = now;
     }
 
-    /// The peer has forgotten the attempt: another one takes its place, and nothing has come of it.
+    /// The peer has forgotten the attempt. Another attempt takes its place, of which nothing has
+    /// arrived yet.
     pub(super) fn reopen(&mut self, attempt: Attempt) {
         self.state = State::Open { attempt, acknowledged: false };
         self.parts = RunSet::default();
         self.total = None;
     }
 
-    /// Something was heard about its attempt: the peer has it.
+    /// Something was heard about the attempt: the peer has it.
     pub(super) fn hear(&mut self, now: Time) {
         if let State::Open { acknowledged, .. } = &mut self.state {
             *acknowledged = true;
@@ -152,7 +155,8 @@ impl Source {
         self.last_news = now;
     }
 
-    /// The session has failed. A source that was not open is over, unless it is [aborted](Source::abort).
+    /// The session has failed. A source that was not open is over, unless it is
+    /// [aborted](Source::abort) afterwards.
     pub(super) fn close(&mut self) -> Closes {
         let (state, closes) = match self.state {
             State::Meeting => (State::Over, Closes::Meeting),
@@ -164,13 +168,13 @@ impl Source {
         closes
     }
 
-    /// The session has failed before it registered: this attempt says so.
+    /// The session has failed before it registered: this attempt tells the source so.
     pub(super) fn abort(&mut self, attempt: Attempt) {
         self.state = State::Closing { attempt };
     }
 
-    /// It is certain that it writes no more, or it has nothing to do with the session. Its attempt, if it had one
-    /// that was not over.
+    /// It is certain that the source writes no more, or the source has nothing to do with the
+    /// session. Returns its attempt, if it had one that was not over.
     pub(super) fn end(&mut self) -> Option<Attempt> {
         let attempt = self.open_attempt().or(self.closing_attempt());
         self.state = State::Over;

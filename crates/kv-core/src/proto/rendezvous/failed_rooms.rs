@@ -1,4 +1,4 @@
-//! Rooms whose one half has failed before the other came.
+//! Rooms in which one side has failed before the other side came.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,14 +9,14 @@ use crate::meter::{each, step};
 use crate::time::Time;
 use crate::transport::Origin;
 
-/// Rooms whose one half has failed before the other came, so that the other is told when it comes.
-/// Bounded in number and in time; each entry is good for one latecomer, unless nobody knew how many
-/// there would be.
+/// Rooms in which one side has failed before the other side came, so that the other side is told
+/// when it comes. Bounded in number and in time. Each entry is for one latecomer, unless the number
+/// of latecomers is unknown.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FailedRooms {
     waiters: Waiters<u64>,
     rooms: BTreeMap<u64, FailedRoom>,
-    /// The entries that a connection has to answer for, oldest first.
+    /// The entries on the account of each connection, oldest first.
     by_origin: BTreeMap<Option<Origin>, VecDeque<u64>>,
     next: u64,
 }
@@ -30,19 +30,21 @@ struct FailedRoom {
     origin: Option<Origin>,
 }
 
-/// How many latecomers a failed room is good for.
+/// For how many latecomers a failed room is kept.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::proto) enum Latecomers {
-    /// So many.
+    /// For this many latecomers.
     Left(usize),
-    /// The number of ranks that the first latecomer tells, less this number of ranks that have ended.
+    /// For the number of ranks that the first latecomer tells, less this number of ranks that have
+    /// ended.
     AllBut(usize),
 }
 
 impl FailedRooms {
-    /// Remembers a room on account of a connection, or of this worker's own scheduler. Each of them has
-    /// `max` entries at most, of which the oldest makes room; all have `most` together, of which whoever
-    /// has the most gives up the oldest.
+    /// Remembers a room on the account of a connection, or of this worker's own scheduler (`None`).
+    /// Each account has at most `max` entries, of which the oldest is dropped. All accounts
+    /// together have at most `most` entries; beyond that, the account with the most entries drops
+    /// its oldest.
     pub(super) fn insert(
         &mut self,
         (named, cause): (Named, PeerCause),
@@ -64,7 +66,8 @@ impl FailedRooms {
         self.next += 1;
     }
 
-    /// Takes the entry that a newcomer to the room meets, who says that there are `ranks` like it.
+    /// Takes the entry that a newcomer to the room meets. The newcomer says that it is one of
+    /// `ranks`.
     pub(super) fn take(&mut self, named: &Named, ranks: u32) -> Option<PeerCause> {
         loop {
             let id = self.waiters.find(named).ok()??;

@@ -1,8 +1,8 @@
-//! Where senders and registrations of one request find each other, whichever comes first.
+//! The meeting place of senders and registrations of one request, whichever comes first.
 //!
-//! Equal rooms match. Otherwise rooms match if they are equal after the suffixes are removed that engines
-//! say they add, and if exactly one waiting room qualifies; with two candidates, all of them fail as
-//! ambiguous.
+//! Two equal rooms match. Otherwise two rooms match if they are equal after removing the suffixes
+//! that engines say they append, and if exactly one waiting room qualifies. If two waiting rooms
+//! qualify, all of them fail as ambiguous.
 
 mod failed_rooms;
 mod named;
@@ -21,16 +21,16 @@ use crate::error::PeerCause;
 use crate::id::{Attempt, PeerId, Room, SessionId};
 use crate::transport::Origin;
 
-/// The meeting place of a node's serving half.
+/// The meeting place of one worker.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rendezvous {
     /// Senders that lack receivers.
     senders: Waiters<SessionId>,
-    /// Receivers of this worker, if its engine adds suffixes to the ids of requests.
+    /// Open receivers of this worker, if its engine appends suffixes to the ids of requests.
     receivers: Waiters<SessionId>,
     /// Registrations that lack a sender.
     registrations: Waiters<(PeerId, Attempt)>,
-    /// What they cost, in all and by connection.
+    /// The cost of the waiting registrations, in all.
     waiting: Cost,
     waiting_of: BTreeMap<Option<Origin>, Cost>,
     /// Rooms whose sender failed before all receivers registered.
@@ -39,25 +39,25 @@ pub(super) struct Rendezvous {
     failed_receivers: FailedRooms,
 }
 
-/// What registrations cost.
+/// The cost of registrations that wait.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Cost {
-    /// How many.
+    /// How many registrations wait.
     registrations: usize,
-    /// Runs of pages in them.
+    /// How many runs of pages these registrations have.
     runs: usize,
 }
 
 impl Rendezvous {
     // ---- senders --------------------------------------------------------------------------------
 
-    /// A sender begins to wait: what became of earlier ones in its room does not matter any more.
+    /// A sender begins to wait. Earlier failures in its room are forgotten.
     pub(super) fn await_receivers(&mut self, named: &Named, sender: SessionId) {
         self.failed_senders.clear(named);
         self.senders.insert(named, sender);
     }
 
-    /// A sender waits no more: all its receivers have come, or it has ended.
+    /// A sender stops waiting: all of its receivers have come, or it has ended.
     pub(super) fn await_no_more(&mut self, named: &Named, sender: SessionId) {
         self.senders.remove(named, sender);
     }
@@ -74,7 +74,7 @@ impl Rendezvous {
 
     // ---- registrations --------------------------------------------------------------------------
 
-    /// True if one more registration may wait: there is room in all, and in the connection's share.
+    /// True if one more registration may wait, by the limits of all connections and of this one.
     pub(super) fn has_room(&self, limits: &Limits, origin: Option<Origin>, runs: usize) -> bool {
         let fits = |cost: Cost, share: usize| {
             cost.registrations < limits.max_registrations / share
@@ -100,7 +100,7 @@ impl Rendezvous {
         }
     }
 
-    /// A registration waits no more.
+    /// A registration stops waiting.
     pub(super) fn leave(
         &mut self,
         named: &Named,
@@ -131,8 +131,8 @@ impl Rendezvous {
 
     // ---- receivers of this worker ---------------------------------------------------------------
 
-    /// A receiver of this worker is opened. The one that is open in a room which could be taken for its own, or
-    /// the first of two such rooms.
+    /// Notes a receiver of this worker. Returns an open receiver whose room could be mistaken for
+    /// the new one's room, or an error with one of two such rooms.
     pub(super) fn note_receiver(
         &mut self,
         named: &Named,
@@ -150,7 +150,7 @@ impl Rendezvous {
 
     // ---- halves that have failed ----------------------------------------------------------------
 
-    /// A sender has failed: receivers that have not registered yet are told when they do.
+    /// A sender has failed. Receivers that register later are told the cause.
     pub(super) fn sender_failed(
         &mut self,
         (fx, config): (&mut Effects, &NodeConfig),
@@ -167,12 +167,13 @@ impl Rendezvous {
         fx.arm_once(Timer::Rooms, until);
     }
 
-    /// Why the sender that a registration would have met has failed. There are `ranks` like the newcomer.
+    /// Why the sender has failed that this registration would have met. The newcomer is one of
+    /// `ranks`.
     pub(super) fn failed_sender_for(&mut self, named: &Named, ranks: u32) -> Option<PeerCause> {
         self.failed_senders.take(named, ranks)
     }
 
-    /// A receiver of a connection's will never register: its sender is told when it comes.
+    /// A receiver will never register. Its sender is told the cause when it comes.
     pub(super) fn receiver_failed(
         &mut self,
         (fx, config): (&mut Effects, &NodeConfig),
@@ -187,12 +188,12 @@ impl Rendezvous {
         fx.arm_once(Timer::Rooms, until);
     }
 
-    /// Why a receiver that the sender would have met will never come.
+    /// Why a receiver that this sender would have met will never come.
     pub(super) fn failed_receiver_for(&mut self, named: &Named) -> Option<PeerCause> {
         self.failed_receivers.take(named, 1)
     }
 
-    /// Forgets failed halves whose time is over.
+    /// Forgets failed rooms whose time is over.
     pub(super) fn expire(&mut self, fx: &mut Effects) {
         self.failed_senders.expire(fx.now());
         self.failed_receivers.expire(fx.now());
@@ -209,12 +210,12 @@ impl Rendezvous {
         self.registrations.len()
     }
 
-    /// Runs of pages in them.
+    /// How many runs of pages the waiting registrations have.
     pub(super) fn waiting_runs(&self) -> usize {
         self.waiting.runs
     }
 
-    /// How many failed halves are remembered.
+    /// How many failed rooms are remembered.
     pub(super) fn failed_rooms(&self) -> usize {
         self.failed_senders.len() + self.failed_receivers.len()
     }

@@ -1,13 +1,13 @@
-//! Rooms as the engines name them: with a suffix of their own, or without.
+//! Rooms with and without the suffix of an engine.
 
 use crate::id::Room;
 
-/// A room as one side knows it.
+/// A room as one side of a request knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::proto) struct Named {
-    /// The room.
+    /// The room, with the suffix if the engine appends one.
     pub(in crate::proto) room: Room,
-    /// Without the suffix of that side's engine.
+    /// The room without the suffix of that side's engine.
     pub(super) base: Room,
 }
 
@@ -22,7 +22,7 @@ impl Named {
     }
 }
 
-/// Two rooms that a third one could mean.
+/// Two rooms that a third room could mean.
 pub(in crate::proto) type Ambiguity = (Room, Room);
 
 #[cfg(test)]

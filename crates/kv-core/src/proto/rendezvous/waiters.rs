@@ -1,15 +1,15 @@
-//! Who waits in which room.
+//! Waiting senders or registrations, by room.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::named::{Ambiguity, Named};
 use crate::id::Room;
 
-/// Who waits, by room.
+/// Waiting senders or registrations, by room.
 #[derive(Debug, Clone)]
 pub(super) struct Waiters<T> {
     exact: BTreeMap<Room, BTreeSet<(u64, T)>>,
-    /// How many wait, by room, by room without suffix.
+    /// How many wait, by room without suffix and then by whole room.
     base: BTreeMap<Room, BTreeMap<Room, usize>>,
     arrival: BTreeMap<T, u64>,
     next: u64,
@@ -51,7 +51,7 @@ impl<T: Copy + Ord> Waiters<T> {
         }
     }
 
-    /// Whom a newcomer to the room meets: of several in one room the oldest.
+    /// The waiter that a newcomer to the room meets; the oldest if several wait in one room.
     pub(super) fn find(&self, named: &Named) -> Result<Option<T>, Ambiguity> {
         let oldest = |room: &Room| self.exact.get(room).and_then(|waiting| Some(waiting.first()?.1));
         if let Some(found) = oldest(&named.room) {
@@ -66,7 +66,7 @@ impl<T: Copy + Ord> Waiters<T> {
         }
     }
 
-    /// Somebody in this room.
+    /// A waiter in exactly this room.
     pub(super) fn find_exact(&self, room: &Room) -> Option<T> {
         self.exact.get(room).and_then(|waiting| Some(waiting.first()?.1))
     }

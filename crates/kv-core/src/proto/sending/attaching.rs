@@ -1,4 +1,4 @@
-//! A registration, or an acquire message, and its sender meet.
+//! A registration, or an acquire message, meets its sender.
 
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Incarnation, PeerId, SessionId};
@@ -12,7 +12,7 @@ use crate::trace::KvWhat;
 use crate::wire::{Body, ConversationId, Delivery, Registered};
 
 impl Sending {
-    /// A registration and its sender meet.
+    /// Makes a receiver a target of its sender.
     pub(super) fn attach(
         &mut self,
         cx: &mut Context,
@@ -54,7 +54,8 @@ impl Sending {
 }
 
 impl SendSession {
-    /// Whether a registration fits the session: its mode, and how many receivers it says that there are.
+    /// Whether a registration fits the session: the transfer mode, and the number of receivers that
+    /// it tells.
     fn admit(&mut self, registration: &Registration) -> Result<(), PeerCause> {
         let wanted = match registration.delivery {
             Delivery::Write(_) => TransferMode::Push,
@@ -67,14 +68,15 @@ impl SendSession {
         if self.learns && self.targets.is_empty() {
             self.receivers = ranks;
         } else if !self.receivers.is_multiple_of(ranks) {
-            // The scheduler may give one request to several engines, but not to parts of one.
+            // The scheduler may give one request to several engines, but not to parts of one
+            // engine.
             return Err(PeerCause::ReceiverCount { expected: self.receivers, told: ranks });
         }
         Ok(())
     }
 
-    /// The place of a receiver among the targets. One that was served in a conversation that is over, and does
-    /// not know that, is not another receiver, but the same one in the same place.
+    /// The position of a receiver among the targets. A receiver that was served in a conversation
+    /// that is over, and does not know that, keeps its position: it is the same receiver.
     fn place_of(&mut self, receiver: Incarnation, conversation: ConversationId) -> usize {
         let before = self.target_of.get(&receiver).copied();
         let replaced = before.filter(|&before| {
@@ -89,7 +91,7 @@ impl SendSession {
     }
 }
 
-/// What a registration is among its peer's attempts, and among its sender's targets.
+/// The states that a registration begins among its peer's attempts and among its sender's targets.
 fn roles(session: SessionId, target: usize, delivery: Delivery) -> (Incoming, Role) {
     match delivery {
         Delivery::Write(to) => {

@@ -1,7 +1,7 @@
-//! Attempts of peers at this node, before and after a session serves them: registrations that wait,
-//! aborts, and answers to receivers that missed something.
+//! Attempts of peers at this worker, before and after a session serves them: waiting registrations,
+//! aborts, and answers to receivers that missed a message.
 //!
-//! The states of an attempt stand at [`Incoming`]. An attempt that its receiver has ended is closed
+//! [`Incoming`] lists the states of an attempt. An attempt that its receiver has ended is closed
 //! for ever: a registration that arrives after its abort is never served.
 
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::trace::Dropped;
 use crate::transport::Origin;
 use crate::wire::{Abort, AbortAck, Body, Delivery, Destination, Failed, Progress, Register, Registered};
 
-/// Most runs of parts that one answer lists; the receiver asks again for the rest.
+/// Most runs of parts in one answer. The receiver asks again for the rest.
 const MAX_TOLD_RUNS: usize = 1024;
 
 impl Sending {
@@ -53,7 +53,8 @@ impl Sending {
         }
     }
 
-    /// A registration is repeated. Nothing, if its number stands for one of the other kind.
+    /// A registration is repeated. Does nothing if its number is that of an attempt of the other
+    /// kind.
     fn register_again(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt, delivery: &Delivery) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         match (peer.incoming_mut().get_mut(attempt), delivery) {
@@ -77,15 +78,16 @@ impl Sending {
         }
     }
 
-    /// True if a frame about an attempt with this number may be taken: it is not over, and near enough to
-    /// the others to be kept.
+    /// True if a message about an attempt with this number may be accepted: the attempt is not
+    /// over, and the number is near enough to the others.
     pub(super) fn may_note(&self, cx: &Context, peer: &Peer, attempt: Attempt) -> bool {
         let attempts = &peer.incoming();
         attempts.get(attempt).is_some()
             || !attempts.is_closed(attempt) && attempts.has_room(attempt, cx.config.limits.max_attempts)
     }
 
-    /// Brings a new registration or acquire message to its sender, or lets it wait for one.
+    /// Finds the sender for a new registration or acquire message, or lets the message wait for
+    /// one.
     pub(super) fn seek_sender(
         &mut self,
         cx: &mut Context,
@@ -128,7 +130,8 @@ impl Sending {
         }
     }
 
-    /// Two senders wait whose rooms could both be meant: none of the three can be served.
+    /// Two senders wait whose rooms could both be meant by a registration: none of the three can be
+    /// served.
     fn refuse_ambiguous(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt, rooms: &Ambiguity) {
         let (room, other) = rooms.clone();
         self.refuse_attempt(cx, id, attempt, PeerCause::AmbiguousRoom { room, other });
@@ -203,7 +206,8 @@ impl Sending {
         }
     }
 
-    /// Fails a registration on this side's account: its sender should not wait for another one.
+    /// Fails a registration for a reason of this side: its sender should not wait for another
+    /// registration.
     fn refuse_registration(
         &mut self,
         cx: &mut Context,
@@ -248,7 +252,8 @@ impl Sending {
         }
         let (named, origin) = (Named::new(room, peer.suffixes_requests()), peer.origin());
         if peer.incoming().get(attempt).is_none() && cx.peers.lingers(id) {
-            // It may be of a former conversation, whose writes have not ended. The peer will ask again.
+            // The abort may be of a former conversation, whose writes have not ended. The peer will
+            // ask again.
             return;
         }
         match peer.incoming().get(attempt) {
@@ -257,7 +262,7 @@ impl Sending {
                 if let Some(target) = target {
                     target.ask_abort();
                 }
-                // Acknowledged once the target's posts have ended: maybe now, maybe later.
+                // The abort is acknowledged once the target's posts have ended: now or later.
                 return self.fail(cx, session, Cause::ByPeer(cause));
             }
             Some(&Incoming::Reading { session, target: index, .. }) => {
@@ -265,7 +270,7 @@ impl Sending {
                     target.ask_abort();
                 }
                 self.fail(cx, session, Cause::ByPeer(cause));
-                // It may have failed before.
+                // The session may have failed before.
                 return self.reader_let_go(cx, session, index);
             }
             Some(Incoming::Waiting(_)) => {
@@ -284,7 +289,7 @@ impl Sending {
         cx.send(id, Body::AbortAck(AbortAck { attempt }));
     }
 
-    /// A receiver will never register: its sender is told, now or when it comes.
+    /// A receiver will never register. Its sender is told the cause, now or when it comes.
     fn receiver_gave_up(
         &mut self,
         cx: &mut Context,
@@ -298,7 +303,7 @@ impl Sending {
                 let with = (&mut cx.fx, &cx.config);
                 cx.rendezvous.receiver_failed(with, named.clone(), cause, origin);
             }
-            // One of them waits in vain, and nobody can tell which.
+            // One of two senders waits in vain, and nothing tells which.
             Err(rooms) => self.fail_ambiguous_senders(cx, &rooms),
         }
     }
@@ -343,7 +348,7 @@ impl Sending {
         cx.send(id, body);
     }
 
-    /// A failed attempt is quiet: the receiver may have its pages back.
+    /// A failed attempt is quiet: the receiver may use its pages again.
     pub(super) fn attempt_failed(
         &mut self,
         cx: &mut Context,
@@ -364,7 +369,7 @@ impl Sending {
     }
 }
 
-/// True if the peer has not got what it wants to be filled.
+/// True if the receiver's own cache lacks a page, item or aux row that it wants to be filled.
 fn is_out_of_range(to: &Destination, maps: &Maps) -> bool {
     to.pages.check_below(maps.geometry().num_pages).is_err()
         || to.pages.check_distinct().is_err()

@@ -1,5 +1,5 @@
-//! The commands by which a scheduler gives the pages of a sending session: chunk by chunk, final at once or layer
-//! by layer. What is noted of them is in `given.rs`.
+//! The commands by which a scheduler gives the pages of a sending session: chunk by chunk, final at
+//! once or layer by layer. `given.rs` keeps the record of them.
 
 use std::ops::Range;
 
@@ -13,14 +13,15 @@ use crate::proto::sending::Sending;
 use crate::trace::KvWhat;
 
 impl Sending {
-    /// All pages of the chunk are final.
+    /// Takes the pages of a chunk, all of which are final.
     pub(in crate::proto) fn send_chunk(&mut self, cx: &mut Context, session: SessionId, chunk: Pages) {
         if let Some(number) = self.begin_chunk(cx, session, chunk) {
             self.layers_final(cx, session, number, None);
         }
     }
 
-    /// Takes the next pages; their number, unless the session has ended.
+    /// Takes the next pages, of which no layer is final. Returns the number of the chunk, unless
+    /// the session has ended.
     pub(in crate::proto) fn begin_chunk(
         &mut self,
         cx: &mut Context,
@@ -44,7 +45,7 @@ impl Sending {
         None
     }
 
-    /// Layers of a chunk are final; `None` for all of this rank.
+    /// Layers of a chunk are final; `None` for all layers of this rank.
     pub(in crate::proto) fn layers_final(
         &mut self,
         cx: &mut Context,

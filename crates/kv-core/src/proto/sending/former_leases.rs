@@ -1,4 +1,4 @@
-//! What became of leases that are no more, for readers that come late.
+//! What became of leases that have ended, for readers that come late.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,7 +6,7 @@ use crate::error::PeerCause;
 use crate::id::SessionId;
 use crate::meter::step;
 
-/// What became of leases that are no more: bounded, the oldest are forgotten first.
+/// What became of leases that have ended. Bounded: the oldest entries are forgotten first.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FormerLeases {
     causes: BTreeMap<SessionId, PeerCause>,

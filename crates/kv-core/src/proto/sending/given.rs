@@ -1,11 +1,11 @@
-//! The pages of a sending session, as its scheduler gives them.
+//! The pages of a sending session, as the scheduler has given them.
 //!
 //! | state | from | when |
 //! |---|---|---|
 //! | unannounced | – | the session was opened |
 //! | announced | unannounced | the scheduler said how many pages the request has |
 //! | in hand | announced | a chunk was begun |
-//! | final, in part | in hand | layers of the chunk were announced as final: these may be written |
+//! | final, in part | in hand | layers of the chunk were announced as final: these layers may be written |
 //! | complete | final, in part | all announced pages are given, and every chunk is final in all layers: the aux row may be written, and the pages may be read |
 
 use std::ops::Range;
@@ -23,16 +23,16 @@ use crate::proto::run_set::RunSet;
 pub(super) struct Given {
     announced: Option<(usize, Option<AuxIndex>)>,
     chunks: Vec<Chunk>,
-    /// Pages in all chunks.
+    /// How many pages all chunks have together.
     pages: usize,
     /// How many chunks are final in all layers.
     chunks_final: usize,
-    /// What of the chunks is final, in the order in which it was announced.
+    /// The announcements of final layers, in order.
     finals: Vec<Final>,
     complete: bool,
 }
 
-/// Pages in hand, their place in the request, and what of them is final.
+/// The pages of one chunk, their place in the request, and the layers that are final.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
 struct Chunk {
@@ -41,38 +41,39 @@ struct Chunk {
     layers: Announced,
 }
 
-/// Layers of a chunk that have been announced.
+/// The layers of a chunk that were announced as final.
 #[derive(Debug, Clone, Default)]
 struct Announced {
-    /// All at once.
+    /// True if all layers were announced at once.
     whole: bool,
     some: RunSet,
-    /// How many of them this rank holds.
+    /// How many of the announced layers this rank holds.
     held: u32,
 }
 
 /// One announcement: layers of a chunk that may be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Final {
-    /// Position in the list of chunks.
+    /// The position in the list of chunks.
     chunk: usize,
-    /// `None` for all that this rank has.
+    /// The layers; `None` for all layers of this rank.
     layers: Option<(u32, u32)>,
 }
 
-/// Pages that may be written, in the layers that may be.
+/// Pages of which some layers, or all, may be written.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Writable<'a> {
-    /// The pages, in request order.
+    /// The pages, in the order of the request.
     pub(super) pages: &'a PageList,
-    /// The number of the first of them in the request.
+    /// The number of the first page in the request.
     pub(super) first: usize,
-    /// `None` for all that this rank has.
+    /// The layers that may be written; `None` for all layers of this rank.
     pub(super) layers: Option<(u32, u32)>,
 }
 
 impl Given {
-    /// The scheduler says how many pages the request has. False if it has said so before.
+    /// The scheduler announces how many pages the request has. False if it has announced that
+    /// before.
     pub(super) fn announce(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> bool {
         let first = self.announced.is_none();
         if first {
@@ -81,18 +82,18 @@ impl Given {
         first
     }
 
-    /// How many pages the request has, and its aux row; `None` until that was announced.
+    /// The announced number of pages, and the aux row; `None` before the announcement.
     pub(super) fn announced(&self) -> Option<(usize, Option<AuxIndex>)> {
         self.announced
     }
 
-    /// The aux row, if there is one.
+    /// The aux row, if the request has one.
     pub(super) fn aux(&self) -> Option<AuxIndex> {
         self.announced.and_then(|(_, aux)| aux)
     }
 
-    /// Takes the next pages, of which nothing is final yet. On an error they are kept all the same: they come
-    /// back with the others.
+    /// Takes the next pages, of which nothing is final yet. Pages are kept even on an error: they
+    /// come back with the others.
     pub(super) fn begin(&mut self, pages: Pages) -> Result<ChunkId, Cause> {
         let (offset, sent) = (self.pages, self.pages + pages.len());
         let id = ChunkId(number(self.chunks.len()));
@@ -105,7 +106,7 @@ impl Given {
         }
     }
 
-    /// Layers of a chunk are final; `None` for all of this rank.
+    /// Layers of a chunk are final; `None` for all layers of this rank.
     pub(super) fn finish(
         &mut self,
         chunk: ChunkId,
@@ -119,7 +120,7 @@ impl Given {
         };
         let before = known.layers.is_all(held);
         let noted = known.layers.add(index, layers, held);
-        // Layers that nobody holds may be announced after those that count.
+        // Layers that no region holds may be announced even after those that count.
         self.chunks_final += usize::from(!before && known.layers.is_all(held));
         self.finals.push(noted?);
         let all = self.announced.is_some_and(|(announced, _)| self.pages == announced);
@@ -127,7 +128,7 @@ impl Given {
         Ok(())
     }
 
-    /// True once all announced pages were given, and are final.
+    /// True once all announced pages were given and are final.
     pub(super) fn is_complete(&self) -> bool {
         self.complete
     }
@@ -137,7 +138,7 @@ impl Given {
         self.finals.len()
     }
 
-    /// What the announcement with this number has made writable.
+    /// The pages and layers that this announcement has made writable.
     pub(super) fn writable(&self, number: usize) -> Option<Writable<'_>> {
         let &Final { chunk, layers } = self.finals.get(number)?;
         let chunk = self.chunks.get(chunk)?;
@@ -155,14 +156,14 @@ impl Given {
         PageList::from_runs(runs.copied()).unwrap_or_default()
     }
 
-    /// The pages as they were given, to be given back.
+    /// The chunks as they were given, to be handed back.
     pub(super) fn into_chunks(self) -> impl Iterator<Item = Pages> {
         self.chunks.into_iter().map(|chunk| chunk.pages)
     }
 }
 
 impl Announced {
-    /// Notes layers as final. They are disjoint from those before, and of this rank.
+    /// Notes layers as final. They must be layers of this rank, and not announced before.
     fn add(
         &mut self,
         chunk: usize,

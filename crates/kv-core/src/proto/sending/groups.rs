@@ -1,5 +1,5 @@
-//! The cache groups of a sending session: taken before its pages are complete, planned with each receiver once
-//! both sides' lists are known.
+//! The cache groups of a sending session: given before the pages are complete, and planned with
+//! each receiver once the lists of both sides are known.
 
 use crate::error::Cause;
 use crate::groups::RequestGroups;
@@ -12,8 +12,8 @@ use crate::proto::groups::{Between, check_own_groups};
 use crate::proto::sending::Sending;
 
 impl Sending {
-    /// Takes the items of a session's cache groups. Those that come too late were promised to nobody: they come
-    /// back at once.
+    /// Takes the items of a session's cache groups. Items that come too late were not promised to
+    /// any receiver, and come back at once.
     pub(in crate::proto) fn take_groups(
         &mut self,
         cx: &mut Context,
@@ -37,7 +37,7 @@ impl Sending {
         }
     }
 
-    /// Plans the cache groups with each receiver that is to be written, once the request is complete.
+    /// Plans the cache groups with each receiver that is written to, once the request is complete.
     pub(super) fn plan_groups(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         if !sender.standing.is_going() || !sender.given.is_complete() {

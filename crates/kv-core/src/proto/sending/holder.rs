@@ -1,8 +1,8 @@
-//! The granting half of a pull session, on the prefill side: acquire messages, leases, releases.
+//! The granting side of a pull session, on the prefill worker: acquire messages, leases, releases.
 //!
 //! ```text
 //! open ─▶ WaitingForInput ─ send ─▶ Transferring ─ complete ─▶ pages pinned, lease runs
-//!            acquire messages wait                                          │ Granted to every acquire message
+//!            acquire messages wait                                │ Granted to every acquire message
 //!                                                                 │ heartbeats extend the lease
 //!                                                                 ▼
 //!                              every reader has released ─▶ Success, pages back
@@ -10,12 +10,13 @@
 //! any other failure ─▶ Failed ─▶ readers told ─▶ each has released, or its lease has run out ─▶ pages back
 //! ```
 //!
-//! What makes this safe: a reader reports success only if it knows, from an answer to something it
-//! sent *before*, that the lease had not run out when its last read ended. So pages that a lease
-//! has named stay as they are until their reader says that it is done, or until the last lease
-//! that it may know of is over; a reader that greets anew, and so has failed all its sessions, relies on
-//! none. Nothing else frees the pages, a failure of the session included; nor does the transport's word that the peer
-//! is gone, for that is about this side's connection: the peer may live, and go on reading through its own.
+//! Why this is safe: a reader reports success only if it knows, from an answer to a message that it
+//! sent *before*, that the lease had not run out when its last read ended. So pages under a lease
+//! stay as they are until the reader says that it is done, or until the last lease of which the
+//! reader may know is over. A reader that greets anew has failed all its sessions, and relies on no
+//! lease. Nothing else frees the pages: neither a failure of the session, nor the transport's
+//! report that the peer is gone, because that report is about this side's connection, and the peer
+//! may go on reading through a connection of its own.
 
 use crate::error::{Cause, PeerCause};
 use crate::groups::RequestGroups;
@@ -33,7 +34,7 @@ use crate::trace::KvWhat;
 use crate::wire::{Body, Granted, Registered};
 
 impl Sending {
-    /// An acquire message that says which sender it means.
+    /// Handles an acquire message that names the sender's lease id.
     pub(super) fn acquire_lease(
         &mut self,
         cx: &mut Context,
@@ -60,7 +61,7 @@ impl Sending {
         self.refuse_attempt(cx, id, attempt, cause);
     }
 
-    /// The reader that a lease was meant for will never acquire it, so the session fails.
+    /// The reader for which a lease was meant will never acquire it: the session fails.
     pub(super) fn reader_gave_up(
         &mut self,
         cx: &mut Context,
@@ -77,7 +78,7 @@ impl Sending {
         }
     }
 
-    /// Tells a reader the lease, or that there is none yet.
+    /// Tells a reader its lease, or that there is none yet.
     pub(super) fn answer_acquire(
         &mut self,
         cx: &mut Context,
@@ -94,8 +95,8 @@ impl Sending {
         }
     }
 
-    /// The pages are complete: pins them, and tells the readers that have acquired them. Those of a session that
-    /// has failed, perhaps by what completed it, are not pinned.
+    /// The pages are complete: pins them, and tells the readers that have asked for a lease. The
+    /// pages of a session that has failed, perhaps in the same step, are not pinned.
     pub(in crate::proto) fn grant(&mut self, cx: &mut Context, session: SessionId) {
         let sender = self.sessions.get_mut(&session).filter(|sender| sender.standing.is_going());
         let Some(sender) = sender else { return };
@@ -142,8 +143,8 @@ impl Sending {
         }
     }
 
-    /// Extends the leases of these attempts, which rise. Returns those that hold, and the first ones that do
-    /// not.
+    /// Extends the leases of these attempts, which rise. Returns the attempts whose leases hold,
+    /// and the first attempts whose leases do not.
     pub(in crate::proto) fn extend_leases(
         &mut self,
         cx: &mut Context,
@@ -189,7 +190,7 @@ impl Sending {
         (Extended { leases: alive, lease_ms }, others)
     }
 
-    /// A reader needs the pages no more.
+    /// A reader does not need the pages any more.
     pub(super) fn reader_released(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let granted = sender.pinned_until.is_some();
@@ -208,13 +209,14 @@ impl Sending {
         }
     }
 
-    /// A reader of a failed session will not report success. Others may have lost their lease by now.
+    /// A reader of a failed session will not report success. Other readers may have lost their
+    /// lease by now.
     pub(super) fn reader_let_go(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         self.target_advanced(cx, session, index);
         self.on_lease(cx, session);
     }
 
-    /// The session has failed: what its readers know of the lease is all they will ever get.
+    /// The session has failed: its readers get no more time than they know of.
     pub(super) fn fence_readers(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let Some(pinned_until) = sender.pinned_until else { return };
@@ -238,7 +240,7 @@ impl Sending {
         }
     }
 
-    /// A reader of a failed session has failed too: its lease need not run out.
+    /// A reader of a failed session has failed, too: its lease need not run out.
     pub(super) fn reader_has_failed(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let now = cx.fx.now();
         let Some(target) = self.target_mut(session, index) else { return };
@@ -248,14 +250,14 @@ impl Sending {
         self.on_lease(cx, session);
     }
 
-    /// The lease may have run out: heartbeats move its end without moving the timer.
+    /// The lease may have run out. Heartbeats move its end without moving the timer.
     pub(in crate::proto) fn on_lease(&mut self, cx: &mut Context, session: SessionId) {
         let Some(until) = self.lease_until(cx, session) else { return };
         if until <= cx.fx.now()
             && self.sessions.get(&session).is_some_and(|sender| sender.standing.failure().is_none())
         {
             cx.fx.tell(session, || KvWhat::LeaseExpired);
-            // Fences the readers, at a time that is over.
+            // Fences the readers at a time that is over.
             return self.fail(cx, session, Cause::LeaseExpired);
         }
         let targets = self.sessions.get(&session).map_or(0, |sender| sender.targets.len());
@@ -267,7 +269,8 @@ impl Sending {
         }
     }
 
-    /// When the last reader that the session waits for loses its lease; `None` if it waits for none.
+    /// When the last reader for which the session waits loses its lease; `None` if it waits for no
+    /// reader.
     fn lease_until(&self, cx: &Context, session: SessionId) -> Option<Time> {
         let sender = self.sessions.get(&session)?;
         let pinned_until = sender.pinned_until?;
@@ -286,7 +289,7 @@ impl Sending {
     }
 }
 
-/// Appends the numbers from `start` up to `end`, as far as they will be answered.
+/// Appends the attempts from `start` up to `end`, as many as will be answered.
 fn note_missing(others: &mut Vec<Attempt>, start: u64, end: u64) {
     let room = MAX_ASKED.saturating_sub(others.len());
     others.extend(each((start..end).take(room)).map(Attempt));

@@ -1,5 +1,6 @@
-//! A sending session lets go of its receivers: of each when it has all, or when the session has failed and nothing
-//! that the receiver relies on is left. What becomes of the session then is in [`ending`](crate::proto::ending).
+//! How a sending session lets go of its receivers: of each receiver when it has everything, or when
+//! the session has failed and nothing is left on which the receiver relies. The rest of the
+//! session's end is in [`ending`](crate::proto::ending).
 
 use crate::command::Resource;
 use crate::error::{Cause, PeerCause, Phase};
@@ -69,7 +70,7 @@ impl Role for Sending {
 
     fn withdraw(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
         let Some(sender) = self.sessions.get(&session) else { return };
-        // Not leased any more, but in quarantine.
+        // The pages are not leased any more, but in quarantine.
         self.pages_leased -= sender.pages_pinned();
         let (named, latecomers) = (sender.named.clone(), sender.latecomers());
         cx.rendezvous.await_no_more(&named, session);
@@ -108,7 +109,7 @@ impl Role for Sending {
 }
 
 impl Sending {
-    /// A post of the target has ended: is the target over, and with it the session?
+    /// A post of the target has ended: checks whether the target is over, and with it the session.
     pub(super) fn target_advanced(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let failure = sender.standing.failure().cloned();
@@ -138,7 +139,7 @@ impl Sending {
         self.settle(cx, session);
     }
 
-    /// One of the receivers that a session still waits for has ended: fails the session.
+    /// A receiver for which the session still waits has ended: fails the session.
     pub(super) fn fail_one(&mut self, cx: &mut Context, session: SessionId, cause: Cause) {
         if let Some(sender) = self.sessions.get_mut(&session) {
             sender.gone += 1;
@@ -148,9 +149,9 @@ impl Sending {
 }
 
 impl SendSession {
-    /// How many receivers may still come, and are to be told that it has failed.
+    /// How many receivers may still register, and must be told that the session has failed.
     fn latecomers(&self) -> Latecomers {
-        // A scheduler that did not say how many come leaves it to the first to say.
+        // If the scheduler did not tell the number of receivers, the first receiver tells it.
         match self.learns && self.targets.is_empty() {
             true => Latecomers::AllBut(self.gone),
             false => Latecomers::Left(self.receivers.saturating_sub(self.met() + self.gone)),

@@ -1,4 +1,5 @@
-//! Sessions of the sending side. The picture is that of push; what differs in pull is in `holder.rs`.
+//! Sessions of the sending side. The picture shows push; `holder.rs` describes what differs in
+//! pull.
 //!
 //! ```text
 //! open ─▶ Bootstrapping ─ every receiver has registered ─▶ WaitingForInput ─ send ─▶ Transferring
@@ -10,8 +11,8 @@
 //!                                 └─ of all targets ─▶ pages back
 //! ```
 //!
-//! A *target* is a receiver that has registered, or acquired. How its bytes are written is in
-//! `write.rs`; how its lease on the pages is granted, kept and ended is in `holder.rs`.
+//! A *target* is a receiver that has registered, or has asked for a lease. `write.rs` writes its
+//! pages; `holder.rs` grants, keeps and ends its lease.
 
 mod attaching;
 mod attempts;
@@ -68,7 +69,7 @@ impl Sending {
         self.sessions.iter().map(|(_, sender)| sender.targets.len()).sum()
     }
 
-    /// Complete pages that are pinned for readers.
+    /// How many complete pages are pinned for readers.
     pub(in crate::proto) fn pages_leased(&self) -> usize {
         self.pages_leased
     }
@@ -79,39 +80,39 @@ impl Sending {
     }
 }
 
-/// A sending session.
+/// One sending session, from its opening until its pages have come back.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(in crate::proto) struct SendSession {
     standing: Standing,
     named: Named,
-    /// How many ranks receive: told by the scheduler, or by the first of them.
+    /// How many ranks receive: told by the scheduler, or else by the first receiver.
     receivers: usize,
-    /// How many of those that have not come have ended, and will never come.
+    /// How many receivers have ended without registering, and will never register.
     gone: usize,
-    /// The scheduler has not said how many.
+    /// True if the scheduler has not told the number of receivers.
     learns: bool,
     mode: TransferMode,
-    /// How long the pages stay for readers.
+    /// The lease on the pages once they are complete.
     lease: Lease,
-    /// Until when they stay at least; set when they are complete.
+    /// Until when the pages are pinned at least; `None` until they are complete.
     pinned_until: Option<Time>,
-    /// What the scheduler has given.
+    /// The pages that the scheduler has given.
     given: Given,
-    /// Items of cache groups, sent with the last chunk.
+    /// The items of cache groups, sent with the last chunk.
     groups: Option<RequestGroups>,
     targets: Vec<Target>,
-    /// The last target of each receiver.
+    /// The position of each receiver's last target.
     target_of: BTreeMap<Incarnation, usize>,
 }
 
 impl SendSession {
-    /// How many receivers have come.
+    /// How many receivers have registered.
     pub(in crate::proto) fn met(&self) -> usize {
         self.targets.len()
     }
 
-    /// True if receivers are to come.
+    /// True if receivers are still to register.
     fn lacks_receivers(&self) -> bool {
         self.met() < self.receivers
     }
@@ -121,14 +122,14 @@ impl SendSession {
         self.targets.iter().enumerate().filter(|(_, target)| target.reads().is_some())
     }
 
-    /// How many pages were pinned for readers.
+    /// How many pages of the session are pinned for readers.
     fn pages_pinned(&self) -> usize {
         self.pinned_until.and(self.given.announced()).map_or(0, |(pages, _)| pages)
     }
 }
 
 impl Sending {
-    /// A session's receiver at this position.
+    /// The session's receiver at this position.
     fn target_mut(&mut self, session: SessionId, index: usize) -> Option<&mut Target> {
         self.sessions.get_mut(&session)?.targets.get_mut(index)
     }

@@ -1,5 +1,5 @@
-//! A sending session begins: its room meets registrations, its pages are announced, and its receivers are queued
-//! for their turn.
+//! How a sending session begins: its room meets registrations, its pages are announced, and its
+//! receivers are queued for their turn.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl Sending {
         }
     }
 
-    /// Both sides must mean the same pages.
+    /// Checks that both sides mean the same pages.
     pub(super) fn check_agreement(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get(&session) else { return };
         let Some((sent, aux)) = sender.given.announced() else { return };
@@ -88,7 +88,7 @@ impl Sending {
         let disagreement = targets.find_map(|target| {
             let written = target.written()?;
             let registered = written.total_pages();
-            // A peer that is gone has nothing to agree to.
+            // A peer that is gone cannot disagree.
             let map = cx.peers.get(target.peer)?.maps().out();
             if map.is_none_or(|map| map.check_counts(sent, registered).is_err()) {
                 Some(Cause::PageCount { sent, registered })
@@ -103,7 +103,7 @@ impl Sending {
         }
     }
 
-    /// Brings state and posting line up to date after an announcement or a receiver came.
+    /// Brings state and turns up to date after an announcement, or after a receiver has come.
     pub(super) fn update_sender(&mut self, cx: &mut Context, session: SessionId) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let waits = sender.mode == TransferMode::Push && sender.lacks_receivers();
@@ -142,7 +142,7 @@ impl SendSession {
         SendSession {
             standing: Standing::new(deadline),
             named,
-            // The first of them says how many there are, if the scheduler does not.
+            // The first receiver tells how many there are, if the scheduler does not.
             receivers: receivers.max(1) as usize,
             gone: 0,
             learns: receivers == 0,

@@ -1,4 +1,4 @@
-//! Attempts that are over for their receivers: by name, or because all below a low watermark are.
+//! Attempts that are over at their receivers: named one by one, or all below a low watermark.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use crate::proto::timer::Timer;
 use crate::trace::Dropped;
 use crate::wire::{Body, Release, Released};
 
-/// Most attempts that one release ends.
+/// Most attempts that one release message ends.
 const MAX_RELEASED: usize = 4096;
-/// Most attempts below a low watermark that are ended for one input or timer.
+/// Most attempts below a low watermark that one input or timer ends.
 const MAX_SWEPT: usize = 256;
 
 impl Sending {
@@ -27,7 +27,8 @@ impl Sending {
             cx.fx.drop_frame(Some(id), Dropped::Disordered);
             return;
         }
-        // One short frame may name many: those that are left are released when the peer says it again.
+        // One short frame may name many attempts: the rest is released when the peer repeats the
+        // frame.
         let mut left = MAX_RELEASED;
         let mut released: Vec<(u64, u32)> = Vec::new();
         for &(start, count) in each(&attempts) {
@@ -54,7 +55,7 @@ impl Sending {
         }
     }
 
-    /// The peer says that the attempt is over for it.
+    /// The peer says that the attempt is over.
     pub(super) fn end_attempt(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
         self.take_registration(cx, id, attempt);
         let Some(peer) = cx.peers.get_mut(id) else { return };
@@ -74,7 +75,7 @@ impl Sending {
         }
     }
 
-    /// All attempts of the peer below `low_watermark` are over for it.
+    /// The peer says that all of its attempts below `low_watermark` are over.
     pub(in crate::proto) fn on_low_watermark(
         &mut self,
         cx: &mut Context,
@@ -88,8 +89,8 @@ impl Sending {
         }
     }
 
-    /// Ends attempts of the peer below its low watermark: some now, and the others at its sweep timer, because the
-    /// peer may have had many in mind with one short frame.
+    /// Ends attempts of the peer below its low watermark: some now, and the others when the sweep
+    /// timer is due, because one short frame may end many attempts.
     pub(in crate::proto) fn sweep(&mut self, cx: &mut Context, id: PeerId) {
         for _ in each(0..MAX_SWEPT) {
             let Some(peer) = cx.peers.get(id) else { return };

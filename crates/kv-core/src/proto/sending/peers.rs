@@ -1,4 +1,4 @@
-//! What becomes of the attempts of a peer when the peer fails, or falls silent.
+//! What becomes of the attempts of a peer when the peer fails or falls silent.
 
 use crate::error::Cause;
 use crate::id::{PeerId, SessionId};
@@ -12,7 +12,8 @@ use crate::trace::KvWhat;
 use crate::wire::Delivery;
 
 impl Sending {
-    /// The conversation with the peer has failed: what it registered, and the sessions that serve it, fail.
+    /// The conversation with the peer has failed: the peer's registrations fail, and so do the
+    /// sessions that serve them.
     pub(in crate::proto) fn peer_failed(&mut self, cx: &mut Context, id: PeerId, cause: &Cause) {
         let Some(peer) = cx.peers.get(id) else { return };
         let (mut senders, mut waiting) = (Vec::new(), Vec::new());
@@ -31,7 +32,7 @@ impl Sending {
         }
     }
 
-    /// The rooms in which this worker serves the peer, or lets it read.
+    /// The rooms in which this worker writes to the peer, or lets the peer read.
     pub(in crate::proto) fn served(&self, cx: &Context, id: PeerId) -> Vec<Named> {
         let Some(peer) = cx.peers.get(id) else { return Vec::new() };
         let sessions = peer.incoming().live().filter_map(|(_, incoming)| match incoming {
@@ -42,7 +43,7 @@ impl Sending {
         senders.filter(|sender| sender.standing.is_going()).map(|sender| sender.named.clone()).collect()
     }
 
-    /// The peer has failed all its sessions that read from here: their leases are worth nothing.
+    /// The peer has failed all its sessions that read from here: they rely on no lease any more.
     pub(in crate::proto) fn readers_have_failed(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get(id) else { return };
         let readers = peer.incoming().live().filter_map(|(_, incoming)| match incoming {
@@ -55,7 +56,7 @@ impl Sending {
         }
     }
 
-    /// The permission is to be renewed, if anything is to be written.
+    /// The permission to write is to be renewed, if anything is to be written.
     pub(in crate::proto) fn on_permission_due(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get(id) else { return };
         let writes = peer.incoming().live().any(|(_, incoming)| match incoming {

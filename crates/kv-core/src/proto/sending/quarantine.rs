@@ -5,7 +5,7 @@ use crate::proto::sending::{SendSession, Sending};
 use crate::quarantine::{Quarantine, QuarantineReason};
 
 impl Sending {
-    /// What each session that has failed, and whose pages may not be used again yet, waits for.
+    /// What each failed session waits for whose pages may not be used again yet.
     pub(in crate::proto) fn quarantine(&self, cx: &Context) -> impl Iterator<Item = Quarantine> {
         let failed = self.sessions.iter().filter(|(_, sender)| !sender.standing.is_going());
         failed.map(|(_, sender)| sender.waits(cx))

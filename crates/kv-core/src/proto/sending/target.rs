@@ -1,9 +1,10 @@
-//! One receiver of a sending session, from its registration or acquire message until nothing is owed to it.
+//! One receiver of a sending session, from its registration or acquire message until the session
+//! owes it nothing.
 //!
 //! | state | from | when |
 //! |---|---|---|
-//! | `Served` | – | the receiver has registered, or acquired |
-//! | `AbortAsked` | `Served` | the receiver aborts: it waits for an acknowledgement |
+//! | `Served` | – | the receiver has registered, or has asked for a lease |
+//! | `AbortAsked` | `Served` | the receiver aborts, and waits for an acknowledgement |
 //! | `Over` | `Served` | all parts are in place, or the reader has released the pages |
 //! | `Over` | `Served`, `AbortAsked` | the session has failed, no post is in flight, and no lease runs that the receiver could still rely on |
 
@@ -21,23 +22,23 @@ use crate::time::Time;
 use crate::transport::Desc;
 use crate::wire::ConversationId;
 
-/// A receiver that has registered, or acquired.
+/// A receiver that has registered, or has asked for a lease.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
     pub(super) peer: PeerId,
     pub(super) attempt: Attempt,
-    /// The conversation in which it came.
+    /// The conversation in which the receiver has registered.
     pub(super) conversation: ConversationId,
     pub(super) role: Role,
     state: State,
 }
 
-/// Who moves the bytes.
+/// Which side moves the bytes.
 #[derive(Debug, Clone)]
 pub(super) enum Role {
-    /// This worker writes them.
+    /// This worker writes into the receiver's pages.
     Written(Box<Written>),
-    /// The receiver reads them.
+    /// The receiver reads this worker's pages.
     Reads(Reads),
 }
 
@@ -52,26 +53,26 @@ enum State {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Written {
     pages: PageList,
-    /// The number of the first of them in the request.
+    /// The number in the request of the first page that the receiver has registered here.
     first_page: usize,
-    /// How many pages the request has at the receiver.
+    /// How many pages the request has at the receiver in all.
     total_pages: usize,
     aux: Option<AuxIndex>,
-    /// The aux row is this worker's to write.
+    /// True if this worker fills the receiver's aux row.
     aux_here: bool,
     groups: GroupLists,
-    /// Plans of the groups, in reverse order; `None` until the request is complete.
+    /// The plans of the cache groups, in reverse order; `None` until the request is complete.
     group_plans: Option<Vec<Plan>>,
-    /// Registered groups that this worker leaves out.
+    /// Groups that the receiver has registered and this worker leaves out.
     skipped: Vec<u16>,
     queued: bool,
-    /// First announcement that is not planned yet.
+    /// The first announcement of final layers that is not planned yet.
     next_final: usize,
     aux_planned: bool,
-    /// What is left of the plan before.
+    /// What is left of the plan of the last announcement.
     plan: Option<Plan>,
     next_part: u32,
-    /// Known once the last part is posted.
+    /// How many parts there are in all; `None` until the last part is posted.
     total: Option<u32>,
     /// Parts whose bytes are in place.
     done: RunSet,
@@ -81,11 +82,12 @@ pub(super) struct Written {
 /// A receiver that reads.
 #[derive(Debug, Clone)]
 pub(super) struct Reads {
-    /// The number in its last acquire message.
+    /// The number of the receiver's last acquire message.
     pub(super) number: u64,
-    /// It needs the pages no more.
+    /// True once the receiver does not need the pages any more.
     pub(super) released: bool,
-    /// The session has failed after the lease was given: when the last lease that the reader may know of is over.
+    /// If the session has failed after the lease was given: when the last lease of which the reader
+    /// may know is over.
     pub(super) fence: Option<Time>,
 }
 
@@ -93,11 +95,11 @@ pub(super) struct Reads {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) number: u32,
-    /// What is to be written; nothing, if the last part only says how many there are.
+    /// The descriptors to write; empty if the last part only tells the number of parts.
     pub(super) descs: Vec<Desc>,
-    /// How many parts there are, if this is the last one.
+    /// How many parts there are in all, if this is the last part.
     pub(super) total: Option<u32>,
-    /// More can be posted.
+    /// True if more can be posted afterwards.
     pub(super) more: bool,
 }
 
@@ -114,19 +116,19 @@ impl Target {
         self.state == State::AbortAsked
     }
 
-    /// The receiver waits for an acknowledgement of its abort.
+    /// Notes that the receiver waits for an acknowledgement of its abort.
     pub(super) fn ask_abort(&mut self) {
         if self.state == State::Served {
             self.state = State::AbortAsked;
         }
     }
 
-    /// Nothing is owed to it any more.
+    /// The session owes the receiver nothing any more.
     pub(super) fn end(&mut self) {
         self.state = State::Over;
     }
 
-    /// True while a post, or a lease that the receiver could still rely on, keeps a failed target.
+    /// True while a post, or a lease on which the receiver could still rely, keeps a failed target.
     pub(super) fn is_held(&self, now: Time) -> bool {
         match &self.role {
             Role::Written(written) => written.outstanding > 0,
@@ -137,7 +139,7 @@ impl Target {
         }
     }
 
-    /// Posts of its that have not ended.
+    /// How many posts to the target have not ended.
     pub(super) fn outstanding(&self) -> u32 {
         self.written().map_or(0, |written| written.outstanding)
     }
@@ -180,7 +182,7 @@ impl Written {
         Written { pages, first_page, total_pages, aux, aux_here, groups, ..Written::default() }
     }
 
-    /// How many pages the request has at the receiver.
+    /// How many pages the request has at the receiver in all.
     pub(super) fn total_pages(&self) -> usize {
         self.total_pages
     }
@@ -199,42 +201,45 @@ impl Written {
         self.group_plans.is_some()
     }
 
-    /// Takes the plans of the cache groups. Of the groups that are left out, those count that were registered.
+    /// Takes the plans of the cache groups. Of the groups that are left out, only those count that
+    /// the receiver has registered.
     pub(super) fn plan_groups(&mut self, GroupPlans { plans, mut skipped }: GroupPlans) {
         skipped.retain(|&group| self.groups.get(group).is_some());
         self.group_plans = Some(plans);
         self.skipped = skipped;
     }
 
-    /// True if it waits for its turn to post.
+    /// True if the target waits for its turn to post.
     pub(super) fn is_queued(&self) -> bool {
         self.queued
     }
 
-    /// Has it wait for its turn, if there may be something to post. False if it waits already, or never will again.
+    /// Lets the target wait for its turn, if there may be something to post. False if the target
+    /// waits already, or has posted everything.
     pub(super) fn queue(&mut self) -> bool {
         let queues = !self.queued && self.total.is_none();
         self.queued |= queues;
         queues
     }
 
-    /// Its turn has come. False if everything is posted.
+    /// The target's turn has come. False if everything is posted.
     pub(super) fn take_turn(&mut self) -> bool {
         self.queued = false;
         self.total.is_none()
     }
 
-    /// What it has in place, and of how many parts; nothing to tell before the first one.
+    /// The parts that are in place, the number of all parts, and the groups left out; `None` before
+    /// the first part is in place.
     pub(super) fn progress(&self) -> Option<(&RunSet, Option<u32>, &[u16])> {
         (self.done.len() > 0).then_some((&self.done, self.total, self.skipped()))
     }
 
-    /// The groups that are left out, once the last part is posted.
+    /// The groups that are left out; empty until the last part is posted.
     pub(super) fn skipped(&self) -> &[u16] {
         if self.total.is_some() { &self.skipped } else { &[] }
     }
 
-    /// How many parts there are, once all of them are in place.
+    /// How many parts there are, once all of them are in place; otherwise `None`.
     pub(super) fn all_in_place(&self) -> Option<u32> {
         self.total.filter(|&total| self.done.len() == u64::from(total))
     }
@@ -244,7 +249,7 @@ impl Written {
         self.total.is_some()
     }
 
-    /// A part is in place: its post has ended, or it had none.
+    /// A part is in place: its post has ended, or it needed none.
     pub(super) fn in_place(&mut self, part: u32) {
         self.done.insert(u64::from(part), 1);
     }
@@ -257,7 +262,8 @@ impl Written {
         self.outstanding = self.outstanding.saturating_sub(1);
     }
 
-    /// Plans the next part, of at most so many descriptors and bytes. `None` if there is nothing to say now.
+    /// Plans the next part, of at most this many descriptors and bytes. `None` if there is nothing
+    /// to post or to tell now.
     pub(super) fn next_part(
         &mut self,
         (peer, here): (&mut Peer, &Geometry),
@@ -294,7 +300,8 @@ impl Written {
         Ok(Some(Part { number, descs, total: self.total, more: self.queued }))
     }
 
-    /// The plan of the next announcement, and after the last one those of the cache groups and the aux row.
+    /// The plan of the next announcement; after the last announcement, the plans of the cache
+    /// groups and of the aux row.
     fn next_plan(
         &mut self,
         (peer, here): (&mut Peer, &Geometry),

@@ -1,6 +1,6 @@
-//! The writes of a push session, on the prefill side: announcements are planned lazily into *parts*, one post
-//! each, in turn with those of other sessions. The frame that a post carries counts its part down at
-//! the receiver; the last part says how many there are.
+//! The writes of a push session, on the prefill worker. Announcements are planned lazily into
+//! *parts*. Each part is one post, and sessions post in turns. The frame of a post tells the
+//! receiver that the part is in place; the last part tells how many parts there are.
 
 use crate::error::Cause;
 use crate::id::SessionId;
@@ -46,7 +46,7 @@ impl Sending {
         cx.start_post(post, descs, notify);
     }
 
-    /// A post of a session's has ended.
+    /// A post of a session has ended.
     pub(in crate::proto) fn on_written(
         &mut self,
         cx: &mut Context,
@@ -63,7 +63,7 @@ impl Sending {
         self.target_advanced(cx, session, index);
     }
 
-    /// How the writes of a session stand.
+    /// Whether writes of the session wait, and how many are in flight, for each target.
     pub(in crate::proto) fn posting(&self, session: SessionId) -> impl Iterator<Item = PostingState> {
         let targets = self.sessions.get(&session).into_iter().flat_map(|sender| &sender.targets);
         targets.filter(|target| !target.is_over()).filter_map(|target| {

@@ -1,4 +1,4 @@
-//! The sending half alone: its receiver is played by hand, message by message.
+//! The sending side alone: the tests play its receiver, message by message.
 
 mod attempts;
 mod leases;
@@ -26,17 +26,17 @@ const SESSION: SessionId = SessionId(1);
 const ATTEMPT: Attempt = Attempt(1);
 const FROM: Origin = Origin(7);
 
-/// Bytes of a page.
+/// Bytes of one page.
 const PAGE: u64 = 64;
 
-/// A sending half, and a peer that has said hello.
+/// A sending side, and a peer that has said hello.
 struct Alone {
     cx: Context,
     sending: Sending,
     peer: PeerId,
 }
 
-/// What comes out.
+/// An output, reduced to what the tests compare.
 #[derive(Debug, PartialEq, Eq)]
 enum Out {
     Says(KvPoll),
@@ -96,12 +96,12 @@ impl Alone {
         self.sending.send_chunk(&mut self.cx, SESSION, Pages::claim(list(pages)).unwrap());
     }
 
-    /// So many seconds after the beginning.
+    /// Sets the time to this many seconds after the beginning.
     fn at(&mut self, seconds: u64) {
         self.cx.fx.advance(Time::ZERO + Duration::from_secs(seconds));
     }
 
-    /// What has come out since the last time, but for welcomes, questions and connections.
+    /// The outputs since the last call, except welcomes, questions and connections.
     fn outputs(&mut self) -> Vec<Out> {
         let outputs = std::iter::from_fn(|| self.cx.fx.next_output()).filter_map(|output| match output {
             Output::Status { failure: Some(failure), .. } => Some(Out::Fails(failure.cause)),
@@ -121,12 +121,12 @@ impl Alone {
         outputs.collect()
     }
 
-    /// The statuses and pages among them.
+    /// The statuses and the pages among the outputs.
     fn ends(&mut self) -> Vec<Out> {
         self.outputs().into_iter().filter(|out| !matches!(out, Out::Tells(_))).collect()
     }
 
-    /// The messages among them.
+    /// The messages among the outputs.
     fn told(&mut self) -> Vec<Body> {
         let told = self.outputs().into_iter().filter_map(|out| match out {
             Out::Tells(body) => Some(*body),
@@ -135,7 +135,7 @@ impl Alone {
         told.collect()
     }
 
-    /// Nothing is left but what is remembered for latecomers.
+    /// Checks that nothing is left except what is remembered for latecomers.
     fn assert_over(&self) {
         assert_eq!((self.sending.len(), self.sending.pages_leased(), self.cx.posts.in_flight()), (0, 0, 0));
     }
