@@ -108,7 +108,7 @@ pub enum ReadyEventError {
 #[non_exhaustive]
 pub enum LayersError {
     /// The session was given no chunk with this number.
-    #[error("chunk {chunk} is final, but only {given} chunks were given")]
+    #[error("chunk {chunk} is final, but the session was given only {given} chunks")]
     UnknownChunk {
         /// The number of the chunk in the announcement.
         chunk: u32,
@@ -124,7 +124,7 @@ pub enum LayersError {
         held: Range<u32>,
     },
     /// Some of the layers were announced before.
-    #[error("layers {layers:?} of chunk {chunk} are final, but layers {announced:?} were so before")]
+    #[error("layers {layers:?} of chunk {chunk} are final, but layers {announced:?} were announced before")]
     Twice {
         /// The number of the chunk in the announcement.
         chunk: u32,

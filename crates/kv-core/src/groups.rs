@@ -13,8 +13,8 @@ use crate::pages::{MAX_PAGES, PageList, Pages};
 /// Most cache groups that one request may name.
 pub const MAX_REQUEST_GROUPS: usize = 16;
 
-/// Items of one cache group, as peers tell each other: slots, the last pages of a sliding window, the
-/// pages of a draft model. Their numbers are those of the group's own regions.
+/// A list of items of one cache group, as peers tell each other: slots, the last pages of a sliding
+/// window, the pages of a draft model. Items are numbered within the group's own regions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupList {
     /// The group, by its position in [`Layout::groups`](crate::Layout::groups).
@@ -33,7 +33,7 @@ impl GroupList {
     }
 }
 
-/// Lists of several groups.
+/// Lists of items of several cache groups, as peers tell each other.
 ///
 /// Valid by construction: at most [`MAX_REQUEST_GROUPS`], each group once, by rising number, and no list
 /// begins beyond [`MAX_PAGES`].
@@ -46,7 +46,7 @@ impl GroupLists {
         self.0.iter()
     }
 
-    /// The list of one group.
+    /// The list of this group; `None` if the group is not named.
     pub fn get(&self, group: u16) -> Option<&GroupList> {
         self.0.iter().find(|list| list.group == group)
     }
@@ -56,7 +56,7 @@ impl GroupLists {
         self.0.is_empty()
     }
 
-    /// How many runs all lists have: what they cost.
+    /// How many runs all lists have together, which is their cost in memory.
     pub fn runs(&self) -> usize {
         self.0.iter().map(|list| list.items.runs().len()).sum()
     }
@@ -86,12 +86,12 @@ impl TryFrom<Vec<GroupList>> for GroupLists {
     }
 }
 
-/// Which items of a request a list names: `len` of them, from number `first` on.
+/// The items of a request that a list names: `len` items, from number `first` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupSpan {
-    /// The number of the first.
+    /// The number of the first item in the request, counted in the group's items.
     pub first: u32,
-    /// How many.
+    /// How many items the list names.
     pub len: u32,
 }
 
@@ -106,43 +106,43 @@ fn span(first: u32, len: usize) -> GroupSpan {
     GroupSpan { first, len: len as u32 }
 }
 
-/// A list of groups that no request can have.
+/// Why lists of groups are not accepted. No request can have such lists.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestGroupsError {
-    /// More groups than a request may name.
+    /// There are more groups than a request may name.
     #[error("{got} groups; a request may name at most {MAX_REQUEST_GROUPS}")]
     TooMany {
-        /// How many there are.
+        /// How many groups were given.
         got: usize,
     },
     /// A group is named twice.
     #[error("group {group} is named twice")]
     Twice {
-        /// The group.
+        /// The number of the group in [`Layout::groups`](crate::Layout::groups).
         group: u16,
     },
-    /// The groups of a frame do not rise.
-    #[error("group {group} follows group {before}")]
+    /// The groups in a frame are not in rising order.
+    #[error("groups must rise, but group {group} follows group {before}")]
     Order {
-        /// The group.
+        /// The number of the group that is out of order.
         group: u16,
-        /// The one before it.
+        /// The number of the group before it.
         before: u16,
     },
-    /// A list begins beyond the largest number.
+    /// A list begins beyond the largest number of an item.
     #[error("group {group} begins with item {first}; at most {MAX_PAGES} is allowed")]
     First {
-        /// The group.
+        /// The number of the group in [`Layout::groups`](crate::Layout::groups).
         group: u16,
-        /// The number of its first item.
+        /// The number of the list's first item.
         first: u32,
     },
 }
 
 /// Ownership of items of one cache group, with their place in the request.
 ///
-/// As for [`Pages`]: whoever holds it may write the items and may free them, and nobody else.
+/// As with [`Pages`]: only the holder of this token may write the items and may free them.
 #[must_use = "dropping items leaks them: give them back to their allocator"]
 #[derive(Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "model", derive(Clone))]
@@ -172,18 +172,18 @@ impl GroupItems {
     }
 }
 
-/// Items that did not get in among others, and why.
+/// Items that could not be added to others, and the reason.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct GroupRefused {
-    /// The items, untouched.
+    /// The items, as they were given.
     pub items: GroupItems,
-    /// What is wrong with them.
+    /// Why the items were not accepted.
     pub error: RequestGroupsError,
 }
 
-/// Ownership of the items of several cache groups: what a hybrid model's request has beside its KV
-/// pages. A token that moves with the request, and is never copied.
+/// Ownership of the items of several cache groups: the memory of a hybrid model's request beside
+/// its KV pages. The token moves with the request and is never copied.
 ///
 /// ```
 /// use kv_core::{GroupItems, RequestGroups, PageList, Pages};
@@ -204,13 +204,14 @@ pub struct GroupRefused {
 pub struct RequestGroups(Vec<GroupItems>);
 
 impl RequestGroups {
-    /// No groups.
+    /// A token that owns no items.
     pub fn none() -> RequestGroups {
         RequestGroups::default()
     }
 
-    /// Adds the items of one more group. They come back if the group is there already, if there are
-    /// [`MAX_REQUEST_GROUPS`], or if they begin beyond [`MAX_PAGES`].
+    /// Adds the items of one more group. The items come back in the error if the group is named
+    /// already, if there are [`MAX_REQUEST_GROUPS`] groups, or if the items begin beyond
+    /// [`MAX_PAGES`].
     pub fn push(&mut self, items: GroupItems) -> Result<(), GroupRefused> {
         let group = items.group;
         let at = self.0.partition_point(|other| other.group < group);
@@ -227,7 +228,7 @@ impl RequestGroups {
         Err(GroupRefused { items, error })
     }
 
-    /// Takes the items of one group out.
+    /// Takes the items of one group out; `None` if the group is not named.
     pub fn take(&mut self, group: u16) -> Option<GroupItems> {
         let at = self.0.iter().position(|items| items.group == group)?;
         Some(self.0.remove(at))
@@ -238,12 +239,12 @@ impl RequestGroups {
         self.0.iter()
     }
 
-    /// The items of one group.
+    /// The items of this group; `None` if the group is not named.
     pub fn get(&self, group: u16) -> Option<&GroupItems> {
         self.0.iter().find(|items| items.group == group)
     }
 
-    /// How many items, of all groups together.
+    /// How many items there are in all groups together.
     pub fn len(&self) -> usize {
         self.0.iter().map(|items| items.items.len()).sum()
     }

@@ -14,7 +14,7 @@ pub const MAX_PAGES: u32 = 1 << 24;
 /// `len` neighbouring pages from page `start` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageRun {
-    /// The first page.
+    /// The number of the first page.
     pub start: u32,
     /// How many pages; at least one in a valid [`PageList`].
     pub len: u32,
@@ -52,7 +52,7 @@ impl PageList {
         PageList::from_runs(pages.into_iter().map(|start| PageRun { start, len: 1 }))
     }
 
-    /// Appends a run.
+    /// Appends a run; an empty run changes nothing.
     pub fn push(&mut self, run: PageRun) -> Result<(), PagesError> {
         step(1);
         if run.len == 0 {
@@ -81,7 +81,7 @@ impl PageList {
         &self.runs
     }
 
-    /// How many pages.
+    /// How many pages the list names, repetitions included.
     pub fn len(&self) -> usize {
         self.count as usize
     }
@@ -145,7 +145,8 @@ impl TryFrom<Vec<(u32, u32)>> for PageList {
     }
 }
 
-/// As pairs of a start and a length in formats that people read, and packed in those that they do not.
+/// Written as pairs of a start and a length in formats for people, and as packed bytes in binary
+/// formats.
 impl Serialize for PageList {
     fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
         let runs = self.runs.iter().map(|run| (run.start, run.len));

@@ -1,5 +1,8 @@
-//! The surface that schedulers program against (seed: SGLang's `KVManager`, `KVSender`,
-//! `KVReceiver`).
+//! The traits that schedulers program against, named after SGLang's `KVManager`, `KVSender` and
+//! `KVReceiver`.
+//!
+//! This file contains no implementation: `kv-poll` implements the traits for one rank, and for all
+//! ranks of an engine in one process.
 
 use crate::announce::FinalLayers;
 use crate::args::KvArgs;
@@ -14,21 +17,21 @@ use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
 use crate::session_options::SessionOptions;
 
-/// Opens sessions of one worker. A handle: cheap to clone where the implementation is, and owned by
-/// one scheduler thread.
+/// Opens the sessions of one worker. A manager is a handle that one scheduler thread owns.
 pub trait KvManager {
-    /// Its sessions that send.
+    /// The type of sessions that send.
     type Sender: KvSender;
-    /// Its sessions that receive.
+    /// The type of sessions that receive.
     type Receiver: KvReceiver;
 
-    /// What the worker was started with.
+    /// The arguments with which the worker was started.
     fn args(&self) -> &KvArgs;
 
-    /// Opens the sending half of a request on a prefill worker. `bootstrap_addr` is where this
-    /// worker is registered; `dest_ranks` are the decode ranks that will register for the room
-    /// (empty: as many as [`KvArgs::num_receivers`], or if that was not told either, as many as the
-    /// first of them says that its engine has for this rank).
+    /// Opens the sending session of a request on a prefill worker. `bootstrap_addr` is the address
+    /// of the bootstrap server at which this worker is registered. `dest_ranks` are the decode
+    /// ranks that will register for the room. If the list is empty, [`KvArgs::num_receivers`] ranks
+    /// will; if that is 0, too, the first receiver tells how many ranks its engine has for this
+    /// rank.
     fn sender(
         &self,
         bootstrap_addr: &str,
@@ -37,8 +40,8 @@ pub trait KvManager {
         options: SessionOptions,
     ) -> Result<Self::Sender, OpenError>;
 
-    /// Opens the receiving half of a request on a decode worker. `bootstrap_addr` is the
-    /// bootstrap server of the prefill engine.
+    /// Opens the receiving session of a request on a decode worker. `bootstrap_addr` is the address
+    /// of the prefill engine's bootstrap server.
     fn receiver(
         &self,
         bootstrap_addr: &str,
@@ -46,46 +49,49 @@ pub trait KvManager {
         options: SessionOptions,
     ) -> Result<Self::Receiver, OpenError>;
 
-    /// What the pages of ended sessions wait for that cannot be used again yet, by peer and reason: a
-    /// recent picture for people and logs. A manager that has none says nothing.
+    /// What the pages of ended sessions wait for that cannot be used again yet, by peer and reason,
+    /// for people and logs. The picture may be a little old. Empty if the manager does not keep
+    /// one.
     fn quarantine(&self) -> Vec<Quarantine> {
         Vec::new()
     }
 }
 
-/// One half of one request's transfer.
+/// One side of the transfer of one request.
 ///
-/// A session ends exactly once, in [`KvPoll::Success`] or [`KvPoll::Failed`], inside its deadline.
-/// Pages given to it belong to it until [`reclaim`](KvSession::reclaim) hands them back.
+/// A session ends exactly once, in [`KvPoll::Success`] or [`KvPoll::Failed`], before its deadline.
+/// Pages that the session is given belong to the session until [`reclaim`](KvSession::reclaim)
+/// hands them back.
 ///
-/// All that a scheduler says to a session is a [`Command`] that the session [submits](Submit): the
-/// methods here and in [`KvSender`] and [`KvReceiver`] that may be refused for want of room are short for
-/// that. A command that came back may be submitted again as it is.
+/// Everything that a scheduler tells a session is a [`Command`] that the session [submits](Submit).
+/// Methods that return [`Backpressure`], here and in [`KvSender`] and [`KvReceiver`], are
+/// shorthands for that. A command that came back may be submitted again as it is.
 pub trait KvSession: Submit<Command> + Sized {
     /// The session's number within its worker, as `PollSet` reports it.
     fn id(&self) -> SessionId;
 
-    /// The request.
+    /// The room of the request.
     fn room(&self) -> &Room;
 
     /// The state now: one atomic load, no side effect, callable from any thread.
     fn poll(&self) -> KvPoll;
 
-    /// Why it failed; `None` unless [`poll`](KvSession::poll) says `Failed`.
+    /// Why the session failed; `None` unless [`poll`](KvSession::poll) says `Failed`.
     fn failure(&self) -> Option<TransferError>;
 
-    /// Asks for an end, at any stage; idempotent. A session that has ended stays as it is. The
-    /// peer is told, and the pages come back once no wire can touch them.
+    /// Asks the session to end, at any stage. A second call has no effect, and a session that has
+    /// ended stays as it is. The peer is told, and the pages come back once no wire can touch them.
     fn abort(&mut self);
 
-    /// Gives the items of the request's cache groups, all at once: slots of recurrent layers, the last
-    /// pages of a sliding window, the pages of a draft model. Once at most; a sender before the chunk
-    /// that completes the request, with which their content must be final; a receiver before `init`.
-    /// Success then means that their bytes are in place, too.
+    /// Gives the items of all cache groups of the request at once: slots of recurrent layers, the
+    /// last pages of a sliding window, the pages of a draft model. May be called once. A sender
+    /// calls it before the chunk that completes the request; when that chunk is final, the items
+    /// must be final, too. A receiver calls it before `init`. `Success` then means that the bytes
+    /// of the items are in place, too.
     ///
-    /// Both sides name the same groups. Of a group that only one of them names, nothing is moved if it
-    /// is [optional](crate::CacheGroup::optional); otherwise the session fails. The sender must have
-    /// all items that the receiver wants, and may have earlier ones.
+    /// Both sides name the same groups. If only one side names a group, nothing of the group is
+    /// moved if it is [optional](crate::CacheGroup::optional); otherwise the session fails. The
+    /// sender must have all items that the receiver wants, and may have earlier items besides.
     fn give_groups(&mut self, groups: RequestGroups) -> Result<(), Backpressure<RequestGroups>> {
         let command = Command::RequestGroups { session: self.id(), groups };
         self.submit(command).map_err(|refused| match refused.into_resource() {
@@ -114,56 +120,59 @@ pub struct Reclaimed {
     pub pages: Pages,
     /// The items of the cache groups.
     pub groups: RequestGroups,
-    /// On a receiver that ended in success: those of its groups that are optional and that the sender
-    /// did not name. Their items were not written.
+    /// On a receiver that ended in success: the optional groups that the sender did not name, so
+    /// that their items were not written.
     pub skipped: Vec<u16>,
 }
 
-/// The sending half, on a prefill worker.
+/// The sending session of a request, on a prefill worker.
 pub trait KvSender: KvSession {
-    /// What a router carries to a receiver that is to read this session's pages.
+    /// The reference that a router carries to a receiver that is to read this session's pages.
     fn lease_ref(&self) -> LeaseRef;
 
-    /// The same of every rank of the engine, in the order of ranks, where one handle stands for all.
+    /// The references of every rank of the engine, in the order of ranks. Several only where one
+    /// handle stands for all ranks.
     fn lease_refs(&self) -> Vec<LeaseRef> {
         vec![self.lease_ref()]
     }
 
     /// Announces the request: how many pages will be sent in all, and the aux row that goes with
-    /// the last of them. Once, before the first `send`; full queues return [`Backpressure`].
+    /// the last page. Called once, before the first `send`. A full queue returns [`Backpressure`].
     fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
         let command = Command::InitSender { session: self.id(), num_pages, aux };
         self.submit(command).map_err(|_| Backpressure(()))
     }
 
-    /// Gives the next pages, in request order. Their content must be final. The chunk that
-    /// completes the announced number carries the aux row, which must be final by then; it may be
-    /// empty. A request of no pages is completed by one empty chunk.
+    /// Gives the next pages, in the order of the request. Their content must be final. The chunk
+    /// that completes the announced number of pages carries the aux row, which must be final by
+    /// then. That chunk may be empty: a request of no pages is completed by one empty chunk.
     fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
         let command = Command::Send { session: self.id(), chunk };
         self.submit(command).map_err(pages_in)
     }
 
-    /// The number of the chunk that is given next, whether with `send` or with `begin_chunk`.
+    /// The number of the next chunk, whether it is given with `send` or with `begin_chunk`.
     fn next_chunk(&self) -> ChunkId;
 
-    /// Gives the next pages, in request order, before they have been computed: they are moved as
-    /// [`layers_final`](KvSender::layers_final) says. Several chunks may be under way at once. The
-    /// number of the chunk counts those given with `send` too.
+    /// Gives the next pages, in the order of the request, before they have been computed. The pages
+    /// are moved as [`layers_final`](KvSender::layers_final) announces their layers. Several chunks
+    /// may be under way at once. The result is the number of the chunk; chunks given with `send`
+    /// count, too.
     ///
-    /// If the session fails, the pages come back once no wire can touch them; kernels of the server
-    /// that still compute them are the server's to wait for.
+    /// If the session fails, the pages come back once no wire can touch them. The server itself
+    /// must wait for kernels that still write the pages.
     fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
         let (number, command) = (self.next_chunk(), Command::BeginChunk { session: self.id(), chunk });
         self.submit(command).map(|()| number).map_err(pages_in)
     }
 
-    /// Says that layers of a chunk are final, now or once a ready event has passed. Writing them starts at
-    /// once; pages are granted to readers when every chunk is final in all layers. The last
-    /// announcement of the request takes the place of its last `send`: with it goes the aux row.
+    /// Announces that layers of a chunk are final, now or once a ready event has passed. Writes of
+    /// these layers start at once. Readers are granted the pages when every chunk is final in all
+    /// layers. The last announcement of a request takes the place of the last `send`: the aux row
+    /// goes with it.
     ///
-    /// What is given and announced after a ready event waits for it too; an abort does not. Layers that
-    /// this rank does not have, or that were announced before, fail the session with
+    /// Chunks and announcements that follow a ready event wait for it, too; an abort does not wait.
+    /// Layers that this rank does not have, or that were announced before, fail the session with
     /// [`Cause::Layers`](crate::Cause::Layers).
     fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>> {
         let (chunk, command) = (layers.chunk, Command::LayersFinal { session: self.id(), layers });
@@ -174,16 +183,18 @@ pub trait KvSender: KvSession {
     }
 }
 
-/// The receiving half, on a decode worker.
+/// The receiving session of a request, on a decode worker.
 ///
-/// If it fails, the content of every page that it was given is unspecified: none of them may be
-/// used, whatever [`Cause::recovery`](crate::Cause::recovery) advises.
+/// If the session fails, the content of every page that it was given is unspecified: none of these
+/// pages may be used, whatever [`Cause::recovery`](crate::Cause::recovery) advises.
 pub trait KvReceiver: KvSession {
-    /// Gives the pages, in request order, and the aux row that the prefill side is to fill.
+    /// Gives the pages, in the order of the request, and the aux row that the prefill side is to
+    /// fill.
     ///
-    /// In pull mode fewer pages than the sender holds are the last ones of the request (the first
-    /// ones are in the prefix cache), and none at all, nor items of
-    /// [cache groups](KvSession::give_groups), releases the sender's without reading any.
+    /// In pull mode, the receiver may give fewer pages than the sender holds: these are then the
+    /// last pages of the request, and the first ones are in the receiver's prefix cache. A receiver
+    /// that gives no pages and no items of [cache groups](KvSession::give_groups) releases the
+    /// sender's pages without reading any.
     fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
         let command = Command::InitReceiver { session: self.id(), pages, aux };
         self.submit(command).map_err(pages_in)

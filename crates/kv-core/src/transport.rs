@@ -294,7 +294,9 @@ pub enum TransportError {
         len: u64,
     },
     /// A descriptor leaves its region, here or at the peer.
-    #[error("descriptor {desc}: {side} region {region} has {len} bytes, {offset}+{size} was asked for")]
+    #[error(
+        "descriptor {desc}: {side} region {region} has {len} bytes, but {size} bytes at offset {offset} were asked for"
+    )]
     OutOfBounds {
         /// The position of the descriptor in the post.
         desc: usize,
@@ -313,7 +315,7 @@ pub enum TransportError {
     /// there are too many regions.
     #[error("{field} is {got}; it must be {min} to {max}")]
     Size {
-        /// What was counted.
+        /// What was counted: descriptors, regions, or bytes of a frame.
         field: &'static str,
         /// The number that was found.
         got: usize,
@@ -335,7 +337,7 @@ pub enum TransportError {
     #[error("the peer has revoked the right to write")]
     Revoked,
     /// The operation was cancelled.
-    #[error("cancelled")]
+    #[error("the operation was cancelled")]
     Cancelled,
     /// None of the transports that a combined transport consists of can do it.
     #[error("no transport can do it: {}", list(ways))]
@@ -357,9 +359,9 @@ pub enum TransportError {
     /// The transport library failed.
     #[error("{call} failed with {status}")]
     Backend {
-        /// The call.
+        /// The library's call that failed.
         call: &'static str,
-        /// Its status.
+        /// The status that the call returned.
         status: &'static str,
     },
 }

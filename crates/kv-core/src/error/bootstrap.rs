@@ -21,7 +21,7 @@ pub enum BootstrapError {
         expected: u32,
     },
     /// The server has no rank of this engine, role and service, or has it no longer.
-    #[error("no such rank is registered")]
+    #[error("no rank of this engine, role and service is registered")]
     UnknownRank,
     /// The server asks for a secret that this worker does not have. Configure the same on both; asking
     /// again does not help.

@@ -18,7 +18,7 @@ use crate::wire::versions::Versions;
 #[non_exhaustive]
 pub enum Cause {
     /// The local scheduler called `abort`, or dropped the session's handle.
-    #[error("aborted here")]
+    #[error("aborted by the local scheduler")]
     Aborted,
     /// The local worker is stopping.
     #[error("the local worker is stopping")]
@@ -84,7 +84,7 @@ pub enum Cause {
     },
     /// The server called `init` a second time with other values, or gave pages without calling
     /// `init` at all.
-    #[error("init was called twice, or not before the pages were sent")]
+    #[error("init was called again with other values, or pages were sent before init was called")]
     InitOrder,
     /// The list of pages names pages that this cache does not have, or names a page twice.
     #[error(transparent)]
@@ -162,7 +162,7 @@ pub enum Cause {
         held: Option<u32>,
     },
     /// The [`LeaseRef`](crate::LeaseRef) names a page that the sender's cache does not have.
-    #[error("the lease is out of range: {0}")]
+    #[error("the lease names a page that does not exist: {0}")]
     LeaseOutOfRange(PagesError),
     /// The [`LeaseRef`](crate::LeaseRef) that the router carried is for an earlier incarnation of
     /// the sender's worker.

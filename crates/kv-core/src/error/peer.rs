@@ -17,7 +17,7 @@ pub enum PeerCause {
     #[error("its scheduler aborted the request")]
     Aborted,
     /// The peer's worker is stopping.
-    #[error("it is stopping")]
+    #[error("its worker is stopping")]
     WorkerStopped,
     /// The deadline of the peer's session passed.
     #[error("its deadline passed")]
@@ -62,18 +62,18 @@ pub enum PeerCause {
     Incompatible(Mismatch),
     /// The sender's scheduler expects another number of receivers than the receiver's engine has
     /// for that sender.
-    #[error("the sender expects {expected} receivers, the receiver's engine has {told} for it")]
+    #[error("the sender expects {expected} receivers, but the receiver's engine has {told} for this sender")]
     ReceiverCount {
         /// The number that the sender's scheduler gave.
         expected: usize,
         /// The number that the receiver told.
         told: usize,
     },
-    /// The registration names pages, rows or items that the sender's plan cannot reach.
-    #[error("the registration is out of range")]
+    /// The registration names pages, rows or items that the receiver's own cache does not have.
+    #[error("the registration names pages or rows that the receiver does not have")]
     OutOfRange,
     /// The peer's tables of sessions, attempts or peers are full.
-    #[error("it is overloaded")]
+    #[error("its worker has no room for more")]
     Overloaded,
     /// The lease on the peer's pages has run out.
     #[error("the lease on its pages has expired")]
@@ -119,7 +119,7 @@ pub enum PeerCause {
     #[error("it does not know the session")]
     Unknown,
     /// The peer received a frame that the protocol does not allow.
-    #[error("it saw a protocol error")]
+    #[error("it received a frame that the protocol does not allow")]
     Protocol,
     /// The peer failed for a reason that has no name in the protocol.
     #[error("internal error")]

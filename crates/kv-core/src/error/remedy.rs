@@ -87,7 +87,7 @@ impl Cause {
             | Cause::UnknownGroup { .. }
             | Cause::BadGroup { .. } => (Told::BadArguments, OF_SERVER, Fail),
             Cause::ReadyEvent { .. } => {
-                (Told::Internal, "recompute; look into what the device says", Recompute)
+                (Told::Internal, "recompute; look for the error in the log of the device", Recompute)
             }
             Cause::Post(_) => (Told::DataOperation, RETRY, Recompute),
             Cause::LeaseExpired => (Told::LeaseExpired, LONGER, Recompute),

@@ -208,7 +208,7 @@ pub enum GeometryError {
     #[error("layout.axes must name layer, part, token and head once each")]
     Axes,
     /// The heads cannot be shared out evenly among the ranks.
-    #[error("{heads} heads a rank, {total} in all, do not go over {ranks} ranks")]
+    #[error("{heads} heads on each rank and {total} heads in all cannot be shared out among {ranks} ranks")]
     Heads {
         /// How many heads this rank holds.
         heads: u32,
@@ -242,7 +242,7 @@ pub enum GeometryError {
         pieces: u64,
     },
     /// Two regions say that they hold the same bytes.
-    #[error("regions[{first}] and regions[{second}] hold the same of layer {layer}")]
+    #[error("regions[{first}] and regions[{second}] both hold the same part of layer {layer}")]
     HeldTwice {
         /// Position of the first region in the list.
         first: u32,

@@ -63,7 +63,7 @@ pub enum PlanError {
         rows: u32,
     },
     /// The transfer has more bytes than 64 bits can count: the list names pages very often.
-    #[error("{items} pages of {item_bytes} bytes are more than one transfer can be")]
+    #[error("{items} pages of {item_bytes} bytes each are too many bytes for one transfer")]
     TooLarge {
         /// How many pages the list names.
         items: u32,
@@ -71,7 +71,9 @@ pub enum PlanError {
         item_bytes: u64,
     },
     /// The two sides have pages of different sizes. Use [`Plan::chunk`](super::Plan::chunk).
-    #[error("pages of {local} tokens here and of {remote} tokens at the peer do not go one with one")]
+    #[error(
+        "pages of {local} tokens here cannot be matched one to one with pages of {remote} tokens at the peer"
+    )]
     PageSize {
         /// Tokens of a page here.
         local: u32,
@@ -79,7 +81,7 @@ pub enum PlanError {
         remote: u32,
     },
     /// One of the sides does not have the cache group.
-    #[error("there is no cache group {group}: the peers have {groups}")]
+    #[error("there is no cache group {group}: the two sides have {groups} groups")]
     Group {
         /// The number of the group that was asked for.
         group: u16,

@@ -64,7 +64,7 @@ impl Effects {
         (now, random, timers, outputs)
     }
 
-    /// Appends an output.
+    /// Appends an output to those of this input.
     pub(super) fn output(&mut self, output: Output) {
         self.outputs.push_back(output);
     }

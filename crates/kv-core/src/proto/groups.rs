@@ -56,7 +56,7 @@ impl Between<'_> {
         let local = (here.items.list(), here.first as usize);
         let remote = (&there.items, there.first as usize);
         Plan::window(self.map, group, local, remote)
-            .map_err(|_| Cause::Protocol("items of a cache group that no plan leads to"))
+            .map_err(|_| Cause::Protocol("the items of a cache group do not fit the two geometries"))
     }
 
     pub(super) fn disagreement(

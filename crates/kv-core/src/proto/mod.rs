@@ -6,25 +6,25 @@
 //!
 //! ```text
 //! node/                   routes inputs and timers to the parts
-//! │   peers, posts        what peers do, and posts                  service.rs  the node as a worker's machine
+//! │   peers, posts        what peers do, and posts                  service.rs  the node as a `Machine`
 //! ├ sending/              sessions of the prefill side
 //! │   opening, attaching, chunks, groups, letting_go    a session, from its room until its receivers need nothing more
 //! │   attempts, over, peers   what receivers register, abort, release     given.rs   what the scheduler has given
 //! │   write.rs            push: parts are planned and posted        target.rs  one receiver
 //! │   holder.rs           pull: leases are given, kept and ended    former_leases.rs   what became of leases
 //! ├ receiving/            sessions of the decode side
-//! │   opening, finding, registering, aborting     a session, from its question until no source writes any more
-//! │   parts, groups, peers                        what sources say, or do not say any more     source.rs   one source
+//! │   opening, finding, registering, aborting     a session, from its lookup until no source writes any more
+//! │   parts, groups, peers                        what sources tell, and what their silence means     source.rs   one source
 //! │   reader.rs, planning.rs                      pull: leases are kept alive, pages read      reading.rs  one lease
-//! ├ ending.rs             how any session of the two ends: one final status, peers told, pages back when it is quiet
-//! ├ context.rs            what all of them stand on:
-//! │   conversation/       peers: who is there, and what each side has under way with the other
+//! ├ ending.rs             how sessions of both kinds end: one final status, peers told, pages back when all is quiet
+//! ├ context.rs            what sending and receiving share:
+//! │   conversation/       which peers there are, and what each side has under way with the other
 //! │   rendezvous/         where senders and registrations of one request find each other
 //! │   directory.rs        which ranks serve which address
 //! │   posts.rs            whose turn it is to post
-//! │   telling.rs          messages, as whoever listens is told them
+//! │   telling.rs          messages as events for the listener
 //! │   effects.rs          the time, timers, random numbers, outputs, events; tracer.rs holds the events
-//! └ io.rs (what goes in, what comes out, settings), groups.rs, run_set.rs, timer.rs, spoken.rs    pure
+//! └ io.rs (inputs, outputs, configuration), groups.rs, run_set.rs, timer.rs, spoken.rs    pure
 //! ```
 //!
 //! Messages are typed and their senders are known everywhere, except in `conversation/edge.rs`:
@@ -36,16 +36,16 @@
 //! model checkers (feature `model`).
 //!
 //! ```text
-//! word here      means                                        SGLang, vLLM
+//! word           means                                        SGLang, vLLM
 //! room           one request, as both engines name it         bootstrap_room, request id
 //! target         a receiver, as its sender sees it            –
 //! source         a sending rank, as its receiver sees it      –
 //! attempt        one try of a receiver at one source          –
-//! acquire        a registration that asks to read             the pull of a NIXL connector
+//! acquire        a registration that asks for a lease         the pull of a NIXL connector
 //! lease          the right to read complete pages for a time  lease, abort deadline
-//! number         pairs a heartbeat, acquire message or question with its answer    –
+//! number         pairs a heartbeat, an acquire message or another question with its answer    –
 //! way            the transport connection to a peer           –
-//! low watermark  all attempts below are over                  –
+//! low watermark  all attempts below this number are over      –
 //! ```
 //!
 //! The receiver drives the protocol. It repeats its registration until the sender acknowledges it,

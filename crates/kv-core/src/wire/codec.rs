@@ -167,7 +167,7 @@ pub enum Unreadable {
         got: usize,
     },
     /// The frame is in a version that is not spoken with this peer.
-    #[error("frame of version {got}; {spoken} is spoken")]
+    #[error("frame of version {got}; versions {spoken} are spoken")]
     Version {
         /// The version in the frame's header.
         got: u8,

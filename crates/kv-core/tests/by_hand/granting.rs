@@ -333,7 +333,7 @@ fn a_release_before_the_lease_fails_the_sender() {
     let session = sender(&mut solo, 1, Lease::Renewable(LEASE));
     solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     solo.says(1, release(&[(1, 1)]));
-    assert_eq!(solo.cause(session), Cause::Protocol("released before it was granted"));
+    assert_eq!(solo.cause(session), Cause::Protocol("the lease was released before it was granted"));
 }
 
 #[test]

@@ -557,7 +557,10 @@ fn an_answer_that_names_one_worker_twice_fails_everyone_who_waits() {
         broken(1, |geometry| (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (2, pcp_rank))
     };
     solo.found(kv_core::LookupId(0), vec![rank(0), rank(1)]);
-    assert_eq!(solo.cause(session), Cause::Bootstrap(BootstrapError::Malformed("ranks: one worker twice")));
+    assert_eq!(
+        solo.cause(session),
+        Cause::Bootstrap(BootstrapError::Malformed("two ranks are the same worker"))
+    );
 }
 
 #[test]

@@ -159,10 +159,10 @@ fn announcements_that_cannot_be_fail_the_session_naming_both_values_and_lose_no_
             0,
             Some(2..4),
             twice(2..4, 3..4),
-            "layers 2..4 of chunk 0 are final, but layers 3..4 were so before",
+            "layers 2..4 of chunk 0 are final, but layers 3..4 were announced before",
         ),
-        (0, None, twice(2..6, 3..4), "layers 3..4 were so before"),
-        (1, None, LayersError::UnknownChunk { chunk: 1, given: 1 }, "only 1 chunks were given"),
+        (0, None, twice(2..6, 3..4), "layers 3..4 were announced before"),
+        (1, None, LayersError::UnknownChunk { chunk: 1, given: 1 }, "the session was given only 1 chunks"),
         (u32::MAX, Some(2..3), LayersError::UnknownChunk { chunk: u32::MAX, given: 1 }, "4294967295"),
     ] {
         let mut pair = layered();

@@ -45,9 +45,9 @@ pub(in crate::proto) struct Outgoing {
 /// Why an attempt has ended here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Ended {
-    /// Everything was read.
+    /// Everything was read by the session.
     Read,
-    /// The session failed.
+    /// The session failed before everything was there.
     Aborted(Abort),
 }
 

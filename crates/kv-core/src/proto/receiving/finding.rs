@@ -126,7 +126,7 @@ fn meet_all(
         let cause = match cx.meet(introduction) {
             None => Cause::ByPeer(PeerCause::Overloaded),
             Some(peer) if !met.insert(peer) => {
-                Cause::Bootstrap(BootstrapError::Malformed("ranks: one worker twice"))
+                Cause::Bootstrap(BootstrapError::Malformed("two ranks are the same worker"))
             }
             Some(peer) => {
                 // A session needs the peer from now on.
@@ -235,7 +235,7 @@ fn unreadable(cx: &Context, offer: &ServiceOffer) -> Cause {
     let (ours, theirs) =
         (cx.config.versions.get(), Versions { min: narrow(offer.min), max: narrow(offer.max) });
     match ours.common(theirs) {
-        Some(_) => Cause::Bootstrap(BootstrapError::Malformed("geometry")),
+        Some(_) => Cause::Bootstrap(BootstrapError::Malformed("the geometry of a rank cannot be read")),
         None => Cause::Versions { ours, theirs },
     }
 }

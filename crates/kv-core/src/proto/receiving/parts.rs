@@ -36,7 +36,7 @@ impl Receiving {
         }
         let bound = u64::from(source.total.unwrap_or(MAX_PARTS).min(MAX_PARTS));
         if contradiction || source.parts.end() > bound || source.parts.runs_len() > MAX_PART_RUNS {
-            return self.fail(cx, session, Cause::Protocol("impossible part numbers"));
+            return self.fail(cx, session, Cause::Protocol("the numbers of parts contradict each other"));
         }
         if source.total.is_some_and(|total| source.parts.len() == u64::from(total)) {
             if let Some(cause) = self.check_skipped(cx, session, index) {

@@ -61,7 +61,7 @@ fn gather(
     groups: Result<GroupPlans, Cause>,
     aux: Result<Option<Plan>, PlanError>,
 ) -> Result<Planned, Cause> {
-    let no_plan = |_| Cause::Protocol("a lease that no plan leads to");
+    let no_plan = |_| Cause::Protocol("the leased pages do not fit the two geometries");
     let pages = pages.map_err(no_plan)?;
     let GroupPlans { plans, skipped } = groups?;
     let plans = aux.map_err(no_plan)?.into_iter().chain(plans).chain([pages]);

@@ -205,7 +205,7 @@ impl Sending {
         } else if failed {
             self.reader_let_go(cx, session, index);
         } else {
-            self.fail(cx, session, Cause::Protocol("released before it was granted"));
+            self.fail(cx, session, Cause::Protocol("the lease was released before it was granted"));
         }
     }
 

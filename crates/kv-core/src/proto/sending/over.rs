@@ -71,7 +71,11 @@ impl Sending {
         let Some((session, index)) = active else { return };
         let target = self.sessions.get(&session).and_then(|sender| sender.targets.get(index));
         if target.and_then(Target::written).is_some_and(|written| !written.is_posted()) {
-            self.fail(cx, session, Cause::Protocol("released before everything was sent"));
+            self.fail(
+                cx,
+                session,
+                Cause::Protocol("the receiver released the pages before everything was sent"),
+            );
         }
     }
 

@@ -27,7 +27,13 @@ impl Sending {
         let part = match written.next_part((peer, here), &sender.given, (max_sge, max_bytes)) {
             Ok(Some(part)) => part,
             Ok(None) => return,
-            Err(_) => return self.fail(cx, session, Cause::Protocol("pages that no plan leads to")),
+            Err(_) => {
+                return self.fail(
+                    cx,
+                    session,
+                    Cause::Protocol("the registered pages do not fit the two geometries"),
+                );
+            }
         };
         if part.more {
             cx.posts.queue(id, Op::Write, session, index);

@@ -160,7 +160,7 @@ fn a_release_before_the_grant_fails_the_session() {
     alone.outputs();
     let release = Release { low_watermark: Attempt(0), attempts: vec![(ATTEMPT.0, 1)], answer: true };
     alone.sending.on_release(&mut alone.cx, alone.peer, release);
-    assert_eq!(alone.ends(), [Out::Fails(Cause::Protocol("released before it was granted"))]);
+    assert_eq!(alone.ends(), [Out::Fails(Cause::Protocol("the lease was released before it was granted"))]);
     alone.give(&[6]);
     assert_eq!(alone.outputs(), [Out::Back(vec![6])], "what comes too late was promised to nobody");
     alone.assert_over();
