@@ -120,7 +120,7 @@ pub enum LayersError {
     OutOfRange {
         /// The layers in the announcement, by their numbers in the model.
         layers: Range<u32>,
-        /// First layer of this rank, and one past the last.
+        /// The layers of this rank, from the first to one past the last.
         held: Range<u32>,
     },
     /// Some of the layers were announced before.

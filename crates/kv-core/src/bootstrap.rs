@@ -83,7 +83,7 @@ pub enum BootstrapEvent {
         /// The address of the server, as given to `publish`.
         addr: String,
     },
-    /// A registration was refused; it is tried again after `retry_in`.
+    /// A registration was refused. The client tries again after `retry_in`.
     PublishFailed {
         /// The address of the server, as given to `publish`.
         addr: String,

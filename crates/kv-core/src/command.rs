@@ -27,7 +27,7 @@ pub enum Command {
         session: SessionId,
         /// The number of pages of the whole request, over all chunks.
         num_pages: usize,
-        /// The aux row that goes with the last chunk.
+        /// The aux row that goes with the last chunk, if the request has one.
         aux: Option<AuxIndex>,
     },
     /// The next pages of a sending session.
@@ -52,7 +52,7 @@ pub enum Command {
     LayersFinal {
         /// A sending session of this worker.
         session: SessionId,
-        /// The chunk and its layers.
+        /// The chunk, the layers, and the ready event if there is one.
         layers: FinalLayers,
     },
     /// The ready event of an announcement has failed. The session fails.

@@ -1,5 +1,5 @@
-//! Items of cache groups that a request uses beside its KV pages: lists of them, and the token that
-//! owns them.
+//! Items of cache groups that a request uses beside its KV pages: lists that name items, and the token
+//! that owns them.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ pub struct GroupList {
 }
 
 impl GroupList {
-    /// Which items of the request these are.
+    /// The place of these items in the request.
     pub fn span(&self) -> GroupSpan {
         span(self.first, self.items.len())
     }
@@ -166,7 +166,7 @@ impl GroupItems {
         GroupItems { group, first, items }
     }
 
-    /// Which items of the request these are.
+    /// The place of these items in the request.
     pub fn span(&self) -> GroupSpan {
         span(self.first, self.items.len())
     }

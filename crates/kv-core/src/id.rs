@@ -186,7 +186,7 @@ impl Room {
         }
     }
 
-    /// The room without the suffix of its engine, if that engine adds one.
+    /// The room without its engine's suffix, if `suffixed` says that the engine appends one.
     pub(crate) fn unsuffixed(&self, suffixed: bool) -> Room {
         match self {
             Room::Request(id) if suffixed => {

@@ -35,7 +35,7 @@
 //! node.handle(Time::ZERO, Input::Command(open));
 //! let status = Output::Status { session: SessionId(1), poll: KvPoll::Bootstrapping, failure: None };
 //! assert_eq!(node.poll_output(), Some(status));
-//! // … and the machine says until when it must have ended.
+//! // … and the machine says when the session must have ended.
 //! assert!(node.next_timeout().is_some());
 //! # Ok::<(), kv_core::ArgsError>(())
 //! ```

@@ -144,7 +144,7 @@ pub trait SessionCommand: fmt::Debug + Send + Sized + 'static {
     /// The command that ends a session early.
     fn abort(session: SessionId) -> Self;
 
-    /// The command that ends all sessions and tells the peers; the machine takes no new ones.
+    /// The command that ends all sessions and tells the peers. The machine opens no session afterwards.
     fn shutdown() -> Self;
 
     /// Addresses the command to this session, in place of the session that was named before. False
@@ -318,7 +318,7 @@ pub enum Input<C> {
         /// All ranks of the replica, in rank order.
         ranks: Vec<RankRecord>,
     },
-    /// The bootstrap server did not answer, or has no such ranks.
+    /// A lookup failed: the bootstrap server did not answer, or has no such ranks.
     LookupFailed {
         /// The lookup that failed.
         lookup: LookupId,

@@ -8,7 +8,7 @@ thread_local! {
     static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// How many steps this thread has counted since it began.
+/// How many steps this thread has counted since the thread began.
 #[cfg(feature = "meter")]
 pub fn steps() -> u64 {
     STEPS.with(std::cell::Cell::get)

@@ -75,7 +75,7 @@ impl Wanted<'_> {
         (transport.name.as_str(), transport.version) == self.transport
     }
 
-    /// The highest version that both sides speak of a service that is compatible.
+    /// The highest version that both sides speak, if name and compatibility text fit.
     fn common(&self, offer: &ServiceOffer) -> Option<u16> {
         let same = offer.service == self.service && offer.compatibility == self.compatibility;
         let highest = offer.max.min(*self.versions.end());

@@ -67,13 +67,13 @@ pub trait KvManager {
 /// Methods that return [`Backpressure`], here and in [`KvSender`] and [`KvReceiver`], are
 /// shorthands for that. A command that came back may be submitted again as it is.
 pub trait KvSession: Submit<Command> + Sized {
-    /// The session's number within its worker, as `PollSet` reports it.
+    /// The session's id within its worker, as `PollSet` reports it.
     fn id(&self) -> SessionId;
 
     /// The room of the request.
     fn room(&self) -> &Room;
 
-    /// The state now: one atomic load, no side effect, callable from any thread.
+    /// The state now. The call is one atomic load without side effects, from any thread.
     fn poll(&self) -> KvPoll;
 
     /// Why the session failed; `None` unless [`poll`](KvSession::poll) says `Failed`.
@@ -112,7 +112,7 @@ pub trait KvSession: Submit<Command> + Sized {
     fn reclaim_all(self) -> Result<Reclaimed, Self>;
 }
 
-/// What a session hands back at its end.
+/// Everything that a session hands back at its end.
 #[must_use = "dropping pages leaks them: give them back to their allocators"]
 #[derive(Debug, PartialEq, Eq, Default)]
 pub struct Reclaimed {

@@ -13,7 +13,8 @@ pub struct SessionOptions {
     /// On a receiver: the data-parallel replica of the prefill engine that serves the request.
     /// `None` follows the room as SGLang does: the room's number modulo the number of replicas.
     pub prefill_dp_rank: Option<u32>,
-    /// Which side moves the bytes; `None` for the worker's [`KvArgs::transfer_mode`](crate::KvArgs::transfer_mode).
+    /// Which side moves the bytes; `None` for the worker's own
+    /// [`transfer_mode`](crate::KvArgs::transfer_mode).
     pub mode: Option<TransferMode>,
     /// On a sender: how long the pages stay pinned for readers; `None` for a renewable lease of the
     /// worker's `kv_lease_duration`.

@@ -283,7 +283,7 @@ pub enum TransportWait {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
-    /// The region is not in memory that the transport was given.
+    /// The region is not in memory that the transport was given. Give the memory to the transport first.
     #[error("region {region}: {addr:#x}+{len} is not in memory given to the transport")]
     UnknownMemory {
         /// The number of the region, as registered.

@@ -4,7 +4,7 @@
 use crate::error::ArgsError;
 use crate::layout::{MemoryKind, Region};
 
-/// Regions lie in memory that can be, and no two share bytes.
+/// Checks that every region is a range of addresses, and that no two regions share bytes.
 pub(super) fn check_memory(regions: &[Region]) -> Result<(), ArgsError> {
     for (index, region) in regions.iter().enumerate() {
         let null = region.addr == 0 && region.memory != MemoryKind::File;

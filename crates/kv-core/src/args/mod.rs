@@ -62,7 +62,7 @@ impl KvArgs {
         &self.regions
     }
 
-    /// The geometry, as peers are told it.
+    /// The geometry of the cache: what peers are told about it.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }

@@ -23,7 +23,7 @@ pub enum BootstrapError {
     /// The server has no rank of this engine, role and service, or has it no longer.
     #[error("no rank of this engine, role and service is registered")]
     UnknownRank,
-    /// The server asks for a secret that this worker does not have. Configure the same on both; asking
+    /// The server asks for a secret that this worker does not have. Configure the same secret on both; asking
     /// again does not help.
     #[error("the bootstrap server does not accept this worker's secret")]
     Unauthorized,

@@ -69,9 +69,9 @@ pub enum Cause {
     /// The two sides disagree about how many pages the request has.
     #[error("{sent} pages are to be sent, but the destination registered {registered}")]
     PageCount {
-        /// Pages that the sender announced with `init`.
+        /// How many pages the sender announced with `init`.
         sent: usize,
-        /// Pages that the receiver registered.
+        /// How many pages the receiver registered.
         registered: usize,
     },
     /// The server gave more pages than it had announced with `init`.
@@ -154,7 +154,7 @@ pub enum Cause {
     /// holds.
     #[error("the lease names {} at position {position}, where the sender holds {}", page(.referenced), page(.held))]
     LeasePages {
-        /// The first position in the request where they differ.
+        /// The first position in the request at which the two lists differ, from 0.
         position: usize,
         /// The page in the reference; `None` if the reference names fewer pages.
         referenced: Option<u32>,
@@ -219,7 +219,7 @@ pub enum Obstacle {
     },
 }
 
-/// The sentence of [`Cause::GroupItems`] and of its half in a frame.
+/// The text of [`Cause::GroupItems`], and of the same cause in a frame.
 pub(super) fn group_items(group: &u16, sent: &Option<GroupSpan>, wanted: &Option<GroupSpan>) -> String {
     let text = |span: &Option<GroupSpan>| span.map_or_else(|| "none".to_owned(), |span| span.to_string());
     format!(

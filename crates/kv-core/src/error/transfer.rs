@@ -13,7 +13,7 @@ use crate::id::{Room, WorkerId};
 pub struct TransferError {
     /// The room of the request.
     pub room: Room,
-    /// The peer, if it was known yet.
+    /// The peer of the session; `None` if the session failed before it knew a peer.
     pub peer: Option<WorkerId>,
     /// How far the session had come.
     pub phase: Phase,

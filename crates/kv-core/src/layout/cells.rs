@@ -58,8 +58,8 @@ pub(crate) fn holders(
     of_role.map(|(region, shape)| Holder { region, layers: shape.layer_range(), kinds: shape.holds.kinds() })
 }
 
-/// Two regions that hold the same: their numbers, and the first layer that both have. State comes first, group
-/// by group.
+/// Two regions that hold the same bytes: their positions, and the first layer that both hold. State regions are
+/// compared first, group by group.
 pub(crate) fn held_twice(regions: &[RegionShape]) -> Option<(u32, u32, u32)> {
     let telling = (0_u32..).zip(each(regions)).filter(|(_, region)| region.holds != Holds::Opaque);
     let mut held: Vec<_> = telling
@@ -225,8 +225,8 @@ impl Geometry {
     }
 }
 
-/// The first head of rank `rank` of `ranks` that share `total` heads: each has an equal share, or,
-/// if there are fewer heads than ranks, one that others have too.
+/// The first head of rank `rank` of `ranks` that share `total` heads. Each rank has an equal share;
+/// if there are fewer heads than ranks, several ranks have the same head.
 pub(crate) fn first_head(total: u32, ranks: u32, rank: u32) -> u32 {
     (u64::from(rank) * u64::from(total) / u64::from(ranks.max(1))) as u32
 }

@@ -68,7 +68,7 @@ impl Geometry {
             return Ok(());
         }
         same("layout.groups", groups(ours), groups(theirs))?;
-        // Those that the text leaves out.
+        // The groups that the text leaves out.
         for (number, (here, there)) in ours.groups.iter().zip(&theirs.groups).enumerate() {
             same(&format!("layout.groups[{number}]"), group_text(here), group_text(there))?;
         }
@@ -96,10 +96,10 @@ impl Geometry {
     fn check_pages(&self, peer: &Geometry) -> Result<(), Mismatch> {
         let dealt = self.layout.dcp_size > 1 || peer.layout.dcp_size > 1;
         if dealt {
-            // To ranks one by one: they must be the same pages.
+            // Pages are dealt to ranks one by one: both sides must have the same pages.
             same(DEALT_PAGES, self.page_size, peer.page_size)?;
         }
-        // Pages are counted in units that both have.
+        // Pages are counted in units that divide the pages of both sides.
         let unit = gcd(self.kernel_page_size(), peer.kernel_page_size());
         let units =
             |geometry: &Geometry| u64::from(geometry.num_pages) * u64::from(geometry.page_size / unit);
@@ -175,7 +175,7 @@ impl Geometry {
         let both = ours.groups.len().min(theirs.groups.len());
         if both == 0 || !optional(both, &ours.groups) || !optional(both, &theirs.groups) {
             same("layout.groups", groups(ours), groups(theirs))?;
-            // Slots that nobody described go to the same ranks only.
+            // Slots without a description go to the rank at the same place only.
             self.same_shape(peer)?;
         }
         for (number, (here, there)) in (0_u16..).zip(ours.groups.iter().zip(&theirs.groups)) {

@@ -23,7 +23,7 @@ impl HeldLayers {
         let kv = geometry.regions.iter().enumerate().filter(|(_, region)| region.role == RegionRole::Kv);
         let mut all: Vec<_> = kv.map(|(index, region)| (index, region.layer_range())).collect();
         let untold = all.iter().find(|(_, layers)| layers.is_empty()).map(|(index, _)| *index);
-        // Where one region is opaque, all of them go to regions at the same position only.
+        // If one region is opaque, every region goes only to the region at the same position.
         let whole = if geometry.kv_layers().is_none() { all.clone() } else { Vec::new() };
         all.sort_by_key(|(_, layers)| layers.start);
         let mut runs: Vec<Range<u32>> = Vec::new();
@@ -36,7 +36,7 @@ impl HeldLayers {
         HeldLayers { runs, whole, untold }
     }
 
-    /// First layer, and one past the last.
+    /// The first layer of the rank, and one past the last; the rank may lack layers between them.
     pub(crate) fn hull(&self) -> Range<u32> {
         let start = self.runs.first().map_or(0, |run| run.start);
         start..self.runs.last().map_or(0, |run| run.end)

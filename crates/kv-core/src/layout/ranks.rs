@@ -91,7 +91,7 @@ pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec
         return Err(nobody(dest, engine));
     };
     last.aux = true;
-    // Each of them has a part that no other sends.
+    // Each rank of the stage has a part that no other rank sends.
     for (stage, (place, ranks)) in stages {
         let needed = place.siblings_that_serve(&Place::of(dest));
         if ranks.len() != needed {
@@ -138,7 +138,7 @@ pub(crate) fn shares(source: &Geometry, dest: &Geometry) -> Option<Shares> {
     Place::of(source).shares(&Place::of(dest))
 }
 
-/// The source's place in the block of ranks that the destination shares all its heads with.
+/// The source's place in the block of ranks with which the destination shares all its heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shares {
     /// Ranks of the source engine that hold different heads.
@@ -200,7 +200,7 @@ struct Place {
     dcp_rank: u32,
     pcp_size: u32,
     pcp_rank: u32,
-    /// The layers of its KV regions, if they say so.
+    /// The layers of the rank's KV regions, if they all say their layers.
     layers: Option<(u32, u32)>,
 }
 
@@ -224,7 +224,7 @@ impl Place {
         [self.tp_size, self.dcp_size, self.pcp_size]
     }
 
-    /// The places of its tensor-parallel group.
+    /// The places of all ranks of this rank's tensor-parallel group.
     fn siblings(self) -> impl Iterator<Item = Place> {
         let sibling = move |tp_rank| Place { tp_rank, dcp_rank: tp_rank % self.dcp_size, ..self };
         each(0..self.tp_size).map(sibling)
@@ -275,7 +275,7 @@ impl Geometry {
     }
 }
 
-/// Cells of a table of layers and kinds that both have.
+/// How many pairs of a layer and a kind of bytes both geometries have.
 fn shared_cells(source: &Geometry, dest: &Geometry) -> u64 {
     let kv = |geometry| holders(geometry, RegionRole::Kv, 0);
     overlaps(kv(&source.regions), kv(&dest.regions)).iter().map(super::Overlap::cells).sum()
@@ -283,7 +283,7 @@ fn shared_cells(source: &Geometry, dest: &Geometry) -> u64 {
 
 /// Why the ranks of `engine` do not have everything that `dest` needs.
 fn nobody<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Mismatch {
-    // Ranks that do not fit say it best.
+    // A rank that does not fit is the better explanation.
     if let Some(mismatch) = engine.iter().find_map(|source| dest.check(source.borrow()).err()) {
         return mismatch;
     }

@@ -66,7 +66,7 @@ pub enum Axis {
     Part,
     /// The tokens of a page.
     Token,
-    /// The heads of this rank.
+    /// The heads of this rank, in the order of the model.
     Head,
 }
 

@@ -104,7 +104,8 @@ impl Geometry {
         self.validate_content(index, region)
     }
 
-    /// A region that says what it holds says it in full, and its items can be cut up so.
+    /// Checks that a region that says what it holds says everything that is needed, and that its
+    /// items can be cut so.
     fn validate_content(&self, index: usize, region: &RegionShape) -> Result<(), GeometryError> {
         let groups = self.layout.groups.len();
         let group_end = if region.role == RegionRole::State { groups.max(1) as u64 - 1 } else { 0 };
@@ -146,7 +147,7 @@ const MAX_ITEM_LEN: u64 = 1 << 40;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GeometryError {
-    /// A number, or the length of a text, outside its range.
+    /// A number, or the length of a text, is outside its range.
     #[error("{field} is {got}; it must be {min} to {max}")]
     Range {
         /// The name of the field.

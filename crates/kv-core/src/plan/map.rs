@@ -195,7 +195,7 @@ struct Pairing<'a> {
     theirs: &'a Geometry,
     source: Option<Side>,
     layers: Option<Range<u32>>,
-    /// Items go with items at the same position.
+    /// True if items go with items at the same position, as they are.
     same: bool,
 }
 
@@ -206,7 +206,7 @@ impl<'a> Pairing<'a> {
         source: Option<Side>,
         layers: Option<Range<u32>>,
     ) -> Pairing<'a> {
-        // Some layers of items that hold more: only what says where they are can be cut.
+        // Items that hold more layers can be cut only if their regions say where the layers are.
         let cut = layers.is_some() && ours.kv_layers().is_some() && theirs.kv_layers().is_some();
         Pairing { ours, theirs, source, layers, same: !cut && ours.is_same_shape(theirs) }
     }
@@ -257,7 +257,7 @@ impl<'a> Pairing<'a> {
         }
     }
 
-    /// The place of the source among ranks that hold the same pages. The first sends what is no page.
+    /// The place of the source among ranks that hold the same pages. The first rank sends state and aux rows.
     fn source_cp_rank(&self) -> u32 {
         match self.source {
             None => 0,

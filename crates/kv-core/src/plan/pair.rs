@@ -42,7 +42,7 @@ const ONCE: Dim = Dim { count: 1, local: 0, remote: 0 };
 struct Units {
     /// Offset of the shared bytes in an item.
     base: u64,
-    /// Bytes of an item, and the units in it.
+    /// Bytes of an item, and how many units it has.
     item: u64,
     per_item: u32,
     /// Bytes from unit to unit within an item.

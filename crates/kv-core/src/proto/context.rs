@@ -44,8 +44,8 @@ impl Context {
         }
     }
 
-    /// Starts a data operation, and counts it for its peer until it has ended. `notify` tells the peer when all
-    /// bytes are in place.
+    /// Starts a data operation, and counts it for its peer until the operation has ended. `notify`
+    /// is the frame that the peer gets when all bytes are in place.
     pub(super) fn start_post(&mut self, post: InFlight, descs: Vec<Desc>, notify: Option<Bytes>) {
         let (peer, op) = (post.peer, post.op);
         let id = self.posts.start(post, self.fx.now());

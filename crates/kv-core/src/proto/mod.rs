@@ -14,9 +14,9 @@
 //! │   holder.rs           pull: leases are given, kept and ended    former_leases.rs   what became of leases
 //! ├ receiving/            sessions of the decode side
 //! │   opening, finding, registering, aborting     a session, from its lookup until no source writes any more
-//! │   parts, groups, peers                        what sources tell, and what their silence means     source.rs   one source
+//! │   parts, groups, peers                        what sources tell; their silence   source.rs   one source
 //! │   reader.rs, planning.rs                      pull: leases are kept alive, pages read      reading.rs  one lease
-//! ├ ending.rs             how sessions of both kinds end: one final status, peers told, pages back when all is quiet
+//! ├ ending.rs             how sessions end: one final status, peers told, pages back when all is quiet
 //! ├ context.rs            what sending and receiving share:
 //! │   conversation/       which peers there are, and what each side has under way with the other
 //! │   rendezvous/         where senders and registrations of one request find each other

@@ -30,7 +30,7 @@ pub(super) struct Posting {
     tickets: u64,
     /// Peers that may have a post to start, each at most once.
     turns: VecDeque<PeerId>,
-    /// Posts in flight by connection: the peers of one connection share a window.
+    /// How many posts are in flight by connection: the peers of one connection share a window.
     of_origin: BTreeMap<Origin, usize>,
     /// Peers that wait until posts of other peers of their connection end.
     waiting: BTreeMap<Origin, BTreeSet<PeerId>>,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Declares the reasons, so that each has its sentence and its place in the counts.
+/// Declares the reasons: each has a sentence for people and a place in the counts.
 macro_rules! reasons {
     ($($(#[$doc:meta])* $reason:ident = $sentence:literal;)+) => {
         /// Why a frame was ignored.

@@ -85,7 +85,7 @@ pub enum KvWhat {
         /// The error, if the post failed.
         error: Option<TransportError>,
     },
-    /// The lease on the session's pages has run out before every reader had read them.
+    /// The lease on the session's pages has run out before every reader had read the pages.
     LeaseExpired,
     /// The session has succeeded.
     Ended,

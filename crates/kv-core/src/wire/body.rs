@@ -16,8 +16,9 @@ use crate::id::{Attempt, AuxIndex, Incarnation, Room, SessionId, WorkerId};
 use crate::layout::Geometry;
 use crate::pages::PageList;
 
-/// Declares the messages: each is a struct, a variant of [`Body`], and a number that never changes. The numbers 6, 11
-/// to 14, 20 and 21 were those of messages of version 4. No field makes room for a list before its items are there.
+/// Declares the messages: each is a struct, a variant of [`Body`], and a number that never changes.
+/// Version 4 used the numbers 6, 11 to 14, 20 and 21. No field allocates room for the items of a
+/// list before they are read.
 macro_rules! bodies {
     ($($(#[$doc:meta])* $kind:literal $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? })*) => {
         $(
@@ -47,7 +48,7 @@ macro_rules! bodies {
                 match self { $(Body::$name(body) => (version, self.kind(), conversation, body).serialize(out)),* }
             }
 
-            /// The message of this kind with these fields.
+            /// Decodes the fields of a message of this kind.
             pub(super) fn read(kind: u8, fields: &[u8]) -> Result<Body, Unreadable> {
                 let read = match kind {
                     $($kind => read_bounded(fields).map(|Fields(body)| Body::$name(body)),)*

@@ -126,7 +126,7 @@ struct Outer<'a> {
     fields: &'a [u8],
 }
 
-/// A frame is an array of four: two small integers, a number in any of the forms that msgpack has for one, and fields.
+/// Splits a frame, which is an array of four: two small integers, a number in any msgpack form, and the fields.
 fn outer(bytes: &[u8]) -> Option<Outer<'_>> {
     let [0x94, version @ 0..=0x7f, kind @ 0..=0x7f, form, rest @ ..] = bytes else { return None };
     let width = match form {
@@ -150,7 +150,7 @@ pub fn hello_transport(frame: &[u8]) -> Option<TransportOffer> {
         return None;
     }
     let Outer { version: EVERY, kind: Body::HELLO, fields, .. } = outer(frame)? else { return None };
-    // What follows the transport need not be understood for that.
+    // The fields after the transport need not be understood here.
     let Fields((IgnoredAny, metadata, transport)): Fields<(IgnoredAny, Bytes, String)> = read(fields)?;
     Some(TransportOffer::new(&transport, metadata))
 }

@@ -10,7 +10,8 @@ pub fn lengths_fit(bytes: &[u8]) -> bool {
     walk(bytes).is_some()
 }
 
-/// Walks along the first value; `None` if it is cut, or if a length in it is longer than what follows.
+/// Walks along the first value; `None` if the value is incomplete, or if a length in it is longer
+/// than the bytes that follow.
 fn walk(bytes: &[u8]) -> Option<()> {
     let mut at: usize = 0;
     // Values that are still to come.
@@ -34,7 +35,7 @@ fn walk(bytes: &[u8]) -> Option<()> {
     (at <= bytes.len()).then_some(())
 }
 
-/// How many bytes a value with this first byte takes up; 0 if that depends on a length.
+/// How many bytes a value with this first byte takes; 0 if the number depends on a length.
 const WIDTHS: [u8; 256] = {
     let mut widths = [1; 256];
     let mut first = 0;
@@ -53,7 +54,7 @@ const WIDTHS: [u8; 256] = {
     widths
 };
 
-/// For a value that has a length: how many bytes it takes up without the values in it, and how many those are.
+/// For a value with a length: how many bytes it takes without the values in it, and how many values it has.
 fn lengthy(first: u8, after: &[u8]) -> Option<(usize, usize)> {
     // Bytes of the length, and bytes of the value that neither it nor its length counts.
     let (width, extra) = match first {

@@ -24,7 +24,7 @@ const MAX_GAPS: usize = 1 << 14;
 /// | – | `Waiting` | a registration arrives before its sender |
 /// | –, `Waiting` | `Active` | sender and registration meet |
 /// | –, `Waiting` | `Reading` | sender and acquire message meet |
-/// | `Active` | `Served` | all its parts are in place |
+/// | `Active` | `Served` | all parts of the attempt are in place |
 /// | –, `Waiting`, `Active`, `Reading` | `Failed` | see [`PeerCause`]; no post is in flight, no lease runs |
 /// | any | – (closed) | the peer releases or aborts the attempt, or raises its low watermark |
 /// | `Served`, `Failed` | – (closed) | the result is the oldest of more than 1024 |

@@ -3,16 +3,16 @@
 //!
 //! | file | what it is about |
 //! |---|---|
-//! | `mod.rs` | one peer, and what can be asked about it |
+//! | `mod.rs` | one peer, and the questions about its state |
 //! | `contact.rs` | how a conversation stands: way, terms, voice |
-//! | `peers.rs` | all peers, by every name that they have |
-//! | `greeting.rs` | hello, welcome, refusal; `heard.rs` says what they mean for sessions |
+//! | `peers.rs` | all peers, by id, conversation and identity |
+//! | `greeting.rs` | hello, welcome, refusal; `heard.rs` says what received frames mean for sessions |
 //! | `touch.rs` | silence, lost ways, successors |
 //! | `edge.rs` | frames become messages of a known conversation, and messages become frames: the only file that sees bytes |
 //! | `said.rs` | messages to a peer, and what is repeated until it is acknowledged |
-//! | `outgoing.rs` | attempts at a peer: it serves |
-//! | `incoming.rs`, `registration.rs` | attempts of a peer: this worker serves |
-//! | `write_rights.rs` | until when either side may write: what is known of it; `permitting.rs` asks and answers |
+//! | `outgoing.rs` | attempts at a peer: the peer serves, this worker receives |
+//! | `incoming.rs`, `registration.rs` | attempts of a peer: this worker serves, the peer receives |
+//! | `write_rights.rs` | until when either side may write, as far as known; `permitting.rs` asks and answers |
 //! | `numbers.rs` | the one rule by which granted time is counted |
 //! | `maps.rs` | which bytes of the two caches correspond |
 //!

@@ -130,7 +130,7 @@ impl Context {
             self.fx.output(Output::Permit { peer: id, until });
         }
         if lost {
-            // The conversation goes on where it was, if the peer still knows it.
+            // The conversation continues, if the peer has not forgotten it.
             self.greet_again(id);
         }
     }

@@ -114,7 +114,8 @@ impl Node {
 
     pub(super) fn on_heartbeat(&mut self, id: PeerId, heartbeat: &Heartbeat) {
         let Heartbeat { number, low_watermark, leases, asked, writes } = heartbeat;
-        // Each attempt once: what an answer costs was paid for by this worker's own scheduler, or is small.
+        // Each attempt at most once: the cost of the answer is small, or this worker's own
+        // scheduler has caused it.
         if !(is_rising(leases) && is_rising(asked)) {
             self.cx.fx.drop_frame(Some(id), Dropped::Disordered);
             return;
@@ -213,7 +214,7 @@ impl Node {
         if self.cx.greet_by_next_way(id) {
             return;
         }
-        // A way that was lost is tried again, and what is known of the peer proves nothing.
+        // A lost way is opened again: the failure proves nothing about the peer.
         if self.cx.peers.get(id).is_some_and(|peer| !peer.is_lost()) {
             self.fail_peer_sessions(id, &Cause::Connect(error), Some(self.cx.fx.now()));
             self.cx.forget_peer(id);

@@ -10,7 +10,7 @@
 //! | `Closing` | `Open` | the session failed: the abort is sent until it is acknowledged |
 //! | `Closing` | `Met` | the session failed before its registration: an abort is sent in place of it |
 //! | `Over` | `Meeting`, `Met` | the session failed, and the source was told nothing that it must stop |
-//! | `Over` | `Open` | all its parts are in place, everything is read, it failed and is quiet, or a peer that lets it read forgot the conversation |
+//! | `Over` | `Open` | all parts are in place, everything is read, the source failed and is quiet, or a peer that granted a lease forgot the conversation |
 //! | `Over` | `Closing` | the abort was acknowledged, the source failed and is quiet, the peer forgot the conversation, is proven dead and its wire quiet, or is fenced off; of a read, when the abort is said |
 
 use super::reading::Reading;

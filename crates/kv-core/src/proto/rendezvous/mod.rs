@@ -35,7 +35,7 @@ pub(super) struct Rendezvous {
     waiting_of: BTreeMap<Option<Origin>, Cost>,
     /// Rooms whose sender failed before all receivers registered.
     failed_senders: FailedRooms,
-    /// Rooms whose receiver gave up before it registered.
+    /// Rooms whose receiver failed before it registered.
     failed_receivers: FailedRooms,
 }
 
@@ -148,7 +148,7 @@ impl Rendezvous {
         self.receivers.remove(named, receiver);
     }
 
-    // ---- halves that have failed ----------------------------------------------------------------
+    // ---- sides that have failed -----------------------------------------------------------------
 
     /// A sender has failed. Receivers that register later are told the cause.
     pub(super) fn sender_failed(
