@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::{Incarnation, SessionId};
 use crate::pages::PageList;
 
-/// How long pages wait for their first reader or, after a heartbeat, for the next one (vLLM:
+/// The default duration of a lease: how long complete pages wait for their first reader (vLLM:
 /// `kv_lease_duration`).
 pub const KV_LEASE_DURATION: Duration = Duration::from_secs(30);
 /// How long a decode worker keeps pages for the next turn of a chat (vLLM:

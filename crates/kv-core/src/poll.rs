@@ -12,10 +12,10 @@ use crate::machine::SessionStatus;
 ///
 /// | from | to | when |
 /// |---|---|---|
-/// | `Bootstrapping` | `WaitingForInput` | sender: a destination has registered; receiver: the handshake is done |
-/// | `WaitingForInput` | `Transferring` | sender: the first chunk was given; receiver: `init` gave the pages |
-/// | `Bootstrapping` | `Transferring` | sender only: chunks were given before the destination registered |
-/// | `Transferring` | `Success` | every byte, aux row included, is in place |
+/// | `Bootstrapping` | `WaitingForInput` | sender: every receiver has registered (push), or at once (pull, auto); receiver: the handshake is done |
+/// | `WaitingForInput` | `Transferring` | sender: the first layers are final, which they are at once with `send`; receiver: `init` gave the pages |
+/// | `Bootstrapping` | `Transferring` | sender only: layers were final before the last receiver registered |
+/// | `Transferring` | `Success` | every byte is in place, the aux row included; on a pull sender, every reader has released the pages |
 /// | any but `Success` | `Failed` | see [`TransferError`](crate::TransferError) |
 ///
 /// `Failed` and `Success` are final.

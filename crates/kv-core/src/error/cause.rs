@@ -67,7 +67,7 @@ pub enum Cause {
     #[error("ended by the peer: {0}")]
     ByPeer(PeerCause),
     /// The two sides disagree about how many pages the request has.
-    #[error("{sent} pages are to be sent, but the destination registered {registered}")]
+    #[error("{sent} pages are to be sent, but the receiver registered {registered}")]
     PageCount {
         /// How many pages the sender announced with `init`.
         sent: usize,

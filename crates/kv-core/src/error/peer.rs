@@ -159,7 +159,7 @@ impl PeerCause {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{field} differs: {ours} here, {theirs} at the peer{}", crate::layout::remedy(.field))]
 pub struct Mismatch {
-    /// The name of the field, as in [`Geometry`](crate::Geometry).
+    /// The name of the field: of a [`Geometry`](crate::Geometry), or of an offer.
     #[serde(deserialize_with = "short")]
     pub field: String,
     /// The value on the side that reports the difference.

@@ -2,10 +2,10 @@
 //! exchange bytes.
 //!
 //! A [`Geometry`] gives sizes, and its [`Layout`] says how keys, values, tokens and heads lie
-//! inside an item. Two workers with equal geometries exchange items as they are, whatever the items
-//! hold. Two workers with different geometries can exchange bytes only if their regions say what
-//! they [hold](Holds): then [`plan`](crate::plan) finds the bytes of every layer, token and head on
-//! both sides.
+//! inside an item. Two workers whose caches differ only in the number of items exchange items as they
+//! are, whatever the items hold. If anything else differs, they can exchange bytes only if their
+//! regions say what they [hold](Holds): then [`plan`](crate::plan) finds the bytes of every layer,
+//! token and head on both sides.
 
 mod cells;
 mod check;

@@ -11,8 +11,8 @@ pub const MAX_GROUPS: usize = 64;
 /// What the items of a region hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub enum Holds {
-    /// Unknown. The items of such a region are exchanged whole, and only with the region at the
-    /// same position of a cache with an equal geometry.
+    /// Unknown. The items of such a region are exchanged whole, and only with the region at the same
+    /// position of a cache of the same shape (equal in everything but the numbers of items).
     #[default]
     Opaque,
     /// The keys of attention layers.
