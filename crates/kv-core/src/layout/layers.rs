@@ -106,7 +106,10 @@ mod tests {
         assert_eq!(cut, LayersError::Cut { layers: 3..5, region: 0, held: 0..4 });
         assert!(held.check(&(0..3)).is_err() && held.check(&(1..4)).is_err() && held.check(&(1..3)).is_err());
         assert_eq!(held.check(&(0..5)), Ok(()));
-        assert!(cut.to_string().contains("layers 3..5 are a part of regions[0], layers 0..4"), "{cut}");
+        assert!(
+            cut.to_string().contains("layers 3..5 are a part of regions[0], which has layers 0..4"),
+            "{cut}"
+        );
     }
 
     #[test]

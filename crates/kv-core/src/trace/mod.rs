@@ -53,12 +53,12 @@ mod tests {
             |who, missed| Event { at: Time::from_nanos(12_000_345_678), who, what: KvWhat::Closed, missed };
         assert_eq!(
             event(SessionId(3).into(), 0).to_string(),
-            "12.000345 s, session 3: nothing is left of it"
+            "12.000345 s, session 3: is closed, and nothing is left of it"
         );
         let who = (SessionId(3), PeerId(1), Attempt(9)).into();
         assert_eq!(
             event(who, 2).to_string(),
-            "12.000345 s, session 3, peer 1, attempt 9: nothing is left of it (2 events before this one are lost)"
+            "12.000345 s, session 3, peer 1, attempt 9: is closed, and nothing is left of it (2 events before this one are lost)"
         );
         let lost = Event { at: Time::ZERO, who: PeerId(4).into(), what: KvWhat::WayLost, missed: 0 };
         assert_eq!(lost.to_string(), "0.000000 s, peer 4: the way to it is lost");
