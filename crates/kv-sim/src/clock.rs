@@ -1,4 +1,4 @@
-//! Clocks that agree on nothing: each host has its own epoch and its own rate.
+//! The clocks of simulated hosts: each has an epoch and a rate of its own, and no two need agree.
 
 use kv_core::Time;
 
@@ -26,12 +26,12 @@ impl Clock {
         Clock { started, epoch, rate_ppm: rate_ppm.max(1) }
     }
 
-    /// The same clock, from this global moment on so much ahead of what it showed.
+    /// The same clock, set `ahead` nanoseconds forward at the global moment `now`.
     pub fn jump(&self, now: u64, ahead: u64) -> Clock {
         Clock { started: now, epoch: self.local(now).as_nanos() + ahead, ..*self }
     }
 
-    /// What the clock shows at a global moment.
+    /// The time that the clock shows at a global moment.
     pub fn local(&self, global: u64) -> Time {
         let elapsed = u128::from(global.saturating_sub(self.started));
         let shown = elapsed * u128::from(self.rate_ppm) / PPM;

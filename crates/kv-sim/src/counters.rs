@@ -1,4 +1,4 @@
-//! Counters with names, of one world or of many.
+//! Named counters of what happened in one world, or in many.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ macro_rules! counters {
                 $(self.$other.merge(&other.$other);)*
             }
 
-            /// Every count with its name.
+            /// Every count with its name, in the order of the fields.
             pub fn rows(&self) -> Vec<(&'static str, u64)> {
                 vec![$(($label, self.$field)),*]
             }
@@ -30,24 +30,24 @@ macro_rules! counters {
 }
 pub(crate) use counters;
 
-/// Counts by name.
+/// Counts of events that are told apart by a name, such as the cause of a failure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally(BTreeMap<String, u64>);
 
 impl Tally {
-    /// One more of these.
+    /// Counts one more event of this name.
     pub fn count(&mut self, name: String) {
         *self.0.entry(name).or_default() += 1;
     }
 
-    /// Adds other counts.
+    /// Adds the counts of another tally to this one.
     pub fn merge(&mut self, other: &Tally) {
         for (name, count) in &other.0 {
             *self.0.entry(name.clone()).or_default() += count;
         }
     }
 
-    /// The counts, by name.
+    /// Every name with its count, in alphabetical order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0.iter().map(|(name, count)| (&**name, *count))
     }
@@ -58,19 +58,20 @@ impl Tally {
 pub struct Kinds(BTreeMap<Option<u8>, (Bytes, u64)>);
 
 impl Kinds {
-    /// One more frame of this kind.
+    /// Counts one more frame of this kind, and keeps the first frame of each kind.
     pub fn count(&mut self, kind: Option<u8>, frame: &Bytes) {
         self.0.entry(kind).or_insert_with(|| (frame.clone(), 0)).1 += 1;
     }
 
-    /// Adds other counts.
+    /// Adds the counts of other frames to these.
     pub fn merge(&mut self, other: &Kinds) {
         for (kind, (frame, count)) in &other.0 {
             self.0.entry(*kind).or_insert_with(|| (frame.clone(), 0)).1 += count;
         }
     }
 
-    /// The counts; a kind is called by the first word of what its first frame says, if `show` tells that.
+    /// The counts, each with the name of its kind: the first capitalized word of what `show` makes of the
+    /// first frame of the kind.
     pub fn named(&self, show: impl Fn(&[u8]) -> String) -> Vec<(String, u64)> {
         let named = |(frame, count): &(Bytes, u64)| {
             let said = show(frame);

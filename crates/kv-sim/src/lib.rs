@@ -1,33 +1,46 @@
 //! A deterministic simulator of the transfer protocol.
 //!
-//! One `u64` seed makes one world: a few prefill and decode hosts, each with the real protocol
-//! machine ([`kv_core::proto::Node`]), on a virtual network, with virtual clocks, a virtual
-//! bootstrap server, and memories of real bytes; simulated schedulers that send, abort and reuse
-//! pages at once; and faults. In a fifth of the worlds the hosts are the ranks of two engines that hold
-//! one model differently: other tensor-, pipeline- and context-parallel sizes, pages, layouts and state
-//! groups, and every byte knows which one of the model's it is. Nothing in a world depends on anything
-//! but its seed, so that every run of a seed is the same.
+//! One `u64` seed makes one world: a few prefill and decode hosts, each with the real protocol machine
+//! ([`kv_core::proto::Node`]), a virtual network, virtual clocks, a virtual bootstrap server, memories of real
+//! bytes, and simulated schedulers that send, abort, and reuse pages at once. In a fifth of the worlds the hosts
+//! are the ranks of two engines that hold one model differently: with other tensor-, pipeline- and
+//! context-parallel sizes, pages, layouts and cache groups. Nothing in a world depends on anything but its seed,
+//! so that every run of a seed is the same.
 //!
-//! First comes a phase of faults: frames are lost, doubled, delayed and reordered; networks are
-//! parted; processes crash, are paused, and come back as new incarnations; posts fail, are slow,
-//! ignore their cancellation, and land after the death of their poster. Then the world is healed
-//! and must serve. In both, [`Violation`]s of the framework's five promises are looked for after
-//! every step (see the table in `kv/invariants/mod.rs`), and [`Planted`] bugs prove that each
-//! invariant can fail.
+//! First comes a phase of faults: frames are lost, duplicated, delayed and reordered; networks are parted;
+//! processes crash, are paused, and come back as new incarnations; posts fail, are slow, ignore their
+//! cancellation, and write after the death of their poster. Then the world is healed, and must serve requests.
+//! In both phases every step is checked for [`Violation`]s of the five promises of the framework (see the table
+//! in `kv/invariants/mod.rs`), and [`Planted`] bugs prove that each check can fail.
 //!
-//! What a transport knows it knows from one side only: connections end for one of their two ends at any
-//! moment, with nothing proven about the other; writes move in slices, each begun under a permission by the
-//! writer's own clock, and finished late by a writer that was stopped, or by hardware that was not; and
-//! each way ends its writes in one of the manners that [`kv_core::WriteFence`] names. In a fifth of the
-//! worlds hosts run the worker's own loop (`kv-poll`), stopped between any two of its looks at the clock.
-//! Some peers lie, in valid frames of every size.
+//! Transports know only their own side of a connection. A connection may end for one of its two ends at any
+//! moment, with nothing proven about the other end. Writes move in slices: each begins under a permission by the
+//! writer's own clock, and may end late, because the writer was stopped or because its hardware goes on. Each
+//! way ends its writes in one of the manners that [`kv_core::WriteFence`] names. In a fifth of the worlds hosts
+//! run the worker's own loop (`kv-poll`), and are stopped between any two readings of the clock. Some peers lie,
+//! in valid frames of every size.
 //!
-//! The transport of these worlds keeps the same contract as the real ones: [`VirtualTransport`] is it without
-//! the rest, for the conformance suite.
+//! [`VirtualTransport`] is the transport of these worlds without the rest, for the conformance suite, which
+//! real transports pass, too.
 //!
-//! It is not a model of performance, and it does not run threads or the real transports: those have tests
-//! of their own. Nor does it show a host whose clock loses time, as a paused virtual machine's does: no
-//! permission is good for that.
+//! The simulator is not a model of performance, and it runs neither threads nor the real transports: those have
+//! tests of their own. It does not show a host whose clock loses time, as the clock of a paused virtual machine
+//! does: against that, no permission helps.
+//!
+//! # Words
+//!
+//! | word | what it is |
+//! |---|---|
+//! | host, slot | a process with one worker, and its number in the world |
+//! | life | one incarnation of a host: a crash ends a life, and a restart begins the next one |
+//! | half, leg | one side's end of one request |
+//! | token, hold | pages that a scheduler has given to a session, which the session hands back as one |
+//! | road | one of the two transports that a worker may have |
+//! | way | the connection by which one life writes into the memory of another |
+//! | flight | a post that has not ended; it moves piece by piece |
+//! | fact | something that has happened, as the invariants are told |
+//!
+//! All other words are in `docs/GLOSSARY.md`.
 //!
 //! ```
 //! use kv_sim::{Options, Planted, run_seed};

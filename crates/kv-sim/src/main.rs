@@ -1,3 +1,6 @@
+//! The command line of the simulator: runs seeds, replays one seed, or goes through all histories of the
+//! small worlds.
+//!
 //! `cargo run --release -p kv-sim -- --seeds 100000`
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -14,45 +17,48 @@ use kv_sim::{Campaign, Options, Params, Planted, Report, run_campaign, run_seed}
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// How many seeds to run.
-    #[arg(long, default_value_t = 1000)]
+    /// How many seeds to run; each seed is one simulated world.
+    #[arg(long, default_value_t = 1000, value_name = "COUNT")]
     seeds: u64,
-    /// The first seed.
-    #[arg(long, default_value_t = 0)]
+    /// The first seed to run.
+    #[arg(long, default_value_t = 0, value_name = "SEED")]
     start: u64,
-    /// Threads; all cores by default.
-    #[arg(long)]
+    /// How many threads to use [default: one for each core].
+    #[arg(long, value_name = "THREADS")]
     jobs: Option<usize>,
-    /// Run this one seed only.
+    /// Run only this seed, and print its parameters.
     #[arg(long)]
     seed: Option<u64>,
-    /// With `--seed`: print everything that happens.
+    /// With --seed: print every event of the world.
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// Stop each seed after so many events.
-    #[arg(long)]
+    /// Stop each world after this many events.
+    #[arg(long, value_name = "EVENTS")]
     steps: Option<u64>,
-    /// Plant a bug (see `kv/planted/`), to see it caught; with `--exhaust`, by the shortest history in
-    /// which it shows.
-    #[arg(long, value_parser = planted)]
+    /// Plant this bug in the simulated workers, to see it caught; a wrong name lists all names. With
+    /// --exhaust, the shortest history that shows the bug is printed.
+    #[arg(long, value_name = "BUG", value_parser = planted)]
     plant: Option<Planted>,
-    /// Instead of seeds: go through all histories of the small worlds of the lease protocol.
+    /// Instead of running seeds, go through all histories of the small worlds of the lease protocol.
     #[arg(long)]
     exhaust: bool,
-    /// With `--exhaust`: only this world (see `exhaust/scope.rs`).
-    #[arg(long, requires = "exhaust", value_parser = scope)]
+    /// With --exhaust: only this small world; a wrong name lists all names.
+    #[arg(long, requires = "exhaust", value_name = "WORLD", value_parser = scope)]
     scope: Option<Scope>,
-    /// With `--exhaust`: so many steps, instead of what the world says.
-    #[arg(long, requires = "exhaust")]
+    /// With --exhaust: the number of steps of the longest histories, instead of the default of each world.
+    #[arg(long, requires = "exhaust", value_name = "STEPS")]
     depth: Option<u8>,
 }
 
-fn scope(name: &str) -> Result<Scope, &'static str> {
-    Scope::named(name).ok_or("no such world")
+fn scope(name: &str) -> Result<Scope, String> {
+    let names = || Scope::ALL.iter().map(|scope| scope.name).collect::<Vec<_>>().join(", ");
+    Scope::named(name).ok_or_else(|| format!("there is no such world; the worlds are {}", names()))
 }
 
-fn planted(name: &str) -> Result<Planted, &'static str> {
-    Planted::ALL.iter().copied().find(|planted| planted.name() == name).ok_or("no such planted bug")
+fn planted(name: &str) -> Result<Planted, String> {
+    let names = || Planted::ALL.iter().map(|planted| planted.name()).collect::<Vec<_>>().join(", ");
+    let found = Planted::ALL.iter().copied().find(|planted| planted.name() == name);
+    found.ok_or_else(|| format!("there is no such bug; the bugs are {}", names()))
 }
 
 fn main() -> ExitCode {
@@ -87,7 +93,7 @@ fn exhaust(args: &Args) -> ExitCode {
         let seconds = started.elapsed().as_secs_f64();
         let depth = scope.depth;
         println!(
-            "  {depth} steps deep: {states} states, {steps} steps, {ends} ends, {rests} rests, {seconds:.1} s"
+            "  up to {depth} steps: {states} states, {steps} steps, {ends} histories, {rests} run to rest, {seconds:.1} s"
         );
         if let Some(found) = found {
             for line in found.history {
@@ -97,7 +103,7 @@ fn exhaust(args: &Args) -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    println!("no violation");
+    println!("no promise is broken");
     ExitCode::SUCCESS
 }
 
@@ -108,10 +114,10 @@ fn replay(seed: u64, args: &Args, options: Options) -> ExitCode {
     for line in report.trace.lines() {
         println!("{line}");
     }
-    println!("trace hash {:016x}, {} events", report.trace.hash(), report.counters.net.events);
+    println!("hash of the trace {:016x}, {} events", report.trace.hash(), report.counters.net.events);
     match &report.violation {
         None => {
-            println!("seed {seed}: no violation");
+            println!("seed {seed} breaks no promise");
             ExitCode::SUCCESS
         }
         Some(violation) => {
@@ -140,17 +146,17 @@ fn campaign(args: &Args, options: Options) -> ExitCode {
     }
     print_summary(&campaign);
     let Some((seed, violation)) = &campaign.failed else {
-        println!("no violation");
+        println!("no promise is broken");
         return ExitCode::SUCCESS;
     };
     let report: Report = run_seed(*seed, Options { keep: 80, ..options });
-    println!("last events of seed {seed}:");
+    println!("the last events of seed {seed}:");
     for line in report.trace.lines() {
         println!("{line}");
     }
     println!("VIOLATION of {} in seed {seed}\n  {}", violation.invariant, violation.what);
     let plant = args.plant.map(|planted| format!(" --plant {}", planted.name())).unwrap_or_default();
-    println!("replay: cargo run --release -p kv-sim -- --seed {seed} --trace{plant}");
+    println!("to replay: cargo run --release -p kv-sim -- --seed {seed} --trace{plant}");
     ExitCode::FAILURE
 }
 

@@ -1,28 +1,29 @@
-//! The table of planted bugs: what each gets wrong, which invariant must catch it, and where it shows.
+//! The table of planted bugs: what each bug gets wrong, which invariant must catch it, and in which worlds it
+//! shows.
 
 macro_rules! planted {
     ($($(#[$doc:meta])* $name:ident: $invariant:ident in $($place:expr),+;)*) => {
-        /// One planted bug.
+        /// A bug that can be planted in a simulated world.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Planted {
             $($(#[$doc])* $name,)*
         }
 
         impl Planted {
-            /// All of them.
+            /// All planted bugs, in the order of the table.
             pub const ALL: &[Planted] = &[$(Planted::$name),*];
 
-            /// Its name.
+            /// The name of the bug, as on the command line.
             pub const fn name(self) -> &'static str {
                 match self { $(Planted::$name => stringify!($name)),* }
             }
 
-            /// The invariant that must catch it.
+            /// The name of the invariant that must catch the bug.
             pub const fn caught_by(self) -> &'static str {
                 match self { $(Planted::$name => stringify!($invariant)),* }
             }
 
-            /// Where it shows: in [`SEEDS`], or in the small world with this name.
+            /// The worlds in which the bug shows: [`SEEDS`], or the names of small worlds.
             pub const fn places(self) -> &'static [&'static str] {
                 match self { $(Planted::$name => &[$($place),+]),* }
             }
@@ -30,58 +31,59 @@ macro_rules! planted {
     };
 }
 
-/// The worlds that seeds draw.
+/// Stands for the worlds that seeds draw.
 pub const SEEDS: &str = "seeds";
 
 impl Planted {
-    /// The small world in which it shows, all of whose histories are gone through.
+    /// The small world, if any, in which the exhaustive check must find the bug.
     pub fn scope(self) -> Option<&'static str> {
         self.places().iter().copied().find(|place| *place != SEEDS)
     }
 }
 
 planted! {
-    /// The completion notice of a post travels ahead of its bytes.
+    /// The completion notice of a post arrives before its bytes.
     NotifyEarly: success_means_right_bytes in SEEDS;
     /// Some pieces of a post are never written.
     LostPiece: success_means_right_bytes in SEEDS;
     /// Items of cache groups are never written.
     LostState: success_means_right_bytes in SEEDS;
-    /// A group is said to have been left out that was not.
+    /// A receiver is told that a group was left out which was not.
     SkippedInWord: success_means_right_bytes in SEEDS;
-    /// A chunk is taken to be final when it begins, and written.
+    /// A chunk is taken to be final when it is begun, and is written.
     WrittenEarly: only_final_bytes_move in SEEDS;
-    /// A chunk is taken to be final when it begins, and granted.
+    /// A chunk is taken to be final when it is begun, and is granted to a reader.
     GrantedEarly: only_final_bytes_move in SEEDS;
-    /// The aux row comes from the first pipeline stage, not from the last one.
+    /// The aux row comes from the first pipeline stage, not from the last.
     AuxOfFirstStage: success_means_right_bytes in SEEDS;
     /// The later stages of the decode engine count their layers from one too low.
     StageOffByOne: success_means_right_bytes in SEEDS;
-    /// Of items of cache groups a rank is sent its neighbour's share of heads.
+    /// A rank is sent its neighbour's share of the heads of cache groups.
     NeighboursShare: success_means_right_bytes in SEEDS;
-    /// What one source has done the others are taken to have done, too.
+    /// When one source has sent its pages, the others are taken to have done so, too.
     OneSourceEnough: success_means_right_bytes in SEEDS;
-    /// A source is asked for a page too few: the second of those that hold the same pages.
+    /// The second of the ranks that hold the same pages is asked for a page too few.
     RangeOneShort: success_means_right_bytes in SEEDS;
-    /// A source takes the first page that it is asked for to be the first of all that are asked for.
+    /// A source takes the first page that it is asked for to be the first page of the request.
     FirstNotShifted: success_means_right_bytes in SEEDS;
     /// The aux row comes from the last of the ranks that hold the same pages.
     AuxOfLastSibling: success_means_right_bytes in SEEDS;
-    /// Ranks that hold the same pages are each asked for all of them.
+    /// Each of the ranks that hold the same pages is asked for all pages.
     SiblingsSendAll: each_sends_its_share in SEEDS;
-    /// What one of the ranks that hold the same pages has done the others are taken to have done, too.
+    /// When one of the ranks that hold the same pages has sent its range, the others are taken to have done
+    /// so, too.
     OneSiblingEnough: success_means_right_bytes in SEEDS;
-    /// Dealt pages are all counted as those of the first rank that they are dealt to.
+    /// Pages that are distributed over ranks are all counted as those of the first rank.
     PlaceForgotten: success_means_right_bytes in SEEDS;
-    /// A request is taken for another one whose id differs in nothing but its suffix.
+    /// A request is taken for another whose id differs only in its suffix.
     RoomsConfused: success_means_right_bytes in SEEDS;
-    /// Leases are told four times as long as they are.
+    /// Grants name four times the time for which the lease lasts.
     LeaseInflated: success_means_right_bytes in SEEDS;
-    /// Heartbeats are acknowledged by somebody who does not look.
+    /// Heartbeats are acknowledged although the pages were not checked.
     HeartbeatForged: success_means_right_bytes in SEEDS;
     /// Clocks differ in rate by far more than leases allow for.
     ClocksBeyondMargin: success_means_right_bytes in SEEDS;
-    /// A post is reported over while its pieces still move.
+    /// A post is reported as ended while its pieces still move.
     EndBeforeQuiet: pages_quiet_when_released in SEEDS;
     /// Pages come back with the failure, not with the quiet.
     ReleaseAtFailure: pages_quiet_when_released in SEEDS;
@@ -89,83 +91,84 @@ planted! {
     AckBeforeQuiet: pages_quiet_when_released in SEEDS;
     /// A failure is called quiet while writes are in flight.
     QuietLie: pages_quiet_when_released in SEEDS;
-    /// Final states are kept secret.
+    /// Sessions do not report their final state.
     EndSwallowed: ends_once_in_time in SEEDS;
-    /// Final states are told twice.
+    /// Sessions report their final state twice.
     EndTwice: ends_once_in_time in SEEDS, "one-reader";
-    /// Failures have no reason.
+    /// Sessions fail without a reason.
     NamelessFailure: ends_once_in_time in SEEDS;
-    /// A state is left out.
+    /// Sessions leave out a state on their way.
     SkippedState: ends_once_in_time in SEEDS;
-    /// Timers never ring.
+    /// Machines do not hear that their timers ring.
     DeafToTime: ends_once_in_time in SEEDS;
-    /// Some tokens never come back.
+    /// Some tokens of pages never come back.
     ReleaseSwallowed: tokens_come_back in SEEDS;
     /// Items of cache groups never come back.
     StateSwallowed: tokens_come_back in SEEDS;
     /// Items of cache groups come back with the failure, not with the quiet.
     StateAtFailure: pages_quiet_when_released in SEEDS;
-    /// Some tokens come back twice.
+    /// Some tokens of pages come back twice.
     ReleaseTwice: tokens_come_back in SEEDS, "one-reader";
-    /// Some tokens come back in part.
+    /// Some tokens of pages come back without all of their pages.
     ReleaseCut: tokens_come_back in SEEDS;
     /// Tokens come back before the final state.
     ReleaseFirst: tokens_come_back in SEEDS;
-    /// Transports promise that hardware ends its writes in an eighth of the time that it needs.
+    /// Transports declare that hardware ends its writes in an eighth of the time that it takes.
     BoundTooShort: pages_quiet_when_released in SEEDS;
     /// A revocation is called complete while a slice is under way.
     RevokedInTheSlice: pages_quiet_when_released in SEEDS;
     /// A lost connection is taken for the death of the peer.
     LivingCalledDead: pages_quiet_when_released in SEEDS;
-    /// A lost connection is taken for the death of the peer, and its hardware waited for.
+    /// A lost connection is taken for the death of the peer, after the time that hardware takes for its last
+    /// writes.
     LostCalledDead: pages_quiet_when_released in SEEDS;
     /// Of two ways to a peer the first is lost, and the peer is called dead.
     FirstWayIsAll: pages_quiet_when_released in SEEDS;
-    /// A lost way is opened again by the other of two transports, in mid-conversation.
+    /// A lost connection is opened again over another transport, in the middle of a conversation.
     WayChanged: pages_quiet_when_released in SEEDS;
     /// Slices begin without a look at the permission.
     PermissionUnchecked: pages_quiet_when_released in SEEDS;
     /// Writers look at their permission, are stopped, and hand the slice to hardware when they go on.
     StoppedAfterTheLook: pages_quiet_when_released in SEEDS;
-    /// A permission counts from its answer, not from its question.
+    /// A permission is counted from the arrival of the answer, not from the question.
     PermissionFromAnswer: pages_quiet_when_released in SEEDS;
-    /// A worker tells its node the time from before it asked its transport what happened.
+    /// A worker gives its machine a time that it read before it polled its transport.
     EventsAsOfBefore: success_means_right_bytes in SEEDS;
-    /// What a writer was stopped for is added to its permission.
+    /// The time for which a writer was stopped is added to its permission.
     PermissionExcused: pages_quiet_when_released in SEEDS;
     /// Posts to a dead life write into its successor.
     WriteIntoSuccessor: incarnation_fence in SEEDS;
-    /// Frames for a dead life are made to fit its successor.
+    /// Frames for a dead life are changed so that its successor accepts them.
     FenceDropped: incarnation_fence in SEEDS;
-    /// Tables have no bounds.
+    /// The tables of machines have no bounds.
     Boundless: bounded in SEEDS;
-    /// Posts have no bound.
+    /// Machines start more posts than their window allows.
     Overposted: bounded in SEEDS;
-    /// Each byte of a frame is answered with an output of its own.
+    /// Each byte of a frame is answered with an output.
     Amplifies: bounded in SEEDS;
-    /// A node panics.
+    /// A machine panics while it handles an input.
     Panics: bounded in SEEDS;
     /// A timer is due again at the moment at which it rang.
     SpinningTimer: bounded in SEEDS;
-    /// Nobody is told of failures and aborts.
+    /// Failures and aborts are not told to the other side.
     Hushed: failure_is_told in SEEDS;
-    /// A timer rings for ever.
+    /// A timer rings again and again, for ever.
     RestlessTimer: idle_is_quiet in SEEDS;
     /// A session stays in a table for ever.
     LeakedSession: idle_is_quiet in SEEDS;
-    /// A failure is given another reason.
+    /// A failure is reported with another reason.
     WrongReason: reason_is_true in SEEDS;
-    /// The network stays as bad as it was.
+    /// The network stays as bad as it was when faults should have stopped.
     HealedInName: requests_are_served in SEEDS;
     /// No registration and no question is sent twice.
     NothingRepeated: requests_are_served in SEEDS;
-    /// Nobody who listens is told that a session ends.
+    /// The end of a session is missing from the trace.
     EndUntold: events_tell_the_story in SEEDS;
-    /// Whoever listens is told twice that a post is started.
+    /// The start of a post is twice in the trace.
     PostToldTwice: events_tell_the_story in SEEDS;
     /// The reader takes any lease or answer as a proof that never runs out.
     NoProof: success_means_right_bytes in "plain";
-    /// The reader counts a lease from the arrival of its answer, not from the question.
+    /// The reader counts a lease from the arrival of the answer, not from the question.
     ProofFromReceipt: success_means_right_bytes in "equal-clocks";
     /// The reader leaves no margin for clocks that differ.
     NoMargin: success_means_right_bytes in "plain";
@@ -179,17 +182,17 @@ planted! {
     FreedByFirst: success_means_right_bytes in "two-readers";
     /// The first of two reads ends the session.
     FirstReadEnds: success_means_right_bytes in "two-reads";
-    /// A read of a dead host's pages reads those of its successor.
+    /// A read of a dead host's pages reads the pages of its successor.
     ReadsSuccessor: success_means_right_bytes in "restart";
-    /// Leases never run out.
+    /// The leases of readers never end.
     NeverExpires: pages_come_back_with_the_lease in "one-reader";
-    /// Leases last twice as long.
+    /// Leases last twice as long as they should.
     LongLease: pages_come_back_with_the_lease in "one-reader";
-    /// Tokens never come back.
+    /// Tokens of pages never come back.
     NeverReleased: pages_come_back_with_the_lease in "one-reader";
-    /// Failures are not reported.
+    /// Machines do not report failures.
     SecretFailure: tokens_come_back in "one-reader";
-    /// The reader releases what it was not told it had read.
+    /// The reader releases pages whose reads have not ended.
     EagerRelease: success_means_right_bytes in "one-reader";
     /// Releases are never acknowledged.
     DeafToReleased: idle_is_quiet in "one-reader";

@@ -8,7 +8,7 @@ use kv_core::random::SplitMix64;
 #[derive(Debug, Clone)]
 pub struct Rng {
     numbers: SplitMix64,
-    /// Nothing is drawn: each draw gives the first of what it could give.
+    /// True if nothing is drawn: each draw then gives the least of its possible results.
     still: bool,
 }
 
@@ -18,13 +18,13 @@ impl Rng {
         Rng { numbers: SplitMix64::new(seed), still: false }
     }
 
-    /// A generator for a world whose events somebody else chooses: no chance comes true, every number is the
-    /// least one, every order stays as it is.
+    /// A generator for a world in which nothing is drawn: no chance comes true, every number is the least
+    /// one, every order stays as it is.
     pub fn still() -> Rng {
         Rng { numbers: SplitMix64::new(0), still: true }
     }
 
-    /// 64 random bits.
+    /// A random number of 64 bits.
     pub fn bits(&mut self) -> u64 {
         if self.still {
             return 0;
@@ -68,7 +68,7 @@ impl Rng {
         choices[self.index(choices.len())]
     }
 
-    /// Shuffles in place.
+    /// Puts the items into a random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         let ends = if self.still { 0..0 } else { 1..items.len() };
         for last in ends.rev() {

@@ -1,4 +1,4 @@
-//! Running one seed, or many.
+//! Runs the world of one seed, or of many.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,20 +15,20 @@ use crate::violation::Violation;
 /// How to run a seed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// A bug to plant.
+    /// The bug to plant, if any.
     pub planted: Option<Planted>,
     /// Lines of the trace to keep; zero for none.
     pub keep: usize,
-    /// Stop after so many events.
+    /// The number of events after which to stop; `None` for no limit.
     pub max_events: Option<u64>,
 }
 
-/// What was seen in one world, or in many.
+/// Counts of what happened in one world, or in many.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Of the network.
+    /// Counts of what happened in the network.
     pub net: NetCounters,
-    /// Of sessions.
+    /// Counts of what happened to sessions.
     pub kv: KvCounters,
 }
 
@@ -50,18 +50,18 @@ impl Counters {
     }
 }
 
-/// What became of one seed.
+/// The result of one seed.
 #[derive(Debug)]
 pub struct Report {
-    /// The seed.
+    /// The seed of the world.
     pub seed: u64,
     /// The broken promise, if there is one.
     pub violation: Option<Violation>,
-    /// What was seen.
+    /// Counts of what happened in the world.
     pub counters: Counters,
-    /// What happened.
+    /// The record of what happened, in order.
     pub trace: Trace,
-    /// How long it took, in virtual nanoseconds.
+    /// How long the world lasted, in virtual nanoseconds.
     pub virtual_time: u64,
 }
 
@@ -88,10 +88,10 @@ pub fn run_seed(seed: u64, options: Options) -> Report {
     }
 }
 
-/// What became of many seeds.
+/// The result of many seeds.
 #[derive(Debug, Default)]
 pub struct Campaign {
-    /// Sums over all worlds.
+    /// The sums of the counts of all worlds.
     pub counters: Counters,
     /// Sum of the worlds' virtual times, in nanoseconds.
     pub virtual_time: u128,

@@ -1,4 +1,4 @@
-//! What happened, for the reader and for the comparison of two runs.
+//! The record of a world, for people and for the comparison of two runs.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use kv_core::random::mix;
 
 use crate::net::lives::LifeId;
 
-/// A running hash of everything that happened; the text of it only if asked for.
+/// A running hash of everything that happened, and the last lines of text if they were asked for.
 #[derive(Debug, Default, Clone)]
 pub struct Trace {
     hash: u64,
@@ -25,7 +25,7 @@ impl Trace {
         self.hash
     }
 
-    /// The last lines.
+    /// The lines that were kept: the last ones of the world.
     pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.lines.iter().map(String::as_str)
     }

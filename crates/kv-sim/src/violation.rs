@@ -1,11 +1,11 @@
-//! What is wrong with a world.
+//! The report of a broken promise.
 
-/// A broken promise.
+/// A promise that a world has broken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{invariant}: {what}")]
 pub struct Violation {
-    /// Which invariant.
+    /// The name of the invariant.
     pub invariant: &'static str,
-    /// What was seen.
+    /// What was seen that the invariant does not allow.
     pub what: String,
 }

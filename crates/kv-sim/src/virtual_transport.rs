@@ -1,5 +1,5 @@
-//! The simulator's transport on its own: the same connections, frames and posts as in a world of nodes,
-//! behind the [`Transport`] trait, in virtual time.
+//! The simulator's transport without the rest: the same connections, frames and posts as in a simulated
+//! world, behind the [`Transport`] trait, in virtual time.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,23 +23,23 @@ use crate::net::lives::{LifeId, TRANSPORT, life_of};
 use crate::net::params::Physics;
 use crate::net::params::{ChaosParams, DmaParams, NetParams, WayParams};
 
-/// Transports of one network, at most.
+/// The number of transports in one network, at most.
 const TRANSPORTS: usize = 32;
 /// Posts move in pieces of this many bytes, each at a moment of its own.
 const PIECE: usize = 4096;
 /// Virtual time that passes with each poll, in nanoseconds.
 const POLL: u64 = 20 * US;
 
-/// A network of virtual transports: up to 32, dead ones included. Frames are doubled and reordered, posts
-/// are slow or fast, cancels are honoured or not, deaths are noticed late, and writes of the dead
-/// still land for a while; all as a seed says.
+/// A network of virtual transports: up to 32, dead ones included. Frames are duplicated and reordered, posts
+/// are slow or fast, cancellations take effect or not, deaths are noticed late, and writes of the dead still
+/// arrive for a while; a seed decides all of this.
 #[derive(Clone)]
 pub struct VirtualNet {
     world: Rc<RefCell<KvWorld>>,
 }
 
 impl VirtualNet {
-    /// A network of its own.
+    /// A new network, whose chances this seed decides.
     pub fn new(seed: u64) -> VirtualNet {
         let draw = Params::draw(seed);
         let params = Params {
@@ -74,7 +74,7 @@ impl VirtualNet {
         VirtualNet { world: Rc::new(RefCell::new(KvWorld::of_transports(params))) }
     }
 
-    /// A new transport in it; `None` if the network is full.
+    /// Adds a transport to the network; `None` if the network is full.
     pub fn transport(&self) -> Option<VirtualTransport> {
         let life = self.world.borrow_mut().attach()?;
         Some(VirtualTransport { world: Rc::clone(&self.world), life })
@@ -106,7 +106,7 @@ impl VirtualNet {
         }
     }
 
-    /// The time in it: every poll of one of its transports takes 20 µs.
+    /// The virtual time. Every poll of one of the network's transports takes 20 µs.
     pub fn now(&self) -> Time {
         Time::from_nanos(self.world.borrow().now)
     }
@@ -119,7 +119,7 @@ pub struct VirtualTransport {
 }
 
 impl VirtualTransport {
-    /// False once it has crashed.
+    /// False once the transport's worker has crashed.
     pub fn is_alive(&self) -> bool {
         self.world.borrow().lives[self.life].alive
     }
@@ -214,7 +214,7 @@ impl Transport for VirtualTransport {
 }
 
 impl KvWorld {
-    /// A host whose transport belongs to somebody outside of the world.
+    /// Adds a host whose transport has an owner outside of the world.
     fn attach(&mut self) -> Option<LifeId> {
         let slot = self.hosts.len();
         if slot >= self.slots.len() {
@@ -232,7 +232,7 @@ impl KvWorld {
         Some(life)
     }
 
-    /// Whom a peer is, if it is connected.
+    /// The life that a peer id stands for, if the peer is connected.
     fn target(&self, life: LifeId, peer: PeerId) -> Result<LifeId, TransportError> {
         let conn = self.hosts[life].conns.get(&peer).filter(|conn| !conn.dead);
         conn.map(|conn| conn.target).ok_or(TransportError::PeerGone)

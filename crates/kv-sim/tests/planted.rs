@@ -1,4 +1,4 @@
-//! Every invariant can fail: each planted bug is caught, by the invariant meant for it.
+//! Every invariant can fail: each planted bug is caught by the invariant that is meant for it.
 
 #![allow(clippy::print_stdout)]
 

@@ -1,4 +1,4 @@
-//! Every check of the conformance suite can fail: for each, a bug in a transport that it finds.
+//! Every check of the conformance suite can fail: for each check there is a faulty transport that it finds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod virtual_net;
@@ -15,10 +15,10 @@ use kv_core::{
 use kv_sim::{VirtualNet, VirtualTransport};
 use virtual_net::{Virtual, Wrapped};
 
-/// What is wrong with a transport.
+/// What is wrong with a faulty transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bug {
-    /// Nothing.
+    /// Nothing is wrong with the transport.
     None,
     /// Every tenth descriptor is not moved.
     ForgetsADescriptor,
@@ -32,47 +32,47 @@ enum Bug {
     ShortensFrames,
     /// Frames are taken from peers only that were connected.
     DeafToStrangers,
-    /// Posts to the one who connects later are not moved.
+    /// Posts to the peer that connects second are not moved.
     OneConnectsOnly,
     /// The end of a cancelled post is reported when it is cancelled, and once more when it ends.
     EndsTwice,
     /// Cancelled posts are reported as ended while they still move.
     EndsBeforeQuiet,
-    /// Posts of a forgotten peer are forgotten with it.
+    /// The posts of a peer are forgotten when the peer is disconnected.
     ForgetsPosts,
     /// Posts of a forgotten peer are reported as ended while they still move.
     ForgetsWire,
-    /// Any metadata will do.
+    /// The transport accepts any metadata.
     Credulous,
-    /// Posts to several peers at once are moved to one of them.
+    /// Of posts to several peers at once, all are moved to one peer.
     MixesPeersUp,
-    /// The second half of what a peer's pages hold is taken for zero.
+    /// The second half of a peer's page is taken to be zero.
     WritesHalves,
     /// Posts that fail are reported as done.
     HidesFailures,
     /// Deaths are not reported.
     HidesDeaths,
-    /// Writes of the dead are said to be over at once.
+    /// The writes of a dead peer are reported to be over at once.
     PromisesQuietEarly,
     /// A reader that dies takes its source with it.
     KillsWhatItReads,
     /// A connection to a dead peer is never given up.
     WaitsForTheDead,
-    /// Whoever comes under a known id is taken for who was there.
+    /// A new peer under a known id is taken for the peer that had the id before.
     RemembersIds,
     /// Writes are allowed from the connect on.
     AllowsItself,
     /// A permission once given is good for ever.
     IgnoresTheEnd,
-    /// A right is said to be revoked, and is not.
+    /// A right to write is reported as revoked, and is not.
     RevokesNothing,
     /// All frames have one origin.
     OneOrigin,
-    /// Every peer is told dead when one is.
+    /// When one peer dies, every peer is reported dead.
     AllDieWithOne,
 }
 
-/// For each check, the bug that it must find.
+/// Each check of the suite, with the bug that it must find.
 const FINDS: [(&str, Bug); 25] = [
     ("posts_move_exactly_the_described_bytes", Bug::ForgetsADescriptor),
     ("descriptors_out_of_bounds_are_refused_and_touch_nothing", Bug::MovesBeforeItChecks),
@@ -101,14 +101,14 @@ const FINDS: [(&str, Bug); 25] = [
     ("death_is_told_of_the_dead_only", Bug::AllDieWithOne),
 ];
 
-/// A virtual transport with something wrong.
+/// A virtual transport with a bug.
 struct Faulty {
     inner: VirtualTransport,
     bug: Bug,
     known: BTreeMap<PeerId, Bytes>,
-    /// Posts that were said to have ended.
+    /// The posts that were reported as ended.
     told: BTreeSet<PostId>,
-    /// Posts under way, and to whom.
+    /// The posts that are in flight, with their peers.
     under_way: BTreeMap<PostId, PeerId>,
     /// To be reported by the next poll.
     late: Vec<TransportEvent>,

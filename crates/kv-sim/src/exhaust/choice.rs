@@ -1,4 +1,4 @@
-//! What may happen next, and what happens then.
+//! The steps that are possible in a state of a small world, and how each is carried out.
 
 use kv_core::TransportError;
 use kv_core::wire::Frame;
@@ -7,35 +7,35 @@ use super::small::{P, Small};
 use crate::net::lives::Slot;
 use crate::violation::Violation;
 
-/// One step.
+/// One possible step of a small world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
     /// The prefill scheduler gives the pages, complete.
     Send,
-    /// The scheduler of a decode host gives its pages.
+    /// The scheduler of a decode host gives the pages to read into.
     Init(Slot),
-    /// A frame arrives; the same may arrive again.
+    /// A frame arrives. With `again`, a copy stays in flight and may arrive later.
     Deliver { letter: usize, again: bool },
     /// The next timer of a host rings.
     Ring(Slot),
     /// A read copies its bytes.
     Copy(usize),
-    /// A read that has copied ends.
+    /// The host is told that a read that has copied its bytes has ended.
     End(usize),
-    /// A read fails.
+    /// A read ends with an error.
     Fail(usize),
-    /// A host's scheduler aborts its session.
+    /// The scheduler of a host aborts the host's session.
     Abort(Slot),
-    /// The prefill host restarts.
+    /// The prefill host crashes and starts again, as a new incarnation.
     Restart,
-    /// A decode host dies.
+    /// A decode host dies and does not come back.
     Die(Slot),
-    /// A transport proves a former life, or a dead host, gone.
+    /// A transport reports as proven that a dead life of a host is gone.
     Gone(usize),
 }
 
 impl Small {
-    /// Everything that may happen now.
+    /// All steps that are possible in the present state.
     pub(super) fn choices(&self) -> Vec<Choice> {
         let mut choices = Vec::new();
         if !self.sent {
@@ -92,7 +92,7 @@ impl Small {
         }
     }
 
-    /// Makes it happen.
+    /// Carries out a step, and checks the invariants.
     pub(super) fn apply(&mut self, choice: Choice) -> Result<(), Violation> {
         match choice {
             Choice::Send => self.send_pages(),
@@ -127,7 +127,7 @@ impl Small {
         }
     }
 
-    /// A choice in words; before it is made.
+    /// The step in words, for a counterexample; called before the step is carried out.
     pub(super) fn describe(&self, choice: Choice) -> String {
         let name = |slot: Slot| if slot == P { "P".to_owned() } else { format!("D{slot}") };
         let of_life = |life: usize| name(self.world.hosts[life].slot);

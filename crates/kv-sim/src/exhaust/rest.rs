@@ -1,4 +1,4 @@
-//! What comes of a world in which nothing more goes wrong.
+//! The end of a history: the world runs on without faults until nothing happens any more.
 
 use super::choice::Choice;
 use super::small::{P, Small};
@@ -9,9 +9,9 @@ use crate::violation::Violation;
 const EVENTS: usize = 5000;
 
 impl Small {
-    /// Lets the world run to its end, in order and without faults, and looks whether all sessions
-    /// have ended, all pages are back, and nothing is left. With `lossy`, what is in flight is lost
-    /// first.
+    /// Lets the world run to its end, in order and without faults. Then checks that all sessions have ended,
+    /// all pages are back, and nothing is left in the tables of the hosts. With `lossy`, the frames in flight
+    /// are lost first.
     pub(super) fn rest(mut self, lossy: bool) -> Result<(), Violation> {
         if lossy {
             self.wire.clear();

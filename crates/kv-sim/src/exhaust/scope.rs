@@ -1,4 +1,4 @@
-//! Which small world is gone through, and how far.
+//! The small worlds that the exhaustive check goes through, and how many steps deep.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use kv_core::proto::{Limits, Timing};
 use crate::kv::params::{Params, SchedParams, Topology};
 use crate::net::params::{Physics, WayParams};
 
-/// The lease of the pages.
+/// The duration of the lease in every small world.
 pub(super) const LEASE: Duration = Duration::from_secs(6);
-/// Bytes of a page.
+/// The size of a page, in bytes.
 pub(super) const PAGE: u64 = 16;
 
 /// How the clocks of decode hosts run beside that of the prefill host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drift {
-    /// Slower by a thirty-second part: a lease seems longer than it is.
+    /// The clock runs slower by a thirty-second part, so that a lease seems to last longer than it does.
     Slow,
-    /// Alike.
+    /// The clocks of both hosts run at the same rate.
     Equal,
-    /// Faster by a thirty-second part.
+    /// The clock runs faster by a thirty-second part.
     Fast,
 }
 
@@ -34,43 +34,44 @@ impl Drift {
     }
 }
 
-/// A small world, and what may happen in it.
+/// A small world: its hosts, and the faults that may happen in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scope {
-    /// Its name, for the command line.
+    /// The name of the world on the command line (`--scope`).
     pub name: &'static str,
-    /// What it is there for.
+    /// What the world is there to show, in a few words for people.
     pub about: &'static str,
-    /// Decode hosts, with one receiver each.
+    /// The number of decode hosts, each with one receiver.
     pub decodes: usize,
-    /// Receivers that the sender waits for. With fewer than there are decode hosts, some of them
-    /// come with a reference that is used up.
+    /// The number of receivers that the sender waits for. If there are more decode hosts, the others bring a
+    /// lease id that is used up.
     pub readers: u32,
-    /// Pages of the request; each is read by a post of its own.
+    /// The pages of the request; each is read by a post of its own.
     pub pages: u32,
-    /// The lease is not renewed.
+    /// True if heartbeats do not renew the lease.
     pub fixed: bool,
     /// Receivers acquire by room, without a reference to the lease.
     pub by_room: bool,
     /// Peers are given up after half a lease of silence, not after ten.
     pub impatient: bool,
-    /// Everything starts with the lease told and the reads in flight, not with the acquire message.
+    /// True if every history begins when the lease is granted and the reads are in flight, and not with the
+    /// message that acquires the lease.
     pub reading: bool,
-    /// Clocks.
+    /// How the clocks of the decode hosts run, beside that of the prefill host.
     pub drift: Drift,
-    /// Frames that are delivered twice.
+    /// How many frames may be delivered twice in one history.
     pub duplicates: u8,
-    /// Sessions that are aborted.
+    /// How many sessions may be aborted in one history.
     pub aborts: u8,
-    /// Reads that fail.
+    /// How many reads may fail in one history.
     pub failures: u8,
-    /// Restarts of the prefill host.
+    /// How often the prefill host may restart in one history.
     pub restarts: u8,
-    /// Deaths of decode hosts.
+    /// How many decode hosts may die in one history.
     pub deaths: u8,
     /// Most frames in flight; beyond, the oldest is lost.
     pub frames: usize,
-    /// Most steps of one history.
+    /// The number of steps of the longest history.
     pub depth: u8,
 }
 
@@ -95,7 +96,8 @@ impl Scope {
         depth: 5,
     };
 
-    /// All of them. The depths are for a test build: together well under a minute.
+    /// All small worlds. Their depths are chosen for a test build: all of them together take well under a
+    /// minute.
     pub const ALL: &[Scope] = &[
         Scope {
             name: "plain",
@@ -190,7 +192,7 @@ impl Scope {
         Scope::ALL.iter().copied().find(|scope| scope.name == name)
     }
 
-    /// The world of this scope, without a fault of its own.
+    /// The parameters of the simulated world, which draws no faults of its own.
     pub(super) fn params(&self) -> Params {
         let hosts = 1 + self.decodes;
         Params {

@@ -1,4 +1,4 @@
-//! Depth first through all histories, each state once.
+//! The search: depth first through all histories, each state once.
 
 use std::collections::HashMap;
 
@@ -8,16 +8,17 @@ use super::small::Small;
 use crate::planted::Planted;
 use crate::violation::Violation;
 
-/// What a search has gone through.
+/// What a search has gone through, and what it has found.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
-    /// Different states.
+    /// The number of different states that were reached.
     pub states: u64,
-    /// Steps from one to another.
+    /// The number of steps from one state to another.
     pub steps: u64,
-    /// States at the bound, and those in which nothing more could happen.
+    /// The number of states at the end of a history: at the bound of steps, or where no step was possible.
     pub ends: u64,
-    /// Those of them that were brought to rest: one of eight, and all where a bug is planted.
+    /// The number of these ends from which the world ran on to rest: one in eight, and all of them where a
+    /// bug is planted.
     pub rests: u64,
     /// The first broken promise, and how to get there.
     pub found: Option<Counterexample>,
@@ -26,13 +27,14 @@ pub struct Outcome {
 /// A history that breaks a promise.
 #[derive(Debug, Clone)]
 pub struct Counterexample {
-    /// The promise.
+    /// The promise that is broken, and how.
     pub violation: Violation,
-    /// The steps, in words. What follows them is a run to rest.
+    /// The steps of the history, in words. If the promise was broken later, it was in the run to rest that
+    /// follows.
     pub history: Vec<String>,
 }
 
-/// Goes through a scope, as deep as it says.
+/// Goes through all histories of a small world that are at most [`Scope::depth`] steps long.
 pub fn explore(scope: Scope, planted: Option<Planted>) -> Outcome {
     let mut search = Search { planted, outcome: Outcome::default(), seen: HashMap::new(), path: Vec::new() };
     let found = match Small::new(scope, planted) {
@@ -48,7 +50,8 @@ pub fn explore(scope: Scope, planted: Option<Planted>) -> Outcome {
     outcome
 }
 
-/// Goes through a scope deeper and deeper: what it finds is as short as can be.
+/// Goes through the histories of a small world with one step more each time, so that the history that is
+/// found is as short as possible.
 pub fn hunt(scope: Scope, planted: Option<Planted>) -> Outcome {
     let mut outcome = Outcome::default();
     for depth in 0..=scope.depth {
@@ -69,7 +72,7 @@ struct Search {
 }
 
 impl Search {
-    /// After an error, the path is the one that leads to it.
+    /// Goes on from this state. After an error, `path` holds the steps that lead to the violation.
     fn visit(&mut self, world: &Small, depth: u8) -> Result<(), Violation> {
         let fingerprint = world.fingerprint();
         let known = self.seen.get(&fingerprint).copied();
@@ -98,8 +101,9 @@ impl Search {
 }
 
 impl Search {
-    /// Brings the end of a history to rest. Of correct machines only a sample: the fingerprint decides,
-    /// so that it is the same in every run. What is found of a planted bug must not hang on that.
+    /// Lets the world at the end of a history run to rest. Without a planted bug only a sample of the ends is
+    /// run; the fingerprint of the state decides, so that every search takes the same sample. With a planted
+    /// bug every end is run, so that no luck is needed to find the bug.
     fn rest(&mut self, world: &Small, fingerprint: u64) -> Result<(), Violation> {
         if self.planted.is_none() {
             if fingerprint.is_multiple_of(8) {

@@ -1,5 +1,5 @@
-//! A simulated world whose events somebody else chooses: nothing in it is drawn, and what is under way waits
-//! until it is told to happen.
+//! A simulated world in which nothing is drawn at random: frames, reads and timers wait until the search
+//! chooses what happens next.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,7 +25,7 @@ use crate::net::world::World;
 use crate::planted::Planted;
 use crate::violation::Violation;
 
-/// The slot of the prefill host.
+/// The slot of the prefill host; decode hosts have the slots from 1 on.
 pub(super) const P: Slot = 0;
 const ROOM: Room = Room::Number(7);
 
@@ -37,7 +37,7 @@ pub(super) struct Letter {
     pub(super) bytes: Bytes,
 }
 
-/// A proof of death that a transport has yet to give: to whom, and of which of its connections.
+/// A proof of death that a transport has not given yet: to which host, and about which of its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Proof {
     pub(super) life: LifeId,
@@ -45,7 +45,7 @@ pub(super) struct Proof {
     way: WayId,
 }
 
-/// What may still go wrong.
+/// How many faults of each kind may still happen in the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Left {
     pub(super) duplicates: u8,
@@ -55,7 +55,7 @@ pub(super) struct Left {
     pub(super) deaths: u8,
 }
 
-/// Everything at one moment.
+/// The whole state of a small world at one moment.
 #[derive(Clone)]
 pub(super) struct Small {
     pub(super) scope: Scope,
@@ -64,18 +64,19 @@ pub(super) struct Small {
     pub(super) wire: Vec<Letter>,
     pub(super) proofs: Vec<Proof>,
     pub(super) left: Left,
-    /// The pages of the sender's present life are complete.
+    /// True if the pages of the sender's present life are complete.
     pub(super) sent: bool,
-    /// The last life of each slot.
+    /// The latest life of each slot.
     pub(super) lives: Vec<LifeId>,
-    /// The half of the request on each slot, in its last life.
+    /// The half of the request on each slot, in the slot's latest life.
     pub(super) legs: Vec<LegId>,
-    /// A number for what a read has put into a page.
+    /// A hash of the bytes that reads have put into each page, by life and offset.
     landed: BTreeMap<(LifeId, u64), u64>,
 }
 
 impl Small {
-    /// The world in which every receiver has met the sender's host and sent its acquire message.
+    /// The world at the moment at which every receiver has met the sender's host and has sent the message
+    /// that acquires the lease.
     pub(super) fn new(scope: Scope, planted: Option<Planted>) -> Result<Small, Violation> {
         let Scope { duplicates, aborts, failures, restarts, deaths, .. } = scope;
         let mut world = World::still(scope.params(), planted);
@@ -183,12 +184,13 @@ impl Small {
         self.command(slot, Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options })
     }
 
-    /// The pages of the request, on either side: every other one, so that each is a descriptor of its own.
+    /// The pages of the request on either side: every other page, so that each page is a descriptor of its
+    /// own.
     fn pages(&self) -> impl Iterator<Item = u32> + use<> {
         (0..self.scope.pages).map(|page| page * 2)
     }
 
-    /// The prefill scheduler has computed its pages.
+    /// The scheduler of the prefill host gives its pages, complete.
     pub(super) fn send_pages(&mut self) -> Result<(), Violation> {
         self.sent = true;
         let (leg, life) = (self.legs[P], self.lives[P]);
@@ -201,7 +203,7 @@ impl Small {
         self.command(P, Command::Send { session, chunk })
     }
 
-    /// The scheduler of a decode host gives its pages.
+    /// The scheduler of a decode host gives the pages to read into.
     pub(super) fn init_receiver(&mut self, slot: Slot) -> Result<(), Violation> {
         let (leg, life) = (self.legs[slot], self.lives[slot]);
         let pages: Vec<u32> = self.pages().collect();
@@ -217,8 +219,9 @@ impl Small {
         self.settle()
     }
 
-    /// What the world would do by itself happens at once where nobody chooses when; what somebody chooses is
-    /// put where choices are made. Moments of the world's own are nobody's.
+    /// Carries out at once what the simulated world has planned, except for the events that the search
+    /// chooses: frames, reads and proofs of death go to their lists. The times that the simulated world has
+    /// drawn for its events do not count.
     pub(super) fn settle(&mut self) -> Result<(), Violation> {
         while let Some((_, event)) = self.world.calendar.next() {
             match event {
@@ -238,7 +241,7 @@ impl Small {
         self.world.violation.clone().map_or(Ok(()), Err)
     }
 
-    /// A frame arrives; one for a former life at its successor.
+    /// Delivers a frame. A frame for an earlier life of a host is delivered to the present one.
     pub(super) fn deliver(&mut self, letter: Letter) -> Result<(), Violation> {
         let Letter { from, to, bytes } = letter;
         if let Some(at) = self.world.slots[self.world.hosts[to].slot] {
@@ -260,7 +263,7 @@ impl Small {
         self.settle()
     }
 
-    /// Reads that have not ended.
+    /// The posts of reads that have not ended, with their numbers.
     pub(super) fn reads(&self) -> impl Iterator<Item = (usize, &Flight)> {
         let flights = self.world.flights.iter().enumerate();
         flights.filter(|(_, read)| !read.over && self.world.lives[read.life].alive)
@@ -271,7 +274,7 @@ impl Small {
         self.world.planted == Some(Planted::ReadsSuccessor) || self.world.lives[read.target].alive
     }
 
-    /// A read copies its bytes.
+    /// Copies the bytes of a read into the reader's pages.
     pub(super) fn copy(&mut self, read: usize) -> Result<(), Violation> {
         let pieces = self.world.flights[read].pieces.clone();
         self.world.move_pieces(read, pieces.len());
@@ -283,7 +286,8 @@ impl Small {
         self.settle()
     }
 
-    /// A read ends, one way or the other. With a planted bug its host takes all of its reads to have ended.
+    /// Ends a read, with success or an error. With a certain planted bug, the host takes all of its reads to
+    /// have ended.
     pub(super) fn end(
         &mut self,
         read: usize,
@@ -308,7 +312,7 @@ impl Small {
         self.settle()
     }
 
-    /// A host dies. Whoever had a connection to it is given the proof some time.
+    /// Ends the life of a host. Every host that had a connection to it will be given a proof of its death.
     fn crash(&mut self, slot: Slot) {
         self.world.crash(slot);
         while let Some((_, event)) = self.world.calendar.next() {
@@ -335,7 +339,7 @@ impl Small {
         self.settle()
     }
 
-    /// A transport proves that a former life, or a dead host, is gone.
+    /// A transport reports as proven that a dead life of a host is gone.
     pub(super) fn prove(&mut self, proof: usize) -> Result<(), Violation> {
         let Proof { life, peer, way } = self.proofs.remove(proof);
         // What the host says at that moment may still arrive.
@@ -354,12 +358,12 @@ impl Small {
         self.is_alive(slot) && self.world.service.ledger.legs[self.legs[slot]].is_open()
     }
 
-    /// True if a decode host has given its pages.
+    /// True if the scheduler of a decode host has given its pages.
     pub(super) fn is_init(&self, slot: Slot) -> bool {
         self.world.service.ledger.legs[self.legs[slot]].inited_at.is_some()
     }
 
-    /// Two worlds with the same number have the same future.
+    /// A hash of the whole state: two worlds with the same number have the same future.
     pub(super) fn fingerprint(&self) -> u64 {
         let mut state = DefaultHasher::new();
         let world = &self.world;

@@ -1,4 +1,4 @@
-//! How a life begins: with poisoned memory, a node, and a clock of its own.
+//! How a life begins: with poisoned memory, a protocol machine, and a clock.
 
 use crate::clock::{Clock, SEC};
 use crate::kv::host::{Stock, new_host};
@@ -25,7 +25,8 @@ impl KvWorld {
         self.begin_kv_life(slot, memory, bits, clock);
     }
 
-    /// Starts a life with this memory, this clock, and an incarnation and a seed of these bits.
+    /// Starts a life with this memory and this clock. The incarnation and the seed of the machine are made
+    /// from `bits`.
     pub(crate) fn begin_kv_life(&mut self, slot: Slot, memory: Memory, bits: u64, clock: Clock) {
         let life = self.hosts.len();
         let mut shown = self.service.params.clone();
@@ -39,7 +40,7 @@ impl KvWorld {
     }
 }
 
-/// The memory of a life in a slot.
+/// The memory with which a life in a slot begins.
 pub(crate) fn memory_of(params: &Params, slot: Slot, salt: u64) -> Memory {
     let (num_pages, aux) = (params.num_pages[slot], (params.aux_rows, params.item_len));
     let Some(pair) = &params.unequal else {

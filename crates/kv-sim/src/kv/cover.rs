@@ -1,4 +1,4 @@
-//! Which interesting deliveries and ends a campaign has seen.
+//! Counters of interesting situations, which show that a campaign has met them.
 
 use kv_core::wire::{Body, Frame, Progress};
 use kv_core::{Attempt, Lease, Room};
@@ -55,7 +55,7 @@ impl KvWorld {
         }
     }
 
-    /// A heartbeat prolongs what its host lets readers have.
+    /// Counts a heartbeat that renews leases of a host's sessions.
     pub(crate) fn cover_lease(&mut self, at: LifeId, bytes: &[u8]) {
         const HEARTBEAT: u8 = 16;
         let extends = |frame: Frame| matches!(frame.body, Body::Heartbeat(asks) if !asks.leases.is_empty());
@@ -74,7 +74,7 @@ impl KvWorld {
         }
     }
 
-    /// All pages of a sender are there for its readers, from now on.
+    /// Notes that all pages of a sender are complete, so that readers may be granted them.
     pub(crate) fn cover_complete(&mut self, leg: LegId) {
         let known = &mut self.service.ledger.legs[leg];
         if let (Some(life), Some(lease)) = (known.life, known.lease) {

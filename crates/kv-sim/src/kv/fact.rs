@@ -1,4 +1,4 @@
-//! What the invariants of the KV service are told, and what they may look at.
+//! The facts that the invariants of the KV service are told, and the state that they may look at.
 
 use kv_core::proto::NodeGauges;
 use kv_core::trace::{Event, KvWhat};
@@ -12,25 +12,27 @@ use crate::net::flight::Flight;
 use crate::net::lives::{HoldId, LifeId, LifeRecord};
 use crate::net::way::Way;
 
-/// One thing that happened.
+/// Something that happened in a world of the KV service.
 pub(crate) type Fact<'a> = fact::Fact<'a, NodeGauges, KvFact<'a>>;
 
-/// What happens to sessions and their pages.
+/// Something that happened to sessions and their pages.
 #[derive(Debug)]
 pub(crate) enum KvFact<'a> {
-    /// A session changed its state. The leg still shows the one before.
+    /// A session changed its state. The ledger still shows the state before the change.
     Status { leg: LegId, to: KvPoll, failure: Option<&'a TransferError> },
-    /// A node told what happens in it.
+    /// A machine reported an event of its trace.
     Told { life: LifeId, event: &'a Event<KvWhat> },
-    /// A status of a session that nobody opened.
+    /// A machine reported the state of a session that no scheduler has opened.
     StrangeStatus { life: LifeId, session: SessionId, to: KvPoll },
-    /// A token came back. The ledger still shows it as held; `None` if no such token was out.
+    /// A session handed back a token of pages, which the ledger still shows as held. `leg` is `None` if no
+    /// such token was out.
     Released { life: LifeId, session: SessionId, leg: Option<LegId>, hold: Option<HoldId>, pages: &'a [u32] },
-    /// Items of cache groups are about to come back; of these groups it is said that the sender had none.
+    /// A session is about to hand back items of cache groups, and reports that the sender did not have the
+    /// groups `skipped`.
     Skipped { leg: LegId, skipped: &'a [u16] },
-    /// A node told a reader that it may read the pages of a session.
+    /// A machine granted a reader the pages of a session.
     Granted { leg: LegId },
-    /// A moment has come.
+    /// A moment has come for which a check was planned.
     Check(Check),
 }
 
@@ -45,7 +47,7 @@ pub(crate) enum Check {
     Served { leg: LegId },
 }
 
-/// What invariants may look at.
+/// The state of the world that invariants may look at.
 pub(crate) struct View<'a> {
     pub(crate) now: u64,
     pub(crate) params: &'a Params,

@@ -1,5 +1,5 @@
-//! The simulated forward pass: chunks that are given before they are computed, and announced layer by
-//! layer, those of one chunk between those of the next.
+//! The simulated forward pass: chunks are given before they are computed, and announced as final layer by
+//! layer, with the announcements of several chunks interleaved.
 
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ impl KvWorld {
         self.act_later(leg, Act::Layers);
     }
 
-    /// Computes some layers of one of the chunks, and says so.
+    /// Computes some layers of one of the chunks of a sender, and announces them.
     pub(crate) fn layers(&mut self, leg: LegId, life: LifeId) {
         let computing = self.service.plans[leg].computing.len();
         if computing == 0 {
@@ -99,7 +99,7 @@ impl KvWorld {
         }
     }
 
-    /// Computes the next pages of a request, and with the last of them the aux row.
+    /// Computes the next pages of a request, and with the last page the aux row.
     pub(crate) fn fill(&mut self, leg: LegId, life: LifeId, pages: &[u32], last: bool) {
         let known = &self.service.ledger.legs[leg];
         for (position, &page) in pages.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! What frames are called, and what they say.
+//! Frames in words, for the trace.
 
 use kv_core::wire::{Body, Frame};
 
-/// What a frame says.
+/// The content of a frame in one line, or a note that it cannot be decoded.
 pub(crate) fn show(bytes: &[u8]) -> String {
     match Frame::decode(bytes) {
         Ok(Frame { conversation, body: Body::Hello(hello) }) => {

@@ -1,4 +1,4 @@
-//! One life of one host of the KV service: its arguments, its node, and what its scheduler has of it.
+//! One life of one host of the KV service: its arguments, its machine, and the resources of its scheduler.
 
 use std::collections::BTreeMap;
 
@@ -21,24 +21,24 @@ use crate::net::lives::{LifeId, Slot, TRANSPORT, metadata, transports_of};
 use crate::net::rig::Rig;
 use crate::planted::Planted;
 
-/// The conversations of those that a liar has greeted.
+/// The conversations under which hosts that a liar has greeted want to be addressed.
 pub(crate) type Conversations = BTreeMap<LifeId, ConversationId>;
-/// One life of one host.
+/// One life of one host of the KV service.
 pub(crate) type Host = host::Host<Node, NodeGauges, Conversations>;
 
-/// What the scheduler of a host has, and what it has opened.
+/// The resources and the sessions of the scheduler of one host.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stock {
     pub(crate) sessions: BTreeMap<SessionId, LegId>,
     pub(crate) next_session: u64,
     pub(crate) free_pages: Vec<u32>,
     pub(crate) free_rows: Vec<u32>,
-    /// Free items of each cache group.
+    /// The free items of each cache group.
     pub(crate) free_items: [Vec<u32>; GROUPS],
 }
 
 impl Stock {
-    /// Everything is free.
+    /// A stock in which every page, row and item of this memory is free.
     pub(crate) fn of(memory: &Memory) -> Stock {
         Stock {
             sessions: BTreeMap::new(),
@@ -50,7 +50,7 @@ impl Stock {
     }
 }
 
-/// What a node holds, as far as the cost of its steps may depend on it.
+/// The sizes of a machine's tables on which the cost of its steps may depend.
 pub(crate) fn held_of(gauges: &NodeGauges) -> Held {
     Held {
         sessions: gauges.senders + gauges.receivers,
@@ -59,7 +59,7 @@ pub(crate) fn held_of(gauges: &NodeGauges) -> Held {
     }
 }
 
-/// A host that begins to live.
+/// A host at the beginning of a life.
 pub(crate) fn new_host(
     params: &Params,
     (slot, life): (Slot, LifeId),

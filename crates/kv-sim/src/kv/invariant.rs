@@ -1,17 +1,17 @@
-//! What an invariant is.
+//! The trait of invariants of the KV service.
 
 use crate::kv::fact::{Fact, View};
 
-/// What an invariant says of a fact: `Err` tells what is wrong with it.
+/// The judgement of an invariant: `Err` says what is wrong with a fact.
 pub(crate) type Verdict = Result<(), String>;
 
-/// One invariant.
+/// A promise that is checked against every fact of a world.
 pub(crate) trait Invariant: Twin {
-    /// Looks at one fact, before the ledger shows its effect.
+    /// Judges one fact, before the ledger shows its effect.
     fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict;
 }
 
-/// Invariants of a world that is forked are forked with it.
+/// Copies an invariant with its world, for the exhaustive check.
 pub(crate) trait Twin {
     fn twin(&self) -> Box<dyn Invariant>;
 }

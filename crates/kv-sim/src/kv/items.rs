@@ -1,23 +1,23 @@
-//! Which cache groups the simulated requests have, and what one half has of them.
+//! The cache groups of the simulated requests, and the items of one half of a request in each group.
 
 use crate::net::lives::HoldId;
 
 /// How many groups there are, in worlds that have state.
 pub(crate) const GROUPS: usize = 2;
-/// The group of slots.
+/// The number of the group of slots.
 pub(crate) const SLOTS: usize = 0;
-/// The group of pages: a receiver may want the last ones only.
+/// The number of the group of draft or window pages, of which a receiver may want only the last ones.
 pub(crate) const DRAFTS: usize = 1;
 
-/// What one half of a request has of the cache groups.
+/// The items of one half of a request, in each cache group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
-    /// How many items it names of each group.
+    /// The number of items of each group that the half names.
     pub wants: [usize; GROUPS],
-    /// The number of the first of them in the request.
+    /// The position in the request of the first of these items, for each group.
     pub first: [u32; GROUPS],
-    /// The items, once it has them.
+    /// The items of each group, once the half has been given them.
     pub items: [Vec<u32>; GROUPS],
-    /// The token that holds them, until it has come back; zero if there is none.
+    /// The token that holds the items until they come back; zero if there is none.
     pub hold: HoldId,
 }

@@ -1,4 +1,4 @@
-//! What has been seen from outside: sessions, their states, and who holds which pages.
+//! What is known from outside of the machines: sessions, their states, and who holds which pages.
 
 use std::ops::Range;
 
@@ -7,91 +7,92 @@ use kv_core::{KvPoll, Lease, PeerCause, Room, SessionId, Time};
 use crate::kv::items::State;
 use crate::net::lives::{HoldId, LifeId, Slot};
 
-/// One half of one request, numbered over the whole world.
+/// The number of one half of one request, counted over the whole world.
 pub type LegId = usize;
-/// Which half of a request.
+/// The side of a request that a half is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The prefill half.
+    /// The half on the prefill side.
     Sender,
-    /// The decode half.
+    /// The half on the decode side.
     Receiver,
 }
 
-/// One half of one request: what its scheduler plans, and what came of it.
+/// One half of one request, also called a leg: what its scheduler plans, and what has come of it.
 #[derive(Debug, Clone)]
 pub struct Leg {
-    /// The request it belongs to.
+    /// The number of the request.
     pub request: usize,
     /// The request of which that is another attempt, or itself.
     pub family: usize,
-    /// Which half.
+    /// The side of the request.
     pub side: Side,
-    /// Where.
+    /// The slot of the host.
     pub slot: Slot,
-    /// The prefill slots that serve it (its own for a sender).
+    /// The prefill slots that serve the half; for a sender, its own slot.
     pub servers: Vec<Slot>,
-    /// Its room.
+    /// The room of the session.
     pub room: Room,
-    /// How many pages it announces or registers.
+    /// The number of pages that a sender announces or a receiver registers.
     pub num_pages: usize,
-    /// Whether it gives an aux row.
+    /// True if the scheduler gives an aux row.
     pub wants_aux: bool,
-    /// Its pages are read, not written.
+    /// True if the pages are read (pull), and not written (push).
     pub pulls: bool,
-    /// How many receivers a sender expects.
+    /// The number of receivers that a sender expects.
     pub receivers: u32,
-    /// The content a sender writes.
+    /// The key of the content that a sender writes.
     pub key: u64,
-    /// True for requests that must succeed.
+    /// True if the request must succeed.
     pub must_succeed: bool,
-    /// True if its scheduler gives arguments that cannot be right.
+    /// True if the scheduler gives arguments that cannot be right.
     pub misused: bool,
-    /// Where engines differ: a sender that is given a page more or less than its siblings.
+    /// Where engines differ: true for a sender that is given a page more or less than the other senders of
+    /// the request.
     pub miscounted: bool,
 
-    /// The life in which it was opened; `None` before.
+    /// The life of the host in which the session was opened; `None` before.
     pub life: Option<LifeId>,
-    /// Its session.
+    /// The id of the session.
     pub session: SessionId,
-    /// Its state.
+    /// The state of the session.
     pub poll: KvPoll,
-    /// Its state before the last change.
+    /// The state of the session before its last change.
     pub before: KvPoll,
-    /// When it was opened, in global time.
+    /// When the session was opened, in global time.
     pub opened_at: u64,
-    /// When it must have ended, on its host's clock.
+    /// When the session must have ended, on its host's clock.
     pub deadline: Time,
-    /// When it ended, in global time.
+    /// When the session ended, in global time.
     pub ended_at: Option<u64>,
-    /// True if its scheduler aborted it.
+    /// True if the scheduler has aborted the session.
     pub aborted: bool,
-    /// The reason of its failure, as its peer may be told.
+    /// The reason of the session's failure, in the form that the peer may be told.
     pub told: Option<PeerCause>,
     /// When `init` was called, in global time.
     pub inited_at: Option<u64>,
-    /// Its aux row, once it has one.
+    /// The aux row of the session, once the session has one.
     pub row: Option<u32>,
-    /// Where engines differ: pages of the request that it has already.
+    /// Where engines differ: the number of pages at the start of the request that the receiver has already.
     pub prefix: usize,
     /// The pages given so far, in request order.
     pub pages: Vec<u32>,
-    /// Tokens that have not come back.
+    /// The tokens of pages that have not come back.
     pub holds: Vec<HoldId>,
     /// The hold on the aux row.
     pub row_hold: HoldId,
-    /// What it has of the cache groups.
+    /// The items of the session in each cache group.
     pub state: State,
-    /// Of a receiver: the senders whose pages it was told to read, if it was told.
+    /// On a receiver, the senders whose pages the router told it to read, if any.
     pub meant: Vec<LegId>,
-    /// Of a sender that is only ever read: for how long its pages wait for readers.
+    /// On a sender that is only ever read, how long its pages are kept for readers.
     pub lease: Option<Lease>,
-    /// Until when they may wait, on its host's clock, once they are complete.
+    /// Until when the complete pages may be kept for readers, on the host's clock.
     pub leased_until: Option<Time>,
 }
 
 impl Leg {
-    /// Half a request that nobody has opened yet, without pages.
+    /// A half of a request that no scheduler has opened yet, without pages.
     pub fn unopened(request: usize, (side, slot): (Side, Slot), room: Room) -> Leg {
         Leg {
             request,
@@ -139,12 +140,12 @@ impl Leg {
         }
     }
 
-    /// True if the two are halves of one request, or of two attempts at it.
+    /// True if both halves are of one request, or of two attempts at it.
     pub fn is_of(&self, other: &Leg) -> bool {
         self.family == other.family && Ledger::rooms_match(&self.room, &other.room)
     }
 
-    /// True while its session exists and has not ended.
+    /// True while the session exists and has not ended.
     pub fn is_open(&self) -> bool {
         self.life.is_some() && !self.poll.is_terminal()
     }
@@ -153,34 +154,34 @@ impl Leg {
 /// One token of pages that a session holds.
 #[derive(Debug, Clone)]
 pub struct Hold {
-    /// Whose.
+    /// The half that holds the pages.
     pub leg: LegId,
-    /// Which pages, in order.
+    /// The pages, in the order of the request.
     pub pages: Vec<u32>,
     /// The layers in which their content is final, as bits.
     pub finals: u64,
 }
 
 impl Hold {
-    /// True if its content in these layers (bits) has been called final.
+    /// True if the content of these layers (a bit for each) was announced as final.
     pub fn is_final(&self, layers: u64) -> bool {
         self.finals & layers == layers
     }
 }
 
-/// Everything that invariants compare against.
+/// All that is known of sessions and pages, for the invariants to compare with.
 #[derive(Debug, Default, Clone)]
 pub struct Ledger {
     /// All halves of all requests.
     pub legs: Vec<Leg>,
-    /// Those whose pages wait for readers under a lease that is watched.
+    /// The halves whose pages are kept for readers under a lease that is checked.
     pub leased: Vec<LegId>,
-    /// All tokens ever given; number 0 is nobody.
+    /// All tokens that were ever given; number 0 stands for no holder.
     pub holds: Vec<Hold>,
 }
 
 impl Ledger {
-    /// A ledger in which nobody holds anything.
+    /// A ledger in which no session holds anything.
     pub fn new() -> Ledger {
         let nobody = Hold { leg: LegId::MAX, pages: Vec::new(), finals: 0 };
         Ledger { holds: vec![nobody], ..Ledger::default() }
@@ -199,17 +200,17 @@ impl Ledger {
         }
     }
 
-    /// True if a sender of a request is given other pages than its siblings.
+    /// True if one sender of the half's request was given other pages than the others.
     pub fn is_miscounted(&self, half: &Leg) -> bool {
         self.legs.iter().any(|leg| leg.miscounted && leg.is_of(half))
     }
 
-    /// True if two rooms can be those of one request.
+    /// True if the two rooms can be those of one request.
     pub fn rooms_match(one: &Room, other: &Room) -> bool {
         one == other || one.base().is_some_and(|base| other.base() == Some(base))
     }
 
-    /// The halves on the other side of a leg's request that it meets.
+    /// The halves on the other side of the request that a half exchanges pages with.
     pub fn counterparts(&self, leg: LegId) -> impl Iterator<Item = LegId> + '_ {
         let own = &self.legs[leg];
         let meets = move |other: &Leg| other.request == own.request && own.meets(other);

@@ -1,6 +1,6 @@
-//! A peer that lies: it greets a host as anybody may, and then sends frames that are valid, under the
-//! right conversation, and of every size and with every number that a frame can hold. None is about a request of
-//! anybody else's: what it does may cost nobody but itself.
+//! A peer that lies. It greets a host as any peer may, and then sends valid frames under the right
+//! conversation, of every size and with every number that a frame can hold. No frame is about a request of
+//! another peer, so that the lies may cost no one but the liar.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +21,11 @@ use crate::net::lives::{LifeId, Slot, metadata};
 
 /// The longest list in a frame, and the longest text.
 const LONGEST: u64 = 1 << 15;
-/// Numbers at which something may break.
+/// Numbers at the limits of fields and tables.
 const EDGES: [u64; 10] = [0, 1, 2, 63, 4096, 1 << 16, u32::MAX as u64, 1 << 32, u64::MAX - 1, u64::MAX];
 
 impl KvWorld {
-    /// Somebody greets a host in the words of another, but under a name of its own.
+    /// A liar greets a host with the hello of another host, under a name of its own.
     pub(crate) fn greet_as_liar(&mut self, slot: Slot, to: LifeId, bytes: &Bytes) {
         let Ok(Frame { conversation, body: Body::Hello(hello) }) = Frame::decode(bytes) else { return };
         let (salt, bits) = (self.rng.bits(), self.rng.bits());
@@ -49,7 +49,7 @@ impl KvWorld {
         self.lie_later(life, to, delay, Frame { conversation, body: Body::Hello(hello) });
     }
 
-    /// An answer to a liar: if it was greeted, the lies begin.
+    /// Delivers an answer to a liar. If the answer welcomes the liar, the lies begin.
     pub(crate) fn tell_liar(&mut self, from: LifeId, life: LifeId, bytes: &Bytes) {
         let Ok(Frame { body: Body::Welcome(welcome), .. }) = Frame::decode(bytes) else { return };
         let Engine::Stranger(conversations) = &mut self.hosts[life].engine else { return };

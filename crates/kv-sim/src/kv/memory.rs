@@ -1,4 +1,4 @@
-//! Simulated memories: real bytes, whose content tells where they come from.
+//! Simulated memories: real bytes, whose content tells which request and which position they are of.
 
 use std::ops::Range;
 
@@ -10,43 +10,43 @@ use crate::kv::unequal::{Deal, Name};
 use crate::net;
 use crate::net::lives::HoldId;
 
-/// The position that stands for the aux row of a request on the first prefill rank; the next ranks have
-/// the ones before it.
+/// The position that stands for the aux row of a request on the first prefill rank. The rows of the following
+/// ranks have the positions before it.
 pub const AUX_POSITION: u32 = u32::MAX;
-/// The region whose content an aux row has, wherever it lies.
+/// The region number from which the content of an aux row is made, in whichever region the row lies.
 const AUX_REGION: usize = 255;
 
-/// The registered memory of one life of a host, and who holds which item of it.
+/// The registered memory of one life of a host, and the holder of each item.
 #[derive(Debug, Clone)]
 pub struct Memory {
     regions: Vec<SimRegion>,
-    /// Who holds each page; zero if the scheduler does.
+    /// The holder of each page; zero if the scheduler holds the page.
     pub pages: Vec<HoldId>,
-    /// Who holds each aux row; zero if the scheduler does.
+    /// The holder of each aux row; zero if the scheduler holds the row.
     pub rows: Vec<HoldId>,
-    /// Who holds each item of each cache group, likewise.
+    /// The holder of each item of each cache group; zero if the scheduler holds the item.
     pub items: [Vec<HoldId>; GROUPS],
     poisoned: u64,
 }
 
-/// One region.
+/// One registered region of a simulated memory.
 #[derive(Debug, Clone)]
 pub struct SimRegion {
-    /// What it is for.
+    /// The role of the region: pages, aux rows, or items of a cache group.
     pub role: RegionRole,
-    /// The cache group that it belongs to.
+    /// The cache group of the region's items, if the role is `State`.
     pub group: u16,
-    /// Bytes of one item.
+    /// The size of one item, in bytes.
     pub item_len: usize,
-    /// Its bytes.
+    /// The content of the region.
     pub bytes: Vec<u8>,
-    /// What each byte of an item is of the model; empty where engines are alike.
+    /// For each byte of an item, which byte of the model's cache it is; empty where engines are alike.
     pub names: Vec<Name>,
-    /// Which tokens its items have.
+    /// Which tokens of a request the items have.
     deal: Deal,
 }
 
-/// What an item of a region consists of.
+/// The parts of which an item of a region consists.
 #[derive(Debug, Clone, Copy)]
 struct Contents<'a> {
     /// Of each byte; empty where engines are alike.
@@ -72,7 +72,7 @@ impl Memory {
         memory.poisoned_with(num_pages, (aux_rows, item_len), salt)
     }
 
-    /// The same with regions whose bytes have these names, in pages that have these tokens.
+    /// The same with regions whose bytes have these names, in pages that have these tokens of a request.
     pub fn named(
         regions: Vec<Vec<Name>>,
         deal: Deal,
@@ -103,7 +103,7 @@ impl Memory {
         Memory { regions, pages, rows, items: Default::default(), poisoned: 0 }
     }
 
-    /// Adds a region of zeroes, which nobody holds, of items of this length.
+    /// Adds a region of zeroes with items of this length, held by no session.
     pub fn add(&mut self, role: RegionRole, len: usize, item_len: usize) {
         let (bytes, names) = (vec![0; len], Vec::new());
         self.regions.push(SimRegion { role, group: 0, item_len, bytes, names, deal: Deal::all(1) });
@@ -122,7 +122,7 @@ impl Memory {
         }
     }
 
-    /// The same memory with a region of so many items for each cache group.
+    /// The same memory with a region of `items` items for each cache group.
     pub fn with_state(mut self, items: u32, item_len: usize) -> Memory {
         for group in (0..GROUPS).filter(|_| items > 0) {
             // No two groups have items of one length.
@@ -136,8 +136,8 @@ impl Memory {
         self
     }
 
-    /// The same memory with regions of a cache group whose bytes have these names, in items of so many
-    /// tokens. A rank without a region of the group has no item of it.
+    /// The same memory with regions of a cache group whose bytes have these names, in items of `tokens`
+    /// tokens. A rank without a region of the group has no item of the group.
     pub fn with_group(mut self, group: usize, regions: Vec<Vec<Name>>, tokens: usize, items: u32) -> Memory {
         if !regions.is_empty() {
             self.add_named((RegionRole::State, group as u16), regions, Deal::all(tokens), items);
@@ -151,13 +151,13 @@ impl Memory {
         (0..items).for_each(|item| self.poison_item(group as u16, item));
     }
 
-    /// The regions.
+    /// All registered regions, in the order of their numbers.
     pub fn regions(&self) -> &[SimRegion] {
         &self.regions
     }
 
-    /// The layers in a piece that does not cross the end of an item, as bits; where engines are alike,
-    /// each region is one. Bit 63 is for what is final with the last chunk.
+    /// The layers of a piece that does not cross the end of an item, as bits; where engines are alike, each
+    /// region is one layer. Bit 63 stands for content that is final with the last chunk.
     pub fn layers_in(&self, region: u32, offset: u64, len: u64) -> u64 {
         let Some(known) = self.regions.get(region as usize) else { return 0 };
         if known.role != RegionRole::Kv {
@@ -170,8 +170,8 @@ impl Memory {
         }
     }
 
-    /// Where the bytes of the head before that of a piece of a cache group lie in the same item, if they
-    /// do.
+    /// The offset, in the same item, of the bytes of the previous head that correspond to a piece of a cache
+    /// group; `None` if the item does not have them.
     pub fn neighbours_share(&self, region: u32, offset: u64, len: u64) -> Option<u64> {
         let known = self.regions.get(region as usize)?;
         let within = offset as usize % known.item_len;
@@ -200,7 +200,7 @@ impl Memory {
         });
     }
 
-    /// Writes the content of the aux row of the request `key`, as a prefill rank has it.
+    /// Writes the content of the aux row of the request `key`, as the prefill rank `rank` has it.
     pub fn fill_row(&mut self, row: u32, key: u64, rank: u32) {
         let position = AUX_POSITION - rank;
         self.each_item((RegionRole::Aux, 0), row, |_, _, bytes| fill(bytes, key, AUX_REGION, position));
@@ -263,8 +263,8 @@ impl Memory {
         })
     }
 
-    /// The first region in which an aux row is not that of the request `key`, as a prefill rank has
-    /// it.
+    /// The first region in which an aux row does not hold the content of the request `key`, as the prefill
+    /// rank `rank` has it.
     pub fn wrong_row(&self, row: u32, key: u64, rank: u32) -> Option<usize> {
         self.wrong_item((RegionRole::Aux, 0), row, |_, _, bytes| {
             is_filled(bytes, key, AUX_REGION, AUX_POSITION - rank)

@@ -1,5 +1,5 @@
-//! The KV cache service in simulated worlds: its hosts, its workload, its ledger, its invariants, and bugs
-//! planted in it.
+//! The KV cache service in simulated worlds: its hosts, workload, ledger and invariants, and the bugs planted
+//! in it.
 
 pub(crate) mod act;
 pub(crate) mod boot;

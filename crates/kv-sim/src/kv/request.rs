@@ -1,4 +1,4 @@
-//! Requests as a router sends them, and what schedulers still mean to do with each half.
+//! Requests as a router sends them, and what schedulers have yet to do with each half.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -14,20 +14,21 @@ pub(crate) struct Request {
     pub(crate) number: u64,
     /// Named by a request id with a suffix per engine, not by a number.
     pub(crate) by_id: bool,
-    /// The one of which it is another attempt; its own number otherwise.
+    /// The number of the request that this one tries again; its own number otherwise.
     pub(crate) family: usize,
-    /// Of its id, where both sides have the same one.
+    /// The suffix of the request's id, where both sides use the same one.
     pub(crate) suffix: u32,
-    /// Prefill slots and decode slots that exchange its pages.
+    /// The prefill slots and the decode slots that exchange the request's pages.
     pub(crate) groups: Vec<(Vec<Slot>, Vec<Slot>)>,
     /// Tokens, where engines differ; pages, where they do not.
     pub(crate) tokens: usize,
-    /// Of its content, where engines differ: each rank has a part of it.
+    /// The key of the request's content, where engines differ: each rank has a part of the content.
     pub(crate) key: u64,
     pub(crate) wants_aux: bool,
-    /// Slots of state that it has.
+    /// The number of slots of state that the request has.
     pub(crate) slots: usize,
-    /// Tokens of draft pages that it has, where engines differ; pages, where they do not.
+    /// The number of tokens of draft pages that the request has, where engines differ; otherwise the number
+    /// of pages.
     pub(crate) drafts: usize,
     /// Where engines differ: the first of these that every receiver may want.
     pub(crate) window: usize,
@@ -35,9 +36,9 @@ pub(crate) struct Request {
     pub(crate) disagree: bool,
     pub(crate) retry: bool,
     pub(crate) must_succeed: bool,
-    /// Its pages are read.
+    /// True if the request's pages are read (pull).
     pub(crate) pulls: bool,
-    /// What its senders accept.
+    /// The transfer modes that the request's senders accept.
     pub(crate) accepts: TransferMode,
 }
 
@@ -66,18 +67,18 @@ impl Request {
     }
 }
 
-/// What the scheduler of one half still means to do.
+/// What the scheduler of one half has yet to do.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Plan {
-    /// Chunks to send, the next one last.
+    /// The sizes of the chunks that are left to send, with the next one last.
     pub(crate) chunks: Vec<usize>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) replica: Option<u32>,
     pub(crate) early_init: bool,
     pub(crate) lease: Option<Lease>,
-    /// A sender is not told how many receivers there are.
+    /// True if the sender is not told how many receivers there are.
     pub(crate) learns: bool,
-    /// Chunks given.
+    /// The number of chunks that were given.
     pub(crate) given: u32,
     /// Chunks given that are not computed to the end.
     pub(crate) computing: Vec<Computing>,
@@ -89,8 +90,8 @@ pub(crate) struct Computing {
     pub(super) number: ChunkId,
     pub(super) hold: HoldId,
     pub(super) pages: Vec<u32>,
-    /// Number of the first page in its request.
+    /// The position of the chunk's first page in the request.
     pub(super) start: u32,
-    /// Layers that are not computed, cut as they will be announced, the next ones last.
+    /// The layers that are not computed, cut as they will be announced, with the next ones last.
     pub(super) left: Vec<Range<u32>>,
 }

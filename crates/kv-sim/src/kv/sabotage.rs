@@ -1,4 +1,4 @@
-//! What planted bugs remember.
+//! The state of planted bugs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,21 +7,21 @@ use kv_core::{Attempt, Room, SessionId, Time};
 
 use crate::net::lives::LifeId;
 
-/// What planted bugs remember.
+/// What planted bugs remember of a world.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Sabotage {
-    /// The conversation that a life answers to from another.
+    /// The number under which one life addresses a conversation with another.
     pub(crate) conversations: BTreeMap<(LifeId, LifeId), ConversationId>,
-    /// Releases made up, to be left out when the true ones come.
+    /// Releases that a bug has made up, whose true counterparts are left out later.
     pub(crate) released: BTreeMap<(LifeId, SessionId), usize>,
-    /// Sessions about whose end nothing is said.
+    /// Sessions whose end is kept from the other side.
     pub(crate) hushed: BTreeSet<(LifeId, SessionId)>,
-    /// Registrations sent.
+    /// Registrations that were sent, by life, peer and attempt.
     pub(crate) registered: BTreeSet<(LifeId, u64, u64)>,
     /// Registrations sent, of all sources of a request.
     pub(crate) rooms: Vec<Registered>,
     pub(crate) count: u64,
-    /// When a life sent which heartbeat or acquire message, by its own clock.
+    /// When a life sent each numbered heartbeat, or message that acquires a lease, by its own clock.
     pub(crate) numbers: BTreeMap<(LifeId, u64), Time>,
 }
 

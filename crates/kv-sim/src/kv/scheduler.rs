@@ -1,4 +1,5 @@
-//! The simulated schedulers: they allocate, compute, send, abort, and reuse pages at once.
+//! The simulated schedulers: they allocate pages, compute, send, abort, and reuse pages as soon as these come
+//! back.
 
 use kv_core::proto::{Command, Input};
 use kv_core::{AuxIndex, KvPoll, LeaseRef, PageList, Pages, SessionId, SessionOptions, TransferMode};
@@ -91,7 +92,8 @@ impl KvWorld {
         }
     }
 
-    /// Enters a session into the books of its host and of the world; what follows is the command.
+    /// Enters a session into the books of its host and of the world. The caller gives the command that opens
+    /// it.
     pub(crate) fn begin_session(&mut self, leg: LegId, life: LifeId) -> SessionId {
         self.cover_open(leg);
         let host = &mut self.service.stock[life];
@@ -117,7 +119,8 @@ impl KvWorld {
         session
     }
 
-    /// What the router carried from the sender's side, if it came that way: of one rank, or of each.
+    /// The lease ids that the router carried from the sender's side, if the request goes that way: that of
+    /// one rank, or of each.
     fn references(&mut self, leg: LegId) -> Vec<LeaseRef> {
         let chance = self.service.params.sched.referenced;
         let known = |sender: LegId| {
@@ -133,7 +136,7 @@ impl KvWorld {
         if references.is_empty() || !self.rng.chance(chance) { Vec::new() } else { references }
     }
 
-    /// Remembers whose pages are meant.
+    /// Notes in the ledger which senders the lease ids of a receiver name.
     pub(crate) fn note_references(&mut self, leg: LegId, lease_refs: &[LeaseRef]) {
         let named = |sender: &LegId| {
             let sender = &self.service.ledger.legs[*sender];
@@ -208,7 +211,7 @@ impl KvWorld {
         self.feed(life, "abort", Input::Command(Command::Abort { session }));
     }
 
-    /// A command that cannot be right.
+    /// Gives a command with arguments that cannot be right.
     fn misuse(&mut self, leg: LegId, life: LifeId) {
         self.service.counters.misuses += 1;
         let known = &self.service.ledger.legs[leg];
@@ -290,7 +293,7 @@ impl KvWorld {
         Some(AuxIndex(row))
     }
 
-    /// As `give`, of pages whose content is final.
+    /// Gives pages to a session whose content is final.
     pub(crate) fn give_final(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
         let token = self.give(leg, life, pages)?;
         if let Some(&hold) = self.service.ledger.legs[leg].holds.last() {
@@ -299,7 +302,7 @@ impl KvWorld {
         Some(token)
     }
 
-    /// Makes a token for a session, and notes who holds its pages.
+    /// Makes a token of pages for a session, and notes in the memory who holds the pages.
     pub(crate) fn give(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
         let token =
             PageList::from_pages(pages.iter().copied()).ok().and_then(|list| Pages::claim(list).ok())?;
@@ -343,7 +346,7 @@ impl KvWorld {
         self.free_row_if_over(leg, life);
     }
 
-    /// A row is free once its session has ended and all its pages are back.
+    /// Frees the aux row of a session that has ended and whose pages are all back.
     pub(crate) fn free_row_if_over(&mut self, leg: LegId, life: LifeId) {
         let known = &mut self.service.ledger.legs[leg];
         if !known.poll.is_terminal() || !known.holds.is_empty() {
@@ -380,7 +383,7 @@ impl KvWorld {
         }
     }
 
-    /// A half has failed: the other ones must hear of it, if nothing is lost.
+    /// Notes when the other halves of a failed half must have heard of the failure, if nothing is lost.
     fn watch_counterparts(&mut self, origin: LegId) {
         if !self.service.params.lossless || self.healed.is_some() {
             return;
@@ -393,7 +396,8 @@ impl KvWorld {
         }
     }
 
-    /// A half has come, or has come further: maybe another one failed before.
+    /// A half has been opened, or has made progress: if another half of the request failed before, this one
+    /// must hear of that failure.
     fn watch_failed_counterparts(&mut self, leg: LegId) {
         if !self.service.params.lossless || self.healed.is_some() {
             return;

@@ -1,9 +1,9 @@
-//! Which frames a world has seen delivered.
+//! The frames that were delivered in a world, to notice repetitions.
 
 use std::collections::BTreeSet;
 
 use crate::net::lives::LifeId;
 
-/// Frames about attempts that were delivered: by and to whom, kind, attempt, part.
+/// The frames about attempts that were delivered: to and from whom, kind, attempt, part.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Seen(pub(super) BTreeSet<(LifeId, LifeId, u8, u64, u32)>);

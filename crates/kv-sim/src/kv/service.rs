@@ -1,4 +1,4 @@
-//! The KV cache service in a simulated world: what a world has of it, and what its network asks of it.
+//! The KV cache service as the network of a simulated world sees it.
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeGauges, Output, Resource};
@@ -32,15 +32,15 @@ use crate::violation::Violation;
 /// A world whose hosts run the KV cache service.
 pub(crate) type KvWorld = World<Kv>;
 
-/// What a world has of the service.
+/// The state of the KV cache service in one world.
 #[derive(Clone)]
 pub(crate) struct Kv {
     pub(crate) params: Params,
     pub(crate) ledger: Ledger,
-    /// What the scheduler of each life has.
+    /// The resources of the scheduler of each life.
     pub(crate) stock: Vec<Stock>,
     pub(crate) requests: Vec<Request>,
-    /// Of each leg, what its scheduler still means to do.
+    /// For each leg, what its scheduler has yet to do.
     pub(crate) plans: Vec<Plan>,
     pub(crate) to_serve: usize,
     pub(crate) counters: KvCounters,
@@ -50,7 +50,7 @@ pub(crate) struct Kv {
 }
 
 impl Kv {
-    /// A service that nobody has asked for anything.
+    /// A service without requests.
     pub(crate) fn new(params: Params, invariants: Invariants) -> Kv {
         Kv {
             ledger: Ledger::new(),
@@ -73,7 +73,7 @@ impl Kv {
 }
 
 impl KvWorld {
-    /// The world of a seed.
+    /// The world of a seed, with all parameters drawn.
     pub(crate) fn drawn(params: Params, planted: Option<Planted>, trace: Trace) -> KvWorld {
         let physics = params.physics.clone();
         World::new(Kv::new(params, Invariants::all()), physics, planted, trace)
@@ -85,8 +85,8 @@ impl KvWorld {
         World::new(Kv::new(params, Invariants::none()), physics, None, Trace::keeping(0))
     }
 
-    /// A world whose events somebody else chooses: nothing is drawn. With a bug planted, only what it must
-    /// break is looked at.
+    /// A world in which nothing is drawn at random, for the exhaustive check. With a planted bug, only the
+    /// invariant that must catch the bug is checked.
     pub(crate) fn still(params: Params, planted: Option<Planted>) -> KvWorld {
         let physics = params.physics.clone();
         let meant = planted.map_or_else(Invariants::all, |planted| Invariants::only(planted.caught_by()));
@@ -94,7 +94,7 @@ impl KvWorld {
         World { rng: Rng::still(), ..world }
     }
 
-    /// Something will happen at this moment.
+    /// Plans an act for this moment.
     pub(crate) fn enter(&mut self, at: u64, act: KvAct) {
         self.calendar.enter(at, Event::Act(act));
     }
@@ -211,8 +211,8 @@ impl Service for Kv {
         world.feed(life, "shutdown", Input::Command(Command::Shutdown));
     }
 
-    /// Whoever may do something until a moment may have a clock that is ahead; whoever waits for that
-    /// moment to pass may not.
+    /// A host whose clock limits what it may do (a reader) may have a clock that jumps ahead. A host that
+    /// waits for a time to pass (a sender with a lease) may not.
     fn may_jump(world: &KvWorld, slot: Slot) -> bool {
         let params = &world.service.params;
         params.sched.pull == if slot < params.physics.prefills { 0 } else { 1000 }

@@ -1,4 +1,4 @@
-//! States of sessions, and the moments at which oracles look.
+//! The states of sessions as machines report them, and the moments at which invariants check deadlines.
 
 use kv_core::{KvPoll, SessionId, Time, TransferError};
 

@@ -1,5 +1,6 @@
-//! Cache groups of the simulated requests: one of slots, that both sides name, and one of draft pages,
-//! that either may leave out, or, where engines differ, of window pages that neither may.
+//! The cache groups of the simulated requests: a group of slots that both sides name, and a group of pages.
+//! Where engines are alike, the pages are those of a draft model, which either side may leave out; where
+//! engines differ, they may be window pages, which neither side may leave out.
 
 use kv_core::proto::{Command, Input};
 use kv_core::{GroupItems, PageList, Pages, RequestGroups, SessionId};
@@ -11,7 +12,7 @@ use crate::kv::service::KvWorld;
 use crate::net::lives::{LifeId, Slot};
 
 impl KvWorld {
-    /// Draws what a request has of draft pages, and with what of it a window may begin.
+    /// Draws how many draft pages a request has, and where a window in them may begin.
     pub(crate) fn draw_drafts(&mut self) -> (usize, usize) {
         let Some(pair) = &self.service.params.unequal else { return (self.rng.index(4), 0) };
         let smallest = [true, false].map(|prefill| pair.item_tokens(prefill, DRAFTS));
@@ -23,8 +24,8 @@ impl KvWorld {
         (tokens, self.rng.index(begins))
     }
 
-    /// The same where engines differ: what a rank does not hold, it does not name. All that it does
-    /// hold a sender has, or what lies in the window; a receiver wants the last of that.
+    /// The same where engines differ. A rank does not name items of groups that it does not hold. A sender
+    /// has all items of the request, or all that lie in the window; a receiver wants the last of them.
     fn draw_share(&mut self, request: usize, side: Side, slot: Slot) -> State {
         let drawn = &self.service.requests[request];
         let (mut slots, tokens, window) = (drawn.slots, drawn.drafts, drawn.window);
@@ -62,7 +63,7 @@ impl KvWorld {
         }
     }
 
-    /// Draws what a request has of the groups, and what of it one half names.
+    /// Draws which items of the cache groups a request has, and which of them one half names.
     pub(crate) fn draw_state(&mut self, request: usize, side: Side, slot: Slot) -> State {
         let items = self.service.params.state_items as usize;
         if items == 0 {
@@ -96,7 +97,7 @@ impl KvWorld {
         wants.iter().zip(free).any(|(wanted, free)| *wanted > free.len())
     }
 
-    /// Gives a session the items of its groups, if it has any.
+    /// Gives a session the items of its cache groups, if it has any.
     pub(crate) fn give_items(&mut self, leg: LegId, life: LifeId) {
         let State { wants, first, .. } = self.service.ledger.legs[leg].state.clone();
         if wants == [0; GROUPS] {
@@ -144,7 +145,7 @@ impl KvWorld {
         self.service.ledger.announce(hold, &(0..64));
     }
 
-    /// Items have come back, together.
+    /// Takes back the items of a session's cache groups, all together.
     pub(crate) fn release_items(
         &mut self,
         life: LifeId,

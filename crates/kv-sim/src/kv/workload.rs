@@ -1,4 +1,4 @@
-//! Which requests there are, and how their two halves differ.
+//! The requests of a world, and how their two halves differ.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ impl KvWorld {
         }
     }
 
-    /// A request of the healed world.
+    /// Sends the healed world its next request.
     pub(crate) fn serve_one(&mut self) {
         if self.service.to_serve == 0 {
             return;
@@ -145,7 +145,7 @@ impl KvWorld {
         self.service.requests.len() - 1
     }
 
-    /// Another request between the same hosts, whose id differs in nothing but its suffix.
+    /// Draws a twin: another request between the same hosts, whose id differs only in its suffix.
     fn draw_twin(&mut self, request: usize, start: u64) {
         self.service.counters.twins += 1;
         let twin = self.draw_request();
@@ -282,7 +282,7 @@ impl KvWorld {
         }
     }
 
-    /// Draws what the scheduler of one half means to do, with so many pages.
+    /// Draws what the scheduler of one half does with `num_pages` pages.
     fn draw_plan(&mut self, drawn: &Request, num_pages: usize, server: Slot) -> Plan {
         let chunks = self.cut(num_pages);
         let sched = self.service.params.sched.clone();
@@ -351,8 +351,8 @@ impl KvWorld {
         self.rng.tail(pause, most)
     }
 
-    /// Tries a failed request again: the same number or base id, and new halves, or only that which
-    /// failed.
+    /// Tries a failed request again: with the same number or base id, and with new halves for both sides, or
+    /// only for the side that failed.
     pub(crate) fn retry(&mut self, request: usize, side: Side) {
         if !std::mem::take(&mut self.service.requests[request].retry) || self.healed.is_some() {
             return;

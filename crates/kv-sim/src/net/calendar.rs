@@ -1,4 +1,4 @@
-//! What will happen, and when.
+//! The calendar of a world: future events, in the order of their moments.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -12,23 +12,23 @@ use crate::net::lives::{LifeId, Road};
 /// Something that happens at one moment of virtual time.
 #[derive(Debug, Clone)]
 pub enum Event<A> {
-    /// A node's timer rings, unless it was set anew since.
+    /// The timer of a machine rings, unless the machine has set it anew since.
     Timer { life: LifeId, generation: u32 },
-    /// A frame arrives.
+    /// A frame arrives at a host.
     Frame { from: LifeId, to: LifeId, road: Road, bytes: Bytes },
-    /// A transport or bootstrap client reports something to its node.
+    /// A transport or a bootstrap client reports something to its machine.
     Report { life: LifeId, report: Report },
-    /// A read moves its pieces up to this one.
+    /// A read copies its pieces up to the piece `upto`.
     Move { flight: usize, upto: usize },
-    /// The next slice of a write begins, if it may.
+    /// The next slice of a write begins, if a permission allows it.
     Begin { flight: usize },
     /// The slice of a write that is under way ends.
     End { flight: usize },
     /// The driver of a host has a turn.
     Turn { life: LifeId },
-    /// A post ends.
+    /// A post ends, and its machine is told.
     Land { flight: usize },
-    /// Somebody of the service does something: a scheduler, an oracle.
+    /// A scheduler or a check of the service acts.
     Act(A),
     /// A fault begins or ends.
     Strike(Strike),
@@ -36,7 +36,7 @@ pub enum Event<A> {
     Heal,
 }
 
-/// What a node is told by what surrounds it.
+/// Something that a machine is told by its transport or its bootstrap client.
 #[derive(Debug, Clone)]
 pub enum Report {
     Posted { post: PostId, result: Result<(), TransportError> },
@@ -50,7 +50,7 @@ pub enum Report {
     Garbage { bytes: Bytes },
 }
 
-/// Faults that have a moment.
+/// A fault that strikes at one moment.
 #[derive(Debug, Clone, Copy)]
 pub enum Strike {
     Crash { slot: usize, down_for: u64 },
@@ -87,7 +87,7 @@ impl<A> Ord for Entry<A> {
     }
 }
 
-/// Events in order of time; those of one moment in the order in which they were entered.
+/// Events in the order of their moments; events of one moment in the order in which they were entered.
 #[derive(Clone)]
 pub struct Calendar<A> {
     heap: BinaryHeap<Reverse<Entry<A>>>,
@@ -101,19 +101,19 @@ impl<A> Default for Calendar<A> {
 }
 
 impl<A> Calendar<A> {
-    /// Something will happen at this moment.
+    /// Enters an event that will happen at this moment.
     pub fn enter(&mut self, at: u64, event: Event<A>) {
         self.entered += 1;
         self.heap.push(Reverse(Entry { at, order: self.entered, event }));
     }
 
-    /// The next event, if its moment is not after this one.
+    /// The next event, if its moment is not after `until`.
     pub fn next_until(&mut self, until: u64) -> Option<(u64, Event<A>)> {
         let due = self.heap.peek().is_some_and(|Reverse(entry)| entry.at <= until);
         if due { self.next() } else { None }
     }
 
-    /// The next event.
+    /// Takes out the next event, with its moment.
     pub fn next(&mut self) -> Option<(u64, Event<A>)> {
         self.heap.pop().map(|Reverse(entry)| (entry.at, entry.event))
     }

@@ -1,4 +1,4 @@
-//! Faults that strike at a moment, and the end of all faults.
+//! Faults that strike at one moment, and the end of all faults.
 
 use crate::clock::{MS, SEC};
 use crate::net::calendar::{Event, Strike};
@@ -9,7 +9,7 @@ use crate::net::world::World;
 use crate::planted::Planted;
 
 impl<S: Service> World<S> {
-    /// Draws when which fault strikes.
+    /// Draws which faults strike, and when.
     pub(crate) fn plan_chaos(&mut self) {
         let (chaos, span, hosts) = (self.params.chaos.clone(), self.params.fault_span, self.params.hosts());
         for _ in 0..chaos.crashes {
@@ -111,7 +111,7 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// A clock that goes on ahead of what it showed.
+    /// Sets the clock of a host forward, as the clock of a host that has slept is.
     fn jump(&mut self, life: LifeId, ahead: u64) {
         self.counters.jumps += 1;
         let clock = &mut self.lives[life].clock;
@@ -129,8 +129,8 @@ impl<S: Service> World<S> {
         if self.params.ways.several { self.rng.index(ROADS.len()) } else { 0 }
     }
 
-    /// Both live on, but the connection of one to the other by one transport will never carry a byte again;
-    /// that of the other is as it was.
+    /// Breaks the connection of one living host to another over one transport, for good. A connection over
+    /// the other transport stays as it was.
     fn break_connection(&mut self, (from, to): (Slot, Slot), road: Road, refused: u64) {
         let until = &mut self.net.refused[road][from][to];
         *until = (*until).max(self.now + refused);
@@ -155,7 +155,7 @@ impl<S: Service> World<S> {
         self.calendar.enter(dies, Event::Strike(Strike::Crash { slot, down_for }));
     }
 
-    /// Faults stop for good, and everybody lives.
+    /// Ends all faults for good, and starts every host that is down.
     pub(crate) fn heal(&mut self) {
         self.trace.note(self.now, || "heal".to_owned());
         self.healed = Some(self.now);
@@ -185,7 +185,8 @@ impl<S: Service> World<S> {
         S::healed(self);
     }
 
-    /// How long after the last fault everybody knows who lives and who is dead.
+    /// How long after the last fault every host must know which hosts live and which are dead, in
+    /// nanoseconds.
     pub(crate) fn grace(&self) -> u64 {
         let (net, timing) = (&self.params.net, &self.params.timing);
         let once = self.params.chaos.detect_max + net.delay_max + 2 * timing.peer_timeout.as_nanos() as u64;

@@ -1,36 +1,37 @@
-//! What one input of a node has cost, in outputs and their bytes.
+//! The cost of one input of a machine: the outputs that it causes, and their bytes.
 
 use std::fmt::Debug;
 
 use kv_core::RankRecord;
 use kv_core::machine::{Input, Output};
 
-/// What a step costs that has nothing of its own to tell, in bytes.
+/// The size, in bytes, at which an input or output without content is counted.
 const STEP: usize = 64;
 
-/// What one input has led to.
+/// The cost of one input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
     /// Bytes of the input, as they came over a wire.
     pub input: usize,
-    /// It came from a peer: nothing but its bytes, and what this worker's scheduler wants, may cost anything.
+    /// True if the input came from a peer. It may then cost only what its bytes, and the wishes of the host's
+    /// own scheduler, allow.
     pub of_peer: bool,
-    /// Outputs.
+    /// The number of outputs.
     pub outputs: usize,
-    /// Their bytes.
+    /// The size of the outputs, in bytes.
     pub bytes: usize,
-    /// What the node held before or after it, whichever was more.
+    /// The sizes of the machine's tables before or after the input, whichever were larger.
     pub held: Held,
 }
 
-/// What a node holds, as far as its steps may depend on it.
+/// The sizes of a machine's tables on which the cost of its steps may depend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Held {
-    /// Sessions of its own scheduler.
+    /// The number of sessions of the host's own scheduler.
     pub sessions: usize,
-    /// Peers that it knows.
+    /// The number of peers that the machine knows.
     pub peers: usize,
-    /// What its peers have in it.
+    /// The number of entries that peers have in the machine's tables.
     pub of_peers: usize,
 }
 
@@ -62,7 +63,7 @@ impl Cost {
         Cost { input: bytes, of_peer, held, ..Cost::default() }
     }
 
-    /// Adds an output.
+    /// Counts one more output.
     pub(crate) fn add<S, R, F: Debug>(&mut self, output: &Output<S, R, F>) {
         self.outputs += 1;
         self.bytes += match output {

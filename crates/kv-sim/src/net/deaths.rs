@@ -1,4 +1,4 @@
-//! How lives end, and who notices.
+//! How lives end, and when other hosts notice.
 
 use crate::clock::MS;
 use crate::net::calendar::{Event, Report};
@@ -17,7 +17,7 @@ impl<S: Service> World<S> {
         self.die(life);
     }
 
-    /// What becomes of everything that has to do with a life when it ends.
+    /// Ends a life, with its posts, connections and sessions.
     pub(crate) fn die(&mut self, life: LifeId) {
         let record = &mut self.lives[life];
         record.alive = false;
@@ -59,7 +59,7 @@ impl<S: Service> World<S> {
         self.tell_revoked();
     }
 
-    /// The transport of a life will notice at `detected` that a connection is dead.
+    /// Makes a connection dead. The transport of the life notices at the moment `detected`.
     pub(crate) fn lose(&mut self, life: LifeId, peer: kv_core::PeerId, detected: u64) {
         let Some(conn) = self.hosts[life].conns.get_mut(&peer) else { return };
         if conn.gone_at.is_some() || conn.dead {

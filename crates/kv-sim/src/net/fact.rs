@@ -1,4 +1,4 @@
-//! What invariants are told.
+//! The facts that invariants are told, for the machines of any service.
 
 use kv_core::{Post, Time};
 
@@ -6,53 +6,54 @@ use crate::net::cost::Cost;
 use crate::net::flight::Piece;
 use crate::net::lives::{HoldId, LifeId, Slot};
 
-/// One thing that happened. `G` is what a machine says that it holds, and `O` what happens in the worlds of
-/// one service only.
+/// Something that happened in a world. `G` is what a machine reports that it holds, and `O` is a fact that
+/// only one service knows.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the fields are named for the types that describe them")]
 pub enum Fact<'a, G, O> {
-    /// A node asked for a post; so many are in flight with it, to the same peer and to all.
+    /// A machine started a post. The fact has the number of its posts in flight, to the same peer and to all
+    /// peers.
     Posted { life: LifeId, post: &'a Post, to_peer: usize, in_flight: usize },
     /// A node asked for an early end of a post.
     Cancelled { flight: usize },
-    /// A descriptor that leaves its region, or has no length.
+    /// A machine posted a descriptor that leaves its region, or has no length.
     BadDescriptor { life: LifeId, what: &'static str },
-    /// A piece of a post is read at its source.
+    /// A post reads a piece of memory at its source.
     Read { flight: usize, piece: Piece, holder: HoldId },
-    /// A piece of a post lands in the memory of `life`.
+    /// A post writes a piece into the memory of `life`.
     Written { flight: usize, piece: Piece, life: LifeId, holder: HoldId },
-    /// A node handled a frame.
+    /// A machine has handled a frame.
     Handled { at: LifeId, from: LifeId, addressed: LifeId, effects: Effects },
-    /// A node handled an input.
+    /// A machine has handled an input.
     Stepped { life: LifeId, input: &'static str, now: Time, next: Option<Time>, gauges: G },
-    /// What one input of a node has cost.
+    /// The cost of one input of a machine.
     Cost { life: LifeId, input: &'static str, cost: Cost },
-    /// A node panicked.
+    /// A machine has panicked while it handled an input.
     Panicked { life: LifeId, message: &'a str },
-    /// The moment has come for which a node had set its timer, and with a planted bug it is not told.
+    /// The timer of a machine was due, and a planted bug has kept it from ringing.
     Unheard { life: LifeId },
-    /// A node sent a frame.
+    /// A machine has sent a frame.
     Sent { life: LifeId, bytes: usize },
-    /// A host knows of no connection any more to a slot that it had one to.
+    /// A host has lost its last connection to a slot.
     CutOff { life: LifeId, from: Slot },
-    /// Nothing will ever happen again by itself; `gently`: nobody was given up, so that nothing is kept for
-    /// anybody.
+    /// The world has come to rest. `gently` is true if no host was given up by a peer, so that no machine has
+    /// a reason to keep anything.
     Settled { gauges: &'a [(LifeId, G, Option<Time>)], gently: bool },
     /// Things still happen long after everything has ended.
     Restless,
-    /// Something that only this service knows.
+    /// A fact that only this service knows.
     Own(O),
 }
 
-/// What the handling of one frame changed.
+/// What the handling of one frame has changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// States of sessions.
+    /// The number of changed session states.
     pub statuses: u32,
-    /// Posts started.
+    /// The number of posts that were started.
     pub posts: u32,
-    /// Posts cancelled.
+    /// The number of posts that were cancelled.
     pub cancels: u32,
-    /// Tokens released.
+    /// The number of tokens of pages that were handed back.
     pub releases: u32,
 }

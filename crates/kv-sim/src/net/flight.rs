@@ -1,71 +1,71 @@
-//! Posts under way.
+//! The posts of a world, from their start to their end.
 
 use bytes::Bytes;
 use kv_core::{Op, PeerId, PostId, TransportError};
 
 use crate::net::lives::{HoldId, LifeId};
 
-/// Number of a way in its world.
+/// The number of a way in its world.
 pub type WayId = usize;
 
-/// One post under way, or over.
+/// One post, in flight or ended.
 #[derive(Debug, Clone)]
 pub struct Flight {
-    /// Who posted it.
+    /// The life that posted it.
     pub life: LifeId,
-    /// Over which connection.
+    /// The poster's id of the peer.
     pub peer: PeerId,
-    /// On which way.
+    /// The way that the bytes take.
     pub way: WayId,
-    /// Which way the bytes go.
+    /// The direction of the bytes.
     pub op: Op,
-    /// Into, or from, whose memory.
+    /// The life whose memory the post writes into or reads from.
     pub target: LifeId,
-    /// Its number within its node.
+    /// The id of the post at its poster.
     pub post: PostId,
-    /// What moves, piece by piece: no piece crosses the end of an item on either side.
+    /// The pieces that move one by one; no piece crosses the end of an item on either side.
     pub pieces: Vec<Piece>,
-    /// Pieces that have moved.
+    /// The number of pieces that have moved.
     pub moved: usize,
-    /// The frame for the target.
+    /// The frame for the target that follows the bytes.
     pub notify: Option<Bytes>,
-    /// It fails once so many pieces have moved.
+    /// If set, the post fails once this many pieces have moved.
     pub fails_after: Option<usize>,
-    /// How it will end; `None` while that is open.
+    /// The result of the post; `None` while it is open.
     pub outcome: Option<Result<(), TransportError>>,
     /// Where a write is cut into slices, the next end last.
     pub cuts: Vec<usize>,
-    /// The longest pause before a slice.
+    /// The longest pause before a slice, in nanoseconds.
     pub pause: u64,
     /// The end of the slice that is under way.
     pub slice: Option<usize>,
-    /// It waits for a permission to write.
+    /// True if the post waits for a permission to write.
     pub waits: bool,
-    /// With a planted bug: its permission was looked at before its writer was stopped.
+    /// With a planted bug, true if the permission was checked before the writer was stopped.
     pub looked: bool,
-    /// It does not end, nor begin another slice, before the world is healed.
+    /// True if the post neither ends nor begins another slice before the world is healed.
     pub stuck: bool,
-    /// Its node has asked for an early end.
+    /// True if the poster has asked for an early end.
     pub cancelled: bool,
-    /// Its node has been told of its end, or is dead.
+    /// True if the poster has been told of the end, or is dead.
     pub over: bool,
 }
 
-/// What moves at one moment.
+/// Bytes that move at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
-    /// Region of the poster.
+    /// The region of the poster.
     pub local_region: u32,
-    /// Offset there.
+    /// The offset in the poster's region, in bytes.
     pub local_offset: u64,
-    /// Region of the target.
+    /// The region of the target.
     pub remote_region: u32,
-    /// Offset there.
+    /// The offset in the target's region, in bytes.
     pub remote_offset: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u64,
-    /// Who held the poster's side when the post was made.
+    /// The holder of the poster's item when the post was made.
     pub local_hold: HoldId,
-    /// Who held the target's side when the post was made.
+    /// The holder of the target's item when the post was made.
     pub remote_hold: HoldId,
 }

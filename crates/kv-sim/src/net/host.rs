@@ -1,4 +1,4 @@
-//! One life of one host: its machine, and its connections.
+//! One life of one host: its machine and its connections.
 
 use std::collections::BTreeMap;
 
@@ -10,57 +10,59 @@ use crate::net::flight::WayId;
 use crate::net::lives::{LifeId, Road, Slot};
 use crate::net::rig::Rig;
 
-/// One life of one host. `M` is its machine, `G` what that says that it holds, `L` somebody without one.
+/// One life of one host. `M` is its machine, `G` what the machine reports that it holds, and `L` a stranger:
+/// a peer that speaks the protocol without a machine.
 #[derive(Clone)]
 pub struct Host<M: Machine, G: Send, L> {
     pub(crate) slot: Slot,
     pub(crate) engine: Engine<M, G, L>,
-    /// What its machine held after its last step.
+    /// The sizes of the machine's tables after its last step.
     pub(crate) held: Held,
-    /// Since when its driver has been stopped, in global time.
+    /// Since when the host's driver has been stopped, in global time; `None` while it runs.
     pub(crate) stopped: Option<u64>,
     pub(crate) incarnation: Incarnation,
-    /// What peers find of it, and at which bootstrap server; only what serves others is published.
+    /// The record of the host at its bootstrap server. Only hosts that serve others are published.
     pub(crate) record: RankRecord,
     pub(crate) published: Option<String>,
     pub(crate) conns: BTreeMap<PeerId, Conn>,
-    /// The timer that is set, and how often it was set.
+    /// The moment for which the timer is set, and how often the timer was set.
     pub(crate) timer: Option<Time>,
     pub(crate) timer_generation: u32,
-    /// Posts in flight.
+    /// The number of posts in flight.
     pub(crate) flying: usize,
 }
 
 /// What runs on a host.
 pub(crate) enum Engine<M: Machine, G: Send, L> {
-    /// A machine.
+    /// A protocol machine that the world drives.
     Node(Box<M>),
     /// A machine in the worker's own loop.
     Rig(Box<Rig<M, G>>),
-    /// What its transport has to tell to whoever owns it, outside of the world.
+    /// A transport without a machine, with the events that its owner outside of the world has yet to poll.
     Transport(Vec<TransportEvent>),
-    /// Somebody who speaks without a machine.
+    /// A stranger: a peer that speaks the protocol without a machine.
     Stranger(L),
-    /// Nothing any more.
+    /// The life is over.
     Dead,
 }
 
-/// The way from one life to another, as the transport of the first knows it.
+/// The connection of one life to another, as the transport of the first life knows it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Conn {
     pub(crate) target: LifeId,
-    /// By which transport.
+    /// The transport that the connection uses.
     pub(crate) road: Road,
-    /// For writes.
+    /// The way for writes over the connection.
     pub(crate) way: WayId,
     /// Nothing passes any more: refused, or broken under way.
     pub(crate) dead: bool,
-    /// When its end is noticed, in global time; `None` while it lives.
+    /// When the transport notices the end of the connection, in global time; `None` while the connection
+    /// lives.
     pub(crate) gone_at: Option<u64>,
 }
 
 impl<M: Machine + Clone, G: Send, L: Clone> Clone for Engine<M, G, L> {
-    /// Of a driver there is no second one: its twin is dead. No world that is forked has one.
+    /// A driver cannot be copied, and its copy is dead. No world that is copied has a driver.
     fn clone(&self) -> Engine<M, G, L> {
         match self {
             Engine::Node(node) => Engine::Node(node.clone()),
@@ -97,7 +99,7 @@ impl<M: Machine, G: Send, L> Host<M, G, L> {
         }
     }
 
-    /// True if it runs the worker's own loop.
+    /// True if the host runs the worker's own loop.
     pub(crate) fn is_driven(&self) -> bool {
         matches!(self.engine, Engine::Rig(_))
     }

@@ -1,4 +1,4 @@
-//! Lives of hosts, as seen from outside.
+//! The lives of hosts, as they are known from outside.
 
 use bytes::Bytes;
 
@@ -12,32 +12,32 @@ use kv_core::random::mix;
 pub const TRANSPORT: &str = "sim";
 /// The transports of workers that have two.
 pub(crate) const ROADS: [&str; 2] = [TRANSPORT, "sim-2"];
-/// Position among them.
+/// The position of a transport in [`ROADS`].
 pub(crate) type Road = usize;
 
 /// Position of a host; prefill hosts come first.
 pub type Slot = usize;
-/// One life of a host, numbered over the whole world.
+/// The number of one life of a host, counted over the whole world.
 pub type LifeId = usize;
-/// One token of pages (or one aux row) that a session holds; zero is nobody.
+/// The number of one token of pages (or one aux row) that a session holds; zero stands for no holder.
 pub type HoldId = u32;
 
-/// One life of a host, as seen from outside.
+/// One life of a host, as it is known from outside.
 #[derive(Debug, Clone)]
 pub struct LifeRecord {
-    /// Its clock.
+    /// The clock of the life.
     pub clock: Clock,
-    /// False once it has crashed.
+    /// False once the life has ended.
     pub alive: bool,
-    /// True once its scheduler has shut it down.
+    /// True once the host's scheduler has shut it down.
     pub shut_down: bool,
-    /// When it was last paused, until when, in global time.
+    /// Until when the host is or was paused the last time, in global time.
     pub paused_until: u64,
-    /// Posts that failed.
+    /// The number of posts that failed.
     pub posts_failed: u64,
-    /// Tokens of pages that its sessions hold.
+    /// The number of tokens of pages that the life's sessions hold.
     pub tokens_out: usize,
-    /// Sessions that have not ended.
+    /// The number of sessions that have not ended.
     pub open_sessions: usize,
 }
 
@@ -56,34 +56,35 @@ impl LifeRecord {
     }
 }
 
-/// True while nobody has anything to do: no session open, nothing lent, on any living host.
+/// True if no living host has an open session or holds a page.
 pub fn is_idle(lives: &[LifeRecord]) -> bool {
     lives.iter().all(|life| !life.alive || (life.open_sessions == 0 && life.tokens_out == 0))
 }
 
-/// What peers are given to reach a life by the first of its transports.
+/// The metadata by which peers reach a life over the first of its transports.
 pub fn metadata(life: LifeId) -> Bytes {
     metadata_by(0, life)
 }
 
-/// The same by the transport of one of the two roads.
+/// The metadata by which peers reach a life over this transport.
 pub(crate) fn metadata_by(road: Road, life: LifeId) -> Bytes {
     Bytes::copy_from_slice(&((road as u64) << 32 | life as u64).to_le_bytes())
 }
 
-/// The life that metadata leads to.
+/// The life that the metadata is of.
 pub fn life_of(metadata: &[u8]) -> Option<LifeId> {
     Some(road_and_life(metadata)?.1)
 }
 
-/// The road that metadata leads along, and to whom.
+/// The transport and the life that the metadata is of.
 pub(crate) fn road_and_life(metadata: &[u8]) -> Option<(Road, LifeId)> {
     let number = u64::from_le_bytes(metadata.try_into().ok()?);
     let (road, life) = ((number >> 32) as Road, number as u32 as LifeId);
     (road < ROADS.len()).then_some((road, life))
 }
 
-/// The roads of a life, in its order of preference. All have the first, so that everybody can be met.
+/// The transports of a life, in its order of preference. Every life has the first transport, so that every
+/// host can be reached.
 pub(crate) fn roads_of(seed: u64, ways: &WayParams, life: LifeId) -> &'static [Road] {
     match mix(seed ^ mix(life as u64 ^ 0x70ad)) % 10 {
         _ if !ways.several => &[0],
@@ -93,13 +94,14 @@ pub(crate) fn roads_of(seed: u64, ways: &WayParams, life: LifeId) -> &'static [R
     }
 }
 
-/// By what peers reach a life.
+/// The transports by which peers reach a life, as they are in its rank record.
 pub(crate) fn transports_of(seed: u64, ways: &WayParams, life: LifeId) -> Vec<TransportOffer> {
     let offer = |&road: &Road| TransportOffer::new(ROADS[road], metadata_by(road, life));
     roads_of(seed, ways, life).iter().map(offer).collect()
 }
 
-/// True if a road does not connect two lives, as shared memory does not connect two hosts. Another does.
+/// True if this transport does not connect the two lives, as shared memory does not connect two hosts.
+/// Another transport connects them.
 pub(crate) fn leads_nowhere(seed: u64, ways: &WayParams, road: Road, (one, other): (LifeId, LifeId)) -> bool {
     let both = |life| roads_of(seed, ways, life).len() == ROADS.len();
     let pair = (one.min(other) as u64) << 32 | one.max(other) as u64;

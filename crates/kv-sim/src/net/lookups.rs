@@ -1,4 +1,4 @@
-//! What hosts ask bootstrap servers, and what these answer.
+//! The lookups of hosts, and the answers of bootstrap servers.
 
 use kv_core::{BootstrapError, LookupId, RankQuery, RankRecord};
 

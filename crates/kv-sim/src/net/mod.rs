@@ -2,15 +2,15 @@
 //! any service.
 //!
 //! ```text
-//! service.rs   what a world needs to know of a service     world.rs   one world and its calendar
+//! service.rs   the interface of a service                  world.rs   one world and its calendar
 //! step.rs      one step of one machine                     host.rs    one life of one host
 //! transport.rs     connections and frames                      posts.rs, slices.rs, ways.rs  reads and writes
 //! chaos.rs     faults with a moment                        deaths.rs  how lives end
 //! lookups.rs   bootstrap servers                           rig.rs     the worker's own loop
 //! ```
 //!
-//! A service brings its machine, its memory, its workload and its invariants ([`Service`]); it says nothing
-//! of the network.
+//! A service brings its machine, its memory, its workload and its invariants ([`Service`]). The network knows
+//! nothing else of the service, and the service nothing of the network.
 
 pub(crate) mod calendar;
 mod chaos;

@@ -1,35 +1,36 @@
-//! What a seed decides of a network, before anything happens. All rates are in permille.
+//! The parameters of a network, which a seed decides before anything happens. All rates are in permille, and
+//! all times in nanoseconds.
 
 use kv_core::proto::Timing;
 
-/// The parameters of a network and of what may go wrong in it.
+/// The parameters of a network and of its faults.
 #[derive(Debug, Clone)]
 pub struct Physics {
-    /// The seed.
+    /// The seed of the world.
     pub seed: u64,
-    /// Hosts of the first kind: prefill.
+    /// The number of hosts of the first kind, which prefill.
     pub prefills: usize,
-    /// Hosts of the second kind: decode.
+    /// The number of hosts of the second kind, which decode.
     pub decodes: usize,
-    /// Hosts run the worker's own loop.
+    /// True if hosts run the worker's own loop.
     pub driven: bool,
-    /// Timing of all machines.
+    /// The timing of all machines.
     pub timing: Timing,
-    /// Length of the fault phase.
+    /// The length of the fault phase.
     pub fault_span: u64,
     /// Most clock drift, in parts per million.
     pub drift_ppm: u64,
-    /// How late timers ring at most.
+    /// By how much timers ring late, at most.
     pub lateness: u64,
-    /// What carries frames.
+    /// The network that carries frames.
     pub net: NetParams,
-    /// What copies.
+    /// The transport that carries bytes.
     pub dma: DmaParams,
-    /// What ends writes.
+    /// What bounds the last writes of a peer.
     pub ways: WayParams,
-    /// The bootstrap server.
+    /// The bootstrap server and its faults.
     pub lookup: LookupParams,
-    /// Faults with a moment.
+    /// Faults that strike at one moment.
     pub chaos: ChaosParams,
 }
 
@@ -53,62 +54,62 @@ impl Physics {
         }
     }
 
-    /// How many hosts there are.
+    /// The number of hosts.
     pub fn hosts(&self) -> usize {
         self.prefills + self.decodes
     }
 }
 
-/// The network that carries frames.
+/// The network that carries frames. The rates are of all frames.
 #[derive(Debug, Clone, Default)]
 pub struct NetParams {
-    /// Lost.
+    /// Frames that are lost.
     pub drop: u32,
-    /// Delivered twice.
+    /// Frames that are delivered twice.
     pub duplicate: u32,
-    /// Delayed with a heavy tail.
+    /// Frames that are delayed with a heavy tail.
     pub tail: u32,
-    /// Ordinary delay.
+    /// The ordinary delay of a frame.
     pub delay: u64,
-    /// Longest delay.
+    /// The longest delay of a frame.
     pub delay_max: u64,
-    /// Frames to a dead life that reach its successor.
+    /// Frames for a dead life that reach its successor.
     pub misdeliver: u32,
-    /// Garbage that arrives after a frame.
+    /// Frames after which garbage arrives.
     pub garbage: u32,
-    /// Greetings after which somebody else greets, too, and lies.
+    /// Hellos after which a liar greets the host, too.
     pub liars: u32,
-    /// Timeouts that nobody asked for, after a frame.
+    /// Frames after which a machine gets a timeout that it has not asked for.
     pub spurious: u32,
 }
 
-/// The data transport.
+/// The transport that carries bytes. The rates are of all posts.
 #[derive(Debug, Clone, Default)]
 pub struct DmaParams {
-    /// Posts that fail.
+    /// Posts that fail with an error.
     pub error: u32,
-    /// Posts that are slow.
+    /// Posts that take longer than a deadline.
     pub slow: u32,
-    /// Ordinary duration.
+    /// The ordinary duration of a post.
     pub time: u64,
-    /// Longest duration.
+    /// The longest duration of a post.
     pub time_max: u64,
-    /// Cancels that are honoured at once.
+    /// Cancellations that take effect at once.
     pub cancel: u32,
-    /// Connects that fail.
+    /// Connections that fail when they are opened.
     pub connect_fail: u32,
-    /// Posts refused for want of room.
+    /// Posts that are refused because the transport has no room.
     pub refuse: u32,
 }
 
-/// The bootstrap server.
+/// The bootstrap server. The rates are of all lookups.
 #[derive(Debug, Clone, Default)]
 pub struct LookupParams {
-    /// Lookups that fail.
+    /// Lookups that end with an error.
     pub fail: u32,
-    /// Ordinary delay.
+    /// The ordinary delay of an answer.
     pub delay: u64,
-    /// Longest delay.
+    /// The longest delay of an answer.
     pub delay_max: u64,
     /// How long a dead rank stays registered.
     pub lease: u64,
@@ -119,17 +120,17 @@ pub struct LookupParams {
 /// Faults with a moment: how many of each in the fault phase.
 #[derive(Debug, Clone, Default)]
 pub struct ChaosParams {
-    /// Crashes.
+    /// How many hosts crash.
     pub crashes: u64,
-    /// Pauses.
+    /// How many hosts are paused.
     pub pauses: u64,
     /// Pauses that last longer than every timeout.
     pub stops: u64,
-    /// The longest of these.
+    /// The longest time for which a host is stopped.
     pub stop_max: u64,
-    /// Partitions.
+    /// How many pairs of hosts are parted for a while.
     pub partitions: u64,
-    /// Broken connections.
+    /// How many connections are broken between living hosts.
     pub breaks: u64,
     /// Shutdowns, each followed by a crash and a restart.
     pub shutdowns: u64,
@@ -137,14 +138,14 @@ pub struct ChaosParams {
     pub detect_max: u64,
 }
 
-/// How ways end their writes, and for how long one slice of a write may be under way.
+/// How ways end their writes, and how long one slice of a write takes.
 #[derive(Debug, Clone, Default)]
 pub struct WayParams {
     /// How often a way is of each kind: at death, revocable, within a bound; in tenths.
     pub kinds: [u64; 3],
-    /// The bound of the last kind.
+    /// The bound of the last kind of way.
     pub bound: u64,
-    /// Slices that take long, in permille.
+    /// Slices that take long.
     pub long: u32,
     /// The longest slice where a processor copies.
     pub slice_max: u64,
@@ -154,6 +155,7 @@ pub struct WayParams {
     pub stuck: u32,
     /// How long a way that was lost may be refused.
     pub refused_max: u64,
-    /// Most workers have two transports, one of which may lead nowhere, or be lost while the other is not.
+    /// True if most workers have two transports, one of which may connect nothing, or be lost while the other
+    /// is not.
     pub several: bool,
 }

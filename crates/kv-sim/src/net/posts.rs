@@ -144,7 +144,8 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// A read copies its pieces at moments of its own, up to each of these, of which the next is the last.
+    /// Plans the moments at which a read copies its pieces, each up to one of `cuts`; the last cut is the
+    /// next.
     fn enter_moves(&mut self, flight: usize, cuts: Vec<usize>, span: u64) {
         let mut moments: Vec<u64> = cuts.iter().map(|_| self.now + self.rng.below(span)).collect();
         moments.sort_unstable();
@@ -153,7 +154,7 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// How long a post takes.
+    /// Draws how long a post takes.
     fn draw_span(&mut self) -> u64 {
         let dma = &self.params.dma;
         let span = dma.time / 4 + self.rng.below(dma.time) + US;
@@ -175,7 +176,7 @@ impl<S: Service> World<S> {
         post.op == Op::Write && (all || self.rng.chance(rate))
     }
 
-    /// The connection of a flight is dying: it ends around the moment at which that is noticed.
+    /// Ends a post whose connection is dying, around the moment at which the transport notices.
     pub(crate) fn doom(&mut self, flight: usize, gone_at: u64) {
         let left = gone_at.saturating_sub(self.now);
         let at = self.now + if self.rng.chance(500) { self.rng.below(left + 1) } else { left };
@@ -244,8 +245,8 @@ impl<S: Service> World<S> {
         self.counters.bytes_moved += piece.len;
     }
 
-    /// A piece comes from the target, whose scheduler may have used the page for something else
-    /// meanwhile: nothing but the lease protects it.
+    /// Copies a piece from the target. Only the lease keeps the target's scheduler from using the page for
+    /// something else meanwhile.
     fn read_piece(&mut self, flight: usize, piece: Piece) {
         let known = &self.flights[flight];
         let (life, target, moved) = (known.life, known.target, known.moved);

@@ -1,4 +1,4 @@
-//! The virtual bootstrap server: who is registered where.
+//! The virtual bootstrap server: which ranks are registered at which address.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(crate) struct BootstrapServers {
 struct Entry {
     life: LifeId,
     record: RankRecord,
-    /// When it leaves, in global time.
+    /// When the registration ends, in global time.
     until: u64,
 }
 
@@ -29,7 +29,7 @@ impl BootstrapServers {
         self.engines.entry(addr.to_owned()).or_default().insert(key, entry);
     }
 
-    /// A rank has died: its registration lasts until the lease ends.
+    /// Ends the registration of a dead rank when its lease ends.
     pub(crate) fn expire(&mut self, life: LifeId, until: u64) {
         for entry in
             self.engines.values_mut().flat_map(BTreeMap::values_mut).filter(|entry| entry.life == life)
@@ -38,7 +38,7 @@ impl BootstrapServers {
         }
     }
 
-    /// Answers a question.
+    /// Answers a lookup with the records of the ranks that are registered.
     pub(crate) fn lookup(
         &self,
         now: u64,

@@ -1,6 +1,6 @@
-//! A host that runs the worker's own loop (`kv-poll`'s driver) instead of having its node fed: over a
-//! transport and a bootstrap client that hand everything on to the world, and a clock that may be found to
-//! have gone on between any two looks at anything.
+//! A host that runs the worker's own loop (`kv-poll`'s driver) instead of having its machine fed by the
+//! world. The driver's transport and bootstrap client hand everything on to the world, and its clock may
+//! advance between any two readings.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -26,23 +26,23 @@ use crate::net::way::fence_between;
 use crate::planted::Planted;
 use crate::rng::Rng;
 
-/// The question whose answer stands for a command of the scheduler.
+/// The lookup id whose answer stands for a command of the scheduler.
 const COMMAND: LookupId = LookupId(u64::MAX);
 /// Most turns in a row without any sleep.
 const MAX_TURNS: usize = 64;
 
-/// A driver, and the desk across which it deals with the world.
+/// A driver, and the desk over which it exchanges events and outputs with the world.
 pub(crate) struct Rig<M: Machine, G: Send> {
     driver: Driver<Tap<M, G>>,
     desk: Desk<M, G>,
 }
 
-/// What is asked of a machine about what it holds.
+/// The functions that ask a machine what it holds.
 pub(crate) type Ask<M, G> = (fn(&M) -> G, fn(&G) -> Held);
 
-/// What turns have brought about.
+/// What the turns of a driver have brought about.
 pub(crate) struct Turned<M: Machine, G> {
-    /// Everything that the node told, in order.
+    /// The trace events of the machine, in order.
     pub(crate) events: Vec<Event<M::Trace>>,
     /// Everything that the node wanted, in order.
     pub(crate) outputs: Vec<Output<M::Status, M::Resource, M::Failure>>,
@@ -50,15 +50,15 @@ pub(crate) struct Turned<M: Machine, G> {
     pub(crate) now: Time,
     /// When the driver wants its next turn, at the latest.
     pub(crate) next: Option<Time>,
-    /// What the node holds.
+    /// What the machine holds.
     pub(crate) gauges: G,
-    /// What each of its inputs has cost.
+    /// The cost of each of the machine's inputs.
     pub(crate) costs: Vec<Cost>,
-    /// It never came to rest.
+    /// True if the driver never came to rest.
     pub(crate) restless: bool,
 }
 
-/// What a driver is told other than by its transport.
+/// An event for a driver that does not come from its transport.
 enum Told<C> {
     Command(C),
     Answer(BootstrapEvent),
@@ -67,11 +67,11 @@ enum Told<C> {
 struct State<M: Machine, G> {
     clock: Clock,
     rng: Rng,
-    /// Global time.
+    /// The global time, in nanoseconds.
     now: u64,
-    /// When the host was stopped, if it still stands where it stood then.
+    /// When the host was stopped, if it is still stopped at that point.
     stopped: Option<u64>,
-    /// What came, by which road, and when.
+    /// The events that have come for the driver, with the transport and the moment of each.
     events: VecDeque<(u64, Road, TransportEvent)>,
     told: VecDeque<(u64, Told<M::Command>)>,
     commands: VecDeque<M::Command>,
@@ -82,7 +82,7 @@ struct State<M: Machine, G> {
     life: LifeId,
     ways: (u64, WayParams),
     peers: BTreeMap<PeerId, (Road, LifeId)>,
-    /// By which road each post goes.
+    /// The transport that each post uses.
     posts: BTreeMap<PostId, Road>,
     last: Time,
     /// With a planted bug: the reading before the transport was polled.
@@ -124,7 +124,7 @@ impl<M: Machine, G> Desk<M, G> {
 }
 
 impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
-    /// A driver of a node.
+    /// A driver of a machine.
     pub(crate) fn new(
         (mut node, worker): (M, WorkerId),
         ask: Ask<M, G>,
@@ -167,7 +167,7 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
         Some(Rig { driver: driver.ok()?, desk })
     }
 
-    /// Puts what has come where the driver will find it.
+    /// Puts an event where the driver will find it.
     pub(crate) fn tell(&mut self, now: u64, input: Input<M::Command>) {
         let state = &mut *self.desk.open();
         let road_of = |peer: &PeerId| state.peers.get(peer).map_or(0, |(road, _)| *road);
@@ -231,7 +231,7 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
         }
     }
 
-    /// What the node holds.
+    /// What the machine holds.
     pub(crate) fn gauges(&self) -> G {
         self.desk.open().gauges
     }
@@ -243,7 +243,7 @@ impl<M: Machine, G: Send> fmt::Debug for Rig<M, G> {
     }
 }
 
-/// A node whose scheduler is the world's.
+/// A machine whose scheduler is the world's.
 struct Tap<M: Machine, G> {
     node: M,
     ask: Ask<M, G>,
@@ -311,7 +311,7 @@ impl<M: Machine, G: Send> WorkerClock for Desk<M, G> {
     }
 }
 
-/// The transport of one road.
+/// One transport of a host, as the driver sees it.
 struct End<M: Machine, G> {
     desk: Desk<M, G>,
     road: Road,

@@ -3,13 +3,13 @@
 use crate::net::lives::{ROADS, Road, Slot};
 use crate::net::params::NetParams;
 
-/// The state of the network.
+/// The present state of the network.
 #[derive(Clone)]
 pub(crate) struct Roads {
     params: NetParams,
-    /// Until when nothing passes from one slot to another, in global time.
+    /// Until when no frame or byte passes from one slot to another, by transport, in global time.
     blocked: [Vec<Vec<u64>>; ROADS.len()],
-    /// Until when no connection is opened from one slot to another, likewise.
+    /// Until when no connection is opened from one slot to another, by transport, in global time.
     pub(crate) refused: [Vec<Vec<u64>>; ROADS.len()],
 }
 
@@ -22,12 +22,12 @@ impl Roads {
         }
     }
 
-    /// Its rates now: those of the seed until the world is healed.
+    /// The rates of the network at present: those of the seed until the world is healed.
     pub(crate) fn params(&self) -> &NetParams {
         &self.params
     }
 
-    /// The end of the partition on this way, if there is one now.
+    /// The end of the partition between two slots, if there is one at present.
     pub(crate) fn blocked_until(&self, road: Road, (from, to): (Slot, Slot), now: u64) -> Option<u64> {
         Some(self.blocked[road][from][to]).filter(|&until| until > now)
     }

@@ -1,4 +1,4 @@
-//! What a world needs to know of the service whose machines run in it.
+//! The interface between a simulated world and the service whose machines run in it.
 
 use std::fmt::Debug;
 
@@ -15,38 +15,38 @@ use crate::net::memory::Memory;
 use crate::net::world::World;
 use crate::violation::Violation;
 
-/// What a machine of the service is told.
+/// The inputs of the service's machines.
 pub type InputOf<S> = Input<<<S as Service>::Machine as Machine>::Command>;
 /// Why a session of the service failed.
 pub type FailureOf<S> = <<S as Service>::Machine as Machine>::Failure;
-/// The states of its sessions.
+/// The states of the service's sessions.
 pub type StatusOf<S> = <<S as Service>::Machine as Machine>::Status;
-/// What its sessions are lent.
+/// What the sessions of the service own until they hand it back, such as pages.
 pub type ResourceOf<S> = <<S as Service>::Machine as Machine>::Resource;
-/// What a machine of the service tells of what happens in it.
+/// The trace events of the service's machines.
 pub type EventOf<S> = Event<<<S as Service>::Machine as Machine>::Trace>;
-/// What a machine of the service wants.
+/// The outputs of the service's machines.
 pub type OutputOf<S> = Output<StatusOf<S>, ResourceOf<S>, FailureOf<S>>;
 
 /// A service in a simulated world: its workload, its ledger, its invariants.
 ///
-/// The network is not its business: hosts, connections, frames, reads and writes, clocks, crashes, pauses and
-/// partitions are the same for every service. Whatever has a body here may stay as it is.
+/// The network is the same for every service: hosts, connections, frames, reads and writes, clocks, crashes,
+/// pauses and partitions. Methods with a body need not be implemented.
 pub trait Service: Sized {
     /// The machine of one host.
     type Machine: Machine + 'static;
     /// The memory of one host.
     type Memory: Memory;
-    /// What its schedulers and oracles do at moments of their own.
+    /// What the service's schedulers and checks do at moments of their own.
     type Act: Debug;
-    /// What a machine says that it holds.
+    /// What a machine reports that it holds.
     type Gauges: Copy + Default + Debug + Send + 'static;
-    /// What happens in its worlds that no other service knows.
+    /// Facts in the worlds of this service that no other service knows.
     type Own<'a>: Debug;
-    /// Whoever speaks its protocol without a machine; `()` if nobody does.
+    /// A peer that speaks the service's protocol without a machine; `()` if there is none.
     type Stranger: Debug;
 
-    /// Starts a new life in a slot that is down, with [`World::start`].
+    /// Starts a new life in a slot that is down, by [`World::start`].
     fn boot(world: &mut World<Self>, slot: Slot);
 
     /// The moment of an act has come.
@@ -61,33 +61,33 @@ pub trait Service: Sized {
         why: Option<&FailureOf<Self>>,
     );
 
-    /// What a session was lent has come back.
+    /// A session has handed back what it owned.
     fn release(world: &mut World<Self>, life: LifeId, session: SessionId, resource: ResourceOf<Self>);
 
     /// What a machine holds.
     fn gauges(machine: &Self::Machine) -> Self::Gauges;
 
-    /// The same, as far as the cost of its steps may depend on it.
+    /// The sizes of a machine's tables on which the cost of its steps may depend.
     fn held(gauges: &Self::Gauges) -> Held;
 
-    /// Looks whether something that has happened breaks a promise, before the ledger shows its effect.
+    /// Checks whether a fact breaks a promise, before the ledger shows its effect.
     fn observe(
         world: &mut World<Self>,
         fact: &Fact<'_, Self::Gauges, Self::Own<'_>>,
     ) -> Result<(), Violation>;
 
-    /// A machine has told what happens in it: before what it wants is carried out.
+    /// A machine has reported a trace event, before its outputs are carried out.
     fn told(_world: &mut World<Self>, _life: LifeId, _event: &EventOf<Self>) {}
 
-    /// Says in one line what a frame says.
+    /// A frame in one line, for the trace of the world.
     fn show(frame: &[u8]) -> String {
         format!("{frame:02x?}")
     }
 
-    /// Enters into the calendar what is known from the beginning on, as soon as all hosts live.
+    /// Enters into the calendar what is planned from the beginning, as soon as all hosts live.
     fn begin(_world: &mut World<Self>) {}
 
-    /// The life on which an act takes place: while that is stopped, the act waits.
+    /// The life that carries out an act; while the life is stopped, the act waits.
     fn place(_world: &World<Self>, _act: &Self::Act) -> Option<LifeId> {
         None
     }
@@ -97,12 +97,12 @@ pub trait Service: Sized {
         false
     }
 
-    /// How often a healed world may need the time that it needs to come to rest.
+    /// How many times the usual limit a healed world may take to come to rest.
     fn patience(_world: &World<Self>) -> u64 {
         1
     }
 
-    /// True if at rest no machine has a reason to remember a peer that has lost its last words.
+    /// True if, at rest, no machine has a reason to remember a peer whose last frames were lost.
     fn is_gentle(_world: &World<Self>) -> bool {
         true
     }
@@ -110,13 +110,13 @@ pub trait Service: Sized {
     /// Faults stop for good: first of all.
     fn heal(_world: &mut World<Self>) {}
 
-    /// Faults have stopped, and everybody lives.
+    /// Faults have stopped, and every host lives.
     fn healed(_world: &mut World<Self>) {}
 
     /// A scheduler shuts its host down.
     fn shut_down(_world: &mut World<Self>, _life: LifeId) {}
 
-    /// True if the clock of a host may go on ahead of what it showed.
+    /// True if the clock of a host may jump forward.
     fn may_jump(_world: &World<Self>, _slot: Slot) -> bool {
         false
     }
@@ -124,19 +124,19 @@ pub trait Service: Sized {
     /// A machine has sent a frame.
     fn sent(_world: &mut World<Self>, _life: LifeId, _frame: &Bytes) {}
 
-    /// A frame goes over the wire, to a life.
+    /// A frame is on its way to a life.
     fn overheard(_world: &mut World<Self>, _from: Slot, _to: LifeId, _frame: &Bytes) {}
 
-    /// A frame has come to somebody without a machine.
+    /// A frame has arrived at a peer without a machine.
     fn tell_stranger(_world: &mut World<Self>, _from: LifeId, _stranger: LifeId, _frame: &Bytes) {}
 
-    /// A machine is about to be told a frame.
+    /// A frame is about to be given to a machine.
     fn arrives(_world: &mut World<Self>, _from: LifeId, _at: LifeId, _frame: &Bytes) {}
 
     /// Gives noise the beginning of a frame.
     fn disguise(_noise: &mut [u8]) {}
 
-    /// A planted bug changes what a machine wants.
+    /// Lets a planted bug change the outputs of a machine.
     fn spoil_outputs(
         _world: &mut World<Self>,
         _life: LifeId,
@@ -145,7 +145,7 @@ pub trait Service: Sized {
         outputs
     }
 
-    /// A planted bug changes what a machine tells.
+    /// Lets a planted bug change the trace events of a machine.
     fn spoil_events(
         _world: &mut World<Self>,
         _life: LifeId,
@@ -154,16 +154,16 @@ pub trait Service: Sized {
         events
     }
 
-    /// A planted bug changes what a machine says that it holds.
+    /// Lets a planted bug change what a machine reports that it holds.
     fn spoil_gauges(_world: &World<Self>, _gauges: &mut Self::Gauges) {}
 
-    /// A planted bug changes a frame from one life to another on its way out; `None` to lose it.
+    /// Lets a planted bug change a frame from one life to another as it is sent; `None` loses the frame.
     fn spoil_sent(_world: &mut World<Self>, (_from, _to): (LifeId, LifeId), frame: Bytes) -> Option<Bytes> {
         Some(frame)
     }
 
-    /// A planted bug changes a frame from one life for another that arrives at a third, or at that other;
-    /// `None` if it does not arrive.
+    /// Lets a planted bug change a frame as it arrives, at the life for which it was sent or at another;
+    /// `None` loses the frame.
     fn spoil_arrival(
         _world: &mut World<Self>,
         (_from, _to): (LifeId, LifeId),
@@ -173,7 +173,7 @@ pub trait Service: Sized {
         Some(frame)
     }
 
-    /// A planted bug changes what a post of one life moves, from or to another.
+    /// Lets a planted bug change the bytes that a post of one life moves to or from another.
     fn spoil_pieces(
         _world: &World<Self>,
         (_life, _target): (LifeId, LifeId),
@@ -187,7 +187,7 @@ pub trait Service: Sized {
         false
     }
 
-    /// A planted bug keeps a machine from hearing its timers.
+    /// Lets a planted bug keep the timers of a machine from ringing.
     fn is_deaf(_world: &World<Self>, _life: LifeId) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! Writes move in slices, each begun under a permission by the writer's own clock.
+//! Writes move in slices. Each slice begins only under a permission, by the writer's own clock.
 
 use kv_core::TransportError;
 
@@ -14,7 +14,7 @@ impl<S: Service> World<S> {
         self.calendar.enter(self.now + pause, Event::Begin { flight });
     }
 
-    /// The writer's transport reads its clock, and begins the next slice if it may.
+    /// The writer's transport reads its clock, and begins the next slice if a permission allows it.
     pub(crate) fn begin_slice(&mut self, flight: usize) {
         let known = &self.flights[flight];
         let way = &self.ways[known.way];
@@ -61,8 +61,8 @@ impl<S: Service> World<S> {
         self.calendar.enter(self.now + len, Event::End { flight });
     }
 
-    /// The writer is stopped before it has begun a slice: between its look at the clock and the begin, if
-    /// the bug is planted.
+    /// Stops the writer before it has begun a slice; with the planted bug, between the check of the
+    /// permission and the begin of the slice.
     pub(crate) fn stop_before_slice(&mut self, flight: usize) {
         if self.planted == Some(Planted::StoppedAfterTheLook) {
             let known = &self.flights[flight];
@@ -71,7 +71,7 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// For how long a slice is under way, if its writer is not stopped.
+    /// Draws how long a slice takes if its writer is not stopped, in nanoseconds.
     fn slice_len(&mut self, flight: usize) -> u64 {
         let ways = &self.params.ways;
         let copies = self.ways[self.flights[flight].way].copies();

@@ -1,44 +1,44 @@
-//! What a campaign has seen of its networks: how much, and which faults.
+//! Counters of networks over a campaign: how much happened, and which faults.
 
 use crate::counters::Kinds;
 use crate::counters::counters;
 
 counters! {
-/// What was seen of the network of one world, or of many.
+/// Counts of network events in one world, or in many.
 NetCounters {
-    /// Worlds.
+    /// Worlds that were run to their end.
     seeds: "seeds",
-    /// Events.
+    /// Events of the calendar that took place.
     events: "events",
-    /// Inputs given to nodes.
+    /// Inputs that were given to machines.
     inputs: "inputs to nodes",
-    /// Sessions that died with their host.
+    /// Sessions that ended because their host died.
     died: "sessions lost with their host",
-    /// Frames sent.
+    /// Frames that machines sent.
     frames: "frames sent",
-    /// Data operations.
+    /// Data operations that machines posted.
     posts: "posts",
-    /// Bytes moved.
+    /// Bytes that reads and writes have moved.
     bytes_moved: "bytes moved",
-    /// Lookups.
+    /// Lookups at bootstrap servers.
     lookups: "lookups",
-    /// Frames lost.
+    /// Frames that the network lost.
     dropped: "fault: frames dropped",
-    /// Frames delivered twice.
+    /// Frames that the network delivered twice.
     duplicated: "fault: frames duplicated",
     /// Frames delayed by more than a retry.
     delayed: "fault: frames delayed past a retry",
-    /// Frames lost to a partition.
+    /// Frames that were lost to a partition.
     partitioned: "fault: frames lost to partitions",
-    /// Partitions.
+    /// Partitions between two hosts.
     partitions: "fault: partitions",
-    /// Crashes.
+    /// Crashes of living hosts.
     crashes: "fault: crashes",
-    /// Restarts.
+    /// Restarts of hosts after a crash.
     restarts: "fault: restarts",
-    /// Pauses.
+    /// Pauses of living hosts.
     pauses: "fault: pauses",
-    /// Clocks that went on ahead of what they showed.
+    /// Clocks that jumped forward.
     jumps: "fault: clocks that jumped ahead",
     /// Connections broken between living hosts.
     breaks: "fault: connections broken",
@@ -46,47 +46,47 @@ NetCounters {
     ways_lost: "fault: ways reported lost, nothing proven",
     /// Posts that did not end before their world was healed.
     stuck: "fault: posts that do not end",
-    /// Shutdowns.
+    /// Hosts that were shut down by their scheduler.
     shutdowns: "fault: shutdowns",
-    /// Posts that failed.
+    /// Posts that ended with an error.
     dma_errors: "fault: posts failed",
-    /// Posts refused by the transport.
+    /// Posts that the transport refused.
     dma_refused: "fault: posts refused",
-    /// Slow posts.
+    /// Posts that took longer than a deadline.
     dma_slow: "fault: posts slower than a deadline",
-    /// Cancels honoured.
+    /// Cancellations that took effect at once.
     cancels_honoured: "fault: cancels honoured",
-    /// Cancels ignored.
+    /// Cancellations that had no effect.
     cancels_ignored: "fault: cancels ignored",
-    /// Connects that failed.
+    /// Connections that failed when they were opened.
     connect_failures: "fault: connects failed",
-    /// Peers reported gone.
+    /// Peers that transports reported gone.
     peers_gone: "fault: peers reported gone",
-    /// Lookups that failed.
+    /// Lookups that ended with an error.
     lookup_failures: "fault: lookups failed",
-    /// Lookups answered from the past.
+    /// Lookups whose answer names a dead life.
     lookup_stale: "fault: lookups answered with dead ranks",
-    /// Garbage frames.
+    /// Garbage frames that reached a machine.
     garbage: "fault: garbage frames",
-    /// Spurious timeouts.
+    /// Timeouts that no machine had asked for.
     spurious_timeouts: "fault: spurious timeouts",
-    /// Frames handed to a later life of their addressee.
+    /// Frames for a former life that reached its successor.
     misdelivered: "fault: frames to a former life delivered",
-    /// Frames of a dead life delivered.
+    /// Frames of a dead life that were delivered.
     posthumous: "fault: frames of a dead life delivered",
-    /// Crashes while posts were in flight.
+    /// Crashes of hosts with posts in flight.
     crash_in_flight: "cover: crash of a writer in mid-transfer",
     /// Crashes of a destination while posts were in flight.
     crash_target: "cover: crash of a destination in mid-transfer",
-    /// Writes of the dead.
+    /// Pieces that were written for a life that was dead.
     stray_writes: "cover: pieces written by a dead host",
-    /// Permissions told to transports.
+    /// Permissions to write that transports were told.
     permits: "cover: permissions to write",
-    /// Writes that waited for one.
+    /// Slices that waited for a permission.
     unpermitted: "cover: slices that waited for a permission",
     /// Slices of revoked ways that did not begin.
     refused_slices: "cover: slices refused after a revocation",
-    /// Revocations.
+    /// Revocations of the right to write.
     revocations: "cover: revocations",
     /// Slices that ended after the permission under which they began.
     late_slices: "cover: slices that ended after their permission",
@@ -94,11 +94,11 @@ NetCounters {
     driven: "cover: worlds that run the worker's loop",
     /// Ways by the second of two transports.
     second_ways: "cover: ways by a second transport",
-    /// Bytes that were read, not written.
+    /// Bytes that were moved by reads.
     bytes_read: "cover: bytes read",
     /// Pieces read from pages that were given away meanwhile.
     torn_reads: "cover: pieces read from pages that were given away",
 }
-    /// Frames by kind.
+    /// Frames by their kind.
     frames_by_kind: Kinds,
 }

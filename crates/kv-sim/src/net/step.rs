@@ -1,4 +1,4 @@
-//! One step of one host: its machine is told something, and what it wants is carried out.
+//! One step of one host: its machine gets an input, and its outputs are carried out.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::net::service::{InputOf, OutputOf};
 use crate::net::world::World;
 use crate::planted::Planted;
 
-/// What a step of a machine of the service has brought about.
+/// The result of the turns of a host's driver.
 type TurnedOf<S> = Turned<<S as Service>::Machine, <S as Service>::Gauges>;
 
 impl<S: Service> World<S> {
-    /// Gives a machine an input and carries out what it wants.
+    /// Gives a machine an input, and carries out its outputs.
     pub fn feed(&mut self, life: LifeId, name: &'static str, input: InputOf<S>) -> Effects {
         let mut effects = Effects::default();
         if self.violation.is_some() {
@@ -70,7 +70,8 @@ impl<S: Service> World<S> {
         effects
     }
 
-    /// Lets a machine handle an input; `None` if there is none to do so now, an error if it panics.
+    /// Lets a machine handle an input. `None` if the host has no machine that can handle the input now; an
+    /// error if the machine panics.
     fn turn(&mut self, life: LifeId, input: InputOf<S>) -> Result<Option<TurnedOf<S>>, String> {
         let (global, record) = (self.now, &self.lives[life]);
         let (clock, paused, now) = (record.clock, record.paused_until > global, record.clock.local(global));
@@ -127,7 +128,8 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// With a planted bug: what is opened again is opened by the other transport, if both have it.
+    /// With the planted bug, opens a connection that was lost over the other transport, if both hosts have
+    /// it.
     fn change_ways(&self, life: LifeId, outputs: &mut [OutputOf<S>]) {
         if self.planted != Some(Planted::WayChanged) {
             return;
@@ -212,7 +214,7 @@ impl<S: Service> World<S> {
         self.due(life);
     }
 
-    /// The moment has come for which a node has set its timer.
+    /// Rings the timer of a machine that is due.
     pub(crate) fn due(&mut self, life: LifeId) {
         self.hosts[life].timer = None;
         if S::is_deaf(self, life) {
@@ -222,7 +224,7 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// What surrounds a node tells it something.
+    /// Gives a machine what its transport or its bootstrap client reports.
     pub(crate) fn report(&mut self, life: LifeId, report: Report) {
         if matches!(self.hosts[life].engine, Engine::Dead) {
             return;
@@ -257,7 +259,7 @@ impl<S: Service> World<S> {
     }
 }
 
-/// What a transport tells its owner, where a node would be told this.
+/// The transport event that corresponds to an input, for a host without a machine.
 fn event_of<C>(input: Input<C>) -> Option<TransportEvent> {
     match input {
         Input::Frame { from, frame } => Some(TransportEvent::Frame { from, frame }),

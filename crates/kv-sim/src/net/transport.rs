@@ -1,4 +1,5 @@
-//! The virtual transport: connections, and frames that travel on them. What they copy is in `posts.rs`.
+//! The virtual transport: connections, and the frames that travel on them. Reads and writes are in
+//! `posts.rs`.
 
 use std::time::Duration;
 
@@ -90,7 +91,7 @@ impl<S: Service> World<S> {
         self.peer_gone(life, peer);
     }
 
-    /// A node is told that its connection to a peer has ended.
+    /// Reports to a machine that its connection to a peer has ended.
     pub(crate) fn peer_gone(&mut self, life: LifeId, peer: PeerId) {
         let Some(conn) = self.hosts[life].conns.get(&peer) else { return };
         let (target, road) = (conn.target, conn.road);
@@ -107,8 +108,9 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// What a transport can say of the end of its connection: that the peer's process is dead, if it is
-    /// and can be proven to be, and how long its hardware may go on. Of the living it knows nothing.
+    /// What a transport reports about the end of its connection: that the peer's process is dead, if this is
+    /// so and can be proven, and for how long its hardware may go on; otherwise only that the connection is
+    /// lost.
     fn way_end(&mut self, life: LifeId, target: LifeId, road: Road) -> WayEnd {
         let fence = self.declared_fence(target, life, road);
         // The bound is by the clock of the hardware; this one may be faster.
@@ -221,7 +223,7 @@ impl<S: Service> World<S> {
         self.arrive((from, to), (at, road), bytes);
     }
 
-    /// A frame of one life for another comes to `at`: to that other one, or to its successor.
+    /// Delivers a frame that one life sent to another, to that life or to its successor `at`.
     pub(crate) fn arrive(&mut self, (from, to): (LifeId, LifeId), (at, road): (LifeId, Road), bytes: Bytes) {
         if at != to {
             self.counters.misdelivered += 1;
@@ -240,7 +242,7 @@ impl<S: Service> World<S> {
     }
 }
 
-/// The connection of a life by one of its transports, as its peers tell it from others.
+/// The connection over one transport on which frames of a life arrive, as receivers tell it from others.
 fn origin(road: Road, from: LifeId) -> Origin {
     Origin(((road as u64) << 32) | (from as u64 + 1))
 }

@@ -1,5 +1,5 @@
-//! Ways by which one life writes into the memory of another, each as the transports at its two ends know
-//! it: what ends its writes, until when they are allowed, whether they were revoked.
+//! Ways by which one life writes into the memory of another, as the transports at both ends know them: what
+//! ends the writes, until when writes are permitted, and whether they were revoked.
 
 use std::time::Duration;
 
@@ -11,26 +11,26 @@ use crate::net::lives::{LifeId, LifeRecord, Road};
 use crate::net::params::WayParams;
 use crate::planted::Planted;
 
-/// One connection of one life to another, for as long as its writes can matter.
+/// The connection of one life to another, kept for as long as its writes can matter.
 #[derive(Debug, Clone)]
 pub struct Way {
-    /// Who writes.
+    /// The life that writes.
     pub writer: LifeId,
-    /// Into whose memory.
+    /// The life into whose memory it writes.
     pub target: LifeId,
-    /// By which transport.
+    /// The transport of the connection.
     pub road: Road,
-    /// What ends its writes.
+    /// What ends the writes.
     pub fence: WriteFence,
     /// Until when writes are allowed, on the writer's clock.
     pub permit: Option<Time>,
     /// The target has taken back the right to write.
     pub revoked: bool,
-    /// Posts that have not ended.
+    /// The number of posts that have not ended.
     pub flying: usize,
 }
 
-/// What a transport was asked to say as soon as it is true.
+/// A revocation that the target's transport was asked for, and reports once it is complete.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Revoking {
     pub(crate) life: LifeId,
@@ -40,25 +40,25 @@ pub(crate) struct Revoking {
 }
 
 impl Way {
-    /// True if a slice may begin.
+    /// True if a slice may begin at the global moment `now`.
     pub fn is_open(&self, lives: &[LifeRecord], now: u64) -> bool {
         let writer = &lives[self.writer];
         writer.alive && !self.revoked && self.permit.is_some_and(|until| writer.clock.local(now) < until)
     }
 
-    /// True if the writer's own processor copies, so that its writes stop where it is stopped.
+    /// True if the writer's own processor copies, so that its writes stop when its process is stopped.
     pub fn copies(&self) -> bool {
         !matches!(self.fence, WriteFence::Within(_))
     }
 }
 
-/// True if a write may still reach the memory of its target, as things are now.
+/// True if a post may still write into the memory of its target, as things are now.
 pub(crate) fn may_write(flight: &Flight, way: &Way, lives: &[LifeRecord], now: u64) -> bool {
     let writes = lives[flight.life].alive || !way.copies();
     !flight.over && (flight.slice.is_some() && writes || !flight.stuck && way.is_open(lives, now))
 }
 
-/// What ends the writes of one life into the memory of another, by one of their transports.
+/// What ends the writes of one life into the memory of another, over one transport.
 pub(crate) fn fence_between(
     seed: u64,
     ways: &WayParams,

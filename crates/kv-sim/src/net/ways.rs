@@ -1,4 +1,4 @@
-//! What transports do with ways: they open them, allow writes on them, and take the right to write back.
+//! How transports open ways, permit writes on them, and revoke the right to write.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::net::world::World;
 use crate::planted::Planted;
 
 impl<S: Service> World<S> {
-    /// The way on which a life may write into the memory of another through a connection.
+    /// Opens the way on which a life may write into the memory of another over a connection.
     pub(crate) fn open_way(&mut self, writer: LifeId, target: LifeId, road: Road) -> WayId {
         let ends = (writer, target, road);
         let fence = fence_between(self.params.seed, &self.params.ways, ends, None);
@@ -23,7 +23,7 @@ impl<S: Service> World<S> {
         self.ways.len() - 1
     }
 
-    /// What the transport of a life says that ends the writes of another.
+    /// The write fence that the transport of a life declares for the writes of another.
     pub(crate) fn declared_fence(&self, writer: LifeId, target: LifeId, road: Road) -> WriteFence {
         fence_between(self.params.seed, &self.params.ways, (writer, target, road), self.planted)
     }
@@ -50,7 +50,7 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// As if a permission did not count while its holder was stopped.
+    /// With the planted bug, extends the permissions of a host by the time for which it was stopped.
     pub(crate) fn excuse(&mut self, life: LifeId, span: u64) {
         let span = Duration::from_nanos(span);
         for way in self.ways.iter_mut().filter(|way| way.writer == life) {
@@ -74,7 +74,7 @@ impl<S: Service> World<S> {
         self.end_revoked_ways(writer, life, road);
     }
 
-    /// Says of every revocation that is complete that it is.
+    /// Reports every revocation that is complete.
     pub(crate) fn tell_revoked(&mut self) {
         let waiting = std::mem::take(&mut self.revoking);
         for Revoking { life, peer, writer, road } in waiting {
@@ -92,7 +92,7 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// The writer's transport notices at some time that its connection is worth nothing any more.
+    /// Lets the writer's transport notice, after some time, that its connection was revoked.
     fn end_revoked_ways(&mut self, writer: LifeId, target: LifeId, road: Road) {
         let conns = self.hosts[writer].conns.iter();
         let lost: Vec<PeerId> = conns

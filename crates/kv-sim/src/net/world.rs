@@ -4,7 +4,7 @@
 //! calendar ─▶ event ─▶ host's machine ─▶ outputs ─┬▶ transport.rs    frames            ─▶ calendar
 //!            (step.rs)                            ├▶ posts.rs    reads and writes  ─▶ calendar
 //!                                                 ├▶ lookups.rs  bootstrap servers ─▶ calendar
-//!                                                 └▶ the service: states, what was lent
+//!                                                 └▶ the service: states, pages that come back
 //! every step ─▶ facts ─▶ the service's invariants
 //! ```
 
@@ -29,9 +29,9 @@ use crate::rng::Rng;
 use crate::trace::Trace;
 use crate::violation::Violation;
 
-/// Most events of one world: far more than any needs that comes to rest.
+/// The number of events of one world, at most: far more than any world needs to come to rest.
 const MAX_EVENTS: u64 = 2_000_000;
-/// Longest time that a world may need to come to rest once it is healed.
+/// How long a healed world may take to come to rest, in nanoseconds.
 const MAX_REST: u64 = 120 * SEC;
 
 /// A host of the service.
@@ -39,26 +39,26 @@ pub type HostOf<S> = Host<<S as Service>::Machine, <S as Service>::Gauges, <S as
 
 /// One world of a service.
 pub struct World<S: Service> {
-    /// What the service has in this world: its workload, its ledger, its invariants.
+    /// The state of the service in this world: its workload, its ledger, its invariants.
     pub service: S,
     pub(crate) params: Physics,
     pub(crate) rng: Rng,
-    /// Global time, which nobody in the world knows.
+    /// The global time, in nanoseconds, which no host knows.
     pub(crate) now: u64,
     pub(crate) calendar: Calendar<S::Act>,
     pub(crate) hosts: Vec<HostOf<S>>,
     /// What is known of each life from outside.
     pub(crate) lives: Vec<LifeRecord>,
     pub(crate) memories: Vec<S::Memory>,
-    /// The life of each slot; `None` while it is down.
+    /// The present life of each slot; `None` while the slot is down.
     pub(crate) slots: Vec<Option<LifeId>>,
     pub(crate) flights: Vec<Flight>,
-    /// Every connection there ever was.
+    /// Every connection that there ever was.
     pub(crate) ways: Vec<Way>,
     pub(crate) revoking: Vec<Revoking>,
     pub(crate) net: Roads,
     pub(crate) servers: BootstrapServers,
-    /// When faults stopped.
+    /// When faults stopped, in global time; `None` before.
     pub(crate) healed: Option<u64>,
     /// When a session last opened, ended, or gave something back, in global time.
     pub(crate) last_change: u64,
@@ -98,17 +98,17 @@ where
     }
 }
 
-/// What became of a world.
+/// The result of running a world.
 pub struct Outcome<S> {
-    /// The broken promise, if there is one.
+    /// The broken promise, if any.
     pub violation: Option<Violation>,
-    /// What the service has in the world.
+    /// The state of the service at the end.
     pub service: S,
-    /// What was seen of the network.
+    /// Counts of what happened in the network.
     pub counters: NetCounters,
-    /// What happened.
+    /// The record of what happened.
     pub trace: Trace,
-    /// When it ended, in virtual nanoseconds.
+    /// When the world ended, in virtual nanoseconds.
     pub ended_at: u64,
 }
 
@@ -140,8 +140,9 @@ impl<S: Service> World<S> {
         }
     }
 
-    /// A machine begins to live in a slot that is down. Peers find its record at the bootstrap server where it
-    /// is `published`; what reaches it is named by [`metadata`](super::metadata) of the next life's number.
+    /// Starts a life in a slot that is down. With `published`, peers find its record at that bootstrap
+    /// server. Peers reach it by the [`metadata`](super::metadata) of the life's number, which is
+    /// [`next_life`](World::next_life).
     pub fn start(
         &mut self,
         slot: Slot,
@@ -166,12 +167,13 @@ impl<S: Service> World<S> {
         self.begin_life(Host::new(slot, engine, record, published), memory, clock);
     }
 
-    /// The number of the life that begins next.
+    /// The number that the next life will have.
     pub fn next_life(&self) -> LifeId {
         self.hosts.len()
     }
 
-    /// Adds a host that begins to live, with its memory and its clock. Peers may find it soon.
+    /// Adds a host at the beginning of a life, with its memory and its clock. Its record is published soon
+    /// after.
     pub(crate) fn begin_life(&mut self, host: HostOf<S>, memory: S::Memory, clock: Clock) {
         let (life, slot) = (self.next_life(), host.slot);
         self.trace.note(self.now, || {
@@ -194,12 +196,12 @@ impl<S: Service> World<S> {
         self.slots.get(slot).copied().flatten()
     }
 
-    /// What is known of a life.
+    /// What is known of a life from outside.
     pub fn record(&self, life: LifeId) -> &LifeRecord {
         &self.lives[life]
     }
 
-    /// Something of the service's will happen after so many nanoseconds.
+    /// Plans an act of the service, to happen after `delay` nanoseconds.
     pub fn act_in(&mut self, delay: u64, act: S::Act) {
         self.calendar.enter(self.now + delay, Event::Act(act));
     }
@@ -209,7 +211,7 @@ impl<S: Service> World<S> {
         self.now
     }
 
-    /// The only source of chance.
+    /// The only source of chance in the world.
     pub fn rng(&mut self) -> &mut Rng {
         &mut self.rng
     }
@@ -219,7 +221,7 @@ impl<S: Service> World<S> {
         &mut self.memories[life]
     }
 
-    /// Lets this much time pass.
+    /// Lets this many nanoseconds pass.
     pub fn advance(&mut self, span: u64) {
         let until = self.now + span;
         while let Some((at, event)) = self.calendar.next_until(until) {
@@ -229,8 +231,8 @@ impl<S: Service> World<S> {
         self.now = until;
     }
 
-    /// Lets everything happen: all hosts begin to live, faults strike, the world is healed, and comes to rest.
-    /// With `max_events`, no more than so many.
+    /// Runs the world to its end: all hosts begin to live, faults strike, the world is healed, and comes to
+    /// rest. With `max_events`, the world ends after that many events.
     pub fn run(mut self, max_events: Option<u64>) -> Outcome<S> {
         for slot in 0..self.slots.len() {
             S::boot(&mut self, slot);
@@ -313,8 +315,8 @@ impl<S: Service> World<S> {
         2 * self.params.lateness + MS
     }
 
-    /// Nothing will happen any more. `gently` says that nobody has a reason to remember a peer that has lost
-    /// its last words.
+    /// Tells the invariants that the world has come to rest. `gently` is true if no machine has a reason to
+    /// remember a peer whose last frames were lost.
     pub(crate) fn settled(&mut self, gently: bool) {
         let gauges: Vec<(LifeId, S::Gauges, Option<Time>)> = self
             .hosts
@@ -333,7 +335,7 @@ impl<S: Service> World<S> {
         self.tell(&Fact::Settled { gauges: &gauges, gently });
     }
 
-    /// Tells the invariants, and stops the world if one is broken.
+    /// Tells the invariants a fact, and stops the world if the fact breaks a promise.
     pub fn tell(&mut self, fact: &Fact<'_, S::Gauges, S::Own<'_>>) {
         if self.violation.is_some() {
             return;

@@ -8,14 +8,14 @@ use kv_conformance::{Harness, Job, Other, Puppet, Regions, Side};
 use kv_core::{Region, RegionRole, Time, Transport};
 use kv_sim::{VirtualNet, VirtualTransport};
 
-/// Makes workers whose transports are `wrap`ped.
+/// Makes workers whose transports are wrapped by `wrap`.
 pub struct Virtual<W> {
     pub net: VirtualNet,
     pub wrap: W,
     pub patience: Duration,
 }
 
-/// A virtual transport, or one with something planted in it.
+/// A virtual transport, or a faulty one around it.
 pub trait Wrapped: Transport {
     fn bare(&self) -> &VirtualTransport;
 

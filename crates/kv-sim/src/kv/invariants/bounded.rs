@@ -1,4 +1,5 @@
-//! No panic, no table over its limit, no frame or post over its bound, no timer that spins.
+//! No machine panics; no table exceeds its limit, no frame or post its bound; no timer rings without end; and
+//! no frame of a peer costs more than its size allows.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +11,21 @@ use crate::kv::invariant::{Invariant, Verdict};
 use crate::net::cost::Cost;
 use crate::net::lives::LifeId;
 
-/// Outputs of any input, whatever it is: a peer may ask about 256 attempts at once.
+/// The number of outputs that any input may cause, however small: a peer may ask about 256 attempts at once.
 const OUTPUTS: usize = 320;
 /// Outputs for each session of the own scheduler and each peer.
 const OUTPUTS_EACH: usize = 8;
-/// Bytes of one output of such a kind: a registration of all pages of a simulated host is the largest.
+/// The size of one output of such a kind, in bytes: the largest is a registration of all pages of a simulated
+/// host.
 const BYTES_EACH: usize = 512;
-/// Windows of one peer that all peers have together.
+/// How many posting windows of one peer all peers together may have.
 const WINDOWS: usize = 4;
-/// Most timeouts of one node at one moment.
+/// The number of timeouts of one machine that may fall on one moment.
 const MAX_TIMEOUTS: u32 = 3;
 
 #[derive(Default, Clone)]
 pub(crate) struct Bounded {
-    /// The moment of the last timeout of each life, and how many there were in it.
+    /// The moment of the last timeout of each life, and the number of timeouts at that moment.
     timeouts: BTreeMap<LifeId, (Time, u32)>,
 }
 
@@ -78,8 +80,8 @@ impl Invariant for Bounded {
     }
 }
 
-/// An input costs no more than a constant times its own bytes, and what the own scheduler has asked for.
-/// What peers have left here costs something when its time is over, once.
+/// Checks that an input costs no more than a constant times its own bytes, and what the host's own scheduler
+/// has asked for. What peers have left at the host may cost something once, when its time is over.
 fn affordable(view: &View<'_>, life: LifeId, input: &str, cost: &Cost) -> Verdict {
     let Cost { input: bytes, of_peer, outputs, bytes: told, held } = *cost;
     let window = view.params.max_inflight.min(outputs) * (1 + held.peers);
@@ -131,11 +133,11 @@ fn within_limits(view: &View<'_>, life: LifeId, gauges: &NodeGauges) -> Verdict 
     Ok(())
 }
 
-/// Results kept for one peer, at most.
+/// The number of results that a machine keeps for one peer, at most.
 const RESULTS: usize = 1024;
-/// Runs of its attempts that are over.
+/// The number of runs of ended attempts that a machine keeps for one peer, at most.
 const CLOSED: usize = 1 << 14;
-/// Questions to it that may still be answered.
+/// The number of unanswered questions to one peer that a machine remembers, at most.
 const NUMBERS: usize = 120_000;
 /// Sessions without pages that are kept until their abort is acknowledged or their posts end.
 const MAX_LINGERING: usize = 64;

@@ -1,5 +1,5 @@
-//! Of ranks that hold the same pages, each sends those that it is asked for and no others, and what is
-//! no page comes from the first of them: no byte goes twice over the wire.
+//! Of ranks that hold the same pages, each sends the pages that it is asked for and no others. Aux rows and
+//! items of cache groups come from the first of these ranks. No byte is sent twice.
 
 use kv_core::{Op, RegionRole};
 

@@ -1,5 +1,5 @@
-//! States move only as the table at `KvPoll` allows; every session reaches exactly one final state,
-//! inside its deadline; a failure has a reason, nothing else has.
+//! The state of a session changes only as the table at `KvPoll` allows. Every session reaches exactly one
+//! final state, inside its deadline. A failure has a reason, and no other state has one.
 
 use kv_core::KvPoll::{self, Bootstrapping, Failed, Success, Transferring, WaitingForInput};
 
@@ -9,7 +9,7 @@ use crate::kv::ledger::{LegId, Side};
 
 #[derive(Default, Clone)]
 pub(crate) struct EndsOnceInTime {
-    /// Sessions whose first state was told.
+    /// The sessions whose first state was reported.
     begun: Vec<LegId>,
 }
 

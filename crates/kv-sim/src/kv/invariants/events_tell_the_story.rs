@@ -1,5 +1,6 @@
-//! What a node tells of a session is a story that can be true: it is opened, ends once, and is closed, and
-//! nothing happens to it before or after; and what a node has told of posts and frames is what it holds.
+//! The trace events of a session are a story that can be true: the session is opened, ends once, and is
+//! closed, and nothing happens to it before or after. And the trace agrees with the posts and frames that the
+//! simulator has seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,12 +16,12 @@ pub(crate) struct EventsTellTheStory {
     lives: BTreeMap<LifeId, Told>,
 }
 
-/// What one life has told.
+/// What the trace of one life has reported so far.
 #[derive(Default, Clone)]
 struct Told {
     sessions: BTreeMap<SessionId, Stage>,
     quarantined: BTreeSet<SessionId>,
-    /// Posts that have not ended.
+    /// The posts that have not ended, each with its session.
     posts: BTreeMap<PostId, SessionId>,
     frames_dropped: u64,
 }
@@ -78,7 +79,7 @@ impl Told {
         event.who.session.map_or(Ok(()), |session| self.go_on(session, &event.what))
     }
 
-    /// Something happens to a session.
+    /// Checks an event of a session against the stage that the session has reached.
     fn go_on(&mut self, session: SessionId, what: &KvWhat) -> Verdict {
         let stage = self.sessions.get(&session).copied();
         let next = match (stage, what) {
@@ -103,7 +104,7 @@ impl Told {
     }
 }
 
-/// True for what may happen to a session without a change of its stage.
+/// True if the event may happen to a session in this stage without ending the stage.
 fn may_happen(stage: Stage, what: &KvWhat) -> bool {
     match what {
         KvWhat::Opened { .. } | KvWhat::Ended | KvWhat::Failed(_) | KvWhat::Closed => false,

@@ -1,5 +1,5 @@
-//! A receiver whose peer is proven gone fails at once. When one half of a request fails and no frame is
-//! lost, the other half ends soon after, not at its deadline.
+//! A receiver whose peer is proven gone fails at once. When one half of a request fails and no frame is lost,
+//! the other half ends soon after, and not at its deadline.
 
 use kv_core::KvPoll;
 
@@ -39,8 +39,8 @@ impl Invariant for FailureIsTold {
     }
 }
 
-/// A receiver cannot wait for a host to which its own has no connection; of several, it may be done
-/// with one.
+/// Checks that no receiver waits for a host to which its own host has lost all connections. A receiver with
+/// several sources may have all it needs from the host that was lost.
 fn cut_off(view: &View<'_>, life: LifeId, from: Slot) -> Verdict {
     let legs = &view.ledger.legs;
     let done = |receiver: LegId| {

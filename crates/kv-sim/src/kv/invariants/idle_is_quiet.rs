@@ -1,5 +1,5 @@
-//! With no session open and no page held, nothing is sent, no timer rings for long, and when all is
-//! still the tables are empty.
+//! While no session is open and no page is held, machines send nothing and set no timers for long. When the
+//! world has come to rest, their tables are empty.
 
 use crate::clock::SEC;
 use crate::kv::fact::{Fact, View};
@@ -48,7 +48,7 @@ impl Invariant for IdleIsQuiet {
     }
 }
 
-/// True if even what is remembered for a while after the last session is forgotten by now.
+/// True if even the entries that a machine keeps for a while after the last session must be gone by now.
 fn is_long_idle(view: &View<'_>) -> bool {
     let timing = &view.params.physics.timing;
     let memory = timing.kv_lease_duration

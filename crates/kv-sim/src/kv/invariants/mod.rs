@@ -1,24 +1,25 @@
-//! The promises, as checks of every step.
+//! The five promises of the framework, as checks of every step.
 //!
 //! | invariant | promise it serves |
 //! |---|---|
 //! | [`success_means_right_bytes`] | 1: success means the bytes are right |
-//! | [`each_sends_its_share`] | 1: … and no byte of them comes twice |
-//! | [`only_final_bytes_move`] | 1: … whatever of them was announced layer by layer |
+//! | [`each_sends_its_share`] | 1: … and no byte is sent twice |
+//! | [`only_final_bytes_move`] | 1: … and only content that its sender has announced as final |
 //! | [`pages_quiet_when_released`] | 2: pages come back only when no wire can touch them |
-//! | [`tokens_come_back`] | 2: … and they do come back, each exactly once |
-//! | [`pages_come_back_with_the_lease`] | 2: … those that wait for readers no later than their lease allows |
+//! | [`tokens_come_back`] | 2: … and they do come back, each page exactly once |
+//! | [`pages_come_back_with_the_lease`] | 2: … pages that wait for readers no later than the lease allows |
 //! | [`ends_once_in_time`] | 3: every session ends, exactly once, inside its deadline, with a reason |
 //! | [`reason_is_true`] | 3: … that names the cause |
 //! | [`failure_is_told`] | 3: a failure on one side is told to the other, not left to its deadline |
 //! | [`incarnation_fence`] | 4: a restarted peer is a different peer |
 //! | [`bounded`] | 5: no panic, no unbounded table, no spinning |
 //! | [`idle_is_quiet`] | 5: when there is nothing to do, nothing is done, and nothing is kept |
-//! | [`events_tell_the_story`] | 3, 5: whoever listens is told of every end, and of every post |
+//! | [`events_tell_the_story`] | 3, 5: the trace reports every end and every post |
 //! | [`requests_are_served`] | all: once faults stop, and where frames are merely lost, requests succeed |
 //!
-//! Each sees facts only from outside of the nodes, in `O(what changed)`. What nodes tell of themselves is seen by
-//! [`events_tell_the_story`] alone, which holds it against those facts.
+//! Invariants judge facts that the simulator sees from outside of the machines, at a cost that grows only with what
+//! has changed. The trace of the machines is judged by [`events_tell_the_story`] alone, which compares it with these
+//! facts.
 
 mod bounded;
 mod each_sends_its_share;
@@ -40,7 +41,7 @@ use crate::kv::fact::{Fact, View};
 use crate::kv::invariant::Invariant;
 use crate::violation::Violation;
 
-/// All invariants of one world.
+/// All invariants of one world, each with its name.
 #[derive(Clone)]
 pub(crate) struct Invariants(Vec<(&'static str, Box<dyn Invariant>)>);
 
@@ -77,7 +78,7 @@ impl Invariants {
         Invariants(Vec::new())
     }
 
-    /// This one alone.
+    /// The invariant of this name without the others, for a search for a planted bug.
     pub(crate) fn only(wanted: &str) -> Invariants {
         let mut all = Invariants::all();
         all.0.retain(|(name, _)| *name == wanted);

@@ -1,7 +1,7 @@
-//! No write reads bytes of a sender that its scheduler has not called final, and no lease names such
+//! No write reads bytes of a sender that its scheduler has not announced as final, and no lease grants such
 //! bytes to a reader.
 //!
-//! A read that comes after its lease may find pages of any session, and will not succeed.
+//! A read that comes after the end of its lease may find pages of any session. Such a read does not succeed.
 
 use kv_core::Op;
 

@@ -1,4 +1,5 @@
-//! Pages that wait for readers come back no later than the last lease or heartbeat that arrived allows.
+//! The pages that a sender keeps for readers come back no later than the lease allows, as it was last renewed
+//! by a heartbeat.
 
 use crate::kv::fact::{Fact, View};
 use crate::kv::invariant::{Invariant, Verdict};

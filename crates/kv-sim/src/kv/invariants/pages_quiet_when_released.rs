@@ -1,5 +1,5 @@
-//! Once pages are handed back, no post reads or writes them on behalf of their former session; and
-//! none ever touches pages that were not in a transfer when it was made.
+//! Once a session has handed back its pages, no post of that session reads or writes them. And no post ever
+//! touches pages that were not in a transfer when the post was made.
 
 use kv_core::Op;
 

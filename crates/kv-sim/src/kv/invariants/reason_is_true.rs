@@ -1,5 +1,5 @@
-//! The reason of a failure names what happened: nobody is said to have aborted who did not, no
-//! deadline to have passed before its time, no peer to be lost where none was.
+//! The reason of a failure names what has happened: an abort if a side has aborted, a deadline if it has
+//! passed, a lost peer if the peer was lost.
 
 use kv_core::{Cause, PeerCause, TransferError};
 
@@ -22,7 +22,7 @@ impl Invariant for ReasonIsTrue {
     }
 }
 
-/// Why a reason cannot be true.
+/// Why the reason of a failure cannot be true; `None` if it can.
 fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static str> {
     let known = &view.ledger.legs[leg];
     let life = &view.lives[known.life?];
@@ -64,7 +64,7 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
     untrue.then_some(why)
 }
 
-/// True if a post of a sender to a receiver that still wants it does not end.
+/// True if a post of a sender does not end, although the receiver still waits for its bytes.
 fn is_held_up(view: &View<'_>, leg: LegId) -> bool {
     let of = |hold: u32| view.ledger.holds[hold as usize].leg;
     view.flights.iter().any(|flight| {
@@ -90,7 +90,7 @@ fn lease_may_be_over(view: &View<'_>, leg: LegId) -> bool {
     whole && !known.must_succeed
 }
 
-/// True if a half's deadline is over by a clock that runs a tenth faster than its own.
+/// True if the deadline of a half is over by a clock that runs a tenth faster than the half's own.
 fn is_almost_due(view: &View<'_>, leg: &Leg) -> bool {
     let Some(life) = leg.life else { return false };
     let left = leg.deadline.since(view.lives[life].clock.local(view.now));

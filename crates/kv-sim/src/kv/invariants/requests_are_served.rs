@@ -1,5 +1,5 @@
-//! Once faults have stopped and everybody lives, every new request is served, in bounded time. So is
-//! every request of a world in which nothing worse happens than frames that are lost, doubled, late.
+//! Once faults have stopped and every host lives, every new request is served in bounded time. So is every
+//! request of a world whose only faults are frames that are lost, duplicated or late.
 
 use kv_core::KvPoll;
 

@@ -1,5 +1,5 @@
-//! What the halves of a request owe each other where engines differ: every token for which both have
-//! room, of the layers and heads that both have, whichever source it comes from.
+//! What the halves of a request owe each other where engines differ: every token for which both halves have
+//! room, in the layers and heads that both have, whichever source the token comes from.
 
 use std::ops::Range;
 
@@ -26,15 +26,15 @@ pub(super) fn bytes_between(view: &View<'_>, pair: &Unequal, sender: &Leg, recei
     pages + groups.sum::<u64>()
 }
 
-/// The tokens that the items of one half have room for.
+/// The range of tokens of the request for which the items of one half have room.
 fn span(pair: &Unequal, prefill: bool, group: usize, state: &State) -> Range<u64> {
     let size = pair.item_tokens(prefill, group) as u64;
     let first = u64::from(state.first[group]);
     first * size..(first + state.wants[group] as u64) * size
 }
 
-/// Checks every byte of a receiver's pages and slots, and that the sender means the same slots. Of draft pages more is known once it is told what
-/// was left out: see [`right_drafts`].
+/// Checks every byte of a receiver's pages and slots, and that the sender means the same slots. The pages of
+/// a draft model can be checked only when it is known which groups were left out: see [`right_drafts`].
 pub(super) fn right(
     view: &View<'_>,
     pair: &Unequal,
@@ -59,8 +59,8 @@ pub(super) fn right(
     right_items(view, (receiver, life), SLOTS, &(0..u64::MAX), sender.key)
 }
 
-/// How many tokens of the request have a page at each of a receiver's senders. Where pages have other
-/// sizes nobody can tell that one sender has been given a little less than the others.
+/// The number of tokens of the request that have a page at each of a receiver's senders. Where page sizes
+/// differ, a receiver cannot tell that one sender was given a little less than the others.
 fn tokens_of_all(view: &View<'_>, pair: &Unequal, receiver: &Leg) -> u64 {
     if pair.counts_alike() {
         return u64::MAX;
@@ -70,7 +70,7 @@ fn tokens_of_all(view: &View<'_>, pair: &Unequal, receiver: &Leg) -> u64 {
     tokens.min().unwrap_or(0) as u64
 }
 
-/// Checks every byte of a receiver's draft pages, of which it was told that nobody left any out.
+/// Checks every byte of a receiver's draft pages, if the receiver was told that no sender has left them out.
 pub(super) fn right_drafts<'a>(
     view: &View<'_>,
     pair: &Unequal,
@@ -114,8 +114,9 @@ fn right_items(
     Ok(())
 }
 
-/// Whether a receiver may be told that its draft pages were left out, and whether that they were not: by
-/// what these senders have, of whom several may be of one slot.
+/// Whether a receiver may be told that its draft pages were left out, and whether it may be told that they
+/// were not. Both are decided by the items that its senders have; several of the senders may be lives of one
+/// slot.
 pub(super) fn may_skip<'a>(
     view: &View<'_>,
     pair: &Unequal,

@@ -1,6 +1,6 @@
-//! When a receiver says Success, every page and its aux row hold what one sender of the same
-//! request wrote, and stay so until they are handed back. When a sender says Success, that many
-//! receivers have got everything.
+//! When a receiver succeeds, each of its pages and its aux row hold what one sender of the same request
+//! wrote, and keep these bytes until they are handed back. When a sender succeeds, as many receivers as it
+//! expected have received everything.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,11 @@ use crate::net::lives::{HoldId, Slot};
 
 #[derive(Default, Clone)]
 pub(crate) struct SuccessMeansRightBytes {
-    /// Of each sender: into whose pages its bytes went, and how many.
+    /// For each sender, the receivers into whose pages its bytes went, and the number of these bytes.
     written: BTreeMap<LegId, BTreeMap<LegId, u64>>,
-    /// Whose content a successful receiver has.
+    /// For each successful receiver, the sender whose content it has.
     content: BTreeMap<LegId, LegId>,
-    /// Of all successful receivers: every sender whose content it could be.
+    /// For each successful receiver, every sender whose content it could have.
     served_by: BTreeMap<LegId, Vec<LegId>>,
 }
 
@@ -85,7 +85,7 @@ impl SuccessMeansRightBytes {
         }
     }
 
-    /// A receiver is told of exactly those groups that its sender did not have.
+    /// Checks that a receiver is told of exactly those groups that its sender did not have.
     fn truly_skipped(&self, view: &View<'_>, leg: LegId, skipped: &[u16]) -> Verdict {
         let receiver = &view.ledger.legs[leg];
         let said = skipped == [DRAFTS as u16];
@@ -138,7 +138,7 @@ impl SuccessMeansRightBytes {
     }
 }
 
-/// The bytes of a request that go from one half to the other.
+/// The number of bytes of a request that one half sends to the other.
 pub(super) fn bytes_between(view: &View<'_>, sender: &Leg, receiver: &Leg) -> u64 {
     let params = view.params;
     let aux = if sender.wants_aux && receiver.wants_aux { params.item_len as u64 } else { 0 };
@@ -153,7 +153,7 @@ pub(super) fn bytes_between(view: &View<'_>, sender: &Leg, receiver: &Leg) -> u6
     shares::bytes_between(view, unequal, sender, receiver) + if from_here { aux } else { 0 }
 }
 
-/// A sender that is read succeeds when its readers have said that they are done.
+/// Checks that a sender that is read succeeds only when its readers have reported that they are done.
 fn readers_have_succeeded(view: &View<'_>, leg: LegId) -> Verdict {
     let sender = &view.ledger.legs[leg];
     let read = |receiver: &&Leg| {
@@ -177,14 +177,15 @@ pub(super) fn could_serve(sender: &Leg, receiver: &Leg) -> bool {
         && sender.is_of(receiver)
 }
 
-/// A receiver that was told whose pages to read may have no others from that host.
+/// True if a receiver may have the pages of this sender: a receiver that was told whose pages to read may
+/// have no others from that host.
 fn is_meant(view: &View<'_>, (id, sender): (LegId, &Leg), receiver: &Leg) -> bool {
     let here = |meant: &&LegId| view.ledger.legs[**meant].slot == sender.slot;
     let mut meant = receiver.meant.iter().filter(here).peekable();
     meant.peek().is_none() || meant.any(|meant| *meant == id)
 }
 
-/// Checks every byte of a receiver against what a sender wrote.
+/// Checks every byte of a receiver's pages against what a sender wrote.
 fn right(view: &View<'_>, leg: LegId, sender: LegId) -> Verdict {
     let (receiver, sender_leg) = (&view.ledger.legs[leg], &view.ledger.legs[sender]);
     let Some(life) = receiver.life else { return Err("it was never opened".to_owned()) };
@@ -225,7 +226,7 @@ fn right_row(view: &View<'_>, receiver: &Leg, sender: &Leg, memory: &Memory) -> 
     }
 }
 
-/// Checks every item of a receiver's cache groups; those that the sender does not have are left out.
+/// Checks every item of a receiver's cache groups, except for the groups that the sender does not have.
 fn right_state(view: &View<'_>, receiver: &Leg, sender: &Leg) -> Verdict {
     let Some(life) = receiver.life else { return Ok(()) };
     let (here, there) = (&receiver.state, &sender.state);

@@ -1,5 +1,6 @@
-//! Every token of pages that went into a node comes out exactly once, whole, after the final state
-//! of its session; posts of a failed session are cancelled, so that its pages come back soon; and when nothing happens any more, none is left inside.
+//! Every token of pages that a scheduler gives to a machine comes back exactly once, whole, and after the
+//! final state of its session. The posts of a failed session are cancelled, so that its pages come back soon.
+//! When the world has come to rest, no machine holds a token.
 
 use kv_core::KvPoll;
 

@@ -1,4 +1,4 @@
-//! How a seed decides.
+//! How the parameters of a world are drawn from its seed.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::net::params::{ChaosParams, DmaParams, LookupParams, NetParams, WayPar
 use crate::rng::Rng;
 
 impl Params {
-    /// Draws a world.
+    /// The parameters of the world of a seed.
     pub fn draw(seed: u64) -> Params {
         let rng = &mut Rng::new(seed ^ 0x5eed_0000_cafe);
         let lossless = rng.chance(200);
@@ -69,7 +69,7 @@ impl Params {
         params.refined(rng, tiny)
     }
 
-    /// The same world with what is decided last.
+    /// The same world with the parameters that are drawn last.
     fn refined(mut self, rng: &mut Rng, tiny: bool) -> Params {
         if self.unequal.is_some() {
             // Thousands of pieces of a byte each: one by one they would take longer than anybody waits.
@@ -110,7 +110,7 @@ impl Params {
         self.sched.twins = if self.suffixed { 0 } else { rng.pick(&[0, 0, 300]) };
     }
 
-    /// The same world with nothing worse than lost frames.
+    /// The same world with no worse fault than lost, duplicated or late frames.
     fn drizzle(mut self, rng: &mut Rng) -> Params {
         self.drizzle = true;
         self.requests = 1 + rng.index(4);
@@ -262,7 +262,8 @@ fn draw_dma(rng: &mut Rng, lossless: bool, timing: &Timing) -> DmaParams {
     }
 }
 
-/// Drawn apart: worlds are otherwise the same.
+/// The parameters of ways, drawn from a generator of their own, so that the draws of the other parameters do
+/// not depend on them.
 fn draw_ways(seed: u64, lossless: bool) -> WayParams {
     let rng = &mut Rng::new(seed ^ 0x5eed_fe2c_e000);
     WayParams {

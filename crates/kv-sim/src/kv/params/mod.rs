@@ -1,4 +1,4 @@
-//! What a seed decides before anything happens.
+//! The parameters of a world, which its seed decides before anything happens.
 
 mod draw;
 
@@ -10,7 +10,7 @@ use crate::clock::{MS, SEC};
 use crate::kv::unequal::Unequal;
 use crate::net::params::Physics;
 
-/// How hosts form engines.
+/// How the hosts of a world form engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Topology {
     /// Every host is an engine of its own.
@@ -30,66 +30,66 @@ pub struct Params {
     pub physics: Physics,
     /// How they form engines.
     pub topology: Topology,
-    /// The engines, if they differ.
+    /// The two engines, if they hold the model's cache differently.
     pub unequal: Option<Unequal>,
     /// Engines add suffixes to the ids of requests; otherwise ids are equal on both sides.
     pub suffixed: bool,
     /// KV regions of each host, if they do not.
     pub kv_regions: usize,
-    /// Bytes of an item.
+    /// The size of an item, in bytes.
     pub item_len: usize,
-    /// Pages of each host.
+    /// The number of pages of each host.
     pub num_pages: Vec<u32>,
     /// Aux rows of each host; zero for no aux region.
     pub aux_rows: u32,
     /// Items of each cache group of each host; zero for no cache groups.
     pub state_items: u32,
-    /// The one host whose cache fits nobody's.
+    /// The one host, if any, whose cache cannot be paired with that of any other host.
     pub misfit: Option<usize>,
-    /// Requests of the fault phase.
+    /// The number of requests of the fault phase.
     pub requests: usize,
-    /// Requests of the healed world.
+    /// The number of requests of the healed world.
     pub heal_requests: usize,
     /// Whether the healed world serves at once, or first waits for all old things to end.
     pub heal_eager: bool,
-    /// Limits of all nodes.
+    /// The limits of all machines.
     pub limits: Limits,
-    /// `max_inflight` of all nodes.
+    /// The `max_inflight` of all machines.
     pub max_inflight: usize,
-    /// `max_sge` of all nodes.
+    /// The `max_sge` of all machines.
     pub max_sge: usize,
-    /// No frame is lost, no host fails: failures must be told.
+    /// True if no frame is lost and no host fails, so that every failure must be told to the other side.
     pub lossless: bool,
     /// Frames may be lost, and nothing worse: every request must be served.
     pub drizzle: bool,
-    /// The schedulers.
+    /// What the schedulers do.
     pub sched: SchedParams,
 }
 
-/// The schedulers.
+/// What the schedulers do, in permille of the requests unless said otherwise.
 #[derive(Debug, Clone, Default)]
 pub struct SchedParams {
-    /// Halves aborted.
+    /// Halves of requests that their scheduler aborts.
     pub abort: u32,
     /// Requests with one half only.
     pub one_sided: u32,
-    /// Requests whose halves disagree.
+    /// Requests whose halves disagree about pages.
     pub disagree: u32,
     /// Receivers initialised before the handshake is done.
     pub early_init: u32,
-    /// Commands with wrong arguments.
+    /// Commands with arguments that cannot be right.
     pub misuse: u32,
-    /// Requests named by request ids.
+    /// Requests named by a text id instead of a number.
     pub request_ids: u32,
-    /// Requests with a twin: another request whose id differs in nothing but its suffix.
+    /// Requests with a twin: another request whose id differs only in the suffix.
     pub twins: u32,
-    /// Failed requests tried again under the same base id.
+    /// Failed requests that are tried again under the same base id.
     pub retry: u32,
     /// Requests with two receivers.
     pub two_receivers: u32,
-    /// Requests whose pages are read, not written.
+    /// Requests whose pages are read (pull), and not written (push).
     pub pull: u32,
-    /// Senders that take either.
+    /// Senders that accept both push and pull.
     pub auto: u32,
     /// Pulling receivers that are given a reference to their sender.
     pub referenced: u32,
@@ -97,14 +97,14 @@ pub struct SchedParams {
     pub own_deadline: u32,
     /// Chunks that are given before they are computed.
     pub layered: u32,
-    /// Ordinary pause between two actions.
+    /// The ordinary pause between two actions of a scheduler, in nanoseconds.
     pub pause: u64,
-    /// Longest pause between two actions.
+    /// The longest pause between two actions of a scheduler, in nanoseconds.
     pub pause_max: u64,
 }
 
 impl Params {
-    /// How many hosts there are.
+    /// The number of hosts.
     pub fn hosts(&self) -> usize {
         self.physics.hosts()
     }
@@ -117,30 +117,30 @@ impl Params {
         }
     }
 
-    /// Bytes of an item of a cache group: no two groups have items of one length.
+    /// The size of an item of a cache group, in bytes; items of different groups have different sizes.
     pub fn state_item_len(&self, group: usize) -> usize {
         self.item_len + 4 * (1 + group)
     }
 
-    /// The place of a slot in its engine: whether it prefills, and its rank.
+    /// The place of a slot in its engine: true for prefill, and the rank.
     pub fn rank(&self, slot: usize) -> (bool, u32) {
         let prefill = slot < self.physics.prefills;
         (prefill, if prefill { slot } else { slot - self.physics.prefills } as u32)
     }
 
-    /// Layers that a slot is told of: those of its pipeline stage, or, where engines are alike, one for
-    /// each region.
+    /// The layers that a slot's scheduler announces: those of its pipeline stage or, where engines are alike,
+    /// one for each region.
     pub fn layers(&self, slot: usize) -> Range<u32> {
         let (prefill, rank) = self.rank(slot);
         self.unequal.as_ref().map_or(0..self.kv_regions as u32, |pair| pair.layers_of(prefill, rank))
     }
 
-    /// Tokens of a page of a slot; one where nobody counts them.
+    /// The number of tokens in a page of a slot; one where worlds count in pages.
     pub fn page_size(&self, slot: usize) -> usize {
         self.unequal.as_ref().map_or(1, |pair| pair.page_size(slot < self.physics.prefills))
     }
 
-    /// The pages of a slot for so many tokens.
+    /// The number of pages of a slot that this many tokens take.
     pub fn pages_of(&self, slot: usize, tokens: usize) -> usize {
         let (prefill, rank) = self.rank(slot);
         self.unequal.as_ref().map_or(tokens, |pair| pair.deal(prefill, rank).pages(tokens))
@@ -154,7 +154,7 @@ impl Params {
         }
     }
 
-    /// The prefill rank whose aux row a slot has, or gets.
+    /// The prefill rank whose aux row a slot has or gets.
     pub fn row_source(&self, slot: usize) -> u32 {
         let Some(pair) = &self.unequal else { return 0 };
         let (prefill, rank) = self.rank(slot);

@@ -1,4 +1,5 @@
-//! Planted bugs that only context-parallel ranks show: the wrong one of them sends, or the wrong pages.
+//! Planted bugs that only context-parallel ranks can show: the wrong rank sends, or a rank sends the wrong
+//! pages.
 
 use kv_core::wire::{Delivery, Register};
 use kv_core::{Op, PageList, RegionRole};
@@ -11,7 +12,7 @@ use crate::net::lives::LifeId;
 use crate::planted::Planted;
 
 impl KvWorld {
-    /// Changes what a receiver asks a source for.
+    /// Changes which pages a receiver asks of a source.
     pub(super) fn ask_wrongly(
         &self,
         planted: Planted,
@@ -53,7 +54,8 @@ impl KvWorld {
         self.service.params.unequal.as_ref().is_some_and(|pair| pair.are_siblings(one, other))
     }
 
-    /// Pages that are dealt to more ranks there than here are taken from the place of the first of them.
+    /// With the planted bug, pages that the peer distributes over more ranks than this engine does are taken
+    /// from the place of the first rank.
     pub(crate) fn forget_places(&self, life: LifeId, target: LifeId, op: Op, pieces: &mut [Piece]) {
         let Some(pair) = &self.service.params.unequal else { return };
         let [here, there] = pair.engines.each_ref().map(|engine| engine.context as usize);

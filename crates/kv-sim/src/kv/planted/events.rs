@@ -1,4 +1,4 @@
-//! Planted lies in what nodes tell of what happens in them.
+//! Planted bugs in the trace events of machines.
 
 use kv_core::trace::{Event, KvWhat};
 

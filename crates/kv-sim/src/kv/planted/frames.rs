@@ -1,4 +1,4 @@
-//! Planted bugs in frames: on their way out, and as they arrive.
+//! Planted bugs in frames, as they are sent and as they arrive.
 
 use bytes::Bytes;
 use kv_core::wire::{
@@ -14,7 +14,7 @@ use crate::net::lives::LifeId;
 use crate::planted::Planted;
 
 impl KvWorld {
-    /// Changes a frame on its way out; `None` to lose it.
+    /// Changes a frame as it is sent; `None` loses the frame.
     pub(crate) fn sabotage_frame(&mut self, from: LifeId, to: LifeId, bytes: Bytes) -> Option<Bytes> {
         let Some(planted) = self.planted else { return Some(bytes) };
         let Ok(frame) = Frame::decode(&bytes) else { return Some(bytes) };
@@ -73,7 +73,7 @@ impl KvWorld {
         }
     }
 
-    /// The same for frames that say how long something holds, or that it is over.
+    /// The same for frames that grant a time, or report that something is over.
     fn sabotage_answer(
         &mut self,
         planted: Planted,
@@ -128,13 +128,13 @@ impl KvWorld {
         }
     }
 
-    /// Another room that is equal but for its suffix.
+    /// Another room that differs from this one only in its suffix.
     fn twin_of(&self, room: &Room) -> Room {
         let mut others = self.service.ledger.legs.iter().map(|leg| &leg.room);
         others.find(|other| *other != room && Ledger::rooms_match(other, room)).unwrap_or(room).clone()
     }
 
-    /// Changes a frame that arrives at `at`, though it was meant for `to`; `None` if it does not arrive.
+    /// Changes a frame for the life `to` as it arrives at the life `at`; `None` loses the frame.
     pub(crate) fn sabotage_delivery(
         &mut self,
         (from, to): (LifeId, LifeId),

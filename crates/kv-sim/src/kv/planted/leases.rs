@@ -1,4 +1,4 @@
-//! Planted bugs of the lease protocol: how readers judge leases and answers, and how senders keep them.
+//! Planted bugs of the lease protocol: how readers judge leases and answers, and how senders keep leases.
 
 use bytes::Bytes;
 use kv_core::Attempt;
@@ -11,7 +11,7 @@ use crate::net::lives::LifeId;
 use crate::planted::Planted;
 
 impl KvWorld {
-    /// What of a frame is heard; `None` for nothing.
+    /// Changes a frame as a reader or a sender hears it; `None` loses the frame.
     pub(super) fn mishear(
         &mut self,
         planted: Planted,
@@ -54,7 +54,7 @@ impl KvWorld {
         frame.encode().ok()
     }
 
-    /// True if a sender on a life has not ended.
+    /// True if a life has a sender that has not ended.
     fn sends(&self, life: LifeId) -> bool {
         self.service
             .ledger
@@ -79,7 +79,7 @@ impl KvWorld {
         self.service.sabotage.numbers.get(&(life, number)).map_or(0, |&sent| (now - sent).as_millis() as u64)
     }
 
-    /// Every reader of a host is told that its heartbeat was good.
+    /// Tells every reader of a host that its heartbeat was answered.
     fn answer_in_its_place(&mut self, host: LifeId, number: u64, leases: &[(u64, u32)]) {
         let lease_ms = self.service.params.physics.timing.kv_lease_duration.as_millis() as u64 * 2 / 3;
         for reader in 0..self.hosts.len() {
@@ -92,7 +92,7 @@ impl KvWorld {
         }
     }
 
-    /// Says something in the name of a life.
+    /// Sends a frame in the name of another life.
     fn forge(&mut self, (from, to): (LifeId, LifeId), body: Body) {
         let conversation =
             self.service.sabotage.conversations.get(&(to, from)).copied().unwrap_or(ConversationId::NONE);
@@ -101,7 +101,7 @@ impl KvWorld {
         }
     }
 
-    /// Somebody else uses all pages of a host, as far as senders have them.
+    /// Overwrites all pages of a host that its senders hold, as another user of the pages would.
     pub(super) fn overwrite(&mut self, life: LifeId) {
         if self.hosts[life].slot < self.service.params.physics.prefills {
             (0..self.memories[life].pages.len() as u32)
@@ -109,7 +109,7 @@ impl KvWorld {
         }
     }
 
-    /// True if the timers of a life never ring.
+    /// True if the planted bug keeps the timers of a life from ringing.
     pub(crate) fn is_deaf(&self, life: LifeId) -> bool {
         match self.planted {
             Some(Planted::DeafToTime) => true,

@@ -1,9 +1,8 @@
-//! Planted bugs: each breaks one promise on purpose, so that the invariant that serves it is seen
-//! to fail.
+//! Planted bugs: each breaks one promise on purpose, so that the invariant of that promise is seen to fail.
 //!
-//! They stand between nodes and world, and need no change in the nodes: what a buggy node or transport
-//! would do is done to the inputs and outputs of a correct one. Those of engines that differ are in
-//! `ranks.rs`, those of context-parallel ranks in `context.rs`, and those of leases in `leases.rs`.
+//! The bugs stand between machines and world, and need no change in a machine: the effects of a faulty
+//! machine or transport are applied to the inputs and outputs of a correct one. Bugs of engines that differ
+//! are in `ranks.rs`, those of context-parallel ranks in `context.rs`, and those of leases in `leases.rs`.
 
 mod context;
 mod events;

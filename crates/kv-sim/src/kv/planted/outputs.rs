@@ -1,4 +1,4 @@
-//! Planted bugs in what nodes tell their schedulers: states, and tokens that come back.
+//! Planted bugs in what machines report to their schedulers: states, and pages that come back.
 
 use kv_core::proto::{Output, Resource};
 use kv_core::{Cause, GroupItems, KvPoll, PageList, Pages, RequestGroups, SessionId};

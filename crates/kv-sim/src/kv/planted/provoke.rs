@@ -1,4 +1,5 @@
-//! What a planted bug changes of the parameters: what nodes believe, and what gives the bug an occasion.
+//! What a planted bug changes in the parameters of a world: limits that machines believe in, and occasions
+//! for the bug to show.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::kv::params::Params;
 use crate::planted::Planted;
 
 impl Planted {
-    /// Changes what nodes believe their parameters are.
+    /// Changes the parameters that machines believe in.
     pub(crate) fn loosen(self, params: &mut Params) {
         match self {
             Planted::Boundless => {
@@ -21,7 +22,7 @@ impl Planted {
         }
     }
 
-    /// Changes what a world's seed decided, so that the bug has an occasion.
+    /// Changes the parameters of a world so that the bug has an occasion to show.
     pub(crate) fn provoke(self, params: &mut Params) {
         if matches!(self, Planted::WriteIntoSuccessor | Planted::FenceDropped | Planted::HealedInName) {
             (params.lossless, params.drizzle) = (false, false);
@@ -69,7 +70,7 @@ impl Planted {
         }
     }
 
-    /// The same for bugs in what holds for a time only.
+    /// The same for bugs in leases and permissions.
     fn provoke_leases(self, params: &mut Params) {
         match self {
             Planted::LeaseInflated | Planted::HeartbeatForged | Planted::ClocksBeyondMargin => {

@@ -1,5 +1,5 @@
-//! Planted bugs that only engines of other shapes show: a rank takes its source, its layers or its
-//! share of heads for another.
+//! Planted bugs that only engines of different shapes can show: a rank mistakes its source, its layers, or
+//! its share of heads.
 
 use bytes::Bytes;
 use kv_core::wire::{Body, Frame, Progress};
@@ -13,7 +13,7 @@ use crate::net::flight::Piece;
 use crate::net::lives::LifeId;
 use crate::planted::Planted;
 
-/// Every stage of the decode engine but the first says that it has the layers one below its own.
+/// Every stage of the decode engine but the first counts its layers from one too low.
 pub(super) fn count_stages_wrongly(params: &mut Params) {
     let Some(pair) = params.unequal.as_mut() else { return };
     for stage in pair.engines[1].stages.iter_mut().filter(|stage| stage.start > 0) {
@@ -22,7 +22,7 @@ pub(super) fn count_stages_wrongly(params: &mut Params) {
 }
 
 impl KvWorld {
-    /// True if a life is of the first rank that another one gets its cache from.
+    /// True if a life is of the first rank from which another life gets its cache.
     pub(super) fn is_first_source(&self, source: LifeId, receiver: LifeId) -> bool {
         let slots = [source, receiver].map(|life| self.hosts[life].slot);
         self.service.params.servers(&[slots[0]], slots[1]).first() == Some(&slots[0])
@@ -35,7 +35,7 @@ impl KvWorld {
             && region.is_some_and(|region| region.role == RegionRole::State)
     }
 
-    /// Pieces of cache groups are of the heads before those that are wanted.
+    /// With the planted bug, pieces of cache groups are of the heads before the heads that are wanted.
     pub(crate) fn take_neighbours_share(&self, life: LifeId, target: LifeId, op: Op, pieces: &mut [Piece]) {
         for piece in pieces {
             let (source, region, offset) = match op {
@@ -47,7 +47,7 @@ impl KvWorld {
         }
     }
 
-    /// With the last notice of one source comes one of each other, under their names.
+    /// With the last completion notice of one source, forges one of every other source.
     pub(super) fn forge_others(&mut self, from: LifeId, at: LifeId, bytes: &Bytes) {
         let Ok(Frame { body: Body::Progress(done), .. }) = Frame::decode(bytes) else { return };
         let rooms = &mut self.service.sabotage.rooms;

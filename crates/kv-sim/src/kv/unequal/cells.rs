@@ -1,4 +1,4 @@
-//! Which byte of the model each byte of an item is.
+//! Which byte of the model's cache each byte of an item is.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::name::Name;
 use super::{Engine, Lane, Unequal};
 use crate::kv::items::SLOTS;
 
-/// What a region holds.
+/// The part of the cache that a region holds.
 pub(super) struct Cell {
     pub(super) layers: Range<u32>,
     pub(super) holds: Holds,
@@ -16,7 +16,7 @@ pub(super) struct Cell {
 }
 
 impl Unequal {
-    /// The heads on a rank: its share of them, or one that some neighbours have, too.
+    /// The heads of a rank: its share of the model's heads, or one head that neighbouring ranks hold, too.
     pub(super) fn heads_of(&self, prefill: bool, rank: u32, lane: Lane) -> Range<u32> {
         let tp = self.engine(prefill).tp;
         let (heads, shared) = match lane {
@@ -30,7 +30,7 @@ impl Unequal {
         first..first + (heads / tp).max(1)
     }
 
-    /// What the regions of a rank hold, in order.
+    /// What the regions of a rank hold, in the order of the regions.
     pub(super) fn cells(&self, prefill: bool, rank: u32, lane: Lane) -> Vec<Cell> {
         let engine = self.engine(prefill);
         let pair = |first: u8| match engine.packed {
@@ -55,7 +55,7 @@ impl Unequal {
             .collect()
     }
 
-    /// Of each region of a lane of a rank, what each byte of an item is.
+    /// For each region of a lane of a rank, the name of each byte of an item.
     pub(crate) fn regions(&self, prefill: bool, rank: u32, lane: Lane) -> Vec<Vec<Name>> {
         let heads = self.heads_of(prefill, rank, lane);
         let tokens = self.tokens_of(prefill, lane);

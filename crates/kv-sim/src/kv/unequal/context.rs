@@ -1,5 +1,5 @@
-//! Context parallelism: ranks that share the sending of pages that all of them hold, and ranks to which
-//! the pages of a request are dealt in turn.
+//! Context parallelism: ranks that all hold the same pages and share the sending (PCP), and ranks that hold
+//! the pages of a request in turn (DCP).
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::place::{Deal, Place};
 use super::{Engine, Unequal};
 use crate::rng::Rng;
 
-/// Most ranks of an engine.
+/// The number of ranks of an engine, at most.
 const MAX_RANKS: u32 = 8;
 
 impl Engine {
@@ -19,8 +19,8 @@ impl Engine {
 }
 
 impl Unequal {
-    /// The same pair with context-parallel ranks, at times. Only the pages of a latent cache are dealt,
-    /// only those of equal sizes, and only where there are no cache groups.
+    /// The same pair of engines, in some worlds with context-parallel ranks. Pages are distributed over ranks
+    /// only if the cache is a latent one, the page sizes are equal, and there are no cache groups.
     pub(crate) fn spread(mut self, rng: &mut Rng, stateful: bool) -> Unequal {
         if self.latent && !stateful && rng.chance(700) {
             self.engines[1].page_size = self.engines[0].page_size;
@@ -43,19 +43,19 @@ impl Unequal {
         Deal { tokens: engine.page_size.into(), cycle: engine.context.into(), place: place.into() }
     }
 
-    /// True if the two engines have pages of one size: then nobody mistakes one count for another.
+    /// True if the two engines have pages of one size, so that a wrong count of pages is noticed by both.
     pub(crate) fn counts_alike(&self) -> bool {
         self.engines[0].page_size == self.engines[1].page_size
     }
 
-    /// Of so many pages that a decode rank wants, those that it asks a prefill rank for.
+    /// The pages that a decode rank asks a prefill rank for, out of `pages` pages that it wants.
     pub(crate) fn share(&self, source: u32, pages: usize) -> Range<usize> {
         let (engine, place) = (&self.engines[0], self.engines[0].place(source));
         let bound = |cp: u32| pages * cp as usize / engine.cp as usize;
         bound(place.cp)..bound(place.cp + 1)
     }
 
-    /// How many tokens a prefill rank that has so many pages sends of those pages of a decode rank.
+    /// The number of tokens that a prefill rank with `pages` pages sends for the pages of a decode rank.
     pub(crate) fn tokens_from(
         &self,
         (source, sent): (u32, usize),
@@ -84,7 +84,7 @@ impl Unequal {
         (one.stage, one.tp) == (other.stage, other.tp)
     }
 
-    /// The place of a prefill rank among those that hold the same pages, and how many there are.
+    /// The place of a prefill rank among the ranks that hold the same pages, and the number of these ranks.
     pub(crate) fn sibling(&self, source: u32) -> (u32, u32) {
         (self.engines[0].place(source).cp, self.engines[0].cp)
     }

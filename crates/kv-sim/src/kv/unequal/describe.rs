@@ -1,4 +1,4 @@
-//! What a rank tells of itself to its peers.
+//! The arguments with which a rank describes its cache to its peers.
 
 use kv_core::{CacheGroup, KvArgs, KvArgsBuilder, Layout, Parallel, Region, RegionRole};
 

@@ -1,12 +1,12 @@
-//! Who sends what to whom: told from layers and heads.
+//! Which ranks send what to which ranks, as it follows from layers and heads alone.
 
 use super::place::Place;
 use super::{Lane, Unequal};
 
 impl Unequal {
-    /// The prefill ranks that a decode rank has to do with, in order: those of the stages that have
-    /// layers of its own, of these the ones whose heads are its heads, and of these the ones that are
-    /// dealt pages that it is dealt, too.
+    /// The prefill ranks from which a decode rank receives, in order. They are of the stages that have some
+    /// of the decode rank's layers, have some of its heads, and hold some of its pages if pages are
+    /// distributed over ranks.
     pub(crate) fn sources(&self, dest: u32) -> Vec<u32> {
         let [ours, theirs] = self.engines.each_ref().map(|engine| engine.tp / engine.context);
         let layers = self.layers_of(false, dest);
@@ -25,16 +25,16 @@ impl Unequal {
         (0..self.engines[0].ranks() as u32).filter(|&rank| meets(self.engines[0].place(rank))).collect()
     }
 
-    /// The prefill rank whose aux row a decode rank gets: the first of the last stage that it meets.
+    /// The prefill rank that sends a decode rank its aux row: the first source of the last stage.
     pub(crate) fn aux_source(&self, dest: u32) -> u32 {
         let stage = |source: u32| self.engines[0].place(source).stage;
         let sources = self.sources(dest).into_iter();
         sources.max_by_key(|&source| (stage(source), u32::MAX - source)).unwrap_or(0)
     }
 
-    /// Bytes of a token that a prefill rank sends to a decode rank, if it sends any of that token: of
-    /// heads that several ranks of a stage have, the first one's. What is no page the first one of those
-    /// with the same pages sends.
+    /// The number of bytes of a token that a prefill rank sends to a decode rank, if it sends any of that
+    /// token. Heads that several ranks of a stage hold are sent by the first of them. Items of cache groups
+    /// are sent by the first of the ranks that hold the same pages.
     pub(crate) fn bytes_per_token(&self, lane: Lane, source: u32, dest: u32) -> u64 {
         let sources = self.sources(dest);
         if !sources.contains(&source) {
@@ -62,7 +62,7 @@ impl Unequal {
         heads * kinds * u64::from(layers) * u64::from(self.atom)
     }
 
-    /// True if bytes of a cache group go from one rank to the other.
+    /// True if a prefill rank sends a decode rank bytes of a cache group.
     pub(crate) fn shares_group(&self, group: usize, source: u32, dest: u32) -> bool {
         self.bytes_per_token(Lane::Group(group), source, dest) > 0
     }

@@ -1,7 +1,8 @@
-//! Engines that hold the cache of one model differently: other tensor-parallel sizes, other pipeline
-//! stages, other pages and layouts, other shares of cache groups, other context-parallel groups.
+//! Engines that hold the cache of one model differently: other tensor-parallel sizes, pipeline stages, pages,
+//! layouts, shares of cache groups and context-parallel groups.
 //!
-//! What is known here of who sends what to whom is told from the model alone, not from kv-core.
+//! Which rank sends what to which rank is computed here from the model alone, and not by kv-core, so that
+//! both can be compared.
 
 mod cells;
 mod context;
@@ -24,19 +25,19 @@ pub use place::Deal;
 /// A model, and two engines that serve it.
 #[derive(Debug, Clone)]
 pub struct Unequal {
-    /// Layers of the model.
+    /// The number of layers of the model.
     pub layers: u32,
-    /// Its KV heads; one if its cache is a latent one.
+    /// The number of KV heads of the model; one if its cache is a latent one.
     pub heads: u32,
     /// Every rank has all of a latent cache.
     pub latent: bool,
     /// Bytes of a head of a token.
     pub atom: u32,
-    /// Its cache groups, which worlds without state do not have.
+    /// The cache groups of the model. Worlds without state items have none.
     pub groups: [Group; GROUPS],
-    /// The pages of the second group are those of a sliding window, which nobody may leave out.
+    /// True if the second group holds the pages of a sliding window, which neither side may leave out.
     pub windows: bool,
-    /// Prefill and decode.
+    /// The prefill engine and the decode engine.
     pub engines: [Engine; 2],
 }
 
@@ -45,7 +46,8 @@ pub struct Unequal {
 pub struct Group {
     /// Heads of an item, over all tensor-parallel ranks.
     pub heads: u32,
-    /// The layers that have it: a stage without any of them knows the group, and has no item of it.
+    /// The layers that have the group. A pipeline stage without any of these layers knows the group, and has
+    /// no items of it.
     pub layers: Range<u32>,
     /// Kinds of bytes: states of a slot; a draft page has keys and values.
     pub kinds: u8,
@@ -54,50 +56,50 @@ pub struct Group {
 /// How an engine holds the cache.
 #[derive(Debug, Clone)]
 pub struct Engine {
-    /// Tensor-parallel ranks of each stage.
+    /// The number of tensor-parallel ranks of each stage.
     pub tp: u32,
-    /// How often each of these is there: ranks that hold the same pages, and share the sending.
+    /// The number of ranks that hold the same pages and share the sending.
     pub cp: u32,
     /// Among how many neighbouring tensor-parallel ranks the pages of a request are dealt.
     pub context: u32,
-    /// The layers of its pipeline stages, in order.
+    /// The layers of the engine's pipeline stages, in order.
     pub stages: Vec<Range<u32>>,
-    /// Tokens of a page.
+    /// The number of tokens in a page.
     pub page_size: u32,
-    /// How items lie, outermost first.
+    /// The order of the dimensions of an item, outermost first.
     pub axes: Axes,
-    /// Keys and values in one region.
+    /// True if keys and values are in one region.
     pub packed: bool,
-    /// Layers in one region.
+    /// The number of layers in one region.
     pub per_region: u32,
-    /// Tokens of a draft page.
+    /// The number of tokens in a draft page.
     pub draft_tokens: u32,
-    /// Whether it has draft pages.
+    /// Whether the engine has draft pages.
     pub drafts: Drafts,
 }
 
-/// What an engine has of the optional group.
+/// What an engine has of the optional cache group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drafts {
-    /// All that its layers have.
+    /// The engine has all draft pages of its layers.
     Held,
-    /// It knows of them, and has none.
+    /// The engine knows of the group, and has no pages of it.
     Empty,
-    /// It does not know of them.
+    /// The engine does not know of the group.
     Unknown,
 }
 
-/// Pages, or items of a cache group: what has a numbering of its own.
+/// What has a numbering of its own: the pages, or the items of one cache group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
-    /// Pages.
+    /// The pages of the KV cache.
     Kv,
-    /// Items of a cache group.
+    /// The items of the cache group with this number.
     Group(usize),
 }
 
 impl Unequal {
-    /// Two engines of one model.
+    /// Two engines of one model, drawn at random.
     pub(crate) fn draw(rng: &mut Rng) -> Unequal {
         let latent = rng.chance(250);
         let heads = if latent { 1 } else { rng.pick(&[1, 2, 4, 8]) };
@@ -120,12 +122,12 @@ impl Unequal {
         &self.engines[usize::from(!prefill)]
     }
 
-    /// Tokens of a page.
+    /// The number of tokens in a page of an engine.
     pub(crate) fn page_size(&self, prefill: bool) -> usize {
         self.engine(prefill).page_size as usize
     }
 
-    /// Tokens of an item of a cache group; one of a slot.
+    /// The number of tokens in an item of a cache group; one for a slot.
     pub(crate) fn item_tokens(&self, prefill: bool, group: usize) -> usize {
         self.tokens_of(prefill, Lane::Group(group)) as usize
     }
@@ -138,7 +140,7 @@ impl Unequal {
         }
     }
 
-    /// The layers of a rank's stage: those that it may be told of.
+    /// The layers of a rank's pipeline stage, of which its scheduler may announce the content.
     pub(crate) fn layers_of(&self, prefill: bool, rank: u32) -> Range<u32> {
         let engine = self.engine(prefill);
         engine.stages.get(engine.place(rank).stage as usize).cloned().unwrap_or(0..0)
@@ -185,14 +187,14 @@ impl Engine {
         }
     }
 
-    /// Its ranks: those of the first stage, then those of the second …; of a stage, those that are the
-    /// first among the ones with the same pages, then those that are the second …
+    /// The number of ranks. They are numbered stage by stage; within a stage, first come the ranks that are
+    /// the first among those with the same pages, then the second ones, and so on.
     pub(crate) fn ranks(&self) -> usize {
         (self.tp * self.cp) as usize * self.stages.len()
     }
 }
 
-/// Cuts layers into so many stages, evenly or not.
+/// Cuts the layers into `stages` stages, evenly or not.
 fn cut(rng: &mut Rng, layers: u32, stages: u32) -> Vec<Range<u32>> {
     let mut cuts: Vec<u32> = (1..layers).collect();
     rng.shuffle(&mut cuts);

@@ -1,15 +1,15 @@
-//! What each byte of an item is of the model.
+//! Names for the bytes of a model's cache.
 
-/// A byte of an item, by what it is of the model: kind, layer, token within the item, head, place.
+/// A byte of an item, named by what it is in the model: kind, layer, token within the item, head, place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Name {
-    /// No two lanes have bytes of one kind.
+    /// The kind of byte; bytes of different lanes are of different kinds.
     pub(super) kind: u8,
-    /// Its layer.
+    /// The layer of the model.
     pub layer: u8,
-    /// Its token, counted from the first of the item.
+    /// The token, counted from the first token of the item.
     pub token: u8,
-    /// Counted over all ranks.
+    /// The head, counted over all ranks.
     pub(super) head: u8,
     pub(super) byte: u8,
 }
@@ -21,7 +21,7 @@ impl Name {
         (first_token + u64::from(self.token)) << 32 | kind << 24 | layer << 16 | head << 8 | byte
     }
 
-    /// The same byte of the head before.
+    /// The same byte of the previous head; `None` for the first head.
     pub fn of_neighbour(self) -> Option<Name> {
         Some(Name { head: self.head.checked_sub(1)?, ..self })
     }

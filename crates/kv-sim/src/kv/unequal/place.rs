@@ -1,32 +1,32 @@
-//! Where a rank stands, and which pages it is dealt.
+//! The place of a rank in its engine, and the pages that it holds.
 
-/// Where a rank stands in its engine.
+/// The place of a rank in its engine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) stage: u32,
-    /// Among ranks that hold the same pages.
+    /// The place among the ranks that hold the same pages.
     pub(super) cp: u32,
     pub(super) tp: u32,
     /// Among ranks to which pages are dealt.
     pub(super) context: u32,
-    /// The group of these, among those of its stage.
+    /// The group of ranks over which pages are distributed, among the groups of the stage.
     pub(super) replica: u32,
 }
 
-/// Which tokens of a request the pages of a rank have: page `k` those of page `k * cycle + place`, had
-/// one rank all of them.
+/// Which tokens of a request the pages of a rank hold. If pages are distributed over `cycle` ranks, page `k`
+/// of this rank is page `k * cycle + place` of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deal {
-    /// Tokens of a page.
+    /// The number of tokens in a page.
     pub tokens: u64,
     /// To how many ranks pages are dealt.
     pub cycle: u64,
-    /// How many of these come before this one.
+    /// How many ranks of the cycle come before this rank.
     pub place: u64,
 }
 
 impl Deal {
-    /// All pages, of so many tokens.
+    /// A rank that holds all pages, of `tokens` tokens each.
     pub fn all(tokens: usize) -> Deal {
         Deal { tokens: tokens as u64, cycle: 1, place: 0 }
     }
