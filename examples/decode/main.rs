@@ -1,6 +1,6 @@
-//! A decode rank in a terminal of its own, and the router: it gives prompts to the prefill rank in
-//! the other terminal, receives their KV, continues them, and compares every token with a run of
-//! its own.
+//! A decode rank in a terminal of its own, and the router. It gives prompts to the prefill rank in the other
+//! terminal, receives their KV, generates tokens, and compares every token with a run of the same model in this
+//! process.
 //!
 //! ```text
 //! cargo run --release --example prefill
@@ -32,10 +32,10 @@ use shared::router::{Router, Side};
 use shared::transport;
 use shared::verdict;
 
-/// How long to wait for the prefill rank: it may still be compiling.
+/// How long to wait for the prefill rank, whose program may still be compiling.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Receives the KV of prompts from a prefill rank, continues them, and checks every token.
+/// Receives the KV of prompts from a prefill rank, generates tokens, and checks every token.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
@@ -43,7 +43,7 @@ struct Options {
     #[arg(long, value_name = "HOST:PORT", default_value = DEFAULT_BOOTSTRAP)]
     bootstrap: String,
 
-    /// Where the prefill rank takes requests.
+    /// The address at which the prefill rank takes requests.
     #[arg(long, value_name = "HOST:PORT", default_value = DEFAULT_REQUESTS)]
     prefill: String,
 
@@ -115,7 +115,7 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
     if !workload.json
         && let Some(answer) = model_options.first_answer(&run)?
     {
-        println!("request 0 goes on: {answer:?}");
+        println!("the answer to request 0: {answer:?}");
     }
     Ok(if report.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -132,7 +132,7 @@ fn connect(prefill: &str) -> Result<TcpStream, ExampleError> {
             Err(_) => {}
         }
         if !told {
-            eprintln!("waiting for the prefill rank on {prefill}: cargo run --release --example prefill");
+            eprintln!("waiting for the prefill rank at {prefill}; to start it: cargo run --release --example prefill");
             told = true;
         }
         std::thread::sleep(Duration::from_millis(200));

@@ -1,5 +1,5 @@
-//! Prefill and decode ranks as separate processes hand over a real KV cache, and every token is
-//! compared with a run that never left its process.
+//! Prefill and decode ranks as separate processes hand over a real KV cache. Every generated token is compared
+//! with a run of the same model in one process.
 //!
 //! ```text
 //! cargo run --release --example pd
@@ -11,9 +11,9 @@
 //! cargo run --release --example pd -- --mode pull --turns 2
 //! ```
 //!
-//! This process is the router: it starts a bootstrap server and the ranks (itself, once more, for
-//! each of them), gives each prompt to a prefill and a decode rank, and never sees a byte of KV.
-//! What a server would copy is the scheduler loop of each side, in `examples/shared`.
+//! This process is the router. It starts a bootstrap server and the ranks (each is this program once more), gives
+//! each prompt to a prefill rank and a decode rank, and never sees a byte of KV. The code that a server would copy
+//! is the scheduler loop of each side, in `examples/shared`.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
 #[path = "../shared/mod.rs"]
@@ -39,7 +39,7 @@ use shared::router::{Harm, Plan, PlannedHarm, Router, Side};
 use shared::transport;
 use shared::verdict;
 
-/// Hands KV caches over between prefill and decode processes, and checks every token.
+/// Hands KV caches over from prefill processes to decode processes, and checks every generated token.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
@@ -58,11 +58,11 @@ struct Options {
     #[command(flatten)]
     hand_over: HandOver,
 
-    /// Prefill processes, data-parallel replicas [default: 1, with --kill or --stop 2].
+    /// How many prefill processes to start, as data-parallel replicas [default: 1, or 2 with --kill or --stop].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefill_ranks: Option<u32>,
 
-    /// Decode processes, data-parallel replicas [default: 1, with --kill or --stop 2].
+    /// How many decode processes to start, as data-parallel replicas [default: 1, or 2 with --kill or --stop].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
     decode_ranks: Option<u32>,
 
@@ -82,45 +82,48 @@ struct Options {
     #[arg(long, default_value_t = 1, value_name = "STAGES", value_parser = clap::value_parser!(u32).range(1..=64))]
     decode_pp: u32,
 
-    /// Prefill-context-parallel ranks: each has the whole cache, and sends a range of its pages.
+    /// Prefill-context-parallel (PCP) ranks of each prefill process: all of them hold the pages of a prompt, and
+    /// each sends a range of the pages.
     #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefill_cp: u32,
 
-    /// To how many of the tensor-parallel ranks of a prefill process pages are dealt in turn (--mla).
+    /// Decode-context-parallel (DCP) ranks of each prefill process: that many of the tensor-parallel ranks hold
+    /// the pages in turn, one page each. Needs --mla.
     #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefill_dcp: u32,
 
-    /// The same in decode processes: decode context parallelism.
+    /// Decode-context-parallel (DCP) ranks of each decode process. Needs --mla.
     #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
     decode_dcp: u32,
 
-    /// How pages lie in the memory of decode ranks [default: as in prefill ranks].
+    /// How pages lie in the memory of decode ranks [default: as --layout].
     #[arg(long, value_enum)]
     decode_layout: Option<PageLayout>,
 
-    /// Tokens in a page of decode ranks [default: as in prefill ranks].
+    /// Tokens in a page of decode ranks [default: as --page-size].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     decode_page_size: Option<u32>,
 
-    /// Kill one rank of this side (SIGKILL) as soon as one of its requests is in transfer (push: some,
-    /// but not all, of its pages have been sent), and show what each request gets.
+    /// Kill one process of this side (SIGKILL) in the middle of a transfer, and show what each request gets. With
+    /// --mode push, some but not all pages of one of its requests have been sent at that moment.
     #[arg(long, value_enum, value_name = "SIDE")]
     kill: Option<Side>,
 
-    /// Stop it instead (SIGSTOP): its peers hear nothing from it any more, and cannot know that it will
-    /// not go on.
+    /// Stop one process of this side (SIGSTOP) instead of killing it. Its peers hear nothing any more, and cannot
+    /// know whether it will go on.
     #[arg(long, value_enum, value_name = "SIDE", conflicts_with = "kill")]
     stop: Option<Side>,
 
-    /// With --kill or --stop: so many milliseconds after the first request, whatever goes on then.
+    /// With --kill or --stop: the moment, in milliseconds after the first request, instead of the middle of a
+    /// transfer.
     #[arg(long, value_name = "MILLIS", value_parser = clap::value_parser!(u64).range(..=600_000))]
     at: Option<u64>,
 
-    /// With --stop: the rank goes on after so many milliseconds (SIGCONT).
+    /// With --stop: resume the process (SIGCONT) after this many milliseconds.
     #[arg(long, value_name = "MILLIS", requires = "stop", value_parser = clap::value_parser!(u64).range(..=600_000))]
     resume: Option<u64>,
 
-    /// This process is one of the ranks.
+    /// For the router's own use: makes this process one of the ranks.
     #[arg(long, hide = true, value_parser = parse_spec)]
     rank: Option<RankSpec>,
 }
@@ -144,10 +147,10 @@ fn main() -> ExitCode {
     })
 }
 
-/// One rank, told what to do on stdin.
+/// Runs one rank, which gets its commands on standard input.
 fn serve(spec: &RankSpec) -> Result<(), ExampleError> {
     transport::prepare(spec.cache.transport)?;
-    // The end of stdin ends a rank, and this does where nobody reads it just then.
+    // A rank ends with its standard input. While the rank does not read it, this signal ends the rank.
     let signal = Some(rustix::process::Signal::KILL);
     rustix::process::set_parent_process_death_signal(signal)
         .map_err(|error| ExampleError::io("prctl")(error.into()))?;
@@ -158,13 +161,13 @@ fn serve(spec: &RankSpec) -> Result<(), ExampleError> {
     }
 }
 
-/// The router.
+/// Runs the router: starts the ranks, sends them the requests, and prints the report.
 fn run(options: &Options) -> Result<ExitCode, ExampleError> {
-    // Only to say here, and once, what is missing.
+    // So that a missing library is reported here, and once.
     transport::prepare(options.cache.transport)?;
     options.workload.check(&options.cache)?;
     options.workload.check(&options.decode_cache())?;
-    // Before the ranks load it: what is wrong with it is then said once.
+    // Loaded here before the ranks load it, so that an error is reported once.
     let model = options.model.load()?;
     for side in [Side::Prefill, Side::Decode] {
         let Parallelism { tp, pp, dcp, .. } = options.parallelism_of(side);
@@ -205,12 +208,12 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
     let report = Report::new(&run, &monolithic, harm.is_some());
     print!("{}", report.text(json)?);
     if !json && let Some(answer) = options.model.first_answer(&run)? {
-        println!("request 0 goes on: {answer:?}");
+        println!("the answer to request 0: {answer:?}");
     }
     Ok(if report.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Starts this program once more, as a rank.
+/// Starts this program once more, as the rank `spec`.
 fn spawn(router: &mut Router, spec: &RankSpec) -> Result<(), ExampleError> {
     let program = std::env::current_exe().map_err(ExampleError::io("find this program"))?;
     let text = serde_json::to_string(spec).map_err(ExampleError::Command)?;
@@ -224,7 +227,7 @@ fn spawn(router: &mut Router, spec: &RankSpec) -> Result<(), ExampleError> {
 }
 
 impl Options {
-    /// How decode ranks hold their cache.
+    /// The cache options of decode ranks.
     fn decode_cache(&self) -> CacheOptions {
         let mut cache = self.cache.clone();
         cache.layout = self.decode_layout.unwrap_or(cache.layout);
@@ -246,7 +249,7 @@ impl Options {
         }
     }
 
-    /// Tokens in the pages of one number, on all ranks of this side.
+    /// The number of tokens that the pages with one number hold, on all DCP ranks of this side together.
     fn page_tokens_of(&self, side: Side) -> u32 {
         self.cache_of(side).page_size * self.parallelism_of(side).dcp
     }
@@ -255,7 +258,7 @@ impl Options {
         if side == Side::Decode { self.decode_cache() } else { self.cache.clone() }
     }
 
-    /// What is to be done to a rank.
+    /// The kill or stop that the options ask for.
     fn harm(&self) -> Option<PlannedHarm> {
         let (kill, stop) =
             (self.kill.map(|side| (Harm::Kill, side)), self.stop.map(|side| (Harm::Stop, side)));
@@ -264,28 +267,28 @@ impl Options {
         Some(PlannedHarm { harm, side, at, resume })
     }
 
-    /// What clap cannot check.
+    /// Ends the program with a usage error if options contradict each other in ways that clap cannot check.
     fn check(&self) {
         let (chunk, prompt) = (self.prefill.chunk_tokens, self.workload.prompt_tokens);
         if self.workload.turns > 1 && self.hand_over.mode == Mode::Push {
-            let text = "--turns needs --mode pull or auto: nobody can push a cache back";
+            let text = "--turns needs --mode pull or auto: with push, a decode rank cannot hand its KV back";
             Options::command().error(ErrorKind::ArgumentConflict, text).exit();
         }
         if self.workload.turns > 1 && self.page_tokens_of(Side::Decode) != self.page_tokens_of(Side::Prefill)
         {
-            let text = "--turns needs pages of one size: what is kept is fetched page by page";
+            let text = "--turns needs pages of the same size on both sides: the kept KV is read back page by page";
             Options::command().error(ErrorKind::ArgumentConflict, text).exit();
         }
         let Some(harm) = self.harm() else {
             if self.at.is_some() {
-                let text = "--at needs --kill or --stop: nothing is to be done then";
+                let text = "--at needs --kill or --stop";
                 Options::command().error(ErrorKind::MissingRequiredArgument, text).exit();
             }
             return;
         };
         if harm.at.is_none() && self.hand_over.mode == Mode::Push && chunk > prompt / 2 {
             let text = format!(
-                "--kill and --stop need prompts of several chunks: {prompt} tokens are few for chunks of {chunk}"
+                "--kill and --stop need prompts of several chunks: --prompt-tokens is {prompt}, and --chunk-tokens is {chunk}"
             );
             Options::command().error(ErrorKind::ValueValidation, text).exit();
         }

@@ -1,13 +1,13 @@
-//! A prefill rank in a terminal of its own; see the example `decode` for its other half.
+//! A prefill rank in a terminal of its own. The example `decode` is the decode rank and the router.
 //!
 //! ```text
 //! cargo run --release --example prefill
 //! cargo run --release --example decode
 //! ```
 //!
-//! It registers with a bootstrap server, or starts one if it is told none, and takes requests on a
-//! small TCP port, one router at a time: JSON lines, see `examples/shared/control.rs`. Only prompts
-//! come that way; the KV goes straight from this process' pages into the decode rank's.
+//! The rank registers with a bootstrap server, which it starts itself unless `--bootstrap` names one. It takes
+//! requests on a TCP port from one router at a time, as lines of JSON (see `examples/shared/control.rs`). Only
+//! prompts come that way: the KV goes straight from the pages of this process into those of the decode rank.
 #![allow(clippy::print_stderr)] // A program for a terminal.
 
 #[path = "../shared/mod.rs"]
@@ -32,11 +32,11 @@ use shared::transport;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
-    /// The bootstrap server to register with; without one, this process runs one on 127.0.0.1:8998.
+    /// The bootstrap server to register with [default: this process runs one on 127.0.0.1:8998].
     #[arg(long, value_name = "HOST:PORT")]
     bootstrap: Option<String>,
 
-    /// Where requests are taken.
+    /// The address at which the rank takes requests from a router.
     #[arg(long, value_name = "HOST:PORT", default_value = DEFAULT_REQUESTS)]
     listen: String,
 
@@ -98,16 +98,16 @@ fn run(options: Options) -> Result<(), ExampleError> {
     };
     let mut rank = PrefillRank::start(&spec)?;
     eprintln!(
-        "prefill/0 takes requests on {listen}, registered with {whose} bootstrap server {}",
+        "prefill/0 is registered with {whose} bootstrap server {}, and takes requests on {listen}",
         spec.bootstrap
     );
     loop {
         let (stream, router) = listener.accept().map_err(ExampleError::io("accept a router"))?;
-        eprintln!("router {router} is here");
+        eprintln!("router {router} has connected");
         let result = Link::tcp(stream).and_then(|mut link| rank.serve(&mut link));
         match result {
-            Ok(()) => eprintln!("router {router} is done"),
-            // Whatever a router does, the next one is served.
+            Ok(()) => eprintln!("router {router} has no more requests"),
+            // A failure of one router does not end the rank: the next router is served.
             Err(error) => eprintln!("router {router}: {error}"),
         }
         rank.abort_all();

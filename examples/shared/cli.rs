@@ -1,4 +1,4 @@
-//! Options that more than one example has.
+//! Command-line options that several examples share. The doc comments of fields are the texts of `--help`.
 
 use std::time::Duration;
 
@@ -14,53 +14,53 @@ use super::prompts::{self, Workload};
 use super::rank::finish_within;
 use super::router::Plan;
 
-/// How long the transfer of a request may take, unless it is said.
+/// How long the transfer of a request may take, unless `--deadline` says otherwise.
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// Where the bootstrap server of the two-terminal examples is; SGLang's port.
+/// The address of the bootstrap server of the examples `prefill` and `decode`, with the port that SGLang uses.
 pub const DEFAULT_BOOTSTRAP: &str = "127.0.0.1:8998";
-/// Where the prefill rank of the two-terminal examples takes requests.
+/// The address at which the example `prefill` takes requests.
 pub const DEFAULT_REQUESTS: &str = "127.0.0.1:8997";
 
-/// Which transport moves the bytes.
+/// The transport that moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportKind {
-    /// The embedded transport, for processes on one host.
+    /// kv-local: shared memory and copies between processes of one host. Needs nothing installed.
     Local,
-    /// A NIXL agent.
+    /// NVIDIA NIXL: RDMA, shared memory, TCP. Needs a build with --features nixl.
     Nixl,
 }
 
-/// Who starts the data operations.
+/// Which side moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Prefill ranks write into the pages that decode ranks registered.
+    /// Prefill ranks write into pages that decode ranks have registered.
     Push,
-    /// Decode ranks read the pages that prefill ranks keep for them under a lease.
+    /// Decode ranks read pages that prefill ranks keep for them under a lease.
     Pull,
-    /// Whichever of the two the transports say is better.
+    /// Push or pull, whichever is better over the transport between the two ranks.
     Auto,
 }
 
-/// How long everything waits before it gives up.
+/// How long timeouts are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pace {
-    /// As a service would: seconds to minutes.
+    /// Timeouts of a service: seconds to minutes.
     Normal,
-    /// A second at most, so that whatever dies or stops is known soon.
+    /// Timeouts of a second at most, so that a rank that dies or stops is noticed soon.
     Fast,
 }
 
 impl Pace {
-    /// This long, but in haste a second at most.
+    /// The duration `normal`, or a second if that is less and the pace is fast.
     pub fn at_most_a_second(self, normal: Duration) -> Duration {
         if self == Pace::Fast { normal.min(Duration::from_secs(1)) } else { normal }
     }
 
-    /// The timing of workers.
+    /// The timeouts of workers at this pace.
     pub fn timing(self) -> Timing {
         let millis = Duration::from_millis;
         match self {
@@ -79,7 +79,7 @@ impl Pace {
         }
     }
 
-    /// The timing of their registration with the bootstrap server.
+    /// The timeouts of a worker's registration with the bootstrap server at this pace.
     pub fn client(self) -> ClientConfig {
         let config = ClientConfig::default();
         ClientConfig {
@@ -92,7 +92,7 @@ impl Pace {
 }
 
 impl HandOver {
-    /// For how long prefill ranks keep pages.
+    /// How long prefill ranks keep the pages of a prompt for its decode rank.
     pub fn lease(&self) -> Lease {
         Lease::Renewable(Duration::from_secs(self.lease_seconds.unwrap_or(match self.timing {
             Pace::Normal => 30,
@@ -100,7 +100,7 @@ impl HandOver {
         })))
     }
 
-    /// For how long decode ranks keep the KV of a conversation.
+    /// How long decode ranks keep the KV of a conversation for its next turn.
     pub fn kept(&self) -> Lease {
         Lease::Fixed(Duration::from_secs(self.kept_seconds.unwrap_or(match self.timing {
             Pace::Normal => 480,
@@ -119,24 +119,24 @@ impl From<Mode> for TransferMode {
     }
 }
 
-/// How KV is handed over.
+/// How KV is handed over from one side to the other.
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]
 pub struct HandOver {
-    /// Who starts the data operations.
+    /// Which side moves the bytes.
     #[arg(long, value_enum, default_value = "push")]
     pub mode: Mode,
 
-    /// Pull mode: seconds that a prefill rank keeps pages after the last heartbeat of their reader
-    /// [default: 30, with --timing fast 1].
+    /// With --mode pull: the duration of the lease under which a prefill rank keeps pages for a decode rank
+    /// that has not read them; heartbeats of the decode rank renew it [default: 30, or 1 with --timing fast].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub lease_seconds: Option<u64>,
 
-    /// Seconds that a decode rank keeps the KV of a conversation for the next turn [default: 480, with
-    /// --timing fast 1].
+    /// With --turns: how long a decode rank keeps the KV of a conversation for the next turn [default: 480,
+    /// or 1 with --timing fast].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub kept_seconds: Option<u64>,
 
-    /// How long everything waits before it gives up.
+    /// How long timeouts are.
     #[arg(long, value_enum, default_value = "normal")]
     pub timing: Pace,
 }
@@ -146,16 +146,16 @@ pub struct HandOver {
 #[serde(rename_all = "kebab-case")]
 #[allow(clippy::enum_variant_names)] // The names that the field uses.
 pub enum PageLayout {
-    /// One region for the keys and one for the values of each layer: a page is many small pieces.
+    /// Two regions for each layer, one for keys and one for values, so that a page is in many small pieces.
     LayerMajor,
-    /// One region, in which a page holds all layers: a page is one piece.
+    /// One region, in which a page holds all layers in one piece.
     PageMajor,
-    /// As layer-major, with the tokens of a head side by side: a rank that wants some of the heads gets
-    /// one piece of each.
+    /// As layer-major, with the tokens of each head side by side, so that a rank that receives only some of the
+    /// heads gets each head of a page in one piece.
     HeadMajor,
 }
 
-/// Over how many ranks an engine spreads the model.
+/// Over how many ranks an engine spreads the model. The ranks run in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args, Serialize, Deserialize)]
 pub struct Parallelism {
     /// Tensor-parallel ranks, each with a share of the heads.
@@ -166,24 +166,24 @@ pub struct Parallelism {
     #[arg(long, default_value_t = 1, value_name = "STAGES", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub pp: u32,
 
-    /// Prefill-context-parallel ranks: all have the whole cache at the end, and each sends a range of its
-    /// pages.
+    /// Prefill-context-parallel (PCP) ranks: all of them hold the pages of a prompt, and each sends a range of
+    /// the pages.
     #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub cp: u32,
 
-    /// Decode-context-parallel ranks, out of the tensor-parallel ones: pages are dealt to them in turn
-    /// (latent attention).
+    /// Decode-context-parallel (DCP) ranks: that many of the tensor-parallel ranks hold the pages in turn, one
+    /// page each. Needs --mla.
     #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub dcp: u32,
 }
 
 impl Parallelism {
-    /// One rank.
+    /// An engine of one rank.
     #[cfg(test)]
     pub const ONE: Parallelism = Parallelism { tp: 1, pp: 1, cp: 1, dcp: 1 };
 }
 
-/// How a rank holds its cache.
+/// The cache of a rank, and its transport.
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]
 pub struct CacheOptions {
     /// The transport that moves the bytes.
@@ -206,50 +206,51 @@ pub struct CacheOptions {
 /// How a prefill rank computes.
 #[derive(Debug, Clone, Args)]
 pub struct PrefillOptions {
-    /// Tokens of a prompt that a prefill rank computes before it sends their pages.
+    /// How many tokens of a prompt a prefill rank computes at a time, before it sends their pages.
     #[arg(long, default_value_t = 64, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub chunk_tokens: u32,
 
-    /// Send each layer of a chunk while the next one is computed, instead of whole chunks.
+    /// Send each layer of a chunk while the next layer is computed, instead of sending whole chunks.
     #[arg(long)]
     pub layer_wise: bool,
 }
 
-/// The requests.
+/// The requests of a run.
 #[derive(Debug, Clone, Args)]
 pub struct WorkloadOptions {
-    /// How many conversations: requests, if they have one turn.
+    /// How many conversations to run; each is one request, or several with --turns.
     #[arg(long, default_value_t = 12, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub requests: u32,
 
-    /// Tokens in a prompt, about.
+    /// Roughly how many tokens each prompt has.
     #[arg(long, default_value_t = 200, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub prompt_tokens: u32,
 
-    /// Tokens to generate for each request.
+    /// How many tokens to generate for each request.
     #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_new_tokens: u32,
 
-    /// Turns of each conversation; the second prompt is the first, its answer and some new tokens.
+    /// How many turns each conversation has. The prompt of a turn is the prompt of the turn before, its answer,
+    /// and some new tokens.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub turns: u32,
 
-    /// New tokens in each turn after the first.
+    /// How many new tokens the prompt of each turn after the first has.
     #[arg(long, default_value_t = 24, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub follow_up_tokens: u32,
 
-    /// Seconds that the transfer of a request may take, from its arrival at the ranks; 30 at least if
-    /// it is routed again [default: 180, with --timing fast 1].
+    /// How long the transfer of a request may take after the request has reached its ranks. A request that is
+    /// routed again gets at least 30 s [default: 180, or 1 with --timing fast].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub deadline: Option<u64>,
 
-    /// Print one JSON object instead of progress and table.
+    /// Print the report as one JSON object, and no progress.
     #[arg(long)]
     pub json: bool,
 }
 
 impl WorkloadOptions {
-    /// What is said.
+    /// The workload that the options ask for.
     pub fn prompts(&self) -> Workload {
         Workload {
             count: self.requests as usize,
@@ -259,12 +260,12 @@ impl WorkloadOptions {
         }
     }
 
-    /// How many answers there will be.
+    /// The number of answers that the run will have: one for each turn of each conversation.
     pub fn answers(&self) -> usize {
         (self.requests * self.turns) as usize
     }
 
-    /// What a router is to do with them.
+    /// The plan of the router for these requests.
     pub fn plan(&self, hand_over: &HandOver, bootstrap: String) -> Plan {
         let pace = hand_over.timing;
         let deadline = self.deadline.map_or(pace.at_most_a_second(DEADLINE), Duration::from_secs);
@@ -288,7 +289,7 @@ impl WorkloadOptions {
         let prompt = prompts::longest(self.prompt_tokens as usize);
         let earlier = (self.turns - 1) as usize * (self.max_new_tokens + self.follow_up_tokens) as usize;
         let tokens = prompt + earlier + self.max_new_tokens.max(RESERVED_TOKENS) as usize;
-        // A page more, because prompt and continuation are rounded up apart.
+        // One page more, because prompt and continuation are rounded up to pages separately.
         let needed = tokens.div_ceil(cache.page_size as usize) + 1;
         if needed > cache.pages as usize {
             Err(ExampleError::CacheTooSmall { needed, pages: cache.pages })

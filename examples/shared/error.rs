@@ -50,7 +50,7 @@ pub enum ExampleError {
     #[error(transparent)]
     Checkpoint(#[from] super::checkpoint::CheckpointError),
     /// The requests do not fit into the cache.
-    #[error("a request needs {needed} pages, a rank has {pages}; see --pages")]
+    #[error("a request needs {needed} pages, and a rank has {pages}: raise --pages, or shorten prompts and answers")]
     CacheTooSmall {
         /// Pages of one request, with what it grows by.
         needed: usize,
@@ -60,7 +60,7 @@ pub enum ExampleError {
     /// The model cannot be spread like that.
     #[error(
         "{tp} tensor-parallel ranks and {pp} pipeline stages cannot share {heads} heads of {layers} layers: \
-         ranks must divide heads or be a multiple of them, and each stage needs a layer"
+         the ranks must divide the heads or be a multiple of them, and each stage needs a layer"
     )]
     Parallel {
         /// Tensor-parallel ranks.
@@ -74,8 +74,8 @@ pub enum ExampleError {
     },
     /// Pages cannot be dealt like that.
     #[error(
-        "pages cannot be dealt to {dealt} of {tp} tensor-parallel ranks: the number of ranks must be a multiple, \
-         and the model's attention latent (--mla)"
+        "{tp} tensor-parallel ranks cannot hold pages in turn in groups of {dealt} (DCP): the first number must be \
+         a multiple of the second, and the model must have latent attention (--mla)"
     )]
     Dealt {
         /// Tensor-parallel ranks.
@@ -103,22 +103,22 @@ pub enum ExampleError {
         pages: usize,
     },
     /// The transport was asked for by name, but is not in this binary.
-    #[error("this example was built without feature `{feature}`")]
+    #[error("this example was built without feature `{feature}`: add --features {feature} to the command of cargo")]
     NotBuilt {
         /// The feature.
         feature: &'static str,
     },
     /// A line on the control channel is not one of ours.
-    #[error("control channel: {0}")]
+    #[error("a line from the router, or to the router, is not a valid message: {0}")]
     Command(serde_json::Error),
     /// A line on the control channel does not end.
-    #[error("control channel: a line exceeds {max} bytes")]
+    #[error("a line from the router has more than {max} bytes")]
     LineTooLong {
         /// The bound.
         max: usize,
     },
     /// The other end of the control channel is gone.
-    #[error("the control channel was closed")]
+    #[error("the router has closed the connection")]
     LinkClosed,
     /// An id that is none.
     #[error(transparent)]

@@ -1,4 +1,4 @@
-//! Which model the examples run: one from a seed, or a checkpoint.
+//! The model that the examples run: a small one made from a seed, or a checkpoint.
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -8,27 +8,27 @@ use super::model::{Model, ModelConfig, Weights};
 use super::prompts::{self, Conversation, Workload};
 use super::router::Run;
 
-/// Which model; every process of a run must be given the same.
+/// Options that choose the model. Every process of a run must get the same ones.
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]
 pub struct ModelOptions {
-    /// Seed of the model's weights and of the prompts.
+    /// The seed of the model's weights and of the prompts.
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     pub seed: u64,
 
-    /// A model with multi-head latent attention: what is cached of a token belongs to no head, and
-    /// every tensor-parallel rank holds all of it.
+    /// Use a model with multi-head latent attention (MLA): every tensor-parallel rank holds the whole cache,
+    /// which is not divided by heads.
     #[arg(long)]
     pub mla: bool,
 
-    /// A Llama-architecture checkpoint to run instead: a directory with config.json, *.safetensors
-    /// and tokenizer.json.
+    /// Use this checkpoint of the Llama architecture: a directory with config.json, *.safetensors and
+    /// tokenizer.json.
     #[cfg(feature = "checkpoint")]
     #[arg(long, value_name = "DIR", conflicts_with = "mla")]
     pub model: Option<std::path::PathBuf>,
 }
 
 impl ModelOptions {
-    /// Loads or makes the model.
+    /// Loads the checkpoint, or makes the model from the seed.
     pub fn load(&self) -> Result<Model, ExampleError> {
         #[cfg(feature = "checkpoint")]
         if let Some(dir) = &self.model {
@@ -39,7 +39,7 @@ impl ModelOptions {
         Ok(Model::new(config, weights))
     }
 
-    /// What is said in a run: random tokens, or for a checkpoint a text.
+    /// The prompts of a run: random tokens or, for a checkpoint, parts of a text.
     pub fn prompts(&self, model: &Model, workload: Workload) -> Result<Vec<Conversation>, ExampleError> {
         #[cfg(feature = "checkpoint")]
         if let Some(dir) = &self.model {
@@ -50,7 +50,7 @@ impl ModelOptions {
         Ok(prompts::random(self.seed, workload, model.config().vocab_size))
     }
 
-    /// What the decode side made of the first prompt, if the model has words.
+    /// The text that the decode side has generated for the first prompt; `None` without a tokenizer.
     pub fn first_answer(&self, run: &Run) -> Result<Option<String>, ExampleError> {
         #[cfg(feature = "checkpoint")]
         if let Some(dir) = &self.model

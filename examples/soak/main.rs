@@ -5,14 +5,14 @@
 //! cargo run --release --features nixl --example soak -- --transport nixl --minutes 10
 //! ```
 //!
-//! This process is a prefill worker. A decode worker in another process receives its pages and compares
-//! every byte. Beside it a thread maps and unmaps memory that nobody transfers. At each interval the
-//! resident memory is printed, and at the end its slope with its 95 % confidence interval; then
-//! everything that was counted must be back at zero.
+//! This process is a prefill worker. A decode worker in another process receives its pages and compares every
+//! byte. Meanwhile a thread of this process maps and unmaps other memory. At each interval the resident memory is
+//! printed, and at the end its slope with a 95 % confidence interval. At the end no session, page, post or file
+//! descriptor may be left.
 //!
-//! `--visitors` adds decode workers that come and go after seconds, every second one by SIGKILL, and says
-//! what is kept of each: by NIXL and UCX some hundred bytes, and by the NIXL transport the count of what each
-//! of the last 4096 connections has sent.
+//! `--visitors` adds decode workers that each live for some seconds, of which every second one is killed by
+//! SIGKILL, and prints how much memory the process keeps for each: NIXL and UCX keep some hundred bytes, and the
+//! NIXL transport keeps a byte count for each of the last 4096 connections.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
 mod churn;
@@ -32,10 +32,10 @@ use peer::Peer;
 use side::{Error, Side};
 use slope::Slope;
 
-/// Minutes of a run from which on growth fails it.
+/// Runs of at least this many minutes fail if the memory grows.
 const JUDGED: f64 = 5.0;
 
-/// Runs transfers for minutes, compares every byte, and watches what the process keeps.
+/// Runs transfers for minutes, compares every byte, and checks that no memory, page or file descriptor is lost.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
@@ -43,33 +43,34 @@ struct Options {
     #[arg(long, value_enum, default_value = "local")]
     transport: TransportKind,
 
-    /// How long.
-    #[arg(long, default_value_t = 10.0)]
+    /// How many minutes to run.
+    #[arg(long, default_value_t = 10.0, value_name = "MINUTES")]
     minutes: f64,
 
-    /// Between two samples of the resident memory; a sixtieth of the time by default.
+    /// The time between two samples of the resident memory [default: a sixtieth of --minutes].
     #[arg(long, value_name = "SECONDS")]
     interval: Option<f64>,
 
-    /// Have other peers come and go beside the one that stays.
+    /// Also run decode workers that live for some seconds; every second one is killed by SIGKILL.
     #[arg(long)]
     visitors: bool,
 
-    /// Seed of everything random.
-    #[arg(long, default_value_t = 1)]
+    /// The seed of the lifetimes of visitors.
+    #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     seed: u64,
 
-    /// Be a decode worker: the bootstrap server and the number of the peer.
+    /// For the program's own use: makes this process a decode worker, with the address of the bootstrap server and
+    /// the number of the worker.
     #[arg(long, hide = true, num_args = 2)]
     peer: Vec<String>,
 }
 
-/// Which transport moves the bytes.
+/// The transport that moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum TransportKind {
-    /// The embedded transport.
+    /// kv-local: shared memory and copies between processes of one host.
     Local,
-    /// A NIXL agent.
+    /// NVIDIA NIXL. Needs a build with --features nixl.
     Nixl,
 }
 
@@ -92,7 +93,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// True if nothing was left behind and the memory did not grow.
+/// Runs the transfers. True if nothing was left behind and the memory did not grow.
 fn soak(options: &Options) -> Result<bool, Error> {
     let length = Duration::try_from_secs_f64(options.minutes * 60.0)?;
     let interval = options.interval.map_or(Ok(length / 60), Duration::try_from_secs_f64)?;
@@ -156,22 +157,22 @@ fn soak(options: &Options) -> Result<bool, Error> {
     churn.stop()?;
     side.settle()?;
     println!(
-        "\n{} requests, {:.2} GB, every byte compared; {number} peers came and went, {killed} of them killed",
+        "\n{} requests, {:.2} GB, every byte compared; {number} visitors, of which {killed} were killed",
         side.requests,
         side.bytes as f64 / 1e9
     );
     let left = side.left()?;
     for (what, count) in &left {
-        println!("left behind: {count} {what}");
+        println!("PROBLEM: {count} {what} left at the end");
     }
     side.stop()?;
     server.stop();
-    // What a process takes once looks like a slope in a short run.
+    // In a short run, memory that the process takes only once looks like a slope.
     let flat = slope.report(number) || options.minutes < JUDGED;
     Ok(left.is_empty() && flat)
 }
 
-/// How long a peer lives.
+/// How long a visitor lives: one to five seconds.
 fn life(random: &mut SplitMix64) -> Duration {
     Duration::from_millis(1000 + random.below(4000))
 }

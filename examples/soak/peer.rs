@@ -62,7 +62,7 @@ impl Peer {
     /// Goes on with its requests.
     pub fn serve(&mut self, side: &mut Side) -> Result<(), Error> {
         if let Some(status) = self.process.try_wait()? {
-            return Err(format!("peer {} has ended on its own: {status}", self.number).into());
+            return Err(format!("decode worker {} has ended too early: {status}", self.number).into());
         }
         let room = room(self.number, self.requests);
         let Some(sender) = self.sender.take() else {
@@ -70,8 +70,8 @@ impl Peer {
             side.fill(&pages, room)?;
             let mut sender =
                 side.manager.sender(&side.addr, Room::Number(room), &[], SessionOptions::default())?;
-            sender.init(pages.len(), None).map_err(|_| "no room for a command")?;
-            sender.send(pages).map_err(|_| "no room for a command")?;
+            sender.init(pages.len(), None).map_err(|_| "the command queue is full")?;
+            sender.send(pages).map_err(|_| "the command queue is full")?;
             self.sender = Some(sender);
             return Ok(());
         };
@@ -99,12 +99,12 @@ impl Peer {
             drop(self.process.stdin.take());
             let mut status = None;
             let process = &mut self.process;
-            until("the end of a peer", || {
+            until("the end of a decode worker", || {
                 status = process.try_wait().ok().flatten();
                 status.is_some()
             })?;
             if !status.is_some_and(|status| status.success()) {
-                return Err(format!("peer {} did not end well: {status:?}", self.number).into());
+                return Err(format!("decode worker {} has failed: {status:?}", self.number).into());
             }
         }
         if let Some(mut sender) = self.sender.take() {
@@ -135,7 +135,7 @@ pub fn receive(transport: TransportKind, addr: &str, number: u64) -> Result<(), 
         let room = room(number, request);
         let pages = side.allocate(pages(room)).ok_or("no pages are free")?;
         let mut receiver = side.manager.receiver(addr, Room::Number(room), SessionOptions::default())?;
-        receiver.init(pages, None).map_err(|_| "no room for a command")?;
+        receiver.init(pages, None).map_err(|_| "the command queue is full")?;
         while !receiver.poll().is_terminal() {
             if ending.load(Ordering::Relaxed) {
                 receiver.abort();
@@ -147,7 +147,7 @@ pub fn receive(transport: TransportKind, addr: &str, number: u64) -> Result<(), 
         if poll == KvPoll::Success {
             side.compare(&pages, room)?;
         } else if !ending.load(Ordering::Relaxed) {
-            return Err(format!("peer {number}, room {room}: {failure:?}").into());
+            return Err(format!("decode worker {number}, room {room}: {failure:?}").into());
         }
         side.free(pages)?;
         if ending.load(Ordering::Relaxed) {
@@ -155,8 +155,8 @@ pub fn receive(transport: TransportKind, addr: &str, number: u64) -> Result<(), 
         }
     }
     side.settle()?;
-    if let Some((what, count)) = side.left()?.into_iter().find(|(what, _)| !what.starts_with("descriptors")) {
-        return Err(format!("peer {number} leaves {count} {what} behind").into());
+    if let Some((what, count)) = side.left()?.into_iter().find(|(what, _)| !what.starts_with("file descriptors")) {
+        return Err(format!("decode worker {number} has {count} {what} left at its end").into());
     }
     side.stop()
 }

@@ -27,7 +27,7 @@ pub fn prepare(kind: TransportKind) -> Result<(), Error> {
             Ok(())
         }
         #[cfg(not(feature = "nixl"))]
-        TransportKind::Nixl => Err("this example was built without feature `nixl`".into()),
+        TransportKind::Nixl => Err("this example was built without `--features nixl`".into()),
     }
 }
 
@@ -82,7 +82,7 @@ impl Side {
                 (Memory::Pool(pool), worker)
             }
             #[cfg(not(feature = "nixl"))]
-            TransportKind::Nixl => return Err("this example was built without feature `nixl`".into()),
+            TransportKind::Nixl => return Err("this example was built without `--features nixl`".into()),
         };
         let manager = worker.manager();
         if role == WorkerRole::Prefill {
@@ -138,7 +138,7 @@ impl Side {
             content(room, position, &mut wanted);
             if bytes != wanted {
                 let at = bytes.iter().zip(&wanted).position(|(is, wanted)| is != wanted).unwrap_or(0);
-                return Err(format!("room {room}: page {position} is wrong from byte {at} on").into());
+                return Err(format!("room {room}: page {position} has wrong bytes from byte {at} on").into());
             }
         }
         Ok(())
@@ -156,7 +156,7 @@ impl Side {
                 Ok(pages) => self.free(pages)?,
                 Err(sender) if Instant::now() < until => self.limbo.push((sender, until)),
                 Err(sender) => {
-                    return Err(format!("the pages of {:?} do not come back", sender.room()).into());
+                    return Err(format!("the sender of {:?} has not given its pages back within {PATIENCE:?}", sender.room()).into());
                 }
             }
         }
@@ -195,11 +195,11 @@ impl Side {
             ("pages in transfer", gauges.pages_in_transfer()),
             ("pages leased", gauges.pages_leased()),
             ("pages in quarantine", gauges.pages_quarantined()),
-            ("pages of nobody", gauges.pages_orphaned()),
+            ("pages without a session handle", gauges.pages_orphaned()),
             ("posts", gauges.posts_in_flight),
             ("senders", self.limbo.len()),
             ("pages that are not free", self.cache.capacity() - self.cache.available()),
-            ("descriptors of the process", handles()?.saturating_sub(self.started)),
+            ("file descriptors of the process", handles()?.saturating_sub(self.started)),
         ];
         left.retain(|(_, count)| *count > 0);
         Ok(left)
@@ -208,7 +208,7 @@ impl Side {
     pub fn stop(self) -> Result<(), Error> {
         let report = self.worker.stop(PATIENCE);
         if report.panicked || report.pages_quarantined > 0 || report.posts_in_flight > 0 {
-            return Err(format!("the worker did not end well: {report:?}").into());
+            return Err(format!("the worker has not stopped cleanly: {report:?}").into());
         }
         Ok(())
     }
@@ -220,7 +220,7 @@ pub fn reclaimed(mut receiver: Receiver) -> Result<Pages, Error> {
     loop {
         match receiver.reclaim() {
             Ok(pages) => return Ok(pages),
-            Err(_) if Instant::now() > deadline => return Err("a receiver's pages do not come back".into()),
+            Err(_) if Instant::now() > deadline => return Err("a receiver has not given its pages back in time".into()),
             Err(back) => receiver = back,
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -251,7 +251,7 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<(), Error> {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         if Instant::now() > deadline {
-            return Err(format!("{what} does not come").into());
+            return Err(format!("{what} has not come within {PATIENCE:?}").into());
         }
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -1,9 +1,9 @@
 //! The slope of the resident memory, with its confidence interval.
 
-/// What growth is called a leak, in KiB a minute: less than a page a second.
+/// Growth of at least this many KiB a minute is a leak; it is less than a page a second.
 const TOLERATED: f64 = 128.0;
 
-/// Samples: minutes and KiB.
+/// Samples of the resident memory, over time.
 #[derive(Debug, Default)]
 pub struct Slope {
     samples: Vec<(f64, f64)>,
@@ -15,26 +15,26 @@ impl Slope {
         self.samples.push((minutes, kib));
     }
 
-    /// Prints the slope, and if it is one, what it is for each of the peers that came and went; false
-    /// if the memory grew.
+    /// Prints the slope and, if the memory grows, the growth for each visitor. False if the memory grows by as
+    /// much as a leak would.
     pub fn report(&self, visitors: u64) -> bool {
         let Some((slope, half)) = self.fit() else {
-            println!("too few samples for a slope");
+            println!("too few samples to tell whether the memory grows");
             return true;
         };
         let (low, high) = (slope - half, slope + half);
         println!("RSS slope {slope:+.1} KiB/min, 95 % confidence interval {low:+.1} to {high:+.1}");
         let flat = low <= 0.0;
         if flat {
-            println!("indistinguishable from 0, or falling");
+            println!("the memory does not grow: the slope cannot be told from 0, or is negative");
         } else if visitors > 0 {
             let minutes = self.samples.last().map_or(0.0, |sample| sample.0);
             println!(
-                "it grows: {:.0} bytes for each peer that came and went",
+                "the memory grows: by {:.0} bytes for each visitor",
                 slope * minutes * 1024.0 / visitors as f64
             );
         } else {
-            println!("it grows");
+            println!("the memory grows");
         }
         flat || slope < TOLERATED
     }

@@ -211,7 +211,7 @@ impl LeaseReport {
         let (latest, lease) = (self.latest_ms() / 1e3, self.lease_ms / 1e3);
         // A rank looks at its leases between two forward passes.
         (latest > lease + 1.0).then(|| {
-            format!("pages were free {latest:.2} s after their last heartbeat, with a lease of {lease:.2} s")
+            format!("pages were freed {latest:.2} s after their last heartbeat, although the lease was {lease:.2} s")
         })
     }
 }
@@ -274,7 +274,7 @@ fn left_behind(requests: &[RequestReport], ranks: &[RankReport]) -> Vec<String> 
     let unanswered = (unanswered > 0).then(|| format!("{unanswered} requests were never answered"));
     let refused = refused.first().map(|first| {
         let (count, from, to) = (refused.len(), &first.prefill, &first.decode);
-        format!("{count} requests to survivors failed, the first from {from} to {to}: {:?}", first.outcome)
+        format!("{count} requests to surviving ranks failed, the first from {from} to {to}: {:?}", first.outcome)
     });
     unanswered.into_iter().chain(refused).collect()
 }
@@ -306,7 +306,7 @@ fn first_difference(samples: &[Sample], expected: &[Sample]) -> Option<usize> {
 fn problems(totals: &Totals, ranks: &[RankReport], harm: Option<&Harmed>, harm_wanted: bool) -> Vec<String> {
     let mut problems = Vec::new();
     for (count, what) in [
-        (totals.mismatches, "requests got tokens that differ from the monolithic run"),
+        (totals.mismatches, "requests got tokens that differ from the run in one process"),
         (totals.overdue, "requests neither finished nor failed within their deadline"),
         (totals.pages_leaked, "pages were never given back"),
         (if harm_wanted { 0 } else { totals.failed }, "requests failed"),
@@ -317,10 +317,10 @@ fn problems(totals: &Totals, ranks: &[RankReport], harm: Option<&Harmed>, harm_w
     }
     let accounts = |rank: &&RankReport| rank.harmed.is_none() || rank.resumed;
     for rank in ranks.iter().filter(accounts).filter(|rank| rank.accounting.is_none()) {
-        problems.push(format!("{} gave no account of its pages", rank.name));
+        problems.push(format!("{} did not report its pages at the end", rank.name));
     }
     if harm_wanted && harm.is_none() {
-        problems.push("no request was ever seen mid-transfer, so no rank was harmed".to_owned());
+        problems.push("no request was seen in the middle of a transfer, so no rank was killed or stopped".to_owned());
     }
     problems
 }

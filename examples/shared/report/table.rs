@@ -29,30 +29,30 @@ impl Report {
         }
         let _ = writeln!(
             text,
-            "times in ms; transfer includes the wait for the prompt to be computed, wire is the copying; GB/s is of the wire"
+            "times in ms; transfer includes the computation of the prompt, wire is only the copying, and GB/s is bytes over wire"
         );
         if let Some(Harmed { harm, rank, request, moment }) = &self.harm {
             let what = if *harm == Harm::Kill { "killed" } else { "stopped" };
             let _ = match moment {
                 Moment::Sending { sent, of } => writeln!(
                     text,
-                    "{what} {rank} when {sent} of {of} pages of request {request} were on their way"
+                    "{what} {rank} when {sent} of {of} pages of request {request} had been sent"
                 ),
                 Moment::At { millis, open } => {
                     writeln!(text, "{what} {rank} after {millis} ms, when {open} requests had not ended")
                 }
-                Moment::Reading => writeln!(text, "{what} {rank} when request {request} began to be read"),
+                Moment::Reading => writeln!(text, "{what} {rank} when the pages of request {request} began to be read"),
                 Moment::Waiting { requests } => writeln!(
                     text,
-                    "{what} {rank} when {requests} requests waited for room on it, their pages kept for it"
+                    "{what} {rank} when {requests} requests waited for room there, with their pages kept under leases"
                 ),
             };
         }
         if let Some(lease) = &self.lease {
             let _ = writeln!(
                 text,
-                "lease {:.1} s: the pages of {} requests that nobody came for any more were free again; \
-                 the last of {} that had been asked for, {:.2} s after the last heartbeat",
+                "lease of {:.1} s: the pages of {} requests were freed without having been read; of {} requests \
+                 that a decode rank had acquired, the last were freed {:.2} s after their last heartbeat",
                 lease.lease_ms / 1e3,
                 lease.requests,
                 lease.freed_after_ms.len(),
@@ -72,7 +72,7 @@ impl Report {
                 }
                 (None, Some(Harm::Kill)) => writeln!(text, "{}: killed", rank.name),
                 (None, Some(Harm::Stop)) => writeln!(text, "{}: stopped", rank.name),
-                (None, None) => writeln!(text, "{}: no account", rank.name),
+                (None, None) => writeln!(text, "{}: did not report its pages", rank.name),
             };
         }
         let totals = &self.totals;
@@ -199,8 +199,8 @@ impl RequestReport {
     fn label(&self) -> String {
         let outcome = self.outcome.label();
         match self.again {
-            Some(again) => format!("{outcome}, again as {again}"),
-            None if self.proof => format!("{outcome}, afterwards"),
+            Some(again) => format!("{outcome}, repeated as {again}"),
+            None if self.proof => format!("{outcome}, sent afterwards"),
             None => outcome,
         }
     }

@@ -128,8 +128,8 @@ impl Router {
                     waiting[index] = false;
                 }
                 Ok((_, Some(_))) => {}
-                Ok((index, None)) => return Err(self.lost(index, "ended before it was ready")),
-                Err(_) => return Err(self.lost(missing, "did not come up in time")),
+                Ok((index, None)) => return Err(self.lost(index, "has ended before it was ready")),
+                Err(_) => return Err(self.lost(missing, "was not ready in time")),
             }
         }
         Ok(())
