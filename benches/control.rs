@@ -115,7 +115,7 @@ fn polls(criterion: &mut Criterion, manager: &Manager, count: u32) -> Result<(),
 
 type Queues = PrefillQueues<u32, Manager>;
 
-/// One iteration of a scheduler.
+/// One iteration of a scheduler's loop over its queues.
 fn step(queues: &mut Queues, manager: &Manager, changes: &mut Vec<Change>) -> Result<(), Box<dyn Error>> {
     manager.poll_set().drain(|change| changes.push(change));
     queues.step(changes.drain(..))?;
@@ -179,7 +179,7 @@ fn geometry(pages: u32) -> Result<Geometry, Box<dyn Error>> {
     Ok(args.build()?.geometry().clone())
 }
 
-/// The same request from four prefill ranks to two decode ranks: what one pair of ranks exchanges.
+/// The plan between one pair of ranks for the same request, from four prefill ranks to two decode ranks.
 fn uneven_plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
     const PAGES: u32 = 128 * 1024 / 16;
     let pages = PageList::from_pages((0..PAGES).map(|page| page.wrapping_mul(2_654_435_761) % PAGES))?;

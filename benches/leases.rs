@@ -1,4 +1,4 @@
-//! Leases renewed at the prefill side: one heartbeat frame in, its answer out.
+//! The renewal of leases at the prefill side: one heartbeat frame in, its answer out.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -16,7 +16,7 @@ const US: Incarnation = Incarnation::from_random(1);
 const READER: Incarnation = Incarnation::from_random(2);
 const THEIR_CONVERSATION: ConversationId = ConversationId(1 << 32 | 7);
 
-/// 10 000 leases in one frame: of neighbouring attempts, and of every second one.
+/// Renews 10 000 leases by one frame: of neighbouring attempts, and of every second attempt.
 pub(crate) fn heartbeats(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
     const LEASES: u32 = 10_000;
     let mut group = criterion.benchmark_group("heartbeat");
@@ -42,11 +42,11 @@ pub(crate) fn heartbeats(criterion: &mut Criterion) -> Result<(), Box<dyn Error>
     Ok(())
 }
 
-/// A prefill node whose every sender is acquired by the same decode worker.
+/// A prefill machine whose senders are all acquired by the same decode worker.
 struct Prefill {
     node: Node,
     now: Time,
-    /// What it wants in the reader's frames.
+    /// The conversation by which the machine wants to be addressed.
     conversation: ConversationId,
 }
 
@@ -104,7 +104,7 @@ impl Prefill {
         while self.node.poll_output().is_some() {}
     }
 
-    /// Takes a frame; gives its answers.
+    /// Gives the machine a frame. Returns its answers.
     fn says(&mut self, conversation: ConversationId, body: Body) -> Result<Vec<Body>, Box<dyn Error>> {
         self.node.handle(
             self.now,
@@ -119,7 +119,7 @@ impl Prefill {
         Ok(answers)
     }
 
-    /// Takes a heartbeat; gives its answer.
+    /// Gives the machine a heartbeat. Returns its answer.
     fn renew(&mut self, heartbeat: Input) -> Option<Output> {
         self.now = self.now + Duration::from_micros(1);
         self.node.handle(self.now, heartbeat);

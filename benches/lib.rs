@@ -1,5 +1,5 @@
-//! What the framework costs: `cargo bench --bench write_read`, `cargo bench --bench control`; and what a peer
-//! that sends garbage costs the others: `cargo bench --bench garbage`.
+//! Benches of the framework: `cargo bench --bench write_read` and `cargo bench --bench control` measure what
+//! it costs, and `cargo bench --bench garbage` measures what a peer that sends garbage costs the others.
 //!
-//! A package of its own, so that whoever runs an example need not build criterion. It holds benches
-//! only, nothing to depend on.
+//! The benches are a package of their own, so that the examples build without criterion. The library is
+//! empty.

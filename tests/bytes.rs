@@ -1,5 +1,5 @@
-//! Bytes: whatever the geometry, the page lists, the chunks, the order of opening and the limits,
-//! every page of a request arrives where it belongs, and no other byte changes.
+//! Transfers move the right bytes: for any geometry, page lists, chunks, order of opening and limits, every
+//! page of a request arrives where it belongs, and no other byte changes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod support;
@@ -13,7 +13,7 @@ use support::random::Random;
 use support::traffic::{Load, Tally, run};
 use support::{ended, reclaimed, server};
 
-/// Serves a load, and expects every request of it to be served.
+/// Serves a load, and expects every request of it to succeed.
 fn serve(random: &mut Random, mut prefills: Vec<Host>, mut decodes: Vec<Host>, load: Load) -> Tally {
     let tally = run(random, &mut prefills, &mut decodes, load);
     assert_eq!((tally.sent, tally.received), (load.requests, load.requests), "{tally:?}");
@@ -51,7 +51,7 @@ fn runs_of_whole_pages_arrive_whole() {
     serve(&mut random, vec![prefill], vec![decode], load);
 }
 
-/// Two replicas of one prefill engine, two decode engines that fetch from both.
+/// Two replicas of a prefill engine serve two decode engines, which both fetch from both.
 #[test]
 fn two_replicas_serve_two_decode_engines() {
     let mut random = Random::new("two_replicas_serve_two_decode_engines");
@@ -71,10 +71,10 @@ fn two_replicas_serve_two_decode_engines() {
     serve(&mut random, prefills, decodes, load);
 }
 
-/// Two prefill engines, each with a bootstrap server of its own, and one decode engine.
+/// Two prefill engines, each with its own bootstrap server, serve one decode engine.
 #[test]
-fn one_decode_engine_fetches_from_two_prefill_engines() {
-    let mut random = Random::new("one_decode_engine_fetches_from_two_prefill_engines");
+fn a_decode_engine_fetches_from_two_prefill_engines() {
+    let mut random = Random::new("a_decode_engine_fetches_from_two_prefill_engines");
     let servers = [server(), server()];
     let shape = Shape::page_major(300, 4, 100);
     let prefills = servers.iter().map(|(_, addr)| Setup::prefill(addr, shape).start()).collect();
@@ -84,8 +84,8 @@ fn one_decode_engine_fetches_from_two_prefill_engines() {
 }
 
 #[test]
-fn one_descriptor_a_post_and_one_post_at_a_time_are_enough() {
-    let mut random = Random::new("one_descriptor_a_post_and_one_post_at_a_time_are_enough");
+fn posts_of_one_descriptor_one_at_a_time_serve_all_requests() {
+    let mut random = Random::new("posts_of_one_descriptor_one_at_a_time_serve_all_requests");
     let (_server, addr) = server();
     let shape = Shape::layer_major(200, 6, 300);
     let prefill = Setup { max_sge: 1, max_inflight: 1, ..Setup::prefill(&addr, shape) }.start();
@@ -120,10 +120,10 @@ fn a_ring_of_one_command_delays_and_loses_nothing() {
     assert!(tally.backpressure > 0, "the ring was never full");
 }
 
-/// One prompt, fetched by two decode engines into pages of their own.
+/// Two decode engines fetch one prompt, each into pages of its own.
 #[test]
-fn one_prompt_goes_to_two_receivers() {
-    let mut random = Random::new("one_prompt_goes_to_two_receivers");
+fn one_prompt_goes_to_two_decode_engines() {
+    let mut random = Random::new("one_prompt_goes_to_two_decode_engines");
     let (_server, addr) = server();
     let shape = Shape::layer_major(128, 6, 512);
     let mut prefill = Setup { receivers: 2, ..Setup::prefill(&addr, shape) }.start();

@@ -1,5 +1,5 @@
-//! Two engines of two ranks each, driven by one thread through rank groups over real workers: bytes of
-//! every rank, and pages that come back once, however a request ends.
+//! Two engines of two ranks each, each engine driven by one thread through an engine group over real workers.
+//! Every rank gets its bytes, and pages come back once, however a request ends.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod support;
@@ -18,11 +18,11 @@ use support::{PATIENCE, server};
 const RANKS: u32 = 2;
 const SHAPE: Shape = Shape { pages: 64, tensors: 4, piece: 768, page_major: false, rows: 4, aux_regions: 1 };
 
-/// How a request ends, and who is to blame.
+/// How a request ends, and which side ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Story {
     Sent,
-    /// Given before it is final.
+    /// The pages are given before they are final.
     Overlapped,
     PrefillAborts,
     DecodeAborts,
@@ -31,7 +31,7 @@ enum Story {
     DecodeDrops,
 }
 
-/// An engine: its ranks, and what its one scheduler has.
+/// An engine: its ranks, and the resources of its scheduler.
 struct Engine {
     hosts: Vec<Host>,
     ranks: EngineGroup,
@@ -53,7 +53,7 @@ impl Engine {
         pages
     }
 
-    /// Pages in which every rank has its own bytes.
+    /// Pages in which every rank has bytes of its own.
     fn prompt(&mut self, count: usize, content: u64) -> Pages {
         let pages = self.pages(count);
         for (rank, host) in (0..).zip(&mut self.hosts) {
@@ -78,7 +78,7 @@ impl Engine {
     }
 }
 
-/// Turns both engines until `done` says something.
+/// Advances both engines until `done` returns something.
 fn until<T>(what: &str, engines: [&Engine; 2], mut done: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -181,7 +181,7 @@ fn tell(story: Story, mode: TransferMode, prefill: &mut Engine, decode: &mut Eng
     decode.cache.free(pages).unwrap();
 }
 
-/// What the router carries in pull mode: the sessions of all ranks.
+/// The lease ids that the router carries in pull mode: the sessions of all ranks.
 fn pull(mode: TransferMode, sender: &GroupSender) -> Vec<kv_transfer::LeaseRef> {
     let lease_refs = sender.lease_refs();
     assert_eq!(lease_refs.len(), RANKS as usize);
@@ -192,7 +192,7 @@ fn engines(addr: &str) -> [Engine; 2] {
     dealt_engines(addr, 1)
 }
 
-/// Engines whose pages are dealt to `dcp_size` ranks in turn.
+/// Two engines whose ranks hold pages in turn, in groups of `dcp_size`.
 fn dealt_engines(addr: &str, dcp_size: u32) -> [Engine; 2] {
     let parallel = |tp_rank| Parallel { tp_size: RANKS, tp_rank, ..Parallel::default() };
     [
@@ -238,7 +238,7 @@ fn every_rank_gets_its_bytes_and_pages_come_back_once_however_a_request_ends() {
 }
 
 #[test]
-fn the_aux_row_goes_with_the_last_chunk_even_from_ranks_that_have_no_page_of_it() {
+fn the_aux_row_goes_with_the_last_chunk_even_without_pages() {
     let (_server, addr) = server();
     let [mut prefill, mut decode] = dealt_engines(&addr, RANKS);
     let stories = [TransferMode::Push, TransferMode::Pull].map(|mode| [(mode, false), (mode, true)]);
@@ -288,7 +288,7 @@ fn the_aux_row_goes_with_the_last_chunk_even_from_ranks_that_have_no_page_of_it(
     }
 }
 
-/// Of three and of four pages, the first rank has two. The second one must not take the last for the first.
+/// Of three pages and of four, the first rank holds two. The second rank must not mistake the end.
 #[test]
 fn sides_that_disagree_about_the_end_of_a_request_fail() {
     let (_server, addr) = server();
@@ -326,7 +326,7 @@ fn sides_that_disagree_about_the_end_of_a_request_fail() {
 }
 
 #[test]
-fn workers_that_are_no_ranks_of_one_engine_are_told_apart() {
+fn workers_of_different_engines_are_refused_as_a_group() {
     let (_server, addr) = server();
     let [prefill, decode] = engines(&addr);
     let managers = |engine: &Engine| engine.ranks.managers().to_vec();

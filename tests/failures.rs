@@ -1,5 +1,4 @@
-//! Failures: each ends both halves of its request soon, with the cause that is true, and gives every
-//! page back.
+//! Failures: each ends both halves of its request soon, with the true cause, and gives every page back.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod support;
@@ -30,7 +29,7 @@ fn within(deadline: Duration) -> SessionOptions {
     SessionOptions { deadline: Some(deadline), ..SessionOptions::default() }
 }
 
-/// Two sides, one room: both orders of opening.
+/// Runs a test in one room with both orders of opening.
 fn in_both_orders(pair: &mut Pair, room: u64, test: impl Fn(&mut Pair, u64, bool)) {
     test(pair, room, true);
     test(pair, room + 1, false);
@@ -60,9 +59,9 @@ fn halves_that_give_up_at_any_moment_end_both_and_lose_no_page() {
     }
 }
 
-/// Neither the copy that is under way nor anything after it touches pages that came back.
+/// After an abort, no copy touches pages that came back, not even the copy that was in flight.
 #[test]
-fn an_abort_in_the_middle_of_a_long_copy_ends_it_before_the_pages_come_back() {
+fn an_abort_ends_a_long_copy_before_the_pages_come_back() {
     // Everything is one post: when the abort comes, most of it is still to be copied.
     let mut pair = Pair::new(LARGE, |setup| {
         setup.limits = Limits { max_post_bytes: 1 << 30, ..Limits::default() };
@@ -135,7 +134,7 @@ fn sides_that_disagree_about_the_number_of_pages_both_learn_both_numbers() {
 }
 
 #[test]
-fn an_aux_row_on_one_side_only_fails_both() {
+fn an_aux_row_on_one_side_only_fails_both_halves() {
     let mut pair = pair();
     in_both_orders(&mut pair, 1, |pair, room, sender_has_it| {
         let row = Some(AuxIndex(3));
@@ -155,7 +154,7 @@ fn an_aux_row_on_one_side_only_fails_both() {
 }
 
 #[test]
-fn a_sender_that_breaks_its_word_fails_by_the_rule_it_broke() {
+fn a_sender_with_contradictory_calls_fails_with_the_broken_rule() {
     type Misuse = fn(&mut Pair, &mut kv_transfer::Sender) -> Cause;
     let misuses: [Misuse; 5] = [
         |pair, sender| {
@@ -201,7 +200,7 @@ fn a_sender_that_breaks_its_word_fails_by_the_rule_it_broke() {
 }
 
 #[test]
-fn a_receiver_that_breaks_its_word_fails_and_its_sender_is_told() {
+fn a_receiver_with_contradictory_calls_fails_and_its_sender_is_told() {
     let mut pair = pair();
     let mut sender = pair.announced(1, 2);
     sender.send(pair.prefill.prompt(2, 1)).unwrap();
@@ -225,7 +224,7 @@ fn a_receiver_that_breaks_its_word_fails_and_its_sender_is_told() {
 }
 
 #[test]
-fn caches_that_do_not_fit_are_named_by_the_first_field_and_both_values() {
+fn caches_that_cannot_be_paired_fail_with_field_and_both_values() {
     let (_server, addr) = server();
     let prefill = Setup { page_size: 32, ..Setup::prefill(&addr, SMALL) }.start();
     let decode = Setup { page_size: 16, ..Setup::decode(&addr, SMALL) }.start();
@@ -247,7 +246,7 @@ fn caches_that_do_not_fit_are_named_by_the_first_field_and_both_values() {
     pair.decode.close("decode");
 }
 
-/// A request at an address where nobody serves ends at its deadline, and names the last answer.
+/// A request at an address without a server ends at its deadline, and its error names the last answer.
 fn names_the_last_answer(decode: &mut Host, at: &str, last: &BootstrapError) {
     // Where the machine stands still for a whole deadline nobody was asked: the next one is longer.
     for after in [1, 5, 25].map(Duration::from_secs) {
@@ -266,7 +265,7 @@ fn names_the_last_answer(decode: &mut Host, at: &str, last: &BootstrapError) {
 }
 
 #[test]
-fn an_address_that_nobody_serves_is_named_when_the_deadline_comes() {
+fn an_address_without_a_server_is_named_at_the_deadline() {
     let decode = |addr: &str| Setup::decode(addr, SMALL).start();
     let (server, addr) = server();
     let mut decode = decode(&addr);
@@ -285,7 +284,7 @@ fn an_address_that_nobody_serves_is_named_when_the_deadline_comes() {
 }
 
 #[test]
-fn a_half_whose_other_never_comes_ends_at_its_deadline_and_a_latecomer_is_told() {
+fn a_half_without_a_counterpart_ends_at_its_deadline_and_latecomers_learn() {
     let mut pair = pair();
     let after = Duration::from_millis(400);
     let mut sender = pair.prefill.sender(1, within(after));
@@ -307,7 +306,7 @@ fn a_half_whose_other_never_comes_ends_at_its_deadline_and_a_latecomer_is_told()
 }
 
 #[test]
-fn a_half_that_waits_for_its_scheduler_too_long_fails_both() {
+fn a_half_that_waits_too_long_for_its_scheduler_fails_both_halves() {
     let mut pair = pair();
     let after = Duration::from_millis(500);
     // The sender's scheduler gives one page of two, and no more.

@@ -1,4 +1,4 @@
-//! Hybrid models: pages, window pages and state slots of a request move together between real workers,
+//! Hybrid models: the pages, window pages and state slots of a request move together between real workers,
 //! and all of them come back, however the request ends.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -12,16 +12,16 @@ use support::hybrid::{DRAFT, Hybrid, Items, KV, SLOTS, WINDOW};
 use support::random::Random;
 use support::{PATIENCE, server};
 
-/// Tokens of the sliding window.
+/// The number of tokens in the sliding window.
 const SPAN: usize = 10;
 
-/// A request under way. What is dropped early is `None`.
+/// A request in progress. A half that was dropped early is `None`.
 struct Request {
     room: u64,
     tokens: usize,
     sender: Option<Sender>,
     receiver: Option<Receiver>,
-    /// Nobody has ended it early.
+    /// True if neither side has ended the request early.
     whole: bool,
     /// The sender has the draft model's pages.
     drafted: bool,
@@ -29,7 +29,8 @@ struct Request {
 }
 
 impl Request {
-    /// A half whose other half went before they had met hears nothing of it: its deadline ends it.
+    /// The session options of a half. A half whose counterpart was dropped before they met ends at its
+    /// deadline.
     fn options(&self, mode: TransferMode) -> SessionOptions {
         let deadline = (!self.whole).then_some(Duration::from_secs(5));
         SessionOptions { mode: Some(mode), deadline, ..SessionOptions::default() }
@@ -40,7 +41,7 @@ impl Request {
     }
 }
 
-/// The groups of a request on one side; computes them on the prefill side.
+/// The cache groups of the request on one side. The prefill side also computes their content.
 fn groups(host: &mut Hybrid, request: &Request, draft: bool, computes: bool) -> RequestGroups {
     let (tokens, window) = (request.tokens, request.window());
     let mut groups = RequestGroups::none();
@@ -85,7 +86,7 @@ fn begin_receiver(host: &mut Hybrid, addr: &str, request: &mut Request, mode: Tr
     request.receiver = Some(receiver);
 }
 
-/// What a receiver got, if it says that it has it all.
+/// Checks the items of a receiver that has succeeded.
 fn check(host: &Hybrid, request: &Request, reclaimed: &Reclaimed) {
     let (tokens, window) = (request.tokens, request.window());
     let skips = request.asks_for_draft && !request.drafted;
@@ -101,7 +102,7 @@ fn check(host: &Hybrid, request: &Request, reclaimed: &Reclaimed) {
     }
 }
 
-/// Takes back what has ended; true once nothing is left of the request.
+/// Takes back what has ended. True once nothing is left of the request.
 fn advance(prefill: &mut Hybrid, decode: &mut Hybrid, request: &mut Request, succeeded: &mut usize) -> bool {
     if let Some(sender) = request.sender.take() {
         match sender.reclaim_all() {
@@ -129,7 +130,7 @@ fn advance(prefill: &mut Hybrid, decode: &mut Hybrid, request: &mut Request, suc
     request.sender.is_none() && request.receiver.is_none()
 }
 
-/// Serves requests, several at once; some of them end early.
+/// Serves requests, several at once, of which some end early.
 fn serve(name: &str, mode: TransferMode, requests: u64, ends_early: usize) {
     let mut random = Random::new(name);
     let (server, addr) = server();

@@ -1,5 +1,5 @@
-//! Rest: a worker with nothing to do uses no processor, and a scheduler that sleeps on the poll
-//! set's descriptor is woken exactly when something has changed.
+//! Rest: a worker with nothing to do uses no processor time, and a scheduler that sleeps on the poll set's
+//! descriptor is woken exactly when something has changed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod support;
@@ -73,7 +73,7 @@ fn a_session_that_waits_for_its_other_half_costs_no_turns() {
     pair.close();
 }
 
-/// A scheduler's event loop, level-triggered.
+/// The event loop of a scheduler, with level-triggered readiness.
 struct Level(std::os::fd::OwnedFd);
 
 impl Level {
@@ -92,7 +92,8 @@ impl Level {
         ready > 0
     }
 
-    /// Nothing has changed. A drain beside the last change may have left it readable once.
+    /// Checks that nothing has changed. A drain beside the last change may have left the descriptor readable
+    /// once.
     fn is_quiet(&self, set: &PollSet) {
         if self.is_readable(Duration::from_millis(10)) {
             assert_eq!(set.drain(|change| panic!("{change:?}")), 0);

@@ -1,5 +1,5 @@
-//! A decode worker of the next version: it speaks over kv-local with fields and messages that this
-//! version does not know, and is served; or it speaks no version of this worker's, and both are told.
+//! A decode worker of the next version. Over kv-local it sends fields and messages that this version does not
+//! know, and is served. If it speaks no version of this worker's, both sides are told.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -28,7 +28,7 @@ use support::{PATIENCE, ended, failed, reclaimed, server};
 const WORKER: PeerId = PeerId(1);
 const NEXT: u8 = VERSIONS.max + 1;
 
-/// The host that serves, as the bootstrap server knows it.
+/// The record of the serving host at the bootstrap server.
 fn find(addr: &str) -> RankRecord {
     let mut client = HttpBootstrapClient::new(Default::default()).unwrap();
     let start = Instant::now();
@@ -49,8 +49,8 @@ fn find(addr: &str) -> RankRecord {
     }
 }
 
-/// Where a frame's array of fields begins: after the outer array, the version, the kind, and the conversation, whose
-/// first byte says how long it is.
+/// The offset of a frame's array of fields, after the outer array, the version, the kind, and the
+/// conversation, whose first byte gives its length.
 fn fields_at(frame: &[u8]) -> usize {
     4 + match frame[3] {
         0xcc => 1,
@@ -61,7 +61,7 @@ fn fields_at(frame: &[u8]) -> usize {
     }
 }
 
-/// The message as the next version writes it: with two more fields.
+/// The message as the next version encodes it: with two more fields.
 fn with_new_fields(frame: &[u8]) -> Bytes {
     let mut bytes = frame.to_vec();
     bytes[fields_at(frame)] += 2;
@@ -87,7 +87,7 @@ struct Newer {
     memory: Memory,
     to: RankRecord,
     heard: VecDeque<Body>,
-    /// The number that the host wants in its frames.
+    /// The number by which the host wants to be addressed.
     conversation: ConversationId,
 }
 
@@ -131,7 +131,7 @@ impl Newer {
         (newer, answer)
     }
 
-    /// Says it with new fields, between messages that this version has never heard of.
+    /// Sends a message with new fields, between messages that this version does not know.
     fn say(&mut self, body: Body) {
         let frame = Frame { conversation: self.conversation, body }.encode().unwrap();
         self.say_bytes(with_new_fields(&frame));
@@ -143,7 +143,7 @@ impl Newer {
         }
     }
 
-    /// The next message for which `wanted` says true.
+    /// The next message for which `wanted` is true.
     fn hear(&mut self, wanted: impl Fn(&Body) -> bool) -> Body {
         let start = Instant::now();
         loop {
@@ -163,7 +163,7 @@ impl Newer {
     }
 }
 
-/// A sender that has everything, in a room of its own.
+/// A sender that has all its pages, in a room of its own.
 fn sender(host: &mut Host, room: u64, pages: usize) -> Sender {
     let mut sender = host.sender(room, SessionOptions::default());
     let row = host.prompt_row(room);

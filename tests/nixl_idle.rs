@@ -1,5 +1,5 @@
-//! Rest over NIXL, which has no descriptor to wait on: a worker with nothing to do looks seldom
-//! enough to use less than a hundredth of a processor, and often enough to serve the next request.
+//! Rest over NIXL, which has no descriptor to wait on: a worker with nothing to do polls seldom enough to use
+//! less than a hundredth of a processor, and often enough to serve the next request.
 #![cfg(feature = "nixl")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 

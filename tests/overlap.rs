@@ -1,5 +1,5 @@
-//! Transfers that overlap with the forward pass: a device computes layer by layer while what it has
-//! computed is moved, between engines with pages of different sizes and layouts.
+//! Transfers that overlap with the forward pass: a device computes layer by layer, while layers that are
+//! computed are moved, between engines with pages of different sizes and layouts.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod support;
@@ -23,7 +23,7 @@ const TOKEN: usize = 20;
 /// How a cache lies in memory.
 #[derive(Clone, Copy)]
 struct Shape {
-    /// Tokens of a page.
+    /// The number of tokens in a page.
     tokens: usize,
     /// All layers of a page together, or a region for each.
     page_major: bool,
@@ -135,13 +135,13 @@ fn content(room: u64, layer: usize, kind: usize, token: usize) -> [u8; TOKEN] {
 struct Device {
     /// Layers of chunks that are done.
     done: Arc<AtomicUsize>,
-    /// How many it may do.
+    /// The number of layers that the device may compute.
     allowed: Arc<AtomicUsize>,
     thread: JoinHandle<()>,
 }
 
 impl Device {
-    /// Computes pages of a room, each chunk with the number of its first page.
+    /// Computes pages of a room, chunk by chunk, each with the number of its first page.
     fn start(host: &Host, room: u64, chunks: Vec<(usize, Vec<u32>)>, allowed: usize) -> Device {
         let (arena, shape) = (host.arena.clone(), host.shape);
         let (done, allowed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(allowed)));
@@ -166,7 +166,7 @@ impl Device {
         Device { done, allowed, thread }
     }
 
-    /// An event behind so many layers of chunks.
+    /// A ready event that passes after `behind` layers of chunks.
     fn event(&self, behind: usize) -> impl ReadyEvent + 'static {
         let done = Arc::clone(&self.done);
         move || Ok::<bool, ReadyEventError>(done.load(Ordering::SeqCst) >= behind)
@@ -227,7 +227,7 @@ fn receive(
 }
 
 #[test]
-fn what_is_computed_arrives_while_the_rest_is_computed() {
+fn computed_layers_arrive_while_later_layers_are_computed() {
     for shape in DECODES {
         let (_server, addr) = server();
         let mut prefill = Host::start(&addr, WorkerRole::Prefill, PREFILL);

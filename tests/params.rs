@@ -1,5 +1,5 @@
-//! Transfer parameters: dictionaries as vLLM writes them are understood, ours survive the way
-//! through a router, and whatever else comes is refused by name.
+//! Transfer parameters: dictionaries as vLLM writes them are understood, ours survive the way through a
+//! router, and anything else is refused by name.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 #[path = "support/random.rs"]
@@ -14,7 +14,7 @@ use kv_transfer::{EngineId, IdError, Incarnation, Lease, LeaseRef, PagesError, T
 use random::Random;
 use serde_json::{Value, json};
 
-/// What a vLLM prefill engine answers in pull mode.
+/// The answer of a vLLM prefill engine in pull mode.
 const PULL_RESPONSE: &str = r#"{
     "do_remote_prefill": true, "do_remote_decode": false,
     "remote_block_ids": [[4, 5, 6, 9]], "remote_engine_id": "b7a1c2f0-6d1e-4f5a-9a53-0c8c1d2e3f40",
@@ -23,13 +23,13 @@ const PULL_RESPONSE: &str = r#"{
     "remote_blocks_expiry_time": null, "remote_registration_generation": 0, "transfer_mode": "pull"
 }"#;
 
-/// What a proxy sends to the prefill engine first.
+/// The first request of a proxy to a prefill engine.
 const PROXY_REQUEST: &str = r#"{
     "do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
     "remote_block_ids": null, "remote_host": null, "remote_port": null
 }"#;
 
-/// What a vLLM decode engine answers, for the next turn.
+/// The answer of a vLLM decode engine, for the next turn.
 const DECODE_RESPONSE: &str = r#"{
     "do_remote_prefill": false, "do_remote_decode": true,
     "remote_block_ids": [[11, 12], [3]], "remote_engine_id": "d-0", "remote_request_id": "cmpl-1-0",
@@ -42,7 +42,7 @@ fn pages(list: &[u32]) -> PageList {
     PageList::from_pages(list.iter().copied()).unwrap()
 }
 
-/// Ours, with everything.
+/// Our own parameters, with every key.
 fn full() -> TransferParams {
     let mut remote = RemoteKv::new(EngineId::new("prefill-0").unwrap(), Room::Number(u64::MAX), "h", 8998);
     remote.block_ids = vec![pages(&[7, 8, 3])];
@@ -155,7 +155,7 @@ fn a_session_s_lease_reaches_the_reader_s_options() {
 }
 
 #[test]
-fn every_vllm_key_is_written_under_its_name() {
+fn every_key_of_vllm_is_written_under_its_name() {
     let ours = full().to_value();
     let theirs: Value = serde_json::from_str(PULL_RESPONSE).unwrap();
     for key in theirs.as_object().unwrap().keys() {
@@ -168,7 +168,7 @@ fn every_vllm_key_is_written_under_its_name() {
 }
 
 #[test]
-fn keys_that_are_not_known_are_kept() {
+fn unknown_keys_of_transfer_parameters_are_kept() {
     let mut value: Value = serde_json::from_str(PULL_RESPONSE).unwrap();
     value["tracing"] = json!({"id": [1, "x"]});
     let params = TransferParams::from_value(&value).unwrap();
@@ -189,7 +189,7 @@ fn refused(path: &str, value: Value) -> ParamsError {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_both_values() {
+fn errors_of_transfer_parameters_name_the_key_and_both_values() {
     for (path, value, message) in [
         ("/do_remote_decode", json!(true), "do_remote_prefill is true, but do_remote_decode says true"),
         ("/do_remote_prefill", json!(1), "do_remote_prefill must be a boolean, and is 1"),
@@ -245,7 +245,7 @@ fn what_is_wrong_is_named_with_both_values() {
 }
 
 #[test]
-fn sizes_are_bounded() {
+fn sizes_in_transfer_parameters_are_bounded() {
     let text = " ".repeat(MAX_PARAMS_BYTES + 1);
     let (got, max) = (MAX_PARAMS_BYTES + 1, MAX_PARAMS_BYTES);
     assert_eq!(TransferParams::parse(&text), Err(ParamsError::TooLong { got, max }));
@@ -269,7 +269,7 @@ fn sizes_are_bounded() {
 }
 
 #[test]
-fn a_reader_takes_what_it_lacks_and_no_more() {
+fn a_reader_fetches_only_the_pages_that_it_lacks() {
     let remote = full().remote().unwrap().clone(); // 40 tokens in 3 pages
     let decode = FetchPolicy::decode(16);
     let fetch = |prompt, computed| remote.fetch(prompt, computed, None, &decode).unwrap();
@@ -290,7 +290,7 @@ fn a_reader_takes_what_it_lacks_and_no_more() {
 }
 
 #[test]
-fn the_next_turn_computes_what_is_short_or_about_to_go() {
+fn the_next_turn_computes_short_suffixes_and_expiring_pages() {
     let mut remote = full().remote().unwrap().clone();
     (remote.num_tokens, remote.block_ids) = (Some(200), Vec::new());
     remote.leases.as_mut().unwrap().num_pages = 13;

@@ -1,4 +1,4 @@
-//! Processes that are killed, stopped and restarted: nothing of a dead one succeeds, its successor
+//! Processes that are killed, stopped and restarted: no request of a dead process succeeds, its successor
 //! serves, and the survivor loses no page.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -17,20 +17,20 @@ use support::{ended, failed, reclaimed, server, until};
 /// Pages of a large request: 12 MiB.
 const MANY: usize = 192;
 
-/// The other process. In this one it is no test at all.
+/// The entry point of the other process. In the test's own process it does nothing.
 #[test]
 fn child() {
     support::process::child();
 }
 
-/// A receiver with its pages, and the content it waits for.
+/// A receiver with its pages, which expects this content.
 fn receiver(host: &mut Host, room: u64, pages: usize) -> kv_transfer::Receiver {
     let mut receiver = host.receiver(&host.addr, room, SessionOptions::default());
     receiver.init(host.room_for(pages), None).unwrap();
     receiver
 }
 
-/// A sender that has given all pages but `held`, and those.
+/// A sender that has given all pages but the last `held`, and those pages.
 fn sender(host: &mut Host, room: u64, pages: usize, held: usize, content: u64) -> (Sender, Pages) {
     let mut sender = host.sender(room, SessionOptions::default());
     sender.init(pages, None).unwrap();
@@ -47,7 +47,7 @@ fn receive(host: &mut Host, receiver: kv_transfer::Receiver, content: u64) {
     host.free(pages);
 }
 
-/// The receiver has failed: its pages are its owner's, who writes on them, and stay as they are.
+/// Takes back the pages of a failed receiver and writes on them, to see that they stay as they are.
 fn recover(host: &mut Host, receiver: kv_transfer::Receiver, content: u64) -> usize {
     assert_eq!(receiver.poll(), KvPoll::Failed);
     let pages = reclaimed(receiver);
@@ -184,7 +184,7 @@ fn a_killed_decode_process_fails_its_senders_and_leaves_others_waiting_for_its_s
     host.close("prefill");
 }
 
-/// Silence is no proof: a stopped process may go on writing the moment it continues.
+/// Silence is no proof: a stopped process may go on writing when it is resumed.
 #[test]
 fn pages_of_a_stopped_prefill_process_come_back_when_it_cannot_write_any_more() {
     let (_server, addr) = server();

@@ -1,8 +1,8 @@
-//! References that a router got wrong, kept too long, or used twice, between real processes: each
-//! fails by its name, and no wrong byte is ever taken for the right one.
+//! Lease ids that a router got wrong, kept too long, or used twice, between real processes: each fails by its
+//! name, and wrong bytes are never taken for right ones.
 //!
-//! The cases are those that a live deployment of other software answered with HTTP 200 and garbage,
-//! or with another prompt's answer.
+//! The cases are those that a live deployment of other software answered with HTTP 200 and garbage, or with
+//! the answer to another prompt.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod support;
@@ -19,18 +19,18 @@ use support::host::Host;
 use support::process::{Process, grant, reader, setup};
 use support::{ended, failed, reclaimed, server};
 
-/// Most of the 256 pages of a cache: the next prompt has to reuse them.
+/// Most of the 256 pages of a cache, so that the next prompt has to reuse some of them.
 const MANY: usize = 200;
 /// A lease that does not expire here.
 const LONG: u64 = 60_000;
 
-/// The other process. In this one it is no test at all.
+/// The entry point of the other process. In the test's own process it does nothing.
 #[test]
 fn child() {
     support::process::child();
 }
 
-/// Lets the other process keep a prompt, and takes what a router would be told.
+/// Lets the other process keep a prompt, and returns what a router would be told.
 fn granted(prefill: &mut Process, room: u64, pages: usize, content: u64, lease_ms: u64) -> TransferParams {
     prefill.tell(&format!("grant {room} {pages} {content} {lease_ms}"));
     TransferParams::parse(&prefill.expect("granted")[0]).unwrap()
@@ -59,7 +59,7 @@ fn read(decode: &mut Host, params: &TransferParams, content: u64) {
     decode.free(pages);
 }
 
-/// A reference that must be bad: why it is, after making sure that no byte was moved for it.
+/// Why a bad lease id is refused. Checks that no byte was moved for it.
 fn refused(decode: &mut Host, params: &TransferParams) -> Cause {
     let posts = decode.gauges().posts;
     let (_, mut receiver) = reader(decode, params);
@@ -75,7 +75,7 @@ fn refused(decode: &mut Host, params: &TransferParams) -> Cause {
 }
 
 #[test]
-fn a_bad_reference_fails_by_its_name_and_moves_no_byte() {
+fn a_bad_lease_id_fails_by_its_name_and_moves_no_byte() {
     let (_server, addr) = server();
     let mut decode = setup(WorkerRole::Decode, &addr).start();
     let mut prefill = Process::start(WorkerRole::Prefill, &addr);
@@ -151,8 +151,8 @@ fn a_bad_reference_fails_by_its_name_and_moves_no_byte() {
     decode.close("decode");
 }
 
-/// A reader sleeps through the end of its lease. When it wakes up it still knows the pages, and has
-/// room to read them into, but they are another request's.
+/// A reader sleeps through the end of its lease. When it wakes up, it knows the pages and has room to read
+/// them, but they belong to another request.
 #[test]
 fn a_reader_that_slept_through_the_end_of_its_lease_accepts_nothing() {
     let (_server, addr) = server();

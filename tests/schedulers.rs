@@ -1,5 +1,5 @@
-//! The scheduler queues of two engines of two ranks each, over real workers: four threads, each with
-//! a worker, a cache and queues of its own, agree rank by rank on what becomes of a request.
+//! The scheduler queues of two engines of two ranks each, over real workers. Each of four threads has a
+//! worker, a cache and queues of its own, and the ranks of an engine agree on what becomes of a request.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod support;
@@ -54,21 +54,21 @@ enum Trouble {
 type Outcome = Result<(), RequestError>;
 
 impl Request {
-    /// Each rank has its own part of the heads: other bytes.
+    /// The content of a rank, which has its own part of the heads.
     fn content_of(&self, rank: u32) -> u64 {
         self.content ^ u64::from(rank)
     }
 }
 
-/// One side's end of all requests, by number, and its host.
+/// One side's end of all requests, by number, and the host.
 struct Served {
     host: Host,
     outcomes: Vec<Outcome>,
 }
 
-/// Counts the ranks that have come to a point. Two points matter. The forward passes begin when
-/// both decode ranks have met their peers and have aborted what they are to abort. Nobody leaves
-/// before all are done: whoever leaves early fails the others' requests.
+/// Counts the ranks that have reached a point. There are two such points. The forward passes begin when both
+/// decode ranks have met their peers and have aborted what they are to abort. And no rank leaves before all
+/// are done, because a rank that leaves early fails requests of the others.
 #[derive(Clone, Default)]
 struct Gate(Arc<AtomicUsize>);
 
@@ -87,7 +87,7 @@ fn parallel(rank: u32) -> Parallel {
     Parallel { tp_size: RANKS, tp_rank: rank, ..Parallel::default() }
 }
 
-/// Sleeps until a session has changed, or another rank may have said something.
+/// Sleeps until a session has changed, or another rank may have reported something.
 fn sleep(manager: &Manager) -> Vec<Change> {
     let mut fds = [PollFd::from_borrowed_fd(manager.poll_set().as_fd(), PollFlags::IN)];
     let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
@@ -96,7 +96,7 @@ fn sleep(manager: &Manager) -> Vec<Change> {
     changes
 }
 
-/// A prefill rank: every request goes through its queues, a few chunks at a time.
+/// Runs a prefill rank: every request goes through its queues, a few chunks at a time.
 fn prefill_rank(
     rank: u32,
     addr: &str,
@@ -172,7 +172,7 @@ fn prefill_rank(
     Served { host, outcomes }
 }
 
-/// Aux rows in the host's memory, as the queues see them.
+/// The aux rows in the host's memory, as the queues see them.
 struct Rows<'a>(&'a mut Memory, &'a [Request], u32);
 
 impl AuxMemory<usize> for Rows<'_> {
@@ -326,7 +326,7 @@ fn transfer(outcome: &Outcome) -> Option<&Cause> {
     }
 }
 
-/// The rank did nothing wrong itself: it was told by its peer, or by the other rank.
+/// True if the rank did nothing wrong itself: the failure came from its peer, or from the other rank.
 fn is_told(outcome: &Outcome) -> bool {
     matches!(outcome, Err(RequestError::OtherRank { .. }))
         || transfer(outcome) == Some(&Cause::ByPeer(PeerCause::Aborted))
@@ -342,7 +342,7 @@ fn gate(outcome: &Outcome) -> Option<&GateError> {
 }
 
 #[test]
-fn what_fails_on_one_rank_fails_on_both_and_no_other_request_is_touched() {
+fn a_request_that_fails_on_one_rank_fails_on_both_alone() {
     let mut random = Random::new("what_fails_on_one_rank_fails_on_both");
     let trouble = |number: usize| match number % 12 {
         1 => Trouble::WrongTag(number as u32 / 12 % 2),

@@ -1,8 +1,9 @@
-//! Processes that are stopped for longer than every timeout, in the middle of large copies, and then go
-//! on or are killed: not a byte changes in a page that was given back, every page comes back at last, and
-//! both sides serve again.
+//! Processes that are stopped for longer than every timeout, in the middle of large copies, and then resumed
+//! or killed. No byte changes in a page that was given back, every page comes back in the end, and both sides
+//! serve again.
 //!
-//! `KV_STOPS=50` stops each side fifty times over each transport instead of a few; `SEED` repeats a run.
+//! `KV_STOPS=50` stops each side fifty times over each transport instead of a few times; `SEED` repeats a
+//! run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod support;
@@ -19,7 +20,7 @@ use support::{PATIENCE, server};
 
 /// Pages of a large request: 56 MiB.
 const MANY: usize = 112;
-/// Pages of one that shows that both sides serve.
+/// The number of pages of a request that shows that both sides serve.
 const FEW: usize = 6;
 /// The deadline of large requests.
 const DEADLINE: Duration = Duration::from_millis(1000);
@@ -27,10 +28,10 @@ const DEADLINE: Duration = Duration::from_millis(1000);
 const STOPPED: Duration = Duration::from_millis(1800);
 /// How long pages that were given back are watched after that.
 const WATCHED: Duration = Duration::from_millis(800);
-/// Times that each side is stopped, unless `KV_STOPS` says otherwise.
+/// How often each side is stopped, unless `KV_STOPS` says otherwise.
 const TIMES: usize = 3;
 
-/// The other process. In this one it is no test at all.
+/// The entry point of the other process. In the test's own process it does nothing.
 #[test]
 fn child() {
     support::process::child();
@@ -66,7 +67,7 @@ fn stop_each_side(transport: TransportKind) {
     }
 }
 
-/// One side here, which survives, and the other in a process that is stopped.
+/// One side in this process, which survives, and the other side in a process that is stopped.
 struct Scene {
     kind: Kind,
     /// The side that is stopped.
@@ -96,7 +97,7 @@ impl Scene {
         self.tell(WorkerRole::Decode, line);
     }
 
-    /// The side here goes on until `done` says so.
+    /// Lets the side in this process go on until `done` is true.
     fn until(&mut self, what: &str, mut done: impl FnMut(&mut Scene) -> bool) {
         let end = Instant::now() + PATIENCE;
         while !done(self) {
@@ -106,7 +107,7 @@ impl Scene {
         }
     }
 
-    /// Waits for what a side says.
+    /// Waits for an answer of a side.
     fn expect(&mut self, side: WorkerRole, word: &str) -> String {
         let mut heard = None;
         self.until(&format!("{side:?} to say {word:?}"), |scene| {
@@ -117,7 +118,7 @@ impl Scene {
         heard.unwrap()
     }
 
-    /// A large request begins.
+    /// Begins a large request.
     fn begin(&mut self, room: u64, pull: bool, held: usize) {
         use WorkerRole::{Decode, Prefill};
         let content = room + 1;
@@ -133,8 +134,9 @@ impl Scene {
         }
     }
 
-    /// Stops the other side at some moment of a large request, for longer than every timeout, and lets it
-    /// go on or kills it; then both serve. Says what came of it, and whether that was within the transfer.
+    /// Stops the other side at some moment of a large request, for longer than every timeout, and resumes or
+    /// kills it. Afterwards both sides must serve. Returns what happened, and whether the stop was within the
+    /// transfer.
     fn stop(&mut self, number: u64, random: &mut Random) -> bool {
         let room = 10 * number;
         let (pull, killed) = (random.chance(33), random.chance(25));
@@ -199,7 +201,7 @@ impl Scene {
         !ended_here.ends_with("Success")
     }
 
-    /// Both sides serve.
+    /// Checks that both sides serve.
     fn serve(&mut self, room: u64) {
         self.both(&format!("deadline {}", PATIENCE.as_millis()));
         self.tell(WorkerRole::Decode, &format!("receive {room} {FEW} {room}"));

@@ -1,5 +1,5 @@
 //! A third service on the same worker as the KV cache: its own machine, commands, states, resources and
-//! handles, over the embedded transport. `counter/simulated.rs` is the same machine in simulated worlds.
+//! handles, over the embedded transport. `counter/simulated.rs` runs the same machine in simulated worlds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod counter;
@@ -21,7 +21,7 @@ use kv_transfer::{EngineId, Incarnation, OpenError, ReadyEvent, ReadyEventError,
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEASE: Duration = Duration::from_millis(300);
 
-/// A worker of the service: what a crate for it would offer.
+/// A worker of the service, as a crate for the service would offer it.
 struct Service {
     worker: Worker<Counter>,
     metadata: Bytes,
@@ -94,7 +94,7 @@ impl Client {
 }
 
 #[test]
-fn numbers_are_leased_across_workers_and_each_returns_when_its_lease_ends() {
+fn numbers_are_leased_across_workers_and_return_when_leases_end() {
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
     let addr = server.local_addr().to_string();
     let (holding, asking) = (Service::registered("holder", Some(&addr)), Service::start("client"));
@@ -133,7 +133,8 @@ fn numbers_of_a_closed_holder_are_in_quarantine_until_their_leases_end() {
     assert!([1, 4, 16].map(Duration::from_secs).into_iter().any(close_while_leased));
 }
 
-/// Closes a holder while one of its numbers is leased; true if its quarantine was reported meanwhile.
+/// Closes a holder while one of its numbers is leased. True if the quarantine of the number was reported
+/// meanwhile.
 fn close_while_leased(lease: Duration) -> bool {
     let (holding, asking) = (Service::start("holder"), Service::start("client"));
     let mut held = holding.hold(&[1, 2], lease).unwrap();
@@ -179,7 +180,7 @@ fn a_question_waits_for_its_event_and_a_failed_event_fails_it() {
 }
 
 #[test]
-fn what_a_dropped_handle_was_lent_goes_to_the_port_and_a_stopped_worker_fails_the_rest() {
+fn slots_of_dropped_handles_return_and_a_stopped_worker_fails_open_sessions() {
     let (holding, asking) = (Service::start("holder"), Service::start("client"));
     drop(holding.hold(&[3, 4], LEASE).unwrap());
     let port = holding.port();

@@ -1,4 +1,4 @@
-//! Whoever listens to two workers is told the whole story of a request, on both sides, and nothing that is not
+//! The listeners of two workers hear the whole story of a request, on both sides, and nothing that is not
 //! true: over shared memory, pushed and pulled.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +13,7 @@ use kv_transfer::{Listener, Registration};
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
 
-/// A worker with a cache of eight pages, and what it has told.
+/// A worker with a cache of eight pages, and the events that it has reported.
 struct Host {
     worker: Option<Worker>,
     arena: Arena,
@@ -57,7 +57,7 @@ impl Host {
         until(name, || self.told.lock().unwrap().iter().any(heard));
     }
 
-    /// Stops the worker; all that it has told.
+    /// Stops the worker. Returns all events that it has reported.
     fn stop(mut self) -> Vec<Event<KvWhat>> {
         self.worker.take().unwrap().stop(PATIENCE);
         std::mem::take(&mut *self.told.lock().unwrap())
@@ -76,7 +76,7 @@ fn pages(list: &[u32]) -> Pages {
     Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
 }
 
-/// Two pages go from one worker to another; what both have told.
+/// Sends two pages from one worker to another. Returns the events of both.
 fn serve(mode: TransferMode) -> [Vec<Event<KvWhat>>; 2] {
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
     let addr = server.local_addr().to_string();
@@ -113,7 +113,7 @@ fn serve(mode: TransferMode) -> [Vec<Event<KvWhat>>; 2] {
     told
 }
 
-/// What was told until the session was closed, by name.
+/// The names of the events up to the close of the session.
 fn names(events: &[Event<KvWhat>]) -> Vec<String> {
     let name = |event: &Event<KvWhat>| match &event.what {
         KvWhat::Said(message) => format!("says {}", message.name()),
@@ -136,8 +136,8 @@ fn names(events: &[Event<KvWhat>]) -> Vec<String> {
     events[..=closed].iter().filter(timed).map(name).collect()
 }
 
-/// Times do not go back, posts begin and end with the same bytes, and the request has the room and pages that it
-/// has.
+/// Checks that times do not go back, that posts begin and end with the same bytes, and that room and pages
+/// are those of the request.
 fn check(events: &[Event<KvWhat>], posts: usize) {
     assert!(events.is_sorted_by_key(|event| event.at));
     assert!(events.iter().all(|event| event.missed == 0));
@@ -158,7 +158,7 @@ fn check(events: &[Event<KvWhat>], posts: usize) {
 }
 
 #[test]
-fn a_listener_is_told_the_whole_story_of_a_push_on_both_sides() {
+fn listeners_on_both_sides_hear_the_whole_story_of_a_push() {
     let [prefill, decode] = serve(TransferMode::Push);
     check(&prefill, 1);
     check(&decode, 0);
@@ -167,7 +167,7 @@ fn a_listener_is_told_the_whole_story_of_a_push_on_both_sides() {
 }
 
 #[test]
-fn a_listener_is_told_the_whole_story_of_a_pull_on_both_sides() {
+fn listeners_on_both_sides_hear_the_whole_story_of_a_pull() {
     let [prefill, decode] = serve(TransferMode::Pull);
     check(&prefill, 0);
     check(&decode, 1);

@@ -1,5 +1,5 @@
-//! A worker over two transports meets workers that have one of them, and workers that have both, on either side;
-//! peers are killed, and told of once.
+//! A worker over two transports meets workers that have one of the two, and workers that have both, on either
+//! side. Peers are killed, and each death is reported once.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod support;
@@ -17,7 +17,7 @@ use support::{ended, failed, reclaimed, server, until};
 /// Pages of a large request: 12 MiB.
 const MANY: usize = 192;
 
-/// The other process. In this one it is no test at all.
+/// The entry point of the other process. In the test's own process it does nothing.
 #[test]
 fn child() {
     support::process::child();
@@ -28,13 +28,13 @@ fn host(role: WorkerRole, addr: &str) -> Host {
     Kind::Several.setup(role, addr).start()
 }
 
-/// What its transport was asked and has told since the last look.
+/// The notes on its transport since the last call.
 fn log(host: &Host) -> Vec<String> {
     let Store::Several(_, log) = &host.memory.store else { panic!("a transport that nobody overhears") };
     std::mem::take(&mut *log.lock().unwrap())
 }
 
-/// The same once an end was told, and some time after that has passed: it is told once.
+/// The same once an end was reported, and some time after that, to see that the end is reported once.
 fn log_of_end(host: &Host) -> Vec<String> {
     let mut told = Vec::new();
     until("the end of the peer", || {
@@ -67,7 +67,8 @@ fn send(host: &mut Host, room: u64, pages: usize, content: u64) {
     host.free(pages);
 }
 
-/// Receives from two lives of a prefill process, the first of which is killed in mid-transfer.
+/// Receives from two incarnations of a prefill process, the first of which is killed in the middle of a
+/// transfer.
 fn decodes_from(kind: Kind, way: &str) {
     let mut random = Random::new("decodes_from");
     let (_server, addr) = server();
@@ -104,7 +105,7 @@ fn decodes_from(kind: Kind, way: &str) {
     host.close("decode");
 }
 
-/// Sends to two lives of a decode process, the first of which is killed in mid-transfer.
+/// Sends to two incarnations of a decode process, the first of which is killed in the middle of a transfer.
 fn prefills_for(kind: Kind, way: &str) {
     let (_server, addr) = server();
     let mut host = host(WorkerRole::Prefill, &addr);
@@ -142,17 +143,17 @@ fn prefills_for(kind: Kind, way: &str) {
 }
 
 #[test]
-fn a_decode_worker_over_two_transports_receives_from_one_that_has_the_second_only() {
+fn a_decode_worker_over_two_transports_receives_from_a_single_transport_worker() {
     decodes_from(Kind::Usual, "local");
 }
 
 #[test]
-fn a_prefill_worker_over_two_transports_serves_one_that_has_the_second_only() {
+fn a_prefill_worker_over_two_transports_serves_a_single_transport_worker() {
     prefills_for(Kind::Usual, "local");
 }
 
 #[test]
-fn two_workers_over_two_transports_meet_by_the_one_that_they_prefer() {
+fn two_workers_over_two_transports_meet_by_the_preferred_transport() {
     decodes_from(Kind::Several, "near");
     prefills_for(Kind::Several, "near");
 }

@@ -1,4 +1,5 @@
-//! Garbage: random bytes, damaged frames, and valid frames under the right conversation with extreme fields.
+//! Garbage for a worker: random bytes, damaged frames, and valid frames under the right conversation with
+//! extreme fields.
 
 use bytes::Bytes;
 use kv_transfer::random::SplitMix64;
@@ -10,12 +11,12 @@ use kv_transfer::{Attempt, Incarnation, Mismatch, PageList, PageRun, PeerCause, 
 
 /// Frames that are kept and sent again and again.
 const KEPT: usize = 256;
-/// One frame in so many is made anew, so that making them is not what limits the sender.
+/// Only one frame in this many is made anew, so that making frames does not limit the sender.
 const ANEW: u64 = 32;
 /// The longest list in a frame.
 const LONGEST: u64 = 1 << 15;
 
-/// Makes garbage.
+/// A source of garbage frames.
 pub(crate) struct Garbage {
     hello: Hello,
     conversation: ConversationId,
@@ -25,7 +26,7 @@ pub(crate) struct Garbage {
 }
 
 impl Garbage {
-    /// For a worker that this was said to, and that listens to this conversation.
+    /// Garbage for the worker that has received `hello`, and that wants to be addressed by `conversation`.
     pub(crate) fn new(hello: Hello, conversation: ConversationId) -> Garbage {
         let mut garbage = Garbage {
             hello,
@@ -41,7 +42,7 @@ impl Garbage {
         garbage
     }
 
-    /// The next frame.
+    /// The next garbage frame.
     pub(crate) fn next(&mut self) -> Bytes {
         let at = self.below(KEPT as u64) as usize;
         if self.below(ANEW) == 0 {
@@ -59,7 +60,7 @@ impl Garbage {
         self.random.below(bound)
     }
 
-    /// Short lists mostly, long ones now and then.
+    /// A length: mostly short, and long now and then.
     fn many(&mut self) -> u64 {
         let most = LONGEST >> self.below(16);
         1 + self.below(most)
@@ -81,7 +82,7 @@ impl Garbage {
         }
     }
 
-    /// A valid frame; an empty one where it would be too long.
+    /// A valid frame with extreme fields; an empty frame where it would be too long.
     fn valid(&mut self) -> Bytes {
         let body = self.body();
         let conversation =

@@ -26,7 +26,7 @@ use third::{Third, What};
 
 type Error = Box<dyn std::error::Error>;
 
-/// What garbage may cost a healthy peer, in what spinning costs it.
+/// How many times as much as spinning garbage may cost a healthy peer.
 const MOST: f64 = 1.5;
 
 fn main() -> Result<ExitCode, Error> {
@@ -61,15 +61,15 @@ fn main() -> Result<ExitCode, Error> {
     Ok(if fits || testing { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// How much is measured.
+/// How many rounds and requests are measured.
 struct Extent {
     rounds: usize,
     settle: Duration,
     each: Duration,
 }
 
-/// The latencies of requests at a worker of this role. Returns what garbage costs: in the median of the
-/// requests or in their mean, whichever is more, in the median over rounds.
+/// Measures the latencies of requests at a worker of this role. Returns what garbage costs in units of what
+/// spinning costs: the median or the mean of the requests, whichever is more, as the median over all rounds.
 fn measure(name: &str, role: WorkerRole, extent: &Extent) -> Result<f64, Error> {
     let server = KvBootstrapServer::start("127.0.0.1:0")?;
     let addr = server.local_addr().to_string();
@@ -131,10 +131,10 @@ fn measure(name: &str, role: WorkerRole, extent: &Extent) -> Result<f64, Error> 
     Ok(median(2).max(mean(2)))
 }
 
-/// What was seen while the third process did one thing.
+/// The latencies while the third process did one thing.
 #[derive(Default)]
 struct Seen {
-    /// In milliseconds.
+    /// The median latency, in milliseconds.
     median: f64,
     mean: f64,
     p99: f64,

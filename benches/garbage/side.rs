@@ -1,4 +1,4 @@
-//! Workers that make requests: the one that serves, in a process of its own, and its healthy peer.
+//! Workers that make requests: the worker that serves, in a process of its own, and its healthy peer.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -11,28 +11,28 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Error;
 
-/// Tells a process that it serves: in which role, and the bootstrap server's address.
+/// The variable that makes a process the serving worker: its role, and the address of the bootstrap server.
 pub(crate) const SERVE: &str = "KV_BENCH_GARBAGE_SERVE";
-/// Bytes of a request, which has one page, and pages of a worker.
+/// The size of a page in bytes. A request has one page.
 const PAGE: u64 = 64 << 10;
 const PAGES: u32 = 64;
-/// Rooms that the serving worker has opened before its peer comes to them.
+/// The number of rooms that the serving worker opens before its peer does.
 const AHEAD: usize = 4;
 /// How long a request may take that must end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The role of whoever deals with a worker of this one.
+/// The role of a worker's peer.
 pub(crate) fn other(role: WorkerRole) -> WorkerRole {
     if role == WorkerRole::Prefill { WorkerRole::Decode } else { WorkerRole::Prefill }
 }
 
-/// What all workers here have in common.
+/// The arguments that all workers here have in common.
 pub(crate) fn args(engine: &str, addr: u64) -> Result<KvArgs, Error> {
     let region = Region::dram(RegionRole::Kv, addr, u64::from(PAGES) * PAGE, PAGE);
     Ok(KvArgs::builder(engine, 0).pages(PAGES, 16).region(region).build()?)
 }
 
-/// A transport and its memory.
+/// A transport, with its memory.
 pub(crate) fn transport() -> Result<(LocalTransport, Arena), Error> {
     let arena = Arena::new(PAGES as usize * PAGE as usize)?;
     let mut transport = LocalTransport::new(LocalConfig::default())?;
@@ -40,7 +40,7 @@ pub(crate) fn transport() -> Result<(LocalTransport, Arena), Error> {
     Ok((transport, arena))
 }
 
-/// A worker and its scheduler.
+/// A worker, with its scheduler.
 pub(crate) struct Side {
     manager: Manager,
     role: WorkerRole,
@@ -50,7 +50,7 @@ pub(crate) struct Side {
     _worker: Worker,
 }
 
-/// One half of a request.
+/// One side's end of a request.
 enum Half {
     Sends(Sender),
     Receives(Receiver),
@@ -74,7 +74,7 @@ impl Side {
         Ok(Side { manager, role, addr: addr.to_owned(), arena, room: 0, _worker: worker })
     }
 
-    /// Makes requests one after the other for so long, and at least one. Returns what each took, in
+    /// Makes requests one after the other for `time`, and at least one. Returns how long each took, in
     /// milliseconds.
     pub(crate) fn requests(&mut self, time: Duration) -> Result<Vec<f64>, Error> {
         let start = Instant::now();
@@ -111,7 +111,7 @@ impl Side {
         }
     }
 
-    /// Sleeps until a request has succeeded, and until its pages are back.
+    /// Waits until a request has succeeded, and until its pages are back.
     fn end(
         &self,
         room: u64,
@@ -155,7 +155,7 @@ impl Side {
         }
     }
 
-    /// Until a session changes.
+    /// Sleeps until a session changes, or until a moment.
     fn sleep(&self, until: Option<Instant>) -> Result<(), Error> {
         if until.is_some_and(|until| Instant::now() > until) {
             return Err(format!("a request took longer than {PATIENCE:?}").into());
@@ -168,7 +168,7 @@ impl Side {
     }
 }
 
-/// The process that serves: until its standard input ends.
+/// Runs the serving process until its standard input ends.
 pub(crate) fn serve(told: &str) -> Result<(), Error> {
     let (role, addr) = told.split_once(' ').ok_or("the parent has told too little")?;
     end_with_parent();
@@ -211,7 +211,7 @@ impl Served {
         Ok(Served(child))
     }
 
-    /// Seconds of processors that it has used.
+    /// The processor time that the process has used, in seconds.
     pub(crate) fn used(&self) -> Result<f64, Error> {
         let mut nanos = 0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
@@ -221,7 +221,7 @@ impl Served {
         Ok(nanos as f64 / 1e9)
     }
 
-    /// It must have served to the end.
+    /// Checks that the process still serves.
     pub(crate) fn check(&mut self) -> Result<(), Error> {
         match self.0.try_wait()? {
             Some(status) => Err(format!("the serving process has ended: {status}").into()),

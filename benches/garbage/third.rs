@@ -1,4 +1,4 @@
-//! The third process: idles, spins, or sends garbage, as it is told.
+//! The third process: it idles, spins, or sends garbage, as its parent tells it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -16,14 +16,15 @@ use crate::Error;
 use crate::frames::Garbage;
 use crate::side::{args, role_of, transport};
 
-/// Tells a process that it is the third one: whom to send garbage to, and the bootstrap server's address.
+/// The variable that makes a process the third one: the role of the worker that gets the garbage, and the
+/// address of the bootstrap server.
 pub(crate) const THIRD: &str = "KV_BENCH_GARBAGE_THIRD";
 /// How long a connection may take to come about.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long is spun, or garbage is sent, between two looks at what is wanted.
+/// How long the process spins or sends garbage before it checks what its parent wants.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What it does.
+/// What the third process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     Idle,
@@ -43,7 +44,7 @@ impl What {
     }
 }
 
-/// The process, as its parent sees it.
+/// The third process, as its parent sees it.
 pub(crate) struct Third {
     child: Child,
     orders: ChildStdin,
@@ -63,7 +64,7 @@ impl Third {
         Ok(Third { child, orders, answers, last: String::new() })
     }
 
-    /// Has it do this, and returns once it does.
+    /// Tells the process what to do, and returns once it does.
     pub(crate) fn tell(&mut self, what: What) -> Result<(), Error> {
         writeln!(self.orders, "{}", what.name())?;
         self.last.clear();
@@ -73,7 +74,7 @@ impl Third {
         Ok(())
     }
 
-    /// What garbage it has sent, as it says.
+    /// The process's own report of the garbage that it has sent.
     pub(crate) fn sent(&self) -> &str {
         self.last.trim()
     }
@@ -86,7 +87,7 @@ impl Drop for Third {
     }
 }
 
-/// The process itself: until its standard input ends.
+/// Runs the third process until its standard input ends.
 pub(crate) fn live(told: &str) -> Result<(), Error> {
     let (role, addr) = told.split_once(' ').ok_or("the parent has told too little")?;
     let (tell, orders) = channel();
@@ -141,7 +142,7 @@ fn until_told(
     }
 }
 
-/// The serving worker, as the bootstrap server knows it.
+/// The record of the serving worker at the bootstrap server.
 fn find(role: WorkerRole, addr: &str) -> Result<RankRecord, Error> {
     let mut client = HttpBootstrapClient::new(Default::default())?;
     let query = RankQuery { role, service: KV_SERVICE.to_owned(), replica: Replica::Rank(0) };
@@ -160,7 +161,7 @@ fn find(role: WorkerRole, addr: &str) -> Result<RankRecord, Error> {
     Err("the serving worker is not registered".into())
 }
 
-/// Greets a worker as anybody may, and then sends garbage.
+/// A peer that greets a worker as any peer may, and then sends garbage.
 struct Liar {
     to: RankRecord,
     garbage: Garbage,
@@ -185,7 +186,7 @@ impl Liar {
         Ok(Liar { to, garbage, way, frames: 0, bytes: 0, time: Duration::ZERO })
     }
 
-    /// Sends as much as goes.
+    /// Sends as many frames as the connection takes, until a moment.
     fn lie(&mut self, until: Instant) -> Result<(), Error> {
         let mut events = Vec::new();
         while Instant::now() < until {
@@ -217,7 +218,8 @@ impl Liar {
 }
 
 impl Way {
-    /// Connects and greets; returns also what was said, and the conversation that the worker answers to.
+    /// Connects to the worker and greets it. Returns the connection, the hello, and the conversation by which
+    /// the worker wants to be addressed.
     fn open(to: &RankRecord) -> Result<(Way, Hello, ConversationId), Error> {
         let (mut transport, arena) = transport()?;
         let args = args("liar", arena.addr())?;

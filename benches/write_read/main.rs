@@ -23,7 +23,7 @@ use peer::Pair;
 
 type Error = Box<dyn std::error::Error>;
 
-/// Bytes of each side's region.
+/// The size of the region on each side, in bytes.
 const REGION: usize = 512 << 20;
 /// Pairs of measurements behind each ratio.
 const ROUNDS: usize = 7;
@@ -145,7 +145,7 @@ fn timed(run: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Blocks and where each goes.
+/// Blocks to move, each with its destination.
 struct Moves {
     block: usize,
     descs: Vec<Desc>,
@@ -180,7 +180,7 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     places
 }
 
-/// The limit: one thread, both memories its own, every page touched before.
+/// The upper limit of a copy: one thread, within its own memory, with every page touched before.
 struct Memcpy {
     from: Vec<u8>,
     to: Vec<u8>,
@@ -200,7 +200,7 @@ impl Memcpy {
     }
 }
 
-/// Fills a region so that every block is told from every other.
+/// Fills a region so that every block differs from every other.
 pub(crate) fn fill(arena: &Arena) -> Result<(), Error> {
     let mut block = vec![0; 4096];
     for offset in (0..arena.len()).step_by(block.len()) {

@@ -1,5 +1,5 @@
-//! Two processes with a region each: this one, which moves the bytes, and one that only serves. Each
-//! connects to the other: a connection that only one side knows is closed after a while.
+//! Two processes with a region each: this process, which moves the bytes, and its child, which only serves.
+//! Each connects to the other, because a connection that only one side knows is closed after a while.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -11,13 +11,13 @@ use kv_transfer::{
 
 use crate::{Error, fill};
 
-/// Tells the child what it is: the length of its region, and how to reach its parent.
+/// The variable that tells the child the length of its region, and how to reach its parent.
 const PEER: &str = "KV_BENCH_PEER";
-/// What parent and child call each other.
+/// The peer id that parent and child give to each other.
 const OTHER: PeerId = PeerId(1);
-/// Descriptors of one post.
+/// The number of descriptors in one post.
 const MAX_SGE: usize = 1024;
-/// Posts in flight.
+/// The number of posts in flight.
 const MAX_INFLIGHT: usize = 16;
 
 pub(crate) fn is_peer() -> bool {
@@ -32,7 +32,7 @@ fn transport(region: usize) -> Result<(LocalTransport, Arena), Error> {
     Ok((transport, arena))
 }
 
-/// The child: prints its metadata, and serves until its standard input ends.
+/// Runs the child: prints its metadata, and serves until standard input ends.
 pub(crate) fn serve() -> Result<(), Error> {
     let told = std::env::var(PEER)?;
     let (region, parent) = told.split_once(' ').ok_or("the parent has told too little")?;
@@ -60,7 +60,7 @@ pub(crate) fn serve() -> Result<(), Error> {
     }
 }
 
-/// This process and its child, connected.
+/// This process and its child, connected to each other.
 pub(crate) struct Pair {
     transport: LocalTransport,
     _arena: Arena,
@@ -139,7 +139,7 @@ impl Pair {
         Ok(ended)
     }
 
-    /// What was seen here, and what became of the child.
+    /// An error with what was seen here, and what became of the child.
     fn cause(&mut self, seen: String) -> Error {
         match self.child.try_wait() {
             Ok(Some(status)) => format!("{seen}; the child has ended with {status}").into(),

@@ -132,7 +132,9 @@ fn connect(prefill: &str) -> Result<TcpStream, ExampleError> {
             Err(_) => {}
         }
         if !told {
-            eprintln!("waiting for the prefill rank at {prefill}; to start it: cargo run --release --example prefill");
+            eprintln!(
+                "waiting for the prefill rank at {prefill}; to start it: cargo run --release --example prefill"
+            );
             told = true;
         }
         std::thread::sleep(Duration::from_millis(200));

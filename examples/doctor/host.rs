@@ -1,4 +1,4 @@
-//! What of the host matters to transfers.
+//! What of this host matters to transfers: environment, limits, devices, kernel settings.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub fn environment(ours: &[Guard]) {
     }
 }
 
-/// Limits, devices, and what of the kernel is in the way.
+/// Prints limits, devices, and kernel settings that slow transfers down.
 pub fn facts() {
     let limit = getrlimit(Resource::Memlock).current;
     let limit = limit.map_or_else(|| "unlimited".to_owned(), |bytes| format!("{} KiB", bytes >> 10));

@@ -1,5 +1,5 @@
-//! A transfer between two processes: this program, started twice more. One serves; the other moves
-//! the bytes, with UCX's account of its choices switched on.
+//! A transfer between two processes, which are this program, started twice more. One process serves; the
+//! other moves the bytes, with UCX's report of its choices switched on.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ use kv_transfer::{
     Desc, Directions, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent,
 };
 
-/// Bytes of each process' region.
+/// The size of the region of each process, in bytes.
 pub const REGION: usize = 64 << 20;
 
 const BLOCK: usize = 64 << 10;
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 type Error = Box<dyn std::error::Error>;
 
-/// Does what this process was started for, if it is a part of the trial.
+/// Runs the role for which this process was started, if it is a part of the trial.
 pub fn role() -> Option<Result<(), Error>> {
     match std::env::var(ROLE).ok()?.as_str() {
         "serve" => Some(serve()),
@@ -31,7 +31,7 @@ pub fn role() -> Option<Result<(), Error>> {
     }
 }
 
-/// Starts the process that moves the bytes, and shows what it found.
+/// Starts the process that moves the bytes, and prints what it found.
 pub fn run() -> Result<(), Error> {
     let log = std::env::temp_dir().join(format!("kv-doctor-{}.log", std::process::id()));
     let status = Command::new(std::env::current_exe()?)
@@ -79,7 +79,7 @@ impl Side {
         Ok(Side { transport, pool })
     }
 
-    /// One post, to its end. Seconds.
+    /// Runs one post to its end. Returns its duration in seconds.
     fn post(&mut self, id: u64, op: Op, descs: &[Desc]) -> Result<f64, Error> {
         let begun = Instant::now();
         self.transport.post(PEER, Post { id: PostId(id), op, descs: descs.to_vec(), notify: None })?;
@@ -103,7 +103,7 @@ impl Side {
     }
 }
 
-/// Prints its metadata, and takes part until its standard input ends.
+/// Prints the metadata, and serves until standard input ends.
 fn serve() -> Result<(), Error> {
     let mut side = Side::new()?;
     let hex: String = side.transport.metadata()?.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -202,7 +202,7 @@ fn scattered() -> Vec<Desc> {
     (0..count).map(desc).collect()
 }
 
-/// Ended with its handle.
+/// The serving process, which is killed when the handle is dropped.
 struct Server(Child);
 
 impl Drop for Server {

@@ -276,7 +276,8 @@ impl Options {
         }
         if self.workload.turns > 1 && self.page_tokens_of(Side::Decode) != self.page_tokens_of(Side::Prefill)
         {
-            let text = "--turns needs pages of the same size on both sides: the kept KV is read back page by page";
+            let text =
+                "--turns needs pages of the same size on both sides: the kept KV is read back page by page";
             Options::command().error(ErrorKind::ArgumentConflict, text).exit();
         }
         let Some(harm) = self.harm() else {

@@ -1,4 +1,4 @@
-//! What the router tells the ranks, and what they answer: one JSON object a line.
+//! The messages between the router and the ranks: one JSON object in each line.
 
 use std::time::Duration;
 
@@ -13,41 +13,41 @@ use super::model::Sample;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub enum Command {
-    /// To a prefill rank: compute this prompt and hand its KV over.
+    /// To a prefill rank: compute this prompt, and hand its KV over.
     Prefill {
-        /// The rendezvous key.
+        /// The room of the request, the same on both sides.
         room: u64,
-        /// The prompt.
+        /// The tokens of the prompt.
         prompt: Vec<u32>,
         /// How long the transfer may take.
         deadline_ms: u64,
-        /// `kv_transfer_params`: how it is handed over, and what a decode rank keeps of the turn
-        /// before.
+        /// The `kv_transfer_params` of the prefill side: how the KV is handed over, and what a decode rank
+        /// keeps of the turn before.
         params: Value,
     },
     /// To a decode rank: receive this prompt's KV and continue.
     Decode {
-        /// The rendezvous key.
+        /// The room of the request, the same on both sides.
         room: u64,
-        /// The prompt.
+        /// The tokens of the prompt.
         prompt: Vec<u32>,
-        /// How many tokens to generate.
+        /// The number of tokens to generate.
         max_new_tokens: usize,
         /// How long the transfer may take.
         deadline_ms: u64,
-        /// `kv_transfer_params`: who has its KV, or is about to compute it.
+        /// The `kv_transfer_params` of the decode side: which rank has the KV, or is about to compute it.
         params: Value,
         /// Keep the KV of the whole conversation for the prefill rank of the next turn, under this
         /// room.
         keep_as: Option<u64>,
     },
-    /// To a prefill rank: the decode rank of this request is gone, and may never have registered, so
-    /// that nobody but the router can know.
+    /// To a prefill rank: the decode rank of this request is gone. It may never have registered, so that only
+    /// the router knows.
     Cancel {
-        /// The rendezvous key.
+        /// The room of the request.
         room: u64,
     },
-    /// No more requests: end all of them, account for the pages, and say so.
+    /// No more requests come: end all requests, count the pages, and report.
     Finish,
 }
 
@@ -55,34 +55,34 @@ pub enum Command {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// The rank is up.
+    /// The rank is ready for requests.
     Ready {
-        /// Engine and rank.
+        /// The engine and rank of the worker.
         worker: String,
-        /// The model it runs.
+        /// A name of the model that the rank runs.
         model: String,
         /// Bytes of a page, over all regions.
         page_bytes: u64,
     },
     /// A prefill rank gave pages to the transfer.
     Chunk {
-        /// The request.
+        /// The room of the request.
         room: u64,
-        /// Pages given so far.
+        /// The number of pages given so far.
         sent: usize,
-        /// Pages in all.
+        /// The number of pages of the request.
         of: usize,
     },
     /// A prefill rank has computed a prompt, and keeps its KV until the decode rank has read it.
     Answer {
-        /// The request.
+        /// The room of the request.
         room: u64,
-        /// `kv_transfer_params` for the decode rank.
+        /// The `kv_transfer_params` for the decode rank.
         params: Value,
     },
     /// A decode rank begins to read.
     Reading {
-        /// The request.
+        /// The room of the request.
         room: u64,
     },
     /// A prefill rank's half of a request ended.
@@ -94,7 +94,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The request that it is about.
+    /// The room of the request that the event is about, if any.
     pub fn room(&self) -> Option<u64> {
         match self {
             Event::Chunk { room, .. } | Event::Answer { room, .. } | Event::Reading { room } => Some(*room),
@@ -108,20 +108,21 @@ impl Event {
 /// How a prefill rank's half of a request went.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prefilled {
-    /// The request.
+    /// The room of the request.
     pub room: u64,
-    /// Time spent computing the prompt.
+    /// How long the computation of the prompt took, in milliseconds.
     pub compute_ms: f64,
-    /// Bytes that this rank moved: what it wrote into the decode rank's memory, aux row included, and
-    /// what it pulled back from it.
+    /// The bytes that this rank moved: those it wrote into the decode rank's memory, aux row included, and
+    /// those it read back from there.
     pub bytes: u64,
     /// Time in which they were on the wire; the rest of the transfer was waiting for computation.
     pub wire_ms: f64,
     /// Where the KV of the turns before came from, if there were any.
     pub history: Option<History>,
-    /// If it failed: from the last heartbeat that named it until its pages were free again.
+    /// If the request failed: the time from the last heartbeat that named it until its pages were free again,
+    /// in milliseconds.
     pub freed_after_ms: Option<f64>,
-    /// Why it failed, if it did.
+    /// Why the request failed, if it did.
     pub error: Option<NamedError>,
 }
 
@@ -129,14 +130,14 @@ pub struct Prefilled {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "history", rename_all = "snake_case")]
 pub enum History {
-    /// From the decode rank that had it.
+    /// The prefill rank read the KV from the decode rank that had kept it.
     PulledBack {
-        /// How many tokens.
+        /// The number of tokens that were read.
         tokens: usize,
     },
-    /// It computed it again.
+    /// The prefill rank computed the KV again.
     Recomputed {
-        /// Why.
+        /// Why the KV was not read.
         why: String,
     },
 }
@@ -144,11 +145,12 @@ pub enum History {
 /// How a decode rank's half of a request went.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Decoded {
-    /// The request.
+    /// The room of the request.
     pub room: u64,
-    /// What was generated.
+    /// The tokens that were generated.
     pub samples: Vec<Sample>,
-    /// How often its pages were taken back because the cache was full, and filled anew.
+    /// How often the pages of the request were taken back because the cache was full, and computed again
+    /// later.
     pub retractions: u32,
     /// From the request's arrival until the handshake was done.
     pub bootstrap_ms: f64,
@@ -160,39 +162,39 @@ pub struct Decoded {
     pub bytes: u64,
     /// Time in which they were on the wire.
     pub wire_ms: f64,
-    /// `kv_transfer_params` for the next turn, if this rank keeps the KV for it.
+    /// The `kv_transfer_params` for the next turn, if this rank keeps the KV.
     pub params: Option<Value>,
-    /// Why it failed, if it did.
+    /// Why the request failed, if it did.
     pub error: Option<NamedError>,
 }
 
-/// What a rank has at the end.
+/// The pages of a rank at the end of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accounting {
-    /// Pages in its cache.
+    /// The number of pages in the cache.
     pub pages: usize,
-    /// Of those, free.
+    /// The number of these pages that are free.
     pub free_pages: usize,
 }
 
 impl Accounting {
-    /// Pages that nobody gave back.
+    /// The number of pages that were never given back.
     pub fn leaked(&self) -> usize {
         self.pages.saturating_sub(self.free_pages)
     }
 }
 
-/// An error by its name, for tables, and in full.
+/// An error: its name, for tables, and its full text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedError {
-    /// The name.
+    /// The name of the error, such as `PeerLost`.
     pub name: String,
-    /// The whole message: who, where, why, and what to do.
+    /// The full message: which session failed, why, and what to do.
     pub text: String,
 }
 
 impl NamedError {
-    /// An error from its parts.
+    /// An error from its name and its text.
     pub fn new(name: &str, text: impl std::fmt::Display) -> NamedError {
         NamedError { name: name.to_owned(), text: text.to_string() }
     }
@@ -247,7 +249,7 @@ impl From<&TransferError> for NamedError {
     }
 }
 
-/// A duration in milliseconds.
+/// The length of a duration, in milliseconds.
 pub fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }

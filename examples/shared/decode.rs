@@ -1,7 +1,7 @@
 //! A decode rank: prealloc queue → transfer queue → waiting queue → running batch.
 //!
-//! Push and pull differ in nothing but the options that its receivers are opened with. What it keeps of
-//! a conversation for the next turn is in [`kept`](super::kept).
+//! Push and pull differ only in the options with which receivers are opened. What the rank keeps of a
+//! conversation for the next turn is in [`kept`](super::kept).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use super::wire::{Wire, WireLog};
 
 /// Most requests decoded side by side.
 const MAX_RUNNING: usize = 32;
-/// Tokens that every admitted request may grow by before another one is admitted.
+/// The number of tokens by which every admitted request may grow before another request is admitted.
 pub const RESERVED_TOKENS: u32 = 64;
 
 /// A request on a decode rank.
@@ -40,9 +40,9 @@ pub struct Continuation {
     retractions: u32,
     /// The room under which the conversation is kept for the next turn.
     keep_as: Option<u64>,
-    /// What its transfer has moved.
+    /// What the transfer of the request has moved.
     wire: Wire,
-    /// What has been generated; the first comes from the prefill rank, in the aux row.
+    /// The tokens so far. The first token comes from the prefill rank, in the aux row.
     pub samples: Vec<Sample>,
 }
 
@@ -54,7 +54,7 @@ struct Running {
     numbers: Vec<u32>,
 }
 
-/// A decode rank.
+/// A decode rank: its queues, its running batch, and its worker.
 pub struct DecodeRank {
     model: Model,
     kv: PagedKv,
@@ -69,10 +69,10 @@ pub struct DecodeRank {
     log: WireLog,
     running: Vec<Running>,
     kept: KeptCaches,
-    /// What the router has to be told.
+    /// Events that the router has yet to be sent.
     events: Vec<Event>,
     finish_by: Option<Instant>,
-    /// How long that may take.
+    /// How long the rank waits at the end for pages that are still in a transfer.
     finish_within: Duration,
 }
 
@@ -107,14 +107,13 @@ impl DecodeRank {
         })
     }
 
-    /// Serves one router until that says that no more requests come, or goes away; then stops.
+    /// Serves one router until the router sends the end of requests or disconnects; then stops the worker.
     pub fn run(mut self, mut link: Link) -> Result<(), ExampleError> {
         let result = self.serve(&mut link);
         close(self.workers, result)
     }
 
-    /// The scheduler loop. Nothing in it blocks but the model, and the wait when there is nothing
-    /// to do.
+    /// The scheduler loop. It blocks only in the model, and while there is nothing to do.
     fn serve(&mut self, link: &mut Link) -> Result<(), ExampleError> {
         loop {
             for command in link.receive()? {
@@ -226,7 +225,7 @@ impl DecodeRank {
         }
     }
 
-    /// A request enters the running batch: no forward pass for its prompt, its KV is there.
+    /// A request enters the running batch. Its prompt needs no forward pass, because its KV has arrived.
     fn join(&mut self, ready: Ready<Continuation>) -> Result<(), ExampleError> {
         let Ready { key, request, pages, origin, .. } = ready;
         let mut running = Running { key, request, numbers: paged::numbers(&pages), pages };
@@ -245,7 +244,7 @@ impl DecodeRank {
         self.part_with_the_done()
     }
 
-    /// One more token for every running request.
+    /// Generates one more token for every running request.
     fn decode_batch(&mut self) -> Result<(), ExampleError> {
         self.make_room()?;
         let tokens: Vec<[u32; 1]> = self
@@ -265,8 +264,8 @@ impl DecodeRank {
         self.part_with_the_done()
     }
 
-    /// Every running request gets a page for its next token if it needs one. When there are none,
-    /// the request that came last gives its pages back and waits.
+    /// Gives every running request a page for its next token if it needs one. If no page is free, the request
+    /// that came last gives its pages back and waits.
     fn make_room(&mut self) -> Result<(), ExampleError> {
         let mut i = 0;
         while i < self.running.len() {
@@ -369,7 +368,7 @@ impl DecodeRank {
     }
 }
 
-/// What a router is told of a request whose transfer has begun.
+/// The event that tells the router that a transfer has begun.
 fn reading(room: Room) -> Option<Event> {
     match room {
         Room::Number(room) => Some(Event::Reading { room }),
@@ -378,13 +377,13 @@ fn reading(room: Room) -> Option<Event> {
 }
 
 impl Running {
-    /// Everything that has been said so far.
+    /// All tokens so far: the prompt, and what was generated.
     fn tokens(&self) -> Vec<u32> {
         let generated = self.request.samples.iter().map(|sample| sample.token);
         self.request.prompt.iter().copied().chain(generated).collect()
     }
 
-    /// Where the token generated last goes: its KV is not computed yet.
+    /// The position of the token generated last, whose KV is not computed yet.
     fn position(&self) -> usize {
         (self.request.prompt.len() + self.request.samples.len()).saturating_sub(1)
     }

@@ -50,7 +50,9 @@ pub enum ExampleError {
     #[error(transparent)]
     Checkpoint(#[from] super::checkpoint::CheckpointError),
     /// The requests do not fit into the cache.
-    #[error("a request needs {needed} pages, and a rank has {pages}: raise --pages, or shorten prompts and answers")]
+    #[error(
+        "a request needs {needed} pages, and a rank has {pages}: raise --pages, or shorten prompts and answers"
+    )]
     CacheTooSmall {
         /// Pages of one request, with what it grows by.
         needed: usize,
@@ -103,7 +105,9 @@ pub enum ExampleError {
         pages: usize,
     },
     /// The transport was asked for by name, but is not in this binary.
-    #[error("this example was built without feature `{feature}`: add --features {feature} to the command of cargo")]
+    #[error(
+        "this example was built without feature `{feature}`: add --features {feature} to the command of cargo"
+    )]
     NotBuilt {
         /// The feature.
         feature: &'static str,

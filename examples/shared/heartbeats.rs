@@ -1,4 +1,4 @@
-//! When each request's reader was last heard of, seen from the transport.
+//! When the reader of each request was last heard of, as the transport sees it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,14 +7,15 @@ use std::time::Instant;
 use kv_transfer::wire::{Body, ConversationId, Delivery, Frame, Register};
 use kv_transfer::{Attempt, Room};
 
-/// What readers have said about the pages that they want to read: their acquire messages, and the heartbeats
-/// that prolong the lease. Clones share it.
+/// The messages of readers about pages that they want to read: those that acquire a lease, and the heartbeats
+/// that renew it. Clones share one record.
 #[derive(Debug, Clone, Default)]
 pub struct Heartbeats(Arc<Mutex<Heard>>);
 
 #[derive(Debug, Default)]
 struct Heard {
-    /// Heartbeats name attempts; their acquire messages say which request that is.
+    /// The request of each attempt. Heartbeats name attempts; the message that acquires the lease says which
+    /// request an attempt is for.
     attempts: BTreeMap<(ConversationId, Attempt), Room>,
     last: BTreeMap<Room, Instant>,
 }
@@ -46,7 +47,7 @@ impl Heartbeats {
         }
     }
 
-    /// When the reader of a request was last heard of; it is forgotten here.
+    /// When the reader of a request was last heard of. The entry is removed.
     pub fn take(&self, room: &Room) -> Option<Instant> {
         let mut heard = self.lock();
         heard.attempts.retain(|_, other| other != room);
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_heartbeat_counts_for_the_requests_it_names_and_for_no_other() {
+    fn a_heartbeat_counts_only_for_the_requests_it_names() {
         let heartbeats = Heartbeats::default();
         let conversation = ConversationId::new(1, 7);
         let say = |body| heartbeats.note(&Frame { conversation, body }.encode().unwrap());

@@ -1,4 +1,5 @@
-//! When pages came back to a rank: its scheduler only looks between two forward passes.
+//! When pages came back to a rank, watched by a thread, because the scheduler only looks between two forward
+//! passes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,11 +9,11 @@ use kv_transfer::EngineGroup;
 /// How often a worker's gauges are read.
 const EVERY: Duration = Duration::from_millis(2);
 
-/// Watches how many pages the sessions of all ranks hold. Dropping it ends that.
+/// Watches how many pages the sessions of all ranks hold. Dropping it ends the watch.
 pub struct HeldPages(Arc<Mutex<Option<Instant>>>);
 
 impl HeldPages {
-    /// Watches from now on.
+    /// Starts to watch the sessions of these ranks.
     pub fn watch(ranks: EngineGroup) -> HeldPages {
         let dropped = Arc::new(Mutex::new(None));
         let watched = Arc::downgrade(&dropped);
@@ -31,7 +32,7 @@ impl HeldPages {
         HeldPages(dropped)
     }
 
-    /// When pages came back last.
+    /// The last time at which pages came back.
     pub fn last_drop(&self) -> Option<Instant> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

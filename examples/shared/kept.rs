@@ -1,5 +1,5 @@
-//! What a decode rank keeps of a conversation: its pages wait, under a lease for a fixed time, for
-//! the prefill rank that gets the next turn.
+//! What a decode rank keeps of a conversation. The pages wait, under a lease for a fixed time, for the
+//! prefill rank that gets the next turn.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::rank::RankSpec;
 
-/// How much longer than the lease its session may take to end.
+/// How much longer than the lease the session may take to end.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// The conversations that a decode rank keeps. They are sent like prompts, only that nothing has to
@@ -20,14 +20,14 @@ const GRACE: Duration = Duration::from_secs(30);
 pub struct KeptCaches {
     queues: PrefillQueues<(), EngineGroup>,
     manager: EngineGroup,
-    /// Oldest first; those that have ended are dropped from the front.
+    /// The kept requests, oldest first. Requests that have ended are dropped from the front.
     order: VecDeque<RequestKey>,
     bootstrap: String,
     lease: Lease,
 }
 
 impl KeptCaches {
-    /// Nothing kept yet.
+    /// A keeper that keeps nothing yet.
     pub fn new(manager: &EngineGroup, spec: &RankSpec) -> KeptCaches {
         KeptCaches {
             // Nobody has to be there yet: the next turn may come in minutes.
@@ -39,8 +39,8 @@ impl KeptCaches {
         }
     }
 
-    /// Keeps the pages of `tokens` tokens: the `kv_transfer_params` for the next turn. If the worker
-    /// has no room for it, the pages come back.
+    /// Keeps the pages of `tokens` tokens, and returns the `kv_transfer_params` for the next turn. If the
+    /// worker has no room for another session, the pages come back.
     pub fn keep(&mut self, room: u64, tokens: usize, pages: Pages) -> Result<Value, Pages> {
         let room = Room::Number(room);
         let options = SessionOptions {
@@ -76,7 +76,7 @@ impl KeptCaches {
         Ok(TransferParams::next_turn(offer).to_value())
     }
 
-    /// Takes what has changed: the pages that are free again, pulled or not.
+    /// Handles changes of sessions. Returns the pages that are free again, whether they were read or not.
     pub fn step(&mut self, changes: &[Change]) -> Vec<Pages> {
         let Ok(()) = self.queues.step(changes.iter().copied());
         let finished = std::iter::from_fn(|| self.queues.drain_finished());
@@ -87,7 +87,7 @@ impl KeptCaches {
         free
     }
 
-    /// Gives up the oldest conversation, to make room; false if none is left. Its pages come with
+    /// Gives up the oldest conversation to make room; false if none is left. Its pages come back from
     /// [`step`](Self::step).
     pub fn evict(&mut self) -> bool {
         while let Some(key) = self.order.pop_front() {
@@ -98,7 +98,7 @@ impl KeptCaches {
         false
     }
 
-    /// True if nothing is kept.
+    /// True if the rank keeps no conversation.
     pub fn is_empty(&self) -> bool {
         self.queues.is_empty()
     }

@@ -1,4 +1,4 @@
-//! A rank's end of the line to its router: stdin and stdout, a TCP connection, or a socket pair.
+//! A rank's connection to its router: standard input and output, a TCP connection, or a socket pair.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ use super::error::ExampleError;
 /// Longest line accepted: a prompt of more than a hundred thousand tokens.
 const MAX_LINE: usize = 1 << 20;
 
-/// Lines in, lines out.
+/// A connection that receives and sends lines.
 pub struct Link {
     input: OwnedFd,
     output: Box<dyn Write + Send>,
@@ -40,7 +40,7 @@ impl Link {
         Ok(Link { input: input.into(), output: Box::new(stream), buffer: Vec::new() })
     }
 
-    /// Both over a Unix socket.
+    /// A connection over a Unix socket.
     pub fn unix(stream: UnixStream) -> Result<Link, ExampleError> {
         let input = stream.try_clone().map_err(ExampleError::io("clone the control socket"))?;
         Ok(Link { input: input.into(), output: Box::new(stream), buffer: Vec::new() })
@@ -52,8 +52,7 @@ impl Link {
         poll_for(&mut fds, timeout).map(|_| ())
     }
 
-    /// The commands that have arrived, without waiting. [`ExampleError::LinkClosed`] once the
-    /// router is gone: nobody is left to work for.
+    /// The commands that have arrived, without waiting. [`ExampleError::LinkClosed`] once the router is gone.
     pub fn receive(&mut self) -> Result<Vec<Command>, ExampleError> {
         let mut bytes = vec![0; 64 << 10];
         loop {
@@ -86,7 +85,7 @@ impl Link {
         Ok(commands)
     }
 
-    /// Tells the router something.
+    /// Sends the router an event.
     pub fn send(&mut self, event: &Event) -> Result<(), ExampleError> {
         let mut line = serde_json::to_vec(event).map_err(ExampleError::Command)?;
         line.push(b'\n');
@@ -110,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_split_over_writes_arrive_whole_and_a_closed_line_is_told() {
+    fn commands_split_over_writes_arrive_whole_and_a_closed_line_is_reported() {
         let (mut router, rank) = UnixStream::pair().unwrap();
         let mut link = Link::unix(rank).unwrap();
         assert_eq!(link.receive().unwrap(), []);

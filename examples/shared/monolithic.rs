@@ -1,9 +1,10 @@
-//! The run that everything is compared with: one process, no pages, no transfer.
+//! The run that everything is compared with: one process, one contiguous cache, no transfer.
 
 use super::error::ExampleError;
 use super::model::{KvCache, Model, ModelConfig, Sample, Segment};
 
-/// Continues `prompt` by at most `max_new_tokens` tokens, prompt in one piece, cache in one piece.
+/// Continues `prompt` by at most `max_new_tokens` tokens, with the prompt in one piece and the cache in one
+/// piece.
 pub fn generate(model: &Model, prompt: &[u32], max_new_tokens: usize) -> Result<Vec<Sample>, ExampleError> {
     let mut cache = ContiguousCache::new(model.config());
     let mut samples = Vec::with_capacity(max_new_tokens);
@@ -22,7 +23,7 @@ pub fn generate(model: &Model, prompt: &[u32], max_new_tokens: usize) -> Result<
     Ok(samples)
 }
 
-/// A cache that is nobody's business: one growing list of rows for each layer.
+/// A cache in the memory of one process: one growing list of rows for each layer.
 pub struct ContiguousCache {
     /// Elements of a row of keys, and of values.
     widths: [usize; 2],
@@ -30,7 +31,7 @@ pub struct ContiguousCache {
 }
 
 impl ContiguousCache {
-    /// An empty cache.
+    /// A cache without tokens.
     pub fn new(config: &ModelConfig) -> ContiguousCache {
         let layers = vec![[Vec::new(), Vec::new()]; config.num_hidden_layers];
         ContiguousCache { widths: [config.key_dim(), config.value_dim()], layers }
@@ -72,8 +73,8 @@ mod tests {
     use super::*;
     use crate::shared::model::{Rng, Weights};
 
-    /// Chunked prompts, and requests decoded side by side, give bit for bit what whole prompts,
-    /// decoded alone, give.
+    /// Chunked prompts, and requests decoded in one batch, give bit for bit the logits of whole prompts that
+    /// are decoded alone.
     #[test]
     fn chunks_and_batches_change_no_bit_of_any_logit() {
         chunks_and_batches(ModelConfig { num_hidden_layers: 2, ..ModelConfig::small() });

@@ -1,5 +1,4 @@
-//! A model's KV cache in pages of registered memory, spread over the ranks of an engine, and the aux
-//! row that travels with it.
+//! A model's KV cache in pages of registered memory, spread over the ranks of an engine, and the aux rows.
 
 use kv_transfer::queue::AuxMemory;
 use kv_transfer::{AuxIndex, Pages, Parallel};
@@ -10,9 +9,9 @@ use super::error::ExampleError;
 use super::model::{KvCache, Model, Sample};
 use super::rank_kv::{AUX_BYTES, RankKv, Rows};
 
-/// The cache of one engine. Clones are the same memory.
+/// The cache of one engine. Clones share the same memory.
 ///
-/// One process holds all ranks, so the model is computed once; each rank still has memory, transport and
+/// One process holds all ranks, so that the model is computed once. Each rank has memory, a transport and a
 /// worker of its own, as if it were a device.
 #[derive(Debug, Clone)]
 pub struct PagedKv {
@@ -55,7 +54,7 @@ impl PagedKv {
         })
     }
 
-    /// The ranks, stage by stage.
+    /// The ranks, ordered by pipeline stage.
     pub fn ranks(&self) -> &[RankKv] {
         &self.ranks
     }
@@ -65,22 +64,22 @@ impl PagedKv {
         self.ranks.iter().map(RankKv::page_bytes).sum()
     }
 
-    /// Pages that hold `tokens` tokens.
+    /// The number of pages that hold `tokens` tokens.
     pub fn pages_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.page_tokens())
     }
 
-    /// Tokens in the pages of one number, on all ranks.
+    /// The number of tokens that the pages with one number hold, on all DCP ranks together.
     pub fn page_tokens(&self) -> usize {
         self.page_tokens * self.dealt
     }
 
-    /// One request's view: its pages, in order.
+    /// The cache of one request, in these pages, in order.
     pub fn of<'a>(&'a self, pages: &'a [u32]) -> RequestKv<'a> {
         RequestKv { kv: self, pages }
     }
 
-    /// Fills an aux row, on every rank: any of them may be the one whose row a peer gets.
+    /// Fills an aux row on every rank, because a peer may get the row of any rank.
     pub fn write_aux(&self, row: AuxIndex, tag: u64, first: Sample) -> Result<(), ExampleError> {
         let mut bytes = [0; AUX_BYTES];
         bytes[0..8].copy_from_slice(&tag.to_le_bytes());
@@ -100,14 +99,14 @@ impl PagedKv {
     }
 }
 
-/// One request's KV: token `i` of pages of 16 lies in the `i / 16`-th of them.
+/// The cache of one request. With pages of 16 tokens, token `i` is in the page at position `i / 16`.
 pub struct RequestKv<'a> {
     kv: &'a PagedKv,
     pages: &'a [u32],
 }
 
 impl RequestKv<'_> {
-    /// The rows from `position` to before `end` that lie in one page.
+    /// The rows from `position` to before `end` that are in one page.
     fn rows(&self, layer: usize, part: usize, position: usize, end: usize) -> Result<Rows, ExampleError> {
         let (page_tokens, dealt) = (self.kv.page_tokens, self.kv.dealt);
         let number = position / page_tokens;
@@ -143,8 +142,8 @@ impl KvCache for RequestKv<'_> {
         Ok(())
     }
 
-    /// Where several ranks hold the same heads, they are read in turn: wrong bytes on any of them
-    /// show.
+    /// If several ranks hold the same heads, they are read in turn, so that wrong bytes on any rank are
+    /// noticed.
     fn load(
         &self,
         layer: usize,
@@ -175,7 +174,7 @@ impl KvCache for RequestKv<'_> {
     }
 }
 
-/// The decode side's aux rows, as its queues see them.
+/// The aux rows of the decode side, as its queues see them.
 impl AuxMemory<Continuation> for PagedKv {
     fn clear(&mut self, row: AuxIndex) {
         for rank in &self.ranks {
@@ -200,7 +199,7 @@ impl AuxMemory<Continuation> for PagedKv {
     }
 }
 
-/// Page numbers of a token of ownership, one by one.
+/// The page numbers of a token of ownership, one by one.
 pub fn numbers(pages: &Pages) -> Vec<u32> {
     pages.list().iter().collect()
 }
@@ -215,7 +214,7 @@ mod tests {
     const LAYOUTS: [PageLayout; 3] = [PageLayout::LayerMajor, PageLayout::PageMajor, PageLayout::HeadMajor];
 
     #[test]
-    fn scattered_pages_hold_what_one_piece_of_memory_holds_in_every_layout_and_on_any_ranks() {
+    fn paged_caches_hold_the_same_values_as_contiguous_memory_in_every_layout() {
         for config in [ModelConfig::small(), ModelConfig::small_latent()] {
             let config = ModelConfig { num_hidden_layers: 2, ..config };
             let model = Model::new(config.clone(), Weights::random(&config, 3));
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_bytes_on_one_of_several_ranks_with_the_same_heads_change_what_is_said() {
+    fn wrong_bytes_on_one_of_several_replicated_ranks_change_the_logits() {
         let config = ModelConfig::small();
         let model = Model::new(config.clone(), Weights::random(&config, 3));
         let kv = kv(&model, PageLayout::LayerMajor, 8, Parallelism { tp: 8, ..Parallelism::ONE });
@@ -302,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_and_layers_that_cannot_be_dealt_are_refused_with_both_numbers() {
+    fn heads_and_layers_that_cannot_be_divided_are_refused_with_both_numbers() {
         let config = ModelConfig::small();
         let model = Model::new(config.clone(), Weights::random(&config, 3));
         let options = CacheOptions {

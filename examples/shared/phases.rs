@@ -1,4 +1,4 @@
-//! When each request passed from one phase to the next, seen from its decode rank.
+//! When each request passed from one phase to the next, as its decode rank sees it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use kv_transfer::{Change, KvArgs, KvManager, KvPoll, KvSession, OpenError, Room, SessionId, SessionOptions};
 
-/// A manager that remembers which request each receiver it opened is for. The queues take any
-/// [`KvManager`], so a server can put one of its own in between.
+/// A manager that remembers the request of each receiver that it has opened. The queues take any
+/// [`KvManager`], so that a server can put a manager of its own in between.
 pub struct WatchedManager<M> {
     inner: M,
     timelines: Timelines,
 }
 
-/// What has been seen of the receivers.
+/// The timelines of receivers.
 #[derive(Clone, Default)]
 pub struct Timelines {
     open: Rc<RefCell<BTreeMap<SessionId, (Room, Timeline)>>>,
@@ -67,7 +67,7 @@ impl<M: KvManager> KvManager for WatchedManager<M> {
 }
 
 impl Timelines {
-    /// Notes what has changed: the rooms whose transfer has begun.
+    /// Notes changes of sessions. Returns the rooms whose transfer has begun.
     pub fn note(&self, changes: &[Change]) -> Vec<Room> {
         let mut begun = Vec::new();
         let mut open = self.open.borrow_mut();
@@ -89,7 +89,7 @@ impl Timelines {
         open.values().find(|(other, _)| other == room).map(|(_, timeline)| timeline.opened)
     }
 
-    /// The timeline of a request that has been received or has failed; it is forgotten here.
+    /// The timeline of a request that was received or has failed. The entry is removed.
     pub fn take(&self, room: &Room) -> Option<Timeline> {
         let mut open = self.open.borrow_mut();
         let session = open.iter().find(|(_, (other, _))| other == room).map(|(session, _)| *session)?;
@@ -102,7 +102,8 @@ impl Timeline {
         Timeline { opened: Instant::now(), bootstrapped: None, preallocated: None, transferred: None }
     }
 
-    /// A state may have been skipped when several changes came at once: a later one implies it.
+    /// Notes a state. If several changes came at once, states may have been skipped, which the later state
+    /// implies.
     fn note(&mut self, poll: KvPoll) {
         let now = Instant::now();
         let reached = |state: KvPoll| poll >= state && poll != KvPoll::Failed;
@@ -122,7 +123,7 @@ impl Timeline {
         between(Some(self.opened), self.bootstrapped)
     }
 
-    /// From there until its pages were allocated and registered.
+    /// From the end of the handshake until the pages were allocated and registered.
     pub fn prealloc(&self) -> Duration {
         between(self.bootstrapped, self.preallocated)
     }

@@ -1,7 +1,7 @@
 //! A prefill rank: bootstrap queue → waiting queue → forward pass in chunks → inflight queue.
 //!
-//! Push and pull differ in one place: in pull mode the router is told where the KV lies, and passes it
-//! on to the decode rank.
+//! Push and pull differ in one place: in pull mode the rank tells the router where the KV is, and the router
+//! passes that on to the decode rank.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -33,7 +33,7 @@ use super::wire::WireLog;
 
 type Queues = PrefillQueues<Prompt, EngineGroup>;
 
-/// A prefill rank.
+/// A prefill rank: its queues, its forward pass, and its worker.
 pub struct PrefillRank {
     model: Model,
     kv: PagedKv,
@@ -45,31 +45,31 @@ pub struct PrefillRank {
     /// Prompts for which the worker had no room yet.
     arrived: VecDeque<Prompt>,
     queues: Queues,
-    /// Every prompt in the queues.
+    /// The keys of all prompts in the queues.
     live: BTreeSet<RequestKey>,
     allocator: RunAllocator,
     aux_rows: AuxRows,
     /// Prompts that have their pages, and wait for the KV of earlier turns.
     fetching: Vec<RequestKey>,
-    /// Those of them that may be computed now.
+    /// The keys of prompts that may be computed now.
     fetched: VecDeque<RequestKey>,
-    /// Sessions whose prompt has ended before them.
+    /// Sessions that read earlier turns, and whose prompt has ended before them.
     leaving: Vec<PullBack>,
     /// Sessions that only tell a decode rank to let go.
     releases: Vec<GroupReceiver>,
     /// The prompt in the forward pass.
     current: Option<RequestKey>,
-    /// What a router is told first.
+    /// The first event that a router is sent.
     ready: Event,
-    /// What the router has to be told.
+    /// Events that the router has yet to be sent.
     events: Vec<Event>,
     bootstrap: String,
     chunk_tokens: usize,
-    /// Layers are sent while the next ones are computed.
+    /// True if each layer is sent while the next layer is computed.
     layer_wise: bool,
     hand_over: HandOver,
     finish_by: Option<Instant>,
-    /// How long that may take.
+    /// How long the rank waits at the end for pages that are still in a transfer.
     finish_within: Duration,
 }
 
@@ -107,14 +107,13 @@ impl PrefillRank {
         })
     }
 
-    /// Serves one router until that says that no more requests come, or goes away; then stops.
+    /// Serves one router until the router sends the end of requests or disconnects; then stops the worker.
     pub fn run(mut self, mut link: Link) -> Result<(), ExampleError> {
         let result = self.serve(&mut link);
         close(self.workers, result)
     }
 
-    /// The scheduler loop. Nothing in it blocks but the model, and the wait when there is nothing
-    /// to do.
+    /// The scheduler loop. It blocks only in the model, and while there is nothing to do.
     pub fn serve(&mut self, link: &mut Link) -> Result<(), ExampleError> {
         link.send(&self.ready)?;
         loop {
@@ -149,8 +148,8 @@ impl PrefillRank {
         }
     }
 
-    /// Ends all requests: their router is gone, and nobody waits for them. Their pages come back in
-    /// the next [`serve`](Self::serve).
+    /// Aborts all requests, because their router is gone. Their pages come back in the next
+    /// [`serve`](Self::serve).
     pub fn abort_all(&mut self) {
         // Their pull-backs have no pages yet: dropping them ends them.
         self.arrived.clear();
@@ -202,7 +201,8 @@ impl PrefillRank {
         }
     }
 
-    /// The prompt is the next turn of a conversation: a decode rank has the KV of those before.
+    /// Prepares a prompt that is the next turn of a conversation: a decode rank has the KV of the turns
+    /// before.
     fn find_history(&mut self, prompt: &mut Prompt, remote: &RemoteKv) {
         match PullBack::open(&self.manager, remote, prompt.tokens.len(), &prompt.options) {
             Ok(Way::Pull(pull_back)) => prompt.pull_back = Some(pull_back),
@@ -226,7 +226,8 @@ impl PrefillRank {
         }
     }
 
-    /// Prompts open their senders and wait until a decode rank has registered pages for them.
+    /// Opens senders for prompts that have arrived. The prompts wait until a decode rank has registered pages
+    /// for them.
     fn push_arrived(&mut self) {
         while let Some(prompt) = self.arrived.pop_front() {
             let (room, options) = (Room::Number(prompt.room), prompt.options.clone());
@@ -244,8 +245,8 @@ impl PrefillRank {
         }
     }
 
-    /// Takes the next prompt that may be computed, if there is room for its KV: in push mode one for
-    /// which a decode rank waits.
+    /// Takes the next prompt that may be computed, if there is room for its KV. In push mode, a decode rank
+    /// must be waiting for it.
     fn begin_next(&mut self) {
         self.current = self.fetched.pop_front();
         if self.current.is_some() {
@@ -281,7 +282,7 @@ impl PrefillRank {
         }
     }
 
-    /// Prompts whose earlier turns have come, or will not come, may be computed.
+    /// Finds the prompts whose earlier turns have been read, or cannot be read: they may be computed.
     fn step_pull_backs(&mut self) -> Result<(), ExampleError> {
         for key in std::mem::take(&mut self.fetching) {
             let Some(prompt) = self.queues.request_mut(key) else { continue };
@@ -311,8 +312,8 @@ impl PrefillRank {
         Ok(())
     }
 
-    /// Computes the next tokens of a prompt and sends the pages that are final with them, while
-    /// those of the chunk before may still be on their way.
+    /// Computes the next tokens of a prompt, and sends the pages that are final with them. Pages of the chunk
+    /// before may still be in flight.
     fn compute_chunk(&mut self, key: RequestKey) -> Result<(), ExampleError> {
         if self.queues.failure(key).is_some() {
             self.current = None;
@@ -383,7 +384,7 @@ impl PrefillRank {
         Ok(())
     }
 
-    /// Tells the router where the KV of a prompt lies; in push mode nobody asks.
+    /// Tells the router where the KV of a prompt is, in pull mode.
     fn answer(&mut self, key: RequestKey) {
         let (Some(lease_refs), Some(prompt)) = (self.queues.lease_refs(key), self.queues.request(key)) else {
             return;
@@ -404,7 +405,7 @@ impl PrefillRank {
         }
     }
 
-    /// A request is over, one way or the other, and no wire touches its pages any more.
+    /// Reports a request that is over, and whose pages no operation can touch any more.
     fn end(&mut self, finished: Finished<Prompt>) -> Result<(), ExampleError> {
         let Finished { key, request, pages, outcome, .. } = finished;
         self.live.remove(&key);

@@ -7,23 +7,23 @@ use kv_transfer::{AuxIndex, Pages, SessionOptions};
 use super::control::History;
 use super::pull_back::PullBack;
 
-/// A prompt on its way through the queues.
+/// A prompt on its way through the queues of a prefill rank.
 pub struct Prompt {
-    /// Its rendezvous key.
+    /// The room of the request.
     pub room: u64,
-    /// Its tokens.
+    /// The tokens of the prompt.
     pub tokens: Vec<u32>,
-    /// What its session is opened with.
+    /// The options with which its session is opened.
     pub options: SessionOptions,
     /// The numbers of all its pages; empty until the forward pass begins.
     pub pages: Vec<u32>,
     /// The pages that have not been given to the transfer yet.
     pub unsent: Pages,
-    /// The aux row that goes with its last page.
+    /// The aux row that is sent with the last page.
     pub aux: Option<AuxIndex>,
-    /// Tokens whose KV is in its pages.
+    /// The number of tokens whose KV is in the pages.
     pub computed: usize,
-    /// Time spent computing it.
+    /// How long the computation has taken so far.
     pub compute: Duration,
     /// The session that fetches the KV of earlier turns.
     pub pull_back: Option<Box<PullBack>>,

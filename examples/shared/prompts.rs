@@ -1,26 +1,26 @@
-//! The workload: what users say, and the rooms of their requests.
+//! The workload: the prompts of users, and the rooms of their requests.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::model::Rng;
 
-/// A conversation with the service: what its user says.
+/// The prompts of one conversation.
 #[derive(Debug, Clone)]
 pub struct Conversation {
-    /// The first prompt.
+    /// The tokens of the first prompt.
     pub prompt: Vec<u32>,
-    /// What is added to each answer to make the next prompt.
+    /// The tokens that are added to each answer to make the next prompt.
     pub follow_ups: Vec<Vec<u32>>,
 }
 
-/// How much is said.
+/// The size of a workload.
 #[derive(Debug, Clone, Copy)]
 pub struct Workload {
-    /// Conversations.
+    /// The number of conversations.
     pub count: usize,
     /// Tokens of the first prompts, about.
     pub tokens: usize,
-    /// Turns of each.
+    /// The number of turns of each conversation.
     pub turns: usize,
     /// Tokens added in each turn after the first.
     pub follow_up: usize,
@@ -42,7 +42,7 @@ pub fn random(seed: u64, workload: Workload, vocab: usize) -> Vec<Conversation> 
     (0..workload.count).map(conversation).collect()
 }
 
-/// Prompts cut from a tokenized text, each starting somewhere else in it.
+/// Prompts cut from a tokenized text, each from a different place in the text.
 #[cfg(feature = "checkpoint")]
 pub fn from_text(seed: u64, workload: Workload, text: &[u32]) -> Vec<Conversation> {
     let conversation = |i: usize| {
@@ -61,7 +61,7 @@ pub fn longest(tokens: usize) -> usize {
     tokens + tokens / 10
 }
 
-/// A rendezvous key. Rooms are never reused, not even by the next run: peers remember failed ones for
+/// A new room. Rooms are never used again, not even by the next run, because peers remember failed rooms for
 /// a while.
 pub fn new_room() -> u64 {
     // The standard library's only source of random bits; a signed 63-bit number is what SGLang's
@@ -69,7 +69,7 @@ pub fn new_room() -> u64 {
     RandomState::new().build_hasher().finish() >> 1
 }
 
-/// What prompts for a checkpoint are cut from.
+/// The text from which prompts for a checkpoint are cut.
 #[cfg(feature = "checkpoint")]
 pub const TEXT: &str = "A prompt is read once and answered word by word. Reading it is heavy work that can \
 be done for all of its words together; answering is light work that must be done one word after the \

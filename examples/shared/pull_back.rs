@@ -1,4 +1,4 @@
-//! The way back: a prefill rank pulls what a decode rank keeps of a conversation.
+//! The way back: a prefill rank reads the pages that a decode rank has kept of a conversation.
 
 use kv_transfer::params::{Fetch, FetchPolicy, ReleaseReason, RemoteKv};
 use kv_transfer::{
@@ -19,11 +19,11 @@ pub struct PullBack {
     rest: Pages,
 }
 
-/// What a prompt's earlier turns need.
+/// How a prompt gets the KV of its earlier turns.
 pub enum Way {
-    /// A session that fetches them.
+    /// A session reads the KV from the decode rank.
     Pull(Box<PullBack>),
-    /// They are computed again. The session, if there is one, only tells the holder to let go.
+    /// The KV is computed again. A session, if there is one, only releases the decode rank's pages.
     Compute(History, Option<GroupReceiver>),
 }
 
@@ -86,13 +86,13 @@ impl PullBack {
         }
     }
 
-    /// Gives up.
+    /// Aborts the session.
     pub fn abort(&mut self) {
         self.receiver.abort();
     }
 
-    /// All pages, in order, the number of tokens that are in them, and how that came about; `Err`
-    /// while it goes on.
+    /// The pages in order, the number of tokens in them, and where the tokens come from; `Err` while the
+    /// session goes on.
     pub fn end(mut self: Box<Self>) -> Result<(Pages, usize, History), Box<Self>> {
         if !self.receiver.poll().is_terminal() {
             self.flush();

@@ -1,4 +1,4 @@
-//! What every engine does before its loop and after it: memory, transports, workers.
+//! The parts of an engine that both sides share: memory, transports, workers.
 
 use std::time::Duration;
 
@@ -21,10 +21,9 @@ use super::wire::WireLog;
 pub const AUX_ROWS: u32 = 256;
 /// How long a rank without any request sleeps, if nothing happens.
 pub const IDLE: Duration = Duration::from_secs(60);
-/// How long a rank with requests sleeps, if nothing happens: then it tries again what its worker
-/// had no room for.
+/// How long a rank with requests sleeps if nothing happens. Then it repeats what its worker had no room for.
 pub const RETRY: Duration = Duration::from_millis(50);
-/// How long a rank waits for the pages of ended requests before it accounts for them.
+/// How long a rank waits at the end for the pages of ended requests, before it reports its pages.
 pub fn finish_within(pace: Pace) -> Duration {
     match pace {
         Pace::Normal => Duration::from_secs(45),
@@ -32,25 +31,25 @@ pub fn finish_within(pace: Pace) -> Duration {
         Pace::Fast => Duration::from_secs(5),
     }
 }
-/// How long a worker may take to end what is still open when it is stopped.
+/// How long a worker may take to end open sessions when it is stopped.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
-/// One process of the service: a data-parallel replica of its engine, with all of its ranks.
+/// One process of the service: a data-parallel replica of its engine, with all ranks of the replica.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankSpec {
-    /// Prefill or decode.
+    /// The side that the process is on.
     pub side: Side,
-    /// Its number among its likes.
+    /// The number of the replica.
     pub number: u32,
-    /// How many of them there are.
+    /// The number of replicas on this side.
     pub of: u32,
     /// The bootstrap server that prefill ranks register with.
     pub bootstrap: String,
-    /// The model.
+    /// The options that choose the model.
     pub model: ModelOptions,
-    /// The cache.
+    /// The options of the cache.
     pub cache: CacheOptions,
-    /// Over how many ranks it is spread.
+    /// The parallel sizes of the engine.
     pub parallelism: Parallelism,
     /// Tokens in a page of the other side.
     pub peer_page_size: u32,
@@ -58,27 +57,27 @@ pub struct RankSpec {
     pub hand_over: HandOver,
     /// Note when pages come back, to the millisecond.
     pub watch_pages: bool,
-    /// Tokens of a prompt that a prefill rank computes before it sends their pages.
+    /// How many tokens of a prompt a prefill rank computes before it sends their pages.
     pub chunk_tokens: u32,
-    /// Send each layer of them as soon as it is computed.
+    /// True if each layer is sent while the next layer is computed.
     pub layer_wise: bool,
 }
 
-/// An engine's parts.
+/// The parts of an engine.
 pub struct SetUp {
-    /// The model.
+    /// The model that the engine runs.
     pub model: Model,
-    /// Its cache, in registered memory.
+    /// The cache, in registered memory.
     pub kv: PagedKv,
     /// The workers that move the pages, one for each rank.
     pub workers: Vec<Worker>,
-    /// Their managers.
+    /// The managers of all ranks, as one.
     pub manager: EngineGroup,
-    /// What their transports have moved.
+    /// What the transports have moved.
     pub log: WireLog,
-    /// When the readers of its pages were last heard of.
+    /// When the readers of the engine's pages were last heard of.
     pub heartbeats: Heartbeats,
-    /// What to tell the router.
+    /// The event that tells the router that the rank is ready.
     pub ready: Event,
 }
 
@@ -111,8 +110,8 @@ impl SetUp {
     }
 }
 
-/// Stops an engine's workers. A router that went away is no error: that is how engines are told to
-/// end.
+/// Stops the workers of an engine. A router that has disconnected is no error, because that is how engines
+/// are told to end.
 pub fn close(workers: Vec<Worker>, result: Result<(), ExampleError>) -> Result<(), ExampleError> {
     for worker in workers {
         worker.stop(STOP_WITHIN);

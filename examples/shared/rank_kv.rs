@@ -1,4 +1,4 @@
-//! One rank's part of a KV cache: some layers, some heads, in memory of its own.
+//! The part of a KV cache that one rank holds: some layers, some heads, in memory of its own.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::transport::Memory;
 /// Bytes of an aux row: a cache line, of which 20 are used.
 pub const AUX_BYTES: usize = 64;
 
-/// A rank's part of the cache. Clones are the same memory.
+/// The part of the cache that one rank holds. Clones share the same memory.
 #[derive(Debug, Clone)]
 pub struct RankKv {
     memory: Memory,
@@ -24,13 +24,13 @@ pub struct RankKv {
     parallel: Parallel,
     /// To how many ranks pages are dealt in turn.
     dealt: u32,
-    /// Layers of each pipeline stage.
+    /// The layers of each pipeline stage.
     stages: Vec<(u32, u32)>,
-    /// Layers that it holds.
+    /// The layers that the rank holds.
     layers: Range<usize>,
-    /// What it holds of each layer.
+    /// What the rank holds of each layer.
     parts: &'static [Holds],
-    /// Heads of the model, and those that it holds.
+    /// The number of heads of the model, and the heads that the rank holds.
     total_heads: usize,
     heads: Range<usize>,
     head_dim: usize,
@@ -39,17 +39,17 @@ pub struct RankKv {
 /// Consecutive tokens of one layer in one page: keys, values, or latent vectors.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows {
-    /// The page.
+    /// The number of the page.
     pub page: u32,
     /// To which of the ranks among which pages are dealt.
     pub dealt_to: usize,
-    /// The layer.
+    /// The layer of the model.
     pub layer: usize,
     /// 0 for keys and latent vectors, 1 for values.
     pub part: usize,
     /// The first token, counted from the beginning of the page.
     pub token: usize,
-    /// How many tokens.
+    /// The number of tokens.
     pub tokens: usize,
 }
 
@@ -104,13 +104,13 @@ impl RankKv {
         &self.memory
     }
 
-    /// The heads that it holds of these rows, if it holds them.
+    /// The heads of these rows that the rank holds, if it holds any.
     pub fn heads_of(&self, at: &Rows) -> Option<Range<usize>> {
         let here = at.dealt_to == self.dealt_to() as usize && self.layers.contains(&at.layer);
         here.then(|| self.heads.clone())
     }
 
-    /// Its place among the ranks to which pages are dealt.
+    /// The place of the rank among the DCP ranks, which hold pages in turn.
     fn dealt_to(&self) -> u32 {
         self.parallel.tp_rank % self.dealt
     }
@@ -120,7 +120,7 @@ impl RankKv {
         self.layers.len() * self.parts.len() * self.piece()
     }
 
-    /// Tells the framework what lies where.
+    /// Describes the regions and the layout to the framework.
     pub fn describe(&self, args: KvArgsBuilder) -> KvArgsBuilder {
         let base = self.memory.addr();
         let region = |role, offset: usize, items: usize, item: usize| {
@@ -192,7 +192,7 @@ impl RankKv {
         Ok(())
     }
 
-    /// Writes an aux row.
+    /// Writes the content of an aux row.
     pub fn write_aux(&self, row: u32, bytes: &[u8]) -> Result<(), ExampleError> {
         self.memory.write(self.aux_at(row as usize), bytes)
     }
@@ -202,7 +202,8 @@ impl RankKv {
         self.memory.read(self.aux_at(row as usize), bytes)
     }
 
-    /// Where rows lie, piece by piece: the first head of a piece, how many it has, and its offset.
+    /// The places of rows in memory, piece by piece: the first head of the piece, its number of heads, and
+    /// its offset.
     fn pieces(&self, at: Rows) -> impl Iterator<Item = (usize, usize, usize)> {
         let base = self.piece_at(at.page as usize, at.layer, at.part);
         let (heads, page_tokens) = (self.heads.clone(), self.page_tokens);
@@ -216,12 +217,12 @@ impl RankKv {
         })
     }
 
-    /// Bytes of keys, or of values, of one layer in one page.
+    /// The size of the keys, or of the values, of one layer in one page, in bytes.
     fn piece(&self) -> usize {
         self.page_tokens * self.heads.len() * self.head_dim * size_of::<f32>()
     }
 
-    /// Where such a piece begins.
+    /// The offset of such a piece.
     fn piece_at(&self, page: usize, layer: usize, part: usize) -> usize {
         let number = (layer - self.layers.start) * self.parts.len() + part;
         match self.layout {
@@ -235,7 +236,8 @@ impl RankKv {
     }
 }
 
-/// Heads that are cached apart. Latent vectors belong to no head: every rank holds them whole.
+/// The number of heads that are cached separately. Latent vectors belong to no head, and every rank holds
+/// them whole.
 fn cached_heads(config: &ModelConfig) -> usize {
     if config.latent.is_some() { 1 } else { config.num_key_value_heads }
 }

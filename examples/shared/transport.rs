@@ -1,4 +1,4 @@
-//! The transport of a rank, and the memory that it reaches. What differs between transports is here.
+//! The transport of a rank, and the memory that it reaches. All differences between transports are here.
 
 use kv_transfer::bootstrap::HttpBootstrapClient;
 use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
@@ -9,8 +9,8 @@ use super::error::ExampleError;
 use super::heartbeats::Heartbeats;
 use super::wire::{TimedTransport, WireLog};
 
-/// To be called first in `main`: loads what the transport needs. NIXL sets UCX's environment, which is
-/// only possible before there are other threads.
+/// Loads what the transport needs, which must be done first in `main`: NIXL sets UCX's environment, which is
+/// possible only before there are other threads.
 pub fn prepare(kind: TransportKind) -> Result<(), ExampleError> {
     match kind {
         TransportKind::Local => Ok(()),
@@ -24,12 +24,12 @@ pub fn prepare(kind: TransportKind) -> Result<(), ExampleError> {
     }
 }
 
-/// Memory that a transport reaches. Clones are the same memory.
+/// Memory that a transport reaches. Clones share the same memory.
 #[derive(Debug, Clone)]
 pub enum Memory {
-    /// For the embedded transport: peers map it.
+    /// Memory for kv-local, which peers map.
     Arena(Arena),
-    /// For NIXL.
+    /// Memory for NIXL.
     #[cfg(feature = "nixl")]
     Pool(kv_transfer::nixl::HostPool),
 }
@@ -46,7 +46,7 @@ impl Memory {
         }
     }
 
-    /// Address of the first byte.
+    /// The address of the first byte.
     pub fn addr(&self) -> u64 {
         match self {
             Memory::Arena(arena) => arena.addr(),
@@ -55,7 +55,7 @@ impl Memory {
         }
     }
 
-    /// Copies out of it.
+    /// Copies bytes out of the memory.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), ExampleError> {
         match self {
             Memory::Arena(arena) => Ok(arena.read(offset, out)?),
@@ -64,7 +64,7 @@ impl Memory {
         }
     }
 
-    /// Copies into it.
+    /// Copies bytes into the memory.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), ExampleError> {
         match self {
             Memory::Arena(arena) => Ok(arena.write(offset, bytes)?),
@@ -74,7 +74,7 @@ impl Memory {
     }
 }
 
-/// Starts a worker over the transport of this memory, which notes what it moves and whom it hears.
+/// Starts a worker over the transport of this memory, which notes what it moves and which readers it hears.
 pub fn start(
     memory: &Memory,
     config: WorkerConfig,

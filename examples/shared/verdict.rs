@@ -1,4 +1,4 @@
-//! The run and what it is compared with, side by side.
+//! Runs the requests over the ranks and in one process, to compare the results.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -9,11 +9,11 @@ use super::progress::Progress;
 use super::prompts::Conversation;
 use super::router::{Plan, Router, Run};
 
-/// What a model says in each turn of each conversation.
+/// The tokens of each turn of each conversation.
 pub type Answers = Vec<Vec<Vec<Sample>>>;
 
-/// Runs all conversations through the ranks, and at the same time through `model` in this process.
-/// The second result is what the latter has said.
+/// Runs all conversations through the ranks, and at the same time through `model` in this process. The second
+/// result has the tokens of this process.
 pub fn compare(
     mut router: Router,
     model: &Model,
@@ -86,7 +86,7 @@ mod tests {
         uneven(mode, [(layout, 16, pages); 2], workload, max_new_tokens)
     }
 
-    /// The same, with layout, page size and pages of the prefill and of the decode side.
+    /// The same, with the layout, page size and number of pages of the prefill side and of the decode side.
     fn uneven(
         mode: Mode,
         caches: [(PageLayout, u32, u32); 2],
@@ -96,7 +96,7 @@ mod tests {
         spread(mode, false, caches, [Parallelism::ONE; 2], workload, max_new_tokens)
     }
 
-    /// The same, with tensor-parallel ranks and pipeline stages of both sides.
+    /// The same, with the tensor-parallel ranks and pipeline stages of both sides.
     fn spread(
         mode: Mode,
         mla: bool,
@@ -263,8 +263,8 @@ mod tests {
         }
     }
 
-    /// The decode rank admits more than it has pages for, and has to take some back: those requests
-    /// compute their KV anew, and nobody sees it in their tokens.
+    /// The decode rank admits more requests than it has pages for, and has to take some pages back. These
+    /// requests compute their KV again, and their tokens are the same.
     #[test]
     fn requests_retracted_from_a_full_cache_lose_no_token() {
         for mode in [Mode::Push, Mode::Pull] {
@@ -288,7 +288,7 @@ mod tests {
         }
     }
 
-    /// Fewer than 64 tokens are computed again, and what was kept of them is free at once.
+    /// Fewer than 64 tokens are computed again, and the pages kept of them are free at once.
     #[test]
     fn a_short_conversation_is_computed_again() {
         let workload = Workload { tokens: 30, turns: 2, follow_up: 9, ..requests(3) };

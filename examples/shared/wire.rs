@@ -1,5 +1,5 @@
-//! How long the bytes of each request were on the wire, and when its reader was last heard of, seen
-//! from the transport.
+//! How long the bytes of each request were on the wire, and when its reader was last heard of, as the
+//! transport sees it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,8 +13,8 @@ use kv_transfer::{
 
 use super::heartbeats::Heartbeats;
 
-/// A transport that notes when each data operation began and ended. Workers take any [`Transport`], so a
-/// server can put one of its own in between.
+/// A transport that notes when each data operation began and ended. Workers take any [`Transport`], so that a
+/// server can put a transport of its own in between.
 pub struct TimedTransport<P> {
     inner: P,
     log: WireLog,
@@ -24,11 +24,11 @@ pub struct TimedTransport<P> {
     posts: HashMap<PostId, (u32, Transfer)>,
 }
 
-/// What a [`TimedTransport`] has noted, by the first page that an operation touches. Clones share it.
+/// The notes of a [`TimedTransport`], by the first page that an operation touches. Clones share one record.
 #[derive(Clone, Default)]
 pub struct WireLog(Arc<Mutex<BTreeMap<u32, Vec<Transfer>>>>);
 
-/// One data operation.
+/// The notes on one data operation.
 struct Transfer {
     bytes: u64,
     from: Instant,
@@ -38,19 +38,19 @@ struct Transfer {
 /// All data operations of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wire {
-    /// Bytes that they moved.
+    /// The number of bytes that the operations moved.
     pub bytes: u64,
-    /// Time in which at least one of them was under way.
+    /// The time in which at least one of the operations was in flight.
     pub busy: Duration,
 }
 
 impl<P> TimedTransport<P> {
-    /// Notes in `log` and `heartbeats` what `inner` does.
+    /// A transport that passes everything to `inner`, and notes it in `log` and `heartbeats`.
     pub fn new(inner: P, log: WireLog, heartbeats: Heartbeats) -> TimedTransport<P> {
         TimedTransport { inner, log, heartbeats, page_bytes: Vec::new(), posts: HashMap::new() }
     }
 
-    /// The page under the first descriptor that is in one.
+    /// The page of the first descriptor that is in one.
     fn first_page(&self, post: &Post) -> Option<u32> {
         post.descs.iter().find_map(|desc| {
             let page_bytes = (*self.page_bytes.get(desc.local_region as usize)?)?;
@@ -64,8 +64,8 @@ impl WireLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has been noted of the request that has these pages, from `since` on; it is forgotten here.
-    /// To be called when the transfer is over, and before the pages go to another request.
+    /// The notes on the request that has these pages, from `since` on. The entries are removed. To be called
+    /// when the transfer is over, and before the pages go to another request.
     pub fn take(&self, pages: &[u32], since: Option<Instant>) -> Wire {
         let mut log = self.lock();
         let transfers = pages.iter().filter_map(|page| log.remove(page)).flatten();
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overlapping_operations_count_their_time_once_and_are_told_once() {
+    fn overlapping_operations_count_their_time_once_and_are_taken_once() {
         let log = WireLog::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);

@@ -1,4 +1,4 @@
-//! Memory that nobody transfers, mapped, touched and unmapped all the time.
+//! A thread that maps, touches and unmaps memory all the time, beside the transfers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use kv_transfer::local::Arena;
 
 use super::side::Error;
 
-/// The thread that does it.
+/// The thread that maps and unmaps memory.
 pub struct Churn {
     shared: Arc<Shared>,
     thread: JoinHandle<Result<(), Error>>,
@@ -18,7 +18,7 @@ pub struct Churn {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// Held while anything is mapped.
+    /// Locked while anything is mapped.
     mapped: Mutex<()>,
 }
 

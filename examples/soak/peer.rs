@@ -1,4 +1,4 @@
-//! A decode worker in a process of its own, seen from both sides.
+//! A decode worker in a process of its own: the process, and its parent's view.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -13,15 +13,15 @@ use kv_transfer::random::SplitMix64;
 use super::TransportKind;
 use super::side::{Error, PAGE, Side, reclaimed, until};
 
-/// Most pages of a request.
+/// The number of pages of the largest request.
 const MOST: u64 = 32;
 
-/// Rooms of a peer, one after the other.
+/// The room of a request of a decode worker.
 fn room(peer: u64, request: u64) -> u64 {
     peer << 32 | request
 }
 
-/// Pages of a room.
+/// The number of pages of the request in a room.
 fn pages(room: u64) -> usize {
     1 + SplitMix64::new(room).below(MOST) as usize
 }
@@ -36,7 +36,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts one that lives so long.
+    /// Starts a decode worker that lives for `life`, or until the end of the run.
     pub fn start(
         transport: TransportKind,
         addr: &str,
@@ -59,7 +59,7 @@ impl Peer {
         self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// Goes on with its requests.
+    /// Goes on with the requests of the decode worker.
     pub fn serve(&mut self, side: &mut Side) -> Result<(), Error> {
         if let Some(status) = self.process.try_wait()? {
             return Err(format!("decode worker {} has ended too early: {status}", self.number).into());
@@ -90,7 +90,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Ends it: by SIGKILL, or by telling it to end, which it must do well.
+    /// Ends the decode worker: by SIGKILL, or by closing its standard input, after which it must succeed.
     pub fn end(mut self, side: &mut Side, kill: bool) -> Result<(), Error> {
         if kill {
             self.process.kill()?;
@@ -122,7 +122,7 @@ impl Drop for Peer {
     }
 }
 
-/// The peer's own process: receives room after room until its standard input ends.
+/// Runs the decode worker: receives one room after the other until standard input ends.
 pub fn receive(transport: TransportKind, addr: &str, number: u64) -> Result<(), Error> {
     let ending = Arc::new(AtomicBool::new(false));
     let mut side = Side::start(transport, WorkerRole::Decode, addr)?;
@@ -155,7 +155,9 @@ pub fn receive(transport: TransportKind, addr: &str, number: u64) -> Result<(), 
         }
     }
     side.settle()?;
-    if let Some((what, count)) = side.left()?.into_iter().find(|(what, _)| !what.starts_with("file descriptors")) {
+    if let Some((what, count)) =
+        side.left()?.into_iter().find(|(what, _)| !what.starts_with("file descriptors"))
+    {
         return Err(format!("decode worker {number} has {count} {what} left at its end").into());
     }
     side.stop()

@@ -1,4 +1,4 @@
-//! A worker with its pages, on either side, and what every byte of a request must be.
+//! A worker with its pages, for either side, and the content of every request.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ const PAGES: u32 = 256;
 /// How long anything may take that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// To be called first: NIXL sets UCX's environment, while there is one thread.
+/// Loads what the transport needs, which must be done first: NIXL sets UCX's environment, while there is one
+/// thread.
 pub fn prepare(kind: TransportKind) -> Result<(), Error> {
     match kind {
         TransportKind::Local => Ok(()),
@@ -38,7 +39,7 @@ enum Memory {
     Pool(HostPool),
 }
 
-/// A worker, its pages, and what it has done.
+/// A worker, its pages, and counts of what it has done.
 pub struct Side {
     pub manager: Manager,
     pub addr: String,
@@ -110,7 +111,7 @@ impl Side {
         self.cache.free(pages).map_err(|_| "the allocator refuses its own pages".into())
     }
 
-    /// Writes what a room's pages hold.
+    /// Writes the content of a room into its pages.
     pub fn fill(&self, pages: &Pages, room: u64) -> Result<(), Error> {
         let mut bytes = vec![0; PAGE];
         for (position, page) in pages.list().iter().enumerate() {
@@ -125,7 +126,7 @@ impl Side {
         Ok(())
     }
 
-    /// Compares every byte.
+    /// Compares every byte of pages with the content of a room.
     pub fn compare(&self, pages: &Pages, room: u64) -> Result<(), Error> {
         let (mut bytes, mut wanted) = (vec![0; PAGE], vec![0; PAGE]);
         for (position, page) in pages.list().iter().enumerate() {
@@ -144,7 +145,7 @@ impl Side {
         Ok(())
     }
 
-    /// A sender has ended: its pages come back, now or later.
+    /// Takes a sender that has ended. Its pages come back now or later.
     pub fn give_up(&mut self, sender: Sender) {
         self.limbo.push((sender, Instant::now() + PATIENCE));
     }
@@ -156,7 +157,11 @@ impl Side {
                 Ok(pages) => self.free(pages)?,
                 Err(sender) if Instant::now() < until => self.limbo.push((sender, until)),
                 Err(sender) => {
-                    return Err(format!("the sender of {:?} has not given its pages back within {PATIENCE:?}", sender.room()).into());
+                    return Err(format!(
+                        "the sender of {:?} has not given its pages back within {PATIENCE:?}",
+                        sender.room()
+                    )
+                    .into());
                 }
             }
         }
@@ -182,7 +187,7 @@ impl Side {
         }
     }
 
-    /// What is still there and should not be.
+    /// What is left at the end and should not be, with the number of each.
     pub fn left(&self) -> Result<Vec<(&'static str, usize)>, Error> {
         let gauges = self.manager.gauges();
         let deadline = Instant::now() + Duration::from_secs(5);
@@ -214,20 +219,22 @@ impl Side {
     }
 }
 
-/// What the pages of a receiver are when it has ended: back after a moment.
+/// Waits for the pages of a receiver that has ended.
 pub fn reclaimed(mut receiver: Receiver) -> Result<Pages, Error> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match receiver.reclaim() {
             Ok(pages) => return Ok(pages),
-            Err(_) if Instant::now() > deadline => return Err("a receiver has not given its pages back in time".into()),
+            Err(_) if Instant::now() > deadline => {
+                return Err("a receiver has not given its pages back in time".into());
+            }
             Err(back) => receiver = back,
         }
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// What the page at this position of a room's prompt holds.
+/// The content of the page at this position of a room's prompt.
 fn content(room: u64, position: usize, bytes: &mut [u8]) {
     let mut random = SplitMix64::new(room ^ (position as u64) << 48);
     for word in bytes.chunks_exact_mut(8) {

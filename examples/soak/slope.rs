@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leak_is_told_from_noise() {
+    fn the_slope_distinguishes_a_leak_from_noise() {
         let noise = |at: usize| f64::from((at as u32).wrapping_mul(2_654_435_761) >> 20);
         let (mut flat, mut grows) = (Slope::default(), Slope::default());
         for at in 0..60 {

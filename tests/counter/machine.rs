@@ -1,4 +1,4 @@
-//! The machine: holder and client in one, because any worker may be both.
+//! The machine of the service. It is holder and client in one, because any worker may be both.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -11,16 +11,16 @@ use kv_transfer::{LookupId, PeerId, RankQuery, RankRecord, Replica, SessionId, T
 use super::wire::Message;
 use super::{Command, Failure, Leased, ROLE, Resource, SERVICE, Slot, Status, Whom};
 
-/// Pause between two questions.
+/// The pause between two questions of a client.
 const AGAIN: Duration = Duration::from_millis(20);
 /// Most workers that are known at once; others are not answered.
 const MAX_PEERS: usize = 64;
-/// What the workers reach each other by; a transport of one transport does not look at it.
+/// The name of the transport between the workers. A transport that is not made of several ignores it.
 const TRANSPORT: &str = "local";
-/// A client counts its lease shorter by this part of it: so much faster may the holder's clock be.
+/// A client counts its lease shorter by this fraction, because the holder's clock may be that much faster.
 const MARGIN: u32 = 1000;
 
-/// Bugs that are planted to see them found.
+/// Bugs that are planted to see that tests find them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mistake {
     /// The holder takes a number back before its lease ends.
@@ -46,7 +46,7 @@ pub struct Counter {
 
 type Out = Output<Status, Resource, Failure>;
 
-/// The numbers of this worker.
+/// The numbers of this worker, as a holder.
 struct Holder {
     session: SessionId,
     lease: Duration,
@@ -63,10 +63,10 @@ enum Client {
     Holding { slot: Slot, until: Time },
 }
 
-/// A question without an answer.
+/// A question of a client that has no answer yet.
 struct Asking {
     whom: Whom,
-    /// `None` until the holder is found, and again when the way to it has ended.
+    /// The peer that is asked. `None` until the holder is found, and again when the way to it has ended.
     holder: Option<PeerId>,
     slot: Slot,
     /// When to ask next; never while a bootstrap server is asked.
@@ -89,7 +89,7 @@ impl Counter {
         }
     }
 
-    /// The same with a bug.
+    /// The same machine with a bug.
     pub fn mistaken(self, mistake: Option<Mistake>) -> Counter {
         Counter { mistake, ..self }
     }
@@ -152,7 +152,7 @@ impl Counter {
         }
     }
 
-    /// Ends a client's session; its slot comes back.
+    /// Ends a client's session, and hands its slot back.
     fn end(&mut self, session: SessionId, failure: Option<Failure>) {
         let Some(client) = self.clients.remove(&session) else { return };
         let status = if failure.is_some() { Status::Failed } else { Status::Over };
@@ -200,7 +200,7 @@ impl Counter {
         }
     }
 
-    /// What time brings about: questions again, ends of leases on both sides.
+    /// Does what is due at this time: repeats questions, and ends leases on both sides.
     fn tick(&mut self, now: Time) {
         let mut ended = Vec::new();
         let mut due = Vec::new();
@@ -286,8 +286,8 @@ impl Counter {
         Some(peer)
     }
 
-    /// Nothing reaches the peer any more. Leases that it has go on to their ends, and the registered holder
-    /// is looked for again.
+    /// Forgets a peer that can no longer be reached. Its leases run on to their ends, and a registered holder
+    /// is looked up again.
     fn gone(&mut self, now: Time, gone: PeerId) {
         self.peers.retain(|_, peer| *peer != gone);
         self.outputs.push_back(Output::Disconnect { peer: gone });

@@ -29,7 +29,7 @@ pub const SERVICE: &str = "counter";
 /// The role of every worker of the service.
 pub const ROLE: WorkerRole = WorkerRole::Encode;
 
-/// What a bootstrap server is told of a worker that is reached by this transport, with this metadata.
+/// The record of a worker at the bootstrap server: one transport, with this metadata.
 pub fn record(
     (worker, incarnation): (WorkerId, Incarnation),
     transport: &str,
@@ -41,19 +41,19 @@ pub fn record(
     RankRecord::new((worker, incarnation), ROLE, Parallel::default(), vec![transport], vec![offer])
 }
 
-/// Whom a client asks.
+/// The holder that a client asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Whom {
     /// The worker with this transport metadata.
     Worker(Bytes),
-    /// The worker that this bootstrap server knows, whatever life it is in.
+    /// The holder that this bootstrap server knows, in whatever incarnation.
     Registered(String),
 }
 
-/// What handles ask of the machine.
+/// The commands of handles.
 #[derive(Debug)]
 pub enum Command {
-    /// Opens the session of a holder, which lends its numbers to it.
+    /// Opens the session of a holder, and lends it its numbers.
     Hold {
         session: SessionId,
         numbers: Vec<u64>,
@@ -71,7 +71,7 @@ pub enum Command {
         within: Duration,
         ready: Option<Box<dyn ReadyEvent>>,
     },
-    /// Stands for a question whose event will never pass.
+    /// A command whose ready event never passes.
     NotReady {
         session: SessionId,
         slot: Slot,
@@ -83,7 +83,7 @@ pub enum Command {
     Shutdown,
 }
 
-/// Where a client gets its number: empty when lent, filled when it comes back after success.
+/// The place for a client's number: empty when lent, filled when it comes back after success.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Slot(pub Option<u64>);
 
@@ -94,7 +94,7 @@ pub enum Resource {
     Slot(Slot),
 }
 
-/// The states of a session; a holder's session is `Open` until it is aborted.
+/// The states of a session. A holder's session is `Open` until it is aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     Failed,

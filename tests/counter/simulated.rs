@@ -1,5 +1,5 @@
-//! The third service's machine in simulated worlds in which everything fails: a test of the package kv-sim, so
-//! that no other test is built with the simulator.
+//! The machine of the third service in simulated worlds full of faults. The file is a test of the package
+//! kv-sim, so that other tests are built without the simulator.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 #[path = "mod.rs"]
@@ -32,7 +32,7 @@ fn no_number_has_two_users_whatever_becomes_of_frames_and_hosts() {
 }
 
 #[test]
-fn each_mistake_of_a_machine_breaks_the_promise_it_should() {
+fn each_planted_mistake_breaks_the_promise_it_is_meant_for() {
     for (mistake, invariant) in [
         (Mistake::ReturnsEarly, "no_number_is_used_twice"),
         (Mistake::KeepsSlots, "all_that_is_lent_comes_back_once"),

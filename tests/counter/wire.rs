@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// What a holder and a client say to each other.
+/// A message between a holder and a client.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A client wants a number. Repeated until it is answered; the holder knows repetitions by the
-    /// question. `asked` is for the client alone: the holder sends it back as it is. `client` is the
-    /// transport's metadata of the worker that asks.
+    /// A client wants a number. The question is repeated until it is answered, and the holder recognizes
+    /// repetitions by `question`. The holder sends `asked` back as it is. `client` is the metadata of the
+    /// client's transport.
     Ask { question: u64, asked: u64, client: Bytes },
     /// A holder leases a number to the client for so long from now.
     Leased { question: u64, asked: u64, number: u64, lasts: Duration, client: Bytes },
@@ -40,7 +40,7 @@ impl Message {
         frame.freeze()
     }
 
-    /// `None` for what is no message.
+    /// The message in a frame; `None` if there is none.
     pub fn decode(frame: &[u8]) -> Option<Message> {
         let (kind, rest) = frame.split_first()?;
         let (question, rest) = take(rest)?;

@@ -1,5 +1,5 @@
-//! A simulated world of the service: one holder and its clients, what they do and when, and what holds after
-//! every step, whatever becomes of frames, connections and hosts.
+//! A simulated world of the service: one holder and its clients, what they do and when, and what must be true
+//! after every step, whatever happens to frames, connections and hosts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const LEASE: Duration = Duration::from_millis(300);
 const WITHIN: Duration = Duration::from_secs(1);
 /// How many numbers a holder has.
 const NUMBERS: u64 = 3;
-/// Questions while there are faults, and after them.
+/// The number of questions while there are faults, and again after them.
 const QUESTIONS: u64 = 24;
 const LAST_QUESTIONS: u64 = 6;
 /// How much later than due a session may end: a timer rings late.
@@ -32,24 +32,24 @@ const MS: u64 = 1_000_000;
 /// What the schedulers do.
 #[derive(Debug)]
 pub enum Act {
-    /// The holder's worker, if it has no numbers, is lent some.
+    /// Numbers are lent to the holder's worker, if it has none.
     Hold,
     /// The holder's session is aborted.
     Close,
-    /// A client asks for a number, perhaps of a holder in its present life.
+    /// A client asks for a number, of a certain incarnation of the holder or of any.
     Ask { client: Host, registered: bool },
     /// A client's session is aborted.
     Abort { life: LifeId, session: SessionId },
 }
 
-/// What the invariants are told besides what happens in every world.
+/// Facts of this service, beside the facts of every world.
 #[derive(Debug)]
 pub enum Seen<'a> {
     Told(LifeId, SessionId, Status),
     Back(LifeId, SessionId, &'a Resource),
 }
 
-/// The numbers that one machine's clients may use, each until when by its clock.
+/// The numbers that the clients of one machine may use, and until when by its clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Uses([Option<(SessionId, u64, Time)>; 16]);
 
@@ -59,11 +59,11 @@ struct Session {
     state: Status,
     back: bool,
     asked: u64,
-    /// It was asked when nothing went wrong any more.
+    /// True if the question was asked after all faults had ended.
     served: bool,
 }
 
-/// The service in one world.
+/// The state of the service in one world.
 #[derive(Default)]
 pub struct Leasing {
     mistake: Option<Mistake>,
@@ -94,7 +94,7 @@ impl Memory for Nothing {
     }
 }
 
-/// What holds after every step.
+/// What must be true after every step.
 impl Leasing {
     fn judge(
         &mut self,
@@ -125,7 +125,7 @@ impl Leasing {
         }
     }
 
-    /// Who uses which number now. A client looks at its own clock before it uses one.
+    /// Which client uses which number now. A client checks its own clock before it uses a number.
     fn users(&self, now: u64, lives: &[LifeRecord]) -> Vec<(u64, LifeId, SessionId)> {
         let living = self.uses.iter().filter(|(life, _)| lives[**life].alive);
         let of_all = living.flat_map(|(life, uses)| {
@@ -185,7 +185,8 @@ impl Leasing {
         }
     }
 
-    /// All clients' sessions have ended and given back what they were lent, and in the end the holder's, too.
+    /// Checks that all sessions of clients have ended and handed back their slots, and in the end the
+    /// holder's session, too.
     fn at_rest(&self, lives: &[LifeRecord]) -> Result<(), Violation> {
         for ((life, session), known) in self.sessions.iter().filter(|((life, _), _)| lives[*life].alive) {
             let may_hold = known.numbers.is_some() && !self.is_closed;
@@ -202,7 +203,7 @@ impl Leasing {
     }
 }
 
-/// True if the session's time is over. Who was stopped has had no time to end it.
+/// True if the session's deadline is over. A host that was stopped has had no time to end it.
 fn is_late(known: &Session, now: u64, life: &LifeRecord) -> bool {
     let span = match known.state {
         _ if known.numbers.is_some() => return false,
@@ -221,7 +222,7 @@ fn once(what: String) -> Result<(), Violation> {
     Err(Violation { invariant: "all_that_is_lent_comes_back_once", what })
 }
 
-/// What happens.
+/// The service as a simulated world runs it.
 impl kv_sim::net::Service for Leasing {
     type Machine = Counter;
     type Memory = Nothing;
@@ -365,14 +366,14 @@ impl kv_sim::net::Service for Leasing {
 }
 
 impl Leasing {
-    /// The session by which a life holds numbers, if it does.
+    /// The session by which a life holds numbers, if there is one.
     fn holder(&self, life: LifeId) -> Option<SessionId> {
         let mut of_life = self.sessions.range((life, SessionId(0))..=(life, SessionId(u64::MAX)));
         let holds = |known: &Session| known.numbers.is_some() && !known.state.is_terminal();
         of_life.find(|(_, known)| holds(known)).map(|((_, session), _)| *session)
     }
 
-    /// How many clients' sessions had a number to the end of its lease.
+    /// The number of clients' sessions that had a number to the end of its lease.
     pub fn over(&self) -> usize {
         self.sessions.values().filter(|known| known.state == Status::Over).count()
     }
@@ -390,7 +391,7 @@ impl Open for World<Leasing> {
     }
 }
 
-/// The world of a seed; `driven`: its hosts run the worker's own loop.
+/// Runs the world of a seed. With `driven`, its hosts run the worker's own loop.
 pub fn run(seed: u64, driven: bool, mistake: Option<Mistake>) -> Outcome<Leasing> {
     let us = MS / 1_000;
     let net = NetParams {

@@ -15,7 +15,7 @@ use super::random::Random;
 use super::store::TransportKind;
 use super::{PATIENCE, until};
 
-/// How a host is set up. The fields are changed as a test needs it.
+/// The settings of a host, whose fields tests change as they need.
 #[derive(Debug, Clone)]
 pub struct Setup {
     pub engine: String,
@@ -37,12 +37,12 @@ pub struct Setup {
     pub command_queue: usize,
     pub max_sessions: usize,
     pub lease: Duration,
-    /// Few, long runs of pages instead of single ones in wild order.
+    /// True for a few long runs of pages, instead of single pages in random order.
     pub runs: bool,
 }
 
 impl Setup {
-    /// A host of `role`, which is also its engine's name, at the bootstrap server `addr`.
+    /// A host of `role`, which is also the name of its engine, at the bootstrap server `addr`.
     pub fn new(role: WorkerRole, addr: &str, shape: Shape) -> Setup {
         Setup {
             engine: format!("{role:?}").to_lowercase(),
@@ -67,17 +67,17 @@ impl Setup {
         }
     }
 
-    /// A prefill host.
+    /// A prefill host of the engine `prefill`.
     pub fn prefill(addr: &str, shape: Shape) -> Setup {
         Setup::new(WorkerRole::Prefill, addr, shape)
     }
 
-    /// A decode host.
+    /// A decode host of the engine `decode`.
     pub fn decode(addr: &str, shape: Shape) -> Setup {
         Setup::new(WorkerRole::Decode, addr, shape)
     }
 
-    /// Starts it, and waits until its peers can find it.
+    /// Starts the host, and waits until its peers can find it.
     pub fn start(self) -> Host {
         let memory = Memory::new(self.shape, self.transport);
         let dcp_rank = self.parallel.tp_rank % self.dcp_size;
@@ -125,7 +125,7 @@ impl Setup {
     }
 }
 
-/// A free list whose pages are in no order.
+/// A free list whose pages are in random order.
 fn scattered(pages: u32) -> FreeList {
     let mut list = FreeList::new(pages);
     let mut tokens: Vec<Pages> = (0..pages).map(|_| list.allocate(1).unwrap()).collect();
@@ -136,9 +136,9 @@ fn scattered(pages: u32) -> FreeList {
     list
 }
 
-/// One worker and everything of a server that it needs.
+/// A worker, and what a server has beside it.
 pub struct Host {
-    /// `None` once it has been stopped.
+    /// The worker; `None` once it has been stopped.
     pub worker: Option<Worker>,
     pub manager: Manager,
     pub memory: Memory,
@@ -180,12 +180,12 @@ impl Host {
         token
     }
 
-    /// Opens a sender.
+    /// Opens a sender in this room.
     pub fn sender(&self, room: impl Into<Room>, options: SessionOptions) -> Sender {
         self.manager.sender(&self.addr, room.into(), &[], options).unwrap()
     }
 
-    /// Opens a receiver of what the prefill engine at `addr` sends.
+    /// Opens a receiver of a request that the prefill engine at `addr` sends.
     pub fn receiver(&self, addr: &str, room: impl Into<Room>, options: SessionOptions) -> Receiver {
         self.manager.receiver(addr, room.into(), options).unwrap()
     }
@@ -206,7 +206,7 @@ impl Host {
         }
     }
 
-    /// A reader has failed, and its pages hold anything: their owner writes on them.
+    /// Overwrites the pages of a failed reader, whose content is not known, as their owner may.
     pub fn rewrite(&mut self, pages: &PageList) {
         for page in pages.iter() {
             let mine = vec![page as u8; self.memory.shape.page_len()];
@@ -214,7 +214,7 @@ impl Host {
         }
     }
 
-    /// Frees pages.
+    /// Gives pages back to the allocator.
     pub fn free(&mut self, pages: Pages) {
         self.cache.free(pages).unwrap();
     }
@@ -237,7 +237,7 @@ impl Host {
         }
     }
 
-    /// Waits until all sessions are gone, and everything of dropped ones is back.
+    /// Waits until all sessions are gone, and all pages of dropped sessions are back.
     pub fn settle(&mut self) {
         until("the end of all sessions", || self.gauges().sessions_open == 0);
         self.take_orphans();
@@ -251,7 +251,7 @@ impl Host {
         }
     }
 
-    /// The worker's numbers.
+    /// The counts of the worker.
     pub fn gauges(&self) -> Gauges {
         self.manager.gauges()
     }

@@ -1,5 +1,5 @@
-//! A worker of a hybrid model: attention pages, slots of a recurrent layer, window pages, and the pages
-//! of a draft model, each with an allocator of its own, in memory whose every byte is known.
+//! A worker of a hybrid model: attention pages, slots of a recurrent layer, window pages, and pages of a
+//! draft model, each with an allocator of its own, in memory whose every byte is checked.
 
 use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::local::Arena;
@@ -9,21 +9,22 @@ use kv_transfer::{CacheGroup, GroupItems, Holds, Layout, Reclaimed, Registration
 use super::random::Random;
 use super::{PATIENCE, until};
 
-/// The attention pages: not a group, but indexed like one.
+/// The lane of attention pages, which are no cache group, but are indexed like one.
 pub const KV: usize = 0;
 /// Lane *n* is group *n* - 1.
 pub const SLOTS: usize = 1;
 pub const WINDOW: usize = 2;
 pub const DRAFT: usize = 3;
 const LANES: usize = 4;
-/// Layers of the lanes' regions with the bytes of a token (of a slot), as both engines have them.
+/// For each lane, the layers of its regions and the size of a token (or slot) in bytes; both engines have the
+/// same.
 const REGIONS: [&[(u32, Holds, usize)]; LANES] = [
     &[(0, Holds::Key, 24), (0, Holds::Value, 24)],
     &[(1, Holds::State(0), 300), (1, Holds::State(1), 520)],
     &[(2, Holds::Key, 20), (2, Holds::Value, 20)],
     &[(3, Holds::Key, 28)],
 ];
-/// Bytes between regions, which nobody may touch.
+/// The number of bytes between regions, which nothing may touch.
 const GAP: usize = 97;
 
 /// Which items of a lane: the number of the first in the request, and their indices.
@@ -46,7 +47,7 @@ pub struct Hybrid {
 }
 
 impl Hybrid {
-    /// A worker whose items hold so many tokens, by lane; `items` of each.
+    /// A worker whose items hold this many tokens in each lane, with `items` items in each.
     pub fn start(addr: &str, role: WorkerRole, tokens: [usize; LANES], items: u32) -> Hybrid {
         let mut end = GAP;
         let places: [Vec<(usize, usize)>; LANES] = std::array::from_fn(|lane| {
@@ -86,8 +87,8 @@ impl Hybrid {
         Hybrid { worker, manager, arena, image, places, tokens, free }
     }
 
-    /// Takes the items for tokens `from` to `to` of a request, and their first number; every byte of
-    /// them must be as it was left.
+    /// Takes the items for the tokens `from` to `to` of a request, and the number of the first item. Checks
+    /// that the items are as they were left.
     pub fn take(&mut self, lane: usize, from: usize, to: usize) -> (usize, Pages) {
         let first = from / self.tokens[lane];
         let items = self.free[lane].allocate(to.div_ceil(self.tokens[lane]) - first).unwrap();
@@ -99,7 +100,7 @@ impl Hybrid {
         (first, items)
     }
 
-    /// The forward pass of a request writes all tokens of its items.
+    /// The forward pass of a request: writes all tokens of its items.
     pub fn compute(&mut self, items: &Items, room: u64) {
         let mut written = Vec::new();
         self.each(items, |at, len, name| written.push((at, content(room, name, len))));
@@ -109,7 +110,7 @@ impl Hybrid {
         }
     }
 
-    /// Tokens `from` to `to` of a request have arrived in its items.
+    /// Checks the tokens `from` to `to` of a request in its items.
     pub fn check(&self, items: &Items, (from, to): (usize, usize), room: u64) {
         self.each(items, |at, len, name| {
             let mut bytes = vec![0; len];
@@ -119,7 +120,7 @@ impl Hybrid {
         });
     }
 
-    /// Frees items. They hold what they hold: whoever writes to them from now on is at fault.
+    /// Gives items back to the allocator. A later write into them is an error.
     pub fn give(&mut self, lane: usize, items: Pages) {
         let mut is = Vec::new();
         self.each(&Items { lane, first: 0, list: items.list() }, |at, len, _| is.push((at, len)));
@@ -129,7 +130,7 @@ impl Hybrid {
         self.free[lane].free(items).unwrap();
     }
 
-    /// Frees all items of groups.
+    /// Gives all items of groups back to their allocators.
     pub fn give_groups(&mut self, groups: RequestGroups) {
         for GroupItems { group, items, .. } in groups {
             self.give(usize::from(group) + 1, items);
@@ -165,7 +166,7 @@ impl Hybrid {
         assert_eq!(wrong, None, "{what}: first wrong byte of {}", bytes.len());
     }
 
-    /// Every token in the items: where it lies, how long it is, and its name (lane, region, number).
+    /// Visits every token in the items: its place, its length, and its name (lane, region, number).
     fn each(&self, items: &Items, mut see: impl FnMut(usize, usize, (usize, usize, usize))) {
         let tokens = self.tokens[items.lane];
         for (position, item) in items.list.iter().enumerate() {

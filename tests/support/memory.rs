@@ -5,7 +5,8 @@ use kv_transfer::{Region, RegionRole};
 use super::random::Random;
 use super::store::{Store, TransportKind};
 
-/// Bytes between regions, which nobody may touch. Odd, so that nothing is aligned by chance.
+/// The number of bytes between regions, which nothing may touch. It is odd, so that nothing is aligned by
+/// chance.
 const GAP: usize = 193;
 /// Bytes of an aux row in each aux region.
 pub const ROW: usize = 72;
@@ -16,21 +17,21 @@ pub struct Shape {
     pub pages: u32,
     /// Tensors (keys and values of each layer) that a page has a piece of.
     pub tensors: usize,
-    /// Bytes of one such piece.
+    /// The size of one such piece, in bytes.
     pub piece: usize,
-    /// One region with whole pages, or one for each tensor.
+    /// True for one region with whole pages; false for a region for each tensor.
     pub page_major: bool,
     pub rows: u32,
     pub aux_regions: usize,
 }
 
 impl Shape {
-    /// A region for each tensor.
+    /// A shape with a region for each tensor.
     pub fn layer_major(pages: u32, tensors: usize, piece: usize) -> Shape {
         Shape { pages, tensors, piece, page_major: false, rows: 64, aux_regions: 2 }
     }
 
-    /// One region for all tensors.
+    /// A shape with one region for all tensors.
     pub fn page_major(pages: u32, tensors: usize, piece: usize) -> Shape {
         Shape { page_major: true, aux_regions: 1, ..Shape::layer_major(pages, tensors, piece) }
     }
@@ -46,7 +47,7 @@ impl Shape {
     }
 }
 
-/// The memory of one worker. `image` is what it must look like.
+/// The memory of one worker. `image` is a copy of what the memory must hold.
 pub struct Memory {
     pub shape: Shape,
     pub store: Store,
@@ -55,7 +56,7 @@ pub struct Memory {
     aux: Vec<Place>,
 }
 
-/// A region in the memory.
+/// The place of a region in the memory.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     start: usize,
@@ -83,7 +84,7 @@ impl Memory {
         Memory { shape, store, image, kv, aux }
     }
 
-    /// What a worker registers.
+    /// The regions that a worker registers.
     pub fn regions(&self) -> Vec<Region> {
         let region = |role, place: &Place, items: u32| {
             let addr = self.store.addr() + place.start as u64;
@@ -93,62 +94,63 @@ impl Memory {
         kv.chain(self.aux.iter().map(|place| region(RegionRole::Aux, place, self.shape.rows))).collect()
     }
 
-    /// Writes a page as its owner.
+    /// Writes a page, as its owner.
     pub fn write_page(&mut self, page: u32, bytes: &[u8]) {
         put(&self.store, &self.kv, page, bytes);
         set(&mut self.image, &self.kv, page, bytes);
     }
 
-    /// Writes an aux row as its owner.
+    /// Writes an aux row, as its owner.
     pub fn write_row(&mut self, row: u32, bytes: &[u8]) {
         put(&self.store, &self.aux, row, bytes);
         set(&mut self.image, &self.aux, row, bytes);
     }
 
-    /// The page as it is.
+    /// The present content of a page.
     pub fn page(&self, page: u32) -> Vec<u8> {
         get(&self.store, &self.kv, page)
     }
 
-    /// The aux row as it is.
+    /// The present content of an aux row.
     pub fn row(&self, row: u32) -> Vec<u8> {
         get(&self.store, &self.aux, row)
     }
 
-    /// A transfer says that it has written the page.
+    /// Notes that a transfer has reported the page as written.
     pub fn page_arrived(&mut self, page: u32, bytes: &[u8], what: &dyn std::fmt::Display) {
         assert!(self.page(page) == bytes, "{what}: page {page} has wrong bytes");
         set(&mut self.image, &self.kv, page, bytes);
     }
 
-    /// A transfer says that it has written the aux row.
+    /// Notes that a transfer has reported the aux row as written.
     pub fn row_arrived(&mut self, row: u32, bytes: &[u8], what: &dyn std::fmt::Display) {
         assert!(self.row(row) == bytes, "{what}: aux row {row} has wrong bytes");
         set(&mut self.image, &self.aux, row, bytes);
     }
 
-    /// A transfer has failed that would have written this: each byte is the old or the new one.
+    /// Notes that a transfer has failed that would have written the page: each byte must be the old or the
+    /// new one.
     pub fn page_failed(&mut self, page: u32, bytes: &[u8], what: &dyn std::fmt::Display) {
         settle(&self.store, &mut self.image, &self.kv, page, bytes, what);
     }
 
-    /// The same of an aux row.
+    /// Notes the same of an aux row.
     pub fn row_failed(&mut self, row: u32, bytes: &[u8], what: &dyn std::fmt::Display) {
         settle(&self.store, &mut self.image, &self.aux, row, bytes, what);
     }
 
-    /// The page is as its owner left it.
+    /// Checks that a page is as its owner left it.
     pub fn check_page(&self, page: u32, what: &dyn std::fmt::Display) {
         let len = self.kv.iter().map(|place| place.item).max().unwrap_or(0);
         assert!(!self.differs(page, len), "{what}: page {page} was touched");
     }
 
-    /// True if somebody else has written into the first bytes of the page.
+    /// True if something other than the owner has written into the first bytes of the page.
     pub fn is_touched(&self, page: u32) -> bool {
         self.differs(page, 64)
     }
 
-    /// Compares so many bytes of each piece with what they must be.
+    /// True if the first bytes of some piece of the page differ from what they must be.
     fn differs(&self, page: u32, most: usize) -> bool {
         let mut bytes = vec![0; most];
         self.kv.iter().any(|place| {
@@ -159,7 +161,7 @@ impl Memory {
         })
     }
 
-    /// Every byte is as it must be, those between the regions included.
+    /// Checks every byte, also those between the regions.
     pub fn check_all(&self, what: &str) {
         let mut bytes = vec![0; self.image.len()];
         self.store.read(0, &mut bytes);
@@ -216,12 +218,12 @@ fn settle(
     set(image, places, item, &is);
 }
 
-/// What the page at `position` of a request holds.
+/// The content of the page at `position` of a request.
 pub fn page_content(content: u64, position: usize, len: usize) -> Vec<u8> {
     Random::from_seed(content.wrapping_mul(0x1_0001).wrapping_add(position as u64 + 1)).bytes(len)
 }
 
-/// What the aux row of a request holds.
+/// The content of the aux row of a request.
 pub fn row_content(content: u64, len: usize) -> Vec<u8> {
     Random::from_seed(!content).bytes(len)
 }

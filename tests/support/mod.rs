@@ -1,7 +1,7 @@
-//! What the tests of the real combination share: hosts with real workers and real shared memory,
-//! an oracle of every byte in it, random traffic, and processes that can be killed.
+//! The parts that tests of all crates together share: hosts with real workers and real shared memory, an
+//! oracle of every byte, random traffic, and processes that can be killed.
 //!
-//! Each test binary uses a part of it.
+//! Each test binary uses some of these parts.
 #![allow(dead_code)]
 
 pub mod host;
@@ -28,7 +28,7 @@ pub fn server() -> (KvBootstrapServer, String) {
     (server, addr)
 }
 
-/// Waits until `done`; panics with `what` if that does not come.
+/// Waits until `done` is true; panics with `what` if that takes too long.
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
@@ -47,7 +47,7 @@ pub fn ended<S: KvSession>(session: &S) -> KvPoll {
     session.poll()
 }
 
-/// Waits for the failure of a session, and says what caused it.
+/// Waits for the failure of a session, and returns its cause.
 pub fn failed<S: KvSession>(session: &S) -> kv_transfer::Cause {
     assert_eq!(ended(session), KvPoll::Failed, "room {}", session.room());
     session.failure().unwrap().cause

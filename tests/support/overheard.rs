@@ -1,4 +1,4 @@
-//! A transport that notes by what peers are reached, and what it tells of their ends.
+//! A transport that notes how peers are reached, and which ends of ways it reports.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,10 +8,10 @@ use kv_transfer::{
     TransportOffer, TransportWait, WayEnd, WriteFence,
 };
 
-/// What was noted, in order: `connect NAME`, `dead`, `lost`.
+/// The notes, in order: `connect NAME`, `dead`, `lost`.
 pub type Log = Arc<Mutex<Vec<String>>>;
 
-/// A transport, and what is noted of it.
+/// A transport, with the notes on it.
 pub struct Overheard<P> {
     pub inner: P,
     pub log: Log,

@@ -1,4 +1,4 @@
-//! One prefill host and one decode host that have met.
+//! A prefill host and a decode host that have met.
 
 use kv_transfer::prelude::*;
 use kv_transfer::{Receiver, Sender};
@@ -15,7 +15,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Two hosts of this shape, changed by `change`, that have served one request.
+    /// Two hosts of this shape, changed by `change`, that have served a request.
     pub fn new(shape: Shape, change: impl Fn(&mut Setup)) -> Pair {
         let mut pair = Pair::strangers(shape, change);
         pair.serve(u64::MAX, 3);
@@ -79,7 +79,7 @@ impl Pair {
         count
     }
 
-    /// One request that is served.
+    /// Serves one request.
     pub fn serve(&mut self, room: u64, pages: usize) {
         let mut sender = self.announced(room, pages);
         sender.send(self.prefill.prompt(pages, room)).unwrap();
@@ -87,7 +87,7 @@ impl Pair {
         self.complete(sender, receiver, room);
     }
 
-    /// Waits for the success of a request, and checks it.
+    /// Waits for the success of a request, and checks its bytes.
     pub fn complete(&mut self, sender: Sender, receiver: Receiver, content: u64) {
         assert_eq!(ended(&receiver), KvPoll::Success, "{:?}", receiver.failure());
         let pages = reclaimed(receiver);

@@ -22,25 +22,25 @@ use super::memory::Shape;
 use super::store::TransportKind;
 
 const ROLE: &str = "KV_TRANSFER_TEST_CHILD";
-/// Begins every line that a child says; the test harness says others.
+/// The mark at the beginning of every line that a child writes; other lines are of the test harness.
 const MARK: &str = "child says: ";
 
-/// A host in another process. Killed with its handle.
+/// A host in another process, which is killed when the handle is dropped.
 pub struct Process {
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
-    /// The life of its worker.
+    /// The incarnation of its worker.
     pub incarnation: String,
 }
 
 impl Process {
-    /// Starts a worker of `role` in its own process, and waits until peers can find it.
+    /// Starts a worker of `role` in a process of its own, and waits until peers can find it.
     pub fn start(role: WorkerRole, addr: &str) -> Process {
         Process::start_as(Kind::Usual, role, addr)
     }
 
-    /// The same, of another kind.
+    /// The same, for a host of another kind.
     pub fn start_as(kind: Kind, role: WorkerRole, addr: &str) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child", "--nocapture", "--test-threads=1"])
@@ -65,12 +65,12 @@ impl Process {
         process
     }
 
-    /// Tells it something.
+    /// Sends the child a line.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
 
-    /// Waits for a line that begins with `word`: the other words of it.
+    /// Waits for a line that begins with `word`. Returns its other words.
     pub fn expect(&mut self, word: &str) -> Vec<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -87,7 +87,7 @@ impl Process {
         }
     }
 
-    /// The other words of a line that begins with `word`, if one is here.
+    /// The other words of a line that begins with `word`, if there is one.
     pub fn hear(&mut self, word: &str) -> Option<Vec<String>> {
         loop {
             let line = match self.lines.try_recv() {
@@ -102,7 +102,7 @@ impl Process {
         }
     }
 
-    /// How a session of it has ended: `Success`, or the cause in words.
+    /// How a session of the child has ended: `Success`, or the cause in words.
     pub fn end_of(&mut self, room: u64) -> String {
         loop {
             let words = self.expect("ended");
@@ -116,13 +116,13 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// SIGKILL; returns when it is dead.
+    /// Kills the process by SIGKILL, and returns when it is dead.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Ends it in peace: it checks that everything has come back.
+    /// Ends the process. The child checks that everything has come back.
     pub fn close(mut self) {
         self.tell("close");
         self.expect("closed");
@@ -140,11 +140,12 @@ impl Drop for Process {
 /// How hosts of process tests, and their children alike, are set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Small pages.
+    /// A host with small pages.
     Usual,
-    /// The same over two transports as one.
+    /// A host with small pages, over two transports as one.
     Several,
-    /// Large pages, of which one request takes milliseconds to copy, and timeouts below a second.
+    /// A host with large pages, of which one request takes milliseconds to copy, and with timeouts below a
+    /// second.
     Stopped(TransportKind),
 }
 
@@ -165,7 +166,7 @@ impl Kind {
         }
     }
 
-    /// A host of this kind.
+    /// The settings of a host of this kind.
     pub fn setup(self, role: WorkerRole, addr: &str) -> Setup {
         let millis = Duration::from_millis;
         match self {
@@ -203,7 +204,7 @@ pub fn setup(role: WorkerRole, addr: &str) -> Setup {
     Kind::Usual.setup(role, addr)
 }
 
-/// The life of a child. Returns at once in a process that is none.
+/// Runs a child. Returns at once in a process that is none.
 pub fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
@@ -240,15 +241,15 @@ fn say(line: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// A host that does as it is told, in a child or here. The content of a session stands with it.
+/// A host that obeys lines of commands, in a child or in this process. Each session is kept with its content.
 pub struct Actor {
     pub host: Host,
-    /// What it has answered.
+    /// The answers of the host.
     pub said: VecDeque<String>,
     addr: String,
     senders: BTreeMap<u64, (Sender, Pages)>,
     receivers: BTreeMap<u64, (KvReceiverSession, u64)>,
-    /// Those of them that read.
+    /// The rooms of sessions that read.
     readers: BTreeSet<u64>,
     /// How long sessions may take that are opened from now on.
     deadline: Option<Duration>,
@@ -256,20 +257,20 @@ pub struct Actor {
     watch: Option<Watch>,
 }
 
-/// Pages that their sessions have given back, and when all of them were looked at last.
+/// Pages that sessions have given back, and when all of them were checked last.
 #[derive(Default)]
 struct Watch {
     pages: Pages,
     looked: Option<Instant>,
-    /// The pattern of the next ones.
+    /// The pattern to write into the next pages.
     pattern: u8,
 }
 
-/// Looks at watched pages are at least so far apart: what is written into one stays there.
+/// The least time between two checks of watched pages. A write into such a page stays visible.
 const LOOK_EVERY: Duration = Duration::from_millis(40);
 
 impl Actor {
-    /// Starts its host.
+    /// Starts the host.
     pub fn start(kind: Kind, role: WorkerRole, addr: &str) -> Actor {
         Actor {
             host: kind.setup(role, addr).start(),
@@ -283,15 +284,13 @@ impl Actor {
         }
     }
 
-    /// `send ROOM PAGES HELD CONTENT` sends a prompt but for the last HELD pages;
-    /// `rest ROOM` sends those;
-    /// `receive ROOM PAGES CONTENT` opens a receiver, and checks what comes;
-    /// `grant ROOM PAGES CONTENT LEASE_MS` keeps a prompt for a reader, and says the parameters;
-    /// `claim CONTENT PARAMS` opens a reader, and says when its claim was heard;
-    /// `read ROOM PAGES AFTER_MS` gives it pages, after that time, and checks what comes;
-    /// `deadline MS` is what sessions get that are opened from now on;
-    /// `watch PATTERN` keeps all pages that come back from now on, and panics when one is written into;
-    /// `free` ends that when all sessions have ended, and says how many pages it were.
+    /// Obeys a line. `send ROOM PAGES HELD CONTENT` sends a prompt but for its last HELD pages, and `rest
+    /// ROOM` sends those. `receive ROOM PAGES CONTENT` opens a receiver, and checks what arrives. `grant ROOM
+    /// PAGES CONTENT LEASE_MS` keeps a prompt for a reader, and answers with the parameters. `claim CONTENT
+    /// PARAMS` opens a reader, and answers when its lease was acquired. `read ROOM PAGES AFTER_MS` gives the
+    /// reader pages after that time, and checks what arrives. `deadline MS` sets the deadline of later
+    /// sessions. `watch PATTERN` keeps all pages that come back from now on, and panics when one is written
+    /// into. `free` ends the watch when all sessions have ended, and answers with the number of pages.
     pub fn obey(&mut self, line: &str) {
         let (what, numbers) = line.split_once(' ').unwrap_or((line, ""));
         if what == "claim" {
@@ -353,7 +352,7 @@ impl Actor {
         }
     }
 
-    /// Takes what has ended, and looks at watched pages.
+    /// Takes back what has ended, and checks watched pages.
     pub fn step(&mut self) {
         self.reap();
         let due = |watch: &Watch| watch.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY);
@@ -362,7 +361,7 @@ impl Actor {
         }
     }
 
-    /// Nobody writes into pages that were given back.
+    /// Checks that nothing was written into pages that were given back.
     fn look(&mut self) {
         let Some(watch) = &mut self.watch else { return };
         for page in watch.pages.list().iter() {
@@ -371,7 +370,7 @@ impl Actor {
         watch.looked = Some(Instant::now());
     }
 
-    /// The other words of an answer that begins with `word`, if it is here.
+    /// The other words of an answer that begins with `word`, if there is one.
     pub fn hear(&mut self, word: &str) -> Option<Vec<String>> {
         while let Some(line) = self.said.pop_front() {
             let mut words = line.split(' ').map(str::to_owned);
@@ -382,7 +381,7 @@ impl Actor {
         None
     }
 
-    /// True once bytes have come into a page that this host has not written since it was free.
+    /// True once bytes have arrived in a page that this host has not written since it was free.
     pub fn sees_bytes(&self) -> bool {
         (0..self.host.memory.shape.pages).any(|page| self.host.memory.is_touched(page))
     }
@@ -435,7 +434,7 @@ impl Actor {
     }
 }
 
-/// Keeps a prompt for a reader: what a prefill worker answers in pull mode.
+/// Keeps a prompt for a reader, and returns what a prefill worker answers in pull mode.
 pub fn grant(
     host: &mut Host,
     room: u64,
@@ -456,7 +455,7 @@ pub fn grant(
     (sender, TransferParams::decode(TransferMode::Pull, kept))
 }
 
-/// Opens a reader of what the parameters say, and its room.
+/// Opens a reader of what the parameters name. Returns it with its room.
 pub fn reader(host: &Host, params: &TransferParams) -> (u64, KvReceiverSession) {
     let remote = params.remote().unwrap();
     let Room::Number(room) = remote.room else { panic!("room {}", remote.room) };

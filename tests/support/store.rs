@@ -5,7 +5,7 @@ use kv_transfer::ways::{Member, Ways};
 
 use super::overheard::{Log, Overheard};
 
-/// Which transport moves the bytes.
+/// The transport that moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransportKind {
     Local,
@@ -18,7 +18,7 @@ pub enum TransportKind {
 /// Memory that a transport reaches.
 pub enum Store {
     Local(Arena),
-    /// With what its transport was asked and has told.
+    /// Memory for two transports as one, with notes on how peers are reached.
     Several(Arena, Log),
     #[cfg(feature = "nixl")]
     Nixl(HostPool),
@@ -71,7 +71,7 @@ impl Store {
         }
     }
 
-    /// Starts a worker over a transport that reaches it.
+    /// Starts a worker over a transport that reaches the memory.
     pub fn start(&self, config: WorkerConfig, client: HttpBootstrapClient) -> Worker {
         match self {
             Store::Local(arena) => Worker::start(config, local(arena), Box::new(client)).unwrap(),
@@ -98,7 +98,7 @@ fn local(arena: &Arena) -> LocalTransport {
     transport
 }
 
-/// NIXL, if it is installed; otherwise says why not and how to get it.
+/// The NIXL library if it is installed; otherwise prints why not and how to install it.
 #[cfg(feature = "nixl")]
 pub fn nixl() -> Option<&'static Nixl> {
     use kv_transfer::nixl::{Search, guards};

@@ -22,7 +22,7 @@ const EVERY: Duration = Duration::from_micros(4700);
 /// Posts in flight, together a gigabyte.
 const LARGE: u64 = 1 << 30;
 
-/// Delays of one kind of round, in seconds.
+/// The delays of the rounds of one kind, in seconds.
 #[derive(Default)]
 struct Delays {
     small: Vec<f64>,
@@ -33,7 +33,7 @@ struct Delays {
     seconds: f64,
 }
 
-/// Prints the table.
+/// Measures the delays, and prints them as a table.
 pub(super) fn delays(pair: &mut Pair, region: usize) -> Result<(), Error> {
     let round = if region < 64 << 20 { ROUND / 20 } else { ROUND };
     let mut all = [Delays::default(), Delays::default()];
@@ -70,7 +70,7 @@ fn cell(values: &mut [f64]) -> String {
     format!("{:.3} / {:.3} / {:.3}", at(0.5), at(0.99), at(1.0))
 }
 
-/// One round of probes, with large posts in flight or without.
+/// One round of probes, with or without large posts in flight.
 fn probe(
     pair: &mut Pair,
     region: usize,
@@ -149,12 +149,12 @@ fn probe(
     Ok(())
 }
 
-/// A frame that says when it was wanted.
+/// A frame with the time at which it was wanted.
 fn question(wanted: f64) -> Bytes {
     Bytes::copy_from_slice(&wanted.to_le_bytes())
 }
 
-/// The child's answer: how long the question took, and when it answers.
+/// The child's answer to a question: how long the question took, and when the answer was sent.
 pub(super) fn answer(question: &[u8]) -> Bytes {
     let wanted = question.first_chunk().map_or(f64::NAN, |bytes| f64::from_le_bytes(*bytes));
     let now = now();
@@ -166,7 +166,7 @@ fn read(answer: &[u8]) -> Option<(f64, f64)> {
     Some((f64::from_le_bytes(*out), f64::from_le_bytes(*sent)))
 }
 
-/// The clock of the machine, the same in both processes, in seconds.
+/// A clock that is the same in both processes, in seconds.
 fn now() -> f64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9

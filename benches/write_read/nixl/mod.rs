@@ -24,12 +24,13 @@ use crate::peer::{bytes, hex};
 use crate::{Error, Moves};
 use raw::Raw;
 
-/// Tells the child its transport, the length of its region, and how to reach its parent.
+/// The variable that tells the child its transport, the length of its region, and how to reach its parent.
 const PEER: &str = "KV_BENCH_NIXL_PEER";
-/// What parent and child call each other.
+/// The peer id that parent and child give to each other.
 const OTHER: PeerId = PeerId(1);
 
-/// To be called first in `main`. Says why there will be no figures.
+/// Loads NIXL, which must be done first in `main`. Prints why there will be no figures if NIXL cannot be
+/// loaded.
 pub(crate) fn prepare() -> Option<Nixl> {
     Nixl::load(&Search::default()).inspect_err(|error| println!("no NIXL figures: {error}")).ok()
 }
@@ -38,7 +39,7 @@ pub(crate) fn is_peer() -> bool {
     std::env::var_os(PEER).is_some()
 }
 
-/// All tables.
+/// Measures and prints all tables.
 pub(crate) fn tables(nixl: &Nixl, region: usize) -> Result<(), Error> {
     let mut pair = Pair::start(nixl, region, Route::Default, 16 << 10)?;
     ratios::large(&mut pair, region)?;
@@ -51,17 +52,17 @@ pub(crate) fn tables(nixl: &Nixl, region: usize) -> Result<(), Error> {
     ratios::small(nixl, region, Route::Tcp)
 }
 
-/// What UCX may use.
+/// The routes that UCX may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Route {
-    /// Everything: between processes of one host, one copy by the kernel.
+    /// All routes; between processes of one host, UCX takes one copy by the kernel.
     Default,
-    /// What is there between hosts without RDMA.
+    /// Only TCP, the route between hosts without RDMA.
     Tcp,
 }
 
 impl Route {
-    /// The backend parameter of NIXL that says so.
+    /// The backend parameters of NIXL that select the route.
     fn params(self) -> Vec<(String, String)> {
         match self {
             Route::Default => Vec::new(),
@@ -77,7 +78,7 @@ impl Route {
     }
 }
 
-/// The child: prints the metadata of both agents, and serves until its standard input ends.
+/// Runs the child: prints the metadata of both agents, and serves until standard input ends.
 pub(crate) fn serve(nixl: &Nixl) -> Result<(), Error> {
     let told = std::env::var(PEER)?;
     let mut told = told.split(' ');
@@ -145,11 +146,11 @@ impl Ends {
     }
 }
 
-/// This process and its child, connected both ways.
+/// This process and its child, connected in both directions.
 struct Pair {
     ends: Ends,
     route: Route,
-    /// Where the child's pool is.
+    /// The address of the child's pool.
     there: u64,
     child: Child,
     _stdin: Option<ChildStdin>,
@@ -157,7 +158,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// The transport is told that its region holds items of so many bytes.
+    /// Starts a pair. The transports are told that their region holds items of `item` bytes.
     fn start(nixl: &Nixl, region: usize, route: Route, item: u64) -> Result<Pair, Error> {
         let mut ends = Ends::new(nixl, "raw-parent", region, route, item)?;
         let name = if route == Route::Tcp { "tcp" } else { "default" };

@@ -13,8 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::{Pair, Route};
 use crate::{Error, Moves};
 
-/// What the pairs of one row are to take together, in seconds, and how many there are at least and
-/// at most.
+/// How long the pairs of one row take together, in seconds, and the least and largest number of pairs.
 const ROW: f64 = 2.0;
 const ROUNDS: std::ops::RangeInclusive<usize> = 9..=101;
 
@@ -54,8 +53,8 @@ pub(super) fn large(pair: &mut Pair, region: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// A thousand requests of one random page each, 32 layers of 8 KiB: as many descriptors as layers
-/// where the layers lie apart, one where a page lies together.
+/// A thousand requests of one random page each, with 32 layers of 8 KiB. If the layers are apart in memory, a
+/// page is one descriptor for each layer; if they are together, it is one descriptor.
 pub(super) fn small(nixl: &Nixl, region: usize, route: Route) -> Result<(), Error> {
     let (layers, piece) = (32, 8 << 10);
     let pages = region / (layers * piece);
@@ -123,7 +122,7 @@ pub(super) fn small(nixl: &Nixl, region: usize, route: Route) -> Result<(), Erro
     Ok(())
 }
 
-/// Seconds that one thread of this process takes to copy the same pages: what memory allows.
+/// How long one thread of this process takes to copy the same pages, in seconds: the limit that memory sets.
 fn memcpy(pair: &Pair, region: usize, pages: &[Desc]) -> Result<f64, Error> {
     let (from, to) = (&pair.ends.pool, HostPool::new(region)?);
     let mut rounds = Vec::new();
@@ -144,7 +143,7 @@ fn memcpy(pair: &Pair, region: usize, pages: &[Desc]) -> Result<f64, Error> {
     Ok(rounds.get(rounds.len() / 2).copied().unwrap_or(f64::NAN))
 }
 
-/// Medians of a comparison.
+/// The medians of a comparison.
 struct Times {
     transport: f64,
     raw: f64,
@@ -153,15 +152,15 @@ struct Times {
     cpu_ratio: f64,
 }
 
-/// Seconds of one measurement.
+/// The duration of one measurement, in seconds.
 #[derive(Clone, Copy)]
 struct Took {
     clock: f64,
     cpu: f64,
 }
 
-/// Times the transport, which is given its descriptors for good, and plain code, which reads them where
-/// they are: what makes them is not measured in either.
+/// Measures the transport and plain code in turn. The transport is given its descriptors to keep, and plain
+/// code reads them where they are: neither measurement includes making them.
 fn compare<D>(
     pair: &mut Pair,
     mut descs: impl FnMut() -> D,

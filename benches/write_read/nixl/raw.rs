@@ -1,4 +1,4 @@
-//! Plain `nixl-sys` code: what our transport is measured against.
+//! Plain `nixl-sys` code, with which the transport is compared.
 
 use kv_transfer::nixl::HostPool;
 use kv_transfer::{Desc, Op};
@@ -10,7 +10,7 @@ use nixl_sys::{
 use super::Route;
 use crate::Error;
 
-/// An agent with one registered pool.
+/// A NIXL agent with one registered pool.
 pub(super) struct Raw {
     agent: Agent,
     args: OptArgs,
@@ -41,12 +41,12 @@ impl Raw {
         Ok(())
     }
 
-    /// Makes progress.
+    /// Lets NIXL make progress, and receives notifications.
     pub(super) fn receive(&self, notifications: &mut NotificationMap) -> Result<(), Error> {
         Ok(self.agent.get_notifications(notifications, None)?)
     }
 
-    /// One request of all descriptors, from creation to its end.
+    /// Runs one transfer of all descriptors, from its creation to its end.
     pub(super) fn run(&self, op: Op, descs: &[Desc], here: u64, there: u64) -> Result<(), Error> {
         let mut local = XferDescList::new(MemType::Dram)?;
         let mut remote = XferDescList::new(MemType::Dram)?;
@@ -66,7 +66,7 @@ impl Raw {
     }
 }
 
-/// A pool as `nixl-sys` wants it.
+/// A pool in the form that `nixl-sys` registers.
 #[derive(Debug)]
 struct Whole(HostPool);
 

@@ -162,7 +162,7 @@ mod tests {
     use kv_core::{MAX_NAME, MAX_OFFER_BYTES, MAX_OFFERS};
 
     #[test]
-    fn records_survive_json() {
+    fn rank_records_are_equal_after_a_trip_through_json() {
         let mut sent = record("engine é", 3, 7, (2, 1), (2, 1), (1, 0));
         sent.transports[0].metadata = Bytes::from((0..=255).collect::<Vec<u8>>());
         sent.offers.push(ServiceOffer { service: "ec".to_owned(), ..sent.offers[0].clone() });
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_are_not_known_are_ignored_wherever_they_stand() {
+    fn unknown_fields_of_a_rank_record_are_ignored_at_every_level() {
         let sent = record("e", 0, 1, (1, 0), (1, 0), (1, 0));
         let mut json = serde_json::to_value(RankJson::new(&sent, None)).unwrap();
         for path in ["", "/worker", "/parallel", "/transports/0", "/offers/0"] {

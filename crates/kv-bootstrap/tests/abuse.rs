@@ -59,7 +59,7 @@ fn a_header_fed_byte_by_byte_is_408_in_the_end() {
 }
 
 #[test]
-fn a_body_that_never_ends_its_wait_is_408() {
+fn a_request_whose_body_never_ends_gets_408() {
     let (_server, addr) = start(impatient());
     let mut http = Http::connect(addr);
     http.send("PUT /route HTTP/1.1\r\nContent-Length: 100\r\n\r\n{");
@@ -128,7 +128,7 @@ fn bad_framing_is_refused_and_the_connection_closed() {
 }
 
 #[test]
-fn a_client_that_is_still_sending_gets_its_refusal() {
+fn a_client_that_is_still_sending_receives_the_refusal() {
     let (_server, addr) = start(ServerConfig::default());
     let mut http = Http::connect(addr);
     http.send("PUT /v1/ranks HTTP/1.1\r\nContent-Length: 4194304\r\n\r\n");
@@ -249,7 +249,7 @@ fn http10_connection_close_head_and_continue_are_honoured() {
 }
 
 #[test]
-fn a_thousand_idle_connections_leave_room_for_a_good_one() {
+fn a_thousand_idle_connections_leave_room_for_a_working_connection() {
     // 2 x 400 descriptors in this process, below the usual limit.
     let (_server, addr) = start(ServerConfig { max_connections: 300, ..ServerConfig::default() });
     let mut idle = Vec::new();
@@ -276,7 +276,7 @@ fn a_thousand_idle_connections_leave_room_for_a_good_one() {
 }
 
 #[test]
-fn when_all_are_busy_one_more_is_503() {
+fn a_connection_beyond_the_limit_gets_503() {
     let (_server, addr) = start(ServerConfig { max_connections: 4, ..ServerConfig::default() });
     let busy: Vec<Http> = (0..4)
         .map(|_| {

@@ -36,7 +36,7 @@ fn claim(rank: usize, rank_ip: &str) -> Value {
 }
 
 #[test]
-fn long_addresses_are_refused_and_nothing_of_them_is_kept() {
+fn long_addresses_are_refused_and_take_no_memory() {
     let (server, addr) = start(ServerConfig::default());
     let mut http = Http::connect(addr);
     let mut put = |rank, ip: &str| {
@@ -166,7 +166,7 @@ fn connections_at_rest_hold_no_memory() {
 }
 
 #[test]
-fn an_unfinished_body_counts_what_is_set_aside_for_it() {
+fn an_unfinished_body_counts_with_all_memory_reserved_for_it() {
     let (server, addr) = start(ServerConfig::default());
     let mut http = Http::connect(addr);
     http.send("PUT /v1/ranks HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n");
@@ -179,7 +179,7 @@ fn an_unfinished_body_counts_what_is_set_aside_for_it() {
 }
 
 #[test]
-fn one_clients_connections_and_bodies_leave_those_of_others_alone() {
+fn the_connections_and_bodies_of_one_client_do_not_close_other_clients() {
     let config = ServerConfig {
         max_connections_per_client: 4,
         max_buffered_per_client: 100_000,

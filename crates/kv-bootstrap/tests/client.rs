@@ -15,7 +15,7 @@ fn with_secret(secret: &str) -> ClientConfig {
 }
 
 #[test]
-fn a_wrong_secret_ends_lookups_and_registrations_at_once_and_the_right_one_serves() {
+fn a_wrong_secret_fails_lookups_and_registrations_and_the_right_secret_serves() {
     let secret = Some(Secret::new("the right secret of 2026".replace(' ', "-").as_str()).unwrap());
     let server =
         KvBootstrapServer::start_with("127.0.0.1:0", ServerConfig { secret, ..ServerConfig::default() })
@@ -43,7 +43,7 @@ fn a_wrong_secret_ends_lookups_and_registrations_at_once_and_the_right_one_serve
 }
 
 #[test]
-fn what_one_worker_publishes_another_finds() {
+fn a_rank_that_is_published_is_found_by_another_worker() {
     let (_server, addr) = server();
     let ranks = [rank("p", (2, 0), 1), rank("p", (2, 1), 2)];
     let (mut first, mut second) =
@@ -135,7 +135,7 @@ fn a_restarted_server_learns_of_the_rank_again() {
 }
 
 #[test]
-fn a_server_that_starts_late_is_found() {
+fn a_bootstrap_server_that_starts_late_is_found_by_waiting_clients() {
     let addr = nowhere();
     let mut worker = Driver::new(quick());
     worker.publish(&addr.to_string(), &rank("p", (1, 0), 1));
@@ -151,7 +151,7 @@ fn a_server_that_starts_late_is_found() {
 }
 
 #[test]
-fn many_ranks_and_questions_share_one_connection() {
+fn many_ranks_and_lookups_share_one_http_connection() {
     let (_server, addr) = server();
     let mut worker = Driver::new(ClientConfig::default());
     let ranks: Vec<RankRecord> = (0..16).map(|number| rank("p", (16, number), 1)).collect();

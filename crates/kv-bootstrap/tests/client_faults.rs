@@ -12,7 +12,7 @@ use support::driver::{Driver, fake, kv, nowhere, quick, server};
 use support::{LONG, eventually, rank};
 
 #[test]
-fn refusals_are_reported_and_an_address_that_is_none_is_given_up() {
+fn refusals_are_reported_and_invalid_addresses_fail_without_retries() {
     let (_server, addr) = server();
     let patient = ClientConfig { lease: Duration::from_secs(3600), ..ClientConfig::default() };
     let (mut first, mut second) = (Driver::new(patient), Driver::new(quick()));
@@ -79,7 +79,7 @@ fn a_silent_server_times_lookups_out() {
 }
 
 #[test]
-fn answers_that_are_not_ours_are_typed_errors() {
+fn answers_of_a_foreign_server_become_typed_errors() {
     let body = |body: &str| format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     let ranks = |ranks: &[RankRecord]| {
         let list: Vec<_> = ranks.iter().map(|rank| kv_bootstrap::RankJson::new(rank, None)).collect();
@@ -132,7 +132,7 @@ fn answers_that_are_not_ours_are_typed_errors() {
 }
 
 #[test]
-fn a_server_that_closes_after_each_answer_serves_all() {
+fn a_server_that_closes_after_each_answer_serves_all_requests() {
     let record = rank("p", (1, 0), 1);
     let body = serde_json::to_string(&[kv_bootstrap::RankJson::new(&record, None)]).unwrap();
     let answer = format!("HTTP/1.0 200 OK\r\n\r\n{body}");
@@ -164,7 +164,7 @@ fn a_connection_closed_while_idle_goes_unnoticed() {
 }
 
 #[test]
-fn a_full_queue_fails_the_lookup_and_keeps_the_others() {
+fn a_full_queue_fails_the_new_lookup_and_keeps_the_waiting_lookups() {
     let (_server, addr) = server();
     let mut driver = Driver::new(ClientConfig { max_queue: 3, max_servers: 1, ..ClientConfig::default() });
     for id in 0..5 {

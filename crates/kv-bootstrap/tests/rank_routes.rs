@@ -22,7 +22,7 @@ fn records(answer: &Answer) -> Vec<RankRecord> {
 }
 
 #[test]
-fn a_replica_is_found_once_it_is_whole_and_lost_when_a_rank_leaves() {
+fn a_replica_is_found_only_while_all_of_its_ranks_are_registered() {
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
     let mut http = Http::connect(server.local_addr());
     let ranks = [rank("p", (2, 0), 10), rank("p", (2, 1), 11)];
@@ -50,7 +50,7 @@ fn a_replica_is_found_once_it_is_whole_and_lost_when_a_rank_leaves() {
 }
 
 #[test]
-fn leases_end_unless_renewed() {
+fn registrations_end_with_their_lease_unless_renewed() {
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
     let mut http = Http::connect(server.local_addr());
     let record = rank("p", (1, 0), 1);
@@ -67,7 +67,7 @@ fn leases_end_unless_renewed() {
 }
 
 #[test]
-fn a_new_life_takes_the_place_of_the_old_one_at_once() {
+fn a_new_incarnation_replaces_the_old_record_at_once() {
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
     let mut http = Http::connect(server.local_addr());
     let (old, new) = (rank("p", (1, 0), 1), rank("p", (1, 0), 2));
@@ -105,7 +105,7 @@ fn contradictions_are_409_with_the_field_and_both_values() {
 }
 
 #[test]
-fn bad_requests_say_what_is_wrong() {
+fn answers_to_bad_requests_name_the_field_and_the_error() {
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
     let mut http = Http::connect(server.local_addr());
     let good: Value = serde_json::from_str(&rank_json(&rank("p", (1, 0), 1), 5)).unwrap();
@@ -152,7 +152,7 @@ fn bad_requests_say_what_is_wrong() {
 }
 
 #[test]
-fn a_lookup_finds_the_engines_that_offer_the_service_and_no_other() {
+fn a_lookup_finds_only_engines_that_offer_the_service() {
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
     let mut http = Http::connect(server.local_addr());
     let (cache, mut both) = (rank("a", (1, 0), 1), rank("b", (1, 0), 2));

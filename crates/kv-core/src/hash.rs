@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matches_the_published_vectors() {
+    fn hashes_are_those_of_the_published_fnv1a_vectors() {
         for (text, hash) in
             [("", 0xcbf2_9ce4_8422_2325), ("a", 0xaf63_dc4c_8601_ec8c), ("foobar", 0x8594_4171_f739_67e8)]
         {

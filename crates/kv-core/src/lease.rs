@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_is_read_as_it_is_written() {
+    fn a_transfer_mode_parses_from_the_text_it_prints() {
         for mode in [TransferMode::Push, TransferMode::Pull, TransferMode::Auto] {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_come_back_as_they_went_and_a_cut_one_is_refused() {
+    fn runs_are_equal_after_encoding_and_truncated_runs_are_refused() {
         let (pages, attempts) = (vec![(0, u32::MAX), (u32::MAX, 0)], vec![(u64::MAX - 1, 7), (1, 0)]);
         let both = Both { pages, attempts };
         let bytes = rmp_serde::to_vec(&both).unwrap();

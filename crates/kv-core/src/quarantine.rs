@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_one_peer_and_reason_become_one_and_the_longest_time_counts() {
+    fn quarantine_entries_of_a_peer_and_reason_merge_with_the_longest_time() {
         use QuarantineReason::{PermissionEnds, Unacknowledged};
         let timed = |secs, pages| Quarantine {
             ends_within: Some(Duration::from_secs(secs)),

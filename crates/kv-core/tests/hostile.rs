@@ -334,7 +334,7 @@ const SAID: u64 = 64 << 10;
 /// A peer that has said hello, and then says anything: valid frames of every kind with any
 /// numbers, and damaged ones.
 #[test]
-fn a_node_survives_a_peer_that_says_anything_and_stays_within_its_bounds() {
+fn a_machine_survives_arbitrary_frames_and_stays_within_its_bounds() {
     let (cases, seed) = cases();
     println!("seed {seed}");
     let us = Incarnation::from_random(9);

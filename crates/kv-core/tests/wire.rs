@@ -247,7 +247,7 @@ fn with_delivery(delivery: &Delivery, fields: i8, cut: usize, more: &[u8]) -> Re
 }
 
 #[test]
-fn a_delivery_of_a_newer_version_is_read_without_its_new_fields_and_an_unknown_one_is_malformed() {
+fn newer_fields_of_a_delivery_are_skipped_and_unknown_deliveries_malformed() {
     let read = |delivery: Delivery| Ok(Frame { conversation: CONVERSATION, body: register(delivery) });
     for delivery in [Delivery::Write(destination()), Delivery::Read(Acquire { lease_id: None, number: 6 })] {
         assert_eq!(with_delivery(&delivery, 0, 0, &[]), read(delivery.clone()));
@@ -266,7 +266,7 @@ fn a_delivery_of_a_newer_version_is_read_without_its_new_fields_and_an_unknown_o
 }
 
 #[test]
-fn a_cause_that_is_not_known_keeps_its_name_and_no_more_of_it_than_is_bounded() {
+fn an_unknown_cause_keeps_its_name_up_to_a_bound() {
     let read = |cause: &[u8]| {
         let cause = Bytes::copy_from_slice(cause);
         let bytes = rmp_serde::to_vec(&(VERSIONS.max, 8, CONVERSATION, (Attempt(3), cause, true))).unwrap();
@@ -292,7 +292,7 @@ fn a_cause_that_is_not_known_keeps_its_name_and_no_more_of_it_than_is_bounded() 
 }
 
 #[test]
-fn a_cache_with_new_fields_is_read_and_one_that_cannot_be_understood_leaves_the_hello_readable() {
+fn an_unreadable_geometry_leaves_the_rest_of_a_hello_readable() {
     let Hello {
         versions, metadata, transport, to, incarnation, conversation, nonce, worker, geometry, ..
     } = hello();
@@ -346,7 +346,7 @@ fn a_cache_with_new_fields_is_read_and_one_that_cannot_be_understood_leaves_the_
 }
 
 #[test]
-fn two_sides_speak_the_newest_version_that_both_have_and_read_no_other() {
+fn frames_use_the_newest_common_version_and_no_other_is_read() {
     let range = |min, max| Versions { min, max };
     for (ours, theirs, common) in [
         (range(4, 4), range(4, 4), Some(4)),
@@ -382,7 +382,7 @@ fn two_sides_speak_the_newest_version_that_both_have_and_read_no_other() {
 }
 
 #[test]
-fn what_is_no_frame_is_named() {
+fn bytes_that_are_no_frame_get_a_named_error() {
     let frame = encoded(&Body::Registered(Registered { attempt: Attempt(1) }));
     let with = |at: usize, value: u8| {
         let mut bytes = frame.clone();

@@ -1,7 +1,8 @@
-//! Writes the corpus anew: `cargo run --release -p kv-fuzz --example corpus -- DIRECTORY [CASES]`.
+//! Writes the corpus again: `cargo run --release -p kv-fuzz --example corpus -- DIRECTORY [CASES]`.
 //!
-//! Of the decoders, one input of every kind that they accept, and a few that they refuse. Of the machine,
-//! the shortest scripts found in so many cases that together show everything that any of them showed.
+//! The corpus has one input of every kind that a decoder accepts, and some that it refuses. For the machine
+//! it has the shortest scripts, out of `CASES` random ones, that together show everything that any of them
+//! has shown.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
@@ -241,7 +242,7 @@ fn nixl_metadata(regions: usize) -> Vec<u8> {
     rmp_serde::to_vec(&all).unwrap()
 }
 
-/// A foreign agent with so many ranges of host memory, as NIXL writes it.
+/// The metadata of an agent of another framework with `ranges` ranges of host memory, as NIXL writes it.
 fn nixl_agent(ranges: u64) -> Vec<u8> {
     let mut out = b"nixlSerDes|".to_vec();
     let mut put = |tag: &str, value: &[u8]| {

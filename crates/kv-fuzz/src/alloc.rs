@@ -23,13 +23,13 @@ thread_local! {
     static FREED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Bytes that this thread has asked for since it began; zero if [`Counting`] is not installed.
+/// The number of bytes that this thread has allocated since it began; zero if [`Counting`] is not installed.
 pub fn allocated() -> u64 {
     ALLOCATED.with(Cell::get)
 }
 
-/// Bytes that this thread has asked for and not given back. Memory that goes from thread to thread
-/// makes it meaningless.
+/// The number of bytes that this thread has allocated and not freed. The number means nothing where memory
+/// moves between threads.
 pub fn held() -> i64 {
     allocated().wrapping_sub(FREED.with(Cell::get)) as i64
 }

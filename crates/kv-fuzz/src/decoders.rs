@@ -1,4 +1,4 @@
-//! The decoders, each with what must hold of whatever it accepts.
+//! The decoders of bytes from outside, each with a check of what it accepts.
 
 use kv_core::wire::{Body, Frame, hello_transport};
 use kv_core::{MAX_FRAME, TransportOffer};
@@ -11,10 +11,10 @@ pub use kv_nixl::fuzz::{
     agent_metadata as nixl_agent, metadata as nixl_metadata, notification as nixl_notification,
 };
 
-/// How many bytes a cache takes whose fields are written with their names, for each without them.
+/// How many times larger a geometry may be with the names of its fields than without them.
 const NAMED: usize = 8;
 
-/// A frame: what is accepted encodes again to something that means the same.
+/// A frame. An accepted frame, encoded again, must mean the same.
 pub fn wire(bytes: &[u8]) {
     let Ok(frame) = Frame::decode(bytes) else { return };
     if let Body::Hello(hello) = &frame.body {
@@ -32,7 +32,7 @@ pub fn wire(bytes: &[u8]) {
     assert_eq!(Frame::decode(&again), Ok(frame));
 }
 
-/// Transfer parameters: what is accepted is written again with the same meaning.
+/// Transfer parameters. Accepted parameters, written again, must mean the same.
 pub fn params(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(params) = TransferParams::parse(text) {

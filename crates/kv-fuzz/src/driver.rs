@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 
 use kv_core::random::SplitMix64;
 
-/// A number from the environment.
+/// A number from an environment variable, or the default.
 pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// Seeded random numbers.
+/// Random numbers from a seed.
 #[derive(Debug)]
 struct Random(SplitMix64);
 
 impl Random {
-    /// The next number.
+    /// The next random number.
     fn number(&mut self) -> u64 {
         self.0.bits()
     }
@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// The corpus of a target.
+/// The inputs in the corpus of a target.
 pub fn corpus(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus")).join(target);
     let mut paths: Vec<PathBuf> = match std::fs::read_dir(folder) {
@@ -46,12 +46,12 @@ pub fn corpus(target: &str) -> Vec<Vec<u8>> {
 #[derive(Debug, Clone, Default)]
 struct Kept {
     bytes: Vec<u8>,
-    /// Where its steps begin, if it has any.
+    /// The offsets at which the steps of a script begin; empty if the input has no steps.
     steps: Vec<usize>,
 }
 
 impl Kept {
-    /// Where a step begins, or the last one ends; anywhere, if that is not known.
+    /// A random offset at which a step begins or the last step ends; any offset if the input has no steps.
     fn a_step(&self, random: &mut Random) -> usize {
         if self.steps.is_empty() {
             return random.below(self.bytes.len() + 1);
@@ -60,7 +60,7 @@ impl Kept {
         step.map_or(self.bytes.len(), |&at| at.min(self.bytes.len()))
     }
 
-    /// The same case with steps of another one between its own.
+    /// This input with steps of another input inserted between its own.
     fn with_steps_of(&self, other: &Kept, random: &mut Random) -> Vec<u8> {
         let (at, ends) = (self.a_step(random), [other.a_step(random), other.a_step(random)]);
         let piece = other.bytes.get(ends[0].min(ends[1])..ends[0].max(ends[1])).unwrap_or_default();
@@ -70,8 +70,8 @@ impl Kept {
     }
 }
 
-/// Cases of one target: what is in its corpus, then mutations of that and of what was
-/// [kept](Cases::keep).
+/// An endless series of cases for one target: the corpus, and then mutations of the corpus and of cases that
+/// were [kept](Cases::keep).
 #[derive(Debug)]
 pub struct Cases {
     random: Random,
@@ -93,7 +93,7 @@ impl Cases {
         Cases { random: Random(SplitMix64::new(seed)), pool, given, longest, next: 0 }
     }
 
-    /// The next case.
+    /// The next case to run.
     pub fn next_case(&mut self) -> Vec<u8> {
         let at = self.next;
         self.next += 1;
@@ -103,7 +103,8 @@ impl Cases {
         }
     }
 
-    /// A case that is worth to be varied, and where its steps begin: there it is cut, and others are put in.
+    /// Keeps a case to mutate it later. The mutations cut the case, and insert other steps, at the offsets
+    /// `steps`.
     pub fn keep(&mut self, case: &[u8], steps: Vec<usize>) {
         let kept = Kept { bytes: case.to_vec(), steps };
         if self.pool.len() < self.given + MAX_KEPT {
@@ -164,12 +165,12 @@ impl Cases {
     }
 }
 
-/// Says on which bytes a test has panicked.
+/// Prints the case on which a test has panicked, when the test unwinds.
 #[derive(Debug)]
 pub struct Witness<'a> {
-    /// The target.
+    /// The name of the target.
     pub target: &'a str,
-    /// The bytes.
+    /// The bytes of the case.
     pub case: &'a [u8],
 }
 

@@ -2,22 +2,23 @@
 //!
 //! | target | bytes are |
 //! |---|---|
-//! | `wire` | a frame between two nodes |
-//! | `machine` | a script: commands, frames of several peers, ends of posts, lookups, time; see [`machine`] |
+//! | `wire` | a frame between two workers |
+//! | `machine` | a script of commands, frames of several peers, ends of posts, answers to lookups, and time; see [`machine`] |
 //! | `http_requests`, `http_responses`, `rank_record` | what a bootstrap server and its client read |
 //! | `local_metadata`, `local_hello`, `local_messages` | what the embedded transport reads |
 //! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what the NIXL transport reads (feature `nixl`) |
 //! | `params` | transfer parameters that a router carries |
 //!
-//! Two things run them: cargo-fuzz, guided by coverage, from the directory `fuzz` at the root of the
-//! repository; and the tests of this crate on a stable toolchain, which mutate the corpus of
-//! `fuzz/corpus` with a printed seed ([`driver`]).
+//! The targets are run in two ways: by cargo-fuzz, guided by coverage, from the directory `fuzz` at the root of the
+//! repository; and by the tests of this crate on a stable toolchain, which mutate the corpus in `fuzz/corpus` with a
+//! printed seed ([`driver`]).
 //!
-//! The machine's costs are counted: steps of loops over what others decide the length of, bytes that are
-//! allocated, bytes that come out. After every input they are held against the bytes of that input and
+//! The target `machine` also counts costs: steps of loops whose length others decide, bytes that are allocated, and
+//! bytes that are sent. After every input the costs are compared with a budget for the bytes of that input and for
 //! what the worker's own scheduler has asked for ([`machine::Budget`]).
 //!
-//! What it is not: a model of two workers that talk to each other. That is `kv-sim`.
+//! The crate is not a model of two workers that talk to each other: that is `kv-sim`. The words of its
+//! documentation are explained in `docs/GLOSSARY.md`.
 
 pub mod alloc;
 mod decoders;
@@ -27,10 +28,10 @@ pub mod worst;
 
 pub use decoders::*;
 
-/// A target: its name, and the function.
+/// A fuzz target: its name, and a function of bytes that panics if a promise is broken.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All decoders.
+/// All decoders that this build has.
 pub const DECODERS: &[Target] = &[
     ("wire", wire),
     ("http_requests", http_requests),

@@ -1,4 +1,5 @@
-//! The dearest cases: places for each kind of input, so that one kind cannot hide the others, and places for all.
+//! The most expensive cases. Each kind of input has places of its own, so that no kind hides another; other
+//! places are for all kinds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,16 +11,16 @@ const OF_ALL: usize = 100;
 /// How many of each kind of input.
 const OF_KIND: usize = 10;
 
-/// A case and its dearest input, or its dearest one of a kind.
+/// A case, and its most expensive input, of all kinds or of one kind.
 #[derive(Debug, Clone)]
 pub struct Dear {
-    /// The input.
+    /// The input and its cost.
     pub charge: Charge,
-    /// The case.
+    /// The bytes of the case.
     pub case: Arc<[u8]>,
 }
 
-/// The dearest cases, falling. Two that cost the same to the byte have one place.
+/// The most expensive cases, the most expensive first. Cases with equal costs share one place.
 #[derive(Debug, Clone, Default)]
 pub struct Worst {
     all: Vec<Dear>,
@@ -27,7 +28,7 @@ pub struct Worst {
 }
 
 impl Worst {
-    /// The dearest of all inputs.
+    /// The most expensive cases over all kinds of inputs.
     pub fn all(&self) -> &[Dear] {
         &self.all
     }
@@ -48,7 +49,7 @@ impl Worst {
         placed
     }
 
-    /// Enters what others have found.
+    /// Enters the cases that another thread has found.
     pub fn join(&mut self, other: Worst) {
         for dear in other.all {
             place(&mut self.all, OF_ALL, dear);

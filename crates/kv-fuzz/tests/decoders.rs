@@ -1,7 +1,7 @@
 //! Every decoder takes any bytes: it refuses them, or what it accepts means the same when it is written
 //! again.
 //!
-//! `KV_FUZZ_CASES` sets the number of cases of each target (default 20 000), `KV_FUZZ_SEED` the seed.
+//! `KV_FUZZ_CASES` sets the number of cases of each target (default 20 000), and `KV_FUZZ_SEED` the seed.
 
 #![allow(clippy::print_stdout)]
 
@@ -11,8 +11,8 @@ use kv_fuzz::driver::{Cases, Witness, corpus, setting};
 #[global_allocator]
 static COUNTING: kv_fuzz::alloc::Counting = kv_fuzz::alloc::Counting;
 
-/// What a decoder may allocate for each byte, and for any input: tables, buffers, the text of an error.
-/// Checking doubles it: what is accepted is written and read again.
+/// How many bytes a decoder may allocate for each byte of input, beside a fixed amount for tables, buffers
+/// and the text of an error. The check doubles the need, because accepted inputs are written and read again.
 const PER_BYTE: u64 = 400;
 const BASE: u64 = 256 << 10;
 

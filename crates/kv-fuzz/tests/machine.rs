@@ -1,8 +1,9 @@
-//! The protocol machine under scripts: whatever peers say, no input costs more than a constant times its
-//! own bytes and what the own scheduler has asked for.
+//! The protocol machine under scripts: whatever peers send, no input costs more than a constant times its own
+//! bytes and what the worker's own scheduler has asked for.
 //!
-//! `KV_FUZZ_CASES` sets the number of cases (default 4000), `KV_FUZZ_SEED` the seed, and `KV_FUZZ_CASE`
-//! one case in hexadecimal digits, which is run alone. Threads draw cases of their own, and share their number.
+//! `KV_FUZZ_CASES` sets the number of cases (default 4000), `KV_FUZZ_SEED` the seed, and `KV_FUZZ_CASE` a
+//! single case in hexadecimal digits to run alone. Each thread draws cases of its own; together they run that
+//! number.
 
 #![allow(clippy::print_stdout)]
 
@@ -18,7 +19,8 @@ use rustix::time::{ClockId, clock_gettime};
 #[global_allocator]
 static COUNTING: kv_fuzz::alloc::Counting = kv_fuzz::alloc::Counting;
 
-/// How often a run says how far it is: after each hundredth of its cases, and no more often than after so many.
+/// How often a run reports its progress: after each hundredth of its cases, but not after fewer than this
+/// many.
 const REPORTS: u64 = 100;
 const LEAST_BETWEEN: u64 = 5000;
 
@@ -76,12 +78,12 @@ fn one(digits: &str) {
 struct Counter {
     cases: u64,
     begun: AtomicU64,
-    /// The largest share so far, as the bits of an `f64`: they rise as it does.
+    /// The largest share so far, as the bits of an `f64`, which rise with the number.
     worst: AtomicU64,
 }
 
 impl Counter {
-    /// The next case may be run. Says how far it is, now and then.
+    /// True if another case may be run. Reports the progress now and then.
     fn next(&self) -> bool {
         let begun = self.begun.fetch_add(1, Ordering::Relaxed);
         if begun > 0 && begun.is_multiple_of((self.cases / REPORTS).max(LEAST_BETWEEN)) {

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_is_the_one_that_the_suite_permits_in() {
+    fn the_clock_is_the_clock_of_the_conformance_suite() {
         let before = kv_conformance::boottime();
         let now = now();
         assert!(before <= now && now <= kv_conformance::boottime());
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_the_uptime_that_the_kernel_tells() {
+    fn the_clock_shows_the_uptime_of_the_kernel() {
         let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
         let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
         assert!((now().since(Time::ZERO).as_secs_f64() - uptime).abs() < 5.0);
@@ -60,8 +60,8 @@ mod tests {
 
     /// In a time namespace whose boot was a day earlier, which `CLOCK_MONOTONIC` does not know of.
     #[test]
-    fn the_time_that_a_host_was_suspended_counts() {
-        let known = "clock::tests::the_time_is_the_one_that_the_suite_permits_in";
+    fn the_clock_counts_the_time_of_a_suspended_host() {
+        let known = "clock::tests::the_clock_is_the_clock_of_the_conformance_suite";
         let mut unshare = std::process::Command::new("unshare");
         unshare.args(["--user", "--map-root-user", "--time", "--boottime", "86400"]);
         let ran = unshare.arg(std::env::current_exe().unwrap()).args(["--exact", known]).output();

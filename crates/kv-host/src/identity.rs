@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_alive_until_it_is_not_and_its_number_alone_is_not_it() {
+    fn a_process_is_identified_by_more_than_its_number() {
         let host = Host::here().unwrap();
         for without_inode in [false, true] {
             let (mut child, mut process) = sleeper();

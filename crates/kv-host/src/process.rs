@@ -133,7 +133,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_stays_dead_and_its_number_is_nobodys() {
+    fn an_ended_process_stays_dead_although_its_number_is_free() {
         let mut child = Sleeper::start();
         let process = Process::open(child.pid()).unwrap();
         assert!(process.is_alive());

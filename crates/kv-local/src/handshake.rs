@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn only_files_that_are_long_enough_are_arenas() {
+    fn files_too_short_for_an_arena_are_refused() {
         let file = MemoryFile::create("test", 8192, false).unwrap();
         assert_eq!(check_arena(&file, 8192), Ok(()));
         assert_eq!(check_arena(&file, 8193), Err(Refusal::Arena));

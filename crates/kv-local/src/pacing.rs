@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_uses_much_rests_and_one_that_is_alone_never() {
+    fn a_busy_connection_rests_only_beside_other_connections() {
         let mut pacing = Pacing::default();
         pacing.open(1);
         let work = Duration::from_millis(20);

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_post_ends_once_and_before_the_end_of_its_peer_is_told() {
+    fn a_post_ends_once_and_before_its_peer_is_reported_gone() {
         let mut posts = Posts::default();
         for (link, id) in [(7, 3), (8, 2), (7, 1)] {
             posts.accept(link, post(id));

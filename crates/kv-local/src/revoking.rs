@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_link_is_kept_while_its_peer_is_awaited_or_its_slice_is_under_way() {
+    fn a_lost_link_is_kept_while_its_peer_or_its_slice_is_awaited() {
         let (mut links, mut revoking) = (Links::default(), Revoking::default());
         for (peer, marked, kept) in
             [(None, false, 0), (Some(PEER), false, 1), (None, true, 1), (Some(PEER), true, 1)]
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_is_looked_at_ever_less_often_until_its_slice_has_ended() {
+    fn a_revocation_is_polled_ever_less_often_until_its_slice_ends() {
         let (mut links, mut revoking) = (Links::default(), Revoking::default());
         let (id, copier) = served(&mut links);
         // Of a link without a token nobody can say whose it is.
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_said_to_live_after_its_death_was_awaited_and_not_before() {
+    fn a_peer_is_reported_alive_only_after_waiting_for_its_death() {
         let mut revoking = Revoking::default();
         revoking.await_death(PEER, at(0));
         assert_eq!(revoking.next(), Some(Time::ZERO + DYING));

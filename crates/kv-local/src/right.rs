@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_revoked_right_cannot_be_marked_and_a_marked_one_is_not_revoked_yet() {
+    fn a_revoked_right_starts_no_slice_and_a_slice_delays_revocation() {
         let (owner, file) = Right::grant().unwrap();
         let copier = Right::of(&file).unwrap();
         assert!(copier.mark());

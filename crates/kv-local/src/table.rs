@@ -193,7 +193,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_link_is_a_strangers_then_unclaimed_then_its_peers_and_leaves_nothing_behind() {
+    fn a_link_passes_from_stranger_to_unclaimed_to_peer_and_leaves_nothing() {
         let mut links = Links::default();
         let (dialed, accepted) = (links.insert(link()), links.insert_stranger(link()));
         links.dial_later(dialed);

@@ -47,7 +47,7 @@ fn ended(events: &[TransportEvent]) -> Vec<u64> {
 }
 
 #[test]
-fn a_small_post_passes_large_ones() {
+fn a_small_post_overtakes_large_posts_of_other_peers() {
     for (a, b) in PLACES {
         for op in [Op::Write, Op::Read] {
             let mut pair = pair(a, b, &[LARGE]);
@@ -227,7 +227,7 @@ fn regions_must_lie_wholly_in_memory_that_the_transport_was_given() {
 }
 
 #[test]
-fn a_transport_can_move_to_its_thread() {
+fn a_transport_can_be_moved_to_the_worker_thread() {
     fn is_send<T: Send>() {}
     is_send::<LocalTransport>();
     is_send::<Arena>();

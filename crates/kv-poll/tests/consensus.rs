@@ -60,7 +60,7 @@ fn the_slowest_rank_governs_even_before_it_has_entered_the_room() {
 }
 
 #[test]
-fn one_failed_rank_fails_all_and_the_room_is_busy_until_all_have_seen_it() {
+fn one_failed_rank_fails_all_and_the_room_stays_busy_meanwhile() {
     let mut ranks = ThreadConsensus::group(3);
     let room = Room::Number(9);
     for (rank, key) in [(0, 5), (1, 6)] {
@@ -80,7 +80,7 @@ fn one_failed_rank_fails_all_and_the_room_is_busy_until_all_have_seen_it() {
 }
 
 #[test]
-fn a_rank_that_is_gone_fails_what_it_had_not_seen_the_end_of_and_all_that_follows() {
+fn a_lost_rank_fails_requests_it_had_not_seen_ended_and_all_later_ones() {
     let mut ranks = ThreadConsensus::group(2);
     let last = ranks.pop().unwrap();
     let mut first = ranks.pop().unwrap();
@@ -212,7 +212,7 @@ fn lockstep<T: Send>(ranks: usize, run: impl Fn(usize, CollectiveConsensus<Threa
 }
 
 #[test]
-fn a_collective_agrees_in_the_same_step_on_all_ranks_and_pages_come_back_together() {
+fn a_collective_consensus_agrees_in_one_step_on_all_ranks() {
     use KvPoll::{Failed, Success, Transferring, WaitingForInput};
     let logs = lockstep(2, |rank, mut consensus| {
         for key in 0..3 {

@@ -11,7 +11,7 @@ fn the_first_seeds_keep_all_promises() {
 }
 
 #[test]
-fn a_replayed_seed_has_the_same_history() {
+fn running_a_seed_twice_gives_the_same_history() {
     for seed in 0..40 {
         let first = run_seed(seed, Options::default());
         let again = run_seed(seed, Options { keep: 10, ..Options::default() });

@@ -10,8 +10,8 @@ use kv_sim::VirtualNet;
 use virtual_net::Virtual;
 
 #[test]
-fn the_contract_is_kept() {
-    let seed = Random::new("the_contract_is_kept").below(1 << 30) as u64;
+fn the_virtual_transport_passes_the_conformance_suite() {
+    let seed = Random::new("the_virtual_transport_passes_the_conformance_suite").below(1 << 30) as u64;
     kv_conformance::all(|| Virtual {
         net: VirtualNet::new(seed),
         wrap: |transport| transport,

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cut_lengthened_or_named_twice_is_refused() {
+    fn truncated_lengthened_or_duplicate_metadata_is_refused() {
         let offers = ["local", "nixl"].map(|name| TransportOffer::new(name, Bytes::from(vec![7; 300])));
         let bytes = encode(&offers).unwrap();
         assert_eq!(decode(&bytes).unwrap(), offers);

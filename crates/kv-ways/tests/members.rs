@@ -70,7 +70,7 @@ fn every_call_about_a_peer_goes_to_the_one_member_of_its_way() {
 }
 
 #[test]
-fn a_way_that_is_lost_and_may_still_be_written_through_is_not_left_for_another() {
+fn a_lost_way_with_possible_writes_is_not_replaced_by_another_member() {
     let (mut ways, [a, b]) = pair();
     let other = TransportError::Unsupported("another way to a peer whose way has not ended");
     ways.connect_by(PEER, &by("a")).unwrap();
@@ -90,7 +90,7 @@ fn a_way_that_is_lost_and_may_still_be_written_through_is_not_left_for_another()
 }
 
 #[test]
-fn the_end_of_one_members_way_says_nothing_of_the_ways_of_another() {
+fn the_end_of_a_way_of_one_member_ends_no_other_way() {
     let (mut ways, [a, b]) = pair();
     ways.connect_by(PEER, &by("a")).unwrap();
     ways.connect_by(OTHER, &by("b")).unwrap();
@@ -115,7 +115,7 @@ fn the_end_of_one_members_way_says_nothing_of_the_ways_of_another() {
 }
 
 #[test]
-fn a_post_ends_also_after_its_peer_was_disconnected_and_its_id_is_free_then() {
+fn a_post_ends_after_disconnecting_its_peer_and_frees_its_id() {
     let (mut ways, [a, _]) = pair();
     ways.connect_by(PEER, &by("a")).unwrap();
     ways.connect_by(OTHER, &by("b")).unwrap();
@@ -149,7 +149,7 @@ fn frames_speak_for_a_peer_only_by_the_member_on_which_they_came() {
 }
 
 #[test]
-fn a_member_that_refuses_a_region_is_out_and_the_last_one_names_all() {
+fn a_member_that_refuses_a_region_is_left_out_and_named() {
     let (mut ways, [a, b]) = pair();
     let standing = ways.standing();
     let region = Region::dram(RegionRole::Kv, 4096, 64, 64);
@@ -171,7 +171,7 @@ fn a_member_that_refuses_a_region_is_out_and_the_last_one_names_all() {
 }
 
 #[test]
-fn a_busy_member_leaves_every_other_turn_to_the_others_and_nobody_sleeps_before_all_had_theirs() {
+fn a_busy_member_takes_only_every_second_turn() {
     let (mut ways, [a, b]) = pair();
     a.set_wait(TransportWait::Now);
     b.set_wait(TransportWait::ReadableOrAfter(vec![5], Duration::from_millis(3)));

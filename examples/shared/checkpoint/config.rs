@@ -1,4 +1,4 @@
-//! config.json, as far as a Llama needs it.
+//! Reads `config.json`, as far as a model of the Llama architecture needs it.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use serde::Deserialize;
 use super::CheckpointError;
 use crate::shared::model::{Llama3Scaling, ModelConfig};
 
-/// Largest value of any size field: bounds what a broken file can make the loader allocate.
+/// The largest value of a size field, which bounds what a broken file can make the loader allocate.
 const MAX_SIZE: usize = 1 << 20;
 
-/// Reads and checks a config.json.
+/// Reads and checks a `config.json`.
 pub fn read_config(file: &Path) -> Result<ModelConfig, CheckpointError> {
     let bytes = std::fs::read(file).map_err(|source| CheckpointError::Read { file: file.into(), source })?;
     let raw: RawConfig = serde_json::from_slice(&bytes)
@@ -37,9 +37,9 @@ struct RawConfig {
     #[serde(default)]
     mlp_bias: bool,
     rope_theta: Option<f64>,
-    /// How the rotation is scaled.
+    /// How the rotary frequencies are scaled.
     rope_scaling: Option<RawRope>,
-    /// The same in files written by transformers 5, base included.
+    /// The same as `rope_scaling`, and the base, in files of transformers 5.
     rope_parameters: Option<RawRope>,
     #[serde(default)]
     tie_word_embeddings: bool,

@@ -1,4 +1,4 @@
-//! Real checkpoints: the files of a Llama-architecture model as they are published.
+//! Loads published checkpoints of models of the Llama architecture.
 
 mod config;
 mod tensors;
@@ -23,7 +23,7 @@ pub enum CheckpointError {
         /// Why.
         source: std::io::Error,
     },
-    /// A file is no JSON, or not what it should hold.
+    /// A file is not JSON, or has other content than it should have.
     #[error("{file}: {source}")]
     Json {
         /// The file.
@@ -34,12 +34,12 @@ pub enum CheckpointError {
     /// A file is no safetensors file.
     #[error("{file}: {source}")]
     Safetensors {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// Why.
+        /// The error of the safetensors library.
         source: safetensors::SafeTensorError,
     },
-    /// The tokenizer does not work.
+    /// The tokenizer library failed.
     #[error("{file}: {source}")]
     Tokenizer {
         /// The file.
@@ -50,35 +50,35 @@ pub enum CheckpointError {
     /// A field of config.json has a value that the example's decoder does not do.
     #[error("config.json: {field} is {got}; supported: {supported}")]
     Unsupported {
-        /// The field.
+        /// The name of the field in `config.json`.
         field: &'static str,
-        /// Its value.
+        /// The value of the field.
         got: String,
-        /// What would do.
+        /// The values that are supported.
         supported: &'static str,
     },
     /// A tensor is in none of the files.
     #[error("no file has the tensor {name}")]
     Missing {
-        /// Its name.
+        /// The name of the tensor.
         name: String,
     },
     /// A tensor has another shape than config.json implies.
     #[error("tensor {name} has shape {got:?}, config.json implies {expected:?}")]
     Shape {
-        /// Its name.
+        /// The name of the tensor.
         name: String,
-        /// Its shape.
+        /// The shape of the tensor in the file.
         got: Vec<usize>,
-        /// The implied one.
+        /// The shape that `config.json` implies.
         expected: Vec<usize>,
     },
     /// A tensor has a type other than f32, f16 or bf16.
     #[error("tensor {name} has type {got:?}; supported: F32, F16, BF16")]
     Type {
-        /// Its name.
+        /// The name of the tensor.
         name: String,
-        /// Its type.
+        /// The element type in the file.
         got: safetensors::Dtype,
     },
 }

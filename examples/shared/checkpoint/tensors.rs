@@ -1,4 +1,4 @@
-//! *.safetensors: one file, or several with an index.
+//! Reads tensors from `*.safetensors`: one file, or several files with an index.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::CheckpointError;
 
-/// Where each tensor of a checkpoint is. Keeps one file in memory at a time.
+/// The files of a checkpoint, and which tensor is in which file. One file at a time is kept in memory.
 pub struct TensorFiles {
     dir: PathBuf,
     /// File of each tensor; empty if there is only `model.safetensors`.
@@ -16,14 +16,14 @@ pub struct TensorFiles {
     open: Option<(PathBuf, Vec<u8>)>,
 }
 
-/// `model.safetensors.index.json`.
+/// The content of `model.safetensors.index.json`.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
 impl TensorFiles {
-    /// Finds the files in `dir`.
+    /// Finds the tensor files in the directory `dir`.
     pub fn open(dir: &Path) -> Result<TensorFiles, CheckpointError> {
         let file = dir.join("model.safetensors.index.json");
         let index = match std::fs::read(&file) {
@@ -38,7 +38,7 @@ impl TensorFiles {
         Ok(TensorFiles { dir: dir.to_owned(), index, open: None })
     }
 
-    /// Reads a tensor as f32, and insists on its shape.
+    /// Reads a tensor as f32; an error if it has another shape than `shape`.
     pub fn read(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
         let missing = || CheckpointError::Missing { name: name.to_owned() };
         let file = match self.index.get(name) {
@@ -79,7 +79,7 @@ fn halves(data: &[u8]) -> impl Iterator<Item = u16> {
     data.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes))
 }
 
-/// IEEE 754 binary16: one sign bit, five of exponent (bias 15), ten of mantissa.
+/// Converts IEEE 754 binary16: one sign bit, five bits of exponent (bias 15), ten bits of mantissa.
 fn f16_to_f32(half: u16) -> f32 {
     let (exponent, mantissa) = (half >> 10 & 0x1f, half & 0x3ff);
     let magnitude = match exponent {

@@ -52,7 +52,7 @@ fn write_config(dir: &Path, tied: bool, more: serde_json::Value) {
     std::fs::write(dir.join("config.json"), file.to_string()).unwrap();
 }
 
-/// Every tensor by its published name, with its shape.
+/// Every tensor of a model, with its published name and its shape.
 fn tensors<'a>(config: &ModelConfig, weights: &'a Weights) -> BTreeMap<String, (Vec<usize>, &'a [f32])> {
     let (hidden, inner, vocab) = (config.hidden_size, config.intermediate_size, config.vocab_size);
     let (query, kv) = (config.query_dim(), config.key_dim());
@@ -101,7 +101,7 @@ fn f32_to_f16(x: f32) -> u16 {
     (bits >> 16 & 0x8000) as u16 | (exponent as u16) << 10 | (bits >> 13 & 0x3ff) as u16
 }
 
-/// Rounds to what bf16 and f16 both hold exactly.
+/// The weights, rounded to values that bf16 and f16 both hold exactly.
 fn rounded(mut weights: Weights) -> Weights {
     let round = |tensor: &mut Vec<f32>| {
         for x in tensor {

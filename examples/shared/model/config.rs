@@ -1,33 +1,33 @@
-//! The shape of a model.
+//! The shape and the constants of a model.
 
 /// The shape and constants of a Llama-style decoder; the names are those of `config.json`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Tokens known.
+    /// The number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Width of the residual stream.
+    /// The width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the feed-forward block.
+    /// The width inside the feed-forward block.
     pub intermediate_size: usize,
-    /// Layers.
+    /// The number of layers.
     pub num_hidden_layers: usize,
-    /// Query heads.
+    /// The number of query heads.
     pub num_attention_heads: usize,
     /// Key/value heads; a divisor of the query heads.
     pub num_key_value_heads: usize,
-    /// Elements of one head.
+    /// The number of elements of one head.
     pub head_dim: usize,
     /// Multi-head latent attention instead of keys and values for each head.
     pub latent: Option<Latent>,
     /// The small number inside RMSNorm's root.
     pub rms_norm_eps: f32,
-    /// Base of the rotary frequencies.
+    /// The base of the rotary frequencies.
     pub rope_theta: f64,
     /// Llama 3's stretching of the rotary frequencies, if used.
     pub rope_scaling: Option<Llama3Scaling>,
     /// Whether the output head is the embedding table.
     pub tie_word_embeddings: bool,
-    /// Tokens that end a generation.
+    /// The tokens that end a generation.
     pub eos_token_ids: Vec<u32>,
 }
 
@@ -44,18 +44,18 @@ pub struct Llama3Scaling {
     pub original_max_position_embeddings: f64,
 }
 
-/// The shape of multi-head latent attention (DeepSeek V2, arXiv 2405.04434): what is cached of a token is
-/// one vector, from which the keys and values of all heads are made, and one rotated key for all heads.
+/// The shape of multi-head latent attention (DeepSeek V2, arXiv 2405.04434). The cache of a token is one
+/// vector, from which the keys and values of all heads are computed, and one rotated key for all heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Latent {
-    /// Elements of the vector.
+    /// The number of elements of the vector.
     pub kv_lora_rank: usize,
-    /// Elements of the rotated key.
+    /// The number of elements of the rotated key.
     pub qk_rope_head_dim: usize,
 }
 
 impl Latent {
-    /// Elements cached of one token in one layer.
+    /// The number of elements in the cache of one token in one layer.
     pub fn width(&self) -> usize {
         self.kv_lora_rank + self.qk_rope_head_dim
     }
@@ -82,7 +82,7 @@ impl ModelConfig {
         }
     }
 
-    /// The same with multi-head latent attention: 1 KiB of KV a token.
+    /// The same model with multi-head latent attention: 1 KiB of KV a token.
     pub fn small_latent() -> ModelConfig {
         let latent = Latent { kv_lora_rank: 48, qk_rope_head_dim: 16 };
         ModelConfig { latent: Some(latent), ..ModelConfig::small() }
@@ -93,17 +93,17 @@ impl ModelConfig {
         self.num_attention_heads * (self.head_dim + self.latent.map_or(0, |latent| latent.qk_rope_head_dim))
     }
 
-    /// Elements of what attention says of a token.
+    /// The number of elements of the attention output of a token.
     pub fn attention_dim(&self) -> usize {
         self.num_attention_heads * self.head_dim
     }
 
-    /// Elements of one token's keys in one layer; with latent attention, of all that is cached of it.
+    /// The number of elements of one token's keys in one layer; with latent attention, of its whole cache.
     pub fn key_dim(&self) -> usize {
         self.latent.map_or(self.num_key_value_heads * self.head_dim, |latent| latent.width())
     }
 
-    /// Elements of one token's values in one layer, as they are cached.
+    /// The number of elements of one token's values in one layer, as they are cached.
     pub fn value_dim(&self) -> usize {
         if self.latent.is_some() { 0 } else { self.num_key_value_heads * self.head_dim }
     }

@@ -9,10 +9,10 @@ use super::rope::Rope;
 use super::weights::{LayerWeights, Weights};
 use crate::shared::error::ExampleError;
 
-/// Where the keys and values of one request live. There is a row for each token, in order: of
-/// [`key_dim`](ModelConfig::key_dim) elements, and of [`value_dim`](ModelConfig::value_dim).
+/// The keys and values of one request. Each token has a row, in order: of [`key_dim`](ModelConfig::key_dim)
+/// elements for keys, and of [`value_dim`](ModelConfig::value_dim) elements for values.
 pub trait KvCache {
-    /// Stores the rows of consecutive tokens, the first of them at position `start`.
+    /// Stores the rows of consecutive tokens, of which the first has position `start`.
     fn store(&mut self, layer: usize, start: usize, keys: &[f32], values: &[f32])
     -> Result<(), ExampleError>;
 
@@ -26,27 +26,27 @@ pub trait KvCache {
     ) -> Result<(), ExampleError>;
 }
 
-/// Consecutive tokens of one request: a chunk of its prompt, or the one token decoded last.
+/// Consecutive tokens of one request: a chunk of its prompt, or the token generated last.
 pub struct Segment<'a> {
-    /// The tokens, at least one.
+    /// The tokens of the segment, at least one.
     pub tokens: &'a [u32],
-    /// Position of the first of them; all earlier ones are in the cache.
+    /// The position of the first token. All earlier tokens are in the cache.
     pub start: usize,
-    /// The request's cache.
+    /// The cache of the request.
     pub cache: &'a mut dyn KvCache,
 }
 
-/// What comes after a segment's last token.
+/// What the model computes after the last token of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
-    /// The likeliest token.
+    /// The most likely token.
     pub token: u32,
-    /// A digest of all logits, bit by bit: wrong bytes in the cache show here even where the likeliest
+    /// A digest of all bits of all logits. Wrong bytes in the cache change the digest even if the most likely
     /// token stays the same.
     pub digest: u64,
 }
 
-/// A model ready to run.
+/// A model that is ready to run.
 #[derive(Debug)]
 pub struct Model {
     config: ModelConfig,
@@ -61,13 +61,13 @@ impl Model {
         Model { config, weights, rope }
     }
 
-    /// Its shape.
+    /// The shape of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// A name for the model that differs when shape or weights do: what both engines tell each
-    /// other before they exchange pages.
+    /// A name that differs for models of different shapes or weights. Both engines tell each other the name
+    /// before they exchange pages.
     pub fn fingerprint(&self) -> String {
         let tensors = self.weights.layers.iter().flat_map(|layer| [&layer.q, &layer.down]);
         let heads = tensors.chain([&self.weights.embed]).flat_map(|tensor| tensor.iter().take(256));
@@ -76,12 +76,12 @@ impl Model {
         format!("{kind}-{layers}x{hidden}-{:016x}", digest(heads))
     }
 
-    /// Runs all segments as one batch, fills their caches, and says what comes after each.
+    /// Runs all segments as one batch and fills their caches. Returns what comes after each segment.
     pub fn forward(&self, segments: &mut [Segment<'_>]) -> Result<Vec<Sample>, ExampleError> {
         self.forward_by_layer(segments, |_| {})
     }
 
-    /// The same, and says of each layer when its part of the caches is final.
+    /// The same, and calls `done` for each layer when the layer's part of the caches is final.
     pub fn forward_by_layer(
         &self,
         segments: &mut [Segment<'_>],
@@ -187,7 +187,7 @@ impl Model {
         Ok(())
     }
 
-    /// One token's attention over all keys up to its own.
+    /// The attention of one token over all keys up to its own.
     fn attend(&self, query: &[f32], keys: &[f32], values: &[f32], mix: &mut [f32]) {
         let (dim, kv_dim) = (self.config.head_dim, self.config.key_dim());
         let queries_per_kv = self.config.num_attention_heads / self.config.num_key_value_heads;
@@ -229,7 +229,7 @@ impl Model {
     }
 }
 
-/// Buffers that live as long as one forward pass.
+/// Buffers for one forward pass.
 #[derive(Default)]
 struct Scratch {
     normed: Vec<f32>,
@@ -244,7 +244,7 @@ struct Scratch {
     past_values: Vec<f32>,
 }
 
-/// A hash of all bits.
+/// A hash of all bits of the values.
 fn digest<'a>(values: impl IntoIterator<Item = &'a f32>) -> u64 {
     let mut hash = Fnv1a::new();
     values.into_iter().for_each(|value| hash.write(&value.to_bits().to_le_bytes()));

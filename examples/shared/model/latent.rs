@@ -1,12 +1,12 @@
-//! Multi-head latent attention, in the form in which a cache is read as it is: the query goes through
-//! what would make keys of the latent vectors, and their sum through what would make values.
+//! Multi-head latent attention that reads the cache as it is: instead of computing keys and values from the
+//! latent vectors, the weights that would compute them are applied to the query and to the weighted sum.
 
 use super::config::Latent;
 use super::math::{add_scaled, dot, softmax};
 use super::rope::Rope;
 
 impl Latent {
-    /// Rotates the part of each query head, and of the cached row, that knows its position.
+    /// Rotates the part of each query head, and of the cached row, that depends on the position.
     pub fn rotate(&self, head_dim: usize, angles: &[(f32, f32)], query: &mut [f32], row: &mut [f32]) {
         for head in query.chunks_exact_mut(head_dim + self.qk_rope_head_dim) {
             Rope::rotate(angles, &mut head[head_dim..]);
@@ -14,8 +14,8 @@ impl Latent {
         Rope::rotate(angles, &mut row[self.kv_lora_rank..]);
     }
 
-    /// One token's attention over all rows up to its own. `up` has for each head the rows that make
-    /// its key, and then those that make its value, of a latent vector.
+    /// The attention of one token over all rows up to its own. `up` holds, for each head, the rows that
+    /// compute its key from a latent vector, and then the rows that compute its value.
     pub fn attend(&self, head_dim: usize, up: &[f32], query: &[f32], rows: &[f32], mix: &mut [f32]) {
         let (rank, width) = (self.kv_lora_rank, self.width());
         let query_dim = head_dim + self.qk_rope_head_dim;
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
     use crate::shared::model::Rng;
 
-    /// The same with a key and a value made for each token and head, as the paper writes it.
+    /// The same with a key and a value computed for each token and head, as in the paper.
     fn spelt_out(latent: Latent, dim: usize, up: &[f32], query: &[f32], rows: &[f32]) -> Vec<f32> {
         let (rank, query_dim) = (latent.kv_lora_rank, dim + latent.qk_rope_head_dim);
         let mut out = Vec::new();

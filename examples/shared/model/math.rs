@@ -1,13 +1,13 @@
-//! The arithmetic, each sum in one fixed order.
+//! The arithmetic. Every sum adds its terms in one fixed order.
 
 /// Partial sums of a dot product: term `i` goes to sum `i % LANES`. Wide enough for the compiler to
 /// use vector registers without reordering anything.
 const LANES: usize = 8;
 
-/// Tokens multiplied with one row of weights at a time, so that the row is loaded once for all.
+/// How many tokens are multiplied with one row of weights at a time, so that the row is loaded once.
 const TILE: usize = 4;
 
-/// `a · b`.
+/// The dot product of `a` and `b`.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let [sum] = dot_tile([a], b);
     sum
@@ -82,21 +82,21 @@ pub fn softmax(scores: &mut [f32]) {
     }
 }
 
-/// `gate = silu(gate) * up`.
+/// Computes `gate = silu(gate) * up`.
 pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
         *gate = *gate / (1.0 + (-*gate).exp()) * up;
     }
 }
 
-/// `sum += addend`.
+/// Computes `sum += addend`.
 pub fn add(sum: &mut [f32], addend: &[f32]) {
     for (sum, addend) in sum.iter_mut().zip(addend) {
         *sum += addend;
     }
 }
 
-/// `sum += factor * row`.
+/// Computes `sum += factor * row`.
 pub fn add_scaled(sum: &mut [f32], factor: f32, row: &[f32]) {
     for (sum, x) in sum.iter_mut().zip(row) {
         *sum += factor * x;

@@ -1,10 +1,9 @@
-//! A small Llama-style decoder in plain Rust: what computes the KV cache that the examples hand over.
+//! A small Llama-style decoder in plain Rust, which computes the KV cache that the examples hand over.
 //!
-//! It is here to be correct and readable, not to be fast. One property matters more than any other:
-//! **a token's arithmetic does not depend on its neighbours in the batch.** Every dot product adds
-//! its terms in one fixed order, whatever the chunk of a prompt or the batch of requests it sits in,
-//! so a prompt computed in chunks by one process and continued by another gives, bit for bit, the
-//! logits of a run that never left its process.
+//! The decoder is meant to be correct and readable, not fast. One property matters most: **the arithmetic of
+//! a token does not depend on its neighbours in the batch.** Every dot product adds its terms in one fixed
+//! order, whatever chunk of a prompt or batch of requests the token is in. So a prompt that one process
+//! computes in chunks and another process continues gives, bit for bit, the logits of a run in one process.
 
 mod config;
 mod decoder;

@@ -1,14 +1,14 @@
-//! Reproducible random numbers.
+//! Random numbers that a seed repeats.
 
 use kv_transfer::hash::Fnv1a;
 use kv_transfer::random::SplitMix64;
 
-/// A small generator. The same seed gives the same numbers in every process.
+/// A small generator of random numbers. The same seed gives the same numbers in every process.
 #[derive(Debug, Clone)]
 pub struct Rng(SplitMix64);
 
 impl Rng {
-    /// A generator for `seed`.
+    /// A generator for a seed.
     pub fn new(seed: u64) -> Rng {
         Rng(SplitMix64::new(seed))
     }
@@ -20,7 +20,7 @@ impl Rng {
         Rng::new(rng.next_u64())
     }
 
-    /// 64 random bits.
+    /// A random number of 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0.bits()
     }
@@ -31,7 +31,7 @@ impl Rng {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number in [-1, 1).
+    /// A random number from -1 up to, but not including, 1.
     pub fn symmetric(&mut self) -> f32 {
         // 24 bits, the mantissa of an f32.
         (self.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0

@@ -9,7 +9,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// The frequencies for `config`.
+    /// The rotary frequencies for `config`.
     pub fn new(config: &ModelConfig) -> Rope {
         let half = config.rope_dim() / 2;
         let plain = (0..half).map(|i| config.rope_theta.powf(-(i as f64) / half as f64));

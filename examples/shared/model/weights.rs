@@ -1,4 +1,4 @@
-//! The parameters of a model, and a way to make some up.
+//! The parameters of a model, and random ones from a seed.
 
 use super::config::ModelConfig;
 use super::rng::Rng;
@@ -6,37 +6,37 @@ use super::rng::Rng;
 /// All parameters, row-major, each matrix as (outputs × inputs).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weights {
-    /// Embedding of each token.
+    /// The embedding of each token.
     pub embed: Vec<f32>,
-    /// The layers.
+    /// The parameters of each layer.
     pub layers: Vec<LayerWeights>,
-    /// The last norm.
+    /// The weights of the last norm.
     pub norm: Vec<f32>,
     /// The output head; `None` if it is the embedding table.
     pub head: Option<Vec<f32>>,
 }
 
-/// Parameters of one layer.
+/// The parameters of one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerWeights {
-    /// Norm before attention.
+    /// The weights of the norm before attention.
     pub input_norm: Vec<f32>,
-    /// Queries.
+    /// The weights that compute queries.
     pub q: Vec<f32>,
-    /// Keys; with latent attention, what is cached.
+    /// The weights that compute keys; with latent attention, the cached row.
     pub k: Vec<f32>,
-    /// Values; with latent attention, for each head what makes its key and what makes its value of the
-    /// latent vector.
+    /// The weights that compute values; with latent attention, for each head those that compute its key, and
+    /// then its value, from the latent vector.
     pub v: Vec<f32>,
-    /// Attention's output.
+    /// The weights of the attention output.
     pub o: Vec<f32>,
-    /// Norm before the feed-forward block.
+    /// The weights of the norm before the feed-forward block.
     pub post_norm: Vec<f32>,
-    /// Feed-forward gate.
+    /// The weights of the feed-forward gate.
     pub gate: Vec<f32>,
-    /// Feed-forward, up.
+    /// The weights of the feed-forward up projection.
     pub up: Vec<f32>,
-    /// Feed-forward, down.
+    /// The weights of the feed-forward down projection.
     pub down: Vec<f32>,
 }
 

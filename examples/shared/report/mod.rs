@@ -1,4 +1,4 @@
-//! The verdict on a run, as a table or as JSON.
+//! The report of a run, as a table or as JSON.
 
 mod table;
 
@@ -9,53 +9,54 @@ use crate::shared::error::ExampleError;
 use crate::shared::model::Sample;
 use crate::shared::router::{Harm, Harmed, Purpose, Routed, Run, Side};
 
-/// The verdict on a run.
+/// The report of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// The requests, in order.
+    /// The requests, in the order in which they were sent.
     pub requests: Vec<RequestReport>,
-    /// The ranks.
+    /// The ranks, with their pages.
     pub ranks: Vec<RankReport>,
     /// The harm, if some was done.
     pub harm: Option<Harmed>,
-    /// What the lease was worth, if that is to be seen.
+    /// How the leases ended, if pages were left unread.
     pub lease: Option<LeaseReport>,
-    /// The sums.
+    /// The sums over all requests.
     pub totals: Totals,
-    /// What is wrong; empty if all is well.
+    /// The problems of the run; empty if there are none.
     pub problems: Vec<String>,
 }
 
-/// How long prefill ranks kept pages that nobody came for any more.
+/// How long prefill ranks kept pages that were never read.
 #[derive(Debug, Serialize)]
 pub struct LeaseReport {
-    /// The lease.
+    /// The duration of the lease, in milliseconds.
     lease_ms: f64,
-    /// Requests whose pages were freed without having been read.
+    /// The number of requests whose pages were freed without having been read.
     requests: usize,
-    /// Of each that had one: from the last heartbeat that named it until its pages were free again.
+    /// For each such request that was acquired: the time from the last heartbeat that named it until its
+    /// pages were free, in milliseconds.
     freed_after_ms: Vec<f64>,
 }
 
-/// One request.
+/// The report of one request.
 #[derive(Debug, Serialize)]
 pub struct RequestReport {
     conversation: usize,
-    /// From 1.
+    /// The turn of the conversation, counted from 1.
     pub turn: usize,
     room: u64,
     prefill: String,
     decode: String,
     prompt_tokens: usize,
-    /// From arrival at the decode rank until its handshake was done.
+    /// The time from the arrival at the decode rank until the handshake was done.
     bootstrap_ms: Option<f64>,
-    /// From there until its pages were registered.
+    /// The time from the end of the handshake until the pages were registered.
     prealloc_ms: Option<f64>,
     /// From there until every byte was in place. Overlaps with the computation of the prompt.
     transfer_ms: Option<f64>,
     /// Of that, time in which bytes were on the wire.
     wire_ms: Option<f64>,
-    /// Time spent computing the prompt.
+    /// How long the computation of the prompt took.
     compute_ms: Option<f64>,
     bytes: u64,
     /// Bytes over the time on the wire.
@@ -66,47 +67,47 @@ pub struct RequestReport {
     /// Tokens that both runs have made.
     pub tokens_compared: usize,
     tokens: Vec<u32>,
-    /// How often its pages were taken back on the decode rank, and filled anew.
+    /// How often the pages of the request were taken back on the decode rank, and computed again later.
     retractions: u32,
-    /// It was routed to see that its ranks serve after another one was harmed.
+    /// True if the request was sent after a rank was killed or stopped, to see that its ranks serve.
     proof: bool,
-    /// Its place among those that were routed for the same answer, from 1.
+    /// The position among the requests that were sent for the same answer, from 1.
     attempt: usize,
-    /// The request that took its place when it was lost.
+    /// The request that was sent in place of this request, if this one was lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     again: Option<usize>,
-    /// Its user got every token, right to the bit.
+    /// True if the user got every token, with the right logits.
     answered: bool,
-    /// What it got.
+    /// The outcome of the request.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What a request got.
+/// The outcome of a request.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// Every token, and every bit of the logits behind it, as in the monolithic run.
+    /// Every token, and every bit of the logits, is as in the run in one process.
     Ok,
     /// Something else than in the monolithic run.
     Mismatch {
-        /// The first token that differs.
+        /// The position of the first token that differs.
         at: usize,
     },
-    /// An error with a name.
+    /// The request failed with a named error.
     Failed(NamedError),
-    /// Neither tokens nor an error within its deadline.
+    /// The request had neither all tokens nor an error within its deadline.
     Overdue,
 }
 
-/// One rank.
+/// The report of one rank.
 #[derive(Debug, Serialize)]
 pub struct RankReport {
     name: String,
     #[serde(skip)]
     side: Side,
     harmed: Option<Harm>,
-    /// It was stopped and goes on.
+    /// True if the rank was stopped and resumed.
     resumed: bool,
     accounting: Option<Accounting>,
     leaked: Option<usize>,
@@ -118,7 +119,7 @@ pub struct Totals {
     requests: usize,
     ok: usize,
     failed: usize,
-    /// Of those that failed, how many were routed again.
+    /// The number of failed requests that were sent again.
     again: usize,
     overdue: usize,
     mismatches: usize,
@@ -131,7 +132,7 @@ pub struct Totals {
 }
 
 impl Report {
-    /// Compares a run with the monolithic one. `harm_wanted`: failures are to be expected.
+    /// Compares a run with the run in one process. `harm_wanted` says that failures are expected.
     pub fn new(run: &Run, monolithic: &[Vec<Vec<Sample>>], harm_wanted: bool) -> Report {
         let expected = |routed: &Routed| {
             let answers = monolithic.get(routed.conversation)?;
@@ -177,7 +178,7 @@ impl Report {
         Report { requests, ranks, harm: run.harm.clone(), lease, totals, problems }
     }
 
-    /// The report as one JSON object, or for people.
+    /// The report as one JSON object, or as text for people.
     pub fn text(&self, json: bool) -> Result<String, ExampleError> {
         if json {
             serde_json::to_string(self).map_err(ExampleError::Command).map(|text| text + "\n")
@@ -254,8 +255,8 @@ fn request_report(run: &Run, routed: &Routed, expected: &[Sample]) -> RequestRep
     }
 }
 
-/// Whom the harm has cost more than it had to: while each side has a rank that serves, every user is
-/// answered at last, and each pair of them hands over what comes afterwards.
+/// The problems that a killed or stopped rank may not cause. As long as each side has a rank that serves,
+/// every user gets an answer at last, and each pair of serving ranks hands over later requests.
 fn left_behind(requests: &[RequestReport], ranks: &[RankReport]) -> Vec<String> {
     let serves = |side| ranks.iter().any(|rank| rank.side == side && (rank.harmed.is_none() || rank.resumed));
     if !serves(Side::Prefill) || !serves(Side::Decode) {
@@ -274,12 +275,16 @@ fn left_behind(requests: &[RequestReport], ranks: &[RankReport]) -> Vec<String> 
     let unanswered = (unanswered > 0).then(|| format!("{unanswered} requests were never answered"));
     let refused = refused.first().map(|first| {
         let (count, from, to) = (refused.len(), &first.prefill, &first.decode);
-        format!("{count} requests to surviving ranks failed, the first from {from} to {to}: {:?}", first.outcome)
+        format!(
+            "{count} requests to surviving ranks failed, the first from {from} to {to}: {:?}",
+            first.outcome
+        )
     });
     unanswered.into_iter().chain(refused).collect()
 }
 
-/// The decode side's word counts, because it has the tokens; without it, whatever is known.
+/// The outcome of a request. The decode side decides, because it has the tokens; without its report, the
+/// prefill side's report is used.
 fn outcome(routed: &Routed, expected: &[Sample]) -> Outcome {
     let prefill_error = routed.prefilled.as_ref().and_then(|prefilled| prefilled.error.as_ref());
     match &routed.decoded {
@@ -320,7 +325,9 @@ fn problems(totals: &Totals, ranks: &[RankReport], harm: Option<&Harmed>, harm_w
         problems.push(format!("{} did not report its pages at the end", rank.name));
     }
     if harm_wanted && harm.is_none() {
-        problems.push("no request was seen in the middle of a transfer, so no rank was killed or stopped".to_owned());
+        problems.push(
+            "no request was seen in the middle of a transfer, so no rank was killed or stopped".to_owned(),
+        );
     }
     problems
 }

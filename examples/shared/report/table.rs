@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use crate::shared::router::{Harm, Harmed, Moment};
 
 /// Up to this many requests get a row each.
 const ALL_ROWS: usize = 40;
-/// Of more requests, this many.
+/// With more requests, only this many get a row.
 const FIRST_ROWS: usize = 10;
 
 impl Report {
@@ -41,7 +41,9 @@ impl Report {
                 Moment::At { millis, open } => {
                     writeln!(text, "{what} {rank} after {millis} ms, when {open} requests had not ended")
                 }
-                Moment::Reading => writeln!(text, "{what} {rank} when the pages of request {request} began to be read"),
+                Moment::Reading => {
+                    writeln!(text, "{what} {rank} when the pages of request {request} began to be read")
+                }
                 Moment::Waiting { requests } => writeln!(
                     text,
                     "{what} {rank} when {requests} requests waited for room there, with their pages kept under leases"
@@ -159,7 +161,7 @@ impl Report {
         table
     }
 
-    /// Where each turn after the first got the KV of those before from.
+    /// For each turn after the first, where its requests got the KV of earlier turns from.
     fn histories(&self) -> BTreeMap<usize, String> {
         let mut histories: BTreeMap<usize, BTreeMap<String, (usize, usize)>> = BTreeMap::new();
         for request in &self.requests {
@@ -181,7 +183,7 @@ impl Report {
         histories.into_iter().map(|(turn, sums)| (turn, line(sums))).collect()
     }
 
-    /// Each outcome by name: how often, and for errors one of the messages.
+    /// Each outcome by name: how often it occurred, and for errors one of the messages.
     fn outcomes(&self) -> BTreeMap<String, (usize, String)> {
         let mut outcomes: BTreeMap<String, (usize, String)> = BTreeMap::new();
         for request in &self.requests {

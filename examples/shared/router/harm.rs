@@ -1,4 +1,4 @@
-//! What the router does to a rank, and when.
+//! How and when the router kills or stops a rank.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use super::run::{Harmed, Moment, Plan, PlannedHarm};
 use super::{Mode, Router};
 use crate::shared::control::{Command, NamedError};
 
-/// What is planned for a moment.
+/// Something that the router does at a planned moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
     /// Harm, whatever goes on just then.
@@ -16,8 +16,8 @@ pub enum Due {
     HarmIfWaiting(usize),
     /// The rank at this position goes on.
     Resume(usize),
-    /// The rank at this position has said nothing for so long that it is given up: what its peers keep
-    /// because it may still write into it, only its death sets free.
+    /// Kill the rank at this position, which has been silent for too long. Only its death frees the pages
+    /// that it may still write into.
     Bury(usize),
 }
 
@@ -27,7 +27,7 @@ impl Router {
         self.due.iter().map(|(at, _)| *at).fold(end, Instant::min)
     }
 
-    /// True if a rank is yet to be harmed or to be resumed at a moment that was told.
+    /// True if a rank has yet to be killed, stopped or resumed at a moment that an option gives.
     pub(super) fn waits_for_moment(&self) -> bool {
         self.due.iter().any(|(_, due)| matches!(due, Due::Harm | Due::Resume(_)))
     }
@@ -55,8 +55,8 @@ impl Router {
         }
     }
 
-    /// Pull: a prefill rank is harmed while its pages are read. A decode rank is harmed while it has
-    /// more requests than room, after some heartbeats; if that never happens, at the end.
+    /// In pull mode: harms a prefill rank while its pages are read. Harms a decode rank while it has more
+    /// requests than room, after some heartbeats; if that never happens, at the end.
     pub(super) fn prepare_harm(&mut self, request: usize, plan: &Plan) {
         let planned = plan.harm.filter(|planned| planned.at.is_none() && self.harm.is_none());
         let Some(PlannedHarm { side, .. }) = planned else { return };
@@ -75,7 +75,7 @@ impl Router {
         }
     }
 
-    /// How many requests wait for room on the decode rank of this one.
+    /// The number of requests that wait for room on the decode rank of this request.
     fn waiting_with(&self, request: usize) -> usize {
         let decode = self.routed[request].decode;
         self.routed.iter().filter(|routed| routed.decode == decode && routed.waits()).count()
@@ -103,8 +103,8 @@ impl Router {
         }
     }
 
-    /// No word comes from a rank any more, those that it had said included: of requests of which its
-    /// half had not ended, only the router can say what became.
+    /// Notes that a rank is silent for good. Requests whose half on that rank had not ended are reported by
+    /// the router.
     pub(super) fn orphan(&mut self, index: usize, plan: &Plan) {
         self.ranks[index].set_silent();
         let name = self.ranks[index].name();

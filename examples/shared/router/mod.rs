@@ -40,27 +40,27 @@ use super::prompts::{Conversation, new_room};
 
 /// How long ranks may take to come up: a checkpoint is read from disk.
 const READY_WITHIN: Duration = Duration::from_secs(300);
-/// What a session's end may be late at the router: its deadline is kept by the rank.
+/// How late the end of a session may reach the router; ranks keep the deadlines themselves.
 const GRACE: Duration = Duration::from_secs(5);
-/// How much longer ranks may take to end everything than they wait for it.
+/// How much longer the router waits for ranks at the end than the ranks wait for their pages.
 const FINISH_GRACE: Duration = Duration::from_secs(15);
 /// Time for the transfer of a request that is routed again, or is to show that survivors serve: they may
 /// have more to do than before.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often one turn is routed, at most.
+/// How often one turn is sent, at most.
 const ATTEMPTS: usize = 3;
 
-/// The router.
+/// The router: its ranks, and the requests that it has sent.
 pub struct Router {
     ranks: Vec<Rank>,
     events: Receiver<(usize, Option<Event>)>,
     sender: Sender<(usize, Option<Event>)>,
     page_bytes: u64,
     routed: Vec<Routed>,
-    /// Which request has this room.
+    /// The number of the request in each room.
     rooms: BTreeMap<u64, usize>,
     harm: Option<Harmed>,
-    /// What is to be done when.
+    /// What the router has planned, and for when.
     due: Vec<(Instant, Due)>,
 }
 
@@ -94,7 +94,7 @@ impl Router {
         }
     }
 
-    /// Adds a rank that is reached through this pair; `child` is its process, if it is ours.
+    /// Adds a rank that is reached over this pair; `child` is its process, if the router has started it.
     pub fn add(
         &mut self,
         side: Side,
@@ -168,7 +168,7 @@ impl Router {
         Ok(Run { requests, ranks, harm, wall, page_bytes, lease: plan.lease })
     }
 
-    /// Sends the next turn of a conversation, if it has one and the last one was answered.
+    /// Sends the next turn of a conversation, if it has one and the last turn was answered.
     fn next_turn(
         &mut self,
         conversations: &[Conversation],
@@ -195,7 +195,7 @@ impl Router {
         self.route(turn, kept, Purpose::Answer, plan).map(drop)
     }
 
-    /// Gives one turn to a prefill and a decode rank, if there are some. Its number in
+    /// Sends one turn to a prefill rank and a decode rank, if there are any. Returns its number in
     /// [`Run::requests`].
     fn route(
         &mut self,
@@ -240,8 +240,8 @@ impl Router {
         Ok(index)
     }
 
-    /// Routes those of the requests from `first` on again that can be answered no more. Not where nobody
-    /// is harmed: there, each failure is one to look at.
+    /// Sends again the requests from `first` on that can no longer be answered. Without a planned kill or
+    /// stop nothing is sent again, because each failure is then a problem.
     fn route_again(&mut self, requests: Range<usize>, plan: &Plan) -> Result<(), ExampleError> {
         for index in requests.filter(|_| plan.harm.is_some()) {
             let lost = &self.routed[index];
@@ -262,7 +262,7 @@ impl Router {
         Ok(())
     }
 
-    /// After the harm, one more request for each pair of ranks that serve.
+    /// After a kill or stop, sends one more request to each pair of ranks that serve.
     fn try_survivors(&mut self, conversations: &[Conversation], plan: &Plan) -> Result<(), ExampleError> {
         let (prefill, decode) = (self.serving(Side::Prefill), self.serving(Side::Decode));
         let pairs = prefill.iter().flat_map(|prefill| decode.iter().map(move |decode| (*prefill, *decode)));
@@ -300,7 +300,7 @@ impl Router {
         deadline.as_millis() as u64
     }
 
-    /// The prompt, and what the last turn's decode rank keeps of it, as that rank has put it.
+    /// Sends a prompt to its prefill rank, with what the decode rank of the last turn has kept.
     fn send_prefill(&mut self, index: usize, kept: Option<Value>, plan: &Plan) -> Result<(), ExampleError> {
         let Routed { room, prefill, .. } = self.routed[index];
         let params = kept.unwrap_or_else(|| TransferParams::prefill(plan.mode.into()).to_value());
@@ -309,7 +309,7 @@ impl Router {
         self.ranks[prefill].send(&Command::Prefill { room, prompt, deadline_ms, params })
     }
 
-    /// Push: what a decode rank has to know of a request that is not computed yet.
+    /// In push mode: the parameters of the decode side for a request that is not computed yet.
     fn expect_push(&self, index: usize, plan: &Plan) -> Result<Value, ExampleError> {
         let Routed { room, prefill, .. } = self.routed[index];
         let (host, port) = plan.bootstrap.rsplit_once(':').unwrap_or((&plan.bootstrap, ""));
@@ -320,7 +320,7 @@ impl Router {
         Ok(TransferParams::decode(plan.mode.into(), remote).to_value())
     }
 
-    /// The decode rank's half.
+    /// Sends a request to its decode rank.
     fn pass_on(&mut self, index: usize, params: Value, plan: &Plan) -> Result<(), ExampleError> {
         let deadline_ms = self.deadline_ms(index, plan);
         let routed = &mut self.routed[index];
@@ -340,7 +340,7 @@ impl Router {
         })
     }
 
-    /// Takes in events until every half has ended, its rank is gone, or its time is over.
+    /// Handles events until every half of every request has ended, its rank is gone, or its time is over.
     fn collect(
         &mut self,
         conversations: &[Conversation],

@@ -1,4 +1,4 @@
-//! A rank as the router sees it: a pair of pipes, and perhaps a process.
+//! A rank as the router sees it: a pair of pipes, and in most cases a process.
 
 use std::io::Write;
 use std::process::Child;
@@ -10,18 +10,18 @@ use serde::{Deserialize, Serialize};
 use crate::shared::control::{Accounting, Command};
 use crate::shared::error::ExampleError;
 
-/// One side of the service.
+/// A side of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
-    /// Computes prompts.
+    /// The side that computes prompts.
     Prefill,
-    /// Continues them.
+    /// The side that generates tokens.
     Decode,
 }
 
 impl Side {
-    /// The other one.
+    /// The opposite side.
     pub fn other(self) -> Side {
         if self == Side::Prefill { Side::Decode } else { Side::Prefill }
     }
@@ -33,36 +33,38 @@ impl std::fmt::Display for Side {
     }
 }
 
-/// What the router does to a rank to see what becomes of the others.
+/// What the router does to a rank, to see how the others go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Harm {
-    /// SIGKILL: the process gets no chance to say goodbye, and the kernel tells its peers.
+    /// SIGKILL: the process ends at once, and the kernel tells its peers.
     Kill,
-    /// SIGSTOP: it says nothing any more, and nobody knows whether it will again.
+    /// SIGSTOP: the process is silent, and its peers cannot know whether it will go on.
     Stop,
 }
 
 /// A rank as the router sees it. Dropping it ends the rank's process.
 pub struct Rank {
-    /// Its side.
+    /// The side of the rank.
     pub side: Side,
-    /// Its number on that side.
+    /// The number of the rank on its side.
     pub number: u32,
-    /// What it had at the end.
+    /// The pages of the rank at the end, as it has reported them.
     pub accounting: Option<Accounting>,
-    /// What the router did to it.
+    /// What the router did to the rank, if anything.
     pub harmed: Option<Harm>,
-    /// It was stopped and goes on.
+    /// True if the rank was stopped and resumed.
     pub resumed: bool,
     commands: Option<Box<dyn Write + Send>>,
-    /// All that it has said was heard, and no more comes: its line has ended, or it is stopped.
+    /// True if everything that the rank has sent was handled, and no more comes: its connection has ended, or
+    /// it is stopped.
     silent: bool,
     child: Option<Child>,
 }
 
 impl Rank {
-    /// A rank that is told its commands through `commands`; `child` is its process, if it is ours.
+    /// A rank that gets its commands through `commands`; `child` is its process, if the router has started
+    /// it.
     pub fn new(side: Side, number: u32, commands: Box<dyn Write + Send>, child: Option<Child>) -> Rank {
         Rank {
             side,
@@ -76,28 +78,29 @@ impl Rank {
         }
     }
 
-    /// `prefill/0`.
+    /// The name of the rank, such as `prefill/0`.
     pub fn name(&self) -> String {
         format!("{}/{}", self.side, self.number)
     }
 
-    /// True if no word comes from it any more. A rank that has died is not silent before its last words
-    /// were heard.
+    /// True if no more events come from the rank. A rank that has died is silent only after its last events
+    /// were handled.
     pub fn is_silent(&self) -> bool {
         self.silent
     }
 
-    /// Notes that no word comes from it any more.
+    /// Notes that no more events come from the rank.
     pub fn set_silent(&mut self) {
         self.silent = true;
     }
 
-    /// True if it can be given requests.
+    /// True if the rank can be given requests.
     pub fn serves(&self) -> bool {
         self.commands.is_some() && !self.silent
     }
 
-    /// Tells it something. A rank that is gone is noticed by its reader; one that is stopped hears nothing.
+    /// Sends the rank a command. The reader of a rank notices when the rank is gone; a stopped rank gets no
+    /// command.
     pub fn send(&mut self, command: &Command) -> Result<(), ExampleError> {
         let Some(commands) = self.commands.as_mut().filter(|_| !self.silent) else { return Ok(()) };
         let mut line = serde_json::to_vec(command).map_err(ExampleError::Command)?;
@@ -108,7 +111,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Does it harm.
+    /// Kills or stops the rank.
     pub fn harm(&mut self, harm: Harm) {
         self.harmed = Some(harm);
         match harm {
@@ -123,7 +126,7 @@ impl Rank {
         (self.silent, self.resumed) = (false, true);
     }
 
-    /// Kills its process, and waits until that is dead.
+    /// Kills the process of the rank, and waits until it is dead.
     pub fn kill(&mut self) {
         if let Some(child) = &mut self.child {
             let _ = child.kill();

@@ -1,4 +1,4 @@
-//! What a router is to do, and what became of it.
+//! The plan of a router, and the result.
 
 use std::time::Duration;
 
@@ -9,30 +9,30 @@ use super::rank::{Harm, Rank, Side};
 use crate::shared::cli::Mode;
 use crate::shared::control::{Decoded, NamedError, Prefilled};
 
-/// What to do with the conversations.
+/// The plan for all conversations.
 pub struct Plan {
-    /// Who starts the data operations.
+    /// Which side moves the bytes.
     pub mode: Mode,
     /// Where the ranks are registered, `host:port`.
     pub bootstrap: String,
     /// Tokens to generate in each turn.
     pub max_new_tokens: usize,
-    /// Time for each transfer.
+    /// How long each transfer may take.
     pub deadline: Duration,
-    /// For how long prefill ranks keep pages that nobody asks for.
+    /// How long prefill ranks keep pages that are not acquired.
     pub lease: Duration,
-    /// How long ranks wait for the pages of ended requests before they account for them.
+    /// How long ranks wait at the end for the pages of ended requests.
     pub finish_within: Duration,
     /// How long a rank may be stopped before it is killed.
     pub bury_after: Duration,
-    /// What is to be done to a rank, if anything.
+    /// The rank to kill or stop, if any.
     pub harm: Option<PlannedHarm>,
 }
 
-/// What is to be done to a rank.
+/// A rank to kill or stop, and when.
 #[derive(Debug, Clone, Copy)]
 pub struct PlannedHarm {
-    /// What.
+    /// Whether to kill or stop the rank.
     pub harm: Harm,
     /// To a rank of which side.
     pub side: Side,
@@ -43,11 +43,11 @@ pub struct PlannedHarm {
     pub resume: Option<Duration>,
 }
 
-/// What became of everything.
+/// The result of a run.
 pub struct Run {
     /// The requests, in the order in which they were sent.
     pub requests: Vec<Routed>,
-    /// The ranks, with their accounts.
+    /// The ranks, with their reports.
     pub ranks: Vec<Rank>,
     /// The harm, if some was done.
     pub harm: Option<Harmed>,
@@ -55,20 +55,20 @@ pub struct Run {
     pub wall: Duration,
     /// Bytes of a page, over all regions.
     pub page_bytes: u64,
-    /// As planned.
+    /// The lease of prefill ranks, as planned.
     pub lease: Duration,
 }
 
-/// Harm that was done.
+/// The kill or stop that was done.
 #[derive(Debug, Clone, Serialize)]
 pub struct Harmed {
-    /// Which.
+    /// Whether the rank was killed or stopped.
     pub harm: Harm,
-    /// To which rank.
+    /// The name of the rank.
     pub rank: String,
-    /// Whose transfer was under way.
+    /// The request whose transfer was in flight.
     pub request: usize,
-    /// How far it was.
+    /// How far the transfer was.
     pub moment: Moment,
 }
 
@@ -76,78 +76,77 @@ pub struct Harmed {
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Moment {
-    /// Some of its pages had been sent.
+    /// Some pages of the request had been sent.
     Sending {
-        /// How many.
+        /// The number of pages sent.
         sent: usize,
-        /// How many it has.
+        /// The number of pages of the request.
         of: usize,
     },
-    /// Its decode rank had begun to read.
+    /// The decode rank of the request had begun to read.
     Reading,
-    /// It was the first that had not ended, at a moment that was told.
+    /// The moment was given by `--at`; the request is the first that had not ended.
     At {
         /// Milliseconds after the first request.
         millis: u128,
-        /// Requests that had not ended.
+        /// The number of requests that had not ended.
         open: usize,
     },
-    /// Its decode rank had no room for it yet: so many requests waited there, and as many prompts at
-    /// prefill ranks.
+    /// The decode rank had no room for the request yet.
     Waiting {
-        /// How many.
+        /// The number of requests that waited there.
         requests: usize,
     },
 }
 
-/// Why a request was routed.
+/// Why a request was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// To answer a user.
     Answer,
-    /// The same, since an earlier one can be answered no more.
+    /// To answer a user whose earlier request can no longer be answered.
     AnswerAgain {
-        /// From 2.
+        /// The number of the attempt, from 2.
         attempt: usize,
     },
-    /// To see that its ranks serve after another one was harmed.
+    /// To see that its ranks serve after another rank was killed or stopped.
     Proof,
 }
 
-/// One turn of a conversation, and what became of its halves.
+/// One turn of a conversation, and the reports of both halves.
 pub struct Routed {
-    /// Which conversation.
+    /// The number of the conversation.
     pub conversation: usize,
-    /// Which turn of it, from 0.
+    /// The number of the turn in the conversation, from 0.
     pub turn: usize,
-    /// Why it was routed.
+    /// Why the request was sent.
     pub purpose: Purpose,
-    /// Which request took its place when it was lost.
+    /// The number of the request that was sent in place of this request.
     pub again: Option<usize>,
-    /// Its rendezvous key, drawn by the router.
+    /// The room of the request, drawn by the router.
     pub room: u64,
     /// The whole prompt, earlier turns included.
     pub prompt: Vec<u32>,
-    /// The room under which its KV is kept for the next turn.
+    /// The room under which the KV is kept for the next turn.
     pub keep_as: Option<u64>,
-    /// Position of its prefill rank in [`Run::ranks`].
+    /// The position of the prefill rank in [`Run::ranks`].
     pub prefill: usize,
-    /// Position of its decode rank in [`Run::ranks`].
+    /// The position of the decode rank in [`Run::ranks`].
     pub decode: usize,
     /// `kv_transfer_params` for the decode rank have been passed on.
     pub passed_on: bool,
     /// The decode rank has begun to read.
     pub reading: bool,
-    /// What the prefill rank said.
+    /// The report of the prefill rank.
     pub prefilled: Option<Prefilled>,
-    /// What the decode rank said.
+    /// The report of the decode rank.
     pub decoded: Option<Decoded>,
-    /// Set if a half's rank died before it could say anything.
+    /// Set if the rank of a half died before it could report.
     pub orphaned: Option<NamedError>,
 }
 
 impl Routed {
-    /// True if no more word of it is to come.
+    /// True if no more events of the request are to come.
     pub(super) fn ended(&self, ranks: &[Rank]) -> bool {
         let silent = |rank: usize| ranks.get(rank).is_some_and(Rank::is_silent);
         let prefill = self.prefilled.is_some() || silent(self.prefill);
@@ -155,7 +154,7 @@ impl Routed {
         prefill && decode
     }
 
-    /// True if its user gets no answer to it any more.
+    /// True if the user gets no answer to this request any more.
     pub(super) fn is_lost(&self, ranks: &[Rank]) -> bool {
         let silent = |rank: usize| ranks.get(rank).is_some_and(Rank::is_silent);
         match &self.decoded {
@@ -165,12 +164,12 @@ impl Routed {
         }
     }
 
-    /// True if its pages wait for its decode rank to have room.
+    /// True if the pages of the request wait for the decode rank to have room.
     pub(super) fn waits(&self) -> bool {
         self.passed_on && !self.reading && self.decoded.is_none()
     }
 
-    /// What the decode rank offers to the next turn.
+    /// What the decode rank keeps for the next turn.
     pub(super) fn kept(&self) -> Option<&Value> {
         self.decoded.as_ref()?.params.as_ref()
     }

@@ -6,7 +6,7 @@ use crate::shared::model::Sample;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A rank on a thread of its own: what it says to each command, and whether it lives on.
+/// A rank on a thread of its own: `says` gives its events for each command, and whether it lives on.
 fn rank(router: &mut Router, side: Side, says: impl Fn(&Command) -> (Vec<Event>, bool) + Send + 'static) {
     let (here, there) = UnixStream::pair().unwrap();
     router.add(side, here.try_clone().unwrap(), here, None);
@@ -23,7 +23,7 @@ fn rank(router: &mut Router, side: Side, says: impl Fn(&Command) -> (Vec<Event>,
     });
 }
 
-/// Computes at once, and gets its pages back at once: the decode rank has read them.
+/// A rank that computes a prompt at once, and gets the pages back at once.
 fn prefill(command: &Command) -> (Vec<Event>, bool) {
     let events = match *command {
         Command::Prefill { room, .. } => vec![

@@ -1,8 +1,8 @@
 //! Random traffic between hosts, checked to the byte.
 //!
-//! Each half of a request goes its own way at its own pace: which side opens first, when the pages
-//! are given, how they are cut into chunks, whether and when a side gives up, is drawn. When a half
-//! has ended, its pages are compared with the oracle and given back; other requests use them soon.
+//! Each half of a request goes its own way at its own pace: it is random which side opens first, when pages
+//! are given, how they are cut into chunks, and whether and when a side aborts. When a half has ended, its
+//! pages are compared with the oracle and given back, and other requests use them soon.
 
 mod receiving;
 mod sending;
@@ -22,12 +22,12 @@ use super::random::Random;
 use receiving::Receiving;
 use sending::Sending;
 
-/// How long a half may go on when the other has failed: far less than its deadline.
+/// How long a half may go on when the other half has failed: far less than its deadline.
 const TOLD: Duration = Duration::from_secs(30);
-/// Every session's deadline.
+/// The deadline of every session.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-/// What traffic there is to be.
+/// The traffic of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     pub requests: usize,
@@ -38,18 +38,18 @@ pub struct Load {
     pub give_up: usize,
 }
 
-/// What has become of it, half by half.
+/// What has become of the halves of all requests.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
     pub sent: usize,
     pub received: usize,
-    /// Pages that have arrived.
+    /// The number of pages that have arrived.
     pub pages: usize,
     /// Failed because their own scheduler gave up.
     pub aborted: usize,
-    /// Senders that were told of the receiver's abort.
+    /// The number of senders that were told of an abort of the receiver.
     pub senders_told: usize,
-    /// Receivers that were told of the sender's abort.
+    /// The number of receivers that were told of an abort of the sender.
     pub receivers_told: usize,
     pub dropped: usize,
     /// Calls that met a full ring.
@@ -67,7 +67,7 @@ enum End {
     Dropped,
 }
 
-/// What both halves of a request know of it.
+/// What both halves of a request know.
 #[derive(Debug, Clone, Copy)]
 struct Job {
     number: usize,
@@ -109,7 +109,7 @@ impl Patience {
         Patience { left, drops: random.chance(30), gave_up: false }
     }
 
-    /// One step more. True once: when it is over.
+    /// Counts down. True once, when the half is to be dropped.
     fn lost(&mut self) -> bool {
         let over = self.left == Some(0) && !self.gave_up;
         self.left = self.left.map(|left| left.saturating_sub(1));
@@ -118,10 +118,10 @@ impl Patience {
     }
 }
 
-/// Serves `load` on these hosts, and checks every byte and every page token of it.
+/// Serves `load` on these hosts, and checks every byte and every page of it.
 ///
-/// If halves give up, the decode hosts must have met the prefill hosts: a receiver that knows no
-/// peer yet has nobody to tell.
+/// If halves abort, the decode hosts must have met the prefill hosts before: a receiver that knows no peer
+/// yet can tell none.
 pub fn run(random: &mut Random, prefills: &mut [Host], decodes: &mut [Host], load: Load) -> Tally {
     let mut tally = Tally::default();
     let mut active: VecDeque<Request> = VecDeque::new();
@@ -190,7 +190,7 @@ fn draw(random: &mut Random, prefills: &[Host], decodes: &[Host], number: usize,
 }
 
 impl Request {
-    /// One step of each half, or none, at random. True if something happened.
+    /// Advances each half by one step or by none, at random. True if something happened.
     fn step(
         &mut self,
         random: &mut Random,
@@ -253,7 +253,8 @@ fn describe(active: &VecDeque<Request>) -> String {
         .collect()
 }
 
-/// Sleeps until some session has changed, but not for long: a full ring says nothing when it empties.
+/// Sleeps until a session has changed, but not for long, because a full command ring does not wake when it
+/// empties.
 fn wait<'a>(hosts: impl Iterator<Item = &'a Host>) {
     let sets: Vec<_> = hosts.map(|host| host.manager.poll_set()).collect();
     let mut fds: Vec<_> =

@@ -12,11 +12,11 @@ use crate::support::random::Random;
 pub struct Receiving {
     room: Room,
     session: Option<Receiver>,
-    /// The session has the pages.
+    /// True if the session has been given the pages.
     given: bool,
     /// Pages that the ring had no room for.
     unsent: Pages,
-    /// All pages, in request order.
+    /// All pages, in the order of the request.
     list: PageList,
     row: Option<AuxIndex>,
     patience: Patience,

@@ -16,7 +16,7 @@ pub struct Sending {
     unsent: Pages,
     sent: usize,
     chunks: usize,
-    /// All pages, in request order.
+    /// All pages, in the order of the request.
     list: PageList,
     row: Option<AuxIndex>,
     patience: Patience,

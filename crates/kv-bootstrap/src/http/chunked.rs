@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_chunks_are_refused() {
+    fn malformed_chunks_of_a_body_are_refused() {
         for text in
             ["\r\n", "x\r\n", "+1\r\na\r\n", "1\na\r\n", "1\r\nab\r\n", "fffffffffffffffff\r\n", "-1\r\n"]
         {

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn pipelined_requests_are_told_apart() {
+    fn pipelined_requests_are_parsed_one_after_the_other() {
         let text = "\r\nPUT /a?x=1 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc\
                     POST /b HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n2\r\nde\r\n0\r\n\r\n\
                     GET http://host:1/c?y HTTP/1.1\nConnection: Foo, Close\n\nGET /un";
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn http10_closes_unless_it_asks_to_stay() {
+    fn an_http10_connection_closes_unless_it_asks_for_keep_alive() {
         assert!(!one("GET / HTTP/1.0\r\n\r\n").unwrap().keep_alive);
         assert!(one("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").unwrap().keep_alive);
     }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn every_malformed_request_has_its_status() {
+    fn every_kind_of_malformed_request_gets_its_own_status() {
         let cases = [
             ("GET\r\n\r\n", 400),
             ("GET / HTTP/1.1\r\nBad Name: x\r\n\r\n", 400),

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_are_told_apart_by_length_chunks_and_end() {
+    fn the_end_of_a_response_is_found_by_length_chunks_or_close() {
         let text = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK\
                     HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n\
                     HTTP/1.1 204 None\r\nConnection: close\r\n\r\n\

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queries_are_percent_decoded() {
+    fn percent_escapes_in_queries_are_decoded() {
         let query = decode_query("a=%2D1&b%20c=x+y&&flag&a=2&e=%C3%a9").unwrap();
         assert_eq!(query.get("a"), Some("-1"));
         assert_eq!(query.get("b c"), Some("x y"));
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_back_as_they_were_encoded() {
+    fn encoded_query_values_decode_to_the_original() {
         for text in ["kv", "vllm.nixl-2_a~", "a b&c=d%#+é\r\n", ""] {
             let query = decode_query(&format!("x={}&y=1", encode_value(text))).unwrap();
             assert_eq!((query.get("x"), query.get("y")), (Some(text), Some("1")));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_escapes_are_refused() {
+    fn broken_percent_escapes_in_a_query_are_refused() {
         for text in ["a=%", "a=%2", "a=%zz", "a=%ff", "%=1", "a=%+1"] {
             assert_eq!(decode_query(text), None, "{text}");
         }

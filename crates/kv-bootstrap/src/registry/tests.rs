@@ -53,7 +53,7 @@ fn a_replica_is_handed_out_whole_and_in_rank_order() {
 }
 
 #[test]
-fn ended_leases_leave_and_renewed_ones_stay() {
+fn ranks_leave_when_their_lease_ends_and_stay_while_it_is_renewed() {
     let mut registry = Registry::new(RegistryConfig::default());
     let (a, b) = (record("p", 0, 1, (2, 0), (1, 0), (1, 0)), record("p", 1, 2, (2, 1), (1, 0), (1, 0)));
     registry.register(at(0), here(), &a, LEASE).unwrap();
@@ -86,7 +86,7 @@ fn leases_are_bounded_and_so_are_ranks_and_bytes() {
 }
 
 #[test]
-fn a_new_life_replaces_the_old_one_which_cannot_come_back_or_delete() {
+fn a_new_incarnation_replaces_the_old_record_which_cannot_return_or_delete_it() {
     let mut registry = Registry::new(RegistryConfig::default());
     let life = |life| record("p", 0, life, (1, 0), (1, 0), (1, 0));
     registry.register(at(0), here(), &life(1), LEASE).unwrap();
@@ -135,7 +135,7 @@ fn contradictions_name_the_field_and_both_values() {
 }
 
 #[test]
-fn of_several_engines_the_smallest_complete_one_serves() {
+fn of_several_complete_engines_the_smallest_is_returned() {
     let mut registry = Registry::new(RegistryConfig::default());
     registry.register(at(0), here(), &record("a", 0, 1, (2, 0), (1, 0), (1, 0)), LEASE).unwrap();
     for engine in ["c", "b"] {
@@ -179,7 +179,7 @@ fn assert_index(registry: &Registry) {
 }
 
 #[test]
-fn engines_are_found_by_their_services_and_each_rank_must_offer_the_same() {
+fn engines_are_found_by_services_that_all_of_their_ranks_offer() {
     let mut registry = Registry::new(RegistryConfig::default());
     let with = |engine, rank, services: &[&str]| {
         let mut record = record(engine, rank, 1, (2, rank), (1, 0), (1, 0));
@@ -212,7 +212,7 @@ fn engines_are_found_by_their_services_and_each_rank_must_offer_the_same() {
 }
 
 #[test]
-fn a_lookup_walks_no_engine_that_cannot_answer_and_no_rank_it_does_not_give() {
+fn a_lookup_visits_only_engines_and_ranks_that_it_returns() {
     let mut registry = Registry::new(RegistryConfig::default());
     for number in 0..4000_u32 {
         // Incomplete engines of 500 ranks, and engines with another number of replicas each.
@@ -271,7 +271,7 @@ fn bytes_count_until_the_last_answer_is_gone_and_each_client_has_a_share() {
 }
 
 #[test]
-fn clients_that_keep_nothing_are_forgotten() {
+fn clients_without_registrations_are_forgotten_by_the_registry() {
     let mut registry = Registry::new(RegistryConfig::default());
     for number in 0..10_000_u32 {
         let from = ClientAddr::from(std::net::IpAddr::from(number.to_be_bytes()));
@@ -358,7 +358,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn the_registry_follows_its_rules(steps in steps()) {
+    fn random_requests_keep_the_registry_equal_to_its_model(steps in steps()) {
         let mut registry = Registry::new(RegistryConfig::default());
         let mut model = Model::default();
         let mut now = at(0);

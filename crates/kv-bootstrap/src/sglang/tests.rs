@@ -70,7 +70,7 @@ fn a_repeated_registration_never_makes_the_engine_ready() {
 }
 
 #[test]
-fn entries_stay_unless_they_ask_for_a_lease() {
+fn sglang_entries_without_a_lease_never_expire() {
     let mut table = table();
     let mut leased = claim((2, 1), 1001);
     leased["lease_ttl_s"] = json!(2.5);
@@ -88,7 +88,7 @@ fn entries_stay_unless_they_ask_for_a_lease() {
 }
 
 #[test]
-fn other_sizes_are_refused_until_a_known_rank_restarts_with_them() {
+fn other_parallel_sizes_are_refused_until_a_known_rank_restarts_with_them() {
     let mut table = table();
     put(&mut table, Time::ZERO, claim((2, 0), 1)).unwrap();
     put(&mut table, Time::ZERO, claim((2, 1), 2)).unwrap();
@@ -153,7 +153,7 @@ fn ports_known_to_be_old_are_answered_only_as_a_whole_set() {
 }
 
 #[test]
-fn another_clients_registration_makes_nobody_leave() {
+fn a_registration_by_another_client_removes_no_rank() {
     let mut table = table();
     put(&mut table, Time::ZERO, claim((3, 0), 10)).unwrap();
     put(&mut table, Time::ZERO, claim((3, 1), 11)).unwrap();

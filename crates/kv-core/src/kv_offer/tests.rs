@@ -17,7 +17,7 @@ fn cache(layers: u32, spread: bool) -> Geometry {
 }
 
 #[test]
-fn a_geometry_comes_back_from_its_offer_however_many_regions_it_has() {
+fn a_geometry_with_many_regions_is_equal_after_encoding_and_decoding() {
     for geometry in [cache(1, false), cache(3, true), cache(900, false), cache(900, true)] {
         let offer = ServiceOffer::kv(&geometry).unwrap();
         assert!(offer.data.len() <= crate::record::MAX_OFFER_BYTES, "{} bytes", offer.data.len());
@@ -83,7 +83,7 @@ fn fields_of_a_later_version_are_skipped_and_malformed_data_are_typed_errors() {
 
 /// A short text that announces a long list: what is not there is not allocated.
 #[test]
-fn data_that_announce_more_than_they_hold_are_refused_before_anything_is_made_of_them() {
+fn offers_that_announce_more_than_they_hold_are_refused_before_allocation() {
     let mut data = rmp_serde::to_vec_named(&KvData::of(&cache(1, false))).unwrap();
     let regions = data.windows(7).position(|part| part == b"regions").unwrap();
     data.truncate(regions + 7);

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_nobody_holds_do_not_count() {
+    fn layers_without_a_region_do_not_count_as_missing() {
         let held = held(&[(Some(8..10), Holds::Opaque), (Some(2..3), Holds::Opaque)]);
         assert_eq!((held.hull(), held.among(&(0..100)), held.among(&(3..9))), (2..10, 3, 1));
         assert_eq!(held.check(&(3..8)), Ok(()));
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_says_what_it_holds_can_be_cut() {
+    fn a_region_with_a_declared_content_can_be_cut_by_layers() {
         let held = held(&[(Some(0..5), Holds::Latent)]);
         assert_eq!(held.check(&(3..4)), Ok(()));
         let beyond = held.check(&(3..6)).unwrap_err();

@@ -199,7 +199,7 @@ fn hostile_json_parses_and_is_then_refused() {
 }
 
 #[test]
-fn what_a_peer_does_not_say_of_its_layout_is_what_there_was_before_one_could() {
+fn missing_layout_fields_get_the_values_of_older_versions() {
     let mut json = serde_json::to_value(geometry()).unwrap();
     json.as_object_mut().unwrap().remove("layout");
     for region in json["regions"].as_array_mut().unwrap() {
@@ -211,7 +211,7 @@ fn what_a_peer_does_not_say_of_its_layout_is_what_there_was_before_one_could() {
 }
 
 #[test]
-fn rows_are_those_that_every_aux_region_has() {
+fn the_row_count_is_the_least_of_all_aux_regions() {
     assert_eq!(geometry().aux_rows(), Some(3));
     assert_eq!(changed(|g| drop(g.regions.drain(2..4))).aux_rows(), None);
     assert_eq!(geometry().kv_regions(), 0..2);
@@ -243,7 +243,7 @@ fn told() -> Geometry {
 }
 
 #[test]
-fn caches_that_say_what_they_hold_may_differ_in_shape() {
+fn caches_with_declared_content_may_differ_in_shape() {
     let changes: &[fn(&mut Geometry)] = &[
         |peer| peer.parallel.tp_rank = 1,
         |peer| peer.layout.axes = HND,
@@ -276,7 +276,7 @@ fn caches_that_say_what_they_hold_may_differ_in_shape() {
 }
 
 #[test]
-fn a_pairing_that_cannot_be_is_refused_with_the_field_both_values_and_a_way_out() {
+fn an_impossible_pairing_is_refused_with_field_values_and_advice() {
     type Refused = (&'static str, &'static str, &'static str, &'static str, fn(&mut Geometry));
     let differences: &[Refused] = &[
         ("tp_size", "2", "3", "multiple", |peer| {
@@ -332,7 +332,7 @@ fn a_pairing_that_cannot_be_is_refused_with_the_field_both_values_and_a_way_out(
 }
 
 #[test]
-fn a_layout_that_cannot_be_is_refused() {
+fn an_impossible_layout_is_refused_with_its_field() {
     let cases: Vec<Impossible> = vec![
         (|g| g.layout.axes[3] = Axis::Layer, GeometryError::Axes),
         (

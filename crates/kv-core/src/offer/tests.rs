@@ -31,7 +31,7 @@ fn choose(transports: Vec<TransportOffer>, offers: Vec<ServiceOffer>) -> Result<
 }
 
 #[test]
-fn of_many_offers_the_one_that_fits_is_taken_at_the_highest_common_version() {
+fn the_matching_offer_is_taken_at_the_highest_common_version() {
     let transports = || vec![transport("local", 2), transport("nixl", 1), transport("nixl", 2)];
     let cases = [((1, 3), 3), ((1, 4), 4), ((4, 9), 5), ((5, 5), 5), ((0, u16::MAX), 5)];
     for (theirs, version) in cases {

@@ -148,7 +148,7 @@ fn one_row_of_every_aux_region_goes_with_the_aux_plan() {
 }
 
 #[test]
-fn what_cannot_be_planned_is_refused_with_its_side_and_values() {
+fn impossible_plans_are_refused_with_side_and_values() {
     let map = RegionMap::new(&geometry(1, 10), &geometry(1, 12)).unwrap();
     let error = |local, remote| plan(&map, local, remote).unwrap_err();
     assert_eq!(error(&[1, 2], &[3]), PlanError::PageCount { local: 2, remote: 1 });
@@ -210,7 +210,7 @@ fn some_layers_take_only_opaque_regions_that_lie_within_them() {
 }
 
 #[test]
-fn an_empty_list_of_pages_says_so() {
+fn a_plan_of_no_pages_reports_that_it_is_empty() {
     assert!(PagePlan::new(&list(&[]), &list(&[])).unwrap().is_empty());
     assert!(!PagePlan::new(&list(&[3]), &list(&[0])).unwrap().is_empty());
 }

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_question_is_asked_once_however_many_sessions_wait() {
+    fn sessions_with_the_same_lookup_share_one_question() {
         let mut directory = Directory::default();
         let question = directory.question("a:1", WorkerRole::Prefill, &Room::Number(5), None);
         assert_eq!(question.1.replica, Replica::Modulo(5));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_failed_is_asked_again_while_somebody_waits_and_it_may_succeed() {
+    fn a_failed_lookup_is_repeated_while_sessions_wait_and_may_succeed() {
         let (busy, wrong) = (BootstrapError::UnknownRank, BootstrapError::Unauthorized);
         assert!(busy.is_retryable() && !wrong.is_retryable());
         let mut directory = Directory::default();

@@ -284,7 +284,7 @@ mod tests {
 
     /// The table at the top, by standing and event.
     #[test]
-    fn a_standing_turns_as_the_table_says_and_has_one_final_status() {
+    fn a_session_standing_follows_its_table_to_one_final_status() {
         let going = |poll| State::Going(poll, Last);
         let failed = || State::Failed(PeerCause::Aborted);
         let ended = State::Ended;
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_succeeds_once_it_is_served_and_quiet_and_not_before() {
+    fn a_session_succeeds_only_when_it_is_served_and_quiet() {
         for (served, quiet) in [(false, false), (false, true), (true, false)] {
             let (mut cx, mut lone) = begun(served, quiet);
             lone.settle(&mut cx, ONE);
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_session_says_so_once_and_keeps_its_pages_until_it_is_quiet() {
+    fn a_failed_session_reports_once_and_keeps_its_pages_until_quiet() {
         let (mut cx, mut lone) = begun(false, false);
         lone.fail(&mut cx, ONE, Cause::Aborted);
         lone.fail(&mut cx, ONE, Cause::WorkerStopped);

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_peer_keeps_its_own_window_and_no_other() {
+    fn a_stuck_peer_fills_its_own_window_and_no_other() {
         let mut posting = Posting::new(2, Duration::from_secs(1));
         for peer in 0..5 {
             posting.queue(PeerId(peer), Op::Write, SessionId(peer), 0);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_take_turns_and_so_do_targets_of_one_peer() {
+    fn posts_alternate_between_peers_and_between_targets_of_a_peer() {
         let mut posting = Posting::new(8, Duration::from_secs(1));
         for (peer, session) in [(1, 10), (1, 11), (2, 20), (1, 12)] {
             posting.queue(PeerId(peer), Op::Write, SessionId(session), 0);

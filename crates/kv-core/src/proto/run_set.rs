@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_numbers_saturate() {
+    fn runs_with_huge_numbers_saturate_instead_of_overflowing() {
         let mut runs = RunSet::default();
         runs.insert(u64::MAX - 1, 10);
         assert!(runs.contains(u64::MAX - 1));

@@ -96,7 +96,7 @@ mod tests {
     use crate::transport::Op;
 
     #[test]
-    fn nothing_is_remembered_of_what_has_ended() {
+    fn the_tracer_forgets_sessions_and_posts_that_have_ended() {
         let (session, peer) = (SessionId(1), PeerId(2));
         let post = InFlight { op: Op::Read, session, target: 0, part: 0, peer, origin: None };
         let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 64 };

@@ -68,7 +68,7 @@ mod tests {
     use crate::id::SessionId;
 
     #[test]
-    fn while_nobody_listens_nothing_is_even_put_together() {
+    fn without_a_listener_no_event_is_constructed() {
         let mut log: Log<u64> = Log::default();
         log.tell(Time::ZERO, SessionId(1), || panic!("nobody listens"));
         assert!(log.next().is_none() && log.events.capacity() == 0);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_nobody_fetches_make_room_and_are_counted_once() {
+    fn unfetched_events_are_dropped_oldest_first_and_counted_once() {
         let mut log: Log<usize> = Log::default();
         log.listen(true);
         for number in 0..MAX_EVENTS + 3 {

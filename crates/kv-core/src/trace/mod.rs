@@ -48,7 +48,7 @@ mod tests {
     use crate::time::Time;
 
     #[test]
-    fn an_event_says_only_what_is_known_of_whom_it_concerns() {
+    fn an_event_prints_only_the_ids_that_are_known() {
         let event =
             |who, missed| Event { at: Time::from_nanos(12_000_345_678), who, what: KvWhat::Closed, missed };
         assert_eq!(

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_writer_writes_fits_and_no_truncation_of_it_does() {
+    fn encoded_lengths_fit_their_bytes_and_no_truncation_does() {
         for len in [0, 15, 16, 70_000] {
             for bytes in [rmp_serde::to_vec(&all(len)).unwrap(), rmp_serde::to_vec_named(&all(len)).unwrap()]
             {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_bytes_does_not_fit_however_deep_it_stands() {
+    fn a_length_beyond_the_bytes_is_refused_at_any_depth() {
         for promise in
             [&[0xdd, 0xff, 0xff, 0xff, 0xff][..], &[0xdc, 0, 9], &[0x9f], &[0x8f], &[0xdb, 0, 0, 1, 0]]
         {

@@ -88,7 +88,7 @@ fn a_ping_asks_about_each_attempt_once_and_in_rising_order() {
 }
 
 #[test]
-fn a_long_reason_of_a_peer_is_not_said_again_to_whoever_asks() {
+fn a_long_reason_of_a_peer_is_shortened_for_other_ranks() {
     for len in [100, 10_000, 1_000_000] {
         let mut solo = Solo::serving(|_| {});
         solo.open_sender(ROOM, 2);
@@ -101,7 +101,7 @@ fn a_long_reason_of_a_peer_is_not_said_again_to_whoever_asks() {
 }
 
 #[test]
-fn ranks_that_a_peer_counts_size_nothing_and_push_out_nobody() {
+fn a_rank_count_of_a_peer_sizes_no_table_and_evicts_no_entry() {
     for ranks in [2, 100, 65_536, u32::MAX - 1, u32::MAX] {
         let mut solo = Solo::serving(|_| {});
         // A failure that another room's receiver is still to be told of.
@@ -145,7 +145,7 @@ fn aborts_of_rooms_that_nobody_opens_keep_little_however_long_their_reasons() {
 }
 
 #[test]
-fn what_is_over_far_ahead_is_not_kept() {
+fn ended_attempts_far_beyond_the_window_are_not_remembered() {
     let mut solo = Solo::serving(|_| {});
     let kept = kept_of(|| {
         for number in 0..2_000_000_u64 {
@@ -157,7 +157,7 @@ fn what_is_over_far_ahead_is_not_kept() {
 }
 
 #[test]
-fn what_is_over_within_the_window_keeps_a_bounded_number_of_gaps() {
+fn ended_attempts_within_the_window_keep_a_bounded_number_of_gaps() {
     let mut solo = Solo::serving(|_| {});
     let kept = kept_of(|| {
         for number in 0..200_000_u64 {
@@ -201,7 +201,7 @@ fn a_hello_whose_cache_is_not_understood_costs_no_map_of_this_workers_cache() {
 }
 
 #[test]
-fn refused_attempts_of_one_connection_keep_little_however_many_incarnations_it_names() {
+fn refused_attempts_of_a_connection_keep_little_memory_for_any_incarnations() {
     let mut solo = Solo::serving(|_| {});
     let kept = kept_of(|| {
         for incarnation in 1..=64 {
@@ -225,7 +225,7 @@ fn refused_attempts_of_one_connection_keep_little_however_many_incarnations_it_n
 }
 
 #[test]
-fn a_receiver_that_greets_again_and_again_is_one_receiver() {
+fn a_receiver_that_repeats_its_hello_counts_as_one_receiver() {
     let mut solo = Solo::serving(|_| {});
     let lease = Some(Lease::Fixed(Duration::from_secs(400)));
     let options = SessionOptions { mode: Some(TransferMode::Auto), lease, ..SessionOptions::default() };
@@ -269,7 +269,7 @@ fn a_peer_whose_posts_never_end_does_not_hold_up_another() {
 }
 
 #[test]
-fn a_release_of_everything_costs_what_there_is() {
+fn a_release_of_all_attempts_costs_only_the_existing_attempts() {
     let (mut solo, _) = granted();
     for attempts in [vec![(0, u32::MAX)], (0..20_000).map(|number| (number * 10, 9)).collect()] {
         let len = 5 * attempts.len() as u64 + 20;
@@ -360,7 +360,7 @@ fn a_page_number_that_cannot_be_counted_in_physical_pages_is_never_written_elsew
 }
 
 #[test]
-fn a_list_that_promises_more_than_its_frame_holds_is_refused_before_room_is_made() {
+fn a_list_longer_than_its_frame_is_refused_before_allocation() {
     let mut solo = Solo::serving(|_| {});
     let frame = Frame { conversation: solo.conversation(1), body: asks_about(&[]) };
     let mut bytes = frame.encode().unwrap().to_vec();
@@ -376,7 +376,7 @@ fn a_list_that_promises_more_than_its_frame_holds_is_refused_before_room_is_made
 }
 
 #[test]
-fn the_plan_of_few_pages_keeps_no_room_for_all_that_was_granted() {
+fn a_plan_of_few_pages_allocates_for_these_pages_only() {
     let mut solo = Solo::new(|config| {
         config.args = args("us", 1 << 17);
         // A page each.
@@ -455,7 +455,7 @@ fn a_refusal_ends_each_waiting_session_in_few_passes_over_its_sources() {
 }
 
 #[test]
-fn one_long_refusal_is_passed_on_to_the_other_ranks_with_the_beginnings_of_its_texts_only() {
+fn a_long_refusal_is_passed_on_with_shortened_texts() {
     let (mut solo, sessions) = waiting(16, 2, &[]);
     solo.welcome(2, 1);
     let nonce = solo.last_hello(1).nonce;

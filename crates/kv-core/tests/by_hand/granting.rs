@@ -73,7 +73,7 @@ fn granted(solo: &Solo) -> Granted {
 }
 
 #[test]
-fn a_lease_tells_what_is_left_of_the_lease_and_repeats_the_number_of_the_latest_acquire() {
+fn a_granted_message_has_the_remaining_lease_and_the_latest_acquire_number() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4, 5]);
     for (number, left) in [(3, 6000), (4, 5000), (9, 4000)] {
@@ -94,7 +94,7 @@ fn a_lease_tells_what_is_left_of_the_lease_and_repeats_the_number_of_the_latest_
 }
 
 #[test]
-fn a_lease_is_told_in_whole_milliseconds_and_never_longer_than_it_is() {
+fn a_lease_is_rounded_down_to_whole_milliseconds() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4]);
     solo.now = solo.now + Duration::from_nanos(1);
@@ -107,7 +107,7 @@ fn a_lease_is_told_in_whole_milliseconds_and_never_longer_than_it_is() {
 }
 
 #[test]
-fn a_acquire_that_waits_is_acknowledged_each_time_and_granted_with_its_latest_number() {
+fn a_waiting_acquire_is_acknowledged_each_time_and_granted_with_its_latest_number() {
     let mut solo = quiet_node();
     for number in [1, 2] {
         solo.says(1, Body::Register(acquire(1, None, number)));
@@ -143,7 +143,7 @@ fn a_acquire_raises_the_low_watermark_and_a_closed_or_far_attempt_is_dropped() {
 }
 
 #[test]
-fn a_repeated_acquire_of_a_failed_attempt_is_told_why_again() {
+fn a_repeated_acquire_of_a_failed_attempt_gets_the_reason_again() {
     let mut solo = quiet_node();
     let unknown = failed(1, PeerCause::UnknownLease { lease_id: 99 }, true);
     for _ in 0..3 {
@@ -153,7 +153,7 @@ fn a_repeated_acquire_of_a_failed_attempt_is_told_why_again() {
 }
 
 #[test]
-fn a_lease_is_not_for_another_request_and_not_from_a_worker_that_stops() {
+fn a_lease_id_of_another_request_or_a_stopping_worker_is_refused() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4]);
     solo.says(1, Body::Register(Register { room: Room::Number(8), ..acquire(1, Some(session), 1) }));
@@ -165,7 +165,7 @@ fn a_lease_is_not_for_another_request_and_not_from_a_worker_that_stops() {
 }
 
 #[test]
-fn a_late_acquire_is_told_what_became_of_its_lease_as_long_as_that_is_remembered() {
+fn a_late_acquire_learns_how_its_lease_ended_while_that_is_remembered() {
     let mut solo = Solo::serving(|config| {
         config.timing.peer_timeout = Duration::from_secs(3600);
         config.limits.max_ended_leases = 2;
@@ -185,7 +185,7 @@ fn a_late_acquire_is_told_what_became_of_its_lease_as_long_as_that_is_remembered
 }
 
 #[test]
-fn a_acquire_of_a_sender_that_has_failed_and_still_holds_its_pages_is_told_why() {
+fn an_acquire_at_a_failed_sender_with_pages_gets_the_reason() {
     let mut solo = quiet_node();
     let session = sender(&mut solo, 2, Lease::Renewable(LEASE));
     solo.send(session, 1, &[&[4]]);
@@ -236,7 +236,7 @@ fn a_lease_lasts_to_the_moment_and_not_longer() {
 }
 
 #[test]
-fn one_answer_tells_the_shortest_lease_and_every_attempt_that_is_not_in_it_is_answered_for_itself() {
+fn a_heartbeat_answer_has_the_shortest_lease_and_other_attempts_get_their_own() {
     let mut solo = quiet_node();
     // 1 and 2: granted, 1 fixed with less time left. 3: waits for pages. 4: failed. 5: never heard of.
     let fixed = sender(&mut solo, 1, Lease::Fixed(Duration::from_secs(2)));
@@ -274,7 +274,7 @@ fn the_gaps_of_a_heartbeat_are_answered_for_and_their_number_is_bounded() {
 }
 
 #[test]
-fn runs_that_overlap_or_are_empty_are_no_frame() {
+fn frames_with_overlapping_or_empty_runs_are_malformed() {
     let mut solo = quiet_node();
     let session = granting(&mut solo, &[4]);
     solo.says(1, Body::Register(acquire(1, Some(session), 1)));
@@ -308,7 +308,7 @@ fn a_heartbeat_or_release_raises_the_low_watermark() {
 }
 
 #[test]
-fn every_release_is_acknowledged_and_the_last_one_frees_the_pages() {
+fn every_release_is_acknowledged_and_the_last_frees_the_pages() {
     let mut solo = quiet_node();
     let session = sender(&mut solo, 2, Lease::Renewable(LEASE));
     solo.send(session, 1, &[&[4]]);
@@ -337,7 +337,7 @@ fn a_release_before_the_lease_fails_the_sender() {
 }
 
 #[test]
-fn a_failed_sender_keeps_its_pages_for_each_reader_until_that_one_lets_go() {
+fn a_failed_sender_keeps_its_pages_until_each_reader_releases_them() {
     let mut solo = quiet_node();
     let session = sender(&mut solo, 3, Lease::Renewable(LEASE));
     solo.send(session, 1, &[&[4]]);
@@ -376,7 +376,7 @@ fn an_abort_of_a_reader_frees_the_pages_and_is_acknowledged_also_after_a_failure
 }
 
 #[test]
-fn an_abort_that_comes_before_its_acquire_ends_the_lease_that_it_names_and_no_other() {
+fn an_abort_before_its_acquire_ends_only_the_lease_it_names() {
     let give_up = |attempt: u64, lease_id: SessionId, room: Room| {
         let (attempt, cause) = (Attempt(attempt), PeerCause::Aborted);
         Body::Abort(kv_core::wire::Abort {
@@ -428,7 +428,7 @@ fn pages_too_scattered_for_a_frame_fail_the_sender() {
 }
 
 #[test]
-fn a_lost_reader_may_live_and_its_lease_runs_on() {
+fn the_lease_of_a_reader_whose_way_is_lost_runs_on() {
     for failed in [false, true] {
         let mut solo = quiet_node();
         let session = granting(&mut solo, &[4]);

@@ -49,7 +49,7 @@ fn receiving_over(fence: WriteFence) -> (Solo, SessionId, PeerId) {
 /// P5, P3: whoever knows the incarnation of an idle peer takes its conversation over, and with the highest
 /// number of a conversation keeps the peer out for ever.
 #[test]
-fn an_impostor_of_an_idle_peer_does_not_lock_it_out() {
+fn an_impostor_of_an_idle_peer_does_not_lock_the_peer_out() {
     let mut solo = Solo::serving(|_| {});
     solo.run_for(SECOND * 10);
     // One frame, on another connection, of somebody who may speak for himself only.
@@ -100,7 +100,7 @@ fn an_impostor_of_an_idle_prefill_worker_does_not_get_its_registrations_lost() {
 /// P1: somebody says hello under the incarnation of a prefill worker that the node has not met yet. The node
 /// registers its pages with him, and believes him that they are written.
 #[test]
-fn an_impostor_who_comes_first_is_not_taken_for_the_worker_that_the_bootstrap_server_names() {
+fn an_early_impostor_is_not_taken_for_the_registered_worker() {
     let mut solo = Solo::new(|_| {});
     let mut forged = hello(1, ConversationId::new(9, 7));
     forged.metadata = Bytes::from_static(b"impostor");
@@ -196,7 +196,7 @@ fn a_request_that_waits_for_a_lost_way_is_not_stranded() {
 /// P3: a request that is opened while the way is lost ends with a cause that names it, and not after its
 /// whole deadline.
 #[test]
-fn a_request_to_a_peer_whose_way_stays_lost_ends_like_one_to_a_silent_peer() {
+fn a_request_over_a_lost_way_fails_as_with_a_silent_peer() {
     let (mut solo, session, peer) = receiving_over(WriteFence::AtDeath);
     solo.init_receiver(session, &[1, 2], None);
     solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
@@ -218,7 +218,7 @@ fn a_request_to_a_peer_whose_way_stays_lost_ends_like_one_to_a_silent_peer() {
 /// P5: a peer that answers everything but aborts keeps pages, and is named for it: its process may be in the
 /// middle of a write, and whoever runs it can tell.
 #[test]
-fn a_peer_that_never_acknowledges_an_abort_is_named_as_what_the_pages_wait_for() {
+fn quarantine_names_the_peer_that_never_acknowledges_an_abort() {
     let (mut solo, session, _) = receiving_over(WriteFence::Revocable);
     solo.init_receiver(session, &[1, 2], None);
     solo.abort(session);
@@ -236,7 +236,7 @@ fn a_peer_that_never_acknowledges_an_abort_is_named_as_what_the_pages_wait_for()
 /// P5: one connection brings four peers. Of their posts one ends now and then, and so they hold the window of
 /// all peers together.
 #[test]
-fn slow_peers_of_one_connection_do_not_slow_down_a_healthy_one() {
+fn slow_peers_of_a_connection_do_not_slow_down_a_healthy_peer() {
     let mut solo = Solo::new(|config| config.limits.max_post_bytes = 64);
     let mut conversations = Vec::new();
     for incarnation in [1, 2, 3, 4] {
@@ -312,7 +312,7 @@ fn slow_peers_of_one_connection_do_not_slow_down_a_healthy_one() {
 /// P5: a hello for a former life, on any connection, becomes the connection of a peer whose way is lost: what
 /// the peer itself says is dropped from then on.
 #[test]
-fn a_hello_that_is_refused_does_not_decide_on_which_connection_a_peer_is_heard() {
+fn a_refused_hello_does_not_move_a_peer_to_another_connection() {
     let (mut solo, session, peer) = receiving_over(WriteFence::AtDeath);
     solo.init_receiver(session, &[1, 2], None);
     solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
@@ -407,7 +407,7 @@ fn the_longest_times_do_not_overflow() {
 
 /// P5: rooms that peers say have failed are bounded for each connection, and not in all.
 #[test]
-fn failed_rooms_are_bounded_however_many_connections_tell_of_them() {
+fn failed_rooms_are_bounded_over_all_connections_of_a_worker() {
     let most = 64;
     let mut solo = Solo::new(|config| config.limits.max_failed_rooms = most);
     for incarnation in 100..200 {
@@ -422,7 +422,7 @@ fn failed_rooms_are_bounded_however_many_connections_tell_of_them() {
 
 /// P3: a sender finds two registrations that could be its own, and fails; their receivers are told nothing.
 #[test]
-fn receivers_whose_sender_found_them_ambiguous_are_told() {
+fn ambiguous_receivers_are_told_by_their_sender_why_they_failed() {
     let mut solo = Solo::new(|config| {
         let region = kv_core::Region::dram(kv_core::RegionRole::Kv, 0x100_0000, 32 * 64, 64);
         let args = kv_core::KvArgs::builder("us", 0).pages(32, 16).region(region).suffixes_requests(true);
@@ -458,7 +458,7 @@ fn receivers_whose_sender_found_them_ambiguous_are_told() {
 /// P5: whoever comes first under the incarnation of a decode worker keeps it out for as long as he stays,
 /// although the two bring different metadata.
 #[test]
-fn an_impostor_who_comes_first_does_not_keep_the_worker_itself_out() {
+fn an_early_impostor_does_not_keep_the_real_worker_out() {
     let mut solo = Solo::new(|_| {});
     let mut forged = hello(1, ConversationId::new(9, 7));
     forged.metadata = Bytes::from_static(b"impostor");
@@ -480,7 +480,7 @@ fn an_impostor_who_comes_first_does_not_keep_the_worker_itself_out() {
 /// P3: the right of a peer was revoked, and the transport cannot say yet that no slice is under way. The peer
 /// answers everything; a new request to it waits for its whole deadline, and nobody says for what.
 #[test]
-fn a_request_that_waits_for_a_revocation_says_so() {
+fn quarantine_reports_pages_that_wait_for_a_revocation() {
     let (mut solo, session, peer) = receiving_over(WriteFence::Revocable);
     solo.init_receiver(session, &[1, 2], None);
     solo.run_for(SECOND * 8);
@@ -573,7 +573,7 @@ fn a_lease_does_not_ask_for_a_heartbeat_every_millisecond() {
 }
 
 #[test]
-fn a_message_of_an_unknown_kind_is_counted_and_the_peer_that_said_it_is_served() {
+fn a_peer_that_sends_unknown_messages_is_served_and_the_messages_counted() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 1);
     let known = Frame { conversation: solo.conversation(1), body: sign_of_life() }.encode().unwrap();

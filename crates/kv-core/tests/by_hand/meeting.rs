@@ -40,7 +40,7 @@ fn conversation_of(output: &Output) -> Option<ConversationId> {
 }
 
 #[test]
-fn a_hello_that_does_not_fit_is_refused_with_its_reason() {
+fn a_hello_with_an_unsuitable_cache_is_refused_with_the_reason() {
     let mut other_transport = first_hello();
     other_transport.transport = "another".to_owned();
     let mut other_pages = first_hello();
@@ -73,7 +73,7 @@ fn a_hello_that_does_not_fit_is_refused_with_its_reason() {
 }
 
 #[test]
-fn a_hello_without_a_common_version_is_refused_whatever_else_it_says() {
+fn a_hello_without_a_common_version_is_refused_for_any_content() {
     let theirs = Versions { min: VERSIONS.max + 1, max: 127 };
     let mut impossible = Hello { versions: theirs, transport: "another".to_owned(), ..first_hello() };
     impossible.geometry.as_mut().unwrap().regions.clear();
@@ -106,7 +106,7 @@ fn a_welcome_without_a_common_version_fails_the_receiver_at_once() {
 
 /// What the receiver had registered is registered at nobody: the sender has forgotten it, and takes no new one.
 #[test]
-fn a_source_that_forgot_the_conversation_and_has_no_common_version_fails_what_was_open() {
+fn open_sessions_fail_when_a_forgetful_source_has_no_common_version() {
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[3], None);
     assert_eq!(solo.poll(session), KvPoll::Transferring);
@@ -122,7 +122,7 @@ fn a_source_that_forgot_the_conversation_and_has_no_common_version_fails_what_wa
 
 /// A peer whose cache was not understood at first has one when it says so in words that are.
 #[test]
-fn the_cache_of_a_peer_that_was_refused_is_the_one_that_it_names_later() {
+fn a_refused_peer_may_return_with_another_cache() {
     let mut solo = Solo::new(|_| {});
     solo.greet_with(Hello { geometry: None, ..first_hello() });
     assert!(matches!(refused(&solo), PeerCause::Incompatible(_)));
@@ -149,7 +149,7 @@ fn a_rank_of_another_version_whose_cache_cannot_be_read_fails_with_both_ranges()
 }
 
 #[test]
-fn of_two_offers_the_one_with_a_common_version_is_taken() {
+fn of_two_offers_the_offer_with_a_common_version_is_taken() {
     let mut solo = Solo::new(|_| {});
     let session = solo.open_receiver(ROOM, None);
     let mut rank = record(1);
@@ -162,7 +162,7 @@ fn of_two_offers_the_one_with_a_common_version_is_taken() {
 }
 
 #[test]
-fn a_hello_that_cannot_be_is_dropped() {
+fn a_hello_with_impossible_fields_is_dropped() {
     let mut impossible = first_hello();
     impossible.geometry.as_mut().unwrap().regions.clear();
     let ourselves = Hello { incarnation: US, ..first_hello() };
@@ -175,7 +175,7 @@ fn a_hello_that_cannot_be_is_dropped() {
 }
 
 #[test]
-fn what_a_peer_says_in_another_version_than_the_agreed_one_is_counted_and_nothing_else() {
+fn frames_of_another_than_the_agreed_version_are_only_counted() {
     let (this, next) = (VERSIONS.max, VERSIONS.max + 1);
     let only = |version| Versions { min: version, max: version };
     for (agreed, other) in [(this, next), (next, this)] {
@@ -209,7 +209,7 @@ fn what_a_peer_says_in_another_version_than_the_agreed_one_is_counted_and_nothin
 }
 
 #[test]
-fn a_hello_in_a_known_peers_name_on_another_connection_changes_nothing_while_that_peer_speaks() {
+fn a_hello_in_the_name_of_a_speaking_peer_changes_nothing() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 1);
     solo.says(1, Body::Register(register(1, ROOM, &[5])));
@@ -236,7 +236,7 @@ fn a_hello_in_a_known_peers_name_on_another_connection_changes_nothing_while_tha
 }
 
 #[test]
-fn a_hello_for_a_former_life_does_not_make_a_later_one_for_this_life_look_old() {
+fn a_hello_for_a_former_incarnation_does_not_outdate_later_hellos() {
     let mut solo = Solo::new(|_| {});
     // The peer has drawn its numbers in the order in which it met both lives.
     let (this, former) = (ConversationId::new(1, 5), ConversationId::new(2, 6));
@@ -267,7 +267,7 @@ fn a_hello_for_a_former_life_leaves_the_conversation_alone() {
 }
 
 #[test]
-fn a_peer_that_lost_its_side_begins_anew_once_nothing_of_the_old_is_in_flight() {
+fn a_peer_that_lost_its_conversation_begins_anew_after_old_posts_end() {
     let mut solo = Solo::serving(|_| {});
     solo.says(1, abort(1, Room::Number(1)));
     solo.says(1, abort(5, Room::Number(5)));
@@ -349,7 +349,7 @@ fn a_lost_peer_is_met_again_only_when_its_last_post_has_ended() {
 }
 
 #[test]
-fn a_hello_of_a_peer_that_was_given_up_brings_it_back() {
+fn a_hello_of_a_given_up_peer_restores_the_conversation() {
     let (mut solo, session) = Solo::receiving();
     solo.run_for(SECOND * 7);
     assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
@@ -366,7 +366,7 @@ fn a_hello_of_a_peer_that_was_given_up_brings_it_back() {
 /// A hello that was not answered when the peer was given up is not one that the next session has waited
 /// for since.
 #[test]
-fn a_peer_that_was_given_up_long_ago_is_greeted_anew_and_has_time_to_answer() {
+fn a_peer_given_up_long_ago_is_greeted_and_has_time_to_answer() {
     let (mut solo, session) = Solo::receiving();
     solo.run_for(SECOND * 7);
     assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
@@ -383,7 +383,7 @@ fn a_peer_that_was_given_up_long_ago_is_greeted_anew_and_has_time_to_answer() {
 }
 
 #[test]
-fn whatever_a_peer_says_that_was_given_up_brings_it_back() {
+fn any_frame_of_a_given_up_peer_restores_the_conversation() {
     let (mut solo, _) = Solo::receiving();
     solo.run_for(SECOND * 7);
     let next = solo.open_receiver(ROOM, None);
@@ -395,7 +395,7 @@ fn whatever_a_peer_says_that_was_given_up_brings_it_back() {
 }
 
 #[test]
-fn a_peer_that_was_refused_may_come_again_and_be_right() {
+fn a_refused_peer_may_greet_again_and_be_accepted() {
     let mut solo = Solo::new(|_| {});
     solo.hello(Hello { transport: "another".to_owned(), ..first_hello() });
     assert!(matches!(refused(&solo), PeerCause::Incompatible(_)));
@@ -410,7 +410,7 @@ fn a_peer_that_was_refused_may_come_again_and_be_right() {
 }
 
 #[test]
-fn a_hello_is_repeated_more_and_more_slowly_and_its_sessions_fail_when_nobody_answers() {
+fn an_unanswered_hello_is_repeated_ever_more_slowly_until_its_sessions_fail() {
     let mut solo = Solo::new(|_| {});
     let session = solo.open_receiver(ROOM, None);
     let lookup = solo.lookups()[0].0;
@@ -430,7 +430,7 @@ fn a_hello_is_repeated_more_and_more_slowly_and_its_sessions_fail_when_nobody_an
 
 /// Whoever gives up before its source has answered leaves no sender waiting for it.
 #[test]
-fn a_room_that_was_aborted_before_its_source_answered_is_aborted_there_when_it_does() {
+fn an_abort_before_the_welcome_is_sent_after_the_welcome() {
     for answers in [true, false] {
         let mut solo = Solo::new(|_| {});
         let sessions = [ROOM, Room::Number(2)].map(|room| solo.open_receiver(room, Some(0)));
@@ -511,7 +511,7 @@ fn an_answer_to_no_hello_of_ours_is_none() {
 }
 
 #[test]
-fn the_idle_peer_that_was_silent_longest_makes_way_and_busy_ones_never_do() {
+fn a_full_peer_table_evicts_the_longest_silent_idle_peer_only() {
     let mut solo = Solo::new(|config| config.limits.max_peers = 3);
     for peer in 1..4 {
         solo.greet(peer);
@@ -541,7 +541,7 @@ fn a_receiver_that_cannot_meet_its_source_for_want_of_room_fails_at_once() {
 }
 
 #[test]
-fn a_heartbeat_asks_about_the_quiet_attempts_and_no_others() {
+fn a_heartbeat_asks_only_about_quiet_attempts() {
     let (mut solo, first) = Solo::receiving();
     solo.init_receiver(first, &[0], None);
     for page in 1..4 {
@@ -562,7 +562,7 @@ fn a_heartbeat_asks_about_the_quiet_attempts_and_no_others() {
 }
 
 #[test]
-fn a_peer_that_stops_serving_is_told_and_one_that_is_restarted_is_named() {
+fn peers_that_stop_serving_or_restart_are_reported_with_their_names() {
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[0], None);
     // Its successor says hello; then the transport notices.
@@ -578,7 +578,7 @@ fn a_peer_that_stops_serving_is_told_and_one_that_is_restarted_is_named() {
 /// The bootstrap server may name the old incarnation while the way to it is lost. Once that was remembered, later
 /// requests waited for the lost peer, and failed with it, although its successor had registered.
 #[test]
-fn an_answer_that_names_a_peer_whose_way_is_lost_is_not_remembered() {
+fn a_lookup_answer_with_a_lost_peer_is_not_cached() {
     let (mut solo, first) = Solo::receiving();
     solo.init_receiver(first, &[0], None);
     solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Lost });
@@ -641,7 +641,7 @@ fn a_source_that_a_receiver_waits_for_does_not_make_way() {
 }
 
 #[test]
-fn registrations_that_a_new_sender_could_both_mean_fail_with_both_ids_named() {
+fn two_registrations_that_match_a_new_sender_fail_with_both_ids() {
     let mut solo = Solo::new(|config| {
         let args = KvArgs::builder("us", 0).pages(32, 16).suffixes_requests(true);
         let region = Region::dram(RegionRole::Kv, 0x100_0000, 32 * 64, 64);
@@ -699,7 +699,7 @@ fn every_quiet_attempt_is_asked_about_however_many_there_are() {
 }
 
 #[test]
-fn of_too_many_quiet_attempts_each_has_its_turn_to_be_asked_about() {
+fn quiet_attempts_beyond_the_limit_are_asked_about_in_turn() {
     const MANY: u64 = 16 * 256 + 100;
     let (mut solo, first) = Solo::receiving();
     solo.init_receiver(first, &[0], None);

@@ -94,7 +94,7 @@ fn reading() -> (Solo, SessionId, kv_core::PostId) {
 }
 
 #[test]
-fn a_acquire_names_its_lease_and_is_repeated_until_it_is_acknowledged() {
+fn an_acquire_names_its_lease_and_is_repeated_until_acknowledged() {
     let (mut solo, _, first) = acquiring(pull());
     assert_eq!((first.attempt, first.lease_id, &first.room), (Attempt(1), Some(NONCE), &ROOM));
     let again = solo.run_for(Duration::from_secs(1));
@@ -106,7 +106,7 @@ fn a_acquire_names_its_lease_and_is_repeated_until_it_is_acknowledged() {
 }
 
 #[test]
-fn a_lease_acknowledges_its_acquire() {
+fn a_granted_message_acknowledges_the_acquire_it_answers() {
     let (mut solo, _, first) = acquiring(pull());
     solo.says(1, Body::Granted(granting(first.number)));
     let more = solo.run_for(Duration::from_secs(10));
@@ -114,7 +114,7 @@ fn a_lease_acknowledges_its_acquire() {
 }
 
 #[test]
-fn a_lease_counts_from_the_acquire_and_a_read_within_it_needs_no_round_trip() {
+fn a_lease_counts_from_the_acquire_and_a_timely_read_needs_no_check() {
     for (late, proven) in [(Duration::ZERO, false), (NS, true)] {
         let (mut solo, session, acquire) = acquiring(pull());
         let acquired_at = solo.now;
@@ -133,7 +133,7 @@ fn a_lease_counts_from_the_acquire_and_a_read_within_it_needs_no_round_trip() {
 }
 
 #[test]
-fn a_late_read_is_proven_by_a_heartbeat_that_was_sent_after_its_end_and_by_no_other() {
+fn a_late_read_is_proven_only_by_a_heartbeat_sent_after_its_end() {
     let (mut solo, session, post) = reading();
     solo.now = solo.now + Duration::from_secs(10);
     solo.posted(post, Ok(()));
@@ -161,7 +161,7 @@ fn a_late_read_is_proven_by_a_heartbeat_that_was_sent_after_its_end_and_by_no_ot
 }
 
 #[test]
-fn a_heartbeat_of_before_proves_as_much_as_it_says_and_a_shorter_one_takes_nothing_back() {
+fn an_earlier_heartbeat_proves_its_time_and_a_shorter_answer_revokes_nothing() {
     let (mut solo, session, post) = reading();
     let start = solo.now;
     solo.says(1, Body::HeartbeatAck(ack(1, 12_000)));
@@ -197,7 +197,7 @@ fn questions_for_a_proof_are_repeated_with_growing_pauses() {
 }
 
 #[test]
-fn a_lease_that_was_not_asked_for_is_asked_about_at_once() {
+fn a_lease_granted_without_an_acquire_is_checked_at_once() {
     let (mut solo, session, _) = acquiring(pull());
     solo.says(1, Body::Granted(granting(0)));
     let asked = heartbeats(solo.frames()).remove(0);
@@ -209,7 +209,7 @@ fn a_lease_that_was_not_asked_for_is_asked_about_at_once() {
 }
 
 #[test]
-fn leases_of_what_does_not_exist_and_second_leases_fail_the_session() {
+fn leases_of_nonexistent_pages_and_second_leases_fail_the_session() {
     let none = "a lease of pages that do not exist";
     let cases = [
         (Granted { pages: list(&[15, 16]), ..granting(1) }, none),
@@ -270,7 +270,7 @@ fn sources_that_lease_other_numbers_of_pages_fail_the_session_with_both() {
 }
 
 #[test]
-fn a_row_that_only_the_receiver_has_is_an_error() {
+fn an_aux_row_of_the_receiver_alone_fails_the_session() {
     let (mut solo, session, acquire) = acquiring(pull());
     solo.says(1, Body::Granted(granting(acquire.number)));
     solo.init_receiver(session, &[7, 8], Some(0));
@@ -294,7 +294,7 @@ fn two(intervals: [u64; 2]) -> (Solo, [SessionId; 2]) {
 }
 
 #[test]
-fn one_heartbeat_is_for_all_at_the_shortest_interval_and_they_stop_with_the_sessions() {
+fn one_heartbeat_serves_all_leases_at_the_shortest_interval_while_sessions_last() {
     for intervals in [[1000, 2000], [2000, 1000]] {
         let (mut solo, sessions) = two(intervals);
         let mut attempts = vec![(1, 2)];
@@ -312,7 +312,7 @@ fn one_heartbeat_is_for_all_at_the_shortest_interval_and_they_stop_with_the_sess
 }
 
 #[test]
-fn the_number_of_a_acquire_is_remembered_through_a_burst_of_others() {
+fn the_number_of_an_acquire_survives_a_burst_of_other_acquires() {
     let (mut solo, _, acquire) = acquiring(pull());
     for _ in 0..200 {
         solo.open_receiver_with(ROOM, pull());
@@ -337,7 +337,7 @@ fn numbers_are_remembered_for_a_minute_however_many_follow() {
 }
 
 #[test]
-fn a_release_is_repeated_until_it_is_acknowledged_and_holds_the_low_watermark() {
+fn a_release_is_repeated_until_acknowledged_and_holds_the_low_watermark() {
     let (mut solo, session, post) = reading();
     solo.posted(post, Ok(()));
     assert_eq!(solo.poll(session), KvPoll::Success);
@@ -354,7 +354,7 @@ fn a_release_is_repeated_until_it_is_acknowledged_and_holds_the_low_watermark() 
 }
 
 #[test]
-fn an_abort_names_the_lease_is_repeated_until_it_is_acknowledged_and_cancels_the_reads() {
+fn an_abort_names_its_lease_cancels_reads_and_is_repeated_until_acknowledged() {
     let (mut solo, session, post) = reading();
     solo.abort(session);
     assert_eq!((solo.cancelled(), solo.released(session)), (vec![post], vec![]));
@@ -382,7 +382,7 @@ fn an_expired_lease_is_named_as_such() {
 }
 
 #[test]
-fn a_reference_that_cannot_be_is_refused_before_anything_is_said() {
+fn an_impossible_lease_id_is_refused_before_any_frame_is_sent() {
     let reference = |incarnation: u64, pages: Option<PageList>| {
         let lease_id =
             LeaseRef { incarnation: Incarnation::from_random(incarnation), lease_id: NONCE, pages };
@@ -419,7 +419,7 @@ fn numbers_without_sense_are_survived() {
 }
 
 #[test]
-fn a_read_has_not_ended_while_more_of_it_waits_for_its_turn() {
+fn a_read_has_not_ended_while_some_of_its_posts_wait() {
     let mut solo = Solo::new(|config| config.limits.max_post_bytes = 64);
     let mut sessions = Vec::new();
     // One page a post: the first request fills the window of four.

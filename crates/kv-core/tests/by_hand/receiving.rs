@@ -113,7 +113,7 @@ fn an_aborted_receiver_waits_for_the_word_of_each_source() {
 }
 
 #[test]
-fn a_conversation_that_the_peer_forgot_begins_anew_with_nothing_of_the_old_one() {
+fn a_forgotten_conversation_begins_anew_without_old_attempts() {
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[3], None);
     solo.says(1, done(1, 0, Some(3)));
@@ -141,7 +141,7 @@ fn a_conversation_that_the_peer_forgot_begins_anew_with_nothing_of_the_old_one()
 }
 
 #[test]
-fn questions_of_a_conversation_that_the_peer_forgot_are_not_answered_in_the_next() {
+fn questions_of_a_forgotten_conversation_are_not_answered_in_the_next() {
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[3], None);
     for ask in 2..9 {
@@ -209,7 +209,7 @@ fn any_part_acknowledges_the_registration() {
 }
 
 #[test]
-fn a_source_that_reports_is_not_asked_and_a_quiet_one_is() {
+fn only_a_quiet_source_is_asked_about_its_attempt() {
     let asked = |body: &Body| matches!(body, Body::Heartbeat(asks) if asks.asked == [(1, 1)]);
     for news in [done(1, 0, None), registered(1)] {
         let (mut solo, session) = Solo::receiving();
@@ -224,7 +224,7 @@ fn a_source_that_reports_is_not_asked_and_a_quiet_one_is() {
 }
 
 #[test]
-fn what_is_left_of_the_deadline_goes_into_the_registration() {
+fn the_registration_carries_the_time_left_until_the_deadline() {
     let (mut solo, session) = Solo::receiving();
     run_alive(&mut solo, SECOND * 100);
     solo.init_receiver(session, &[3], None);
@@ -262,7 +262,7 @@ fn impossible_parts_and_contradicting_totals_break_the_protocol() {
 }
 
 #[test]
-fn a_failure_that_is_quiet_needs_no_abort_and_another_one_does() {
+fn only_a_failure_that_is_not_quiet_needs_an_abort() {
     for quiet in [true, false] {
         let (mut solo, session) = Solo::receiving();
         solo.init_receiver(session, &[3], None);
@@ -282,7 +282,7 @@ fn a_failure_that_is_quiet_needs_no_abort_and_another_one_does() {
 }
 
 #[test]
-fn a_failure_of_an_attempt_that_is_over_is_answered_and_one_never_made_is_not() {
+fn a_failure_is_answered_for_ended_attempts_but_not_for_unknown_attempts() {
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[3], None);
     solo.says(1, done(1, 0, Some(1)));
@@ -324,7 +324,7 @@ fn a_failure_names_the_phase_and_the_peer() {
 }
 
 #[test]
-fn timers_of_a_session_end_with_it() {
+fn the_timers_of_a_session_end_with_the_session() {
     let (mut solo, session) = Solo::receiving();
     solo.init_receiver(session, &[3], None);
     assert_eq!(solo.node().gauges().timers, 3, "deadline, repetition, peer");
@@ -358,7 +358,7 @@ fn pages_for_a_session_that_has_failed_come_straight_back() {
 }
 
 #[test]
-fn a_worker_that_stops_opens_no_receivers() {
+fn a_worker_that_is_stopping_refuses_to_open_receivers() {
     let (mut solo, session) = Solo::receiving();
     solo.input(Input::Command(Command::Shutdown));
     assert_eq!(solo.cause(session), Cause::WorkerStopped);
@@ -421,7 +421,7 @@ fn a_peer_that_was_given_up_or_refused_is_up_only_when_it_answers() {
 }
 
 #[test]
-fn a_lookup_serves_everyone_who_waits_for_it_and_is_repeated_until_it_does() {
+fn a_lookup_is_repeated_until_it_serves_all_waiting_sessions() {
     let mut solo = Solo::new(|_| {});
     let sessions = [1, 2].map(|_| solo.open_receiver(Room::Number(4), None));
     assert_eq!(solo.lookups(), [], "one question, asked once");
@@ -455,7 +455,7 @@ fn a_lookup_is_repeated_more_and_more_slowly() {
 }
 
 #[test]
-fn a_lookup_that_fails_for_good_fails_everyone_and_one_that_does_not_goes_into_the_reason() {
+fn a_lookup_fails_waiting_sessions_at_once_or_appears_in_their_reason() {
     let mut solo = Solo::new(|_| {});
     let sessions = [1, 2].map(|_| solo.open_receiver(Room::Number(4), None));
     let error = BootstrapError::Address(String::new());
@@ -472,7 +472,7 @@ fn a_lookup_that_fails_for_good_fails_everyone_and_one_that_does_not_goes_into_t
 }
 
 #[test]
-fn answers_that_cannot_be_used_fail_everyone_who_waits() {
+fn unusable_lookup_answers_fail_all_waiting_sessions() {
     let answers = [
         vec![elsewhere(record(1))],
         vec![],
@@ -524,7 +524,7 @@ fn an_answer_with_more_ranks_than_there_is_room_for_fails_everyone_at_once() {
 
 /// The rank that is known, and idle for the longest, is needed again.
 #[test]
-fn a_rank_of_an_answer_does_not_take_the_place_of_another_one_in_it() {
+fn ranks_of_a_lookup_answer_do_not_evict_each_other() {
     let mut solo = Solo::new(|config| config.limits.max_peers = 2);
     let session = solo.open_receiver(Room::Number(4), None);
     let lookup = solo.lookups()[0].0;
@@ -550,7 +550,7 @@ fn a_rank_of_an_answer_does_not_take_the_place_of_another_one_in_it() {
 }
 
 #[test]
-fn an_answer_that_names_one_worker_twice_fails_everyone_who_waits() {
+fn a_lookup_answer_with_a_duplicate_worker_fails_all_waiting_sessions() {
     let mut solo = Solo::new(|_| {});
     let session = solo.open_receiver(Room::Number(4), None);
     let rank = |pcp_rank| {

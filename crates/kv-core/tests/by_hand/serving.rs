@@ -21,7 +21,7 @@ fn failed(cause: PeerCause, quiet: bool) -> Body {
 }
 
 #[test]
-fn what_no_cache_holds_is_refused_and_its_sender_is_told() {
+fn pages_that_no_cache_holds_are_refused_and_the_sender_is_told() {
     let good = register(1, ROOM, &[0]);
     for bad in [
         with(good.clone(), |to| to.pages = list(&[16])),
@@ -80,7 +80,7 @@ fn runs_of_waiting_registrations_are_bounded_and_given_back_when_they_leave() {
 }
 
 #[test]
-fn a_waiting_registration_lasts_as_long_as_its_receiver_waits_and_no_longer_than_a_session() {
+fn a_waiting_registration_lasts_as_long_as_its_receiver_and_one_session() {
     let session = NodeConfig::new(crate::solo::args("x", 4), crate::solo::US, "test", bytes::Bytes::new());
     let session = session.timing.session_deadline;
     for (ttl_ms, ends) in [(2_000, Duration::from_secs(2)), (u64::MAX, session)] {
@@ -96,7 +96,7 @@ fn a_waiting_registration_lasts_as_long_as_its_receiver_waits_and_no_longer_than
 }
 
 #[test]
-fn results_are_forgotten_when_the_receiver_raises_its_low_watermark_in_whatever_frame() {
+fn results_are_forgotten_when_any_frame_raises_the_low_watermark() {
     let low_watermark = Attempt(2);
     for frame in [
         Body::Register(Register { low_watermark, ..register(2, Room::Number(8), &[1]) }),
@@ -114,7 +114,7 @@ fn results_are_forgotten_when_the_receiver_raises_its_low_watermark_in_whatever_
 }
 
 #[test]
-fn a_finish_ends_its_attempt_though_older_ones_are_open() {
+fn a_release_ends_its_attempt_while_older_attempts_stay_open() {
     let mut solo = Solo::serving(|_| {});
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
     solo.says(1, Body::Register(register(2, Room::Number(8), &[77])));
@@ -138,7 +138,7 @@ fn a_receiver_that_finishes_before_everything_was_sent_breaks_the_protocol() {
 }
 
 #[test]
-fn an_aborted_attempt_is_never_served_nor_is_one_below_the_low_watermark() {
+fn attempts_that_are_aborted_or_below_the_low_watermark_are_never_served() {
     let mut solo = Solo::serving(|_| {});
     solo.says(1, abort(5, Room::Number(5)));
     assert_eq!(solo.answer(), Body::AbortAck(AbortAck { attempt: Attempt(5) }));
@@ -157,7 +157,7 @@ fn an_aborted_attempt_is_never_served_nor_is_one_below_the_low_watermark() {
 }
 
 #[test]
-fn attempts_beyond_the_window_are_dropped_whatever_is_said_of_them() {
+fn attempts_beyond_the_window_are_dropped_in_every_message() {
     let mut solo = Solo::serving(|config| config.limits.max_attempts = 4);
     for (attempt, answered) in [(3, true), (4, false), (u64::MAX, false)] {
         for frame in [Body::Register(register(attempt, ROOM, &[0])), abort(attempt, ROOM)] {
@@ -181,7 +181,7 @@ fn the_abort_of_a_refused_attempt_harms_no_later_sender_of_the_room() {
 }
 
 #[test]
-fn a_receiver_that_gave_up_leaves_nothing_for_the_next_one() {
+fn a_receiver_that_gave_up_leaves_nothing_for_the_next_receiver() {
     let mut solo = Solo::serving(|_| {});
     for (attempt, sender_first) in [(1, true), (3, false)] {
         let early = sender_first.then(|| solo.open_sender(ROOM, 1));
@@ -212,7 +212,7 @@ fn of_many_failed_senders_none_fails_the_receiver_of_the_next() {
 }
 
 #[test]
-fn every_rank_that_comes_late_is_told_of_a_sender_that_was_not_told_how_many_there_are() {
+fn late_ranks_learn_of_a_failed_sender_with_an_unknown_receiver_count() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 0);
     solo.abort(sender);
@@ -228,7 +228,7 @@ fn every_rank_that_comes_late_is_told_of_a_sender_that_was_not_told_how_many_the
 }
 
 #[test]
-fn the_other_ranks_are_told_of_a_sender_that_failed_with_the_first_that_gave_up() {
+fn when_one_rank_aborts_the_other_ranks_learn_of_the_failure() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 0);
     solo.says(1, abort(1, ROOM));
@@ -254,7 +254,7 @@ fn a_sender_takes_as_many_registrations_as_it_has_receivers_and_no_more() {
 }
 
 #[test]
-fn an_abort_is_acknowledged_as_one_when_the_last_post_has_ended() {
+fn repeated_aborts_are_acknowledged_once_after_the_last_post() {
     let mut solo = Solo::serving(|config| config.limits.max_post_bytes = 64);
     let sender = solo.open_sender(ROOM, 1);
     solo.says(1, Body::Register(register(1, ROOM, &[0, 2])));
@@ -274,7 +274,7 @@ fn an_abort_is_acknowledged_as_one_when_the_last_post_has_ended() {
 }
 
 #[test]
-fn a_receiver_that_asks_is_told_how_its_attempt_stands() {
+fn a_receiver_that_asks_learns_the_state_of_its_attempt() {
     let mut solo = Solo::serving(|config| config.limits.max_post_bytes = 64);
     let told = |solo: &mut Solo, attempt| {
         solo.says(1, asks_about(&[(attempt, 1)]));
@@ -343,7 +343,7 @@ fn a_refused_attempt_is_forgotten_with_a_peer_that_falls_silent() {
 }
 
 #[test]
-fn a_sender_of_more_receivers_than_came_fails_without_missing_ones_counted_twice() {
+fn a_failed_sender_counts_each_missing_receiver_once() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 2);
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
@@ -459,7 +459,7 @@ fn a_post_that_is_cancelled_unasked_has_moved_nothing() {
 }
 
 #[test]
-fn of_many_sessions_none_waits_for_the_others_to_end() {
+fn many_sessions_to_a_peer_make_progress_side_by_side() {
     let mut solo = Solo::serving(|config| config.limits.max_post_bytes = 64);
     for room in 1..4 {
         let sender = solo.open_sender(Room::Number(room), 1);
@@ -512,7 +512,7 @@ fn sending(solo: &mut Solo, peer: u64, attempt: u64, room: u64, millis: u64) -> 
 }
 
 #[test]
-fn a_deadline_names_whom_its_data_operations_waited_for() {
+fn a_deadline_error_names_the_peer_that_posts_waited_for() {
     let worker = |peer: u64| hello(peer, ConversationId::NONE).worker;
     let last = |solo: &Solo, session| match solo.cause(session) {
         Cause::DeadlineExceeded { last, .. } => last,

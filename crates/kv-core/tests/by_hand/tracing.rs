@@ -28,7 +28,7 @@ fn dropped(solo: &mut Solo) -> Vec<(Option<PeerId>, Dropped)> {
 }
 
 #[test]
-fn each_ignored_frame_is_told_with_its_reason_and_author() {
+fn the_trace_reports_each_ignored_frame_with_reason_and_author() {
     let mut solo = Solo::serving(|_| {});
     solo.listen();
     let conversation = solo.conversation(1);
@@ -72,7 +72,7 @@ fn each_ignored_frame_is_told_with_its_reason_and_author() {
 }
 
 #[test]
-fn a_quarantine_is_told_from_the_failure_until_the_last_post_has_ended() {
+fn the_trace_reports_quarantine_from_failure_to_the_last_post() {
     let mut solo = Solo::serving(|_| {});
     solo.listen();
     let sender = solo.open_sender(ROOM, 1);
@@ -147,7 +147,7 @@ fn a_listener_that_never_fetches_costs_no_more_than_the_last_events() {
 }
 
 #[test]
-fn messages_are_told_with_their_session_and_each_number_in_its_place() {
+fn the_trace_reports_messages_with_session_and_numbers() {
     let mut solo = Solo::serving(|_| {});
     let sender = solo.open_sender(ROOM, 1);
     solo.listen();

@@ -68,7 +68,7 @@ fn connected(solo: &mut Solo, peer: PeerId) {
 }
 
 #[test]
-fn the_first_transport_here_that_the_peer_has_too_is_the_way() {
+fn the_first_common_transport_in_local_order_is_used() {
     for (has, chosen) in
         [(&["far", "near"][..], "near"), (&["elsewhere", "far"][..], "far"), (&["near"][..], "near")]
     {
@@ -98,7 +98,7 @@ fn a_transport_that_leads_nowhere_makes_way_for_the_next_and_the_last_ends_the_s
 }
 
 #[test]
-fn a_lost_way_is_opened_again_by_the_same_transport_and_by_no_other() {
+fn a_lost_way_is_reopened_only_by_the_same_transport() {
     let mut solo = solo();
     let session = meets(&mut solo, &["near", "far"]);
     connected(&mut solo, PeerId(0));
@@ -137,7 +137,7 @@ fn a_peer_that_has_come_by_another_transport_is_met_there() {
 }
 
 #[test]
-fn without_a_common_transport_both_sides_name_all_they_have() {
+fn without_a_common_transport_both_errors_name_all_transports() {
     let mut solo = solo();
     let session = meets(&mut solo, &["elsewhere", "nowhere"]);
     let mismatch = |field: &str, ours: &str, theirs: &str| Mismatch {

@@ -414,7 +414,7 @@ fn a_number_of_receivers_that_contradicts_the_engine_fails_with_both_values() {
 /// The router's references name every rank of an engine, and one of these has been restarted: its
 /// readers learn it before they read anything, the others are served.
 #[test]
-fn a_restarted_rank_among_several_is_told_from_those_that_live_on() {
+fn a_restarted_rank_is_distinguished_from_ranks_that_live_on() {
     let (rng, model, engines, request) = uneven();
     let mut world = world(rng, &model, &engines, &request);
     world.refer(&request.prefill);

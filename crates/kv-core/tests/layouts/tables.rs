@@ -49,7 +49,7 @@ fn rank(row: &Value, tp_size: u32, tp_rank: u32) -> Geometry {
 }
 
 #[test]
-fn ranks_heads_and_consumers_are_those_of_vllm() {
+fn ranks_heads_and_consumer_counts_match_vllm() {
     for row in table("tp") {
         let (local_tp, remote_tp) = (number(&row, "local_tp"), number(&row, "remote_tp"));
         let ours: Vec<_> = (0..local_tp).map(|tp_rank| rank(&row, local_tp, tp_rank)).collect();
@@ -101,7 +101,7 @@ fn dealt(size: u32, rank: u32) -> Geometry {
 }
 
 #[test]
-fn pages_that_are_dealt_to_ranks_meet_as_in_vllm() {
+fn dcp_pages_are_paired_as_in_vllm() {
     for row in table("dcp") {
         let (local, remote) = (number(&row, "local_dcp"), number(&row, "remote_dcp"));
         let (local_rank, remote_rank) = (number(&row, "local_rank"), number(&row, "remote_rank"));

@@ -144,7 +144,7 @@ fn all_layers_at_once_are_one_announcement_and_an_empty_chunk_completes_a_reques
 }
 
 #[test]
-fn announcements_that_cannot_be_fail_the_session_naming_both_values_and_lose_no_page() {
+fn impossible_announcements_fail_the_session_with_both_values_and_lose_no_page() {
     let out = |layers| LayersError::OutOfRange { layers, held: 2..6 };
     let twice = |layers, announced| LayersError::Twice { chunk: 0, layers, announced };
     let empty = Range { start: 4, end: 4 };
@@ -223,7 +223,7 @@ fn layers_that_nobody_holds_end_no_chunk_a_second_time() {
 }
 
 #[test]
-fn pages_that_are_granted_are_so_once_whatever_else_is_announced() {
+fn pages_are_granted_once_despite_further_announcements() {
     let mut pair = pair_of(&[2, 4]);
     let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
     let sender = pair.open_sender_with(ROOM, 1, options);
@@ -366,7 +366,7 @@ fn announcements_of_a_long_request_and_a_short_one_take_turns() {
 }
 
 #[test]
-fn an_announcement_that_nobody_awaits_changes_nothing() {
+fn an_announcement_without_a_waiting_receiver_changes_nothing() {
     let mut pair = layered();
     layers_final(&mut pair, SessionId(999), 0, 2..3);
     let sender = pair.open_sender(ROOM, 1);

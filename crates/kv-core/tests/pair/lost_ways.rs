@@ -32,7 +32,7 @@ fn a_receiver_is_told_when_its_sender_has_lost_the_way_to_it() {
 
 /// The same at once: what was in flight is failed by the lost way.
 #[test]
-fn a_receiver_in_the_middle_of_a_transfer_is_told_when_its_sender_has_lost_the_way_to_it() {
+fn a_receiver_is_told_in_mid_transfer_that_its_sender_lost_the_way() {
     let mut pair = Pair::new();
     let sender = pair.open_sender(ROOM, 1);
     let receiver = pair.open_receiver(ROOM);

@@ -125,7 +125,7 @@ fn a_lost_way_gives_no_page_back_where_only_death_ends_writes() {
 }
 
 #[test]
-fn a_lost_way_gives_pages_back_when_the_permission_and_the_bound_of_the_hardware_are_over() {
+fn pages_of_a_lost_way_return_after_permission_and_hardware_bound() {
     let bound = SECOND * 3;
     // However long peers may be silent.
     for peer_timeout in [5, 60] {
@@ -153,7 +153,7 @@ fn a_lost_way_gives_pages_back_when_the_permission_and_the_bound_of_the_hardware
 }
 
 #[test]
-fn a_stopped_prefill_worker_writes_nothing_when_it_goes_on_after_its_permission() {
+fn a_prefill_worker_resumed_after_its_permission_writes_nothing() {
     let mut pair = with_fence(WriteFence::Within(SECOND));
     let (sender, receiver) = half_written(&mut pair);
     pair.unreachable = true;
@@ -209,7 +209,7 @@ fn a_silent_peer_is_revoked_and_its_pages_come_back_when_that_is_certain() {
 }
 
 #[test]
-fn a_peer_whose_pages_came_back_without_its_word_writes_none_of_them_with_a_later_permission() {
+fn a_later_permission_never_covers_pages_that_were_taken_back() {
     for fence in [WriteFence::Within(SECOND), WriteFence::Revocable] {
         let mut pair = with_fence(fence);
         let (sender, receiver) = half_written(&mut pair);
@@ -250,7 +250,7 @@ fn a_peer_whose_pages_came_back_without_its_word_writes_none_of_them_with_a_late
 }
 
 #[test]
-fn no_permission_is_given_to_a_peer_that_has_not_said_that_it_stopped() {
+fn a_peer_that_has_not_acknowledged_an_abort_gets_no_permission() {
     let mut pair = Pair::new();
     let (_, receiver) = half_written(&mut pair);
     pair.lose(|body| matches!(body, Body::Abort(_)));

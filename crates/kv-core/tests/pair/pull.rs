@@ -75,7 +75,7 @@ fn a_request_is_read_and_released_without_another_round_trip() {
 }
 
 #[test]
-fn a_acquire_may_come_before_the_sender_and_before_its_pages() {
+fn an_acquire_may_arrive_before_the_sender_and_its_pages() {
     let mut pair = Pair::new();
     let receiver = pair.open_receiver_with(ROOM, pull());
     pair.init_receiver(receiver, &[7, 8], None);
@@ -86,7 +86,7 @@ fn a_acquire_may_come_before_the_sender_and_before_its_pages() {
 }
 
 #[test]
-fn a_prefix_that_is_there_already_is_not_read_and_a_whole_one_only_released() {
+fn a_cached_prefix_is_not_read_and_a_full_hit_only_releases() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5, 6, 7], None);
     let receiver = acquire(&mut pair, sender);
@@ -155,7 +155,7 @@ fn heartbeats_keep_a_waiting_request_alive_and_silence_ends_it_within_one_lease(
 }
 
 #[test]
-fn a_read_that_ends_after_its_lease_is_asked_about_and_right_if_the_pages_are_still_held() {
+fn a_late_read_succeeds_if_the_holder_confirms_that_it_kept_the_pages() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
     let receiver = acquire(&mut pair, sender);
@@ -194,7 +194,7 @@ fn a_read_of_pages_that_were_given_away_meanwhile_never_succeeds() {
 }
 
 #[test]
-fn an_aborted_sender_keeps_its_pages_until_the_reader_lets_go_or_its_lease_is_over() {
+fn an_aborted_sender_keeps_pages_until_release_or_end_of_lease() {
     for lost in [false, true] {
         let mut pair = Pair::new();
         let sender = granted(&mut pair, &[4, 5], None);
@@ -250,7 +250,7 @@ fn every_frame_may_come_twice() {
 }
 
 #[test]
-fn references_that_lead_nowhere_fail_by_name_and_move_nothing() {
+fn lease_ids_without_pages_fail_by_name_and_move_nothing() {
     let mut pair = Pair::new();
     let sender = granted(&mut pair, &[4, 5], None);
     let lease_ref = pair.lease_ref(sender);
@@ -330,7 +330,7 @@ fn a_failed_read_is_told_at_once_and_both_sides_get_their_pages_back() {
 }
 
 #[test]
-fn all_readers_must_release_and_one_that_dies_holds_the_pages_no_longer_than_its_lease() {
+fn pages_return_when_all_readers_have_released_or_lost_their_leases() {
     let mut pair = Pair::new();
     let sender = pair.open_sender_with(ROOM, 2, pull());
     pair.init_sender(sender, 1, None);
@@ -383,7 +383,7 @@ fn a_fixed_lease_is_not_renewed_and_its_reader_sends_no_heartbeats() {
 }
 
 #[test]
-fn modes_that_do_not_meet_fail_both_sides_and_auto_meets_any() {
+fn conflicting_modes_fail_both_sides_and_auto_matches_any_mode() {
     let mut pair = Pair::new();
     let sender = pair.open_sender_with(ROOM, 1, pull());
     let receiver = pair.open_receiver(ROOM);
@@ -416,7 +416,7 @@ fn modes_that_do_not_meet_fail_both_sides_and_auto_meets_any() {
 }
 
 #[test]
-fn auto_follows_the_wire_and_prefers_a_lease_that_the_router_carried() {
+fn auto_follows_the_transport_and_prefers_a_lease_from_the_router() {
     let auto = || SessionOptions { mode: Some(TransferMode::Auto), ..SessionOptions::default() };
     for (directions, referenced, op) in [
         (Directions::BOTH, false, Op::Write),

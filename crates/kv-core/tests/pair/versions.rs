@@ -17,7 +17,7 @@ fn pair(prefill: Versions, decode: Versions) -> Pair {
 }
 
 #[test]
-fn versions_without_a_common_one_fail_both_sides_at_once_and_both_name_both_ranges() {
+fn disjoint_version_ranges_fail_both_sides_with_both_ranges_named() {
     let newer = Versions { min: VERSIONS.max + 1, max: VERSIONS.max + 2 };
     let older = Versions { min: 1, max: VERSIONS.min - 1 };
     for (prefill, decode) in [(VERSIONS, newer), (newer, VERSIONS), (VERSIONS, older), (older, VERSIONS)] {
@@ -49,7 +49,7 @@ fn versions_without_a_common_one_fail_both_sides_at_once_and_both_name_both_rang
 }
 
 #[test]
-fn overlapping_versions_serve_in_the_newest_common_one() {
+fn overlapping_version_ranges_use_the_newest_common_version() {
     let wide = Versions { min: VERSIONS.min - 1, max: VERSIONS.max + 3 };
     let newer = Versions { min: VERSIONS.max, max: VERSIONS.max + 1 };
     for (prefill, decode) in [(VERSIONS, wide), (wide, VERSIONS), (VERSIONS, newer), (newer, VERSIONS)] {
@@ -64,7 +64,7 @@ fn overlapping_versions_serve_in_the_newest_common_one() {
 }
 
 #[test]
-fn a_worker_that_was_upgraded_serves_the_peer_that_its_former_life_could_not_speak_to() {
+fn an_upgraded_worker_serves_a_peer_its_former_incarnation_could_not() {
     for upgraded in [P, D] {
         let older = Versions { min: VERSIONS.min - 1, max: VERSIONS.min - 1 };
         let mut pair = pair(VERSIONS, VERSIONS);

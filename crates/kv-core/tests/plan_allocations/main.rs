@@ -55,7 +55,7 @@ fn plan(map: &RegionMap, sides: [&Geometry; 2], tokens: u32, out: &mut Vec<Desc>
 }
 
 #[test]
-fn what_planning_allocates_does_not_grow_with_the_descriptors() {
+fn allocations_of_planning_do_not_grow_with_the_descriptors() {
     let caches = [
         ("layer-major", cache(16, false, false)),
         ("page-major", cache(16, true, false)),
@@ -82,7 +82,7 @@ fn what_planning_allocates_does_not_grow_with_the_descriptors() {
 }
 
 #[test]
-fn the_counter_counts() {
+fn the_counting_allocator_counts_allocations_of_this_test() {
     let before = sys::allocations();
     let boxes: Vec<Box<u8>> = (0..100).map(Box::new).collect();
     assert!(sys::allocations() - before > 100, "{}", boxes.len());

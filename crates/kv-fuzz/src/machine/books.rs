@@ -1,4 +1,4 @@
-//! What is kept of each session, and what each input has cost.
+//! The account of a script: its sessions, and the cost of its inputs.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use kv_core::proto::{Command, NodeGauges, Output, Resource};
 
 use super::{Charge, Outcome, Reach};
 
-/// What the scheduler has asked for in a session.
+/// What the scheduler has asked for in one session.
 #[derive(Debug, Default)]
 struct Session {
     own: u64,
@@ -19,7 +19,7 @@ struct Session {
     ended: bool,
 }
 
-/// The account of a script: what the scheduler's own words pay for, what is lent, what inputs cost.
+/// The account of a script: what the scheduler's commands pay for, what sessions hold, and what inputs cost.
 #[derive(Debug, Default)]
 pub(super) struct Books {
     sessions: BTreeMap<SessionId, Session>,
@@ -36,18 +36,18 @@ impl Books {
         self.outcome.steps.push(at);
     }
 
-    /// How many inputs there were.
+    /// The number of inputs so far.
     pub(super) fn inputs(&self) -> u64 {
         self.outcome.inputs
     }
 
-    /// What the commands of all sessions pay for.
+    /// The amount that the commands of all open sessions pay for.
     pub(super) fn own(&self) -> u64 {
         self.sessions.values().map(|session| session.own).sum()
     }
 
-    /// Enters a command that pays for `own` and lends `tokens`. False, and nothing is entered, if the handle
-    /// of its session has no such method: those of senders have none of the methods of receivers.
+    /// Enters a command that pays for `own` and lends `tokens`. Returns false, and enters nothing, if the
+    /// session's handle has no such method: senders have none of the methods of receivers.
     pub(super) fn enter(&mut self, session: SessionId, own: u64, tokens: u32, command: &Command) -> bool {
         let opens = matches!(command, Command::OpenSender { .. } | Command::OpenReceiver { .. });
         let sends = match command {
@@ -67,7 +67,7 @@ impl Books {
         true
     }
 
-    /// Enters what an input has cost and brought about.
+    /// Enters the cost and the outputs of an input.
     pub(super) fn charge(&mut self, charge: Charge, outputs: &[Output]) {
         self.outcome.inputs += 1;
         let dearest = self.outcome.dearest.entry(charge.what).or_insert(charge);
@@ -114,7 +114,7 @@ impl Books {
         self.outcome.features.push(input.wrapping_mul(0x9e37_79b1) ^ what.wrapping_mul(0x85eb_ca6b));
     }
 
-    /// A session has changed its state.
+    /// Enters a change of a session's state.
     pub(super) fn told(&mut self, session: SessionId, poll: KvPoll) {
         let known = self.sessions.get_mut(&session);
         assert!(known.as_ref().is_some_and(|known| !known.ended), "{session} ends twice, or never was");
@@ -151,7 +151,7 @@ impl Books {
     }
 }
 
-/// The name of a command.
+/// The name of a command, for messages.
 pub(super) fn name(command: &Command) -> &'static str {
     match command {
         Command::OpenSender { .. } => "OpenSender",

@@ -1,15 +1,15 @@
-//! What an input costs, and what it may cost.
+//! The cost of an input, and the budget for it.
 
 use kv_core::meter;
 
 use crate::alloc;
 
-/// What one input has cost.
+/// The cost of one input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
-    /// Counted steps.
+    /// Steps of loops whose length others decide.
     pub steps: u64,
-    /// Bytes asked of the allocator.
+    /// Bytes that were allocated.
     pub allocated: u64,
     /// Bytes of all outputs: frames, descriptors, lists.
     pub said: u64,
@@ -18,18 +18,19 @@ pub struct Cost {
 /// What pays for an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Paid {
-    /// Bytes of the input, and of earlier frames those lists that it is the one to walk along, once.
+    /// Bytes of the input, and, once, those of earlier lists that the input is the first to walk along.
     pub bytes: u64,
-    /// What the worker's own scheduler asks for in the sessions that have not ended: sessions,
-    /// receivers, pages, items, leases, and the ranks that serve each of its receiving sessions; and
-    /// attempts of sessions that have ended, as long as their peers have not acknowledged that.
+    /// What the worker's own scheduler asks for: sessions that have not ended, their receivers, pages, items
+    /// and leases, the ranks that serve receiving sessions, and attempts of ended sessions whose end a peer
+    /// has not acknowledged.
     pub own: u64,
 }
 
 /// `base + per_byte × bytes + per_own × own`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// For any input. The machine's tables are kept small here, so that it covers a walk over them.
+    /// The amount that any input may cost. The machine's tables are kept small here, so that the amount
+    /// covers a walk over them.
     pub base: u64,
     /// For each byte of the input.
     pub per_byte: u64,
@@ -37,15 +38,15 @@ pub struct Budget {
     pub per_own: u64,
 }
 
-/// Most steps of one input.
+/// The steps that one input may take.
 pub const STEPS: Budget = Budget { base: 4000, per_byte: 24, per_own: 24 };
-/// Most bytes that one input allocates.
+/// The bytes that one input may allocate.
 pub const ALLOCATED: Budget = Budget { base: 160 << 10, per_byte: 96, per_own: 512 };
-/// Most bytes that come out for one input.
+/// The bytes of the outputs that one input may cause.
 pub const SAID: Budget = Budget { base: 32 << 10, per_byte: 8, per_own: 128 };
 
 impl Budget {
-    /// What may be spent.
+    /// The budget for an input.
     pub fn of(&self, paid: Paid) -> u64 {
         self.base + self.per_byte * paid.bytes + self.per_own * paid.own
     }
@@ -56,7 +57,7 @@ impl Budget {
 }
 
 impl Cost {
-    /// How much of its budgets the cost takes up; more than 1 is too much.
+    /// The share of its budgets that a cost takes up; more than 1 is too much.
     pub fn share(&self, paid: Paid) -> f64 {
         let shares = [
             STEPS.share(self.steps, paid),
@@ -67,7 +68,7 @@ impl Cost {
     }
 }
 
-/// A moment on this thread.
+/// Counters at one moment on this thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     steps: u64,

@@ -1,4 +1,4 @@
-//! Frames that a peer may say, and the peers that say them.
+//! Frames that a peer may send, and the peers that send them.
 
 use std::sync::OnceLock;
 
@@ -18,12 +18,12 @@ use super::script::Script;
 
 /// Pages of the worker's cache: more than a frame can list.
 pub(super) const PAGES: u32 = 1 << 20;
-/// Longest text in a frame.
+/// The longest text in a frame, in bytes.
 const MAX_TEXT: usize = 1_000_000;
-/// Most runs in a frame.
+/// The number of runs in a frame, at most.
 const MAX_RUNS: usize = 170_000;
 
-/// A worker: the one whose machine it is, and with other numbers its peers.
+/// The arguments of a worker: of the machine's own worker and, with other numbers, of its peers.
 fn args(engine: &str, pages: u32, page_size: u32) -> Option<KvArgs> {
     let item = 16 * u64::from(page_size);
     let kv = |layer| Region::dram(RegionRole::Kv, 1 << 40, u64::from(pages) * item, item).layer(layer);
@@ -44,23 +44,23 @@ fn args(engine: &str, pages: u32, page_size: u32) -> Option<KvArgs> {
     builder.layout(Layout { groups, ..Layout::default() }).build().ok()
 }
 
-/// The worker whose machine it is.
+/// The arguments of the machine's own worker.
 pub(super) fn us() -> Option<&'static KvArgs> {
     static US: OnceLock<Option<KvArgs>> = OnceLock::new();
     US.get_or_init(|| args("us", PAGES, 16)).as_ref()
 }
 
-/// A cache, and what a bootstrap server says of it.
+/// The cache of a peer, and the record of it at the bootstrap server.
 #[derive(Debug)]
 pub(super) struct Cache {
     pub(super) geometry: Geometry,
     pub(super) offer: ServiceOffer,
 }
 
-/// How many caches there are.
+/// The number of different caches.
 const CACHES: usize = 10;
 
-/// A peer's cache, as its metadata names it.
+/// A cache by its number, which the metadata of a peer names.
 pub(super) fn cache(variant: u8) -> Option<&'static Cache> {
     static ALL: [OnceLock<Option<Cache>>; CACHES] = [const { OnceLock::new() }; CACHES];
     let variant = if usize::from(variant) < CACHES { variant } else { 0 };
@@ -82,7 +82,7 @@ pub(super) fn variant(byte: u8) -> u8 {
     }
 }
 
-/// Like the worker's, cut otherwise, small, or one that does not fit.
+/// A geometry: like the worker's, divided differently, small, or one that cannot be paired.
 fn geometry(variant: u8) -> Option<Geometry> {
     let (pages, page_size) = match variant {
         2 => (PAGES, 8),
@@ -164,26 +164,26 @@ fn low_watermark(script: &mut Script) -> Attempt {
     if script.rarely() { attempt(script) } else { Attempt(0) }
 }
 
-/// What a peer knows of the worker, and what it says of itself.
+/// What a peer knows of the worker, and how the peer identifies itself.
 pub(super) struct Peer {
     pub(super) incarnation: u64,
-    /// Its place among the peers.
+    /// The position of the peer among all peers.
     pub(super) number: u8,
     pub(super) variant: u8,
-    /// The numbers under which the worker has said that it wants to be addressed.
+    /// The numbers under which the worker wants to be addressed.
     pub(super) conversations: Vec<ConversationId>,
-    /// How many conversations it has drawn itself.
+    /// The number of conversations that the peer has drawn itself.
     pub(super) drawn: u32,
-    /// Of the worker's last hello to it.
+    /// The nonce of the worker's last hello to the peer.
     pub(super) nonce: u64,
-    /// Of the worker's last acquire message or heartbeat to it.
+    /// The number of the worker's last heartbeat, or last message that acquires a lease, to the peer.
     pub(super) heard: u64,
-    /// Of the worker's last question whether it may write, a welcome or a heartbeat.
+    /// The number of the worker's last question whether it may write, in a welcome or a heartbeat.
     pub(super) ask: u64,
 }
 
 impl Peer {
-    /// Its metadata says which cache it has, and which peer it is.
+    /// The peer's metadata, which names the peer and its cache.
     pub(super) fn metadata(&self, padding: usize) -> Bytes {
         let mut metadata = vec![self.variant, self.number];
         metadata.resize(2 + padding, 0);
@@ -229,7 +229,7 @@ impl Peer {
         })
     }
 
-    /// Any frame but a hello.
+    /// A frame of any kind but a hello.
     pub(super) fn says(&self, script: &mut Script) -> Body {
         match script.below(20) {
             0 => {
@@ -330,7 +330,7 @@ impl Peer {
     }
 }
 
-/// Parts that are in place: one, as a notice names it, or any.
+/// Runs of parts that are in place: one part, as in a completion notice, or any parts.
 fn done(script: &mut Script) -> Vec<(u32, u32)> {
     if script.flag() {
         return vec![(script.small(), 1)];
@@ -338,7 +338,7 @@ fn done(script: &mut Script) -> Vec<(u32, u32)> {
     script.attempts(MAX_RUNS).into_iter().map(|(start, count)| (start as u32, count)).collect()
 }
 
-/// The name of a frame.
+/// The name of a frame's kind, for messages.
 pub(super) fn name(body: &Body) -> &'static str {
     match body {
         Body::Hello(_) => "Hello",

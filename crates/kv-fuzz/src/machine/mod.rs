@@ -1,10 +1,10 @@
 //! The protocol machine under scripts of inputs.
 //!
-//! The bytes are decisions: which input comes next, and how large its texts, counts and lists are. A
-//! script opens and feeds sessions of both kinds, lets several peers greet and say anything under the
-//! conversations that they know, ends posts, opens and loses ways, answers lookups, and lets time pass. After
-//! every input the outputs are checked against the machine's contract and the gauges against their
-//! bounds, and the costs of the input are noted.
+//! The bytes of a script are decisions: which input comes next, and how large its texts, counts and lists
+//! are. A script opens and feeds sessions of both kinds, lets several peers greet the worker and send
+//! anything under the conversations that they know, ends posts, opens and loses ways, answers lookups, and
+//! lets time pass. After every input the outputs are checked against the machine's contract, the gauges
+//! against their bounds, and the cost of the input is noted.
 
 mod books;
 mod cost;
@@ -21,23 +21,23 @@ use std::collections::BTreeMap;
 use script::Script;
 use world::World;
 
-/// What a script has come to.
+/// The result of running a script.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
     /// How many inputs the machine was given.
     pub inputs: u64,
-    /// Of each kind of input, the one that took up most of its budgets.
+    /// For each kind of input, the input that took up the largest share of its budgets.
     pub dearest: BTreeMap<&'static str, Charge>,
-    /// Where in the script its steps begin.
+    /// The offsets in the script at which its steps begin.
     pub steps: Vec<usize>,
-    /// How far it has come.
+    /// How much of each table the script has filled.
     pub reach: Reach,
-    /// Numbers that stand for what the machine has done: scripts that bring new ones are kept.
+    /// Numbers that stand for what the machine has done; scripts with new numbers are kept.
     pub features: Vec<u32>,
 }
 
 impl Outcome {
-    /// The input that took up most of its budgets.
+    /// The input that took up the largest share of its budgets.
     pub fn worst(&self) -> Charge {
         let dearest = self.dearest.values().copied();
         dearest.max_by(|one, other| one.share().total_cmp(&other.share())).unwrap_or_default()
@@ -47,24 +47,24 @@ impl Outcome {
 /// The most that a script has reached at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reach {
-    /// Bytes of one frame.
+    /// The size of the largest frame, in bytes.
     pub frame: u64,
-    /// What the own scheduler asked for in sessions that had not ended.
+    /// What the worker's own scheduler has asked for in sessions that had not ended.
     pub own: u64,
     /// Sending and receiving sessions that the machine held.
     pub sessions: usize,
-    /// Ranks that served its receiving sessions.
+    /// The number of ranks that served receiving sessions.
     pub sources: usize,
-    /// Receivers that its sending sessions had met.
+    /// The number of receivers that sending sessions had met.
     pub targets: usize,
-    /// Peers.
+    /// The number of peers.
     pub peers: usize,
-    /// Posts in flight.
+    /// The number of posts in flight.
     pub posts: usize,
 }
 
 impl Reach {
-    /// The most of both.
+    /// The larger number of both, for each field.
     pub fn or(self, other: Reach) -> Reach {
         Reach {
             frame: self.frame.max(other.frame),
@@ -78,19 +78,19 @@ impl Reach {
     }
 }
 
-/// One input: what it was, what it has cost, and what pays for it.
+/// One input, its cost, and what pays for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Charge {
-    /// What it was.
+    /// The name of the input's kind.
     pub what: &'static str,
-    /// Its cost.
+    /// The cost of the input.
     pub cost: Cost,
-    /// What pays for it.
+    /// What pays for the input.
     pub paid: Paid,
 }
 
 impl Charge {
-    /// How much of its budgets the input takes up.
+    /// The share of its budgets that the input takes up.
     pub fn share(&self) -> f64 {
         self.cost.share(self.paid)
     }
@@ -109,7 +109,7 @@ pub fn run(bytes: &[u8]) -> Outcome {
     World::new(Script(bytes)).run()
 }
 
-/// Runs a script. Panics if an input costs more than its budgets, too.
+/// Runs a script. Panics also if an input costs more than its budgets.
 pub fn machine(bytes: &[u8]) {
     let worst = run(bytes).worst();
     assert!(worst.share() <= 1.0, "over budget (share, input, bytes, own, steps, allocated, said): {worst}");

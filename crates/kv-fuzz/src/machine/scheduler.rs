@@ -1,4 +1,4 @@
-//! What the scheduler asks for, as a script decides.
+//! The scheduler's commands, as a script decides.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use kv_core::{
 use super::frames::{self, PAGES};
 use super::script::Script;
 
-/// A command that opens a session, and what it pays for.
+/// A command that opens a session, and the amount that it pays for.
 pub(super) fn open(
     script: &mut Script,
     session: SessionId,
@@ -45,7 +45,7 @@ pub(super) fn open(
     }
 }
 
-/// Commands to a session: what each pays for, how many tokens it lends, and the command.
+/// Commands to a session: the amount that each pays for, the number of tokens that it lends, and the command.
 pub(super) fn commands(script: &mut Script, session: SessionId) -> Vec<(u64, u32, Command)> {
     let aux = if script.rarely() { Some(AuxIndex(script.small())) } else { None };
     match script.below(12) {

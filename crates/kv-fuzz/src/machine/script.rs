@@ -1,6 +1,7 @@
-//! Bytes as decisions: numbers, sizes, texts and lists, small ones mostly, and any that fits a frame.
+//! Bytes as decisions: numbers, sizes, texts and lists. Most are small, and some are as large as a frame
+//! allows.
 
-/// What is left of the bytes. Beyond their end everything is zero.
+/// The bytes that are left of a script. Beyond its end all bytes are zero.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Script<'a>(pub(super) &'a [u8]);
 
@@ -23,7 +24,7 @@ impl<'a> Script<'a> {
         self.byte() & 1 == 1
     }
 
-    /// One in about four.
+    /// True in about one of four cases.
     pub(super) fn rarely(&mut self) -> bool {
         self.byte() >= 192
     }
@@ -75,7 +76,7 @@ impl<'a> Script<'a> {
         piece.repeat(self.size(most) / piece.len())
     }
 
-    /// Runs of numbers below about `end`, `most` of them at most.
+    /// At most `most` runs of numbers below about `end`.
     pub(super) fn runs(&mut self, most: usize, end: u32) -> Vec<(u32, u32)> {
         let (shape, start, len) = (self.below(10), self.small(), self.below(4));
         let count = self.size(most) as u32;
@@ -92,7 +93,7 @@ impl<'a> Script<'a> {
         (0..count).map(run).collect()
     }
 
-    /// Runs of attempts, `most` of them at most.
+    /// At most `most` runs of attempts.
     pub(super) fn attempts(&mut self, most: usize) -> Vec<(u64, u32)> {
         let (shape, start, len) = (self.below(8), self.number(), self.small());
         let count = self.size(most) as u64;

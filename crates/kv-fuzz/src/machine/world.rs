@@ -1,4 +1,4 @@
-//! A machine, its scheduler and its peers, as a script moves them.
+//! A machine with its scheduler and its peers, moved by a script.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::scheduler;
 use super::script::Script;
 use super::{Charge, Outcome, Reach};
 
-/// Most inputs of one script.
+/// The number of inputs of one script, at most.
 pub const MAX_INPUTS: u64 = 400;
 
 const US: Incarnation = Incarnation::from_random(9);
@@ -39,22 +39,22 @@ const LIMITS: Limits = Limits {
 /// Bytes of a run of pages in a frame.
 const OF_RUN: u64 = 8;
 
-/// One machine, what surrounds it, and the script that moves both.
+/// One machine, its surroundings, and the script that moves both.
 pub(super) struct World<'a> {
     script: Script<'a>,
-    /// Bytes of the whole script.
+    /// The length of the whole script, in bytes.
     length: usize,
     node: Node,
     us: &'static Geometry,
     now: Time,
     peers: [Peer; 4],
-    /// The peers that the machine knows, by what their metadata says: which cache, and which of `peers`.
+    /// The peers that the machine knows, with the cache and the peer that their metadata names.
     known: BTreeMap<PeerId, (u8, u8)>,
     books: Books,
     opened: u64,
-    /// Ranks that serve its receiving sessions.
+    /// The number of ranks that serve receiving sessions.
     sources: usize,
-    /// Attempts of its receiving sessions whose end peers have not acknowledged.
+    /// The number of attempts of receiving sessions whose end peers have not acknowledged.
     releasing: usize,
     /// Runs that they have granted, and that no plan was made of.
     granted: usize,
@@ -230,7 +230,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The frame, damaged at times.
+    /// The frame, in some cases damaged.
     fn damaged(&self, frame: &Bytes) -> Bytes {
         let mut script = self.script;
         if script.byte() >= 6 {
@@ -383,7 +383,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What a peer learns from a frame of the machine's.
+    /// Lets a peer learn from a frame of the machine.
     fn listen(&mut self, to: PeerId, frame: &Bytes) {
         let frame = Frame::decode(frame);
         assert!(frame.is_ok(), "the machine says what nobody can read: {frame:?}");

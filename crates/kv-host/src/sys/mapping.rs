@@ -169,7 +169,7 @@ mod tests {
     use crate::MemoryFile;
 
     #[test]
-    fn a_mapping_shrinks_from_its_end_and_refuses_ranges_it_has_not() {
+    fn a_mapping_shrinks_from_its_end_and_refuses_other_ranges() {
         let mut mapping = Mapping::anonymous(3 << 20, 2 << 20).unwrap();
         assert_eq!(mapping.addr() % (2 << 20), 0);
         mapping.touch();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_of_a_file_stay_holes_when_what_exists_is_made_present() {
+    fn populating_a_mapping_keeps_the_holes_of_its_file() {
         let file = MemoryFile::create("test", 1 << 20, false).unwrap();
         let writer = file.map(0, 1 << 20).unwrap();
         writer.word(64 << 10).store(7, Ordering::Relaxed);

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_the_same_bytes_and_no_others() {
+    fn a_part_of_memory_covers_exactly_its_bytes() {
         let total = memory(10_000);
         let part = total.part(100, 50).unwrap();
         part.write(0, &[7; 50]).unwrap();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_find_the_part_that_holds_all_of_them() {
+    fn an_address_range_is_found_in_the_part_that_holds_all_of_it() {
         let total = memory(10_000);
         let part = total.at(total.addr() + 9_990, 10).unwrap();
         assert_eq!((part.addr(), part.len()), (total.addr() + 9_990, 10));

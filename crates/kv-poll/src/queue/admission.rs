@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_numbers_saturate() {
+    fn absurd_numbers_saturate_instead_of_overflowing() {
         let demand = Demand { pages: usize::MAX, max_new_tokens: u32::MAX };
         assert_eq!(SGLANG.missing(&demand, &load(usize::MAX, usize::MAX, 0)), usize::MAX);
         let rule = AdmissionRule { page_size: 0, ..SGLANG };
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retracted_request_that_is_alone_may_take_everything() {
+    fn a_retracted_request_that_is_alone_may_take_all_pages() {
         assert_eq!(SGLANG.missing_to_resume(40, &load(40, 0, 0)), 0);
         assert_eq!(SGLANG.missing_to_resume(40, &load(39, 0, 0)), 1);
         assert_eq!(SGLANG.missing_to_resume(40, &load(40 + 32 + 32, 1, 0)), 0);

@@ -42,7 +42,7 @@ fn aux_rows_are_compared_whatever_else_differs() {
 }
 
 #[test]
-fn what_one_side_does_not_say_goes_to_nobody_else() {
+fn regions_without_declared_content_go_to_no_other_rank() {
     let stage = |geometry| with(geometry, |g| g.parallel.pp_size = 2);
     let untold = |geometry| with(geometry, |g| g.regions[0].holds = Holds::Opaque);
     assert_eq!(refused(&stage(whole()), &stage(untold(other()))), "regions[0].holds");
@@ -131,7 +131,7 @@ fn heads_are_compared_if_any_region_is_cut_by_them() {
 }
 
 #[test]
-fn engines_of_one_stage_hold_the_same_layers() {
+fn engines_with_one_pipeline_stage_must_hold_the_same_layers() {
     let fewer = with(other(), |g| {
         (g.regions[0].layers, g.regions[0].item_len, g.regions[0].len) = (1, 256, 2560);
     });
@@ -255,7 +255,7 @@ fn stage(pp_rank: u32, holds: Holds) -> Geometry {
 }
 
 #[test]
-fn a_pipeline_stage_has_to_do_with_the_stages_that_have_its_layers_and_no_other() {
+fn a_pipeline_stage_exchanges_only_with_stages_that_share_its_layers() {
     for holds in [Holds::Latent, Holds::Opaque] {
         let engine = [stage(0, holds), stage(1, holds)];
         for (index, dest) in engine.iter().enumerate() {
@@ -302,7 +302,7 @@ fn ranks_that_share_the_pages_of_a_request_share_heads_too() {
 }
 
 #[test]
-fn layers_that_no_stage_has_are_told_from_those_that_there_are() {
+fn an_error_distinguishes_missing_layers_from_existing_layers() {
     let dest = with(stage(0, Holds::Latent), |g| {
         (g.parallel.pp_size, g.layout.stages) = (1, Vec::new());
         g.regions[0] = RegionShape { len: 1920, item_len: 192, layers: 6, ..g.regions[0].clone() };

@@ -23,7 +23,7 @@ fn dealt(size: u32, rank: u32) -> Geometry {
 }
 
 #[test]
-fn a_chunk_for_which_the_peer_has_too_few_pages_is_refused_with_both_counts() {
+fn a_chunk_with_more_pages_than_the_peer_is_refused_with_both_counts() {
     // Pages of two units here, of one at the peer; the chunk is pages 1 and 2 of the request: units 2 to 5.
     let map = RegionMap::new(&told(10, 4), &told(20, 2)).unwrap();
     let chunk = |remote: u32| {
@@ -51,7 +51,7 @@ fn a_chunk_for_which_the_peer_has_too_few_pages_is_refused_with_both_counts() {
 }
 
 #[test]
-fn a_chunk_of_dealt_pages_for_which_the_peer_has_too_few_is_refused_with_both_counts() {
+fn a_chunk_of_dcp_pages_with_too_few_at_the_peer_is_refused() {
     // Pages 1, 3, 5 … of a request here, all of them at the peer.
     let map = RegionMap::new(&dealt(2, 1), &dealt(1, 0)).unwrap();
     let chunk = |remote: u32| {
@@ -98,7 +98,7 @@ fn pages_that_a_side_does_not_have_are_refused_however_a_plan_is_made() {
 }
 
 #[test]
-fn as_many_units_as_can_be_counted_are_planned_and_not_one_more() {
+fn plans_end_at_the_largest_number_of_units_that_can_be_counted() {
     // 2^32 - 1 = 65537 × 65535 units, the most that one list without repetitions can have.
     let map = RegionMap::new(&told(65_537, 65_535), &told(10, 1)).unwrap();
     let pages = |last: u32| PageList::from_pages((0..65_537).chain(0..last)).unwrap();
@@ -177,7 +177,7 @@ fn as_many_pages_are_asked_for_as_the_tokens_can_need() {
 }
 
 #[test]
-fn pages_go_one_by_one_only_if_they_are_of_one_size() {
+fn pages_without_declared_content_move_whole_only_at_equal_sizes() {
     let map = RegionMap::new(&told(10, 4), &told(20, 2)).unwrap();
     assert_eq!(plan(&map, &[1], &[1]).unwrap_err(), PlanError::PageSize { local: 4, remote: 2 });
     let map = RegionMap::new(&dealt(1, 0), &dealt(2, 0)).unwrap();
@@ -243,7 +243,7 @@ fn grouped(page_size: u32) -> Geometry {
 }
 
 #[test]
-fn items_cover_what_is_wanted_if_they_begin_no_later_and_end_with_the_same_token() {
+fn items_that_begin_earlier_and_end_at_the_same_token_cover_a_request() {
     for (from, to) in [(1, 1), (4, 2), (2, 4), (2, 3)] {
         let out = RegionMap::new(&grouped(from), &grouped(to)).unwrap();
         let inward = RegionMap::new(&grouped(to), &grouped(from)).unwrap();

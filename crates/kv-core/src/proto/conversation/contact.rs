@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_each_side_says_of_the_other_the_last_word_counts() {
+    fn the_last_message_about_a_peer_decides_its_state() {
         let fits = Event::HelloAnswered { conversation: conversation(1), refused: false };
         let unfit = Event::HelloAnswered { conversation: conversation(1), refused: true };
         let welcomed = Event::Welcomed { conversation: conversation(2) };
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_given_up_or_without_a_way_is_out_of_touch_until_that_ends() {
+    fn a_peer_that_is_given_up_or_has_no_way_is_out_of_touch() {
         let met = Event::HelloAnswered { conversation: conversation(1), refused: false };
         let mut contact = after(&[Event::Wanted, met.clone(), Event::Silent, Event::WayLost]);
         assert!(contact.is_given_up() && contact.is_lost() && contact.open_link().is_none());
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_hello_keeps_its_nonce_and_its_age_until_it_is_over() {
+    fn a_repeated_hello_keeps_its_nonce_and_its_first_time() {
         let mut contact = Contact::new();
         let [early, late] = [1, 2].map(Time::from_nanos);
         contact.greet(7, early);

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_forgot_everything_leaves_only_what_was_open_to_begin_anew() {
+    fn after_a_peer_forgot_its_conversation_only_open_sessions_begin_anew() {
         let mut outgoing = Outgoing::default();
         let (open, closing) = (outgoing.open(SessionId(1), 4), outgoing.open(SessionId(2), 0));
         outgoing.close(closing);

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_does_not_end_with_a_post_that_failed_or_while_more_of_it_waits() {
+    fn a_read_does_not_end_while_posts_wait_or_after_a_failure() {
         let mut reading = reading();
         reading.progress = Progress::Reading { plans: vec![], queued: true, next_part: 1, outstanding: 1 };
         reading.post_ended(true, at(1));

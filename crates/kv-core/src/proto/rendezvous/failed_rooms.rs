@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_room_that_was_pushed_out_does_not_hide_a_later_one() {
+    fn an_evicted_failed_room_does_not_hide_a_later_failure() {
         let mut rooms = FailedRooms::default();
         for cause in [PeerCause::Aborted, PeerCause::DeadlineExceeded] {
             rooms.insert((number(1), cause), Latecomers::Left(1), Time::MAX, (None, 1, 99));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_room_of_which_nobody_knew_the_size_serves_as_many_as_the_first_says() {
+    fn a_failed_room_of_unknown_size_serves_as_many_receivers_as_announced() {
         let mut rooms = FailedRooms::default();
         insert(&mut rooms, number(1), Latecomers::AllBut(0), 3);
         for ranks in [3, 1, 7] {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn one_connection_pushes_out_its_own_failed_rooms_and_no_others() {
+    fn a_connection_evicts_only_its_own_failed_rooms() {
         let mut rooms = FailedRooms::default();
         insert(&mut rooms, number(0), Latecomers::Left(1), 3);
         for of in 1..=9 {

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_suffix_may_be_all_that_a_room_is() {
+    fn a_request_id_may_consist_of_its_suffix_alone() {
         let room = Room::request("-0000000a").unwrap();
         assert_eq!(Named::new(room.clone(), true).base, room);
     }

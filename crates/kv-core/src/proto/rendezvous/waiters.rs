@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_in_one_room_the_oldest_is_met() {
+    fn of_several_waiters_in_a_room_the_oldest_is_met_first() {
         let mut waiters = Waiters::default();
         for who in [9, 5, 7] {
             waiters.insert(&number(1), who);

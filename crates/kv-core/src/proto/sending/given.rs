@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_refused_are_kept_until_they_can_be_given_back() {
+    fn refused_pages_are_kept_until_they_can_be_handed_back() {
         let mut given = Given::default();
         assert_eq!(given.begin(pages(0)), Err(Cause::InitOrder));
         given.announce(3, None);

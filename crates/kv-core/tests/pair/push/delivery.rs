@@ -184,7 +184,7 @@ fn a_request_of_no_pages_still_carries_its_aux_row() {
 }
 
 #[test]
-fn two_receivers_of_one_sender_both_get_everything() {
+fn two_receivers_of_one_sender_both_get_all_pages() {
     let mut pair = Pair::new();
     let sender = pair.open_sender(ROOM, 2);
     let one = pair.open_receiver(ROOM);
@@ -206,7 +206,7 @@ fn two_receivers_of_one_sender_both_get_everything() {
 }
 
 #[test]
-fn pages_that_are_written_are_under_no_lease_however_long_it_takes() {
+fn pushed_pages_are_under_no_lease_however_long_writes_take() {
     let mut pair = Pair::new();
     let options = SessionOptions { mode: Some(TransferMode::Push), ..SessionOptions::default() };
     let sender = pair.open_sender_with(ROOM, 1, options);

@@ -71,7 +71,7 @@ fn a_lost_failure_or_abort_or_acknowledgement_is_made_up_for() {
 }
 
 #[test]
-fn every_frame_is_idempotent() {
+fn every_frame_may_arrive_twice_without_a_further_effect() {
     let mut pair = Pair::new();
     pair.duplicate_frames(3);
     let (sender, receiver) = pair.transferring(ROOM, &[0, 4], &[1, 2]);

@@ -97,7 +97,7 @@ fn an_impostor_that_answers_is_never_written_to() {
 }
 
 #[test]
-fn one_transport_is_one_peer() {
+fn connections_of_one_transport_count_as_one_peer() {
     let (mut us, _source) = transport();
     let (them, _arena) = transport();
     let metadata = them.metadata().unwrap();
@@ -111,7 +111,7 @@ fn one_transport_is_one_peer() {
 }
 
 #[test]
-fn a_connection_speaks_for_the_transport_that_opened_it_and_no_other() {
+fn a_connection_speaks_only_for_the_transport_that_opened_it() {
     let (mut us, _source) = transport();
     let (mut them, _arena) = transport();
     let (victim, _other) = transport();
@@ -191,7 +191,7 @@ fn an_impostor_with_the_victims_metadata_is_refused_and_the_victim_is_served() {
 }
 
 #[test]
-fn a_claim_that_the_kernel_cannot_confirm_is_never_used_but_its_address_is() {
+fn an_unconfirmed_identity_is_not_used_although_its_address_is() {
     let (mut us, source) = transport();
     let (mut victim, arena) = transport();
     // As in a PID namespace that cannot be seen, before Linux 6.9.
@@ -207,7 +207,7 @@ fn a_claim_that_the_kernel_cannot_confirm_is_never_used_but_its_address_is() {
 }
 
 #[test]
-fn another_process_at_the_peers_address_is_told_nothing() {
+fn another_process_at_the_address_of_a_peer_receives_nothing() {
     let (mut us, _source) = transport();
     let (victim, _arena) = transport();
     let mut metadata = Metadata::decode(&victim.metadata().unwrap()).unwrap();

@@ -262,7 +262,7 @@ fn a_peer_with_marked_rights_costs_a_bounded_number_of_pages() {
 }
 
 #[test]
-fn a_lost_way_is_told_and_its_right_can_be_revoked_afterwards() {
+fn a_lost_way_is_reported_and_its_right_can_still_be_revoked() {
     let (mut us, _arena) = transport();
     let (metadata, hello) = forged(&us, vec![8 << 20]);
     let file = memory_file(8 << 20, SealFlags::SHRINK);
@@ -297,7 +297,7 @@ fn a_lost_way_is_told_and_its_right_can_be_revoked_afterwards() {
 }
 
 #[test]
-fn a_link_that_the_kernel_cannot_watch_is_lost_and_leaves_nothing_behind() {
+fn a_link_whose_process_cannot_be_watched_is_dropped_completely() {
     let (mut us, _arena) = transport();
     let (them, _theirs) = transport();
     let metadata = them.metadata().unwrap();

@@ -99,7 +99,7 @@ fn only_arenas_that_are_sealed_and_long_enough_are_accepted() {
 }
 
 #[test]
-fn descriptors_that_nobody_asked_for_are_not_kept() {
+fn file_descriptors_that_were_not_asked_for_are_closed() {
     let (mut transport, _arena) = transport();
     let (_, hello) = forged(&transport, Vec::new());
     let client = dial_raw(&transport);
@@ -168,7 +168,7 @@ fn unclaimed_connections_are_few_and_leave_when_silent() {
 }
 
 #[test]
-fn a_flooding_peer_does_not_keep_others_from_being_heard() {
+fn frames_of_a_flooding_peer_do_not_delay_other_peers() {
     let (mut transport, _arena) = transport();
     let mut clients: Vec<UnixStream> = (0..20)
         .map(|_| {
@@ -209,7 +209,7 @@ fn handle_slowly(transport: &mut LocalTransport) -> usize {
 }
 
 #[test]
-fn a_peer_whose_frames_take_all_the_time_waits_and_others_are_heard() {
+fn a_peer_that_uses_up_its_time_waits_while_other_peers_are_heard() {
     let (mut transport, arena) = transport();
     let mut greeted = || {
         let (_, hello) = forged(&transport, Vec::new());

@@ -106,7 +106,7 @@ fn pages_that_find_the_ring_full_are_kept_and_given_later() {
 }
 
 #[test]
-fn requests_that_are_not_taken_come_back() {
+fn requests_that_a_queue_refuses_are_handed_back() {
     let mut bench = Bench::new(10, CONFIG);
     let error = bench.queues.push(5, incoming(1, 10)).unwrap_err();
     assert_eq!((error.request, error.reason), (5, PushRefusal::TooLarge { needed: 11, capacity: 10 }));

@@ -33,7 +33,7 @@ fn wrong_room_data_never_goes_on() {
 }
 
 #[test]
-fn a_failed_request_comes_out_at_once_and_its_pages_when_they_are_quiet() {
+fn a_failed_request_is_reported_at_once_and_its_pages_when_quiet() {
     let mut bench = Bench::new(10, DecodeConfig { aux_rows: 1, ..CONFIG });
     bench.shake_hands(1, 4);
     let next = bench.shake_hands(2, 1);
@@ -111,7 +111,7 @@ fn success_without_pages_is_no_success() {
 }
 
 #[test]
-fn pages_that_a_session_swallows_are_counted_and_named() {
+fn pages_lost_by_a_session_are_counted_and_named() {
     let mut bench = Bench::new(10, CONFIG);
     bench.shake_hands(1, 4);
     drop(bench.fake.at(1, |session| session.custody.split_off(3)));
@@ -123,7 +123,7 @@ fn pages_that_a_session_swallows_are_counted_and_named() {
 }
 
 #[test]
-fn a_wrong_row_on_one_rank_fails_the_request_on_all() {
+fn a_wrong_aux_row_on_one_rank_fails_the_request_on_all() {
     let (fakes, mut ranks): (Vec<_>, Vec<_>) = ThreadConsensus::group(2)
         .into_iter()
         .map(|handle| {

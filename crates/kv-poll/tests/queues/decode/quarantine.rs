@@ -62,7 +62,7 @@ fn admission_stops_at_half_of_the_pool_names_the_peer_and_resumes_below() {
 }
 
 #[test]
-fn requests_that_were_let_in_go_on_while_admission_is_stopped() {
+fn admitted_requests_go_on_while_admission_is_stopped() {
     let mut bench = Bench::new(20, CONFIG);
     for (room, pages) in [(1, 2), (2, 2), (3, 10), (4, 1)] {
         bench.shake_hands(room, pages);
@@ -145,7 +145,7 @@ fn ranks_in_lock_step_stop_and_go_on_in_the_same_step() {
 /// One rank's ring has no room for the pages of a request that fails: they are quiet there, and on the
 /// other rank they are not. If they were free on one rank only, the caches would differ from then on.
 #[test]
-fn pages_that_one_rank_could_not_send_are_free_on_all_ranks_in_the_same_step() {
+fn pages_that_one_rank_could_not_send_become_free_on_all_ranks() {
     let rank = |rank: usize, two: Two| -> Vec<(usize, usize, usize)> {
         let (fake, mut rows) = (Fake::new(), Rows(BTreeMap::new(), Some(vec![0])));
         let consensus = CollectiveConsensus::new(two);

@@ -39,7 +39,7 @@ fn retracted_requests_get_pages_before_new_ones() {
 }
 
 #[test]
-fn impossible_retractions_change_nothing() {
+fn a_retraction_of_an_unknown_request_changes_nothing() {
     let mut bench = Bench::new(12, CONFIG);
     let key = bench.shake_hands(1, 4);
     bench.succeed(1);

@@ -45,7 +45,7 @@ fn failures_before_the_forward_pass_come_out_without_pages() {
 }
 
 #[test]
-fn a_failure_is_told_at_once_and_the_pages_come_when_they_are_quiet() {
+fn a_failure_is_reported_at_once_and_the_pages_when_quiet() {
     let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
     let key = popped(&mut queues, &fake, 1);
     queues.init(key, 3, None).unwrap();
@@ -117,7 +117,7 @@ fn success_before_all_pages_were_given_is_no_success() {
 }
 
 #[test]
-fn a_rank_that_cannot_serve_a_request_fails_it_on_the_others() {
+fn a_rank_that_cannot_serve_a_request_fails_the_other_ranks() {
     let mut group = ThreadConsensus::group(2).into_iter();
     let (fakes, mut ranks): (Vec<_>, Vec<_>) = group
         .by_ref()

@@ -41,7 +41,7 @@ fn the_line_is_by_priority_then_by_push_order_and_nobody_overtakes_its_head() {
 }
 
 #[test]
-fn requests_that_are_not_taken_come_back() {
+fn requests_that_a_queue_refuses_are_handed_back() {
     let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
     let full = OpenError::TooManySessions { open: 1, max: 1 };
     fake.world(|world| world.refuse = Some(full.clone()));

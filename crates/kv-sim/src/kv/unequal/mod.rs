@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_all_sources_send_is_what_a_rank_holds() {
+    fn the_bytes_of_all_sources_are_exactly_those_a_rank_holds() {
         for seed in 0..500 {
             let pair = drawn(seed);
             for dest in 0..pair.engines[1].ranks() as u32 {

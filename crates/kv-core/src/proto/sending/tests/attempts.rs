@@ -116,7 +116,7 @@ fn an_abort_is_acknowledged_when_the_post_in_flight_has_ended_and_not_before() {
 }
 
 #[test]
-fn a_failed_post_is_told_at_once_and_its_attempt_is_quiet_when_it_has_ended() {
+fn a_failed_post_is_reported_at_once_and_its_attempt_later_becomes_quiet() {
     let mut alone = posted();
     end_post(&mut alone, Err(TransportError::Cancelled));
     let [failed, told, back] = alone.outputs().try_into().unwrap();
@@ -176,7 +176,7 @@ fn a_registration_of_pages_that_the_receiver_does_not_have_fails_both_sides() {
 }
 
 #[test]
-fn an_attempt_that_ends_with_no_bytes_to_write_says_so_without_a_post() {
+fn an_attempt_without_bytes_reports_its_end_without_a_post() {
     let mut alone = Alone::new();
     alone.open(TransferMode::Push, NEVER);
     let none = register_for(&[], 0, ATTEMPT, 0);

@@ -67,7 +67,7 @@ fn lease_timer(alone: &mut Alone, seconds: u64) {
 }
 
 #[test]
-fn a_heartbeat_extends_a_renewable_lease_which_then_runs_out_and_gives_the_pages_back() {
+fn a_heartbeat_extends_a_renewable_lease_whose_end_frees_the_pages() {
     let mut alone = granted(LEASE);
     alone.at(25);
     // Two thirds of thirty seconds from now.
@@ -93,7 +93,7 @@ fn a_heartbeat_does_not_extend_a_fixed_lease() {
 }
 
 #[test]
-fn released_pages_come_back_with_success_and_a_later_acquire_learns_that_they_are_consumed() {
+fn a_release_ends_the_sender_with_success_and_refuses_later_acquires() {
     let mut alone = granted(LEASE);
     let release = Release { low_watermark: Attempt(0), attempts: vec![(ATTEMPT.0, 1)], answer: true };
     alone.sending.on_release(&mut alone.cx, alone.peer, release.clone());
@@ -113,7 +113,7 @@ fn released_pages_come_back_with_success_and_a_later_acquire_learns_that_they_ar
 }
 
 #[test]
-fn pages_of_an_aborted_session_stay_until_the_lease_that_its_reader_knows_of_is_over() {
+fn an_aborted_sender_keeps_its_pages_until_its_readers_lease_ends() {
     let mut alone = granted(LEASE);
     alone.at(25);
     number(&mut alone);
@@ -133,7 +133,7 @@ fn pages_of_an_aborted_session_stay_until_the_lease_that_its_reader_knows_of_is_
 }
 
 #[test]
-fn a_reader_that_aborts_has_let_go_and_the_pages_come_back_at_once() {
+fn a_reader_that_aborts_releases_the_pages_at_once() {
     let mut alone = granted(LEASE);
     let abort = Abort {
         low_watermark: Attempt(0),
@@ -183,7 +183,7 @@ fn a_session_that_fails_in_the_turn_that_completes_it_pins_nothing() {
 }
 
 #[test]
-fn an_answer_to_a_heartbeat_that_is_too_long_for_one_frame_is_said_in_several() {
+fn a_heartbeat_answer_too_long_for_one_frame_is_split_into_several() {
     let mut alone = Alone::new();
     let leases: Vec<(u64, u32)> = (0..70_000).map(|lease| (lease * 2, 1)).collect();
     alone.cx.say_heartbeat_ack(alone.peer, 3, Extended { leases: leases.clone(), lease_ms: 9 }, 4);
