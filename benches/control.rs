@@ -164,7 +164,7 @@ fn plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
         if let Some(error) = failure {
             return Err(error.into());
         }
-        println!("{name}: {} page pieces in {count} descriptors", u64::from(PAGES) * 160);
+        println!("{name}: {} parts of pages in {count} descriptors", u64::from(PAGES) * 160);
     }
     group.finish();
     Ok(())
@@ -205,7 +205,7 @@ fn uneven_plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
             return Err(error.into());
         }
         let counts = Plan::chunk(&map, &pages, 0, &registered)?.counts();
-        println!("{name}: {} pieces in {} descriptors", counts.pieces, counts.descs);
+        println!("{name}: {} parts of pages in {} descriptors", counts.pieces, counts.descs);
     }
     group.finish();
     Ok(())

@@ -129,9 +129,11 @@ impl Prefill {
 
 /// How many leases an answer renews.
 fn renewed_by(answer: Option<Output>) -> Result<u32, Box<dyn Error>> {
-    let Some(Output::Send { frame, .. }) = answer else { return Err("no answer".into()) };
+    let Some(Output::Send { frame, .. }) = answer else {
+        return Err("the prefill machine does not answer the heartbeat".into());
+    };
     match Frame::decode(&frame)?.body {
         Body::HeartbeatAck(ack) => Ok(ack.leases.iter().map(|&(_, count)| count).sum()),
-        other => Err(format!("not an answer to a heartbeat: {other:?}").into()),
+        other => Err(format!("the answer to the heartbeat is another frame: {other:?}").into()),
     }
 }

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# The checks that take too long for every change: an hour and a half on two cores.
+# The checks that take too long to run before every change: an hour and a half on two cores.
 #
-#   scripts/full.sh               all of them, one after the other
-#   scripts/full.sh seeds kills   only these
+#   scripts/full.sh               runs all checks, one after the other
+#   scripts/full.sh seeds kills   runs only these checks
 #
 #   seeds     1 000 000 seeds of the simulator
-#   fuzz      2 000 000 cases of the protocol machine, with counted costs, and 1 000 000 of hostile frames; where
-#             cargo-fuzz and a nightly toolchain are, ten minutes guided by coverage
-#   kills     half an hour of kills and stops, in every mode, over every transport that is here
-#   stops     50 stops of each side in the middle of large copies, over every transport that is here
-#   layouts   200 000 pairs of random layouts against the byte oracle
-#   garbage   what a peer that sends garbage at full speed costs a healthy one
+#   fuzz      2 000 000 scripts for the protocol machine, with a check of their costs, and 1 000 000 cases of hostile
+#             frames; also ten minutes guided by coverage, if cargo-fuzz and a nightly toolchain are installed
+#   kills     half an hour of kills and stops of processes, in every mode, over every installed transport
+#   stops     50 stops of each side in the middle of large copies, over every installed transport
+#   layouts   200 000 pairs of random layouts, with a comparison of every byte
+#   garbage   measures what a peer that sends garbage at full speed costs a healthy peer
 #
-# START chooses the first seed of the simulator, SEED the seed of fuzz, kills, stops and layouts; they are printed.
+# The variable START is the first seed of the simulator, and SEED the seed of fuzz, kills, stops and layouts. Both
+# are random by default, and are printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,7 +33,7 @@ fuzz() {
         mkdir -p target/found
         cargo +nightly fuzz run -s none machine target/found fuzz/corpus/machine -- -max_len=2048 -max_total_time=600
     else
-        echo "NOT TESTED: fuzzing guided by coverage; it needs a nightly toolchain and cargo install cargo-fuzz"
+        echo "NOT TESTED: fuzzing guided by coverage. It needs a nightly toolchain, and: cargo install cargo-fuzz"
     fi
 }
 kills() {
@@ -46,7 +47,7 @@ stops() {
         eval "$settings"
         features=(--features nixl)
     else
-        echo "NOT TESTED: stops over NIXL, for the reason above"
+        echo "NOT TESTED: stops over NIXL, for the reason that scripts/setup-nixl.sh gives above"
     fi
     SEED=$seed KV_STOPS=50 cargo test --locked "${features[@]}" --test stops -- --nocapture --test-threads=1
 }
@@ -69,4 +70,4 @@ for check in "$@"; do
         ;;
     esac
 done
-step "all done"
+step "all checks have passed"

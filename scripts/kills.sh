@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Kills and stops ranks at random moments until the time is used up, and says what became of every request.
+# Kills and stops processes of the example pd at random moments, and checks what becomes of every request.
 #
-#   scripts/kills.sh                              three minutes, a fresh seed, every transport that is here
-#   scripts/kills.sh --seconds 1800 --seed 7      half an hour of the runs of seed 7
-#   scripts/kills.sh --transport local            only the embedded transport (or: nixl)
+#   scripts/kills.sh                              for three minutes, with a new seed, over every installed transport
+#   scripts/kills.sh --seconds 1800 --seed 7      for half an hour, with the runs of seed 7
+#   scripts/kills.sh --transport local            over the embedded transport only (or: nixl)
 #
-# Each run is the example pd with 2 prefill and 2 decode processes and timeouts of a second at most. One of
-# them is killed, stopped for ever, or stopped for longer than every timeout and then resumed, at a moment
-# drawn from the seed, in push, pull or auto mode. A run is bad if a request has no end, a token differs from
-# the undisturbed run, a survivor (or a rank that was resumed) keeps a page or does not serve afterwards, or
-# the run does not end. Bad runs do not end the script; each is printed with the command that replays it.
-# Needs what scripts/setup-nixl.sh needs for NIXL, which is left out, and said so, where that is missing.
+# Each run is the example pd with 2 prefill and 2 decode processes, and with timeouts of a second at most. One
+# process is killed, stopped for ever, or stopped for longer than every timeout and then resumed, at a moment drawn
+# from the seed, in push, pull or auto mode. A run is bad if a request does not end, a token differs from the run in
+# one process, a surviving or resumed process keeps a page or does not serve afterwards, or the run does not end.
+# The script goes on after a bad run. At the end it prints each bad run with the command that repeats it, and exits
+# with status 1 if there was one. Runs over NIXL need what scripts/setup-nixl.sh needs; where that is missing, they
+# are left out, and the output says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +19,7 @@ usage() {
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2
     exit 2
 }
-number() { [[ $2 =~ ^[0-9]{1,9}$ ]] || { printf 'error: %s takes a number, not %s\n' "$1" "$2" >&2; exit 2; }; }
+number() { [[ $2 =~ ^[0-9]{1,9}$ ]] || { printf 'error: %s needs a number of at most nine digits, and got %s\n' "$1" "$2" >&2; exit 2; }; }
 
 seconds=180
 seed=$((RANDOM << 15 | RANDOM))
@@ -35,9 +36,9 @@ while [ $# -gt 0 ]; do
 done
 case $transport in local | nixl | both) ;; *) usage ;; esac
 
-# A run that takes longer than this hangs: the slowest ones, a stop on a busy machine, take some ten seconds.
+# A run that takes longer than this many seconds hangs. The slowest runs, stops on a busy machine, take about ten.
 limit=90
-# Longer than every timeout of --timing fast, one after the other.
+# Milliseconds: longer than all timeouts of --timing fast together.
 stopped=3000
 
 step() { printf '== %s\n' "$*" >&2; }
@@ -61,17 +62,17 @@ step "building"
 cargo build --release --locked "${features[@]}" --example pd
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-# Another build in the meantime must not change what runs.
+# A copy, so that another build in the meantime does not change what runs.
 cp "${CARGO_TARGET_DIR:-target}/release/examples/pd" "$out/pd"
 
-# Numbers from the seed (Lehmer's generator): the same seed has the same runs.
+# Random numbers from the seed (Lehmer's generator), so that the same seed has the same runs.
 state=$((seed % 2147483646 + 1))
 draw() {
     state=$((state * 48271 % 2147483647))
     drawn=$((state % $1))
 }
 
-# field NAME: a number out of the totals of the report.
+# field NAME: prints a number of the totals of the report.
 field() { sed -n "s/.*\"totals\":{[^}]*\"$1\":\([0-9.]*\).*/\1/p" "$out/json"; }
 problems() { sed -n 's/.*"problems":\[\(.*\)\]}$/\1/p' "$out/json"; }
 
@@ -83,7 +84,7 @@ number=0
 end=$((SECONDS + seconds))
 printf '%5s %-5s %-21s %-6s %6s %4s %7s %7s %7s  %s\n' run mode what transport at/ms ok failed leaked ms verdict
 while [ "$SECONDS" -lt "$end" ]; do
-    # Every combination has its turn; the moment is drawn.
+    # The combinations have their turn one after the other; the moment is random.
     combination=$((number % (${#harms[@]} * ${#modes[@]} * ${#transports[@]})))
     transport=${transports[combination % ${#transports[@]}]}
     mode=${modes[combination / ${#transports[@]} % ${#modes[@]}]}
@@ -92,7 +93,7 @@ while [ "$SECONDS" -lt "$end" ]; do
     at=$drawn
     draw 1000000
     prompts=$drawn
-    # Every third run is short of pages on the decode side: requests wait there for room.
+    # In about every third run, decode processes have so few pages that requests wait there for room.
     draw 3
     few=$([ "$drawn" -eq 0 ] && echo 40 || echo 512)
     read -r verb side more <<<"${harm/,/}"
@@ -106,7 +107,7 @@ while [ "$SECONDS" -lt "$end" ]; do
     number=$((number + 1))
     case $status in
     0) verdict=ok ;;
-    124 | 137) verdict="BAD: does not end within $limit s" ;;
+    124 | 137) verdict="BAD: the run has not ended within $limit s" ;;
     *) verdict="BAD: $(problems)$(tail -n 2 "$out/errors" | tr '\n' ' ')" ;;
     esac
     ok=$(field ok) failed=$(field failed) leaked=$(field pages_leaked)

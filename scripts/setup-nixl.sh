@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Puts NIXL's libraries, and the libclang that nixl-sys needs while it is built, under target/nixl.
+# Installs NIXL's libraries, and the libclang that the build of nixl-sys needs, under target/nixl.
 #
 #   scripts/setup-nixl.sh             installs what is missing; does nothing the second time
-#   source target/nixl/env.sh         then: cargo run --release --features nixl --example pd -- --transport nixl
-#   eval "$(scripts/setup-nixl.sh --print)"    both in one line
+#   source target/nixl/env.sh         sets the variables that a build needs. After that, for example:
+#                                     cargo run --release --features nixl --example pd -- --transport nixl
+#   eval "$(scripts/setup-nixl.sh --print)"    installs, and sets the variables
 #
-# Nothing outside target/ is changed. Needs g++, and python3 with pip to download the two packages
-# (nixl-cu12, 69 MB; libclang, 25 MB), unless the host has its own: KV_NIXL_LIB names another
-# libnixl_capi.so, LIBCLANG_PATH another libclang. Neither CUDA nor PyTorch is needed.
+# Nothing outside target/ is changed. Needs g++, and python3 with pip to download two packages (nixl-cu12, 69 MB;
+# libclang, 25 MB). To use libraries of the host instead, set KV_NIXL_LIB to the path of libnixl_capi.so, and
+# LIBCLANG_PATH to the directory of libclang. Neither CUDA nor PyTorch is needed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +23,7 @@ die() {
     exit 1
 }
 
-[ "$(uname -s)" = Linux ] || die "NIXL runs on Linux only."
+[ "$(uname -s)" = Linux ] || die "NIXL runs only on Linux."
 command -v g++ >/dev/null || die "g++ is missing; nixl-sys compiles one C++ file. Install it: apt-get install g++"
 
 # download <package> <version> <directory>: unpacks a wheel.
@@ -34,8 +35,8 @@ download() {
     mkdir -p "$root"
     local parts
     parts=$(mktemp -d "$root/.download.XXXXXX")
-    # A directory that is there is complete: it gets its name last.
-    # pip shows its progress on its standard output, which is not for us to print.
+    # The package is unpacked under another name and renamed at the end, so that an existing directory is complete.
+    # pip prints its progress to standard output, which is kept for --print.
     if ! python3 -m pip download --no-deps --only-binary=:all: --python-version 3.11 --dest "$parts" "$1==$2" >&2; then
         rm -rf "$parts"
         die "$1 $2 could not be downloaded; see pip's message above. Is a package index reachable, and is there a wheel for $(python3 -V) on $(uname -m)?"
@@ -49,13 +50,13 @@ download() {
 
 if [ -n "${KV_NIXL_LIB:-}" ] && [ "${KV_NIXL_LIB#"$root"}" = "$KV_NIXL_LIB" ]; then
     library=$KV_NIXL_LIB
-    step "NIXL: $library, as KV_NIXL_LIB says"
+    step "NIXL: $library (from KV_NIXL_LIB)"
 else
     [ -d "$wheel" ] || download nixl-cu12 "$nixl_version" "$wheel"
     library=$wheel/.nixl_cu12.mesonpy.libs/libnixl_capi.so
     step "NIXL $nixl_version: $library"
 fi
-[ -e "$library" ] || die "there is no $library"
+[ -e "$library" ] || die "the NIXL library $library does not exist"
 
 find_clang() {
     local dir
@@ -74,7 +75,7 @@ if [ -z "$clang" ]; then
 fi
 step "libclang: $clang"
 
-# A libclang without its compiler does not know the compiler's own headers; g++ has the same ones.
+# A libclang without clang lacks the headers of the compiler; g++ has the same headers.
 mkdir -p "$root"
 cat >"$root/env.sh.new" <<EOF
 export KV_NIXL_LIB='$library'
@@ -85,5 +86,5 @@ mv "$root/env.sh.new" "$root/env.sh"
 if [ "${1:-}" = --print ]; then
     cat "$root/env.sh"
 else
-    step "ready. In each shell that builds with --features nixl: source target/nixl/env.sh"
+    step "ready. Before building with --features nixl, in each shell: source target/nixl/env.sh"
 fi

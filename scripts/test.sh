@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Installs what the tests need and runs all of them.
+# Installs what the tests need, and runs all tests.
 #
 #   scripts/test.sh            everything
 #   scripts/test.sh push       only tests whose name contains "push"
 #
-# Needs: a Rust toolchain (https://rustup.rs), a C compiler and linker (gcc), and 2.5 GB of disk. Everything else is
-# fetched by cargo, by name, in the versions that Cargo.lock pins. The embedded transport has no native
-# dependency. For the NIXL transport, scripts/setup-nixl.sh downloads NIXL into target/nixl; where that is
-# not possible (no g++, no pip), the NIXL transport is left out, and said so.
+# Needs: a Rust toolchain (https://rustup.rs), a C compiler and linker (gcc), and 2.5 GB of disk. Cargo fetches
+# everything else, in the versions that Cargo.lock pins. The embedded transport has no native dependency. For the
+# NIXL transport, scripts/setup-nixl.sh downloads NIXL into target/nixl. Where that is not possible (no g++, no pip),
+# the tests of the NIXL transport are left out, and the last line of the output says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,12 +25,12 @@ have=$(rustc --version | cut -d' ' -f2)
 if [ "$(printf '%s\n%s\n' "$wanted" "$have" | sort -V | head -n 1)" != "$wanted" ]; then
     missing "Rust $wanted or newer (found $have)" "Update it: rustup update stable"
 fi
-# A linker that runs out of disk says "bus error" and nothing else.
+# A linker that runs out of disk space prints "bus error" and nothing else.
 target=${CARGO_TARGET_DIR:-target}
 free=$(df -Pm "$(dirname "$target")" 2>/dev/null | awk 'NR == 2 { print $4 }') || free=2500
 built=$( (du -sm "$target" 2>/dev/null || echo 0) | tail -n 1 | cut -f1)
 if [ $((free + built)) -lt 2500 ]; then
-    missing "disk space" "The build takes 2.5 GB in $target, and $free MB are free there."
+    missing "disk space" "The build needs 2.5 GB in $target, and $free MB are free there."
 fi
 [ "$(uname -s)" = Linux ] || missing Linux "The embedded transport uses memfd, pidfd and Unix sockets of Linux."
 
@@ -40,8 +40,8 @@ if settings=$(scripts/setup-nixl.sh --print); then
     export KV_NIXL_REQUIRED=1
     what=(--workspace --all-features)
 else
-    without="; the NIXL transport was left out, see the error above"
-    printf 'NOT TESTED: the NIXL transport, for the reason above\n' >&2
+    without="; the NIXL transport was not tested, for the reason that scripts/setup-nixl.sh gave above"
+    printf 'NOT TESTED: the NIXL transport, for the reason that scripts/setup-nixl.sh gives above\n' >&2
     what=(--workspace --exclude kv-nixl --features kv-transfer/checkpoint)
 fi
 
@@ -57,7 +57,7 @@ trap 'rm -f "$log"' EXIT
 status=0
 cargo test "${what[@]}" --locked --no-fail-fast -- "$@" 2>&1 | tee "$log" || status=$?
 
-# One closing line over all test binaries.
+# One last line with the sums over all test binaries.
 sum() { awk -v word="$1" '/^test result:/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ "^" word) n += $i } END { print n + 0 }' "$log"; }
 passed=$(sum passed) failed=$(sum failed) skipped=$(sum ignored)
 printf '\n%s passed, %s failed, %s skipped%s\n' "$passed" "$failed" "$skipped" "${without:-}"

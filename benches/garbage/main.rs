@@ -2,13 +2,13 @@
 //!
 //! `cargo bench --bench garbage`; with `-- prefill` or `-- decode` after it, only the worker of that role.
 //!
-//! Three processes on the embedded transport: a worker that serves, a healthy peer (this process) that makes
-//! push requests of 64 KiB one after the other, and a third one that idles, spins, or sends garbage to the
-//! worker over a connection of its own, in turn, round by round. A peer that spins takes a processor from
-//! the others, and no more than that; garbage may cost the healthy peer half as much again. The program
-//! prints the latencies and exits with 1 if garbage costs more than that. With `--test` it makes a few
-//! requests and judges nothing. On a machine with fewer than three processors that are free it measures the
-//! scheduler of the system as well: spinning costs more there, and so may garbage.
+//! The bench runs three processes on the embedded transport: a worker that serves, a healthy peer (this process)
+//! that makes push requests of 64 KiB one after the other, and a third process. In each round the third process
+//! idles, then spins, then sends garbage to the worker over a connection of its own. A process that spins takes a
+//! processor from the others, and nothing more. Garbage may cost the healthy peer at most half as much again. The
+//! program prints the latencies, and exits with status 1 if garbage costs more than that. With `--test` it makes
+//! a few requests and judges nothing. On a machine with fewer than three free processors the scheduler of the
+//! system is measured as well: spinning costs more there, and so may garbage.
 
 #![allow(clippy::print_stdout)]
 

@@ -131,7 +131,7 @@ fn until_told(
     loop {
         match orders.try_recv() {
             Ok(what) => return Ok(what),
-            Err(TryRecvError::Disconnected) => return Err("nobody tells what to do".into()),
+            Err(TryRecvError::Disconnected) => return Err("the parent process is gone".into()),
             Err(TryRecvError::Empty) => {}
         }
         let until = Instant::now() + LOOK;

@@ -101,7 +101,10 @@ fn figures(
 
 /// Medians of throughput and of the ratio to memcpy, measured in turn.
 fn ratios(pair: &mut Pair, copy: &mut Memcpy, region: usize) -> Result<(), Error> {
-    println!("\n{} MiB in blocks at random places, median of {ROUNDS} rounds taken in turn", region >> 20);
+    println!(
+        "\n{} MiB in blocks at random places, medians of {ROUNDS} rounds, in which each row has its turn",
+        region >> 20
+    );
     println!(
         "{:>9} {:>12} {:>12} {:>12} {:>14} {:>14}",
         "block", "memcpy GB/s", "WRITE GB/s", "READ GB/s", "WRITE/memcpy", "READ/memcpy"

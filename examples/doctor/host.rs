@@ -22,7 +22,7 @@ pub fn environment(ours: &[Guard]) {
         println!("  {name}={value}");
     }
     if set.is_empty() {
-        println!("  nothing is set");
+        println!("  none is set");
     }
 }
 
@@ -30,9 +30,13 @@ pub fn environment(ours: &[Guard]) {
 pub fn facts() {
     let limit = getrlimit(Resource::Memlock).current;
     let limit = limit.map_or_else(|| "unlimited".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
-    line("locked memory", &limit, "RDMA pins what it registers: the whole cache must fit");
+    line(
+        "locked memory",
+        &limit,
+        "the limit must not be below the size of the cache: RDMA locks registered memory",
+    );
     let cards = names("/sys/class/infiniband");
-    line("InfiniBand", &or(&cards, "no card"), "");
+    line("InfiniBand", &or(&cards, "no card found"), "");
     let links: Vec<String> = names("/sys/class/net")
         .into_iter()
         .map(|name| {
@@ -54,12 +58,12 @@ pub fn facts() {
     let driver = if driver { "driver library found" } else { "no driver library" };
     line("CUDA", &format!("{}; {driver}", or(&gpus, "no device")), "");
     let huge = read("/sys/kernel/mm/transparent_hugepage/enabled");
-    let why = "pools ask for huge pages; copies ran twice as fast on them";
+    let why = "memory pools ask for huge pages, on which copies were twice as fast";
     line("huge pages", if huge.is_empty() { "unknown" } else { &huge }, why);
     let scope = read("/proc/sys/kernel/yama/ptrace_scope");
     let (value, why) = match scope.as_str() {
         "" | "0" => ("free", ""),
-        _ => ("restricted", "UCX cannot copy between processes directly, and takes TCP"),
+        _ => ("restricted", "UCX cannot copy between processes, and uses TCP instead"),
     };
     line("process access", value, why);
 }

@@ -1,13 +1,13 @@
-//! Looks at what the NIXL transport would use on this host, for a person, and tries it out.
+//! Prints what the NIXL transport would use on this host, and tries it out.
 //!
 //! ```text
 //! scripts/setup-nixl.sh && source target/nixl/env.sh
 //! cargo run --release --features nixl --example doctor
 //! ```
 //!
-//! It prints libraries, plugins, limits and the environment that matters, and ends with a transfer
-//! between two processes, whose bytes it checks: the transports that UCX chose for it, and its speed
-//! in both directions. Exit status 1 if NIXL cannot be used.
+//! The program prints libraries, plugins, limits and environment variables. Then it transfers bytes between two
+//! processes, checks them, and prints the transports that UCX chose and the speed in both directions. The exit
+//! status is 1 if NIXL cannot be used.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
             }
         };
     }
-    // What the user has set, before anything is added.
+    // Read before loading NIXL adds variables.
     let missing = guards::missing();
     let nixl = match Nixl::load(&Search::default()) {
         Ok(nixl) => nixl,
@@ -41,28 +41,36 @@ fn main() -> ExitCode {
     };
     println!("NIXL");
     println!("  library     {}", nixl.library().display());
-    println!("  version     {}", nixl.version().unwrap_or("unknown: it is in no Python package"));
+    println!(
+        "  version     {}",
+        nixl.version().unwrap_or("unknown, because the library is in no Python package")
+    );
     println!("  backends    {}", nixl.plugins().join(", "));
-    for (backend, what) in [("UCX", "peers"), ("POSIX", "files"), ("LIBFABRIC", "peers, by name")] {
+    for (backend, what) in
+        [("UCX", "peers"), ("POSIX", "files"), ("LIBFABRIC", "peers, if NixlConfig::backend names it")]
+    {
         let state =
             nixl.why_not(backend).map_or_else(|| "usable".to_owned(), |why| format!("not usable: {why}"));
         println!("  {backend:<10}  for {what}; {state}");
     }
-    println!("\nGuards: settings of UCX, read when it starts");
+    println!("\nSettings of UCX that the transport needs");
     for guard in guards::guards() {
         let value = std::env::var(guard.name).unwrap_or_default();
         let by = if missing.contains(&guard) { "set by this program" } else { "set by you" };
         println!("  {}={value}  ({by})\n      {}", guard.name, guard.why);
     }
-    println!("\nEnvironment of NIXL, UCX and CUDA");
+    println!("\nOther environment variables of NIXL, UCX and CUDA");
     host::environment(&missing);
     println!("\nHost");
     host::facts();
-    println!("\nTrial: two processes, {} MiB in blocks of 64 KiB at random places", trial::REGION >> 20);
+    println!(
+        "\nTrial transfer between two processes: {} MiB in blocks of 64 KiB at random places",
+        trial::REGION >> 20
+    );
     match trial::run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: the trial failed: {error}");
+            eprintln!("error: the trial transfer failed: {error}");
             ExitCode::FAILURE
         }
     }
@@ -70,7 +78,7 @@ fn main() -> ExitCode {
 
 #[cfg(not(feature = "nixl"))]
 fn main() -> ExitCode {
-    eprintln!("error: this example looks at NIXL, and was built without feature `nixl`. Try");
+    eprintln!("error: this example needs NIXL, and was built without `--features nixl`. Try");
     eprintln!("  scripts/setup-nixl.sh && source target/nixl/env.sh");
     eprintln!("  cargo run --release --features nixl --example doctor");
     ExitCode::FAILURE

@@ -43,11 +43,11 @@ pub fn run() -> Result<(), Error> {
     let _ = std::fs::remove_file(&log);
     for (what, needle) in [("WRITE", "by ucp_put"), ("READ", "by ucp_get"), ("frames", "active message")] {
         match transports(&text, needle) {
-            found if found.is_empty() => println!("  {what:<6} over  UCX does not say"),
+            found if found.is_empty() => println!("  {what:<6} over  unknown: UCX has not reported it"),
             found => println!("  {what:<6} over  {}", found.join("; ")),
         }
     }
-    if status.success() { Ok(()) } else { Err("see above".into()) }
+    if status.success() { Ok(()) } else { Err("the errors are above".into()) }
 }
 
 /// The rows of UCX's first table about an operation: range, method and lanes.
@@ -93,13 +93,13 @@ impl Side {
                         return Ok(begun.elapsed().as_secs_f64());
                     }
                     TransportEvent::PeerGone { end, .. } => {
-                        return Err(format!("the way to the other process has ended: {end:?}").into());
+                        return Err(format!("the connection to the other process has ended: {end:?}").into());
                     }
                     TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
                 }
             }
         }
-        Err(format!("no end within {PATIENCE:?}").into())
+        Err(format!("the transfer has not ended within {PATIENCE:?}").into())
     }
 }
 
@@ -131,7 +131,7 @@ fn probe() -> Result<(), Error> {
             .spawn()?,
     );
     let mut line = String::new();
-    BufReader::new(child.0.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+    BufReader::new(child.0.stdout.take().ok_or("the other process has no output")?).read_line(&mut line)?;
     let byte = |at| u8::from_str_radix(line.get(at..at + 2).unwrap_or_default(), 16);
     let metadata = (0..line.trim().len()).step_by(2).map(byte).collect::<Result<Vec<u8>, _>>()?;
     side.transport.connect(PEER, &metadata)?;
@@ -156,26 +156,26 @@ fn probe() -> Result<(), Error> {
         let (head, tail) = got.split_at(BLOCK);
         let (most, last) = pattern.split_at(REGION - BLOCK);
         if tail != most || head != last {
-            return Err("the bytes that came back are not those that were sent".into());
+            return Err("the bytes that were read back differ from those that were written".into());
         }
     }
     let [write, read] = speeds.map(|mut seconds| {
         seconds.sort_by(f64::total_cmp);
         REGION as f64 / seconds[ROUNDS / 2] / 1e9
     });
-    println!("  first transfer  {:.1} ms, with the connection", first * 1e3);
+    println!("  first transfer  {:.1} ms, connection included", first * 1e3);
     println!("  WRITE           {write:.2} GB/s");
-    println!("  READ            {read:.2} GB/s, all bytes right");
+    println!("  READ            {read:.2} GB/s, all bytes are right");
     let measured = match read / write {
         ratio if ratio < SLOW => "READ is slow",
         ratio if ratio > 1.0 / SLOW => "WRITE is slow",
-        _ => "both directions are alike",
+        _ => "both directions are about equally fast",
     };
     let way = side.transport.route(PEER).map_or_else(|| "unknown".to_owned(), |way| way.to_string());
     println!("  the transport says  {way}: {}", advice(side.transport.directions(Some(PEER))));
     println!("  measured        {measured}");
     let anybody = advice(side.transport.directions(None));
-    println!("  to other hosts  {anybody}, as far as can be known before they are met");
+    println!("  to other hosts  {anybody}, as far as is known before a connection");
     Ok(())
 }
 
@@ -184,7 +184,7 @@ fn advice(directions: Directions) -> &'static str {
         Directions::BOTH => "push or pull",
         Directions::READ => "pull",
         // Of nothing that is good, a push is what transports allow.
-        _ => "push; READ is slow and refused",
+        _ => "push; the transport refuses READ, which is slow",
     }
 }
 

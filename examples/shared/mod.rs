@@ -1,12 +1,12 @@
-//! What the examples `pd`, `prefill` and `decode` have in common. Read it in this order:
+//! The modules that the examples `pd`, `prefill` and `decode` share, in the order in which to read them:
 //!
-//! 1. [`prefill`] and [`decode`]: the scheduler loop of each side. They are what a server would copy.
-//! 2. [`rank`]: how a worker is set up, and [`paged`]: how a model's KV lies in registered pages;
-//!    [`kept`] and [`pull_back`] are the way back, from one turn of a conversation to the next;
-//!    [`phases`], [`wire`], [`heartbeats`] and [`held`] are what the examples add to measure.
-//! 3. [`router`]: who gets which request; [`control`] and [`link`]: what it tells the ranks.
-//! 4. [`model`] and [`monolithic`]: the decoder itself, and the run that everything is compared with.
-// Each example uses a part of it.
+//! 1. [`prefill`] and [`decode`] are the scheduler loop of each side, which a server would copy.
+//! 2. [`rank`] sets up a worker, and [`paged`] keeps a model's KV in registered pages. [`kept`] and [`pull_back`]
+//!    are the way back, from one turn of a conversation to the next. [`phases`], [`wire`], [`heartbeats`] and
+//!    [`held`] measure, for the report.
+//! 3. [`router`] decides which rank gets which request; [`control`] and [`link`] carry its messages to the ranks.
+//! 4. [`model`] is the decoder, and [`monolithic`] the run in one process that everything is compared with.
+// Each example uses some of the modules.
 #![allow(dead_code, unreachable_pub, unused_imports)]
 
 #[cfg(feature = "checkpoint")]

@@ -32,7 +32,7 @@ const OTHER: PeerId = PeerId(1);
 /// Loads NIXL, which must be done first in `main`. Prints why there will be no figures if NIXL cannot be
 /// loaded.
 pub(crate) fn prepare() -> Option<Nixl> {
-    Nixl::load(&Search::default()).inspect_err(|error| println!("no NIXL figures: {error}")).ok()
+    Nixl::load(&Search::default()).inspect_err(|error| println!("NIXL is not measured: {error}")).ok()
 }
 
 pub(crate) fn is_peer() -> bool {

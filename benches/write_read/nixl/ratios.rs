@@ -19,7 +19,10 @@ const ROUNDS: std::ops::RangeInclusive<usize> = 9..=101;
 
 /// Transfers of 32 MiB and of the whole region, by block size.
 pub(super) fn large(pair: &mut Pair, region: usize) -> Result<(), Error> {
-    println!("\nNIXL, {}: transport / plain nixl-sys, medians of pairs taken in turn", pair.route.name());
+    println!(
+        "\nNIXL, {}: our transport / plain nixl-sys code, medians of pairs of measurements",
+        pair.route.name()
+    );
     println!("{:>15} {:>38} {:>38}", "", "WRITE", "READ");
     let columns = format!("{:>14} {:>7} {:>15}", "GB/s", "ratio", "of CPU times");
     println!("{:>15} {columns:>38} {columns:>38}", "blocks");
@@ -112,7 +115,10 @@ pub(super) fn small(nixl: &Nixl, region: usize, route: Route) -> Result<(), Erro
         copied = memcpy(&pair, region, &page)?;
     }
     if let [layer_major, page_major] = took[..] {
-        println!("page-major is {:.2} times as fast as layer-major", layer_major / page_major);
+        println!(
+            "the page-major layout is {:.2} times as fast as the layer-major layout",
+            layer_major / page_major
+        );
         println!(
             "memcpy of the same pages takes {:.1} ms: a transport without any cost would be {:.2} times as fast",
             copied * 1e3,

@@ -19,7 +19,7 @@ const BASE: u64 = 256 << 10;
 #[test]
 fn decoders_refuse_or_understand_whatever_comes_and_allocate_by_its_length() {
     let (cases, seed) = (setting("KV_FUZZ_CASES", 20_000), setting("KV_FUZZ_SEED", 24301));
-    println!("replay with KV_FUZZ_CASES={cases} KV_FUZZ_SEED={seed}");
+    println!("to repeat this run: KV_FUZZ_CASES={cases} KV_FUZZ_SEED={seed}");
     for &(name, target) in DECODERS {
         let corpus = corpus(name);
         assert!(!corpus.is_empty(), "{name} has no corpus");
@@ -38,6 +38,8 @@ fn decoders_refuse_or_understand_whatever_comes_and_allocate_by_its_length() {
                 all.keep(&case, Vec::new());
             }
         }
-        println!("{name:<20} {cases} cases, most allocated {worst} bytes for {most}");
+        println!(
+            "{name:<20} {cases} cases; the largest allocation is {worst} bytes for an input of {most} bytes"
+        );
     }
 }

@@ -32,8 +32,8 @@ fn no_input_costs_more_than_its_own_bytes_and_the_own_scheduler_pay_for() {
         return one(&case);
     }
     let (cases, seed) = (setting("KV_FUZZ_CASES", 4000), setting("KV_FUZZ_SEED", 24301));
-    println!("replay with KV_FUZZ_CASES={cases} KV_FUZZ_SEED={seed}");
-    println!("budgets: steps {STEPS:?}, allocated {ALLOCATED:?}, said {SAID:?}");
+    println!("to repeat this run: KV_FUZZ_CASES={cases} KV_FUZZ_SEED={seed}");
+    println!("budgets: steps {STEPS:?}, allocated bytes {ALLOCATED:?}, bytes of outputs {SAID:?}");
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     let counter = Counter { cases, ..Counter::default() };
     let found: Vec<Found> = std::thread::scope(|scope| {
@@ -49,10 +49,10 @@ fn no_input_costs_more_than_its_own_bytes_and_the_own_scheduler_pay_for() {
         worst.join(found.worst);
         reach = reach.or(found.reach);
     }
-    println!("the most at a time: {reach:?}");
-    println!("{HEAD}   of each kind of input, the dearest");
+    println!("the most that any script has filled: {reach:?}");
+    println!("{HEAD}   the most expensive inputs of each kind");
     worst.kinds().flatten().for_each(|Dear { charge, .. }| println!("{charge}"));
-    println!("{HEAD}   CPU of the case (best of 5); of all, the dearest");
+    println!("{HEAD}   the most expensive inputs of all, with the CPU time of the case (best of 5)");
     for Dear { charge, case } in worst.all() {
         let best = (0..5).map(|_| cpu_time(case)).min().unwrap_or_default();
         println!("{charge} {best:?}");
@@ -88,7 +88,10 @@ impl Counter {
         let begun = self.begun.fetch_add(1, Ordering::Relaxed);
         if begun > 0 && begun.is_multiple_of((self.cases / REPORTS).max(LEAST_BETWEEN)) {
             let worst = f64::from_bits(self.worst.load(Ordering::Relaxed));
-            println!("{begun} of {} cases, the worst so far is {worst:.3} of its budget", self.cases);
+            println!(
+                "{begun} of {} cases; the most expensive input so far takes up {worst:.3} of its budget",
+                self.cases
+            );
         }
         begun < self.cases
     }
@@ -125,7 +128,10 @@ fn dearest(counter: &Counter, seed: u64) -> Found {
             all.keep(&case, std::mem::take(&mut outcome.steps));
         }
     }
-    println!("seed {seed:#x}: {cases} cases, {inputs} inputs, {} things seen", seen.len());
+    println!(
+        "seed {seed:#x}: {cases} cases, {inputs} inputs, {} different features of the machine seen",
+        seen.len()
+    );
     found
 }
 

@@ -1,16 +1,16 @@
-//! The router: gives each request to a prefill and a decode rank, and collects what becomes of it.
+//! The router: sends each request to a prefill rank and a decode rank, and collects the results.
 //!
-//! It never sees a byte of KV. All that a router needs for a hand-over is in [`Command`]: a room
-//! number that both sides are told, and `kv_transfer_params`.
+//! The router never sees a byte of KV. For a hand-over it needs only what is in [`Command`]: a room number, which
+//! both sides get, and `kv_transfer_params`.
 //!
-//! * Push: both sides are told at once. The router writes the parameters of the decode side itself:
-//!   whom to expect the KV from.
-//! * Pull: the prefill side is told first. Its answer holds the parameters of the decode side, and
-//!   the router passes them on as they are; so it does with those that the decode side gives for the
-//!   next turn.
+//! * Push: the router sends the request to both sides at once, and itself writes the parameters that tell the
+//!   decode side where the KV comes from.
+//! * Pull: the router sends the request to the prefill side first. The answer has the parameters for the decode
+//!   side, and the router passes them on unchanged. The decode side's parameters for the next turn are passed on
+//!   in the same way.
 //!
-//! A request that can be answered no more, because a rank of it has died or its transfer has failed, is
-//! routed again, in a room of its own and to ranks that serve: the prompt is computed once more.
+//! A request whose rank has died or whose transfer has failed is sent again, in a new room and to ranks that serve.
+//! Its prompt is then computed once more.
 
 mod harm;
 mod rank;

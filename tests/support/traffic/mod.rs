@@ -109,7 +109,7 @@ impl Patience {
         Patience { left, drops: random.chance(30), gave_up: false }
     }
 
-    /// Counts down. True once, when the half is to be dropped.
+    /// Counts down one step. True once, when the half gives up.
     fn lost(&mut self) -> bool {
         let over = self.left == Some(0) && !self.gave_up;
         self.left = self.left.map(|left| left.saturating_sub(1));
