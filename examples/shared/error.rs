@@ -1,4 +1,4 @@
-//! What can go wrong in an example.
+//! The errors of the examples.
 
 use kv_transfer::allocator::FreeError;
 use kv_transfer::bootstrap::{BootstrapClientError, BootstrapServerError};
@@ -11,9 +11,9 @@ pub enum ExampleError {
     /// The operating system refused something.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// What the example tried to do.
         what: &'static str,
-        /// Why.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// The worker's arguments do not fit together.
@@ -59,30 +59,30 @@ pub enum ExampleError {
         /// Pages of a rank.
         pages: u32,
     },
-    /// The model cannot be spread like that.
+    /// The model cannot be divided among this number of ranks and stages.
     #[error(
         "{tp} tensor-parallel ranks and {pp} pipeline stages cannot share {heads} heads of {layers} layers: \
          the ranks must divide the heads or be a multiple of them, and each stage needs a layer"
     )]
     Parallel {
-        /// Tensor-parallel ranks.
+        /// The number of tensor-parallel ranks.
         tp: usize,
-        /// Pipeline stages.
+        /// The number of pipeline stages.
         pp: usize,
-        /// KV heads of the model.
+        /// The number of KV heads of the model.
         heads: usize,
-        /// Its layers.
+        /// The number of layers of the model.
         layers: usize,
     },
-    /// Pages cannot be dealt like that.
+    /// The pages cannot be distributed over this number of ranks.
     #[error(
         "{tp} tensor-parallel ranks cannot hold pages in turn in groups of {dealt} (DCP): the first number must be \
          a multiple of the second, and the model must have latent attention (--mla)"
     )]
     Dealt {
-        /// Tensor-parallel ranks.
+        /// The number of tensor-parallel ranks.
         tp: u32,
-        /// Ranks to deal to.
+        /// The number of ranks that are to hold pages in turn.
         dealt: u32,
     },
     /// The ranks of an engine cannot be driven together.
@@ -91,15 +91,15 @@ pub enum ExampleError {
     /// A prompt names a token that the model does not know.
     #[error("token {token} is out of range: the model knows {vocab} tokens")]
     Token {
-        /// The token.
+        /// The token that the prompt names.
         token: u32,
-        /// Tokens known.
+        /// The number of tokens in the vocabulary.
         vocab: usize,
     },
     /// A position outside the pages of its request.
     #[error("token {position} is outside the request's {pages} pages")]
     Position {
-        /// The position.
+        /// The position of the token in the request.
         position: usize,
         /// Pages of the request.
         pages: usize,
@@ -109,30 +109,30 @@ pub enum ExampleError {
         "this example was built without feature `{feature}`: add --features {feature} to the command of cargo"
     )]
     NotBuilt {
-        /// The feature.
+        /// The cargo feature that has the transport.
         feature: &'static str,
     },
-    /// A line on the control channel is not one of ours.
+    /// A line between router and rank is not a valid message.
     #[error("a line from the router, or to the router, is not a valid message: {0}")]
     Command(serde_json::Error),
-    /// A line on the control channel does not end.
+    /// A line from the router is longer than the limit.
     #[error("a line from the router has more than {max} bytes")]
     LineTooLong {
-        /// The bound.
+        /// The length of the longest line, in bytes.
         max: usize,
     },
-    /// The other end of the control channel is gone.
+    /// The router has closed the connection.
     #[error("the router has closed the connection")]
     LinkClosed,
-    /// An id that is none.
+    /// A text or number is not a valid id.
     #[error(transparent)]
     Id(#[from] kv_transfer::IdError),
-    /// A rank ended, or never came up.
+    /// A rank has ended, or was never ready.
     #[error("{rank} {how}")]
     Rank {
-        /// Which.
+        /// The name of the rank, such as `prefill/0`.
         rank: String,
-        /// What became of it.
+        /// What has become of the rank.
         how: String,
     },
 }

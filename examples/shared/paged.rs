@@ -17,7 +17,7 @@ use super::rank_kv::{AUX_BYTES, RankKv, Rows};
 pub struct PagedKv {
     ranks: Vec<RankKv>,
     page_tokens: usize,
-    /// To how many ranks pages are dealt in turn.
+    /// The number of ranks that hold pages in turn.
     dealt: usize,
     key_dim: usize,
     value_dim: usize,

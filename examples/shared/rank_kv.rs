@@ -22,7 +22,7 @@ pub struct RankKv {
     page_tokens: usize,
     aux_rows: usize,
     parallel: Parallel,
-    /// To how many ranks pages are dealt in turn.
+    /// The number of ranks that hold pages in turn.
     dealt: u32,
     /// The layers of each pipeline stage.
     stages: Vec<(u32, u32)>,
@@ -41,7 +41,7 @@ pub struct RankKv {
 pub struct Rows {
     /// The number of the page.
     pub page: u32,
-    /// To which of the ranks among which pages are dealt.
+    /// The place of the rank that holds the page, among the ranks that hold pages in turn.
     pub dealt_to: usize,
     /// The layer of the model.
     pub layer: usize,
@@ -242,7 +242,7 @@ fn cached_heads(config: &ModelConfig) -> usize {
     if config.latent.is_some() { 1 } else { config.num_key_value_heads }
 }
 
-/// Fails if the heads, layers and pages cannot be dealt to ranks and stages.
+/// Fails if the heads, layers and pages cannot be divided among ranks and stages.
 pub fn check(config: &ModelConfig, tp: u32, pp: u32, dealt: u32) -> Result<(), ExampleError> {
     let (heads, layers) = (cached_heads(config), config.num_hidden_layers);
     if !tp.is_multiple_of(dealt) || (dealt > 1 && config.latent.is_none()) {

@@ -26,7 +26,7 @@ pub struct Setup {
     pub transport: TransportKind,
     pub page_size: u32,
     pub parallel: Parallel,
-    /// To how many of the tensor-parallel ranks pages are dealt in turn.
+    /// The number of tensor-parallel ranks that hold pages in turn.
     pub dcp_size: u32,
     pub receivers: u32,
     pub max_sge: usize,

@@ -1,9 +1,10 @@
-//! What a large transfer does to everybody else: how long a frame and a transfer of 64 KiB take while
-//! a gigabyte is in flight on the same worker, and while nothing is.
+//! What a large transfer does to other traffic: how long a frame and a transfer of 64 KiB take while a
+//! gigabyte is in flight on the same worker, and while nothing is.
 //!
-//! Probes are wanted at fixed moments and count from these, so that one that has to wait for the end
-//! of the worker's turn counts in full. The loop never sleeps. So what delays the probes of a round
-//! without a transfer is the machine, that has given the processor to others: the control.
+//! Probes are due at fixed moments and are timed from these moments, so that a probe that waits for the end
+//! of the worker's turn counts in full. The loop never sleeps. In a round without a large transfer, probes
+//! are therefore delayed only by the machine, which has given the processor to others: such rounds are the
+//! control.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! The same over NIXL, beside plain `nixl-sys` code with the same descriptors in the same memory.
+//! WRITE and READ over NIXL: our transport beside plain `nixl-sys` code, with the same descriptors in the same memory.
 //!
-//! Both processes hold two agents that register the same pool: that of a transport, and one that is used
-//! directly. Plain code puts all descriptors of a transfer into one request, posts it, and asks for
-//! its status until it is done.
+//! Each of the two processes has two NIXL agents that register the same pool: the agent of a transport, and an agent
+//! that plain code uses directly. Plain code puts all descriptors of a transfer into one request, posts it, and polls
+//! the status until the transfer is done.
 
 mod beside;
 mod ratios;

@@ -1,8 +1,7 @@
 //! Our throughput over that of plain code, from pairs of measurements taken in turn.
 //!
-//! Beside the ratio of the clock times stands that of the processor times of the thread: on a busy
-//! machine it is the steadier one, and over shared memory, where the thread does the copy, it says
-//! the same.
+//! Each row has the ratio of the elapsed times, and that of the processor times of the thread. On a busy machine the
+//! second ratio is steadier. Over shared memory, where the thread does the copy, both mean the same.
 
 use std::time::Instant;
 

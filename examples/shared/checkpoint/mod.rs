@@ -18,17 +18,17 @@ pub enum CheckpointError {
     /// A file cannot be read.
     #[error("{file}: {source}")]
     Read {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// A file is not JSON, or has other content than it should have.
     #[error("{file}: {source}")]
     Json {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// Why.
+        /// The error of the JSON parser.
         source: serde_json::Error,
     },
     /// A file is no safetensors file.
@@ -42,9 +42,9 @@ pub enum CheckpointError {
     /// The tokenizer library failed.
     #[error("{file}: {source}")]
     Tokenizer {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// Why.
+        /// The error of the tokenizer library.
         source: tokenizers::Error,
     },
     /// A field of config.json has a value that the example's decoder does not do.

@@ -1,8 +1,8 @@
-//! Nothing meant for a former life changes anything in its successor: no frame, no write.
+//! Nothing that is meant for a former incarnation changes anything in its successor: no frame, no write.
 //!
-//! (Frames *of* a former life may still be believed by others until the transport proves it dead:
-//! incarnations have no order, so that nobody can tell which of two is the former one. What such a
-//! frame starts goes to the dead, and can never succeed.)
+//! Other hosts may still believe frames *of* a former incarnation until the transport proves that it is dead,
+//! because incarnations have no order that would tell the older from the newer. What such a frame starts goes
+//! to the dead incarnation, and can never succeed.
 
 use kv_core::Op;
 

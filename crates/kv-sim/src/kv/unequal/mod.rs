@@ -60,7 +60,7 @@ pub struct Engine {
     pub tp: u32,
     /// The number of ranks that hold the same pages and share the sending.
     pub cp: u32,
-    /// Among how many neighbouring tensor-parallel ranks the pages of a request are dealt.
+    /// The number of neighbouring tensor-parallel ranks that hold the pages of a request in turn.
     pub context: u32,
     /// The layers of the engine's pipeline stages, in order.
     pub stages: Vec<Range<u32>>,

@@ -7,7 +7,7 @@ pub(super) struct Place {
     /// The place among the ranks that hold the same pages.
     pub(super) cp: u32,
     pub(super) tp: u32,
-    /// Among ranks to which pages are dealt.
+    /// The place among the ranks that hold pages in turn.
     pub(super) context: u32,
     /// The group of ranks over which pages are distributed, among the groups of the stage.
     pub(super) replica: u32,
@@ -19,7 +19,7 @@ pub(super) struct Place {
 pub struct Deal {
     /// The number of tokens in a page.
     pub tokens: u64,
-    /// To how many ranks pages are dealt.
+    /// The number of ranks that hold pages in turn.
     pub cycle: u64,
     /// How many ranks of the cycle come before this rank.
     pub place: u64,
