@@ -16,7 +16,7 @@ use kv_transfer::{Cause, Lease, PagesError, PeerCause};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::host::Host;
-use support::process::{Process, grant, reader, setup};
+use support::process::{Process, keep, reader, setup};
 use support::{ended, failed, reclaimed, server};
 
 /// Most of the 256 pages of a cache, so that the next prompt has to reuse some of them.
@@ -32,8 +32,8 @@ fn child() {
 
 /// Lets the other process keep a prompt, and returns what a router would be told.
 fn granted(prefill: &mut Process, room: u64, pages: usize, content: u64, lease_ms: u64) -> TransferParams {
-    prefill.tell(&format!("grant {room} {pages} {content} {lease_ms}"));
-    TransferParams::parse(&prefill.expect("granted")[0]).unwrap()
+    prefill.tell(&format!("keep {room} {pages} {content} {lease_ms}"));
+    TransferParams::parse(&prefill.expect("kept")[0]).unwrap()
 }
 
 /// The parameters with another value at a place.
@@ -160,9 +160,9 @@ fn a_reader_that_slept_through_the_end_of_its_lease_accepts_nothing() {
     let mut decode = Process::start(WorkerRole::Decode, &addr);
     for round in 0..3 {
         let (room, lease) = (10 * round, Lease::Renewable(Duration::from_secs(1)));
-        let (sender, params) = grant(&mut prefill, room, MANY, 100 + round, lease);
-        decode.tell(&format!("claim {} {}", 100 + round, params.to_json()));
-        decode.expect("claimed");
+        let (sender, params) = keep(&mut prefill, room, MANY, 100 + round, lease);
+        decode.tell(&format!("acquire {} {}", 100 + round, params.to_json()));
+        decode.expect("acquired");
         // It falls asleep before it does this, and does it first when it wakes up.
         decode.tell(&format!("read {room} {MANY} 3000"));
         decode.expect("asleep");
@@ -173,14 +173,14 @@ fn a_reader_that_slept_through_the_end_of_its_lease_accepts_nothing() {
         assert_eq!(pages.len(), MANY);
         prefill.free(pages);
         let lease = Lease::Renewable(Duration::from_millis(LONG));
-        let (sender, next) = grant(&mut prefill, room + 1, MANY, 200 + round, lease);
+        let (sender, next) = keep(&mut prefill, room + 1, MANY, 200 + round, lease);
         decode.signal(Signal::CONT);
         let end = decode.end_of(room);
         assert!(end.starts_with("LeaseExpired") || end.contains("PeerUnresponsive"), "{end}");
 
         // The same processes, and the right reference.
-        decode.tell(&format!("claim {} {}", 200 + round, next.to_json()));
-        decode.expect("claimed");
+        decode.tell(&format!("acquire {} {}", 200 + round, next.to_json()));
+        decode.expect("acquired");
         decode.tell(&format!("read {} {MANY} 0", room + 1));
         assert_eq!(decode.end_of(room + 1), "Success");
         assert_eq!(ended(&sender), KvPoll::Success);

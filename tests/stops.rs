@@ -123,10 +123,10 @@ impl Scene {
         use WorkerRole::{Decode, Prefill};
         let content = room + 1;
         if pull {
-            self.tell(Prefill, &format!("grant {room} {MANY} {content} 500"));
-            let params = self.expect(Prefill, "granted");
-            self.tell(Decode, &format!("claim {content} {params}"));
-            self.expect(Decode, "claimed");
+            self.tell(Prefill, &format!("keep {room} {MANY} {content} 500"));
+            let params = self.expect(Prefill, "kept");
+            self.tell(Decode, &format!("acquire {content} {params}"));
+            self.expect(Decode, "acquired");
             self.tell(Decode, &format!("read {room} {MANY} 0"));
         } else {
             self.tell(Decode, &format!("receive {room} {MANY} {content}"));

@@ -28,7 +28,7 @@ pub enum Way {
 }
 
 impl PullBack {
-    /// Decides, and opens the session at once: the holder's lease is claimed before there is room
+    /// Decides, and opens the session at once: the holder's lease is acquired before there is room
     /// for the pages.
     pub fn open(
         manager: &EngineGroup,

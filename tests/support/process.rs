@@ -285,19 +285,19 @@ impl Actor {
     }
 
     /// Obeys a line. `send ROOM PAGES HELD CONTENT` sends a prompt but for its last HELD pages, and `rest
-    /// ROOM` sends those. `receive ROOM PAGES CONTENT` opens a receiver, and checks what arrives. `grant ROOM
-    /// PAGES CONTENT LEASE_MS` keeps a prompt for a reader, and answers with the parameters. `claim CONTENT
+    /// ROOM` sends those. `receive ROOM PAGES CONTENT` opens a receiver, and checks what arrives. `keep ROOM
+    /// PAGES CONTENT LEASE_MS` keeps a prompt for a reader, and answers with the parameters. `acquire CONTENT
     /// PARAMS` opens a reader, and answers when its lease was acquired. `read ROOM PAGES AFTER_MS` gives the
     /// reader pages after that time, and checks what arrives. `deadline MS` sets the deadline of later
     /// sessions. `watch PATTERN` keeps all pages that come back from now on, and panics when one is written
     /// into. `free` ends the watch when all sessions have ended, and answers with the number of pages.
     pub fn obey(&mut self, line: &str) {
         let (what, numbers) = line.split_once(' ').unwrap_or((line, ""));
-        if what == "claim" {
+        if what == "acquire" {
             let (content, params) = numbers.split_once(' ').unwrap();
             let (room, receiver) = reader(&self.host, &TransferParams::parse(params).unwrap());
-            super::until("a claim", || receiver.poll() == KvPoll::WaitingForInput);
-            self.said.push_back(format!("claimed {room}"));
+            super::until("the lease of a reader", || receiver.poll() == KvPoll::WaitingForInput);
+            self.said.push_back(format!("acquired {room}"));
             self.receivers.insert(room, (receiver, content.parse().unwrap()));
             self.readers.insert(room);
             return;
@@ -322,10 +322,10 @@ impl Actor {
                 receiver.init(self.host.room_for(pages as usize), None).unwrap();
                 self.receivers.insert(room, (receiver, content));
             }
-            ("grant", &[room, pages, content, lease_ms]) => {
+            ("keep", &[room, pages, content, lease_ms]) => {
                 let lease = Lease::Renewable(Duration::from_millis(lease_ms));
-                let (sender, params) = grant(&mut self.host, room, pages as usize, content, lease);
-                self.said.push_back(format!("granted {}", params.to_json()));
+                let (sender, params) = keep(&mut self.host, room, pages as usize, content, lease);
+                self.said.push_back(format!("kept {}", params.to_json()));
                 self.senders.insert(room, (sender, Pages::none()));
             }
             ("read", &[room, pages, after_ms]) => {
@@ -435,7 +435,7 @@ impl Actor {
 }
 
 /// Keeps a prompt for a reader, and returns what a prefill worker answers in pull mode.
-pub fn grant(
+pub fn keep(
     host: &mut Host,
     room: u64,
     pages: usize,

@@ -2,7 +2,7 @@
 
 use kv_core::wire::{Body, Frame};
 
-/// The content of a frame in one line, or a note that it cannot be decoded.
+/// The content of a frame in one line, or the reason why it cannot be decoded.
 pub(crate) fn show(bytes: &[u8]) -> String {
     match Frame::decode(bytes) {
         Ok(Frame { conversation, body: Body::Hello(hello) }) => {
