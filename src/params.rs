@@ -1,9 +1,10 @@
 //! Transfer parameters: the JSON by which a router hands a request from one side to the other,
 //! with the names of vLLM's `kv_transfer_params`.
 //!
-//! What it is: typed forms of that JSON in both directions, and the decisions that hang on it. What
-//! it is not: a router, or a protocol; it does no I/O, and the pages are only read under what the
-//! workers agree on themselves.
+//! What this module is: typed forms of that JSON in both directions ([`TransferParams`], [`RemoteKv`]), and
+//! the decision whether to read the KV that the JSON describes ([`RemoteKv::fetch`]). What it is not: a
+//! router, or a protocol. The module does no I/O, and the JSON alone gives no right to read: a reader
+//! acquires the lease from the worker that holds the pages.
 //!
 //! ```text
 //!            do_remote_decode                            do_remote_prefill, remote_…, kv_leases
@@ -14,17 +15,17 @@
 //!
 //! | key | says |
 //! |---|---|
-//! | `do_remote_decode` | to P: keep the KV for a decode worker. With the keys below: D keeps the last turn's |
-//! | `do_remote_prefill` | to D: the KV lies at a prefill worker, see the keys below |
-//! | `remote_engine_id`, `remote_request_id`, `remote_host`, `remote_port` | who holds it, under which id |
-//! | `remote_block_ids` | its pages, a list for each group of layers |
-//! | `tp_size`, `dcp_size`, `pp_size` | the holder's parallel sizes |
-//! | `remote_num_tokens` | tokens whose KV is there |
-//! | `remote_blocks_expiry_time` | when the pages go, by the holder's clock |
-//! | `remote_registration_generation` | counts the holder's registrations |
-//! | `transfer_mode` | `pull`, `push` or (ours) `auto` |
-//! | `remote_dp_rank` | ours: the holder's data-parallel replica |
-//! | `kv_leases` | ours, see [`Leases`]: the holder's sessions by incarnation and number, and the lease as a duration |
+//! | `do_remote_decode` | to P: keep the KV for a decode worker. Together with the `remote_…` keys: a decode worker still has the KV of the last turn |
+//! | `do_remote_prefill` | to D: a prefill worker has the KV, and the `remote_…` keys say where |
+//! | `remote_engine_id`, `remote_request_id`, `remote_host`, `remote_port` | the engine that holds the KV, the request's id there, and where the engine answers handshakes |
+//! | `remote_block_ids` | the pages of the request at the holder, one list for each cache group |
+//! | `tp_size`, `dcp_size`, `pp_size` | the holder's tensor-parallel, decode-context-parallel and pipeline-parallel sizes |
+//! | `remote_num_tokens` | tokens whose KV the holder has |
+//! | `remote_blocks_expiry_time` | when the holder frees the pages, in seconds of the holder's clock |
+//! | `remote_registration_generation` | how often the holder has registered its memory |
+//! | `transfer_mode` | `pull`, `push` or (not in vLLM) `auto` |
+//! | `remote_dp_rank` | not in vLLM: the holder's data-parallel replica |
+//! | `kv_leases` | not in vLLM, see [`Leases`]: the lease id of each of the holder's ranks, and for how long the leases last |
 //!
 //! # From P to D and back
 //!
@@ -74,71 +75,76 @@ pub use remote::{Leases, RankLease, RemoteKv};
 use kv_core::TransferMode;
 use serde_json::{Map, Value};
 
-/// Longest JSON text, in bytes: room for the page numbers of a few million tokens.
+/// Longest JSON text that [`TransferParams::parse`] accepts, in bytes: room for the page numbers of a few
+/// million tokens.
 pub const MAX_PARAMS_BYTES: usize = 16 << 20;
-/// Most pages that `remote_block_ids` may name, all groups together.
+/// Most pages that `remote_block_ids` may name, all cache groups together.
 pub const MAX_BLOCKS: usize = 1 << 20;
-/// Most groups of layers.
+/// Most cache groups (lists of pages) in `remote_block_ids`.
 pub const MAX_GROUPS: usize = 64;
-/// Most ranks of a parallel group, and most leases.
+/// Largest parallel size, and most entries of `kv_leases.ranks`.
 pub const MAX_RANKS: u32 = 4096;
-/// Most keys that are not known here.
+/// Most keys of one JSON object that this module does not know.
 pub const MAX_UNKNOWN_KEYS: usize = 64;
 
-/// What travels with one request, in one direction.
+/// The `kv_transfer_params` of one request on one leg of its way: to a prefill worker, or to a decode worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransferParams {
-    /// Where it goes, and what it says about KV that exists already.
+    /// The kind of worker that the request goes to, and where KV of the request exists already.
     pub leg: Leg,
-    /// Who starts the data operations (`transfer_mode`); `None` leaves it to the workers.
+    /// Which side starts the data operations (`transfer_mode`); `None` leaves the choice to the workers.
     pub mode: Option<TransferMode>,
-    /// Keys that are not known here. They are kept as they are: others on the way may know them.
+    /// Keys that this module does not know, unchanged: [`to_value`](Self::to_value) writes them again,
+    /// because routers and workers further on may know them.
     pub unknown: Map<String, Value>,
 }
 
-/// Where a request goes.
+/// The kind of worker that a request goes to.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Leg {
-    /// To a worker that computes it from beginning to end: neither flag is set.
+    /// To a worker that computes the request from beginning to end: neither `do_remote_…` flag is set.
     Local,
-    /// To a prefill worker, whose KV a decode worker continues (`do_remote_decode`).
+    /// To a prefill worker, which computes KV that a decode worker continues with (`do_remote_decode`).
     Prefill {
-        /// What a decode worker still has of the turns before.
+        /// The KV that a decode worker still has of the conversation's earlier turns; `None` on the first
+        /// turn.
         cached: Option<Box<RemoteKv>>,
     },
     /// To a decode worker (`do_remote_prefill`).
     Decode {
-        /// What the prefill worker has computed; in push mode what it is about to compute.
+        /// The KV that the prefill worker has computed; in push mode the KV that it is about to compute.
         remote: Box<RemoteKv>,
     },
 }
 
 impl TransferParams {
-    /// From the router to a prefill worker, for a prompt of which nothing is computed.
+    /// Parameters from the router to a prefill worker, for a prompt of which nothing is computed yet.
     pub fn prefill(mode: TransferMode) -> TransferParams {
         TransferParams { leg: Leg::Prefill { cached: None }, mode: Some(mode), unknown: Map::new() }
     }
 
-    /// From a prefill worker to a decode worker, through the router: where the KV lies. In push mode
-    /// a router may write it itself, and send it beside the prompt.
+    /// Parameters from a prefill worker to a decode worker, through the router: `remote` says where the KV
+    /// is. In push mode a router may write these parameters itself, and send the request to both workers at
+    /// once.
     pub fn decode(mode: TransferMode, remote: RemoteKv) -> TransferParams {
         let leg = Leg::Decode { remote: Box::new(remote) };
         TransferParams { leg, mode: Some(mode), unknown: Map::new() }
     }
 
-    /// From a decode worker to the prefill worker of the next turn, through the router: what it
-    /// keeps of this one. Pulling is the only way back.
+    /// Parameters from a decode worker to the prefill worker of the next turn, through the router: `cached`
+    /// is the KV that the decode worker keeps of this turn. The mode is always pull: the prefill worker
+    /// reads.
     pub fn next_turn(cached: RemoteKv) -> TransferParams {
         let leg = Leg::Prefill { cached: Some(Box::new(cached)) };
         TransferParams { leg, mode: Some(TransferMode::Pull), unknown: Map::new() }
     }
 
-    /// True for a prefill worker.
+    /// True if the request goes to a prefill worker.
     pub fn is_prefill(&self) -> bool {
         matches!(self.leg, Leg::Prefill { .. })
     }
 
-    /// The KV that lies elsewhere, in either direction.
+    /// The KV of the request that another worker holds, in either direction; `None` if there is none.
     pub fn remote(&self) -> Option<&RemoteKv> {
         match &self.leg {
             Leg::Local => None,

@@ -193,7 +193,11 @@ fn errors_of_transfer_parameters_name_the_key_and_both_values() {
     for (path, value, message) in [
         ("/do_remote_decode", json!(true), "do_remote_prefill is true, but do_remote_decode says true"),
         ("/do_remote_prefill", json!(1), "do_remote_prefill must be a boolean, and is 1"),
-        ("/remote_engine_id", json!(null), "remote_engine_id is missing"),
+        (
+            "/remote_engine_id",
+            json!(null),
+            "remote_engine_id is missing or null; parameters in this direction must have it",
+        ),
         ("/remote_host", json!(["h"]), "remote_host must be a text, and is a list of 1 elements"),
         ("/remote_port", json!(70_000), "remote_port is 70000; it must be 1 to 65535"),
         ("/remote_port", json!(8998.0), "remote_port must be a whole number, and is 8998.0"),
@@ -219,7 +223,7 @@ fn errors_of_transfer_parameters_name_the_key_and_both_values() {
             "bootstrap_addr must be host:port, and is \"nowhere\"",
         ),
         ("/kv_leases/lease_seconds", json!(-0.5), "lease_seconds is -0.5; it must be 0 to 604800"),
-        ("/kv_leases/ranks/1/rank", json!(0), "rank is 0, but rank says 0"),
+        ("/kv_leases/ranks/1/rank", json!(0), "rank is 0, but another entry of ranks says 0"),
         (
             "/kv_leases/ranks/1/incarnation",
             json!("0"),

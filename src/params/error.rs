@@ -1,88 +1,88 @@
-//! What can be wrong with transfer parameters.
+//! The errors of transfer parameters: what is wrong with which field.
 
 use std::fmt;
 
 use kv_core::{IdError, PagesError};
 use serde_json::Value;
 
-/// Longest rendering of a refused value in an error, in characters.
+/// Longest text of a refused value in an error, in characters.
 const SHOWN: usize = 64;
 
-/// Parameters that were refused. They come through clients and routers: answer the request with an
-/// error, or compute it without a transfer.
+/// Transfer parameters that were refused. Parameters come through clients and routers, so a server answers
+/// such a request with an error, or computes the prompt without a transfer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParamsError {
-    /// The text is too long to be looked at.
-    #[error("transfer parameters of {got} bytes; at most {max} are allowed")]
+    /// The JSON text is longer than [`MAX_PARAMS_BYTES`](super::MAX_PARAMS_BYTES), and was not parsed.
+    #[error("transfer parameters have {got} bytes; at most {max} are allowed")]
     TooLong {
-        /// Its length.
+        /// Length of the text, in bytes.
         got: usize,
-        /// The bound.
+        /// Longest text allowed, in bytes.
         max: usize,
     },
-    /// The text is no JSON.
-    #[error("transfer parameters are no JSON: error in line {line}, column {column}")]
+    /// The text is not valid JSON.
+    #[error("transfer parameters are not valid JSON: the first error is in line {line}, column {column}")]
     NotJson {
         /// Line of the first error, from 1.
         line: usize,
-        /// Column of it.
+        /// Column of the first error, from 1.
         column: usize,
     },
     /// A field that this direction needs is absent, or null.
-    #[error("{field} is missing")]
+    #[error("{field} is missing or null; parameters in this direction must have it")]
     Missing {
-        /// The field.
+        /// Name of the JSON key.
         field: &'static str,
     },
-    /// A value of another type.
+    /// A value has the wrong JSON type, or is not one of the words allowed.
     #[error("{field} must be {expected}, and is {got}")]
     Type {
-        /// The field.
+        /// Name of the JSON key.
         field: &'static str,
-        /// What it must be.
+        /// The type or the words allowed, as a phrase: "a list", "push, pull or auto".
         expected: &'static str,
-        /// What it is.
+        /// The value that the JSON has.
         got: Shown,
     },
-    /// A number out of range.
+    /// A number is out of its range.
     #[error("{field} is {got}; it must be {min} to {max}")]
     Range {
-        /// The field.
+        /// Name of the JSON key.
         field: &'static str,
-        /// Its value.
+        /// The value that the JSON has.
         got: Shown,
-        /// Smallest allowed.
+        /// Smallest value allowed.
         min: u64,
-        /// Largest allowed.
+        /// Largest value allowed.
         max: u64,
     },
-    /// A list, text or object with too many elements, bytes or keys.
+    /// A list, text or object has too many elements, bytes or keys.
     #[error("{field} has {got} elements; at most {max} are allowed")]
     TooMany {
-        /// The field.
+        /// Name of the JSON key.
         field: &'static str,
-        /// How many it has.
+        /// Elements of the list, bytes of the text, or keys of the object.
         got: usize,
-        /// The bound.
+        /// Most elements, bytes or keys allowed.
         max: usize,
     },
-    /// Two fields that contradict each other.
+    /// Two fields contradict each other.
     #[error("{field} is {got}, but {other} says {expected}")]
     Conflict {
-        /// The field.
+        /// Name of the JSON key that was refused.
         field: &'static str,
-        /// Its value.
+        /// The value of `field`.
         got: Shown,
-        /// The field that it must agree with.
+        /// The field that `field` must agree with.
         other: &'static str,
-        /// What that says.
+        /// The value that `other` has, or asks for.
         expected: Shown,
     },
-    /// An engine or request id that is none.
+    /// A text is not a valid engine id or request id.
     #[error(transparent)]
     Id(#[from] IdError),
-    /// A list of pages that is none.
+    /// A list in `remote_block_ids` is not a valid list of pages: it names a page twice, for instance.
     #[error(transparent)]
     Pages(#[from] PagesError),
 }
@@ -92,7 +92,7 @@ pub enum ParamsError {
 pub struct Shown(String);
 
 impl Shown {
-    /// What the value looks like.
+    /// The text that error messages show: JSON of at most 64 characters, or "a list of 7 elements".
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -101,7 +101,7 @@ impl Shown {
 impl From<&Value> for Shown {
     fn from(value: &Value) -> Shown {
         Shown(match value {
-            // Not rendered: they may be as large as a request may be.
+            // Lists and objects are only counted: they may be as large as a request may be.
             Value::Array(items) => format!("a list of {} elements", items.len()),
             Value::Object(map) => format!("an object of {} keys", map.len()),
             Value::String(text) => {

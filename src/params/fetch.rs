@@ -1,89 +1,96 @@
-//! What to do with KV that lies elsewhere: read all of it, a part, or nothing.
+//! The decision what a reader does with KV that another worker holds: read all, a part, or nothing.
 
 use std::time::Duration;
 
 use super::error::ParamsError;
 use super::remote::RemoteKv;
 
-/// Fewer tokens are computed rather than pulled back on the next turn (vLLM:
-/// `kv_recompute_threshold`).
+/// On the next turn, a prefill worker computes fewer missing tokens than this instead of reading them from
+/// the decode worker. The value is the default of vLLM's `kv_recompute_threshold`.
 pub const KV_RECOMPUTE_THRESHOLD: u32 = 64;
-/// Pages that are kept for no longer than this are not asked for (vLLM's margin).
+/// On the next turn, a prefill worker does not ask for pages that the decode worker keeps for no longer than
+/// this. The value is vLLM's margin.
 pub const EXPIRY_MARGIN: Duration = Duration::from_secs(5);
 
-/// What to do with a request's remote KV.
+/// What a reader does with the KV of a request that another worker holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fetch {
-    /// Read the last `pages` pages of the request, from its page `first` on; those before are here.
+    /// Read the last `pages` pages of the request. The pages before `first` are in the reader's own cache.
     Read {
-        /// Position of the first page to read, in the request.
+        /// Position of the first page to read, counted from the request's first page (0).
         first: usize,
-        /// How many.
+        /// How many pages to read, from `first` to the end of the request.
         pages: usize,
     },
-    /// Read nothing, but open the session and end it, so that the holder's pages are free at once.
-    /// An abort before the request was scheduled is the same.
+    /// Read nothing, but open a session and end it, so that the holder's pages are free at once. A server
+    /// does the same for a request that was aborted before it was scheduled.
     Release(ReleaseReason),
-    /// Compute everything. The holder lets go by itself, and may have done so already: nothing of
-    /// it may be read.
+    /// Compute everything: the lease is over, or about to be. The holder frees the pages by itself and may
+    /// have done so already, so nothing may be read.
     Expired {
-        /// For how long it still keeps the pages, by the parameters.
+        /// For how long the holder still keeps the pages, according to the parameters.
         remaining: Duration,
     },
 }
 
-/// Why there is nothing to read.
+/// Why a reader reads nothing and gives up the holder's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReleaseReason {
-    /// Every token that the holder has is here (a full prefix hit).
+    /// The reader's own cache has every token that the holder has (a full prefix hit).
     AllHere,
-    /// The prompt ends before the holder's last page, and what a session reads ends with it.
+    /// The prompt ends before the holder's last page. A session always reads up to the holder's last page, so
+    /// the pages cannot be read for this prompt.
     OtherPrompt {
         /// Pages that the prompt takes.
         needed: usize,
         /// Pages that the holder has.
         held: usize,
     },
-    /// So few that computing them is cheaper.
+    /// So few tokens are missing that computing them is cheaper than a transfer.
     BelowThreshold {
-        /// How many are missing.
+        /// Tokens that the holder has and the reader has not.
         tokens: u32,
-        /// How many make a transfer worth it.
+        /// Missing tokens from which on a transfer is worth its cost.
         threshold: u32,
     },
 }
 
-/// What decides it.
+/// The reader's settings for [`RemoteKv::fetch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FetchPolicy {
-    /// Tokens in a page.
+    /// Tokens in a page, as in the reader's cache.
     pub page_size: u32,
-    /// Tokens below which the reader computes; 0: never.
+    /// With fewer missing tokens than this the reader computes them; 0 reads however few are missing.
     pub recompute_threshold: u32,
-    /// Pages must be kept for longer than this to be asked for.
+    /// The reader asks only for pages that the holder keeps for longer than this.
     pub expiry_margin: Duration,
 }
 
 impl FetchPolicy {
-    /// A decode worker, which fetches from P: whatever is not here is read, under a lease that
-    /// heartbeats renew.
+    /// The policy of a decode worker that fetches from a prefill worker: everything that is missing is read,
+    /// under a lease that heartbeats renew.
     pub const fn decode(page_size: u32) -> FetchPolicy {
         FetchPolicy { page_size, recompute_threshold: 0, expiry_margin: Duration::ZERO }
     }
 
-    /// A prefill worker on the next turn, which fetches from D: computes what is cheap to compute, and
-    /// what D is about to drop.
+    /// The policy of a prefill worker that fetches from a decode worker on the next turn: fewer than
+    /// [`KV_RECOMPUTE_THRESHOLD`] missing tokens are computed, and so is everything if the decode worker
+    /// keeps its pages for no longer than [`EXPIRY_MARGIN`].
     pub const fn next_turn(page_size: u32) -> FetchPolicy {
         FetchPolicy { page_size, recompute_threshold: KV_RECOMPUTE_THRESHOLD, expiry_margin: EXPIRY_MARGIN }
     }
 }
 
 impl RemoteKv {
-    /// What to do for a prompt of `prompt_tokens` tokens of which the reader has the first
-    /// `computed_tokens` in its own cache, with `remaining` as [`remaining`](Self::remaining) says.
+    /// What the reader does for a prompt of `prompt_tokens` tokens, of which its own cache has the first
+    /// `computed_tokens`. `remaining` is what [`remaining`](Self::remaining) returns: for how long the holder
+    /// keeps its pages.
     ///
-    /// A page that is here in part is read whole. Fails if the holder has fewer pages than its
-    /// tokens take.
+    /// A page of which the reader has a part is read whole.
+    ///
+    /// # Errors
+    ///
+    /// [`ParamsError::Conflict`] if the holder has fewer pages than `remote_num_tokens` tokens take.
     pub fn fetch(
         &self,
         prompt_tokens: u32,

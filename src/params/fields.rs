@@ -1,4 +1,5 @@
-//! The fields of a JSON object, by type. A null is an absent field, as vLLM's routers write it.
+//! The fields of a JSON object, by type. A null counts as an absent field: vLLM's routers write absent
+//! fields as null.
 
 use serde_json::{Map, Value};
 
@@ -14,12 +15,12 @@ impl<'a> Fields<'a> {
         value.as_object().map(Fields).ok_or_else(|| mistyped(field, "an object", value))
     }
 
-    /// A field that is there.
+    /// The value of a field; `None` if the field is absent or null.
     pub fn get(self, field: &'static str) -> Option<&'a Value> {
         self.0.get(field).filter(|value| !value.is_null())
     }
 
-    /// A flag; absent means no.
+    /// A boolean; false if the field is absent or null.
     pub fn flag(self, field: &'static str) -> Result<bool, ParamsError> {
         let Some(value) = self.get(field) else { return Ok(false) };
         value.as_bool().ok_or_else(|| mistyped(field, "a boolean", value))
@@ -38,13 +39,13 @@ impl<'a> Fields<'a> {
         self.get(field).map(|value| number(field, value, min, max)).transpose()
     }
 
-    /// A whole number from `min` to `max`, as 32 bits.
+    /// A whole number from `min` to `max` that fits 32 bits.
     pub fn small(self, field: &'static str, min: u32, max: u32) -> Result<Option<u32>, ParamsError> {
         let number = self.number(field, u64::from(min), u64::from(max))?;
         Ok(number.map(|number| u32::try_from(number).unwrap_or(max)))
     }
 
-    /// Any number.
+    /// A number with or without a fraction.
     pub fn real(self, field: &'static str) -> Result<Option<f64>, ParamsError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         value.as_f64().map(Some).ok_or_else(|| mistyped(field, "a number", value))
@@ -58,7 +59,7 @@ impl<'a> Fields<'a> {
         Ok(Some(list))
     }
 
-    /// 64 bits as hexadecimal digits: as a number, they would not survive a JavaScript router.
+    /// 64 bits as a text of hexadecimal digits: a router in JavaScript would round them as a number.
     pub fn bits(self, field: &'static str) -> Result<Option<u64>, ParamsError> {
         let Some(text) = self.text(field, usize::MAX)? else { return Ok(None) };
         let hex = text.len() <= 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -83,7 +84,7 @@ pub(super) fn number(field: &'static str, value: &Value, min: u64, max: u64) -> 
     in_range.ok_or_else(|| ParamsError::Range { field, got: value.into(), min, max })
 }
 
-/// Refuses more than `max` elements.
+/// Refuses a field with more than `max` elements, bytes or keys.
 pub(super) fn bounded(field: &'static str, got: usize, max: usize) -> Result<(), ParamsError> {
     if got > max { Err(ParamsError::TooMany { field, got, max }) } else { Ok(()) }
 }

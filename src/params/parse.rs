@@ -1,4 +1,4 @@
-//! From JSON: every bound is checked before anything is copied, and nothing in it can panic.
+//! Transfer parameters from JSON: every bound is checked before anything is copied, and no input panics.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use super::{
 
 /// Longest host name, in bytes (RFC 1035).
 const MAX_HOST: usize = 255;
-/// Longest lease: a week.
+/// Longest lease, in seconds: a week.
 const MAX_LEASE_SECONDS: u64 = 7 * 86_400;
 
-/// Every key that is known here.
+/// Every key that this module reads; the others go to [`TransferParams::unknown`].
 const KNOWN: [&str; 16] = [
     "do_remote_prefill",
     "do_remote_decode",
@@ -39,7 +39,8 @@ const KNOWN: [&str; 16] = [
 ];
 
 impl TransferParams {
-    /// Parses a JSON text.
+    /// Parses the JSON text of `kv_transfer_params`, at most
+    /// [`MAX_PARAMS_BYTES`](super::MAX_PARAMS_BYTES) long.
     pub fn parse(text: &str) -> Result<TransferParams, ParamsError> {
         if text.len() > MAX_PARAMS_BYTES {
             return Err(ParamsError::TooLong { got: text.len(), max: MAX_PARAMS_BYTES });
@@ -49,7 +50,8 @@ impl TransferParams {
         TransferParams::from_value(&value)
     }
 
-    /// Takes the parameters out of a request's body that is parsed already.
+    /// Reads the parameters from the value of `kv_transfer_params` in a request's body that is parsed
+    /// already.
     pub fn from_value(value: &Value) -> Result<TransferParams, ParamsError> {
         let fields = Fields::of("kv_transfer_params", value)?;
         let prefill = fields.flag("do_remote_prefill")?;
@@ -66,7 +68,7 @@ impl TransferParams {
             (false, false) => Leg::Local,
             (true, false) => Leg::Decode { remote: Box::new(remote(fields)?) },
             (false, true) => {
-                // A router that passes on nothing may write all keys as null.
+                // A router without KV of an earlier turn may write all of these keys as null.
                 let any = ["remote_engine_id", "remote_request_id", "remote_block_ids", "kv_leases"];
                 let cached = any.iter().any(|field| fields.get(field).is_some());
                 Leg::Prefill { cached: if cached { Some(Box::new(remote(fields)?)) } else { None } }
@@ -117,7 +119,8 @@ fn remote(fields: Fields<'_>) -> Result<RemoteKv, ParamsError> {
     })
 }
 
-/// A numbered room is written twice: a router that rounds large numbers is found out here.
+/// The request's room. A numbered room is written twice, as text and as number, and both must agree: a router
+/// that rounds large numbers is refused here.
 fn room(request: RequestId, number: Option<u64>) -> Result<Room, ParamsError> {
     match number {
         None => Ok(Room::Request(request)),
@@ -131,7 +134,7 @@ fn room(request: RequestId, number: Option<u64>) -> Result<Room, ParamsError> {
     }
 }
 
-/// A list of pages for each group; from older engines one flat list.
+/// The list of pages of each cache group. Older engines send one flat list, which is read as one group.
 fn block_ids(fields: Fields<'_>) -> Result<Vec<PageList>, ParamsError> {
     const FIELD: &str = "remote_block_ids";
     let Some(list) = fields.list(FIELD, MAX_BLOCKS)? else { return Ok(Vec::new()) };
@@ -156,7 +159,7 @@ fn page_list(pages: &[Value]) -> Result<PageList, ParamsError> {
     Ok(PageList::from_pages(pages.collect::<Result<Vec<u32>, ParamsError>>()?)?)
 }
 
-/// The leases, and the number of the room if it is one.
+/// The leases, and the number of the room if `bootstrap_room` gives one.
 fn leases(value: &Value, block_ids: &[PageList]) -> Result<(Leases, Option<u64>), ParamsError> {
     let fields = Fields::of("kv_leases", value)?;
     let addr = required("bootstrap_addr", fields.text("bootstrap_addr", MAX_HOST + 8)?)?;
@@ -180,7 +183,7 @@ fn leases(value: &Value, block_ids: &[PageList]) -> Result<(Leases, Option<u64>)
         return Err(ParamsError::Conflict {
             field: "rank",
             got: u64::from(pair[1]).into(),
-            other: "rank",
+            other: "another entry of ranks",
             expected: u64::from(pair[0]).into(),
         });
     }
@@ -206,7 +209,7 @@ fn lease(fields: Fields<'_>) -> Result<Duration, ParamsError> {
 fn rank(value: &Value) -> Result<RankLease, ParamsError> {
     let fields = Fields::of("ranks", value)?;
     let incarnation = match required("incarnation", fields.bits("incarnation")?)? {
-        // Nobody's life.
+        // Zero is no worker's incarnation.
         0 => {
             return Err(ParamsError::Range { field: "incarnation", got: 0.into(), min: 1, max: u64::MAX });
         }

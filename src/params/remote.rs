@@ -1,4 +1,4 @@
-//! Where the KV of a request lies, on whichever side holds it.
+//! Where the KV of a request is: the engine, the pages, and the leases under which they may be read.
 
 use std::time::Duration;
 
@@ -6,74 +6,78 @@ use kv_core::{EngineId, Incarnation, KvArgs, Lease, LeaseRef, PageList, Room, Se
 
 use super::error::ParamsError;
 
-/// Where the KV of a request lies: what P says about the pages it keeps for D, and on the next turn
-/// D about those it keeps for P.
+/// Where the KV of a request is: what a prefill worker says about the pages that it keeps for a decode
+/// worker, and on the next turn a decode worker about the pages that it keeps for a prefill worker. The
+/// worker that keeps the pages is called the holder here, the other one the reader.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RemoteKv {
-    /// The engine that holds it (`remote_engine_id`).
+    /// The engine that holds the KV (`remote_engine_id`).
     pub engine: EngineId,
-    /// The request, as the holder knows it (`remote_request_id`; a numbered room travels as its
-    /// decimal digits, and once more as `bootstrap_room` in [`Leases`]).
+    /// The request's room at the holder (`remote_request_id`). A numbered room travels as its decimal digits,
+    /// and once more as the number `bootstrap_room` in `kv_leases`.
     pub room: Room,
-    /// Where the engine answers handshakes (`remote_host`): for this framework's engines the host of
-    /// the bootstrap server that they are registered with.
+    /// The host where the engine answers handshakes (`remote_host`): for this framework's engines the host of
+    /// the bootstrap server that the engine's ranks are registered with.
     pub host: String,
-    /// The port there (`remote_port`).
+    /// The port on `host` (`remote_port`), from 1.
     pub port: u16,
-    /// Its pages, for each group of layers (`remote_block_ids`). Empty in push mode, where nobody
-    /// reads them.
+    /// The request's pages at the holder, one list for each cache group (`remote_block_ids`). Empty in push
+    /// mode, where the holder writes and nobody reads.
     pub block_ids: Vec<PageList>,
-    /// Tensor-parallel ranks of the engine (`tp_size`).
+    /// Tensor-parallel ranks of the engine (`tp_size`); 1 if the JSON does not say.
     pub tp_size: u32,
-    /// Decode-context-parallel ranks (`dcp_size`).
+    /// Decode-context-parallel ranks of the engine (`dcp_size`); 1 if the JSON does not say.
     pub dcp_size: u32,
-    /// Pipeline stages (`pp_size`).
+    /// Pipeline stages of the engine (`pp_size`); 1 if the JSON does not say.
     pub pp_size: u32,
-    /// The data-parallel replica that holds the pages (`remote_dp_rank`, ours). vLLM's replicas are
-    /// engines of their own.
+    /// The data-parallel replica that holds the pages (`remote_dp_rank`, a key that vLLM does not have: its
+    /// replicas are engines of their own).
     pub dp_rank: Option<u32>,
-    /// Tokens whose KV is there (`remote_num_tokens`).
+    /// Tokens whose KV the holder has (`remote_num_tokens`); `None` if the holder did not say.
     pub num_tokens: Option<u32>,
-    /// When the pages go, in seconds of the holder's own clock (`remote_blocks_expiry_time`); only
-    /// who knows how that clock stands to its own can use it, see
+    /// When the holder frees the pages, in seconds of the holder's own clock (`remote_blocks_expiry_time`).
+    /// Of use only to a reader that knows the difference between the two clocks, see
     /// [`remaining`](RemoteKv::remaining).
     pub expiry_time: Option<f64>,
-    /// Counts the holder's registrations of its memory (`remote_registration_generation`).
+    /// How often the holder has registered its memory (`remote_registration_generation`).
     pub registration_generation: Option<u64>,
-    /// What this framework adds (`kv_leases`); vLLM's engines have none.
+    /// The leases of the holder's ranks (`kv_leases`); `None` from vLLM's engines, which have no such key.
     pub leases: Option<Leases>,
 }
 
-/// What this framework adds to vLLM's fields, under the one key `kv_leases`.
+/// What this framework adds to vLLM's fields, as one JSON object under the key `kv_leases`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Leases {
-    /// The bootstrap server, `host:port` (`bootstrap_addr`).
+    /// The bootstrap server of the holder's engine, as `host:port` (`bootstrap_addr`).
     pub bootstrap_addr: String,
-    /// Pages that the holder's sessions announced (`num_pages`).
+    /// Pages of the request that the holder's sessions announced (`num_pages`).
     pub num_pages: u32,
-    /// For how long they are kept, from the moment when the holder said so (`lease_seconds`).
+    /// For how long the pages are kept, counted from the moment when the holder wrote the parameters
+    /// (`lease_seconds`), at most a week.
     pub lease: Duration,
-    /// Heartbeats prolong it (`lease_renewable`): so on P. D keeps pages for a fixed time.
+    /// True if the reader's heartbeats prolong the lease (`lease_renewable`). Prefill workers set this;
+    /// decode workers keep pages for a fixed time.
     pub renewable: bool,
-    /// One for each rank of the replica (`ranks`).
+    /// The lease of each rank of the replica (`ranks`), no rank twice.
     pub ranks: Vec<RankLease>,
 }
 
-/// Names one rank's session exactly: a restarted rank, or a second session for the same request, is
-/// another one.
+/// Names the lease of one rank exactly: neither a restarted rank nor a second session for the same request
+/// answers to the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankLease {
-    /// The rank within its engine.
+    /// The rank's number within its engine.
     pub rank: u32,
-    /// Its life.
+    /// The incarnation of the rank's worker: a restarted worker has another one.
     pub incarnation: Incarnation,
-    /// The number of its session.
+    /// The number of the rank's session, which names the lease within the incarnation.
     pub lease_id: SessionId,
 }
 
 impl RemoteKv {
-    /// KV of a request on `engine`, which is reached through the bootstrap server at `host:port`; one
-    /// rank, nothing known about pages yet.
+    /// KV of a request on `engine`, whose ranks are registered with the bootstrap server at `host:port`. All
+    /// parallel sizes are 1, and everything about pages, tokens and leases is left open: set the fields that
+    /// are known.
     pub fn new(engine: EngineId, room: Room, host: &str, port: u16) -> RemoteKv {
         RemoteKv {
             engine,
@@ -92,10 +96,16 @@ impl RemoteKv {
         }
     }
 
-    /// What a worker says of one of its sessions: this rank has the KV of `num_tokens` tokens in
-    /// `pages`, and keeps it under `lease`, which runs from now. `bootstrap_addr` (`host:port`) is
-    /// where the worker is registered, `lease_refs` what its session's `KvSender::lease_refs` says: the
-    /// lease of the worker's rank, and those of the ranks after it if it speaks for them too.
+    /// What a worker says of one of its sessions: `pages` hold the KV of `num_tokens` tokens, and are kept
+    /// under `lease`, which runs from now.
+    ///
+    /// `bootstrap_addr` (`host:port`) is the bootstrap server where the worker is registered. `lease_refs` is
+    /// what the session's `KvSender::lease_refs` returns: the lease of the worker's own rank first, and for
+    /// an engine group those of the ranks that follow.
+    ///
+    /// # Errors
+    ///
+    /// [`ParamsError::Type`] if `bootstrap_addr` is not `host:port`.
     pub fn granted(
         args: &KvArgs,
         bootstrap_addr: &str,
@@ -131,15 +141,16 @@ impl RemoteKv {
         })
     }
 
-    /// What a receiver of this KV is opened with, besides `options`: the replica, and the leases of
-    /// its ranks. Its room is [`room`](Self::room).
+    /// `options` with the data-parallel replica and the leases of the holder's ranks filled in: open the
+    /// receiver of this KV with the result, under the room [`room`](Self::room).
     pub fn reader_options(&self, options: SessionOptions) -> SessionOptions {
         let ranks = self.leases.iter().flat_map(|leases| &leases.ranks);
         let lease_refs = ranks.filter_map(|lease| self.lease_ref(lease.rank)).collect();
         SessionOptions { prefill_dp_rank: self.dp_rank.or(options.prefill_dp_rank), lease_refs, ..options }
     }
 
-    /// The bootstrap server to ask for the engine's ranks.
+    /// The bootstrap server to ask for the engine's ranks, as `host:port`: the one that the leases name, else
+    /// `remote_host` and `remote_port`.
     pub fn bootstrap_addr(&self) -> String {
         match &self.leases {
             Some(leases) => leases.bootstrap_addr.clone(),
@@ -148,7 +159,8 @@ impl RemoteKv {
         }
     }
 
-    /// Pages that the holder has for the request, all groups together; `None` if it did not say.
+    /// Pages that the holder has for the request, all cache groups together; `None` if the holder did not
+    /// say.
     pub fn num_pages(&self) -> Option<usize> {
         let listed = || self.block_ids.iter().map(PageList::len).sum();
         match &self.leases {
@@ -157,8 +169,8 @@ impl RemoteKv {
         }
     }
 
-    /// The pages of a cache with one group of layers; `None` if there are several, or none was
-    /// named.
+    /// The request's pages at a holder with one cache group; `None` if there are several groups, or the
+    /// holder named no pages.
     pub fn pages(&self) -> Option<&PageList> {
         match self.block_ids.as_slice() {
             [pages] => Some(pages),
@@ -166,20 +178,23 @@ impl RemoteKv {
         }
     }
 
-    /// The session of one rank of the holder, with the pages if there is one group of them: a holder
-    /// with others refuses. Not with pages that are dealt to ranks in turn: of the last number, not
-    /// every rank has one.
+    /// The lease of one rank of the holder; `None` if the parameters name no lease of that rank.
+    ///
+    /// The lease names the pages too if there is one cache group, and the holder then refuses a reader if its
+    /// session has other pages. With decode context parallelism (`dcp_size` above 1) the pages are left out:
+    /// the ranks hold pages in turn, so not every rank has a page for the last number of the list.
     pub fn lease_ref(&self, rank: u32) -> Option<LeaseRef> {
         let lease = self.leases.as_ref()?.ranks.iter().find(|lease| lease.rank == rank)?;
         let RankLease { incarnation, lease_id, .. } = *lease;
         Some(LeaseRef { incarnation, lease_id, pages: self.pages().filter(|_| self.dcp_size <= 1).cloned() })
     }
 
-    /// For how long the pages are still kept, as far as the parameters tell; `None` if they do not.
+    /// For how long the holder still keeps the pages, as far as the parameters tell; `None` if they do not.
     ///
-    /// `holder_clock`: what the holder's clock says now, in seconds, where the reader knows it (vLLM
-    /// measures the offset in its handshake). Without it the lease counts in full, as if it had just
-    /// been granted: take off the time that the parameters were kept for with [`aged`](Self::aged).
+    /// `holder_clock` is what the holder's clock says now, in seconds, where the reader knows that (vLLM
+    /// measures the offset in its handshake). Without `holder_clock`, the lease counts in full, as if the
+    /// holder had just granted it: subtract the time that the parameters have been kept with
+    /// [`aged`](Self::aged).
     pub fn remaining(&self, holder_clock: Option<f64>) -> Option<Duration> {
         let by_clock = match (self.expiry_time, holder_clock) {
             (Some(expiry), Some(now)) => {
@@ -194,8 +209,8 @@ impl RemoteKv {
         }
     }
 
-    /// The same after the parameters have been kept for `elapsed`: what a router does that keeps
-    /// them from one turn to the next.
+    /// These parameters after they have been kept for `elapsed`: the lease is shorter by that time. For
+    /// routers, which keep parameters from one turn of a conversation to the next.
     pub fn aged(mut self, elapsed: Duration) -> RemoteKv {
         if let Some(leases) = &mut self.leases {
             leases.lease = leases.lease.saturating_sub(elapsed);
@@ -204,7 +219,7 @@ impl RemoteKv {
     }
 }
 
-/// The parts of `host:port`; brackets around an IPv6 address are no part of it.
+/// The host and the port of `host:port`; the brackets around an IPv6 address are removed.
 pub(super) fn host_and_port(addr: &str) -> Result<(&str, u16), ParamsError> {
     let parts = addr.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
     match parts {

@@ -1,4 +1,4 @@
-//! To JSON.
+//! Transfer parameters to JSON, with the keys in the module's table.
 
 use kv_core::Room;
 use serde_json::{Map, Value, json};
@@ -20,7 +20,7 @@ impl TransferParams {
         Value::Object(map)
     }
 
-    /// The same as a text.
+    /// The parameters as the text of one JSON object, as [`to_value`](Self::to_value) writes it.
     pub fn to_json(&self) -> String {
         self.to_value().to_string()
     }

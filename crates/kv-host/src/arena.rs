@@ -1,4 +1,4 @@
-//! Shared memory that peers on the host can map.
+//! [`Arena`]: shared memory that peers on the same host can map.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use crate::error::MemoryError;
 use crate::file::MemoryFile;
 use crate::sys::{Mapping, Memory};
 
-/// Granularity of the length: one huge page, so that huge pages can hold all of it.
+/// Bytes to whose multiple a length is rounded up: one huge page, so that huge pages can hold all bytes.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
-/// Granularity without huge pages; a multiple of every page size in use.
+/// Bytes to whose multiple a short length is rounded up: a multiple of every page size in use.
 const PAGE: usize = 64 << 10;
 
 /// Memory to register regions in: a sealed memory file that a connected peer maps, so that either
 /// side moves bytes with one plain copy.
 ///
-/// Clones are the same memory. It stays mapped while a clone lives, here or inside a transport, and
-/// while a connected peer has it mapped.
+/// Clones of an arena are the same memory. The memory stays mapped while a clone lives, here or inside a
+/// transport, and while a connected peer has mapped the file.
 ///
-/// The file can neither shrink nor grow (`F_SEAL_SHRINK`, `F_SEAL_GROW`, `F_SEAL_SEAL`): a peer can
-/// rely on every byte of it being there. It is on huge pages where the host has reserved some,
-/// else on transparent huge pages where the host allows that, and all of it is present from the
-/// start: the first transfer is as fast as the last.
+/// The file can neither shrink nor grow (`F_SEAL_SHRINK`, `F_SEAL_GROW`, `F_SEAL_SEAL`), so a peer can rely
+/// on every byte being there. The file is on huge pages where the host has reserved some, else on transparent
+/// huge pages where the host allows them. All pages are present from the start: the first transfer is as fast
+/// as the last.
 ///
-/// An arena is read and written as the [`Memory`] that it holds.
+/// An arena is read and written with the methods of [`Memory`], to which it dereferences.
 ///
 /// ```
 /// let arena = kv_host::Arena::new(1 << 20)?;
@@ -42,7 +42,12 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Allocates at least `len` bytes of zeroes.
+    /// Allocates an arena of `len` zero bytes, at least one.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::Length`] for no bytes, or more than an address space has; [`MemoryError::Os`] if the
+    /// host does not have the memory.
     pub fn new(len: usize) -> Result<Arena, MemoryError> {
         let max = isize::MAX as usize - HUGE_PAGE;
         if len == 0 || len > max {
@@ -51,17 +56,17 @@ impl Arena {
         Arena::huge(len).or_else(|_| Arena::normal(len))
     }
 
-    /// True if the host granted reserved huge pages (`vm.nr_hugepages`).
+    /// True if the arena is on huge pages that the host has reserved (`vm.nr_hugepages`).
     pub fn huge_pages(&self) -> bool {
         self.file.on_huge_pages()
     }
 
-    /// The file, whose length is [`len`](Memory::len) rounded up to whole pages.
+    /// The memory file, whose length is [`len`](Memory::len) rounded up to whole pages.
     pub fn file(&self) -> &MemoryFile {
         &self.file
     }
 
-    /// The bytes asked for.
+    /// The arena's bytes: as many as [`new`](Arena::new) was asked for.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }

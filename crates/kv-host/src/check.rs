@@ -1,11 +1,11 @@
-//! The checks that every transport makes before it believes its owner or a peer.
+//! Checks that every transport makes of what its owner or a peer asks for: lengths, offsets, limits, ranges.
 
 use kv_core::{Desc, MAX_FRAME, TransportError};
 
 use crate::error::{Limit, MemoryError};
 
-/// Refuses a frame longer than [`MAX_FRAME`]. `field` names the frame in the error: `frame.len`, or
-/// `notify.len`.
+/// Refuses a frame longer than [`MAX_FRAME`] with [`TransportError::Size`]. `len` is the frame's length in
+/// bytes, and `field` names the frame in the error: `frame.len`, or `notify.len`.
 pub fn frame(field: &'static str, len: usize) -> Result<(), TransportError> {
     if len > MAX_FRAME {
         return Err(TransportError::Size { field, got: len, min: 0, max: MAX_FRAME });
@@ -13,8 +13,13 @@ pub fn frame(field: &'static str, len: usize) -> Result<(), TransportError> {
     Ok(())
 }
 
-/// Checks every descriptor of a post against the regions of both sides. `local` and `remote` give the
-/// length, in bytes, of the region with a number; `None` if there is no such region.
+/// Checks every descriptor of a post against the regions of both sides. `local` and `remote` return the
+/// length, in bytes, of the region with the given number; `None` if there is no such region.
+///
+/// # Errors
+///
+/// [`TransportError::Size`] for a post without descriptors, or an empty descriptor;
+/// [`TransportError::OutOfBounds`] for the first descriptor that leaves its region.
 pub fn descriptors(
     descs: &[Desc],
     local: impl Fn(u32) -> Option<u64>,
@@ -42,8 +47,8 @@ pub fn descriptors(
     Ok(())
 }
 
-/// Checks fields of a configuration, each with its name, its value, and the smallest and largest value
-/// allowed. The error is that of the first field that is outside.
+/// Checks fields of a configuration, each given as its name, its value, and the smallest and largest value
+/// allowed. The error names the first field whose value is out of range.
 pub fn limits(fields: impl IntoIterator<Item = (&'static str, usize, usize, usize)>) -> Result<(), Limit> {
     let mut fields = fields.into_iter();
     match fields.find(|(_, got, min, max)| !(min..=max).contains(&got)) {
@@ -52,7 +57,8 @@ pub fn limits(fields: impl IntoIterator<Item = (&'static str, usize, usize, usiz
     }
 }
 
-/// Refuses a range that has no address or no bytes, or ends outside of the address space.
+/// Refuses a range whose address is zero, that has no bytes, or that ends outside of the address space, with
+/// [`MemoryError::Range`].
 pub fn range(addr: u64, len: u64) -> Result<(), MemoryError> {
     let fits = addr.checked_add(len).is_some_and(|end| end <= isize::MAX as u64);
     if addr == 0 || len == 0 || !fits { Err(MemoryError::Range { addr, len }) } else { Ok(()) }

@@ -1,20 +1,20 @@
-//! The clock of the host, in which leases and permissions are told, and that of a thread's work.
+//! The host's clock, in which leases and permissions to write are measured, and the clock of a thread's work.
 //!
-//! Every transport that moves real bytes reads [`now`] by itself and compares it with times that the
-//! protocol tells, so a worker must read the same clock: a [`Time`] is nanoseconds of it, and of no other.
+//! Every transport that moves real bytes reads [`now`] and compares the result with times that the protocol
+//! sets. So a worker must read the same clock: a [`Time`] is a number of nanoseconds of this clock.
 
 use std::time::Duration;
 
 use kv_core::Time;
 use rustix::time::{ClockId, clock_gettime};
 
-/// `CLOCK_BOOTTIME`: the time since the host's boot, which goes on while the host is suspended.
+/// The time since the host's boot (`CLOCK_BOOTTIME`), which goes on while the host is suspended.
 #[inline]
 pub fn now() -> Time {
     Time::ZERO + read(ClockId::Boottime)
 }
 
-/// `CLOCK_THREAD_CPUTIME_ID`: the processor time that this thread has used.
+/// The processor time that the calling thread has used (`CLOCK_THREAD_CPUTIME_ID`).
 pub fn thread_time() -> Duration {
     read(ClockId::ThreadCPUTime)
 }

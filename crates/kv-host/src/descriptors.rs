@@ -1,7 +1,7 @@
 //! File descriptors that travel in a message of a Unix socket.
 //!
-//! A receiver says how many descriptors it awaits with a message. The kernel closes those above that
-//! number, and all of those that come with a message that is read by an ordinary `recv`.
+//! A receiver says how many descriptors it expects with a message. The kernel closes descriptors above that
+//! number, and all descriptors of a message that is read by an ordinary `recv`.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,28 +15,33 @@ use rustix::net::{
 
 use crate::error::OsError;
 
-/// Most descriptors of one message: the kernel's `SCM_MAX_FD`.
+/// Most descriptors in one message: the kernel's `SCM_MAX_FD`.
 pub const MAX: usize = 253;
-/// Room for them.
+/// Bytes of ancillary data that [`MAX`] descriptors take.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX));
 
-/// Why nothing was received.
+/// Why [`receive`] returned no bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReceiveError {
-    /// More descriptors came than were awaited. The kernel does not say how many; all of them are closed.
-    #[error("more than {max} descriptors came with a message")]
+    /// More descriptors came than were expected. The kernel does not say how many; all of them are closed.
+    #[error("more than the {max} descriptors expected came with a message; all of them were closed")]
     TooMany {
-        /// Descriptors awaited.
+        /// Descriptors that the caller expected.
         max: usize,
     },
-    /// The call failed; [`kind`](OsError::kind) is `WouldBlock` if nothing is there.
+    /// The call failed; [`kind`](OsError::kind) is `WouldBlock` if there is nothing to read.
     #[error(transparent)]
     Os(#[from] OsError),
 }
 
-/// Writes some of `pieces` to a socket without waiting, and sends the descriptors with the first byte.
-/// Returns the bytes written. Above [`MAX`] descriptors nothing is written (`EINVAL`).
+/// Writes as much of `pieces` to a socket as there is room for, without waiting, and sends the descriptors
+/// with the first byte. Returns the number of bytes written.
+///
+/// # Errors
+///
+/// With more than [`MAX`] descriptors, nothing is written and the error is `EINVAL`; without room it is
+/// `WouldBlock`.
 pub fn send(
     socket: BorrowedFd<'_>,
     pieces: &[IoSlice<'_>],
@@ -52,7 +57,8 @@ pub fn send(
 }
 
 /// Reads at most `buffer.len()` bytes from a socket without waiting, and appends the descriptors that came
-/// with them, up to `max` in the list. Returns the bytes read; zero at the end of the stream.
+/// with them to `fds`, which may then hold `max` descriptors at most. Returns the number of bytes read: zero
+/// at the end of the stream.
 pub fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -79,7 +85,7 @@ pub fn receive(
 }
 
 impl ReceiveError {
-    /// True if there is nothing to read now, and there may be later.
+    /// True if there is nothing to read at the moment, and there may be something later.
     pub fn is_for_now(&self) -> bool {
         let kind = match self {
             ReceiveError::Os(error) => error.kind(),

@@ -1,4 +1,4 @@
-//! What can go wrong with memory, processes and calls of the operating system.
+//! The errors of memory, of processes, of configurations, and of calls of the operating system.
 
 use std::io;
 
@@ -9,14 +9,14 @@ use rustix::io::Errno;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed: {}", self.io())]
 pub struct OsError {
-    /// The call.
+    /// Name of the system call or library function.
     pub call: &'static str,
     /// The error number as Linux counts them (`ENOMEM` is 12); `EIO` where the call failed without one.
     pub errno: i32,
 }
 
 impl OsError {
-    /// The error of a call.
+    /// The error `error` of the call `call`.
     pub fn new(call: &'static str, error: impl Into<io::Error>) -> OsError {
         OsError { call, errno: error.into().raw_os_error().unwrap_or(Errno::IO.raw_os_error()) }
     }
@@ -41,47 +41,48 @@ impl From<OsError> for TransportError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// Memory has at least one byte and fits the address space.
-    #[error("memory length is {got}; it must be 1 to {max}")]
+    /// The length is zero, or more than an address space has.
+    #[error("memory length is {got} bytes; it must be 1 to {max}")]
     Length {
         /// Length asked for, in bytes.
         got: usize,
         /// Largest possible, in bytes.
         max: usize,
     },
-    /// The range is not inside the memory.
-    #[error("the memory has {len} bytes, {offset}+{size} was asked for")]
+    /// The range asked for is not inside the memory.
+    #[error("the memory has {len} bytes; {size} bytes at offset {offset} are not inside")]
     OutOfBounds {
-        /// Bytes in the memory.
+        /// Length of the memory, in bytes.
         len: usize,
-        /// Offset asked for, in bytes.
+        /// Offset of the range asked for, in bytes.
         offset: usize,
-        /// Bytes asked for.
+        /// Length of the range asked for, in bytes.
         size: usize,
     },
-    /// A copy between two ranges that share bytes.
-    #[error("{len} bytes from {from:#x} and from {to:#x} overlap")]
+    /// The source and the target of a copy share bytes.
+    #[error("a copy of {len} bytes from {from:#x} to {to:#x}: source and target overlap")]
     Overlap {
         /// Address of the first byte to be read.
         from: u64,
         /// Address of the first byte to be written.
         to: u64,
-        /// Bytes asked for.
+        /// Bytes to be copied.
         len: usize,
     },
-    /// An adopted range must have an address and a length, and end inside the address space.
-    #[error("adopted range {addr:#x}+{len} is not a range of memory")]
+    /// An adopted range has the address zero, has no bytes, or ends outside of the address space.
+    #[error("{len} bytes at {addr:#x} are not a range of memory that can be adopted")]
     Range {
         /// Address of the range.
         addr: u64,
         /// Length of the range, in bytes.
         len: u64,
     },
-    /// Peers know the transport already: its memory cannot change any more.
+    /// Memory came after the transport's metadata was asked for. Peers may know the metadata, so the memory
+    /// cannot change any more.
     #[error("memory must be given to a transport before its metadata is asked for")]
     Frozen,
-    /// The operating system failed: most often there is not that much memory.
-    #[error("{len} bytes of memory: {cause}")]
+    /// The operating system failed: most often the host does not have that much memory.
+    #[error("{len} bytes of memory could not be had: {cause}")]
     Os {
         /// Length asked for, in bytes.
         len: usize,
@@ -90,7 +91,7 @@ pub enum MemoryError {
     },
 }
 
-/// A limit of a configuration is out of its range.
+/// A field of a configuration is out of its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {got}; it must be {min} to {max}")]
 pub struct Limit {
@@ -116,9 +117,9 @@ pub enum PeerError {
         /// Effective user of this process.
         ours: u32,
     },
-    /// The process is in a PID namespace that cannot be seen from here, and the kernel is older than
-    /// Linux 6.5.
-    #[error("the peer is in a PID namespace that cannot be seen")]
+    /// The process is in a PID namespace that this process cannot see, and the kernel is older than Linux
+    /// 6.5. Put both into one PID namespace, or use a newer kernel.
+    #[error("the peer is in a PID namespace that this process cannot see; Linux 6.5 or newer is needed")]
     Unseen,
     /// The process has ended.
     #[error("the peer's process has ended")]
@@ -133,7 +134,7 @@ impl From<PeerError> for TransportError {
         match error {
             PeerError::OtherUser { .. } => TransportError::Metadata("the peer belongs to another user"),
             PeerError::Unseen => {
-                TransportError::Unsupported("the peer is in a PID namespace that cannot be seen")
+                TransportError::Unsupported("a peer in a PID namespace that this process cannot see")
             }
             PeerError::Gone => TransportError::PeerGone,
             PeerError::Os(error) => error.into(),

@@ -1,4 +1,4 @@
-//! Memory files that cannot change their length, so that whoever maps one can rely on every byte of it.
+//! Memory files that cannot become shorter, so that a process that maps one can rely on every byte.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,10 +14,11 @@ use crate::sys::{Mapping, Memory};
 /// Files with larger blocks are on reserved huge pages.
 const SMALL_PAGE: i64 = 64 << 10;
 
-/// A memory file of this process or of a peer that cannot become shorter.
+/// A memory file, of this process or of a peer, that cannot become shorter.
 ///
-/// Reading past the end of a mapped file is deadly (`SIGBUS`). So the file must have the bytes and must not
-/// be able to lose them: only memory files can be sealed, and a seal cannot be removed.
+/// Reading past the end of a mapped file kills the process (`SIGBUS`). So a file that is mapped must have all
+/// bytes, and must not be able to lose them: memory files can be sealed against that, and a seal cannot be
+/// removed.
 #[derive(Debug)]
 pub struct MemoryFile {
     fd: OwnedFd,
@@ -26,8 +27,9 @@ pub struct MemoryFile {
 }
 
 impl MemoryFile {
-    /// A file of `len` zero bytes that can neither shrink nor grow, on the huge pages of 2 MiB that the host
-    /// has reserved if `huge_pages` says so. `name` shows in `/proc/PID/fd`.
+    /// A file of `len` zero bytes that can neither shrink nor grow. With `huge_pages` the file is on huge
+    /// pages of 2 MiB that the host has reserved, and the call fails if there are too few. `name` shows in
+    /// `/proc/PID/fd`.
     pub fn create(name: &str, len: u64, huge_pages: bool) -> Result<MemoryFile, OsError> {
         let huge = if huge_pages { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
@@ -39,7 +41,8 @@ impl MemoryFile {
         Ok(MemoryFile { fd, len, huge_pages })
     }
 
-    /// A descriptor that a peer has sent; `None` if it is no memory file, or one that can shrink.
+    /// The memory file behind a descriptor that a peer has sent; `None` if the descriptor is not that of a
+    /// memory file, or the file can shrink.
     pub fn received(fd: OwnedFd) -> Option<MemoryFile> {
         let seals = fcntl_get_seals(&fd).ok()?;
         let stat = fstat(&fd).ok()?;
@@ -49,7 +52,7 @@ impl MemoryFile {
         Some(MemoryFile { fd, len, huge_pages: stat.st_blksize > SMALL_PAGE })
     }
 
-    /// Bytes that the file has, and will have.
+    /// Length of the file in bytes. A received file may have grown since.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -59,18 +62,19 @@ impl MemoryFile {
         self.len == 0
     }
 
-    /// Whether the file is on reserved huge pages. One of them that is missing can be had from nowhere when
-    /// the host's are used up: then whoever touches it dies.
+    /// True if the file is on reserved huge pages. If such a file has holes and the host has no reserved huge
+    /// page left, a process that touches a hole is killed.
     pub fn on_huge_pages(&self) -> bool {
         self.huge_pages
     }
 
-    /// Bytes of the file that are allocated now: the others are holes.
+    /// Bytes of the file that are allocated now; the other bytes are holes.
     pub fn allocated(&self) -> u64 {
         fstat(&self.fd).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
     }
 
-    /// Maps `len` bytes from `offset` on, a multiple of the page size. Fails with `EINVAL` beyond the end.
+    /// Maps `len` bytes from `offset` on, which is a multiple of the page size. Fails with `EINVAL` if the
+    /// range ends beyond the end of the file.
     pub fn map(&self, offset: u64, len: usize) -> Result<Mapping, OsError> {
         if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
             return Err(OsError::new("mmap", Errno::INVAL));
@@ -78,7 +82,7 @@ impl MemoryFile {
         Mapping::shared(self.fd.as_fd(), offset, len)
     }
 
-    /// Maps all of the file.
+    /// Maps the whole file as one range of memory.
     pub fn memory(&self) -> Result<Memory, MemoryError> {
         let len = usize::try_from(self.len).unwrap_or(usize::MAX);
         let mapping = self.map(0, len).map_err(|cause| MemoryError::Os { len, cause })?;

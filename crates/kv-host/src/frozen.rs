@@ -1,4 +1,4 @@
-//! Metadata that peers may have been given, and what cannot change any more because of that.
+//! [`Frozen`]: a transport's metadata, after which its memory and regions cannot change any more.
 
 use std::cell::OnceCell;
 
@@ -7,15 +7,15 @@ use kv_core::{MAX_REGIONS, TransportError};
 
 use crate::error::MemoryError;
 
-/// The metadata of a transport, made when it is first asked for. From then on peers may know the
-/// transport's memory, so that no memory and no region is added.
+/// The metadata of a transport, made when the owner first asks for it. From then on peers may know the
+/// transport's memory, so that no memory and no region can be added.
 #[derive(Debug, Default)]
 pub struct Frozen {
     bytes: OnceCell<Bytes>,
 }
 
 impl Frozen {
-    /// The metadata, made by `make` at the first call. A call whose `make` fails freezes nothing.
+    /// The metadata, which `make` makes at the first call. If `make` fails, memory can still be added.
     pub fn get_or_make<E>(&self, make: impl FnOnce() -> Result<Bytes, E>) -> Result<Bytes, E> {
         match self.bytes.get() {
             Some(bytes) => Ok(bytes.clone()),
@@ -23,16 +23,18 @@ impl Frozen {
         }
     }
 
-    /// Refuses further memory once there is metadata.
+    /// Refuses further memory with [`MemoryError::Frozen`] once the metadata has been made.
     pub fn check_memory(&self) -> Result<(), MemoryError> {
         if self.bytes.get().is_some() { Err(MemoryError::Frozen) } else { Ok(()) }
     }
 
-    /// The number of the next region after so many; refused once there is metadata, and above
-    /// [`MAX_REGIONS`] regions.
+    /// The number of the next region after `registered` regions, counted from 0. Refused once the metadata
+    /// has been made, and above [`MAX_REGIONS`] regions.
     pub fn next_region(&self, registered: usize) -> Result<u32, TransportError> {
         if self.bytes.get().is_some() {
-            return Err(TransportError::Unsupported("a region after peers were told of the others"));
+            return Err(TransportError::Unsupported(
+                "a region that is registered after the metadata was asked for",
+            ));
         }
         if registered >= MAX_REGIONS {
             let got = registered + 1;

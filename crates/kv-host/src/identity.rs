@@ -1,7 +1,8 @@
 //! Which host and which process a peer is, in terms that the kernel confirms to other processes.
 //!
-//! A token says that somebody has read a transport's metadata, which is no secret among a server's
-//! components. The process at the other end of a socket, which the kernel names, says who somebody is.
+//! A token in a message proves only that the sender has read a transport's metadata, which is no secret among
+//! a server's components. The process at the other end of a socket, which the kernel names, proves which
+//! worker the sender is.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,14 +17,14 @@ use crate::process::Process;
 /// Where a transport runs: one boot of one kernel, and one network namespace of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
-    /// The kernel's random id of this boot; zeroes if unknown.
+    /// The kernel's random id of this boot, low half first; zeroes if unknown.
     pub boot: (u64, u64),
     /// Inode number of the network namespace, in which abstract socket names live; zero if unknown.
     pub network: u64,
 }
 
 impl Host {
-    /// This host, this boot, this namespace.
+    /// The host, boot and network namespace of the calling process.
     pub fn here() -> Result<Host, OsError> {
         let error = |error| OsError::new("read boot_id", error);
         let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(error)?;
@@ -34,12 +35,13 @@ impl Host {
         Ok(Host { boot: (boot as u64, (boot >> 64) as u64), network })
     }
 
-    /// Whether both are known to be one boot of one kernel.
+    /// True if both are known to be the same boot of the same kernel.
     pub fn is_same_boot(&self, other: &Host) -> bool {
         self.boot == other.boot && self.boot != (0, 0)
     }
 
-    /// Whether a socket of a transport there can be reached from here.
+    /// Refuses a transport whose socket cannot be reached from here: one on another host, or in another
+    /// network namespace.
     pub fn check(&self, other: &Host) -> Result<(), TransportError> {
         if !self.is_same_boot(other) {
             return Err(TransportError::Metadata("the peer is on another host"));
@@ -51,46 +53,47 @@ impl Host {
     }
 }
 
-/// A process, as the metadata of its transport names it: a claim until the kernel has confirmed it.
+/// A process, as the metadata of its transport names it. This is a claim until [`check`](Self::check) has
+/// proven it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
-    /// Inode number of the process's descriptor; zero before Linux 6.9.
+    /// Inode number of the process descriptor (pidfd); zero before Linux 6.9.
     pub inode: u64,
     /// Inode number of the PID namespace; zero if unknown.
     pub namespace: u64,
-    /// Number of the process in that namespace.
+    /// Process id in that PID namespace.
     pub pid: i32,
-    /// When the process began, in clock ticks since the host's boot; zero if unknown.
+    /// When the process started, in clock ticks since the host's boot; zero if unknown.
     pub started: u64,
 }
 
 /// What the kernel says about a claimed identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// It is the process.
+    /// The process is the one that the claim names.
     Proven,
-    /// It is another process.
+    /// The process is another one.
     Refuted,
-    /// The process is in a PID namespace that cannot be seen from here, and the kernel is older than
-    /// Linux 6.9.
+    /// The process is in a PID namespace that this process cannot see, and the kernel is older than Linux
+    /// 6.9.
     Unknown,
 }
 
 /// What is known about the life of a peer's process.
 #[derive(Debug)]
 pub enum Life {
-    /// The process is on this host; its descriptor is readable once it has ended.
+    /// The process is on this host and held by a descriptor, which is readable once the process has ended.
     Watched(Process),
-    /// It is this process.
+    /// The peer's process is the calling process.
     Ours,
-    /// It cannot be seen from here.
+    /// The process cannot be seen from here: another host, another PID namespace, or an old kernel.
     Unseen,
-    /// It has ended.
+    /// The process has ended, for certain.
     Dead,
 }
 
 impl ProcessIdentity {
-    /// This process.
+    /// The identity of the calling process.
     pub fn here() -> Result<ProcessIdentity, OsError> {
         let pid = getpid().as_raw_nonzero().get();
         let inode = match Process::open(pid) {
@@ -101,7 +104,7 @@ impl ProcessIdentity {
         Ok(ProcessIdentity { inode, namespace: namespace(), pid, started: started(pid) })
     }
 
-    /// Compares the claim with a process that is seen from here.
+    /// Compares the claim with a process that the kernel has named.
     pub fn check(&self, process: &Process) -> Proof {
         let seen = process.inode();
         if self.inode != 0 && seen != 0 {
@@ -115,8 +118,8 @@ impl ProcessIdentity {
         if pid == self.pid && same_start { Proof::Proven } else { Proof::Refuted }
     }
 
-    /// Looks for the process, which claims to run on `host`, and holds it so that its end will be seen.
-    /// Whatever the kernel cannot confirm is [`Life::Unseen`].
+    /// Looks for the process, which is claimed to run on `host`, and holds a descriptor of it, so that its
+    /// end will be seen. A process that the kernel cannot confirm is [`Life::Unseen`].
     pub fn watch(&self, host: &Host) -> Life {
         let (Ok(here), Ok(ours)) = (Host::here(), ProcessIdentity::here()) else { return Life::Unseen };
         let comparable = self.inode != 0 && ours.inode != 0 || self.started != 0 && ours.started != 0;
@@ -127,8 +130,8 @@ impl ProcessIdentity {
         if *self == ours {
             return Life::Ours;
         }
-        // The descriptor is of whoever has the number now. If that is the peer, it was the peer when
-        // the descriptor was made.
+        // The descriptor is of the process that has the number now. If that process is the peer, it was the
+        // peer when the descriptor was made.
         match Process::open(self.pid) {
             Ok(process) if self.check(&process) == Proof::Proven => Life::Watched(process),
             Ok(_) | Err(PeerError::Gone) => Life::Dead,
@@ -138,7 +141,7 @@ impl ProcessIdentity {
 }
 
 impl Life {
-    /// True if the process has ended for certain.
+    /// True if the process has ended, for certain.
     pub fn is_over(&self) -> bool {
         match self {
             Life::Watched(process) => !process.is_alive(),

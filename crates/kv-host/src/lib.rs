@@ -1,4 +1,4 @@
-//! What the transports of one Linux host share: memory that peers may reach, file descriptors passed over
+//! What the transports on a Linux host share: memory that peers may reach, file descriptors passed over
 //! sockets, proof of a process's death, the host's clock, and the checks that every transport makes.
 //!
 //! | module or type | what a transport gets from it |
@@ -7,19 +7,18 @@
 //! | [`Memory`], [`Mapping`], [`MemoryFile`] | ranges, mappings and files: they and [`descriptors`] hold every `unsafe` block of this crate |
 //! | [`descriptors`] | file descriptors that travel in a message of a Unix socket |
 //! | [`Host`], [`ProcessIdentity`], [`Process`], [`Life`] | which process a peer is, and whether that process has ended |
-//! | [`clock`] | the clock in which leases and permissions are told |
+//! | [`clock`] | the clock in which leases and permissions to write are measured |
 //! | [`check`] | bounds of frames, data-operation descriptors, limits and address ranges |
 //! | [`Parked`] | notify frames that wait for room behind their posts |
-//! | [`Frozen`] | metadata that is made once and ends every change of memory |
+//! | [`Frozen`] | metadata that is made once, and after which memory and regions cannot change |
 //! | [`random()`] | tokens and names that nobody can guess |
 //!
-//! What this crate is not: a transport. It opens no connection, knows no peer's memory layout and no
-//! message format, and holds no thread. It depends on kv-core only.
+//! What this crate is not: a transport. The crate opens no connection, knows no peer's memory layout and no
+//! message format, and starts no thread. Of this workspace it depends on kv-core only.
 //!
-//! Two crates that are no transports depend on it for one module each. The scheduler's worker (kv-poll)
-//! reads [`clock`]: it compares its times with those that its transport reads, so that both must read one
-//! clock, and kv-core has none by design. The simulated transport (kv-sim) uses [`check`], so that it refuses
-//! what a real one refuses.
+//! Two crates that are not real transports depend on this one for one module each. The worker (kv-poll) reads
+//! [`clock`], because the worker and its transport must read the same clock, and kv-core reads none by
+//! design. The simulated transport (kv-sim) uses [`check`], so that it refuses what a real transport refuses.
 //!
 //! ```
 //! use std::io::IoSlice;
@@ -28,7 +27,7 @@
 //!
 //! use kv_host::{Arena, MemoryFile, descriptors};
 //!
-//! // One process allocates pages and lends the file of them.
+//! // One process allocates memory and sends the descriptor of its file.
 //! let arena = Arena::new(1 << 20)?;
 //! arena.write(4096, b"keys and values")?;
 //! let (ours, theirs) = UnixStream::pair()?;

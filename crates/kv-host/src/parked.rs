@@ -1,13 +1,13 @@
-//! Notify frames that wait for room behind their posts.
+//! [`Parked`]: notify frames that wait for room in a connection after the bytes of their posts have moved.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 use kv_core::PostId;
 
-/// Posts of one connection whose bytes are in place, and whose notify frames the connection had no room for
-/// yet, oldest first. A post ends once its frame is on its way; frames that a transport is asked to send
-/// meanwhile wait behind the parked ones.
+/// Posts of one connection whose bytes are in place, and for whose notify frames the connection has had no
+/// room yet, oldest first. A post ends once its notify frame is on its way. Frames that the transport is
+/// asked to send meanwhile wait behind the parked ones.
 #[derive(Debug, Default)]
 pub struct Parked {
     posts: VecDeque<(PostId, Bytes)>,
@@ -19,7 +19,7 @@ impl Parked {
         self.posts.push_back((post, notify));
     }
 
-    /// Takes the oldest post if `has_room` says so of the length of its frame, in bytes.
+    /// Takes the oldest post and its frame if `has_room` returns true for the length of the frame, in bytes.
     pub fn pop(&mut self, has_room: impl FnOnce(usize) -> bool) -> Option<(PostId, Bytes)> {
         let (_, notify) = self.posts.front()?;
         if has_room(notify.len()) { self.posts.pop_front() } else { None }

@@ -1,4 +1,4 @@
-//! Processes of this host, held so that their end is certain once it is seen.
+//! [`Process`]: a process of this host, held by a descriptor that tells the process's end for certain.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,8 +14,8 @@ use crate::sys;
 /// The file system of process descriptors (Linux 6.9): its inode numbers are never used twice.
 const PIDFS: u64 = 0x5049_4446;
 
-/// A process, held by a descriptor that stays its own even when its number is used again. The descriptor is
-/// readable once every thread of the process has ended.
+/// A process, held by a descriptor (pidfd) that names the same process even after its process id is used
+/// again. The descriptor is readable once every thread of the process has ended.
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
@@ -23,8 +23,9 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process that connected, or that listens, at the other end of a Unix socket, as the kernel says:
-    /// never what it claims. Refused if it belongs to another user.
+    /// The process that connected, or that listens, at the other end of a Unix socket. The kernel names the
+    /// process; nothing that the peer claims is used. Refused with [`PeerError::OtherUser`] if the process
+    /// belongs to another user.
     pub fn behind(socket: BorrowedFd<'_>) -> Result<Process, PeerError> {
         let credentials = credentials(socket)?;
         match sys::peer_pidfd(socket) {
@@ -35,9 +36,9 @@ impl Process {
         }
     }
 
-    /// The process that has this number now, in this process's PID namespace.
+    /// The process that has the process id `pid` now, in the PID namespace of the calling process.
     pub fn open(pid: i32) -> Result<Process, PeerError> {
-        // `Pid::from_raw` panics at a negative number, and this one may be a peer's word.
+        // `Pid::from_raw` panics at a negative number, and a peer may have sent this one.
         let number = (pid > 0).then_some(pid).and_then(Pid::from_raw).ok_or(PeerError::Unseen)?;
         match pidfd_open(number, PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Process { pid, pidfd }),
@@ -46,12 +47,12 @@ impl Process {
         }
     }
 
-    /// Its number, if it is in a PID namespace that we can see.
+    /// The process id, if the process is in a PID namespace that the calling process can see.
     pub fn pid(&self) -> Option<i32> {
         (self.pid > 0).then_some(self.pid)
     }
 
-    /// Whether it is the same process as another one.
+    /// True if both values hold the same process.
     pub fn is(&self, other: &Process) -> bool {
         let (ours, theirs) = (self.inode(), other.inode());
         if ours != 0 && theirs != 0 { ours == theirs } else { self.pid > 0 && self.pid == other.pid }
@@ -63,7 +64,7 @@ impl Process {
         !matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(count) if count > 0)
     }
 
-    /// What tells this process from all others of this boot; zero before Linux 6.9.
+    /// A number that no other process of this boot has; zero before Linux 6.9.
     pub(crate) fn inode(&self) -> u64 {
         match (fstatfs(&self.pidfd), fstat(&self.pidfd)) {
             (Ok(system), Ok(file)) if system.f_type as u64 == PIDFS => file.st_ino,
@@ -78,8 +79,8 @@ impl AsFd for Process {
     }
 }
 
-/// Refuses the process at the other end of a Unix socket if it belongs to another user: what a peer of the
-/// same user could do with our memory, it could do anyway.
+/// Refuses the process at the other end of a Unix socket with [`PeerError::OtherUser`] if it belongs to
+/// another user. A process of the same user could reach this process's memory without a transport, too.
 pub fn check_user(socket: BorrowedFd<'_>) -> Result<(), PeerError> {
     credentials(socket).map(|_| ())
 }

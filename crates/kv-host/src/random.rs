@@ -1,4 +1,4 @@
-//! Bytes that nobody can guess.
+//! Random bytes that nobody can guess.
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};

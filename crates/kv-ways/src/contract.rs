@@ -1,4 +1,4 @@
-//! The [`Transport`] trait: each call goes to the member that it concerns.
+//! The [`Transport`] trait for [`Ways`]: each call goes to the member that the call concerns.
 
 use std::time::Duration;
 
@@ -21,7 +21,8 @@ impl Transport for Ways {
         self.register_with_all(region)
     }
 
-    /// All transports in one piece, for an owner that knows of no transports.
+    /// The metadata of all members as one piece of bytes, for an owner that does not use
+    /// [`offers`](Transport::offers).
     fn metadata(&self) -> Result<Bytes, TransportError> {
         form::encode(&self.offers()?)
     }
@@ -43,7 +44,7 @@ impl Transport for Ways {
             refusals.extend(member.map(|member| (member.name, error)));
         }
         Err(match refusals.first() {
-            None => TransportError::Metadata("no transport is common"),
+            None => TransportError::Metadata("the two workers have no transport in common"),
             Some((_, first)) if refusals.iter().all(|(_, error)| error == first) => first.clone(),
             Some(_) => TransportError::NoTransport { ways: refusals },
         })
@@ -110,8 +111,8 @@ impl Transport for Ways {
         }
     }
 
-    /// Serves one member, which takes about a millisecond at most; the others have their turns in the next
-    /// calls, however busy this one is.
+    /// Polls one member, which takes about a millisecond at most. The members are polled in turn, one in each
+    /// call, however busy one of them is.
     fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>) {
         let turn = self.turn % self.members.len().max(1);
         let Some(member) = self.members.get_mut(turn) else { return };
@@ -123,9 +124,9 @@ impl Transport for Ways {
         self.served.set(self.served.get().saturating_add(1));
     }
 
-    /// Sleep is for when every member has had its turn since the last one.
+    /// Allows the owner to sleep only after every member has been polled since the last sleep.
     fn wait(&self) -> TransportWait {
-        // The one that was served last measures what its events have cost until it is asked.
+        // The member that was polled last measures the cost of its events until this call of `wait`.
         let last = self.turn.checked_sub(1).and_then(|last| self.members.get(last));
         let busy = last.is_some_and(|member| member.transport.wait() == TransportWait::Now);
         if busy || self.served.get() < self.members.len() {
@@ -149,7 +150,8 @@ impl Transport for Ways {
         }
     }
 
-    /// Before a peer is connected: what every way is good for, and where that is nothing, the preferred one.
+    /// Of a connected peer: the directions of its member. Without a peer, or before the peer is connected:
+    /// the directions that all members have in common, or those of the first member where they have none.
     fn directions(&self, peer: Option<PeerId>) -> Directions {
         if let Some(peer) = peer
             && let Some(member) = self.known_member(peer)

@@ -1,6 +1,7 @@
-//! All transports of a worker in one piece of metadata, for owners of a transport that know of no transports:
-//! four magic bytes with the version, a count, then name, version and metadata of each, with their lengths
-//! before them. Numbers are little-endian.
+//! The metadata of all members as one piece of bytes, for owners that ask a transport for its metadata and
+//! not for its offers. The form: four magic bytes with the version, a count (one byte), then for each member
+//! the length of the name (two bytes), the name, the version (two), the length of the metadata (four), and
+//! the metadata. Numbers are little-endian.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use kv_core::{MAX_NAME, TransportError, TransportOffer};
@@ -11,7 +12,7 @@ use crate::ways::MAX_MEMBERS;
 const MAGIC: [u8; 4] = *b"KVW\x01";
 
 pub(crate) fn encode(offers: &[TransportOffer]) -> Result<Bytes, TransportError> {
-    let long = |_| TransportError::Metadata("a transport's metadata are too long");
+    let long = |_| TransportError::Metadata("a member's metadata or name is too long to be encoded");
     let mut out = BytesMut::from(&MAGIC[..]);
     out.put_u8(u8::try_from(offers.len()).map_err(long)?);
     for offer in offers {
@@ -24,10 +25,10 @@ pub(crate) fn encode(offers: &[TransportOffer]) -> Result<Bytes, TransportError>
     Ok(out.freeze())
 }
 
-/// Reads what somebody sent. Costs no more than its bytes.
+/// Reads metadata that a peer sent. Time and memory are bounded by the length of `bytes`.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<TransportOffer>, TransportError> {
     let Some(rest) = bytes.strip_prefix(&MAGIC) else {
-        return Err(TransportError::Metadata("it is not of several transports, or of another version"));
+        return Err(TransportError::Metadata("it is not the metadata of several transports, version 1"));
     };
     let damaged = TransportError::Metadata("it is damaged");
     read(rest).ok_or(damaged)

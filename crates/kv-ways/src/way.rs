@@ -1,11 +1,11 @@
-//! The way of one conversation, and what of it has ended.
+//! The way of one conversation: its member, and what is still possible over it.
 
 use kv_core::{TransportEvent, WayEnd};
 
-/// The one member by which a peer is reached, until it is disconnected.
+/// The one member by which a peer is reached, until the peer is disconnected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Way {
-    /// Position of the member.
+    /// Position of the member in [`Ways`](crate::Ways)' list, from 0.
     pub(crate) member: usize,
     pub(crate) stage: Stage,
 }
@@ -14,10 +14,10 @@ pub(crate) struct Way {
 ///
 /// | from | to | when |
 /// |---|---|---|
-/// | – | `Open` | the member has connected it |
+/// | – | `Open` | the member has connected the peer |
 /// | `Open` | `Revoked` | the member says that the peer writes no more |
-/// | `Open` | `Lost` | the member has lost it, which proves nothing about the peer |
-/// | `Revoked` | `Fenced` | the member has lost it |
+/// | `Open` | `Lost` | the member has lost the connection, which proves nothing about the peer |
+/// | `Revoked` | `Fenced` | the member has lost the connection |
 /// | `Lost` | `Fenced` | the member says that the peer writes no more |
 /// | any | `Fenced` | the member has proven the peer's death |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,14 +26,14 @@ pub(crate) enum Stage {
     Open,
     /// Frames pass, and writes of the peer do not.
     Revoked,
-    /// Nothing passes from here; the peer may go on writing. It may be opened again, by the same member.
+    /// This side can send nothing; the peer may go on writing. The same member may open the way again.
     Lost,
-    /// Nothing passes in either direction: another member may be used under the peer's id.
+    /// Nothing passes in either direction: another member may reach the peer under the same peer id.
     Fenced,
 }
 
 impl Stage {
-    /// The stage after something that the member of this way has reported.
+    /// The stage after an event that the member of this way has reported.
     pub(crate) fn after(self, event: &TransportEvent) -> Stage {
         match (self, event) {
             (_, TransportEvent::PeerGone { end: WayEnd::Dead { .. }, .. }) => Stage::Fenced,

@@ -1,4 +1,4 @@
-//! The transport over several: its members, and who is reached by which.
+//! [`Ways`]: the members, and which peer is reached by which member.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -12,30 +12,38 @@ use crate::error::WaysError;
 use crate::member::{Member, Standing};
 use crate::way::{Stage, Way};
 
-/// Most members: as many as a rank record has room for.
+/// Most members of one [`Ways`]: as many as a rank record has room for.
 pub const MAX_MEMBERS: usize = kv_core::MAX_OFFERS;
-/// Members number their connections from zero; what is above shares a number that speaks for nobody.
+/// Most connections of one member that have an origin of their own. Members number their connections from
+/// zero; connections above this number share one origin, which may speak for no peer.
 const ORIGINS: u64 = u64::MAX / MAX_MEMBERS as u64;
 
-/// Several transports as one [`Transport`](kv_core::Transport). See the crate's header.
+/// Several transports as one [`Transport`](kv_core::Transport): the [crate's page](crate) says how peers meet
+/// and how conversations end.
 #[derive(Debug)]
 pub struct Ways {
-    /// Those that peers may be reached by, the preferred one first.
+    /// The members that have not been left out, the preferred one first.
     pub(crate) members: Vec<Member>,
     pub(crate) standing: Standing,
     pub(crate) peers: HashMap<PeerId, Way>,
-    /// By which member each post goes that has not ended.
+    /// Position of the member that carries each post, until the post has ended.
     pub(crate) posts: HashMap<PostId, usize>,
-    /// The member that the next `poll` serves.
+    /// Position of the member that the next `poll` polls, modulo the number of members.
     pub(crate) turn: usize,
-    /// Members served since the owner was last told to sleep.
+    /// Members polled since the owner was last told to sleep.
     pub(crate) served: Cell<usize>,
     pub(crate) scratch: Vec<TransportEvent>,
 }
 
 impl Ways {
-    /// A transport over these members, the preferred one first: 1 to 16 under different names. Of those that a
-    /// peer has too, the first that is good for both directions is its way; without such a one, the first.
+    /// A transport over 1 to [`MAX_MEMBERS`] members with different names, the preferred one first.
+    ///
+    /// Of the members that a peer has too, the first that both writes and reads is the peer's way; if none
+    /// does both, the first common one.
+    ///
+    /// # Errors
+    ///
+    /// [`WaysError`] if there are too few or too many members, or a name is empty, too long, or given twice.
     pub fn new(members: Vec<Member>) -> Result<Ways, WaysError> {
         if !(1..=MAX_MEMBERS).contains(&members.len()) {
             return Err(WaysError::Members { got: members.len(), max: MAX_MEMBERS });
@@ -59,12 +67,12 @@ impl Ways {
         })
     }
 
-    /// Tells which members are out.
+    /// A handle that tells which members have been left out, and why.
     pub fn standing(&self) -> Standing {
         self.standing.clone()
     }
 
-    /// Registers the next region with every member, and leaves out those that refuse it.
+    /// Registers the next region with every member, and leaves out the members that refuse it.
     pub(crate) fn register_with_all(&mut self, region: &Region) -> Result<(), TransportError> {
         let standing = &self.standing;
         self.members.retain_mut(|member| {
@@ -78,7 +86,7 @@ impl Ways {
         }
     }
 
-    /// How each member is reached. Members that are good for both directions come first.
+    /// The offer of each member. Members that both write and read come first.
     pub(crate) fn offers(&self) -> Result<Vec<TransportOffer>, TransportError> {
         let mut members: Vec<&Member> = self.members.iter().collect();
         members.sort_by_key(|member| member.transport.directions(None) != Directions::BOTH);
@@ -96,18 +104,21 @@ impl Ways {
         Ok(offers)
     }
 
-    /// Opens the way to a peer by the member of this name. One that is open, or whose writes may go on, is not
-    /// left for another.
+    /// Opens the way to a peer by the member that `transport` names. A way by another member must have ended
+    /// first: it is refused to leave a way that is open, or over which the peer may still write.
     pub(crate) fn open(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), TransportError> {
         if transport.version != TRANSPORT_VERSION {
-            return Err(TransportError::Metadata("it is of another version of the transport"));
+            return Err(TransportError::Metadata("the peer's transport has another version"));
         }
         let member = self.members.iter().position(|member| member.name == transport.name);
-        let member = member.ok_or(TransportError::Metadata("it is of a transport that is not here"))?;
+        let member =
+            member.ok_or(TransportError::Metadata("this worker does not have the peer's transport"))?;
         let former = self.peers.get(&peer).copied().filter(|way| way.member != member);
         if let Some(former) = former {
             if former.stage != Stage::Fenced {
-                return Err(TransportError::Unsupported("another way to a peer whose way has not ended"));
+                return Err(TransportError::Unsupported(
+                    "a second member to a peer before the first has ended",
+                ));
             }
             self.members[former.member].transport.disconnect(peer);
             self.peers.remove(&peer);
@@ -117,7 +128,8 @@ impl Ways {
         Ok(())
     }
 
-    /// The transports that both have, in an order that both sides find: what each prefers counts alike.
+    /// The transports that both sides have, in an order that both sides compute alike: by the sum of the
+    /// positions in both lists.
     pub(crate) fn common(&self, theirs: &[TransportOffer]) -> Result<Vec<TransportOffer>, TransportError> {
         let mut common = Vec::new();
         for (rank, ours) in self.offers()?.iter().enumerate() {
@@ -136,13 +148,13 @@ impl Ways {
         Ok((way.member, member))
     }
 
-    /// The same, to look at it.
+    /// The member by which a peer is reached, for reading; `None` if the peer is not connected.
     pub(crate) fn known_member(&self, peer: PeerId) -> Option<&Member> {
         self.members.get(self.peers.get(&peer)?.member)
     }
 
-    /// What the owner is to hear of something that a member reports. Nothing, if it is about a way or a post
-    /// of another member, or of none any more.
+    /// The event that the owner is told for an event that a member reports. `None` if the event is about a
+    /// way or a post of another member, or about one that has ended.
     pub(crate) fn hear(&mut self, member: usize, event: TransportEvent) -> Option<TransportEvent> {
         match event {
             TransportEvent::Frame { from, frame } => {
@@ -162,12 +174,13 @@ impl Ways {
     }
 }
 
-/// A member's number of a connection, among those of all members.
+/// The origin of a member's connection, distinct among the connections of all members.
 fn origin(member: usize, from: Origin) -> Origin {
     Origin(from.0.min(ORIGINS) * MAX_MEMBERS as u64 + member as u64)
 }
 
-/// The member on whose connection a frame came, and the member's own number of the connection.
+/// The member on whose connection a frame came, and the member's own number of that connection; `None` if the
+/// connection has no origin of its own.
 pub(crate) fn member_and_origin(from: Origin) -> Option<(usize, Origin)> {
     let (number, member) = (from.0 / MAX_MEMBERS as u64, from.0 % MAX_MEMBERS as u64);
     (number < ORIGINS).then_some((member as usize, Origin(number)))

@@ -72,7 +72,7 @@ fn every_call_about_a_peer_goes_to_the_one_member_of_its_way() {
 #[test]
 fn a_lost_way_with_possible_writes_is_not_replaced_by_another_member() {
     let (mut ways, [a, b]) = pair();
-    let other = TransportError::Unsupported("another way to a peer whose way has not ended");
+    let other = TransportError::Unsupported("a second member to a peer before the first has ended");
     ways.connect_by(PEER, &by("a")).unwrap();
     assert_eq!(ways.connect_by(PEER, &by("b")), Err(other.clone()));
     a.report(gone(WayEnd::Lost));

@@ -17,7 +17,7 @@ use crate::error::OsError;
 const TOUCH: usize = 4096;
 
 /// A readable and writable mapping: of a [`MemoryFile`](crate::MemoryFile), shared with other processes, or
-/// of private memory. Unmapped when it is dropped.
+/// of private memory. Dropping the mapping unmaps the memory.
 #[derive(Debug)]
 pub struct Mapping {
     addr: usize,
@@ -25,8 +25,8 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `len` bytes of `fd` from `offset` on, a multiple of the page size. The caller has made sure
-    /// that the file has that many and cannot shrink.
+    /// Maps `len` bytes of `fd` from `offset` on, which is a multiple of the page size. The caller has made
+    /// sure that the file has all of these bytes and cannot shrink.
     pub(crate) fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Mapping, OsError> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the address, so no memory of ours is replaced.
@@ -58,7 +58,7 @@ impl Mapping {
         self.addr
     }
 
-    /// Bytes mapped.
+    /// Length of the mapping, in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -68,25 +68,26 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Asks for huge pages where the host has them. A hint: failure costs speed only.
+    /// Asks the kernel for transparent huge pages. This is a hint: a failure costs speed only.
     pub fn prefer_huge_pages(&self) {
         let _ = self.advise(0, self.len, Advice::LinuxHugepage);
     }
 
-    /// Keeps the mapping out of forked children: they cannot write to a peer's memory after this
-    /// process has told the peer that it is done.
+    /// Keeps the mapping out of forked children, so that no child can write to a peer's memory after this
+    /// process has told the peer that its writes are over.
     pub fn keep_from_children(&self) -> Result<(), OsError> {
         self.advise(0, self.len, Advice::LinuxDontFork)
     }
 
-    /// Makes the pages of a range, in bytes from the beginning, present and writable, without changing them.
-    /// Fails with `EINVAL` before Linux 5.14, which has no such call.
+    /// Makes the pages of `len` bytes from `offset` on present and writable, without changing their bytes.
+    /// Fails with `EINVAL` before Linux 5.14, which does not have this advice, and for a range outside of the
+    /// mapping.
     pub fn populate(&self, offset: usize, len: usize) -> Result<(), OsError> {
         self.advise(offset, len, Advice::LinuxPopulateWrite)
     }
 
-    /// Makes those pages of a range present and writable that the file has already, and none that it
-    /// has not: a hole stays a hole. `offset` is a multiple of the page size.
+    /// Makes the pages of a range present and writable that the file has already. A hole of the file stays a
+    /// hole. `offset` must be a multiple of the page size (`EINVAL`).
     pub fn populate_existing(&self, offset: usize, len: usize) -> Result<(), OsError> {
         let page = page_size();
         if !inside(self.len, offset, len) || !offset.is_multiple_of(page) {
@@ -109,7 +110,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Makes all pages present by hand, for kernels older than 5.14.
+    /// Makes all pages present by touching them, for kernels older than 5.14.
     pub fn touch(&self) {
         for offset in (0..self.len).step_by(TOUCH) {
             // SAFETY: the byte is inside the mapping, which lives as long as `self`; an atomic has
@@ -119,11 +120,11 @@ impl Mapping {
         }
     }
 
-    /// The word at `offset`, which other processes that map the same file share.
+    /// The eight bytes at `offset` as an atomic word, which other processes that map the same file share.
     ///
     /// # Panics
     ///
-    /// `offset` is not a multiple of eight, or the word is not inside the mapping.
+    /// If `offset` is not a multiple of eight, or the word is not inside the mapping.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(
             inside(self.len, offset, 8) && offset.is_multiple_of(8),
@@ -135,14 +136,14 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr((self.addr + offset) as *mut u64) }
     }
 
-    /// Unmaps everything from `keep` bytes (a multiple of the page size) on.
+    /// Unmaps everything but the first `keep` bytes, a multiple of the page size.
     pub fn shrink(&mut self, keep: usize) {
         if keep >= self.len {
             return;
         }
         // SAFETY: the range is ours, and `&mut self` shows that nothing can use it any more.
         let _ = unsafe { munmap((self.addr + keep) as *mut c_void, self.len - keep) };
-        // Even if the kernel refused: the range is not used again.
+        // The range is not used again, even if the kernel refused to unmap it.
         self.len = keep;
     }
 

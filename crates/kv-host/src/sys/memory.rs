@@ -1,4 +1,4 @@
-//! Ranges of memory that may be copied from and to while peers do the same.
+//! [`Memory`]: a range of memory that may be copied from and to while peers do the same.
 
 use std::ptr;
 use std::slice;
@@ -9,13 +9,13 @@ use super::mapping::Mapping;
 use crate::check;
 use crate::error::MemoryError;
 
-/// A range of this host's memory that this process may read and write: part of a [`Mapping`], which stays
-/// mapped for as long as a clone or part of the range lives, or [adopted](Memory::adopt) by a promise of the
-/// owner. Clones are the same memory.
+/// A range of this host's memory that this process may read and write. The range is either a part of a
+/// [`Mapping`], which stays mapped for as long as a clone or a part of the range lives, or memory that the
+/// server owns and lends with a promise ([`adopt`](Memory::adopt)). Clones are the same memory.
 ///
-/// [`read`](Memory::read) and [`write`](Memory::write) copy. They are safe whatever peers do at the same
-/// time, because no reference to the shared bytes is ever made; but what is read while a peer writes can be
-/// any mixture of old and new.
+/// [`read`](Memory::read) and [`write`](Memory::write) copy. Both are safe whatever peers do at the same
+/// time, because no reference to the shared bytes is ever made; but bytes that are read while a peer writes
+/// can be any mixture of old and new.
 #[derive(Debug, Clone)]
 pub struct Memory {
     addr: usize,
@@ -24,7 +24,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `len` bytes of a mapping from `offset` on.
+    /// `len` bytes of a mapping from `offset` on; [`MemoryError::OutOfBounds`] if they are not inside.
     pub fn of(mapping: &Arc<Mapping>, offset: usize, len: usize) -> Result<Memory, MemoryError> {
         let total = Memory { addr: mapping.addr(), len: mapping.len(), mapping: Some(Arc::clone(mapping)) };
         total.part(offset, len)
@@ -44,12 +44,12 @@ impl Memory {
         Ok(Memory { addr: fits(addr)?, len: fits(len)?, mapping: None })
     }
 
-    /// `len` bytes of this memory from `offset` on.
+    /// `len` bytes of this memory from `offset` on; [`MemoryError::OutOfBounds`] if they are not inside.
     pub fn part(&self, offset: usize, len: usize) -> Result<Memory, MemoryError> {
         self.checked(offset, len).map(|addr| Memory { addr, len, mapping: self.mapping.clone() })
     }
 
-    /// The part of this memory that lies at these addresses; `None` if any of it lies outside.
+    /// The `len` bytes of this memory at the address `addr`; `None` if one of them is outside.
     pub fn at(&self, addr: u64, len: u64) -> Option<Memory> {
         let offset = usize::try_from(addr).ok()?.checked_sub(self.addr)?;
         self.part(offset, usize::try_from(len).ok()?).ok()
@@ -60,7 +60,7 @@ impl Memory {
         self.addr as u64
     }
 
-    /// Bytes in the range.
+    /// Length of the range, in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -72,7 +72,7 @@ impl Memory {
         self.len == 0
     }
 
-    /// Fills `out` from `offset` on.
+    /// Copies `out.len()` bytes from `offset` on into `out`.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
         let from = self.checked(offset, out.len())?;
         // SAFETY: the source is readable, the target is borrowed exclusively and thus distinct.
@@ -80,7 +80,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies `bytes` to `offset`.
+    /// Copies `bytes` into this memory, from `offset` on.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let to = self.checked(offset, bytes.len())?;
         // SAFETY: the target is writable and the source borrowed; `copy` allows them to overlap.
@@ -88,8 +88,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies `len` bytes from `offset` here to `to_offset` of `to`, which must be other bytes. Does nothing
-    /// on an error.
+    /// Copies `len` bytes from `offset` of this memory to `to_offset` of `to`. The two ranges must not
+    /// overlap ([`MemoryError::Overlap`]). On an error nothing is copied.
     #[inline]
     pub fn copy_to(
         &self,
@@ -108,24 +108,24 @@ impl Memory {
         Ok(())
     }
 
-    /// The bytes of a range.
+    /// The bytes of a range, as a slice.
     ///
     /// # Safety
     ///
-    /// While the slice lives, nobody writes to the range: not this process, and no peer that has
-    /// been given these pages.
+    /// While the slice lives, nothing writes to the range: neither this process nor a peer that may reach the
+    /// range.
     pub unsafe fn slice(&self, offset: usize, len: usize) -> Result<&[u8], MemoryError> {
         let addr = self.checked(offset, len)?;
         // SAFETY: the range is mapped while `self` lives; the caller excludes writers.
         Ok(unsafe { slice::from_raw_parts(addr as *const u8, len) })
     }
 
-    /// The bytes of a range, to be changed.
+    /// The bytes of a range, as a mutable slice.
     ///
     /// # Safety
     ///
-    /// While the slice lives, nobody else reads or writes the range: not this process, and no peer
-    /// that has been given these pages.
+    /// While the slice lives, nothing else reads or writes the range: neither other code of this process nor
+    /// a peer that may reach the range.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice_mut(&self, offset: usize, len: usize) -> Result<&mut [u8], MemoryError> {
         let addr = self.checked(offset, len)?;
@@ -133,7 +133,7 @@ impl Memory {
         Ok(unsafe { slice::from_raw_parts_mut(addr as *mut u8, len) })
     }
 
-    /// Address of a range that is inside.
+    /// The address of the range, if the range is inside this memory.
     #[inline]
     fn checked(&self, offset: usize, size: usize) -> Result<usize, MemoryError> {
         if inside(self.len, offset, size) {

@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket, as the kernel knows it.
+//! Which process is at the other end of a Unix socket, as the kernel knows.
 
 use std::io;
 use std::mem;
@@ -12,13 +12,14 @@ use crate::error::OsError;
 /// The process at the other end of a Unix socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Credentials {
-    /// Its process id; zero if it lives in a PID namespace that we cannot see.
+    /// Process id; zero if the process is in a PID namespace that the calling process cannot see.
     pub(crate) pid: i32,
-    /// Its effective user.
+    /// Effective user id of the process.
     pub(crate) uid: u32,
 }
 
-/// `SO_PEERCRED`. Not through `rustix`, whose type cannot express the process id zero.
+/// The credentials of the peer (`SO_PEERCRED`). Not through `rustix`, whose type cannot express the process
+/// id zero.
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials, OsError> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = mem::size_of::<libc::ucred>() as libc::socklen_t;
@@ -39,7 +40,7 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials, Os
     Ok(Credentials { pid: credentials.pid, uid: credentials.uid })
 }
 
-/// `SO_PEERPIDFD` (Linux 6.5): a descriptor of exactly the process at the other end.
+/// A descriptor of exactly the process at the other end (`SO_PEERPIDFD`, Linux 6.5).
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, OsError> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut fd: libc::c_int = -1;
